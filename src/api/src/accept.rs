@@ -77,7 +77,7 @@ impl Acceptors {
     /// Starts to accept connections that the surface admits.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(crate) fn start(
         listeners: Vec<Listener>,
         surface: &Arc<dyn Surface>,

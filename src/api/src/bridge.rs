@@ -66,12 +66,12 @@ impl EngineHandle for Engine {
     }
 
     fn is_current(&self) -> bool {
-        // If the file cannot be examined, it is not known to be replaced.
+        // If the file cannot be examined, assume that it was not replaced.
         self.store().is_current().unwrap_or(true)
     }
 }
 
-/// What happens to the handle after a job.
+/// The treatment of the handle after a job.
 enum HandleUse {
     Keep,
     Reopen,
@@ -115,7 +115,7 @@ impl<H: EngineHandle> Bridge<H> {
     /// Starts the threads.
     ///
     /// # Errors
-    /// There can be no more threads.
+    /// The process can start no more threads.
     pub(crate) fn start(options: Options) -> io::Result<Self> {
         let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), options });
         let bridge = Self { shared, streams: Semaphore::new(MAX_WAITING_FOR_STREAMS) };
@@ -129,7 +129,7 @@ impl<H: EngineHandle> Bridge<H> {
     /// Runs a job on a thread of the bridge.
     ///
     /// # Errors
-    /// The job's own; RESOURCE_EXHAUSTED when too many wait; INTERNAL when it panicked.
+    /// The job's own error; RESOURCE_EXHAUSTED when too many wait; INTERNAL when it panicked.
     pub(crate) async fn call<T: Send + 'static>(
         &self,
         peer: Peer,

@@ -1,4 +1,4 @@
-//! What all surfaces work with: the configuration, the read-only bridge to the engine, events, and changes of log
+//! The parts that all surfaces share: the configuration, the read-only bridge to the engine, events, and changes of log
 //! directories. Knows no surface.
 
 use std::path::PathBuf;

@@ -40,7 +40,7 @@ pub(crate) struct EventCursor {
     news: watch::Receiver<u64>,
     /// Ends the sequence.
     until: Option<Timestamp>,
-    /// The number of the last event that was taken.
+    /// The number of the last event taken.
     position: u64,
     /// The highest number of deleted events before the next batch. The surface takes it when it reports the gap.
     pub(crate) gap: Option<u64>,
@@ -79,7 +79,7 @@ impl EventCursor {
             if self.end.is_some_and(|end| self.position >= end) {
                 return Ok(None);
             }
-            // Before the ring is read, so that what is added meanwhile counts as a change.
+            // Before the ring is read, so that later additions count as a change.
             self.news.borrow_and_update();
             let is_behind = match self.context.hub.after(self.position, MAX_BATCH) {
                 // The ring may lag behind the store, which matters at the end.

@@ -130,7 +130,7 @@ impl Hub {
     /// Starts the thread.
     ///
     /// # Errors
-    /// There can be no more threads.
+    /// The process can start no more threads.
     pub(crate) fn start(options: Options) -> io::Result<Self> {
         let ring = RwLock::new(Ring { from: u64::MAX, ..Ring::default() });
         let (encoders, last) = (AtomicUsize::new(0), watch::Sender::new(0));
@@ -150,7 +150,7 @@ impl Hub {
         self.shared.read().after(cursor, limit)
     }
 
-    /// Changes when there are new events: the number of the last one that was read.
+    /// Changes when new events were read: the number of the last one.
     pub(crate) fn news(&self) -> watch::Receiver<u64> {
         self.shared.last.subscribe()
     }

@@ -69,7 +69,7 @@ impl<E: LogEncoder> Reading<E> {
 /// ends.
 ///
 /// # Errors
-/// Those of `open`.
+/// The errors of `open`.
 pub(crate) async fn stream_logs<E: LogEncoder>(
     context: &Arc<Context>,
     permit: QuotaPermit,

@@ -81,7 +81,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What the server knows of a connection. Every request carries it in its extensions.
+/// The server's knowledge of a connection. Every request carries it in its extensions.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionInfo {
     /// Its client.

@@ -34,7 +34,7 @@ pub(crate) struct QuotaPermit {
 }
 
 impl Quota {
-    /// A quota with this limit, none of it used.
+    /// An unused quota with this limit.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, shared: Arc::new(Shared { used: Mutex::default(), freed: Notify::new() }) }
     }

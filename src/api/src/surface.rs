@@ -22,7 +22,7 @@ use crate::listen::Listener;
 use crate::peer::Peer;
 use crate::responses::HoldPermits;
 
-/// What a surface may do with the engine.
+/// A surface's access to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// It gets a bridge of observers, which cannot write.
@@ -37,7 +37,7 @@ pub(crate) trait Surface: Send + Sync + 'static {
     /// Its contracts as a `google.protobuf.FileDescriptorSet`, for reflection on its sockets.
     fn descriptors(&self) -> &'static [u8];
 
-    /// What it may do with the engine.
+    /// Its access to the engine.
     fn access(&self) -> Access;
 
     /// Whether this peer may connect. The connection of another peer is closed at once.

@@ -28,34 +28,35 @@ pub enum Request {
     Kill {
         /// Its number.
         signal: u8,
-        /// Which app; `None`: all.
+        /// The app; `None`: all.
         app: Option<String>,
     },
-    /// Run a program in an app, confined as the app is. Without `terminal`, three descriptors come with the
-    /// request: stdin, stdout, stderr. With it, none; `Started` brings the terminal's master.
+    /// Run a program in an app, confined as the app is. Without `terminal`, three descriptors come with the request:
+    /// stdin, stdout, stderr. With it, none; the terminal's master comes with `Started`.
     Exec(Exec),
     /// Give out the other end of an app's stdin: the terminal's master, or the writing end of its pipe (once:
     /// the supervisor lets go of it, so that the client's close is the app's end of file).
     Attach {
-        /// Which app.
+        /// The app.
         app: String,
     },
-    /// Send the apps' output from now on: the writing end of a pipe comes with the request (see [`crate::output`]).
+    /// Send the apps' output from this moment: the writing end of a pipe comes with the request (see
+    /// [`crate::output`]).
     Output,
     /// Over the connection of a running `Exec` with a terminal: let its program run on when the connection is closed.
     /// The terminal's master comes with the request; the supervisor keeps it open and discards what the program writes.
     Detach,
     /// Reopen the log file of an app, after it was renamed (CRI `ReopenContainerLog`).
     ReopenLog {
-        /// Which app.
+        /// The app.
         app: String,
     },
 }
 
-/// A program to run in an app. What is `None` is as it is for the app.
+/// A program to run in an app. `None` means the app's own setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exec {
-    /// Which app.
+    /// The app.
     pub app: String,
     /// Program (looked up in the app's PATH) and arguments.
     pub argv: Vec<String>,
@@ -67,7 +68,7 @@ pub struct Exec {
     pub user: Option<String>,
     /// Group, as in a plan.
     pub group: Option<String>,
-    /// Whether it gets a pseudo-terminal, and of what size (rows, columns).
+    /// The size of its pseudo-terminal (rows, columns), if it gets one.
     pub terminal: Option<(u16, u16)>,
 }
 
@@ -86,7 +87,7 @@ pub enum Reply {
     },
     /// The program has ended.
     Ended {
-        /// How.
+        /// The end of the process.
         how: ProcessExit,
     },
     /// It could not be done.
@@ -98,7 +99,7 @@ pub enum Reply {
 pub struct Status {
     /// [`crate::VERSION`] of the supervisor.
     pub version: u32,
-    /// Whether it has been asked to stop.
+    /// Whether it has received a stop request.
     pub stopping: bool,
     /// The supervisor, PID 1 and the apps as they were started.
     pub ready: start::Ready,

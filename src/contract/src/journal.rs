@@ -24,34 +24,34 @@ pub enum Fact {
     Ready(start::Ready),
     /// Starting it failed; nothing ran.
     Failed(Failure),
-    /// It was asked to stop.
+    /// It received a stop request.
     Stopping {
-        /// Why: `stop`, `kill`, `app-failed`, `supervisor-signal`.
+        /// The cause: `stop`, `kill`, `app-failed`, `supervisor-signal`.
         reason: String,
     },
     /// An app's main process ended.
     AppExited {
         /// Its name.
         app: String,
-        /// Which start.
+        /// The number of the start.
         attempt: u32,
-        /// How.
+        /// The end of the app.
         how: ProcessExit,
-        /// Whether the kernel killed a process of it for want of memory.
+        /// Whether the kernel killed one of its processes for lack of memory.
         oom: bool,
     },
     /// Log bytes were dropped because the log file could not be written.
     LogDropped {
         /// The app.
         app: String,
-        /// How many bytes since the last such record.
+        /// Bytes since the last such record.
         bytes: u64,
-        /// Why.
+        /// The cause.
         why: String,
     },
     /// All apps have ended and their output is in the logs. The last record.
     Ended,
-    /// A fact that a newer supervisor knows and this reader does not.
+    /// A fact of a newer supervisor that this reader does not know.
     #[serde(other, skip_serializing)]
     Unknown,
 }

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use crate::Failure;
 use crate::plan::Networks;
 
-/// How networks are run on this host.
+/// The network settings of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// The directory of this gantry's leases and of what plugins answered, absolute: `DIR/net`. It is made when it is
-    /// not there.
+    /// The directory of this gantry's leases and of the results of plugins, absolute: `DIR/net`. It is created if it
+    /// does not exist.
     pub state_dir: String,
     /// The directory of the pod directories, absolute.
     pub pods_dir: String,
@@ -31,9 +31,9 @@ pub struct Host {
     /// Run the plugins for every network of a file, also for those that gantry can do itself.
     #[serde(default)]
     pub use_plugins: bool,
-    /// How long one plugin may take, in milliseconds.
+    /// The timeout of one plugin, in milliseconds.
     pub plugin_limit_ms: u64,
-    /// Pods ask the resolver on the address of their bridge first.
+    /// Pods query the resolver on the address of their bridge first.
     #[serde(default)]
     pub resolver: bool,
 }
@@ -41,7 +41,7 @@ pub struct Host {
 /// A request to `gantry-stage1 network`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// How networks are run on this host.
+    /// The network settings of this host.
     pub host: Host,
     /// The operation.
     pub what: NetworkOperation,
@@ -51,14 +51,14 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NetworkOperation {
-    /// Take away what a dead pod has: all that its [`crate::files::NETWORK`] says. The caller holds the pod's lock.
-    /// Doing it again does nothing. Answered by `Done`.
+    /// Detach a dead pod: delete all resources in its [`crate::files::NETWORK`]. The caller holds the pod's lock.
+    /// Idempotent. Answered by `Done`.
     Down {
         /// The pod's UUID.
         pod: String,
     },
-    /// As `Down`, but what plugins fail to delete is given up: it is forgotten here, whatever they may still have of
-    /// the pod. Answered by `Abandoned`.
+    /// As `Down`, but forget the attachments that plugins fail to delete, whatever resources of the pod the plugins may
+    /// still have. Answered by `Abandoned`.
     Abandon {
         /// The pod's UUID.
         pod: String,
@@ -66,10 +66,10 @@ pub enum NetworkOperation {
     /// Check that a pod can be attached to these networks as they are configured now, without making anything. Answered
     /// by `Done`.
     Choose(Networks),
-    /// Make the tables hold what the pods that are up need, and nothing else, whatever is there. Answered by `Done`.
+    /// Replace the contents of the tables by the needs of the pods that are up. Answered by `Done`.
     Reload,
-    /// Remove what belongs to no pod: leases, what is remembered of plugins (with CNI GC), interfaces, tables. With
-    /// `dry_run` it only reports. Answered by `Swept`.
+    /// Remove resources that belong to no pod: leases, cached results of plugins (with CNI GC), interfaces, tables.
+    /// With `dry_run` it only reports. Answered by `Swept`.
     Sweep {
         /// Change nothing.
         dry_run: bool,
@@ -84,9 +84,9 @@ pub enum NetworkOperation {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// It is done.
+    /// Done.
     Done,
-    /// What was removed, or would be, one line each.
+    /// The resources that were removed, or would be, one line each.
     Swept(Vec<String>),
     /// Done, except for what plugins failed to delete, one line each.
     Abandoned(Vec<String>),
@@ -101,7 +101,7 @@ pub enum Reply {
 pub struct Network {
     /// Its name; of an invalid file, if it can be determined.
     pub name: Option<String>,
-    /// Where it is configured: `built in` or a path.
+    /// Its origin: `built in` or a path.
     pub source: String,
     /// The types of its plugins, in order.
     pub plugins: Vec<String>,
@@ -115,9 +115,9 @@ pub struct Network {
     pub subnets: Vec<String>,
     /// The gateways, which the resolver listens on when the bridge has them.
     pub gateways: Vec<IpAddr>,
-    /// Which configuration is used in its place, when it is not.
+    /// The configuration that is used in its place, if it is not used.
     pub shadowed_by: Option<String>,
-    /// Why it cannot be used.
+    /// Why it is unusable.
     pub problem: Option<String>,
     /// Notes on harmless oddities of its configuration.
     pub notes: Vec<String>,

@@ -28,8 +28,8 @@ pub struct Plan {
     /// `/etc/hosts`.
     #[serde(default)]
     pub hosts: HostsSpec,
-    /// Where the pod's cgroup goes, below each hierarchy's root: `/gantry`. The pod's is `PARENT/UUID`, an app's
-    /// `PARENT/UUID/APP`.
+    /// The parent of the pod's cgroup, below each hierarchy's root: `/gantry`. The pod's cgroup is `PARENT/UUID`, an
+    /// app's `PARENT/UUID/APP`.
     pub cgroup_parent: String,
     /// The directory of the named volumes, absolute. A volume's directory there has what apps see in `data`, and a file
     /// `fresh` until the first app mounts it, which fills the volume.
@@ -40,7 +40,7 @@ pub struct Plan {
     pub apps: Vec<App>,
     /// Rotation of log files.
     pub log: LogLimits,
-    /// How long apps have between the stop signal and SIGKILL when one of them failed, in milliseconds.
+    /// The time between the stop signal and SIGKILL for the other apps when one failed, in milliseconds.
     pub stop_grace_ms: u64,
 }
 
@@ -59,9 +59,9 @@ pub enum Net {
 /// The networks of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Networks {
-    /// How networks are run here.
+    /// The network settings of this host.
     pub host: crate::network::Host,
-    /// Which, in order: they get eth0, eth1 …
+    /// The networks, in order: they get eth0, eth1 …
     pub wanted: Vec<NetworkRequest>,
     /// Every network that is configured, and the default one; `wanted` has the arguments of some.
     pub all: bool,
@@ -75,15 +75,14 @@ pub struct Networks {
 pub struct Mount {
     /// Name of the volume.
     pub volume: String,
-    /// Absolute path in the app's root; made if it is not there, symlinks are followed beneath the root.
+    /// Absolute path in the app's root; created if it does not exist, symlinks are followed beneath the root.
     pub target: String,
     /// Read-only in this app.
     pub read_only: bool,
     /// Whether an empty volume gets the image's directory at the target when it is first made: content, owner and mode.
     #[serde(default)]
     pub seed: bool,
-    /// Whether it is the image that declares it: it gives way to other mounts, and to what the supervisor mounts
-    /// itself.
+    /// Whether the image declares it: such a mount gives way to other mounts, and to the supervisor's own.
     #[serde(default)]
     pub declared: bool,
 }
@@ -102,18 +101,18 @@ pub struct ImageSize {
 pub struct App {
     /// Its name.
     pub name: String,
-    /// Which start this is, from 0.
+    /// The number of the start, from 0.
     pub attempt: u32,
     /// Directories below `trees_dir`, topmost layer first; at most 128.
     pub layers: Vec<String>,
-    /// How much those hold; what bounds the copies made of it. `None` in plans of older engines.
+    /// The size of the layers, which bounds the copies made of them. `None` in plans of older engines.
     #[serde(default)]
     pub image_size: Option<ImageSize>,
     /// The command: program (looked up in PATH of `env` when it has no slash) and arguments.
     pub argv: Vec<String>,
     /// The whole environment, `NAME=VALUE`. HOME is added by the supervisor when it is missing.
     pub env: Vec<String>,
-    /// Working directory; made if it is not there.
+    /// Working directory; created if it does not exist.
     pub cwd: String,
     /// User: name, number, `user:group`, or an absolute path whose owner is used; `None`: root.
     pub user: Option<String>,
@@ -124,13 +123,13 @@ pub struct App {
     /// Capabilities by name, for the bounding, effective and permitted set. Those that the supervisor lacks are left
     /// out.
     pub capabilities: Vec<String>,
-    /// Those of `capabilities` without which the app must not start.
+    /// The subset of `capabilities` without which the app must not start.
     #[serde(default)]
     pub required_capabilities: Vec<String>,
-    /// Those of `capabilities` that processes of other users than root hold too.
+    /// The subset of `capabilities` that processes of other users than root hold too.
     #[serde(default)]
     pub ambient_capabilities: Vec<String>,
-    /// Signal that asks the app to stop.
+    /// The stop signal of the app.
     pub stop_signal: u8,
     /// The options that do not depend on the image.
     #[serde(flatten)]
@@ -142,7 +141,7 @@ pub struct App {
 pub struct LogLimits {
     /// A file that has reached this many bytes is rotated.
     pub max_bytes: u64,
-    /// How many files are kept, the current one included.
+    /// The number of files to keep, the current one included.
     pub max_files: u32,
 }
 

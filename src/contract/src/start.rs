@@ -33,7 +33,7 @@ pub struct Ready {
 pub struct Started {
     /// Its name.
     pub app: String,
-    /// Which start, from 0.
+    /// The number of the start, from 0.
     pub attempt: u32,
     /// Its PID on the host.
     pub pid: u32,

@@ -40,7 +40,7 @@ impl Firewall {
     /// Starts it.
     ///
     /// # Errors
-    /// There can be no more threads.
+    /// The process can start no more threads.
     pub(crate) fn start(options: &Options) -> io::Result<Self> {
         let firewall = Self { options: Arc::new(Mutex::new(options.clone())), ended: Arc::default() };
         let theirs = Self { options: Arc::clone(&firewall.options), ended: Arc::clone(&firewall.ended) };

@@ -213,7 +213,7 @@ impl Keeper {
 
     /// Every second: retries failures and finds missed wake-ups.
     fn poll(&mut self, now: Instant) {
-        // If the file cannot be examined, it is not known to be removed.
+        // If the file cannot be examined, assume that it was not removed.
         self.removed = self.engine.store().is_current().is_ok_and(|current| !current);
         for id in self.retries.keys().copied().chain(self.watcher.without_inotify()).collect::<Vec<_>>() {
             if self.signals.end() {
@@ -327,7 +327,7 @@ impl Keeper {
         }
     }
 
-    /// Stops watching a pod that needs nothing more.
+    /// Stops watching a pod that needs no further reconciliation.
     fn forget(&mut self, id: PodId) {
         self.watcher.forget(id);
         self.logged_ends.remove(&id);

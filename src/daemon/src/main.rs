@@ -1,13 +1,13 @@
 //! The gantryd daemon: configuration, wiring, the keeper loop. Synchronous; the server of the API has its own threads.
 //!
-//! May import `gantry_model`, `gantry_engine`, `gantry_api`, `gantry_resolver` and `gantry_logging`.
-//! Holds no policy of its own: what is done with a pod is the engine's,
-//! when it is done is here. Pods never depend on it: it may be killed, upgraded and started again while they run, and
-//! whatever it leaves undone is found by the next look at the facts, its own or a command's.
+//! May import `gantry_model`, `gantry_engine`, `gantry_api`, `gantry_resolver` and `gantry_logging`. Holds no policy of
+//! its own: the engine defines the operations on a pod, the daemon only their time. Pods never depend on it: it may be
+//! killed, upgraded and started again while they run, and the next reconciliation, its own or a command's, finds all
+//! unfinished work.
 //!
 //! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups),
-//! [`serve`] (the API) and [`network`] (the resolver, and [`firewall`]: our nftables stay as pods need them).
-//! It always starts: [`condition`] is what it says of a damaged database, `open_for_keeping` what it does about it.
+//! [`serve`] (the API) and [`network`] (the resolver, and [`firewall`]: restores gantry's nftables). It always starts:
+//! [`condition`] reports a damaged database, `open_for_keeping` handles it.
 #![forbid(unsafe_code)]
 
 mod collector;

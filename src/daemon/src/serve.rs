@@ -23,7 +23,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 enum ListenSpec {
     /// None: the API is disabled.
     None,
-    /// Those that the service manager passed.
+    /// The sockets that the service manager passed.
     Passed,
     /// At these addresses.
     Addresses(Vec<Address>),

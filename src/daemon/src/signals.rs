@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// What signals have requested.
+/// The actions that signals have requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SignalRequests {
     /// To end.

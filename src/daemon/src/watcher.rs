@@ -25,7 +25,7 @@ const SIGNALS: u64 = 0;
 const INOTIFY: u64 = 1;
 const FIRST_POD: u64 = 2;
 
-/// What to reconcile.
+/// The pods to reconcile.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeUps {
     /// The database may have changed.

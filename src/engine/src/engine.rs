@@ -131,7 +131,7 @@ pub struct Engine {
     pub(crate) writes: Cell<bool>,
     /// Whether a row that cannot be written, because the disk is full or read-only, is changed for the caller only.
     pub(crate) tolerant: bool,
-    /// Why the last row that could not be written was not.
+    /// Why the last unwritable row could not be written.
     pub(crate) unwritten: RefCell<Option<String>>,
     pub(crate) timeouts: Timeouts,
     pub(crate) hierarchies: OnceCell<Vec<Hierarchy>>,
@@ -154,8 +154,8 @@ impl Timeouts {
         Self { lock: Duration::from_secs(3), cgroups: Duration::from_secs(2), network: Duration::from_secs(10) }
     }
 
-    /// Of a loop over many pods. Probing takes less than a millisecond; what takes longer may take for ever, and the
-    /// loop comes back to it.
+    /// The timeout of a loop over many pods. Probing takes less than a millisecond; anything longer may take for ever,
+    /// and the loop returns to that pod later.
     const fn background() -> Self {
         Self { lock: Duration::from_millis(5), cgroups: Duration::from_millis(100), network: Duration::from_secs(2) }
     }
@@ -199,7 +199,7 @@ impl Engine {
                 Opening::ReadOnly { .. }
                 | Opening::Store(StoreError::Database { failure: DatabaseFailure::ReadOnly, .. }),
             )) => Self::open_read_only(options),
-            // Where reading fails too, the first failure is the one to report.
+            // If reading fails too, report the first failure.
             Err(error) if error.kind() == ErrorKind::Exhausted => Self::open_read_only(options).map_err(|_| error),
             other => other,
         }
@@ -208,22 +208,22 @@ impl Engine {
     /// Opens an existing data directory read-only.
     ///
     /// # Errors
-    /// [`OpenError`], also when there is none.
+    /// [`OpenError`], also when the store does not exist.
     pub fn open_read_only(options: Options) -> Result<Self, OpenError> {
         check_parent(&options.cgroup_parent)?;
         let store = Store::open_read_only(&options.dir)?;
         Ok(Self { writes: Cell::new(false), ..Self::from_store(store, options) })
     }
 
-    /// The same engine for a loop over many pods, which comes back to each: it waits for no pod for long, and a row
-    /// that cannot be written is an error.
+    /// The same engine for a loop over many pods, which returns to each: it waits for no pod for long, and a row that
+    /// cannot be written is an error.
     #[must_use]
     pub fn into_background(self) -> Self {
         Self { timeouts: Timeouts::background(), tolerant: false, ..self }
     }
 
-    /// Why the last change to a pod's row could not be written, so that it was only shown. The next command that can
-    /// write records it.
+    /// Why the last change to a pod's row could not be written and was only shown. The next command that can write
+    /// records it.
     #[must_use]
     pub fn unwritten(&self) -> Option<String> {
         self.unwritten.borrow().clone()

@@ -52,7 +52,7 @@ impl std::error::Error for Cause {
     }
 }
 
-/// An operation failed for a reason on which no caller decides: what was attempted on what, why, and the kind of
+/// An operation failed for a reason on which no caller decides: the operation, its object, the cause, and the kind of
 /// failure.
 #[derive(Debug)]
 pub struct EngineError {
@@ -116,7 +116,7 @@ pub enum PodError {
     AmbiguousName {
         /// The name.
         name: String,
-        /// How many pods have it.
+        /// How many pods have the name.
         matches: usize,
         /// Some of them.
         some: Vec<PodId>,
@@ -127,22 +127,22 @@ pub enum PodError {
     /// The file system failed.
     #[error("cannot {attempt} {}", .path.display())]
     Io {
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
         /// On what.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
     /// A file in the pod directory is not what it must be.
     #[error("{} of pod {id} is damaged: {why}; remove the pod with 'gantry rm {id}'", .file)]
     Damaged {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Which file.
+        /// The file.
         file: &'static str,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// Only root may.

@@ -41,8 +41,8 @@ pub struct EventPage {
     pub events: Vec<Event>,
     /// The cursor for the next page: the number of the last event, or the given cursor.
     pub cursor: u64,
-    /// The highest number of an event after the given cursor that was deleted. `None` when none was; a sequence that
-    /// jumped at a boot has lost nothing.
+    /// The highest number of an event after the given cursor that was deleted. `None` if none was deleted; a jump of
+    /// the sequence at a boot loses nothing.
     pub trimmed: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ impl Commits {
     /// Begins to watch: a commit from now on wakes the next [`Self::wait`].
     ///
     /// # Errors
-    /// None today: without inotify the database is polled every 50 ms.
+    /// Currently none: without inotify the database is polled every 50 ms.
     pub fn watch(observer: &Observer) -> io::Result<Self> {
         observer.engine.commits()
     }
@@ -84,7 +84,7 @@ impl Commits {
     /// Waits until there may be something new, at most this long. Waking too often is allowed, too late is not.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn wait(&mut self, most: Duration) -> io::Result<()> {
         let pause = self.pause();
         let deadline = Deadline::after(most.min(pause));
@@ -131,9 +131,9 @@ impl Engine {
         Ok(Commits::from_layout(self.store.layout()))
     }
 
-    /// The cursor from which to read so that no event is missed that this query asks for:
+    /// The cursor from which to read so that no event of this query is missed:
     ///
-    /// * with `since`: from then. If events of that time may have been deleted, the first page reports a gap.
+    /// * with `since`: from that time. If events of that time may have been deleted, the first page reports a gap.
     /// * with an `until` not after `now`: from the oldest event that is kept, which is no gap.
     /// * else from now on.
     ///

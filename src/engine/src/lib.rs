@@ -1,4 +1,4 @@
-//! What can be done with pods and images, each a method of [`Engine`]. Synchronous.
+//! The operations on pods and images, each a method of [`Engine`]. Synchronous.
 //!
 //! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`; `gantry_net` to list networks and
 //! `gantry_netlink` to watch nftables. Knows nothing of the command line or of any API; must never know tokio, SQL or
@@ -20,7 +20,7 @@
 //! | `observer` | the read-only handle for surfaces |
 //! | `events`, `volumes`, `settings`, `error` | one subject each |
 //!
-//! The modules are private. What the command line, the API and gantryd use is exported here.
+//! The modules are private. The items that the command line, the API and gantryd use are exported here.
 
 mod doctor;
 mod engine;
@@ -69,7 +69,7 @@ pub use recovery::startup::{Condition, Keeping, open_for_keeping};
 pub use settings::{KeeperSettings, Settings};
 pub use volumes::VolumeError;
 
-/// What callers need from the crates below, so that they import the engine alone.
+/// The items of the crates below that callers need, so that they import the engine alone.
 pub use gantry_contract::network::{Member, Network};
 pub use gantry_contract::{plan::LogLimits, start::Ready};
 pub use gantry_fetch::export::{ArchiveFormat, ExportError};

@@ -26,13 +26,13 @@ impl Observer {
     /// Opens an existing data directory.
     ///
     /// # Errors
-    /// [`OpenError`], also when there is none.
+    /// [`OpenError`], also when the store does not exist.
     pub fn open(options: Options) -> Result<Self, OpenError> {
         Engine::open_read_only(options).map(|engine| Self { engine, images: ImageCache::default() })
     }
 
-    /// Whether the database that was opened is still the one in its directory; if not, open it again. One that cannot
-    /// be checked counts as replaced.
+    /// Whether the open database is still the one in its directory; if not, open it again. One that cannot be checked
+    /// counts as replaced.
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.engine.store.is_current().unwrap_or(false)
@@ -52,15 +52,15 @@ impl Observer {
     /// The pod with this prefix of its id.
     ///
     /// # Errors
-    /// [`PodError`] when there is none, or more than one (`PodError::ambiguous` has the number).
+    /// [`PodError`] when no pod matches, or more than one (`PodError::ambiguous` has the number).
     pub fn pod(&self, prefix: &PodPrefix) -> Result<PodView, PodError> {
         let id = self.engine.resolve(prefix)?;
         let row = self.engine.store.pod(id).map_err(PodError::store)?;
         row.map(|row| self.engine.view(row)).ok_or_else(|| PodError::NotFound(prefix.clone()))
     }
 
-    /// The manifest of a pod in appc's format (JSON); `None` when the files that it is made from are missing: the pod
-    /// can be shown nevertheless.
+    /// The manifest of a pod in appc's format (JSON); `None` when its source files are missing: the pod can be shown
+    /// nevertheless.
     ///
     /// # Errors
     /// [`PodError`] when the files cannot be opened (no descriptors left, for example).
@@ -88,7 +88,7 @@ impl Observer {
     /// The image with this id.
     ///
     /// # Errors
-    /// [`ImageError`], also when there is none.
+    /// [`ImageError`], also when the image does not exist.
     pub fn image(&self, id: &ImageId) -> Result<ImageView, ImageError> {
         let row = self.engine.store.image(id).map_err(store)?;
         Ok(self.image_view(row.ok_or_else(|| ImageError::NotFound(id.to_string()))?))
@@ -97,7 +97,7 @@ impl Observer {
     /// The image with this id or prefix of it: `sha256:…`, `sha512-…` as in appc's manifests, or the digits alone.
     ///
     /// # Errors
-    /// [`ImageError`], also when there is none, or more than one.
+    /// [`ImageError`], also when no image matches, or more than one.
     pub fn image_by_text(&self, text: &str) -> Result<ImageView, ImageError> {
         if let Some(id) = text.parse().ok().or_else(|| ImageId::from_appc(text)) {
             return self.image(&id);

@@ -190,7 +190,7 @@ fn not_text(variable: &str) -> EngineError {
     EngineError::new(ErrorKind::Invalid, format!("{variable} is not UTF-8"))
 }
 
-/// The file's text; `None` when there is no such file.
+/// The file's text; `None` when the file does not exist.
 fn read(path: &Path) -> Result<Option<String>, EngineError> {
     let failed = |source| read_error(path, source);
     let file = match std::fs::File::open(path) {

@@ -67,7 +67,7 @@ pub enum AuthFileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -76,7 +76,7 @@ pub enum AuthFileError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -91,7 +91,7 @@ pub enum AuthFileError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Where, as far as that is known.
+        /// The line, as far as it is known.
         line: usize,
     },
     /// A helper failed.
@@ -101,7 +101,7 @@ pub enum AuthFileError {
         path: PathBuf,
         /// The helper (escaped).
         name: String,
-        /// What happened (escaped).
+        /// What went wrong (escaped).
         why: String,
     },
 }

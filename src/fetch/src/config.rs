@@ -18,12 +18,12 @@ pub const MAX_LAYERS: usize = 128;
 /// Most volumes of an image. Each becomes a mount and a directory of every pod that runs it.
 pub const MAX_VOLUMES: usize = 200;
 
-/// What an image says about how it is run. Nothing here is trusted: the engine validates users, paths and signals.
+/// The execution settings of an image. Nothing here is trusted: the engine validates users, paths and signals.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageConfig {
     /// The fixed beginning of the command; may be empty.
     pub entrypoint: Vec<String>,
-    /// The default arguments, or the whole command when there is no entry point; may be empty.
+    /// The default arguments, or the whole command if there is no entry point; may be empty.
     pub cmd: Vec<String>,
     /// The environment in the order of the document; entries without `=` are left out, as Docker does.
     pub env: Vec<(String, String)>,
@@ -50,7 +50,7 @@ pub struct ImageConfig {
 }
 
 impl ImageConfig {
-    /// What the image says it runs on; none when it does not say.
+    /// The platform that the image declares; `None` if it declares none.
     #[must_use]
     pub fn platform(&self) -> Option<Platform> {
         let said = !self.os.is_empty() && !self.architecture.is_empty();

@@ -16,7 +16,7 @@ pub enum FetchError {
     /// The reference names no image, or the image is refused.
     #[error("{message}")]
     Refused {
-        /// What is wrong, and what to do about it. Escaped.
+        /// The problem, and its remedy. Escaped.
         message: String,
         /// The kind of error.
         kind: ErrorKind,
@@ -24,7 +24,7 @@ pub enum FetchError {
     /// A step failed.
     #[error("{attempt}")]
     Failed {
-        /// What was attempted, on what. Escaped.
+        /// The attempted operation and its object. Escaped.
         attempt: String,
         /// The kind of the cause.
         kind: ErrorKind,

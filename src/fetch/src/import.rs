@@ -86,7 +86,7 @@ pub(crate) fn import(
     let watch = Watch { progress, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
     let looked = || FetchError::store("look for an image");
     let known = store.image(&id).map_err(looked())?;
-    // The image may be in the store under another name. A damaged one is fetched again; its sound layers are kept.
+    // The image may be in the store under another name. A damaged one is fetched again; its intact layers are kept.
     if let Some(row) = known
         && store.is_whole(&row).map_err(looked())?
     {

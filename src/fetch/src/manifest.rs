@@ -27,7 +27,7 @@ pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.
 /// `application/vnd.docker.container.image.v1+json`
 pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
 
-/// What is asked for when a manifest is requested.
+/// The media types accepted in a request for a manifest.
 pub const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
@@ -42,22 +42,22 @@ const MAX_ENTRIES: usize = 1000;
 pub enum Parsed {
     /// A choice of manifests, one per platform.
     Index(Vec<Descriptor>),
-    /// One image.
+    /// The manifest of one image.
     Manifest(Manifest),
 }
 
-/// One image's parts.
+/// The parts of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     /// The image configuration.
     pub config: Descriptor,
     /// The layers, bottom first; at most [`MAX_LAYERS`].
     pub layers: Vec<Descriptor>,
-    /// Whose format it is.
+    /// The format of the manifest.
     pub format: ImageFormat,
 }
 
-/// Why a document could not be read (escaped): it is no JSON at all, or JSON of another shape.
+/// Why a document could not be parsed (escaped): it is not JSON at all, or JSON of another shape.
 pub(crate) fn json_problem(error: &serde_json::Error) -> String {
     let text = shown(&error.to_string());
     if error.is_syntax() || error.is_eof() { format!("not valid JSON: {text}") } else { text }
@@ -75,12 +75,12 @@ pub enum ManifestError {
     /// Docker's schema 1.
     #[error("the image has a Docker schema 1 manifest, which cannot be verified; push it again with a current tool")]
     Schema1,
-    /// What the document says of itself is not what was asked for.
+    /// The document names another media type than the one it came with.
     #[error("the manifest says it is {said}, but came as {came}")]
     MediaType {
-        /// What it says (escaped).
+        /// The type that the document names (escaped).
         said: String,
-        /// What the source or the descriptor says (escaped).
+        /// The type that the source or the descriptor names (escaped).
         came: String,
     },
     /// It is something else than a container image.
@@ -95,12 +95,12 @@ pub enum ManifestError {
     /// Indexes in indexes without end.
     #[error("the image's index leads through more than {MAX_DEPTH} further indexes")]
     TooDeep,
-    /// Nothing in the index runs here.
+    /// No image in the index runs on this host.
     #[error("the image has nothing for {want}; it has {}", if .has.is_empty() { "no platform at all".to_owned() } else { .has.join(", ") })]
     NoPlatform {
-        /// What was looked for.
+        /// The wanted platform.
         want: Platform,
-        /// What there is (escaped, at most twenty).
+        /// The available platforms (escaped, at most twenty).
         has: Vec<String>,
     },
 }
@@ -116,7 +116,7 @@ impl Kind for ManifestError {
     }
 }
 
-/// The members by which manifests, indexes and Docker's schema 1 are told apart.
+/// The members that distinguish manifests, indexes and Docker's schema 1.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct DocumentShape {
@@ -259,8 +259,8 @@ fn check_manifest(manifest: &ImageManifest, docker: bool) -> Result<Manifest, Ma
     Ok(Manifest { config, layers, format })
 }
 
-/// The layer types of both specifications, "foreign" and "non-distributable" ones included: their content is
-/// asked of the same source as every other (their URLs are ignored), and the compression is told by its first bytes.
+/// The layer types of both specifications, "foreign" and "non-distributable" ones included: their content is requested
+/// from the same source as every other (their URLs are ignored), and the first bytes determine the compression.
 fn is_layer(media_type: &str) -> bool {
     matches!(
         media_type,
@@ -282,7 +282,7 @@ fn is_layer(media_type: &str) -> bool {
 /// without a platform is taken only when the index has nothing that names one.
 ///
 /// # Errors
-/// [`ManifestError::NoPlatform`] with what there is.
+/// [`ManifestError::NoPlatform`] with the available platforms.
 pub fn choose<'a>(entries: &'a [Descriptor], host: &Platform) -> Result<&'a Descriptor, ManifestError> {
     let usable = |d: &&Descriptor| d.media_type.is_empty() || is_index(&d.media_type) || is_manifest(&d.media_type);
     let entries: Vec<&Descriptor> = entries.iter().filter(usable).collect();
@@ -310,7 +310,7 @@ pub fn choose<'a>(entries: &'a [Descriptor], host: &Platform) -> Result<&'a Desc
     Err(ManifestError::NoPlatform { want: host.clone(), has })
 }
 
-/// A media type as it stands in a `Content-Type` header: without parameters, lower-cased.
+/// A media type from a `Content-Type` header: without parameters, lower-cased.
 pub(crate) fn bare_media_type(header: &str) -> String {
     let text = header.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if text.len() <= 255 { text } else { shown(&text) }

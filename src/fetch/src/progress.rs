@@ -58,7 +58,7 @@ pub enum Note {
     },
     /// A request failed and will be retried.
     Retrying {
-        /// What failed (safe to print).
+        /// The failure (safe to print).
         why: String,
         /// The wait.
         after: Duration,
@@ -67,12 +67,12 @@ pub enum Note {
     Offline {
         /// The canonical name.
         name: String,
-        /// Why (safe to print).
+        /// The reason (safe to print).
         why: String,
     },
     /// A volume that an image declares is omitted: it would hide what every app gets.
     VolumeIgnored {
-        /// Where the image wants it.
+        /// The path that the image asks for.
         path: String,
     },
     /// A name moves to the image that is being imported.

@@ -85,23 +85,23 @@ pub enum SourceError {
     /// The source does not have the object.
     #[error("{what} is not in {place}")]
     NotFound {
-        /// What was asked for.
+        /// The requested object.
         what: String,
-        /// Where: a path, or a registry and repository.
+        /// The location: a path, or a registry and repository.
         place: String,
     },
     /// The object is malformed.
     #[error("{what} is damaged or not what it claims to be: {why}")]
     Invalid {
-        /// What was read.
+        /// The object that was read.
         what: String,
-        /// Why it is refused.
+        /// The reason for the refusal.
         why: String,
     },
     /// The object exceeds a limit.
     #[error("{what} is larger than {most} bytes, the most gantry takes")]
     TooLarge {
-        /// What was read.
+        /// The object that was read.
         what: String,
         /// The limit in bytes.
         most: u64,
@@ -117,9 +117,9 @@ pub enum SourceError {
     /// Reading a file failed.
     #[error("cannot read {what}")]
     Io {
-        /// What was read: a path.
+        /// The path.
         what: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -149,7 +149,7 @@ pub enum Mismatch {
     Size {
         /// Digest of the descriptor.
         digest: Digest,
-        /// Bytes that came (at least).
+        /// Bytes received (at least).
         got: u64,
         /// Bytes the descriptor names.
         want: u64,
@@ -157,9 +157,9 @@ pub enum Mismatch {
     /// The digest differs.
     #[error("the content that came for {want} has the digest {got}")]
     Digest {
-        /// The digest asked for.
+        /// The requested digest.
         want: Digest,
-        /// The digest of what came.
+        /// The digest of the received bytes.
         got: Digest,
     },
 }

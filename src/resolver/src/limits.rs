@@ -43,7 +43,7 @@ impl PodLoad {
     }
 }
 
-/// The limits. Pods are told apart by address; see `Zone::pod_key`.
+/// The limits. The address identifies a pod; see `Zone::pod_key`.
 #[derive(Debug)]
 pub(crate) struct Limits {
     in_flight: Arc<Semaphore>,

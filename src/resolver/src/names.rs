@@ -6,7 +6,7 @@
 //! | PTR for the address of a pod of that network | the pod's host name below [`DOMAIN`] |
 //!
 //! Names are case-insensitive (RFC 4343). A name is one label: a pod called `example.com` does not shadow the domain.
-//! Names of pods on other networks do not exist for a client.
+//! For a client, names of pods on other networks do not exist.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

@@ -1,4 +1,4 @@
-//! The servers of the host, as its resolv.conf says them (resolv.conf(5)).
+//! The servers of the host, from its resolv.conf (resolv.conf(5)).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ pub(crate) const PORT: u16 = 53;
 const MAX_SERVERS: usize = 3;
 /// A longer file is none.
 const MAX_FILE: u64 = 64 << 10;
-/// How long a server that did not reply is tried after the others.
+/// The period in which a server that did not reply is tried after the others.
 const AVOID_TIME: Duration = Duration::from_secs(30);
 
 /// The name servers in a resolv.conf, in order, with the zones of link-local addresses.
@@ -29,7 +29,7 @@ fn parse_servers(text: &str) -> impl Iterator<Item = (IpAddr, Option<&str>)> {
     resolv_conf::directives(text).filter_map(server).take(MAX_SERVERS)
 }
 
-/// What a file looks like from outside; another one after it was written or replaced.
+/// The metadata of a file, which changes when the file is written or replaced.
 type Stamp = Option<(u64, u64, SystemTime, u64)>;
 
 /// The host's resolv.conf, read again when it has changed.
@@ -40,7 +40,7 @@ pub(crate) struct HostFile {
 }
 
 impl HostFile {
-    /// Nothing is read yet.
+    /// Reads nothing yet.
     pub(crate) fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), seen: None }
     }
@@ -48,9 +48,9 @@ impl HostFile {
     /// The servers, when they may have changed since the last call.
     ///
     /// # Errors
-    /// The file is there and cannot be read, or is no text; said once for each change.
+    /// The file exists but cannot be read, or is no text; reported once for each change.
     pub(crate) fn news(&mut self) -> io::Result<Option<Vec<SocketAddr>>> {
-        // Taken before it is read: what changes meanwhile shows the next time.
+        // Taken before the file is read: a change during the read shows the next time.
         let stamp = stamp(&self.path);
         if self.seen.as_ref() == Some(&stamp) {
             return Ok(None);
@@ -70,7 +70,7 @@ fn stamp(path: &Path) -> Stamp {
     Some((found.dev(), found.ino(), found.modified().ok()?, found.len()))
 }
 
-/// The text of a file; of one that is not there, none.
+/// The text of a file; empty if it does not exist.
 fn read(path: &Path) -> io::Result<String> {
     // A FIFO in its place must not stop us.
     let fd = match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
@@ -90,7 +90,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Where to send to; none for an address of a link that is not there.
+/// The destination; none for a link-local address whose link does not exist.
 fn socket_address((address, zone): (IpAddr, Option<&str>)) -> Option<SocketAddr> {
     match (address, zone) {
         (IpAddr::V6(address), Some(link)) => {

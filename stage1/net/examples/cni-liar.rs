@@ -1,6 +1,7 @@
-//! A CNI plugin for tests: it does what its configuration tells it to, also what no plugin should.
+//! A CNI plugin for tests: its configuration prescribes its behaviour, including violations of the specification.
 //!
-//! `"behave": {"ADD": "hang"}` says what to do for a command, `"log": "/path"` where to write down each call.
+//! `"behave": {"ADD": "hang"}` prescribes the behaviour of a command, `"log": "/path"` names a file that records each
+//! call.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -80,7 +81,7 @@ fn misbehave(how: &str, config: &Value, command: &str) -> io::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The previous result with one more address, in the words of the version asked for.
+/// The previous result with one more address, in the format of the requested version.
 fn result(config: &Value) -> Value {
     let mut result = config["prevResult"].clone();
     if result.is_null() {

@@ -1,15 +1,14 @@
-//! Pod networks: what a supervisor needs to give its pod interfaces, addresses, routes and ports, and to take them
-//! away.
+//! Pod networks: attaches a pod to its networks with interfaces, addresses, routes and ports, and detaches it.
 //!
 //! May import the model and the contract. Synchronous, no tokio, no threads, no database; nothing here runs `ip`, `nft`
 //! or `iptables`.
 //!
 //! * [`address`], [`netlink`], [`nft`]: the crate below, `gantry-netlink`.
-//! * [`config`]: network configurations, as CNI writes them.
-//! * [`ipam`]: which pod has which address.
-//! * [`plugin`]: CNI plugins of others.
-//! * [`native`]: what the standard plugins do, done here.
-//! * [`pod`]: all of it together: a pod's networks made, written down, taken away; and the networks of this host.
+//! * [`config`]: network configurations in the format of CNI.
+//! * [`ipam`]: leases of addresses.
+//! * [`plugin`]: third-party CNI plugins.
+//! * [`native`]: the standard plugins, implemented in this crate.
+//! * [`pod`]: combines them: attaches, records and detaches a pod's networks; and the networks of this host.
 
 pub mod config;
 mod flock;
@@ -20,14 +19,14 @@ pub mod pod;
 
 pub use gantry_netlink::{address, nft};
 
-/// rtnetlink and what it shares with nftables, from `gantry-netlink`.
+/// rtnetlink and the parts that it shares with nftables, from `gantry-netlink`.
 pub mod netlink {
     pub use gantry_netlink::address::{Cidr, Prefix};
     pub use gantry_netlink::rtnetlink::{Setup, Socket, address, link, neighbour, route, traffic};
     pub use gantry_netlink::{Error, Mac, Malformed, Namespace, NotMac, Result, check_name, is_interface_name, sysctl};
 }
 
-// Where the shared test support looks for them.
+// The shared test support expects them here.
 #[cfg(test)]
 use gantry_netlink::{Namespace, rtnetlink};
 

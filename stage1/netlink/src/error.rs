@@ -1,4 +1,4 @@
-//! Errors of netlink operations: what was attempted, on what, and why it failed.
+//! Errors of netlink operations: the operation, its object, and the cause.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub enum Error {
     /// The kernel rejected the request.
     #[error("cannot {what}: {errno}{}", KernelText(.text))]
     Kernel {
-        /// What was attempted, as in "create the bridge br0".
+        /// The attempted operation, as in "create the bridge br0".
         what: String,
         /// The error number.
         errno: Errno,
@@ -30,7 +30,7 @@ pub enum Error {
     /// Another system call failed: on the socket, a namespace, a file below `/proc/sys`.
     #[error("cannot {what}: {errno}")]
     System {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
         /// The error number.
         errno: Errno,
@@ -38,7 +38,7 @@ pub enum Error {
     /// The object exists with other properties.
     #[error("cannot {what}: it exists already, {difference}")]
     Different {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
         /// The property that differs.
         difference: String,
@@ -46,7 +46,7 @@ pub enum Error {
     /// The request is invalid on any system.
     #[error("cannot {what}: {why}")]
     Invalid {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
         /// The reason.
         why: String,
@@ -54,21 +54,21 @@ pub enum Error {
     /// The kernel's reply is malformed, or the request does not fit into a message.
     #[error("cannot {what}: {source}")]
     Malformed {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
-        /// What is malformed.
+        /// The malformed part.
         source: Malformed,
     },
     /// The reply was lost because the receive buffer was full (ENOBUFS), or every dump was interrupted by changes.
     #[error("cannot {what}: the kernel's reply was lost or inconsistent")]
     Lost {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
     },
     /// The reply did not arrive in time.
     #[error("cannot {what}: no reply from the kernel within {} ms", .after.as_millis())]
     TimedOut {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
         /// The timeout.
         after: Duration,
@@ -118,7 +118,7 @@ impl Kind for Error {
 
 fn kind_of_errno(errno: Errno) -> ErrorKind {
     match errno {
-        // What rtnetlink returns for a missing link, address or route.
+        // The errors of rtnetlink for a missing link, address or route.
         Errno::NODEV | Errno::NXIO | Errno::SRCH | Errno::ADDRNOTAVAIL | Errno::NOENT => ErrorKind::NotFound,
         Errno::EXIST | Errno::ADDRINUSE => ErrorKind::AlreadyExists,
         Errno::PERM | Errno::ACCESS => ErrorKind::Denied,

@@ -56,10 +56,10 @@ impl Namespace {
     }
 
     /// Moves the calling thread into this namespace, runs `work`, and moves it back. Other threads are not affected.
-    /// What `work` opens (sockets, files below `/proc/sys/net`) stays bound to this namespace.
+    /// Everything that `work` opens (sockets, files below `/proc/sys/net`) stays bound to this namespace.
     ///
     /// # Errors
-    /// Those of `work`; if the namespace cannot be entered (needs CAP_SYS_ADMIN over both).
+    /// The errors of `work`; if the namespace cannot be entered (needs CAP_SYS_ADMIN over both).
     ///
     /// # Aborts
     /// If the thread cannot return, the process aborts: it would otherwise configure the pod's namespace instead of the

@@ -101,7 +101,7 @@ impl Engine {
             }
             self.check_socket(row.id, findings);
         }
-        // A pod that is ending has no socket any more.
+        // A pod that is ending no longer has a socket.
         let ending = Deadline::after(ENDING);
         for (row, error) in silent {
             if !self.ends_by(row, ending) && self.is_running(row.id) {

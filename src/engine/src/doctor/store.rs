@@ -109,7 +109,7 @@ fn check_backups(layout: &Layout, wanted: bool, findings: &mut Vec<Finding>) -> 
                 }
                 good = true;
             }
-            // Rotated away meanwhile.
+            // Rotated away in the meantime.
             Verdict::Bad { .. } if !backup.path.exists() => {}
             Verdict::Bad { why } => {
                 let why = gantry_model::id::shown(&why);

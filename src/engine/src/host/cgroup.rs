@@ -19,7 +19,7 @@ const MAX_DIRECTORIES: usize = 100_000;
 /// A mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hierarchy {
-    /// Where it is mounted.
+    /// The mount point.
     pub root: PathBuf,
     /// Whether it is cgroup v2.
     pub unified: bool,
@@ -163,7 +163,7 @@ fn tree(top: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// Whether all are gone.
+/// Whether all have ended.
 fn remove_dirs(dirs: &[PathBuf]) -> Result<bool, EngineError> {
     let mut all = true;
     for dir in dirs.iter().rev() {
@@ -266,7 +266,7 @@ mod tests {
         assert!(!remove(&top, false, whenever).unwrap(), "it was not there any more");
     }
 
-    /// On a real hierarchy where there is one that may be written.
+    /// On a real hierarchy, if a writable one exists.
     #[test]
     fn what_is_left_in_a_cgroup_is_killed() {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -278,7 +278,7 @@ mod tests {
             std::fs::create_dir(top.join("app")).unwrap();
             let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
             let joined = std::fs::write(top.join("app/cgroup.procs"), child.id().to_string()).is_ok();
-            // A zombie of ours would keep a v1 cgroup busy: somebody has to reap it meanwhile.
+            // A zombie child of this test would keep a v1 cgroup busy: reap it in the meantime.
             let reaper = std::thread::spawn(move || {
                 if !joined {
                     child.kill().unwrap();

@@ -1,4 +1,4 @@
-//! What the engine sees of the host: processes, cgroups, networks.
+//! The engine's view of the host: processes, cgroups, networks.
 
 pub(crate) mod cgroup;
 pub(crate) mod inotify;

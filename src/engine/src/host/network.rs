@@ -1,11 +1,11 @@
 //! The networks of this host.
 //!
 //! Listing them reads configurations and records, in this process. Everything that needs netlink, nftables or plugins
-//! is done by `gantry-stage1 network` ([`gantry_contract::network`]): removing what a dead supervisor left, by the
-//! record in the pod directory; restoring the nftables tables; collecting what no record accounts for; checks. A
+//! is done by `gantry-stage1 network` ([`gantry_contract::network`]): removing the resources of a dead supervisor, by
+//! the record in the pod directory; restoring the nftables tables; collecting resources without a record; checks. A
 //! supervisor attaches and detaches its own pod.
 //!
-//! Each request is idempotent: killed half-way, the next caller repeats it. The record goes last.
+//! Each request is idempotent: after a kill half-way, the next caller repeats it. The record is deleted last.
 
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -34,17 +34,17 @@ pub use gantry_netlink::nft::{Change as FirewallChange, Monitor as FirewallMonit
 const STAGE1_COMM: &str = "gantry-stage1";
 /// The networks that need no configuration.
 const BUILT_IN: [&str; 2] = ["default", "default-restricted"];
-/// A request is given up after this many times the limit of one plugin,
+/// The timeout of a request is this many times the limit of one plugin,
 const PLUGINS: u32 = 8;
 /// and this much more.
 const SLACK: Duration = Duration::from_secs(30);
 /// The longest reply, in bytes.
 const MAX_ANSWER: usize = 16 << 20;
-/// How much of stderr is kept for a message, in bytes.
+/// The maximum size of the part of stderr that a message keeps, in bytes.
 const MAX_STDERR: u64 = 2000;
 
 impl Engine {
-    /// The networks that are configured on this host, those that cannot be used included.
+    /// The configured networks of this host, including unusable ones.
     ///
     /// # Errors
     /// The records of pods cannot be read.
@@ -55,7 +55,7 @@ impl Engine {
     /// One network, with the text of its configuration.
     ///
     /// # Errors
-    /// The records of pods cannot be read, or there is no network of this name.
+    /// The records of pods cannot be read, or no network has this name.
     pub fn network(&self, name: &str) -> Result<Network, EngineError> {
         let doing = || format!("cannot inspect network '{}'", shown(name));
         let found = self.described_networks(Some(name), doing)?.into_iter().next();
@@ -77,7 +77,8 @@ impl Engine {
         monitor.map_err(|error| EngineError::new(error.kind(), "cannot watch nftables").caused_by(error))
     }
 
-    /// Restores the nftables tables to what the running pods need. Does nothing where no pod ever had a network.
+    /// Restores the nftables tables to the needs of the running pods. Does nothing on a host where no pod ever had a
+    /// network.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -93,10 +94,10 @@ impl Engine {
     }
 
     /// Collects garbage of networks: leases, rules, interfaces and plugin state that belong to no pod. Returns a line
-    /// for each; with `dry_run` nothing is removed. Does nothing where no pod ever had a network.
+    /// for each; with `dry_run` nothing is removed. Does nothing on a host where no pod ever had a network.
     ///
     /// # Errors
-    /// [`EngineError`]; what could be removed was.
+    /// [`EngineError`]; everything removable was removed.
     pub fn sweep_networks(&self, dry_run: bool) -> Result<Vec<String>, EngineError> {
         if !self.has_networks() {
             return Ok(Vec::new());
@@ -108,7 +109,7 @@ impl Engine {
         }
     }
 
-    /// Leaks, which no pod accounts for, and what pods need and is missing.
+    /// Leaks, which no pod accounts for, and missing resources that pods need.
     pub(crate) fn check_networks(&self) -> Result<Vec<String>, EngineError> {
         if !self.has_networks() {
             return Ok(Vec::new());
@@ -120,7 +121,8 @@ impl Engine {
         }
     }
 
-    /// What gantry installations that no longer exist left of their networks on this host, and how to remove it.
+    /// The leftovers of gantry installations that no longer exist in the networks of this host, and the commands that
+    /// remove them.
     pub(crate) fn stray_networks(&self) -> Result<Vec<String>, EngineError> {
         let call = Call::new("find networks that other installations left", NetworkOperation::Strays);
         match self.network_role(&call)? {
@@ -129,12 +131,12 @@ impl Engine {
         }
     }
 
-    /// Removes what a dead pod has of its networks. The caller holds its lock. Costs one stat(2) when it has nothing.
+    /// Removes the network resources of a dead pod. The caller holds its lock. Costs one stat(2) if there are none.
     pub(crate) fn network_down(&self, id: PodId) -> Result<(), EngineError> {
         self.network_down_within(id, Duration::MAX)
     }
 
-    /// As [`Self::network_down`], within the engine's timeout. What fails is left for `gc` and `rm`.
+    /// As [`Self::network_down`], within the engine's timeout. Failures are left for `gc` and `rm`.
     pub(crate) fn network_down_or_leave(&self, id: PodId) {
         if self.writes.get() {
             let _left_for_gc = self.network_down_within(id, self.timeouts.network);
@@ -176,8 +178,8 @@ impl Engine {
         }
     }
 
-    /// Checks that a pod can be attached to these networks, before anything of the pod is made. The built-in networks
-    /// without arguments are left to the supervisor: most pods have these, and the check costs a process.
+    /// Checks that a pod can be attached to these networks, before any part of the pod is created. The built-in
+    /// networks without arguments are left to the supervisor: most pods have these, and the check costs a process.
     pub(crate) fn check_choice(&self, net: &NetMode) -> Result<(), EngineError> {
         let plain = |it: &NetworkRequest| BUILT_IN.contains(&it.name.as_str()) && it.args.is_empty();
         match net {
@@ -209,7 +211,7 @@ impl Engine {
         self.store.layout().net_dir().exists()
     }
 
-    /// How long plugins may take together.
+    /// The time limit of all plugins together.
     pub(crate) fn plugins_limit(&self) -> Duration {
         self.options.network.plugin_limit.saturating_mul(PLUGINS)
     }
@@ -229,7 +231,7 @@ impl Engine {
         let mut role = NetworkRole::spawn(&program, &request).map_err(|(what, source)| attempt.io(what, source))?;
         let limit = self.plugins_limit().saturating_add(SLACK).min(call.within);
         let line = stage1::read_line(&role.answer, Deadline::after(limit), MAX_ANSWER);
-        // Whatever was read, the process must be gone before this one releases the pod's lock.
+        // Whatever was read, the process must end before this one releases the pod's lock.
         role.end(matches!(line, Ok(Line::Whole(_) | Line::Ended)));
         match line.map_err(|source| attempt.io("read its reply", source))? {
             Line::Late => {
@@ -253,7 +255,7 @@ impl Engine {
 struct Call {
     attempt: Attempt,
     what: NetworkOperation,
-    /// How long it may take, if that is shorter than what plugins may.
+    /// The time limit, if it is shorter than that of the plugins.
     within: Duration,
 }
 
@@ -262,7 +264,7 @@ impl Call {
         Self { attempt: Attempt(doing.into()), what, within: Duration::MAX }
     }
 
-    /// How long one plugin may take, so that there is time to kill it within the time of the call.
+    /// The time limit of one plugin, so that there is time to kill it within the time of the call.
     fn plugin_limit_ms(&self) -> u64 {
         u64::try_from(self.within.saturating_sub(self.within / 4).as_millis()).unwrap_or(u64::MAX)
     }
@@ -323,7 +325,7 @@ impl NetworkRole {
         }
     }
 
-    /// The beginning of what it wrote to stderr.
+    /// The beginning of the process's stderr.
     fn stderr(&mut self) -> String {
         let mut text = Vec::new();
         let read = self.stderr.rewind().and_then(|()| (&self.stderr).take(MAX_STDERR).read_to_end(&mut text));

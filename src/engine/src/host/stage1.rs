@@ -45,7 +45,7 @@ impl Engine {
     }
 }
 
-/// What `gantry-stage1` is run for, as in "cannot start pod X": makes the errors of a run.
+/// The purpose of a run of `gantry-stage1`, as in "cannot start pod X": makes the errors of the run.
 pub(crate) struct Attempt(pub(crate) String);
 
 impl Attempt {
@@ -64,7 +64,7 @@ impl Attempt {
     /// The system failed at `what`.
     pub(crate) fn io(&self, what: &str, source: io::Error) -> EngineError {
         let kind = match ErrorKind::of_io(&source) {
-            // What is missing is a part of gantry (or its interpreter), and must not look like a missing pod.
+            // The missing file is a part of gantry (or its interpreter), and must not look like a missing pod.
             ErrorKind::NotFound => ErrorKind::Unavailable,
             other => other,
         };
@@ -112,7 +112,7 @@ pub(crate) fn spawn_exclusively<T>(spawn: impl FnOnce() -> T) -> T {
     spawn()
 }
 
-/// Runs `spawn` while these descriptors are inherited by what it starts.
+/// Runs `spawn` while the programs it starts inherit these descriptors.
 pub(crate) fn spawn_with<T>(fds: &[BorrowedFd<'_>], spawn: impl FnOnce() -> T) -> io::Result<T> {
     let _spawning = SPAWNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     fds.iter().try_for_each(|fd| fcntl_setfd(fd, FdFlags::empty()))?;
@@ -147,9 +147,9 @@ pub(crate) fn version_of(program: &Path) -> io::Result<String> {
     }
 }
 
-/// What was read of a line.
+/// The result of reading a line.
 pub(crate) enum Line {
-    /// All of it, without its newline.
+    /// The complete line, without its newline.
     Whole(Vec<u8>),
     /// The writer closed the pipe before the newline.
     Ended,

@@ -8,7 +8,8 @@ use gantry_model::ImageRef;
 use crate::Engine;
 
 impl Engine {
-    /// Fetches an image into the store, or finds it there, as the policy says. `stdin` is read for the reference `-`.
+    /// Fetches an image into the store, or finds it in the store, as the policy says. `stdin` is read for the reference
+    /// `-`.
     ///
     /// # Errors
     /// [`FetchError`]; nothing half-fetched is visible then.

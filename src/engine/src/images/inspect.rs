@@ -16,13 +16,13 @@ use crate::{Engine, ImageError};
 pub struct ImageDetails {
     /// Its row.
     pub row: ImageRow,
-    /// What it says about how it is run.
+    /// The execution settings.
     pub config: ImageConfig,
     /// The stop signal as it is written.
     pub stop_signal: Option<String>,
-    /// When it was made (RFC 3339, as it is written).
+    /// The time of its creation (RFC 3339, as it is written).
     pub created: Option<String>,
-    /// Who made it.
+    /// The author.
     pub author: Option<String>,
     /// Its layers, bottom first.
     pub layers: Vec<LayerDetails>,
@@ -35,7 +35,7 @@ pub struct ImageDetails {
 pub struct LayerDetails {
     /// The digest of its tar archive.
     pub diff_id: Digest,
-    /// The digest of what came, compressed.
+    /// The digest of the fetched, compressed layer.
     pub blob: Digest,
     /// Bytes of its files on the disk.
     pub size: u64,
@@ -87,7 +87,7 @@ struct HistoryJson {
 }
 
 impl Engine {
-    /// All that is known of an image.
+    /// Everything about an image.
     ///
     /// # Errors
     /// [`ImageError`], also when its configuration is lost.
@@ -108,7 +108,7 @@ impl Engine {
     fn layers(&self, row: &ImageRow) -> Result<Vec<LayerDetails>, ImageError> {
         let mut layers = Vec::with_capacity(row.layers.len());
         for layer in &row.layers {
-            // A layer that is lost has no size; doctor says so.
+            // A lost layer has no size; doctor reports it.
             let known = self.store().layer(&layer.chain).map_err(store)?;
             let (size, entries) = known.map_or((0, 0), |known| (known.size, known.entries));
             layers.push(LayerDetails { diff_id: layer.diff_id.clone(), blob: layer.blob.clone(), size, entries });
@@ -162,12 +162,12 @@ impl Engine {
     }
 }
 
-/// The canonical form of a name that an image can be given: with a tag, without a digest.
+/// The canonical form of a name for an image: with a tag, without a digest.
 fn new_name(text: &str) -> Option<String> {
     match text.parse().ok()? {
         ImageRef::Registry(name) if name.digest.is_none() => Some(name.to_string()),
         ImageRef::Short(name) if name.digest.is_none() && name.tag.is_some() => Some(name.to_string()),
-        // Digits would be an id when they are asked for.
+        // Digits would select an id.
         ImageRef::Short(name) if name.digest.is_none() && name.id_prefix().is_none() => Some(format!("{name}:latest")),
         _ => None,
     }
@@ -185,7 +185,7 @@ fn steps(steps: Vec<HistoryJson>, layers: &[LayerDetails]) -> Vec<HistoryStep> {
             layer: if step.empty_layer { None } else { left.next().cloned() },
         })
         .collect();
-    // Documents may leave steps out; every layer is shown.
+    // Documents may omit steps; every layer is shown.
     paired.extend(left.map(|layer| HistoryStep {
         created: None,
         created_by: String::new(),

@@ -30,7 +30,7 @@ pub enum ImageError {
     /// Several images match.
     #[error("'{name}' fits several images: {}", .some.join(", "))]
     Ambiguous {
-        /// As asked for.
+        /// The reference as given.
         name: String,
         /// Some of them.
         some: Vec<String>,
@@ -41,9 +41,9 @@ pub enum ImageError {
     /// Its manifest is missing or not JSON.
     #[error("the manifest of image {id} is damaged: {why}; fetch the image again")]
     Damaged {
-        /// Which image.
+        /// The image.
         id: ImageId,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// The text is not a valid name of an image.
@@ -52,7 +52,7 @@ pub enum ImageError {
     /// The image was given by its id and has several names.
     #[error("image {} has several names: {}; remove them by name, or all of them with --force", .id.short(), .names.join(", "))]
     SeveralNames {
-        /// Which image.
+        /// The image.
         id: ImageId,
         /// Its names.
         names: Vec<String>,
@@ -60,7 +60,7 @@ pub enum ImageError {
     /// A pod that uses it has not ended; --force does not remove it either.
     #[error("image {} is used by pods that have not ended, among them {}: stop and remove those first", .id.short(), pods[0])]
     NotEnded {
-        /// Which image.
+        /// The image.
         id: ImageId,
         /// The pods, at least one.
         pods: Vec<gantry_model::PodId>,
@@ -68,9 +68,9 @@ pub enum ImageError {
     /// An ended pod that uses it cannot be removed.
     #[error("cannot remove a pod that uses image {}", .id.short())]
     User {
-        /// Which image.
+        /// The image.
         id: ImageId,
-        /// Why not.
+        /// The reason.
         #[source]
         source: Box<RmError>,
     },
@@ -80,7 +80,7 @@ pub enum ImageError {
     /// The store failed.
     #[error(transparent)]
     Store(Cause),
-    /// The caller may not.
+    /// The caller has no permission.
     #[error(transparent)]
     Pod(#[from] PodError),
 }
@@ -121,7 +121,7 @@ impl Engine {
     /// Finds an image in the store.
     ///
     /// # Errors
-    /// [`ImageError`] when there is none, or more than one.
+    /// [`ImageError`] when no image matches, or more than one.
     pub fn image_find(&self, reference: &ImageRef) -> Result<ImageRow, ImageError> {
         self.find(reference).map(|(image, _)| image)
     }

@@ -1,7 +1,7 @@
 //! The manifest and the configuration of an image, decoded once.
 //!
-//! An image's id is the digest of its manifest, and the manifest has the digest of its configuration. So what was
-//! decoded for an id stays true, and is cached within bounds.
+//! An image's id is the digest of its manifest, and the manifest has the digest of its configuration. So the decoded
+//! documents of an id stay valid, and are cached within bounds.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -123,7 +123,7 @@ impl ImageView {
         let has = |pairs: &BTreeMap<String, String>, (key, value): &(String, String)| pairs.get(key) == Some(value);
         let (versions, others): (Vec<_>, Vec<_>) = labels.iter().partition(|(key, _)| key == "version");
         // One name must do for all conditions on names, its tag among them: `{full_names: [a], labels: [version=2]}`
-        // asks for a:2, and not for an image that is a:1 and b:2.
+        // matches a:2, but not an image that is a:1 and b:2.
         let fits = |name: Option<&str>| {
             let (name, version) = name.map_or((None, "latest"), |name| {
                 let (name, version) = name_and_version(name);
@@ -211,7 +211,7 @@ impl CacheEntries {
     }
 }
 
-/// Reads both documents; whether both were there and made sense.
+/// Reads both documents; returns whether both exist and are valid.
 fn decoded(store: &Store, row: &ImageRow) -> (ImageDocuments, bool) {
     let mut documents = ImageDocuments::default();
     // Damaged, too large, unreadable: the image is shown nevertheless. `doctor` reports the cause.
@@ -230,7 +230,7 @@ fn decoded(store: &Store, row: &ImageRow) -> (ImageDocuments, bool) {
     (documents, whole)
 }
 
-/// Whether a text is JSON, whatever it says.
+/// Whether a text is JSON, of any content.
 fn is_json(bytes: &[u8]) -> bool {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
 }
@@ -250,7 +250,7 @@ fn format(manifest: &[u8]) -> Option<ImageFormat> {
     }
 }
 
-/// The annotations of a manifest; what is no text is left out.
+/// The annotations of a manifest, except those whose values are not strings.
 fn annotations(manifest: &[u8]) -> BTreeMap<String, String> {
     #[derive(Deserialize)]
     struct Manifest {

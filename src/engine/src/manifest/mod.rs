@@ -173,7 +173,7 @@ impl Engine {
         serde_json::from_slice(&bytes).map_err(ManifestError::Json)
     }
 
-    /// As bytes, from a row; `None` when the files that it is made from are missing.
+    /// As bytes, from a row; `None` when its source files are missing.
     pub(crate) fn appc_manifest_of(
         &self,
         row: &PodRow,
@@ -195,10 +195,10 @@ impl Engine {
     }
 
     /// Everything about a pod beyond its status: `manifest`, `plan`, `journal`, `supervisor` (its status, while it
-    /// runs), `dir`, `cgroup`, `supervisor_log`. What is not available is null.
+    /// runs), `dir`, `cgroup`, `supervisor_log`. Unavailable parts are null.
     ///
     /// # Errors
-    /// [`ManifestError`] when there is no such pod.
+    /// [`ManifestError`] when the pod does not exist.
     pub fn inspect(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
         let view = self.status(id)?;
         let journal = self.journal(id)?;

@@ -32,18 +32,18 @@ pub enum ControlError {
     /// The socket cannot be connected.
     #[error("cannot reach the supervisor of pod {id}")]
     Connect {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// No reply within the timeout.
     #[error("the supervisor of pod {id} does not reply within {seconds} s; 'gantry stop --force {id}' ends the pod")]
     Silent {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// How long it had.
+        /// The time it had.
         seconds: u64,
     },
     /// The supervisor closed the connection.
@@ -52,7 +52,7 @@ pub enum ControlError {
     /// The request is too long.
     #[error("the request to the supervisor of pod {id} is {bytes} bytes long; the limit is {MAX_MESSAGE}")]
     TooLong {
-        /// Which pod.
+        /// The pod.
         id: PodId,
         /// Its length.
         bytes: usize,
@@ -60,9 +60,9 @@ pub enum ControlError {
     /// The reply is malformed.
     #[error("the reply of the supervisor of pod {id} is not understood: {why}")]
     Garbled {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The cause.
         why: String,
     },
     /// The supervisor speaks a newer version of the protocol.
@@ -70,7 +70,7 @@ pub enum ControlError {
         "the supervisor of pod {id} speaks version {theirs} of the control protocol, and this gantry only up to {ours}: use the newer gantry"
     )]
     Version {
-        /// Which pod.
+        /// The pod.
         id: PodId,
         /// Its version.
         theirs: u32,
@@ -80,19 +80,19 @@ pub enum ControlError {
     /// The supervisor replied that the request failed.
     #[error("{message}")]
     Failed {
-        /// What sort of failure.
+        /// The kind of failure.
         kind: ErrorKind,
-        /// Why: the whole chain.
+        /// The whole chain of causes.
         message: String,
     },
     /// The connection failed.
     #[error("cannot {attempt} the supervisor of pod {id}")]
     Io {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// What was attempted.
+        /// The attempted operation.
         attempt: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -12,7 +12,7 @@ use crate::error::need_root;
 use crate::pods::control::{Connection, ControlError, REPLY_TIMEOUT, unexpected};
 use crate::{Engine, PodError};
 
-/// How long a program may take from the request to its execve, on a busy host.
+/// The time limit from the request to the program's execve, on a busy host.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A program to run in an app. A field that is `None` takes the app's value.
@@ -49,7 +49,7 @@ pub enum ExecError {
     /// The pod does not run.
     #[error("pod {id} is {phase}: only a running pod's apps can be entered")]
     NotRunning {
-        /// Which pod.
+        /// The pod.
         id: PodId,
         /// Its phase.
         phase: &'static str,
@@ -57,7 +57,7 @@ pub enum ExecError {
     /// Several apps, none named.
     #[error("pod {id} has several apps; choose one with --app: {}", .apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", "))]
     WhichApp {
-        /// Which pod.
+        /// The pod.
         id: PodId,
         /// Its apps.
         apps: Vec<AppName>,
@@ -65,19 +65,19 @@ pub enum ExecError {
     /// The pod has no such app.
     #[error("pod {id} has no app '{app}'; it has: {}", .apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", "))]
     NoSuchApp {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Which app was asked for.
+        /// The requested app.
         app: AppName,
-        /// Those it has.
+        /// The apps of the pod.
         apps: Vec<AppName>,
     },
     /// The request is invalid.
     #[error("cannot run a program in pod {id}: {why}")]
     Invalid {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The cause.
         why: String,
     },
     /// The supervisor failed.

@@ -21,8 +21,8 @@ pub(crate) fn resolved<'a>(filter: &'a PodFilter, parent: &str) -> PodWhere<'a> 
     PodWhere { filter, cgroups }
 }
 
-/// The pod whose cgroup this path is, or (with `below`) lies in. Names are compared whole; how many slashes are between
-/// them or behind the last does not matter. `.` and `..` are no names of cgroups.
+/// The pod whose cgroup has this path, or (with `below`) contains it. Names are compared whole; repeated and trailing
+/// slashes do not matter. `.` and `..` are no names of cgroups.
 fn pod_at(path: &str, parent: &str, below: bool) -> Option<PodId> {
     let mut names = path.strip_prefix('/')?.split('/').filter(|name| !name.is_empty());
     for above in parent.split('/').filter(|name| !name.is_empty()) {
@@ -42,7 +42,7 @@ mod tests {
 
     const ID: &str = "6733c088-a507-4694-aabf-ec79c0a8ac9a";
 
-    /// Path, whether it is the pod's cgroup, whether it is that or lies in it.
+    /// Path, whether it is the pod's cgroup, whether it is the pod's cgroup or lies in it.
     #[test]
     fn paths_of_pods() {
         let rows = [

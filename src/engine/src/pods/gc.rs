@@ -1,7 +1,7 @@
-//! `gc`: deletes the pods whose grace period is over, and collects what killed processes left.
+//! `gc`: deletes the pods whose grace period is over, and collects the leftovers of killed processes.
 //!
 //! 1. Exited and aborted pods stay as they are for `grace`, counted from their end; then they are marked as garbage and
-//!    deleted in the same pass. Clients that poll find them in the state in which they ended until then.
+//!    deleted in the same pass. Until then, polling clients see the state in which they ended.
 //! 2. With `mark_only`, exited and aborted pods are marked at once and nothing is deleted. The grace period of a pod
 //!    that was marked so counts from the mark, as in rkt.
 //! 3. Prepared pods older than `expire_prepared` are marked and deleted. A deletion that was begun is finished.
@@ -43,7 +43,7 @@ pub struct GcOptions {
 }
 
 impl Default for GcOptions {
-    /// Those of rkt: half an hour, a day.
+    /// rkt's defaults: half an hour, a day.
     fn default() -> Self {
         let (grace, expire_prepared) = (Duration::from_secs(30 * 60), Duration::from_secs(24 * 3600));
         Self { grace, expire_prepared, mark_only: false, dry_run: false }
@@ -65,9 +65,9 @@ pub enum GcAction {
 /// One pod that was (or would be) marked or deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcStep {
-    /// Which pod.
+    /// The pod.
     pub id: PodId,
-    /// What is done.
+    /// The action.
     pub action: GcAction,
     /// The reason, for people.
     pub why: &'static str,
@@ -260,7 +260,7 @@ impl Engine {
         Ok(self.step(row, change(edge))?)
     }
 
-    /// Pod directories whose makers were killed before they wrote a row, and those of pods whose rows were lost.
+    /// Pod directories whose creators were killed before they wrote a row, and those of pods whose rows were lost.
     fn sweep_orphans(
         &self,
         known: &HashSet<PodId>,
@@ -286,7 +286,8 @@ impl Engine {
         if !self.is_orphan(id)? {
             return Ok(false);
         }
-        // Its row was lost with a database or in a power cut, and is made again; first that of its image, if lost too.
+        // Its row was lost with a database or in a power cut, and is written again; first that of its image, if lost
+        // too.
         if self.was_pod(id) {
             if !options.dry_run {
                 let images = match images {
@@ -306,9 +307,9 @@ impl Engine {
         Ok(true)
     }
 
-    /// Collects what a killed command left before it wrote a row. Cheap when there is nothing: it lists the directory
-    /// of temporaries, and compares the link count of the pods' directory (two, and one for each subdirectory, where
-    /// the file system counts them) with the number of rows. The rest is left for `gc`.
+    /// Collects the leftovers of a command that was killed before it wrote a row. Cheap when there are none: it lists
+    /// the directory of temporaries, and compares the link count of the pods' directory (two, and one for each
+    /// subdirectory, where the file system counts them) with the number of rows. The rest is left for `gc`.
     pub(crate) fn sweep_orphans_if_any(&self, rows: &[PodRow]) {
         let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
         if self.writes.get() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {

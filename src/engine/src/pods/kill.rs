@@ -11,7 +11,7 @@ use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::{ExecError, select_app};
 use crate::{Engine, PodError};
 
-/// How long a supervisor that no longer accepts requests may take to end.
+/// The time limit for the end of a supervisor that no longer accepts requests.
 const ENDING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A signal could not be sent.
@@ -23,7 +23,7 @@ pub enum KillError {
     /// The pod does not run.
     #[error("pod {id} is {phase}: only a running pod's apps can be sent a signal")]
     NotRunning {
-        /// Which pod.
+        /// The pod.
         id: PodId,
         /// Its phase.
         phase: &'static str,

@@ -43,9 +43,9 @@ pub enum OutputError {
     /// Reading failed.
     #[error("cannot read the output of pod {id}")]
     Io {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -93,7 +93,7 @@ impl OutputStream {
         Ok((Self { id, pipe, buffer: vec![0; 64 << 10], filled: 0..0, frame: None }, writer))
     }
 
-    /// The next bytes, when there are some. `None`: every app has ended and this was all.
+    /// The next bytes, if any are available. `None`: every app has ended and all output was read.
     ///
     /// # Errors
     /// [`OutputError`].
@@ -203,10 +203,10 @@ mod tests {
         [&header.encode()[..], payload].concat()
     }
 
-    /// App, whether it is standard error, and what came from there in one go.
+    /// App, whether it is standard error, and one chunk of its output.
     type Part = (usize, bool, Vec<u8>);
 
-    /// What came, and how it ended.
+    /// The received output, and how it ended.
     fn read(stream: &mut OutputStream) -> (Vec<Part>, Result<(), OutputError>) {
         let mut all: Vec<Part> = Vec::new();
         loop {

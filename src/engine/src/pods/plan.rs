@@ -35,21 +35,21 @@ pub enum PlanError {
     /// More layers than overlayfs can mount.
     #[error("app '{app}' cannot run: its image has {layers} layers, 128 can be mounted")]
     TooManyLayers {
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// How many.
+        /// Their number.
         layers: usize,
     },
-    /// Something the image says, or the user, cannot be used.
+    /// A setting of the image or of the user is unusable.
     #[error("app '{app}': {what} '{}' {why}", shown(.value))]
     Value {
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// What it is for.
+        /// Its purpose.
         what: &'static str,
-        /// As it was given.
+        /// The value as given.
         value: String,
-        /// Why it is refused.
+        /// The reason for the refusal.
         why: &'static str,
     },
     /// Arguments and environment are too long.
@@ -70,7 +70,7 @@ impl Kind for PlanError {
     }
 }
 
-/// What all apps of a pod share.
+/// The settings that all apps of a pod share.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting<'a> {
     pub(crate) id: PodId,
@@ -281,7 +281,7 @@ fn is_ignored(declared: &str) -> bool {
 struct Volumes {
     list: Vec<VolumeSpec>,
     names: BTreeSet<AppName>,
-    /// Those that are filled from the image.
+    /// The volumes that are filled from the image.
     seeded: BTreeSet<String>,
 }
 

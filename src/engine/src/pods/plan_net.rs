@@ -30,7 +30,7 @@ pub enum PortError {
     /// No image declares it.
     #[error("no port named '{}': {}; write --port HOSTPORT:PODPORT for one that no image declares", shown(.name), declared(.known))]
     Unknown {
-        /// As asked for.
+        /// As given.
         name: String,
         /// The names that are declared; some of them, when they are many.
         known: Vec<String>,
@@ -41,7 +41,7 @@ pub enum PortError {
         shown(.name)
     )]
     Ambiguous {
-        /// As asked for.
+        /// As given.
         name: String,
         /// One app.
         first: AppName,
@@ -51,11 +51,11 @@ pub enum PortError {
     /// The declared range is too long, or ends where the host has no ports.
     #[error("port '{}' cannot be published on port {host_port} of the host", shown(.name))]
     Range {
-        /// As asked for.
+        /// As given.
         name: String,
         /// The first port of the host.
         host_port: u16,
-        /// Why.
+        /// The reason.
         #[source]
         source: SpecError,
     },
@@ -90,7 +90,7 @@ fn declared(known: &[String]) -> String {
     }
 }
 
-/// How this host runs networks.
+/// The network settings of this host.
 pub(crate) fn host(options: &NetworkOptions, layout: &Layout) -> network::Host {
     let NetworkOptions { default: _, config_dirs, plugin_dirs, use_plugins, plugin_limit, resolver } = options;
     let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -149,7 +149,7 @@ pub(crate) fn ports_of(net: &out::Net) -> Vec<PodPort> {
     }
 }
 
-/// The ports asked for, each with its number; `images` are the apps with what their images say. Ports at free ports of
+/// The requested ports, each with its number; `images` are the apps with their images' settings. Ports at free ports of
 /// the host are single ones.
 pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> Result<Vec<PodPort>, PortError> {
     let mut ports: Vec<PodPort> = Vec::with_capacity(asked.len());

@@ -124,7 +124,7 @@ pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
     file.map_err(PodError::io("open", path))
 }
 
-/// Removes what a failed start left, so that its journal is not taken for that of the next start.
+/// Removes the leftovers of a failed start, so that its journal is not taken for that of the next start.
 pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
     for name in [files::JOURNAL, files::CONTROL, REMOVE_WHEN_ENDED] {
         let path = dir.join(name);
@@ -167,7 +167,7 @@ fn open_sized(path: &Path) -> io::Result<(File, u64)> {
     if !found.is_file() {
         return Err(invalid("it is not a regular file"));
     }
-    // NONBLOCK: open(2) of a FIFO that was put there meanwhile must not block.
+    // NONBLOCK: open(2) of a FIFO that was put there in the meantime must not block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     Ok((OpenOptions::new().read(true).custom_flags(flags).open(path)?, found.len()))
 }

@@ -38,8 +38,8 @@ pub struct Prepare<'a> {
 }
 
 impl<'a> Prepare<'a> {
-    /// Validates the specification, before anything is touched. `policy` says when images are fetched, `progress`
-    /// receives what fetching reports.
+    /// Validates the specification, before any change. `policy` decides when images are fetched, `progress` receives
+    /// the events of the fetch.
     ///
     /// # Errors
     /// [`SpecError`].
@@ -61,18 +61,18 @@ pub enum PrepareError {
     /// An image's name is invalid.
     #[error("app '{app}' cannot be prepared")]
     Reference {
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// Why.
+        /// The cause.
         #[source]
         source: RefError,
     },
-    /// An image is neither in the store nor could it be fetched.
+    /// An image is not in the store and could not be fetched.
     #[error("app '{app}' cannot be prepared without its image")]
     Fetch {
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<FetchError>,
     },
@@ -81,19 +81,19 @@ pub enum PrepareError {
         "app '{app}' cannot be prepared: the configuration of image {image} is missing; remove the image and fetch it again"
     )]
     ConfigMissing {
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// Which image.
+        /// The image.
         image: gantry_model::ImageId,
     },
     /// An image's configuration cannot be used.
     #[error("app '{app}' cannot be prepared from image {image}")]
     Config {
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// Which image.
+        /// The image.
         image: gantry_model::ImageId,
-        /// Why.
+        /// The cause.
         #[source]
         source: ConfigError,
     },
@@ -103,11 +103,11 @@ pub enum PrepareError {
          install qemu-user-static with binfmt-support to emulate it, or fetch the image for this host", .host
     )]
     Platform {
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// What its image is for.
+        /// The image's platform.
         platform: Box<Platform>,
-        /// What this host runs.
+        /// The host's platform.
         host: Box<Platform>,
     },
     /// The specification and the images make no valid plan.
@@ -119,7 +119,7 @@ pub enum PrepareError {
     /// Its networks cannot be used.
     #[error(transparent)]
     Network(#[from] EngineError),
-    /// Another process removed the pod meanwhile.
+    /// Another process removed the pod in the meantime.
     #[error("pod {0} was removed while it was being prepared")]
     Gone(PodId),
     /// The store or the file system failed.
@@ -152,7 +152,7 @@ pub struct Embryo<'e> {
     pub(crate) undo: UndoGuard<'e>,
 }
 
-/// What an [`Embryo`] has, without its guard.
+/// The contents of an [`Embryo`], without its guard.
 pub(crate) struct EmbryoParts {
     pub(crate) row: PodRow,
     pub(crate) spec: PodSpec,
@@ -160,7 +160,7 @@ pub(crate) struct EmbryoParts {
     pub(crate) lock: PodLock,
 }
 
-/// Removes a pod that was not completed. What cannot be removed now has a free lock: `gc` collects it.
+/// Removes a pod that was not completed. If a part cannot be removed now, its lock is free: `gc` collects it.
 pub(crate) struct UndoGuard<'e> {
     engine: &'e Engine,
     id: PodId,
@@ -202,7 +202,7 @@ impl Embryo<'_> {
 }
 
 impl Engine {
-    /// Creates a pod, with which nothing has happened yet: [`Embryo::prepare`] or [`Embryo::start`] is next.
+    /// Creates a pod that is not started or prepared yet: [`Embryo::prepare`] or [`Embryo::start`] is next.
     ///
     /// # Errors
     /// [`PrepareError`]; nothing is left of the pod then.

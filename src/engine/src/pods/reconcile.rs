@@ -17,7 +17,7 @@
 //! | a supervisor that had not become ready | Embryo or Preparing, lock free | AbortedPrepare |
 //! | a supervisor of a running pod, or the host | Running, lock free | Exited |
 //!
-//! A Prepared pod whose lock is free and whose journal does not say ready stays Prepared.
+//! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ use crate::pods::transition::{cannot_be_written, ready_record};
 /// How far wall clocks may have been set while the host was up before a pod seems to be of an earlier boot.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
-/// What makes a row agree with the facts.
+/// The transition that makes a row agree with the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Correction {
     /// The row is true.
@@ -69,13 +69,14 @@ impl Engine {
     /// Reads and reconciles the row of a pod.
     ///
     /// # Errors
-    /// [`PodError`], also when there is no such pod.
+    /// [`PodError`], also when the pod does not exist.
     pub(crate) fn reconcile_pod(&self, id: PodId) -> Result<PodRow, PodError> {
         let row = self.store.pod(id).map_err(PodError::store)?;
         row.map(|row| self.reconcile(row)).transpose()?.flatten().ok_or(PodError::NotFound(PodPrefix::from(id)))
     }
 
-    /// Reconciles a row, and removes a pod of `run --rm` that has ended. `None` when the row is gone meanwhile.
+    /// Reconciles a row, and removes a pod of `run --rm` that has ended. `None` when the row was deleted in the
+    /// meantime.
     pub(crate) fn reconcile(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         if row.phase.is_final() {
             return Ok(Some(row));
@@ -90,7 +91,7 @@ impl Engine {
         Ok(reconciled)
     }
 
-    /// The row as it would be after [`Self::reconcile`], while nothing is changed.
+    /// The row as it would be after [`Self::reconcile`], without changing anything.
     pub(crate) fn preview(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let writes = self.writes.replace(false);
         let shown = if row.phase.is_final() { Ok(Some(row)) } else { self.reconcile_stored(row) };
@@ -98,7 +99,7 @@ impl Engine {
         shown
     }
 
-    /// Reconciles a row and removes nothing of a pod that has ended.
+    /// Reconciles a row; removes nothing of a pod that has ended.
     pub(crate) fn reconcile_row(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         if row.phase.is_final() {
             return Ok(Some(row));
@@ -126,7 +127,7 @@ impl Engine {
         moved
     }
 
-    /// Whether the pod has an owner. Waits for other probers where the supervisor is known to be dead.
+    /// Whether the pod has an owner. Waits for other probers if the supervisor is known to be dead.
     fn probe(&self, row: &PodRow) -> Result<PodState, PodError> {
         let state = self.store.try_lock_pod(row.id).map_err(PodError::store)?;
         let Phase::Running { supervisor, .. } = &row.phase else { return Ok(state) };
@@ -158,7 +159,7 @@ impl Engine {
         }
     }
 
-    /// The lock; `None` when another process holds it, or there is no directory.
+    /// The lock; `None` when another process holds it, or the directory does not exist.
     pub(crate) fn lock_pod(&self, id: PodId) -> Result<Option<PodLock>, PodError> {
         match self.lock_in_time(id)? {
             PodState::Free(lock) => Ok(Some(lock)),
@@ -166,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// Moves a row to what its lock and its journal say.
+    /// Moves a row to the phase that its lock and its journal show.
     pub(crate) fn reconcile_with(&self, row: PodRow, held: bool, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let ready = ready_record(journal);
         match (correction(&row.phase, held, ready.is_some()), ready) {

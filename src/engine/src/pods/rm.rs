@@ -26,7 +26,7 @@ use crate::{Engine, EngineError, PodError};
 
 /// Poll interval of waiting for a deletion by another process.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How long `rm` waits for another process that removes the pod: its network plugins may each take their time.
+/// The time `rm` waits for another process that removes the pod: its network plugins may each use their time limit.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A pod could not be removed.
@@ -44,18 +44,18 @@ pub enum RmError {
     /// It could not be stopped first.
     #[error("pod {id} cannot be removed because it cannot be stopped")]
     Stop {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The reason.
         #[source]
         source: Box<StopError>,
     },
     /// Its cgroup cannot be removed.
     #[error("pod {id} cannot be removed completely")]
     Cgroup {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The reason.
         #[source]
         source: EngineError,
     },
@@ -65,9 +65,9 @@ pub enum RmError {
          'gantry rm --force {id}' removes it although a network plugin fails"
     )]
     Network {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The reason.
         #[source]
         source: EngineError,
     },
@@ -111,8 +111,8 @@ impl Engine {
         self.dispose_or_wait(id)
     }
 
-    /// Removes a pod. Where another process is removing it already (the `run --rm` that saw it end, a `gc`), waits
-    /// until it is gone.
+    /// Removes a pod. If another process is already removing it (the `run --rm` that saw it end, a `gc`), waits for
+    /// that removal.
     fn dispose_or_wait(&self, id: PodId) -> Result<(), RmError> {
         let deadline = Deadline::after(REMOVAL_TIMEOUT);
         loop {
@@ -193,7 +193,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Moves a row to Garbage that is being deleted; the caller holds the lock, or there is no directory to lock.
+    /// Moves a row to Garbage that is being deleted; the caller holds the lock, or the directory does not exist.
     /// `None`: the row is gone. With `durable` the step is synced.
     fn to_deleting(&self, mut row: PodRow, journal: &Parsed, durable: bool) -> Result<Option<PodRow>, RmError> {
         loop {

@@ -33,7 +33,7 @@ pub enum StartError {
     /// It is not prepared.
     #[error("pod {id} is {phase} and cannot be started: only a prepared pod can, and only once")]
     NotPrepared {
-        /// Which pod.
+        /// The pod.
         id: PodId,
         /// Its phase.
         phase: &'static str,
@@ -41,9 +41,9 @@ pub enum StartError {
     /// It was prepared with published ports, which this network cannot have.
     #[error("pod {id} was prepared with ports and cannot be started with this network")]
     Port {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why.
+        /// The cause.
         #[source]
         source: PortError,
     },
@@ -82,7 +82,7 @@ pub struct RunOptions {
 /// A pod that was just started. Dropping it leaves the pod running.
 #[derive(Debug)]
 pub struct Running {
-    /// Which pod.
+    /// The pod.
     pub id: PodId,
     /// The supervisor's start reply.
     pub ready: Ready,
@@ -160,7 +160,7 @@ impl Engine {
         if options.remove {
             pod_dir::remove_when_ended(&dir)?;
         }
-        // What a failed start could not remove.
+        // The leftovers of a failed start.
         self.network_down_or_leave(id);
         let mut spawned = self.spawn(id, &dir, lock, options.show)?;
         let ready = self.read_start_reply(&mut spawned).inspect_err(|_| self.clean_up_failed_start(id))?;

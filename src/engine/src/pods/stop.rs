@@ -12,7 +12,7 @@ use crate::host::process::{self, Deadline};
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
-/// How much longer than the grace period a supervisor may take: to kill, to drain pipes, to write its journal.
+/// The time a supervisor may take beyond the grace period: to kill, to drain pipes, to write its journal.
 const SLACK: Duration = Duration::from_secs(5);
 
 /// A pod could not be stopped.
@@ -21,7 +21,7 @@ pub enum StopError {
     /// It was never started.
     #[error("pod {id} is {phase} and does not run: remove it with 'gantry rm {id}'")]
     NotStarted {
-        /// Which pod.
+        /// The pod.
         id: PodId,
         /// Its phase.
         phase: &'static str,
@@ -32,9 +32,9 @@ pub enum StopError {
     /// Its supervisor cannot be killed.
     #[error("cannot kill the supervisor of pod {id}")]
     Kill {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The reason.
         #[source]
         source: std::io::Error,
     },
@@ -63,7 +63,7 @@ pub struct Stopped {
     pub already: bool,
     /// Its supervisor did not react and was killed.
     pub escalated: bool,
-    /// Why its end could not be recorded, if so: the disk is full or read-only.
+    /// Why its end could not be recorded, if that failed: the disk is full or read-only.
     pub unwritten: Option<String>,
 }
 

@@ -22,11 +22,11 @@ use crate::pods::output::{OutputStream, Show};
 use crate::pods::pod_dir;
 use crate::pods::run::StartError;
 
-/// How long a supervisor may take until its pod runs.
+/// The time limit from the supervisor's start until its pod runs.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a start reply may take from its first byte to its last.
+/// The time limit of a start reply from its first byte to its last.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a supervisor that failed may take to end by itself.
+/// The time a failed supervisor may take to end by itself.
 const SELF_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The longest start reply, in bytes.
 const MAX_REPLY: usize = 1 << 20;
@@ -45,8 +45,8 @@ fn attempt(id: PodId) -> Attempt {
 }
 
 impl Engine {
-    /// Starts the supervisor of a pod whose plan is written. It owns the lock from now on: the pod is alive as long as
-    /// the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
+    /// Starts the supervisor of a pod whose plan is written. The supervisor then owns the lock: the pod is alive as
+    /// long as the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
     pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, StartError> {
         let attempt = attempt(id);
         let program = self.stage1().map_err(|places| attempt.missing(&places))?;

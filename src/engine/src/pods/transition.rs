@@ -14,8 +14,8 @@ use crate::pods::outcome::{self, Observation};
 use crate::{Engine, PodError};
 
 impl Engine {
-    /// Moves a row along one edge. Returns the row as it is afterwards, also when another process moved it first;
-    /// `None` when it is gone.
+    /// Moves a row along one edge. Returns the new row, also when another process moved it first; `None` when it is
+    /// gone.
     pub(crate) fn step(&self, row: &PodRow, change: Change) -> Result<Option<PodRow>, PodError> {
         if !self.writes.get() {
             return Ok(Some(row_after(row, change)));

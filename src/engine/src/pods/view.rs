@@ -54,7 +54,7 @@ impl Engine {
     /// The pod with this prefix of its id.
     ///
     /// # Errors
-    /// [`PodError`] when there is none, or more than one.
+    /// [`PodError`] when no pod matches, or more than one.
     pub fn resolve(&self, prefix: &PodPrefix) -> Result<PodId, PodError> {
         self.store.resolve(prefix).map_err(|error| match error {
             ResolveError::NotFound { prefix } => PodError::NotFound(prefix),
@@ -68,7 +68,7 @@ impl Engine {
     /// A name takes precedence over a prefix that is shorter than the ids in lists: `db` is a name first.
     ///
     /// # Errors
-    /// [`PodError`] when there is none, or more than one.
+    /// [`PodError`] when no pod matches, or more than one.
     pub fn find_pod(&self, text: &str) -> Result<PodId, PodError> {
         let prefix = text.parse::<PodPrefix>().ok();
         if let Some(prefix) = prefix.as_ref().filter(|_| text.len() >= SHOWN_DIGITS) {
@@ -126,7 +126,7 @@ impl Engine {
     /// One pod, reconciled.
     ///
     /// # Errors
-    /// [`PodError`], also when there is none.
+    /// [`PodError`], also when the pod does not exist.
     pub fn status(&self, id: PodId) -> Result<PodView, PodError> {
         Ok(self.view(self.reconcile_pod(id)?))
     }

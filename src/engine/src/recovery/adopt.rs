@@ -40,16 +40,16 @@ use crate::pods::pod_dir;
 use crate::pods::transition::ready_record;
 use crate::{Engine, PodError, manifest};
 
-/// What was re-imported from the disk.
+/// The objects that were re-imported from the disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Adopted {
     /// Pods that have rows again.
     pub pods: Vec<PodId>,
-    /// Pods whose rows went, because their directories are gone.
+    /// Pods whose rows were deleted, because their directories are gone.
     pub gone: Vec<PodId>,
     /// Images that have rows again, and no names.
     pub images: Vec<ImageId>,
-    /// Images whose rows went, because their files are gone.
+    /// Images whose rows were deleted, because their files are gone.
     pub images_gone: Vec<ImageId>,
     /// Pod directories that were moved to `lost-pods/`, and why.
     pub lost: Vec<(PodId, String)>,
@@ -102,7 +102,7 @@ pub(crate) enum Adoption {
     NotNeeded,
     /// The directory was moved to `lost-pods/`, for this reason.
     Lost(String),
-    /// Another process holds the pod's lock, and no row can be made, for this reason.
+    /// Another process holds the pod's lock, and no row can be written, for this reason.
     Locked(String),
 }
 
@@ -141,8 +141,8 @@ impl Engine {
         Ok(Adopted { gone, images, images_gone, ..self.adopt_pods(&self.store.pod_dirs()?)? })
     }
 
-    /// Once in each boot: removes the rows of what an earlier boot removed from the disk, where a power cut undid the
-    /// removal of the rows. Pods in preparation are left alone: their rows come before their directories.
+    /// Once in each boot: removes the rows of objects that an earlier boot removed from the disk, if a power cut undid
+    /// the removal of the rows. Pods in preparation are left alone: their rows come before their directories.
     pub(crate) fn finish_cut_removals(&self) -> Result<(), PodError> {
         if !self.store.needs_recovery()? || !self.store.layout().pods_dir().is_dir() {
             return Ok(());
@@ -157,7 +157,7 @@ impl Engine {
         let mut gone = Vec::new();
         let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
         for row in rows.into_iter().filter(|row| due(&row.phase)) {
-            // Only where the directory certainly does not exist: a failing disk proves nothing.
+            // Only if the directory certainly does not exist: a failing disk proves nothing.
             let dir = self.pod_dir(row.id);
             match std::fs::symlink_metadata(&dir) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -201,7 +201,7 @@ impl Engine {
             self.store.adopt_layers(&layers).map_err(PodError::store)?;
             match self.store.commit_image(&image, at) {
                 Ok(_) => adopted.push(id),
-                // Collected meanwhile by a command that had the damaged database open.
+                // Collected in the meantime by a command that had the damaged database open.
                 Err(CommitImageError::NoSuchLayer { .. } | CommitImageError::NoSuchBlob { .. }) => {}
                 Err(error) => return Err(PodError::store(error)),
             }
@@ -249,11 +249,11 @@ impl Engine {
         }
     }
 
-    /// Adopts pods that a database in use does not have; images too where there are such pods, or where the database
-    /// was just `restored`: commands that had the damaged one open may have made some until it was replaced. Failures
-    /// do not keep gantryd from starting: they are reported for each pod, and the next start tries again.
+    /// Adopts pods that a database in use does not have; images too if there are such pods, or if the database was just
+    /// `restored`: commands that had the damaged one open may have made some until it was replaced. Failures do not
+    /// keep gantryd from starting: they are reported for each pod, and the next start tries again.
     pub(crate) fn adopt_late(&self, restored: bool) -> Adopted {
-        // A directory that cannot be listed is reported by whatever needs it next.
+        // A directory that cannot be listed is reported by the next operation that needs it.
         let ids = self.lost_rows().unwrap_or_default();
         if ids.is_empty() && !restored {
             return Adopted::default();
@@ -345,7 +345,7 @@ impl Engine {
                 Ok(pod) => {
                     let row = self.store.insert_pod(&pod).map_err(PodError::store)?;
                     if ready {
-                        // This process holds the lock: probing would find it held.
+                        // This process holds the lock: a probe would find it held.
                         self.reconcile_with(row, false, &journal)?;
                     } else {
                         self.to_prepared(row)?;
@@ -433,7 +433,7 @@ impl Engine {
     }
 }
 
-/// Why no row can be made for a pod directory.
+/// Why no row can be written for a pod directory.
 #[derive(Debug, thiserror::Error)]
 enum NotAdoptable {
     /// It was never complete.

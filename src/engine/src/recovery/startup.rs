@@ -30,7 +30,7 @@ pub enum Condition {
     Restored {
         /// The damage, and the replacement.
         record: Record,
-        /// What was re-imported from the disk.
+        /// The objects that were re-imported from the disk.
         adopted: Box<Adopted>,
     },
     /// Damaged, without a usable backup: it can be read, and every command that changes something fails.
@@ -48,13 +48,13 @@ impl Condition {
     }
 }
 
-/// What gantryd gets at its start.
+/// The result of gantryd's start.
 pub struct Keeping {
     /// Opened for writing, unless the condition is [`Condition::ReadOnly`].
     pub engine: Engine,
     /// The condition of the database.
     pub condition: Condition,
-    /// What a sound database did not have, and was re-imported.
+    /// The objects that a sound database lacked and that were re-imported.
     pub found: Adopted,
     /// An earlier restore, as long as its record exists.
     pub restored_before: Option<Record>,
@@ -102,7 +102,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
     Ok(Keeping { engine, condition, found, restored_before, lock })
 }
 
-/// Under the lock of the directory, so that no command creates a new database meanwhile.
+/// Under the lock of the directory, so that no command creates a new database in the meantime.
 fn put_in_order(home: &DataDir, options: &Options) -> Result<Condition, OpenError> {
     let store = gantry_store::OpenError::from;
     let _lock = home.lock().map_err(store)?;
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(failed, "cannot check the database: the database failed: disk I/O error");
     }
 
-    /// A restore that finds out late that its backup is no good goes on with an older one.
+    /// A restore that finds out late that its backup is unusable continues with an older one.
     #[test]
     fn the_next_backup_is_for_when_the_best_cannot_be_adopted() {
         let temp = tempfile::tempdir().unwrap();

@@ -39,20 +39,20 @@ pub enum ExportError {
     /// A layer's directory cannot be read.
     #[error("cannot read layer {} of image {}", .layer.short(), .image.short())]
     Layer {
-        /// Which image.
+        /// The image.
         image: Digest,
-        /// Which layer.
+        /// The layer.
         layer: Digest,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// The manifest or the configuration is damaged or missing.
     #[error("{what} of image {} is damaged or lost; fetch the image again", .image.short())]
     Document {
-        /// Which image.
+        /// The image.
         image: Digest,
-        /// Which of the two.
+        /// `manifest` or `configuration`.
         what: &'static str,
     },
     /// The store cannot read the documents.
@@ -61,9 +61,9 @@ pub enum ExportError {
     /// Writing the temporary copy of a layer failed.
     #[error("cannot keep a layer's archive in {place}")]
     Spool {
-        /// Where.
+        /// The path of the copy.
         place: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -19,7 +19,7 @@ use super::url::HttpUrl;
 const SYSTEM_ROOTS: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// What the directories of a host have.
+/// The contents of a host's directories.
 #[derive(Default)]
 pub(crate) struct HostCertificates {
     pub(crate) roots: Vec<Certificate<'static>>,
@@ -158,8 +158,8 @@ pub(crate) fn tls_error(error: &ureq::Error) -> Option<&TlsError> {
     }
 }
 
-/// What a failed handshake means and what to do. `dir` is where certificates for the host belong; `client` is the
-/// client certificate that was offered.
+/// Explains a failed handshake and its remedy. `dir` is where certificates for the host belong; `client` is the client
+/// certificate that was offered.
 pub(crate) fn tls_hint(error: Option<&TlsError>, dir: &Path, client: Option<&Path>) -> String {
     use CertificateError as Bad;
     let dir = dir.display();

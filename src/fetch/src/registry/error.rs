@@ -1,5 +1,5 @@
-//! What can go wrong with a registry. No message holds a credential, a token or a URL's query (which may be a
-//! signature); text of the peer is escaped and cut.
+//! Errors of registries. No message holds a credential, a token or a URL's query (which may be a signature); text of
+//! the peer is escaped and cut.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::auth_file::AuthFileError;
 
-/// The longest wait a registry may ask for (`Retry-After`) before it is refused.
+/// The longest wait a registry may request (`Retry-After`) before the request fails.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// A registry did not deliver.
@@ -20,7 +20,7 @@ pub enum RegistryError {
     Unreachable {
         /// Host and port.
         host: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: Box<ureq::Error>,
     },
@@ -29,9 +29,9 @@ pub enum RegistryError {
     Broken {
         /// Host and port.
         host: String,
-        /// What was read.
+        /// The object that was being read.
         what: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -40,7 +40,7 @@ pub enum RegistryError {
     Unresolved {
         /// The host.
         host: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -49,7 +49,7 @@ pub enum RegistryError {
     ProxySetting {
         /// The environment variable.
         variable: &'static str,
-        /// Why not.
+        /// The reason.
         why: String,
     },
     /// The proxy's own name has no address.
@@ -59,7 +59,7 @@ pub enum RegistryError {
         proxy: String,
         /// The environment variable that names it.
         variable: &'static str,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -72,7 +72,7 @@ pub enum RegistryError {
         proxy: String,
         /// The environment variable that names it.
         variable: &'static str,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: Box<ureq::Error>,
     },
@@ -85,7 +85,7 @@ pub enum RegistryError {
         proxy: String,
         /// The environment variable that names it.
         variable: &'static str,
-        /// What it said (escaped).
+        /// The message (escaped).
         why: String,
     },
     /// No TLS connection that can be trusted.
@@ -93,9 +93,9 @@ pub enum RegistryError {
     Tls {
         /// Host and port.
         host: String,
-        /// What to do.
+        /// The remedy.
         hint: String,
-        /// What rustls said.
+        /// The error of rustls.
         #[source]
         source: Box<ureq::Error>,
     },
@@ -104,33 +104,33 @@ pub enum RegistryError {
     Stalled {
         /// Host and port.
         host: String,
-        /// What was awaited.
+        /// The awaited data.
         what: String,
         /// The deadline.
         after: Duration,
     },
-    /// An answer that says no.
+    /// An error status.
     #[error("{host} answered {status} when asked for {what}{}", said(.message))]
     Status {
         /// Host and port.
         host: String,
-        /// What was asked for.
+        /// The requested object.
         what: String,
         /// The HTTP status.
         status: u16,
-        /// What the registry said (escaped); may be empty.
+        /// The registry's message (escaped); may be empty.
         message: String,
-        /// The wait it asked for.
+        /// The requested wait.
         retry_after: Option<Duration>,
     },
-    /// There is no such thing.
+    /// The object does not exist.
     #[error("{what} is not in {host}{}", said(.message))]
     NotFound {
         /// Host and port.
         host: String,
-        /// What was asked for.
+        /// The requested object.
         what: String,
-        /// What the registry said (escaped); may be empty.
+        /// The registry's message (escaped); may be empty.
         message: String,
     },
     /// It is not for us, or not without credentials.
@@ -138,34 +138,34 @@ pub enum RegistryError {
     Denied {
         /// Host and port.
         host: String,
-        /// What was asked for.
+        /// The requested object.
         what: String,
         /// The HTTP status.
         status: u16,
-        /// What to do.
+        /// The remedy.
         advice: String,
-        /// What the registry said (escaped); may be empty.
+        /// The registry's message (escaped); may be empty.
         message: String,
     },
-    /// It asks us to wait longer than we do.
+    /// The requested wait is longer than gantry's limit.
     #[error("{host} asks to be left alone for {}, longer than the {} gantry waits; try again later", seconds(*.asked), seconds(MAX_RETRY_AFTER))]
     RateLimited {
         /// Host and port.
         host: String,
-        /// The wait it asked for.
+        /// The requested wait.
         asked: Duration,
     },
     /// A redirect that is not followed.
     #[error("{from} redirects to {to}, which is refused: {why}")]
     Redirect {
-        /// Who redirects: host and port.
+        /// The redirecting server: host and port.
         from: String,
-        /// Where to: host and port, or an escaped text.
+        /// The target: host and port, or an escaped text.
         to: String,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
-    /// An address nobody's registry should have.
+    /// An address that no registry should have.
     #[error("{host} has the link-local address of a machine's own metadata service, which is refused")]
     LinkLocal {
         /// Host and port.
@@ -176,7 +176,7 @@ pub enum RegistryError {
     Challenge {
         /// Host and port.
         host: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// The token server did not give a token.
@@ -184,20 +184,20 @@ pub enum RegistryError {
     Token {
         /// The token server's host and port.
         host: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The bytes that came are not the bytes that were asked for.
+    /// The received bytes do not match the requested digest.
     #[error("{host} did not send {what} as asked: {why}")]
     Answer {
         /// Host and port.
         host: String,
-        /// What was asked for.
+        /// The requested object.
         what: String,
-        /// Why it is refused.
+        /// The reason for the refusal.
         why: String,
     },
-    /// More bytes than the descriptor says.
+    /// The body is longer than its descriptor allows.
     #[error("{host} sends more for {digest} than the {want} bytes its descriptor says")]
     TooLong {
         /// Host and port.
@@ -207,14 +207,14 @@ pub enum RegistryError {
         /// The descriptor's size.
         want: u64,
     },
-    /// Fewer bytes than the descriptor says.
+    /// The body is shorter than its descriptor says.
     #[error("{host} sent {got} bytes for {digest}, its descriptor says {want}")]
     TooShort {
         /// Host and port.
         host: String,
         /// The blob.
         digest: Digest,
-        /// The bytes that came.
+        /// The bytes received.
         got: u64,
         /// The descriptor's size.
         want: u64,
@@ -224,7 +224,7 @@ pub enum RegistryError {
     TooLarge {
         /// Host and port.
         host: String,
-        /// What was asked for.
+        /// The requested object.
         what: String,
         /// The limit.
         most: u64,
@@ -232,7 +232,7 @@ pub enum RegistryError {
     /// Tried often enough.
     #[error("gave up after {tries} tries in {}", seconds(*.after))]
     GaveUp {
-        /// How often.
+        /// The number of attempts.
         tries: u32,
         /// In what time.
         after: Duration,
@@ -240,7 +240,7 @@ pub enum RegistryError {
         #[source]
         source: Box<RegistryError>,
     },
-    /// Another layer failed, so this one is not needed any more.
+    /// Another layer failed, so this one is no longer needed.
     #[error("the download was cancelled")]
     Cancelled,
     /// The credentials cannot be read.
@@ -251,22 +251,22 @@ pub enum RegistryError {
     Certificates {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// A request could not even be made.
+    /// A request could not even be created.
     #[error("cannot make a request to {host}")]
     Request {
         /// Host and port.
         host: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<ureq::Error>,
     },
 }
 
-/// What to do about a refusal by `registry`. `credentials` is where those that were sent are from.
+/// The advice after a refusal by `registry`. `credentials` names the origin of the credentials that were sent.
 pub(crate) fn login_advice(credentials: Option<&str>, registry: &str) -> String {
     match credentials {
         Some(place) => {
@@ -296,7 +296,7 @@ impl RegistryError {
         }
     }
 
-    /// Whether the registry could not be asked at all, so that what is in the store is the best there is.
+    /// Whether the registry could not be reached at all, so that the store has the best available image.
     #[must_use]
     pub fn is_offline(&self) -> bool {
         match self {
@@ -313,7 +313,7 @@ impl RegistryError {
         }
     }
 
-    /// The wait the registry asked for.
+    /// The wait that the registry requested.
     #[must_use]
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {

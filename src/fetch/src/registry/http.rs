@@ -76,7 +76,7 @@ pub(crate) struct Request<'a> {
     pub(crate) url: HttpUrl,
     pub(crate) method: Method<'a>,
     pub(crate) accept: Option<&'a str>,
-    /// The offset of the first byte wanted.
+    /// The offset of the first requested byte.
     pub(crate) from: u64,
     /// The value of the `Authorization` header for the origin of `url`.
     pub(crate) authorization: Option<&'a str>,

@@ -57,7 +57,7 @@ pub(crate) fn open_child(dir: &OwnedFd, element: &[u8]) -> Result<OwnedFd, Errno
     rustix::fs::openat(dir, element, OPEN_DIR, Mode::empty())
 }
 
-/// `stat` of the element itself, not of what a link names; `None` when there is none.
+/// `stat` of the element itself, not of a link's target; `None` when it does not exist.
 pub(crate) fn stat(dir: &OwnedFd, element: &[u8]) -> Result<Option<rustix::fs::Stat>, Errno> {
     match rustix::fs::statat(dir, element, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),

@@ -96,7 +96,7 @@ pub(crate) struct TarEntry {
 pub(crate) struct Entries<'c, S> {
     stream: S,
     caps: &'c Caps,
-    /// Bytes of the current entry's data not taken yet.
+    /// Bytes of the current entry's data not read yet.
     left: u64,
     /// Bytes from the data's end to the next header.
     padding: u64,
@@ -122,7 +122,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         Self { stream, caps, left: 0, padding: 0, global: Records::default() }
     }
 
-    /// The stream, to look at or to drain after the end.
+    /// The stream, to inspect or to drain after the end.
     pub(crate) fn stream(&mut self) -> &mut S {
         &mut self.stream
     }
@@ -313,7 +313,7 @@ impl<'c, S: Stream> Entries<'c, S> {
         Ok(entry)
     }
 
-    /// Reads the sparse map of the entry; the data that remains is what the map places.
+    /// Reads the sparse map of the entry; the remaining data belongs to the places in the map.
     fn sparse_map(
         &mut self,
         records: &pax::Sparse,

@@ -19,13 +19,13 @@ pub enum UnpackError {
     /// The stream is truncated.
     #[error("the layer's tar stream ends early, {at}")]
     Truncated {
-        /// Where in the archive.
+        /// The position in the archive.
         at: &'static str,
     },
     /// The tar stream breaks the format.
     #[error("the layer is not a valid tar archive: {why}")]
     Format {
-        /// Which rule is broken.
+        /// The violated rule.
         why: &'static str,
     },
     /// An entry is refused.
@@ -33,7 +33,7 @@ pub enum UnpackError {
     Entry {
         /// The entry's name.
         path: String,
-        /// Which rule it breaks.
+        /// The violated rule.
         why: &'static str,
     },
     /// A hard link names a file that neither this layer nor one below it has.
@@ -47,7 +47,7 @@ pub enum UnpackError {
     /// A limit is exceeded.
     #[error("the layer has {what} above the limit of {most}")]
     TooMuch {
-        /// What is counted.
+        /// The counted quantity.
         what: &'static str,
         /// The limit.
         most: u64,
@@ -55,11 +55,11 @@ pub enum UnpackError {
     /// The file system reported an error.
     #[error("cannot {doing} '{}' of the layer", shown(.path))]
     Write {
-        /// What was attempted.
+        /// The attempted operation.
         doing: &'static str,
         /// The path in the layer.
         path: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },

@@ -1,4 +1,4 @@
-//! Decompression: gzip (RFC 1952), zstd (RFC 8878) or none, as told or detected by the first bytes.
+//! Decompression: gzip (RFC 1952), zstd (RFC 8878) or none, as the media type says or the first bytes show.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};

@@ -61,7 +61,7 @@ pub struct Unpacked {
     pub size: u64,
     /// Files, directories, links and whiteouts.
     pub entries: u64,
-    /// What is left for [`finish`].
+    /// The work left for [`finish`].
     pub deferred: Deferred,
     /// The CRC-32 of the files' data, by inode number.
     pub sums: Sums,

@@ -102,7 +102,7 @@ pub(crate) fn meaning(name: &Name) -> Result<Meaning<'_>, UnpackError> {
     }
 }
 
-/// A quick look before the slow one.
+/// A cheap check before the expensive one.
 fn memchr_wh(path: &[u8]) -> bool {
     path.starts_with(b".wh.") || path.windows(5).any(|window| window == b"/.wh.")
 }

@@ -20,7 +20,7 @@
 //! **Allocate**: choose under the lock, write `.new`, rename it to `owners/…`, then for each address set `last` and
 //! link. **Release**: remove `full.*`, unlink the addresses that link to the record, then the record.
 //!
-//! What a `kill -9` leaves, by the step before it:
+//! The leftovers of a `kill -9`, by the step before it:
 //!
 //! | step | left | repaired by |
 //! |---|---|---|

@@ -186,7 +186,7 @@ impl BridgeSetup<'_> {
                 let kind = LinkKind::Bridge(create::Bridge::default());
                 let created = host.create_link(&NewLink { name, kind, with });
                 match (created, host.link(name)?) {
-                    // Another process may have created it meanwhile, whatever the outcome here.
+                    // Another process may have created it in the meantime, whatever the outcome here.
                     (_, Some(link)) => link,
                     (Err(error), None) => return Err(error.into()),
                     (Ok(()), None) => return Err(NativeError::vanished(name)),

@@ -63,7 +63,7 @@ pub enum PluginError {
         kind: String,
         /// The CNI command.
         command: &'static str,
-        /// How it ended.
+        /// The end of the process.
         status: String,
         /// Its output on stderr or stdout.
         stderr: String,
@@ -87,7 +87,7 @@ pub enum PluginError {
         kind: String,
         /// Its versions.
         speaks: String,
-        /// Which network.
+        /// The network.
         network: String,
         /// The network's versions.
         wants: String,
@@ -95,7 +95,7 @@ pub enum PluginError {
     /// The network's version lacks the command.
     #[error("network '{network}' is written for CNI {version}, which has no {command}")]
     Unsupported {
-        /// Which network.
+        /// The network.
         network: String,
         /// Its version.
         version: &'static str,

@@ -130,7 +130,7 @@ impl AttachOperation<'_> {
         pod.loopback_up().map_err(NetworkError::attempt("set the pod's loopback interface up"))?;
         let _plugin_lock =
             self.selection.runs_plugins().then(|| PluginLock::create(self.pod.dir, self.pod.id)).transpose()?;
-        // Held until the entries are in the tables, so that an empty bridge or table is not removed meanwhile.
+        // Held until the entries are in the tables, so that an empty bridge or table is not removed in the meantime.
         let _locked = self.state.lock(Lock::Links, true, LOCK_TIMEOUT)?;
         let leases = self.state.leases(&record.boot)?;
         let socket = Socket::open_in(self.host).map_err(NetworkError::attempt("open a socket on the host"))?;

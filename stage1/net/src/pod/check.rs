@@ -98,8 +98,8 @@ pub(super) fn unneeded_entries(host: &Host, records: &Records) -> Result<Vec<Str
     Ok(lines)
 }
 
-/// The present and the needed entries at the same time. If they differ, a pod may have come or gone meanwhile, so both
-/// are read until they are equal or stable.
+/// The present and the needed entries at the same time. If they differ, a pod may have come or gone between the reads,
+/// so both are read until they are equal or stable.
 fn present_and_needed(host: &Host, records: &Records) -> Result<(Option<nft::TableReport>, State)> {
     let now = boot()?;
     let mut before = None;
@@ -191,7 +191,7 @@ fn check_links(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<St
         for name in
             entries.interfaces.keys().chain(entries.anti_spoofing.keys()).filter(|name| !names.contains(name.as_str()))
         {
-            // A pod that has ended since has no record any more.
+            // A pod that has ended since no longer has a record.
             if records.has(&record.pod)? {
                 lines.push(format!("interface {name} of pod {} is missing: start the pod again", record.pod));
             }

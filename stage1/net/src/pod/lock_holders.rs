@@ -43,7 +43,7 @@ pub(super) fn find_lock_holders(file: &OwnedFd) -> io::Result<LockHolders> {
         let Some(pid) = number.and_then(Pid::from_raw).filter(|pid| *pid != rustix::process::getpid()) else {
             continue;
         };
-        // It may have ended meanwhile.
+        // It may have ended in the meantime.
         let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
         if has_locked(&process.path(), &path, inode) {
             found.push((pid, pidfd));

@@ -80,7 +80,7 @@ pub(super) enum RecordState {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Change {
-    /// All networks are attached; the entries are about to be added.
+    /// All networks are attached; the entries are added next.
     Got { entries: RecordedEntries, attached: Vec<PodNetwork> },
     /// The pod is being detached.
     Down {},
@@ -342,7 +342,7 @@ impl Records {
         Ok(names)
     }
 
-    /// Reads all records, by pod. A record that is removed meanwhile is missing.
+    /// Reads all records, by pod. A record that is removed during the call is missing.
     pub(super) fn all(&self) -> Result<Vec<(String, RecordFile)>> {
         let Some(dir) = &self.dir else { return Ok(Vec::new()) };
         let mut found = Vec::new();

@@ -151,7 +151,7 @@ impl StateDir {
         files::read(file, MAX_SMALL).map_err(NetworkError::io(doing()))
     }
 
-    /// Writes a small file, in the place of an earlier one. Nothing is synced: what it says is over with the boot.
+    /// Writes a small file, in the place of an earlier one. Nothing is synced: its content is void after the boot.
     pub(super) fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let doing = || format!("write {}/{name}", self.path);
         // Two may write the same at once: each its own file, of which one is the last.
@@ -168,7 +168,7 @@ impl StateDir {
         placed.map_err(NetworkError::io(doing()))
     }
 
-    /// Removes a small file; it need not be there.
+    /// Removes a small file, which need not exist.
     pub(super) fn remove(&self, name: &str) -> Result<()> {
         ignore_missing(rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()))
             .map_err(NetworkError::io(format!("remove {}/{name}", self.path)))

@@ -30,7 +30,7 @@ use crate::nft::{self, State, Table, conntrack};
 
 /// The prefix of the names of all gantries' tables.
 const TABLE_PREFIX: &str = "gantry";
-/// How often to retry if pods come and go or other programs change nftables meanwhile.
+/// How often to retry if pods come and go or other programs change nftables during an attempt.
 const MAX_ATTEMPTS: u32 = 32;
 
 /// Runs `work` on the table in the network namespace of the thread.
@@ -283,7 +283,7 @@ pub(super) fn remove(host: &Host, entries: &State) -> Result<()> {
     forget_flows(&unshared, conntrack::StaleFlows::ToDeadPod)
 }
 
-/// Ends earlier connections through these ports, which would else go on to another destination or a dead pod.
+/// Ends earlier connections through these ports, which would otherwise continue to another destination or a dead pod.
 pub(super) fn forget_flows(entries: &State, which: conntrack::StaleFlows) -> Result<()> {
     if entries.ports.is_empty() {
         return Ok(());

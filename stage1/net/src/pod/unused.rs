@@ -1,8 +1,8 @@
 //! Removes the bridge and the rules of a network after its last pod, and the tables after the last pod of all.
 //!
 //! An ending pod deletes its record before this check; a starting pod writes its record before it takes the link lock.
-//! If two pods end at once, the one whose record is deleted last finds no other record and removes the bridge. A pod
-//! that starts meanwhile either has its record found, or waits for the lock and creates the bridge again.
+//! If two pods end at once, the one whose record is deleted last finds no other record and removes the bridge. If a pod
+//! starts at that time, either its record is found, or it waits for the lock and creates the bridge again.
 //!
 //! Deleting a bridge takes the kernel about 40 ms (two RCU grace periods), and a starting pod has to wait for it. So
 //! the supervisor leaves it to a process that outlives it briefly ([`take_shared`], [`LINGER`]): the end of a pod takes

@@ -16,7 +16,7 @@ use super::sets::Set;
 const PREROUTING: u32 = 0;
 /// `NF_BR_FORWARD`.
 const FORWARD: u32 = 2;
-/// `NF_BR_PRI_FILTER_BRIDGED`: what `nft` calls filter, before `br_netfilter`.
+/// `NF_BR_PRI_FILTER_BRIDGED`: the priority `filter` of `nft`, before `br_netfilter`.
 const FILTER: i32 = -200;
 
 const META_PROTOCOL: u32 = 1;

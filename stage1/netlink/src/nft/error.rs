@@ -1,4 +1,4 @@
-//! Errors of operations on the nftables tables: what was attempted, on what, and why it failed.
+//! Errors of operations on the nftables tables: the operation, its object, and the cause.
 
 use std::net::SocketAddr;
 
@@ -37,7 +37,7 @@ pub enum Error {
     /// A prefix overlaps with one of another network.
     #[error("cannot {what}: a prefix overlaps with one of another network")]
     Overlap {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
     },
     /// The requested state is invalid.
@@ -49,7 +49,7 @@ pub enum Error {
     /// nftables changed during every attempt.
     #[error("cannot {what}: other programs keep changing nftables")]
     Contended {
-        /// What was attempted.
+        /// The attempted operation.
         what: String,
     },
 }

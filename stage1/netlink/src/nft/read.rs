@@ -14,7 +14,7 @@ use super::state::{Network, State};
 use super::table::Table;
 use super::wire::{self, FIXED, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_TABLE, message};
 
-/// How often a read is repeated if the table changes meanwhile.
+/// How often a read is repeated if the table changes in the meantime.
 const MAX_ATTEMPTS: u32 = 16;
 /// Up to this many elements arrive in one datagram, and so come from one state of the hash table: an element takes at
 /// most 250 bytes, a datagram at least 4 KiB.
@@ -43,7 +43,7 @@ impl Table {
     /// Reads a consistent snapshot of the tables; None if they do not exist.
     ///
     /// # Errors
-    /// [`Error::Contended`] if they changed during every attempt; those of the kernel.
+    /// [`Error::Contended`] if they changed during every attempt; errors of the kernel.
     pub fn read(&mut self) -> Result<Option<TableReport>> {
         for _ in 0..MAX_ATTEMPTS {
             let before = self.generation()?;
@@ -51,7 +51,7 @@ impl Table {
                 return Ok(None);
             }
             let found = match self.read_once() {
-                // The table was removed meanwhile.
+                // The table was removed in the meantime.
                 Err(error) if error.errno() == Some(rustix::io::Errno::NOENT) => None,
                 found => found?,
             };
@@ -67,7 +67,7 @@ impl Table {
     /// The interfaces in the table, whatever its faults.
     ///
     /// # Errors
-    /// [`Error::Contended`] if the table changed during every attempt; those of the kernel.
+    /// [`Error::Contended`] if the table changed during every attempt; errors of the kernel.
     pub fn interfaces(&mut self) -> Result<BTreeSet<String>> {
         Ok(self.part_of_state(&[Set::Interfaces])?.interfaces.into_keys().collect())
     }
@@ -135,7 +135,7 @@ impl Table {
         Ok(Some(TableReport { state, faults }))
     }
 
-    /// The elements of a table, and the faults of its other objects; None if it changed meanwhile.
+    /// The elements of a table, and the faults of its other objects; None if the table changed in the meantime.
     fn read_family(&mut self, family: Family, faults: &mut Vec<String>) -> Result<Option<Vec<Element>>> {
         let (sets, chains, rules) = (self.read_sets(family)?, self.read_chains(family)?, self.read_rules(family)?);
         let (Some(sets), Some(chains), Some(rules)) = (sets, chains, rules) else { return Ok(None) };
@@ -149,7 +149,7 @@ impl Table {
         Ok(Some(all))
     }
 
-    /// The attributes of every part of a kind that is in this table, given to `each`; None if they changed meanwhile.
+    /// Passes the attributes of every object of a kind in this table to `each`; None if they changed in the meantime.
     fn parts(
         &mut self,
         kind: u16,
@@ -170,7 +170,7 @@ impl Table {
             |message: &Message<'_>| {
                 let (fixed, attributes) = message.split(FIXED).attempt(|| &what)?;
                 let table = attributes.get(NFTA_TABLE).and_then(|table| table.text());
-                // Kernels differ in whether they heed which table was asked for.
+                // Kernels differ in whether they filter by the requested table.
                 if fixed.first() != Some(&family.number()) || table != Some(&name) {
                     return Ok(());
                 }

@@ -27,11 +27,11 @@ pub fn drain() -> Vec<OwnedFd> {
     all.drain(..).map(|(_, socket)| socket).collect()
 }
 
-/// Runs `work` with a socket in the calling thread's network namespace, from the cache or new. No other caller uses
-/// the socket meanwhile.
+/// Runs `work` with a socket in the calling thread's network namespace, from the cache or new. No other caller uses the
+/// socket during the call.
 ///
 /// # Errors
-/// Those of `work`; if no socket can be opened.
+/// The errors of `work`; if no socket can be opened.
 pub fn with_socket<T>(work: impl FnOnce(OwnedFd) -> Result<T>) -> Result<T> {
     let stat = rustix::fs::fstat(Namespace::own()?).attempt(|| "identify the network namespace")?;
     let here = (stat.st_dev, stat.st_ino);

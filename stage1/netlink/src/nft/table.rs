@@ -46,7 +46,7 @@ impl Table {
     /// The generation of nftables in this network namespace, which changes with every transaction of any program.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn generation(&mut self) -> Result<u32> {
         let mut batch = Batch::new();
         wire::write_query(&mut batch, message::GETGEN, 0, Family::Inet, |_| {});
@@ -69,7 +69,7 @@ impl Table {
     /// Entries that other processes added after `state` was read are lost: see [`Self::ensure_at_generation`].
     ///
     /// # Errors
-    /// [`Error::Invalid`]; those of the kernel.
+    /// [`Error::Invalid`]; errors of the kernel.
     pub fn ensure(&mut self, state: &State) -> Result<()> {
         self.replace(state, None)
     }
@@ -121,7 +121,7 @@ impl Table {
     /// [`Self::add`] skip anti-spoofing entries and [`Self::read`] returns none.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn supports_bridge_tables(&mut self) -> Result<bool> {
         if let Some(known) = self.bridges {
             return Ok(known);
@@ -150,7 +150,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::Taken`] if a host port is forwarded elsewhere; [`Error::Missing`] if the table does not exist (call
-    /// [`Self::ensure`]); [`Error::Overlap`]; [`Error::Invalid`]; [`Error::Contended`]; those of the kernel.
+    /// [`Self::ensure`]); [`Error::Overlap`]; [`Error::Invalid`]; [`Error::Contended`]; errors of the kernel.
     pub fn add(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
         let all = elements(entries);
@@ -192,7 +192,7 @@ impl Table {
                     self.bridges = Some(false);
                     continue;
                 }
-                // The bridge table was removed meanwhile with the last anti-spoofing entry.
+                // The bridge table was removed in the meantime with the last anti-spoofing entry.
                 Err(failure) if !first && is_of_bridges(&failure, Errno::NOENT) => {
                     first = true;
                     continue;
@@ -241,7 +241,7 @@ impl Table {
     /// Removes interfaces and networks whatever their access and masquerading.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; [`Error::Contended`]; those of the kernel.
+    /// [`Error::Invalid`]; [`Error::Contended`]; errors of the kernel.
     pub fn remove(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
         let (all, variants) = (elements(entries), variants(entries));
@@ -261,7 +261,7 @@ impl Table {
             let mut change = Transaction::new(&self.name, None, self.bridge);
             change.remove(ours);
             match self.channel.transact(change, &what) {
-                // Another process removed one meanwhile.
+                // Another process removed one in the meantime.
                 Err(failure) if failure.error.is(Errno::NOENT) => {}
                 done => return Ok(done?),
             }
@@ -272,7 +272,7 @@ impl Table {
     /// Removes both tables, which need not exist.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn delete(&mut self) -> Result<()> {
         let bridges = self.exists(Family::Bridge)?;
         let mut change = Transaction::new(&self.name, None, self.bridge);
@@ -338,7 +338,7 @@ impl Table {
 /// namespace.
 ///
 /// # Errors
-/// [`Error::Contended`] if the tables changed during every attempt; those of the kernel.
+/// [`Error::Contended`] if the tables changed during every attempt; errors of the kernel.
 pub fn table_names(socket: OwnedFd, prefix: &str) -> Result<Vec<String>> {
     let mut channel = Channel::new(socket);
     let what = "list the tables";

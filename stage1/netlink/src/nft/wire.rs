@@ -102,7 +102,7 @@ pub(super) fn write_query(
 /// Describes a message of a transaction, for errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Label {
-    /// What the message attempts.
+    /// The operation that the message attempts.
     pub(super) what: String,
     pub(super) family: Family,
     /// The set whose elements the message changes.

@@ -193,7 +193,7 @@ impl Socket {
     /// addresses when it comes up.
     ///
     /// # Errors
-    /// [`Error::Different`] if the address exists with other properties; [`Error::Invalid`]; those of the kernel: the
+    /// [`Error::Different`] if the address exists with other properties; [`Error::Invalid`]; errors of the kernel: the
     /// interface is gone (ENODEV), IPv6 is disabled (EACCES, EOPNOTSUPP).
     pub fn add_address(&mut self, index: u32, address: &Address) -> Result<()> {
         address.check()?;
@@ -219,7 +219,7 @@ impl Socket {
     /// Deletes an address from an interface. Returns whether both existed.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; those of the kernel.
+    /// [`Error::Invalid`]; errors of the kernel.
     pub fn delete_address(&mut self, index: u32, address: &Address) -> Result<bool> {
         address.check()?;
         let mut batch = Batch::new();
@@ -235,7 +235,7 @@ impl Socket {
     /// The addresses of an interface, or of all interfaces.
     ///
     /// # Errors
-    /// Those of the kernel. An interface that is gone has no addresses.
+    /// Errors of the kernel. An interface that is gone has no addresses.
     pub fn addresses(&mut self, index: Option<u32>) -> Result<Vec<OwnAddress>> {
         let fixed = head(0, 0, Scope::Universe, index.unwrap_or(0));
         let request = |batch: &mut Batch, flags: u16| batch.push(RTM_GETADDR, flags, &fixed, |_| {});

@@ -202,7 +202,7 @@ impl Socket {
     /// The interface of this name, if it exists.
     ///
     /// # Errors
-    /// If the name is invalid; those of the kernel.
+    /// If the name is invalid; errors of the kernel.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
         check_name(name)?;
         self.find_link(Named::Name(name))
@@ -212,7 +212,7 @@ impl Socket {
     /// (netdevice(7)) does not take the kernel's RTNL lock.
     ///
     /// # Errors
-    /// If the name is invalid; those of the kernel.
+    /// If the name is invalid; errors of the kernel.
     pub fn index(&mut self, name: &str) -> Result<Option<u32>> {
         check_name(name)?;
         match rustix::net::netdevice::name_to_index(&*self.channel(), name) {
@@ -225,7 +225,7 @@ impl Socket {
     /// The interface of this index, if it exists.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn link_by_index(&mut self, index: u32) -> Result<Option<Link>> {
         self.find_link(Named::Index(index))
     }
@@ -246,7 +246,7 @@ impl Socket {
     /// All interfaces of the namespace.
     ///
     /// # Errors
-    /// Those of the kernel; more than 100 000 interfaces.
+    /// Errors of the kernel; more than 100 000 interfaces.
     pub fn links(&mut self) -> Result<Vec<Link>> {
         self.list_links(None)
     }
@@ -276,7 +276,7 @@ impl Socket {
     /// Changes an interface. Idempotent.
     ///
     /// # Errors
-    /// Those of the kernel: the interface is gone (ENODEV), the MTU is out of range (EINVAL), the name is taken
+    /// Errors of the kernel: the interface is gone (ENODEV), the MTU is out of range (EINVAL), the name is taken
     /// (EEXIST). The kernel applies the changes one by one and does not revert those before the rejected one.
     pub fn change_link(&mut self, index: u32, change: &Change<'_>) -> Result<()> {
         if let Some(name) = change.name {
@@ -300,7 +300,7 @@ impl Socket {
     /// Sets `lo` up, which is down in a new namespace. The kernel adds 127.0.0.1 and ::1.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn loopback_up(&mut self) -> Result<()> {
         self.change_named(Named::Name("lo"), &Change { up: Some(true), ..Change::default() })
     }
@@ -310,7 +310,7 @@ impl Socket {
     /// By far the slowest of these operations: the kernel waits for RCU grace periods (see [`super`]).
     ///
     /// # Errors
-    /// Those of the kernel: hardware cannot be deleted (EOPNOTSUPP).
+    /// Errors of the kernel: hardware cannot be deleted (EOPNOTSUPP).
     pub fn delete_link(&mut self, index: u32) -> Result<bool> {
         self.delete_named(Named::Index(index))
     }
@@ -337,7 +337,7 @@ impl Socket {
     /// The counters of an interface; None if it is gone.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn statistics(&mut self, index: u32) -> Result<Option<Statistics>> {
         let mut head = [0; 12];
         head[4..8].copy_from_slice(&index.to_ne_bytes());

@@ -63,7 +63,7 @@ impl Socket {
     /// Sets a permanent neighbour entry, replacing an existing one.
     ///
     /// # Errors
-    /// Those of the kernel: the interface is gone (ENODEV) or has no neighbour table (EINVAL).
+    /// Errors of the kernel: the interface is gone (ENODEV) or has no neighbour table (EINVAL).
     pub fn set_neighbour(&mut self, index: u32, address: IpAddr, mac: Mac) -> Result<()> {
         let mut batch = Batch::new();
         batch.push(RTM_NEWNEIGH, F_CREATE | F_REPLACE, &head(family(address), index, NUD_PERMANENT), |m| {
@@ -75,7 +75,7 @@ impl Socket {
     /// Deletes a neighbour entry. Returns whether it existed.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn delete_neighbour(&mut self, index: u32, address: IpAddr) -> Result<bool> {
         let mut batch = Batch::new();
         batch.push(RTM_DELNEIGH, 0, &head(family(address), index, 0), |m| {
@@ -91,7 +91,7 @@ impl Socket {
     /// The neighbour entries of an interface, learned and static.
     ///
     /// # Errors
-    /// Those of the kernel; more than 100 000 entries.
+    /// Errors of the kernel; more than 100 000 entries.
     pub fn neighbours(&mut self, index: u32) -> Result<Vec<Neighbour>> {
         let request = |batch: &mut Batch, flags: u16| {
             batch.push(RTM_GETNEIGH, flags, &head(0, 0, 0), |m| {

@@ -38,7 +38,7 @@ pub const TABLE_MAIN: u32 = 254;
 /// The table of local addresses (`RT_TABLE_LOCAL`).
 pub const TABLE_LOCAL: u32 = 255;
 
-/// What the kernel does with a packet that matches a route (`rtm_type`).
+/// The kernel's treatment of a packet that matches a route (`rtm_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RouteKind {
     /// Forward it.
@@ -99,7 +99,7 @@ pub struct Route {
     pub priority: Option<u32>,
     /// The table; by default [`TABLE_MAIN`].
     pub table: Option<u32>,
-    /// What to do with a packet.
+    /// The treatment of a packet.
     pub kind: RouteKind,
 }
 
@@ -266,9 +266,9 @@ impl Socket {
     /// Adds a route. Succeeds if the same route exists.
     ///
     /// # Errors
-    /// [`Error::Different`] if another route to the same destination with the same priority exists;
-    /// [`Error::Invalid`]; those of the kernel: the gateway is unreachable (ENETUNREACH), the interface is down
-    /// (ENETDOWN) or gone (ENODEV).
+    /// [`Error::Different`] if another route to the same destination with the same priority exists; [`Error::Invalid`];
+    /// errors of the kernel: the gateway is unreachable (ENETUNREACH), the interface is down (ENETDOWN) or gone
+    /// (ENODEV).
     pub fn add_route(&mut self, route: &Route) -> Result<()> {
         let error = match self.send_route(route, F_CREATE | F_EXCL) {
             Err(error) if error.is(Errno::EXIST) => error,
@@ -305,7 +305,7 @@ impl Socket {
     /// Deletes the first route with the given properties. Returns whether there was one.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; those of the kernel.
+    /// [`Error::Invalid`]; errors of the kernel.
     pub fn delete_route(&mut self, route: &Route) -> Result<bool> {
         route.check()?;
         // RT_SCOPE_NOWHERE matches any scope.
@@ -322,7 +322,7 @@ impl Socket {
     /// The routes that match a filter. Multipath routes are listed without gateway and interface.
     ///
     /// # Errors
-    /// Those of the kernel; more than 100 000 routes.
+    /// Errors of the kernel; more than 100 000 routes.
     pub fn routes(&mut self, filter: &RouteFilter) -> Result<Vec<Route>> {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {

@@ -36,7 +36,7 @@ impl Socket {
     /// request does not stop the rest; the first error is returned.
     ///
     /// # Errors
-    /// Those of [`Self::change_link`], [`Self::add_address`] and [`Self::add_route`].
+    /// The errors of [`Self::change_link`], [`Self::add_address`] and [`Self::add_route`].
     pub fn set_up(&mut self, index: u32, setup: &Setup<'_>) -> Result<()> {
         let mut batch = Batch::new();
         let mut parts = Vec::new();

@@ -1,4 +1,4 @@
-//! The socket that interfaces, addresses and routes are spoken about over.
+//! The rtnetlink socket for requests about interfaces, addresses and routes.
 
 use std::time::Duration;
 

@@ -75,7 +75,7 @@ impl Socket {
     /// Sets the rate limit of an interface, replacing an existing one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if rate or burst is 0; those of the kernel: the interface is gone (ENODEV), the kernel lacks
+    /// [`Error::Invalid`] if rate or burst is 0; errors of the kernel: the interface is gone (ENODEV), the kernel lacks
     /// token bucket filters (ENOENT).
     pub fn limit_rate(&mut self, index: u32, bucket: &TokenBucket) -> Result<()> {
         let what = format_args!("limit the rate of interface {index}");
@@ -93,7 +93,7 @@ impl Socket {
     /// Removes the rate limit. Returns whether there was one.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn unlimit_rate(&mut self, index: u32) -> Result<bool> {
         let mut batch = Batch::new();
         batch.push(RTM_DELQDISC, 0, &head(index, 0, TC_H_ROOT), |_| {});
@@ -107,7 +107,7 @@ impl Socket {
     /// The rate limit of an interface in bytes per second, if it has one.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// Errors of the kernel.
     pub fn rate_limit(&mut self, index: u32) -> Result<Option<u64>> {
         let request = |batch: &mut Batch, flags: u16| batch.push(RTM_GETQDISC, flags, &head(index, 0, 0), |_| {});
         let found = self.channel().dump(&request, format_args!("read the rate limit of interface {index}"), &parse)?;

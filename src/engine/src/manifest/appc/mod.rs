@@ -233,7 +233,7 @@ pub(crate) fn is_identifier(text: &str) -> bool {
 }
 
 /// A text as an ACIdentifier, by appc's own rule (`SanitizeACIdentifier`): `127.0.0.1:5000/app` is
-/// `127.0.0.1_5000/app`. `None` where nothing is left of it.
+/// `127.0.0.1_5000/app`. `None` if no character remains.
 pub(crate) fn identifier(text: &str) -> Option<String> {
     let lower = text.to_lowercase();
     let fit = |c: char| if c.is_ascii_lowercase() || c.is_ascii_digit() || "-._~/".contains(c) { c } else { '_' };

@@ -126,7 +126,7 @@ fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, Manife
     Ok(spec)
 }
 
-/// A declared mount point without a mount takes the volume of its name; an empty one is made where there is none.
+/// A declared mount point without a mount takes the volume of its name; if there is none, an empty volume is created.
 fn mount_declared(spec: &mut AppSpec, point: MountPoint, volumes: &mut Vec<VolumeSpec>) -> Result<(), ManifestError> {
     let MountPoint { name, path, read_only } = point;
     let volume: AppName = name.parse()?;

@@ -198,7 +198,7 @@ fn volume(volume: &VolumeSpec, volumes_dir: &str) -> Volume {
         VolumeKind::Host { source, recursive } => {
             Volume { kind: "host".to_owned(), source: source.clone(), recursive: Some(*recursive), ..blank }
         }
-        // appc knows no volumes that outlive pods; to its clients this is a directory of the host.
+        // appc has no volumes that outlive pods; its clients see a directory of the host.
         VolumeKind::Named { volume } => {
             let source = format!("{volumes_dir}/{volume}/data");
             Volume { kind: "host".to_owned(), source, recursive: Some(false), ..blank }

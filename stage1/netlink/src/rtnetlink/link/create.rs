@@ -212,9 +212,9 @@ impl Socket {
     /// unchanged.
     ///
     /// # Errors
-    /// [`Error::Different`] if an interface of this name exists with other properties; those of the kernel: it lacks
-    /// the kind or VLAN filtering (EOPNOTSUPP), the parent is gone (ENODEV), the name is taken in the target
-    /// namespace (EEXIST), CAP_NET_ADMIN is missing (EPERM).
+    /// [`Error::Different`] if an interface of this name exists with other properties; errors of the kernel: it lacks
+    /// the kind or VLAN filtering (EOPNOTSUPP), the parent is gone (ENODEV), the name is taken in the target namespace
+    /// (EEXIST), CAP_NET_ADMIN is missing (EPERM).
     pub fn create_link(&mut self, new: &NewLink<'_>) -> Result<()> {
         new.check()?;
         // The kernel rejects some properties in the creating request: a second request sets them, and then sets it up.
@@ -263,7 +263,7 @@ impl Socket {
     fn compare(&mut self, new: &NewLink<'_>, with: Change<'_>, error: Error) -> Result<()> {
         let what = || format!("create the {} {}", new.kind.as_str(), new.name);
         let found = self.link(new.name)?;
-        // The name of the other end is the one that is taken.
+        // The name that is already in use is that of the other end.
         let Some(found) = found else { return Err(error) };
         let mut difference = difference(new, &found);
         if let (None, LinkKind::Veth(peer)) = (&difference, &new.kind) {

@@ -78,7 +78,7 @@ impl Socket {
     /// Changes the settings of a bridge port, by the index of its interface.
     ///
     /// # Errors
-    /// Those of the kernel: the interface is gone (ENODEV) or not a bridge port.
+    /// Errors of the kernel: the interface is gone (ENODEV) or not a bridge port.
     pub fn change_port(&mut self, index: u32, port: &Port) -> Result<()> {
         let mut batch = Batch::new();
         batch.push(RTM_SETLINK, 0, &ifinfomsg(AF_BRIDGE, index, (0, 0)), |m| {
