@@ -110,7 +110,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
     }
 }
 
-/// A network of which everything is known.
+/// A network attachment with every field set.
 fn whole_network() -> PodNetwork {
     use gantry_model::net::{Dns, PodAddress, PodPort, PodRoute, Protocol};
     let ip = |text: &str| text.parse().unwrap();

@@ -1,4 +1,4 @@
-//! Addresses as written, and whose socket file is whose.
+//! Addresses as written, and the owners of socket files.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
@@ -55,7 +55,7 @@ fn a_socket_that_nobody_listens_on_is_replaced_and_no_other_file_is() {
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o660);
     assert!(UnixStream::connect(&path).is_ok());
     assert!(matches!(open(&path), Err(ListenError::Taken(_))), "a live one stays");
-    // As a kill leaves it.
+    // As left by a kill.
     drop(first);
     let second = open(&path).unwrap();
     assert!(UnixStream::connect(&path).is_ok());

@@ -16,7 +16,7 @@ use super::*;
 use crate::listen::{Address, Listener};
 use crate::rkt;
 
-/// How long anything may take on a slow machine.
+/// The time limit of every operation on a slow machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 struct Quiet;
@@ -55,7 +55,7 @@ impl Home {
         self.dir.path().join("api.sock")
     }
 
-    /// Runs a test's client, which must come to its end.
+    /// Runs a test's client, which must end.
     fn client<T>(&self, test: impl AsyncFnOnce(Channel) -> T) -> T {
         let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket().display())).unwrap();
         self.runtime.block_on(async {
@@ -200,7 +200,7 @@ async fn listen(client: &mut PublicApiClient<Channel>, filter: wire::EventFilter
     client.listen_events(wire::ListenEventsRequest { filter: Some(filter) }).await.unwrap().into_inner()
 }
 
-/// The next events, at least so many: their numbers and types.
+/// The next events, at least this many: their numbers and types.
 async fn take(events: &mut Events, count: usize) -> Vec<(u64, EventType)> {
     let mut taken = Vec::new();
     while taken.len() < count {

@@ -22,7 +22,7 @@ use crate::listen::SocketAccess;
 use crate::peer::Peer;
 use crate::surface::Access;
 
-/// Only root may connect, and nobody may call `Forbidden`.
+/// Only root may connect, and no client may call `Forbidden`.
 struct VolumeSurface;
 
 impl Surface for VolumeSurface {
@@ -129,7 +129,7 @@ async fn call(channel: Channel, method: &'static str) -> Result<Vec<u8>, Status>
     Ok(reply.into_inner().text)
 }
 
-/// Reads the field that the events are put in.
+/// Reads the field that contains the events.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 struct Bytes {
     #[prost(bytes = "vec", tag = "1")]

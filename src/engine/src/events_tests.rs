@@ -66,7 +66,7 @@ fn cursors_of_queries() {
         (None, Some(50), (3, None)),
         (Some(0), None, (2, Some(3))),
         (Some(30), None, (2, Some(3))),
-        // What is gone was written before 30.
+        // The deleted events were written before 30.
         (Some(32), None, (4, None)),
         (Some(99), None, (5, None)),
     ] {
@@ -95,7 +95,7 @@ fn pages_go_on_and_tell_of_gaps() {
     assert_eq!(observer.events_after(u64::MAX, 9).unwrap().cursor, u64::MAX);
 }
 
-/// Reads on until there are so many events; how long each wait took is nobody's promise, but none may be missed.
+/// Reads until there are this many events; a wait may take any time, but no event may be missed.
 fn follow(observer: &Observer, commits: &mut Commits, want: usize) -> Vec<u64> {
     let (mut cursor, mut seqs) = (0, Vec::new());
     let begin = Instant::now();
@@ -153,7 +153,7 @@ fn waits_get_longer_and_end_at_the_callers_time() {
         "{:?}",
         begin.elapsed()
     );
-    // Other files of the directory are nobody's commits; the WAL's are.
+    // Changes of other files in the directory are no commits; those of the WAL are.
     std::fs::write(home.path().join("data/other"), b"x").unwrap();
     commits.wait(Duration::from_millis(5)).unwrap();
     assert_eq!(commits.pause(), MAX_POLL_INTERVAL);

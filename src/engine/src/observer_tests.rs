@@ -1,4 +1,5 @@
-//! What an observer shows, on a real store: filters of images field by field, and pods whose directories are damaged.
+//! The results of an observer on a real store: filters of images field by field, and pods whose directories are
+//! damaged.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -52,7 +53,7 @@ impl Home {
             size: 7,
             names: names.iter().map(|&name| name.to_owned()).collect(),
         };
-        // In the middle of the second: strictly before and after are told by whole ones.
+        // In the middle of a second: strict bounds compare whole seconds.
         self.store.commit_image(&image, Timestamp(second * SECOND + SECOND / 2)).unwrap().id
     }
 
@@ -273,8 +274,8 @@ fn damaged_images_are_listed_and_heal() {
     assert_eq!(home.observer.image(&one).unwrap().manifest, whole);
 }
 
-/// Whatever lies in the place of a pod's directory or manifest, the pod is listed; and a FIFO is not opened, which
-/// would let a writer in who waits for a reader.
+/// Whatever file is in the place of a pod's directory or manifest, the pod is listed; and a FIFO is not opened, which
+/// would unblock a writer that waits for a reader.
 #[test]
 fn damaged_pods_are_listed() {
     let home = Home::new();

@@ -1,4 +1,4 @@
-//! Fetching from a faulty registry: what is accepted, what is refused, and that nothing is left over.
+//! Fetching from a faulty registry: accepted and refused responses, and no leftovers.
 
 #![expect(clippy::unwrap_used, reason = "a failed step of a test's own set-up should end the test")]
 

@@ -1,4 +1,4 @@
-//! Tests of judging answers. Asking is tested with the server.
+//! Tests of the classification of replies. Sending queries is tested with the server.
 
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::RecordType;

@@ -41,7 +41,7 @@ fn names_of_a_pod() {
     let counted = [front.pod_key(ip("10.1.0.2")), front.pod_key(ip("fd00:1::2"))];
     assert_eq!(counted, [ip("10.1.0.2"); 2], "the addresses of a pod share");
     assert_eq!(front.pod_key(ip("10.1.0.77")), ip("10.1.0.77"), "an address of no pod is its own");
-    // Pods of other networks are as if they were not there.
+    // Pods of other networks are treated as absent.
     assert_eq!(front.look_up(&name("db.")), NameLookup::Foreign);
     assert_eq!(front.look_up(&name("db.gantry.internal.")), NameLookup::NoSuchPod);
     assert_eq!(front.name_of(ip("10.2.0.3")), None);

@@ -1,4 +1,4 @@
-//! Tests of the server on loopback addresses, with servers of the host that are the tests' own.
+//! Tests of the server on loopback addresses; the tests themselves run the servers of the host.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener as StdListener, TcpStream as StdStream, UdpSocket as StdUdp};
@@ -17,7 +17,7 @@ use crate::names::gateways;
 
 /// Timeout of a test for an event that must happen.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// How the address is called that all tests' pods have.
+/// The address of the pods of all tests.
 const POD: &str = "127.66.0.2";
 
 /// A resolver on a loopback address and port of its own.
@@ -29,7 +29,7 @@ struct Server {
     thread: thread::JoinHandle<()>,
 }
 
-/// The names there are on this address: `web`, a pod of the subnet 127.66.0.0/24, whatever else is there.
+/// The names on this address: `web`, a pod of the subnet 127.66.0.0/24, among any others.
 fn names(address: IpAddr) -> Arc<Gateways> {
     // No gateway can be a loopback address: computed for another one, then moved.
     let pods = [pod(WEB, "web", &[], vec![network("n", &[&format!("{POD}/24 via 10.0.0.1")])])];
@@ -190,7 +190,7 @@ fn names_are_told_to_those_of_the_network() {
     let asked = query("web.", RecordType::A, None);
     assert_eq!(texts(&server.ask(&asked)), [POD]);
     assert_eq!(texts(&server.ask_by_tcp(&asked)), [POD]);
-    // One of another network: it hears nothing, and so it is heard that the next one is answered.
+    // A client of another network: it gets no reply, which the reply to the next query proves.
     let stranger = client("127.99.0.1");
     stranger.send_to(&asked.to_vec().unwrap(), server.address).unwrap();
     assert_eq!(texts(&server.ask(&asked)), [POD]);
@@ -211,7 +211,7 @@ fn names_follow_the_facts() {
     let gateways: Gateways = gateways(&[other]).into_values().map(|place| (server.address.ip(), place)).collect();
     server.state.send_replace(Arc::new(ResolverState { gateways: Arc::new(gateways), servers: Vec::new() }));
     assert_eq!(server.ask(&asked).metadata.response_code, ResponseCode::NXDomain);
-    // The last pod is gone: so are the sockets.
+    // The last pod has ended: the sockets are closed.
     server.state.send_replace(Arc::default());
     wait_until("the sockets are closed", || StdUdp::bind(server.address).is_ok());
     server.state.send_replace(Arc::new(ResolverState { gateways: names(server.address.ip()), servers: Vec::new() }));
@@ -251,7 +251,7 @@ fn only_the_answer_counts() {
 
 #[test]
 fn what_is_cut_is_asked_for_again_by_tcp() {
-    // Both ports at once: the address is ours.
+    // Both ports at once: the address belongs to this test.
     let address = free();
     let listener = StdListener::bind(address).unwrap();
     let (address, _heard) = serve_udp(StdUdp::bind(address).unwrap(), address, |asked| {
@@ -286,7 +286,7 @@ fn the_next_server_is_asked_when_one_is_silent_or_unable() {
     let server = Server::start(&[silent, unable, closed, good]);
     assert_eq!(texts(&server.ask(&example())), ["192.0.2.0"]);
     heard.recv_timeout(DEADLINE).unwrap();
-    // From now on the silent one is asked last.
+    // From now on the silent server is queried last.
     assert_eq!(texts(&server.ask(&example())), ["192.0.2.0"]);
     assert!(heard.try_recv().is_err());
     server.end();
@@ -296,7 +296,7 @@ fn the_next_server_is_asked_when_one_is_silent_or_unable() {
 fn when_no_server_can_the_client_hears_of_it() {
     let (refuses, _heard) = upstream(|asked| vec![answer(asked, 0, ResponseCode::Refused)]);
     let (mute, _also_heard) = upstream(|asked| vec![[&asked[..2], &[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0]].concat()]);
-    // One that says much and repeats no question.
+    // A server that sends long replies and repeats no question.
     let header: &[u8] = &[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 1];
     let (odd, _heard_too) = upstream(move |asked| vec![[&asked[..2], header, &[0; 60]].concat()]);
     for (servers, code) in [

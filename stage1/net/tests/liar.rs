@@ -21,7 +21,7 @@ struct Lab {
     runtime: Runtime,
 }
 
-/// Where cargo puts the program of `examples/cni-liar.rs`.
+/// The program that cargo builds from `examples/cni-liar.rs`.
 fn liar() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().and_then(Path::parent).unwrap().join("examples/cni-liar");

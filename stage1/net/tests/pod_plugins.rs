@@ -169,7 +169,7 @@ fn invalid_results_are_rejected() {
     let error = lab.attach(&pod, &["air"], &[]).unwrap_err();
     assert!(error.to_string().contains("there is no interface eth0 in the pod"), "{error}");
     assert_eq!(lab.asked(), "ADD/eth0 DEL/eth0");
-    // It adds an address to what the bridge plugin made.
+    // It adds an address to the interface that the bridge plugin created.
     let mut more = lab.bridge("more", "br-one", "10.201.0.0/24");
     more.as_array_mut().unwrap().push(liar(&lab, &json!({})));
     lab.network("more", "1.0.0", &more);
@@ -210,7 +210,7 @@ fn what_plugins_keep_for_nobody_is_collected() {
     lab.host.use_plugins = true;
     lab.with_liar();
     let mut list = lab.bridge("net", "br-one", "10.201.0.0/24");
-    // It adds an address to the result that is nowhere, which CHECK finds.
+    // It adds an address to the result that no interface has, which CHECK detects.
     list.as_array_mut().unwrap().push(liar(&lab, &json!({})));
     lab.network("net", "1.1.0", &list);
     let (one, mut two) = (lab.pod(), lab.pod());
@@ -220,7 +220,7 @@ fn what_plugins_keep_for_nobody_is_collected() {
     assert_eq!(findings.len(), 2, "{findings:?}");
     assert!(findings.iter().all(|line| line.contains("failed to CHECK")), "{findings:?}");
     assert_eq!(pod::collect_garbage(&lab.host, true).unwrap(), Vec::<String>::new());
-    // A record that is lost: what is left is found by the entry of the cache.
+    // A lost record: the cache entry leads to the leftovers.
     two.die();
     drop(gone);
     fs::remove_file(two.path.join("network.json")).unwrap();
@@ -233,7 +233,7 @@ fn what_plugins_keep_for_nobody_is_collected() {
     let calls: Value =
         serde_json::from_str(fs::read_to_string(lab.at("log")).unwrap().lines().last().unwrap()).unwrap();
     assert_eq!(calls["config"]["cni.dev/valid-attachments"], json!([{"containerID": one.id, "ifname": "eth0"}]));
-    // Nor is what a pod has whose record cannot be read: it may be running.
+    // Neither are the resources of a pod whose record cannot be read: it may be running.
     let record = fs::read_to_string(one.path.join("network.json")).unwrap();
     fs::write(one.path.join("network.json"), r#"{"version": 9}"#).unwrap();
     fs::remove_file(lab.at("log")).unwrap();

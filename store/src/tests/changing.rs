@@ -51,7 +51,7 @@ fn a_whole_life_and_its_events() {
     assert_eq!(early.kind(), ErrorKind::Refused);
     let pod = moved(store, id, pod.generation, edge(Edge::Deleting(Timestamp(41))));
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
-    // Who goes on where the first was killed.
+    // The successor continues where the first was killed.
     let pod = moved(store, id, pod.generation, edge(Edge::Deleting(Timestamp(42))));
     assert!(matches!(pod.phase, Phase::Garbage { deleting: Some(Timestamp(41)), .. }), "{pod:?}");
     assert_eq!(pod.generation, Generation(8));
@@ -68,7 +68,7 @@ fn a_whole_life_and_its_events() {
         (4, "app-started", "a"),
         (5, "app-started", "b"),
         (6, "app-exited", "b"),
-        // Attempt 1 of `a` came and went between two looks.
+        // Attempt 1 of `a` started and ended between two reads.
         (7, "app-started", "a"),
         (8, "app-exited", "a"),
         (9, "pod-exited", &uuid),
@@ -212,7 +212,7 @@ fn images_are_named_found_and_removed_unless_in_use() {
     let home = Home::new();
     let store = &home.store;
     let (one, two) = (image(store, "app", &["l"]), image(store, "two", &["l", "m"]));
-    // Once more: nothing new but a name, and the other image's name moves.
+    // Once more: only a name is new, and the other image's name moves.
     let (_locks, refs) = layers(store, &["l"]);
     let again = NewImage {
         id: one.clone(),
@@ -370,7 +370,7 @@ fn what_a_pod_got_stays_to_its_end() {
     let second = PodNetwork { name: "b".into(), interface: "eth1".into(), ..PodNetwork::default() };
     let got = Networks::from_list(&[whole_network(), second]).unwrap();
     let change = |step: Edge| Change { networks: got.clone(), ..edge(step) };
-    // Before it is started it has none, whatever is said.
+    // Before its start a pod has none, whatever the change contains.
     let pod = moved(store, id, pod.generation, change(Edge::Prepare));
     let pod = moved(store, id, pod.generation, change(Edge::Prepared(Timestamp(1))));
     assert_eq!((&pod.net, pod.networks.is_empty()), (&new.net, true));

@@ -1,4 +1,4 @@
-//! Every damage is found, once, and nothing is found where nothing is wrong.
+//! The check reports every damage once, and has no false positives.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -77,7 +77,7 @@ fn damaged_pages_are_found() {
     drop(home.store);
     let db = path.join("gantry.db");
     let mut bytes = fs::read(&db).unwrap();
-    // A bad sector where opening does not look.
+    // A bad sector that opening does not read.
     for byte in &mut bytes[(page - 1) * 4096..page * 4096] {
         *byte ^= 0x5a;
     }

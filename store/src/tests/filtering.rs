@@ -1,4 +1,4 @@
-//! Which pods and images a filter means, field by field.
+//! The pods and images that a filter matches, field by field.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::*;
 use crate::pods::{condition::Condition, list};
 use crate::{CgroupCondition, PodWhere, StoreError};
 
-/// What may not be spelt as JSON spells it simply.
+/// A text that JSON must escape.
 const ODD: &str = "a\"b\\c\n\u{1}é😀'%_$.k[0]";
 
 fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -172,7 +172,7 @@ fn pods_by_each_field() {
     }
 }
 
-/// Those that were started: running, exited, garbage that ran. Names are those of networks they got, or the host's.
+/// Pods that were started: running, exited, garbage that ran. Names are those of their networks, or the host's.
 #[test]
 fn pods_by_network() {
     let (home, ..) = ten();
@@ -260,7 +260,7 @@ fn many_filters_and_many_values() {
     assert_eq!(found(&home.store, &vec![PodFilter { never: true, ..PodFilter::default() }; 2000]), []);
 }
 
-/// What SQLite does for a filter: no row of a pod is looked at that an index did not point to.
+/// SQLite's plan for a filter: it reads no row of a pod that an index did not point to.
 #[test]
 fn indexes_answer_what_they_can() {
     let (home, one, _) = ten();
@@ -329,7 +329,7 @@ fn both_ways_to_ask_agree() {
     assert_eq!(ids(&PodQuery { image: Some(one), app: Some("db".parse().unwrap()), ..PodQuery::default() }), [5]);
 }
 
-/// Images are candidates by what their rows say: ids and times. Times are to the second, strictly.
+/// Rows select the candidate images: by ids and times. Times are to the second, strictly.
 #[test]
 fn images_by_ids_and_times() {
     const SECOND: i64 = 1_000_000_000;
@@ -364,7 +364,7 @@ fn images_by_ids_and_times() {
         (before(i64::MIN), vec![]),
         (ImageFilter { imported_before: Some(12), ..after(10) }, vec![1]),
         (ImageFilter { imported_before: Some(12), ids: vec![images[2].clone()], ..after(10) }, vec![]),
-        // What is not in rows is for the caller to compare.
+        // The caller compares the values that rows lack.
         (ImageFilter { labels: pairs(&[("a", "b")]), ..f() }, vec![0, 1, 2]),
     ];
     let one = |filter: &ImageFilter, want: &[usize], store: &Store| -> Result<(), StoreError> {

@@ -1,4 +1,4 @@
-//! The history: finding where a time begins, trimming by pieces, and saying what is gone.
+//! The history: finding the start of a time, trimming in pieces, and reporting trimmed events.
 
 use gantry_model::EventKind;
 
@@ -32,7 +32,7 @@ fn a_time_that_was_told_late_hides_no_gap() {
     };
     assert_eq!([before(0), before(15), before(25), before(70)], [(0, None), (0, None), (0, None), (5, None)]);
     home.store.trim_events(4).unwrap();
-    // The oldest kept one is of 10, and what is gone was of 50.
+    // The oldest kept one is of 10, and the trimmed one was of 50.
     assert_eq!([before(15), before(50), before(60), before(62)], [(0, Some(1)), (0, Some(1)), (0, Some(1)), (5, None)]);
     home.store.trim_events(1).unwrap();
     assert_eq!(before(62), (3, Some(4)), "no kept event says when the others were written");
@@ -43,7 +43,7 @@ fn a_time_that_was_told_late_hides_no_gap() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
 
-    /// Whatever the clock does: who asks for what is younger than the last event it has seen misses none.
+    /// Whatever the clock does, a reader of events younger than the last one it has seen misses none.
     #[test]
     fn times_rise_with_numbers(clock in proptest::collection::vec(-100i64..100, 1..8)) {
         let home = Home::new();

@@ -1,4 +1,4 @@
-//! Making, refusing, migrating, entering a boot.
+//! Creating, refusing, migrating, entering a boot.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -14,7 +14,7 @@ use crate::{DatabaseFailure, OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
 
-/// A step to a format that there is not yet: a new column with a value for each row.
+/// A step to a format that does not exist yet: a new column with a value for each row.
 const STEP_TO_FORMAT_2: &str = "ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x';
     UPDATE pod SET extra = id;";
 
@@ -49,7 +49,7 @@ fn a_new_store_is_ours_alone_and_is_there_the_next_time() {
     assert_eq!(home.store.check(true).unwrap(), []);
 }
 
-/// Who comes while another makes the database sees none of it or all.
+/// A process that opens the database while another creates it sees none of it or all.
 #[test]
 fn several_open_what_one_of_them_is_making() {
     for _ in 0..20 {
@@ -309,7 +309,7 @@ fn at_a_new_boot_numbers_jump_once_and_never_back() {
     }
 }
 
-/// The rows of layers that were swept come back with the power, their directories do not.
+/// After a power cut the rows of collected layers are back, their directories are not.
 #[test]
 fn a_new_boot_knows_that_removals_may_have_been_cut_short() {
     let dir = tempfile::tempdir().unwrap();
@@ -346,7 +346,7 @@ fn a_database_that_lost_commits_is_refused() {
     let new = files.each_ref().map(|path| fs::read(path).unwrap());
     let put = |all: &[Vec<u8>; 2]| files.iter().zip(all).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
     put(&old);
-    // What was synced is missed in another boot as well.
+    // Synced commits are detected as missing in another boot as well.
     for name in ["a", "b"] {
         let refused = open(name).map(drop).unwrap_err();
         assert!(refused.to_string().contains("was rolled back"), "{name}: {refused:?}");
@@ -363,7 +363,7 @@ fn a_database_that_lost_commits_is_refused() {
     assert_eq!(open("b").unwrap().last_seq().unwrap(), crate::db::after_boot(3) - 1);
 }
 
-/// Numbers are not given twice by a database that is made where there was one.
+/// A database created in the place of another gives no number twice.
 #[test]
 fn a_new_database_goes_on_with_the_numbers_of_the_old_one() {
     let home = Home::new();

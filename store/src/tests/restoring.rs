@@ -1,4 +1,4 @@
-//! Every kind of damage is seen before the database is opened, and what is restored is whole.
+//! Every kind of damage is detected before the database is opened, and the restored database is complete.
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -26,7 +26,7 @@ fn kept() -> (tempfile::TempDir, std::path::PathBuf, u64) {
         moved(&store, pod_id(n), Generation(0), edge(Edge::Aborted(Timestamp(1))));
     }
     let data = store.layout().root().to_owned();
-    // Pods have directories; what is in them is nobody's business here.
+    // Pods have directories; their contents do not matter here.
     drop(store.make_pod_dir(pod_id(1)).unwrap());
     let next = store.last_seq().unwrap() + 1;
     store.conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
@@ -60,7 +60,7 @@ fn garbage(n: usize) -> Vec<u8> {
 
 type Hit = fn(&Path);
 
-/// What is done to the database, and what is said of it.
+/// The damage done to the database, and its expected report.
 const HITS: [(Hit, &str); 12] = [
     (|data| overwrite(data, 0, &garbage(100)), "cannot be read"),
     (|data| overwrite(data, 60, &[0; 20]), "header of the database is damaged"),
@@ -215,7 +215,7 @@ fn who_had_the_damaged_database_open_is_refused() {
     assert_eq!(entries(&data.join("damaged")), 3);
 }
 
-/// Of a database that was replaced nobody learns what is needed: what its successor knows stays.
+/// A replaced database does not know all references: objects that its successor knows stay.
 #[test]
 fn who_had_the_damaged_database_open_sweeps_nothing() {
     let (_dir, data, _) = kept();
@@ -235,8 +235,8 @@ fn who_had_the_damaged_database_open_sweeps_nothing() {
     assert_eq!(swept.layers, 0, "it has its row");
 }
 
-/// Whoever asks for what came after a time is told of what was lost, though rows that were made from what lay on the
-/// disk have events with older times.
+/// A reader of events since a time learns of the lost ones, although rows made from directories have events with older
+/// times.
 #[test]
 fn old_times_of_adopted_rows_hide_no_gap() {
     const SECOND: i64 = 1_000_000_000;
@@ -359,7 +359,7 @@ fn a_damaged_database_pushes_no_good_backup_out() {
     assert_eq!(entries(&data.join("backups")), before.len());
 }
 
-/// What the check of the whole file does not see, because every page is in order.
+/// Damage that the check of the whole file does not detect, because every page is in order.
 #[test]
 fn rows_that_cannot_be_read_get_into_no_backup_and_out_of_none() {
     let wrong = "PRAGMA ignore_check_constraints = ON; PRAGMA foreign_keys = OFF; ";
@@ -379,7 +379,7 @@ fn rows_that_cannot_be_read_get_into_no_backup_and_out_of_none() {
         assert_eq!(error.kind(), ErrorKind::Damaged, "{change}: {error:?}");
         assert_eq!(entries(&data.join("backups")), good.len(), "{change}");
         drop(store);
-        // One that an older gantryd has made: newer than the good one, and worth nothing.
+        // A backup of an older gantryd: newer than the good one, and useless.
         let version = crate::migrate::STEPS.len();
         let newer = layout.backups_dir().join(format!("timed-v{version}-09000000000000000001.db"));
         fs::copy(layout.db(), &newer).unwrap();
@@ -429,7 +429,7 @@ fn a_wal_that_is_lost_soon_after_the_boot_is_missed() {
     }
 }
 
-/// SQLite makes a new WAL index at the first look; a restore may be killed or fail after it.
+/// SQLite creates a new WAL index when the database is first read; a restore may be killed or fail after that.
 #[test]
 fn a_short_wal_stays_damage_until_it_is_restored() {
     let (_dir, data, _) = of_two_boots();
@@ -462,7 +462,7 @@ fn what_cannot_be_tidied_after_a_restore_does_not_undo_it() {
     let (_dir, data, _) = kept();
     overwrite(&data, 0, &garbage(100));
     let home = crate::DataDir::open(&data).unwrap();
-    // What is older than three, and is none of the directories that are put there.
+    // Older than the newest three, but not directories as a restore creates them.
     for name in ["a", "b", "c", "d"] {
         fs::create_dir_all(data.join("damaged")).unwrap();
         fs::write(data.join("damaged").join(name), "").unwrap();
@@ -472,7 +472,7 @@ fn what_cannot_be_tidied_after_a_restore_does_not_undo_it() {
     assert!(Store::open(&data).unwrap().pod(pod_id(1)).unwrap().is_some());
 }
 
-/// The numbers since a restore may be known to nobody else: the clock was ahead, and the new database is damaged too.
+/// No record may have the numbers since a restore: the clock was ahead, and the new database is damaged too.
 #[test]
 fn numbers_stay_above_those_of_the_restore_before() {
     let (_dir, data, _) = kept();

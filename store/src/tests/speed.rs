@@ -1,4 +1,4 @@
-//! How long the two things take that every command and every list does. Printed, not asserted: run with
+//! The duration of the two operations that every command and every list performs. Printed, not asserted: run with
 //! `cargo test --release -p gantry-store speed -- --nocapture`. Targets: open < 1 ms, list of 10 000 pods < 25 ms, few
 //! of them by state < 1 ms.
 
@@ -40,7 +40,7 @@ fn speed() {
         home.store.conn.prepare_cached(sql).unwrap().execute([id, image.to_string()]).unwrap();
     }
     home.store.conn.execute_batch("COMMIT; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
-    // A WAL as ordinary work leaves it, at about its longest.
+    // A WAL after ordinary work, at about its longest.
     for n in 100..180 {
         moved(&home.store, pod_id(n), Generation(0), edge(Edge::Aborted(Timestamp(1))));
     }
@@ -92,7 +92,7 @@ fn with_networks(home: &Home) {
     home.store.conn.execute_batch("UPDATE pod SET networks = NULL").unwrap();
 }
 
-/// What gantryd does before it opens the database, with as many events as are ever kept.
+/// gantryd's work before it opens the database, with the maximum number of kept events.
 fn start_of_gantryd(path: &std::path::Path) {
     let store = Store::open(path).unwrap();
     store.conn.execute_batch("BEGIN").unwrap();

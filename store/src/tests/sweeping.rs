@@ -1,4 +1,4 @@
-//! Layers, pod directories, blobs: staging, locks, and what sweeps take and leave.
+//! Layers, pod directories, blobs: staging, locks, and the scope of garbage collection.
 
 use std::fs;
 use std::sync::mpsc;
@@ -34,12 +34,12 @@ fn a_sweep_takes_what_nobody_needs_and_only_that() {
     store.remove_image(&kept).unwrap();
     assert_eq!(store.sweep_images().unwrap().layers, 2);
     assert_eq!(trees(&home), 0);
-    // That of blobs, and gantryd's.
+    // The locks of blobs and of gantryd.
     assert_eq!(entries(&store.layout().locks_dir()), 2);
     assert_eq!(store.check(true).unwrap(), []);
 }
 
-/// A running pod whose row was lost: nothing says which layers it stands on.
+/// A running pod whose row was lost: no row names the layers it uses.
 #[test]
 fn layers_stay_while_a_pod_runs_that_nobody_knows() {
     let home = Home::new();
@@ -54,7 +54,7 @@ fn layers_stay_while_a_pod_runs_that_nobody_knows() {
     assert_eq!(entries(&store.layout().tmp_dir()), 0);
     store.make_room().unwrap();
     assert_eq!(trees(&home), 3);
-    // With a row it protects what its images have, and no more; dead it protects nothing.
+    // With a row it protects the layers of its images, and no more; dead it protects nothing.
     let known = image(store, "known", &["known"]);
     store.insert_pod(&new_pod(pod_id(1), &known, &["a"])).unwrap();
     drop(store.make_pod_dir(pod_id(2)).unwrap());
@@ -70,7 +70,7 @@ fn a_killed_stager_is_swept_and_a_live_one_is_not() {
     let lock = store.lock_layer(&digest("l"), DEADLINE, &mut || {}).unwrap();
     let staging = store.stage_layer(&lock).unwrap();
     fs::write(staging.path().join("file"), "x").unwrap();
-    // As a killed process leaves it: there, and unlocked. A temporary file, a link and a FIFO as well.
+    // As a killed process leaves it: present and unlocked. A temporary file, a link and a FIFO as well.
     let tmp = store.layout().tmp_dir();
     fs::create_dir_all(tmp.join("layer-dead/deep")).unwrap();
     fs::write(tmp.join("layer-dead/deep/file"), "x").unwrap();

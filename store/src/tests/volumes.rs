@@ -65,7 +65,8 @@ fn what_was_interrupted_is_finished() {
     };
     let row_lost = |store: &Store| store.conn.execute("DELETE FROM volume", []).unwrap();
     let marked = |store: &Store| store.conn.execute("UPDATE volume SET deleting = 1", []).unwrap();
-    // The directory is there and the row is not: killed before it, or the database was restored. Nothing is lost.
+    // The directory exists and the row does not: the process was killed before it, or the database was restored.
+    // Nothing is lost.
     store.create_volume(&data, &labels).unwrap();
     let created = store.volume(&data).unwrap().unwrap().created;
     row_lost(store);
@@ -80,7 +81,7 @@ fn what_was_interrupted_is_finished() {
     assert!(store.volumes().unwrap().is_empty() && store.insert_pod(&with_volume(1, &image, "data")).is_err());
     again(&|| store.settle_volumes().unwrap());
     assert!(!store.layout().volume_dir(&data).exists());
-    // The same, and its directory was gone already; a new one begins empty.
+    // The same, but its directory no longer exists; a new one begins empty.
     store.create_volume(&data, &labels).unwrap();
     fs::write(store.layout().volume_data(&data).join("old"), "x").unwrap();
     marked(store);
@@ -132,7 +133,7 @@ fn settling_for_a_list_does_not_wait_for_the_lock() {
     assert_eq!(entries(&store.layout().tmp_dir()), 0);
 }
 
-/// The backup was made while a volume was being removed; one of the same name was made after it.
+/// The backup was made during the removal of a volume; another of the same name was made after it.
 #[test]
 fn a_restore_keeps_a_volume_that_the_backup_has_as_being_removed() {
     let home = Home::new();

@@ -1,4 +1,5 @@
-//! What is made of a `gantry-stage1 network` that answers, refuses, is silent, lies or hangs: scripts in its place.
+//! Requests to a `gantry-stage1 network` that replies, refuses, is silent, replies wrongly or hangs: scripts in its
+//! place.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -10,7 +11,7 @@ use crate::{NetworkOptions, Options};
 
 const POD: &str = "3b6f0ac2-5d64-4c3a-8f0e-1a2b3c4d5e6f";
 
-/// An engine whose gantry-stage1 is this script. It finds what it was asked in `$HERE/asked`.
+/// An engine whose gantry-stage1 is this script. The script finds its request in `$HERE/asked`.
 fn engine(temp: &Path, script: &str, plugin_limit: Duration) -> Engine {
     let program = temp.join("stage1");
     let here = temp.display();
@@ -77,7 +78,8 @@ fn silence_is_told_with_what_was_said_to_stderr() {
     );
 }
 
-/// It is not waited for, and nothing of it is left that could go on under a lock that others may take by then.
+/// The engine does not wait for it, and no process of it survives that could run under a lock that others may take by
+/// then.
 #[test]
 fn one_that_hangs_is_ended() {
     let temp = tempfile::tempdir().unwrap();
@@ -143,7 +145,7 @@ fn networks_are_listed_without_a_program() {
     assert_eq!(engine.network("none").unwrap_err().kind(), ErrorKind::NotFound);
 }
 
-/// The record is all that tells what a pod still has on the host, so its directory stays until that is gone.
+/// Only the record lists the pod's remaining resources on the host, so the pod's directory stays until they are gone.
 #[test]
 fn a_pod_whose_networks_cannot_be_taken_away_keeps_its_directory() {
     if !rustix::process::geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! Finding files, and places in them.
+//! Finding files, and positions in them.
 
 use std::os::unix::fs::symlink;
 
@@ -51,7 +51,7 @@ fn only_regular_files_of_the_directory_itself_are_read() {
     let mut good = LogDir::new(dir.path(), "logs/a");
     let parts = good.parts().unwrap();
     assert_eq!(parts.iter().map(LogFile::name).collect::<Vec<_>>(), ["3.log"]);
-    // As if it had been put there between the look and the opening.
+    // As if it had been put there between the listing and the opening.
     let fd = good.fd.as_ref().unwrap();
     for name in ["0.log", "1.log", "2.log", "9.log"] {
         assert!(open_file(fd, name).unwrap().is_none(), "{name}");
@@ -156,7 +156,7 @@ fn bounds_lie_between_lines() {
         (1, "auntimed1b"),
         (2, "b"),
         (3, "b"),
-        // What has no time is as old as what is before it: the next line with a time is in the newest file.
+        // A line without a time counts as the one before it: the next line with a time is in the newest file.
         (4, "cduntimed5torn"),
         (6, "duntimed5torn"),
         (8, "torn"),

@@ -1,4 +1,4 @@
-//! Readers over generated files, against reading everything and leaving out.
+//! Compares readers over generated files with a filter over all lines.
 
 use std::fmt::Write as _;
 
@@ -14,11 +14,11 @@ struct Record {
     stderr: bool,
     tag: &'static str,
     length: usize,
-    /// Whether a new file begins with it, and whether that is of a new attempt.
+    /// Whether a new file begins with it, and whether that file is of a new attempt.
     rotated: (bool, bool),
 }
 
-/// What is expected of a record.
+/// The expected result for a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ExpectedLine {
     app: usize,
@@ -42,7 +42,7 @@ fn record() -> impl Strategy<Value = Record> {
     })
 }
 
-/// Writes an app's files, each torn at its end if that is asked for; what is in them.
+/// Writes an app's files, each torn at its end if requested; returns their records.
 fn write(dir: &Path, app: usize, records: &[Record], torn: bool) -> Vec<ExpectedLine> {
     let dir = dir.join(files::LOGS).join(name(app).as_str());
     std::fs::create_dir_all(&dir).unwrap();
@@ -121,7 +121,7 @@ fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
     LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over }
 }
 
-/// All that a reader gives, and after how many pulls.
+/// All lines that a reader returns, and the number of pulls.
 fn all(reader: &mut LogReader, most: usize) -> (Vec<ExpectedLine>, usize) {
     let mut seen = Vec::new();
     for pulls in 1.. {
@@ -139,7 +139,7 @@ fn all(reader: &mut LogReader, most: usize) -> (Vec<ExpectedLine>, usize) {
     unreachable!("pulls end");
 }
 
-/// As it is shown: what has no time is at the beginning of time.
+/// The line as shown: one without a time is at the beginning of time.
 fn shown(records: Vec<ExpectedLine>) -> Vec<ExpectedLine> {
     records.into_iter().map(|record| ExpectedLine { at: Some(record.at.unwrap_or(0)), ..record }).collect()
 }
@@ -227,7 +227,7 @@ fn a_pull_ends_when_it_has_given_enough() {
     assert_eq!((seen.len(), pulls), (100, 101), "one line a pull: empty lines count too");
     let (seen, pulls) = all(&mut reader(dir.path(), 1, &query), 1 << 20);
     assert_eq!((seen.len(), pulls), (100, 1));
-    // Lines that are passed over count as well: no pull takes long.
+    // Skipped lines count as well: no pull takes long.
     let none = LogQuery { until: Some(Timestamp(1)), ..LogQuery::default() };
     let mut follower = reader(dir.path(), 1, &query);
     follower.merge.until = none.until;
@@ -327,7 +327,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
     }
 }
 
-/// A row that says that `child` is the supervisor.
+/// A row that names `child` as the supervisor.
 fn running(child: &std::process::Child, boot: &BootId) -> PodRow {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
     let start_ticks = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap();
@@ -352,7 +352,7 @@ fn following_ends_with_the_supervisor_and_gives_what_it_wrote_last() {
     let mut reader = LogReader::open(&row, dir.path(), &boot, &query).unwrap();
     let mut pull = || {
         let mut seen = 0;
-        // Who follows a pod that runs needs its row no more.
+        // A follower of a running pod no longer needs its row.
         let pulled = reader.pull(|| panic!("it asks for the row"), 1 << 20, &mut |_| seen += 1).unwrap();
         (pulled, seen, reader.supervisor().is_some())
     };

@@ -1,4 +1,4 @@
-//! Reading generated log files from anywhere, across rotations.
+//! Reading generated log files from any position, across rotations.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -30,7 +30,7 @@ fn log(dir: &Path) -> AppLog {
     AppLog::new("a".parse().unwrap(), LogDir::new(dir.parent().unwrap(), dir.file_name().unwrap()), None, BLOCK)
 }
 
-/// The texts of all lines that are there now.
+/// The texts of all available lines.
 fn rest(log: &mut AppLog) -> Vec<String> {
     let mut texts = Vec::new();
     log.wake();
@@ -204,7 +204,7 @@ fn an_endless_line_comes_in_pieces() {
     assert_eq!(rest(&mut log), ["x".repeat(7)]);
 }
 
-/// What a reader of all that is there gives when `meanwhile` happens before its first read.
+/// The output of a reader of all available lines when `meanwhile` happens before its first read.
 fn bounded(dir: &Path, meanwhile: impl FnOnce()) -> Vec<String> {
     let mut files = LogDir::new(dir, ".");
     let span = files.span(None, None).unwrap().unwrap();
@@ -215,8 +215,8 @@ fn bounded(dir: &Path, meanwhile: impl FnOnce()) -> Vec<String> {
     got
 }
 
-/// What is rotated away between the look at the directory and the opening takes nothing newer with it, neither where
-/// the new file has got the inode of the deleted one nor where it has not.
+/// A file that is rotated away between the listing and the opening takes no newer file with it, whether or not the new
+/// file has got the inode of the deleted one.
 #[test]
 fn a_file_that_goes_while_newer_ones_are_opened_is_the_only_one_missed() {
     for (reused, ends) in [(false, false), (false, true), (true, false), (true, true)] {

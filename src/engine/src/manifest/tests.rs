@@ -1,4 +1,4 @@
-//! The manifest and back.
+//! Conversion of the manifest in both directions.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Ports and networks, from what was asked for to the plan.
+//! Ports and networks, from the request to the plan.
 
 use super::*;
 use gantry_model::net::Protocol;
@@ -46,7 +46,7 @@ fn names_are_those_of_the_images() {
     assert!(matches!(far, PortError::Range { host_port: 65533, .. }), "{far:?}");
     let wide = resolved(&[named("1-65535-tcp", 1)], &[("a", &["1-65535"])]).unwrap_err();
     assert!(matches!(wide, PortError::Range { .. }), "{wide:?}");
-    // A hostile image names many: only some are told.
+    // A hostile image declares many: the error names only some.
     let many: Vec<String> = (1..9000).map(|port| port.to_string()).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let told = resolved(&[named("x", 1)], &[("a", &many)]).unwrap_err();

@@ -1,4 +1,4 @@
-//! What plans are made of what.
+//! The plans for given specifications and images.
 
 use std::path::Path;
 
@@ -189,7 +189,7 @@ fn networks_and_ports() {
         spec.hosts = HostsSpec::Host;
     })
     .unwrap();
-    // Nothing was said of networks: the default of the settings.
+    // Without a request for networks: the default of the settings.
     let out::Net::Networks(networks) = &plan.net else { panic!("{:?}", plan.net) };
     assert_eq!((networks.wanted[0].name.as_str(), networks.all, networks.ports[0].pod_port), ("default", false, 80));
     assert_eq!((networks.host.state_dir.as_str(), networks.host.resolver), ("/data/net", true));

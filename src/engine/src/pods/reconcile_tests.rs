@@ -1,4 +1,4 @@
-//! Dead preparers and dead supervisors, on a real store: what the next look makes of them.
+//! Dead preparers and dead supervisors, on a real store: the outcome of the next reconcile.
 
 use std::path::Path;
 
@@ -85,7 +85,7 @@ fn ready() -> start::Ready {
     start::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app], networks: Vec::new() }
 }
 
-/// One that got an address of the network `name`.
+/// A network attachment with an address of the network `name`.
 fn ready_in(name: &str) -> start::Ready {
     use gantry_model::net::{PodAddress, PodNetwork};
     let address = PodAddress { address: "10.0.0.2".parse().unwrap(), prefix: 24, gateway: None };
@@ -124,7 +124,7 @@ fn a_pod_whose_starter_was_killed_is_running_and_then_over() {
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
     write_journal(&engine, row.id, vec![Fact::Ready(ready_in("default"))]);
-    // Who may not write sees the same.
+    // A read-only engine sees the same.
     let reader = Engine::open_read_only(engine.options().clone()).unwrap();
     for engine in [&reader, &engine] {
         let seen = engine.reconcile_pod(row.id).unwrap();
@@ -229,7 +229,7 @@ fn a_deletion_shows_before_anything_is_gone_and_the_next_gc_finishes_it() {
     let options = crate::GcOptions::default();
     let id = garbage(&engine, &image, 1).id;
     assert!(engine.gc(&options).unwrap().steps.is_empty(), "its grace period is not over");
-    // Without the directory into which pods are moved nothing can be deleted, which is as being killed right before it.
+    // Without the directory into which pods are moved nothing can be deleted, as if killed right before the move.
     let tmp = engine.store.layout().tmp_dir();
     std::fs::rename(&tmp, temp.path().join("away")).unwrap();
     assert!(engine.rm(id, false).is_err());
@@ -363,7 +363,7 @@ fn plan_in(engine: &Engine, id: PodId, net: &NetMode) -> gantry_contract::plan::
     gantry_contract::plan::Plan { net: crate::pods::plan_net::net(net, Vec::new(), host).unwrap(), ..plan(id) }
 }
 
-/// A plan that was damaged: what it says cannot be kept in a row, which nobody could read then.
+/// A damaged plan: its values cannot be kept in a row, which would then be unreadable.
 #[test]
 fn networks_that_are_none_make_no_row() {
     let home = tempfile::tempdir().unwrap();
@@ -408,7 +408,7 @@ fn a_start_brings_the_networks_of_the_plan_up_to_date() {
     crate::pods::pod_dir::fill(&engine.pod_dir(id), &planned).unwrap();
     let row = engine.step(&row, Change::along(Edge::Prepare)).unwrap().unwrap();
     let row = engine.step(&row, Change::along(Edge::Prepared(Timestamp(1)))).unwrap().unwrap();
-    // Of the plan, the row knew nothing: a start that was killed between the two.
+    // The row did not have the plan: a start that was killed between the two writes.
     let row = engine.resolve_plan(row, None).unwrap();
     assert_eq!((&row.net, engine.store.pod(id).unwrap().unwrap().net), (&NetMode::default(), NetMode::default()));
     let said = |engine: &Engine| match engine.plan(id).unwrap().net {
@@ -439,7 +439,7 @@ fn what_ran_is_a_pod_though_its_row_is_lost() {
     let id = |n: u8| PodId::from_random([n; 16]);
     let made = |n: u8| (engine.store.make_pod_dir(id(n)).unwrap(), engine.pod_dir(id(n)));
     let ended = Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(5), oom: false };
-    // Ended, running, never complete, and a plan that says nothing.
+    // Ended, running, never complete, and with an empty plan.
     let (_, dir) = made(1);
     crate::pods::pod_dir::fill(&dir, &plan(id(1))).unwrap();
     write_journal(&engine, id(1), vec![Fact::Ready(ready()), ended, Fact::Ended]);
@@ -523,7 +523,7 @@ fn one_lost_row_that_cannot_be_made_again_keeps_no_other() {
     let (engine, _) = engine(home.path());
     let ids = [1, 2, 3].map(|n| prepared_without_row(&engine, n));
     std::fs::write(engine.pod_dir(ids[1]).join(crate::pods::pod_dir::MANIFEST), "{").unwrap();
-    // Where it is to be moved to, a file is in the way.
+    // A file is in the way of the move.
     std::fs::write(home.path().join("data/lost-pods"), "").unwrap();
     let report = engine.gc(&crate::GcOptions::default()).unwrap();
     assert_eq!(report.failures.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[1]]);

@@ -1,4 +1,4 @@
-//! Archives and layouts made here, honest and hostile, read through the [`Source`] seam.
+//! Valid and hostile archives and layouts made by the tests, read through the [`Source`] interface.
 
 use std::fs;
 use std::io::Write as _;

@@ -52,7 +52,7 @@ pub enum ExportError {
     Document {
         /// The image.
         image: Digest,
-        /// `manifest` or `configuration`.
+        /// `the manifest` or `the configuration`.
         what: &'static str,
     },
     /// The store cannot read the documents.

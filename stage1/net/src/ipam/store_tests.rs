@@ -1,4 +1,4 @@
-//! Addresses are given once, in turn, by several processes, whatever is killed.
+//! Addresses are leased once, in turn, by several processes, whatever is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -114,15 +114,15 @@ fn damage_by_a_kill_or_power_loss_is_repaired() {
     let store = open(temp.path());
     let sets = sets(&["10.1.0.0/24", "fd00::/64"]);
     let net = temp.path().join("net");
-    // Killed while writing a record; its beginning must not be taken for one.
+    // Killed while writing a record; its beginning must not be taken for a complete record.
     fs::write(net.join("owners/.new"), "10.1.0").unwrap();
-    // Killed after the record; meanwhile another gets its address.
+    // Killed after the record; in the meantime another owner gets its address.
     store.dir.write_record(&owner("half"), &[ip("10.1.0.2"), ip("fd00::2")]).unwrap();
     store.allocate(&owner("other"), &sets, &[]).unwrap();
     assert!(store.held_by(&owner("half")).unwrap().is_empty());
     assert!(store.release(&owner("half")).unwrap().is_empty());
     assert_eq!(store.held_by(&owner("other")).unwrap(), [ip("10.1.0.2"), ip("fd00::2")], "another's are not freed");
-    // Killed between two links: the owner asks again.
+    // Killed between two links: the owner allocates again.
     store.dir.write_record(&owner("half"), &[ip("10.1.0.3"), ip("fd00::3")]).unwrap();
     assert!(store.dir.link(&owner("half"), ip("10.1.0.3")).unwrap());
     store.allocate(&owner("half"), &sets, &[]).unwrap();
@@ -259,7 +259,7 @@ fn step(store: &Store, model: &mut Model, op: &Op) {
             let had: Vec<IpAddr> =
                 model.has.remove(&who).into_iter().chain(model.half.remove(&who).flatten()).collect();
             assert_eq!(store.release(&name(who)).unwrap(), had);
-            // Only what was given last is at risk of being given again at once.
+            // Only the last leased address is at risk of being leased again at once.
             model.freed = had.first().copied().filter(|freed| {
                 let last = store.dir.read_small("last.10.1.0.1").unwrap().unwrap_or_default();
                 last.trim_end() == freed.to_string()
@@ -308,7 +308,7 @@ const WORKERS: usize = 8;
 const EACH: usize = 250;
 const KILLED: [usize; 3] = [1, 4, 6];
 
-/// Not a test of itself: what the processes of the next one do. Writes down each address when it has it.
+/// Not a test of itself: the body of the next test's processes. Records each address as soon as it is leased.
 #[test]
 fn worker() {
     let Ok(task) = std::env::var(WORKER) else { return };
@@ -385,8 +385,8 @@ fn median(store: &Store, pool: &[RangeSet]) -> (Duration, Duration) {
     (gives[100], frees[100])
 }
 
-/// Times are printed (`--nocapture`) and not judged: a machine may be busy. What is judged is how many addresses are
-/// looked at.
+/// Times are printed (`--nocapture`) and not asserted: a machine may be busy. The test asserts the number of addresses
+/// checked.
 #[test]
 fn allocation_does_not_slow_down_with_many_leases() {
     let temp = tempfile::tempdir().unwrap();
@@ -410,7 +410,7 @@ fn allocation_does_not_slow_down_with_many_leases() {
     let start = Instant::now();
     assert_eq!(store.leases().unwrap().len(), 10_000);
     println!("list 10000: {:?}", start.elapsed());
-    // The worst case: the next free address is 8000 taken ones away.
+    // The worst case: the next free address comes after 8000 leased ones.
     let far = store.held_by(&owner("p2000")).unwrap()[0];
     store.dir.write_small("last.10.1.0.1", &format!("{far}\n")).unwrap();
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Records that are whole, cut short, or something else.
+//! Complete records, truncated ones, and other files.
 
 use super::*;
 

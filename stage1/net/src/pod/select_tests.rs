@@ -1,4 +1,4 @@
-//! Choosing networks, and what they are given.
+//! The selection of networks, and their arguments.
 
 use gantry_model::Kind as _;
 

@@ -1,7 +1,7 @@
-//! A host for tests of pods: a network namespace of its own with directories of its own, and pods in it.
+//! A host for tests of pods: a network namespace with directories of its own, and pods in it.
 //!
 //! A test runs again in a process of its own inside `unshare -n`: that is the host. A pod is a child that holds a
-//! network namespace, into which the test's thread goes to attach it, as a supervisor does.
+//! network namespace, which the test's thread enters to attach it, as a supervisor does.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 const INSTALL: &str = "install what the tests need with `./dev setup tests`";
 const INSIDE: &str = "GANTRY_NET_TEST_INSIDE";
-/// Where Debian's plugins are.
+/// The directory of Debian's plugins.
 pub(crate) const PLUGINS: &str = "/usr/lib/cni";
 
 /// Runs the test again in a new network namespace. `true`: this is that run.
@@ -139,7 +139,7 @@ impl Lab {
         symlink("liar", self.at("bin").join("second")).unwrap();
     }
 
-    /// What the liar was asked, as `ADD/eth0 DEL/eth1 …`.
+    /// The calls that cni-liar received, as `ADD/eth0 DEL/eth1 …`.
     pub(crate) fn asked(&self) -> String {
         let text = fs::read_to_string(self.at("log")).unwrap_or_default();
         let word = |line: &str| {
@@ -215,7 +215,7 @@ impl Lab {
             let network = network.unwrap().path();
             dirs.extend([network.join("addresses"), network.join("owners")]);
         }
-        // Where host-local keeps them.
+        // The state directory of host-local.
         for network in fs::read_dir(self.at("leases")).into_iter().flatten() {
             let entries = fs::read_dir(network.unwrap().path()).unwrap().map(|entry| entry.unwrap().path());
             found.extend(entries.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("10.")));
@@ -233,7 +233,7 @@ impl Lab {
         names.filter(|name| name != "lo").collect()
     }
 
-    /// Asserts that nothing is left of any pod, except shared resources.
+    /// Asserts that no pod has any resources left, except shared ones.
     pub(crate) fn nothing_of_pods(&self) {
         assert_eq!(self.kept(), Vec::<PathBuf>::new());
         until("the interfaces are gone", || {
@@ -264,7 +264,7 @@ impl TestPod {
         pod::Namespaces { host, own: &self.own, keeper: std::process::id() }
     }
 
-    /// What `ip -j` says in it.
+    /// The output of `ip -j` in it.
     pub(crate) fn ip(&self, args: &str) -> Value {
         let holder = self.holder.as_ref().unwrap().id();
         serde_json::from_str(&sh(&format!("nsenter -t {holder} -n ip -j {args}"))).unwrap()
@@ -279,7 +279,7 @@ impl TestPod {
         if let Some(mut holder) = self.holder.take() {
             drop(holder.stdin.take());
             let _ = holder.wait();
-            // Not the pod's any more.
+            // The pod no longer has it.
             self.own = Namespace::own().unwrap();
         }
     }

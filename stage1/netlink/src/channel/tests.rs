@@ -9,7 +9,7 @@ use crate::test_support::Net;
 
 const RTM_GETLINK: u16 = 18;
 
-/// "Which interface has this index": one that is there, or not.
+/// "Which interface has this index": one that exists, or not.
 fn link_request(index: u32) -> Batch {
     let mut batch = Batch::new();
     let mut head = [0; 16];
@@ -74,7 +74,7 @@ fn messages_of_other_processes_are_skipped() {
 #[test]
 fn an_abandoned_dump_is_drained() {
     let (mut net, mut channel) = channel();
-    // More than one datagram, so that it is not over when it is given up.
+    // More than one datagram, so that the dump is unfinished when it is abandoned.
     for number in 0..40 {
         net.bridge(&format!("br{number}"));
     }

@@ -145,7 +145,7 @@ fn same(attributes: Attributes<'_>, want: &[Tree]) -> bool {
         })
 }
 
-/// Reads everything there is to read.
+/// Reads everything that can be read.
 fn devour(bytes: &[u8], depth: u32) {
     if let Ok(messages) = all(bytes) {
         for message in messages {

@@ -1,4 +1,4 @@
-//! What is asked for, and what is refused by name.
+//! Valid filters, and refusals by field name.
 
 use super::*;
 use crate::request::{MAX_TEXT, MAX_VALUES};

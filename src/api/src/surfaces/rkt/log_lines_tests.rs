@@ -114,7 +114,7 @@ fn unfinished_lines_of_many_apps_stay_bounded() {
     for app in &apps {
         lines.add(line(app, 0, false, b"y"));
     }
-    // Those that were kept had a whole element's worth, too.
+    // The kept ones had a whole element's worth, too.
     assert_eq!(elements(lines.take_messages()).iter().filter(|element| element.as_str() == "y").count(), apps.len());
 }
 

@@ -59,7 +59,7 @@ fn a_network_has_one_address_of_each_family() {
             ],
             vec![want("default", "10.0.0.2", "fd00::2"), want("b", "10.1.0.2", ""), want("c", "", "")],
         ),
-        // What was started by a gantry that did not write them down.
+        // A pod started by a gantry that did not record them.
         ("default", vec![], vec![]),
     ] {
         let got = Networks::from_list(&got).unwrap();

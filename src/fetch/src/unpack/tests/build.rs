@@ -1,4 +1,4 @@
-//! Makes tar streams byte by byte, honest or not.
+//! Builds tar streams byte by byte, valid or not.
 
 use std::fmt::Write as _;
 

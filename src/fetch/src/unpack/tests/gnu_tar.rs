@@ -1,4 +1,4 @@
-//! Trees packed by GNU tar, in each of its formats, come out as they went in.
+//! Trees packed by GNU tar, in each of its formats, are unpacked unchanged.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStringExt as _;
@@ -135,7 +135,7 @@ proptest! {
         let source = UnpackDir::new();
         for (name, made) in &tree {
             let path = source.path().join(name);
-            // A name below a file cannot be made, and is left out.
+            // A name below a file cannot be created, and is omitted.
             if std::fs::create_dir_all(path.parent().unwrap()).is_err() || path.symlink_metadata().is_ok() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The attacks on the unpacker (layer archives 1 to 21 of the project's list) and what becomes of them.
+//! The attacks on the unpacker (layer archives 1 to 21 of the project's list) and their outcomes.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use super::*;
 
 type Refused = (&'static str, Vec<u8>);
 
-/// Where an entry would go, and what it would be.
+/// The path of an entry, and its type.
 fn bad_names() -> Vec<Refused> {
     vec![
         ("up", Tar::default().file("../../etc/cron.d/x", b"x").end()),
@@ -136,7 +136,7 @@ fn zstd_window() -> Vec<u8> {
 
 type Taken = (&'static str, Vec<u8>, &'static [&'static str]);
 
-/// What is followed, and what hides.
+/// Links that are followed, and whiteouts that hide.
 fn links_and_whiteouts() -> Vec<Taken> {
     vec![
         ("absolute", Tar::default().file("/etc/x", b"1").end(), &["etc/", "etc/x 1"]),
@@ -177,7 +177,7 @@ fn links_and_whiteouts() -> Vec<Taken> {
     ]
 }
 
-/// What is made, and what is made twice.
+/// Kinds of files, and files that occur twice.
 fn kinds_and_doubles() -> Vec<Taken> {
     vec![
         (
@@ -243,7 +243,7 @@ fn what_becomes_of_the_rest() {
 }
 
 /// TARmageddon: the header says 0 bytes, the extended header the truth; a reader that uses one for the data and the
-/// other to go on would take the inner archive's header for an entry.
+/// other to find the next header would take the inner archive's header for an entry.
 #[test]
 fn an_archive_inside_a_file_stays_inside() {
     let inner = Tar::default().file("smuggled", b"x").0;
@@ -350,7 +350,7 @@ fn metadata_is_kept_or_clamped() {
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Somebody swaps a directory of the layer for a link to the outside while files are written into it.
+/// Another process swaps a directory of the layer for a link to the outside while files are written into it.
 #[test]
 fn a_race_for_a_parent_does_not_lead_out() {
     let place = UnpackDir::new();

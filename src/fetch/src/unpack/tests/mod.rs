@@ -1,4 +1,4 @@
-//! Real layers, honest and hostile, written to a real file system. Needs root, as the unpacker does.
+//! Real layers, valid and hostile, written to a real file system. Needs root, as the unpacker does.
 
 pub(crate) mod build;
 mod gnu_tar;
@@ -35,7 +35,7 @@ impl UnpackDir {
         self.outer.path().join("layer")
     }
 
-    /// One line for each thing in the layer, sorted.
+    /// One line for each file of the layer, sorted.
     fn listing(&self) -> Vec<String> {
         let mut lines = Vec::new();
         list(&self.path(), "", &mut lines);

@@ -1,4 +1,4 @@
-//! Layers on top of one another: what [`finish`] takes from below.
+//! Stacked layers: the parts that [`finish`] takes from lower layers.
 
 use std::os::unix::fs::MetadataExt as _;
 

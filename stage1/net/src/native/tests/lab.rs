@@ -213,7 +213,7 @@ impl Talk<'_> {
         let (mut seen, mut buffer) = (None, [0; 16]);
         let begun = std::time::Instant::now();
         while seen.is_none() && begun.elapsed() < limit {
-            // A refusal told by ICMP comes here.
+            // A refusal by ICMP arrives here.
             let _ = client.send(b"hello");
             let Ok((length, peer)) = server.recv_from(&mut buffer) else { continue };
             server.send_to(&buffer[..length], peer).unwrap();

@@ -31,7 +31,7 @@ struct Lan {
 fn lan() -> Lan {
     let mut lan = Lan { host: Space::new(), a: Space::new(), b: Space::new() };
     lan.host.bridge("gantry0");
-    // What `br_netfilter` makes of frames is not what is tried here.
+    // This test does not cover the effects of `br_netfilter` on frames.
     lan.host.sh("if cd /proc/sys/net/bridge; then for f in ip ip6 arp; do echo 0 > bridge-nf-call-${f}tables; done; fi
         ip link set gantry0 address 02:00:00:00:00:01 type bridge mcast_snooping 0
         ip addr add 10.1.0.1/16 dev gantry0; ip addr add fd00:1::1/64 dev gantry0 nodad");
@@ -64,7 +64,7 @@ fn guarded() -> State {
     State { anti_spoofing: anti_spoofing(), ..State::new() }
 }
 
-/// What pod a may not send, and what it may.
+/// The frames that pod a may not send, and those that it may.
 fn frames() -> Vec<(bool, &'static str, Vec<u8>)> {
     let (own, other, gateway) = ([10, 1, 0, 2], [10, 1, 0, 3], [10, 1, 0, 1]);
     let link = "fe80::ff:fe00:a";
@@ -132,7 +132,7 @@ fn frames() -> Vec<(bool, &'static str, Vec<u8>)> {
     ]
 }
 
-/// Frames with a mark at their end, one after the other; whether each is heard.
+/// Sends frames with a mark at their end, one after the other; returns whether each is received.
 fn try_all(sender: &mut Sender, hearer: &Hearer, mut judge: impl FnMut(&str, bool, bool)) {
     static MARKS: AtomicU64 = AtomicU64::new(0xfeed_0000_0000_0000);
     let mark = || MARKS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
@@ -149,7 +149,7 @@ fn try_all(sender: &mut Sender, hearer: &Hearer, mut judge: impl FnMut(&str, boo
 fn spoofed_frames_are_dropped() {
     let lan = lan();
     let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
-    // Without guards all is heard: this test can fail.
+    // Without anti-spoofing every frame arrives: this test can fail.
     try_all(&mut sender, &hearer, |what, _, heard| assert!(heard, "{what}"));
     let mut table = lan.host.table();
     table.ensure(&guarded()).unwrap();
@@ -186,7 +186,7 @@ fn legitimate_traffic_passes() {
         served.set_read_timeout(Some(MAX_PARTS)).unwrap();
         served.read_exact(&mut [0]).unwrap();
     }
-    // To find out whether an address is free it may ask from none.
+    // A probe for a free address may have the sender address 0.0.0.0.
     lan.a.sh("ip link set eth0 down; ip link set eth0 up; ip addr replace fd00:1::2/64 dev eth0");
     until("the addresses to be free", || {
         let all = lan.a.sh("ip -6 -o addr show dev eth0");
@@ -225,7 +225,7 @@ fn the_gateway_cannot_be_impersonated() {
     }
 }
 
-/// Frames that no rule sees in time teach the bridge nothing.
+/// The bridge learns nothing from frames that no rule sees in time.
 #[test]
 fn spoofed_frames_do_not_change_the_bridges_table() {
     let lan = lan();
@@ -237,7 +237,7 @@ fn spoofed_frames_do_not_change_the_bridges_table() {
         let mut lie = ethernet(B, 0x88cc, &[0; 46]);
         lie[..6].copy_from_slice(&[0x01, 0x80, 0xc2, 0, 0, 0x0e]);
         if learns == 0 {
-            // As the bridge was made.
+            // As the bridge was created.
             assert!(lan.host.sh("ip -d link show gantry0").contains("no_linklocal_learn 1"));
         }
         sender.send(&lie);
@@ -318,7 +318,7 @@ fn twenty_pods_start_concurrently() {
     assert_eq!((found.state.anti_spoofing.len(), found.state.ports.len()), (20, 60));
 }
 
-/// What others take away meanwhile is no reason to fail: the next reload puts it back.
+/// Entries removed by other programs in the meantime do not make the operation fail: the next reload restores them.
 #[test]
 fn a_pod_starts_while_the_bridge_table_is_removed() {
     let space = Space::new();
@@ -353,7 +353,7 @@ fn the_bridge_table_exists_only_with_entries() {
     let tables = || space.sh("nft list tables");
     table.ensure(&State::new()).unwrap();
     assert_eq!(tables(), "table inet gantry\n");
-    // The first guard brings it, with what else there is to add.
+    // The first anti-spoofing entry creates the table, with the other new entries.
     table.add(&sample()).unwrap();
     assert_eq!(tables(), "table inet gantry\ntable bridge gantry\n");
     let found = table.read().unwrap().unwrap();
@@ -378,7 +378,7 @@ fn entries_are_added_all_or_nothing() {
     table.add(&pod).unwrap();
     table.add(&pod).unwrap();
     let generation = table.generation().unwrap();
-    // The port is another's: so there is no guard either.
+    // The port belongs to another owner, so the anti-spoofing entry is not added either.
     for forward in pod.ports.values_mut() {
         forward.to.set_port(1);
     }
@@ -386,7 +386,7 @@ fn entries_are_added_all_or_nothing() {
     assert_eq!(table.add(&pod).unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(table.generation().unwrap(), generation);
     assert_eq!(table.read().unwrap().unwrap().state, sample());
-    // A table that is there and lacks parts gets them with the next pod.
+    // A table that lacks parts gets them with the next pod.
     pod.ports = sample().ports;
     space.sh("nft 'delete table bridge gantry; add table bridge gantry'");
     table.add(&pod).unwrap();

@@ -30,7 +30,7 @@ fn udp(space: &Space, address: &str) -> UdpSocket {
     socket
 }
 
-/// What is sent is heard by this one.
+/// Sends `what` to `at`, and waits until `by` receives it.
 fn heard(client: &UdpSocket, at: &str, by: &UdpSocket, what: &[u8]) {
     let mut buffer = [0; 64];
     // The next call reports a pending ICMP error once.
@@ -71,7 +71,7 @@ fn udp_reaches_the_current_pod() {
     udp_reaches_the_pod(0);
 }
 
-/// The kernel filters where there are many.
+/// The kernel filters the dump if there are many entries.
 #[test]
 fn udp_reaches_the_current_pod_among_many_flows() {
     udp_reaches_the_pod(5000);

@@ -99,7 +99,7 @@ impl Hearer {
         Self(Program::start(space, HEAR))
     }
 
-    /// Whether a frame with the first of these marks comes, before one with the second, which must come.
+    /// Whether a frame with the first of these marks arrives before one with the second, which must arrive.
     pub(super) fn hears(&self, mark: &[u8], last: &[u8]) -> bool {
         let hex = |mark: &[u8]| mark.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let (mark, last) = (hex(mark), hex(last));
@@ -121,7 +121,7 @@ pub(super) const ARP: u16 = 0x0806;
 pub(super) const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
 
-/// For everyone, so that it is heard whatever the bridge has learned.
+/// A broadcast frame, which arrives whatever the bridge has learned.
 pub(super) fn ethernet(from: Mac, kind: u16, payload: &[u8]) -> Vec<u8> {
     [&EVERYONE[..], &from, &kind.to_be_bytes(), payload].concat()
 }
@@ -163,7 +163,7 @@ pub(super) fn udp4(from: &str, from_port: u16, to_port: u16) -> Vec<u8> {
     [&head[..], &payload].concat()
 }
 
-/// An IPv6 packet, with options that do nothing before its payload if so wanted.
+/// An IPv6 packet, optionally with padding options before its payload.
 pub(super) fn ipv6(from: &str, next: u8, options: bool, payload: &[u8]) -> Vec<u8> {
     let from: Ipv6Addr = from.parse().unwrap();
     let to: Ipv6Addr = "ff02::1".parse().unwrap();
@@ -178,7 +178,7 @@ pub(super) fn udp6(from: &str, from_port: u16, to_port: u16) -> Vec<u8> {
     ipv6(from, 17, false, &udp(from_port, to_port, b"?"))
 }
 
-/// ICMPv6 of this type, about this address, with the sum over it that IPv6 wants (RFC 8200 section 8.1).
+/// ICMPv6 of this type, about this address, with the checksum that IPv6 requires (RFC 8200 section 8.1).
 pub(super) fn icmpv6(from: &str, kind: u8, target: &str, options: bool) -> Vec<u8> {
     let target: IpAddr = target.parse().unwrap();
     let IpAddr::V6(target) = target else { panic!("{target}") };

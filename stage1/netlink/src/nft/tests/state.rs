@@ -13,7 +13,7 @@ use crate::nft::sets::{elements, state_from_elements};
 use crate::nft::{Access, AntiSpoofing, Error, Forward, HostPort, Interface, Network, PREFIXES_LIMIT, Protocol, State};
 
 fn address() -> impl Strategy<Value = IpAddr> {
-    // Those that a pod can have.
+    // Values that a pod can have.
     prop_oneof![
         (0x0b00_0000_u32..0x7f00_0000).prop_map(|bits| IpAddr::V4(Ipv4Addr::from(bits))),
         (2_u128..0xff_u128 << 120).prop_map(|bits| IpAddr::V6(Ipv6Addr::from(bits))),

@@ -9,7 +9,7 @@ use super::space::Space;
 use super::{bridge, port, prefixes, sample, to};
 use crate::nft::{Access, Error, Network, Protocol, State, Table, socket};
 
-/// Objects of a kind in what `nft -j list` prints.
+/// The objects of a kind in the output of `nft -j list`.
 fn objects(listing: &str, kind: &str) -> Vec<Value> {
     let listing: Value = serde_json::from_str(listing).unwrap();
     listing["nftables"].as_array().unwrap().iter().filter_map(|object| object.get(kind).cloned()).collect()
@@ -72,7 +72,7 @@ fn the_tables_are_listed_as_written() {
         assert!(text.contains(line), "{line} is not in\n{text}");
     }
 
-    // What nft lists it can make, and that is the same again.
+    // nft can load its own listing, with the same result.
     space.sh(r#"saved=$(nft list table inet gantry); nft delete table inet gantry; printf '%s\n' "$saved" | nft -f -"#);
     let found = table.read().unwrap().unwrap();
     assert_eq!((found.state, found.faults), (sample(), Vec::new()));
@@ -164,7 +164,7 @@ fn networks_do_not_overlap() {
         table.remove(&other).unwrap();
     }
     assert_eq!(table.read().unwrap().unwrap().state, sample());
-    // Also when there is a host port, which is free.
+    // Also with a host port, which is free.
     other.ports.insert(port("0.0.0.0", Protocol::Tcp, 1), to("10.1.0.7:80", "pod-z"));
     let error = table.add(&other).unwrap_err();
     assert!(matches!(error, Error::Overlap { .. }), "{error}");

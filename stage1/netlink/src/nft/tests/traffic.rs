@@ -19,7 +19,7 @@ use Protocol::{Sctp, Tcp, Udp};
 
 /// Long enough for an answer, also on a busy machine.
 const MAX_PARTS: Duration = Duration::from_secs(10);
-/// So long is waited for one that must not come.
+/// How long to wait for a packet that must not arrive.
 const NEVER: Duration = Duration::from_millis(250);
 
 /// Servers that reply with the client's address.
@@ -62,7 +62,7 @@ impl Servers {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     Err(error) => panic!("{error}"),
                 }
-                // What comes in goes back.
+                // Echo the received byte.
                 open.retain_mut(|stream| {
                     let mut byte = [0];
                     match stream.read(&mut byte) {
@@ -180,7 +180,7 @@ pub(super) fn wire() -> Lan {
             "{QUIET} ip link set eth0 up; ip addr add {four} dev eth0; ip addr add {six} dev eth0 nodad; {routes}"
         ));
     };
-    // The outside knows the way to the networks: what it cannot reach was dropped.
+    // The outside has routes to the networks: packets that do not arrive were dropped.
     let routes = "ip route add 10.0.0.0/8 via 192.0.2.1; ip route add fd00::/8 via 2001:db8::1";
     join(&lan.outside, None, "192.0.2.2/24", "2001:db8::2/64", routes);
     let gateway = |n: u8| format!("ip route add default via 10.{n}.0.1; ip route add default via fd00:{n}::1");
@@ -265,7 +265,8 @@ fn host_ports() {
     host_ports_where(true);
 }
 
-/// Where the kernel shows what a bridge switches to nftables, it switches what it changed, instead of routing it.
+/// Where the kernel shows nftables the frames that a bridge switches, it switches changed packets instead of routing
+/// them.
 #[test]
 fn host_ports_without_br_netfilter() {
     host_ports_where(false);
@@ -301,11 +302,11 @@ fn host_ports_where(filtered: bool) {
         }
         reaches(pod, "[2001:db8::1]:8080", "fd00:1::1");
     }
-    // A restricted pod has no route to the outside, and is reached nevertheless; it asks its gateway.
+    // A restricted pod has no route to the outside, but can be reached; it can reach its gateway.
     reaches(&lan.outside, "192.0.2.1:8082", "10.2.0.1");
     reaches(&lan.outside, "[2001:db8::1]:8082", "fd00:2::1");
     reaches(&lan.restricted, "10.2.0.1:8080", "10.2.0.2");
-    // One on an address comes first.
+    // An entry with an address takes precedence.
     reaches(&lan.outside, "192.0.2.1:8083", "192.0.2.2");
     lan.b.sh("ip link set eth0 down");
     does_not_reach(&lan.outside, "192.0.2.1:8083");
@@ -377,12 +378,12 @@ fn networks_are_isolated() {
     reaches(&lan.restricted, "10.2.0.1:99", "10.2.0.2");
     does_not_reach(&lan.outside, "10.2.0.2:80");
     does_not_reach(&lan.outside, "[fd00:2::2]:80");
-    // One that shows its addresses outside is reached by them.
+    // A network without masquerading is reachable by its addresses.
     let mut state = networks();
     state.networks.get_mut("default").unwrap().masquerade = false;
     lan.host.table().ensure(&state).unwrap();
     reaches(&lan.outside, "10.1.0.2:80", "192.0.2.2");
-    // Open to each other, but not to isolated ones.
+    // Open to each other, but not to isolated networks.
     let mut state = networks();
     for (network, interface) in [("default", "gantry0"), ("other", "gantry2")] {
         state.interfaces.get_mut(interface).unwrap().access = Access::Open;
@@ -468,7 +469,7 @@ fn interfaces_of_single_pods() {
     reaches(one, "10.4.0.3:80", "10.4.0.9");
 }
 
-/// Those that std has no sockets for.
+/// Protocols without sockets in std.
 #[test]
 fn other_protocols() {
     if !has_sctp() {
@@ -501,8 +502,7 @@ fn connections_outlive_a_replacement() {
     assert!(stream.read(&mut buffer).unwrap() > 0);
     for flush in [false, true] {
         if flush {
-            // What comes in between, be it an acknowledgement, is answered by the host itself: it knows of no such
-            // connection.
+            // The host itself answers intermediate packets, acknowledgements included: it has no such connection.
             for space in [&lan.outside, &lan.a] {
                 let silent = |line: &str| line.split_whitespace().nth(1) == Some("0");
                 until("all to be acknowledged", || space.sh("ss -Htn state established").lines().all(silent));

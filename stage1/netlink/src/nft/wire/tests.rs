@@ -1,4 +1,4 @@
-//! What is written can be read, and nothing that is read makes this panic.
+//! Written messages can be read, and no bytes make the reader panic.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -67,7 +67,7 @@ fn set() -> impl Strategy<Value = Set> {
     prop::sample::select(Set::ALL.to_vec())
 }
 
-/// An element of the right lengths, and what it says at random.
+/// An element with valid lengths and random contents.
 fn element() -> impl Strategy<Value = Element> {
     (set(), prop::collection::vec(any::<u8>(), 100), "[ -~]{0,100}").prop_map(|(set, bytes, comment)| {
         let (mut key, rest) = bytes.split_at(length(set.key()));
@@ -81,7 +81,7 @@ fn element() -> impl Strategy<Value = Element> {
     })
 }
 
-/// The elements of a transaction that adds one, as they come in.
+/// The elements of a transaction that adds one, as the reader receives them.
 fn incoming(element: &Element) -> Vec<Incoming> {
     let mut transaction = Transaction::new("t", Some(7), 7);
     transaction.add([element], true);

@@ -54,7 +54,7 @@ fn an_interrupted_creation_can_be_repeated() {
     assert_eq!((net.get("br0").is_up(), net.get("br0").tx_queue_length), (true, 9));
 }
 
-/// Kernels without VLANs on bridges take the request for them and do nothing.
+/// Kernels without VLANs on bridges accept the request and ignore it.
 #[test]
 fn vlan_filtering_is_on_or_an_error() {
     let mut net = Net::new();
@@ -226,7 +226,7 @@ fn a_port_without_a_link_local_address() {
     assert_eq!(host.socket.addresses(Some(index)).unwrap(), []);
     assert_eq!(host.get("veth1").master, Some(bridge));
 
-    // With packets too short for IPv6 there is none on an interface, and nothing to be done without.
+    // With an MTU too small for IPv6, the interface has no IPv6, and there is nothing to configure.
     let short = Change { link_local: Some(false), mtu: Some(1200), up: Some(false), ..Change::default() };
     host.socket.change_link(index, &short).unwrap();
     host.socket.change_link(index, &Change { up: Some(true), ..short }).unwrap();
@@ -248,7 +248,7 @@ fn deleting_one_end_deletes_the_other() {
     until("the kernel to have cleared the namespace away", || host.socket.link("veth1").unwrap().is_none());
 }
 
-/// Kernels are built without one or the other; then the answer says so.
+/// Kernels may lack one or the other; then the error names it.
 #[test]
 fn kinds_a_kernel_may_not_have() {
     let mut net = Net::new();

@@ -1,4 +1,4 @@
-//! What is written is what is read, without a kernel between; and no payload makes a reader panic.
+//! Written messages are read back unchanged, without a kernel; and no payload makes a reader panic.
 
 use std::net::{IpAddr, Ipv4Addr};
 
