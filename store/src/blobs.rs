@@ -45,7 +45,7 @@ pub enum BlobError {
     /// Larger than the reader takes.
     #[error("blob {digest} has {size} bytes and at most {most} are taken")]
     TooLarge {
-        /// Which blob.
+        /// The blob.
         digest: Digest,
         /// How large it is.
         size: u64,

@@ -29,7 +29,7 @@ use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
 use crate::wal_index::{IndexLease, IndexPlace};
 use crate::{Layout, StoreError, backup, high_water, reserve, wal_index};
 
-/// How long a statement waits for other writers, and opening for the lock on the data directory.
+/// The time a statement waits for other writers, and opening for the lock on the data directory.
 pub(crate) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Event numbers jump by at least this much at a new boot. More events than this cannot be written between two syncs,
@@ -590,7 +590,7 @@ pub(crate) fn make_dirs(layout: &Layout) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Makes the database file if it is not there, and syncs it with the directories, so that a committed row never
+/// Creates the database file if it does not exist, and syncs it with the directories, so that a committed row never
 /// outlives its directory.
 fn make_file(root: &File, layout: &Layout) -> Result<(), StoreError> {
     let path = layout.db();

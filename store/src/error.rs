@@ -45,7 +45,7 @@ pub enum StoreError {
     Locked {
         /// The lock's file or directory.
         path: PathBuf,
-        /// How long this call waited.
+        /// The duration of the wait.
         seconds: u64,
     },
 }

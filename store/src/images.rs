@@ -1,7 +1,7 @@
 //! Images: their names, layers and metadata.
 //!
 //! An image is committed last: its layers and blobs are durable before its row. It is removed first: the row is
-//! deleted, and [`Store::sweep_images`] deletes what nothing refers to any more. A pod's app refers to its image by a
+//! deleted, and [`Store::sweep_images`] deletes unreferenced layers and blobs. A pod's app refers to its image by a
 //! foreign key, so an image in use cannot be removed, however the two operations race.
 
 mod candidates;
@@ -52,7 +52,7 @@ pub struct LayerRef {
     pub chain: Digest,
     /// The digest of its tar archive.
     pub diff_id: Digest,
-    /// The digest of what came, compressed.
+    /// The digest of the fetched, compressed layer.
     pub blob: Digest,
 }
 
@@ -107,17 +107,17 @@ pub enum CommitImageError {
     /// A layer is not committed.
     #[error("image {image} cannot be committed without its layer {chain}: fetch it again")]
     NoSuchLayer {
-        /// Which image.
+        /// The image.
         image: ImageId,
-        /// Which layer.
+        /// The layer.
         chain: Digest,
     },
     /// The manifest or the configuration does not exist.
     #[error("image {image} cannot be committed without its blob {blob}: fetch it again")]
     NoSuchBlob {
-        /// Which image.
+        /// The image.
         image: ImageId,
-        /// Which blob.
+        /// The blob.
         blob: Digest,
     },
     /// The database or the disk.
@@ -140,7 +140,7 @@ pub enum RemoveImageError {
     /// Pods use it.
     #[error("image {image} is used by {}", users_text(pods))]
     InUse {
-        /// Which image.
+        /// The image.
         image: ImageId,
         /// The pods, at least one.
         pods: Vec<PodId>,

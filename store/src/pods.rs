@@ -65,7 +65,7 @@ pub struct NewApp {
 pub struct PodRow {
     /// Its identity.
     pub id: PodId,
-    /// How often the row has changed.
+    /// The number of changes of the row.
     pub generation: Generation,
     /// Its state.
     pub phase: Phase,
@@ -140,7 +140,7 @@ pub(crate) struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// Why it could not be started, if it is given up for that.
+    /// Why it could not be started, if the start has failed for good.
     pub(crate) fn failure(&self) -> Option<&'a str> {
         self.failure.filter(|_| matches!(self.edge, Some(Edge::Aborted(_))))
     }
@@ -166,9 +166,9 @@ pub enum InsertPodError {
     /// An image was removed in between, or never existed.
     #[error("image {image} of app '{app}' is not in the store: fetch it again")]
     NoSuchImage {
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// Which image.
+        /// The image.
         image: ImageId,
     },
     /// A volume was removed in between, or never existed.
@@ -198,18 +198,18 @@ pub enum StepError {
     /// The edge does not leave the phase that was seen.
     #[error("pod {id} stays as it is")]
     Refused {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why.
+        /// The reason.
         #[source]
         source: Refused,
     },
     /// A change for an app it does not have.
     #[error("pod {id} has no app '{app}'")]
     NoSuchApp {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Which app.
+        /// The app.
         app: AppName,
     },
     /// The database.

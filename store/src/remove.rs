@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::{Errno, Result};
 
-/// How many levels are walked with their parents open.
+/// The maximum number of levels whose parents stay open.
 const MAX_DEPTH: usize = 64;
 
 /// Deletes `name` of any type beneath `parent` and returns the bytes freed on disk. A missing name is no error.

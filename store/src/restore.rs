@@ -1,8 +1,8 @@
 //! Preparing a data directory before its database is opened: detecting damage and replacing a damaged database.
 //!
 //! Only the keeper does this ([`DataDir::lock_keeper`]), under the lock on the data directory, so that no process
-//! creates a new database meanwhile. Commands that start during a restore find the damaged database, or none and wait
-//! for the lock. Commands that had it open fail when they write ([`StoreError::Replaced`]).
+//! creates a new database in the meantime. Commands that start during a restore find the damaged database, or none and
+//! wait for the lock. Commands that had it open fail when they write ([`StoreError::Replaced`]).
 //!
 //! # The steps of a restore
 //!
@@ -257,7 +257,7 @@ impl DataDir {
         Ok(record)
     }
 
-    /// Makes the database that is to be: of the last format, in this boot, with a numbering of its own.
+    /// Builds the new database: of the latest format, in this boot, with a numbering of its own.
     fn build(&self, path: &Path, source: Option<&Backup>, first: u64) -> Result<Connection, StoreError> {
         match source {
             Some(backup) => backup.copy_to(path)?,

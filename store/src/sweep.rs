@@ -1,8 +1,8 @@
 //! Garbage collection: deletes what nothing refers to and no process works on. Idempotent; the next run completes one
 //! that was killed.
 //!
-//! Deletion needs the lock of what is deleted, and checks again under the lock. A held lock is skipped, not awaited:
-//! its holder is about to use what it covers.
+//! Deletion takes the lock of the object, and checks again under the lock. An object whose lock is held is skipped,
+//! without waiting: the holder of the lock is about to use it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::CString;

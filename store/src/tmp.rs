@@ -124,7 +124,7 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
     }
 }
 
-/// Deletes what has a name in `tmp/` that begins so. `false`: another process is at one of them.
+/// Deletes names in `tmp/` with this prefix. `false`: another process works on one of them.
 pub(crate) fn delete_begun(layout: &Layout, prefix: &str) -> Result<bool, StoreError> {
     let dir = layout.tmp_dir();
     for name in list_names(&dir)?.into_iter().filter(|name| name.starts_with(prefix)) {

@@ -52,7 +52,7 @@ pub enum CommitLayersError {
     /// The layer below is not committed, and not among these.
     #[error("layer {chain} cannot be committed without the layer below it, {parent}")]
     NoParent {
-        /// Which layer.
+        /// The layer.
         chain: Digest,
         /// The layer below.
         parent: Digest,
@@ -80,7 +80,7 @@ pub struct LayerLock {
 }
 
 impl LayerLock {
-    /// Which layer.
+    /// The layer.
     #[must_use]
     pub fn chain(&self) -> &Digest {
         &self.chain

@@ -55,7 +55,7 @@ pub enum RemoveVolumeError {
     /// Pods refer to it.
     #[error("volume '{name}' is used by {}: remove those first", pods_text(pods))]
     InUse {
-        /// Which volume.
+        /// The volume.
         name: VolumeName,
         /// By which pods, at least one.
         pods: BTreeSet<PodId>,

@@ -1,4 +1,4 @@
-//! The gRPC surfaces of gantryd: what they share, and one folder for each surface.
+//! The gRPC surfaces of gantryd: their shared parts, and one folder for each surface.
 //!
 //! May import `gantry_model`, `gantry_engine` and `gantry_proto`. Knows nothing of the keeper. Emits events with
 //! `tracing` and prints nothing.

@@ -59,7 +59,7 @@ pub enum Fact {
 /// One line, with its newline.
 ///
 /// # Errors
-/// Never for records made of the types here; serde's signature.
+/// Does not fail for records made of the types here; the error is part of serde's signature.
 pub fn line(record: &Record) -> Result<Vec<u8>, serde_json::Error> {
     let mut bytes = serde_json::to_vec(record)?;
     bytes.push(b'\n');

@@ -1,9 +1,9 @@
 //! How networks are set up on this host, and the requests to `gantry-stage1 network`.
 //!
-//! A supervisor attaches its pod to networks before it creates the apps and detaches it after they have ended. What the
-//! pod owns on the host (leases, rules, interfaces, state of plugins) is recorded in [`crate::files::NETWORK`] of the
-//! pod directory before it is created, and struck out after it is removed, so that it can be removed after the
-//! supervisor has died. For that, and for everything that concerns the networks of the host, the engine runs
+//! A supervisor attaches its pod to networks before it creates the apps and detaches it after they have ended. The
+//! pod's resources on the host (leases, rules, interfaces, state of plugins) are recorded in [`crate::files::NETWORK`]
+//! of the pod directory before they are created, and struck out after they are removed, so that they can be removed
+//! after the supervisor has died. For that, and for everything that concerns the networks of the host, the engine runs
 //! `gantry-stage1 network`: one [`Request`] as JSON on stdin until end of file, one line with a [`Reply`] on stdout.
 
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ pub struct Host {
     pub plugin_dirs: Vec<String>,
     /// The name of our nftables tables.
     pub table: String,
-    /// Run the plugins for every network of a file, also for those that gantry can do itself.
+    /// Run the plugins for every network of a file, also for those that gantry can create itself.
     #[serde(default)]
     pub use_plugins: bool,
     /// The timeout of one plugin, in milliseconds.

@@ -120,8 +120,8 @@ pub struct App {
     pub group: Option<String>,
     /// Volumes.
     pub mounts: Vec<Mount>,
-    /// Capabilities by name, for the bounding, effective and permitted set. Those that the supervisor lacks are left
-    /// out.
+    /// Capabilities by name, for the bounding, effective and permitted set. Capabilities that the supervisor lacks are
+    /// left out.
     pub capabilities: Vec<String>,
     /// The subset of `capabilities` without which the app must not start.
     #[serde(default)]

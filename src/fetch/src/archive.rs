@@ -48,7 +48,7 @@ pub enum Form {
 /// if one is needed.
 ///
 /// # Errors
-/// [`SourceError`]: not readable, no such archive, no such image, or several and none named.
+/// [`SourceError`]: not readable, not an archive of this format, no image of this name, or several images and no name.
 pub fn open(
     path: &Path,
     form: Form,

@@ -101,7 +101,7 @@ pub enum AuthFileError {
         path: PathBuf,
         /// The helper (escaped).
         name: String,
-        /// What went wrong (escaped).
+        /// The failure (escaped).
         why: String,
     },
 }

@@ -77,7 +77,7 @@ fn helper_for(file: &Map<String, Value>, host: &str) -> Option<String> {
     own.or(file.get("credsStore")).and_then(Value::as_str).filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
-/// Runs a helper; false when it says that it has no such credentials.
+/// Runs a helper; returns false if it reports that it has no such credentials.
 fn ask_helper(path: &Path, name: &str, verb: &'static str, input: &str) -> Result<bool, AuthFileError> {
     let failed = |why| AuthFileError::Helper { path: path.to_owned(), name: gantry_model::id::shown(name), why };
     let (success, output) = run_helper(name, verb, input).map_err(failed)?;

@@ -44,7 +44,7 @@ impl<'a> Checked<'a> {
     }
 
     /// The result for a layer, given that of the unpacker. Unread bytes belong to the blob too. If unpacking failed
-    /// because the bytes are wrong, the mismatch is reported rather than what the bytes looked like.
+    /// because the bytes are wrong, the mismatch is reported rather than the error of the unpacker.
     pub(crate) fn conclude(mut self, result: Result<Unpacked, UnpackError>) -> Result<Unpacked, FetchError> {
         let layer = self.descriptor.digest.clone();
         if let Some(failure) = self.failure.take() {

@@ -1,9 +1,9 @@
 //! The layers of one image: fetched and unpacked in parallel, committed from the bottom up.
 //!
 //! Workers (up to `Config::parallel` threads, joined before this returns) take layers bottom first. Each locks its
-//! layer, asks the calling thread whether another process has committed it meanwhile, and unpacks it into a staging
-//! directory straight from the source's stream. The calling thread owns the [`Store`]: it commits each run of layers
-//! whose parents are committed.
+//! layer, asks the calling thread whether another process has committed it in the meantime, and unpacks it into a
+//! staging directory straight from the source's stream. The calling thread owns the [`Store`]: it commits each run of
+//! layers whose parents are committed.
 //!
 //! Locks: a layer's lock (`Store::lock_layer`, across processes) is held from before the check until the layer is
 //! committed. A worker waits only for the lock of its own layer, a finished layer waits only for layers below it, and
@@ -58,7 +58,8 @@ struct Finished {
 }
 
 enum Event {
-    /// A worker holds the lock of a layer and asks whether it has been committed meanwhile. No reply means: give up.
+    /// A worker holds the lock of a layer and asks whether it has been committed in the meantime. No reply means: give
+    /// up.
     Locked { at: usize, there: mpsc::SyncSender<bool> },
     /// A layer has been verified and unpacked.
     Finished { at: usize, layer: Box<Finished> },

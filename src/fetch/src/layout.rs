@@ -31,7 +31,7 @@ pub fn is_layout(path: &Path) -> bool {
 /// One image of the layout in the directory `dir`: the one named `tag`, or the only one.
 ///
 /// # Errors
-/// [`SourceError`]: no layout, no such image, or several and none named.
+/// [`SourceError`]: not a layout, no image of this name, or several images and no name.
 pub fn open(dir: &Path, tag: Option<&str>) -> Result<Box<dyn Source + Send>, SourceError> {
     Ok(Box::new(Layout::new(Directory::open(dir)?, tag)?))
 }
@@ -46,7 +46,7 @@ pub(crate) struct Layout<F> {
 enum Top {
     /// A manifest or an index in a blob.
     Blob(Descriptor),
-    /// The whole of `index.json`: manifests of one image for several platforms.
+    /// All entries of `index.json`: manifests of one image for several platforms.
     Index(Vec<u8>),
 }
 

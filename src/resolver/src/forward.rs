@@ -21,7 +21,7 @@ pub(crate) const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(6);
 /// Maximum number of unrelated datagrams that are skipped; more suggest that an attacker guesses.
 const MAX_UNRELATED: usize = 16;
-/// Maximum length of a datagram read; servers are asked for shorter ones.
+/// Maximum length of a datagram read; requests advertise a smaller size.
 const MAX_DATAGRAM_READ: usize = 4096;
 
 /// The relation of a received message to the query.

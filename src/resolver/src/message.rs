@@ -198,7 +198,7 @@ impl ForwardedQuery {
     }
 }
 
-/// The address that a reverse name stands for, if the name is complete (RFC 1035 section 3.5, RFC 3596 section 2.5).
+/// The address in a reverse name, if the name is complete (RFC 1035 section 3.5, RFC 3596 section 2.5).
 fn arpa_address(name: &Name) -> Option<IpAddr> {
     let net = name.parse_arpa_name().ok()?;
     (net.prefix_len() == net.max_prefix_len()).then(|| net.addr())

@@ -25,7 +25,7 @@ fn main() -> io::Result<ExitCode> {
     }
     let behave = config["behave"][&command].as_str().unwrap_or("well").to_owned();
     let child = match behave.as_str() {
-        // In our group; and in one of its own.
+        // In the plugin's process group; and in another one.
         "hang" => Some(Command::new("sleep").arg("600").spawn()?.id()),
         "daemon" => Some(Command::new("sleep").arg("600").process_group(0).spawn()?.id()),
         _ => None,

@@ -286,7 +286,7 @@ fn garbage_collection_does_not_disturb_starting_and_ending_pods() {
     lab.assert_no_garbage();
 }
 
-/// Decrements the number of busy ones on drop.
+/// Decrements the counter on drop.
 struct Ends<'a>(&'a AtomicUsize);
 
 impl Drop for Ends<'_> {

@@ -370,7 +370,7 @@ fn what_a_pod_got_stays_to_its_end() {
     let second = PodNetwork { name: "b".into(), interface: "eth1".into(), ..PodNetwork::default() };
     let got = Networks::from_list(&[whole_network(), second]).unwrap();
     let change = |step: Edge| Change { networks: got.clone(), ..edge(step) };
-    // Before its start a pod has none, whatever the change contains.
+    // Before its start a pod has no networks, whatever the change contains.
     let pod = moved(store, id, pod.generation, change(Edge::Prepare));
     let pod = moved(store, id, pod.generation, change(Edge::Prepared(Timestamp(1))));
     assert_eq!((&pod.net, pod.networks.is_empty()), (&new.net, true));

@@ -235,8 +235,8 @@ fn who_had_the_damaged_database_open_sweeps_nothing() {
     assert_eq!(swept.layers, 0, "it has its row");
 }
 
-/// A reader of events since a time learns of the lost ones, although rows made from directories have events with older
-/// times.
+/// A reader of events since a time is notified of the lost ones, although rows made from directories have events with
+/// older times.
 #[test]
 fn old_times_of_adopted_rows_hide_no_gap() {
     const SECOND: i64 = 1_000_000_000;

@@ -16,9 +16,9 @@ fn a_sweep_takes_what_nobody_needs_and_only_that() {
     let store = &home.store;
     let kept = image(store, "kept", &["base", "kept"]);
     let gone = image(store, "gone", &["base", "gone"]);
-    // Committed, its image not yet: its lock protects it.
+    // Committed, but not its image: its lock protects it.
     let (locks, _) = layers(store, &["coming"]);
-    // Put, its image not yet: this other store's lease protects it.
+    // Put, but its image is not committed: the other store's lease protects it.
     let other = home.another();
     other.put_blob(&digest("new"), b"new").unwrap();
     store.remove_image(&gone).unwrap();
@@ -54,7 +54,7 @@ fn layers_stay_while_a_pod_runs_that_nobody_knows() {
     assert_eq!(entries(&store.layout().tmp_dir()), 0);
     store.make_room().unwrap();
     assert_eq!(trees(&home), 3);
-    // With a row it protects the layers of its images, and no more; dead it protects nothing.
+    // With a row it protects the layers of its images, and nothing else; dead it protects nothing.
     let known = image(store, "known", &["known"]);
     store.insert_pod(&new_pod(pod_id(1), &known, &["a"])).unwrap();
     drop(store.make_pod_dir(pod_id(2)).unwrap());

@@ -17,7 +17,7 @@ use crate::host::process::Deadline;
 use crate::host::stage1;
 use crate::{Engine, PodError};
 
-/// How long a seeming problem of networks may last before it is one.
+/// The delays after which an apparent problem of networks is checked again before it is reported.
 const RECHECK_INTERVALS: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
 
 /// Controllers without which a limit cannot be set.

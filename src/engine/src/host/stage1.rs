@@ -18,7 +18,7 @@ use crate::host::process::{self, Deadline};
 
 /// Where the program finds others.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// How long a process may take to end after its reply, or after SIGKILL.
+/// The time a process may take to end after its reply, or after SIGKILL.
 pub(crate) const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// In bytes.
 const MAX_VERSION: usize = 4096;

@@ -27,7 +27,7 @@ const HEAD: usize = 64;
 const MAX_UNTIMED: u64 = 1 << 20;
 /// The granularity of mtime: a directory that changed more recently may have changed again with the same mtime.
 const MTIME_SLACK_NS: i64 = 1_000_000_000;
-/// How often listing is repeated when files are renamed meanwhile.
+/// How often listing is repeated when files are renamed in the meantime.
 const MAX_ATTEMPTS: usize = 50;
 
 /// A file of the log.
@@ -54,7 +54,7 @@ impl LogFile {
     }
 }
 
-/// A position in an open file, which may be renamed or deleted meanwhile.
+/// A position in an open file, which may be renamed or deleted later.
 #[derive(Debug, Clone)]
 pub(crate) struct LogPosition {
     pub(crate) file: Arc<File>,

@@ -92,7 +92,7 @@ fn a_file_is_opened_under_its_new_name() {
     assert!(logs.open(&parts[0]).unwrap().is_none());
 }
 
-/// A writer who rotates away the oldest file, whose inode the file system gives to the new one at once.
+/// A writer that rotates away the oldest file, whose inode the file system gives to the new one at once.
 #[test]
 fn the_inode_of_a_deleted_file_is_not_that_file() {
     let temp = tempfile::tempdir().unwrap();

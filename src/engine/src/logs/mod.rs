@@ -65,44 +65,44 @@ pub trait LogSink {
     /// Receives a line, or a piece of one.
     ///
     /// # Errors
-    /// The sink failed; it receives no more.
+    /// The sink failed; it receives nothing further.
     fn line(&mut self, line: LineRef<'_>) -> io::Result<()>;
 
     /// The sink has received all lines so far: a sink that buffers must write now.
     ///
     /// # Errors
-    /// The sink failed; it receives no more.
+    /// The sink failed; it receives nothing further.
     fn flush(&mut self) -> io::Result<()>;
 }
 
 /// Logs could not be read or written.
 #[derive(Debug, Error)]
 pub enum LogsError {
-    /// The pod has no such app.
+    /// The pod has no app of this name.
     #[error("pod {id} has no app '{app}'")]
     NoSuchApp {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Which app.
+        /// The app.
         app: AppName,
     },
     /// A file could not be read.
     #[error("cannot read the log of app '{app}' of pod {id}")]
     Read {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Which app.
+        /// The app.
         app: AppName,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// The sink failed.
     #[error("cannot write the log of pod {id}")]
     Write {
-        /// Which pod.
+        /// The pod.
         id: PodId,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },

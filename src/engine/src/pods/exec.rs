@@ -62,7 +62,7 @@ pub enum ExecError {
         /// Its apps.
         apps: Vec<AppName>,
     },
-    /// The pod has no such app.
+    /// The pod has no app of this name.
     #[error("pod {id} has no app '{app}'; it has: {}", .apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", "))]
     NoSuchApp {
         /// The pod.

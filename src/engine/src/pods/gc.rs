@@ -25,16 +25,16 @@ use crate::pods::rm::RmError;
 use crate::recovery::adopt::Images;
 use crate::{Engine, EngineError, PodError};
 
-/// How long a network plugin may fail to delete its resources, from the beginning of the pod's deletion. After that
-/// `gc` deletes the pod without it: an uninstalled plugin does not come back.
+/// The time for which a network plugin may fail to delete its resources, from the beginning of the pod's deletion.
+/// After that `gc` deletes the pod without it: an uninstalled plugin does not come back.
 const ABANDON_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// Options of `gc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GcOptions {
-    /// How long an exited or aborted pod stays, from its end or from the mark.
+    /// The time an exited or aborted pod stays, from its end or from the mark.
     pub grace: Duration,
-    /// How long a prepared pod may wait to be started.
+    /// The time a prepared pod may wait to be started.
     pub expire_prepared: Duration,
     /// Mark only.
     pub mark_only: bool,
@@ -50,7 +50,7 @@ impl Default for GcOptions {
     }
 }
 
-/// How long a pod directory stays in `lost-pods/`, during which `doctor` reports it.
+/// The time a pod directory stays in `lost-pods/`, during which `doctor` reports it.
 pub(crate) const LOST_PODS_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// An action on a pod.

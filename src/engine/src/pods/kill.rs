@@ -17,7 +17,7 @@ const ENDING_TIMEOUT: Duration = Duration::from_secs(5);
 /// A signal could not be sent.
 #[derive(Debug, Error)]
 pub enum KillError {
-    /// There is no such signal.
+    /// The number is not that of a signal.
     #[error("{0} is not a signal: expected 1 to 64")]
     Signal(u8),
     /// The pod does not run.
@@ -28,7 +28,7 @@ pub enum KillError {
         /// Its phase.
         phase: &'static str,
     },
-    /// The pod has no such app.
+    /// The pod has no app of this name.
     #[error(transparent)]
     App(ExecError),
     /// The supervisor failed.

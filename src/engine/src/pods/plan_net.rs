@@ -21,7 +21,7 @@ use crate::settings::DEFAULT_DIR;
 const TABLE: &str = "gantry";
 /// The most ports of a pod that gantry picks on the host.
 const MAX_PICKED: usize = 1024;
-/// How many declared ports an error names.
+/// The maximum number of declared ports that an error names.
 const NAMED: usize = 20;
 
 /// A port cannot be published.
@@ -72,7 +72,7 @@ pub enum PortError {
         "gantry picks at most {MAX_PICKED} ports of the host for a pod: publish the ports that are needed one by one"
     )]
     TooMany,
-    /// They are for a pod that has no networks of its own.
+    /// Published ports for a pod without networks of its own.
     #[error(transparent)]
     NoNetwork(SpecError),
 }
@@ -115,7 +115,7 @@ pub(crate) fn table(dir: &Path) -> String {
     format!("{TABLE}-{}", digest.hex().chars().take(8).collect::<String>())
 }
 
-/// The networks as the plan has them. Only a pod with networks of its own may have ports.
+/// The networks in the format of the plan. Only a pod with networks of its own may have ports.
 pub(crate) fn net(mode: &NetMode, ports: Vec<PodPort>, host: network::Host) -> Result<out::Net, PortError> {
     if !ports.is_empty() {
         gantry_model::net::takes_ports(mode).map_err(PortError::NoNetwork)?;

@@ -1,4 +1,4 @@
-//! The files of a pod directory: what the engine writes into a new one, and how it reads what the supervisor wrote.
+//! The files of a pod directory: writes those of a new pod, and reads those that the supervisor wrote.
 //!
 //! The directory has mode 0700 and belongs to root; apps see only what is below `apps/` and `volumes/`, which nothing
 //! here follows.

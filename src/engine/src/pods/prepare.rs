@@ -344,7 +344,7 @@ impl Engine {
         Ok(plan::plan(spec, &sized, &setting)?)
     }
 
-    /// The size of an image's layers. `None`: unknown for one of them, because its row was lost and made again.
+    /// The size of an image's layers. `None`: the size of one is unknown, because its row was lost and written again.
     fn size_of(&self, image: &ImageRow) -> Result<Option<ImageSize>, PodError> {
         let mut size = ImageSize { bytes: 0, entries: 0 };
         for layer in &image.layers {

@@ -31,7 +31,7 @@ use crate::host::process::{self, Deadline};
 use crate::pods::pod_dir;
 use crate::pods::transition::{cannot_be_written, ready_record};
 
-/// How far wall clocks may have been set while the host was up before a pod seems to be of an earlier boot.
+/// The maximum adjustment of the wall clock while the host is up; beyond it, a pod seems to be of an earlier boot.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
 /// The transition that makes a row agree with the facts.

@@ -171,7 +171,7 @@ fn a_killed_supervisor_leaves_its_apps_lost() {
 }
 
 /// The lock of a pod whose supervisor is dead may be held for long: a background engine, which has other pods to
-/// reconcile, comes back later.
+/// reconcile, returns to it later.
 #[test]
 fn a_background_engine_does_not_wait_for_a_lock() {
     let temp = tempfile::tempdir().unwrap();
@@ -439,7 +439,7 @@ fn what_ran_is_a_pod_though_its_row_is_lost() {
     let id = |n: u8| PodId::from_random([n; 16]);
     let made = |n: u8| (engine.store.make_pod_dir(id(n)).unwrap(), engine.pod_dir(id(n)));
     let ended = Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(5), oom: false };
-    // Ended, running, never complete, and with an empty plan.
+    // Ended, running, never complete, and with a damaged plan.
     let (_, dir) = made(1);
     crate::pods::pod_dir::fill(&dir, &plan(id(1))).unwrap();
     write_journal(&engine, id(1), vec![Fact::Ready(ready()), ended, Fact::Ended]);

@@ -147,7 +147,7 @@ impl Engine {
     /// Starts a prepared pod; `net` overrides the network it was prepared with.
     ///
     /// # Errors
-    /// [`StartError`]; the pod stays prepared then, and what was started is gone.
+    /// [`StartError`]; then the pod stays prepared, and the processes of the start are gone.
     pub fn start(&self, id: PodId, net: Option<NetMode>, options: RunOptions) -> Result<Running, StartError> {
         need_root("start a pod")?;
         prepared(self.reconcile_pod(id)?)?;
@@ -205,7 +205,7 @@ impl Engine {
             pod_dir::remove_when_ended(&dir)?;
         }
         let mut spawned = self.spawn(id, &dir, lock, options.show)?;
-        // Whatever fails here, the start reply is read: the supervisor is never left running unobserved.
+        // Read the start reply whatever fails here: the supervisor is never left running unobserved.
         let written = pod_dir::write_manifest(&dir, &spec)
             .and_then(|()| self.step(&row, Change::along(Edge::Prepare)))
             .map_err(StartError::from)
@@ -226,8 +226,8 @@ impl Engine {
         }
     }
 
-    /// Records that a supervisor could not start its pod, and why. What fails here is left to `reconcile`: the lock is
-    /// free and the journal does not say ready.
+    /// Records that a supervisor could not start its pod, and why. Failures here are left to `reconcile`: the lock is
+    /// free and the journal has no ready record.
     fn abort_start(&self, id: PodId, error: &EngineError) {
         let Ok(Some(_lock)) = self.lock_pod(id) else { return };
         // Even if the row cannot be read: without a row, only gc would remove them.
@@ -267,7 +267,7 @@ impl Engine {
     }
 }
 
-/// Kills a pod whose row could not be moved to Running: no pod runs that the store does not know.
+/// Kills a pod whose row could not be moved to Running: every running pod is recorded in the store.
 fn kill_unrecorded(spawned: &mut Spawned) {
     let _ends_with_its_supervisor = crate::host::process::kill(&spawned.pidfd);
     spawned.end();

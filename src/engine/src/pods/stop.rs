@@ -96,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// The pod when it has ended; `before`, when another process has removed it meanwhile (`run --rm`).
+    /// The pod when it has ended; `before`, if another process has removed it in the meantime (`run --rm`).
     fn wait_or_gone(&self, before: &PodView, patience: Duration) -> Result<Option<PodView>, PodError> {
         match self.wait(before.row.id, Some(patience)) {
             Err(PodError::NotFound(_)) => Ok(Some(before.clone())),

@@ -1,5 +1,5 @@
-//! The transitions of a pod: the steps that `prepare`, `run` and `rm` make on purpose, and `reconcile` makes up for
-//! those that were killed in between.
+//! The transitions of a pod: `prepare`, `run` and `rm` make them deliberately, and `reconcile` completes them for
+//! commands that were killed in between.
 //!
 //! Each is a compare-and-set on the row's generation. A read-only engine makes no step: it returns the row as it would
 //! be, so that callers see the same facts.

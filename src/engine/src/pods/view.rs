@@ -13,7 +13,7 @@ use crate::{Engine, PodError};
 
 /// The number of digits of an id in lists. A text of this length or longer is an id first, then a name.
 const SHOWN_DIGITS: usize = 8;
-/// How many of several pods with the same name an error lists.
+/// The maximum number of pods with the same name that an error lists.
 const MAX_LISTED: usize = 5;
 
 /// A reconciled pod.

@@ -25,7 +25,7 @@ pub(crate) trait Files: Sync {
             return Err(SourceError::TooLarge { what: what(), most });
         }
         let mut bytes = Vec::new();
-        // The file may have grown meanwhile.
+        // The file may have grown since.
         file.take(most).read_to_end(&mut bytes).map_err(|source| SourceError::Io { what: what(), source })?;
         Ok(bytes)
     }

@@ -26,7 +26,7 @@ fn config(diff_ids: &[Digest]) -> Vec<u8> {
         .into_bytes()
 }
 
-/// `docker save` of old: a configuration, layers as `ID/layer.tar`, one of them a link to another.
+/// An old archive of `docker save`: a configuration, layers as `ID/layer.tar`, one of them a link to another.
 fn docker(layers: &[(&str, &[u8])], extra: Tar) -> Vec<u8> {
     let config = config(&layers.iter().map(|(_, bytes)| digest(bytes)).collect::<Vec<_>>());
     let paths: Vec<&str> = layers.iter().map(|(path, _)| *path).collect();

@@ -123,7 +123,7 @@ fn read_pem(path: &Path) -> Result<Option<Vec<PemItem<'static>>>, RegistryError>
     items.map(Some).map_err(|_| unusable(path, "it is not PEM"))
 }
 
-/// The certificates of a PEM file; none when there is no such file. Other items in it are skipped.
+/// The certificates of a PEM file; none if the file does not exist. Other items in it are skipped.
 fn read_certificates(path: &Path) -> Result<Option<Vec<Certificate<'static>>>, RegistryError> {
     let certificate = |item| if let PemItem::Certificate(certificate) = item { Some(certificate) } else { None };
     Ok(read_pem(path)?.map(|items| items.into_iter().filter_map(certificate).collect()))

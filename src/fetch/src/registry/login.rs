@@ -11,7 +11,7 @@ use crate::settings::Config;
 
 const LOGIN: &str = "the login";
 
-/// Checks `credentials` with the registry `host`. False if the registry asks for none, so that they are unchecked.
+/// Checks `credentials` with the registry `host`. False if the registry demands none, so that they are unchecked.
 ///
 /// # Errors
 /// [`RegistryError`]: it cannot be reached, or it does not accept them.

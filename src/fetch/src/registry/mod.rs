@@ -279,7 +279,7 @@ impl Source for Registry<'_> {
     }
 }
 
-/// The delay that a response asks for.
+/// The delay that a response requests.
 fn asked_wait(answer: &HttpResponse) -> Option<Duration> {
     retry::retry_after(answer.header("retry-after")?, SystemTime::now())
 }

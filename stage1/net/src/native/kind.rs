@@ -7,7 +7,7 @@ use crate::config::{Ipam, NetworkConfig, PluginSettings};
 use crate::netlink::Socket;
 use crate::plugin::Attachment;
 
-/// A kind of interface: what the first plugin of a network creates.
+/// A kind of interface that the first plugin of a network creates.
 pub(super) trait InterfaceKind {
     /// Why gantry cannot create the interface with these settings; `None`: it can.
     fn obstacle(&self, ipam: Option<&Ipam>) -> Option<String>;

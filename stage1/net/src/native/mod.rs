@@ -4,8 +4,8 @@
 //! An ADD to the default network, whose bridge exists: allocate the leases (some files), read two sysctls of the host,
 //! read the bridge and its addresses, create the veth pair with both ends in place and named, set the host end up,
 //! write five sysctls of the pod's interface, and set its addresses, state and routes in one request. That takes about
-//! a millisecond, half of it for the veth pair (`tests::cost`). It waits for no RCU grace period itself, but for others
-//! who hold the RTNL lock while they wait for one, such as a process that deletes an interface.
+//! a millisecond, half of it for the veth pair (`tests::cost`). It waits for no RCU grace period itself, but for other
+//! processes that hold the RTNL lock while they wait for one, for example to delete an interface.
 //!
 //! A `kill -9` may leave: leases, which belong to their owner and which [`del`] releases; a bridge, which the next pod
 //! uses, or completes if it is not up yet; and a veth pair, which the kernel deletes with the pod's namespace. Sysctls
@@ -106,7 +106,8 @@ pub fn add(network: &NetworkConfig, attachment: &Attachment, ends: &mut Ends<'_>
     chain.kind.add(&AddRequest { network, chain: &chain, attachment }, ends)
 }
 
-/// Removes what [`add`] created, even partly, and what does not end with the pod's network namespace. Idempotent.
+/// Removes the resources that [`add`] created, even partly, and that do not end with the pod's network namespace.
+/// Idempotent.
 ///
 /// That is its leases. The kernel deletes the host end of a veth pair with the namespace. It is deleted here only if
 /// `attachment.netns` is `None`: then the namespace has ended, and something keeps the rest of it alive (deletion takes

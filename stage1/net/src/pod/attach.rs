@@ -214,7 +214,7 @@ impl AttachOperation<'_> {
         let mut added = tables::add(host, entries);
         for _ in 0..MAX_ATTEMPTS {
             match added {
-                // This is the first pod, or the table was removed; or it contains networks that no pod uses any more.
+                // This is the first pod, or the table was removed; or it contains networks that pods no longer use.
                 Err(nft::Error::Missing { .. } | nft::Error::Overlap { .. }) => {}
                 _ => break,
             }

@@ -1,7 +1,7 @@
 //! Collects garbage: resources that belong to no pod.
 //!
 //! A pod's record is created before its resources and removed after them. So a resource whose pod has no record, looked
-//! up after the resource was seen, is orphaned, however many pods come and go meanwhile. Bridges and the garbage of
+//! up after the resource was seen, is orphaned, however many pods come and go in between. Bridges and the garbage of
 //! plugins belong to all pods: they are collected while no pod is being attached.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -140,7 +140,7 @@ impl NetworkRecord {
     }
 }
 
-/// A record as it was read.
+/// A record and its state when it was read.
 #[derive(Debug)]
 pub(super) enum RecordFile {
     Valid(Box<Record>),

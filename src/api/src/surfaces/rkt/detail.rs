@@ -4,7 +4,7 @@ use gantry_engine::Secrets;
 
 use crate::peer::Peer;
 
-/// How much of a pod or an image a response has.
+/// The parts of a pod or an image that a response includes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Detail {
     /// How to write manifests; `None` omits them.

@@ -1,5 +1,5 @@
 //! Reads an appc pod manifest given by a user (`--pod-manifest`). Unsupported parts are errors that name them and are
-//! never ignored: running a pod without a limit it asked for is worse than not starting it.
+//! never ignored: running a pod without a requested limit is worse than not starting it.
 
 use std::collections::BTreeMap;
 

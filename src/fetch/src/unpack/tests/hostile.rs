@@ -8,7 +8,7 @@ use super::*;
 
 type Refused = (&'static str, Vec<u8>);
 
-/// The path of an entry, and its type.
+/// Entries with forbidden names, parents or links.
 fn bad_names() -> Vec<Refused> {
     vec![
         ("up", Tar::default().file("../../etc/cron.d/x", b"x").end()),
@@ -127,7 +127,7 @@ fn many_xattrs(n: usize) -> Tar {
     Tar::default().pax(&records)
 }
 
-/// A frame header that asks for a window of 2^31 bytes, and a raw block.
+/// A frame header that requests a window of 2^31 bytes, and a raw block.
 fn zstd_window() -> Vec<u8> {
     let tar = Tar::default().end();
     let block = u32::try_from(tar.len()).unwrap() << 3 | 1;
@@ -361,7 +361,7 @@ fn a_race_for_a_parent_does_not_lead_out() {
         scope.spawn(|| {
             let victim = place.path().join("d7");
             while !stop.load(Ordering::Relaxed) {
-                // Either may fail, depending on who was first: that is the race.
+                // Either may fail, depending on the order: that is the race.
                 let _ = std::fs::rename(&victim, place.path().join("moved"));
                 let _ = std::os::unix::fs::symlink(outside.path(), &victim);
                 let _ = std::fs::remove_file(&victim);

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::{Compression, UnpackError, Unpacked, finish, layer};
 use crate::caps::Caps;
 
-/// A layer's directory inside a directory of its own, so that what escapes is seen.
+/// A layer's directory inside another directory, so that an escape is detected.
 struct UnpackDir {
     outer: TempDir,
     dir: OwnedFd,

@@ -49,7 +49,7 @@ fn a_copy_does_not_get_the_checksum_of_a_replaced_file() {
     unpack(&Tar::default().file("x", b"lower").end(), &below).unwrap();
     let place = UnpackDir::new();
     let mut unpacked = unpack(&Tar::default().link(b'1', "copy", "x").end(), &place).unwrap();
-    // The file that is removed here stands for a replaced one. Some file systems reuse its inode number, others take
+    // The file that is removed here represents a replaced one. Some file systems reuse its inode number, others take
     // one of the next.
     let replaced = place.path().join("replaced");
     std::fs::write(&replaced, "old").unwrap();

@@ -394,7 +394,7 @@ fn entries_are_added_all_or_nothing() {
     assert_eq!((found.state, found.faults), (pod, Vec::new()));
 }
 
-/// A kernel that has no nftables for bridges: here, one that has no such family.
+/// A kernel without nftables for bridges: here, one that lacks this family.
 #[test]
 fn pods_start_without_kernel_support() {
     let space = Space::new();
