@@ -29,7 +29,7 @@ impl Store {
         for algorithm in ["sha256", "sha512"] {
             for hex in list_names(&self.layout.blobs_dir().join(algorithm))? {
                 let text = format!("{algorithm}:{hex}");
-                // Names that are no digests are no blobs.
+                // Files whose names are not digests are not blobs.
                 unknown.extend(text.parse().ok().filter(|_| !needed.contains(&text)));
             }
         }

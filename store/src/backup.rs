@@ -30,7 +30,7 @@ use crate::migrate::{self, APPLICATION_ID, STEPS};
 use crate::sweep::list_names;
 use crate::{DatabaseFailure, Layout, Store, StoreError};
 
-/// So many copies of each kind are kept.
+/// The number of copies of each kind to keep.
 const MAX_BACKUPS: usize = 3;
 
 /// How coarse the times of files may be: the kernel stamps a write with the last tick of its clock before it.
@@ -46,7 +46,7 @@ pub(crate) const QUICK_CHECK: &str = "PRAGMA quick_check(1)";
 pub struct Backup {
     /// The path.
     pub path: PathBuf,
-    /// When its making began: it has all that was committed before.
+    /// The time its creation began: it has all commits before that.
     pub at: Timestamp,
     /// The format of the database.
     pub format: usize,
@@ -60,7 +60,7 @@ pub struct Backup {
 pub enum Verdict {
     /// It can be restored.
     Good {
-        /// The number its next event would have had.
+        /// The number that its next event would have had.
         next_seq: u64,
     },
     /// It cannot.
@@ -84,7 +84,7 @@ impl Backup {
         Self { path, at, format: STEPS.len(), timed: false, with_wal }
     }
 
-    /// Makes a new database of this content.
+    /// Creates a database with this content.
     pub(crate) fn copy_to(&self, path: &Path) -> Result<(), StoreError> {
         if self.with_wal {
             return copy_to(&connect_to(&self.path)?, path);

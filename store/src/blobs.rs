@@ -42,7 +42,7 @@ pub enum BlobError {
         /// The digest of its content.
         found: Digest,
     },
-    /// Larger than the reader takes.
+    /// Larger than the reader's limit.
     #[error("blob {digest} has {size} bytes and at most {most} are taken")]
     TooLarge {
         /// The blob.
@@ -112,7 +112,7 @@ impl Store {
         }
     }
 
-    /// Keeps sweepers away from blobs until [`Self::end_blob_lease`], or until this store is dropped.
+    /// Keeps the garbage collector away from blobs until [`Self::end_blob_lease`], or until this store is dropped.
     pub(crate) fn lease_blobs(&self) -> Result<(), StoreError> {
         let mut lease = self.blob_lease.borrow_mut();
         if lease.is_none() {

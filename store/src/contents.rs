@@ -71,10 +71,10 @@ pub(crate) fn write(layout: &Layout, name: &str, tree: BorrowedFd<'_>, sums: &Su
     fs::write(&path, bytes).map_err(StoreError::io("write", &path))
 }
 
-/// Puts the list of a layer that was just committed in its place, and takes the mark of damage away.
+/// Moves the list of a layer that was just committed to its final name, and removes the mark of damage.
 pub(crate) fn publish(layout: &Layout, name: &str) -> Result<(), StoreError> {
     let (from, to) = (fresh(layout, name), path(layout, name));
-    // A layer without sums has no list.
+    // A layer without checksums has no list.
     absent_is_fine(fs::rename(&from, &to)).map_err(StoreError::io("rename a list to", &to))?;
     let mark = damaged(layout, name);
     absent_is_fine(fs::remove_file(&mark)).map_err(StoreError::io("remove", &mark))

@@ -119,7 +119,7 @@ pub fn now() -> Timestamp {
 }
 
 impl Store {
-    /// Opens the data directory, making it if it is absent, migrating it if it is old.
+    /// Opens the data directory, creating it if it is absent, migrating it if it is old.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -458,7 +458,8 @@ fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> 
     // Without this every command would copy the WAL into the database, with two fsyncs, on its way out.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(sql())?;
     conn.set_prepared_statement_cache_capacity(64);
-    // No mapping of the database (mmap_size is 0): a page that the disk cannot read would be a signal and no error.
+    // No mapping of the database (mmap_size is 0): a page that the disk cannot read would raise a signal instead of an
+    // error.
     conn.execute_batch(&format!("PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = {WAL_PAGES}"))
         .map_err(sql())?;
     Ok(conn)
@@ -495,7 +496,7 @@ pub(crate) fn check_schema(
     Ok(if ready { SchemaState::Ready } else { SchemaState::Behind(version) })
 }
 
-/// Whether this boot was entered already.
+/// Whether this boot was already entered.
 fn is_of_boot(conn: &Connection, boot: &BootId) -> Result<bool, StoreError> {
     let same = conn.query_row("SELECT boot = ?1 FROM state", [&boot.0], |row| row.get(0)).optional();
     same.map(|same| same.unwrap_or(false)).map_err(StoreError::sql("open the database"))
@@ -534,7 +535,7 @@ fn make_ready_locked(
     boot: &BootId,
     steps: &[&str],
 ) -> Result<(Connected, Option<FileId>), OpenError> {
-    // Again: gantryd may have found the database damaged, or restored it, while we waited.
+    // Check again: gantryd may have found the database damaged, or restored it, during the wait.
     refuse_read_only(layout)?;
     if FileId::of_path(&layout.db())?.is_none_or(|file| file.len == 0) {
         refuse_lost(layout)?;
@@ -602,7 +603,7 @@ fn make_file(root: &File, layout: &Layout) -> Result<(), StoreError> {
     rustix::fs::syncfs(root).map_err(StoreError::io("sync the file system of", layout.root()))
 }
 
-/// Makes an empty database file.
+/// Creates an empty database file.
 pub(crate) fn make_db(path: &Path) -> Result<(), StoreError> {
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     made.map(drop).map_err(StoreError::io("create", path))
@@ -623,8 +624,8 @@ pub(crate) fn set_wal(conn: &Connection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Notes the boot and moves the event sequence ahead. Synced, because a jump that a power cut took back would give
-/// the same numbers again. A new database continues the numbering of the one before it. Returns the next number.
+/// Records the boot and moves the event sequence ahead. Synced, because the same numbers would be given again if a
+/// power cut undid the jump. A new database continues the numbering of the one before it. Returns the next number.
 fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Result<u64, StoreError> {
     let sql = || StoreError::sql("note the new boot");
     let _synced = Synced::begin(conn, "note the new boot")?;
@@ -657,7 +658,7 @@ fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Res
 fn copy_wal_into_file(conn: &Connection) {
     let begun = Instant::now();
     let copied = || {
-        // Whether another process copies, the number of pages in the WAL, and how many of them are copied.
+        // Whether another process checkpoints, the number of pages in the WAL, and how many of them are copied.
         conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?))
         })

@@ -40,7 +40,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// A lock was held by others for too long.
+    /// Other processes held a lock for too long.
     #[error("cannot lock {}: others held it for {seconds} s; try again", path.display())]
     Locked {
         /// The lock's file or directory.

@@ -16,7 +16,7 @@ use crate::{AppRow, NetworkSummary, Networks, Store, StoreError};
 /// How many events [`Store::trim_events`] usually keeps.
 pub const EVENTS_KEPT: u64 = 100_000;
 
-/// So many events are deleted in one transaction.
+/// The number of events deleted in one transaction.
 const TRIM_CHUNK: usize = 5_000;
 
 /// The kinds of events whose time is that of their writing, for SQL. (Prepared is written late only for a pod that ran
@@ -61,7 +61,7 @@ pub(crate) fn of_step(
     Ok(events)
 }
 
-/// Networks as rkt shows them: `default:ip4=172.16.28.2,other:ip6=fd00::2`; of several addresses of a kind the first.
+/// Networks in rkt's format: `default:ip4=172.16.28.2,other:ip6=fd00::2`; of several addresses of a kind the first.
 fn listed(networks: &Networks) -> Result<String, StoreError> {
     let one = |NetworkSummary { name, ip4, ip6, ports: _ }: NetworkSummary<'_>| {
         let ip4 = ip4.map(|address| format!("ip4={address}"));

@@ -16,11 +16,11 @@ use crate::{BlobError, Layout, Store, StoreError};
 pub enum Severity {
     /// Left over: costs space, harms nothing.
     Warning,
-    /// Something is missing or damaged.
+    /// A part is missing or damaged.
     Error,
 }
 
-/// Something that is not as it should be.
+/// An inconsistency.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The finding.
@@ -31,7 +31,7 @@ pub struct Finding {
     pub hint: String,
 }
 
-/// Blobs are manifests and configurations; a larger one is none.
+/// Blobs are manifests and configurations; a larger file is not a blob.
 const MAX_BLOB: u64 = 64 << 20;
 
 const REFETCH: &str = "fetch the image again, or remove it";
@@ -182,7 +182,7 @@ impl Store {
         }
         let known = self.tree_names()?;
         for name in list_names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
-            // Held: it is being committed or swept right now.
+            // Held: it is being committed or collected right now.
             if crate::trees::layer_of_replaced(&name).is_none()
                 && !crate::trees::is_locked(&self.layout, &name)?
                 && self.layout.trees_dir().join(&name).exists()

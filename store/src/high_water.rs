@@ -27,13 +27,13 @@ const LENGTH: usize = 256;
 /// The contents of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HighWater {
-    /// In which boot it was written.
+    /// The boot in which it was written.
     pub(crate) boot: BootId,
-    /// In which boot the removals were finished that an earlier one cut short.
+    /// The boot that has finished the removals cut short by an earlier one.
     pub(crate) recovered: BootId,
     /// The number of the next event.
     pub(crate) next: u64,
-    /// The same as of the last sync.
+    /// The number of the next event as of the last sync.
     pub(crate) synced: u64,
 }
 

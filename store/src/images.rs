@@ -28,7 +28,7 @@ pub enum ImageFormat {
 }
 
 impl ImageFormat {
-    /// The word for tables, JSON and the database.
+    /// The name in tables, JSON and the database.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl ImageFormat {
 /// A layer of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LayerRef {
-    /// Its chain id: which directory it is.
+    /// Its chain id, which determines its directory.
     pub chain: Digest,
     /// The digest of its tar archive.
     pub diff_id: Digest,
@@ -69,7 +69,7 @@ pub struct NewImage {
     pub layers: Vec<LayerRef>,
     /// Bytes that came: layers (compressed), manifest and configuration.
     pub size: u64,
-    /// Canonical names that shall mean it from now on.
+    /// Canonical names that refer to it from now on.
     pub names: Vec<String>,
 }
 
@@ -86,11 +86,11 @@ pub struct ImageRow {
     pub layers: Vec<LayerRef>,
     /// Bytes that came: layers (compressed), manifest and configuration.
     pub size: u64,
-    /// Canonical names that mean it, sorted.
+    /// Canonical names that refer to it, sorted.
     pub names: Vec<String>,
-    /// When it was committed first.
+    /// The time of its first commit.
     pub imported: Timestamp,
-    /// When it was last committed or used by a pod, to the minute.
+    /// The time of its last commit or use by a pod, to the minute.
     pub last_used: Timestamp,
 }
 
@@ -172,14 +172,14 @@ impl Kind for RemoveImageError {
     }
 }
 
-/// `last_used` is not written more often than this.
+/// The minimum interval between writes of `last_used`.
 const TOUCH_INTERVAL: i64 = 60_000_000_000;
 
 const ALL: &str = "SELECT id, config, format, size, imported, last_used FROM image";
 
 impl Store {
     /// Commits an image, durably; or gives one that is committed already its names. The caller holds the locks of the
-    /// layers, so that no sweep takes them before they are referred to.
+    /// layers, so that they are not collected before the image refers to them.
     ///
     /// # Errors
     /// [`CommitImageError`].
@@ -277,7 +277,7 @@ impl Store {
         self.some_images(wanted, &[hex])
     }
 
-    /// The images that have a name which, after the host, is or ends with this repository and tag.
+    /// The images with a name that, after the host, is or ends with this repository and tag.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -288,7 +288,7 @@ impl Store {
         self.some_images(wanted, &[&name])
     }
 
-    /// Notes that an image was used; at most one write a minute.
+    /// Records that an image was used; at most one write a minute.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -460,7 +460,7 @@ fn event(kind: EventKind, image: &ImageRow, at: Timestamp) -> NewEvent {
     NewEvent { kind, at, id: image.id.to_string(), name, data }
 }
 
-/// The pods whose apps have this image.
+/// The pods whose apps use this image.
 fn users(conn: &Connection, id: &ImageId) -> rusqlite::Result<Vec<PodId>> {
     conn.prepare_cached("SELECT DISTINCT pod FROM app WHERE image = ?1 ORDER BY pod")?
         .query_map([id.to_string()], |row| Columns::new(row).parsed())?

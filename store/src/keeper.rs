@@ -22,7 +22,7 @@ pub enum Keeper {
     Ours(KeeperLock),
     /// Another process.
     Other {
-        /// Its process id as it wrote it down; for people only.
+        /// Its process id as it recorded it; for people only.
         pid: Option<u32>,
     },
 }
@@ -72,7 +72,7 @@ impl Store {
         lock(&self.layout)
     }
 
-    /// Makes all that any process has committed so far survive a power cut.
+    /// Makes all commits of all processes so far survive a power cut.
     ///
     /// Syncs the WAL and copies nothing: its frames carry checksums, and recovery reads synced frames. A checkpoint
     /// would do more, and make the next command that writes pay for a sync of the WAL's new header.

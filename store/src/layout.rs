@@ -138,12 +138,13 @@ impl Layout {
         base32(&chain.hex().as_bytes()[..32])
     }
 
-    /// The first 32 hexadecimal digits of the chain ids whose directory has this name; `None`: no layer's has.
+    /// The first 32 hexadecimal digits of the chain ids whose directory has this name; `None`: no layer's directory has
+    /// it.
     pub(crate) fn hex_of_tree(name: &str) -> Option<String> {
         let mut bits = 0u128;
         for (at, c) in name.bytes().enumerate() {
             let five = ALPHABET.iter().position(|&known| known == c)? as u128;
-            // The last one holds three bits, and two of padding.
+            // The last digit holds three bits, and two of padding.
             bits = if at < 25 { bits << 5 | five } else { bits << 3 | five >> 2 };
         }
         let hex = format!("{bits:032x}");

@@ -46,7 +46,7 @@ pub(crate) fn try_lock(file: impl AsFd, how: FlockOperation) -> rustix::io::Resu
     }
 }
 
-/// Opens a lock file, making it if it is absent.
+/// Opens a lock file, creating it if it is absent.
 pub(crate) fn open_lock_file(path: &Path) -> Result<OwnedFd, StoreError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(StoreError::io("open the lock", path))

@@ -11,7 +11,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use crate::StoreError;
 
-/// The mark of our databases in the SQLite header (`application_id`): "gant".
+/// The mark of gantry's databases in the SQLite header (`application_id`): "gant".
 pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
 
 /// The features this program knows.
@@ -175,7 +175,7 @@ CREATE TABLE pod_volume (
 CREATE INDEX pod_volume_volume ON pod_volume (volume);
 ";
 
-/// The number of steps a database has had.
+/// The number of steps applied to a database.
 pub(crate) fn version(conn: &Connection) -> rusqlite::Result<usize> {
     conn.query_row("PRAGMA user_version", [], |row| row.get::<_, u32>(0)).map(|version| version as usize)
 }

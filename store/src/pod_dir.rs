@@ -39,7 +39,7 @@ impl AsFd for PodLock {
 /// The state of a pod directory's lock.
 #[derive(Debug)]
 pub enum PodState {
-    /// It was free; the caller holds it now.
+    /// It was free; now the caller holds it.
     Free(PodLock),
     /// Another process holds it.
     Held,
@@ -117,7 +117,7 @@ impl Store {
     pub fn delete_pod_dir(&self, lock: PodLock, id: PodId) -> Result<(), StoreError> {
         let path = self.layout.pod_dir(&id);
         if !still_named(&lock, &path).map_err(StoreError::io("examine", &path))? {
-            // A lock on something else would delete what others hold.
+            // With a lock on another directory, this would delete a directory in use.
             return match rustix::fs::lstat(&path) {
                 Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(StoreError::io("examine", &path)(errno)),
@@ -140,8 +140,8 @@ impl Store {
         Ok(())
     }
 
-    /// Goes on with a deletion that failed or was killed after the directory had lost its name. `false`: another
-    /// process does.
+    /// Continues a deletion that failed or was killed after the directory had lost its name. `false`: another process
+    /// does.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -149,7 +149,7 @@ impl Store {
         tmp::delete_begun(&self.layout, &deleted(id))
     }
 
-    /// The pods that have a directory, with or without a row. Names that are no pod ids are left to `check`.
+    /// The pods that have a directory, with or without a row. `check` reports names that are not pod ids.
     ///
     /// # Errors
     /// [`StoreError::Io`].

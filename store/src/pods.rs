@@ -26,7 +26,7 @@ use list::load;
 pub use condition::{CgroupCondition, PodWhere};
 pub use networks::{NetworkSummary, Networks};
 
-/// A pod that is about to exist.
+/// A pod to be inserted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPod {
     /// Its identity.
@@ -47,7 +47,7 @@ pub struct NewPod {
     pub volumes: BTreeSet<VolumeName>,
 }
 
-/// An app of a pod that is about to exist.
+/// An app of a pod to be inserted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewApp {
     /// Its name in the pod.
@@ -71,7 +71,7 @@ pub struct PodRow {
     pub phase: Phase,
     /// The time of the request.
     pub created: Timestamp,
-    /// When it was complete on disk, if it ever was.
+    /// The time when it was complete on disk, if it ever was.
     pub prepared: Option<Timestamp>,
     /// The requested networks.
     pub net: NetMode,
@@ -195,7 +195,7 @@ impl Kind for InsertPodError {
 /// A pod could not be changed; losing a race is not among the reasons.
 #[derive(Debug, Error)]
 pub enum StepError {
-    /// The edge does not leave the phase that was seen.
+    /// The edge does not leave the observed phase.
     #[error("pod {id} stays as it is")]
     Refused {
         /// The pod.
@@ -204,7 +204,7 @@ pub enum StepError {
         #[source]
         source: Refused,
     },
-    /// A change for an app it does not have.
+    /// A change for an app that the pod does not have.
     #[error("pod {id} has no app '{app}'")]
     NoSuchApp {
         /// The pod.
@@ -227,7 +227,7 @@ impl Kind for StepError {
     }
 }
 
-/// The beginning of an id does not name one pod.
+/// The prefix of an id does not name one pod.
 #[derive(Debug, Error)]
 pub enum ResolveError {
     /// No pod's id begins so.
@@ -357,7 +357,7 @@ impl Store {
         })
     }
 
-    /// The one pod whose id begins so.
+    /// The one pod whose id has this prefix.
     ///
     /// # Errors
     /// [`ResolveError`].

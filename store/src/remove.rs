@@ -105,7 +105,7 @@ impl Walk<'_> {
             let free = format!("deep-{}", self.moved);
             self.moved += 1;
             match rustix::fs::renameat_with(dir, name, self.top, &free, RenameFlags::NOREPLACE) {
-                // The app had the same idea for a name.
+                // The app has used the same name.
                 Err(Errno::EXIST) => {}
                 Err(Errno::NOENT) => return Ok(()),
                 other => return other,

@@ -56,7 +56,7 @@ use crate::record::{self, Record};
 use crate::tmp::{self, Scrap};
 use crate::{Layout, OpenError, Store, StoreError, high_water, reserve};
 
-/// So many damaged databases are kept.
+/// The number of damaged databases to keep.
 const MAX_DAMAGED: usize = 3;
 
 /// A number that no numbering ever reaches: a record with a greater one is damaged itself.
@@ -87,10 +87,10 @@ impl Drop for DataDirLock<'_> {
 }
 
 impl DataDir {
-    /// Opens the data directory, making it and its directories if they are absent. The database is not touched.
+    /// Opens the data directory, creating it and its directories if they are absent. The database is not touched.
     ///
     /// # Errors
-    /// [`OpenError`] when it is none that we may use.
+    /// [`OpenError`] when the directory is not one that gantry may use.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
         let dir = &resolved(dir);
         let boot = current_boot()?;
@@ -120,7 +120,7 @@ impl DataDir {
     /// Takes the lock on the data directory.
     ///
     /// # Errors
-    /// [`StoreError::Locked`] when others make or migrate a database for ten seconds.
+    /// [`StoreError::Locked`] when other processes create or migrate a database for ten seconds.
     pub fn lock(&self) -> Result<DataDirLock<'_>, StoreError> {
         lock_within(
             &self.root,
@@ -167,19 +167,19 @@ impl DataDir {
         Some((self.own(&self.layout.wal(), true)?, next_seq))
     }
 
-    /// The database file alone, if it is whole: a copying of the WAL into the file may have been cut short.
+    /// The database file alone, if it is intact: a checkpoint may have been cut short.
     fn without_wal(&self) -> Option<(Backup, u64)> {
         let Verdict::Good { next_seq } = examine(&self.layout.db(), INTEGRITY_CHECK) else { return None };
         Some((self.own(&self.layout.db(), false)?, next_seq))
     }
 
-    /// The database itself, as of when this file of it was last written to.
+    /// The database itself, dated by the last write to this file.
     fn own(&self, written: &Path, with_wal: bool) -> Option<Backup> {
         let at = fs::metadata(written).and_then(|found| found.modified()).ok()?;
         Some(Backup::own(self.layout.db(), at.into(), with_wal))
     }
 
-    /// Whether all that a reader needs can be read from the damaged database.
+    /// Whether all rows that a reader needs can be read from the damaged database.
     #[must_use]
     pub fn can_be_read(&self) -> bool {
         let read = || -> Result<(), OpenError> {
@@ -202,7 +202,7 @@ impl DataDir {
         record::write(&self.layout, &self.layout.read_only(), why)
     }
 
-    /// Takes [`Self::close_for_writing`] back. The caller holds the lock.
+    /// Reverts [`Self::close_for_writing`]. The caller holds the lock.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -227,7 +227,7 @@ impl DataDir {
         source: Option<&Backup>,
         fill: impl FnOnce(Store) -> Result<Store, E>,
     ) -> Result<Record, E> {
-        // Room for the copy, should the disk be full.
+        // Make room for the copy, in case the disk is full.
         reserve::spend(&self.layout)?;
         let (lock, dir) = tmp::make_dir(&self.layout, "restore", Mode::RWXU)?;
         let scrap = Scrap::new(&self.layout, dir.clone());
@@ -266,7 +266,7 @@ impl DataDir {
         let sql = || StoreError::sql(DOING);
         let conn = connect_to(path)?;
         set_wal(&conn)?;
-        // Synced once, when it is whole.
+        // Synced once, when it is complete.
         conn.execute_batch("PRAGMA synchronous = OFF").map_err(sql())?;
         migrate::migrate(&conn, STEPS, |_| Ok(()))?;
         let tx = conn.unchecked_transaction().map_err(sql())?;
@@ -331,7 +331,7 @@ impl DataDir {
     fn drop_old(&self) -> Result<(), StoreError> {
         let dir = self.layout.damaged_dir();
         let mut names = crate::sweep::list_names(&dir)?;
-        // Times, so their order is the order of the names.
+        // The names are times, so they sort by time.
         names.sort_by(|a, b| b.cmp(a));
         for name in names.into_iter().skip(MAX_DAMAGED) {
             let path = dir.join(name);
@@ -341,7 +341,7 @@ impl DataDir {
     }
 }
 
-/// Brings everything into the one file, checks it, and makes it durable.
+/// Merges everything into the one file, checks it, and makes it durable.
 fn finish(conn: Connection, path: &Path) -> Result<(), StoreError> {
     let sql = || StoreError::sql(DOING);
     conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(sql())?;

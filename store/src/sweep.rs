@@ -32,7 +32,7 @@ pub struct Swept {
     pub blobs: u64,
 }
 
-/// A layer that no image and no other layer refers to.
+/// A layer without a reference from an image or another layer.
 const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM image_layer WHERE image_layer.chain = layer.chain)
     AND NOT EXISTS (SELECT 1 FROM layer AS child WHERE child.parent = layer.chain)";
 
@@ -59,7 +59,7 @@ impl Store {
         Ok(swept)
     }
 
-    /// Deletes what dead processes left in `tmp/`; returns the bytes freed.
+    /// Deletes the leftovers of dead processes in `tmp/`; returns the bytes freed.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -107,7 +107,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a pod that may have been started has this layer: the directory it mounted may have been replaced since.
+    /// Whether a pod that may have been started uses this layer: the directory it mounted may have been replaced since.
     fn is_of_a_pod(&self, tree: &str) -> Result<bool, StoreError> {
         let mut chains = self
             .conn

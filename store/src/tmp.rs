@@ -18,7 +18,7 @@ use crate::lock::{lock_within, open_dir, still_named, try_lock};
 use crate::sweep::list_names;
 use crate::{Layout, StoreError, remove};
 
-/// No more are swept at once: each is a descriptor.
+/// The maximum number collected at once: each takes a descriptor.
 const MAX_BATCH: usize = 200;
 
 /// A fresh name such as `layer-0f4c…`.
@@ -147,7 +147,7 @@ pub(crate) fn delete_begun(layout: &Layout, prefix: &str) -> Result<bool, StoreE
 pub(crate) fn sweep(layout: &Layout) -> Result<u64, StoreError> {
     let mut freed = 0;
     loop {
-        // The locks are kept until all is deleted, so that two sweepers do not get into each other's way.
+        // Keep the locks until all is deleted, so that two collectors do not interfere with each other.
         let claimed = claim(layout)?;
         let all = claimed.len() < MAX_BATCH;
         let mut failed = None;

@@ -23,7 +23,7 @@ use crate::pods::row::Columns;
 use crate::tmp::{self, Scrap};
 use crate::{Layout, Store, StoreError, Sums, contents};
 
-/// A committed layer, or one that is about to be.
+/// A committed layer, or one to be committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerRow {
     /// Its chain id (OCI image specification, config, "Layer `ChainID`").
@@ -72,7 +72,7 @@ impl Kind for CommitLayersError {
     }
 }
 
-/// The exclusive right to a layer: to stage and commit it, or to sweep it. Ends on drop, and with its process.
+/// The exclusive right to a layer: to stage and commit it, or to collect it. Ends on drop, and with its process.
 #[derive(Debug)]
 pub struct LayerLock {
     chain: Digest,
@@ -99,7 +99,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Says what was written into the files of this directory, so that damage is found later.
+    /// Records the checksums of the files written into this directory, so that later damage is found.
     pub fn set_sums(&mut self, sums: Sums) {
         self.sums = Some(sums);
     }

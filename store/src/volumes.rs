@@ -57,7 +57,7 @@ pub enum RemoveVolumeError {
     InUse {
         /// The volume.
         name: VolumeName,
-        /// By which pods, at least one.
+        /// The pods that use it, at least one.
         pods: BTreeSet<PodId>,
     },
     /// The database or the disk.
@@ -151,8 +151,8 @@ impl Store {
     /// Durably removes a volume that no pod refers to, with its contents; returns the bytes freed.
     ///
     /// # Errors
-    /// [`RemoveVolumeError`]. [`Store::settle_volumes`] finishes a removal that failed or was killed; the next sweep of
-    /// `tmp/` deletes what is left there.
+    /// [`RemoveVolumeError`]. [`Store::settle_volumes`] finishes a removal that failed or was killed; the next garbage
+    /// collection deletes the rest in `tmp/`.
     pub fn remove_volume(&self, name: &VolumeName) -> Result<u64, RemoveVolumeError> {
         const DOING: &str = "remove the volume";
         let lock = self.lock_volumes()?;

@@ -66,7 +66,7 @@ impl Drop for IndexLease {
 pub(crate) enum IndexPlace {
     /// In `gantry.db-shm`, shared with all other processes.
     File,
-    /// In memory of the reader, because the disk has no room for the file. SQLite does that for a connection with
+    /// In the reader's memory, because the disk has no room for the file. SQLite does that for a connection with
     /// `readonly_shm` as long as no process holds the lock on byte 128.
     Memory,
 }
@@ -160,7 +160,7 @@ fn reset(file: &File) -> io::Result<()> {
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
         Err(errno) => return Err(errno.into()),
     }
-    // Allocated is not enough: the first store into a block that was never written may need space for the file's map.
+    // Allocation is not enough: the first store into a block that was never written may need space for the file's map.
     let zeros = vec![0; usize::try_from(LENGTH).map_err(io::Error::other)?];
     file.write_all_at(&zeros, 0)
 }

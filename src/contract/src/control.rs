@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Failure, ProcessExit, start};
 
-/// The longest message either side sends or takes, in bytes. Seqpacket messages are bounded by the socket's send
-/// buffer (212 992 by default), of which the kernel uses part for itself.
+/// The maximum length of a message, in bytes. Seqpacket messages are bounded by the socket's send buffer (212 992 by
+/// default), of which the kernel uses part for itself.
 pub const MAX_MESSAGE: usize = 128 << 10;
 
 /// A client's request.
@@ -19,7 +19,7 @@ pub const MAX_MESSAGE: usize = 128 << 10;
 pub enum Request {
     /// Report the status.
     Status,
-    /// End the pod: the stop signal to every app, SIGKILL after the grace. Answered at once.
+    /// End the pod: the stop signal to every app, SIGKILL after the grace. The reply comes at once.
     Stop {
         /// Milliseconds until SIGKILL; 0 kills at once.
         grace_ms: u64,
@@ -34,8 +34,8 @@ pub enum Request {
     /// Run a program in an app, confined as the app is. Without `terminal`, three descriptors come with the request:
     /// stdin, stdout, stderr. With it, none; the terminal's master comes with `Started`.
     Exec(Exec),
-    /// Give out the other end of an app's stdin: the terminal's master, or the writing end of its pipe (once:
-    /// the supervisor lets go of it, so that the client's close is the app's end of file).
+    /// Send the other end of an app's stdin: the terminal's master, or the writing end of its pipe (once: the
+    /// supervisor closes its own copy, so that the client's close is the app's end of file).
     Attach {
         /// The app.
         app: String,
@@ -105,6 +105,6 @@ pub struct Status {
     pub ready: start::Ready,
     /// The apps that still run, by name.
     pub running: Vec<String>,
-    /// Bytes of log dropped since the start.
+    /// Bytes of log output dropped since the start.
     pub log_bytes_dropped: u64,
 }

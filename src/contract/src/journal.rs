@@ -10,7 +10,7 @@ use crate::{Failure, ProcessExit, start};
 /// One fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// When, in nanoseconds since the epoch.
+    /// The time, in nanoseconds since the epoch.
     pub at: i64,
     /// The fact.
     pub fact: Fact,
@@ -66,7 +66,7 @@ pub fn line(record: &Record) -> Result<Vec<u8>, serde_json::Error> {
     Ok(bytes)
 }
 
-/// The records in a journal's bytes. A torn last line is left out; a damaged line in the middle is counted.
+/// The records in a journal's bytes. A torn last line is ignored; a damaged line in the middle is counted.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Parsed {
     let mut parsed = Parsed::default();

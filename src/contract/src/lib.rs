@@ -54,10 +54,10 @@ pub mod files {
     pub const VOLUMES: &str = "volumes";
 }
 
-/// A failure as it crosses the border.
+/// A failure, as sent across the interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// A word of `ErrorKind::as_str`.
+    /// A value of `ErrorKind::as_str`.
     pub kind: String,
     /// The error message with its causes, in one line.
     pub message: String,

@@ -22,11 +22,11 @@ pub struct Host {
     pub state_dir: String,
     /// The directory of the pod directories, absolute.
     pub pods_dir: String,
-    /// Directories of network configurations; the first that has a name counts.
+    /// Directories of network configurations; the first configuration of a name counts.
     pub config_dirs: Vec<String>,
     /// Directories of plugins.
     pub plugin_dirs: Vec<String>,
-    /// The name of our nftables tables.
+    /// The name of gantry's nftables tables.
     pub table: String,
     /// Run the plugins for every network of a file, also for those that gantry can create itself.
     #[serde(default)]
@@ -63,8 +63,8 @@ pub enum NetworkOperation {
         /// The pod's UUID.
         pod: String,
     },
-    /// Check that a pod can be attached to these networks as they are configured now, without making anything. Answered
-    /// by `Done`.
+    /// Check that a pod can be attached to these networks as they are configured now, without any change. Answered by
+    /// `Done`.
     Choose(Networks),
     /// Replace the contents of the tables by the needs of the pods that are up. Answered by `Done`.
     Reload,
@@ -96,7 +96,7 @@ pub enum Reply {
     Failed(Failure),
 }
 
-/// A network that is configured here.
+/// A configured network of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Network {
     /// Its name; of an invalid file, if it can be determined.
@@ -105,9 +105,9 @@ pub struct Network {
     pub source: String,
     /// The types of its plugins, in order.
     pub plugins: Vec<String>,
-    /// Whether gantry does what they would do.
+    /// Whether gantry implements its plugins natively.
     pub built_in: bool,
-    /// The versions of the CNI specification it is written for.
+    /// The versions of the CNI specification that its configuration names.
     pub cni_versions: Vec<String>,
     /// The bridge or the master interface on the host.
     pub interface: Option<String>,
@@ -121,7 +121,7 @@ pub struct Network {
     pub problem: Option<String>,
     /// Notes on harmless oddities of its configuration.
     pub notes: Vec<String>,
-    /// Pods that have an interface in it.
+    /// Pods with an interface in it.
     pub pods: Vec<Member>,
     /// The configuration as it is written; only where one network is inspected.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -17,7 +17,7 @@ pub enum Kind {
     Stdout,
     /// Bytes of an app's standard error.
     Stderr,
-    /// No payload: every app has ended and everything it wrote was passed on.
+    /// No payload: every app has ended and all of its output was forwarded.
     End,
 }
 
@@ -33,7 +33,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header as it goes over the pipe.
+    /// The encoded header.
     #[must_use]
     pub fn encode(self) -> [u8; HEADER_LEN] {
         let kind = match self.kind {
@@ -45,7 +45,7 @@ impl Header {
         [kind, 0, a, b, c, d, e, f]
     }
 
-    /// The header in these bytes; `None` if they are none.
+    /// The decoded header; `None` if the bytes are not a header.
     #[must_use]
     pub fn decode(bytes: [u8; HEADER_LEN]) -> Option<Self> {
         let [kind, 0, a, b, c, d, e, f] = bytes else { return None };

@@ -16,7 +16,7 @@ pub struct Plan {
     pub pod: String,
     /// The pod directory, absolute.
     pub pod_dir: String,
-    /// The directory in which the layers are, absolute.
+    /// The directory of the layers, absolute.
     pub trees_dir: String,
     /// Hostname in the pod.
     pub hostname: String,
@@ -31,8 +31,8 @@ pub struct Plan {
     /// The parent of the pod's cgroup, below each hierarchy's root: `/gantry`. The pod's cgroup is `PARENT/UUID`, an
     /// app's `PARENT/UUID/APP`.
     pub cgroup_parent: String,
-    /// The directory of the named volumes, absolute. A volume's directory there has what apps see in `data`, and a file
-    /// `fresh` until the first app mounts it, which fills the volume.
+    /// The directory of the named volumes, absolute. A volume's directory has the content for apps in `data`, and a
+    /// file `fresh` until the first app mounts it, which fills the volume.
     pub volumes_dir: String,
     /// Volumes by name. Directories that the supervisor creates for the pod are in [`crate::files::VOLUMES`].
     pub volumes: Vec<VolumeSpec>,
@@ -79,7 +79,8 @@ pub struct Mount {
     pub target: String,
     /// Read-only in this app.
     pub read_only: bool,
-    /// Whether an empty volume gets the image's directory at the target when it is first made: content, owner and mode.
+    /// Whether an empty volume gets a copy of the image's directory at the target when it is first created: content,
+    /// owner and mode.
     #[serde(default)]
     pub seed: bool,
     /// Whether the image declares it: such a mount gives way to other mounts, and to the supervisor's own.
@@ -139,14 +140,14 @@ pub struct App {
 /// Rotation of log files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogLimits {
-    /// A file that has reached this many bytes is rotated.
+    /// The size in bytes at which a file is rotated.
     pub max_bytes: u64,
     /// The number of files to keep, the current one included.
     pub max_files: u32,
 }
 
 impl Default for LogLimits {
-    /// The kubelet's: five files of 10 MiB.
+    /// The kubelet's defaults: five files of 10 MiB.
     fn default() -> Self {
         Self { max_bytes: 10 << 20, max_files: 5 }
     }

@@ -37,6 +37,6 @@ pub struct Started {
     pub attempt: u32,
     /// Its PID on the host.
     pub pid: u32,
-    /// When, in nanoseconds since the epoch.
+    /// The time, in nanoseconds since the epoch.
     pub at: i64,
 }

@@ -81,7 +81,7 @@ impl Commits {
         Self { inotify: watched().ok(), wal, polls: 0 }
     }
 
-    /// Waits until there may be something new, at most this long. Waking too often is allowed, too late is not.
+    /// Waits for new events, at most this long. It may wake too often, but never too late.
     ///
     /// # Errors
     /// The kernel's error.
@@ -134,7 +134,7 @@ impl Engine {
     /// The cursor from which to read so that no event of this query is missed:
     ///
     /// * with `since`: from that time. If events of that time may have been deleted, the first page reports a gap.
-    /// * with an `until` not after `now`: from the oldest event that is kept, which is no gap.
+    /// * with an `until` not after `now`: from the oldest kept event, without reporting a gap.
     /// * else from now on.
     ///
     /// The pages have all events after the cursor: the caller applies the query to each of them.

@@ -31,7 +31,7 @@ pub enum OpenError {
         /// The damage.
         why: String,
     },
-    /// Anything else that keeps the directory or its database from being used.
+    /// Any other problem that prevents the use of the directory or its database.
     #[error("{message}")]
     Unusable {
         /// The problem, and how to solve it.

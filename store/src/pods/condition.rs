@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::row::GARBAGE;
 
-/// Pods by where their cgroups are; a pod has one while it runs.
+/// Pods by the paths of their cgroups; a pod has one while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupCondition {
     /// Any of these, while it runs.
@@ -75,7 +75,7 @@ impl Condition {
 
     pub(crate) fn of_filter(wanted: &PodWhere<'_>) -> Self {
         let PodWhere { filter, cgroups } = wanted;
-        // The last two are texts of which `cgroups` has the meaning.
+        // `cgroups` has the resolved pods of the last two fields.
         let PodFilter { ids, phases, app_names, images, networks, annotations, never, cgroups: _, sub_cgroups: _ } =
             filter;
         let mut condition = Self::default();
@@ -127,7 +127,7 @@ impl Condition {
         self.and(IDS, [texts(ids)]);
     }
 
-    /// A pod being deleted is garbage with a time in a column of its own.
+    /// A pod being deleted is garbage with a time in a separate column.
     fn phases(&mut self, names: &[&'static str]) {
         let (garbage, deleting) = (names.contains(&GARBAGE), names.contains(&DELETING));
         let stored: BTreeSet<&str> = names.iter().map(|&name| if name == DELETING { GARBAGE } else { name }).collect();

@@ -26,15 +26,15 @@ impl Store {
     pub fn pods(&self, query: &PodQuery) -> Result<Vec<PodRow>, StoreError> {
         const DOING: &str = "list the pods";
         let mut pods = self.read(DOING, |tx| list(tx, &Condition::of_query(query)).map_err(StoreError::sql(DOING)))?;
-        // Rows are big, and are moved once so.
+        // Rows are large; this moves each of them once.
         pods.sort_by_cached_key(|pod| (pod.created, pod.id));
         Ok(pods)
     }
 
-    /// Reads all that the rows of pods say, also what lists only hand on.
+    /// Reads all fields of the pods' rows, including those that lists only copy.
     ///
     /// # Errors
-    /// [`StoreError`] when something is damaged.
+    /// [`StoreError`] when a value is damaged.
     pub(crate) fn read_pods(&self) -> Result<(), StoreError> {
         self.pods(&PodQuery::default())?.iter().try_for_each(|pod| pod.networks.read().map(drop))
     }

@@ -18,7 +18,7 @@ use crate::StoreError;
 #[derive(Debug, Clone, Default)]
 pub struct Networks(Option<Box<RawValue>>);
 
-/// A network of a pod at a summary.
+/// A summary of a pod's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkSummary<'a> {
     /// The network's name.

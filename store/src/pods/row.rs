@@ -35,7 +35,7 @@ impl<'a, 'b> Columns<'a, 'b> {
         Self { row, next: 0 }
     }
 
-    /// The next column as SQLite has it.
+    /// The next column as SQLite's value.
     pub(crate) fn get<T: FromSql>(&mut self) -> rusqlite::Result<T> {
         self.next += 1;
         self.row.get(self.next - 1)
@@ -95,12 +95,12 @@ impl<'a, 'b> Columns<'a, 'b> {
         Ok(self.get::<Option<i64>>()?.map(Timestamp))
     }
 
-    /// The column just read is not what it should be.
+    /// The column just read has an invalid value.
     fn invalid(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> rusqlite::Error {
         rusqlite::Error::FromSqlConversionFailure(self.next - 1, Type::Text, why.into())
     }
 
-    /// A value that the CHECK constraints promise beside the one just read.
+    /// A value that the CHECK constraints guarantee beside the one just read.
     fn present<T>(&self, value: Option<T>) -> rusqlite::Result<T> {
         value.ok_or_else(|| self.invalid("a column that belongs to this state is NULL"))
     }
@@ -259,7 +259,7 @@ fn stored_name(phase: &Phase) -> &'static str {
     }
 }
 
-/// Writes the phase and the generation of a pod. When it was prepared is kept through all later phases.
+/// Writes the phase and the generation of a pod. The time of its preparation is kept through all later phases.
 pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
     let columns = PhaseColumns::from_phase(&pod.phase);
     let (ended, end) = columns.ended.unzip();
@@ -296,7 +296,7 @@ pub(crate) fn write_annotations(conn: &Connection, pod: &PodRow) -> rusqlite::Re
     update.execute(params![pod.id.to_string(), map_text(&pod.user_annotations)?]).map(drop)
 }
 
-/// Writes what a pod got of its networks.
+/// Writes the network attachments of a pod.
 pub(crate) fn write_networks(conn: &Connection, pod: PodId, got: &Networks) -> rusqlite::Result<()> {
     let mut update = conn.prepare_cached("UPDATE pod SET networks = ?2 WHERE id = ?1")?;
     update.execute(params![pod.to_string(), got.text()]).map(drop)

@@ -94,11 +94,11 @@ impl Engine {
         }
     }
 
-    /// Leases, rules and interfaces against what the pods' records say.
+    /// Compares leases, rules and interfaces with the pods' records.
     fn check_networks_of_pods(&self, findings: &mut Vec<Finding>) {
         let mut checked = self.check_networks();
-        // A pod that starts or ends between two checks seems to lack something or to have something left.
-        // A real problem persists.
+        // A pod that starts or ends between two checks seems to lack a resource or to have leaked one. A real problem
+        // persists.
         for pause in RECHECK_INTERVALS {
             let Ok(lines) = &mut checked else { break };
             if lines.is_empty() {

@@ -80,7 +80,7 @@ impl Engine {
         self.check_unknown_pods(findings)
     }
 
-    /// Pods that run and have no row: their images were lost with the database.
+    /// Running pods without a row: their images were lost with the database.
     fn check_unknown_pods(&self, findings: &mut Vec<Finding>) -> Result<(), PodError> {
         for id in self.store.pod_dirs()? {
             if self.store.pod(id)?.is_some() || !matches!(self.store.try_lock_pod(id)?, PodState::Held) {

@@ -211,7 +211,7 @@ fn pids(dir: &Path) -> Vec<u32> {
     text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect()
 }
 
-/// Whether some process is in the cgroup or below it.
+/// Whether any process is in the cgroup or below it.
 pub(crate) fn is_populated(top: &Path) -> bool {
     tree(top).is_ok_and(|dirs| dirs.iter().any(|dir| !pids(dir).is_empty()))
 }

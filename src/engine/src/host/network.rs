@@ -155,8 +155,8 @@ impl Engine {
         }
     }
 
-    /// Removes what a dead pod has of its networks, and abandons what plugins fail to delete: returns a line for each.
-    /// For a pod whose removal failed and that is to be removed nevertheless.
+    /// Removes the network resources of a dead pod, and abandons attachments that plugins fail to delete: returns a
+    /// line for each. For a pod whose removal failed and that is to be removed nevertheless.
     ///
     /// # Errors
     /// [`RmError`]: another process owns the pod, or gantry's own part of its networks cannot be removed.

@@ -61,7 +61,7 @@ impl Attempt {
         self.error(ErrorKind::Unavailable, &problem)
     }
 
-    /// The system failed at `what`.
+    /// The system failed to do `what`.
     pub(crate) fn io(&self, what: &str, source: io::Error) -> EngineError {
         let kind = match ErrorKind::of_io(&source) {
             // The missing file is a part of gantry (or its interpreter), and must not look like a missing pod.
@@ -71,7 +71,7 @@ impl Attempt {
         self.error(kind, &format!("cannot {what}")).caused_by(source)
     }
 
-    /// The program replied that it failed.
+    /// The program replied with a failure.
     pub(crate) fn failed(&self, failure: &Failure) -> EngineError {
         let app = failure.app.as_deref().map(|app| format!(", app '{}'", shown(app))).unwrap_or_default();
         let text = format!("cannot {}{app}: {}", self.0, printable(&failure.message));
@@ -84,7 +84,7 @@ impl Attempt {
         self.error(ErrorKind::Internal, &format!("gantry-stage1 ended without a reply{wrote}"))
     }
 
-    /// The reply is not one to this request.
+    /// The reply does not belong to this request.
     pub(crate) fn not_understood(&self, source: Option<serde_json::Error>) -> EngineError {
         let problem = "the reply of gantry-stage1 is not understood; are gantry and gantry-stage1 of the same version?";
         let error = self.error(ErrorKind::Internal, problem);
@@ -137,7 +137,7 @@ pub(crate) fn version_of(program: &Path) -> io::Result<String> {
     };
     let line = read_line(&stdout, Deadline::after(EXIT_TIMEOUT), MAX_VERSION);
     if !matches!(line, Ok(Line::Ended)) {
-        // It has written its line, or never will.
+        // The program has written its line, or never will.
         child.kill()?;
     }
     child.wait()?;

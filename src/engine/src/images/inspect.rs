@@ -26,7 +26,7 @@ pub struct ImageDetails {
     pub author: Option<String>,
     /// Its layers, bottom first.
     pub layers: Vec<LayerDetails>,
-    /// The steps that made it, oldest first.
+    /// The build steps, oldest first.
     pub history: Vec<HistoryStep>,
 }
 
@@ -46,13 +46,13 @@ pub struct LayerDetails {
 /// A step that made an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HistoryStep {
-    /// When (RFC 3339, as it is written).
+    /// The time (RFC 3339, as it is written).
     pub created: Option<String>,
     /// The command.
     pub created_by: String,
     /// A remark.
     pub comment: String,
-    /// The layer it made; none when it changed the configuration alone.
+    /// The layer of the step; none when the step changed the configuration alone.
     pub layer: Option<LayerDetails>,
 }
 
@@ -173,7 +173,7 @@ fn new_name(text: &str) -> Option<String> {
     }
 }
 
-/// Pairs the steps with the layers they made: steps that made none say so.
+/// Pairs the steps with their layers: steps without a layer say so.
 fn steps(steps: Vec<HistoryJson>, layers: &[LayerDetails]) -> Vec<HistoryStep> {
     let mut left = layers.iter();
     let mut paired: Vec<HistoryStep> = steps

@@ -192,7 +192,7 @@ impl Engine {
             if !dry_run {
                 match self.store.remove_image(&image.id) {
                     Ok(_) => {}
-                    // Meanwhile a pod uses it, or another process removed it.
+                    // In the meantime a pod uses it, or another process removed it.
                     Err(RemoveImageError::InUse { .. } | RemoveImageError::NotFound(_)) => continue,
                     Err(error) => return Err(ImageError::Remove(error)),
                 }

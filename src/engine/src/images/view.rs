@@ -149,7 +149,7 @@ impl ImageView {
 #[derive(Debug, Default)]
 pub(crate) struct ImageDocuments {
     config: Option<Arc<ImageConfig>>,
-    /// About how much memory that takes.
+    /// The approximate size in memory.
     config_size: usize,
     annotations: BTreeMap<String, String>,
     manifest: Vec<u8>,
@@ -157,7 +157,7 @@ pub(crate) struct ImageDocuments {
 }
 
 impl ImageDocuments {
-    /// About how much memory it takes.
+    /// The approximate size in memory.
     fn size(&self) -> usize {
         let pairs = self.annotations.iter();
         self.manifest.len() + self.config_size + pairs.map(|(key, value)| key.len() + value.len() + 64).sum::<usize>()
@@ -189,7 +189,7 @@ impl ImageCache {
         documents
     }
 
-    /// The configuration of an image in the store, where it can be had.
+    /// The configuration of an image in the store, if it is available.
     pub(crate) fn config(&self, store: &Store, id: &ImageId) -> Option<Arc<ImageConfig>> {
         if let Some(documents) = self.0.borrow().documents.get(id) {
             return documents.config.clone();
@@ -235,7 +235,7 @@ fn is_json(bytes: &[u8]) -> bool {
     serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
 }
 
-/// The format of a manifest by its media type; none where it does not say.
+/// The format of a manifest by its media type; none if it has no media type.
 fn format(manifest: &[u8]) -> Option<ImageFormat> {
     #[derive(Deserialize)]
     struct Manifest {

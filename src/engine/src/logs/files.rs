@@ -83,7 +83,7 @@ pub(crate) struct Span {
 /// The directory of one app's log.
 #[derive(Debug)]
 pub(crate) struct LogDir {
-    /// The directory that is trusted, and the way from there.
+    /// The trusted base directory, and the path below it.
     base: PathBuf,
     below: PathBuf,
     fd: Option<OwnedFd>,
@@ -243,7 +243,7 @@ impl LogDir {
 
 /// The place where a log crosses a time.
 enum Crossing {
-    /// Before this line, which is not older.
+    /// Before this line, which is not older than the bound.
     At(LogPosition),
     /// Nowhere: the older part ends here.
     Behind(LogPosition),
@@ -296,7 +296,7 @@ fn list_once(fd: &OwnedFd) -> io::Result<Vec<LogFile>> {
     Ok(parts)
 }
 
-/// `ATTEMPT.log` or `ATTEMPT.log.AGE`, in the one way in which numbers are written.
+/// `ATTEMPT.log` or `ATTEMPT.log.AGE`, with numbers in their only valid notation.
 fn name(name: &str) -> Option<(u32, u32)> {
     let (attempt, rest) = name.split_once(".log")?;
     let age = if rest.is_empty() { 0 } else { rest.strip_prefix('.')?.parse().ok().filter(|age| *age > 0)? };
@@ -359,8 +359,8 @@ struct Timed {
     next: u64,
 }
 
-/// The first whole line with a time that starts at or after `offset` (where a line starts) and before `to`; or where
-/// the search ended, at the start of a line too.
+/// The first whole line with a time that starts at or after `offset` (where a line starts) and before `to`; or the
+/// place where the search ended, which is the start of a line, too.
 fn first_timed(file: &File, mut offset: u64, to: u64, size: u64) -> io::Result<(u64, Option<Timed>)> {
     let to = to.min(offset.saturating_add(MAX_UNTIMED));
     while offset < to {
@@ -388,7 +388,7 @@ fn bisect(file: &File, size: u64, bound: Timestamp) -> io::Result<u64> {
         };
         match timed {
             Some(line) if line.at < bound => low = line.next,
-            // No line with a time starts between the middle and the end, or it is young enough.
+            // No line with a time starts between the middle and the end, or such a line is young enough.
             _ => high = middle,
         }
     }

@@ -17,7 +17,7 @@ pub(crate) struct LogLine<'a> {
     pub(crate) at: Timestamp,
     pub(crate) stderr: bool,
     pub(crate) partial: bool,
-    /// Whether this is a piece that another one of the same line follows (tag `P`).
+    /// Whether another piece of the same line follows (tag `P`).
     pub(crate) piece: bool,
     pub(crate) text: &'a [u8],
 }
@@ -225,7 +225,7 @@ mod tests {
             let _ = (Parser::default().parse(&bytes), parse(&bytes), time(&bytes), time_of(&bytes));
         }
 
-        /// Every time that a supervisor can write is read as what it was.
+        /// Every time that a supervisor can write is parsed to the same time.
         #[test]
         fn times_survive(nanos in 0i64..) {
             let text = Timestamp(nanos).rfc3339();

@@ -11,11 +11,11 @@ use crate::logs::source::{AppLog, BLOCK, FIRST_BLOCK};
 pub(crate) struct Merge {
     pub(crate) id: PodId,
     pub(crate) logs: Vec<AppLog>,
-    /// Lines of the other stream are left out.
+    /// Lines of the other stream are skipped.
     pub(crate) stderr: Option<bool>,
-    /// Lines that are older, or have no time, are left out.
+    /// Lines that are older, or have no time, are skipped.
     pub(crate) since: Option<Timestamp>,
-    /// Lines that are not older are left out.
+    /// Lines that are not older are skipped.
     pub(crate) until: Option<Timestamp>,
 }
 
@@ -77,7 +77,7 @@ impl Merge {
         }
     }
 
-    /// The log that shows the earliest line, and the second earliest with its log; of equals, the one before.
+    /// The log with the earliest line, and the second earliest with its log; of equals, the one before.
     fn first(&self) -> Option<(usize, Option<Turn>)> {
         let (mut best, mut rival): (Option<Turn>, Option<Turn>) = (None, None);
         for (i, log) in self.logs.iter().enumerate() {

@@ -122,7 +122,8 @@ impl Kind for LogsError {
 }
 
 impl Engine {
-    /// Gives the sink every matching line, until it fails. With `follow`, waits for a pod that was not started yet.
+    /// Passes every matching line to the sink, until the sink fails. With `follow`, waits for a pod that was not
+    /// started yet.
     ///
     /// # Errors
     /// [`LogsError`].
@@ -149,7 +150,7 @@ impl Engine {
                     .more(&reader, || self.writers(id))
                     .map_err(PodError::io("wait for changes in", self.pod_dir(id)))?,
                 Pulled::Waiting => match self.wait_ready(id, reader.wait_at_most()) {
-                    // Removed before it ran: the reader will see.
+                    // Removed before it ran: the reader will notice.
                     Ok(_) | Err(PodError::NotFound(_)) => {}
                     Err(error) => return Err(error.into()),
                 },
@@ -157,10 +158,10 @@ impl Engine {
         }
     }
 
-    /// The main processes of the pod's running apps, without those that cannot be watched.
+    /// The main processes of the pod's running apps, except unwatchable ones.
     fn writers(&self, id: PodId) -> Vec<OwnedFd> {
         let apps = self.store.pod(id).ok().flatten().map(|row| row.apps).unwrap_or_default();
-        // The pid may be reused. Then another process is waited for, until the supervisor ends.
+        // The pid may be reused. Then the wait is for another process, until the supervisor ends.
         let pid = |state: &AppState| match state {
             AppState::Started { pid, .. } => Some(*pid),
             _ => None,
@@ -180,7 +181,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Waits until there may be more. `writers` are the processes that may write.
+    /// Waits until more lines may exist. `writers` are the processes that may write.
     fn more(&mut self, reader: &LogReader, writers: impl FnOnce() -> Vec<OwnedFd>) -> io::Result<()> {
         let fds = reader.supervisor().into_iter().chain(self.watch.iter().flat_map(Watch::fds));
         let fds: Vec<BorrowedFd<'_>> = fds.collect();
@@ -247,7 +248,8 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let Some(inotify) = self.inotify.take() else { return };
-        // close(2) of inotify waits for an SRCU grace period: not in the caller's way, if there can be a thread.
+        // close(2) of inotify waits for an SRCU grace period: close it in a thread, if one can be started, so that the
+        // caller does not wait.
         let _closed_here_without_a_thread =
             std::thread::Builder::new().name("unwatch".to_owned()).spawn(move || drop(inotify));
     }

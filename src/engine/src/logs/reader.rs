@@ -30,7 +30,7 @@ use crate::logs::merge::{Merge, block_for};
 use crate::logs::source::AppLog;
 use crate::{Engine, LogQuery, LogsError, Observer, PodError};
 
-/// A supervisor stamps a line when it reads it, and writes it next: this long after `until` at the latest.
+/// A supervisor stamps a line when it reads it, and writes it next: at most this long after `until`.
 const WRITTEN: Duration = Duration::from_millis(50);
 
 /// A reader of a pod's logs. `Send`.
@@ -102,7 +102,7 @@ impl LogReader {
         self.until.map(left)
     }
 
-    /// The supervisor of the pod, while it is waited for.
+    /// The supervisor of the pod, while the reader waits for it.
     pub(crate) fn supervisor(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Running(fd) => Some(fd.as_fd()),
@@ -110,7 +110,7 @@ impl LogReader {
         }
     }
 
-    /// A reader of the pod in this row, whose directory this is.
+    /// A reader of the pod in this row, with its directory.
     fn open(row: &PodRow, dir: &Path, boot: &BootId, query: &LogQuery) -> Result<Self, LogsError> {
         let id = row.id;
         let apps = chosen(row, &query.apps)?;
@@ -190,7 +190,7 @@ fn chosen(row: &PodRow, asked: &[AppName]) -> Result<Vec<AppName>, LogsError> {
     let all: Vec<&AppName> = row.apps.iter().map(|app| &app.name).collect();
     match asked.iter().find(|name| !all.contains(name)) {
         Some(app) => Err(LogsError::NoSuchApp { id: row.id, app: app.clone() }),
-        // Each once, however often it was named.
+        // Each once, however often the query names it.
         None => Ok(all.into_iter().filter(|name| asked.is_empty() || asked.contains(name)).cloned().collect()),
     }
 }
@@ -235,7 +235,7 @@ impl Source {
         Ok(())
     }
 
-    /// The log itself, from there on or (if it is `over`) only there.
+    /// The log itself, from the span's start on or (if it is `over`) only within the span.
     fn log(&self, over: bool, block: usize) -> io::Result<AppLog> {
         let before = self.span.as_ref().map(|span| self.dir.time_before(span)).transpose()?.flatten();
         let (start, end) = self.span.as_ref().map(|span| (span.start.clone(), span.end.clone())).unzip();
@@ -275,7 +275,7 @@ impl Opening<'_> {
 
     /// How many lines of each app are among the `surplus` oldest of all. Reads them for that and does not keep them.
     fn older(&self, surplus: usize) -> Result<Vec<usize>, LogsError> {
-        // Counted as they lie in the files: the bounds are in the spans already.
+        // Counted within the spans, which have the bounds already.
         let logs = self.open(true)?;
         let mut merge = Merge { id: self.id, logs, stderr: self.query.stderr, since: None, until: None };
         let mut older = vec![0; self.logs.len()];

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 
 use crate::logs::line;
 
-/// Maximum distance from the end of a log at which the last record of each stream is searched.
+/// The maximum distance from the end of a log in which the last record of each stream is searched.
 const MAX_TAIL: u64 = 4 << 20;
 
 /// Repairs the logs of every app of the pod in this directory. The caller holds the pod's lock: nothing writes them.
@@ -60,7 +60,7 @@ fn repair_log(path: &Path) -> io::Result<()> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // NONBLOCK: should there be a FIFO, opening it must not hang.
+    // NONBLOCK: opening a FIFO must not hang.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }

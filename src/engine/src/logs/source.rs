@@ -44,7 +44,7 @@ pub(crate) struct AppLog {
     dry: bool,
     buffer: Buffer,
     parser: Parser,
-    /// The time of the last line that had one, for lines that have none.
+    /// The time of the last line that had one, for lines without a time.
     at: Option<Timestamp>,
     /// The line of which only the beginning was returned, because it is too long.
     cut: Option<Line>,
@@ -57,9 +57,9 @@ struct Buffer {
     bytes: Vec<u8>,
     taken: usize,
     filled: usize,
-    /// The most that is read at once.
+    /// The maximum size of one read.
     block: usize,
-    /// Whether the last read got as much as it could take.
+    /// Whether the last read filled its buffer.
     brimful: bool,
 }
 
@@ -76,7 +76,7 @@ struct Line {
 }
 
 impl AppLog {
-    /// The log in `dir` from `start` on (without: from the beginning), reading at most `block` bytes at once.
+    /// The log in `dir` from `start` on (without it: from the beginning), reading at most `block` bytes at once.
     pub(crate) fn new(app: AppName, dir: LogDir, start: Option<LogPosition>, block: usize) -> Self {
         Self {
             app,
@@ -213,7 +213,7 @@ impl AppLog {
         if self.fill()? {
             return Ok(true);
         }
-        // An unfinished line at the end of a rotated file was torn by a full disk: it has no end and goes.
+        // A full disk has torn an unfinished line at the end of a rotated file: it is discarded.
         self.open = self.ahead.pop_front();
         self.buffer.empty();
         self.cut = None;
@@ -234,7 +234,7 @@ impl AppLog {
         }
     }
 
-    /// Opens the files that are newer than the newest one we have, up to the one in which to end.
+    /// Opens the files newer than the newest open one, up to the file in which to end.
     fn look_ahead(&mut self) -> io::Result<()> {
         self.unlooked = 0;
         let last = self.stop.as_ref().map(|stop| stop.inode);
@@ -281,7 +281,7 @@ impl Buffer {
         self.bytes.copy_within(self.taken..self.filled, 0);
         self.filled -= self.taken;
         self.taken = 0;
-        // Twice what was enough for the last read, or for a line that is longer than that.
+        // Twice the size that was enough for the last read, or for a longer line.
         let wanted = if self.brimful { self.bytes.len() * 2 } else { self.bytes.len() };
         let wanted = wanted.clamp(FIRST_BLOCK, self.block.max(FIRST_BLOCK)).max(self.filled * 2);
         if wanted > self.bytes.len() {

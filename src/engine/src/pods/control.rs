@@ -143,7 +143,7 @@ impl Engine {
         }
     }
 
-    /// Sends one request and reads one reply; a reply that it failed is an error.
+    /// Sends one request and reads one reply; a `Failed` reply is an error.
     pub(crate) fn ask(&self, id: PodId, request: &Request) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         let connection = self.connect(id)?;
         connection.send(request, &[])?;
@@ -203,7 +203,7 @@ impl Connection {
         }
     }
 
-    /// The next reply, within the timeout; a reply that it failed is an error.
+    /// The next reply, within the timeout; a `Failed` reply is an error.
     pub(crate) fn receive(&self, within: Duration) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         self.receive_until(Deadline::after(within), within.as_secs())
     }

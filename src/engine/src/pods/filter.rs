@@ -7,7 +7,7 @@ use gantry_model::PodId;
 use gantry_model::query::PodFilter;
 use gantry_store::{CgroupCondition, PodWhere};
 
-/// The filter for the store. `parent` is where pods' cgroups are, below each hierarchy's root.
+/// The filter for the store. `parent` is the parent of the pods' cgroups, below each hierarchy's root.
 pub(crate) fn resolved<'a>(filter: &'a PodFilter, parent: &str) -> PodWhere<'a> {
     let mut cgroups = Vec::new();
     if !filter.cgroups.is_empty() {
@@ -31,7 +31,7 @@ fn pod_at(path: &str, parent: &str, below: bool) -> Option<PodId> {
         }
     }
     let name = names.next()?;
-    // Parsing takes capital letters too, which are other names here.
+    // The parser accepts capital letters too, which name other cgroups.
     let id: PodId = name.parse().ok().filter(|id: &PodId| id.to_string() == name)?;
     (below || names.next().is_none()).then_some(id)
 }

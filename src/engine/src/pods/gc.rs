@@ -161,7 +161,7 @@ impl Engine {
             }
         }
         if !options.mark_only && !options.dry_run {
-            // Space first, which the database may need.
+            // Free space first, which the database may need.
             let swept = self.store.sweep_temporaries().map(drop);
             let settled = self.store.settle_volumes();
             report.temporaries_failure = swept.and(settled).map_err(PodError::store).err();

@@ -61,12 +61,12 @@ impl Kind for OutputError {
     }
 }
 
-/// Some bytes that an app wrote.
+/// Some bytes of an app's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk<'a> {
     /// The app's index in the pod.
     pub app: usize,
-    /// Whether it wrote them to standard error.
+    /// Whether they are from standard error.
     pub stderr: bool,
     /// The bytes. Lines and characters may be cut anywhere.
     pub bytes: &'a [u8],

@@ -23,7 +23,7 @@ const STOP_SIGNAL: u8 = 15;
 /// The longest command and environment of an app together, in bytes: the kernel's own limit is 2 MiB by default.
 const MAX_STRINGS: usize = 1 << 20;
 
-/// The specification and the images make no valid plan.
+/// The specification and the images do not give a valid plan.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
     /// Neither the image nor the user names a program.
@@ -191,7 +191,7 @@ fn environment(app: &AppSpec, config: &ImageConfig, hostname: &str) -> Result<Ve
             let why = "cannot be the name of an environment variable";
             refuse(app, "environment variable", name, why)
         })?;
-        // HOME ends up in the grammar of passwd(5) in many programs; a line break there would be a line of its own.
+        // Many programs put HOME into passwd(5) lines, where a line break would start another line.
         if name == "HOME" && value.chars().any(char::is_control) {
             return Err(refuse(app, "HOME", value, "contains control characters"));
         }
@@ -266,8 +266,7 @@ fn declared_target(app: &AppSpec, declared: &str) -> Result<String, PlanError> {
     Ok(spec::normal(declared))
 }
 
-/// The declared volumes that are ignored because they would cover what gantry mounts. Images in use have some
-/// (`VOLUME /sys/fs/cgroup`), and run without.
+/// The declared volumes that are ignored because they would cover gantry's own mounts.
 pub(crate) fn ignored_volumes(config: &ImageConfig) -> impl Iterator<Item = &String> {
     config.volumes.iter().filter(|declared| is_ignored(declared))
 }

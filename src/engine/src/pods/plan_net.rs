@@ -32,7 +32,7 @@ pub enum PortError {
     Unknown {
         /// As given.
         name: String,
-        /// The names that are declared; some of them, when they are many.
+        /// The declared names; some of them, if there are many.
         known: Vec<String>,
     },
     /// Two apps have a port of this name.
@@ -59,15 +59,15 @@ pub enum PortError {
         #[source]
         source: SpecError,
     },
-    /// Two `--port` are for one port of the host.
+    /// Two `--port` options name the same port of the host.
     #[error("{} port {port} of the host is published twice", .protocol.as_str())]
     Twice {
         /// Of which protocol.
         protocol: gantry_model::net::Protocol,
-        /// The first they have in common.
+        /// The first common port.
         port: u16,
     },
-    /// More free ports of the host than a pod may have.
+    /// More free ports of the host than the limit of a pod.
     #[error(
         "gantry picks at most {MAX_PICKED} ports of the host for a pod: publish the ports that are needed one by one"
     )]
@@ -189,7 +189,7 @@ fn single(port: &PodPort) -> impl Iterator<Item = PodPort> + use<> {
     })
 }
 
-/// Whether a port covers the same port of the pod as another, single one.
+/// Whether a port covers the same port of the pod as another single port.
 fn leads_to(one: &PodPort, single: &PodPort) -> bool {
     one.protocol == single.protocol
         && single.pod_port.checked_sub(one.pod_port).is_some_and(|offset| offset < one.count)
@@ -205,7 +205,7 @@ fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<PodPort
             fits.map_err(|source| PortError::Range { name, host_port: *host_port, source })?;
             (port, count, protocol)
         }
-        // Not one port, and seen to by the caller.
+        // Not one port; the caller handles it.
         PortTarget::All => return Err(PortError::TooMany),
     };
     Ok(PodPort { host_ip: *host_ip, host_port: *host_port, pod_port, count, protocol })

@@ -38,7 +38,7 @@ impl Engine {
         }
     }
 
-    /// The journal as an open file, which can be read also after the pod was removed.
+    /// The journal as an open file, which stays readable after the pod was removed.
     pub(crate) fn open_journal(&self, id: PodId) -> Result<File, PodError> {
         let path = self.pod_dir(id).join(files::JOURNAL);
         open(&path).map_err(PodError::io("open the journal", path))

@@ -76,7 +76,7 @@ pub enum PrepareError {
         #[source]
         source: Box<FetchError>,
     },
-    /// An image's configuration is not in the store though the image is.
+    /// An image is in the store, but its configuration is not.
     #[error(
         "app '{app}' cannot be prepared: the configuration of image {image} is missing; remove the image and fetch it again"
     )]
@@ -110,7 +110,7 @@ pub enum PrepareError {
         /// The host's platform.
         host: Box<Platform>,
     },
-    /// The specification and the images make no valid plan.
+    /// The specification and the images do not give a valid plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The data directory's path is not UTF-8, as the plan's JSON requires.
@@ -228,7 +228,7 @@ impl Engine {
         }
         let id = PodId::from_random(random()?);
         let plan = self.plan_of(&spec, &images, &configs, id)?;
-        // The directory first: from the row's first moment on, its free lock means that the preparer is dead.
+        // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
         let undo = UndoGuard { engine: self, id, armed: true };
         let row = match self.insert_with_volumes(&new_pod(&spec, &plan, id, &images)) {

@@ -41,9 +41,9 @@ enum Correction {
     None,
     /// Its preparation died.
     Abort,
-    /// It runs, and the row does not say so.
+    /// It runs, but its row does not say so.
     MarkRunning,
-    /// It ran and ended, and the row does not even say that it ran.
+    /// It ran and ended, but its row does not even say that it ran.
     MarkRunningAndFinalize,
     /// It ended.
     Finalize,
@@ -137,7 +137,7 @@ impl Engine {
         self.lock_in_time(row.id)
     }
 
-    /// Whether this very process runs (a zombie does not).
+    /// Whether the identified process runs (a zombie does not).
     pub(crate) fn is_alive(&self, supervisor: &Process) -> bool {
         use std::os::fd::AsFd as _;
         let Some(fd) = process::open(supervisor, self.store.boot()) else { return false };
@@ -178,7 +178,7 @@ impl Engine {
             (Correction::MarkRunning, Some(ready)) => self.mark_running(row, ready),
             (Correction::MarkRunningAndFinalize, Some(ready)) => match self.mark_running(row, ready)? {
                 Some(row) if matches!(row.phase, Phase::Running { .. }) => {
-                    // The boot in which it ran is recorded nowhere; its start time has to do.
+                    // No record has the boot in which it ran; its start time has to do.
                     let at = row.phase.started_at().unwrap_or_default();
                     self.finalize_as_of(&row, journal, at < process::booted_at().before(CLOCK_SLACK))
                 }

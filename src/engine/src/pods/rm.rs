@@ -141,7 +141,7 @@ impl Engine {
         self.dispose_durably(id, false)
     }
 
-    /// Removes what is left of a dead pod: a row, a directory, or both.
+    /// Removes the rest of a dead pod: a row, a directory, or both.
     pub(crate) fn dispose_durably(&self, id: PodId, durable: bool) -> Result<(), RmError> {
         let lock = match self.lock_in_time(id)? {
             PodState::Free(lock) => Some(lock),
@@ -155,11 +155,11 @@ impl Engine {
             _ => Parsed::default(),
         };
         let (row, full) = match row.map(|row| self.to_deleting(row, &journal, durable)).transpose() {
-            // The disk is too full to record the step: the data goes first, which frees space.
+            // The disk is too full to record the step: delete the data first, which frees space.
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
             other => (other?.flatten(), false),
         };
-        // Both are attempted. The processes first, since they may be plugins of a killed supervisor.
+        // Try both. The processes first, since they may be plugins of a killed supervisor.
         let cgroups = self.remove_cgroups(id);
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;
         cgroups.map_err(|source| RmError::Cgroup { id, source })?;

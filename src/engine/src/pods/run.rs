@@ -24,7 +24,7 @@ use crate::pods::supervisor::Spawned;
 use crate::pods::wait::EndWatch;
 use crate::{Engine, EngineError, PodError};
 
-/// The longest recorded reason of a failed start, in bytes.
+/// The maximum length of the recorded reason of a failed start, in bytes.
 const MAX_REASON: usize = 1024;
 
 /// A pod could not be started.
@@ -38,7 +38,7 @@ pub enum StartError {
         /// Its phase.
         phase: &'static str,
     },
-    /// It was prepared with published ports, which this network cannot have.
+    /// It was prepared with published ports, which the requested network does not support.
     #[error("pod {id} was prepared with ports and cannot be started with this network")]
     Port {
         /// The pod.

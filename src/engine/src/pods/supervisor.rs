@@ -28,7 +28,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time a failed supervisor may take to end by itself.
 const SELF_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
-/// The longest start reply, in bytes.
+/// The maximum length of a start reply, in bytes.
 const MAX_REPLY: usize = 1 << 20;
 
 /// A supervisor that was spawned and has not replied.
@@ -82,7 +82,7 @@ impl Engine {
         let mut child = stage1::spawn_with(&handed_over, || command.spawn())
             .map_err(|error| attempt.io("hand over the lock", error))?
             .map_err(|error| attempt.io(&format!("execute {}", program.display()), error))?;
-        // These copies must go: the supervisor's death has to release the lock, and to end the output.
+        // Close these copies: the supervisor's death has to release the lock, and to end the output.
         drop(handed_over);
         drop((lock, output_writer));
         let (Some(reply), Some(pidfd)) = (child.stdout.take(), process::open_pid(child.id())) else {

@@ -63,15 +63,15 @@ impl Engine {
         }
     }
 
-    /// Gives up the preparation of a pod: removes what its supervisor left on the host, then records the phase.
+    /// Gives up the preparation of a pod: removes its resources from the host, then records the phase.
     pub(crate) fn abort(&self, row: &PodRow, failure: Option<String>) -> Result<Option<PodRow>, PodError> {
         self.remove_leftovers(row.id);
         self.step(row, Change { failure, ..Change::along(Edge::Aborted(gantry_store::now())) })
     }
 
     /// Records the end of a running pod whose supervisor is dead: removes its cgroups and networks, repairs its logs,
-    /// then moves the row to Exited. The caller holds the pod's lock, or the pod has no directory to lock. Killed in
-    /// between, the next caller does all of it again.
+    /// then moves the row to Exited. The caller holds the pod's lock, or the pod has no directory to lock. After a kill
+    /// in between, the next caller repeats all of it.
     pub(crate) fn finalize(&self, row: &PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let restarted = match &row.phase {
             Phase::Running { supervisor, .. } => supervisor.boot != *self.store.boot(),
@@ -107,8 +107,8 @@ impl Engine {
         }
     }
 
-    /// Removes what a supervisor that died during its start left on the host: first the processes, which may be
-    /// plugins, then the networks they made.
+    /// Removes the leftovers of a supervisor that died during its start: first the processes, which may be plugins,
+    /// then the networks they created.
     pub(crate) fn remove_leftovers(&self, id: PodId) {
         self.remove_cgroups_or_leave(id);
         self.network_down_or_leave(id);

@@ -42,7 +42,7 @@ impl Ended {
 }
 
 impl Engine {
-    /// Opens what is needed to wait for the end of a running pod.
+    /// Opens everything needed to wait for the end of a running pod.
     ///
     /// # Errors
     /// [`PodError`]: it has no journal, so it does not run.

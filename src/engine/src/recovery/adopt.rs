@@ -331,7 +331,7 @@ impl Engine {
         match (row, lock) {
             (Some(_), _) if ready => Ok(Adoption::NotNeeded),
             (Some(_), None) => Ok(Adoption::NotNeeded),
-            // Its maker has the replaced database open, will fail and undo it.
+            // Its creator has the replaced database open, will fail and undo it.
             (None, None) if !ready => Ok(Adoption::Locked("it is being started".to_owned())),
             (Some(row), Some(lock)) => {
                 if manifest_of(self, id).is_ok() && self.plan(id).is_ok() {

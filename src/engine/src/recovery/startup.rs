@@ -112,7 +112,7 @@ fn put_in_order(home: &DataDir, options: &Options) -> Result<Condition, OpenErro
     };
     for source in home.sources(&damage).map_err(store)? {
         match restore(home, options, &damage, Some(&source)) {
-            // Of an older format, or in rows that only adopting reads: an older one may be good.
+            // Of an older format, or in rows that only adopting reads: an older backup may be good.
             Err(error) if error.kind() == ErrorKind::Damaged => {}
             done => return or_read_only(home, &damage, done),
         }
@@ -123,7 +123,7 @@ fn put_in_order(home: &DataDir, options: &Options) -> Result<Condition, OpenErro
     or_read_only(home, &damage, restore(home, options, &damage, None))
 }
 
-/// Replaces the database by this backup, or an empty one, and adopts what is on the disk.
+/// Replaces the database by this backup, or by an empty one, and adopts the objects on the disk.
 fn restore(home: &DataDir, options: &Options, damage: &Damage, source: Option<&Backup>) -> Result<Condition, PodError> {
     let mut adopted = Adopted::default();
     let record = home.restore(damage, source, |store| -> Result<_, PodError> {
