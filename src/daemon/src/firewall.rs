@@ -192,7 +192,7 @@ impl RepairSchedule {
 
     /// Schedules a repair after a removal by another program.
     fn note(&mut self, change: &FirewallChange, now: Instant) {
-        // Additions are left alone: the administrator made them.
+        // Additions are left alone: they are the administrator's.
         if !change.removed {
             return;
         }

@@ -35,8 +35,8 @@ const MAX_LINKS: usize = 8;
 /// The form of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Detected. Docker writes both forms into one file since version 25; the OCI one counts, as it has the image's
-    /// real manifest.
+    /// Detected. Docker writes both forms into one file since version 25; the OCI form takes precedence, as it has the
+    /// image's real manifest.
     Auto,
     /// An OCI image layout.
     Oci,
@@ -70,7 +70,7 @@ pub fn open(
     image(file, place, form, tag, caps)
 }
 
-/// As [`open`], of any form, from a stream. The archive must have one image only.
+/// As [`open`], for any form, from a stream. The archive must contain exactly one image.
 ///
 /// # Errors
 /// As for [`open`].
@@ -146,7 +146,7 @@ enum Member {
         offset: u64,
         size: u64,
     },
-    /// Another path: old versions of Docker store a layer that two images share so.
+    /// Another path: old versions of Docker store a layer shared by two images as a link.
     Link(String),
 }
 
@@ -197,7 +197,7 @@ impl Files for Archive {
     }
 }
 
-/// The offset of each file. Names that are not clean text are left out, since no reference has them.
+/// The offset of each file. Names that are not clean text are omitted, since no reference has them.
 fn index<'f>(mut entries: Entries<'_, Scan<'f>>) -> Result<BTreeMap<String, Member>, UnpackError> {
     let mut members = BTreeMap::new();
     let mut seen = 0;

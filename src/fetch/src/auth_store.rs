@@ -66,7 +66,7 @@ pub fn remove_login(path: &Path, host: Option<&str>) -> Result<bool, AuthFileErr
     Ok(removed)
 }
 
-/// The key under which helpers file the credentials of a registry.
+/// The key under which helpers store the credentials of a registry.
 fn server_key(host: &str) -> &str {
     if canonical_host(host) == "docker.io" { "https://index.docker.io/v1/" } else { host }
 }
@@ -106,7 +106,7 @@ fn directory_of(path: &Path) -> PathBuf {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Makes the directory where it is missing, and keeps other writers out.
+/// Creates the directory if it is missing, and excludes other writers.
 fn lock_directory(path: &Path) -> Result<File, AuthFileError> {
     let failed = |source| AuthFileError::Write { path: path.to_owned(), source };
     let dir = directory_of(path);
@@ -146,7 +146,7 @@ fn write(path: &Path, file: &Map<String, Value>) -> Result<(), AuthFileError> {
         File::open(&dir)?.sync_all()
     })();
     if written.is_err() {
-        // The first failure is the one that counts.
+        // Report the first failure.
         let _ = std::fs::remove_file(&temporary);
     }
     written.map_err(failed)

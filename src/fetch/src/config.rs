@@ -11,11 +11,11 @@ use thiserror::Error;
 pub use crate::platform::Platform;
 pub use crate::settings::{Config, Insecure, Timeouts};
 
-/// Most layers of an image. The kernel takes a little over a hundred and twenty lower directories in one
+/// Maximum number of layers of an image. The kernel accepts a little over a hundred and twenty lower directories in one
 /// overlay mount's option page, and images beyond this do not exist in practice.
 pub const MAX_LAYERS: usize = 128;
 
-/// Most volumes of an image. Each becomes a mount and a directory of every pod that runs it.
+/// Maximum number of volumes of an image. Each becomes a mount and a directory of every pod that runs it.
 pub const MAX_VOLUMES: usize = 200;
 
 /// The execution settings of an image. Nothing here is trusted: the engine validates users, paths and signals.
@@ -25,7 +25,7 @@ pub struct ImageConfig {
     pub entrypoint: Vec<String>,
     /// The default arguments, or the whole command if there is no entry point; may be empty.
     pub cmd: Vec<String>,
-    /// The environment in the order of the document; entries without `=` are left out, as Docker does.
+    /// The environment in the order of the document; entries without `=` are omitted, as in Docker.
     pub env: Vec<(String, String)>,
     /// `user`, `uid`, `user:group` or `uid:gid`, as written; none means root.
     pub user: Option<String>,
@@ -41,9 +41,9 @@ pub struct ImageConfig {
     pub labels: BTreeMap<String, String>,
     /// The digests of the unpacked layers, bottom first; at most [`MAX_LAYERS`].
     pub diff_ids: Vec<Digest>,
-    /// Operating system; empty where the document does not say.
+    /// Operating system; empty if the document names none.
     pub os: String,
-    /// Architecture; empty where the document does not say.
+    /// Architecture; empty if the document names none.
     pub architecture: String,
     /// Variant of the architecture.
     pub variant: Option<String>,
@@ -89,8 +89,8 @@ impl Kind for ConfigError {
     }
 }
 
-/// The document. oci-spec's `ImageConfiguration` is stricter than Docker, which omits `diff_ids` in an image without
-/// layers, and `os` and `architecture` in old images.
+/// The JSON of the document. oci-spec's `ImageConfiguration` is stricter than Docker, which omits `diff_ids` in an
+/// image without layers, and `os` and `architecture` in old images.
 #[derive(Deserialize)]
 struct ImageConfigJson {
     #[serde(default)]
@@ -162,7 +162,7 @@ fn parse_environment(lines: &[String]) -> Vec<(String, String)> {
     lines.iter().filter_map(pair).filter(|(name, _)| !name.is_empty()).collect()
 }
 
-/// Sorts what was the keys of a map: oci-spec returns them in the order of their hashes.
+/// Sorts the former keys of a map: oci-spec returns them in the order of their hashes.
 fn sorted(mut names: Vec<String>) -> Vec<String> {
     names.sort();
     names

@@ -96,7 +96,7 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
         }
         drop(send);
         let mut failure = None;
-        // Ends when the last worker has ended. After a failure, the events are dropped, and with them their locks,
+        // Ends when the last worker has ended. After a failure, the events are dropped, together with their locks,
         // staging directories and the reply channels of waiting workers.
         for event in events {
             if failure.is_none()

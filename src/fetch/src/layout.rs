@@ -15,7 +15,7 @@ use crate::archive::files::Files;
 use crate::manifest::{self, Parsed};
 use crate::source::{Descriptor, MAX_DOCUMENT, RootDocument, Source, SourceError, digest_of};
 
-/// Annotation of a tag, or of a whole name (OCI image specification, annotations.md).
+/// Annotation with a tag, or with a whole name (OCI image specification, annotations.md).
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 /// Annotation in which containerd and Docker store the whole name.
 const IMAGE_NAME: &str = "io.containerd.image.name";

@@ -31,10 +31,10 @@ pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json"
 pub const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
-/// Indexes within indexes that are followed.
+/// Maximum depth of nested indexes.
 pub const MAX_DEPTH: usize = 3;
 
-/// Most entries of an index; more is no image for many platforms but an attack.
+/// Maximum number of entries of an index; a larger one is not an image for many platforms but an attack.
 const MAX_ENTRIES: usize = 1000;
 
 /// A parsed document.
@@ -63,7 +63,7 @@ pub(crate) fn json_problem(error: &serde_json::Error) -> String {
     if error.is_syntax() || error.is_eof() { format!("not valid JSON: {text}") } else { text }
 }
 
-/// A document is no manifest or index that gantry takes.
+/// A document is not a manifest or index that gantry accepts.
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// It is not JSON of the right shape.
@@ -83,7 +83,7 @@ pub enum ManifestError {
         /// The type that the source or the descriptor names (escaped).
         came: String,
     },
-    /// It is something else than a container image.
+    /// It is not a container image.
     #[error("this is not a container image: {0}")]
     NotAnImage(String),
     /// A value is out of its range.
@@ -92,7 +92,7 @@ pub enum ManifestError {
     /// More layers than [`MAX_LAYERS`].
     #[error("the image has {0} layers; gantry takes at most {MAX_LAYERS}, because they are mounted as one overlay")]
     TooManyLayers(usize),
-    /// Indexes in indexes without end.
+    /// Indexes are nested too deeply.
     #[error("the image's index leads through more than {MAX_DEPTH} further indexes")]
     TooDeep,
     /// No image in the index runs on this host.

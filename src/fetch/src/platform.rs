@@ -51,7 +51,7 @@ impl Platform {
         (mine <= most).then_some(mine)
     }
 
-    /// The variant as a number: `v7` is 7. An unknown variant has none and fits nowhere.
+    /// The variant as a number: `v7` is 7. An unknown variant has none and runs on no host.
     fn level(&self) -> Option<u32> {
         match self.variant.as_deref().filter(|v| !v.is_empty()) {
             Some(variant) => variant.strip_prefix('v').unwrap_or(variant).parse().ok(),
@@ -106,7 +106,7 @@ impl std::str::FromStr for Platform {
         };
         let platform =
             Self { os: os.to_owned(), architecture: architecture.to_owned(), variant: variant.map(str::to_owned) };
-        // A variant that fits no host is a mistake.
+        // A variant that runs on no host is a mistake.
         if platform.level().is_none() { Err(refuse()) } else { Ok(platform) }
     }
 }

@@ -41,7 +41,7 @@ pub enum Note {
         /// Compressed bytes so far.
         done: u64,
     },
-    /// A layer is in the store already.
+    /// A layer is already in the store.
     LayerExists {
         /// The layer.
         layer: Digest,
@@ -70,7 +70,7 @@ pub enum Note {
         /// The reason (safe to print).
         why: String,
     },
-    /// A volume that an image declares is omitted: it would hide what every app gets.
+    /// A volume that an image declares is omitted: it would hide gantry's own mounts.
     VolumeIgnored {
         /// The path that the image asks for.
         path: String,

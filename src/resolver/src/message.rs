@@ -204,7 +204,7 @@ fn arpa_address(name: &Name) -> Option<IpAddr> {
     (net.prefix_len() == net.max_prefix_len()).then(|| net.addr())
 }
 
-/// A reply without records, with our EDNS parameters (RFC 6891 section 6.1.1).
+/// A reply without records, with gantry's EDNS parameters (RFC 6891 section 6.1.1).
 fn empty_response(request: &Message, code: ResponseCode) -> Message {
     let mut message = Message::response(request.metadata.id, OpCode::Query);
     message.metadata = Metadata::response_from_request(&request.metadata);

@@ -133,7 +133,7 @@ impl Shared {
             return QueryAction::Drop;
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        // A source that is one of our addresses is this host, possibly a local server that forwards to us.
+        // A source address of this resolver is this host, possibly a local server that forwards to the resolver.
         let forward = !state.gateways.contains_key(&asker);
         PodQuery { packet, transport, zone, forward, turn }.decide()
     }

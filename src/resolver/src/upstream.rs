@@ -72,7 +72,7 @@ fn stamp(path: &Path) -> Stamp {
 
 /// The text of a file; empty if it does not exist.
 fn read(path: &Path) -> io::Result<String> {
-    // A FIFO in its place must not stop us.
+    // A FIFO in its place must not block the thread.
     let fd = match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
         Ok(fd) => fd,
         Err(rustix::io::Errno::NOENT) => return Ok(String::new()),

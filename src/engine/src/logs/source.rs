@@ -106,7 +106,7 @@ impl AppLog {
         Self { ends: true, dry: stop.is_none(), stop, ..self }
     }
 
-    /// The directory's path.
+    /// The directory of the log.
     pub(crate) fn dir(&self) -> &LogDir {
         &self.dir
     }

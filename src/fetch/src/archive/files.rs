@@ -6,7 +6,7 @@ use gantry_model::id::shown;
 
 use crate::source::SourceError;
 
-/// A container of files by clean relative paths (`blobs/sha256/…`). Used by several threads at once.
+/// A container of files by clean relative paths (`blobs/sha256/…`). Several threads use it at once.
 pub(crate) trait Files: Sync {
     /// The name in messages.
     fn place(&self) -> String;

@@ -80,7 +80,7 @@ impl LayerWriter<'_> {
             FileType::CharacterDevice => self.entry(path, TarKind::Char, &plain, &[], device),
             FileType::BlockDevice => self.entry(path, TarKind::Block, &plain, &[], device),
             FileType::Fifo => self.entry(path, TarKind::Fifo, &plain, &[], (0, 0)),
-            // Archives cannot hold sockets, so no layer has one.
+            // Archives cannot hold sockets, so no layer contains one.
             _ => Ok(()),
         }
     }
@@ -137,7 +137,7 @@ mod tests {
         out
     }
 
-    /// A directory with everything that a layer can have.
+    /// A directory with every kind of file that a layer can have.
     fn plant(dir: &Path) {
         use rustix::fs::{CWD, XattrFlags, mknodat};
         use std::os::unix::fs::{PermissionsExt as _, symlink};

@@ -109,7 +109,7 @@ struct ArchiveWriter<'a> {
     store: &'a Store,
     format: ArchiveFormat,
     out: &'a mut dyn Write,
-    /// Files that the archive has already: images share layers.
+    /// Files that the archive already contains: images share layers.
     written: BTreeSet<String>,
     /// The entries of `index.json` or `manifest.json`.
     listed: Vec<Value>,
@@ -147,7 +147,7 @@ impl ArchiveWriter<'_> {
         serde_json::from_slice(&bytes.ok_or(None)?).map_err(|_| None)
     }
 
-    /// Writes a layer; returns the digest of its archive, and of the file it is in.
+    /// Writes a layer; returns the digest of its archive, and that of the file that contains it.
     fn layer(&mut self, image: &ImageRow, chain: &Digest) -> Result<(Digest, Written), ExportError> {
         let unreadable = |source| ExportError::Layer { image: image.id.clone(), layer: chain.clone(), source };
         let tmp = self.store.layout().tmp_dir();

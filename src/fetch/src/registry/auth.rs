@@ -187,7 +187,7 @@ impl Auth {
         let what = "a token";
         match credentials {
             Some(Credentials::Identity(refresh)) => {
-                // OAuth 2 (RFC 6749 section 6), as the Docker registry's oauth2 specification has it.
+                // OAuth 2 (RFC 6749 section 6), in the form of the Docker registry's oauth2 specification.
                 query.extend([("grant_type", "refresh_token"), ("refresh_token", refresh), ("client_id", "gantry")]);
                 query.push(("scope", &joined));
                 let form = form_urlencoded::Serializer::new(String::new()).extend_pairs(&query).finish();

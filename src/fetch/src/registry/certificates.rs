@@ -36,7 +36,7 @@ pub(crate) fn system_roots() -> Result<Vec<Certificate<'static>>, RegistryError>
             return Ok(roots);
         }
     }
-    // No bundle: every TLS connection will fail because its certificate's issuer is unknown, which is the truth.
+    // Without a bundle, every TLS connection fails with the correct error: the certificate's issuer is unknown.
     Ok(Vec::new())
 }
 
@@ -66,7 +66,8 @@ pub(crate) fn read_host_certificates(dirs: &[PathBuf], url: &HttpUrl) -> Result<
 }
 
 /// Refuses an https proxy for a registry with TLS settings of its own: ureq has one TLS configuration for both
-/// connections, so the registry's would hold for the proxy. `own` are the certificates laid down for the registry.
+/// connections, so the registry's settings would apply to the proxy. `own` are the certificates configured for the
+/// registry.
 pub(crate) fn check_https_proxy(
     proxy: &Proxy,
     url: &HttpUrl,
@@ -141,7 +142,7 @@ fn client(path: &Path) -> Result<ClientCert, RegistryError> {
     let no_key = "it has no private key without a pass phrase";
     let key = PrivateKey::from_pem(&pem).map_err(|_| unusable(&key_path, no_key))?;
     let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| unusable(&key_path, no_key))?;
-    // ureq takes for granted that they fit and would panic.
+    // ureq assumes that they match and would panic.
     let ders = chain.iter().map(|certificate| CertificateDer::from(certificate.der().to_vec())).collect();
     let provider = rustls::crypto::ring::default_provider();
     rustls::sign::CertifiedKey::from_der(ders, der, &provider)
@@ -194,7 +195,7 @@ pub(crate) fn tls_hint(error: Option<&TlsError>, dir: &Path, client: Option<&Pat
     }
 }
 
-/// Whether an alert of a server is about the certificate of its client.
+/// Whether a server's alert concerns the certificate of its client.
 fn is_about_client(alert: AlertDescription) -> bool {
     use AlertDescription as Alert;
     matches!(

@@ -50,7 +50,7 @@ fn schemes(header: &str) -> Option<Vec<Scheme>> {
         let after = after.trim_start_matches([' ', '\t']);
         if let (Some(value), Some(last)) = (after.strip_prefix('='), found.last_mut()) {
             let (value, after) = value_of(value.trim_start_matches([' ', '\t']))?;
-            // The first of a repeated parameter wins.
+            // The first of a repeated parameter counts.
             last.1.entry(word.to_ascii_lowercase()).or_insert(value);
             rest = after;
         } else {

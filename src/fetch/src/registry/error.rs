@@ -24,7 +24,7 @@ pub enum RegistryError {
         #[source]
         source: Box<ureq::Error>,
     },
-    /// The connection broke while an answer was read.
+    /// The connection broke while a response was read.
     #[error("the connection to {host} broke while {what} was read")]
     Broken {
         /// Host and port.
@@ -44,7 +44,7 @@ pub enum RegistryError {
         #[source]
         source: std::io::Error,
     },
-    /// A proxy variable makes no sense.
+    /// A proxy variable is invalid.
     #[error("cannot use the proxy setting {variable}: {why}")]
     ProxySetting {
         /// The environment variable.
@@ -63,7 +63,7 @@ pub enum RegistryError {
         #[source]
         source: std::io::Error,
     },
-    /// No connection through the proxy, or it broke.
+    /// No connection through the proxy, or a broken one.
     #[error("cannot reach {host} through the proxy {proxy} ({variable})")]
     ProxyUnreachable {
         /// Host and port.
@@ -88,7 +88,7 @@ pub enum RegistryError {
         /// The message (escaped).
         why: String,
     },
-    /// No TLS connection that can be trusted.
+    /// No trusted TLS connection.
     #[error("no trusted TLS connection to {host}: {hint}")]
     Tls {
         /// Host and port.
@@ -133,7 +133,7 @@ pub enum RegistryError {
         /// The registry's message (escaped); may be empty.
         message: String,
     },
-    /// It is not for us, or not without credentials.
+    /// Access is denied, or requires credentials.
     #[error("{host} refuses {what} ({status}){}: {advice}", said(.message))]
     Denied {
         /// Host and port.
@@ -171,7 +171,7 @@ pub enum RegistryError {
         /// Host and port.
         host: String,
     },
-    /// The demand for authentication makes no sense.
+    /// The demand for authentication is invalid.
     #[error("the demand of {host} for authentication is refused: {why}")]
     Challenge {
         /// Host and port.
@@ -179,7 +179,7 @@ pub enum RegistryError {
         /// The reason.
         why: String,
     },
-    /// The token server did not give a token.
+    /// The token server did not issue a token.
     #[error("{host} did not give a token: {why}")]
     Token {
         /// The token server's host and port.

@@ -91,7 +91,7 @@ pub(crate) enum Method<'a> {
     Post(&'a str),
 }
 
-/// A response that is no redirect.
+/// A response that is not a redirect.
 pub(crate) struct HttpResponse {
     /// The URL after redirects.
     pub(crate) url: HttpUrl,

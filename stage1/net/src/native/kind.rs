@@ -15,7 +15,7 @@ pub(super) trait InterfaceKind {
     /// Creates the interface with its addresses and routes.
     fn add(&self, request: &AddRequest<'_>, ends: &mut Ends<'_>) -> Result<Added, NativeError>;
 
-    /// Deletes what is left on the host of an interface whose namespace has ended. Idempotent.
+    /// Deletes the host's part of an interface whose namespace has ended. Idempotent.
     fn del(&self, attachment: &Attachment, host: &mut Socket) -> Result<(), NativeError>;
 
     /// Describes the interface.

@@ -152,7 +152,7 @@ pub(super) fn set_up(
         ensure_if_present(Sysctl::AcceptRa(name), "0")?;
         ensure_if_present(Sysctl::AcceptDad(name), if options.detect_duplicates { "1" } else { "0" })?;
         // If the previous owner of the address may have had another hardware address, the kernel announces the new one.
-        // Otherwise not: a bridge floods the announcement to every pod, and each takes time to receive it.
+        // Otherwise it does not: a bridge floods the announcement to every pod, and each takes time to receive it.
         if interface.mac.is_none_or(|mac| !is_derived_from_address(mac, assignment)) {
             ensure(Sysctl::ArpNotify(name), "1")?;
         }

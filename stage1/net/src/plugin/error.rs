@@ -168,7 +168,7 @@ impl Kind for PluginError {
             Self::NotFound { .. } | Self::NotAttached { .. } => ErrorKind::NotFound,
             Self::Run { source, .. } | Self::Cache { source, .. } => ErrorKind::of_io(source),
             Self::TimedOut { .. } => ErrorKind::TimedOut,
-            // The specification's codes: 3 unknown container, 11 try again later, 1 to 7 our input.
+            // The specification's codes: 3 unknown container, 11 try again later, 1 to 7 gantry's input.
             Self::Failed { code, .. } => match code {
                 3 => ErrorKind::NotFound,
                 11 => ErrorKind::Busy,

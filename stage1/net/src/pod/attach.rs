@@ -99,7 +99,7 @@ fn with_picked<'a>(
     Ok(NetworkSelection { wanted: selection.wanted, choices })
 }
 
-/// Detaches what an earlier supervisor of the pod has left, which was killed. The caller has the pod's lock.
+/// Detaches the networks of an earlier supervisor of the pod, which was killed. The caller has the pod's lock.
 fn detach_earlier_attempt(pod: &Pod<'_>, wanted: &Networks, host: &Namespace) -> Result<()> {
     match record::read(pod.dir, pod.id)? {
         None => Ok(()),
@@ -124,7 +124,7 @@ impl AttachOperation<'_> {
         Ok(record)
     }
 
-    /// Attaches the networks and adds their entries. `begun`: the number of networks that may have left something.
+    /// Attaches the networks and adds their entries. `begun`: the number of networks that may have left resources.
     fn run(&self, record: &mut Record, sockets: &mut Vec<ports::PortSocket>, begun: &mut usize) -> Result<()> {
         let mut pod = Socket::open().map_err(NetworkError::attempt("open a socket in the pod"))?;
         pod.loopback_up().map_err(NetworkError::attempt("set the pod's loopback interface up"))?;

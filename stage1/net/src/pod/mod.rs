@@ -69,7 +69,7 @@ pub fn select_networks(wanted: &Networks) -> Result<NetworkSelection<'_>, Networ
 }
 
 /// Attaches a pod to its networks, in its own namespace, where the calling thread is. Sets the loopback interface up.
-/// First detaches what an earlier attempt of the same pod has left. If one network fails, the others are detached
+/// First detaches the networks of an earlier attempt of the same pod. If one network fails, the others are detached
 /// again.
 ///
 /// The published ports are held until the returned [`HeldPorts`] is dropped.

@@ -100,7 +100,7 @@ fn named(catalog: &Catalog, host: &Host, name: &str) -> Result<NetworkConfig> {
     let entry = catalog.entries().iter().find(|entry| entry.name.as_deref() == Some(name));
     match entry.map(|entry| &entry.network) {
         Some(Ok(network)) => Ok(network.clone()),
-        // Read again, because the catalog gives its error away only once.
+        // Read again, because the catalog returns its error only once.
         _ => Ok(self::catalog(host)?.get(name)?),
     }
 }

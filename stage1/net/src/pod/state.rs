@@ -151,10 +151,10 @@ impl StateDir {
         files::read(file, MAX_SMALL).map_err(NetworkError::io(doing()))
     }
 
-    /// Writes a small file, in the place of an earlier one. Nothing is synced: its content is void after the boot.
+    /// Writes a small file, in the place of an earlier one. Nothing is synced: the content is valid for one boot only.
     pub(super) fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let doing = || format!("write {}/{name}", self.path);
-        // Two may write the same at once: each its own file, of which one is the last.
+        // Two processes may write the same file at once: each has a temporary file, and the last rename wins.
         let new = format!(".{name}.{}", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat(&self.fd, &new, flags, Mode::RUSR | Mode::WUSR);
@@ -162,7 +162,7 @@ impl StateDir {
         let written = std::io::Write::write_all(&mut file, bytes);
         let placed = written.and_then(|()| Ok(rustix::fs::renameat(&self.fd, &new, &self.fd, name)?));
         if placed.is_err() {
-            // The failure to write is the one to tell.
+            // Report the failure to write.
             let _ = rustix::fs::unlinkat(&self.fd, &new, AtFlags::empty());
         }
         placed.map_err(NetworkError::io(doing()))
@@ -186,7 +186,7 @@ impl StateDir {
         Ok(Runtime::new(dirs, self.cache()?, limit(host)))
     }
 
-    /// Waits for a lock, together with others (`shared`) or alone.
+    /// Waits for a lock, shared with others (`shared`) or exclusive.
     pub(super) fn lock(&self, lock: Lock, shared: bool, wait: Duration) -> Result<Locked> {
         let path = || format!("{}/{}", self.path, lock.name());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;

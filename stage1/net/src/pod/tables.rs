@@ -198,8 +198,8 @@ pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
     with(host, |table| table.remove(unused)).map_err(NetworkError::attempt("remove a network from the table"))
 }
 
-/// The switches that our networks need and that others turn off (docker, sysctl --system). RecordedEntries only if they
-/// are not so.
+/// The sysctls that gantry's networks need and that other programs turn off (docker, sysctl --system). Writes them only
+/// if they differ.
 fn enable_sysctls(host: &Host, boot: &str, state: &State) -> Result<()> {
     forward_for(host, boot, state, |forwarding, families| forwarding.enable(families))?;
     enable_route_localnet(state, true)

@@ -19,7 +19,7 @@ const MAX_BURST_BITS: u64 = (u32::MAX as u64) * 8;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Portmap {
-    /// Masquerade forwarded traffic whose replies would else take another way (default true).
+    /// Masquerade forwarded traffic whose replies would otherwise take another path (default true).
     pub snat: bool,
     /// Masquerade all forwarded traffic.
     pub masq_all: bool,
