@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! STATE_DIR/            0700
-//!   lock                flock: shared while an interface and its entries are created, exclusive while bridges are removed
-//!   gc                  flock: shared while plugins add a pod, exclusive while they collect garbage; plugins inherit it
+//!   lock                flock: shared while an interface and its entries are created, exclusive to remove bridges
+//!   gc                  flock: shared while plugins add a pod, exclusive to collect garbage; plugins inherit it
 //!   forwarding          flock: exclusive while forwarding is enabled
 //!   forwarding4, forwarding6   the host's settings before forwarding was enabled (super::forwarding)
 //!   results/            crate::plugin::Cache
