@@ -12,7 +12,7 @@ use crate::db::Sync;
 use crate::lock::{open_lock_file, try_lock};
 use crate::{Layout, Store, StoreError, reserve};
 
-/// The name of the lock below `locks/`. Never swept.
+/// The name of the lock below `locks/`. Never collected.
 pub(crate) const KEEPER_LOCK: &str = "gantryd.lock";
 
 /// The keeper of a data directory.

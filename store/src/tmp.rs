@@ -73,8 +73,8 @@ pub(crate) fn delete(layout: &Layout, path: &Path) -> Result<u64, StoreError> {
     remove::remove(tmp.as_fd(), &name).map_err(StoreError::io("delete", path))
 }
 
-/// A directory that was moved to `tmp/` for deletion. It stays locked while this value lives, so that no sweep deletes
-/// it at the same time.
+/// A directory that was moved to `tmp/` for deletion. It stays locked while this value lives, so that no collector
+/// deletes it at the same time.
 #[derive(Debug)]
 pub(crate) struct Aside {
     layout: Layout,

@@ -103,7 +103,7 @@ impl Store {
         self.insert_volume(name, &description)?;
         drop(lock);
         if let Some(mut removed) = removed {
-            // The new volume does not depend on it; the next sweep of `tmp/` reports why it cannot be deleted.
+            // The new volume does not depend on it; the next collection reports why it cannot be deleted.
             let _left_for_the_sweep = removed.delete();
         }
         Ok(is_new)

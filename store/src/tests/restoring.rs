@@ -226,7 +226,7 @@ fn who_had_the_damaged_database_open_sweeps_nothing() {
     let new = Store::open(&data).unwrap();
     image(&new, "later", &["later"]);
     let name = crate::Layout::tree_name(&digest("later"));
-    // As if the database was replaced after the sweep had begun.
+    // As if the database was replaced after the garbage collection had begun.
     let mut swept = crate::Swept::default();
     old.sweep_orphan(&name, &mut swept).unwrap();
     assert_eq!((swept, old.sweep_images().unwrap()), Default::default());

@@ -117,7 +117,7 @@ fn one_at_a_time_works_on_a_layer() {
         drop(lock);
         assert_eq!(waiter.join().unwrap().unwrap().chain(), &chain);
     });
-    // A waiter whose lock file was swept away under it makes a new one.
+    // A waiter whose lock file was collected in the meantime creates a new one.
     let layout = home.store.layout().clone();
     let path = layout.locks_dir().join(crate::Layout::tree_name(&chain));
     let lock = trees.lock_layer(&chain, DEADLINE, &mut || {}).unwrap();

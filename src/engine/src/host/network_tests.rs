@@ -78,8 +78,7 @@ fn silence_is_told_with_what_was_said_to_stderr() {
     );
 }
 
-/// The engine does not wait for it, and no process of it survives that could run under a lock that others may take by
-/// then.
+/// The engine does not wait for it, and none of its processes survives to run under a lock that others may hold then.
 #[test]
 fn one_that_hangs_is_ended() {
     let temp = tempfile::tempdir().unwrap();

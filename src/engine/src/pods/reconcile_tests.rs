@@ -206,7 +206,7 @@ fn what_is_disposed_of_leaves_neither_row_nor_directory() {
     drop(lock);
     engine.dispose(row.id).unwrap();
     assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
-    // A maker that was killed before its row: the next list sweeps what it left.
+    // A creator that was killed before it wrote a row: the next list collects its leftovers.
     drop(engine.store.make_pod_dir(PodId::from_random([2; 16])).unwrap());
     assert!(engine.list(&PodQuery::default()).unwrap().is_empty());
     assert!(engine.store.pod_dirs().unwrap().is_empty());

@@ -235,7 +235,7 @@ mod tests {
         let row = gantry_store::LayerRow { chain: id.clone(), diff_id: id, parent: None, size: 0, entries: 0 };
         store.commit_layers(vec![(store.stage_layer(&lock).unwrap(), row)]).unwrap();
         let second = store.back_up_if_due(std::time::Duration::ZERO).unwrap().unwrap();
-        // No image has the layer, so that only the sweep of unused layers reads the row.
+        // No image has the layer, so that only the collection of unused layers reads the row.
         let mut bytes = std::fs::read(&second.path).unwrap();
         let at: Vec<usize> = (0..bytes.len() - 71).filter(|&at| bytes[at..at + 71] == *chain.as_bytes()).collect();
         at.iter().for_each(|&at| bytes[at + 70] = b'x');
