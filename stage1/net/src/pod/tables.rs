@@ -235,9 +235,9 @@ fn disable_route_localnet(host: &Host, needed: &State) -> Result<()> {
     unneeded.into_iter().try_for_each(|name| ignore_missing(close_loopback(name)))
 }
 
-/// Sets `route_localnet` of an interface. First adds a tc filter that drops packets from and to 127.0.0.0/8 on the wire:
-/// the table drops them too, but another program may flush it (CVE-2020-8558). Without the kernel modules, only the
-/// table does. A reload passes `check_filter`: it adds the filter to interfaces that lost it or never had it.
+/// Sets `route_localnet` of an interface. First adds a tc filter that drops packets from and to 127.0.0.0/8 on the
+/// wire: the table drops them too, but another program may flush it (CVE-2020-8558). Without the kernel modules, only
+/// the table does. A reload passes `check_filter`: it adds the filter to interfaces that lost it or never had it.
 fn open_loopback(interface: &str, check_filter: bool) -> crate::netlink::Result<()> {
     let sysctl = Sysctl::RouteLocalnet(interface);
     let is_open = sysctl.get()? == "1";
