@@ -1,4 +1,4 @@
-//! The invariants of DESIGN.md section 8, as far as they are visible from outside.
+//! The invariants of ARCHITECTURE.md, as far as they are visible from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

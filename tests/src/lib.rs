@@ -2,9 +2,9 @@
 //!
 //! It may import the fixtures, the messages of the API, and nothing else of gantry: a test that shares code with its
 //! subject proves less. Start reading at [`Gantry`]. Every test makes one, with a data directory of its own; dropping
-//! it removes all its pods, and [`Gantry::check_invariants`] looks for leftovers (DESIGN.md section 8). All tests may
-//! run at the same time. They need root. They use only the loopback network, or a [`Space`]: hosts that are network
-//! namespaces.
+//! it removes all its pods, and [`Gantry::check_invariants`] looks for leftovers (ARCHITECTURE.md, Invariants). All
+//! tests may run at the same time. They need root. They use only the loopback network, or a [`Space`]: hosts that are
+//! network namespaces.
 //!
 //! Tests wait for facts, with a deadline ([`wait_for`]); `tidy` refuses a test that sleeps.
 

@@ -6,7 +6,7 @@
 //! Garbage -deleting-> Garbage, being deleted -swept-> (gone)
 //! ```
 //!
-//! * **Embryo**: an id and a row, nothing on disk. Left by a process that was killed in between; removed by reconcile.
+//! * **Embryo**: an id, a row, and a locked, empty pod directory. Left by a killed process; removed by reconcile.
 //! * **Preparing**: a process creates the pod directory and holds its lock. A free lock means that it died: aborted.
 //! * **Prepared**: complete on disk, durable if `prepare` reported success; nothing runs.
 //! * **Running**: a supervisor holds the lock. A free lock means that the pod has ended: its journal has the outcome.
