@@ -172,9 +172,13 @@ fn sysctls_belong_to_the_namespace() {
     let mut net = Net::new();
     let index = net.bridge("br.1");
     let other = Net::new();
+    // A new namespace has the host's `ipv4.conf` (net.core.devconf_inherit_init_net), so forwarding may be on already.
+    let forwarding = || other.namespace.enter(|| Sysctl::ForwardV4.get()).unwrap();
+    let inherited = forwarding();
+    let opposite = if inherited == "0" { "1" } else { "0" };
     let link = "br.1";
     let switches = [
-        (Sysctl::ForwardV4, "1"),
+        (Sysctl::ForwardV4, opposite),
         (Sysctl::ForwardV6, "1"),
         (Sysctl::RouteLocalnet(link), "1"),
         (Sysctl::ProxyArp(link), "1"),
@@ -188,7 +192,7 @@ fn sysctls_belong_to_the_namespace() {
         net.namespace.enter(|| switch.set(value)).unwrap();
         assert_eq!(net.namespace.enter(|| switch.get()).unwrap(), value, "{switch}");
     }
-    assert_eq!(other.namespace.enter(|| Sysctl::ForwardV4.get()).unwrap(), "0");
+    assert_eq!(forwarding(), inherited);
     let error = other.namespace.enter(|| Sysctl::ProxyArp(link).set("1")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
     let error = net.namespace.enter(|| Sysctl::DisableV6(link).set("x")).unwrap_err();
