@@ -7,15 +7,13 @@
 use rustix::io::Errno;
 
 use super::socket::Socket;
+use super::tc::{RTM_NEWQDISC, TCA_KIND, TCA_OPTIONS, tcmsg};
 use crate::error::{Error, Result};
 use crate::message::{Batch, F_CREATE, F_EXCL};
 
-const RTM_NEWQDISC: u16 = 36;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_DELTFILTER: u16 = 45;
 
-const TCA_KIND: u16 = 1;
-const TCA_OPTIONS: u16 = 2;
 const TCA_U32_SEL: u16 = 5;
 const TCA_U32_ACT: u16 = 7;
 const TCA_ACT_KIND: u16 = 1;
@@ -32,7 +30,6 @@ const INGRESS_FILTERS: u32 = 0xffff_fff2;
 const PREFERENCE: u32 = 0x6774;
 const ETH_P_IP: u16 = 0x0800;
 
-const TCMSG: usize = 20;
 const GACT_PARMS: usize = 20;
 /// Offset of `action` in `tc_gact`.
 const ACTION: usize = 8;
@@ -41,15 +38,6 @@ const U32_SEL: usize = 32;
 /// Offsets in the IPv4 header (RFC 791).
 const SOURCE: u8 = 12;
 const DESTINATION: u8 = 16;
-
-fn head(index: u32, handle: u32, parent: u32, info: u32) -> [u8; TCMSG] {
-    let mut head = [0; TCMSG];
-    head[4..8].copy_from_slice(&index.to_ne_bytes());
-    head[8..12].copy_from_slice(&handle.to_ne_bytes());
-    head[12..16].copy_from_slice(&parent.to_ne_bytes());
-    head[16..20].copy_from_slice(&info.to_ne_bytes());
-    head
-}
 
 /// `tcm_info` of a filter: preference and EtherType.
 fn filter_info() -> u32 {
@@ -74,7 +62,7 @@ impl Socket {
     /// The kernel's error.
     pub fn drop_loopback(&mut self, index: u32) -> Result<bool> {
         let mut qdisc = Batch::new();
-        qdisc.push(RTM_NEWQDISC, F_CREATE | F_EXCL, &head(index, INGRESS_HANDLE, TC_H_CLSACT, 0), |m| {
+        qdisc.push(RTM_NEWQDISC, F_CREATE | F_EXCL, &tcmsg(index, INGRESS_HANDLE, TC_H_CLSACT, 0), |m| {
             m.text(TCA_KIND, "clsact");
         });
         let what = format_args!("add the ingress qdisc of interface {index}");
@@ -84,7 +72,7 @@ impl Socket {
         }
         for (node, offset) in [(1, DESTINATION), (2, SOURCE)] {
             let mut filter = Batch::new();
-            filter.push(RTM_NEWTFILTER, F_CREATE | F_EXCL, &head(index, node, INGRESS_FILTERS, filter_info()), |m| {
+            filter.push(RTM_NEWTFILTER, F_CREATE | F_EXCL, &tcmsg(index, node, INGRESS_FILTERS, filter_info()), |m| {
                 m.text(TCA_KIND, "u32").nested(TCA_OPTIONS, |m| {
                     m.bytes(TCA_U32_SEL, &selector(offset)).nested(TCA_U32_ACT, |m| {
                         m.nested(1, |m| {
@@ -112,7 +100,7 @@ impl Socket {
     /// The kernel's error.
     pub fn allow_loopback(&mut self, index: u32) -> Result<()> {
         let mut batch = Batch::new();
-        batch.push(RTM_DELTFILTER, 0, &head(index, 0, INGRESS_FILTERS, filter_info()), |_| {});
+        batch.push(RTM_DELTFILTER, 0, &tcmsg(index, 0, INGRESS_FILTERS, filter_info()), |_| {});
         match self.channel().execute(batch, format_args!("remove the ingress filters of interface {index}")) {
             Err(Error::Kernel { errno: Errno::NOENT | Errno::INVAL | Errno::NODEV | Errno::OPNOTSUPP, .. }) => Ok(()),
             other => other,

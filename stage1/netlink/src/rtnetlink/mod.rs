@@ -19,6 +19,7 @@ pub mod neighbour;
 pub mod route;
 mod setup;
 mod socket;
+mod tc;
 pub mod traffic;
 
 #[cfg(test)]

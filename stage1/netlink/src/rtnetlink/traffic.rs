@@ -8,15 +8,13 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::socket::Socket;
+use super::tc::{RTM_NEWQDISC, TCA_KIND, TCA_OPTIONS, TCMSG, tcmsg};
 use crate::error::{Error, Malformed, Result};
 use crate::message::{Attribute, Batch, F_CREATE, F_REPLACE, Message};
 
-const RTM_NEWQDISC: u16 = 36;
 const RTM_DELQDISC: u16 = 37;
 const RTM_GETQDISC: u16 = 38;
 
-const TCA_KIND: u16 = 1;
-const TCA_OPTIONS: u16 = 2;
 const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_RATE64: u16 = 4;
 const TCA_TBF_BURST: u16 = 6;
@@ -25,7 +23,6 @@ const TC_H_ROOT: u32 = u32::MAX;
 const HANDLE: u32 = 0x0001_0000;
 const TC_LINKLAYER_ETHERNET: u8 = 1;
 
-const TCMSG: usize = 20;
 /// Offset of `rate.rate` in `tc_tbf_qopt`.
 const RATE: usize = 8;
 /// Offset of `limit` in `tc_tbf_qopt`.
@@ -63,14 +60,6 @@ impl TokenBucket {
     }
 }
 
-fn head(index: u32, handle: u32, parent: u32) -> [u8; TCMSG] {
-    let mut head = [0; TCMSG];
-    head[4..8].copy_from_slice(&index.to_ne_bytes());
-    head[8..12].copy_from_slice(&handle.to_ne_bytes());
-    head[12..16].copy_from_slice(&parent.to_ne_bytes());
-    head
-}
-
 impl Socket {
     /// Sets the rate limit of an interface, replacing an existing one.
     ///
@@ -84,7 +73,7 @@ impl Socket {
             return Err(Error::Invalid { what: what.to_string(), why });
         }
         let mut batch = Batch::new();
-        batch.push(RTM_NEWQDISC, F_CREATE | F_REPLACE, &head(index, HANDLE, TC_H_ROOT), |m| {
+        batch.push(RTM_NEWQDISC, F_CREATE | F_REPLACE, &tcmsg(index, HANDLE, TC_H_ROOT, 0), |m| {
             m.text(TCA_KIND, "tbf").nested(TCA_OPTIONS, |m| bucket.write(m));
         });
         self.channel().execute(batch, what)
@@ -96,7 +85,7 @@ impl Socket {
     /// Errors of the kernel.
     pub fn unlimit_rate(&mut self, index: u32) -> Result<bool> {
         let mut batch = Batch::new();
-        batch.push(RTM_DELQDISC, 0, &head(index, 0, TC_H_ROOT), |_| {});
+        batch.push(RTM_DELQDISC, 0, &tcmsg(index, 0, TC_H_ROOT, 0), |_| {});
         match self.channel().execute(batch, format_args!("remove the rate limit of interface {index}")) {
             Ok(()) => Ok(true),
             Err(Error::Kernel { errno: Errno::NOENT | Errno::INVAL | Errno::NODEV, .. }) => Ok(false),
@@ -109,7 +98,7 @@ impl Socket {
     /// # Errors
     /// Errors of the kernel.
     pub fn rate_limit(&mut self, index: u32) -> Result<Option<u64>> {
-        let request = |batch: &mut Batch, flags: u16| batch.push(RTM_GETQDISC, flags, &head(index, 0, 0), |_| {});
+        let request = |batch: &mut Batch, flags: u16| batch.push(RTM_GETQDISC, flags, &tcmsg(index, 0, 0, 0), |_| {});
         let found = self.channel().dump(&request, format_args!("read the rate limit of interface {index}"), &parse)?;
         Ok(found.into_iter().find(|(at, _)| *at == index).map(|(_, rate)| rate))
     }
