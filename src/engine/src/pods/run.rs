@@ -230,10 +230,9 @@ impl Engine {
     /// free and the journal has no ready record.
     fn abort_start(&self, id: PodId, error: &EngineError) {
         let Ok(Some(_lock)) = self.lock_pod(id) else { return };
-        // Even if the row cannot be read: without a row, only gc would remove them.
-        self.remove_leftovers(id);
         let _superseded_by_the_row = pod_dir::forget_start(&self.pod_dir(id));
-        let Ok(row) = self.row_under_lock(id) else { return };
+        // `abort` removes the leftovers. Without a row, only gc would.
+        let Ok(row) = self.row_under_lock(id) else { return self.remove_leftovers(id) };
         let mut reason = chain(error);
         reason.truncate(reason.floor_char_boundary(MAX_REASON));
         let _left_to_reconcile = self.abort(&row, Some(reason));
