@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_count_themselves() {
+    fn records_include_their_own_length() {
         for n in [1, 5, 80, 91, 92, 93, 985, 990, 9_990] {
             let record = pax_record("k", &vec![b'v'; n]);
             let text = String::from_utf8(record.clone()).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers() {
+    fn numbers_are_octal_or_base_256() {
         assert_eq!(octal(0o644, 8), b"0000644");
         assert_eq!(octal(0o7_777_777, 8), b"7777777");
         assert_eq!(octal(0o10_000_000, 8), [0x80, 0, 0, 0, 0, 0x20, 0, 0]);

@@ -14,7 +14,7 @@ fn tar_lists(file: &Path) -> String {
 }
 
 #[test]
-fn same_calls_same_bytes() {
+fn images_are_deterministic() {
     let (one, two) = (standard_image(b"app").unwrap(), standard_image(b"app").unwrap());
     assert_eq!(one.id(), two.id());
     assert_ne!(one.id(), standard_image(b"other").unwrap().id());
@@ -59,7 +59,7 @@ fn gnu_tar_reads_layers() {
 }
 
 #[test]
-fn files_of_the_standard_image() {
+fn standard_image_has_expected_files() {
     let dir = tempfile::tempdir().unwrap();
     let image = write_standard(dir.path(), b"app").unwrap();
     for (digest, bytes) in image.blobs() {
@@ -71,7 +71,7 @@ fn files_of_the_standard_image() {
 }
 
 #[test]
-fn images_that_lie() {
+fn inconsistent_images_can_be_built() {
     let honest = Image::builder().layer(Layer::new().file("a", b"a", 0o644)).build().unwrap();
     let liar = Image::builder()
         .layer(Layer::new().file("a", b"a", 0o644))
@@ -86,7 +86,7 @@ fn images_that_lie() {
 }
 
 #[test]
-fn big_is_as_big_as_asked_and_compresses() {
+fn big_images_have_the_requested_size() {
     let dir = tempfile::tempdir().unwrap();
     let size = big::Size { bytes: 20_000_000, files: 300, layers: 2, level: 6 };
     let made = big::write(dir.path(), size, None).unwrap();

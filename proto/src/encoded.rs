@@ -40,7 +40,7 @@ mod tests {
     use crate::rkt::v1alpha::GetLogsResponse;
 
     #[test]
-    fn it_is_the_message_it_was_made_of() {
+    fn encoded_messages_are_passed_through() {
         let message = GetLogsResponse { lines: vec!["a".into(), "ü".into()] };
         let encoded = Encoded(message.encode_to_vec().into());
         assert_eq!(encoded.encode_to_vec(), message.encode_to_vec());

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_found() {
+    fn every_kind_of_change_is_detected() {
         type Hit = fn(&std::path::Path);
         let hits: [(Hit, Option<&str>); 8] = [
             (|_| {}, None),
@@ -317,7 +317,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_reading_a_list_fail(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn parser_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
         }
     }

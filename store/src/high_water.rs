@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_database_may_have_lost() {
+    fn lost_events_are_counted_from_the_mark() {
         let boot = |name: &str| BootId(name.into());
         // Boot and next number of the database, events lost.
         for (of, next, lost) in [
@@ -171,14 +171,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(boot in "[a-z0-9-]{0,36}", next: u64, synced: u64) {
+        fn mark_round_trips(boot in "[a-z0-9-]{0,36}", next: u64, synced: u64) {
             let mark = mark(&boot, next, synced);
             prop_assert_eq!(mark.text().len(), LENGTH);
             prop_assert_eq!(HighWater::parse(&mark.text()), Some(mark));
         }
 
         #[test]
-        fn what_was_damaged_says_nothing(next: u64, at in 0..60usize, byte in b' '..b'~') {
+        fn damaged_marks_are_ignored(next: u64, at in 0..60usize, byte in b' '..b'~') {
             let text = mark("boot", next, 3).text();
             let mut bytes = text.clone().into_bytes();
             bytes[at] = byte;
@@ -187,7 +187,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_makes_it_fail(text in "\\PC{0,300}") {
+        fn parser_never_panics(text in "\\PC{0,300}") {
             let _ = HighWater::parse(&text);
         }
     }

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_keeper_at_a_time_and_its_lock_is_not_swept() {
+    fn the_keeper_lock_is_exclusive_and_survives_collection() {
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(&home.path().join("data")).unwrap();
         let Keeper::Ours(lock) = store.lock_keeper().unwrap() else { panic!("nobody had it") };
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn durable_with_and_without_a_wal() {
+    fn durability_with_and_without_a_wal() {
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(&home.path().join("data")).unwrap();
         assert!(store.layout().wal().exists(), "the test sees a WAL");

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base32_is_that_of_the_rfc() {
+    fn base32_matches_rfc_4648() {
         // RFC 4648 section 10, lower-cased and without padding.
         let rows = [("", ""), ("66", "my"), ("666f", "mzxq"), ("666f6f", "mzxw6"), ("666f6f626172", "mzxw6ytboi")];
         for (hex, want) in rows {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_tree_tells_its_chain_id() {
+    fn tree_names_encode_the_chain_id() {
         for start in ["0".repeat(32), "f".repeat(32), "0123456789abcdef".repeat(2), format!("8{}1", "0".repeat(30))] {
             let chain = format!("sha256:{start}{}", "a".repeat(32)).parse::<Digest>().unwrap();
             assert_eq!(Layout::hex_of_tree(&Layout::tree_name(&chain)), Some(start));

@@ -145,7 +145,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_hostile_tree_is_deleted_and_nothing_else() {
+    fn deletion_stays_inside_a_hostile_tree() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("outside")).unwrap();
         fs::write(dir.path().join("outside/kept"), "x").unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_content_goes_and_the_directory_stays() {
+    fn clearing_keeps_the_directory_itself() {
         let dir = tempfile::tempdir().unwrap();
         let mut at = open_dir(dir.path());
         for _ in 0..200 {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_delete_the_same_tree() {
+    fn concurrent_deletion_of_one_tree_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         for round in 0..20 {
             for n in 0..100 {

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_is_allocated_whole_and_never_given_back() {
+    fn the_index_is_preallocated_and_kept() {
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(&home.path().join("data")).unwrap();
         let layout = store.layout().clone();

@@ -164,7 +164,7 @@ pub(crate) fn fds(_: &[String]) -> Outcome {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn json_strings() {
+    fn json_strings_are_escaped() {
         assert_eq!(super::json_string("a\"b\\c\n\u{1}ä"), "\"a\\\"b\\\\c\\u000a\\u0001ä\"");
     }
 }

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes() {
+    fn verbs_return_exit_codes() {
         for (line, code) in [
             ("app true", 0),
             ("app false", 1),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn verbs_have_one_meaning() {
+    fn verbs_are_unique() {
         for (i, verb) in VERBS.iter().enumerate() {
             assert!(VERBS[..i].iter().all(|other| other.name != verb.name), "{} is there twice", verb.name);
         }

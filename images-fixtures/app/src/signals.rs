@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signal_names() {
+    fn signal_names_are_parsed() {
         for (text, want) in
             [("SIGTERM", Some(15)), ("TERM", Some(15)), ("15", Some(15)), ("64", Some(64)), ("65", None)]
         {

@@ -51,7 +51,7 @@ fn hold_jobs(
 }
 
 #[test]
-fn heavy_jobs_leave_room_for_small_ones() {
+fn heavy_jobs_leave_room_for_light_ones() {
     let (home, bridge) = home();
     let (release, calls) = hold_jobs(&home, &bridge, Weight::Heavy, WORKERS + 1);
     let answer = home.runtime.block_on(bridge.call(USER, Weight::Light, |_| Ok(7)));
@@ -63,7 +63,7 @@ fn heavy_jobs_leave_room_for_small_ones() {
 }
 
 #[test]
-fn a_job_without_a_caller_is_skipped_and_too_many_are_refused() {
+fn abandoned_jobs_are_skipped_and_excess_jobs_refused() {
     let (home, bridge) = home();
     let (release, calls) = hold_jobs(&home, &bridge, Weight::Light, WORKERS);
     let done = Arc::new(AtomicUsize::new(0));
@@ -93,7 +93,7 @@ fn a_job_without_a_caller_is_skipped_and_too_many_are_refused() {
 }
 
 #[test]
-fn a_panic_is_told_to_its_caller_and_ends_no_thread() {
+fn a_panic_fails_only_its_own_call() {
     let (home, bridge) = home();
     for _ in 0..WORKERS * 2 {
         let answer = home.runtime.block_on(bridge.call::<()>(USER, Weight::Heavy, |_| panic!("as this test wants it")));
@@ -103,7 +103,7 @@ fn a_panic_is_told_to_its_caller_and_ends_no_thread() {
 }
 
 #[test]
-fn another_database_in_its_place_is_opened() {
+fn a_replaced_database_is_reopened() {
     let (home, bridge) = home();
     let count = || {
         home.runtime.block_on(bridge.call(USER, Weight::Light, |observer| Ok(observer.pods(&[]).map(|all| all.len()))))
@@ -116,7 +116,7 @@ fn another_database_in_its_place_is_opened() {
 }
 
 #[test]
-fn big_work_has_one_thread_however_much_small_work_there_is() {
+fn heavy_jobs_always_have_one_thread() {
     let (_home, bridge) = home();
     let shared =
         Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), options: bridge.shared.options.clone() });
@@ -133,7 +133,7 @@ fn big_work_has_one_thread_however_much_small_work_there_is() {
 }
 
 #[test]
-fn streams_are_not_refused_for_others_sake() {
+fn streams_wait_when_the_queue_is_full() {
     let (home, bridge) = home();
     let (release, calls) = hold_jobs(&home, &bridge, Weight::Light, WORKERS);
     let waiting: Vec<CallTask> = (0..MAX_WAITING)

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts() {
+    fn timeout_headers_are_parsed() {
         let rows = [
             ("1H", Some(Duration::from_secs(3600))),
             ("2M", Some(Duration::from_secs(120))),
@@ -101,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parsing_never_panics(text: String) {
+        fn parser_never_panics(text: String) {
             let _ = parse(&text);
         }
     }

@@ -13,7 +13,7 @@ async fn woken(subscription: &DirSubscription) -> bool {
 }
 
 #[test]
-fn all_subscriptions_wake_and_the_last_one_removes_the_watch() {
+fn subscriptions_share_one_watch() {
     inside(async {
         let home = tempfile::tempdir().unwrap();
         let dirs = || vec![home.path().to_owned()];

@@ -26,7 +26,7 @@ fn after(ring: &Ring, cursor: u64, limit: usize) -> Option<Vec<u64>> {
 }
 
 #[test]
-fn a_cursor_gets_the_events_after_it() {
+fn a_cursor_receives_later_events() {
     let mut ring = Ring::default();
     ring.restart(10);
     assert_eq!((after(&ring, 9, 9), after(&ring, 10, 9)), (None, Some(vec![])));
@@ -48,7 +48,7 @@ fn a_cursor_gets_the_events_after_it() {
 }
 
 #[test]
-fn it_stays_small_and_forgets_the_oldest_only() {
+fn the_ring_is_bounded_and_drops_the_oldest() {
     let mut ring = Ring::default();
     ring.restart(0);
     for seq in 1..=MAX_EVENTS as u64 + 5 {

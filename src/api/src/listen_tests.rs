@@ -8,7 +8,7 @@ use super::*;
 const ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some("gantry") };
 
 #[test]
-fn addresses_as_written() {
+fn addresses_are_parsed() {
     let tcp = |host: &str, port| Some(Address::Tcp(host.to_owned(), port));
     let unix = |path: &str| Some(Address::Unix(path.into()));
     for (text, want, shown) in [
@@ -47,7 +47,7 @@ fn open(path: &Path) -> Result<Listener, ListenError> {
 }
 
 #[test]
-fn a_socket_that_nobody_listens_on_is_replaced_and_no_other_file_is() {
+fn only_stale_sockets_are_replaced() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("api.sock");
     let first = open(&path).unwrap();
@@ -78,7 +78,7 @@ fn a_socket_that_nobody_listens_on_is_replaced_and_no_other_file_is() {
 }
 
 #[test]
-fn a_free_port_is_told_and_a_taken_one_refused() {
+fn the_chosen_port_is_reported() {
     let listeners = Listener::open(&Address::Tcp("127.0.0.1".to_owned(), 0), ACCESS).unwrap();
     let name = listeners[0].name().to_owned();
     let address: Address = name.parse().unwrap();
@@ -87,7 +87,7 @@ fn a_free_port_is_told_and_a_taken_one_refused() {
 }
 
 #[test]
-fn both_families_have_every_address_of_theirs() {
+fn wildcard_addresses_bind_one_family() {
     let any = Listener::open(&"0.0.0.0:0".parse().unwrap(), ACCESS).unwrap();
     let port = any[0].name().rsplit(':').next().unwrap().to_owned();
     // The same port, which is still free there.

@@ -133,7 +133,7 @@ mod tests {
     const USERS: &str = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/:/bin/sh\n\nbroken\nbob:x:1001:50::/:\n";
 
     #[test]
-    fn members_by_gid_and_by_name() {
+    fn members_are_found_by_gid_and_name() {
         let rows = [
             ("gantry:x:50:ann,bob", 1000, 1000, true),
             ("gantry:x:50:ann,bob", 1001, 1001, true),
@@ -155,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_database_panics(groups: String, users: String, uid: u32) {
+        fn group_parser_never_panics(groups: String, users: String, uid: u32) {
             let _ = is_member_in(&format!("gantry:{groups}"), &users, uid, uid);
         }
     }

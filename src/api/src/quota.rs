@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn each_client_has_a_share_and_root_is_never_refused() {
+    fn each_client_has_a_share_except_root() {
         let quota = Quota::new(16);
         let take = |peer, count: usize| (0..count).filter_map(|_| quota.acquire(peer).ok()).collect::<Vec<_>>();
         let network = take(Peer::Network, 20);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_can_be_waited_for() {
+    fn waiting_clients_get_a_released_permit() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let quota = Quota::new(2);

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budget_is_restored_when_a_response_was_read() {
+    fn reading_a_response_returns_its_budget() {
         let answers = ResponseBudget::default();
         let most = (MAX_UNREAD_KIB - 1) << 10;
         let hold = |peer, bytes| answers.hold(ListPermit::not_needed(peer), (), bytes);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_passed_on_in_parts() {
+    fn large_responses_are_split() {
         let bytes = Bytes::from((0..3 * MAX_PART + 5).map(|n| (n % 251) as u8).collect::<Vec<_>>());
         let answers = ResponseBudget::default();
         let held = answers
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_has_a_limit_of_lists() {
+    fn lists_are_limited_per_connection() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut request = Extensions::default();
         request.insert(ConnectionInfo::new(Peer::Root));

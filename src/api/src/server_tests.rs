@@ -93,7 +93,7 @@ fn refused<T>(answer: Result<T, tonic::Status>) -> (Code, String) {
 }
 
 #[test]
-fn info_health_and_reflection() {
+fn info_health_and_reflection_are_served() {
     let home = Home::new();
     let dir = home.engine.options().dir.canonicalize().unwrap().display().to_string();
     home.client(async |channel| {
@@ -134,7 +134,7 @@ fn info_health_and_reflection() {
 }
 
 #[test]
-fn pods_and_images_as_they_are() {
+fn pods_and_images_are_listed() {
     let home = Home::new();
     let image = home.image("one", "text");
     let pods = [home.pod(&image, "web"), home.pod(&image, "job")];
@@ -218,7 +218,7 @@ fn seconds() -> i64 {
 }
 
 #[test]
-fn events_of_the_past_and_of_the_future() {
+fn past_and_future_events_are_streamed() {
     let home = Home::new();
     let image = home.image("one", "1");
     home.client(async |channel| {
@@ -254,7 +254,7 @@ fn events_of_the_past_and_of_the_future() {
 }
 
 #[test]
-fn logs_of_a_pod() {
+fn logs_of_a_pod_are_streamed() {
     let home = Home::new();
     let image = home.image("one", "1");
     let id = home.pod(&image, "web");

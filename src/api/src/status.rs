@@ -64,13 +64,13 @@ mod tests {
     }
 
     #[test]
-    fn a_status_has_the_causes_of_its_error() {
+    fn status_messages_include_all_causes() {
         let status = from_error(&Outer(std::io::ErrorKind::NotFound.into()));
         assert_eq!((status.code(), status.message()), (Code::NotFound, "cannot read it: entity not found"));
     }
 
     #[test]
-    fn messages_are_short() {
+    fn long_messages_are_truncated() {
         let status = invalid_field("filters[0].ids", &"ü".repeat(1 << 20));
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(status.message().len() < MAX_MESSAGE + 4 && status.message().ends_with("ü…"));

@@ -137,7 +137,7 @@ struct Bytes {
 }
 
 #[test]
-fn two_surfaces_live_side_by_side() {
+fn two_surfaces_are_served_side_by_side() {
     let open = |address: Address| Listener::open(&address, SocketAccess { mode: 0o600, group: None }).unwrap();
     let mut tcp = String::new();
     let home = Home::with(|dir| {

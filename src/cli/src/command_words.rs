@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_commands() {
+    fn command_words_are_resolved() {
         let root = crate::cli::command();
         let image = root.find_subcommand("image").unwrap();
         for (word, want) in [

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files() {
+    fn environment_files_are_parsed() {
         let text = "# comment\n; too\n\nA=1\n B=x=y \nA=2\n";
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         assert_eq!(parse_lines(text), Ok(vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2")]));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn inherited_variables() {
+    fn variables_are_inherited_by_name() {
         use std::os::unix::ffi::OsStringExt as _;
         let text = |text: &str| std::ffi::OsString::from(text);
         let odd = std::ffi::OsString::from_vec(vec![0xff]);

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes() {
+    fn exit_codes_follow_error_kinds() {
         let rows = [
             (ErrorKind::CommandNotFound, 127, 127),
             (ErrorKind::CommandNotExecutable, 126, 126),

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_or_a_chain_and_never_an_escape_sequence() {
+    fn failures_are_escaped_lines_or_chains() {
         assert_eq!(failure().text(false).unwrap(), "gantry: cannot write /x: no \\u{1b}[31mspace");
         let debug = failure().text(true).unwrap();
         assert_eq!(debug.lines().count(), 3, "{debug}");

@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interactive_apps_of_a_manifest() {
+    fn interactive_apps_of_a_manifest_are_found() {
         let app = |name: &str| gantry_model::AppSpec::new(name.parse().unwrap(), "x".into());
         let mut spec = gantry_model::PodSpec { apps: vec![app("a"), app("b")], ..gantry_model::PodSpec::default() };
         let names: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_add_up() {
+    fn insecure_options_accumulate() {
         let set = |words: &[&str]| {
             let insecure_options = words.iter().map(|word| insecure_option(word).unwrap()).collect();
             Globals { insecure_options, ..Globals::default() }.insecure()

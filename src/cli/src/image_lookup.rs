@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_of_images() {
+    fn image_paths_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let mut tar = vec![0; 512];

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unfinished_line_is_printed_after_a_while() {
+    fn unfinished_lines_are_printed_after_a_timeout() {
         let apps: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();
         let mut lines = Lines { apps: &apps, unfinished: BTreeMap::new(), printer: Printer::in_memory() };
         let start = Instant::now();

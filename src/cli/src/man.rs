@@ -81,7 +81,7 @@ fn quoted(value: &str) -> String {
 }
 
 #[test]
-fn the_man_page_has_the_flags_of_every_command() {
+fn the_man_page_lists_every_flag() {
     let page = page();
     let text = std::fs::read_to_string(&page).unwrap();
     let (before, rest) = text.split_once(BEGIN).expect("the man page has a place for the flags");

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions() {
+    fn conditions_select_pods() {
         let row = row();
         for (filters, want) in [
             (&[][..], true),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_conditions() {
+    fn invalid_conditions_are_rejected() {
         for (text, want) in [
             ("running", "expected KEY=VALUE"),
             ("state=", "is missing"),

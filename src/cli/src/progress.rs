@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_are_right() {
+    fn templates_are_valid() {
         for template in [RUNNING, UNSIZED, DONE, PRESENT] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }

@@ -279,7 +279,7 @@ mod tests {
     use std::io::{Read as _, Seek as _, Write as _};
 
     #[test]
-    fn only_nameless_pipes_and_null_are_passed() {
+    fn only_anonymous_pipes_and_null_are_passed() {
         let (pipe, _) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_was_written_before_the_end_arrives() {
+    fn output_before_the_end_is_relayed() {
         let (source, theirs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let mut copy = tempfile::tempfile().unwrap();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_file_reaches_the_app_and_output_flows_while_input_is_stuck() {
+    fn output_flows_while_input_is_blocked() {
         let mut input = tempfile::tempfile().unwrap();
         input.write_all(&vec![b'x'; 300_000]).unwrap();
         input.rewind().unwrap();

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers() {
+    fn signal_names_and_numbers_are_parsed() {
         for (text, want) in [("SIGTERM", 15), ("term", 15), ("9", 9), ("RTMIN+3", 37), ("SIGRTMAX-14", 50), ("64", 64)]
         {
             assert_eq!(parse(text), Ok(want), "{text}");

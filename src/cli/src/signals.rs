@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_is_seen_once() {
+    fn signals_are_reported_once() {
         let mut signals = Signals::catch([signal_hook::consts::SIGUSR1, signal_hook::consts::SIGUSR2]).unwrap();
         assert!(signals.pending().is_empty());
         signal_hook::low_level::raise(signal_hook::consts::SIGUSR1).unwrap();

@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_word_is_suggested() {
+    fn the_closest_word_is_suggested() {
         let known = ["memory", "mount", "name", "net", "volume"];
         for (word, want) in [
             ("memroy", Some("memory")),

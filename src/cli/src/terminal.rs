@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn detaching() {
+    fn detach_keys_are_recognized() {
         let default = "ctrl-p,ctrl-q";
         let rows: [(&str, Row<'_>); 11] = [
             (default, (&[b"abc"], b"abc", false)),
@@ -222,7 +222,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn typed_bytes_are_passed_or_held(typed: Vec<u8>, keys in "[a-c](,[a-c]){0,3}") {
+        fn typed_bytes_are_passed_or_withheld(typed: Vec<u8>, keys in "[a-c](,[a-c]){0,3}") {
             let mut filter = DetachFilter::new(keys.parse().unwrap());
             let (passed, out) = filter.pass(&typed);
             if !out {

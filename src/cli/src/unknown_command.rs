@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn advised_commands_exist() {
+    fn suggested_commands_exist() {
         let root = crate::cli::command();
         for (group, word, text) in WORDS {
             assert!(!text.ends_with('.') && !text.contains("  "), "{group} {word}: {text}");

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_tail_and_an_unknown_fact_do_no_harm() {
+    fn torn_tails_and_unknown_facts_are_skipped() {
         let record = |fact| Record { at: 5, fact };
         let mut bytes = line(&record(Fact::Stopping { reason: "stop".into() })).unwrap();
         bytes.extend_from_slice(b"{\"at\":6,\"fact\":\"from-the-future\"}\nnonsense\n");
@@ -108,7 +108,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn never_panics(bytes: Vec<u8>) {
+        fn parser_never_panics(bytes: Vec<u8>) {
             let _ = parse(&bytes);
         }
     }

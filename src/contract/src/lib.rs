@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_time_follows_any_name() {
+    fn start_time_is_found_after_any_command_name() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9\n";
         assert_eq!(start_ticks(stat), Some(4711));
         assert_eq!(start_ticks(""), None);

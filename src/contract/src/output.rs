@@ -67,13 +67,13 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn headers_survive_the_pipe(kind in 0..3usize, app: u16, len in 0..=MAX_PAYLOAD) {
+        fn headers_round_trip(kind in 0..3usize, app: u16, len in 0..=MAX_PAYLOAD) {
             let header = Header { kind: [Kind::Stdout, Kind::Stderr, Kind::End][kind], app, len: len as u32 };
             proptest::prop_assert_eq!(Header::decode(header.encode()), Some(header));
         }
 
         #[test]
-        fn other_bytes_are_no_header(bytes: [u8; HEADER_LEN]) {
+        fn invalid_headers_are_rejected(bytes: [u8; HEADER_LEN]) {
             if let Some(header) = Header::decode(bytes) {
                 proptest::prop_assert_eq!(header.encode(), bytes);
                 proptest::prop_assert!(header.len as usize <= MAX_PAYLOAD);

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_path_and_by_abstract_name() {
+    fn notify_reaches_path_and_abstract_sockets() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("notify");
         let name = format!("gantryd-test-{}", std::process::id());

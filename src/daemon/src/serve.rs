@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_configuration_and_passed_sockets() {
+    fn listen_addresses_have_a_precedence() {
         let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         let addresses = |asked: &[&str]| listen_spec(false, Some(&texts(asked)), None).unwrap();
         assert_eq!(listen_spec(false, None, None).unwrap(), ListenSpec::Default("/run/gantry".into()));

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reload_is_requested_once_and_the_end_for_good() {
+    fn reload_is_consumed_and_termination_is_permanent() {
         let signals = Signals::catch().unwrap();
         assert_eq!(signals.take_requests(), SignalRequests { end: false, reload: false });
         signal_hook::low_level::raise(SIGHUP).unwrap();

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_without_inotify_are_listed() {
+    fn without_inotify_pods_are_polled() {
         let temp = tempfile::tempdir().unwrap();
         let store = Store::open(&temp.path().join("data")).unwrap();
         let signals = Signals::catch().unwrap();

@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroup_parents() {
+    fn cgroup_parents_are_validated() {
         for good in ["/gantry", "/a/b", "/a.slice"] {
             assert!(check_parent(good).is_ok(), "{good}");
         }

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_survive_the_border() {
+    fn error_kinds_round_trip() {
         for kind in [ErrorKind::CommandNotFound, ErrorKind::Damaged, ErrorKind::Internal, ErrorKind::TimedOut] {
             assert_eq!(kind_of_word(kind.as_str()), kind);
         }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_each_cause_once() {
+    fn each_cause_is_reported_once() {
         use gantry_model::error::messages;
         let io = || std::io::Error::other("it broke");
         let error = EngineError::new(ErrorKind::Internal, "cannot do it").caused_by(io());

@@ -31,7 +31,7 @@ fn both(dir: &std::path::Path) -> (Engine, Observer) {
 const SECOND: i64 = 1_000_000_000;
 
 #[test]
-fn cursors_of_queries() {
+fn queries_become_cursors() {
     let home = tempfile::tempdir().unwrap();
     let (engine, observer) = both(home.path());
     // The clock was set back before the third, whose time is that of the second for that reason.
@@ -75,7 +75,7 @@ fn cursors_of_queries() {
 }
 
 #[test]
-fn pages_go_on_and_tell_of_gaps() {
+fn pages_continue_and_report_gaps() {
     let home = tempfile::tempdir().unwrap();
     let (engine, observer) = both(home.path());
     for n in 0..10 {
@@ -112,7 +112,7 @@ fn follow(observer: &Observer, commits: &mut Commits, want: usize) -> Vec<u64> {
 }
 
 #[test]
-fn a_follower_misses_nothing_with_and_without_the_kernels_word() {
+fn a_follower_misses_nothing_with_or_without_inotify() {
     for blind in [false, true] {
         let home = tempfile::tempdir().unwrap();
         let (engine, observer) = both(home.path());
@@ -138,7 +138,7 @@ fn a_follower_misses_nothing_with_and_without_the_kernels_word() {
 }
 
 #[test]
-fn waits_get_longer_and_end_at_the_callers_time() {
+fn polling_backs_off_until_the_deadline() {
     let home = tempfile::tempdir().unwrap();
     let (engine, observer) = both(home.path());
     let mut commits = Commits::watch(&observer).unwrap();
@@ -163,7 +163,7 @@ fn waits_get_longer_and_end_at_the_callers_time() {
 }
 
 #[test]
-fn a_directory_that_goes_away_is_no_end_of_waiting() {
+fn waiting_survives_removal_of_the_directory() {
     let home = tempfile::tempdir().unwrap();
     let both = both(home.path());
     let mut commits = Commits::watch(&both.1).unwrap();

@@ -122,7 +122,7 @@ fn three(home: &Home) -> [ImageId; 3] {
 }
 
 #[test]
-fn images_by_each_field() {
+fn images_are_filtered_by_each_field() {
     let home = Home::new();
     let images = three(&home);
     let f = ImageFilter::default;
@@ -205,7 +205,7 @@ fn images_by_each_field() {
 }
 
 #[test]
-fn images_by_any_of_several_filters() {
+fn an_image_may_match_any_filter() {
     let home = Home::new();
     let images = three(&home);
     let full = |name| ImageFilter { full_names: texts(&[name]), ..ImageFilter::default() };
@@ -233,7 +233,7 @@ fn found(home: &Home, images: &[ImageId], filters: &[ImageFilter]) -> Vec<usize>
 }
 
 #[test]
-fn what_an_image_says_of_itself() {
+fn image_views_show_manifest_and_configuration() {
     let home = Home::new();
     let [one, two, none] = three(&home);
     let view = |id: &ImageId| home.observer.image(id).unwrap();
@@ -254,7 +254,7 @@ fn what_an_image_says_of_itself() {
 }
 
 #[test]
-fn damaged_images_are_listed_and_heal() {
+fn damaged_images_are_listed_until_repaired() {
     let home = Home::new();
     let [one, two, none] = three(&home);
     let config = home.store.image(&two).unwrap().unwrap().config;
@@ -314,7 +314,7 @@ fn damaged_pods_are_listed() {
 }
 
 #[test]
-fn pods_by_cgroup_and_by_the_beginning_of_an_id() {
+fn pods_are_found_by_cgroup_and_id_prefix() {
     let home = Home::new();
     let image = three(&home)[0].clone();
     let (idle, running, other) = (home.pod(&image, 0x11), home.pod(&image, 0x12), home.pod(&image, 0x13));

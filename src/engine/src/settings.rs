@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_file() {
+    fn every_setting_is_parsed() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
                    backup-interval = '2h'\nlisten = ['unix:/a']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_of_fetching() {
+    fn fetch_timeouts_are_parsed() {
         let text = "[fetch]\nconnect-timeout = '1s'\nstall-timeout = '500ms'\nretry-for = '1m'\n";
         let timeouts = settings(text).unwrap().options.fetch.timeouts;
         let times = [timeouts.connect, timeouts.no_progress, timeouts.total_retry];
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn networks() {
+    fn network_settings_are_parsed() {
         let text = "[network]\ndefault = 'none'\nconfig-dirs = ['/a', '/b']\nplugin-dirs = []\nuse-plugins = true\n\
                     plugin-timeout = '5s'\nresolver = false\n";
         let got = settings(text).unwrap().options.network;
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_name_the_setting() {
         for (text, want) in [
             ("[network]\ndefault = 'host,a'", "network.default: 'host' cannot be combined"),
             ("[network]\ndefault = 'a b'", "network.default"),
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_environment_and_it_over_the_file() {
+    fn flags_override_environment_and_file() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("config.toml");
         std::fs::write(&path, "dir = '/file'\ndefault-registry = 'file'").unwrap();

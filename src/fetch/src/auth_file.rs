@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn any_login_in_any_file_is_found() {
+    fn logins_of_every_form_are_found() {
         for (json, has_login) in [
             ("", false),
             ("{}", false),
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_file_is_named_and_not_quoted() {
+    fn errors_name_malformed_files_without_quoting_them() {
         for json in [r#"{"auths":{"h":"hunter2"}}"#, "hunter2", r#"{"auths":{"h":{"auth":"hunter2"}}}"#] {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), json).unwrap();
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn helpers_with_strange_names_are_not_run() {
+    fn helpers_with_invalid_names_are_not_run() {
         for name in ["../../bin/sh", "a b", ""] {
             let json = format!(r#"{{"credHelpers":{{"h":"{name}"}}}}"#);
             let file = tempfile::NamedTempFile::new().unwrap();

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_is_added_and_removed_and_the_rest_stays() {
+    fn changing_a_login_keeps_other_entries() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/auth.json");
         let other = r#"{"auths":{"other.example":{"auth":"YTpi"},"https://index.docker.io/v1/":{"auth":"b2xkOm9sZA=="},
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_damaged_is_not_overwritten() {
+    fn a_damaged_file_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("auth.json");
         for text in ["{", "[]", r#"{"auths":[]}"#] {

@@ -232,7 +232,7 @@ mod tests {
     const ID: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
     #[test]
-    fn a_whole_configuration() {
+    fn every_field_is_parsed() {
         let text = format!(
             r#"{{"os":"linux","architecture":"arm64","variant":"v8","config":{{"Entrypoint":["/a"],"Cmd":null,
             "Env":["A=1=2","B=","odd"],"User":"","WorkingDir":"/w","StopSignal":"SIGQUIT","Volumes":{{"/v":{{}}}},
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn signals() {
+    fn stop_signals_are_parsed() {
         for (text, want) in [
             ("SIGTERM", Some(15)),
             ("term", Some(15)),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn refused() {
+    fn invalid_configurations_are_rejected() {
         let many =
             format!(r#"{{"rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#, vec![format!("\"{ID}\""); 129].join(","));
         let volumes = |count: usize| {
@@ -291,7 +291,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(bytes: Vec<u8>, name: String) {
+        fn parser_never_panics(bytes: Vec<u8>, name: String) {
             let _ = (parse(&bytes), parse_signal(&name));
         }
     }

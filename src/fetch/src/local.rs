@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_from_archives() {
+    fn archives_name_their_images() {
         for (name, docker, want) in [
             ("alpine:3", true, Some("docker.io/library/alpine:3")),
             ("alpine", true, Some("docker.io/library/alpine:latest")),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn stems() {
+    fn images_are_named_after_files() {
         for (path, want) in [
             ("/x/My App_v2.tar.gz", "my-app-v2"),
             ("app.oci.tar", "app"),

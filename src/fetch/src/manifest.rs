@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_and_what_is_refused() {
+    fn manifests_are_validated() {
         let (c, l) = (config(), layer());
         let many = vec![l.clone(); 129].join(",");
         let rows: [(&str, String, bool); 17] = [
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_shows_no_control_characters() {
+    fn errors_escape_control_characters() {
         let text = config().replace(ID, r"sha256:\u001b[31m");
         let error = parse("", format!(r#"{{"schemaVersion":2,"config":{text},"layers":[]}}"#).as_bytes()).unwrap_err();
         assert!(!error.to_string().contains(char::is_control), "{error:?}");
@@ -404,7 +404,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(came: String, bytes: Vec<u8>) {
+        fn parser_never_panics(came: String, bytes: Vec<u8>) {
             let _ = parse(&came, &bytes);
         }
     }

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn platforms_as_they_are_written() {
+    fn platforms_are_parsed() {
         for (text, want) in [
             ("linux/amd64", Some("linux/amd64")),
             ("arm64", Some("linux/arm64")),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_where() {
+    fn compatible_platforms_are_ranked() {
         for (image, host, want) in [
             ("linux/amd64", "linux/amd64", Some(1)),
             ("linux/amd64/v3", "linux/amd64", None),

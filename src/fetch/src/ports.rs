@@ -47,7 +47,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_images_say() {
+    fn declared_ports_are_parsed() {
         for (text, want) in [
             ("80/tcp", Some(("80-tcp", 80, 1, Protocol::Tcp))),
             ("53/UDP", Some(("53-udp", 53, 1, Protocol::Udp))),
@@ -77,7 +77,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_declared_can_be_named(text in "\\PC{0,12}|[0-9]{1,6}(-[0-9]{1,6})?(/(tcp|udp|sctp))?") {
+        fn declared_ports_have_valid_names(text in "\\PC{0,12}|[0-9]{1,6}(-[0-9]{1,6})?(/(tcp|udp|sctp))?") {
             if let Some(DeclaredPort { name, port, count, .. }) = declared(&text) {
                 prop_assert!(gantry_model::net::is_name(&name));
                 prop_assert!(port > 0 && count > 0 && port.checked_add(count - 1).is_some());

@@ -127,7 +127,7 @@ impl Progress for Notes {
 }
 
 #[test]
-fn faults_that_a_fetch_survives() {
+fn transient_faults_are_retried() {
     let size = Bench::new().image.layers[1].len();
     let rows: Vec<(&str, Vec<Fault>)> = vec![
         ("500 and then fine", vec![status(500), status(503)]),
@@ -151,7 +151,7 @@ fn faults_that_a_fetch_survives() {
 }
 
 #[test]
-fn a_broken_download_goes_on_where_it_broke() {
+fn interrupted_downloads_are_resumed() {
     let bench = Bench::new();
     bench.registry.fault(&bench.blob_path(1), [Fault::Cut(1_000_000)]);
     bench.assert_fetched("resume", bench.fetch());
@@ -167,7 +167,7 @@ fn a_broken_download_goes_on_where_it_broke() {
 }
 
 #[test]
-fn faults_that_end_a_fetch() {
+fn permanent_faults_fail_the_fetch() {
     let long = { [Bench::new().image.layers[1].clone(), vec![0]].concat() };
     let wrong: Vec<u8> = vec![7; long.len() - 1];
     let rows: Vec<(&str, Fault, &str)> = vec![
@@ -198,7 +198,7 @@ fn faults_that_end_a_fetch() {
 }
 
 #[test]
-fn a_part_that_begins_elsewhere_is_refused() {
+fn wrong_content_ranges_are_rejected() {
     let bench = Bench::new();
     bench.registry.fault(&bench.blob_path(1), [Fault::Cut(1_000_000), Fault::WrongRange]);
     let text = chain(&bench.fetch().unwrap_err());
@@ -207,7 +207,7 @@ fn a_part_that_begins_elsewhere_is_refused() {
 }
 
 #[test]
-fn documents_are_verified_too() {
+fn manifests_and_configurations_are_verified() {
     type Row = (&'static str, fn(&Bench) -> String, Fault, &'static str);
     let rows: Vec<Row> = vec![
         ("a huge manifest", Bench::manifest_path, Fault::Replace(vec![b' '; (8 << 20) + 1]), "larger than"),
@@ -243,7 +243,7 @@ fn index_with(entries: usize) -> Vec<u8> {
 }
 
 #[test]
-fn images_that_contradict_themselves() {
+fn inconsistent_images_are_rejected() {
     let layer = tar("a", b"x");
     let few = Image::with_diff_ids(vec![layer.clone(), tar("b", b"y")], &[digest(&layer)]);
     let lie = Image::with_diff_ids(vec![layer.clone()], &[digest(b"other")]);
@@ -262,7 +262,7 @@ fn images_that_contradict_themselves() {
 }
 
 #[test]
-fn indexes() {
+fn indexes_are_resolved_and_validated() {
     let bench = Bench::new();
     let id = digest(&bench.image.manifest);
     let size = bench.image.manifest.len();
@@ -297,7 +297,7 @@ fn indexes() {
 }
 
 #[test]
-fn tokens() {
+fn tokens_are_requested_and_used() {
     let bench = Bench::new();
     bench.registry.protect(Access::Token(None));
     bench.assert_fetched("anonymous token", bench.fetch());
@@ -328,7 +328,7 @@ fn a_stale_token_is_renewed() {
 }
 
 #[test]
-fn credentials_from_a_file() {
+fn credentials_are_read_from_files() {
     for access in [Access::Basic(USER.to_owned()), Access::Token(Some(USER.to_owned()))] {
         let mut bench = Bench::new();
         bench.registry.protect(access.clone());
@@ -368,7 +368,7 @@ fn credentials_do_not_follow_a_redirect_to_another_host() {
 }
 
 #[test]
-fn odd_demands_for_authentication() {
+fn malformed_challenges_are_rejected() {
     let long = "a".repeat(9000);
     for (demand, want) in [
         ("Bearer realm=\"file:///etc/passwd\"", "token server is refused"),
@@ -388,7 +388,7 @@ fn odd_demands_for_authentication() {
 }
 
 #[test]
-fn what_is_there_is_not_fetched_again() {
+fn present_images_are_not_fetched_again() {
     let bench = Bench::new();
     bench.assert_fetched("first", bench.fetch());
     let requests = bench.registry.seen().len();
@@ -408,7 +408,7 @@ fn what_is_there_is_not_fetched_again() {
 }
 
 #[test]
-fn policies_without_a_registry() {
+fn pull_policies_without_a_registry() {
     let bench = Bench::new();
     let text = chain(&bench.fetch_as("app:latest", PullPolicy::Never, &Silent).unwrap_err());
     assert!(text.contains("never"), "{text}");
@@ -427,7 +427,7 @@ fn policies_without_a_registry() {
 }
 
 #[test]
-fn short_names_and_ids() {
+fn short_names_and_ids_are_resolved() {
     let mut bench = Bench::new();
     let by = |bench: &Bench, name: &str| {
         fetch(&bench.store, &bench.config, &name.parse().unwrap(), PullPolicy::New, None, &Silent)
@@ -447,7 +447,7 @@ fn short_names_and_ids() {
 }
 
 #[test]
-fn the_first_failure_ends_the_others_at_once() {
+fn the_first_failure_cancels_other_downloads() {
     let mut bench = Bench::new();
     bench.config.timeouts.no_progress = Duration::from_secs(60);
     let big = bench.blob_path(1);
@@ -483,7 +483,7 @@ fn two_fetches_of_one_image_share_its_layers() {
 }
 
 #[test]
-fn a_hundred_and_twenty_eight_layers() {
+fn images_of_128_layers_are_fetched() {
     let bench = Bench::new();
     let layers = (0..128).map(|n| tar(&format!("file{n}"), b"x")).collect();
     bench.registry.put_image("tall", "latest", &Image::with_layers(layers));
@@ -558,7 +558,7 @@ impl Drop for TlsServer {
 }
 
 #[test]
-fn a_certificate_nobody_signed_is_refused_and_never_answered_with_plain_http() {
+fn untrusted_certificates_never_fall_back_to_http() {
     let mut bench = Bench::new();
     let server = TlsServer::start(bench.dir.path());
     let reference = format!("oci://127.0.0.1:{}/app", server.1).parse().unwrap();

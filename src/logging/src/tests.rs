@@ -30,7 +30,7 @@ fn logged(filter: &str, format: LogFormat, journal: bool, emit: impl FnOnce()) -
 }
 
 #[test]
-fn a_text_line_is_one_line_and_one_write() {
+fn text_events_are_one_line_and_one_write() {
     let lines = logged("info", LogFormat::Text, false, || {
         tracing::info!("pod ü runs");
         tracing::error!("a\nb\u{1b}[31m\u{202e}");
@@ -45,7 +45,7 @@ fn a_text_line_is_one_line_and_one_write() {
 }
 
 #[test]
-fn spans_add_what_the_message_does_not_say() {
+fn spans_add_only_missing_fields() {
     let lines = logged("info", LogFormat::Text, false, || {
         let _pod = tracing::info_span!("pod", pod = %"1b9c").entered();
         tracing::info!("pod 1b9c runs");
@@ -85,7 +85,7 @@ fn the_journal_gets_priorities() {
 }
 
 #[test]
-fn filters_name_levels_and_modules() {
+fn filters_select_levels_and_modules() {
     let emit = || {
         tracing::info!(target: "gantry_api::hub", "api");
         tracing::info!(target: "gantryd", "daemon");

@@ -59,7 +59,7 @@ pub fn name(number: u16) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn names_and_numbers() {
+    fn names_and_numbers_convert_both_ways() {
         assert_eq!((super::number("EPERM"), super::number("ENOSYS"), super::number("E")), (Some(1), Some(38), None));
         assert_eq!(
             (super::name(1), super::name(40), super::name(0), super::name(41)),

@@ -375,14 +375,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_that_must_be_refused() {
+    fn invalid_app_names_are_rejected() {
         for bad in ["", "-", "a-", "-a", "A", "a_b", "a/b", "..", "a\n", "é", &"a".repeat(64), "a\u{202e}"] {
             assert!(bad.parse::<AppName>().is_err(), "{bad:?}");
         }
     }
 
     #[test]
-    fn names_of_volumes() {
+    fn volume_names_are_validated() {
         for good in ["data", "A", "0", "pg_data-15.4", &"a".repeat(64)] {
             assert_eq!(good.parse::<VolumeName>().unwrap().as_str(), good);
         }
@@ -392,21 +392,21 @@ mod tests {
     }
 
     #[test]
-    fn names_are_made_from_image_names() {
+    fn image_names_are_sanitized_into_app_names() {
         for (from, want) in [("busybox", Some("busybox")), ("My_App.v2", Some("my-app-v2")), ("--", None), ("", None)] {
             assert_eq!(AppName::sanitized(from).as_ref().map(AppName::as_str), want, "{from:?}");
         }
     }
 
     #[test]
-    fn a_message_about_a_hostile_text_is_short_and_escaped() {
+    fn errors_truncate_and_escape_hostile_input() {
         let text = IdError::AppName("\x1b[2J\n".repeat(1000)).to_string();
         assert!(text.len() < 500 && !text.contains('\x1b') && !text.contains('\n'), "{text}");
     }
 
     proptest! {
         #[test]
-        fn pod_ids_survive_printing(bytes: [u8; 16]) {
+        fn pod_ids_round_trip(bytes: [u8; 16]) {
             let id = PodId::from_random(bytes);
             prop_assert_eq!(id.to_string().parse::<PodId>(), Ok(id));
             prop_assert_eq!(&id.to_string()[14..15], "4");
@@ -424,7 +424,7 @@ mod tests {
         }
 
         #[test]
-        fn digests_survive_printing(hash: [u8; 32]) {
+        fn digests_round_trip(hash: [u8; 32]) {
             let digest = Digest::from_hash(Algorithm::Sha256, &hash).unwrap();
             prop_assert_eq!(Digest::from_appc(&digest.to_appc()), Some(digest.clone()));
             prop_assert_eq!(digest.to_string().parse::<Digest>(), Ok(digest));

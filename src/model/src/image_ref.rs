@@ -301,7 +301,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_are_completed() {
+    fn references_get_default_registry_and_tag() {
         for (text, want) in [
             ("docker://alpine", "docker.io/library/alpine:latest"),
             ("docker://grafana/loki:2", "docker.io/grafana/loki:2"),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn refused() {
+    fn invalid_references_are_rejected() {
         for bad in [
             "",
             "UPPER",
@@ -346,7 +346,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics_and_reparses(text: String) {
+        fn parser_never_panics_and_references_round_trip(text: String) {
             if let Ok(ImageRef::Registry(r)) = text.parse::<ImageRef>() {
                 let again = format!("oci://{r}").parse::<ImageRef>();
                 prop_assert_eq!(again.map(|r| r.to_string()), Ok(r.to_string()));

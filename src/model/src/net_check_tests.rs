@@ -19,7 +19,7 @@ fn named(name: &str, host_port: u16) -> PortSpec {
 }
 
 #[test]
-fn ports_are_numbers_that_exist() {
+fn port_numbers_and_ranges_are_validated() {
     let max = MAX_PORT_RANGE;
     for (spec, want) in [
         (numbered(1, 65535, 1), None),
@@ -52,7 +52,7 @@ fn ports_are_numbers_that_exist() {
 }
 
 #[test]
-fn ports_are_on_addresses_that_are_answered() {
+fn host_addresses_of_ports_are_validated() {
     let on = |ip: &str| {
         let port = PortSpec { host_ip: Some(ip.parse().unwrap()), ..numbered(1, 1, 1) };
         with(|pod| pod.ports = vec![port.clone()])
@@ -66,7 +66,7 @@ fn ports_are_on_addresses_that_are_answered() {
 }
 
 #[test]
-fn ports_need_networks() {
+fn ports_require_a_network() {
     let net = |net: Option<NetMode>| {
         with(|pod| {
             pod.net = net;
@@ -82,7 +82,7 @@ fn ports_need_networks() {
 }
 
 #[test]
-fn networks_that_could_not_be_read_again() {
+fn network_requests_without_a_text_form_are_rejected() {
     let wanted = |name: &str, args: &[(&str, &str)]| NetworkRequest {
         name: name.into(),
         args: args.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
@@ -104,7 +104,7 @@ fn networks_that_could_not_be_read_again() {
 }
 
 #[test]
-fn what_goes_into_resolv_conf() {
+fn dns_settings_are_validated() {
     let dns = |edit: fn(&mut Dns)| {
         let mut dns = Dns::default();
         edit(&mut dns);
@@ -128,7 +128,7 @@ fn what_goes_into_resolv_conf() {
 }
 
 #[test]
-fn what_goes_into_hosts() {
+fn hosts_entries_are_validated() {
     let hosts = |names: &[&str]| {
         let names = names.iter().map(|&name| name.to_owned()).collect();
         with(|pod| pod.hosts = HostsSpec::Entries(vec![("10.0.0.1".parse().unwrap(), names)])).is_ok()
@@ -145,7 +145,7 @@ fn what_goes_into_hosts() {
 proptest! {
     /// Whatever passes is one line in its file.
     #[test]
-    fn no_line_ends_where_it_should_not(text in "\\PC{0,20}|[a-z \n#;.]{0,10}") {
+    fn accepted_values_contain_no_line_breaks(text in "\\PC{0,20}|[a-z \n#;.]{0,10}") {
         let one = |text: &str| vec![text.to_owned()];
         let dns = Dns { search: one(&text), ..Dns::default() };
         let fits = with(|pod| pod.dns = DnsSpec::Given(dns)).is_ok();

@@ -13,7 +13,7 @@ fn wanted(name: &str, args: &[(&str, &str)]) -> NetworkRequest {
 }
 
 #[test]
-fn as_in_rkt() {
+fn net_flag_follows_rkt() {
     assert_eq!(read("").unwrap(), NetMode::Networks(vec![wanted("default", &[])]));
     assert_eq!(
         read("default,foo:IP=10.1.2.3;X=y=z,bar:IP=fd00::1").unwrap(),
@@ -30,7 +30,7 @@ fn as_in_rkt() {
 }
 
 #[test]
-fn what_rkt_refuses() {
+fn invalid_net_flags_are_rejected() {
     let refused = |text: &str, why: &str| {
         let error = read(text).unwrap_err().to_string();
         assert!(error.contains(why), "{text}: {error}");
@@ -52,7 +52,7 @@ fn what_rkt_refuses() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(names in proptest::collection::btree_set("[a-z][a-z0-9.-]{3,8}x", 1..5), value in "[^;,\\pC]{0,12}") {
+    fn net_mode_round_trips(names in proptest::collection::btree_set("[a-z][a-z0-9.-]{3,8}x", 1..5), value in "[^;,\\pC]{0,12}") {
         let texts: Vec<String> = names.iter().map(|name| format!("{name}:K={value}")).collect();
         let expected = names.iter().map(|name| wanted(name, &[("K", &value)])).collect();
         let mode = read(&texts.join(",")).unwrap();
@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics(text in "\\PC{0,60}") {
+    fn parser_never_panics(text in "\\PC{0,60}") {
         let _ = read(&text);
     }
 }

@@ -305,7 +305,7 @@ mod tests {
 
     /// The graph as text: a changed edge shows up as a changed picture in review.
     #[test]
-    fn the_graph() {
+    fn phase_graph_is_as_drawn() {
         let mut drawn = Vec::new();
         for phase in phases() {
             for edge in edges() {
@@ -334,7 +334,7 @@ deleting -swept-> (gone)";
     }
 
     #[test]
-    fn who_goes_on_deleting_keeps_the_time_of_the_first() {
+    fn repeated_deletion_keeps_the_first_timestamp() {
         let mut phase = garbage(Timestamp(1), FormerPhase::Aborted);
         for at in [2, 3] {
             let Ok(Stepped::To(next)) = step(&phase, Edge::Deleting(Timestamp(at))) else { panic!("{phase:?}") };
@@ -350,7 +350,7 @@ deleting -swept-> (gone)";
         /// Whatever the order of the edges: a pod never runs twice, what has ended stays ended, and nothing is gone
         /// before it was said that it is being deleted.
         #[test]
-        fn no_walk_runs_twice(walk in proptest::collection::vec(0usize..9, 0..40)) {
+        fn a_pod_never_runs_twice(walk in proptest::collection::vec(0usize..9, 0..40)) {
             let mut phase = Phase::Embryo;
             let mut starts = 0;
             let mut finals = false;

@@ -122,7 +122,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn memory() {
+    fn memory_sizes_are_parsed() {
         for (text, want) in
             [("4096", Some(4096)), ("64Mi", Some(64 << 20)), ("50M", Some(50_000_000)), ("1Gi", Some(1 << 30))]
         {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu() {
+    fn cpu_amounts_are_parsed() {
         for (text, want) in [("500m", 500), ("2", 2000), ("0.5", 500), ("1.25", 1250), ("0.001", 1)] {
             assert_eq!(millicpu(text).ok(), Some(want), "{text}");
         }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn durations_are_parsed() {
         for (text, want) in [("0", 0), ("90s", 90_000), ("1h30m", 5_400_000), ("250ms", 250), ("2d", 172_800_000)] {
             assert_eq!(duration(text).ok(), Some(Duration::from_millis(want)), "{text}");
         }
@@ -155,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(text: String) {
+        fn parsers_never_panic(text: String) {
             let _ = (bytes(&text), millicpu(&text), duration(&text));
         }
     }

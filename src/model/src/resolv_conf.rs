@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_parsed_and_others_skipped() {
+    fn unknown_lines_are_skipped() {
         let text = "# by hand\nnameserver 10.0.0.1\n nameserver\tfe80::1%eth0 # uplink\n;x\nsearch a.test b.test\r\n\
             domain a.test ignored\noptions ndots:2 edns0\nsortlist x\nnameserver\nnameserver here\nsearch\nnameserver fd00::1";
         let server = |address: &str, zone| Directive::NameServer { address: address.parse().unwrap(), zone };

@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_specifications_are_rejected() {
         assert_eq!(pod(|_| {}), Ok(()));
         assert!(pod(|s| s.apps.clear()).is_err());
         let twice = pod(|s| s.apps.push(s.apps[0].clone())).unwrap_err();
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_removed_are_gone() {
+    fn removed_capabilities_are_absent() {
         let left = Capabilities::Remove(["CAP_CHOWN".to_owned()].into()).names();
         assert_eq!(left.len(), DEFAULT_CAPABILITIES.len() - 1);
         assert!(!left.contains("CAP_CHOWN"));

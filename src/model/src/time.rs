@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_rendered() {
+    fn timestamps_are_formatted_as_rfc3339() {
         for (nanos, want) in [
             (0, "1970-01-01T00:00:00.000000000Z"),
             (951_782_400_000_000_001, "2000-02-29T00:00:00.000000001Z"),

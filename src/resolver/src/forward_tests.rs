@@ -17,7 +17,7 @@ fn pair() -> (Vec<u8>, usize, Vec<u8>) {
 }
 
 #[test]
-fn what_is_an_answer() {
+fn only_matching_replies_are_accepted() {
     let (asked, question, reply) = pair();
     let with = |at: usize, byte: u8| {
         let mut reply = reply.clone();
@@ -49,7 +49,7 @@ fn what_is_an_answer() {
 
 proptest! {
     #[test]
-    fn random_bytes_are_no_answer(mut came in prop::collection::vec(any::<u8>(), 0..600), like: bool) {
+    fn random_bytes_are_not_accepted_as_a_reply(mut came in prop::collection::vec(any::<u8>(), 0..600), like: bool) {
         let (asked, question, reply) = pair();
         if like && came.len() > 2 {
             came[..2].copy_from_slice(&asked[..2]);

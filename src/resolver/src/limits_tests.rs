@@ -17,7 +17,7 @@ fn the_query_rate_is_limited_per_pod() {
 }
 
 #[test]
-fn permits_are_limited_per_pod_and_in_all() {
+fn permits_are_limited_per_pod_and_in_total() {
     let (limits, now) = (Limits::default(), Instant::now());
     let acquire = |pod| limits.try_acquire(pod, now);
     let mut permits: Vec<Permit> = std::iter::from_fn(|| acquire(pod(1))).collect();

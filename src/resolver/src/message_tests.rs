@@ -31,7 +31,7 @@ fn asked(name: &str, kind: RecordType) -> Message {
 }
 
 #[test]
-fn what_is_known_is_answered() {
+fn known_names_are_answered() {
     use RecordType as T;
     use ResponseCode as R;
     let back = format!("web.{DOMAIN}.");
@@ -67,14 +67,14 @@ fn what_is_known_is_answered() {
 }
 
 #[test]
-fn another_address_comes_first_each_time() {
+fn addresses_are_rotated() {
     let packet = query("all.", RecordType::A, None).to_vec().unwrap();
     let pod_keys = [0, 1, 2, usize::MAX].map(|turn| texts(&answer(step(&packet, Transport::Udp, turn)))[0].clone());
     assert_eq!(pod_keys, ["10.1.0.2", "10.1.0.3", "10.1.0.2", "10.1.0.3"]);
 }
 
 #[test]
-fn what_is_not_known_is_forwarded() {
+fn unknown_names_are_forwarded() {
     for name in ["example.com.", "nobody.", ".", "5.4.3.2.in-addr.arpa.", "1.10.in-addr.arpa.", "a.in-addr.arpa."] {
         let mut message = query(name, RecordType::A, Some(4000));
         message.metadata.checking_disabled = true;
@@ -92,7 +92,7 @@ fn what_is_not_known_is_forwarded() {
 }
 
 #[test]
-fn options_of_a_client_are_not_handed_on() {
+fn client_edns_options_are_not_forwarded() {
     use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
     let mut message = query("example.com.", RecordType::A, Some(1400));
     message.edns.as_mut().unwrap().options_mut().insert(EdnsOption::Unknown(10, vec![7; 8]));
@@ -102,7 +102,7 @@ fn options_of_a_client_are_not_handed_on() {
 }
 
 #[test]
-fn how_long_an_answer_may_be() {
+fn reply_size_follows_edns_and_transport() {
     for (payload, transport, want) in [
         (None, Transport::Udp, 512),
         (Some(0), Transport::Udp, 512),
@@ -119,7 +119,7 @@ fn how_long_an_answer_may_be() {
 }
 
 #[test]
-fn what_does_not_fit_is_cut_and_says_so() {
+fn oversized_replies_are_truncated_and_flagged() {
     let many: Vec<_> = (2..250)
         .map(|n| pod(&n.to_string(), "many", &[], vec![network("n", &[&format!("10.1.0.{n}/24 via 10.1.0.1")])]))
         .collect();
@@ -139,7 +139,7 @@ fn what_does_not_fit_is_cut_and_says_so() {
 }
 
 #[test]
-fn what_is_refused() {
+fn unsupported_queries_are_refused() {
     let mut chaos = query("version.bind.", RecordType::TXT, None);
     chaos.queries[0].set_query_class(DNSClass::CH);
     let mut alone = query("example.com.", RecordType::A, None);
@@ -160,7 +160,7 @@ fn what_is_refused() {
 }
 
 #[test]
-fn a_query_of_our_own_that_came_back_goes_no_further() {
+fn looped_queries_are_not_forwarded() {
     for (name, code) in [("example.com.", ResponseCode::Refused), ("web.", ResponseCode::NoError)] {
         let packet = query(name, RecordType::A, None).to_vec().unwrap();
         let step =
@@ -170,7 +170,7 @@ fn a_query_of_our_own_that_came_back_goes_no_further() {
 }
 
 #[test]
-fn what_is_no_query() {
+fn malformed_queries_are_dropped_or_rejected() {
     let good = query("web.", RecordType::A, None).to_vec().unwrap();
     let with = |at: usize, byte: u8| {
         let mut packet = good.clone();
@@ -209,13 +209,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn random_bytes_do_no_harm(packet in prop::collection::vec(any::<u8>(), 0..1400), tcp: bool) {
+    fn random_packets_never_panic(packet in prop::collection::vec(any::<u8>(), 0..1400), tcp: bool) {
         let transport = if tcp { Transport::Tcp } else { Transport::Udp };
         check(&packet, transport);
     }
 
     #[test]
-    fn nearly_queries_do_no_harm(
+    fn mutated_queries_never_panic(
         label in "[a-zA-Z0-9_.-]{0,40}",
         kind: u16,
         payload in prop::option::of(any::<u16>()),

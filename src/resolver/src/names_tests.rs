@@ -24,7 +24,7 @@ fn two_networks() -> Gateways {
 }
 
 #[test]
-fn names_of_a_pod() {
+fn a_zone_lists_names_of_its_network() {
     let gateways = two_networks();
     let all: Vec<String> = gateways.keys().map(ToString::to_string).collect();
     assert_eq!(all, ["10.1.0.1", "10.2.0.1", "fd00:1::1"]);
@@ -48,7 +48,7 @@ fn names_of_a_pod() {
 }
 
 #[test]
-fn what_is_ours_and_what_is_not() {
+fn names_are_classified_by_domain() {
     let zone = Zone::default();
     for (asked, want) in [
         ("gantry.internal.", NameLookup::Domain),
@@ -66,7 +66,7 @@ fn what_is_ours_and_what_is_not() {
 }
 
 #[test]
-fn names_that_are_not_told() {
+fn unsuitable_host_names_get_no_record() {
     let long = "a".repeat(64);
     for hostname in ["localhost", "LocalHost", "example.com", "", &long, "a b", "ü", "a\0b", "*"] {
         let pod = pod(WEB, hostname, &["localhost"], vec![]);
@@ -77,7 +77,7 @@ fn names_that_are_not_told() {
 }
 
 #[test]
-fn only_gateways_that_can_be_one() {
+fn only_unicast_gateways_get_a_server() {
     let listened = |gateway: &str| {
         let length = if gateway.contains(':') { "fd00::2/64" } else { "10.0.0.2/24" };
         !gateways(&[pod(WEB, "web", &[], vec![network("n", &[&format!("{length} via {gateway}")])])]).is_empty()
@@ -103,7 +103,7 @@ fn only_gateways_that_can_be_one() {
 }
 
 #[test]
-fn who_gets_an_answer() {
+fn zones_serve_only_clients_of_their_network() {
     let gateways = two_networks();
     let front = &gateways[&ip("10.1.0.1")];
     for asker in ["10.1.0.2", "10.1.0.77", "10.1.0.1", "fd00:1::9"] {
@@ -115,7 +115,7 @@ fn who_gets_an_answer() {
 }
 
 #[test]
-fn two_networks_with_one_gateway_are_not_mixed() {
+fn networks_with_the_same_gateway_are_not_mixed() {
     let same = |name: &str, address: &str| network(name, &[&format!("{address}/24 via 10.0.0.1")]);
     let gateways = gateways(&[
         pod(WEB, "web", &[], vec![same("one", "10.0.0.2")]),
@@ -128,7 +128,7 @@ fn two_networks_with_one_gateway_are_not_mixed() {
 }
 
 #[test]
-fn one_name_has_so_many_addresses_at_most() {
+fn addresses_per_name_are_limited() {
     let many: Vec<Pod> = (0..600u32)
         .map(|n| {
             let address = std::net::Ipv4Addr::from_bits(0x0a00_0002 + n);
@@ -144,21 +144,21 @@ fn one_name_has_so_many_addresses_at_most() {
 }
 
 #[test]
-fn a_hyphen_neither_begins_nor_ends_a_name() {
+fn labels_neither_begin_nor_end_with_a_hyphen() {
     let said = ["-", "-web", "web-", "w-b", "web"].map(is_label);
     assert_eq!(said, [false, false, false, true, true]);
 }
 
 proptest! {
     #[test]
-    fn a_subnet_has_what_begins_like_it(a: u32, b: u32, length in 0u8..=40) {
+    fn ipv4_subnet_membership_compares_the_prefix(a: u32, b: u32, length in 0u8..=40) {
         let same = length == 0 || a >> (32 - u32::from(length.min(32))) == b >> (32 - u32::from(length.min(32)));
         let (a, b) = (IpAddr::V4(a.into()), IpAddr::V4(b.into()));
         prop_assert_eq!(contains(a, length, b), same);
     }
 
     #[test]
-    fn a_subnet_of_ipv6_has_what_begins_like_it(a: u128, b: u128, length in 0u8..=255) {
+    fn ipv6_subnet_membership_compares_the_prefix(a: u128, b: u128, length in 0u8..=255) {
         let length = length.min(128);
         let same = length == 0 || a >> (128 - u32::from(length)) == b >> (128 - u32::from(length));
         prop_assert_eq!(contains(IpAddr::V6(a.into()), length, IpAddr::V6(b.into())), same);
@@ -166,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_a_pod_is_called(hostname in any::<String>(), app in any::<String>()) {
+    fn any_host_name_yields_valid_labels(hostname in any::<String>(), app in any::<String>()) {
         let pod = pod(WEB, &hostname, &[&app], vec![network("n", &["10.0.0.2/24 via 10.0.0.1"])]);
         for label in pod.labels() {
             prop_assert!(is_label(&label));

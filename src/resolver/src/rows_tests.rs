@@ -47,7 +47,7 @@ fn data(home: &Path) -> PathBuf {
 }
 
 #[test]
-fn servers_of_the_host_follow_their_file() {
+fn upstream_servers_follow_resolv_conf() {
     let following = Following::start(|home| {
         std::fs::write(home.join("resolv.conf"), "nameserver 192.0.2.1\n").unwrap();
         drop(Engine::open(Options::new(data(home))).unwrap());
@@ -66,7 +66,7 @@ fn servers_of_the_host_follow_their_file() {
 }
 
 #[test]
-fn a_database_that_is_not_there_is_no_end() {
+fn missing_database_is_not_fatal() {
     let following = Following::start(|_| {});
     let said = following.notes.recv_timeout(gantry_tests::DEADLINE).unwrap();
     assert!(said.starts_with("resolver: cannot read the rows of pods: "), "{said}");
@@ -76,7 +76,7 @@ fn a_database_that_is_not_there_is_no_end() {
 }
 
 #[test]
-fn only_what_has_changed_is_told() {
+fn only_changes_are_published() {
     let (tell, mut state) = watch::channel(Arc::default());
     let home = tempfile::tempdir().unwrap();
     let follower = Follower::new(Options::new(data(home.path())), home.path(), Arc::new(|_| {}), tell);

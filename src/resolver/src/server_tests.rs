@@ -185,7 +185,7 @@ fn example() -> Message {
 }
 
 #[test]
-fn names_are_told_to_those_of_the_network() {
+fn names_are_served_within_the_network() {
     let server = Server::start(&[]);
     let asked = query("web.", RecordType::A, None);
     assert_eq!(texts(&server.ask(&asked)), [POD]);
@@ -203,7 +203,7 @@ fn names_are_told_to_those_of_the_network() {
 }
 
 #[test]
-fn names_follow_the_facts() {
+fn names_follow_changes_of_pods() {
     let server = Server::start(&[]);
     let asked = query("web.gantry.internal.", RecordType::A, None);
     assert_eq!(texts(&server.ask(&asked)), [POD]);
@@ -221,7 +221,7 @@ fn names_follow_the_facts() {
 }
 
 #[test]
-fn other_names_are_asked_of_the_host_s_servers() {
+fn other_names_are_forwarded_upstream() {
     let (address, heard) = upstream(|asked| vec![answer(asked, 2, ResponseCode::NoError)]);
     let server = Server::start(&[address]);
     let reply = server.ask(&example());
@@ -235,7 +235,7 @@ fn other_names_are_asked_of_the_host_s_servers() {
 }
 
 #[test]
-fn only_the_answer_counts() {
+fn mismatched_replies_are_ignored() {
     let (address, _heard) = upstream(|asked| {
         let good = answer(asked, 1, ResponseCode::NoError);
         let mut other_id = answer(asked, 2, ResponseCode::NoError);
@@ -250,7 +250,7 @@ fn only_the_answer_counts() {
 }
 
 #[test]
-fn what_is_cut_is_asked_for_again_by_tcp() {
+fn truncated_replies_are_retried_over_tcp() {
     // Both ports at once: the address belongs to this test.
     let address = free();
     let listener = StdListener::bind(address).unwrap();
@@ -277,7 +277,7 @@ fn what_is_cut_is_asked_for_again_by_tcp() {
 }
 
 #[test]
-fn the_next_server_is_asked_when_one_is_silent_or_unable() {
+fn failing_servers_are_skipped() {
     let (silent, heard) = upstream(|_| Vec::new());
     let (unable, _heard) = upstream(|asked| vec![answer(asked, 0, ResponseCode::ServFail)]);
     // No socket listens on this port.
@@ -293,7 +293,7 @@ fn the_next_server_is_asked_when_one_is_silent_or_unable() {
 }
 
 #[test]
-fn when_no_server_can_the_client_hears_of_it() {
+fn failure_of_all_servers_is_reported() {
     let (refuses, _heard) = upstream(|asked| vec![answer(asked, 0, ResponseCode::Refused)]);
     let (mute, _also_heard) = upstream(|asked| vec![[&asked[..2], &[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0]].concat()]);
     // A server that sends long replies and repeats no question.
@@ -315,7 +315,7 @@ fn when_no_server_can_the_client_hears_of_it() {
 }
 
 #[test]
-fn we_do_not_ask_ourselves() {
+fn the_resolver_never_queries_itself() {
     let address = free();
     // As a host does that has the resolver's address in its resolv.conf.
     let server = Server::start_at(address, &[address]);
@@ -325,7 +325,7 @@ fn we_do_not_ask_ourselves() {
 }
 
 #[test]
-fn a_flood_is_dropped_and_others_are_served() {
+fn a_flooding_pod_does_not_starve_others() {
     // It answers the last query only; all others stay in flight.
     let (address, heard) = upstream(|asked| match Message::from_vec(asked) {
         Ok(message) if message.queries[0].name().to_string() == "last.example." => {
@@ -386,7 +386,7 @@ fn connections_are_limited_per_pod() {
 }
 
 #[test]
-fn an_address_of_another_server_is_left_alone() {
+fn addresses_of_other_servers_are_not_taken() {
     for udp in [true, false] {
         let address = free();
         let (other, one_more) = (udp.then(|| StdUdp::bind(address).unwrap()), !udp);
@@ -401,7 +401,7 @@ fn an_address_of_another_server_is_left_alone() {
 }
 
 #[test]
-fn an_address_that_is_not_there_is_waited_for() {
+fn missing_addresses_are_bound_once_they_appear() {
     // An address for documentation, which no host has.
     let server = Server::start_at("192.0.2.77:5353".parse().unwrap(), &[]);
     let there = free();
@@ -413,7 +413,7 @@ fn an_address_that_is_not_there_is_waited_for() {
 }
 
 #[test]
-fn what_is_under_way_at_the_end_is_finished() {
+fn queries_in_flight_finish_at_shutdown() {
     let (go, wait) = mpsc::channel::<()>();
     let (address, heard) = upstream(move |asked| {
         wait.recv_timeout(DEADLINE).unwrap();

@@ -9,7 +9,7 @@ fn servers(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn servers_of_a_file() {
+fn nameserver_lines_are_parsed() {
     for (text, want) in [
         ("", &[][..]),
         ("nameserver 192.0.2.1\n", &["192.0.2.1:53"]),
@@ -35,7 +35,7 @@ fn servers_of_a_file() {
 }
 
 #[test]
-fn a_file_is_read_when_it_has_changed() {
+fn changed_files_are_reread() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("resolv.conf");
     let mut host = HostFile::new(&path);
@@ -58,7 +58,7 @@ fn a_file_is_read_when_it_has_changed() {
 }
 
 #[test]
-fn silent_servers_come_last_for_a_while() {
+fn unresponsive_servers_are_tried_last() {
     let all: Vec<SocketAddr> = ["1.1.1.1:53", "1.1.1.2:53", "1.1.1.3:53"].map(|text| text.parse().unwrap()).to_vec();
     let (mut silent, now) = (UnresponsiveServers::default(), Instant::now());
     assert_eq!(silent.order(&all, now), all);
@@ -73,7 +73,7 @@ fn silent_servers_come_last_for_a_while() {
 
 proptest! {
     #[test]
-    fn whatever_is_in_the_file(text in any::<String>(), lines in "(nameserver [0-9a-f:.%]{0,12}\n){0,5}") {
+    fn the_number_of_servers_is_limited(text in any::<String>(), lines in "(nameserver [0-9a-f:.%]{0,12}\n){0,5}") {
         prop_assert!(parse_servers(&text).count() <= MAX_SERVERS);
         prop_assert!(servers(&lines).len() <= MAX_SERVERS);
     }

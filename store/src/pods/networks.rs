@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(networks in vec(network(), 0..4)) {
+        fn networks_round_trip(networks in vec(network(), 0..4)) {
             let written = Networks::from_list(&networks).unwrap();
             prop_assert_eq!(written.read().unwrap(), networks.clone());
             prop_assert_eq!(written.is_empty(), networks.is_empty());
@@ -189,7 +189,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_panics(any in "\\PC{0,40}") {
+        fn parser_never_panics(any in "\\PC{0,40}") {
             let _ = Networks::from_text(&any).map(|it| it.read().is_ok() && it.summaries().is_ok());
         }
     }

@@ -34,7 +34,7 @@ fn running(store: &Store, id: PodId, image: &Digest) -> PodRow {
 }
 
 #[test]
-fn a_whole_life_and_its_events() {
+fn a_full_pod_life_records_every_event() {
     let home = Home::new();
     let (store, id) = (&home.store, pod_id(1));
     let image = image(store, "i", &["l"]);
@@ -88,7 +88,7 @@ fn a_whole_life_and_its_events() {
 }
 
 #[test]
-fn the_other_ends_of_a_life() {
+fn aborted_and_discarded_pods_record_their_end() {
     let home = Home::new();
     let (store, image) = (&home.store, image(&home.store, "i", &[]));
     let pod = store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
@@ -105,7 +105,7 @@ fn the_other_ends_of_a_life() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_changes_are_rejected_without_effect() {
     let home = Home::new();
     let (store, image) = (&home.store, image(&home.store, "i", &[]));
     let absent = store.insert_pod(&new_pod(pod_id(1), &digest("absent"), &["a"])).unwrap_err();
@@ -128,7 +128,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn of_many_that_want_one_step_exactly_one_makes_it() {
+fn exactly_one_of_concurrent_transitions_succeeds() {
     let home = Home::new();
     let image = image(&home.store, "i", &[]);
     let (begin, path) = (Barrier::new(8), home.path());
@@ -149,7 +149,7 @@ fn of_many_that_want_one_step_exactly_one_makes_it() {
 }
 
 #[test]
-fn the_sequence_has_no_gaps_whoever_writes() {
+fn concurrent_writers_leave_no_sequence_gaps() {
     let home = Home::new();
     let image = image(&home.store, "i", &[]);
     std::thread::scope(|scope| {
@@ -177,7 +177,7 @@ fn the_sequence_has_no_gaps_whoever_writes() {
 }
 
 #[test]
-fn pods_are_found() {
+fn pods_are_found_by_query_and_prefix() {
     let home = Home::new();
     let (store, other) = (&home.store, image(&home.store, "other", &[]));
     let image = image(store, "i", &[]);
@@ -208,7 +208,7 @@ fn pods_are_found() {
 }
 
 #[test]
-fn images_are_named_found_and_removed_unless_in_use() {
+fn images_in_use_are_not_removed() {
     let home = Home::new();
     let store = &home.store;
     let (one, two) = (image(store, "app", &["l"]), image(store, "two", &["l", "m"]));
@@ -253,7 +253,7 @@ fn images_are_named_found_and_removed_unless_in_use() {
 }
 
 #[test]
-fn an_image_is_not_committed_without_its_parts() {
+fn images_with_missing_parts_are_not_committed() {
     let home = Home::new();
     let store = &home.store;
     let (_locks, refs) = layers(store, &["l"]);
@@ -277,7 +277,7 @@ fn an_image_is_not_committed_without_its_parts() {
 }
 
 #[test]
-fn with_a_full_disk_removing_still_works() {
+fn removal_works_on_a_full_disk() {
     let home = Home::new();
     let (store, image) = (&home.store, image(&home.store, "i", &["l", "m"]));
     let pod = store.insert_pod(&new_pod(pod_id(2000), &image, &["a"])).unwrap();
@@ -334,7 +334,7 @@ proptest! {
 
     /// Every phase and app state is read as it was written, whatever the numbers and texts in it.
     #[test]
-    fn rows_survive_the_database(
+    fn pod_rows_round_trip(
         app in any_app(), at: i64, pid: u32, ticks in 0..u64::MAX / 2, code: i32, reason: String, label: String,
     ) {
         let home = Home::new();
@@ -361,7 +361,7 @@ proptest! {
 }
 
 #[test]
-fn what_a_pod_got_stays_to_its_end() {
+fn networks_of_a_pod_are_kept_until_deletion() {
     let home = Home::new();
     let (store, id) = (&home.store, pod_id(1));
     let image = image(store, "i", &[]);

@@ -13,7 +13,7 @@ fn sql(home: &Home, text: &str) {
 }
 
 #[test]
-fn each_damage_is_found() {
+fn every_kind_of_damage_is_detected() {
     let rows: [(&str, Damage, Severity); 14] = [
         (
             "directory of layer",
@@ -65,7 +65,7 @@ fn each_damage_is_found() {
 }
 
 #[test]
-fn damaged_pages_are_found() {
+fn damaged_pages_are_detected() {
     let home = Home::new();
     for n in 0..50 {
         image(&home.store, &format!("image {n}"), &[]);

@@ -92,7 +92,7 @@ fn number(row: &PodRow) -> u128 {
 }
 
 #[test]
-fn pods_by_each_field() {
+fn pods_are_filtered_by_each_field() {
     let (home, one, two) = ten();
     let f = PodFilter::default;
     let states = |phases: &[&'static str]| PodFilter { phases: phases.to_vec(), ..f() };
@@ -174,7 +174,7 @@ fn pods_by_each_field() {
 
 /// Pods that were started: running, exited, garbage that ran. Names are those of their networks, or the host's.
 #[test]
-fn pods_by_network() {
+fn pods_are_filtered_by_network() {
     let (home, ..) = ten();
     let rows: [(&[&str], &[u128]); 10] = [
         (&["host"], &[6]),
@@ -195,7 +195,7 @@ fn pods_by_network() {
 }
 
 #[test]
-fn pods_by_any_of_several_filters() {
+fn a_pod_may_match_any_filter() {
     let (home, ..) = ten();
     let state = |phase| PodFilter { phases: vec![phase], ..PodFilter::default() };
     let app = |name: &str| PodFilter { app_names: vec![name.parse().unwrap()], ..PodFilter::default() };
@@ -212,7 +212,7 @@ fn pods_by_any_of_several_filters() {
 }
 
 #[test]
-fn pods_by_their_cgroups() {
+fn pods_are_filtered_by_cgroup() {
     let (home, ..) = ten();
     let all = PodFilter::default();
     let at = |running: &[u128], not_running| CgroupCondition {
@@ -237,7 +237,7 @@ fn pods_by_their_cgroups() {
 
 /// As many filters and values as a caller may send, and then some.
 #[test]
-fn many_filters_and_many_values() {
+fn many_filters_and_values_are_accepted() {
     let (home, one, _) = ten();
     let many = |n: u128| PodFilter {
         ids: (1..=40).map(|i| pod_id(n * 100 + i)).collect(),
@@ -262,7 +262,7 @@ fn many_filters_and_many_values() {
 
 /// SQLite's plan for a filter: it reads no row of a pod that an index did not point to.
 #[test]
-fn indexes_answer_what_they_can() {
+fn filters_use_indexes() {
     let (home, one, _) = ten();
     let f = PodFilter::default;
     let id = || vec![pod_id(5)];
@@ -317,7 +317,7 @@ fn plan(store: &Store, text: &str, values: impl rusqlite::Params) -> Vec<String>
 }
 
 #[test]
-fn both_ways_to_ask_agree() {
+fn filter_and_query_forms_agree() {
     let (home, one, two) = ten();
     let ids = |query: &PodQuery| home.store.pods(query).unwrap().iter().map(number).collect::<Vec<_>>();
     for phase in Phase::NAMES {
@@ -331,7 +331,7 @@ fn both_ways_to_ask_agree() {
 
 /// Rows select the candidate images: by ids and times. Times are to the second, strictly.
 #[test]
-fn images_by_ids_and_times() {
+fn images_are_filtered_by_id_and_time() {
     const SECOND: i64 = 1_000_000_000;
     let home = Home::new();
     let store = &home.store;

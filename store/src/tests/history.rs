@@ -20,7 +20,7 @@ fn history(store: &Store, events: &[(EventKind, i64)]) {
 const SECOND: i64 = 1_000_000_000;
 
 #[test]
-fn a_time_that_was_told_late_hides_no_gap() {
+fn late_timestamps_do_not_hide_gaps() {
     use EventKind::{PodExited, PodGarbageCollected, PodStarted};
     let home = Home::new();
     // Ends that happened long ago were noticed after the start at 50; then, at 60, a pod was removed.
@@ -45,7 +45,7 @@ proptest::proptest! {
 
     /// Whatever the clock does, a reader of events younger than the last one it has seen misses none.
     #[test]
-    fn times_rise_with_numbers(clock in proptest::collection::vec(-100i64..100, 1..8)) {
+    fn event_times_never_decrease(clock in proptest::collection::vec(-100i64..100, 1..8)) {
         let home = Home::new();
         for (n, &at) in clock.iter().enumerate() {
             home.store.stop_clock(Timestamp(at));
@@ -64,7 +64,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_time_is_found_by_the_index() {
+fn queries_by_time_use_the_index() {
     let home = Home::new();
     // As the second format has it.
     home.store.conn.execute_batch("CREATE INDEX IF NOT EXISTS event_at ON event (at)").unwrap();
@@ -74,7 +74,7 @@ fn a_time_is_found_by_the_index() {
 }
 
 #[test]
-fn trimming_goes_by_pieces_that_let_writers_in() {
+fn trimming_yields_to_writers() {
     let home = Home::new();
     let image = image(&home.store, "i", &[]);
     history(&home.store, &vec![(EventKind::PodStarted, 1); 20_000]);
@@ -98,7 +98,7 @@ fn trimming_goes_by_pieces_that_let_writers_in() {
 }
 
 #[test]
-fn a_trim_that_was_cut_short_has_told_of_what_is_gone() {
+fn an_interrupted_trim_reports_the_gap() {
     let home = Home::new();
     history(&home.store, &vec![(EventKind::PodStarted, 1); 12_000]);
     // Fails at the second piece, as a kill would end it there.

@@ -36,7 +36,7 @@ fn of_fixture(fixture: &str) -> (tempfile::TempDir, std::path::PathBuf) {
 }
 
 #[test]
-fn a_new_store_is_ours_alone_and_is_there_the_next_time() {
+fn a_new_store_is_private_and_persistent() {
     let home = Home::new();
     for dir in ["", "pods", "trees", "blobs", "tmp", "locks", "backups"] {
         let mode = fs::metadata(home.path().join(dir)).unwrap().permissions().mode();
@@ -51,7 +51,7 @@ fn a_new_store_is_ours_alone_and_is_there_the_next_time() {
 
 /// A process that opens the database while another creates it sees none of it or all.
 #[test]
-fn several_open_what_one_of_them_is_making() {
+fn opening_during_creation_sees_all_or_nothing() {
     for _ in 0..20 {
         let dir = tempfile::tempdir().unwrap();
         let layout = crate::Layout::new(dir.path());
@@ -78,7 +78,7 @@ fn refused(dir: &std::path::Path) -> String {
 }
 
 #[test]
-fn directories_others_could_write_to_are_refused() {
+fn directories_writable_by_others_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     for mode in [0o777, 0o755, 0o710] {
@@ -118,7 +118,7 @@ fn parents_may_be_symbolic_links() {
 }
 
 #[test]
-fn reading_makes_nothing_and_writes_nothing() {
+fn read_only_open_creates_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let absent = Store::open_read_only(&data).unwrap_err();
@@ -135,7 +135,7 @@ fn reading_makes_nothing_and_writes_nothing() {
 }
 
 #[test]
-fn what_is_not_our_database_is_refused_with_a_word_on_what_to_do() {
+fn foreign_databases_are_refused_with_advice() {
     let change = |sql: &str| {
         let home = Home::new();
         home.store.conn.execute_batch(sql).unwrap();
@@ -159,7 +159,7 @@ fn what_is_not_our_database_is_refused_with_a_word_on_what_to_do() {
 }
 
 #[test]
-fn the_steps_make_the_schema_of_the_fixture() {
+fn migrations_produce_the_schema_of_the_fixture() {
     let schema = |conn: &Connection| -> Vec<(String, String)> {
         let mut all = conn.prepare("SELECT name, coalesce(sql, '') FROM sqlite_schema ORDER BY name").unwrap();
         all.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().collect::<Result<_, _>>().unwrap()
@@ -212,7 +212,7 @@ fn format_1_is_read() {
 }
 
 #[test]
-fn a_migration_makes_a_backup_first_and_programs_of_the_old_format_refuse_the_new_one() {
+fn migration_backs_up_and_locks_out_old_programs() {
     let (_dir, data) = of_fixture(V1);
     let mut steps = [STEPS, &[STEP_TO_FORMAT_2]].concat();
     let extra = |store: &Store| -> String {
@@ -241,7 +241,7 @@ fn a_migration_makes_a_backup_first_and_programs_of_the_old_format_refuse_the_ne
 }
 
 #[test]
-fn a_migration_that_fails_leaves_the_old_format() {
+fn a_failed_migration_keeps_the_old_format() {
     let (_dir, data) = of_fixture(V1);
     let steps = [STEPS, &[STEP_TO_FORMAT_2, "this is no SQL"]].concat();
     assert!(Store::open_as(&data, boot("new"), &steps).is_err());
@@ -265,7 +265,7 @@ fn migrate_until_killed() {
 }
 
 #[test]
-fn a_migration_that_is_killed_leaves_the_old_format() {
+fn a_killed_migration_keeps_the_old_format() {
     let (_dir, data) = of_fixture(V1);
     let test = std::env::current_exe().unwrap();
     let mut child = std::process::Command::new(test)
@@ -291,7 +291,7 @@ fn a_migration_that_is_killed_leaves_the_old_format() {
 }
 
 #[test]
-fn at_a_new_boot_numbers_jump_once_and_never_back() {
+fn sequence_jumps_ahead_once_per_boot() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let open = |name: &str| Store::open_as(&data, boot(name), STEPS).unwrap();
@@ -311,7 +311,7 @@ fn at_a_new_boot_numbers_jump_once_and_never_back() {
 
 /// After a power cut the rows of collected layers are back, their directories are not.
 #[test]
-fn a_new_boot_knows_that_removals_may_have_been_cut_short() {
+fn removals_interrupted_by_power_loss_are_detected() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let open = |name: &str| Store::open_as(&data, boot(name), STEPS).unwrap();
@@ -365,7 +365,7 @@ fn a_database_that_lost_commits_is_refused() {
 
 /// A database created in the place of another gives no number twice.
 #[test]
-fn a_new_database_goes_on_with_the_numbers_of_the_old_one() {
+fn a_new_database_continues_the_sequence() {
     let home = Home::new();
     image(&home.store, "one", &[]);
     let path = home.path();
@@ -379,7 +379,7 @@ fn a_new_database_goes_on_with_the_numbers_of_the_old_one() {
 }
 
 #[test]
-fn many_may_make_the_store_at_once() {
+fn concurrent_creation_of_a_store_succeeds() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     std::thread::scope(|scope| {

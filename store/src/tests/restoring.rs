@@ -81,7 +81,7 @@ fn sql(data: &Path, text: &str) {
 }
 
 #[test]
-fn each_damage_is_seen_and_restored() {
+fn every_kind_of_damage_is_restored() {
     for (row, (hit, want)) in HITS.into_iter().enumerate() {
         let (_dir, data, next) = kept();
         hit(&data);
@@ -111,7 +111,7 @@ fn each_damage_is_seen_and_restored() {
 }
 
 #[test]
-fn commands_refuse_what_is_damaged_and_make_nothing_new() {
+fn commands_refuse_a_damaged_database() {
     for (row, (hit, _)) in HITS.into_iter().enumerate().take(7) {
         let (_dir, data, _) = kept();
         hit(&data);
@@ -126,7 +126,7 @@ fn commands_refuse_what_is_damaged_and_make_nothing_new() {
 }
 
 #[test]
-fn what_is_not_damage_is_not_restored() {
+fn foreign_and_unfinished_databases_are_not_restored() {
     let (_dir, data, _) = kept();
     let home = crate::DataDir::open(&data).unwrap();
     assert_eq!(home.damage().unwrap(), None);
@@ -143,7 +143,7 @@ fn what_is_not_damage_is_not_restored() {
 }
 
 #[test]
-fn the_newest_good_backup_of_a_known_format_is_taken() {
+fn the_newest_valid_backup_is_restored() {
     let (_dir, data, _) = kept();
     let at = |name: &str| data.join("backups").join(name);
     let good = backups(&crate::Layout::new(&data)).unwrap().remove(0);
@@ -169,7 +169,7 @@ fn sql_in(path: &Path, text: &str) {
 }
 
 #[test]
-fn without_a_backup_an_empty_one_takes_its_place() {
+fn without_a_backup_an_empty_database_is_created() {
     let (_dir, data, next) = kept();
     fs::remove_dir_all(data.join("backups")).unwrap();
     overwrite(&data, 0, &garbage(100));
@@ -182,7 +182,7 @@ fn without_a_backup_an_empty_one_takes_its_place() {
 }
 
 #[test]
-fn a_restore_that_fails_leaves_everything_as_it_was() {
+fn a_failed_restore_changes_nothing() {
     let (_dir, data, _) = kept();
     overwrite(&data, 0, &garbage(100));
     let before = fs::read(data.join("gantry.db")).unwrap();
@@ -196,7 +196,7 @@ fn a_restore_that_fails_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn who_had_the_damaged_database_open_is_refused() {
+fn handles_on_the_damaged_database_are_refused() {
     let (_dir, data, _) = kept();
     let old = Store::open(&data).unwrap();
     assert!(old.is_current().unwrap());
@@ -217,7 +217,7 @@ fn who_had_the_damaged_database_open_is_refused() {
 
 /// A replaced database does not know all references: objects that its successor knows stay.
 #[test]
-fn who_had_the_damaged_database_open_sweeps_nothing() {
+fn handles_on_the_damaged_database_collect_nothing() {
     let (_dir, data, _) = kept();
     let old = Store::open(&data).unwrap();
     let home = crate::DataDir::open(&data).unwrap();
@@ -238,7 +238,7 @@ fn who_had_the_damaged_database_open_sweeps_nothing() {
 /// A reader of events since a time is notified of the lost ones, although rows made from directories have events with
 /// older times.
 #[test]
-fn old_times_of_adopted_rows_hide_no_gap() {
+fn adopted_rows_do_not_hide_gaps() {
     const SECOND: i64 = 1_000_000_000;
     let (_dir, data, _) = kept();
     let home = crate::DataDir::open(&data).unwrap();
@@ -262,7 +262,7 @@ fn old_times_of_adopted_rows_hide_no_gap() {
 }
 
 #[test]
-fn numbers_stay_above_every_one_that_is_known() {
+fn a_restore_continues_above_every_known_sequence() {
     let (_dir, data, _) = kept();
     let given = 9_000_000_000_000_000;
     sql(&data, &format!("UPDATE state SET next_seq = {given}"));
@@ -274,7 +274,7 @@ fn numbers_stay_above_every_one_that_is_known() {
 }
 
 #[test]
-fn while_it_is_served_read_only_nobody_writes() {
+fn a_database_closed_for_writing_rejects_writes() {
     let home = Home::new();
     let id = image(&home.store, "i", &[]);
     let keeper = crate::DataDir::open(&home.path()).unwrap();
@@ -289,7 +289,7 @@ fn while_it_is_served_read_only_nobody_writes() {
 }
 
 #[test]
-fn backups_are_made_when_due_and_three_of_each_kind_are_kept() {
+fn backups_are_due_by_age_and_rotated() {
     let home = Home::new();
     let timed = || backups(home.store.layout()).unwrap();
     let first = home.store.back_up_if_due(NEVER_OLD).unwrap().unwrap();
@@ -322,7 +322,7 @@ fn backups_are_made_when_due_and_three_of_each_kind_are_kept() {
 }
 
 #[test]
-fn writers_are_not_held_up_and_the_copy_is_one_moment() {
+fn backups_are_consistent_and_do_not_block_writers() {
     let home = Home::new();
     let image = image(&home.store, "i", &[]);
     let (path, store) = (home.path(), home.another());
@@ -347,7 +347,7 @@ fn writers_are_not_held_up_and_the_copy_is_one_moment() {
 }
 
 #[test]
-fn a_damaged_database_pushes_no_good_backup_out() {
+fn a_damaged_database_evicts_no_good_backup() {
     let (_dir, data, _) = kept();
     let layout = crate::Layout::new(&data);
     let before = backups(&layout).unwrap();
@@ -361,7 +361,7 @@ fn a_damaged_database_pushes_no_good_backup_out() {
 
 /// Damage that the check of the whole file does not detect, because every page is in order.
 #[test]
-fn rows_that_cannot_be_read_get_into_no_backup_and_out_of_none() {
+fn unreadable_rows_invalidate_a_backup() {
     let wrong = "PRAGMA ignore_check_constraints = ON; PRAGMA foreign_keys = OFF; ";
     for change in [
         "UPDATE pod SET net = 'x,x'",
@@ -410,7 +410,7 @@ fn of_two_boots() -> (tempfile::TempDir, std::path::PathBuf, u64) {
 }
 
 #[test]
-fn a_wal_that_is_lost_soon_after_the_boot_is_missed() {
+fn a_wal_lost_after_boot_is_detected() {
     let lose: [Hit; 5] = [
         |data| fs::write(data.join("gantry.db-wal"), garbage(50_000)).unwrap(),
         |data| ["gantry.db-wal", "gantry.db-shm"].iter().for_each(|name| fs::remove_file(data.join(name)).unwrap()),
@@ -431,7 +431,7 @@ fn a_wal_that_is_lost_soon_after_the_boot_is_missed() {
 
 /// SQLite creates a new WAL index when the database is first read; a restore may be killed or fail after that.
 #[test]
-fn a_short_wal_stays_damage_until_it_is_restored() {
+fn a_short_wal_counts_as_damage_until_restored() {
     let (_dir, data, _) = of_two_boots();
     fs::remove_file(data.join("gantry.db-wal")).unwrap();
     let home = crate::DataDir::open(&data).unwrap();
@@ -446,7 +446,7 @@ fn a_short_wal_stays_damage_until_it_is_restored() {
 }
 
 #[test]
-fn what_a_power_cut_took_back_is_no_damage() {
+fn commits_lost_to_power_loss_are_not_damage() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let store = Store::open_as(&data, BootId("an earlier one".into()), STEPS).unwrap();
@@ -458,7 +458,7 @@ fn what_a_power_cut_took_back_is_no_damage() {
 }
 
 #[test]
-fn what_cannot_be_tidied_after_a_restore_does_not_undo_it() {
+fn failed_clean_up_does_not_undo_a_restore() {
     let (_dir, data, _) = kept();
     overwrite(&data, 0, &garbage(100));
     let home = crate::DataDir::open(&data).unwrap();
@@ -474,7 +474,7 @@ fn what_cannot_be_tidied_after_a_restore_does_not_undo_it() {
 
 /// No record may have the numbers since a restore: the clock was ahead, and the new database is damaged too.
 #[test]
-fn numbers_stay_above_those_of_the_restore_before() {
+fn repeated_restores_continue_the_sequence() {
     let (_dir, data, _) = kept();
     overwrite(&data, 0, &garbage(100));
     let home = crate::DataDir::open(&data).unwrap();
@@ -489,7 +489,7 @@ fn numbers_stay_above_those_of_the_restore_before() {
 }
 
 #[test]
-fn what_the_wal_still_has_is_not_given_up() {
+fn commits_in_an_intact_wal_are_kept() {
     let (_dir, data, _) = of_two_boots();
     let store = Store::open(&data).unwrap();
     let image = store.images().unwrap().remove(0).id;
@@ -513,7 +513,7 @@ fn what_the_wal_still_has_is_not_given_up() {
 }
 
 #[test]
-fn what_was_lost_is_kept_for_a_while() {
+fn lost_pods_are_kept_for_a_period() {
     let home = Home::new();
     let store = &home.store;
     let lock = store.make_pod_dir(pod_id(1)).unwrap();
@@ -526,7 +526,7 @@ fn what_was_lost_is_kept_for_a_while() {
 }
 
 #[test]
-fn the_age_of_a_lost_pod_is_its_stamp() {
+fn lost_pods_are_dated_by_their_name() {
     let home = Home::new();
     let store = &home.store;
     let lock = store.make_pod_dir(pod_id(1)).unwrap();

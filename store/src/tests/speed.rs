@@ -10,7 +10,7 @@ use super::*;
 use crate::PodWhere;
 
 #[test]
-fn speed() {
+fn cost_of_each_operation() {
     let home = Home::new();
     let image = image(&home.store, "i", &[]);
     for n in 0..200 {

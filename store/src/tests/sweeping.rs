@@ -11,7 +11,7 @@ fn trees(home: &Home) -> usize {
 }
 
 #[test]
-fn a_sweep_takes_what_nobody_needs_and_only_that() {
+fn only_unreferenced_objects_are_collected() {
     let home = Home::new();
     let store = &home.store;
     let kept = image(store, "kept", &["base", "kept"]);
@@ -41,7 +41,7 @@ fn a_sweep_takes_what_nobody_needs_and_only_that() {
 
 /// A running pod whose row was lost: no row names the layers it uses.
 #[test]
-fn layers_stay_while_a_pod_runs_that_nobody_knows() {
+fn layers_of_unrecorded_running_pods_are_kept() {
     let home = Home::new();
     let store = &home.store;
     let gone = image(store, "gone", &["base", "gone"]);
@@ -64,7 +64,7 @@ fn layers_stay_while_a_pod_runs_that_nobody_knows() {
 }
 
 #[test]
-fn a_killed_stager_is_swept_and_a_live_one_is_not() {
+fn only_staging_directories_of_dead_writers_are_collected() {
     let home = Home::new();
     let store = &home.store;
     let lock = store.lock_layer(&digest("l"), DEADLINE, &mut || {}).unwrap();
@@ -104,7 +104,7 @@ fn the_tree_of_a_killed_committer_is_replaced() {
 }
 
 #[test]
-fn one_at_a_time_works_on_a_layer() {
+fn layer_locks_are_exclusive() {
     let home = Home::new();
     let (trees, chain) = (home.store.trees(), digest("l"));
     let lock = trees.lock_layer(&chain, DEADLINE, &mut || panic!("nobody has it")).unwrap();
@@ -154,7 +154,7 @@ fn layers_that_do_not_fit_are_not_committed() {
 }
 
 #[test]
-fn a_pod_directory_is_somebodys_as_long_as_it_is_locked() {
+fn a_locked_pod_directory_has_an_owner() {
     let home = Home::new();
     let (store, id) = (&home.store, pod_id(1));
     assert!(matches!(store.try_lock_pod(id).unwrap(), PodState::Absent));

@@ -22,7 +22,7 @@ fn with_volume(n: u128, image: &Digest, volume: &str) -> NewPod {
 }
 
 #[test]
-fn a_volume_stays_while_a_pod_refers_to_it() {
+fn volumes_in_use_are_kept() {
     let (home, image) = home();
     let (store, data) = (&home.store, name("data"));
     let labels = [("k".to_owned(), "v".to_owned())].into();
@@ -53,7 +53,7 @@ fn a_volume_stays_while_a_pod_refers_to_it() {
 
 /// Recovery after a kill or a power cut at each step.
 #[test]
-fn what_was_interrupted_is_finished() {
+fn interrupted_operations_are_completed() {
     let (home, image) = home();
     let (store, data) = (&home.store, name("data"));
     let labels: BTreeMap<String, String> = [("k".to_owned(), "v".to_owned())].into();
@@ -96,7 +96,7 @@ fn what_was_interrupted_is_finished() {
 }
 
 #[test]
-fn a_sweep_leaves_a_directory_that_is_being_deleted() {
+fn collection_skips_directories_being_deleted() {
     let home = Home::new();
     let (store, data) = (&home.store, name("data"));
     store.create_volume(&data, &BTreeMap::new()).unwrap();
@@ -117,7 +117,7 @@ fn a_sweep_leaves_a_directory_that_is_being_deleted() {
 }
 
 #[test]
-fn settling_for_a_list_does_not_wait_for_the_lock() {
+fn listing_does_not_wait_for_the_lock() {
     let home = Home::new();
     let (store, data) = (&home.store, name("data"));
     store.create_volume(&data, &BTreeMap::new()).unwrap();
@@ -135,7 +135,7 @@ fn settling_for_a_list_does_not_wait_for_the_lock() {
 
 /// The backup was made during the removal of a volume; another of the same name was made after it.
 #[test]
-fn a_restore_keeps_a_volume_that_the_backup_has_as_being_removed() {
+fn a_restore_keeps_volumes_recreated_since_the_backup() {
     let home = Home::new();
     let (store, data, gone) = (&home.store, name("data"), name("gone"));
     let labels: BTreeMap<String, String> = [("k".to_owned(), "new".to_owned())].into();

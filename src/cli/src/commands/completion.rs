@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn bash_offers_the_candidates() {
+    fn bash_script_offers_candidates() {
         for (line, want) in [
             ("gantry l", "list label="),
             ("gantry run --net=", "lan wan"),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn global_flags_of_the_line_are_used() {
+    fn global_flags_of_the_line_are_parsed() {
         let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let found = globals(&words("--dir /x list --config=/y --debug"));
         assert_eq!((found.dir, found.config), (Some("/x".into()), Some("/y".into())));

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_have_the_types_of_other_documents() {
+    fn event_data_has_typed_json_values() {
         let data = [("exit_code", "137"), ("oom", "true"), ("reason", "1"), ("size", "big")];
         let event = event(EventKind::AppExited, POD, "a", &data);
         let json = serde_json::to_string(&EventDataJson(&event.event.data)).unwrap();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_keeps_its_distance() {
+    fn long_names_are_separated_from_data() {
         let name = "127.0.0.1:5000/some/long/repository:bookworm";
         let imported = event(EventKind::ImageImported, &format!("sha256:{}", "ab".repeat(32)), name, &[("size", "1")]);
         assert!(row(&imported, false).ends_with(&format!("{name}  size=1\n")), "{}", row(&imported, false));
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_the_table() {
+    fn events_are_rendered_as_rows() {
         let digest = format!("sha256:{}", "ab".repeat(32));
         let exited = event(EventKind::PodExited, POD, POD, &[("exit_code", "3"), ("reason", "app a failed")]);
         let want = format!(

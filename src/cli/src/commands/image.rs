@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_of_80_columns_is_enough() {
+    fn the_table_fits_80_columns() {
         let output = Output { format: OutputFormat::Table, no_legend: false, full: false, quiet: false };
         let digest = format!("registry.example:5000/team/product@sha256:{}", "cd".repeat(32));
         let images = [row(&["registry.example:5000/a/rather/long/name/of/an/image:v1.2.3", &digest])];
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn images_as_a_table_and_as_json() {
+    fn images_are_rendered_as_table_and_json() {
         let output = Output { format: OutputFormat::Table, no_legend: false, full: false, quiet: false };
         let mut out = Vec::new();
         let images = [row(&["docker.io/library/alpine:3", "x\n:1"]), row(&[])];

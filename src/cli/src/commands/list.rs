@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_as_a_table() {
+    fn pods_are_rendered_as_a_table() {
         let want = "UUID      APP  IMAGE NAME     STATE             CREATED       NETWORKS  PORTS\n\
                     6733c088  a    evil\\u{1b}[2J  exited (139)/(0)  1 minute ago  none\n          \
                     b    evil\\u{1b}[2J  exited (139)\n";
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_fits_a_terminal() {
+    fn tables_fit_the_terminal() {
         let mut row = ended();
         row.apps[0].image_name = "registry.example:5000/a/very/long/name/of/an/image:1.2.3".into();
         let text = written(row, false, Some(80));
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_images() {
+    fn image_names_are_shortened() {
         let id: ImageId = format!("sha256:{}", "ab".repeat(32)).parse().unwrap();
         let names: ImageNames = [(id.clone(), "docker.io/library/nginx:1".to_owned())].into();
         for (name, want) in [
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_have_every_documented_field() {
+    fn templates_support_every_documented_field() {
         use clap::Args as _;
         let row = ended();
         let fields = PodFields::from_row(&row, Timestamp(61_000_000_000)).unwrap();
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn phases_are_the_models() {
+    fn every_phase_name_is_accepted() {
         for name in Phase::NAMES {
             assert_eq!(phase(name), Ok(name));
         }

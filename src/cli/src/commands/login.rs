@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_edited_as_it_is_typed() {
+    fn typed_secrets_can_be_edited() {
         for (keys, want) in [
             (&b"secret\r"[..], Some("secret")),
             (b"sx\x7fecret\n", Some("secret")),

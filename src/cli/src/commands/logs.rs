@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters() {
+    fn filters_are_parsed() {
         let web: AppName = "web".parse().unwrap();
         let (app, out, err) = (Condition::App(web), Condition::Stderr(false), Condition::Stderr(true));
         for (text, want) in [("app=web", Some(app)), ("stream=stdout", Some(out)), ("stream=stderr", Some(err))] {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn documents() {
+    fn lines_are_rendered_as_json() {
         let app = "web".parse().unwrap();
         let at = gantry_model::Timestamp(1_500_000_000);
         let mut documents = JsonLines::default();

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_as_a_table() {
+    fn networks_are_rendered_as_a_table() {
         let mut out = Vec::new();
         table(&mut out, &networks(), true, None).unwrap();
         let want = "NAME     SOURCE                     TYPE            SUBNETS        PODS  PROBLEM\n\
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_of_the_fields_are_a_promise() {
+    fn json_field_names_are_stable() {
         let [mut network, ..] = networks();
         let pods = attachments(&network);
         let json = serde_json::to_string(&NetworkJson::from_network(&network, &pods)).unwrap();
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reload_says() {
+    fn reload_reports_the_number_of_pods() {
         assert_eq!(reloaded(0), "reloaded: no running pod needs firewall rules");
         assert!(reloaded(1).contains("1 running pod are") && reloaded(2).contains("2 running pods are"));
     }

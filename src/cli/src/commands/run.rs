@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_networks_of_a_prepared_pod() {
+    fn net_flags_of_run_prepared_are_parsed() {
         let rows = [
             ("12", None),
             ("--net 12", Some("default")),

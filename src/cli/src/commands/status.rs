@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_ended() {
+    fn status_of_an_ended_pod() {
         let mut out = Vec::new();
         write_status(&mut out, &crate::render::pod::tests::ended(), "none", &[]).unwrap();
         let want = "state=exited\ncreated=1970-01-01T00:00:00.000000000Z\nstarted=1970-01-01T00:00:01.000000000Z\n\
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_runs() {
+    fn status_of_a_running_pod() {
         use gantry_model::{BootId, Phase, Process, Timestamp};
         let supervisor = Process { pid: 7, start_ticks: 1, boot: BootId("b".into()) };
         let row = PodRow {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn waits() {
+    fn wait_flags_are_parsed() {
         for (text, want) in [("true", Wait::Forever), ("false", Wait::No), ("2s", Wait::For(Duration::from_secs(2)))] {
             assert_eq!(parse_wait(text), Ok(want));
         }

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn graces() {
+    fn grace_periods_are_parsed() {
         for (text, want) in [("10", 10), ("0", 0), ("90s", 90), ("2m", 120), ("99999999999", 31_536_000)] {
             assert_eq!(parse_duration(text), Ok(Duration::from_secs(want)), "{text}");
         }

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_as_a_table() {
+    fn volumes_are_rendered_as_a_table() {
         let row = |name: &str, pods: &[&str]| VolumeRow {
             name: name.parse().unwrap(),
             created: Timestamp(0),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_have_names() {
+    fn labels_require_a_name() {
         assert_eq!(label("a=b=c"), Ok(("a".into(), "b=c".into())));
         assert!(label("=b").is_err() && label("a").is_err());
     }

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms() {
+    fn words_are_classified_by_form() {
         let kind = |word: &str| classify(word, Separator::None);
         for word in [
             "docker://sh",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_with_a_separator() {
+    fn separators_are_inserted_and_quoted() {
         let words: Vec<String> = ["-it", "busybox", "sh", "-c", "echo 'hi'"].map(str::to_owned).into();
         assert_eq!(with_separator("run", &words, 2), r"gantry run -it busybox -- sh -c 'echo '\''hi'\'''");
         let many: Vec<String> = "a b c d e f".split(' ').map(str::to_owned).collect();

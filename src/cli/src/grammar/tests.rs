@@ -44,7 +44,7 @@ fn spec(line: &str) -> PodSpec {
 type App<'a> = (&'a str, &'a str, &'a [&'a str]);
 
 #[test]
-fn images_and_their_arguments() {
+fn images_get_their_arguments() {
     let rows: &[(&str, &[App<'_>])] = &[
         ("alpine", &[("alpine", "alpine", &[])]),
         ("docker://a/b:1", &[("b", "docker://a/b:1", &[])]),
@@ -70,7 +70,7 @@ fn images_and_their_arguments() {
 }
 
 #[test]
-fn app_flags_bind_to_the_image_before_them_or_to_all() {
+fn app_flags_bind_to_the_preceding_image() {
     let pod = spec("--memory=1Gi -e A=all -u 7 a --memory 64Mi -e A=one -e B b --environment=B=2 -e KNOWN");
     let [a, b] = &pod.apps[..] else { panic!("two apps") };
     assert_eq!((a.options.limits.memory, b.options.limits.memory), (Some(64 << 20), Some(1 << 30)));
@@ -82,7 +82,7 @@ fn app_flags_bind_to_the_image_before_them_or_to_all() {
 }
 
 #[test]
-fn values_stand_behind_a_sign_or_a_space_and_short_flags_in_clusters() {
+fn flag_values_and_short_clusters_are_parsed() {
     for line in
         ["-itd -w/x a", "-i -t -d --workdir=/x a", "--interactive -d a --working-dir /x", "-di a -tw /x", "-itdw=/x a"]
     {
@@ -99,7 +99,7 @@ fn values_stand_behind_a_sign_or_a_space_and_short_flags_in_clusters() {
 }
 
 #[test]
-fn pod_flags_stand_anywhere() {
+fn pod_flags_are_accepted_anywhere() {
     let request = parsed("a --net=host --hostname h b --rm -q --pull=always --uuid-file-save /u -l k=v").unwrap();
     assert_eq!((request.spec.net, request.spec.hostname.as_deref()), (Some(NetMode::Host), Some("h")));
     assert!(request.options.remove && request.options.quiet);
@@ -115,7 +115,7 @@ fn pod_flags_stand_anywhere() {
 }
 
 #[test]
-fn volumes_and_mounts() {
+fn volumes_and_mounts_are_parsed() {
     let pod = spec(
         "--volume data,kind=host,source=/srv,readOnly=true --volume t,kind=empty,mode=1777 a --mount volume=data,target=/d",
     );
@@ -140,7 +140,7 @@ fn volumes_and_mounts() {
 }
 
 #[test]
-fn volumes_that_outlive_pods() {
+fn named_volumes_are_parsed() {
     let volume = |name: &str| VolumeKind::Named { volume: name.parse().unwrap() };
     let pod = spec("-v pg_data:/x:ro a -v pg_data:/y -v /own b -v data:/z --mount type=volume,source=data,target=/w");
     let kinds: Vec<_> = pod.volumes.iter().map(|volume| (volume.name.as_str(), volume.kind.clone())).collect();
@@ -164,7 +164,7 @@ fn volumes_that_outlive_pods() {
 }
 
 #[test]
-fn limits_and_isolation() {
+fn limits_and_isolation_flags_are_parsed() {
     let pod =
         spec("a -m 64m --cpus 0.5 --pids-limit=9 --cpu-shares 512 --read-only --oom-score-adj=-5 --stop-signal INT");
     let app = &pod.apps[0];
@@ -184,7 +184,7 @@ fn limits_and_isolation() {
 }
 
 #[test]
-fn capabilities() {
+fn capability_flags_are_parsed() {
     let names = |line: &str| spec(line).apps[0].capabilities.names();
     let set = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
     assert_eq!(names("a --caps-retain=CAP_KILL,net_raw"), set(&["CAP_KILL", "CAP_NET_RAW"]));
@@ -264,7 +264,7 @@ fn errors_name_the_flag_and_the_value() {
 }
 
 #[test]
-fn hostile_words_are_escaped_in_messages() {
+fn errors_escape_hostile_words() {
     for word in ["--\u{1b}[2J", "--memory=\u{1b}[2J", "-\u{1b}", "http://\u{1b}", "--net=\u{1b}", "-p\u{1b}:80"] {
         let words = [word.to_owned(), "a".to_owned()];
         let error = parse(Verb::Run, &words).unwrap_err().to_string();
@@ -273,7 +273,7 @@ fn hostile_words_are_escaped_in_messages() {
 }
 
 #[test]
-fn prepare_takes_no_flags_of_running() {
+fn prepare_rejects_flags_of_run() {
     for flag in ["--detach", "-d", "--rm"] {
         let error = parse(Verb::Prepare, &words(&format!("a {flag}"))).unwrap_err();
         assert!(error.to_string().contains("gantry run"), "{error}");
@@ -282,7 +282,7 @@ fn prepare_takes_no_flags_of_running() {
 }
 
 #[test]
-fn help_is_asked_for_anywhere_but_among_arguments() {
+fn help_is_recognized_outside_app_arguments() {
     for line in ["--help", "a -h", "a --memory=1Gi --help"] {
         assert_eq!(parse(Verb::Run, &words(line)), Ok(Parsed::Help), "{line}");
     }
@@ -290,7 +290,7 @@ fn help_is_asked_for_anywhere_but_among_arguments() {
 }
 
 #[test]
-fn the_table_is_sound_and_the_help_complete() {
+fn the_flag_table_is_consistent_with_help() {
     let mut names = BTreeSet::new();
     let mut shorts = BTreeSet::new();
     let help = |verb| describe(clap::Command::new("x"), verb).render_help().to_string();
@@ -309,12 +309,12 @@ fn the_table_is_sound_and_the_help_complete() {
 
 proptest! {
     #[test]
-    fn never_panics(words in proptest::collection::vec(".{0,12}", 0..12)) {
+    fn parser_never_panics(words in proptest::collection::vec(".{0,12}", 0..12)) {
         let _ = parse(Verb::Run, &words);
     }
 
     #[test]
-    fn never_panics_near_the_grammar(choices in proptest::collection::vec((0..FLAGS.len(), "[a-z0-9=:,/.-]{0,16}", 0..5u8), 0..12)) {
+    fn parser_never_panics_on_known_flags(choices in proptest::collection::vec((0..FLAGS.len(), "[a-z0-9=:,/.-]{0,16}", 0..5u8), 0..12)) {
         let mut words = Vec::new();
         for (flag, text, how) in choices {
             let long = FLAGS[flag].long();

@@ -36,7 +36,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_a_terminal_would_obey_is_escaped() {
+    fn terminal_control_sequences_are_escaped() {
         for (input, want) in [
             ("plain text", "plain text"),
             ("überall 🚀", "überall 🚀"),
@@ -51,7 +51,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_harmful_is_left(input: String) {
+        fn escaped_text_has_no_control_characters(input: String) {
             prop_assert!(!super::text(&input).chars().any(super::is_control));
         }
     }

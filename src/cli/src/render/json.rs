@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms() {
+    fn output_formats_are_written() {
         for (format, want) in [
             (OutputFormat::Json, "[1,2]\n"),
             (OutputFormat::JsonLines, "1\n2\n"),

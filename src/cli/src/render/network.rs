@@ -235,7 +235,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn short_texts_are_rkts() {
+    fn summaries_follow_rkt() {
         let mut only6 = PodNetwork { name: "only6".into(), ..network() };
         only6.addresses.truncate(1);
         let nothing = PodNetwork { name: "nothing".into(), addresses: vec![], ..network() };
@@ -248,7 +248,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn ports_are_those_of_a_running_pod() {
+    fn only_running_pods_show_ports() {
         use gantry_model::{BootId, Process, Timestamp};
         let supervisor = Process { pid: 7, start_ticks: 1, boot: BootId("b".into()) };
         let running = PodRow { phase: Phase::Running { since: Timestamp(0), supervisor }, ..row(vec![network()]) };
@@ -257,7 +257,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn details_as_lines() {
+    fn details_are_rendered_as_lines() {
         let want = [
             "interface-eth0=default,mac=0a:58:0a:79:00:02,address=fd67::2/64,gateway=fd67::1,\
              address=10.121.0.2/16,gateway=10.121.0.1,address=10.121.0.3/16",
@@ -268,7 +268,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_names_of_the_fields_are_a_promise() {
+    fn json_field_names_are_stable() {
         let want = r#"{"name":"default","interface":"eth0","mac":"0a:58:0a:79:00:02","addresses":[{"address":"fd67::2","prefix":64,"gateway":"fd67::1"},{"address":"10.121.0.2","prefix":16,"gateway":"10.121.0.1"},{"address":"10.121.0.3","prefix":16,"gateway":null}],"routes":[{"to":"0.0.0.0","prefix":0,"via":"10.121.0.1"}],"dns":{"servers":["10.121.0.1"],"search":["x.example"],"options":[],"domain":null},"ports":[{"host_ip":null,"host_port":8080,"pod_port":80,"count":1,"protocol":"tcp"},{"host_ip":"::1","host_port":90,"pod_port":70,"count":3,"protocol":"udp"}]}"#;
         assert_eq!(serde_json::to_string(&PodNetworkJson::from_network(&network())).unwrap(), want);
         // Lists copy what is stored.

@@ -198,7 +198,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_names_of_the_fields_are_a_promise() {
+    fn json_field_names_are_stable() {
         let json = serde_json::to_string(&PodJson::from_row(&ended())).unwrap();
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {

@@ -21,7 +21,7 @@ pub(crate) fn human(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn sizes() {
+    fn sizes_are_formatted() {
         for (bytes, want) in [
             (0, "0B"),
             (1023, "1023B"),

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_never_run_together() {
+    fn cells_are_always_separated() {
         let mut out = Vec::new();
         line(&mut out, &["too long", "x"], &[3, 0]).unwrap();
         assert_eq!(out, b"too long  x\n");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn aligned_escaped_and_with_a_header_when_empty() {
+    fn tables_are_aligned_and_escaped() {
         let mut table = Table::new(&["ID", "NAME"]);
         assert_eq!(written(&table, true), "ID  NAME\n");
         assert_eq!(written(&table, false), "");

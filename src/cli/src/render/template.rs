@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn templates() {
+    fn templates_are_rendered() {
         for (text, want) in [
             ("{{.A}}", "one\n"),
             (r"{{ .a }}\t{{.B}}!", "one\t\\u{1b}[2J!\n"),
@@ -119,7 +119,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(text in "([{}.aAjson \\\\t]|.){0,24}") {
+        fn parser_never_panics(text in "([{}.aAjson \\\\t]|.){0,24}") {
             let _ = Template::parse(&text, &["A", "B"]);
         }
     }

@@ -64,7 +64,7 @@ mod tests {
     const NOW: Timestamp = Timestamp(1_763_647_200_000_000_000);
 
     #[test]
-    fn relative_times() {
+    fn relative_times_are_formatted() {
         for (seconds_ago, want) in [
             (0, "just now"),
             (1, "1 second ago"),
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn typed_times() {
+    fn times_are_parsed() {
         for (text, want) in [
             ("10m", NOW.0 - 600_000_000_000),
             ("0", NOW.0),
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(text: String, now: i64, then: i64) {
+        fn parser_never_panics(text: String, now: i64, then: i64) {
             let _ = (parse(&text, Timestamp(now)), relative(Timestamp(now), Timestamp(then)));
         }
 

@@ -268,7 +268,7 @@ mod tests {
 
     /// On a real hierarchy, if a writable one exists.
     #[test]
-    fn what_is_left_in_a_cgroup_is_killed() {
+    fn remaining_processes_of_a_cgroup_are_killed() {
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         for hierarchy in hierarchies(&mountinfo) {
             let top = hierarchy.root.join(format!("gantry-test-{}", std::process::id()));

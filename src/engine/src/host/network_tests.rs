@@ -31,7 +31,7 @@ fn record(engine: &Engine, id: PodId) {
 }
 
 #[test]
-fn a_pod_without_a_record_costs_no_program() {
+fn a_pod_without_a_record_starts_no_program() {
     let temp = tempfile::tempdir().unwrap();
     let engine = answering(temp.path(), r#""done""#);
     let id: PodId = POD.parse().unwrap();
@@ -50,7 +50,7 @@ fn a_pod_without_a_record_costs_no_program() {
 }
 
 #[test]
-fn answers_are_told_apart() {
+fn replies_are_distinguished() {
     let temp = tempfile::tempdir().unwrap();
     let at = temp.path();
     std::fs::create_dir_all(answering(at, "").network_host().state_dir).unwrap();
@@ -68,7 +68,7 @@ fn answers_are_told_apart() {
 }
 
 #[test]
-fn silence_is_told_with_what_was_said_to_stderr() {
+fn a_missing_reply_is_reported_with_stderr() {
     let temp = tempfile::tempdir().unwrap();
     let engine = engine(temp.path(), "echo 'it broke' >&2; exit 3", Duration::ZERO);
     std::fs::create_dir_all(engine.network_host().state_dir).unwrap();
@@ -80,7 +80,7 @@ fn silence_is_told_with_what_was_said_to_stderr() {
 
 /// The engine does not wait for it, and none of its processes survives to run under a lock that others may hold then.
 #[test]
-fn one_that_hangs_is_ended() {
+fn a_hanging_program_is_killed() {
     let temp = tempfile::tempdir().unwrap();
     let mut engine = engine(temp.path(), "echo $$ > \"$HERE/pid\"; exec sleep 1000", Duration::ZERO);
     engine.timeouts.network = Duration::from_millis(300);
@@ -97,7 +97,7 @@ fn one_that_hangs_is_ended() {
 
 /// A plugin that hangs is killed by the program that runs it, and not left running when that is killed.
 #[test]
-fn plugins_have_less_time_than_a_call() {
+fn plugin_timeouts_are_shorter_than_the_call() {
     let temp = tempfile::tempdir().unwrap();
     let engine = answering(temp.path(), r#""done""#);
     let id: PodId = POD.parse().unwrap();
@@ -146,7 +146,7 @@ fn networks_are_listed_without_a_program() {
 
 /// Only the record lists the pod's remaining resources on the host, so the pod's directory stays until they are gone.
 #[test]
-fn a_pod_whose_networks_cannot_be_taken_away_keeps_its_directory() {
+fn failed_detachment_keeps_the_pod_directory() {
     if !rustix::process::geteuid().is_root() {
         return;
     }

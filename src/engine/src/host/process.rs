@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_known_by_its_start_time() {
+    fn processes_are_identified_by_start_time() {
         let boot = BootId("this".to_owned());
         let pid = std::process::id();
         let start_ticks = start_ticks(pid).unwrap();

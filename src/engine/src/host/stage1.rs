@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_is_read_and_no_more() {
+    fn exactly_one_line_is_read() {
         let (reading, writing) = rustix::pipe::pipe().unwrap();
         rustix::io::write(&writing, b"{\"a\":1}\nrest").unwrap();
         let line = read_line(&reading, Deadline::after(Duration::from_secs(5)), MAX_VERSION).unwrap();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_has_a_deadline() {
+    fn a_missing_reply_times_out() {
         let (reading, _writing) = rustix::pipe::pipe().unwrap();
         assert!(matches!(
             read_line(&reading, Deadline::after(Duration::from_millis(5)), MAX_VERSION).unwrap(),

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_can_be_given() {
+    fn names_to_add_are_validated() {
         let digest = format!("sha256:{}", "ab".repeat(32));
         for (text, want) in [
             ("mine", Some("mine:latest")),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_and_layers() {
+    fn history_steps_are_paired_with_layers() {
         let layer = |n: u64| {
             let digest: Digest = format!("sha256:{n:064x}").parse().unwrap();
             LayerDetails { diff_id: digest.clone(), blob: digest, size: n, entries: 1 }

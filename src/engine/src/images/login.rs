@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts() {
+    fn registry_hosts_are_normalized() {
         for (text, want) in [
             ("registry.example:5000", Some("registry.example:5000")),
             ("https://registry.example/", Some("registry.example")),

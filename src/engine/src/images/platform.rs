@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn platforms_that_run_here() {
+    fn runnable_platforms_are_recognized() {
         let config = |os: &str, architecture: &str| ImageConfig {
             os: os.to_owned(),
             architecture: architecture.to_owned(),
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn emulators() {
+    fn registered_emulators_are_found() {
         let dir = tempfile::tempdir().unwrap();
         for (name, text, want) in [
             ("aarch64", "enabled\ninterpreter /usr/bin/qemu-aarch64\nflags: OCF\n", true),

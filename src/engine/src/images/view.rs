@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_versions() {
+    fn references_split_into_name_and_version() {
         let digest = format!("sha256:{}", "ab".repeat(32));
         let rows = [
             ("docker.io/library/a:1", "docker.io/library/a", "1"),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_keeps_the_name_its_image_had() {
+    fn recorded_name_prefers_the_requested_name() {
         let id = row(&[]).id.to_string();
         let two = ["r.example/a:1", "r.example/b:2"];
         let rows: [(&str, &[&str], &str); 9] = [
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn each_name_is_found_with_its_own_tag() {
+    fn filters_match_each_name_with_its_tag() {
         let labels = [("version", "9"), ("os", "plan9"), ("name", "x"), ("kind", "k")];
         let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         let config = ImageConfig { os: "linux".into(), labels, ..ImageConfig::default() };
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_by_media_type() {
+    fn format_follows_media_type() {
         let rows = [
             ("application/vnd.oci.image.manifest.v1+json", Some(ImageFormat::Oci)),
             ("application/vnd.docker.distribution.manifest.v2+json", Some(ImageFormat::Docker)),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn little_is_kept() {
+    fn the_cache_is_bounded() {
         let documents = |bytes| Arc::new(ImageDocuments { manifest: vec![0; bytes], ..ImageDocuments::default() });
         let id = |n: usize| format!("sha256:{n:064x}").parse::<ImageId>().unwrap();
         let mut entries = CacheEntries::default();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_that_are_no_texts_are_left_out() {
+    fn non_string_annotations_are_skipped() {
         let rows = [
             (r#"{"annotations":{"a":"b","n":1,"l":[]}}"#, vec![("a", "b")]),
             (r#"{"annotations":null}"#, vec![]),

@@ -20,7 +20,7 @@ fn text_from(place: &LogPosition) -> String {
 }
 
 #[test]
-fn names_of_files() {
+fn file_names_are_parsed() {
     for (text, want) in [
         ("0.log", Some((0, 0))),
         ("12.log.3", Some((12, 3))),
@@ -38,7 +38,7 @@ fn names_of_files() {
 }
 
 #[test]
-fn only_regular_files_of_the_directory_itself_are_read() {
+fn only_regular_files_inside_the_directory_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     std::fs::create_dir_all(path("logs/a/0.log")).unwrap();
@@ -64,7 +64,7 @@ fn only_regular_files_of_the_directory_itself_are_read() {
 }
 
 #[test]
-fn a_directory_says_when_it_changed() {
+fn changes_of_a_directory_are_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let mut logs = LogDir::new(dir.path(), ".");
@@ -79,7 +79,7 @@ fn a_directory_says_when_it_changed() {
 }
 
 #[test]
-fn a_file_is_opened_under_its_new_name() {
+fn renamed_files_are_opened() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     std::fs::write(path("0.log"), line(1, "F", "x")).unwrap();
@@ -94,7 +94,7 @@ fn a_file_is_opened_under_its_new_name() {
 
 /// A writer that rotates away the oldest file, whose inode the file system gives to the new one at once.
 #[test]
-fn the_inode_of_a_deleted_file_is_not_that_file() {
+fn reused_inodes_are_not_confused() {
     let temp = tempfile::tempdir().unwrap();
     let path = |age: u32| temp.path().join(LogFile { attempt: 0, age, inode: 0 }.name());
     for age in 0..4 {
@@ -119,7 +119,7 @@ fn the_inode_of_a_deleted_file_is_not_that_file() {
 }
 
 #[test]
-fn a_tail_counts_lines_and_not_pieces() {
+fn a_tail_counts_whole_lines() {
     let pieces = [("F", "a"), ("P", "b1"), ("P", "b2"), ("F", "b3"), ("F:noeol", "c"), ("P", "d1")];
     let text: String = pieces.iter().zip(0..).map(|((tag, text), i)| line(i, tag, text)).collect();
     let dir = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ fn a_tail_counts_lines_and_not_pieces() {
 }
 
 #[test]
-fn bounds_lie_between_lines() {
+fn time_bounds_fall_between_lines() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: String| std::fs::write(dir.path().join(name), text).unwrap();
     write("0.log.2", line(1, "F", "a") + "untimed1\n" + &line(3, "F", "b"));
@@ -172,7 +172,7 @@ fn bounds_lie_between_lines() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_confuses_only_bounds() {
+fn a_clock_set_back_affects_only_bounds() {
     let dir = tempfile::tempdir().unwrap();
     let lines: String = [1, 2, 9, 3, 4, 5].iter().map(|second| line(*second, "F", &second.to_string())).collect();
     std::fs::write(dir.path().join("0.log"), lines).unwrap();
@@ -188,7 +188,7 @@ fn a_clock_that_was_set_back_confuses_only_bounds() {
 }
 
 #[test]
-fn the_end_of_a_log() {
+fn complete_logs_are_recognized() {
     for (text, want) in [
         (String::new(), true),
         (line(1, "F", "x"), true),

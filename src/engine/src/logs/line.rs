@@ -155,7 +155,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn times() {
+    fn timestamps_are_parsed() {
         for (text, want) in [
             ("1970-01-01T00:00:00Z", Some(0)),
             ("1970-01-01T00:00:00.5Z", Some(500_000_000)),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn lines() {
+    fn lines_are_parsed() {
         let row = |line: &'static str| parse(line.as_bytes()).map(|p| (p.stderr, p.partial, p.text));
         assert_eq!(row("1970-01-01T00:00:00Z stdout F a b"), Some((false, false, &b"a b"[..])));
         assert_eq!(row("1970-01-01T00:00:00Z stderr P  x"), Some((true, true, &b" x"[..])));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_way_says_what_the_long_one_does() {
+    fn fast_and_full_parsers_agree() {
         let mut parser = Parser::default();
         let good = "2016-10-06T00:17:09.669794202Z stdout F text";
         let with = |at: usize, with: u8| {
@@ -221,13 +221,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(bytes: Vec<u8>) {
+        fn parsers_never_panic(bytes: Vec<u8>) {
             let _ = (Parser::default().parse(&bytes), parse(&bytes), time(&bytes), time_of(&bytes));
         }
 
         /// Every time that a supervisor can write is parsed to the same time.
         #[test]
-        fn times_survive(nanos in 0i64..) {
+        fn timestamps_round_trip(nanos in 0i64..) {
             let text = Timestamp(nanos).rfc3339();
             prop_assert_eq!(time(text.as_bytes()), Some(Timestamp(nanos)));
         }

@@ -147,7 +147,7 @@ fn shown(records: Vec<ExpectedLine>) -> Vec<ExpectedLine> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
     #[test]
-    fn a_reader_gives_what_leaving_out_would(
+    fn the_reader_agrees_with_a_simple_filter(
         apps in prop::collection::vec((prop::collection::vec(record(), 0..60), any::<bool>()), 1..4),
         bounds in (prop::option::of(0i64..70), prop::option::of(0i64..70)),
         tails in (prop::option::of(0usize..70), prop::option::of(0usize..70)),
@@ -184,7 +184,7 @@ fn texts(apps: &[&str], query: &LogQuery) -> String {
 }
 
 #[test]
-fn bounds_and_tails() {
+fn bounds_and_tails_combine() {
     let a = "1970-01-01T00:00:01Z stdout F a\n1970-01-01T00:00:02Z stdout P b\n1970-01-01T00:00:03Z stdout F c\n";
     let b = "1970-01-01T00:00:02Z stderr F x\n1970-01-01T00:00:02.5Z stdout F y\n1970-01-01T00:00:09Z stdout P z\n";
     let second = |second: i64| Some(Timestamp(second * 1_000_000_000));
@@ -218,7 +218,7 @@ fn bounds_and_tails() {
 }
 
 #[test]
-fn a_pull_ends_when_it_has_given_enough() {
+fn a_pull_stops_at_its_limit() {
     let dir = tempfile::tempdir().unwrap();
     let records = vec![Record { step: Some(1), stderr: false, tag: "F", length: 0, rotated: (false, false) }; 100];
     write(dir.path(), 0, &records, false);
@@ -235,14 +235,14 @@ fn a_pull_ends_when_it_has_given_enough() {
 }
 
 #[test]
-fn an_app_that_never_wrote_has_an_empty_log() {
+fn an_app_without_output_has_an_empty_log() {
     let dir = tempfile::tempdir().unwrap();
     let query = LogQuery { tail: Some(3), since: Some(Timestamp(5)), ..LogQuery::default() };
     assert_eq!(all(&mut reader(dir.path(), 2, &query), 100), (Vec::new(), 1));
 }
 
 #[test]
-fn what_is_written_later_comes_in_the_order_of_time() {
+fn later_lines_are_merged_by_time() {
     use std::io::Write as _;
     let dir = tempfile::tempdir().unwrap();
     let records = [Record { step: Some(1), stderr: false, tag: "F", length: 0, rotated: (false, false) }];
@@ -300,7 +300,7 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
 }
 
 #[test]
-fn readers_go_from_thread_to_thread() {
+fn readers_are_send() {
     fn is_send<T: Send>() {}
     is_send::<LogReader>();
 }
@@ -337,7 +337,7 @@ fn running(child: &std::process::Child, boot: &BootId) -> PodRow {
 }
 
 #[test]
-fn following_ends_with_the_supervisor_and_gives_what_it_wrote_last() {
+fn following_delivers_the_last_lines_of_the_supervisor() {
     use std::process::{Command, Stdio};
     let dir = tempfile::tempdir().unwrap();
     let lines = |n: usize| {
@@ -369,7 +369,7 @@ fn following_ends_with_the_supervisor_and_gives_what_it_wrote_last() {
 }
 
 #[test]
-fn following_ends_when_its_time_has_passed() {
+fn following_ends_at_its_deadline() {
     let dir = tempfile::tempdir().unwrap();
     let boot = BootId("x".to_owned());
     let row = PodRow { apps: vec![app_row(0)], ..row_of(PodId::from_random([0; 16]), Phase::Preparing) };
@@ -391,7 +391,7 @@ fn following_ends_when_its_time_has_passed() {
 }
 
 #[test]
-fn an_observer_says_that_there_is_no_such_pod() {
+fn an_observer_reports_missing_pods() {
     let dir = tempfile::tempdir().unwrap();
     let options = crate::Options::new(dir.path().join("data"));
     let engine = Engine::open(options.clone()).unwrap();

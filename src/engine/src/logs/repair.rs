@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_and_unfinished_lines() {
+    fn torn_and_unfinished_lines_are_completed() {
         let (out, err) = (record("stdout F one"), record("stderr F bad"));
         let rows = [
             (String::new(), String::new()),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_began_before_the_rotation() {
+    fn lines_split_by_rotation_are_completed() {
         let (out, err) = (record("stdout F one"), record("stderr P bad"));
         check(&[out.clone(), err.clone()], &[out.clone(), record("stderr F bad")]);
         check(&[err.clone(), record("stderr P before")], &[record("stderr F bad"), record("stderr P before")]);
@@ -155,13 +155,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_logs() {
+    fn a_pod_without_logs_needs_no_repair() {
         repair(tempfile::tempdir().unwrap().path()).unwrap();
     }
 
     proptest::proptest! {
         #[test]
-        fn whatever_is_there_ends_in_a_whole_line(bytes: Vec<u8>) {
+        fn any_log_ends_in_a_complete_line(bytes: Vec<u8>) {
             let dir = tempfile::tempdir().unwrap();
             let app = dir.path().join(files::LOGS).join("app");
             std::fs::create_dir_all(&app).unwrap();

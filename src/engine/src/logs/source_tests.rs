@@ -58,7 +58,7 @@ fn all_parts_and_attempts_are_one_stream() {
 }
 
 #[test]
-fn rotation_while_reading_loses_and_doubles_nothing() {
+fn rotation_while_reading_neither_loses_nor_repeats() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let mut file = File::create(path("0.log")).unwrap();
@@ -85,7 +85,7 @@ fn rotation_while_reading_loses_and_doubles_nothing() {
 }
 
 #[test]
-fn a_new_attempt_is_seen_also_where_nothing_changed_for_long() {
+fn a_new_attempt_is_noticed_after_idle_time() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, second: u32| std::fs::write(dir.path().join(name), line(second, "F", name)).unwrap();
     let mut log = log(dir.path());
@@ -102,7 +102,7 @@ fn a_new_attempt_is_seen_also_where_nothing_changed_for_long() {
 }
 
 #[test]
-fn files_that_are_deleted_behind_the_reader_are_read_all_the_same() {
+fn open_files_are_read_after_deletion() {
     let dir = tempfile::tempdir().unwrap();
     generate(dir.path(), 40, 10);
     let mut log = log(dir.path());
@@ -114,7 +114,7 @@ fn files_that_are_deleted_behind_the_reader_are_read_all_the_same() {
 }
 
 #[test]
-fn a_reader_that_comes_too_late_goes_on_with_the_oldest() {
+fn a_late_reader_continues_with_the_oldest_file() {
     let dir = tempfile::tempdir().unwrap();
     let lines: String = (0..10).map(|i| line(i, "F", &i.to_string())).collect();
     std::fs::write(dir.path().join("0.log"), lines).unwrap();
@@ -126,7 +126,7 @@ fn a_reader_that_comes_too_late_goes_on_with_the_oldest() {
 }
 
 #[test]
-fn unfinished_lines_wait_and_strange_ones_are_shown() {
+fn unfinished_lines_wait_and_malformed_ones_are_shown() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("0.log");
     std::fs::write(&path, format!("{}strange\n1970-01-01T00:0", line(1, "P", "x"))).unwrap();
@@ -143,7 +143,7 @@ fn unfinished_lines_wait_and_strange_ones_are_shown() {
 }
 
 #[test]
-fn a_torn_end_that_is_cut_off_leaves_no_trace() {
+fn a_truncated_torn_line_is_forgotten() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("0.log");
     let whole = line(1, "F", "a");
@@ -157,7 +157,7 @@ fn a_torn_end_that_is_cut_off_leaves_no_trace() {
 }
 
 #[test]
-fn lines_of_any_length_are_whole_once_their_pieces_are_joined() {
+fn joined_pieces_restore_lines_of_any_length() {
     let dir = tempfile::tempdir().unwrap();
     let lengths =
         [0, 1, FIRST_BLOCK - 41, FIRST_BLOCK, BLOCK + 1, MAX_LINE - 41, MAX_LINE - 40, MAX_LINE, 3 * MAX_LINE];
@@ -187,7 +187,7 @@ fn lines_of_any_length_are_whole_once_their_pieces_are_joined() {
 }
 
 #[test]
-fn an_endless_line_comes_in_pieces() {
+fn an_endless_line_is_split() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("0.log"), vec![b'x'; 3 * MAX_LINE + 7]).unwrap();
     let mut log = log(dir.path());
@@ -218,7 +218,7 @@ fn bounded(dir: &Path, meanwhile: impl FnOnce()) -> Vec<String> {
 /// A file that is rotated away between the listing and the opening takes no newer file with it, whether or not the new
 /// file has got the inode of the deleted one.
 #[test]
-fn a_file_that_goes_while_newer_ones_are_opened_is_the_only_one_missed() {
+fn a_rotated_file_hides_no_newer_file() {
     for (reused, ends) in [(false, false), (false, true), (true, false), (true, true)] {
         let temp = tempfile::tempdir().unwrap();
         let path = |name: &str| temp.path().join(name);
@@ -247,7 +247,7 @@ fn a_file_that_goes_while_newer_ones_are_opened_is_the_only_one_missed() {
 }
 
 #[test]
-fn one_that_ends_does_not_follow_a_writer_who_rotates() {
+fn a_bounded_reader_does_not_follow_rotation() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     generate(dir.path(), 30, 10);
@@ -267,7 +267,7 @@ fn one_that_ends_does_not_follow_a_writer_who_rotates() {
 }
 
 #[test]
-fn one_that_ends_comes_to_its_end_though_that_was_deleted() {
+fn a_bounded_reader_ends_despite_deletion() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     generate(dir.path(), 30, 10);

@@ -146,13 +146,13 @@ fn pod() -> impl Strategy<Value = PodSpec> {
 
 proptest! {
     #[test]
-    fn a_pod_survives_its_manifest(pod in pod()) {
+    fn manifests_round_trip(pod in pod()) {
         prop_assert_eq!(&parse(&to_bytes(&pod)).unwrap(), &pod);
         prop_assert_eq!(parse(to_value(&pod).to_string().as_bytes()).unwrap(), pod);
     }
 
     #[test]
-    fn never_panics(bytes: Vec<u8>) {
+    fn parser_never_panics(bytes: Vec<u8>) {
         let _ = parse(&bytes);
     }
 }
@@ -166,7 +166,7 @@ fn a_short_manifest_gets_the_defaults() {
 }
 
 #[test]
-fn networks_in_a_manifest() {
+fn networks_are_parsed() {
     let text = r#"{"version":1,"net":"default,b:IP=10.0.0.7","apps":[],
         "ports":[{"host_ip":"::1","host_port":8080,"to":{"name":"80-tcp"}},{"host_port":5,"to":{"port":{"port":6}}}],
         "dns":{"given":{"servers":["10.0.0.1"]}},"hosts":{"entries":[{"address":"10.0.0.1","names":["db","d"]}]}}"#;
@@ -190,7 +190,7 @@ fn networks_in_a_manifest() {
 }
 
 #[test]
-fn what_is_not_a_manifest() {
+fn invalid_manifests_are_rejected() {
     let long = format!(r#"{{"version":1,"apps":[],"hostname":"{}"}}"#, "x".repeat(MAX_MANIFEST));
     let deep = "[".repeat(100_000);
     for bad in [

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_refusals() {
+    fn replies_and_rejections_are_decoded() {
         let (connection, theirs) = pair();
         answer(&theirs, &Reply::Started { pid: 7 });
         assert_eq!(connection.receive(REPLY_TIMEOUT).unwrap().0, Reply::Started { pid: 7 });
@@ -300,14 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn silence_has_a_deadline() {
+    fn a_missing_reply_times_out() {
         let (connection, _theirs) = pair();
         let error = connection.receive(Duration::from_millis(5)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
     }
 
     #[test]
-    fn descriptors_ride_along() {
+    fn descriptors_are_passed() {
         let (connection, theirs) = pair();
         let (reading, writing) = rustix::pipe::pipe().unwrap();
         let other = Connection { id: connection.id, fd: theirs };
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_does_not_fit_is_refused() {
+    fn oversized_requests_are_rejected() {
         let (connection, _theirs) = pair();
         let request = Request::Attach { app: "x".repeat(MAX_MESSAGE) };
         assert_eq!(connection.send(&request, &[]).unwrap_err().kind(), ErrorKind::Invalid);

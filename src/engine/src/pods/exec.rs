@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_make_no_sense() {
+    fn invalid_requests_are_rejected() {
         assert_eq!(check(|r| r.env = vec![("A".into(), "b".into())]).unwrap().env, ["A=b"]);
         type Edit = fn(&mut ExecRequest);
         let bad: [Edit; 8] = [

@@ -44,7 +44,7 @@ mod tests {
 
     /// Path, whether it is the pod's cgroup, whether it is the pod's cgroup or lies in it.
     #[test]
-    fn paths_of_pods() {
+    fn cgroup_paths_match_their_pod() {
         let rows = [
             ("/gantry/ID", true, true),
             ("/gantry/ID/", true, true),
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_empty_text_is_every_pod_that_does_not_run() {
+    fn an_empty_path_selects_pods_not_running() {
         let filter = PodFilter {
             cgroups: vec![String::new(), format!("/gantry/{ID}")],
             sub_cgroups: vec![String::new()],

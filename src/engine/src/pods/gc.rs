@@ -375,7 +375,7 @@ mod tests {
 
     /// Phase, what a usual gc does after an hour, with `mark_only`, and with no grace at all. M marks, D deletes.
     #[test]
-    fn who_goes_when() {
+    fn phase_age_and_options_select_garbage() {
         let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
         let now = Timestamp(60 * MINUTE);
         let usual = GcOptions::default();

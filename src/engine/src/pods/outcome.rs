@@ -155,7 +155,7 @@ mod tests {
 
     /// Apps, facts, restarted → exit code, failed app, reason, time of the end.
     #[test]
-    fn ends() {
+    fn outcomes_follow_the_journal() {
         const NOW: i64 = 999;
         let code = ProcessExit::Code;
         type Row<'a> = (&'a [&'a str], Vec<Fact>, bool, (i32, Option<&'a str>, &'a str, i64));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_without_memory_is_the_reason() {
+    fn an_oom_kill_is_the_reason() {
         let how = ProcessExit::Signal(9);
         let oom = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: true };
         let got = outcome(
@@ -216,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn an_app_that_nobody_saw_end_is_lost_and_keeps_its_start() {
+    fn an_unobserved_exit_is_lost() {
         let got = outcome(&running(&["a"]), &journal(vec![]), Observation { now: Timestamp(9), restarted: false });
         let end = AppEnd { how: AppOutcome::Lost, oom: false, at: Timestamp(9) };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(5)), end, attempt: 0 })]);
     }
 
     #[test]
-    fn a_pod_that_ran_unnoticed_gets_its_times_from_the_journal() {
+    fn times_of_unobserved_pods_come_from_the_journal() {
         let ready = start::Ready {
             supervisor: 3,
             start_ticks: 4,
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn only_news_about_running_apps_is_told() {
+    fn only_unrecorded_exits_are_reported() {
         let journal = journal(vec![exited("a", ProcessExit::Code(1))]);
         let news = unrecorded_exits(&running(&["a", "b"]), &journal);
         assert_eq!(news.len(), 1);

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_put_together_however_they_were_cut() {
+    fn split_frames_are_reassembled() {
         let big: Vec<u8> = (0..60_000u32).map(|i| (i / 3) as u8).collect();
         let all = [
             frame(Frame::Stdout, 0, b"one\n"),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_its_end_was_cut() {
+    fn a_stream_without_end_frame_is_truncated() {
         let whole = frame(Frame::Stdout, 0, b"some");
         for kept in [0, 3, HEADER_LEN, HEADER_LEN + 2, whole.len()] {
             let (mut stream, mut writer) = stream();
@@ -261,7 +261,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_comes_is_read_or_refused(bytes: Vec<u8>) {
+        fn parser_never_panics(bytes: Vec<u8>) {
             let (mut stream, mut writer) = stream();
             io::Write::write_all(&mut writer, &bytes).unwrap();
             drop(writer);

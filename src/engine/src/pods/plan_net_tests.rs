@@ -31,7 +31,7 @@ fn here(table: &str) -> network::Host {
 }
 
 #[test]
-fn names_are_those_of_the_images() {
+fn named_ports_resolve_through_images() {
     let web: (&str, &[&str]) = ("web", &["80/tcp", "5000-5003/udp", "nonsense"]);
     let port = resolved(&[named("80-tcp", 8080), named("5000-5003-udp", 6000)], &[web]).unwrap();
     let want = |host_port, pod_port, count, protocol| PodPort { host_ip: None, host_port, pod_port, count, protocol };
@@ -54,7 +54,7 @@ fn names_are_those_of_the_images() {
 }
 
 #[test]
-fn one_port_of_the_host_leads_to_one_place() {
+fn conflicting_host_ports_are_rejected() {
     use Protocol::{Tcp, Udp};
     let one = |ip, port, count, protocol| numbered((ip, port), 80, count, protocol);
     for (a, b, want) in [
@@ -83,7 +83,7 @@ fn one_port_of_the_host_leads_to_one_place() {
 }
 
 #[test]
-fn networks_of_a_plan_are_those_asked_for() {
+fn a_plan_has_the_requested_networks() {
     for text in ["none", "host", "default", "a:IP=10.0.0.1;X=,b", "all", "all,a:K=V"] {
         let asked: NetMode = text.parse().unwrap();
         let planned = net(&asked, Vec::new(), here("t")).unwrap();
@@ -111,7 +111,7 @@ fn each_data_directory_has_its_own_tables() {
 }
 
 #[test]
-fn files_of_the_apps() {
+fn resolv_conf_and_hosts_are_planned() {
     let entry = |address: &str, names: &[&str]| {
         (address.parse().unwrap(), names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
     };
@@ -121,7 +121,7 @@ fn files_of_the_apps() {
 }
 
 #[test]
-fn ports_at_free_ports_of_the_host_are_single() {
+fn ports_published_at_free_ports_are_single() {
     let web = image(&["80/tcp", "443", "8000-8001/udp"]);
     let name = name("web");
     let images = [(&name, &web)];

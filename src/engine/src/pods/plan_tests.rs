@@ -38,7 +38,7 @@ fn words(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_command() {
+fn entrypoint_command_and_arguments_combine() {
     // entrypoint, cmd, --exec, arguments → argv; empty: refused.
     for (entrypoint, cmd, exec, args, want) in [
         ("/e -f", "c d", "", "", "/e -f c d"),
@@ -64,7 +64,7 @@ fn the_command() {
 }
 
 #[test]
-fn the_environment_goes_from_low_to_high() {
+fn environment_sources_have_a_precedence() {
     let pair = |n: &str, v: &str| (n.to_owned(), v.to_owned());
     let made = app(|spec, config| {
         config.env = vec![pair("PATH", "/x"), pair("A", "image"), pair("B", "image")];
@@ -81,7 +81,7 @@ fn the_environment_goes_from_low_to_high() {
 }
 
 #[test]
-fn what_an_image_says_of_user_and_directory() {
+fn user_and_directory_default_to_the_image() {
     for (image, user, want) in [(None, None, None), (Some("1:2"), None, Some("1:2")), (Some("1"), Some("x"), Some("x"))]
     {
         let made = app(|spec, config| {
@@ -100,7 +100,7 @@ fn what_an_image_says_of_user_and_directory() {
 }
 
 #[test]
-fn declared_volumes_become_empty_ones() {
+fn declared_volumes_become_empty_volumes() {
     let plan = made(|spec, config| {
         let kind = VolumeKind::Empty { mode: 0o700, uid: 1, gid: 2 };
         spec.volumes = vec![VolumeSpec { name: name("a-image-1"), kind, read_only: false }];
@@ -138,7 +138,7 @@ fn declared_volumes_become_empty_ones() {
 }
 
 #[test]
-fn volumes_of_the_user_that_begin_with_the_image() {
+fn volumes_may_begin_with_image_content() {
     let plan = made(|spec, config| {
         let volume = |name: &str, kind| VolumeSpec { name: name.parse().unwrap(), kind, read_only: false };
         spec.volumes = vec![
@@ -160,7 +160,7 @@ fn volumes_of_the_user_that_begin_with_the_image() {
 }
 
 #[test]
-fn layers_go_topmost_first() {
+fn layers_are_ordered_topmost_first() {
     let made = app(|_, _| {}).unwrap();
     assert_eq!(made.layers.len(), 2);
     assert!(made.layers[1].chars().all(|c| c == 'a'), "the bottom layer (zeros) comes last: {:?}", made.layers);
@@ -179,7 +179,7 @@ fn labels_configure_nothing() {
 }
 
 #[test]
-fn networks_and_ports() {
+fn networks_and_ports_are_planned() {
     use gantry_model::net::{DnsSpec, HostsSpec, PortSpec, PortTarget};
     let port = |to: &str| PortSpec { to: PortTarget::Named(to.into()), host_ip: None, host_port: 8080 };
     let plan = made(|spec, config| {

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_read_whole_or_not_at_all() {
+    fn oversized_files_are_not_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x");
         write(&path, b"12345").unwrap();

@@ -12,7 +12,7 @@ use super::*;
 use crate::Options;
 
 #[test]
-fn what_the_facts_ask_for() {
+fn facts_determine_the_next_step() {
     let t = Timestamp(1);
     let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
     let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
@@ -108,7 +108,7 @@ fn phase(engine: &Engine, id: PodId) -> Phase {
 }
 
 #[test]
-fn a_dead_preparer_is_noticed_and_a_living_one_left_alone() {
+fn only_embryos_of_dead_preparers_are_aborted() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
@@ -119,7 +119,7 @@ fn a_dead_preparer_is_noticed_and_a_living_one_left_alone() {
 }
 
 #[test]
-fn a_pod_whose_starter_was_killed_is_running_and_then_over() {
+fn a_pod_outlives_its_killed_starter() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
@@ -147,7 +147,7 @@ fn a_pod_whose_starter_was_killed_is_running_and_then_over() {
 }
 
 #[test]
-fn a_pod_that_ran_and_ended_unnoticed_is_over_at_once() {
+fn an_unobserved_run_is_finalized_at_once() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
@@ -158,7 +158,7 @@ fn a_pod_that_ran_and_ended_unnoticed_is_over_at_once() {
 }
 
 #[test]
-fn a_killed_supervisor_leaves_its_apps_lost() {
+fn apps_of_a_killed_supervisor_are_lost() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
@@ -187,7 +187,7 @@ fn a_background_engine_does_not_wait_for_a_lock() {
 }
 
 #[test]
-fn a_read_only_engine_tells_the_truth_and_writes_nothing() {
+fn a_read_only_engine_reports_facts_without_writing() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
@@ -198,7 +198,7 @@ fn a_read_only_engine_tells_the_truth_and_writes_nothing() {
 }
 
 #[test]
-fn what_is_disposed_of_leaves_neither_row_nor_directory() {
+fn deletion_removes_row_and_directory() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
@@ -223,7 +223,7 @@ fn garbage(engine: &Engine, image: &Digest, n: u8) -> PodRow {
 }
 
 #[test]
-fn a_deletion_shows_before_anything_is_gone_and_the_next_gc_finishes_it() {
+fn an_interrupted_deletion_is_finished_by_gc() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let options = crate::GcOptions::default();
@@ -248,7 +248,7 @@ fn a_deletion_shows_before_anything_is_gone_and_the_next_gc_finishes_it() {
 }
 
 #[test]
-fn gc_leaves_a_pod_to_who_is_deleting_it() {
+fn gc_skips_pods_being_deleted() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let row = garbage(&engine, &image, 1);
@@ -307,7 +307,7 @@ fn a_dry_run_of_gc_changes_nothing() {
 }
 
 #[test]
-fn marking_deletes_nothing_and_the_next_gc_does() {
+fn mark_only_leaves_deletion_to_the_next_gc() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let row = unnoticed(&engine, &image, 1);
@@ -365,7 +365,7 @@ fn plan_in(engine: &Engine, id: PodId, net: &NetMode) -> gantry_contract::plan::
 
 /// A damaged plan: its values cannot be kept in a row, which would then be unreadable.
 #[test]
-fn networks_that_are_none_make_no_row() {
+fn invalid_networks_of_a_plan_make_no_row() {
     let home = tempfile::tempdir().unwrap();
     let (engine, _) = engine(home.path());
     let id = PodId::from_random([1; 16]);
@@ -379,7 +379,7 @@ fn networks_that_are_none_make_no_row() {
 }
 
 #[test]
-fn where_nothing_is_said_the_default_is_meant() {
+fn an_unspecified_network_is_the_default() {
     let home = tempfile::tempdir().unwrap();
     let (mut engine, _) = engine(home.path());
     for default in ["default", "none", "a:IP=10.0.0.2,b"] {
@@ -394,7 +394,7 @@ fn where_nothing_is_said_the_default_is_meant() {
 }
 
 #[test]
-fn a_start_brings_the_networks_of_the_plan_up_to_date() {
+fn a_start_resolves_the_networks_again() {
     use gantry_contract::plan::Net;
     use gantry_model::net::{PodPort, Protocol};
     let home = tempfile::tempdir().unwrap();
@@ -433,7 +433,7 @@ fn a_start_brings_the_networks_of_the_plan_up_to_date() {
 }
 
 #[test]
-fn what_ran_is_a_pod_though_its_row_is_lost() {
+fn running_pods_with_lost_rows_are_adopted() {
     let home = tempfile::tempdir().unwrap();
     let (engine, image) = engine(home.path());
     let id = |n: u8| PodId::from_random([n; 16]);
@@ -484,7 +484,7 @@ fn prepared_without_row(engine: &Engine, n: u8) -> PodId {
 }
 
 #[test]
-fn what_was_prepared_is_a_pod_though_its_row_is_lost() {
+fn prepared_pods_with_lost_rows_are_adopted() {
     type Look = fn(Engine) -> Engine;
     let looks: [(&str, Look); 3] = [
         ("list", |engine| {
@@ -518,7 +518,7 @@ fn what_was_prepared_is_a_pod_though_its_row_is_lost() {
 }
 
 #[test]
-fn one_lost_row_that_cannot_be_made_again_keeps_no_other() {
+fn one_unrecoverable_row_does_not_block_others() {
     let home = tempfile::tempdir().unwrap();
     let (engine, _) = engine(home.path());
     let ids = [1, 2, 3].map(|n| prepared_without_row(&engine, n));

@@ -206,7 +206,7 @@ mod tests {
     use gantry_store::{DatabaseFailure, StoreError};
 
     #[test]
-    fn a_disk_that_fails_says_nothing_of_the_database() {
+    fn io_errors_are_not_database_damage() {
         let cause = || "disk I/O error".to_owned().into();
         let of = |error: StoreError| OpenError::Store(gantry_store::OpenError::Store(error));
         let doing = "check the database";
@@ -225,7 +225,7 @@ mod tests {
 
     /// A restore that finds out late that its backup is unusable continues with an older one.
     #[test]
-    fn the_next_backup_is_for_when_the_best_cannot_be_adopted() {
+    fn unusable_backups_fall_back_to_older_ones() {
         let temp = tempfile::tempdir().unwrap();
         let options = Options::new(temp.path().join("data"));
         let (store, chain) = (Engine::open(options.clone()).unwrap().store, format!("sha256:{}", "7".repeat(64)));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn one_keeper_and_a_fresh_directory_is_sound() {
+    fn only_one_keeper_opens_a_fresh_directory() {
         let home = tempfile::tempdir().unwrap();
         let options = Options::new(home.path().join("data"));
         let keeping = open_for_keeping(options.clone()).map_err(|error| error.to_string()).unwrap();

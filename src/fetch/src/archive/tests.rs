@@ -122,7 +122,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn docker_archives_get_a_manifest_that_is_always_the_same() {
+fn docker_archives_get_a_deterministic_manifest() {
     let zipped = gzip(LAYER);
     let extra = || Tar::default().link(b'2', "link/layer.tar", "../a/layer.tar");
     let layers: [(&str, &[u8]); 3] = [("a/layer.tar", LAYER), ("b/layer.tar", &zipped), ("link/layer.tar", LAYER)];
@@ -148,7 +148,7 @@ fn docker_archives_get_a_manifest_that_is_always_the_same() {
 }
 
 #[test]
-fn layouts_in_directories_and_archives() {
+fn layouts_are_read_from_directories_and_archives() {
     for (names, tag, want) in
         [(&[""][..], None, ""), (&["v1"], None, "v1"), (&["v1"], Some("v1"), "v1"), (&["v1", "v2"], Some("v2"), "v2")]
     {
@@ -169,7 +169,7 @@ fn layouts_in_directories_and_archives() {
 }
 
 #[test]
-fn an_archive_in_both_forms_is_read_as_asked() {
+fn the_scheme_selects_one_of_two_formats() {
     let mut tar = docker(&[("a", LAYER)], oci(&["v1"]).iter().fold(Tar::default(), |t, (p, b)| t.file(p, b)));
     tar.extend_from_slice(&[0; 8192]);
     let case = Case::new();
@@ -179,7 +179,7 @@ fn an_archive_in_both_forms_is_read_as_asked() {
 }
 
 #[test]
-fn refused() {
+fn invalid_archives_are_rejected() {
     let large = vec![b' '; (crate::source::MAX_DOCUMENT + 1) as usize];
     let two =
         serde_json::json!([{ "Config": "c.json", "RepoTags": ["a:1"] }, { "Config": "c.json", "RepoTags": null }]);
@@ -214,7 +214,7 @@ fn refused() {
 }
 
 #[test]
-fn a_layout_does_not_lead_out_of_its_directory() {
+fn links_of_a_layout_stay_inside() {
     let case = Case::new();
     fs::write(case.dir.path().join("secret"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
     let dir = case.dir.path().join("layout");

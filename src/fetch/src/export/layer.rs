@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_packed_and_unpacked_is_the_same() {
+    fn layers_round_trip() {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         plant(one.path());
         let archive = packed(one.path());
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn gnu_tar_reads_it() {
+    fn gnu_tar_reads_exported_layers() {
         let one = tempfile::tempdir().unwrap();
         plant(one.path());
         let file = one.path().join("../archive-of-a-test.tar");

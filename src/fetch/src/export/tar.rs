@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times() {
+    fn timestamps_are_formatted() {
         for (time, want) in [
             ((5, 0), "5"),
             ((5, 500_000_000), "5.5"),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn records_count_their_own_length() {
+    fn records_include_their_own_length() {
         for length in 0..1200 {
             let mut body = Vec::new();
             push_record(&mut body, b"k", &vec![b'v'; length]);

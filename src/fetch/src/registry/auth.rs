@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_pulling_is_asked_for() {
+    fn only_pull_access_is_requested() {
         let auth = Auth::new("h", "a/b", Vec::new(), Insecure::default());
         for (demanded, want) in [
             (None, vec!["repository:a/b:pull"]),
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_cannot_break_out_of_its_header() {
+    fn tokens_with_control_characters_are_rejected() {
         assert!(bearer("a\r\nHost: evil").is_none() && bearer("ab.c").is_some());
     }
 }

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_ranges() {
+    fn content_range_headers_are_parsed() {
         for (text, want) in [
             ("bytes 5-9/10", Some((5, Some(10)))),
             ("bytes 5-9/*", Some((5, None))),

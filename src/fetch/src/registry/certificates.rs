@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_https_proxy_does_not_get_the_tls_settings_of_a_registry() {
+    fn registry_tls_settings_do_not_apply_to_proxies() {
         let url = HttpUrl::parse("https://reg.example:5000/").unwrap();
         let address = HttpUrl::parse("https://proxy.example:3129/").unwrap();
         let proxy = Proxy { url: address, credentials: None, variable: "HTTPS_PROXY" };

@@ -91,7 +91,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn headers() {
+    fn challenge_headers_are_parsed() {
         let bearer = |realm: &str, service: Option<&str>, scope: Option<&str>| {
             Ok(Challenge::Bearer {
                 realm: realm.to_owned(),
@@ -120,12 +120,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(text: String) {
+        fn parser_never_panics(text: String) {
             let _ = parse(&[&text]);
         }
 
         #[test]
-        fn never_panics_on_bearer(text in "Bearer [a-z=\", \\\\]{0,60}") {
+        fn parser_never_panics_on_bearer(text in "Bearer [a-z=\", \\\\]{0,60}") {
             let _ = parse(&[&text]);
         }
     }

@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_redirect_may_lead() {
+    fn redirect_targets_are_validated() {
         let (tls, local) = ("https://reg.example/v2/", "http://127.0.0.1:5000/v2/");
         for (from, location, insecure, want) in [
             (tls, "https://cdn.example/x?sig=1", false, Some("https://cdn.example/x?sig=1")),
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn an_https_proxy_of_a_plain_registry_is_checked_against_the_system_roots() {
+    fn https_proxies_are_verified_by_system_roots() {
         let registry = HttpUrl::parse("http://reg.example/").unwrap();
         let http = Http::new(&registry, &Config::default(), ProxySettings::default());
         for (proxy, roots) in [("https://proxy.example/", 1), ("http://proxy.example/", 0)] {
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_redirect_shows_neither_user_nor_signature() {
+    fn redirect_errors_hide_secrets() {
         for location in ["http://u:hunter2@h/x", "ftp://h/x?sig=hunter2", "http://h/x?sig=hunter2#hunter2"] {
             let error = redirect("https://reg.example/", location, Method::Get, false).unwrap_err();
             assert!(!error.contains("hunter2"), "{error}");

@@ -216,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn credentials_of_a_proxy() {
+    fn proxy_credentials_are_decoded() {
         let proxy = parse_proxy("HTTP_PROXY", "http://us%40er:p%3Aw%2Fd@proxy.example:3128/x").unwrap();
         assert_eq!(proxy.credentials, Some(("us@er".to_owned(), "p:w/d".to_owned())));
         assert_eq!(proxy.url.authority(), "proxy.example:3128");
     }
 
     #[test]
-    fn a_setting_that_cannot_be_used_is_an_error_without_its_password() {
+    fn invalid_proxies_are_reported_without_password() {
         for text in [
             "bogus://x",
             "socks5://u:hunter2@x",
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_not_utf_8_is_an_error_of_the_requests_it_concerns() {
+    fn invalid_utf8_fails_only_affected_requests() {
         let read = |damaged: &'static str| {
             ProxySettings::read(move |name| match name {
                 _ if name == damaged => Err(VarError::NotUnicode("x".into())),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_around_the_proxy() {
+    fn no_proxy_is_honoured() {
         for (no_proxy, target, around) in [
             ("192.0.2.0/24", "https://192.0.2.7/", true),
             ("192.0.2.0/24", "https://192.0.3.7/", false),
@@ -288,7 +288,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(proxy: String, bypass: String) {
+        fn parser_never_panics(proxy: String, bypass: String) {
             let settings = settings(&[("HTTPS_PROXY", &proxy), ("NO_PROXY", &bypass)]);
             let _ = settings.proxy_for(&url("https://reg.example/"));
         }

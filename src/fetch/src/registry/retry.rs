@@ -96,7 +96,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn retry_after_headers() {
+    fn retry_after_headers_are_parsed() {
         for (text, want) in [
             ("0", Some(0)),
             (" 7 ", Some(7)),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_grow_and_end() {
+    fn back_off_grows_and_ends() {
         let timeouts = Timeouts::default();
         let mut attempts = Attempts::default();
         let waits: Vec<_> = (0..4).map(|_| attempts.next(busy(None), &timeouts).unwrap().as_millis()).collect();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_wait_ends_at_once() {
+    fn cancellation_ends_a_wait() {
         let cancel = Cancel::default();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| cancel.wait(Duration::from_secs(600)));
@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_header_panics(text: String, now: u32) {
+        fn parser_never_panics(text: String, now: u32) {
             let _ignored = retry_after(&text, UNIX_EPOCH + Duration::from_secs(now.into()));
         }
     }

@@ -215,7 +215,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(base: String, location: String) {
+        fn parser_never_panics(base: String, location: String) {
             let url = HttpUrl::parse("http://h/a/b").unwrap();
             let _ = (HttpUrl::parse(&base), url.join(&location), HttpUrl::parse(&format!("https://{location}")));
         }

@@ -137,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn numbers() {
+    fn numeric_fields_are_parsed() {
         let cases: [(&[u8], Option<i128>); 9] = [
             (b"0000644\0", Some(0o644)),
             (b"  644 \0\0", Some(0o644)),
@@ -156,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(bytes in prop::collection::vec(any::<u8>(), BLOCK), gnu: bool) {
+        fn parser_never_panics(bytes in prop::collection::vec(any::<u8>(), BLOCK), gnu: bool) {
             let mut block = [0u8; BLOCK];
             block.copy_from_slice(&bytes);
             let _ = parse(&block);

@@ -113,7 +113,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn cleaned_and_refused() {
+    fn names_are_cleaned_or_rejected() {
         let deep = "a/".repeat(1001);
         let long = "x".repeat(256);
         for (raw, want) in [
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn whiteouts() {
+    fn whiteouts_are_recognized() {
         for (raw, want) in [
             ("a/b", Some(Meaning::Plain)),
             ("a/.wh.b", Some(Meaning::Whiteout(b"b"))),
@@ -155,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn clean_names_stay_and_never_lead_up(raw: Vec<u8>) {
+        fn clean_names_stay_below_the_root(raw: Vec<u8>) {
             if let Ok(name) = Name::parse(&raw) {
                 prop_assert!(!name.path().starts_with(b"/"));
                 prop_assert!(name.path().split(|&b| b == b'/').all(|e| e != b".." && e != b"."));

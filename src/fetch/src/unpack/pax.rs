@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn values() {
+    fn records_are_parsed() {
         let mut all = Records::default();
         for (key, value) in [
             ("path", "a"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn refused() {
+    fn invalid_records_are_rejected() {
         for bad in [
             &b"6 a=\n"[..],
             b"99 path=a\n",
@@ -246,7 +246,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(bytes: Vec<u8>, key in "(path|size|mtime|uid|GNU.sparse.(map|offset|numbytes)|LIBARCHIVE.xattr.user.%?[0-9a-f]{0,2})", value: String) {
+        fn parser_never_panics(bytes: Vec<u8>, key in "(path|size|mtime|uid|GNU.sparse.(map|offset|numbytes)|LIBARCHIVE.xattr.user.%?[0-9a-f]{0,2})", value: String) {
             let _ = parse(&bytes, &mut Records::default());
             let _ = parse(&record(&key, &value), &mut Records::default());
         }

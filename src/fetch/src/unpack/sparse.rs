@@ -93,7 +93,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn maps() {
+    fn sparse_maps_are_validated() {
         type Case<'c> = (u64, &'c [(u64, u64)], u64, bool);
         let cases: [Case<'_>; 8] = [
             (100, &[(0, 10), (50, 10)], 20, true),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn lines() {
+    fn map_lines_are_parsed() {
         let mut lines = Lines::new(10);
         assert_eq!(lines.push(b"2\n0\n5").unwrap(), None);
         assert_eq!(lines.push(b"12\n1024\n7\n\0\0\0").unwrap(), Some(vec![0, 512, 1024, 7]));
@@ -122,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics(bytes: Vec<u8>, real: u64, spans: Vec<(u64, u64)>, stored: u64) {
+        fn parser_never_panics(bytes: Vec<u8>, real: u64, spans: Vec<(u64, u64)>, stored: u64) {
             let _ = Lines::new(100).push(&bytes);
             let _ = SparseMap::checked(real, spans, stored);
         }

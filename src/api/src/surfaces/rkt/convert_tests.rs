@@ -18,7 +18,7 @@ fn exited() -> FormerPhase {
 }
 
 #[test]
-fn phases_and_states() {
+fn phases_become_pod_states() {
     let supervisor = Process { pid: 1, start_ticks: 2, boot: gantry_engine::model::BootId("b".to_owned()) };
     let t = Timestamp(5);
     for (phase, state, started_at, marked_at) in [
@@ -45,7 +45,7 @@ fn phases_and_states() {
 }
 
 #[test]
-fn apps() {
+fn app_states_are_converted() {
     let at = Timestamp(1);
     let ended = |how| AppState::Exited { started: Some(at), end: AppEnd { how, oom: false, at }, attempt: 0 };
     for (state, want) in [
@@ -60,7 +60,7 @@ fn apps() {
 }
 
 #[test]
-fn events_and_formats() {
+fn event_types_and_image_formats_are_converted() {
     for kind in EventKind::ALL {
         let wire = event_type(kind);
         assert_eq!(event_kind(wire), Some(kind));

@@ -31,7 +31,7 @@ fn texts(all: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn filters() {
+fn filters_select_events() {
     let started = event(100, EventKind::AppStarted, "pod", "web");
     let types = |types: &[EventType]| EventFilter {
         types: types.iter().map(|kind| i32::from(*kind)).collect(),
@@ -83,7 +83,7 @@ fn errors_name_the_field() {
 }
 
 #[test]
-fn events_on_the_wire() {
+fn events_are_encoded() {
     let event = event(3, EventKind::AppExited, "pod", "web");
     let read = ListenEventsResponse::decode(encode(&event).as_slice()).unwrap().events.remove(0);
     assert_eq!((read.r#type(), read.id.as_str(), read.from.as_str()), (EventType::AppExited, "pod", "web"));

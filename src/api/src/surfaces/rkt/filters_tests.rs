@@ -18,7 +18,7 @@ fn one_pod(filter: PodFilter) -> query::PodFilter {
 }
 
 #[test]
-fn fields_of_pods() {
+fn pod_filter_fields_are_converted() {
     let pair = KeyValue { key: "k".to_owned(), value: "v".to_owned() };
     let all = PodFilter {
         ids: texts(&[POD]),
@@ -46,7 +46,7 @@ fn fields_of_pods() {
 }
 
 #[test]
-fn what_no_pod_has_holds_for_none() {
+fn impossible_values_match_no_pod() {
     let ids = |ids: &[&str]| PodFilter { ids: texts(ids), ..PodFilter::default() };
     let states = |states: &[i32]| PodFilter { states: states.to_vec(), ..PodFilter::default() };
     let apps = |names: &[&str]| PodFilter { app_names: texts(names), ..PodFilter::default() };
@@ -72,7 +72,7 @@ fn what_no_pod_has_holds_for_none() {
 }
 
 #[test]
-fn fields_of_images() {
+fn image_filter_fields_are_converted() {
     let pair = |key: &str| vec![KeyValue { key: key.to_owned(), value: "v".to_owned() }];
     let all = ImageFilter {
         ids: vec![image_id(), "x".to_owned()],
@@ -107,7 +107,7 @@ fn fields_of_images() {
 }
 
 #[test]
-fn what_is_refused_names_its_field() {
+fn errors_name_the_field() {
     let long = "x".repeat(MAX_TEXT + 1);
     let many = |count: usize| vec![String::new(); count];
     for (filters, want) in [

@@ -20,7 +20,7 @@ fn elements(messages: Vec<Vec<u8>>) -> Vec<String> {
 }
 
 #[test]
-fn prefixes() {
+fn prefixes_follow_rkt() {
     let mut prefix = Prefix::new();
     for (at, want) in [
         (1_463_652_000_123_456_789, "2016-05-19 10:00:00.123456789 +0000 UTC MESSAGE="),
@@ -34,7 +34,7 @@ fn prefixes() {
 }
 
 #[test]
-fn lines_become_elements() {
+fn lines_become_list_elements() {
     let web = name("web");
     let mut lines = LineEncoder::new();
     for text in [&b"hello"[..], b"", "ü".as_bytes(), b"a\xffb\xe2\x82", b"tab\tnul\0"] {
@@ -67,7 +67,7 @@ fn pieces_of_mixed_apps_are_joined() {
 }
 
 #[test]
-fn a_long_line_goes_on_without_prefix() {
+fn a_long_line_continues_without_prefix() {
     let web = name("web");
     for (bytes, want) in [
         (MAX_LINE, vec![MAX_LINE + PREFIX]),
@@ -91,7 +91,7 @@ fn a_long_line_goes_on_without_prefix() {
 }
 
 #[test]
-fn what_is_not_utf8_stays_bounded() {
+fn invalid_utf8_is_replaced_within_bounds() {
     let web = name("web");
     let mut lines = LineEncoder::new();
     lines.add(line(&web, 0, false, &vec![0xff; 2 * MAX_LINE]));
@@ -119,7 +119,7 @@ fn unfinished_lines_of_many_apps_stay_bounded() {
 }
 
 #[test]
-fn where_characters_are_cut() {
+fn incomplete_characters_are_found() {
     let euro = "\u{20ac}".as_bytes();
     for (bytes, want) in
         [(&b""[..], 0), (b"a", 0), (&euro[..1], 1), (&euro[..2], 2), (euro, 0), (b"\xf0\x9f\x98", 3), (b"\xff", 0)]

@@ -5,7 +5,7 @@ use gantry_engine::model::Timestamp;
 use super::*;
 
 #[test]
-fn requests() {
+fn requests_become_queries() {
     let request = GetLogsRequest {
         pod_id: "6733".to_owned(),
         app_name: "web".to_owned(),

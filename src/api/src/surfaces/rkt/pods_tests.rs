@@ -5,7 +5,7 @@ use gantry_engine::model::net::{PodAddress, PodNetwork};
 use super::*;
 
 #[test]
-fn names_and_versions_of_references() {
+fn references_split_into_name_and_version() {
     for (reference, name, version) in [
         ("127.0.0.1:5000/fixture:1", "127.0.0.1:5000/fixture", "1"),
         ("127.0.0.1:5000/fixture", "127.0.0.1:5000/fixture", "latest"),
@@ -17,7 +17,7 @@ fn names_and_versions_of_references() {
 }
 
 #[test]
-fn a_list_that_is_too_large_is_refused() {
+fn oversized_lists_are_refused() {
     let pod = wire::Pod { manifest: vec![0; 1 << 20], ..wire::Pod::default() };
     let mut size = ListSize::default();
     let added = (0..100).take_while(|_| size.add(&pod).is_ok()).count();
@@ -28,7 +28,7 @@ fn a_list_that_is_too_large_is_refused() {
 }
 
 #[test]
-fn the_size_of_a_list_is_that_of_its_message() {
+fn list_size_equals_encoded_size() {
     let pods: Vec<_> = ["a", "b"].map(|id| wire::Pod { id: id.repeat(200), pid: -1, ..wire::Pod::default() }).into();
     let mut size = ListSize::default();
     pods.iter().for_each(|pod| size.add(pod).unwrap());
@@ -36,7 +36,7 @@ fn the_size_of_a_list_is_that_of_its_message() {
 }
 
 #[test]
-fn a_network_has_one_address_of_each_family() {
+fn one_address_per_family_is_reported() {
     let got = |name: &str, addresses: &[&str]| {
         let address = |text: &&str| PodAddress { address: text.parse().unwrap(), prefix: 24, gateway: None };
         let addresses = addresses.iter().map(address).collect();

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_by_position() {
+    fn candidates_depend_on_the_position() {
         for (line, want) in [
             ("net", "network"),
             ("p", "prepare pull ps port"),
@@ -347,13 +347,13 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_described() {
+    fn candidates_describe_pods() {
         let answer = complete(&["stop".to_owned(), "a".to_owned()], &Here);
         assert_eq!(answer.candidates[0].about, "web,log of nginx, running");
     }
 
     #[test]
-    fn every_command_and_flag_is_offered_with_a_description() {
+    fn every_command_and_flag_has_a_description() {
         let root = complete(&[String::new()], &Here);
         assert!(root.candidates.iter().all(|candidate| !candidate.about.is_empty()), "{root:?}");
         for candidate in root.candidates.iter().filter(|candidate| candidate.value != "help") {

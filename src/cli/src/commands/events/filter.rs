@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions() {
+    fn conditions_select_events() {
         let (one, two) = (digest('1'), digest('2'));
         let events = [
             event(ImageImported, &one, "docker.io/library/web:1.2", &[("image_id", &one)]),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_say_what_would_be_right() {
+    fn errors_list_valid_values() {
         for (text, want) in [
             ("type", "type, id, name, pod, app, image"),
             ("label=x", "type, id, name, pod, app, image"),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_read() {
+    fn every_key_is_parsed() {
         for key in KEYS {
             let value = if key == "type" { "pod-exited" } else { "abc" };
             assert!(parse(&format!("{key}={value}")).is_ok(), "{key}");

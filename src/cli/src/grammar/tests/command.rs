@@ -36,7 +36,7 @@ fn apps(words: &[String], image: &dyn Fn(&Globals, &ImageRef) -> ImageLookup) ->
 }
 
 #[test]
-fn docker_lines_and_rkt_lines() {
+fn docker_and_rkt_command_lines_are_parsed() {
     let rows: &[(&str, &[&[&str]])] = &[
         ("-it busybox sh", &[&["busybox", "sh"]]),
         ("busybox ls -la", &[&["busybox", "ls", "-la"]]),
@@ -64,7 +64,7 @@ fn docker_lines_and_rkt_lines() {
 }
 
 #[test]
-fn a_default_registry_makes_a_word_unclear() {
+fn a_default_registry_makes_words_ambiguous() {
     let error = apps(&words("web bash"), &with_registry).unwrap_err();
     assert!(error.contains("gantry run web -- bash") && error.contains("docker://bash"), "{error}");
     // The rest makes no sense of an image.
@@ -107,7 +107,7 @@ fn an_empty_entrypoint_executes_the_command() {
 }
 
 #[test]
-fn relative_paths_and_docker_options_of_volumes() {
+fn relative_paths_and_docker_volume_options_are_accepted() {
     for (line, source, read_only) in [
         ("web -v ./html:/x", "/here/html", false),
         ("web -v ../html:/x:ro,z", "/html", true),
@@ -121,7 +121,7 @@ fn relative_paths_and_docker_options_of_volumes() {
 }
 
 #[test]
-fn amounts_of_docker_and_of_kubernetes() {
+fn docker_and_kubernetes_units_are_accepted() {
     let kib = |amount: &str| spec(&format!("web -m {amount}")).apps[0].options.limits.memory.unwrap() >> 10;
     for amount in ["64m", "64mb", "64MB", "64mB", "64Mi", "65536k", "65536kb", "65536KB", "67108864b", "67108864"] {
         assert_eq!(kib(amount), 64 << 10, "{amount}");
@@ -150,7 +150,7 @@ fn word() -> impl Strategy<Value = String> {
 proptest! {
     /// Docker's form means what the same line with '--' means.
     #[test]
-    fn a_command_is_as_with_a_separator(command in "[A-Z][a-z]{0,4}|/[a-z]{1,6}|[a-z]{9}", rest in proptest::collection::vec(word(), 0..6)) {
+    fn separators_do_not_change_the_command(command in "[A-Z][a-z]{0,4}|/[a-z]{1,6}|[a-z]{9}", rest in proptest::collection::vec(word(), 0..6)) {
         let plain: Vec<String> = ["-i", "web", "-e", "A=b"].map(str::to_owned).into_iter().chain([command.clone()]).chain(rest.clone()).collect();
         let mut separated = plain.clone();
         separated.insert(4, "--".to_owned());
@@ -159,7 +159,7 @@ proptest! {
 
     /// Where every word is an image, or separators are there, nothing but rkt's grammar counts.
     #[test]
-    fn rkt_lines_are_read_as_rkt_does(lines in proptest::collection::vec((0..IMAGES.len(), proptest::collection::vec(word(), 0..3), any::<bool>()), 1..4)) {
+    fn unambiguous_lines_follow_rkt(lines in proptest::collection::vec((0..IMAGES.len(), proptest::collection::vec(word(), 0..3), any::<bool>()), 1..4)) {
         let several = lines.len() > 1;
         let mut all = Vec::new();
         for (i, (image, args, named)) in lines.into_iter().enumerate() {

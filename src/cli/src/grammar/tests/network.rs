@@ -5,7 +5,7 @@ use gantry_model::net::{Dns, DnsSpec, HostsSpec, NetMode, PortSpec, PortTarget, 
 use super::{parsed, spec};
 
 #[test]
-fn networks_are_rkts() {
+fn net_flags_follow_rkt() {
     let rows = [
         ("a", None),
         ("--net a", Some("default")),
@@ -27,7 +27,7 @@ fn networks_are_rkts() {
 }
 
 #[test]
-fn ports() {
+fn port_flags_are_parsed() {
     let named = |name: &str| PortTarget::Named(name.into());
     let numbered = |port, count, protocol| PortTarget::Numbered { port, count, protocol };
     let rows = [
@@ -59,7 +59,7 @@ fn ports() {
 }
 
 #[test]
-fn dns() {
+fn dns_flags_are_parsed() {
     let given = |servers: &[&str], search: &[&str], options: &[&str], domain: Option<&str>| {
         let texts = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect();
         DnsSpec::Given(Dns {
@@ -85,7 +85,7 @@ fn dns() {
 }
 
 #[test]
-fn hosts() {
+fn hosts_entries_are_parsed() {
     let entries = |entries: &[(&str, &[&str])]| {
         let entry = |(address, names): &(&str, &[&str])| {
             (address.parse().unwrap(), names.iter().map(|&name| name.to_owned()).collect())
@@ -119,7 +119,7 @@ fn refused(rows: &[(&str, &str)]) {
 }
 
 #[test]
-fn invalid_networks() {
+fn invalid_networks_are_rejected() {
     refused(&[
         ("--net=a,a a", "--net: found duplicate network name 'a'"),
         ("--net=a --net=b,a:X=1 a", "--net: found duplicate network name 'a'"),
@@ -135,7 +135,7 @@ fn invalid_networks() {
 }
 
 #[test]
-fn invalid_ports() {
+fn invalid_ports_are_rejected() {
     refused(&[
         ("a -p [::1]:80:80", "-p: a port cannot be published on [::1]: the kernel routes no answer"),
         ("a --port=http:[::1]:80", "--port: a port cannot be published on [::1]"),
@@ -168,7 +168,7 @@ fn invalid_ports() {
 }
 
 #[test]
-fn invalid_dns() {
+fn invalid_dns_is_rejected() {
     refused(&[
         ("a --dns=", "--dns: '' is not an IP address"),
         ("a --dns=localhost", "--dns: 'localhost' is not an IP address, or host or none alone"),
@@ -190,7 +190,7 @@ fn invalid_dns() {
 }
 
 #[test]
-fn invalid_hosts() {
+fn invalid_hosts_entries_are_rejected() {
     refused(&[
         ("a --hosts-entry=1.1.1.1", "--hosts-entry: '1.1.1.1' is not IP=NAME"),
         ("a --hosts-entry=x=1.1.1.1", "--hosts-entry: 'x' is not an IP address"),
@@ -214,7 +214,7 @@ fn unsupported_flags_have_an_alternative() {
 }
 
 #[test]
-fn a_manifest_says_it_all() {
+fn network_flags_conflict_with_a_manifest() {
     refused(&[
         ("--pod-manifest=/m --net=host", "--net cannot be combined with --pod-manifest"),
         ("--pod-manifest=/m -p 80:80", "-p cannot be combined with --pod-manifest"),

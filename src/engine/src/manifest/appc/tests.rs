@@ -167,7 +167,7 @@ fn view(name: &str, annotations: &[(&str, &str)], config: ImageConfig) -> ImageV
 }
 
 #[test]
-fn a_pod_for_appc() {
+fn pod_manifests_follow_appc() {
     let row = row("127.0.0.1:5000/App:1.2", &[("rkt.kubernetes.io/uid", "1"), ("Created By", "me"), ("created", "x")]);
     let pod = written(&row, &plan_of(planned_app()), Secrets::Shown);
     assert_eq!(check_pod_manifest(&pod), Ok(()), "{pod:#}");
@@ -220,7 +220,7 @@ fn values_of_variables_can_be_hidden() {
 }
 
 #[test]
-fn an_image_for_appc() {
+fn image_manifests_follow_appc() {
     let image: Value = serde_json::from_slice(
         &view("r.example/App", &[("k", "v"), ("K", "v")], config()).appc_manifest(Secrets::Shown),
     )
@@ -238,7 +238,7 @@ fn an_image_for_appc() {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn pod_manifest_round_trips() {
     let row = row("r.example/a:1", &[("a", "b"), ("A", "B")]);
     let pod = written(&row, &plan_of(planned_app()), Secrets::Shown);
     let bytes = serde_json::to_vec(&pod).unwrap();
@@ -260,7 +260,7 @@ fn what_is_written_is_read() {
 }
 
 #[test]
-fn what_gantry_cannot_do_is_refused_by_name() {
+fn unsupported_features_are_named() {
     let pod = |change: Value| {
         let mut app = json!({ "exec": ["/a"], "user": "0", "group": "0" });
         for (key, value) in change.as_object().unwrap() {
@@ -290,7 +290,7 @@ fn what_gantry_cannot_do_is_refused_by_name() {
 
 proptest! {
     #[test]
-    fn every_pod_is_one_for_appc(
+    fn generated_pod_manifests_pass_the_schema(
         image_name: String,
         keys in proptest::collection::vec((any::<String>(), any::<String>()), 0..4),
         env in proptest::collection::vec("[ -~]{0,12}=[ -~]{0,8}", 0..4),
@@ -316,7 +316,7 @@ proptest! {
     }
 
     #[test]
-    fn every_image_is_one_for_appc(
+    fn generated_image_manifests_pass_the_schema(
         name: String,
         keys in proptest::collection::vec((any::<String>(), any::<String>()), 0..4),
         os in "linux|windows|", arch in "amd64|arm|arm64|riscv64|386|", variant in proptest::option::of("v[5-8]"),
@@ -333,7 +333,7 @@ proptest! {
     }
 
     #[test]
-    fn reading_never_panics(text: String, name in "[a-z/-]{0,20}", value: i64) {
+    fn parser_never_panics(text: String, name in "[a-z/-]{0,20}", value: i64) {
         let _ = crate::manifest::parse(text.as_bytes());
         let pod = json!({ "acVersion": "0.8.11", "acKind": text, "apps": [{ "name": name, "image": { "id": name },
             "app": { "user": "0", "group": "0", "isolators": [{ "name": name, "value": value }] } }] });

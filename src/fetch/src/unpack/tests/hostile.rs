@@ -111,7 +111,7 @@ fn bad_streams() -> Vec<Refused> {
 }
 
 #[test]
-fn what_must_be_refused() {
+fn malformed_archives_are_rejected() {
     for (case, tar) in [bad_names(), bad_headers(), bad_streams()].concat() {
         let place = UnpackDir::new();
         let result = unpack(&tar, &place);
@@ -232,7 +232,7 @@ fn kinds_and_doubles() -> Vec<Taken> {
 }
 
 #[test]
-fn what_becomes_of_the_rest() {
+fn unusual_archives_are_unpacked_safely() {
     for (case, tar, want) in [links_and_whiteouts(), kinds_and_doubles()].concat() {
         let place = UnpackDir::new();
         let mut unpacked = unpack(&tar, &place).unwrap_or_else(|e| panic!("{case}: {e}"));
@@ -245,7 +245,7 @@ fn what_becomes_of_the_rest() {
 /// TARmageddon: the header says 0 bytes, the extended header the truth; a reader that uses one for the data and the
 /// other to find the next header would take the inner archive's header for an entry.
 #[test]
-fn an_archive_inside_a_file_stays_inside() {
+fn nested_archives_are_not_interpreted() {
     let inner = Tar::default().file("smuggled", b"x").0;
     let size = inner.len().to_string();
     let pax = Tar::default().pax(&[("size", size.as_bytes())]);
@@ -262,7 +262,7 @@ fn an_archive_inside_a_file_stays_inside() {
 }
 
 #[test]
-fn limits() {
+fn limits_are_enforced() {
     let caps = Caps { max_entries: 10, max_layer_bytes: 1 << 20, max_file: 5000, ..Caps::default() };
     let files = |n: usize| (0..n).fold(Tar::default(), |t, i| t.file(format!("{i}"), b"")).end();
     let zeros = Tar::default().file("z", &vec![0; 2 << 20]).end();
@@ -292,7 +292,7 @@ fn limits() {
 }
 
 #[test]
-fn a_bomb_is_stopped_by_its_ratio() {
+fn decompression_ratio_is_limited() {
     let mut tar = Tar::default().head(&Head { size: 80 << 20, ..Head::new(b'0', "z") }, b"").0;
     tar.resize((80 << 20) + 512 + 1024, 0);
     let bomb = zstd::encode_all(&tar[..], 1).unwrap();
@@ -302,7 +302,7 @@ fn a_bomb_is_stopped_by_its_ratio() {
 }
 
 #[test]
-fn cut_off_at_every_block() {
+fn truncated_archives_are_rejected() {
     let tar = Tar::default().dir("d").pax(&[("path", b"d/long")]).file("d/x", &[1; 1500]).link(b'2', "l", "d").end();
     for blocks in 0..tar.len() / 512 {
         for extra in [0, 1, 511] {
@@ -352,7 +352,7 @@ fn metadata_is_kept_or_clamped() {
 
 /// Another process swaps a directory of the layer for a link to the outside while files are written into it.
 #[test]
-fn a_race_for_a_parent_does_not_lead_out() {
+fn racing_parent_swaps_are_contained() {
     let place = UnpackDir::new();
     let outside = UnpackDir::new();
     let tar = (0..3000).fold(Tar::default(), |t, i| t.file(format!("d{}/e/f{i}", i % 300), b"x")).end();
@@ -375,7 +375,7 @@ fn a_race_for_a_parent_does_not_lead_out() {
 }
 
 #[test]
-fn old_gnu_sparse_headers_may_go_on_in_further_blocks() {
+fn old_gnu_sparse_headers_span_several_blocks() {
     let mut block = Head { size: 5 * 512, ..Head::new(b'S', "sparse") }.bytes();
     block[257..265].copy_from_slice(b"ustar  \0");
     let span = |at: u64| [format!("{:011o}\0", at * 4096), format!("{:011o}\0", 512)].concat();

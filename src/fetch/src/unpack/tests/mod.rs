@@ -106,7 +106,7 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn compressed_or_not_the_tree_and_the_digest_are_the_same() {
+fn compression_changes_neither_tree_nor_digest() {
     let big: Vec<u8> = (0..5_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let mut tar = build::Tar::default().dir("d").file("d/big", &big).file("d/small", b"x").end();
     tar.extend_from_slice(&[0; 9000]);
@@ -131,7 +131,7 @@ fn compressed_or_not_the_tree_and_the_digest_are_the_same() {
 }
 
 #[test]
-fn a_source_that_fails_is_told_apart_from_damage() {
+fn read_errors_are_distinguished_from_damage() {
     struct Broken(usize);
     impl std::io::Read for Broken {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {

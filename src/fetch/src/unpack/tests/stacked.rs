@@ -63,7 +63,7 @@ fn a_copy_does_not_get_the_checksum_of_a_replaced_file() {
 }
 
 #[test]
-fn hard_links_to_what_is_hidden_are_refused() {
+fn hard_links_to_hidden_files_are_rejected() {
     let file = Tar::default().dir("d").file("d/x", b"1").end();
     let link = Tar::default().link(b'1', "h", "d/x").end();
     for (case, middle) in [
@@ -80,7 +80,7 @@ fn hard_links_to_what_is_hidden_are_refused() {
 }
 
 #[test]
-fn directories_without_an_entry_take_over_what_they_have_below() {
+fn implicit_directories_inherit_lower_metadata() {
     let below = |name: &str, mode| Head { mode, uid: 42, mtime: 77, ..Head::new(b'5', name) };
     let bottom = Tar::default()
         .head(&below("./", 0o1755), b"")
@@ -115,7 +115,7 @@ fn directories_without_an_entry_take_over_what_they_have_below() {
 }
 
 #[test]
-fn an_opaque_root_hides_each_name_below() {
+fn an_opaque_root_hides_all_lower_names() {
     let bottom = Tar::default().dir("a").file("a/1", b"").file("b", b"").dir("c").end();
     let top = Tar::default().file(".wh..wh..opq", b"").dir("a").file("a/2", b"").file("b", b"new").end();
     let places = stack(&[bottom, top]).unwrap();
