@@ -19,7 +19,7 @@ const GROUP: u32 = 54_321;
 const SECRET: &str = "hunter2";
 
 #[test]
-fn a_gantryd_that_is_not_told_where_listens_on_its_socket_alone() {
+fn gantryd_listens_on_its_unix_socket_by_default() {
     let g = Gantry::new();
     let served = Served::of(g.spawn_command(&mut g.untold_daemon(&[])));
     assert_eq!(served.addresses(), [format!("unix:{}", g.api_socket().display())]);
@@ -42,7 +42,7 @@ fn password(manifest: &[u8]) -> String {
 }
 
 #[test]
-fn values_of_variables_are_not_shown_over_tcp() {
+fn environment_values_are_hidden_over_tcp() {
     let g = Gantry::new();
     let pod = pod_with_a_secret(&g);
     let unix = format!("unix:{}", g.api_socket().display());
@@ -113,7 +113,7 @@ fn served_with_groups(g: &Gantry, open: &Open, groups: &str) -> Served {
 }
 
 #[test]
-fn other_users_see_values_of_variables_as_members_of_the_group_only() {
+fn only_group_members_see_environment_values() {
     let g = Gantry::new();
     let pod = pod_with_a_secret(&g);
     let open = Open::new();
@@ -148,7 +148,7 @@ fn other_users_see_values_of_variables_as_members_of_the_group_only() {
 const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 #[test]
-fn connections_over_tcp_leave_places_for_others() {
+fn tcp_connections_leave_room_for_local_ones() {
     const SHARE: usize = 512;
     let g = Gantry::new();
     let unix = format!("unix:{}", g.api_socket().display());
@@ -183,7 +183,7 @@ fn connections_over_tcp_leave_places_for_others() {
 }
 
 #[test]
-fn a_user_has_a_share_and_root_is_never_refused() {
+fn connections_are_limited_per_user_except_root() {
     const SHARE: usize = 128;
     let g = Gantry::new();
     let open = Open::new();

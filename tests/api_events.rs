@@ -39,7 +39,7 @@ fn history(api: &Api) -> Vec<Event> {
 }
 
 #[test]
-fn none_lost_and_none_twice_while_eight_commands_make_pods() {
+fn concurrent_writers_neither_lose_nor_repeat_events() {
     const COMMANDS: usize = 8;
     const PODS: usize = 3;
     let g = Gantry::new();
@@ -115,7 +115,7 @@ fn all_nine(g: &Gantry, api: &Api) -> (String, String, String) {
 }
 
 #[test]
-fn all_nine_types_with_their_facts() {
+fn all_nine_event_types_carry_their_data() {
     use EventType::{
         AppExited, AppStarted, ImageImported, ImageRemoved, PodExited, PodGarbageCollected, PodPrepareAborted,
         PodPrepared, PodStarted,
@@ -217,7 +217,7 @@ fn filters(api: &Api, all: &[Event], image: &str, pod: &str, aborted: &str) {
 }
 
 #[test]
-fn it_ends_by_itself_when_it_was_asked_to() {
+fn a_subscription_ends_at_its_until_time() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let api = served.api();
@@ -248,7 +248,7 @@ fn it_ends_by_itself_when_it_was_asked_to() {
 }
 
 #[test]
-fn an_event_of_a_command_is_heard_while_it_runs() {
+fn events_arrive_while_their_command_runs() {
     const EVENTS: usize = 10;
     let g = Gantry::new();
     let image = g.fixture();
@@ -275,7 +275,7 @@ fn write_events(g: &Gantry, count: usize, size: usize) {
 }
 
 #[test]
-fn a_listener_that_does_not_read_costs_little_and_loses_nothing() {
+fn slow_listeners_lose_nothing_and_use_little_memory() {
     const LISTENERS: usize = 20;
     const COUNT: usize = 12_000;
     let g = Gantry::new();
@@ -307,7 +307,7 @@ fn a_listener_that_does_not_read_costs_little_and_loses_nothing() {
 }
 
 #[test]
-fn what_was_trimmed_is_told() {
+fn trimmed_events_are_reported_as_a_gap() {
     const KEPT: usize = 1000;
     let g = Gantry::new();
     let config = g.write("trim.toml", &format!("events-kept = {KEPT}\ngc-interval = '200ms'\n"));
@@ -348,7 +348,7 @@ fn what_was_trimmed_is_told() {
 }
 
 #[test]
-fn the_end_of_gantryd_is_told_and_numbers_go_on() {
+fn shutdown_ends_streams_and_sequence_continues() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -383,7 +383,7 @@ fn the_end_of_gantryd_is_told_and_numbers_go_on() {
 }
 
 #[test]
-fn the_answer_begins_before_the_first_event() {
+fn response_headers_precede_the_first_event() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let api = served.api();

@@ -76,7 +76,7 @@ fn three(g: &Gantry, api: &Api) -> Three {
 }
 
 #[test]
-fn one_table_per_field() {
+fn each_filter_field_selects_pods() {
     let g = Gantry::new();
     g.fixture();
     let served = g.serve(&[]);

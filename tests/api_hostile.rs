@@ -64,7 +64,7 @@ fn fit(what: &str, status: &Status, code: Code, text: &str) {
 }
 
 #[test]
-fn ids_that_are_none() {
+fn invalid_ids_are_rejected() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -128,7 +128,7 @@ fn ids_that_are_none() {
 }
 
 #[test]
-fn requests_that_make_no_sense() {
+fn invalid_requests_are_rejected() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -203,7 +203,7 @@ fn requests_that_make_no_sense() {
 }
 
 #[test]
-fn a_request_of_many_megabytes() {
+fn oversized_requests_are_rejected() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let api = served.api();
@@ -218,7 +218,7 @@ fn a_request_of_many_megabytes() {
 }
 
 #[test]
-fn ten_thousand_streams_over_one_connection() {
+fn ten_thousand_streams_on_one_connection_are_served() {
     const STREAMS: usize = 10_000;
     let g = Gantry::new();
     g.fixture();
@@ -267,7 +267,7 @@ fn ten_thousand_streams_over_one_connection() {
 }
 
 #[test]
-fn more_listeners_than_there_are_places() {
+fn excess_listeners_are_refused() {
     const CONNECTIONS: usize = 20;
     const STREAMS: usize = 250;
     let g = Gantry::new();
@@ -339,7 +339,7 @@ fn goodbye(mut heard: &[u8]) -> Option<u32> {
 }
 
 #[test]
-fn streams_that_are_reset_in_a_loop() {
+fn rapid_stream_resets_do_no_harm() {
     use std::io::{Read as _, Write as _};
     const RESETS: u32 = 20_000;
     let g = Gantry::new();
@@ -386,7 +386,7 @@ fn streams_that_are_reset_in_a_loop() {
 /// While the process is stopped, calls on one connection time out, and their clients reset them. A stream on the same
 /// connection is not affected.
 #[test]
-fn calls_that_time_out_together_leave_the_connection_alone() {
+fn mass_timeouts_do_not_close_the_connection() {
     let g = Gantry::new();
     let mut served = g.serve(&[]);
     let api = served.api();
@@ -416,7 +416,7 @@ fn calls_that_time_out_together_leave_the_connection_alone() {
 /// A client starts more calls at once than a connection may have open, before it has seen the settings: the calls
 /// beyond the limit are refused, the others succeed, and the connection stays open.
 #[test]
-fn more_calls_at_once_than_streams() {
+fn calls_beyond_the_stream_limit_are_refused() {
     const CALLS: usize = 1500;
     let g = Gantry::new();
     let served = g.serve(&[]);
@@ -438,7 +438,7 @@ fn more_calls_at_once_than_streams() {
 }
 
 #[test]
-fn bytes_that_are_no_grpc() {
+fn non_grpc_bytes_are_rejected() {
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
     let g = Gantry::new();
@@ -473,7 +473,7 @@ fn bytes_that_are_no_grpc() {
 }
 
 #[test]
-fn more_connections_than_it_takes() {
+fn excess_connections_are_closed() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let used = served.api();

@@ -56,7 +56,7 @@ fn same(g: &Gantry, image: &Image, listed: &[Value]) {
 }
 
 #[test]
-fn images_are_told_as_the_command_line_tells_them() {
+fn images_match_the_command_line() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let api = served.api();
@@ -126,7 +126,7 @@ fn damaged(g: &Gantry, whole: &Image) {
 }
 
 #[test]
-fn one_table_per_field() {
+fn each_filter_field_selects_images() {
     let g = Gantry::new();
     let registry = DebianRegistry::start();
     let served = g.serve(&[]);
@@ -266,7 +266,7 @@ fn facts(it: &Two) -> Vec<(&'static str, ImageFilter, &'static str)> {
 
 /// Two names of one image, and labels of its configuration with the same names as the image's own.
 #[test]
-fn each_name_is_found_by_its_tag_and_no_label_hides_it() {
+fn images_are_found_by_every_name_and_tag() {
     let g = Gantry::new();
     let registry = DebianRegistry::start();
     let served = g.serve(&[]);
@@ -319,7 +319,7 @@ fn now_seconds() -> i64 {
 
 /// Tags move. A pod keeps the image from which it was made.
 #[test]
-fn an_app_keeps_the_name_of_its_image_when_the_tag_moves() {
+fn apps_keep_their_image_name_when_tags_move() {
     let g = Gantry::new();
     let registry = DebianRegistry::start();
     let served = g.serve(&[]);

@@ -21,7 +21,7 @@ fn client(address: &str, call: &str, extra: &str) -> Vec<Value> {
 }
 
 #[test]
-fn the_contract_holds_all_rows() {
+fn descriptors_match_the_contract() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let path = g.scratch().join("reflected").display().to_string();
@@ -40,7 +40,7 @@ fn the_contract_holds_all_rows() {
 }
 
 #[test]
-fn python_makes_all_seven_calls() {
+fn a_python_client_makes_all_seven_calls() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let address = served.address();
@@ -98,7 +98,7 @@ fn python_makes_all_seven_calls() {
 }
 
 #[test]
-fn health_is_told_by_service() {
+fn health_is_reported_per_service() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let api = served.api();
@@ -118,7 +118,7 @@ fn mode(path: &Path) -> Option<u32> {
 }
 
 #[test]
-fn many_addresses_at_once() {
+fn several_addresses_are_served() {
     let g = Gantry::new();
     let (one, two) = (g.scratch().join("one.sock"), g.scratch().join("two.sock"));
     let given = [
@@ -150,7 +150,7 @@ fn many_addresses_at_once() {
 }
 
 #[test]
-fn the_configuration_may_say_where() {
+fn addresses_come_from_the_configuration() {
     let g = Gantry::new();
     let config = g.write("c.toml", &format!("listen = ['unix:{}', '127.0.0.1:0']\n", g.api_socket().display()));
     let served = Served::of(g.spawn_command(&mut g.untold_daemon(&["--config", &config])));
@@ -175,7 +175,7 @@ fn refused(g: &Gantry, args: &[&str], texts: &[&str]) -> Out {
 }
 
 #[test]
-fn a_stale_socket_is_replaced_and_nothing_else_is() {
+fn only_stale_sockets_are_replaced() {
     let g = Gantry::new();
     let path = g.api_socket();
     // A stale socket file: bound, then closed.
@@ -210,7 +210,7 @@ fn a_stale_socket_is_replaced_and_nothing_else_is() {
 }
 
 #[test]
-fn addresses_that_are_none() {
+fn invalid_addresses_are_rejected() {
     let g = Gantry::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
@@ -252,7 +252,7 @@ fn activated(g: &Gantry, kinds: &str, args: &[&str]) -> Command {
 }
 
 #[test]
-fn sockets_may_come_from_a_service_manager() {
+fn sockets_are_passed_by_a_service_manager() {
     let g = Gantry::new();
     let path = g.scratch().join("given.sock");
     let kinds = format!("tcp,unix:{},tcp6", path.display());
@@ -284,7 +284,7 @@ fn sockets_may_come_from_a_service_manager() {
 }
 
 #[test]
-fn variables_for_another_process_are_none_of_ours() {
+fn socket_variables_for_other_processes_are_ignored() {
     let g = Gantry::new();
     let address = format!("unix:{}", g.api_socket().display());
     let mut command = g.daemon(&[]);
@@ -295,7 +295,7 @@ fn variables_for_another_process_are_none_of_ours() {
 }
 
 #[test]
-fn ready_means_that_it_listens() {
+fn readiness_is_reported_after_listening() {
     let g = Gantry::new();
     let path = g.scratch().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();

@@ -52,7 +52,7 @@ fn numbered(count: usize) -> Vec<String> {
 }
 
 #[test]
-fn whole_logs_of_a_pod_that_has_ended() {
+fn complete_logs_of_an_ended_pod_are_returned() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -113,7 +113,7 @@ fn stamp(at: i64) -> String {
 }
 
 #[test]
-fn bounds_alone_and_together() {
+fn time_bounds_and_line_limits_combine() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -176,7 +176,7 @@ fn bounds_alone_and_together() {
 }
 
 #[test]
-fn followed_across_rotation_to_the_end_of_the_pod() {
+fn following_crosses_rotation_until_the_pod_ends() {
     const LINES: usize = 4000;
     let g = Gantry::new();
     let image = g.fixture();
@@ -223,7 +223,7 @@ fn followed_across_rotation_to_the_end_of_the_pod() {
 }
 
 #[test]
-fn following_ends_with_the_pod_or_at_its_time() {
+fn following_ends_with_the_pod_or_deadline() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -256,7 +256,7 @@ fn following_ends_with_the_pod_or_at_its_time() {
 }
 
 #[test]
-fn what_an_app_may_write() {
+fn arbitrary_output_is_returned() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -303,7 +303,7 @@ fn long_lines(elements: &[String]) {
 }
 
 #[test]
-fn a_slow_reader_does_not_hold_the_app_back() {
+fn a_slow_reader_does_not_block_the_app() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -326,7 +326,7 @@ fn a_slow_reader_does_not_hold_the_app_back() {
 }
 
 #[test]
-fn files_that_are_no_logs_harm_nobody() {
+fn foreign_files_in_log_directories_are_ignored() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);

@@ -80,7 +80,7 @@ fn end(api: Api, served: Served) {
 }
 
 #[test]
-fn info_tells_who_serves_what() {
+fn info_reports_versions_and_directories() {
     let g = Gantry::new();
     // The directory is given by a detour; GetInfo returns its canonical path.
     let config = g.write("config.toml", "");
@@ -105,7 +105,7 @@ fn info_tells_who_serves_what() {
 }
 
 #[test]
-fn pods_are_told_as_the_command_line_tells_them() {
+fn pods_match_the_command_line() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -166,7 +166,7 @@ fn pods_are_told_as_the_command_line_tells_them() {
 }
 
 #[test]
-fn cgroups_of_running_pods() {
+fn running_pods_are_found_by_cgroup() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -211,7 +211,7 @@ fn cgroups_of_running_pods() {
 }
 
 #[test]
-fn an_app_has_a_state_of_its_own() {
+fn apps_report_their_own_state() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -338,7 +338,7 @@ fn fifo(path: &Path) -> String {
 }
 
 #[test]
-fn pods_on_their_way_are_seen_and_nobody_waits_for_them() {
+fn starting_pods_are_listed_without_waiting() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -387,7 +387,7 @@ fn pods_on_their_way_are_seen_and_nobody_waits_for_them() {
 }
 
 #[test]
-fn a_pod_that_is_being_deleted_is_seen() {
+fn pods_being_deleted_are_listed() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -417,7 +417,7 @@ fn a_pod_that_is_being_deleted_is_seen() {
 
 /// rkt's own test of its API: a pod that cannot start because its network is missing is listed all the same.
 #[test]
-fn a_pod_that_could_not_be_started_is_listed_with_the_reason() {
+fn failed_starts_are_listed_with_their_reason() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);

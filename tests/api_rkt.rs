@@ -150,7 +150,7 @@ fn kubelet_prepares_runs_lists_and_reads_logs() {
 }
 
 #[test]
-fn every_kind_of_pod_has_a_manifest_for_appc() {
+fn every_pod_has_a_valid_appc_manifest() {
     let g = Gantry::new();
     let image = g.fixture();
     let served = g.serve(&[]);
@@ -188,7 +188,7 @@ fn every_kind_of_pod_has_a_manifest_for_appc() {
 
 /// Unsupported parts of an appc manifest are errors; gantry's own manifests are accepted as before.
 #[test]
-fn an_appc_manifest_that_asks_for_more_is_refused() {
+fn unsupported_appc_manifests_are_rejected() {
     let g = Gantry::new();
     let image = g.fixture();
     let base = kubelet_manifest("u", &image, &json!({ "name": "x", "labels": [] }), &["/bin/app", "true"]);

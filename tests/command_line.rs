@@ -61,7 +61,7 @@ fn commands_of_other_tools_get_a_hint() {
 }
 
 #[test]
-fn failing_to_open_the_store_is_not_a_missing_pod() {
+fn store_errors_are_not_missing_pods() {
     let g = Gantry::new();
     let _ = g
         .run(&["--config=/no/such/file", "list"])
@@ -91,7 +91,7 @@ fn reading_commands_need_root() {
 }
 
 #[test]
-fn volumes_in_docker_syntax() {
+fn docker_volume_syntax_is_accepted() {
     let g = Gantry::new();
     let image = g.fixture();
     // Commands of the harness run in its home directory.

@@ -15,7 +15,7 @@ fn kill(pid: u32) {
 }
 
 #[test]
-fn the_supervisor_dies() {
+fn a_killed_supervisor_ends_its_pod() {
     let g = Gantry::new();
     let pod = g.detached(&["--name=it"], &["seq", "fork-orphans", "3", "--", "ignore", "SIGTERM"]);
     g.wait_log(&pod, "ignoring");
@@ -28,7 +28,7 @@ fn the_supervisor_dies() {
 }
 
 #[test]
-fn an_app_clears_its_parent_death_signal_and_the_supervisor_dies() {
+fn apps_without_parent_death_signal_are_killed_too() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["seq", "pdeathsig-clear", "--", "print", "cleared", "--", "sleep", "forever"]);
     g.wait_log(&pod, "cleared");
@@ -38,7 +38,7 @@ fn an_app_clears_its_parent_death_signal_and_the_supervisor_dies() {
 }
 
 #[test]
-fn an_app_is_killed_from_outside() {
+fn an_app_killed_from_outside_ends_its_pod() {
     let g = Gantry::new();
     let pod = g.detached(&["--name=it"], &["sleep", "forever"]);
     kill(g.app_pid(&pod, "it"));
@@ -47,7 +47,7 @@ fn an_app_is_killed_from_outside() {
 }
 
 #[test]
-fn the_command_line_dies_and_the_pod_runs_on() {
+fn a_pod_outlives_its_killed_command() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM", "7"]);
@@ -63,7 +63,7 @@ fn the_command_line_dies_and_the_pod_runs_on() {
 }
 
 #[test]
-fn run_dies_at_any_moment() {
+fn run_survives_kills_at_any_point() {
     let g = Gantry::new();
     let image = g.fixture();
     let whole = g.app(&[], &["true"]).duration;
@@ -83,7 +83,7 @@ fn run_dies_at_any_moment() {
 }
 
 #[test]
-fn fetch_dies_at_any_moment() {
+fn fetch_survives_kills_at_any_point() {
     let g = Gantry::new();
     let layer = |i: u8| gantry_fixtures::Layer::new().file(format!("file{i}"), vec![i; 3_000_000], 0o644);
     let image = gantry_fixtures::Image::builder().layer(layer(1)).layer(layer(2)).layer(layer(3)).entrypoint(&["/x"]);
@@ -110,7 +110,7 @@ fn fetch_dies_at_any_moment() {
 }
 
 #[test]
-fn rm_dies_at_any_moment_and_is_finished_by_the_next_command() {
+fn the_next_command_finishes_a_killed_rm() {
     let g = Gantry::new();
     let exited = || {
         // Enough files for the deletion to take some time.
@@ -161,7 +161,7 @@ fn next_boot(g: &Gantry, args: &[&str]) -> Out {
 /// Unsynced data may be lost, in the worst order: all directories are as after the removals, the database is as of an
 /// earlier sync.
 #[test]
-fn a_power_cut_leaves_no_row_without_its_directory() {
+fn power_loss_leaves_no_row_without_directory() {
     let g = Gantry::new();
     let image = g.fixture();
     g.app(&[], &["print", "one"]).succeeded();
@@ -194,7 +194,7 @@ fn a_power_cut_leaves_no_row_without_its_directory() {
 }
 
 #[test]
-fn a_prepared_pod_that_lost_its_directory_is_collected() {
+fn prepared_pods_without_directory_are_collected() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(&g.run(&["prepare", "--net=none", &image]).ok());
@@ -211,7 +211,7 @@ fn a_prepared_pod_that_lost_its_directory_is_collected() {
 
 /// A deletion failed half-way: the pod is shown as being deleted until its last file is gone.
 #[test]
-fn a_deletion_that_failed_looks_the_same_to_whoever_comes_first() {
+fn every_command_continues_a_failed_deletion() {
     let gc: &[&str] = &["gc", "--grace-period=0s"];
     for first in [gc, &["list"], &["doctor"], &["image", "gc"], &["rm", "POD"]] {
         let g = Gantry::new();
@@ -234,7 +234,7 @@ fn a_deletion_that_failed_looks_the_same_to_whoever_comes_first() {
 }
 
 #[test]
-fn two_hands_on_one_pod() {
+fn concurrent_commands_on_one_pod_agree() {
     let g = Gantry::new();
     for _ in 0..5 {
         let pod = g.detached(&[], &["obey", "SIGTERM"]);

@@ -34,7 +34,7 @@ fn cgroups(pod: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_pod_is_settled_without_any_command() {
+fn pods_are_reconciled_without_a_command() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut keeper = g.keeper(&[]);
@@ -66,7 +66,7 @@ fn a_dead_supervisor_is_noticed() {
 }
 
 #[test]
-fn an_app_that_ends_before_its_pod_is_noted() {
+fn app_exits_are_recorded_before_the_pod_ends() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut keeper = g.keeper(&[]);
@@ -85,7 +85,7 @@ fn an_app_that_ends_before_its_pod_is_noted() {
 
 /// Without a free inotify instance (here: in a user namespace that allows none), gantryd polls once a second.
 #[test]
-fn it_keeps_also_where_nothing_can_be_watched() {
+fn without_inotify_gantryd_polls() {
     let g = Gantry::new();
     let image = g.fixture();
     let plain = g.daemon(&["--listen=none"]);
@@ -117,7 +117,7 @@ fn it_keeps_also_where_nothing_can_be_watched() {
 }
 
 #[test]
-fn it_dies_and_the_next_one_takes_over() {
+fn a_new_gantryd_replaces_a_killed_one() {
     let g = Gantry::new();
     let image = g.fixture();
     let keeper = g.keeper(&[]);
@@ -142,7 +142,7 @@ fn it_dies_and_the_next_one_takes_over() {
 }
 
 #[test]
-fn expired_and_ended_pods_go() {
+fn expired_and_ended_pods_are_collected() {
     let g = Gantry::new();
     let image = g.fixture();
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
@@ -162,7 +162,7 @@ fn expired_and_ended_pods_go() {
 /// Polling clients find a pod in its final state until its grace period is over, however often garbage is collected
 /// meanwhile.
 #[test]
-fn an_exited_pod_stays_exited_until_its_grace_period_is_over() {
+fn exited_pods_are_kept_for_their_grace_period() {
     let g = Gantry::new();
     let image = g.fixture();
     let exited = g.detached(&[], &["exit", "0"]);
@@ -185,7 +185,7 @@ fn an_exited_pod_stays_exited_until_its_grace_period_is_over() {
 }
 
 #[test]
-fn it_ends_and_pods_run_on() {
+fn pods_outlive_gantryd() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut keeper = g.keeper(&[]);
@@ -197,7 +197,7 @@ fn it_ends_and_pods_run_on() {
 }
 
 #[test]
-fn only_one_keeps_a_directory() {
+fn only_one_gantryd_runs_per_data_directory() {
     let g = Gantry::new();
     let keeper = g.keeper(&[]);
     let dir = g.dir().display().to_string();
@@ -211,7 +211,7 @@ fn only_one_keeps_a_directory() {
 }
 
 #[test]
-fn a_damaged_configuration_is_refused() {
+fn an_invalid_configuration_is_rejected() {
     let g = Gantry::new();
     for (text, want) in [
         ("gc-interval = ", "line 1"),
@@ -231,7 +231,7 @@ fn a_damaged_configuration_is_refused() {
 }
 
 #[test]
-fn the_configuration_is_read_again() {
+fn the_configuration_is_reloaded_on_sighup() {
     let g = Gantry::new();
     let image = g.fixture();
     let path = g.write("config.toml", "gc-interval = '1h'\n");
@@ -250,7 +250,7 @@ fn the_configuration_is_read_again() {
 }
 
 #[test]
-fn the_service_manager_is_told() {
+fn the_service_manager_is_notified() {
     let g = Gantry::new();
     let path = g.scratch().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();

@@ -213,38 +213,38 @@ fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>) {
 }
 
 #[test]
-fn its_header_is_overwritten() {
+fn an_overwritten_header_is_restored() {
     comes_back(|g| overwrite(g, 0, 100));
 }
 
 #[test]
-fn pages_are_overwritten() {
+fn overwritten_pages_are_restored() {
     comes_back(|g| overwrite(g, 3 * PAGE, 30 * PAGE));
 }
 
 #[test]
-fn it_is_empty() {
+fn an_empty_database_file_is_restored() {
     comes_back(|g| truncate(g, 0));
 }
 
 #[test]
-fn half_of_it_is_gone() {
+fn a_truncated_database_is_restored() {
     comes_back(|g| truncate(g, 50));
 }
 
 #[test]
-fn it_is_gone() {
+fn a_missing_database_is_restored() {
     comes_back(|g| fs::remove_file(db(g, "")));
 }
 
 #[test]
-fn its_wal_is_overwritten() {
+fn an_overwritten_wal_is_restored() {
     comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]));
 }
 
 /// SQLite reads each of these as a database without a WAL, and reports the database as intact.
 #[test]
-fn its_wal_is_lost_and_commands_come_first() {
+fn a_lost_wal_is_detected_by_commands() {
     comes_back(|g| fs::write(db(g, "-wal"), ""));
     comes_back(|g| fs::remove_file(db(g, "-wal")));
     let header = |g: &Gantry| {
@@ -256,7 +256,7 @@ fn its_wal_is_lost_and_commands_come_first() {
 
 /// As after copying `gantry.db` alone.
 #[test]
-fn only_the_database_file_itself_is_left() {
+fn a_database_copied_without_wal_is_restored() {
     comes_back(|g| ["-wal", "-shm"].iter().try_for_each(|suffix| fs::remove_file(db(g, suffix))));
 }
 
@@ -267,12 +267,12 @@ fn halve_the_wal(g: &Gantry) -> io::Result<()> {
 }
 
 #[test]
-fn the_end_of_its_wal_is_gone() {
+fn a_truncated_wal_is_restored() {
     comes_back(halve_the_wal);
 }
 
 #[test]
-fn kill_nine_anywhere_after_the_end_of_its_wal_is_gone() {
+fn recovery_of_a_truncated_wal_survives_kills() {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
     halve_the_wal(g).unwrap();
@@ -290,7 +290,7 @@ fn kill_nine_anywhere_after_the_end_of_its_wal_is_gone() {
 }
 
 #[test]
-fn without_a_backup_what_can_be_read_is_served_read_only() {
+fn readable_databases_without_backup_are_served_read_only() {
     let world = World::new(NEVER, "info: keeping");
     let g = &world.g;
     assert_eq!(fs::read_dir(g.dir().join("backups")).unwrap().count(), 0, "none were to be made");
@@ -331,7 +331,7 @@ fn without_a_backup_what_can_be_read_is_served_read_only() {
 }
 
 #[test]
-fn without_a_backup_what_cannot_be_read_is_made_from_the_disk() {
+fn rows_without_backup_are_rebuilt_from_directories() {
     let world = World::new(NEVER, "info: keeping");
     let g = &world.g;
     overwrite(g, 0, 100).unwrap();
@@ -346,7 +346,7 @@ fn without_a_backup_what_cannot_be_read_is_made_from_the_disk() {
 }
 
 #[test]
-fn what_cannot_be_a_pod_again_is_kept_aside() {
+fn unrecoverable_pod_directories_are_set_aside() {
     let g = Gantry::new();
     let exited = g.detached(&[], &["print", "last words"]);
     g.wait_state(&exited, "exited");
@@ -374,7 +374,7 @@ fn what_cannot_be_a_pod_again_is_kept_aside() {
 }
 
 #[test]
-fn what_runs_without_an_image_keeps_its_layers_and_is_taken_over_later() {
+fn pods_without_image_rows_keep_their_layers() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["obey", "SIGTERM", "7"]);
     g.wait_log(&pod, "obeying");
@@ -403,7 +403,7 @@ fn what_runs_without_an_image_keeps_its_layers_and_is_taken_over_later() {
 }
 
 #[test]
-fn a_restore_that_was_killed_is_finished() {
+fn a_killed_restore_is_completed() {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
     // A restore was killed after it moved the damaged database away, but not its WAL; the new database is still in
@@ -424,7 +424,7 @@ fn a_restore_that_was_killed_is_finished() {
 }
 
 #[test]
-fn kill_nine_anywhere_in_a_restore() {
+fn a_restore_survives_kills_at_any_point() {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
     overwrite(g, 0, 100).unwrap();
@@ -451,7 +451,7 @@ fn kill_nine_anywhere_in_a_restore() {
 }
 
 #[test]
-fn who_waits_for_a_pod_is_told_its_end() {
+fn run_returns_the_exit_code_despite_database_loss() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM", "7"]);
@@ -467,7 +467,7 @@ fn who_waits_for_a_pod_is_told_its_end() {
 }
 
 #[test]
-fn it_is_removed_while_gantryd_runs() {
+fn a_database_removed_under_gantryd_is_restored() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["obey", "SIGTERM", "7"]);
     let mut keeper = daemon(&g, HOURLY);
@@ -480,7 +480,7 @@ fn it_is_removed_while_gantryd_runs() {
 }
 
 #[test]
-fn backups_are_made_while_something_changes() {
+fn backups_are_made_only_after_changes() {
     let g = Gantry::new();
     let mut keeper = daemon(&g, "backup-interval = '100ms'\n");
     keeper.wait_for_complaint("backed up the database");

@@ -18,7 +18,7 @@ fn is_well_until_the_end(g: &Gantry, mut busy: Vec<Running>) {
 }
 
 #[test]
-fn what_starts_and_ends_meanwhile_is_no_finding() {
+fn starting_and_ending_pods_are_no_findings() {
     let space = Space::new();
     let g = Gantry::in_space(&space);
     let image = g.fixture();
@@ -35,7 +35,7 @@ fn what_starts_and_ends_meanwhile_is_no_finding() {
 
 /// One after the other, the timeouts would exceed the deadline of a command: each is ten seconds.
 #[test]
-fn hung_supervisors_are_asked_side_by_side() {
+fn hung_supervisors_are_queried_concurrently() {
     let g = Gantry::new();
     let pods: Vec<String> = (0..7).map(|_| g.detached(&[], &["sleep", "forever"])).collect();
     let signal = |signal| {
@@ -73,7 +73,7 @@ fn missing_directories_are_findings() {
 }
 
 #[test]
-fn a_record_of_a_restore_that_cannot_be_read_keeps_nobody_from_keeping() {
+fn an_unreadable_restore_record_does_not_block_gantryd() {
     let g = Gantry::new();
     g.fixture();
     let record = g.dir().join("restored");

@@ -8,7 +8,7 @@ use gantry_tests::{Gantry, pod_id};
 const FAILED: i32 = 125;
 
 #[test]
-fn commands_that_cannot_be_executed() {
+fn unexecutable_commands_are_reported() {
     let g = Gantry::new();
     let image = g.fixture();
     for (exec, code, says) in [
@@ -53,7 +53,7 @@ fn users_are_resolved_strictly() {
 }
 
 #[test]
-fn unknown_flags_and_commands() {
+fn unknown_flags_and_commands_are_rejected() {
     let g = Gantry::new();
     let image = g.fixture();
     for (line, says) in [
@@ -84,7 +84,7 @@ fn unknown_flags_and_commands() {
 }
 
 #[test]
-fn pods_that_do_not_exist() {
+fn missing_pods_are_reported() {
     let g = Gantry::new();
     let _ = g.fixture();
     let unknown = "00000000-0000-4000-8000-000000000000";
@@ -120,7 +120,7 @@ fn ambiguous_prefixes_are_refused() {
 }
 
 #[test]
-fn invalid_names() {
+fn invalid_names_are_rejected() {
     let g = Gantry::new();
     let long = "a".repeat(64);
     for name in ["", "..", "a/b", "a b", "-a", "a-", "A", "a\nb", "\u{202e}gnp", "\u{1b}[31mred", &long] {
@@ -135,7 +135,7 @@ fn invalid_names() {
 }
 
 #[test]
-fn invalid_environment() {
+fn invalid_environments_are_rejected() {
     let g = Gantry::new();
     for entry in ["", "=x", "line\nbreak=x"] {
         let out = g.app(&["--environment", entry], &["true"]);
@@ -152,7 +152,7 @@ fn invalid_environment() {
 }
 
 #[test]
-fn invalid_working_directories() {
+fn invalid_working_directories_are_rejected() {
     let g = Gantry::new();
     for path in ["relative", "/proc/self/fd/7", "/proc/1/root", "/../..", "/etc/passwd", "/procself/etc", ""] {
         let out = g.app(&["--working-dir", path], &["cwd"]);
@@ -163,7 +163,7 @@ fn invalid_working_directories() {
 }
 
 #[test]
-fn invalid_mounts() {
+fn invalid_mounts_are_rejected() {
     let g = Gantry::new();
     let image = g.fixture();
     let volume = format!("--volume=v,kind=host,source={}", g.scratch().display());
@@ -183,7 +183,7 @@ fn invalid_mounts() {
 }
 
 #[test]
-fn images_that_do_not_exist() {
+fn missing_images_are_reported() {
     let g = Gantry::new();
     let empty = g.scratch().join("empty");
     std::fs::create_dir_all(&empty).unwrap();
@@ -211,7 +211,7 @@ fn images_that_do_not_exist() {
 }
 
 #[test]
-fn image_without_a_command() {
+fn images_without_a_command_are_rejected() {
     let g = Gantry::new();
     let image = Image::builder().layer(Layer::new().file("x", b"x", 0o644)).build().unwrap();
     let image = g.import("mute", &image);
@@ -219,7 +219,7 @@ fn image_without_a_command() {
 }
 
 #[test]
-fn untrusted_data_directories() {
+fn untrusted_data_directories_are_rejected() {
     use std::os::unix::fs::PermissionsExt as _;
     let g = Gantry::new();
     let open = g.scratch().join("open");

@@ -121,7 +121,7 @@ fn check(events: &[Value]) {
 }
 
 #[test]
-fn all_nine_are_told_once_with_and_without_the_daemon() {
+fn each_event_is_recorded_once() {
     let mut both = Vec::new();
     for kept in [false, true] {
         let g = Gantry::new();
@@ -170,7 +170,7 @@ fn all_nine_are_told_once_with_and_without_the_daemon() {
 }
 
 #[test]
-fn a_follower_notices_what_no_command_did() {
+fn a_follower_reports_unobserved_changes() {
     let g = Gantry::new();
     let pod = g.detached(&["--name=it"], &["obey", "SIGTERM", "4"]);
     g.wait_log(&pod, "obeying");
@@ -229,7 +229,7 @@ fn since_midnight(time: &str) -> u64 {
 }
 
 #[test]
-fn events_of_other_processes_come_soon() {
+fn events_of_other_processes_arrive_promptly() {
     const DAY: u64 = 86_400_000_000_000;
     for kept in [false, true] {
         let g = Gantry::new();
@@ -261,7 +261,7 @@ fn events_of_other_processes_come_soon() {
 }
 
 #[test]
-fn no_event_of_a_killed_writer_is_lost() {
+fn events_of_killed_writers_are_not_lost() {
     let g = Gantry::new();
     let image = g.fixture();
     let follower = Follower::start(&g, &["--since=1h"]);
@@ -286,7 +286,7 @@ fn no_event_of_a_killed_writer_is_lost() {
 }
 
 #[test]
-fn ranges_and_forms() {
+fn ranges_and_output_formats_are_supported() {
     let g = Gantry::new();
     assert!(g.run(&["events"]).ok().stdout.starts_with("TIME"), "a header also when there is nothing");
     let _ = g.app(&["--name=it"], &["exit", "3"]).exits(3);
@@ -335,7 +335,7 @@ fn ranges_and_forms() {
 }
 
 #[test]
-fn a_follower_ends_at_its_time_and_with_its_reader() {
+fn followers_end_at_their_deadline_or_on_sigpipe() {
     let g = Gantry::new();
     g.fixture();
     // Far enough away that all followers have started by then.
@@ -359,7 +359,7 @@ fn a_follower_ends_at_its_time_and_with_its_reader() {
 
 /// A pod ends shortly before the end time, and no command has reconciled it.
 #[test]
-fn a_follower_settles_once_more_at_its_time() {
+fn a_follower_reconciles_once_more_at_its_deadline() {
     let g = Gantry::new();
     let image = g.fixture();
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -388,7 +388,7 @@ fn a_follower_settles_once_more_at_its_time() {
 }
 
 #[test]
-fn the_daemon_trims_and_who_missed_something_is_told() {
+fn trimming_by_gantryd_is_reported_as_a_gap() {
     let g = Gantry::new();
     let image = g.fixture();
     // 1 prepared, 1 started, 60 + 60 of the apps, 1 exited, 1 collected.
@@ -434,7 +434,7 @@ fn the_daemon_trims_and_who_missed_something_is_told() {
 
 /// More events than the default limit, and fewer than the configured one.
 #[test]
-fn gc_keeps_as_many_as_the_configuration_says() {
+fn gc_keeps_the_configured_number_of_events() {
     const MADE: usize = 120_000;
     let g = Gantry::new();
     g.fixture();

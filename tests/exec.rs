@@ -3,7 +3,7 @@
 use gantry_tests::{Gantry, Signal, pod_id};
 
 #[test]
-fn output_and_exit_code() {
+fn output_and_exit_code_are_forwarded() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let exec = |verb: &[&str]| g.run(&[&["exec", &pod, "--", "/bin/app"], verb].concat());
@@ -15,7 +15,7 @@ fn output_and_exit_code() {
 }
 
 #[test]
-fn the_same_place_as_the_app() {
+fn exec_runs_in_the_context_of_the_app() {
     let g = Gantry::new();
     let flags = ["--user=app", "--environment=A=1", "--working-dir=/data", "--caps-retain=", "--name=it"];
     let verb = [
@@ -34,7 +34,7 @@ fn the_same_place_as_the_app() {
 }
 
 #[test]
-fn another_user_directory_and_variable() {
+fn user_directory_and_variables_can_be_overridden() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let line = [
@@ -58,7 +58,7 @@ fn another_user_directory_and_variable() {
 }
 
 #[test]
-fn stdin_goes_in_and_ends() {
+fn stdin_is_forwarded_until_eof() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let mut cat = g.spawn_with_stdin(&["exec", "-i", &pod, "--", "/bin/app", "echo-stdin"]);
@@ -75,7 +75,7 @@ fn stdin_goes_in_and_ends() {
 }
 
 #[test]
-fn files_of_the_caller_do_not_get_in() {
+fn descriptors_of_the_caller_are_not_inherited() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let out = g.run_with_input(&["exec", "-i", &pod, "--", "/bin/app", "fds"], b"secret").ok();
@@ -85,7 +85,7 @@ fn files_of_the_caller_do_not_get_in() {
 }
 
 #[test]
-fn a_terminal() {
+fn exec_with_a_terminal() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let out = g.run(&["exec", "-t", &pod, "--", "/bin/app", "tty"]).ok();
@@ -93,7 +93,7 @@ fn a_terminal() {
 }
 
 #[test]
-fn commands_that_cannot_be_executed() {
+fn unexecutable_commands_are_reported() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     for (command, code) in
@@ -107,7 +107,7 @@ fn commands_that_cannot_be_executed() {
 }
 
 #[test]
-fn only_in_running_pods_and_chosen_apps() {
+fn exec_requires_a_running_app() {
     let g = Gantry::new();
     let image = g.fixture();
     let prepared = pod_id(&g.run(&["prepare", &image]).ok());
@@ -138,7 +138,7 @@ fn only_in_running_pods_and_chosen_apps() {
 }
 
 #[test]
-fn the_client_dies_and_its_command_too() {
+fn a_killed_client_ends_its_command() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let mut exec =
@@ -154,7 +154,7 @@ fn the_client_dies_and_its_command_too() {
 }
 
 #[test]
-fn many_at_once_and_the_end_of_the_pod() {
+fn concurrent_commands_end_with_the_pod() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let all: Vec<_> = (0..10).map(|i| g.spawn(&["exec", &pod, "--", "/bin/app", "exit", &format!("{i}")])).collect();
@@ -170,7 +170,7 @@ fn many_at_once_and_the_end_of_the_pod() {
 
 /// Through /proc/self/fd, a program could change the mode of the host's /dev/null.
 #[test]
-fn the_null_device_is_the_apps_own() {
+fn the_null_device_belongs_to_the_app() {
     use std::os::linux::fs::MetadataExt as _;
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
@@ -199,7 +199,7 @@ fn the_null_device_is_the_apps_own() {
 /// An app can stop every process it sees, also a process that is about to execute a program; a frozen cgroup has the
 /// same effect. No command waits for such a process.
 #[test]
-fn an_exec_that_does_not_get_on_holds_up_nobody() {
+fn a_stuck_exec_does_not_block_other_commands() {
     let g = Gantry::new();
     let pod = g.detached(&["--name=it"], &["sleep", "forever"]);
     let groups = std::fs::read_to_string(format!("/proc/{}/cgroup", g.app_pid(&pod, "it"))).unwrap();

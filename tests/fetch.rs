@@ -11,7 +11,7 @@ fn tiny(text: &str) -> gantry_fixtures::ImageBuilder {
 }
 
 #[test]
-fn every_source_gives_the_same_image() {
+fn every_source_yields_the_same_image() {
     let g = Gantry::new();
     let id = g.fixture();
     let standard = g.scratch().join("standard");
@@ -36,7 +36,7 @@ fn every_source_gives_the_same_image() {
 }
 
 #[test]
-fn every_compression_and_both_styles() {
+fn every_compression_and_both_media_types_are_accepted() {
     let g = Gantry::new();
     for (i, (compression, style)) in [Compression::Gzip, Compression::Zstd, Compression::Plain]
         .into_iter()
@@ -70,7 +70,7 @@ fn images_are_listed_shown_and_removed() {
 }
 
 #[test]
-fn an_image_is_found_by_the_beginning_of_its_id_everywhere() {
+fn image_id_prefixes_are_accepted_everywhere() {
     let g = Gantry::new();
     let id = g.fixture();
     let hex = &id["sha256:".len()..];
@@ -84,7 +84,7 @@ fn an_image_is_found_by_the_beginning_of_its_id_everywhere() {
 }
 
 #[test]
-fn an_archive_takes_no_name_of_another_image_unless_it_is_allowed_to() {
+fn archives_replace_names_only_when_allowed() {
     let g = Gantry::new();
     let (good, evil) = (tiny("good").build().unwrap(), tiny("evil").build().unwrap());
     let archive = |name: &str, image: &gantry_fixtures::Image| {
@@ -130,7 +130,7 @@ fn walk(dir: &std::path::Path) -> Vec<String> {
 }
 
 #[test]
-fn an_image_in_use_stays() {
+fn images_in_use_are_not_removed() {
     let g = Gantry::new();
     let id = g.fixture();
     let pod = pod_id(&g.run(&["prepare", "--net=none", &id, "--", "args"]).ok());
@@ -143,7 +143,7 @@ fn an_image_in_use_stays() {
 }
 
 #[test]
-fn images_that_lie_are_refused() {
+fn inconsistent_images_are_rejected() {
     let g = Gantry::new();
     let edited = |edit: fn(&mut serde_json::Value)| tiny("x").edit_manifest(edit).build().unwrap();
     let wrong = format!("sha256:{}", "0".repeat(64));
@@ -171,7 +171,7 @@ fn images_that_lie_are_refused() {
 }
 
 #[test]
-fn damaged_layouts_are_refused() {
+fn damaged_layouts_are_rejected() {
     let g = Gantry::new();
     let image = tiny("x").build().unwrap();
     let blob = digest(&image.layers[0].blob).replace(':', "/");
@@ -194,7 +194,7 @@ fn damaged_layouts_are_refused() {
 }
 
 #[test]
-fn layers_that_attack_never_leave_their_directory() {
+fn hostile_layers_stay_inside_their_directory() {
     let g = Gantry::new();
     let marker = g.scratch().join("marker");
     let name = marker.display().to_string();
@@ -218,7 +218,7 @@ fn layers_that_attack_never_leave_their_directory() {
 }
 
 #[test]
-fn one_pull_at_a_time() {
+fn concurrent_fetches_yield_one_image() {
     let g = Gantry::new();
     let layer = Layer::new().file("noise", vec![7u8; 20_000_000], 0o644);
     let image = Image::builder().layer(layer).entrypoint(&["/x"]).build().unwrap();

@@ -68,7 +68,7 @@ fn unread(g: &Gantry, line: &[String]) -> Child {
 }
 
 #[test]
-fn a_slow_reader_of_a_pipe_gets_every_byte() {
+fn a_slow_pipe_reader_gets_every_byte() {
     let g = Gantry::new();
     let mut child = unread(&g, &line_of(&g, &[]));
     wait_blocked(&g);
@@ -98,17 +98,17 @@ fn a_slow_terminal_gets_every_byte() {
 }
 
 #[test]
-fn a_slow_terminal_gets_every_byte_of_an_apps_terminal() {
+fn a_slow_terminal_gets_all_app_terminal_output() {
     slow_terminal(&["-t"]);
 }
 
 #[test]
-fn a_slow_terminal_gets_every_byte_of_an_interactive_app() {
+fn a_slow_terminal_gets_all_interactive_output() {
     slow_terminal(&["-it"]);
 }
 
 #[test]
-fn a_prepared_pod_is_held_back_too() {
+fn run_prepared_waits_for_slow_readers_too() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "flood", "3000000"]).ok());
@@ -121,7 +121,7 @@ fn a_prepared_pod_is_held_back_too() {
 
 /// Output that an app wrote before its end is forwarded however long that takes; meanwhile the pod can be inspected.
 #[test]
-fn the_rest_is_passed_on_after_the_app_has_ended() {
+fn remaining_output_is_forwarded_after_exit() {
     let g = Gantry::new();
     let image = g.fixture();
     // More than the command's output pipe holds, and less than all pipes on the way.
@@ -142,7 +142,7 @@ fn the_rest_is_passed_on_after_the_app_has_ended() {
 
 /// Stopping does not wait for a reader that never reads; the lost output is reported.
 #[test]
-fn a_reader_that_does_not_read_cannot_keep_a_pod() {
+fn a_blocked_reader_does_not_delay_stopping() {
     let g = Gantry::new();
     let image = g.fixture();
     let line = ["run", "--net=none", "--quiet", &image, "--", "flood", "300000000"].map(str::to_owned);
@@ -161,7 +161,7 @@ fn a_reader_that_does_not_read_cannot_keep_a_pod() {
 
 /// A killed foreground command does not block the app.
 #[test]
-fn a_killed_foreground_costs_the_app_nothing() {
+fn killed_foreground_commands_do_not_block_the_app() {
     let g = Gantry::new();
     let image = g.fixture();
     let line = ["run", "--net=none", "--quiet", &image, "--", "flood", "30000000"].map(str::to_owned);
@@ -175,7 +175,7 @@ fn a_killed_foreground_costs_the_app_nothing() {
 
 /// The log is written besides the foreground output; its rotation does not affect the foreground.
 #[test]
-fn the_log_has_it_too() {
+fn foreground_output_is_logged_too() {
     let g = Gantry::new();
     let text = g.app(&[], &["seq", "lines", "2000", "100", "--", "eprint", "bad", "--", "no-newline", "end"]).ok();
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
@@ -184,7 +184,7 @@ fn the_log_has_it_too() {
 }
 
 #[test]
-fn bytes_without_a_newline_come_at_once() {
+fn incomplete_lines_are_forwarded_at_once() {
     let g = Gantry::new();
     let image = g.fixture();
     let line = ["run", "--net=none", "--quiet", &image, "--", "seq", "no-newline", "50%", "--", "obey", "TERM", "3"];
@@ -213,7 +213,7 @@ fn a_followed_log_shows_unfinished_lines() {
 
 /// Lines of several apps are not mixed.
 #[test]
-fn lines_of_several_apps_say_whose_they_are() {
+fn lines_of_several_apps_are_prefixed() {
     let g = Gantry::new();
     let image = g.fixture();
     let verb = ["lines", "20000", "50"];
@@ -232,7 +232,7 @@ fn lines_of_several_apps_say_whose_they_are() {
 
 /// A prompt has no newline. With several apps it is printed nevertheless, and another app's output begins a new line.
 #[test]
-fn an_unfinished_line_of_several_apps_is_shown() {
+fn prompts_of_several_apps_are_shown() {
     let g = Gantry::new();
     let image = g.fixture();
     let prompt = ["--name=a", "--", "seq", "no-newline", "Name: ", "--", "obey", "USR1", "--", "print", "x", "---"];
@@ -251,7 +251,7 @@ fn an_unfinished_line_of_several_apps_is_shown() {
 
 /// Both outputs go to one file: writes with a pause in between stay in order.
 #[test]
-fn outputs_keep_their_order() {
+fn stdout_and_stderr_keep_their_order() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut command = g.command(&["run", "--net=none", "--quiet", &image, "--"]);
@@ -263,7 +263,7 @@ fn outputs_keep_their_order() {
 
 /// The disk fills up while the app runs: its log is dropped, the foreground output is not.
 #[test]
-fn a_full_disk_takes_nothing_from_the_foreground() {
+fn a_full_disk_loses_no_foreground_output() {
     let g = Gantry::new();
     let disk = SmallDisk::new(&g, "32m");
     let standard = g.scratch().join("standard");
@@ -289,7 +289,7 @@ fn foreground(g: &Gantry, flags: &[&str], verb: &[&str]) -> Running {
 }
 
 #[test]
-fn signals_are_passed_on() {
+fn signals_are_forwarded() {
     let g = Gantry::new();
     let mut run = foreground(&g, &[], &["ignore", "USR1", "USR2", "ALRM", "CONT", "QUIT", "WINCH", "40"]);
     run.wait_for_output("ignoring");
@@ -309,7 +309,7 @@ fn signals_are_passed_on() {
 }
 
 #[test]
-fn without_a_proxy_signals_end_the_command_alone() {
+fn without_sig_proxy_signals_end_only_the_command() {
     let g = Gantry::new();
     let run = foreground(&g, &["--sig-proxy=false"], &["sleep", "forever"]);
     let pod = wait_for("the pod to run", || {
@@ -340,7 +340,7 @@ fn the_exit_code_outlives_the_pod() {
 }
 
 #[test]
-fn an_app_that_ran_out_of_memory_is_told() {
+fn out_of_memory_kills_are_reported() {
     let g = Gantry::new();
     let out = g.app(&["--memory=32Mi", "--name=hog"], &["alloc", "200"]).exits(137);
     let out = out.complains(&["app 'hog' ran out of memory"]);

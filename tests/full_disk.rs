@@ -34,7 +34,7 @@ fn assert_clean(disk: &SmallDisk<'_>) {
 }
 
 #[test]
-fn an_image_that_does_not_fit_is_refused_whole() {
+fn an_image_that_does_not_fit_leaves_nothing() {
     let g = Gantry::new();
     let disk = SmallDisk::new(&g, "8m");
     let reference = g.layout("big", &big(40 << 20));
@@ -49,7 +49,7 @@ fn an_image_that_does_not_fit_is_refused_whole() {
 }
 
 #[test]
-fn what_frees_space_works_without_any() {
+fn commands_that_free_space_need_none() {
     let g = Gantry::new();
     let disk = SmallDisk::new(&g, "16m");
     let kept = tiny("kept");
@@ -85,7 +85,7 @@ fn what_frees_space_works_without_any() {
 }
 
 #[test]
-fn a_pod_runs_on_when_the_disk_is_full() {
+fn pods_keep_running_on_a_full_disk() {
     let g = Gantry::new();
     let disk = SmallDisk::new(&g, "32m");
     let standard = g.scratch().join("standard");
@@ -127,7 +127,7 @@ fn fill_for_good(disk: &SmallDisk<'_>) {
 
 /// The shm file of a database that no process has open may be of any length.
 #[test]
-fn lists_need_no_space_for_the_index_of_the_wal() {
+fn list_needs_no_space_for_a_wal_index() {
     let g = Gantry::new();
     for disk in [SmallDisk::new(&g, "16m"), SmallDisk::ext4(&g, "16m", 1024)] {
         let (disk, image) = disk_with_fixture(&g, disk);
@@ -147,7 +147,7 @@ fn lists_need_no_space_for_the_index_of_the_wal() {
 }
 
 #[test]
-fn a_full_disk_can_be_emptied_again_and_again() {
+fn a_full_disk_can_be_emptied_repeatedly() {
     let g = Gantry::new();
     for disk in [SmallDisk::new(&g, "24m"), SmallDisk::ext4(&g, "24m", 4096)] {
         let (disk, image) = disk_with_fixture(&g, disk);
@@ -178,7 +178,7 @@ fn a_full_disk_can_be_emptied_again_and_again() {
 }
 
 #[test]
-fn a_pod_is_seen_and_stopped_where_nothing_can_be_written() {
+fn pods_can_be_stopped_on_a_full_disk() {
     let g = Gantry::new();
     let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));
     let run = |verb: &[&str]| pod_id(&disk.run(&[&["run", "--net=none", "-d", &image, "--"], verb].concat()).ok());
@@ -216,7 +216,7 @@ fn a_pod_is_seen_and_stopped_where_nothing_can_be_written() {
 }
 
 #[test]
-fn gantryd_starts_on_a_full_disk_and_collects() {
+fn gantryd_collects_garbage_on_a_full_disk() {
     let g = Gantry::new();
     let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));
     disk.run(&["prepare", "--net=none", &image, "--", "true"]).succeeded();
@@ -234,7 +234,7 @@ fn gantryd_starts_on_a_full_disk_and_collects() {
 /// SQLite's shared memory file is sparse where blocks are smaller than a page; touching a hole on a full disk raises
 /// SIGBUS.
 #[test]
-fn small_blocks_of_a_full_disk_end_no_command() {
+fn a_full_disk_raises_no_sigbus() {
     let g = Gantry::new();
     let (disk, image) = disk_with_fixture(&g, SmallDisk::ext4(&g, "24m", 1024));
     let pod = pod_id(&disk.run(&["run", "--net=none", "-d", &image, "--", "sleep", "forever"]).ok());

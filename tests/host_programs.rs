@@ -130,7 +130,7 @@ impl Target {
 }
 
 #[test]
-fn the_program_of_pid_1_cannot_be_changed() {
+fn the_program_of_pid_1_cannot_be_overwritten() {
     let t = Target::new();
     let pod = t.pod(&[TRACE], &["change-program", "1"]);
     t.all_failed(&pod, "PID 1");
@@ -142,7 +142,7 @@ fn the_program_of_pid_1_cannot_be_changed() {
 
 /// With the default capabilities: the app itself executes gantry-stage1, and waits for its standard input.
 #[test]
-fn an_app_that_becomes_the_program_cannot_change_it() {
+fn an_app_executing_gantry_stage1_cannot_overwrite_it() {
     let t = Target::new();
     let pod = t.becomes_the_program();
     let mut attacker = t.start(&["exec", &pod, "--", "/bin/app", "change-program", "any"], false);
@@ -154,7 +154,7 @@ fn an_app_that_becomes_the_program_cannot_change_it() {
 
 /// A program executed in the app exits at once, so the attacker has to catch it.
 #[test]
-fn a_program_that_becomes_gantry_stage1_cannot_be_used() {
+fn an_exec_of_gantry_stage1_cannot_be_exploited() {
     let t = Target::new();
     let pod = t.pod(&[], &["change-program", "any"]);
     for _ in 0..30 {
@@ -167,7 +167,7 @@ fn a_program_that_becomes_gantry_stage1_cannot_be_used() {
 
 /// Forks of the supervisor that have not executed their program yet; an app with CAP_SYS_PTRACE may inspect them.
 #[test]
-fn a_process_on_its_way_to_execve_cannot_be_used() {
+fn forked_children_cannot_be_exploited_before_execve() {
     let t = Target::new();
     let pod = t.pod(&[TRACE], &["change-program", "any"]);
     t.all_failed(&pod, "PID 1 or a process of exec");
@@ -180,7 +180,7 @@ fn a_process_on_its_way_to_execve_cannot_be_used() {
 /// While the processes of a pod exit, there is a moment in which none executes the file any more and apps still run.
 /// The attacker waits for that moment with a descriptor that it opened before.
 #[test]
-fn a_killed_supervisor_leaves_no_moment_to_overwrite_its_program() {
+fn a_killed_supervisor_opens_no_overwrite_window() {
     let t = Target::new();
     for round in 0..50 {
         let by_trace = round % 2 == 0;

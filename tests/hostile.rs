@@ -149,7 +149,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a01_to_a03_names_that_lead_out() {
+fn a01_to_a03_escaping_names() {
     let t = Target::new();
     t.refuses("dots", Layer::new().file(t.dots("canary"), b"x", 0o644), &["'..'"]);
     t.refuses("dots inside", Layer::new().dir("a", 0o755).file("a/../../b", b"x", 0o644), &["'..'"]);
@@ -174,7 +174,7 @@ fn a01_to_a03_names_that_lead_out() {
 }
 
 #[test]
-fn a04_a_directory_swapped_for_a_link_while_it_is_written() {
+fn a04_directory_swapped_for_a_link() {
     let t = Target::new();
     let mut layer = Layer::new().dir("d", 0o755);
     for i in 0..4000 {
@@ -299,7 +299,7 @@ fn a10_and_a11_attributes() {
 }
 
 #[test]
-fn a12_sizes_that_contradict_each_other() {
+fn a12_contradictory_sizes() {
     let t = Target::new();
     // By one size the inner archive is data of `a`, by the other its entries follow. The extended header counts
     // (POSIX.1-2024, pax).
@@ -320,7 +320,7 @@ fn a12_sizes_that_contradict_each_other() {
 }
 
 #[test]
-fn a13_and_a14_sizes_that_cannot_be() {
+fn a13_and_a14_impossible_sizes() {
     let t = Target::new();
     for kind in [b'L', b'K', b'x', b'g'] {
         let lie = Header { size: 2 << 30, ..Header::new(kind, "././@LongLink") };
@@ -371,7 +371,7 @@ fn a15_and_a16_compression() {
 }
 
 #[test]
-fn a17_more_files_than_any_image_has() {
+fn a17_too_many_entries() {
     let t = Target::new();
     // Entries with this name create no inode but count. They are a gigabyte of headers in 2 MB.
     let thousand = (0..1000).fold(Layer::new(), |layer, _| layer.raw_header(&Header::new(b'0', ".wh..wh.plnk"), b""));
@@ -381,7 +381,7 @@ fn a17_more_files_than_any_image_has() {
 }
 
 #[test]
-fn a18_names_that_hurt() {
+fn a18_extreme_names() {
     let t = Target::new();
     let deep = |depth: usize| "d/".repeat(depth);
     t.refuses("5000 deep", Layer::new().raw_pax(&[("path", deep(5000).as_bytes())]).file("x", b"", 0o644), &["4095"]);
@@ -413,7 +413,7 @@ fn a18_names_that_hurt() {
 }
 
 #[test]
-fn a19_one_name_and_many_kinds() {
+fn a19_duplicate_names_of_different_kinds() {
     let t = Target::new();
     let outside = t.absolute("dir");
     let kinds: [fn(Layer, &str) -> Layer; 5] = [
@@ -459,7 +459,7 @@ fn a20_numbers_out_of_range() {
 }
 
 #[test]
-fn a21_cut_off_at_every_block() {
+fn a21_truncation_at_every_block() {
     let t = Target::new();
     let whole = Layer::new()
         .dir("d", 0o755)
@@ -478,7 +478,7 @@ fn a21_cut_off_at_every_block() {
 }
 
 #[test]
-fn a22_very_many_layers() {
+fn a22_too_many_layers() {
     let t = Target::new();
     let layers = |n: usize| {
         let base = Layer::new().dir("bin", 0o755).file("bin/app", t.g.app_bytes(), 0o755);
@@ -519,7 +519,7 @@ fn index_of(digest: &str, size: usize, kind: &str) -> String {
 }
 
 #[test]
-fn b23_indexes_without_an_end() {
+fn b23_endless_indexes() {
     let t = Target::new();
     let image = of(Layer::new().file("x", b"x", 0o644)).build().unwrap();
     let mut blobs: Vec<(String, Vec<u8>)> = image.blobs().iter().map(|(d, b)| (d.clone(), b.to_vec())).collect();
@@ -542,7 +542,7 @@ fn b23_indexes_without_an_end() {
 }
 
 #[test]
-fn b24_to_b26_documents_that_cheat() {
+fn b24_to_b26_inconsistent_documents() {
     let t = Target::new();
     let plain = || of(Layer::new().file("x", b"x", 0o644));
     let rows: [(&str, ImageBuilder, &[&str]); 5] = [
@@ -664,7 +664,7 @@ fn refusal(kind: &str, path: &str) -> Option<&'static str> {
 }
 
 #[test]
-fn c47_paths_a_runtime_touches() {
+fn c47_links_at_runtime_paths() {
     let t = Target::new();
     let (absolute, dots) = (t.absolute("dir"), t.dots("dir"));
     let canary = t.absolute("canary");

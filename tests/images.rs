@@ -39,7 +39,7 @@ fn talkative() -> Image {
 }
 
 #[test]
-fn inspect_shows_what_an_image_says() {
+fn inspect_shows_the_image_configuration() {
     let g = Gantry::new();
     let id = g.import("talkative", &talkative());
     let text = g.run(&["image", "inspect", &id[7..19]]).ok().stdout;
@@ -98,7 +98,7 @@ fn history_pairs_steps_with_layers() {
 }
 
 #[test]
-fn names_are_given_and_taken_away() {
+fn names_are_added_and_removed() {
     let g = Gantry::new();
     let (one, two) = (g.import("one", &talkative()), g.fixture());
     assert_eq!(
@@ -124,7 +124,7 @@ fn names_are_given_and_taken_away() {
 }
 
 #[test]
-fn force_removes_pods_that_have_ended_and_no_others() {
+fn force_removes_only_ended_pods() {
     let g = Gantry::new();
     let id = g.fixture();
     let ended = pod_id(&g.run(&["run", "--net=none", "--detach", &id, "--", "exit", "3"]).ok());
@@ -143,7 +143,7 @@ fn force_removes_pods_that_have_ended_and_no_others() {
 }
 
 #[test]
-fn a_login_is_checked_filed_and_removed() {
+fn a_login_is_verified_stored_and_removed() {
     let g = Gantry::new();
     let registry = DebianRegistry::protected();
     let host = registry.host();
@@ -201,7 +201,7 @@ fn seen(g: &Gantry, image: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_saved_image_is_loaded_with_the_same_contents() {
+fn saved_images_round_trip() {
     let g = Gantry::new();
     let id = g.fixture();
     g.run(&["image", "tag", &id, "reg.example/team/app:1", "plain:2"]).succeeded();
@@ -255,7 +255,7 @@ fn a_saved_image_is_loaded_with_the_same_contents() {
 }
 
 #[test]
-fn save_and_load_through_pipes() {
+fn save_and_load_work_through_pipes() {
     let g = Gantry::new();
     let id = g.import("talkative", &talkative());
     let archive = g.scratch().join("piped.tar");
@@ -276,7 +276,7 @@ fn save_and_load_through_pipes() {
 }
 
 #[test]
-fn another_platform_is_fetched_and_not_run() {
+fn foreign_platforms_are_fetched_but_not_run() {
     let g = Gantry::new();
     let of = |arch: &str| {
         let layer = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);

@@ -67,7 +67,7 @@ fn init_of(supervisor: u32) -> u32 {
 }
 
 #[test]
-fn supplementary_groups() {
+fn supplementary_groups_are_not_inherited() {
     let g = Gantry::new();
     let image = g.fixture();
     let groups = ["setpriv", "--groups=0,6,27"];
@@ -88,7 +88,7 @@ fn supplementary_groups() {
 }
 
 #[test]
-fn limits_scores_and_priorities() {
+fn limits_scores_and_priorities_are_reset() {
     let g = Gantry::new();
     let verb = ["seq", "rlimits", "--", "oom-adj", "--", "cat", "/proc/self/stat"];
     let image = g.fixture();
@@ -123,7 +123,7 @@ fn limits_scores_and_priorities() {
 }
 
 #[test]
-fn descriptors() {
+fn descriptors_are_not_inherited() {
     let g = Gantry::new();
     let image = g.fixture();
     let file = g.scratch().join("locked");
@@ -146,7 +146,7 @@ fn app_name(g: &Gantry, pod: &str) -> String {
 }
 
 #[test]
-fn session_keyring() {
+fn the_session_keyring_is_not_inherited() {
     let g = Gantry::new();
     let image = g.fixture();
     let app = g.app_program().display().to_string();
@@ -169,7 +169,7 @@ fn session_keyring() {
 
 /// A shell on a terminal starts a pod in the background and one in the foreground: neither stays in its session.
 #[test]
-fn session_and_terminal() {
+fn session_and_terminal_are_left() {
     let g = Gantry::new();
     let image = g.fixture();
     let script = g.scratch().join("on-terminal");
@@ -218,7 +218,7 @@ fn session_and_terminal() {
 /// The supervisor joins the process group of its parent to leave its own, which fails if the engine was killed by
 /// then. A damaged plan shows how far the supervisor got.
 #[test]
-fn the_session_is_left_also_when_the_engine_is_dead() {
+fn the_session_is_left_without_an_engine() {
     let g = Gantry::new();
     let lock = g.scratch();
     // With job control (set -m), the job leads a process group, like a supervisor started by the engine. The job
@@ -247,7 +247,7 @@ fn start_by_terminal(g: &Gantry, line: &str) -> Running {
 
 /// The PID 1 entry in `ps`, inside and outside the pod.
 #[test]
-fn pid_1_shows_nothing_of_the_host() {
+fn pid_1_exposes_nothing_of_the_host() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     assert_eq!(g.run(&["exec", &pod, "--", "/bin/app", "cat", "/proc/1/cmdline"]).ok().stdout, "gantry-init\0");

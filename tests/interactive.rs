@@ -23,7 +23,7 @@ fn pod(g: &Gantry) -> String {
 }
 
 #[test]
-fn a_terminal_of_its_own_that_has_the_users_size() {
+fn the_app_gets_a_terminal_of_equal_size() {
     let g = Gantry::new();
     let terminal = run(&g, &["-it"], &["tty", "watch"]);
     terminal.wait_for("tty 0=true 1=true 2=true\r\nsize 24x80\r\n");
@@ -38,7 +38,7 @@ fn a_terminal_of_its_own_that_has_the_users_size() {
 }
 
 #[test]
-fn what_is_typed_is_echoed_once_and_reaches_the_app() {
+fn typed_input_is_echoed_once_and_delivered() {
     let g = Gantry::new();
     let terminal = run(&g, &["-it"], &["seq", "print", "ready", "--", "echo-stdin"]);
     terminal.wait_for("ready\r\n");
@@ -51,7 +51,7 @@ fn what_is_typed_is_echoed_once_and_reaches_the_app() {
 }
 
 #[test]
-fn the_apps_exit_code() {
+fn the_exit_code_of_the_app_is_returned() {
     let g = Gantry::new();
     let left = run(&g, &["-it", "--rm"], &["seq", "print", "out", "--", "eprint", "err", "--", "exit", "7"]).wait();
     assert_eq!((left.code, left.output.as_str()), (7, "out\r\nerr\r\n"));
@@ -59,7 +59,7 @@ fn the_apps_exit_code() {
 }
 
 #[test]
-fn a_terminal_without_input() {
+fn a_terminal_without_stdin() {
     let g = Gantry::new();
     let terminal = run(&g, &["-t"], &["seq", "tty", "--", "print", "ready", "--", "obey", "INT", "5"]);
     terminal.wait_for("tty 0=true 1=true 2=true\r\nsize 24x80\r\nready\r\n");
@@ -73,7 +73,7 @@ fn a_terminal_without_input() {
 
 /// httpd and nginx stop on SIGWINCH, which the kernel sends to gantry when the user resizes the window.
 #[test]
-fn resizing_is_no_signal_to_an_app_without_a_terminal() {
+fn sigwinch_is_not_forwarded_without_a_terminal() {
     let g = Gantry::new();
     let terminal = run(&g, &[], &["ignore", "USR1", "USR2", "WINCH", "40"]);
     terminal.wait_for("ignoring");
@@ -89,7 +89,7 @@ fn resizing_is_no_signal_to_an_app_without_a_terminal() {
 }
 
 #[test]
-fn ctrl_c_without_a_terminal_of_the_apps_stops_the_pod() {
+fn ctrl_c_stops_a_pod_without_terminal() {
     let g = Gantry::new();
     let terminal = run(&g, &[], &["obey", "TERM", "9"]);
     terminal.wait_for("obeying SIGTERM\r\n");
@@ -100,7 +100,7 @@ fn ctrl_c_without_a_terminal_of_the_apps_stops_the_pod() {
 }
 
 #[test]
-fn detaching_and_attaching_again() {
+fn detach_and_reattach() {
     let g = Gantry::new();
     let terminal = run(&g, &["-it"], &["seq", "print", "ready", "--", "echo-stdin"]);
     terminal.wait_for("ready\r\n");
@@ -137,7 +137,7 @@ fn detaching_and_attaching_again() {
 }
 
 #[test]
-fn other_keys_to_detach_or_none() {
+fn detach_keys_can_be_changed_or_disabled() {
     let g = Gantry::new();
     let terminal = run(&g, &["-it", "--detach-keys=ctrl-x,q"], &["seq", "print", "ready", "--", "echo-stdin"]);
     terminal.wait_for("ready\r\n");
@@ -166,7 +166,7 @@ fn exec(g: &Gantry, flags: &[&str], pod: &str, verb: &[&str]) -> Terminal {
 }
 
 #[test]
-fn a_program_in_a_pod() {
+fn exec_runs_interactively() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let terminal = exec(&g, &["-it"], &pod, &["tty", "watch"]);
@@ -188,7 +188,7 @@ fn a_program_in_a_pod() {
 
 /// The program keeps running, and its later output does not block it.
 #[test]
-fn detaching_from_a_program() {
+fn exec_can_be_detached_from() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let verb =
@@ -220,7 +220,7 @@ fn detaching_from_a_program() {
 }
 
 #[test]
-fn a_program_whose_keys_do_not_detach() {
+fn exec_with_detach_keys_disabled() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let terminal = exec(&g, &["-it", "--detach-keys="], &pod, &["seq", "print", "ready", "--", "echo-stdin"]);
@@ -232,7 +232,7 @@ fn a_program_whose_keys_do_not_detach() {
 }
 
 #[test]
-fn a_terminal_that_hangs_up() {
+fn a_hangup_ends_run_but_not_attached_pods() {
     let g = Gantry::new();
     let mut terminal = run(&g, &["-it"], &["seq", "print", "ready", "--", "echo-stdin"]);
     terminal.wait_for("ready\r\n");

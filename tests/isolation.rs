@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gantry_tests::{Gantry, app, pod_id, wait_for};
 
 #[test]
-fn users_and_groups() {
+fn users_and_groups_are_applied() {
     let g = Gantry::new();
     for (flags, uid, gid, groups) in [
         (&[][..], "0", "0", &["0"][..]),
@@ -34,7 +34,7 @@ fn users_and_groups() {
 }
 
 #[test]
-fn environment_and_working_directory() {
+fn environment_and_working_directory_are_applied() {
     let g = Gantry::new();
     let out = g.app(&["--user=app", "--environment=A=1", "--environment=FIXTURE=over"], &["env"]).ok();
     let has = |line: &str| out.stdout.lines().any(|have| have == line);
@@ -47,7 +47,7 @@ fn environment_and_working_directory() {
 }
 
 #[test]
-fn hostname() {
+fn the_hostname_is_set() {
     let g = Gantry::new();
     assert_eq!(g.app(&["--hostname=box"], &["hostname"]).ok().text(), "box");
     let out = g.app(&[], &["hostname"]).ok();
@@ -55,7 +55,7 @@ fn hostname() {
 }
 
 #[test]
-fn default_confinement() {
+fn default_confinement_is_applied() {
     let g = Gantry::new();
     let out = g.app(&[], &["caps"]).ok();
     let of = |name: &str| {
@@ -73,7 +73,7 @@ fn default_confinement() {
 }
 
 #[test]
-fn refused_system_calls() {
+fn dangerous_system_calls_are_denied() {
     let g = Gantry::new();
     for (verb, what) in [
         (&["mount-try"][..], "mount: E"),
@@ -88,7 +88,7 @@ fn refused_system_calls() {
 }
 
 #[test]
-fn masked_and_read_only_paths() {
+fn sensitive_paths_are_masked_or_read_only() {
     let g = Gantry::new();
     assert_eq!(g.app(&[], &["cat", "/proc/interrupts"]).ok().stdout, "");
     assert_eq!(g.app(&[], &["ls", "/sys/firmware"]).ok().stdout, "");
@@ -109,7 +109,7 @@ fn masked_and_read_only_paths() {
 }
 
 #[test]
-fn nothing_is_inherited() {
+fn descriptors_and_variables_are_not_inherited() {
     let g = Gantry::new();
     let fds = g.app(&[], &["fds"]).ok();
     assert_eq!(fds.stdout.lines().count(), 3, "descriptors beyond stdin, stdout and stderr: {fds}");
@@ -124,7 +124,7 @@ fn nothing_is_inherited() {
 }
 
 #[test]
-fn processes_of_the_host_are_not_seen() {
+fn host_processes_are_invisible() {
     let g = Gantry::new();
     let out = g.app(&[], &["pids"]).ok();
     assert!(out.stdout.lines().count() <= 3, "{out}");
@@ -132,7 +132,7 @@ fn processes_of_the_host_are_not_seen() {
 }
 
 #[test]
-fn network_none_and_host() {
+fn network_modes_none_and_host() {
     let g = Gantry::new();
     let _ = g.app(&[], &["connect", "127.0.0.1", "1"]).exits(1).complains(&["refused"]);
     assert_eq!(g.app(&[], &["cat", "/proc/net/dev"]).ok().stdout.lines().count(), 3, "loopback alone");
@@ -144,7 +144,7 @@ fn network_none_and_host() {
 }
 
 #[test]
-fn layers_are_one_root() {
+fn layers_form_one_root() {
     let g = Gantry::new();
     let out = g.app(&[], &["cat", "/lower/kept", "/replaced/new", "/etc/gantry-fixture"]).ok();
     assert_eq!(out.stdout, "from the lower layer\nfrom the upper layer\nstandard\n");
@@ -165,13 +165,13 @@ fn writes_stay_in_the_pod() {
 }
 
 #[test]
-fn read_only_root() {
+fn a_read_only_root_rejects_writes() {
     let g = Gantry::new();
     let _ = g.app(&["--readonly-rootfs"], &["write", "/etc/x", "x"]).exits(1).complains(&["Read-only"]);
 }
 
 #[test]
-fn links_that_lead_astray_stay_inside() {
+fn escaping_links_resolve_beneath_the_root() {
     let g = Gantry::new();
     assert!(g.app(&[], &["ls", "/escape"]).ok().stdout.contains("gantry-fixture"));
     let source = g.scratch().join("vol");
@@ -186,7 +186,7 @@ fn links_that_lead_astray_stay_inside() {
 }
 
 #[test]
-fn volumes() {
+fn volumes_are_mounted() {
     let g = Gantry::new();
     let source = g.scratch().join("vol");
     std::fs::create_dir_all(&source).unwrap();
@@ -208,7 +208,7 @@ fn volumes() {
 }
 
 #[test]
-fn limits_hold() {
+fn resource_limits_are_enforced() {
     let g = Gantry::new();
     let _ = g.app(&["--memory=32Mi"], &["alloc", "8"]).ok();
     let _ = g.app(&["--memory=32Mi", "--name=fat"], &["alloc", "256"]).exits(137);
@@ -224,7 +224,7 @@ fn limits_hold() {
 /// Writing a log costs the supervisor more than the app that prints: an app with a cpu limit must not evade it this
 /// way.
 #[test]
-fn the_supervisor_works_within_the_limit_of_the_app() {
+fn logging_cannot_evade_the_cpu_limit() {
     let g = Gantry::new();
     let pod = g.detached(&["--cpu=50m", "--name=it"], &["newlines"]);
     let supervisor = g.supervisor(&pod);
@@ -281,7 +281,7 @@ fn orphans_are_reaped_and_end_with_the_app() {
 type Change = fn(Layer) -> Layer;
 
 #[test]
-fn strange_roots_start_or_are_refused() {
+fn unusual_roots_start_or_are_rejected() {
     let rows: [(&str, Change); 7] = [
         ("proc is a link", |layer| layer.symlink("proc", "/etc")),
         ("dev is a link", |layer| layer.symlink("dev", "/../../etc")),
@@ -304,7 +304,7 @@ fn strange_roots_start_or_are_refused() {
 }
 
 #[test]
-fn pods_of_other_images_keep_their_layers_apart() {
+fn pods_of_different_images_do_not_share_files() {
     let g = Gantry::new();
     let image = |text: &str| {
         let layer = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
@@ -321,7 +321,7 @@ fn pods_of_other_images_keep_their_layers_apart() {
 /// CAP_SYS_PTRACE permits inspection of every process of the pod. PID 1 must expose nothing: the host's /proc, visible
 /// from the supervisor's root, would lead to the host.
 #[test]
-fn the_right_to_trace_leads_nowhere() {
+fn cap_sys_ptrace_does_not_reach_the_host() {
     let g = Gantry::new();
     let flags = ["--cap-add=CAP_SYS_PTRACE"];
     assert_eq!(g.app(&flags, &["ls", "/proc/1/root"]).ok().stdout, "", "PID 1 sees files");
@@ -333,7 +333,7 @@ fn the_right_to_trace_leads_nowhere() {
 }
 
 #[test]
-fn another_user_can_open_its_output_by_name() {
+fn other_users_can_reopen_their_output() {
     let g = Gantry::new();
     let out = g.app(&["--user=app"], &["write", "/proc/self/fd/1", "by name"]).ok();
     assert_eq!(out.stdout, "by name\n");

@@ -4,7 +4,7 @@ use gantry_tests::{Gantry, Signal, app, pod_id, wait_for};
 use serde_json::json;
 
 #[test]
-fn run_shows_what_the_app_says() {
+fn run_shows_the_output_of_the_app() {
     let g = Gantry::new();
     let out = g.app(&[], &["args", "one", "two words", ""]).ok();
     assert_eq!(out.stdout, "[\"one\",\"two words\",\"\"]\n");
@@ -12,7 +12,7 @@ fn run_shows_what_the_app_says() {
 }
 
 #[test]
-fn entrypoint_command_and_arguments() {
+fn entrypoint_command_and_arguments_combine() {
     let g = Gantry::new();
     let image = g.fixture();
     for (rest, want) in [
@@ -31,7 +31,7 @@ fn entrypoint_command_and_arguments() {
 }
 
 #[test]
-fn exit_codes_are_the_apps() {
+fn the_exit_code_of_the_app_is_returned() {
     let g = Gantry::new();
     for (verb, code) in [
         (&["true"][..], 0),
@@ -47,7 +47,7 @@ fn exit_codes_are_the_apps() {
 }
 
 #[test]
-fn apps_of_a_pod_reach_each_other_on_loopback() {
+fn apps_of_a_pod_share_loopback() {
     let g = Gantry::new();
     let image = g.fixture();
     let out = g.run(&[
@@ -71,7 +71,7 @@ fn apps_of_a_pod_reach_each_other_on_loopback() {
 }
 
 #[test]
-fn apps_of_a_pod_share_network_ipc_uts_but_not_files() {
+fn apps_share_namespaces_but_not_files() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(
@@ -152,7 +152,7 @@ fn pod_ends_with_the_first_app_that_fails() {
 }
 
 #[test]
-fn pod_goes_on_while_an_app_that_succeeded_is_over() {
+fn a_successful_app_does_not_end_the_pod() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(
@@ -209,7 +209,7 @@ fn status_waits_for_the_end() {
 }
 
 #[test]
-fn stop_asks_then_kills() {
+fn stop_signals_then_kills() {
     let g = Gantry::new();
     let polite = g.detached(&[], &["obey", "SIGTERM", "3"]);
     let stubborn = g.detached(&[], &["ignore", "SIGTERM"]);
@@ -223,7 +223,7 @@ fn stop_asks_then_kills() {
 }
 
 #[test]
-fn the_image_says_how_to_be_stopped() {
+fn stop_uses_the_signal_of_the_image() {
     let g = Gantry::new();
     let layer = gantry_fixtures::Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
     let image = gantry_fixtures::Image::builder()
@@ -263,7 +263,7 @@ fn interrupting_the_foreground_stops_the_pod() {
 }
 
 #[test]
-fn rm_and_gc() {
+fn rm_and_gc_remove_ended_pods() {
     let g = Gantry::new();
     let running = g.detached(&[], &["sleep", "forever"]);
     let _ = g.run(&["rm", &running]).exits(125).complains(&[&running[..8], "running"]);
@@ -291,7 +291,7 @@ fn rm_and_gc() {
 }
 
 #[test]
-fn rm_force_takes_a_running_pod() {
+fn rm_force_removes_a_running_pod() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["ignore", "SIGTERM"]);
     g.run(&["rm", "--force", &pod]).succeeded();
@@ -315,7 +315,7 @@ fn ids_may_be_shortened() {
 }
 
 #[test]
-fn list_and_inspect_tell_the_same() {
+fn list_and_inspect_agree() {
     let g = Gantry::new();
     let pod = g.detached(&["--name", "only"], &["sleep", "forever"]);
     let listed = g.list().into_iter().find(|row| row["id"] == pod.as_str()).unwrap();
@@ -337,7 +337,7 @@ fn list_and_inspect_tell_the_same() {
 }
 
 #[test]
-fn manifests_make_pods() {
+fn pods_are_created_from_manifests() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=m", "--", "args", "again"]).ok());
@@ -358,7 +358,7 @@ fn uuid_file_is_written() {
 }
 
 #[test]
-fn many_pods_at_once() {
+fn many_pods_run_concurrently() {
     let g = Gantry::new();
     let image = g.fixture();
     let all: Vec<_> =
@@ -379,7 +379,7 @@ fn version_and_doctor() {
 
 /// A pod with `--rm` outlives the command that ran it: the next command removes it.
 #[test]
-fn a_detached_pod_is_removed_when_it_has_ended() {
+fn detached_pods_are_removed_at_their_end() {
     let g = Gantry::new();
     let pod = g.detached(&["--rm"], &["obey", "USR1"]);
     assert_eq!(g.status(&pod)["phase"], "running");
@@ -403,7 +403,7 @@ fn a_detached_pod_is_removed_when_it_has_ended() {
 
 /// The command that runs it is killed: the pod keeps running, and is removed at its end.
 #[test]
-fn a_pod_to_be_removed_outlives_its_command() {
+fn a_pod_with_rm_outlives_its_killed_command() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut run = g.spawn(&["run", "--net=none", "--quiet", "--rm", &image, "--", "obey", "USR1"]);
@@ -432,7 +432,7 @@ fn gantryd_removes_a_detached_pod() {
 
 /// The command arrives at the very moment in which the pod ends.
 #[test]
-fn a_signal_to_a_pod_that_ends_is_refused_clearly() {
+fn signalling_an_ending_pod_fails_clearly() {
     let g = Gantry::new();
     for _ in 0..10 {
         let pod = g.detached(&[], &["true"]);

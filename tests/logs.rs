@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use gantry_tests::{Gantry, Signal, Terminal, json_lines, pod_id, wait_for};
 
 #[test]
-fn everything_arrives_in_order() {
+fn output_arrives_in_order() {
     let g = Gantry::new();
     let out = g.app(&[], &["lines", "20000", "100"]).ok();
     assert_eq!(out.stdout.lines().count(), 20_000);
@@ -17,7 +17,7 @@ fn everything_arrives_in_order() {
 }
 
 #[test]
-fn bytes_are_exact() {
+fn output_bytes_are_exact() {
     let g = Gantry::new();
     assert_eq!(g.app(&[], &["no-newline", "no end"]).ok().stdout, "no end");
     let all: Vec<u8> = (0..=255).collect();
@@ -49,14 +49,14 @@ fn stdout_and_stderr_stay_apart() {
 }
 
 #[test]
-fn a_flood_is_whole() {
+fn a_flood_of_output_is_complete() {
     let g = Gantry::new();
     let out = g.app(&[], &["flood", "5000000"]).ok();
     assert_eq!(out.bytes.len(), 5_000_000);
 }
 
 #[test]
-fn output_in_the_pipe_at_the_end_is_kept() {
+fn output_left_in_the_pipe_is_kept() {
     let g = Gantry::new();
     for _ in 0..10 {
         let out = g.app(&[], &["seq", "flood", "60000", "--", "raise", "SIGKILL"]).exits(137);
@@ -65,7 +65,7 @@ fn output_in_the_pipe_at_the_end_is_kept() {
 }
 
 #[test]
-fn tail_and_app() {
+fn tail_and_app_select_lines() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(
@@ -118,7 +118,7 @@ fn follow_ends_with_the_pod() {
 }
 
 #[test]
-fn since_and_until() {
+fn since_and_until_select_lines() {
     let g = Gantry::new();
     g.app(&[], &["lines", "5"]).succeeded();
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
@@ -145,7 +145,7 @@ fn files_are_in_cri_format() {
 }
 
 #[test]
-fn logs_are_rotated_by_the_supervisor_and_read_as_one() {
+fn rotated_logs_are_read_as_one() {
     let g = Gantry::new();
     let config = g.scratch().join("config.toml");
     std::fs::write(&config, "[log]\nmax-size = \"64Ki\"\nmax-files = 3\n").unwrap();
@@ -182,7 +182,7 @@ fn log_dir(g: &Gantry, pod: &str) -> PathBuf {
 }
 
 #[test]
-fn following_goes_across_rotation_to_the_end_of_the_pod() {
+fn following_crosses_rotation_until_the_pod_ends() {
     let g = Gantry::new();
     let pod = rotating(&g, &["4000", "100", "4000"]);
     let follow = g.spawn(&["logs", "--follow", &pod]);
@@ -196,7 +196,7 @@ fn following_goes_across_rotation_to_the_end_of_the_pod() {
 }
 
 #[test]
-fn without_follow_an_endless_writer_is_read_up_to_now() {
+fn without_follow_reading_ends_at_the_present() {
     let g = Gantry::new();
     let pod = rotating(&g, &["forever", "100"]);
     wait_for("rotation", || log_dir(&g, &pod).join("0.log.2").exists().then_some(()));
@@ -212,7 +212,7 @@ fn without_follow_an_endless_writer_is_read_up_to_now() {
 }
 
 #[test]
-fn documents_and_bounds() {
+fn json_output_and_time_bounds_combine() {
     let g = Gantry::new();
     g.app(&["--name=it"], &["seq", "print", "good", "--", "eprint", "bad", "--", "no-newline", "end"]).succeeded();
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
@@ -232,7 +232,7 @@ fn documents_and_bounds() {
 }
 
 #[test]
-fn following_begins_before_the_pod_and_ends_when_it_is_removed() {
+fn following_spans_start_and_removal_of_the_pod() {
     let g = Gantry::new();
     let image = g.fixture();
     let prepare = || pod_id(&g.run(&["prepare", "--net=none", &image, "--", "print", "hello"]).ok());
@@ -280,7 +280,7 @@ fn foreign_files_in_a_log_directory_are_ignored() {
 
 /// A killed supervisor leaves a file that can end within a line.
 #[test]
-fn the_log_of_a_killed_supervisor_ends_in_a_whole_line() {
+fn logs_of_killed_supervisors_end_in_complete_lines() {
     let g = Gantry::new();
     let verb =
         ["seq", "print", "whole", "--", "eprint", "bad", "--", "no-newline", "Password: ", "--", "sleep", "forever"];

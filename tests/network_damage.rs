@@ -167,7 +167,7 @@ fn supervisor_of(g: &Gantry, pod: &str) -> Option<u32> {
 }
 
 #[test]
-fn run_is_killed_at_random_times() {
+fn run_killed_at_random_times_leaves_nothing() {
     const MOMENTS: u32 = 20;
     let (_space, g) = lab();
     let image = g.fixture();
@@ -219,7 +219,7 @@ fn an_exhausted_pool_recovers() {
 }
 
 #[test]
-fn pods_that_start_at_once_get_different_addresses() {
+fn concurrent_starts_get_different_addresses() {
     let (_space, g) = lab();
     pool(&g, "10.72.0.0/27");
     let image = g.fixture();
@@ -354,7 +354,7 @@ fn concurrent_starts_and_ends_keep_the_bridge() {
 }
 
 #[test]
-fn a_bridge_whose_owner_is_gone_is_taken_over() {
+fn orphaned_bridges_are_adopted() {
     let space = Space::new();
     // Left by a supervisor and its helper that were killed at the very end, and by earlier versions.
     space.host().batch(
@@ -389,7 +389,7 @@ fn a_bridge_whose_owner_is_gone_is_taken_over() {
 }
 
 #[test]
-fn a_bridge_with_ports_is_not_taken_over() {
+fn bridges_with_ports_are_not_adopted() {
     let (space, g) = lab();
     space.host().batch(
         "link add gantry0 type bridge\nlink set gantry0 alias /no/such/gantry/net up\n\
@@ -406,7 +406,7 @@ fn a_bridge_with_ports_is_not_taken_over() {
 }
 
 #[test]
-fn a_bridge_of_another_gantry_is_not_used() {
+fn bridges_of_other_data_directories_are_not_used() {
     let (space, g) = lab();
     let _pod = g.networked(&[], &["sleep", "forever"]);
     let other = Gantry::in_space(&space);

@@ -43,7 +43,7 @@ fn add_routes_to_pods(outside: &NetworkNamespace) {
 }
 
 #[test]
-fn a_pod_has_the_addresses_and_gateway_of_its_status() {
+fn status_matches_the_addresses_of_the_pod() {
     let (_space, g) = lab();
     let pod = g.networked(&[], &["sleep", "forever"]);
     let (place, attached) = (g.place(&pod), g.attached(&pod));
@@ -60,7 +60,7 @@ fn a_pod_has_the_addresses_and_gateway_of_its_status() {
 }
 
 #[test]
-fn pods_reach_each_other_the_host_and_the_outside() {
+fn pods_reach_pods_the_host_and_the_outside() {
     let (space, g) = lab();
     let (server, client) = (g.server(&[], "7000"), g.networked(&[], &["sleep", "forever"]));
     let place = g.place(&client);
@@ -84,7 +84,7 @@ fn pods_reach_each_other_the_host_and_the_outside() {
 }
 
 #[test]
-fn the_outside_reaches_no_pod_even_with_a_route() {
+fn pods_are_unreachable_from_outside() {
     let (space, g) = lab();
     add_routes_to_pods(space.outside());
     let pod = g.server(&[], "7000");
@@ -96,7 +96,7 @@ fn the_outside_reaches_no_pod_even_with_a_route() {
 }
 
 #[test]
-fn a_restricted_pod_reaches_only_the_host_and_its_network() {
+fn restricted_pods_reach_only_host_and_network() {
     let (space, g) = lab();
     let net = &["--net=default-restricted"][..];
     let (server, client, other) = (g.server(net, "7000"), g.server(net, "7000"), g.server(&[], "7000"));
@@ -186,7 +186,7 @@ fn several_networks_are_attached_in_order() {
 }
 
 #[test]
-fn net_none_and_net_host() {
+fn net_modes_none_and_host() {
     let (space, g) = lab();
     let none = g.networked(&["--net=none"], &["sleep", "forever"]);
     assert_eq!(g.place(&none).links(), BTreeSet::from(["lo".to_owned()]));
@@ -264,7 +264,7 @@ fn invalid_network_arguments_are_rejected() {
 }
 
 #[test]
-fn a_prepared_pod_gets_its_network_when_it_runs() {
+fn prepared_pods_are_attached_when_they_run() {
     let (_space, g) = lab();
     let image = g.fixture();
     let prepare = |net: &str| gantry_tests::pod_id(&g.run(&["prepare", net, &image, "--", "sleep", "forever"]).ok());
@@ -280,7 +280,7 @@ fn a_prepared_pod_gets_its_network_when_it_runs() {
 }
 
 #[test]
-fn attached_networks_are_shown() {
+fn commands_show_attached_networks() {
     let (_space, g) = lab();
     let pod = g.networked(&["--port=8080:7000"], &["sleep", "forever"]);
     let (ip4, ip6) = (g.ip4(&pod), g.ip6(&pod));
@@ -397,7 +397,7 @@ const SWITCHES: &str = "cd /proc/sys/net; cat ipv4/ip_forward ipv6/conf/all/forw
                         ipv4/conf/up0/forwarding ipv6/conf/up0/forwarding ipv6/conf/up0/accept_ra";
 
 #[test]
-fn forwarding_is_confined_to_pods_and_ends_with_them() {
+fn forwarding_is_confined_to_running_pods() {
     let (space, g) = lab();
     let (host, outside, inner) = (space.host(), space.outside(), NetworkNamespace::new());
     let (inner4, inner6) = ("198.51.100.2", "2001:db8:1::2");

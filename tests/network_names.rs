@@ -37,7 +37,7 @@ fn host_servers() -> Vec<String> {
 }
 
 #[test]
-fn dns_by_flags() {
+fn dns_flags_write_resolv_conf() {
     let (_space, g) = lab();
     let text = file(
         &g,
@@ -65,7 +65,7 @@ fn dns_by_flags() {
 }
 
 #[test]
-fn dns_of_the_host_and_none() {
+fn dns_modes_host_and_none() {
     let (_space, g) = lab();
     let hosts = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     assert_eq!(file(&g, &["--dns=host"], "/etc/resolv.conf"), hosts);
@@ -84,7 +84,7 @@ fn dns_of_the_host_and_none() {
 }
 
 #[test]
-fn dns_of_a_network() {
+fn dns_settings_of_a_network_are_used() {
     let (_space, g) = lab();
     let ipam = json!({ "type": "host-local", "subnet": "10.61.0.0/24" });
     let dns = json!({ "nameservers": ["10.61.0.53"], "domain": "net.test", "search": ["net.test", "x.test"], "options": ["ndots:2"] });
@@ -118,7 +118,7 @@ fn dns_defaults_to_the_host() {
 }
 
 #[test]
-fn hosts_and_host_names() {
+fn hosts_file_lists_names_of_the_pod() {
     let (_space, g) = lab();
     let text = file(&g, &["--hostname=it"], "/etc/hosts");
     assert!(lines(&text, "127.0.0.1").iter().any(|names| names.contains("localhost")), "{text}");
@@ -171,7 +171,7 @@ fn hostile(g: &Gantry, name: &str, etc: impl FnOnce(Layer) -> Layer) -> String {
 }
 
 #[test]
-fn hostile_files_in_etc() {
+fn hostile_files_in_etc_are_not_followed() {
     let (_space, g) = lab();
     let victim = g.scratch().join("victim");
     let written = std::fs::write(&victim, "precious\n")

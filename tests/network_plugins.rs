@@ -70,7 +70,7 @@ fn check_reachability(space: &Space, g: &Gantry, net: &str, gateway: &str) {
 }
 
 #[test]
-fn bridge_with_portmap() {
+fn bridge_with_portmap_publishes_ports() {
     each_way(|space, g| {
         let bridge = json!({ "type": "bridge", "bridge": "test0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
             "ipam": host_local(g, "10.51.0.0/24") });
@@ -82,7 +82,7 @@ fn bridge_with_portmap() {
 }
 
 #[test]
-fn ptp_with_portmap() {
+fn ptp_with_portmap_publishes_ports() {
     each_way(|space, g| {
         let ptp = json!({ "type": "ptp", "ipMasq": true, "mtu": 1400, "ipam": host_local(g, "10.52.0.0/24") });
         g.conflist("test", &json!([ptp, portmap()]));
@@ -94,7 +94,7 @@ fn ptp_with_portmap() {
 }
 
 #[test]
-fn macvlan_on_an_interface_of_the_host() {
+fn macvlan_uses_an_interface_of_the_host() {
     each_way(|space, g| {
         let range = json!({ "subnet": "192.0.2.0/24", "rangeStart": "192.0.2.50", "rangeEnd": "192.0.2.60", "gateway": OUTSIDE4 });
         let ipam = json!({ "type": "host-local", "dataDir": data_dir(g), "ranges": [[range]], "routes": [{ "dst": "0.0.0.0/0" }] });
@@ -110,7 +110,7 @@ fn macvlan_on_an_interface_of_the_host() {
 }
 
 #[test]
-fn static_addresses() {
+fn static_addresses_are_assigned() {
     each_way(|space, g| {
         let ipam = json!({ "type": "static", "addresses": [{ "address": "10.53.0.9/24", "gateway": "10.53.0.1" },
             { "address": "fd00:53::9/64" }], "routes": [{ "dst": "198.51.100.0/24", "gw": "10.53.0.1" }] });
@@ -148,7 +148,7 @@ fn mtu_and_tuning_are_applied() {
 
 /// Plugins attach a pod while its apps are created.
 #[test]
-fn the_networks_of_a_pod_whose_app_fails_are_detached() {
+fn failed_app_creation_detaches_networks() {
     each_way(|space, g| {
         let bridge = json!({ "type": "bridge", "bridge": "made0", "isGateway": true, "ipMasq": true,
             "ipam": host_local(g, "10.56.0.0/24") });
@@ -240,7 +240,7 @@ impl Liar {
 }
 
 #[test]
-fn a_network_that_fails_undoes_the_earlier_ones() {
+fn a_failing_network_detaches_earlier_ones() {
     let liar = Liar::new("10s");
     let image = liar.g.fixture();
     for how in ["fail", "fail-kindly", "crash", "abort", "garbage", "silent", "version", "index", "flood"] {
@@ -265,7 +265,7 @@ fn wait_dead(pid: &Value) {
 }
 
 #[test]
-fn a_plugin_that_hangs_is_killed_with_its_children() {
+fn hanging_plugins_are_killed_with_their_children() {
     let liar = Liar::new("500ms");
     let image = liar.g.fixture();
     liar.behave("1.0.0", &json!({ "ADD": "hang" }));
@@ -384,7 +384,7 @@ fn plugins_get_the_specified_input() {
 }
 
 #[test]
-fn a_network_that_is_not_ready_fails_before_add() {
+fn unready_networks_fail_before_add() {
     let liar = Liar::new("10s");
     let image = liar.g.fixture();
     liar.behave("1.1.0", &json!({ "STATUS": "fail" }));
@@ -415,7 +415,7 @@ fn plugins_get_del_after_the_supervisor_was_killed() {
 }
 
 #[test]
-fn the_cause_of_a_failed_attachment_precedes_that_of_its_clean_up() {
+fn attachment_errors_precede_clean_up_errors() {
     let liar = Liar::new("10s");
     let image = liar.g.fixture();
     liar.behave("1.0.0", &json!({ "ADD": "fail", "DEL": "crash" }));
@@ -433,7 +433,7 @@ fn the_cause_of_a_failed_attachment_precedes_that_of_its_clean_up() {
 }
 
 #[test]
-fn rm_force_gives_up_on_plugins_that_fail() {
+fn rm_force_abandons_failing_plugins() {
     let liar = Liar::new("500ms");
     let g = &liar.g;
     for how in ["fail", "hang", "crash"] {

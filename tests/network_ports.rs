@@ -42,7 +42,7 @@ fn a_published_port_is_reachable_from_everywhere() {
 }
 
 #[test]
-fn a_port_published_on_one_host_address() {
+fn ports_are_published_on_one_host_address() {
     let (space, g) = lab();
     space.host().batch("addr add 192.0.2.7/24 dev up0\naddr add 2001:db8::7/64 dev up0 nodad\n");
     let four = g.server(&["-p", "192.0.2.7:8080:7000", "-p", "[2001:db8::7]:8080:7000"], "7000");
@@ -65,7 +65,7 @@ fn a_port_published_on_one_host_address() {
 }
 
 #[test]
-fn ranges_of_ports() {
+fn port_ranges_are_published() {
     let (space, g) = lab();
     let pod = g.networked(&["-p", "9000-9002:7000-7002"], &["seq", "serve-echo", "7002"]);
     g.wait_log(&pod, "listening");
@@ -140,7 +140,7 @@ fn server_pid(space: &Space, port: u16) -> String {
 }
 
 #[test]
-fn publishing_on_ipv6_loopback_fails_before_a_pod_is_created() {
+fn publishing_on_ipv6_loopback_is_rejected() {
     let (_space, g) = lab();
     let image = g.fixture();
     for port in ["[::1]:8089:80", "8080-tcp:[::1]:8089"] {
@@ -153,7 +153,7 @@ fn publishing_on_ipv6_loopback_fails_before_a_pod_is_created() {
 
 /// Earlier versions accepted `[::1]` and recorded it.
 #[test]
-fn a_record_with_a_port_that_is_refused_now_is_removed() {
+fn records_with_obsolete_ports_are_removed() {
     let (space, g) = lab();
     let pod = g.server(&["-p", "8080:7000"], "7000");
     let other = g.server(&["-p", "8081:7000"], "7000");
@@ -177,7 +177,7 @@ fn a_record_with_a_port_that_is_refused_now_is_removed() {
 }
 
 #[test]
-fn port_tells_where_a_port_of_the_pod_is_published() {
+fn port_lists_published_addresses() {
     let (_space, g) = lab();
     let pod = g.server(&["-p", "127.0.0.1:8080:7000", "-p", "9000-9001:70-71/udp"], "7000");
     let all = "7000/tcp -> 127.0.0.1:8080\n70/udp -> 0.0.0.0:9000\n71/udp -> 0.0.0.0:9001\n";
@@ -196,7 +196,7 @@ fn port_tells_where_a_port_of_the_pod_is_published() {
 }
 
 #[test]
-fn ports_that_images_declare() {
+fn declared_ports_are_published_by_name() {
     let (space, g) = lab();
     // The standard image declares 8080/tcp.
     let pod = g.server(&["--port=8080-tcp:80"], "8080");
@@ -218,7 +218,7 @@ fn ports_that_images_declare() {
 }
 
 #[test]
-fn ports_need_a_network_that_forwards_them() {
+fn published_ports_require_a_forwarding_network() {
     let (space, g) = lab();
     let image = g.fixture();
     for net in ["--net=none", "--net=host"] {
@@ -242,7 +242,7 @@ fn ports_need_a_network_that_forwards_them() {
 }
 
 #[test]
-fn a_flow_of_datagrams_follows_the_port_to_the_next_pod() {
+fn udp_flows_follow_the_port_to_new_pods() {
     let (space, g) = lab();
     let first = g.server(&["-p", "8053:7000/udp"], "7000");
     assert!(space.outside().ask_from("udp", HOST4, 8053, 40053).contains(&g.ip4(&first)));
@@ -266,7 +266,7 @@ fn published(g: &Gantry, pod: &str, port: &str) -> u16 {
 }
 
 #[test]
-fn a_free_port_is_picked_told_and_held() {
+fn a_free_port_is_chosen_reported_and_held() {
     let (space, g) = lab();
     let image = g.fixture();
     let line = ["run", "-d", "-p", "7000", "-p", "127.0.0.1::7000/udp", "-p", "8080:7001", &image, "--"];

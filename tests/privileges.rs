@@ -33,7 +33,7 @@ fn parse_set(status: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn the_default_set_is_podmans() {
+fn default_capabilities_match_podman() {
     let g = Gantry::new();
     let root = g.app(&[], &["caps"]).ok();
     for name in ["CapEff", "CapPrm", "CapBnd"] {
@@ -68,7 +68,7 @@ fn added_capabilities_reach_users_other_than_root() {
 }
 
 #[test]
-fn all_capabilities_are_those_of_the_hosts_root() {
+fn all_grants_the_capabilities_of_host_root() {
     let g = Gantry::new();
     for flags in [&["--cap-add=ALL"][..], &["--insecure-options=all-run"]] {
         let out = g.app(flags, &["caps"]).ok();
@@ -81,7 +81,7 @@ fn all_capabilities_are_those_of_the_hosts_root() {
 }
 
 #[test]
-fn a_capability_that_the_hosts_root_lacks_is_named() {
+fn unavailable_capabilities_are_named() {
     let g = Gantry::new();
     let image = g.fixture();
     let as_lesser_root = |args: &[&str]| {
@@ -101,7 +101,7 @@ fn a_capability_that_the_hosts_root_lacks_is_named() {
 }
 
 #[test]
-fn every_user_binds_every_port_and_pings() {
+fn unprivileged_users_bind_low_ports_and_ping() {
     let g = Gantry::new();
     let switches = ["net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range"];
     let of_host = || {
@@ -118,7 +118,7 @@ fn every_user_binds_every_port_and_pings() {
 }
 
 #[test]
-fn sockets_of_other_address_families_are_refused() {
+fn other_socket_address_families_are_denied() {
     let g = Gantry::new();
     // AX25 … MCTP, without UNIX (1), INET (2), INET6 (10), NETLINK (16).
     let families: Vec<u32> = (3..=46).filter(|family| ![10, 16].contains(family)).chain([255, 4_294_967]).collect();
@@ -144,7 +144,7 @@ fn sockets_of_other_address_families_are_refused() {
 
 /// A socket of the host gives access to the host's network namespace, whichever process holds it.
 #[test]
-fn a_socket_of_the_caller_is_relayed_and_not_handed_on() {
+fn sockets_of_the_caller_are_relayed() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let exec = |verb: &[&str]| {

@@ -61,7 +61,7 @@ fn assert_nothing(g: &Gantry) {
 }
 
 #[test]
-fn by_tag_and_by_digest_and_run_at_once() {
+fn images_run_by_tag_and_digest() {
     let (g, registry) = (Gantry::new(), DebianRegistry::start());
     let image = gantry_fixtures::standard_image(g.app_bytes()).unwrap();
     registry.push(&oci(&g, "standard", &image), "team/fixture:v1");
@@ -84,7 +84,7 @@ fn by_tag_and_by_digest_and_run_at_once() {
 }
 
 #[test]
-fn every_kind_of_manifest_and_of_layer() {
+fn every_manifest_and_layer_type_is_fetched() {
     let (g, registry) = (Gantry::new(), DebianRegistry::start());
     let app = |compression| {
         let layer = Layer::new().compression(compression).dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
@@ -128,7 +128,7 @@ fn the_platform_of_this_host_is_chosen() {
 }
 
 #[test]
-fn credentials() {
+fn credentials_are_required_and_used() {
     let registry = DebianRegistry::protected();
     let (host, image) = (registry.host(), small("private").build().unwrap());
     // base64 of user:secret and of user:wrong
@@ -200,7 +200,7 @@ fn pull_policies_when_a_tag_moves() {
 }
 
 #[test]
-fn a_short_name_of_one_image_is_not_ambiguous() {
+fn two_names_of_one_image_are_unambiguous() {
     let (g, registry) = (Gantry::new(), DebianRegistry::start());
     let (one, two) = (small("one").build().unwrap(), small("two").build().unwrap());
     registry.push(&oci(&g, "one", &one), "short:1");
@@ -217,7 +217,7 @@ fn a_short_name_of_one_image_is_not_ambiguous() {
 }
 
 #[test]
-fn two_fetches_at_once_download_each_layer_once() {
+fn concurrent_fetches_download_each_layer_once() {
     let (g, registry) = (Gantry::new(), DebianRegistry::start());
     let layers = [1, 2, 3].map(|seed| bulky(seed, 4 << 20).layers.remove(0));
     let mut builder = Image::builder().entrypoint(&["/noise"]);
@@ -240,7 +240,7 @@ fn two_fetches_at_once_download_each_layer_once() {
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_images_are_named() {
     let (g, registry) = (Gantry::new(), DebianRegistry::start());
     registry.push(&oci(&g, "there", &small("there").build().unwrap()), "there:1");
     let host = registry.host();
@@ -259,7 +259,7 @@ fn what_is_not_there_is_named() {
 }
 
 #[test]
-fn an_image_in_use_stays_until_its_pod_is_gone() {
+fn images_in_use_are_kept() {
     let (g, registry) = (Gantry::new(), DebianRegistry::start());
     let image = gantry_fixtures::standard_image(g.app_bytes()).unwrap();
     registry.push(&oci(&g, "standard", &image), "app:1");
@@ -281,7 +281,7 @@ fn an_image_in_use_stays_until_its_pod_is_gone() {
 }
 
 #[test]
-fn a_registry_that_dies_ends_the_fetch() {
+fn a_dying_registry_fails_the_fetch() {
     let (g, mut registry) = (Gantry::new(), DebianRegistry::start());
     let image = bulky(7, 96 << 20);
     registry.push(&oci(&g, "bulky", &image), "bulky:1");
@@ -324,7 +324,7 @@ impl Stalling {
 }
 
 #[test]
-fn a_fetch_killed_at_any_moment_leaves_nothing_half_visible() {
+fn a_killed_fetch_leaves_nothing_visible() {
     let sizes = Stalling::new();
     let (config, low, high) = (&sizes.image.config, &sizes.image.layers[0], &sizes.image.layers[1]);
     let moments = [
@@ -353,7 +353,7 @@ fn a_fetch_killed_at_any_moment_leaves_nothing_half_visible() {
 }
 
 #[test]
-fn a_fetch_killed_while_it_commits_leaves_nothing_half_visible() {
+fn a_fetch_killed_during_commit_stays_consistent() {
     // After the last request only the commits remain; each round kills a little later, judged by the files on disk.
     for round in 0..12usize {
         let (g, bench) = (Gantry::new(), Stalling::new());
@@ -394,7 +394,7 @@ fn impatient(g: &Gantry) -> String {
 }
 
 #[test]
-fn faults_are_told_as_a_person_needs_them() {
+fn faults_are_reported_understandably() {
     let wrong = [7u8; 300_000];
     let layer = Stalling::blob(&Stalling::new().image.layers[1]);
     let tag = "/v2/app/manifests/1".to_owned();
@@ -432,7 +432,7 @@ fn faults_are_told_as_a_person_needs_them() {
 }
 
 #[test]
-fn one_wrong_byte_is_noticed() {
+fn a_single_wrong_byte_is_detected() {
     let (g, bench) = (Gantry::new(), Stalling::new());
     let good = &bench.image.layers[0];
     let mut bad = good.clone();

@@ -66,7 +66,7 @@ impl Bench {
 }
 
 #[test]
-fn a_registry_is_trusted_by_the_authority_in_its_directory() {
+fn authorities_in_certificate_directories_are_trusted() {
     let bench = Bench::new();
     let registry = bench.registry(bench.tls("IP:127.0.0.1", Validity::Now));
     let name = format!("{}/app:1", registry.host());
@@ -80,7 +80,7 @@ fn a_registry_is_trusted_by_the_authority_in_its_directory() {
 }
 
 #[test]
-fn certificates_that_are_refused_say_why() {
+fn certificate_errors_name_the_cause() {
     let bench = Bench::new();
     for (certificate, validity, says) in [
         ("IP:127.0.0.1", Validity::Over, "has expired, or this host's clock is wrong (this host's clock says 20"),
@@ -101,7 +101,7 @@ fn certificates_that_are_refused_say_why() {
 }
 
 #[test]
-fn client_certificates() {
+fn client_certificates_are_sent() {
     let bench = Bench::new();
     let client_authority = Some(bench.authority.certificate());
     let registry = bench.registry(RegistryOptions { client_authority, ..bench.tls("IP:127.0.0.1", Validity::Now) });
@@ -125,7 +125,7 @@ fn client_certificates() {
 }
 
 #[test]
-fn credentials_over_tls() {
+fn credentials_are_sent_over_tls() {
     let bench = Bench::new();
     let registry = bench.registry(RegistryOptions { protected: true, ..bench.tls("IP:127.0.0.1", Validity::Now) });
     bench.authority.trust(&bench.certs, &registry.host());
@@ -147,7 +147,7 @@ fn credentials_over_tls() {
 }
 
 #[test]
-fn plain_http_elsewhere_has_to_be_allowed() {
+fn plain_http_requires_permission() {
     let bench = Bench::new();
     let registry = bench.registry(RegistryOptions::default());
     let proxy = Proxy::start(&registry.host(), ProxyRules::default());
@@ -159,7 +159,7 @@ fn plain_http_elsewhere_has_to_be_allowed() {
 }
 
 #[test]
-fn https_through_a_proxy() {
+fn https_is_tunnelled_through_a_proxy() {
     let bench = Bench::new();
     let registry = bench.registry(bench.tls("DNS:registry.invalid,IP:127.0.0.1", Validity::Now));
     // user:p:w as base64
@@ -176,7 +176,7 @@ fn https_through_a_proxy() {
 }
 
 #[test]
-fn plain_http_through_a_proxy_is_an_ordinary_request() {
+fn plain_http_through_a_proxy_uses_no_tunnel() {
     let bench = Bench::new();
     let registry = bench.registry(RegistryOptions::default());
     // user:p as base64
@@ -206,7 +206,7 @@ fn plain_http_through_a_proxy_is_an_ordinary_request() {
 }
 
 #[test]
-fn insecure_options_do_not_change_the_proxy_of_https() {
+fn insecure_options_do_not_apply_to_proxies() {
     let bench = Bench::new();
     let registry = bench.registry(bench.tls("DNS:registry.invalid,IP:127.0.0.1", Validity::Now));
     let secure = Proxy::start(&registry.host(), ProxyRules { connect_to_443_only: true, ..ProxyRules::default() });
@@ -229,7 +229,7 @@ fn insecure_options_do_not_change_the_proxy_of_https() {
 }
 
 #[test]
-fn proxies_that_cannot_be_used_are_named() {
+fn unusable_proxies_are_named() {
     let bench = Bench::new();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let dead = format!("http://127.0.0.1:{}", free.port());
@@ -258,7 +258,7 @@ fn proxies_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn a_name_that_does_not_exist_is_asked_for_once() {
+fn unresolvable_names_are_not_retried() {
     let bench = Bench::new();
     let out = bench.fetch("registry.invalid/app:1", &[]).exits(FAILED);
     assert!(!out.stderr.contains("retrying"), "{out}");

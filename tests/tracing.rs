@@ -16,7 +16,7 @@ fn caught_nothing_of_use(log: &str, how: &[&str]) {
 }
 
 #[test]
-fn processes_of_exec_are_confined_before_they_are_seen() {
+fn exec_processes_are_confined_before_they_are_visible() {
     let g = Gantry::new();
     for flags in [&[TRACE][..], &[TRACE, NEW_PRIVILEGES], &[TRACE, WITHOUT], &[TRACE, NEW_PRIVILEGES, WITHOUT]] {
         let pod = g.detached(flags, &["catch", "12"]);
@@ -32,7 +32,7 @@ fn processes_of_exec_are_confined_before_they_are_seen() {
 }
 
 #[test]
-fn apps_are_confined_before_one_is_started() {
+fn all_apps_are_confined_before_any_starts() {
     let g = Gantry::new();
     let image = g.fixture();
     for flags in [&[TRACE][..], &[TRACE, NEW_PRIVILEGES], &[TRACE, WITHOUT]] {
@@ -55,7 +55,7 @@ fn apps_are_confined_before_one_is_started() {
 
 /// A filter that denies the calls needed to start a process still applies to the program.
 #[test]
-fn a_short_list_of_calls_is_kept() {
+fn short_seccomp_lists_apply_to_the_program() {
     let g = Gantry::new();
     let list = "--seccomp=mode=retain,execve,arch_prctl,set_tid_address,brk,mmap,munmap,mprotect,write,writev,exit_group,\
                 nanosleep,clock_nanosleep,open,openat,close,read,fstat,lseek,fcntl,rt_sigprocmask";

@@ -32,7 +32,7 @@ fn dirs_of(g: &Gantry, pod: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn declared_volumes_keep_what_the_image_has_there() {
+fn declared_volumes_keep_the_image_content() {
     let g = Gantry::new();
     let own = |layer: Layer| layer.owner(1700, 60);
     let made = image(&g, |layer| {
@@ -72,7 +72,7 @@ fn declared_volumes_keep_what_the_image_has_there() {
 
 /// A layer of some kilobytes must not fill the disk when a volume is filled from it.
 #[test]
-fn a_volume_takes_no_more_than_the_image() {
+fn volumes_are_limited_to_the_image_size() {
     let g = Gantry::new();
     let made = image(&g, |mut layer| {
         let octal = |number: u64| format!("{number:011o}\0").into_bytes();
@@ -93,7 +93,7 @@ fn a_volume_takes_no_more_than_the_image() {
 }
 
 #[test]
-fn an_image_declares_a_bounded_number_of_volumes() {
+fn declared_volumes_are_limited_in_number() {
     let g = Gantry::new();
     let many = |count: usize| {
         let mut made = image(&g, |layer| layer);
@@ -111,7 +111,7 @@ fn an_image_declares_a_bounded_number_of_volumes() {
 }
 
 #[test]
-fn declared_volumes_over_what_gantry_mounts_are_left_out() {
+fn declared_volumes_at_reserved_paths_are_skipped() {
     let g = Gantry::new();
     let paths = ["/", "/proc", "/proc/sys", "/sys/fs/cgroup", "/dev", "/dev/pts", "/dev/null", "/dev/mqueue"];
     for (i, path) in paths.into_iter().enumerate() {
@@ -128,7 +128,7 @@ fn declared_volumes_over_what_gantry_mounts_are_left_out() {
 
 /// A link in the image, or in a volume, leads a mount to /dev, /proc or /sys.
 #[test]
-fn links_do_not_lead_mounts_over_what_gantry_mounts() {
+fn links_do_not_lead_mounts_to_reserved_paths() {
     let g = Gantry::new();
     let host = g.scratch().join("host");
     fs::create_dir_all(host.join("sub")).unwrap();
@@ -177,7 +177,7 @@ fn beside(process: u32, program: &Command) -> Command {
 
 /// File systems that the host mounts below a volume do not appear in a running pod, where they would be writable.
 #[test]
-fn later_mounts_of_the_host_do_not_appear_in_volumes() {
+fn later_host_mounts_do_not_appear_in_volumes() {
     let g = Gantry::new();
     let volume = g.scratch().join("shared");
     fs::create_dir_all(volume.join("sub")).unwrap();
@@ -205,7 +205,7 @@ fn later_mounts_of_the_host_do_not_appear_in_volumes() {
 }
 
 #[test]
-fn mtab_is_there() {
+fn mtab_links_to_the_mounts_of_the_process() {
     let g = Gantry::new();
     assert_eq!(g.app(&[], &["readlink", "/etc/mtab"]).ok().text(), "../proc/self/mounts");
     let own = g.import("mtab", &image(&g, |layer| layer.file("etc/mtab", "own\n", 0o644)).build().unwrap());
@@ -214,7 +214,7 @@ fn mtab_is_there() {
 
 /// Where a file of an app's /dev was removed or replaced, `exec` still gives programs the null device.
 #[test]
-fn exec_does_not_need_the_null_device_of_the_app() {
+fn exec_needs_no_null_device_in_the_app() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
     let exec = |verb: &[&str]| g.run(&[&["exec", &pod, "--", "/bin/app"], verb].concat());
@@ -236,7 +236,7 @@ fn seeded(g: &Gantry, name: &str) -> String {
 }
 
 #[test]
-fn named_volumes_begin_with_the_image_and_outlive_pods() {
+fn named_volumes_start_from_images_and_outlive_pods() {
     let g = Gantry::new();
     let (one, two) = (seeded(&g, "one"), seeded(&g, "two"));
     let with = |image: &str, verb: &[&str]| run(&g, &["--rm", "--user=1700:60", "-v", "pg_data:/data"], image, verb);
@@ -329,7 +329,7 @@ fn named_volumes_are_listed_and_removed() {
 }
 
 #[test]
-fn anonymous_volumes_go_with_their_pod() {
+fn anonymous_volumes_are_removed_with_their_pod() {
     let g = Gantry::new();
     let one = seeded(&g, "one");
     let out =
@@ -343,7 +343,7 @@ fn anonymous_volumes_go_with_their_pod() {
 
 /// A supervisor is killed while it fills a volume: the next one fills it, and nothing of the first try is visible.
 #[test]
-fn a_volume_that_was_half_filled_is_filled_again() {
+fn a_partially_filled_volume_is_filled_again() {
     let g = Gantry::new();
     let one = seeded(&g, "one");
     g.run(&["volume", "create", "data"]).succeeded();
@@ -368,7 +368,7 @@ fn a_volume_that_was_half_filled_is_filled_again() {
 
 /// Volumes and their references are recovered after the database was lost.
 #[test]
-fn volumes_survive_the_database() {
+fn volumes_survive_the_loss_of_the_database() {
     let g = Gantry::new();
     let image = g.fixture();
     let _ = run(&g, &["--rm", "-v", "kept:/d"], &image, &["write", "/d/file", "x"]).ok();

@@ -204,7 +204,7 @@ mod tests {
 
     /// `waitid` fails with ECHILD. Taken for "it runs", the readable pidfd would keep the event loop busy for ever.
     #[test]
-    fn a_process_that_was_reaped_elsewhere_has_ended() {
+    fn processes_reaped_elsewhere_have_ended() {
         let (mut child, pidfd) = spawn("exit 7");
         child.wait().unwrap();
         wait_readable(&pidfd);

@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_limit_below_the_kernels_minimum_is_raised_to_it() {
+    fn cpu_limits_are_raised_to_the_kernel_minimum() {
         for (milli, want) in [(1, 1000), (9, 1000), (10, 1000), (11, 1100), (2500, 250_000), (u64::MAX, u64::MAX)] {
             assert_eq!(cpu_quota(milli), want, "{milli}m");
         }

@@ -20,7 +20,7 @@ fn copied(budget: Budget, covered: &[&str], make: impl FnOnce(&Path)) -> (tempfi
 }
 
 #[test]
-fn owner_mode_and_attributes_are_kept_also_of_the_top() {
+fn owner_mode_and_attributes_are_kept() {
     let (temp, done) = copied(PLENTY, &[], |from| {
         std::os::unix::fs::chown(from, Some(1700), Some(50)).unwrap();
         std::fs::set_permissions(from, PermissionsExt::from_mode(0o1770)).unwrap();
@@ -86,7 +86,7 @@ fn a_budget_bounds_bytes_and_entries() {
 }
 
 #[test]
-fn directories_covered_by_other_volumes_stay_empty() {
+fn directories_covered_by_volumes_stay_empty() {
     let (temp, done) = copied(PLENTY, &["a/b"], |from| {
         std::fs::create_dir_all(from.join("a/b/c")).unwrap();
         std::fs::create_dir_all(from.join("b/c")).unwrap();
@@ -97,7 +97,7 @@ fn directories_covered_by_other_volumes_stay_empty() {
 }
 
 #[test]
-fn a_copy_with_every_kind_of_entry_can_be_synced() {
+fn copies_of_all_file_types_can_be_synced() {
     let (temp, done) = copied(PLENTY, &[], |from| {
         std::fs::create_dir_all(from.join("a/b")).unwrap();
         std::fs::write(from.join("a/b/file"), "x").unwrap();

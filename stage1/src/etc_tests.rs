@@ -79,7 +79,7 @@ fn check(plan: &Plan, host: &HostFiles, attached: &[PodNetwork], resolver: Optio
 }
 
 #[test]
-fn servers_come_from_the_first_source_that_has_some() {
+fn dns_servers_come_from_the_first_source() {
     let v4 = [attached(&["10.1.0.2"], Dns::default())];
     let both = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];
     let plan = plan(networks(), DnsSpec::Network);
@@ -161,7 +161,7 @@ fn hosts_name_the_pod_by_its_first_address() {
 }
 
 #[test]
-fn a_text_that_is_not_one_word_is_refused() {
+fn values_with_whitespace_are_rejected() {
     for bad in ["", "a b", "a\nnameserver 6.6.6.6", "a\tb", "#", "x\u{85}y", "a\0"] {
         let dns = [
             dns(&["1.1.1.1"], &[bad], &[], None),
@@ -182,7 +182,7 @@ fn a_text_that_is_not_one_word_is_refused() {
 }
 
 #[test]
-fn the_last_of_search_and_domain_counts() {
+fn the_last_search_or_domain_line_applies() {
     let read =
         parse(b"search a b\ndomain d\n; x\n# y\nnameserver 1.1.1.1 # z\nnameserver nonsense\nnameserver\n\xff\xfe\n");
     assert_eq!(read, dns(&["1.1.1.1"], &[], &[], Some("d")));
@@ -192,7 +192,7 @@ fn the_last_of_search_and_domain_counts() {
 proptest::proptest! {
     /// From any file of the host, only lines of the four kinds are written.
     #[test]
-    fn any_file_of_the_host_can_be_read(bytes: Vec<u8>, lines in "(nameserver|search|options|domain|x)? ?[ -~\\n\\t]{0,40}") {
+    fn arbitrary_host_files_are_parsed(bytes: Vec<u8>, lines in "(nameserver|search|options|domain|x)? ?[ -~\\n\\t]{0,40}") {
         let network = [attached(&["10.1.0.2", "fd00::2"], Dns::default())];
         for resolv in [bytes, lines.into_bytes()] {
             let host = HostFiles { resolv: Some(resolv), ..HostFiles::default() };

@@ -59,7 +59,7 @@ fn wait_for_message(messages: &OwnedFd) {
 }
 
 #[test]
-fn a_program_whose_helper_was_killed_is_killed() {
+fn programs_of_killed_helpers_are_killed() {
     let (messages, their_end) = socket();
     let mut program = spawn(&their_end, "+", "exec sleep 1000");
     wait_for_message(&messages);
@@ -72,7 +72,7 @@ fn a_program_whose_helper_was_killed_is_killed() {
 }
 
 #[test]
-fn only_the_helper_names_the_program() {
+fn only_helper_messages_identify_the_program() {
     let (messages, their_end) = socket();
     let mut bystander = Command::new("sleep").arg("1000").spawn().unwrap();
     // First the program's process names another one, which does not count.
@@ -100,7 +100,7 @@ fn only_the_helper_names_the_program() {
 }
 
 #[test]
-fn nothing_is_sent_to_an_exec_that_was_given_up() {
+fn abandoned_execs_receive_nothing() {
     let (messages, their_end) = socket();
     let mut fixture = fixture(messages, their_end, "");
     let messages = fixture.pending.read_messages();

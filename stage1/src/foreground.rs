@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_goes_blocks_nothing() {
+    fn a_closed_reader_does_not_block() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let mut foregrounds = Foregrounds::default();
         foregrounds.add(writer).unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_refused() {
+    fn regular_files_are_rejected() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(Foregrounds::default().add(file.into()).is_err());
     }

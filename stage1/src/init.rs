@@ -118,7 +118,7 @@ fn argument_addresses(stat: &str) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_arguments_are_found_after_any_name() {
+    fn arguments_are_found_after_any_process_name() {
         let fields: Vec<String> = (4..=52).map(|number| (number * 10).to_string()).collect();
         let stat = format!("7 (a) b (c) S {}\n", fields.join(" "));
         assert_eq!(super::argument_addresses(&stat), Some((480, 490)));

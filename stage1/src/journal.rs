@@ -68,7 +68,7 @@ mod tests {
 
     /// A pipe that takes half a record plays the disk that fills up.
     #[test]
-    fn a_torn_record_does_not_take_the_next_one_with_it() {
+    fn a_torn_record_does_not_damage_the_next() {
         let (reader, file) = rustix::pipe::pipe_with(PipeFlags::NONBLOCK).unwrap();
         let journal = Journal { file, is_torn: Cell::new(false) };
         let long = Fact::Stopping { reason: "x".repeat(100_000) };

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_records_and_a_last_line_without_newline() {
+    fn lines_are_recorded_including_an_unterminated_last() {
         let (path, mut log) = log(LogLimits::default());
         let mut partial = PartialLine::default();
         log.write(Stream::Stdout, &mut partial, b"one\ntw", 1, false);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eager_log_shows_a_prompt_and_closes_its_line() {
+    fn eager_logs_show_prompts_and_complete_their_lines() {
         let (path, mut log) = log(LogLimits::default());
         let mut partial = PartialLine::default();
         log.write(Stream::Stdout, &mut partial, b"$ ", 1, true);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn rotation_keeps_the_newest_files_and_loses_no_line_between_them() {
+    fn rotation_keeps_the_newest_files_without_gaps() {
         let (path, mut log) = log(LogLimits { max_bytes: 200, max_files: 3 });
         let mut partial = PartialLine::default();
         for n in 0..20 {
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_cannot_be_opened_drops_and_counts() {
+    fn unopenable_logs_count_dropped_lines() {
         let (path, mut log) = log(LogLimits::default());
         std::fs::remove_file(path.join("0.log")).unwrap();
         std::fs::create_dir(path.join("0.log")).unwrap();

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_free_and_a_debt_is_paid_off_at_the_rate_of_the_limit() {
+    fn debt_after_a_burst_decays_at_the_limit() {
         let now = Instant::now();
         let mut pace = Pace::new(Some(50), now);
         pace.charge(50 * MS, now);
@@ -102,7 +102,7 @@ mod tests {
 
     /// A limit of 0.001 processors would pay off a millisecond of reading in a second; the kernel gives the app more.
     #[test]
-    fn a_tiny_limit_earns_what_the_kernel_grants() {
+    fn tiny_limits_accrue_at_the_kernel_minimum() {
         let now = Instant::now();
         let mut pace = Pace::new(Some(1), now);
         pace.charge(11 * MS, now);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_saved_than_a_burst() {
+    fn unused_allowance_is_capped() {
         let now = Instant::now();
         let mut pace = Pace::new(Some(1000), now);
         let later = now + 3600 * 1000 * MS;
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn over_any_time_the_use_stays_at_the_limit() {
+    fn long_term_use_stays_at_the_limit() {
         let mut now = Instant::now();
         let begin = now;
         let mut pace = Pace::new(Some(50), now);

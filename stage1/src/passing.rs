@@ -90,8 +90,8 @@ mod tests {
 
     /// In a process of its own: the limit is the whole test program's.
     #[test]
-    fn no_descriptor_left_is_an_error() {
-        let here = "passing::tests::no_descriptor_left_is_an_error";
+    fn descriptor_exhaustion_is_an_error() {
+        let here = "passing::tests::descriptor_exhaustion_is_an_error";
         if std::env::var_os("GANTRY_TEST_LIMIT").is_none() {
             let mut again = std::process::Command::new(std::env::current_exe().unwrap());
             let output = again.args(["--exact", here]).env("GANTRY_TEST_LIMIT", "1").output().unwrap();

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_and_steps_are_read() {
+    fn start_errors_are_classified() {
         let text = report(|pipe| send(pipe, &Unexecutable { kind: "invalid", message: "no\tway".to_owned() }));
         assert_eq!((text.kind.as_str(), text.message.as_str()), ("invalid", "no\tway"));
         for (step, errno, kind, message) in [

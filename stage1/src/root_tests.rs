@@ -19,7 +19,7 @@ fn write(root: &Path, required: bool) -> Result<()> {
 
 /// The image's file in place of resolv.conf, and whether gantry's can replace it.
 #[test]
-fn files_of_the_image_are_replaced_not_followed() {
+fn links_of_the_image_are_replaced_not_followed() {
     type Make = fn(&Path);
     let rows: [(&str, bool, Make); 7] = [
         ("nothing", true, |_| {}),
@@ -50,7 +50,7 @@ fn files_of_the_image_are_replaced_not_followed() {
 }
 
 #[test]
-fn an_etc_that_is_a_link_is_resolved_beneath_the_root() {
+fn a_linked_etc_resolves_beneath_the_root() {
     let temp = tempfile::tempdir().unwrap();
     let root = temp.path().join("root");
     std::fs::create_dir_all(root.join("real")).unwrap();
@@ -61,7 +61,7 @@ fn an_etc_that_is_a_link_is_resolved_beneath_the_root() {
 }
 
 #[test]
-fn a_missing_etc_is_made_and_one_that_is_no_directory_fails_required_files() {
+fn required_files_need_a_directory_etc() {
     let temp = tempfile::tempdir().unwrap();
     write(temp.path(), true).unwrap();
     assert!(temp.path().join("etc/resolv.conf").exists());
@@ -78,7 +78,7 @@ fn a_missing_etc_is_made_and_one_that_is_no_directory_fails_required_files() {
 
 /// As when networks were attached while the apps were made.
 #[test]
-fn later_the_same_files_get_other_contents() {
+fn files_can_be_rewritten_later() {
     let temp = tempfile::tempdir().unwrap();
     let (root, at) = (open(temp.path()), |name: &str| temp.path().join("etc").join(name));
     let text = |name: &'static str, text: &str| etc::File { name, text: text.into(), required: true };

@@ -634,13 +634,13 @@ Anonymous:             0 kB
     }
 
     #[test]
-    fn a_mark_is_no_proof_in_the_process_that_made_it() {
+    fn marks_are_not_trusted_by_their_creator() {
         assert!(ForkMark::new().unwrap().forked_child().is_none());
     }
 
     /// This test program has threads and other tests' descriptors: only its own are looked at.
     #[test]
-    fn only_descriptors_without_close_on_exec_count_as_inherited() {
+    fn only_descriptors_without_cloexec_are_inherited() {
         let (one, other) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         rustix::io::fcntl_setfd(&one, rustix::io::FdFlags::empty()).unwrap();
         let mut inherited = InheritedFds::list().unwrap();

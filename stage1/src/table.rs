@@ -145,7 +145,7 @@ mod tests {
     /// Events are handled in batches: an event whose entry was removed and replaced meanwhile must not reach the new
     /// entry.
     #[test]
-    fn an_event_for_a_removed_entry_does_not_reach_its_successor() {
+    fn stale_events_do_not_reach_new_entries() {
         let mut table = Table::default();
         let mut pending = Vec::new();
         for round in 0..100 {

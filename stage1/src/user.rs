@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_groups() {
+    fn users_and_groups_are_resolved() {
         let (dir, root) = image();
         type Want<'a> = (u32, u32, &'a [u32], &'a str);
         let rows: [(Option<&str>, Option<&str>, Option<Want<'_>>); 18] = [
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_passwd_neither_hangs_nor_leads_out() {
+    fn a_hostile_passwd_neither_blocks_nor_escapes() {
         let (dir, root) = image();
         let passwd = dir.join("etc/passwd");
         std::fs::remove_file(&passwd).unwrap();

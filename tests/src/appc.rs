@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_schema_takes_and_refuses() {
+    fn schemas_are_checked() {
         let good = json!({
             "acVersion": "0.8.11", "acKind": "PodManifest", "volumes": null, "isolators": [], "ports": null,
             "annotations": [{ "name": "rkt.kubernetes.io/uid", "value": "1" }],

@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stranger_is_seen_and_the_child_of_a_supervisor_is_not() {
+    fn foreign_processes_are_distinguished_from_supervised_ones() {
         let home = tempfile::tempdir().unwrap();
         let start = |command: &mut std::process::Command| command.arg("30").spawn().unwrap();
         let mut by_place = start(std::process::Command::new("sleep").current_dir(home.path()));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_file_is_seen() {
+    fn open_files_are_found() {
         let home = tempfile::tempdir().unwrap();
         fs::write(home.path().join("lock"), b"").unwrap();
         let mut child = std::process::Command::new("sleep")
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_are_seen() {
+    fn mounts_are_found() {
         let mounted = mentions("/proc/self/mountinfo", Path::new("/proc"));
         assert!(!mounted.is_empty());
         assert!(mentions("/proc/self/mountinfo", Path::new("/no/such/place")).is_empty());

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times() {
+    fn timestamps_are_parsed() {
         for (text, want) in [
             ("1970-01-01T00:00:00.000000000Z", 0),
             ("1970-01-01T00:00:01.5Z", 1_500_000_000),

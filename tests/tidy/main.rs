@@ -99,7 +99,7 @@ fn dependencies(table: &Table) -> Vec<(&'static str, String, Value)> {
 }
 
 #[test]
-fn crates_import_only_what_they_may() {
+fn crates_import_only_permitted_crates() {
     let edges: BTreeMap<_, _> = EDGES.iter().copied().collect();
     let mut found = Vec::new();
     for (name, table) in members() {
@@ -120,7 +120,7 @@ fn crates_import_only_what_they_may() {
 }
 
 #[test]
-fn every_crate_is_a_member_and_keeps_the_lints() {
+fn every_crate_is_a_member_with_workspace_lints() {
     let names: BTreeSet<String> = members().into_keys().collect();
     let mut found = Vec::new();
     for (path, text) in files("Cargo.toml") {
@@ -158,7 +158,7 @@ fn dependencies_come_through_the_workspace() {
 }
 
 #[test]
-fn some_crates_are_for_some_of_us_alone() {
+fn restricted_dependencies_stay_in_their_crates() {
     let mut found = Vec::new();
     for (name, table) in members() {
         for (_, dependency, _) in dependencies(&table) {
@@ -173,7 +173,7 @@ fn some_crates_are_for_some_of_us_alone() {
 }
 
 #[test]
-fn trees_are_free_of_what_is_banned() {
+fn dependency_trees_exclude_banned_crates() {
     let mut found = Vec::new();
     for (name, banned, why) in TREE_BANS {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -194,7 +194,7 @@ fn trees_are_free_of_what_is_banned() {
 }
 
 #[test]
-fn unsafe_has_an_address() {
+fn unsafe_code_is_confined() {
     let mut found = Vec::new();
     for (path, text) in files(".rs") {
         let code = code(&text);
@@ -243,7 +243,7 @@ fn libraries_do_not_print() {
 }
 
 #[test]
-fn surfaces_know_neither_each_other_nor_are_known() {
+fn surfaces_are_independent() {
     const ROOT: &str = "src/api/src/";
     const SURFACES: &str = "src/api/src/surfaces/";
     let sources: Vec<_> = files(".rs").into_iter().filter(|(path, _)| path.starts_with(ROOT)).collect();
@@ -269,7 +269,7 @@ fn surfaces_know_neither_each_other_nor_are_known() {
 }
 
 #[test]
-fn files_are_short_enough_to_know() {
+fn files_have_bounded_length() {
     let mut found = Vec::new();
     for (path, text) in files(".rs") {
         let (production, _) = split(&path, &code(&text));
@@ -281,13 +281,13 @@ fn files_are_short_enough_to_know() {
 }
 
 #[test]
-fn files_say_what_they_are() {
+fn files_begin_with_a_doc_comment() {
     let silent = files(".rs").into_iter().filter(|(_, text)| !text.starts_with("//! ")).map(|(path, _)| path);
     none(&silent.collect::<Vec<_>>(), "the first line of a file tells a newcomer what is in it (`//! …`)");
 }
 
 #[test]
-fn open_ends_have_an_issue() {
+fn open_ends_reference_an_issue() {
     let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("HA", "CK")];
     let mut found = Vec::new();
     let all = files(".rs").into_iter().chain(files(".toml")).chain(files(".md"));

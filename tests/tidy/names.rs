@@ -25,7 +25,7 @@ const BANNED_CONSTANTS: &[(&str, &str)] = &[
 const MAX_COMMENT_WIDTH: usize = 120;
 
 #[test]
-fn types_have_names_of_their_own() {
+fn type_names_are_meaningful() {
     let mut found = Vec::new();
     for (path, text) in files(".rs") {
         for (i, line) in code(&text).lines().enumerate() {
@@ -45,7 +45,7 @@ fn declared(line: &str) -> Option<&str> {
 }
 
 #[test]
-fn constants_say_what_they_limit() {
+fn constant_names_follow_conventions() {
     let mut found = Vec::new();
     for (path, text) in files(".rs") {
         for (i, line) in code(&text).lines().enumerate().filter(|(_, line)| has_word(line, "const")) {

@@ -344,7 +344,7 @@ fn credentials_are_read_from_files() {
 }
 
 #[test]
-fn credentials_do_not_follow_a_redirect_to_another_host() {
+fn credentials_are_not_sent_to_redirect_targets() {
     let mut bench = Bench::new();
     bench.auth_file(USER.strip_prefix("Basic ").unwrap());
     bench.registry.protect(Access::Basic(USER.to_owned()));
@@ -493,7 +493,7 @@ fn images_of_128_layers_are_fetched() {
 }
 
 #[test]
-fn a_layer_that_vanishes_is_fetched_again() {
+fn vanished_layers_are_fetched_again() {
     /// Removes the layer's directory right after it was found, as garbage collection may.
     struct Collector(PathBuf);
     impl Progress for Collector {

@@ -292,8 +292,8 @@ fn loopback() {
 }
 
 #[test]
-fn a_failing_plugin_is_reported_and_undone() {
-    if !inside("a_failing_plugin_is_reported_and_undone") {
+fn a_failing_plugin_is_reported_and_rolled_back() {
+    if !inside("a_failing_plugin_is_reported_and_rolled_back") {
         return;
     }
     let lab = Lab::new();

@@ -191,7 +191,7 @@ fn a_failed_add_is_undone() {
 }
 
 #[test]
-fn a_plugin_that_hangs_is_killed_with_its_children() {
+fn hanging_plugins_are_killed_with_their_children() {
     let lab = lab(Duration::from_secs(2));
     let network = lab.network("1.0.0", &[json!({"ADD": "hang"})]);
     let start = Instant::now();
@@ -243,7 +243,7 @@ fn a_killed_add_is_cached_and_deleted() {
 }
 
 #[test]
-fn a_child_that_keeps_the_pipes_open_does_not_block() {
+fn children_holding_the_pipes_do_not_block() {
     let lab = lab(PATIENT);
     let network = lab.network("1.0.0", &[json!({"ADD": "daemon"})]);
     let start = Instant::now();

@@ -165,8 +165,8 @@ fn publishing_a_port_in_use_fails() {
 }
 
 #[test]
-fn connections_in_time_wait_do_not_block_a_port() {
-    if !inside("connections_in_time_wait_do_not_block_a_port") {
+fn time_wait_connections_do_not_block_ports() {
+    if !inside("time_wait_connections_do_not_block_ports") {
         return;
     }
     let lab = Lab::new();
@@ -239,8 +239,8 @@ fn twenty_pods_start_at_once() {
 }
 
 #[test]
-fn garbage_collection_does_not_disturb_starting_and_ending_pods() {
-    if !inside("garbage_collection_does_not_disturb_starting_and_ending_pods") {
+fn garbage_collection_does_not_disturb_concurrent_pods() {
+    if !inside("garbage_collection_does_not_disturb_concurrent_pods") {
         return;
     }
     let mut lab = Lab::new();
@@ -353,8 +353,8 @@ fn a_pod_with_a_damaged_record_is_detached() {
 
 /// A running pod whose record cannot be read keeps its entries in the table.
 #[test]
-fn a_pod_with_a_damaged_record_keeps_its_entries() {
-    if !inside("a_pod_with_a_damaged_record_keeps_its_entries") {
+fn pods_with_damaged_records_keep_their_entries() {
+    if !inside("pods_with_damaged_records_keep_their_entries") {
         return;
     }
     let lab = Lab::new();
@@ -424,8 +424,8 @@ fn a_removed_table_is_restored() {
 /// An administrator's bridge has other ports than pods: the rules that protect the host's 127.0.0.1 from them must
 /// exist while `route_localnet` is enabled.
 #[test]
-fn route_localnet_is_enabled_only_while_the_table_has_the_interface() {
-    if !inside("route_localnet_is_enabled_only_while_the_table_has_the_interface") {
+fn route_localnet_follows_the_interfaces_of_the_table() {
+    if !inside("route_localnet_follows_the_interfaces_of_the_table") {
         return;
     }
     let lab = Lab::new();
@@ -752,8 +752,8 @@ fn cost() {
 }
 
 #[test]
-fn the_name_of_a_lease_is_not_believed() {
-    if !inside("the_name_of_a_lease_is_not_believed") {
+fn lease_names_are_not_trusted() {
+    if !inside("lease_names_are_not_trusted") {
         return;
     }
     let lab = Lab::new();

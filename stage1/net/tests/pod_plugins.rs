@@ -49,8 +49,8 @@ fn standard_plugins_are_run_and_undone() {
 }
 
 #[test]
-fn the_end_of_a_pod_with_plugins_only_removes_unused_bridges() {
-    if !inside("the_end_of_a_pod_with_plugins_only_removes_unused_bridges") {
+fn detaching_plugins_removes_unused_bridges() {
+    if !inside("detaching_plugins_removes_unused_bridges") {
         return;
     }
     let mut lab = Lab::new();
@@ -73,8 +73,8 @@ fn the_end_of_a_pod_with_plugins_only_removes_unused_bridges() {
 }
 
 #[test]
-fn a_second_network_that_fails_undoes_the_first() {
-    if !inside("a_second_network_that_fails_undoes_the_first") {
+fn failure_of_the_second_network_detaches_the_first() {
+    if !inside("failure_of_the_second_network_detaches_the_first") {
         return;
     }
     let mut lab = Lab::new();
@@ -102,8 +102,8 @@ fn a_second_network_that_fails_undoes_the_first() {
 }
 
 #[test]
-fn a_plugin_that_hangs_is_killed_with_its_group() {
-    if !inside("a_plugin_that_hangs_is_killed_with_its_group") {
+fn hanging_plugins_are_killed_with_their_group() {
+    if !inside("hanging_plugins_are_killed_with_their_group") {
         return;
     }
     let mut lab = Lab::new();
@@ -127,8 +127,8 @@ fn a_plugin_that_hangs_is_killed_with_its_group() {
 }
 
 #[test]
-fn what_cannot_be_undone_stays_in_the_record() {
-    if !inside("what_cannot_be_undone_stays_in_the_record") {
+fn failed_detachments_stay_in_the_record() {
+    if !inside("failed_detachments_stay_in_the_record") {
         return;
     }
     let mut lab = Lab::new();
@@ -202,8 +202,8 @@ fn status_comes_before_add() {
 }
 
 #[test]
-fn what_plugins_keep_for_nobody_is_collected() {
-    if !inside("what_plugins_keep_for_nobody_is_collected") {
+fn orphaned_plugin_state_is_collected() {
+    if !inside("orphaned_plugin_state_is_collected") {
         return;
     }
     let mut lab = Lab::new();
@@ -248,8 +248,8 @@ fn what_plugins_keep_for_nobody_is_collected() {
 }
 
 #[test]
-fn plugins_delete_what_they_were_told_to_add() {
-    if !inside("plugins_delete_what_they_were_told_to_add") {
+fn del_receives_the_configuration_of_add() {
+    if !inside("del_receives_the_configuration_of_add") {
         return;
     }
     let mut lab = Lab::new();
@@ -273,8 +273,8 @@ fn plugins_delete_what_they_were_told_to_add() {
 }
 
 #[test]
-fn after_a_reboot_plugins_are_told_and_nothing_else_is_touched() {
-    if !inside("after_a_reboot_plugins_are_told_and_nothing_else_is_touched") {
+fn after_a_reboot_only_plugins_run() {
+    if !inside("after_a_reboot_only_plugins_run") {
         return;
     }
     let mut lab = Lab::new();

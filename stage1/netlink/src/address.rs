@@ -263,7 +263,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_network_contains_its_ends_and_not_their_neighbours(net in cidr()) {
+        fn a_network_contains_exactly_its_range(net in cidr()) {
             let four = net.is_ipv4();
             prop_assert_eq!(net.to_string().parse(), Ok(net));
             prop_assert!(net.contains(net.first()) && net.contains(net.last()) && net.contains(net.address()));
@@ -277,7 +277,7 @@ mod tests {
         }
 
         #[test]
-        fn a_prefix_is_parsed_from_its_text_and_its_range(net in cidr(), other in cidr()) {
+        fn prefixes_are_parsed_from_text_and_range(net in cidr(), other in cidr()) {
             let prefix = net.network();
             prop_assert_eq!(prefix.to_string().parse(), Ok(prefix));
             prop_assert_eq!(Prefix::from_range(prefix.first(), prefix.last()), Some(prefix));
@@ -288,7 +288,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in "\\PC{0,40}") {
+        fn parser_never_panics(text in "\\PC{0,40}") {
             let _ = (text.parse::<Cidr>(), text.parse::<Prefix>());
         }
     }

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn only_macs_are_macs() {
+    fn invalid_macs_are_rejected() {
         for text in [
             "",
             "0a:58:0a:01:00",
@@ -88,12 +88,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_mac_is_what_it_shows(bytes in any::<[u8; 6]>()) {
+        fn macs_round_trip(bytes in any::<[u8; 6]>()) {
             prop_assert_eq!(Mac(bytes).to_string().parse(), Ok(Mac(bytes)));
         }
 
         #[test]
-        fn any_text_is_judged(text in ".{0,24}") {
+        fn parser_never_panics(text in ".{0,24}") {
             let _ = text.parse::<Mac>();
         }
     }

@@ -159,7 +159,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_leaves_the_directory(text in ".{0,40}", link in "[./a%:]{0,6}") {
+        fn paths_never_leave_the_directory(text in ".{0,40}", link in "[./a%:]{0,6}") {
             for sysctl in [Sysctl::Other(&text), Sysctl::AcceptRa(&link)] {
                 if let Ok(path) = sysctl.path() {
                     prop_assert!(path.split('/').all(|part| !matches!(part, "" | "." | "..")));

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_calls_does_not_open_address_families() {
+    fn call_lists_do_not_allow_address_families() {
         let names = std::collections::BTreeSet::from(["socket", "read", "execve"].map(str::to_owned));
         let filters = |seccomp: &Seccomp| super::filters(seccomp, &[], false).unwrap().unwrap();
         let filter = filters(&Seccomp::Retain { names: names.clone(), errno: 1 }).last.unwrap();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_filter_is_made_only_if_the_first_allows_more() {
+    fn an_unneeded_second_filter_is_not_made() {
         let default = filters(&Seccomp::Default, &[], false).unwrap().unwrap();
         assert!(default.last.is_none());
         let names = ["setsid".to_owned()].into();

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_missing_in_a_list_are_added_for_the_start() {
+    fn calls_needed_at_start_are_added() {
         let number = |name| numbers::number(name).unwrap();
         for (name, argument) in CALLS {
             let mut own = all();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_on_another_argument_decides_nothing() {
+    fn conditions_on_other_arguments_are_ignored() {
         let other = Condition { argument: 2, mask: u32::MAX, value: 0 };
         let action = Action::When(vec![(other, Action::Allow)], Box::new(Action::Allow));
         assert!(!allows(&action, Some((1, 5))) && !allows(&action, None));

@@ -333,7 +333,7 @@ fn removals_interrupted_by_power_loss_are_detected() {
 }
 
 #[test]
-fn a_database_that_lost_commits_is_refused() {
+fn a_database_with_lost_commits_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let open = |name: &str| Store::open_as(&data, boot(name), STEPS);

@@ -133,7 +133,7 @@ fn layer_locks_are_exclusive() {
 }
 
 #[test]
-fn layers_that_do_not_fit_are_not_committed() {
+fn inconsistent_layers_are_not_committed() {
     let home = Home::new();
     let store = &home.store;
     let lock = store.lock_layer(&digest("l"), DEADLINE, &mut || {}).unwrap();

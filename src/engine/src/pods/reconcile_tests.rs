@@ -173,7 +173,7 @@ fn apps_of_a_killed_supervisor_are_lost() {
 /// The lock of a pod whose supervisor is dead may be held for long: a background engine, which has other pods to
 /// reconcile, returns to it later.
 #[test]
-fn a_background_engine_does_not_wait_for_a_lock() {
+fn background_engines_do_not_wait_for_locks() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_file_is_an_error_of_its_own_network() {
+    fn an_invalid_file_fails_only_its_network() {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().to_path_buf();
         let broken = "{\n\"cniVersion\": \"1.0.0\",\n\"name\": \"bad\",\n\"plugins\": [{\"type\": \"../x\"}]}";

@@ -19,7 +19,7 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
-fn the_built_in_networks_are_sound() {
+fn built_in_networks_are_valid() {
     for (name, text) in builtin::ALL {
         let network = parse(text).unwrap();
         assert_eq!((network.name.as_str(), network.notes.as_slice()), (name, [].as_slice()));
@@ -137,7 +137,7 @@ fn versions_before_0_3_are_refused_by_name() {
 }
 
 #[test]
-fn lists_are_checked_as_a_whole() {
+fn whole_lists_are_validated() {
     assert!(refused("{").contains("not JSON: "));
     assert!(refused("[]").contains("must be an object"));
     assert!(refused(r#"{"cniVersion":"1.0.0","name":"a/b","type":"x"}"#).contains("name: must begin"));
@@ -170,7 +170,7 @@ fn sysctls_stay_below_net() {
 }
 
 #[test]
-fn ranges_of_the_runtime_take_the_place_of_the_configured_ones() {
+fn runtime_ranges_replace_configured_ones() {
     let host_local = || {
         let plugin = plugin_of(r#"{"type":"ptp","ipam":{"type":"host-local","subnet":"10.1.0.0/16"}}"#).unwrap();
         let Some(Ipam::HostLocal(ipam)) = plugin.ipam else { panic!("host-local") };
@@ -202,7 +202,7 @@ fn json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn arbitrary_plugins_do_not_panic(object in json(), kind in "(bridge|ptp|macvlan|ipvlan|portmap|firewall|bandwidth|tuning|other)") {
+    fn parser_never_panics(object in json(), kind in "(bridge|ptp|macvlan|ipvlan|portmap|firewall|bandwidth|tuning|other)") {
         let mut object = object;
         if let Value::Object(map) = &mut object {
             map.insert("type".into(), Value::from(kind));

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_host_locals() {
+    fn defaults_match_host_local() {
         let range = Range::new("10.1.0.0/16".parse().unwrap(), None, None, None).unwrap();
         assert_eq!((range.start, range.end, range.gateway), (ip("10.1.0.1"), ip("10.1.255.254"), ip("10.1.0.1")));
         let range = Range::new("fd00::/64".parse().unwrap(), None, None, None).unwrap();

@@ -109,7 +109,7 @@ fn an_exhausted_set_recovers() {
 }
 
 #[test]
-fn damage_by_a_kill_or_power_loss_is_repaired() {
+fn damage_by_kill_or_power_loss_is_repaired() {
     let temp = tempfile::tempdir().unwrap();
     let store = open(temp.path());
     let sets = sets(&["10.1.0.0/24", "fd00::/64"]);

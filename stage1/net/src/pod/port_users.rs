@@ -97,7 +97,7 @@ mod tests {
 ";
 
     #[test]
-    fn the_kernels_lines_are_read() {
+    fn kernel_socket_tables_are_parsed() {
         let listed = |address: &str, port, listens, inode| ProcSocket {
             address: address.parse().unwrap(),
             port,
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(text in "[0-9A-F: \n]{0,200}", any in "\\PC{0,80}") {
+        fn parser_never_panics(text in "[0-9A-F: \n]{0,200}", any in "\\PC{0,80}") {
             let _ = (parse(&text), parse(&any));
         }
     }

@@ -16,7 +16,7 @@ fn host(dir: &std::path::Path) -> Host {
 }
 
 #[test]
-fn what_is_written_is_read_and_nothing_else() {
+fn records_round_trip_and_reject_other_files() {
     let temp = tempfile::tempdir().unwrap();
     let host = host(temp.path());
     let records = Records::open(&host).unwrap();

@@ -27,7 +27,7 @@ fn port() -> PodPort {
 const PORTMAP: &str = r#"{"type":"portmap","capabilities":{"portMappings":true}}"#;
 
 #[test]
-fn ports_go_where_they_are_forwarded() {
+fn ports_are_given_to_forwarding_networks() {
     let masq = format!(r#"{{"type":"bridge","ipMasq":true}},{PORTMAP}"#);
     let plain = format!(r#"{{"type":"bridge"}},{PORTMAP}"#);
     let silent = r#"{"type":"bridge","ipMasq":true}"#;
@@ -49,7 +49,7 @@ fn ports_go_where_they_are_forwarded() {
 }
 
 #[test]
-fn capabilities_get_what_was_asked_for() {
+fn capability_arguments_are_filled_in() {
     let text = r#"{"type":"x","capabilities":{"portMappings":true,"ips":true,"mac":true}}"#;
     let mut choice = choices(&[("a", text)]).remove(0);
     choice.ports = vec![PodPort { host_ip: Some([127, 0, 0, 1].into()), ..port() }];
@@ -73,7 +73,7 @@ fn capabilities_get_what_was_asked_for() {
 }
 
 #[test]
-fn all_that_is_missing_is_named() {
+fn all_missing_networks_are_named() {
     let temp = tempfile::tempdir().unwrap();
     std::fs::write(temp.path().join("b.conflist"), "{").unwrap();
     std::fs::write(temp.path().join("n.conf"), r#"{"cniVersion":"1.0.0","name":"mine","type":"x"}"#).unwrap();
@@ -112,7 +112,7 @@ fn all_that_is_missing_is_named() {
 }
 
 #[test]
-fn arguments_that_gantry_would_ignore_are_refused() {
+fn unused_arguments_are_rejected() {
     let refused = |args: &[(&str, &str)], plugins: bool| {
         let mut choice = choices(&[("lan", r#"{"type":"bridge"}"#)]).remove(0);
         choice.args = args.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();

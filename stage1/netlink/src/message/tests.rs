@@ -41,7 +41,7 @@ fn the_layout_matches_the_kernel() {
 }
 
 #[test]
-fn messages_of_a_batch_are_numbered_and_the_last_is_marked() {
+fn batch_messages_are_numbered_and_terminated() {
     let mut batch = Batch::new();
     for kind in 20..23 {
         batch.push(kind, 0, &[], |_| {});
@@ -165,7 +165,7 @@ fn devour(bytes: &[u8], depth: u32) {
 
 proptest! {
     #[test]
-    fn what_is_built_is_read(
+    fn messages_round_trip(
         messages in proptest::collection::vec((any::<u16>(), any::<u16>(), proptest::collection::vec(tree(), 0..4)), 1..4),
         fixed in proptest::collection::vec(any::<u8>(), 0..20),
         first in any::<u32>(),

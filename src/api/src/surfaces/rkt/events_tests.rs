@@ -101,7 +101,7 @@ fn events_are_encoded() {
 }
 
 #[test]
-fn a_gap_is_reported_with_the_next_selected_event() {
+fn gaps_are_reported_with_the_next_event() {
     let (_dir, subscribers) = subscribers();
     let selection = selection(EventFilter { ids: texts(&["b"]), ..EventFilter::default() });
     let mut message = Message { selection: &selection, bytes: Vec::new(), gap: Some(4) };

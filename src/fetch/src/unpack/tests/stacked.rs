@@ -44,7 +44,7 @@ fn hard_links_to_lower_layers_become_copies() {
 }
 
 #[test]
-fn a_copy_does_not_get_the_checksum_of_a_replaced_file() {
+fn copies_do_not_inherit_stale_checksums() {
     let below = UnpackDir::new();
     unpack(&Tar::default().file("x", b"lower").end(), &below).unwrap();
     let place = UnpackDir::new();

@@ -61,7 +61,7 @@ fn pods_reach_each_other_and_the_host() {
 }
 
 #[test]
-fn a_pod_of_two_networks_uses_the_first_default_route() {
+fn the_first_network_sets_the_default_route() {
     let lab = Lab::new();
     let pod = Net::new();
     let at = attachment(&pod, 1);
@@ -189,7 +189,7 @@ fn addresses_are_requested_exhausted_and_released() {
 }
 
 #[test]
-fn a_bridge_of_another_gantry_is_not_used() {
+fn bridges_of_other_data_directories_are_not_used() {
     let lab = Lab::new();
     let network = dual("net", "br-net", 66);
     let (one, two) = (Net::new(), Net::new());
@@ -232,7 +232,7 @@ fn an_administrators_bridge_is_used_unchanged() {
 }
 
 #[test]
-fn another_address_of_the_bridge_is_replaced_when_forced() {
+fn force_address_replaces_the_address_of_a_bridge() {
     let mut lab = Lab::new();
     let bridge = lab.host.bridge("br-net");
     let has = crate::netlink::address::Address::new("10.99.0.1/24".parse().unwrap());

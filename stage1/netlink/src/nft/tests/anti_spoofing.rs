@@ -320,7 +320,7 @@ fn twenty_pods_start_concurrently() {
 
 /// Entries removed by other programs in the meantime do not make the operation fail: the next reload restores them.
 #[test]
-fn a_pod_starts_while_the_bridge_table_is_removed() {
+fn pods_start_during_removal_of_the_table() {
     let space = Space::new();
     space.table().ensure(&State::new()).unwrap();
     let coming = AtomicU64::new(4);

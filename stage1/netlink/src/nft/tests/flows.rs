@@ -173,7 +173,7 @@ fn many_flows_are_deleted_in_batches() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn parser_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         crate::nft::conntrack::judge(&bytes);
     }
 }

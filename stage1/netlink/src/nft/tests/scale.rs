@@ -102,17 +102,17 @@ fn compare(what: &str, pod: fn(u16) -> State) {
 }
 
 #[test]
-fn the_five_hundredth_pod_costs_what_the_first_did() {
+fn cost_per_pod_is_constant() {
     compare("on a bridge", pod);
 }
 
 #[test]
-fn so_does_one_with_an_interface_of_its_own() {
+fn cost_per_single_interface_pod_is_constant() {
     compare("with a veth each", pod_with_interface);
 }
 
 #[test]
-fn so_does_one_with_anti_spoofing() {
+fn cost_per_anti_spoofing_pod_is_constant() {
     compare("with anti-spoofing each", pod_with_anti_spoofing);
 }
 

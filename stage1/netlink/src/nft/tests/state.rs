@@ -91,7 +91,7 @@ proptest! {
 }
 
 #[test]
-fn ranges_of_ports() {
+fn port_ranges_are_expanded() {
     let mut state = State::new();
     let first = port("0.0.0.0", Protocol::Tcp, 8000);
     state.forward(first, 3, "10.1.0.2:80".parse().unwrap(), "a").unwrap();

@@ -89,7 +89,7 @@ fn dropped_notifications_are_reported_as_unknown() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u16..20) {
+    fn parser_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u16..20) {
         let mut reader = Reader::new("gantry", &[]);
         let _ = reader.take(&bytes);
         let mut message = u32::try_from(bytes.len() + 16).unwrap().to_ne_bytes().to_vec();

@@ -22,7 +22,7 @@ fn through(expressions: &[Expr]) -> Option<Vec<Expr>> {
 }
 
 #[test]
-fn our_rules_are_read_as_they_are_written() {
+fn rules_round_trip() {
     for chain in Family::ALL.into_iter().flat_map(chains) {
         for rule in &chain.rules {
             assert_eq!(through(&rule.expressions).as_ref(), Some(&rule.expressions), "{}", rule.comment);
@@ -99,12 +99,12 @@ fn incoming(element: &Element) -> Vec<Incoming> {
 
 proptest! {
     #[test]
-    fn expressions_are_read_as_they_are_written(all in prop::collection::vec(expression(), 0..20)) {
+    fn expressions_round_trip(all in prop::collection::vec(expression(), 0..20)) {
         prop_assert_eq!(through(&all), Some(all));
     }
 
     #[test]
-    fn elements_are_read_as_they_are_written(element in element()) {
+    fn elements_round_trip(element in element()) {
         let read = incoming(&element);
         let read = if element.set.is_interval() && !element.set.is_ranges() {
             join(read)
@@ -115,7 +115,7 @@ proptest! {
     }
 
     #[test]
-    fn ranges_side_by_side_stay_apart(mut bounds in prop::collection::btree_set(any::<u32>(), 2..20), last in any::<bool>()) {
+    fn adjacent_ranges_stay_separate(mut bounds in prop::collection::btree_set(any::<u32>(), 2..20), last in any::<bool>()) {
         bounds.extend(last.then_some(u32::MAX));
         let bounds: Vec<u32> = bounds.into_iter().collect();
         let mut all: Vec<Element> = bounds.windows(2).filter(|pair| pair[0] < pair[1] - 1 || pair[1] == u32::MAX).map(|pair| Element {
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), set in set()) {
+    fn parser_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300), set in set()) {
         let message = Message { kind: message::NEWSETELEM, flags: 0, number: 1, payload: &bytes };
         if let Ok(read) = read_elements(set, &message) {
             let all = join(read).into_iter().collect();
@@ -145,7 +145,7 @@ proptest! {
 
     /// Ours, with one byte changed, or cut.
     #[test]
-    fn nor_does_damage(element in element(), all in prop::collection::vec(expression(), 1..5), at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>()) {
+    fn damaged_messages_never_panic(element in element(), all in prop::collection::vec(expression(), 1..5), at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>()) {
         let mut transaction = Transaction::new("t", None, 7);
         transaction.add([&element], false);
         let rule = Rule { comment: "c", expressions: all };

@@ -115,7 +115,7 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn one_request_creates_both_ends_of_a_veth_pair() {
+fn one_request_creates_a_veth_pair() {
     let (mut host, mut pod) = (Net::new(), Net::new());
     let bridge = host.bridge("br0");
     let mac = Mac::from_id("pod/eth0");
@@ -287,7 +287,7 @@ fn interfaces_change_and_move() {
 }
 
 #[test]
-fn loopback_comes_up_and_counts() {
+fn loopback_is_set_up_with_statistics() {
     let mut net = Net::new();
     assert!(!net.get("lo").is_up());
     net.socket.loopback_up().unwrap();

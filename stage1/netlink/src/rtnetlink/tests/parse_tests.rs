@@ -57,13 +57,13 @@ fn read(mut bytes: &[u8]) -> Message<'_> {
 
 proptest! {
     #[test]
-    fn a_route_is_read_as_it_was_written(route in some_route()) {
+    fn routes_round_trip(route in some_route()) {
         let bytes = message(24, &route.head(route.effective_scope()), |m| route.write(m));
         prop_assert_eq!(route::parse(&read(&bytes)).unwrap(), Some(route));
     }
 
     #[test]
-    fn an_address_is_read_as_it_was_written(
+    fn addresses_round_trip(
         prefix in prefix(), scope in any::<u8>(), broadcast in proptest::option::of(any::<u32>()), flags in any::<(bool, bool)>(),
     ) {
         let v4 = prefix.is_ipv4();

@@ -94,7 +94,7 @@ fn udp(from: &Net, to: &Net, address: IpAddr) {
 }
 
 #[test]
-fn pods_reach_each_other_their_host_and_other_networks() {
+fn pods_reach_host_and_other_networks() {
     let mut host = Net::new();
     for switch in [Sysctl::ForwardV4, Sysctl::ForwardV6] {
         host.namespace.enter(|| switch.set("1")).unwrap();
