@@ -5,13 +5,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use gantry_host::inotify::{DirChange, Inotify, WatchId};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
@@ -29,15 +28,15 @@ pub(crate) struct DirWatch {
 
 struct Shared {
     /// `None` if the kernel has no inotify instances left: subscriptions poll instead.
-    fd: Option<AsyncFd<OwnedFd>>,
+    inotify: Option<AsyncFd<Inotify>>,
     table: Mutex<Table>,
 }
 
 #[derive(Default)]
 struct Table {
     next: u64,
-    /// By watch descriptor.
-    watches: HashMap<i32, HashMap<u64, Arc<Notify>>>,
+    /// The subscriptions of each watched directory, by number.
+    watches: HashMap<WatchId, HashMap<u64, Arc<Notify>>>,
 }
 
 impl Shared {
@@ -49,13 +48,12 @@ impl Shared {
 impl DirWatch {
     /// Starts the task; call it inside the runtime. Without an inotify instance, subscriptions poll.
     pub(crate) fn new() -> Self {
-        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(io::Error::from);
-        Self::with(fd.and_then(readable).ok())
+        Self::with(Inotify::new().and_then(readable).ok())
     }
 
-    fn with(fd: Option<AsyncFd<OwnedFd>>) -> Self {
-        let shared = Arc::new(Shared { fd, table: Mutex::default() });
-        let task = shared.fd.is_some().then(|| tokio::spawn(notify_subscriptions(Arc::clone(&shared))));
+    fn with(inotify: Option<AsyncFd<Inotify>>) -> Self {
+        let shared = Arc::new(Shared { inotify, table: Mutex::default() });
+        let task = shared.inotify.is_some().then(|| tokio::spawn(notify_subscriptions(Arc::clone(&shared))));
         Self { shared, task }
     }
 
@@ -72,7 +70,7 @@ impl DirWatch {
         };
         for dir in &subscription.dirs {
             // Under the lock, so that no other subscription removes the watch before it is entered here.
-            if let Some(Ok(watch)) = self.shared.fd.as_ref().map(|fd| add(fd, dir)) {
+            if let Some(Ok(watch)) = self.shared.inotify.as_ref().map(|inotify| inotify.get_ref().watch(dir)) {
                 let changed = Arc::clone(&subscription.changed);
                 table.watches.entry(watch).or_default().insert(subscription.number, changed);
                 subscription.watches.push(watch);
@@ -92,17 +90,12 @@ impl Drop for DirWatch {
 ///
 /// # Errors
 /// The kernel has no memory left.
-pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn readable<T: AsRawFd>(fd: T) -> io::Result<AsyncFd<T>> {
     #[expect(
         deprecated,
-        reason = "its successor is unsafe for the sake of types whose descriptor changes; that of an OwnedFd does not"
+        reason = "its successor is unsafe for the sake of types whose descriptor changes; no type here does that"
     )]
     AsyncFd::with_interest(fd, Interest::READABLE)
-}
-
-fn add(fd: &AsyncFd<OwnedFd>, dir: &Path) -> rustix::io::Result<i32> {
-    let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
-    inotify::add_watch(fd.get_ref(), dir, flags)
 }
 
 /// A subscription to changes of directories, until it is dropped.
@@ -111,14 +104,14 @@ pub(crate) struct DirSubscription {
     number: u64,
     changed: Arc<Notify>,
     dirs: Vec<PathBuf>,
-    watches: Vec<i32>,
+    watches: Vec<WatchId>,
 }
 
 impl DirSubscription {
     /// Whether it is for exactly these directories, and all of them are still watched.
     pub(crate) fn covers(&self, dirs: &[PathBuf]) -> bool {
         let table = self.shared.lock();
-        let watched = |watch: &i32| table.watches.get(watch).is_some_and(|all| all.contains_key(&self.number));
+        let watched = |watch: &WatchId| table.watches.get(watch).is_some_and(|all| all.contains_key(&self.number));
         self.dirs == dirs && self.watches.len() == dirs.len() && self.watches.iter().all(watched)
     }
 
@@ -138,7 +131,7 @@ impl Drop for DirSubscription {
             if all.is_empty() {
                 table.watches.remove(watch);
                 let _removed_with_its_directory =
-                    self.shared.fd.as_ref().map(|fd| inotify::remove_watch(fd.get_ref(), *watch));
+                    self.shared.inotify.as_ref().map(|inotify| inotify.get_ref().unwatch(*watch));
             }
         }
     }
@@ -146,10 +139,10 @@ impl Drop for DirSubscription {
 
 /// The task: wakes the subscriptions of changed directories.
 async fn notify_subscriptions(shared: Arc<Shared>) {
-    let Some(fd) = &shared.fd else { return };
+    let Some(inotify) = &shared.inotify else { return };
     loop {
-        let Ok(mut ready) = fd.readable().await else { return };
-        let done = ready.try_io(|fd| read_events(&shared, fd.get_ref()));
+        let Ok(mut ready) = inotify.readable().await else { return };
+        let done = ready.try_io(|inotify| notify_of_changes(&shared, inotify.get_ref()));
         // "Would block" clears the readiness. Other failures are retried; subscriptions poll in the meantime.
         if let Ok(Err(_)) = done {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -157,23 +150,21 @@ async fn notify_subscriptions(shared: Arc<Shared>) {
     }
 }
 
-/// Reads all pending events; ends with "would block".
-fn read_events(shared: &Shared, fd: &OwnedFd) -> io::Result<()> {
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
-    let mut events = inotify::Reader::new(fd, &mut buffer);
-    loop {
-        let event = events.next()?;
+/// Wakes the subscriptions of all pending changes; ends with "would block".
+fn notify_of_changes(shared: &Shared, inotify: &Inotify) -> io::Result<()> {
+    let notify_all = |subscriptions: &HashMap<u64, Arc<Notify>>| {
+        subscriptions.values().for_each(|changed| changed.notify_one());
+    };
+    inotify.read_changes(|change| {
         let mut table = shared.lock();
-        if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
-            table.watches.values().flat_map(HashMap::values).for_each(|changed| changed.notify_one());
-        } else if event.events().contains(ReadFlags::IGNORED) {
+        match change {
+            DirChange::File { watch, .. } => table.watches.get(&watch).into_iter().for_each(notify_all),
             // The directory was deleted, or its watch was removed.
-            let gone = table.watches.remove(&event.wd());
-            gone.iter().flat_map(HashMap::values).for_each(|changed| changed.notify_one());
-        } else if let Some(all) = table.watches.get(&event.wd()) {
-            all.values().for_each(|changed| changed.notify_one());
+            DirChange::Ended(watch) => table.watches.remove(&watch).iter().for_each(notify_all),
+            DirChange::Lost => table.watches.values().for_each(notify_all),
         }
-    }
+    })?;
+    Err(io::ErrorKind::WouldBlock.into())
 }
 
 #[cfg(test)]

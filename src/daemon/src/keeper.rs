@@ -21,10 +21,11 @@
 //! watched are reconciled every second.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use gantry_engine::{Engine, PodError, PodRow, PodView, Settings};
+use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, AppState, Phase, PodId};
 use tracing::{debug, error, info, info_span, warn};
@@ -49,9 +50,6 @@ const BACKUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The phases in which a process works on a pod.
 const ACTIVE: [&str; 3] = ["embryo", "preparing", "running"];
-
-/// Modification time and size of the WAL. A commit changes them.
-type WalStamp = Option<(SystemTime, u64)>;
 
 /// Why a pod could not be reconciled.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,7 +76,8 @@ pub(crate) struct Keeper {
     removed: bool,
     /// Whether a pod was preparing when the rows were read last.
     preparing: bool,
-    last_stamp: WalStamp,
+    /// The WAL when the rows were read last. A commit changes it.
+    last_stamp: Option<FileStamp>,
     /// Time of the first commit that is not synced.
     unsynced: Option<Instant>,
     /// Time of the next read of the rows.
@@ -228,9 +227,8 @@ impl Keeper {
         }
     }
 
-    fn wal_stamp(&self) -> WalStamp {
-        let found = std::fs::metadata(self.engine.store().layout().wal()).ok()?;
-        Some((found.modified().ok()?, found.len()))
+    fn wal_stamp(&self) -> Option<FileStamp> {
+        FileStamp::read(&self.engine.store().layout().wal())
     }
 
     /// Reads the rows: watches running pods, and reconciles pods that have been preparing for long.

@@ -4,18 +4,17 @@
 //! A wake-up only names what to reconcile; a spurious one is harmless. Without inotify the keeper polls.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::OsStr;
-use std::mem::MaybeUninit;
+use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
 use gantry_engine::Store;
+use gantry_host::inotify::{DirChange, Inotify, WatchId};
 use gantry_model::PodId;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
-use rustix::fs::inotify;
 use rustix::io::Errno;
 use tracing::warn;
 
@@ -40,7 +39,7 @@ struct WatchedPod {
     pidfd: OwnedFd,
     token: u64,
     /// The inotify watch on its directory, if the kernel had one left.
-    watch: Option<i32>,
+    watch: Option<WatchId>,
 }
 
 /// See the module.
@@ -48,13 +47,13 @@ struct WatchedPod {
 pub(crate) struct Watcher {
     epoll: OwnedFd,
     /// `None` if the kernel had no instance left.
-    inotify: Option<OwnedFd>,
+    inotify: Option<Inotify>,
     /// The watch on the data directory, if the kernel had one left.
-    database: Option<i32>,
-    wal: std::ffi::OsString,
+    database: Option<WatchId>,
+    wal: OsString,
     pods: HashMap<PodId, WatchedPod>,
     by_token: HashMap<u64, PodId>,
-    by_watch: HashMap<i32, PodId>,
+    by_watch: HashMap<WatchId, PodId>,
     next_token: u64,
 }
 
@@ -63,16 +62,15 @@ impl Watcher {
     ///
     /// # Errors
     /// No descriptors left.
-    pub(crate) fn new(signals: &Signals, store: &Store) -> std::io::Result<Self> {
-        let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK);
-        let inotify = inotify.inspect_err(|errno| {
-            let why = "looking once a second instead (sysctl fs.inotify.max_user_instances)";
-            warn!("cannot watch directories: {errno}; {why}");
+    pub(crate) fn new(signals: &Signals, store: &Store) -> io::Result<Self> {
+        let inotify = Inotify::new().inspect_err(|error| {
+            let why = "polling once a second instead (sysctl fs.inotify.max_user_instances)";
+            warn!("cannot watch directories: {error}; {why}");
         });
         Self::with(signals, store, inotify.ok())
     }
 
-    fn with(signals: &Signals, store: &Store, inotify: Option<OwnedFd>) -> std::io::Result<Self> {
+    fn with(signals: &Signals, store: &Store, inotify: Option<Inotify>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, signals, epoll::EventData::new_u64(SIGNALS), epoll::EventFlags::IN)?;
         if let Some(inotify) = &inotify {
@@ -113,7 +111,7 @@ impl Watcher {
     ///
     /// # Errors
     /// The kernel has no memory or epoll watches left.
-    pub(crate) fn watch(&mut self, id: PodId, pidfd: OwnedFd, dir: &Path) -> std::io::Result<()> {
+    pub(crate) fn watch(&mut self, id: PodId, pidfd: OwnedFd, dir: &Path) -> io::Result<()> {
         self.forget(id);
         let token = self.next_token;
         self.next_token += 1;
@@ -134,7 +132,7 @@ impl Watcher {
         if let Some(watch) = pod.watch {
             self.by_watch.remove(&watch);
             // Fails if the directory was deleted, and the watch with it.
-            let _gone_with_its_directory = self.inotify.as_ref().map(|inotify| inotify::remove_watch(inotify, watch));
+            let _gone_with_its_directory = self.inotify.as_ref().map(|inotify| inotify.unwatch(watch));
         }
     }
 
@@ -142,7 +140,7 @@ impl Watcher {
     ///
     /// # Errors
     /// epoll failed.
-    pub(crate) fn wait(&mut self, timeout: Duration) -> std::io::Result<WakeUps> {
+    pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<WakeUps> {
         let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
         let timeout = Timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
         let mut events = Vec::with_capacity(64);
@@ -162,42 +160,30 @@ impl Watcher {
         Ok(wake_ups)
     }
 
-    fn read_inotify(&mut self, wake_ups: &mut WakeUps) -> std::io::Result<()> {
+    fn read_inotify(&self, wake_ups: &mut WakeUps) -> io::Result<()> {
         let Some(inotify) = &self.inotify else { return Ok(()) };
-        let mut buffer = [MaybeUninit::uninit(); 4096];
-        let mut reader = inotify::Reader::new(inotify, &mut buffer);
-        loop {
-            let event = match reader.next() {
-                Ok(event) => event,
-                Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(()),
-                Err(errno) => return Err(errno.into()),
-            };
-            if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
-                // Notifications were lost: reconcile everything.
+        inotify.read_changes(|change| match change {
+            DirChange::File { watch, name } if Some(watch) == self.database => wake_ups.database |= name == self.wal,
+            DirChange::File { watch, .. } | DirChange::Ended(watch) => wake_ups.pods.extend(self.by_watch.get(&watch)),
+            // Reconcile everything.
+            DirChange::Lost => {
                 wake_ups.database = true;
                 wake_ups.pods.extend(self.pods.keys());
-            } else if Some(event.wd()) == self.database {
-                let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
-                wake_ups.database |= name == Some(&self.wal);
-            } else {
-                wake_ups.pods.extend(self.by_watch.get(&event.wd()));
             }
-        }
+        })
     }
 
     /// Watches the files of a directory. `None` if the directory is gone, or, with a warning, if no watches are left.
-    fn add_watch(&self, dir: &Path) -> Option<i32> {
-        let flags = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::ONLYDIR;
-        inotify::add_watch(self.inotify.as_ref()?, dir, flags)
-            .inspect_err(|errno| {
-                // Deleted in the meantime; the end of its supervisor still causes a wake-up.
-                if *errno == Errno::NOENT {
-                    return;
-                }
-                let why = "looking once a second instead (sysctl fs.inotify.max_user_watches)";
-                warn!("cannot watch {}: {errno}; {why}", dir.display());
-            })
-            .ok()
+    fn add_watch(&self, dir: &Path) -> Option<WatchId> {
+        let watched = self.inotify.as_ref()?.watch(dir).inspect_err(|error| {
+            // Deleted in the meantime; the end of its supervisor still causes a wake-up.
+            if error.kind() == io::ErrorKind::NotFound {
+                return;
+            }
+            let why = "polling once a second instead (sysctl fs.inotify.max_user_watches)";
+            warn!("cannot watch {}: {error}; {why}", dir.display());
+        });
+        watched.ok()
     }
 }
 

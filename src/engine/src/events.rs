@@ -14,11 +14,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use gantry_host::inotify::{DirChange, Inotify};
 use gantry_model::query::EventQuery;
 use gantry_model::{Event, Timestamp};
 use gantry_store::Layout;
 
-use crate::host::inotify::Inotify;
 use crate::host::process::{self, Deadline};
 use crate::{Engine, Observer, PodError};
 
@@ -71,7 +71,7 @@ impl Commits {
     }
 
     fn from_layout(layout: &Layout) -> Self {
-        let watched = || -> rustix::io::Result<Inotify> {
+        let watched = || -> io::Result<Inotify> {
             let inotify = Inotify::new()?;
             inotify.watch(layout.root())?;
             Ok(inotify)
@@ -113,12 +113,17 @@ impl Commits {
     /// Reads all inotify events; returns whether one may be about a commit.
     fn drain_inotify(&mut self) -> bool {
         let Some(inotify) = &self.inotify else { return true };
-        let mut may_be_commit = false;
-        if inotify.drain(|name| may_be_commit |= name.is_none_or(|name| name == self.wal)) {
-            return may_be_commit;
+        let (mut may_be_commit, mut ended) = (false, false);
+        let result = inotify.read_changes(|change| match change {
+            DirChange::File { name, .. } => may_be_commit |= name == self.wal,
+            DirChange::Lost => may_be_commit = true,
+            DirChange::Ended(_) => ended = true,
+        });
+        if ended || result.is_err() {
+            self.inotify = None;
+            return true;
         }
-        self.inotify = None;
-        true
+        may_be_commit
     }
 }
 

@@ -4,3 +4,5 @@
 #![forbid(unsafe_code)]
 
 pub mod file;
+pub mod inotify;
+pub mod stamp;

@@ -6,8 +6,9 @@ use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use gantry_host::stamp::FileStamp;
 use gantry_model::resolv_conf::{self, Directive};
 use rustix::fs::{Mode, OFlags};
 
@@ -29,14 +30,13 @@ fn parse_servers(text: &str) -> impl Iterator<Item = (IpAddr, Option<&str>)> {
     resolv_conf::directives(text).filter_map(server).take(MAX_SERVERS)
 }
 
-/// The metadata of a file, which changes when the file is written or replaced.
-type Stamp = Option<(u64, u64, SystemTime, u64)>;
-
-/// The host's resolv.conf, read again when it has changed.
+/// The host's resolv.conf, read again when it has changed. Polled, because it is usually a symbolic link, and inotify
+/// reports no changes of a link's target.
 #[derive(Debug)]
 pub(crate) struct HostFile {
     path: std::path::PathBuf,
-    seen: Option<Stamp>,
+    /// The stamp at the last read; the inner `None` is an absent file.
+    seen: Option<Option<FileStamp>>,
 }
 
 impl HostFile {
@@ -51,7 +51,7 @@ impl HostFile {
     /// The file exists but cannot be read, or is no text; reported once for each change.
     pub(crate) fn news(&mut self) -> io::Result<Option<Vec<SocketAddr>>> {
         // Taken before the file is read: a change during the read shows the next time.
-        let stamp = stamp(&self.path);
+        let stamp = FileStamp::read(&self.path);
         if self.seen.as_ref() == Some(&stamp) {
             return Ok(None);
         }
@@ -62,12 +62,6 @@ impl HostFile {
         let local = || vec![SocketAddr::from((Ipv4Addr::LOCALHOST, PORT))];
         Ok(Some(if servers.is_empty() { local() } else { servers }))
     }
-}
-
-fn stamp(path: &Path) -> Stamp {
-    use std::os::unix::fs::MetadataExt as _;
-    let found = std::fs::metadata(path).ok()?;
-    Some((found.dev(), found.ino(), found.modified().ok()?, found.len()))
 }
 
 /// The text of a file; empty if it does not exist.

@@ -1,7 +1,6 @@
 //! The engine's view of the host: processes, cgroups, networks.
 
 pub(crate) mod cgroup;
-pub(crate) mod inotify;
 pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod stage1;

@@ -15,10 +15,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gantry_host::inotify::Inotify;
 use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId, Timestamp};
 use thiserror::Error;
 
-use crate::host::inotify::Inotify;
 use crate::host::process::{self, Deadline};
 use crate::logs::reader::{LineRef, LogReader, Pulled};
 use crate::{Engine, PodError};
@@ -240,8 +240,8 @@ impl Watch {
 
     /// Drains the events: the reader finds the changes itself.
     fn forget(&self) {
-        // Where no more events can come, waiting reports it.
-        let _more_events_may_come = self.inotify.as_ref().map(|inotify| inotify.drain(|_| {}));
+        // A failure leaves the descriptor readable, and the next wait returns at once.
+        let _read_again_after_a_failure = self.inotify.as_ref().map(|inotify| inotify.read_changes(|_| {}));
     }
 }
 
