@@ -15,11 +15,11 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd as _;
 
+use gantry_host::cgroup::{Cgroup, CgroupSet};
 use gantry_model::ErrorKind;
 use gantry_model::spec::{DEFAULT_PIDS_LIMIT, Limits};
-use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
@@ -27,33 +27,25 @@ use crate::failure::{Attempt, Result, failure};
 use crate::kernel_costs::CgroupMove;
 use crate::sys::{self, ForkedChild, SingleThreaded};
 
-const ROOT: &str = "/sys/fs/cgroup";
-const CONTROLLERS: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
+/// The v1 hierarchies that pods use, besides `devices`.
+const V1_CONTROLLERS: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
+/// The controllers that are enabled on v2, unless a v1 hierarchy has them.
+const V2_CONTROLLERS: [(&str, &str); 4] = [("memory", "memory"), ("cpu", "cpu"), ("pids", "pids"), ("io", "blkio")];
 /// The supervisor's own cgroup on v2. Names of apps have no underscore.
 const SUPERVISOR: &str = "_supervisor";
 
-/// A kind of hierarchy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// cgroup v2 with its controllers.
-    Unified,
-    /// cgroup v2 beside v1: the controllers are on v1.
-    Tracking,
-    /// One v1 controller (or the first of several mounted together).
-    V1(&'static str),
-}
-
-struct Hierarchy {
-    kind: Kind,
-    root: OwnedFd,
-    pod: OwnedFd,
+/// The pod's cgroup in a hierarchy.
+struct PodCgroup {
+    root: Cgroup,
+    pod: Cgroup,
     /// Whether the supervisor is in a cgroup of the pod, or is being moved there.
     has_supervisor: bool,
 }
 
 /// The cgroups of a pod.
 pub(crate) struct Cgroups {
-    hierarchies: Vec<Hierarchy>,
+    /// One per hierarchy, that of v2 first.
+    hierarchies: Vec<PodCgroup>,
     /// `PARENT/UUID`, relative to a hierarchy's root.
     path: String,
     parent: String,
@@ -61,10 +53,10 @@ pub(crate) struct Cgroups {
     moving: Option<CgroupMove>,
 }
 
-/// The cgroups of an app: a directory in each hierarchy.
+/// The cgroups of an app.
 pub(crate) struct AppCgroup {
     name: String,
-    dirs: Vec<(Kind, OwnedFd)>,
+    cgroups: CgroupSet,
 }
 
 impl Cgroups {
@@ -75,40 +67,21 @@ impl Cgroups {
             return Err(failure(ErrorKind::Invalid, "the cgroup parent must be a path of at least one element"));
         }
         let path = format!("{parent}/{pod}");
+        let roots = CgroupSet::open_roots(&V1_CONTROLLERS).attempt(|| "cannot open the cgroup hierarchies")?;
+        if roots.is_empty() {
+            return Err(failure(ErrorKind::Unavailable, "no cgroup hierarchy is mounted"));
+        }
+        let v2_controllers: Vec<&str> =
+            V2_CONTROLLERS.into_iter().filter(|(_, v1)| roots.v1(v1).is_none()).map(|(v2, _)| v2).collect();
         let mut hierarchies = Vec::new();
-        for (kind, root) in mounted()? {
-            let pod =
-                make_below(&root, &parent, pod).attempt(|| format!("cannot make the cgroup {}", shown(kind, &path)))?;
-            hierarchies.push(Hierarchy { kind, root, pod, has_supervisor: false });
-        }
-        if hierarchies.is_empty() {
-            return Err(failure(ErrorKind::Unavailable, format!("no cgroup hierarchy is mounted below {ROOT}")));
-        }
-        let cgroups = Self { hierarchies, path, parent, moving: None };
-        cgroups.enable_controllers();
-        Ok(cgroups)
-    }
-
-    /// On v2 a cgroup has a controller only if all its ancestors enable it for their children. A controller that cannot
-    /// be enabled is reported when a limit needs it.
-    fn enable_controllers(&self) {
-        for hierarchy in self.hierarchies.iter().filter(|h| h.kind == Kind::Unified) {
-            let mut levels = vec![String::new()];
-            for part in self.path.split('/') {
-                let last = levels.last().map(String::as_str).unwrap_or_default();
-                levels.push(if last.is_empty() { part.to_owned() } else { format!("{last}/{part}") });
+        for root in roots {
+            let pod = create(&root, &path)?;
+            if root.is_v2() {
+                root.enable_controllers(&path, &v2_controllers);
             }
-            for level in levels {
-                let file = if level.is_empty() {
-                    "cgroup.subtree_control".to_owned()
-                } else {
-                    format!("{level}/cgroup.subtree_control")
-                };
-                for controller in ["+memory", "+cpu", "+pids", "+io"] {
-                    let _reported_with_the_limit = write(hierarchy.root.as_fd(), &file, controller);
-                }
-            }
+            hierarchies.push(PodCgroup { root, pod, has_supervisor: false });
         }
+        Ok(Self { hierarchies, path, parent, moving: None })
     }
 
     /// Starts moving this process out of the v2 cgroup that it was started in, so that the session or unit of the
@@ -116,10 +89,9 @@ impl Cgroups {
     /// be made meanwhile.
     pub(crate) fn start_move(&mut self, thread: SingleThreaded) -> Result<()> {
         let mut v2_groups = Vec::new();
-        for hierarchy in self.hierarchies.iter_mut().filter(|hierarchy| hierarchy.kind.is_v2()) {
-            let what = || format!("cannot open the supervisor's cgroup below {}", shown(hierarchy.kind, &self.path));
-            let dir = make_dir(&hierarchy.pod, SUPERVISOR).attempt(what)?;
-            v2_groups.push(open_procs(&dir).attempt(what)?);
+        for hierarchy in self.hierarchies.iter_mut().filter(|hierarchy| hierarchy.root.is_v2()) {
+            let cgroup = create(&hierarchy.pod, SUPERVISOR)?;
+            v2_groups.push(cgroup.open_procs().attempt(|| format!("cannot open the cgroup {cgroup}"))?);
             hierarchy.has_supervisor = true;
         }
         if !v2_groups.is_empty() {
@@ -134,10 +106,9 @@ impl Cgroups {
     /// its networks, which is forked before, may still have a bridge to remove.
     pub(crate) fn join_v1_groups(&mut self) -> Result<()> {
         let own = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
-        let v1 = self.hierarchies.iter_mut().filter(|hierarchy| !hierarchy.kind.is_v2());
-        for hierarchy in v1.filter(|hierarchy| !in_root(&own, hierarchy.kind)) {
-            join_v1(&hierarchy.pod)
-                .attempt(|| format!("cannot join the cgroup {}", shown(hierarchy.kind, &self.path)))?;
+        let v1 = self.hierarchies.iter_mut().filter(|hierarchy| !hierarchy.root.is_v2());
+        for hierarchy in v1.filter(|hierarchy| hierarchy.root.hierarchy().find_path(&own) != Some("/")) {
+            hierarchy.pod.join().attempt(|| format!("cannot join the cgroup {}", hierarchy.pod))?;
             hierarchy.has_supervisor = true;
         }
         Ok(())
@@ -149,10 +120,10 @@ impl Cgroups {
         self.wait_for_move();
         let mut v2_roots = Vec::new();
         for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.has_supervisor) {
-            if hierarchy.kind.is_v2() {
-                v2_roots.extend(open_procs(&hierarchy.root));
+            if hierarchy.root.is_v2() {
+                v2_roots.extend(hierarchy.root.open_procs());
             } else {
-                let _tried_again_later = join_v1(&hierarchy.root);
+                let _tried_again_later = hierarchy.root.join();
             }
         }
         if !v2_roots.is_empty() {
@@ -174,43 +145,32 @@ impl Cgroups {
             let why = format!("cannot move the supervisor to the cgroup {}/{SUPERVISOR}", self.path);
             return Err(failure(ErrorKind::Internal, why));
         }
-        let pid = init.as_raw_nonzero().to_string();
-        for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.kind.is_v2()) {
-            write(hierarchy.pod.as_fd(), &format!("{SUPERVISOR}/cgroup.procs"), &pid)
-                .attempt(|| "cannot move the pod's PID 1 to its cgroup")?;
+        for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.root.is_v2()) {
+            let cgroup = create(&hierarchy.pod, SUPERVISOR)?;
+            cgroup.add(init).attempt(|| format!("cannot move the pod's PID 1 to the cgroup {cgroup}"))?;
         }
         Ok(())
     }
 
     /// Makes the cgroups of an app and sets its limits.
     pub(crate) fn app(&self, name: &str, limits: &Limits) -> Result<AppCgroup> {
-        let mut dirs = Vec::with_capacity(self.hierarchies.len());
-        for hierarchy in &self.hierarchies {
-            let dir = make_dir(&hierarchy.pod, name).attempt(|| {
-                format!("cannot make the cgroup {}", shown(hierarchy.kind, &format!("{}/{name}", self.path)))
-            })?;
-            dirs.push((hierarchy.kind, dir));
-        }
-        let group = AppCgroup { name: name.to_owned(), dirs };
-        group.limit(limits)?;
-        Ok(group)
+        let cgroups = self.hierarchies.iter().map(|hierarchy| create(&hierarchy.pod, name)).collect::<Result<_>>()?;
+        let app = AppCgroup { name: name.to_owned(), cgroups };
+        app.set_limits(limits)?;
+        Ok(app)
     }
 
     /// Confines the devices that processes of the pod may use; returns whether the host has a way to.
     pub(crate) fn confine_devices(&self) -> bool {
-        let unified = self.hierarchies.iter().find(|hierarchy| hierarchy.kind.is_v2());
-        if let Some(hierarchy) = unified
-            && crate::devices::attach(hierarchy.pod.as_fd()).is_ok()
-        {
-            return true;
-        }
-        crate::devices::confine_v1(&self.parent, &self.path).is_ok()
+        let v2 = self.hierarchies.iter().find(|hierarchy| hierarchy.root.is_v2());
+        v2.is_some_and(|hierarchy| crate::devices::attach(hierarchy.pod.as_fd()).is_ok())
+            || crate::devices::confine_v1(&self.path).is_ok()
     }
 
     /// Removes an app's cgroups. One that is not empty yet (EBUSY) is left to the engine.
     pub(crate) fn remove(&self, app: &AppCgroup) {
         for hierarchy in &self.hierarchies {
-            let _left_for_engine = rustix::fs::unlinkat(&hierarchy.pod, &app.name, AtFlags::REMOVEDIR);
+            let _left_for_engine = hierarchy.pod.remove(&app.name);
         }
     }
 
@@ -220,49 +180,31 @@ impl Cgroups {
         self.wait_for_move();
         for hierarchy in &self.hierarchies {
             if hierarchy.remove(&self.path) == Err(Errno::BUSY) && hierarchy.has_supervisor {
-                let _left_for_engine = if hierarchy.kind.is_v2() {
-                    write(hierarchy.root.as_fd(), "cgroup.procs", "0")
-                } else {
-                    join_v1(&hierarchy.root)
-                };
+                let _left_for_engine = hierarchy.root.join();
                 let _left_for_engine = hierarchy.remove(&self.path);
             }
             // It fails while other pods have cgroups there.
-            let _in_use = rustix::fs::unlinkat(&hierarchy.root, &self.parent, AtFlags::REMOVEDIR);
+            let _in_use = hierarchy.root.remove(&self.parent);
         }
     }
 }
 
-impl Hierarchy {
+impl PodCgroup {
     /// Removes the pod's cgroup and the supervisor's in it.
     fn remove(&self, path: &str) -> rustix::io::Result<()> {
         if self.has_supervisor {
             // If it is not empty, removing the parent fails as well.
-            let _reported_below = rustix::fs::unlinkat(&self.pod, SUPERVISOR, AtFlags::REMOVEDIR);
+            let _reported_below = self.pod.remove(SUPERVISOR);
         }
-        rustix::fs::unlinkat(&self.root, path, AtFlags::REMOVEDIR)
-    }
-}
-
-impl Kind {
-    fn is_v2(self) -> bool {
-        matches!(self, Self::Unified | Self::Tracking)
+        self.root.remove(path)
     }
 }
 
 impl AppCgroup {
-    fn dir(&self, fits: impl Fn(Kind) -> bool) -> Option<&OwnedFd> {
-        self.dirs.iter().find(|(kind, _)| fits(*kind)).map(|(_, dir)| dir)
-    }
-
     /// Moves a process to the cgroups.
     pub(crate) fn add(&self, pid: Pid) -> Result<()> {
-        let pid = pid.as_raw_nonzero().to_string();
-        for (kind, dir) in &self.dirs {
-            write(dir.as_fd(), "cgroup.procs", &pid)
-                .attempt(|| format!("cannot move a process to the cgroup {}", shown(*kind, &self.name)))?;
-        }
-        Ok(())
+        let moved = self.cgroups.add(pid);
+        moved.or_else(|(cgroup, error)| Err(error).attempt(|| format!("cannot move a process to the cgroup {cgroup}")))
     }
 
     /// Forks a process into the cgroups and runs `child` there. On v2 it is born in its cgroup, and on v1 it moves
@@ -278,8 +220,8 @@ impl AppCgroup {
             Some(child) => child(process, self.join(is_born_inside)),
             None => sys::exit_now(127),
         };
-        let v2 = self.dir(Kind::is_v2);
-        let born = v2.map(|dir| sys::fork_into_cgroup(thread, dir.as_fd(), |process| run(process, true)));
+        let v2 = self.cgroups.v2();
+        let born = v2.map(|cgroup| sys::fork_into_cgroup(thread, cgroup.as_fd(), |process| run(process, true)));
         match born {
             Some(Ok(pid)) => Ok(pid),
             // clone3 fails if the filter of a container that gantry runs in denies it, and at the app's limit of
@@ -290,52 +232,26 @@ impl AppCgroup {
 
     /// Moves this process, which has one thread, to the cgroups.
     fn join(&self, is_born_inside: bool) -> io::Result<()> {
-        self.dirs.iter().try_for_each(|(kind, dir)| match kind.is_v2() {
-            true if is_born_inside => Ok(()),
-            true => write(dir.as_fd(), "cgroup.procs", "0"),
-            false => join_v1(dir),
-        })
+        let mut cgroups = self.cgroups.iter().filter(|cgroup| !(is_born_inside && cgroup.is_v2()));
+        cgroups.try_for_each(Cgroup::join)
     }
 
-    fn limit(&self, limits: &Limits) -> Result<()> {
-        let set = |controller: &'static str, v2: (&str, String), v1: (&str, String)| {
-            let unified = self.dir(|kind| kind == Kind::Unified);
-            let legacy = || self.dir(|kind| kind == Kind::V1(controller));
-            let (dir, (file, value)) = match (unified, legacy()) {
-                (Some(dir), _) => (dir, v2),
-                (None, Some(dir)) => (dir, v1),
-                (None, None) => {
-                    return Err(failure(
-                        ErrorKind::Unavailable,
-                        format!(
-                            "a {controller} limit was asked for and the {controller} cgroup controller is not mounted"
-                        ),
-                    ));
-                }
-            };
-            match write(dir.as_fd(), file, &value) {
-                // The cgroup lacks the controller's file: disabled at boot, or not enabled by an ancestor.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(failure(
-                    ErrorKind::Unavailable,
-                    format!("a {controller} limit was asked for and the {controller} cgroup controller is not enabled"),
-                )),
-                other => other.attempt(|| format!("cannot set {file} to {value}")),
-            }
-        };
+    /// Sets the limits; those that are not given stay. The app may be running.
+    fn set_limits(&self, limits: &Limits) -> Result<()> {
         if let Some(bytes) = limits.memory {
-            set("memory", ("memory.max", bytes.to_string()), ("memory.limit_in_bytes", bytes.to_string()))?;
-            self.forbid_swap(bytes);
+            self.set_memory_limit(bytes)?;
         }
         if let Some(milli) = limits.cpu_milli {
             let quota = cpu_quota(milli);
-            set("cpu", ("cpu.max", format!("{quota} 100000")), ("cpu.cfs_quota_us", quota.to_string()))?;
+            self.set("cpu", ("cpu.cfs_quota_us", &quota.to_string()), ("cpu.max", &format!("{quota} 100000")))?;
         }
         if let Some(shares) = limits.cpu_shares {
-            set("cpu", ("cpu.weight", weight(shares).to_string()), ("cpu.shares", shares.to_string()))?;
+            self.set("cpu", ("cpu.shares", &shares.to_string()), ("cpu.weight", &weight(shares).to_string()))?;
         }
         let pids = limits.pids.unwrap_or(DEFAULT_PIDS_LIMIT);
         if pids > 0 {
-            let limited = set("pids", ("pids.max", pids.to_string()), ("pids.max", pids.to_string()));
+            let max = ("pids.max", &*pids.to_string());
+            let limited = self.set("pids", max, max);
             // The default limit is not required: a kernel without the controller runs the pod without it.
             if limits.pids.is_some() {
                 limited?;
@@ -344,59 +260,60 @@ impl AppCgroup {
         Ok(())
     }
 
-    /// Swap would otherwise extend the memory limit. Kernels without swap accounting lack the files.
-    fn forbid_swap(&self, bytes: u64) {
-        if let Some(dir) = self.dir(|kind| kind == Kind::Unified) {
-            let _without_swap_accounting = write(dir.as_fd(), "memory.swap.max", "0");
-        } else if let Some(dir) = self.dir(|kind| kind == Kind::V1("memory")) {
-            let _without_swap_accounting = write(dir.as_fd(), "memory.memsw.limit_in_bytes", &bytes.to_string());
+    /// Swap would otherwise extend the memory limit. Kernels without swap accounting lack its files.
+    fn set_memory_limit(&self, bytes: u64) -> Result<()> {
+        let limit = bytes.to_string();
+        let forbid_swap = || match self.cgroups.with_controller("memory") {
+            Some(cgroup) if cgroup.is_v2() => cgroup.write("memory.swap.max", "0"),
+            Some(cgroup) => cgroup.write("memory.memsw.limit_in_bytes", &limit),
+            None => Ok(()),
+        };
+        // On v1, the kernel keeps the limit of memory below that of memory and swap together: a limit that is raised
+        // comes after the other, one that is lowered before it.
+        let raised = forbid_swap().is_ok();
+        self.set("memory", ("memory.limit_in_bytes", &limit), ("memory.max", &limit))?;
+        if !raised {
+            let _without_swap_accounting = forbid_swap();
+        }
+        Ok(())
+    }
+
+    /// Sets a limit: the file and value of v1 and of v2.
+    fn set(&self, controller: &str, v1: (&str, &str), v2: (&str, &str)) -> Result<()> {
+        let unavailable = |state| {
+            let text =
+                format!("a {controller} limit was asked for and the {controller} cgroup controller is not {state}");
+            Err(failure(ErrorKind::Unavailable, text))
+        };
+        let Some(cgroup) = self.cgroups.with_controller(controller) else { return unavailable("mounted") };
+        let (file, value) = if cgroup.is_v2() { v2 } else { v1 };
+        match cgroup.write(file, value) {
+            // The cgroup lacks the controller's file: disabled at boot, or not enabled by an ancestor.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => unavailable("enabled"),
+            result => result.attempt(|| format!("cannot set {file} to {value}")),
         }
     }
 
     /// How many processes of the app the OOM killer has killed.
     pub(crate) fn oom_kills(&self) -> u64 {
-        let (file, dir) = match self.dir(|kind| kind == Kind::Unified) {
-            Some(dir) => ("memory.events", Some(dir)),
-            None => ("memory.oom_control", self.dir(|kind| kind == Kind::V1("memory"))),
-        };
-        let text = dir.and_then(|dir| read(dir, file).ok()).unwrap_or_default();
-        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
+        self.cgroups.memory_events().ok().flatten().unwrap_or_default().oom_kills
     }
 
     /// Whether no process is in it.
     pub(crate) fn is_empty(&self) -> bool {
-        self.dirs.first().is_none_or(|(_, dir)| read(dir, "cgroup.procs").is_ok_and(|text| text.is_empty()))
+        self.cgroups.has_members().is_ok_and(|has_members| !has_members)
     }
 
-    /// Kills every process in it: by `cgroup.kill` (v2, Linux 5.14), or else one by one until none is left.
+    /// Kills every process in it.
     pub(crate) fn kill(&self) {
-        if let Some(dir) = self.dir(Kind::is_v2)
-            && write(dir.as_fd(), "cgroup.kill", "1").is_ok()
-        {
-            return;
-        }
-        for _ in 0..64 {
-            let Some((_, dir)) = self.dirs.first() else { return };
-            let Ok(text) = read(dir, "cgroup.procs") else { return };
-            let pids: Vec<Pid> = text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect();
-            if pids.is_empty() {
-                return;
-            }
-            for pid in pids {
-                kill_member(dir, pid);
-            }
-        }
+        // The end of the pod's PID 1 kills what is left.
+        let _left_for_pid_1 = self.cgroups.kill();
     }
 }
 
-/// Kills a member of a cgroup. The PID may have been reused, so the membership is checked after the pidfd was opened.
-fn kill_member(dir: &OwnedFd, pid: Pid) {
-    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else { return };
-    let number = pid.as_raw_nonzero().to_string();
-    if read(dir, "cgroup.procs").is_ok_and(|text| text.lines().any(|line| line == number)) {
-        // It fails only if the process has exited.
-        let _already_ended = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
-    }
+/// Creates the cgroup `path` below another.
+fn create(parent: &Cgroup, path: &str) -> Result<Cgroup> {
+    parent.create(path).attempt(|| format!("cannot make the cgroup {}", parent.path_of(path).display()))
 }
 
 /// A CPU limit in thousandths of a processor as microseconds per period of 100 ms. The kernel's minimum is 1 ms
@@ -409,106 +326,6 @@ fn cpu_quota(milli: u64) -> u64 {
 /// cgroup v1 shares (2 to 262144) as a v2 weight (1 to 10000), as the kubelet and runc convert them.
 fn weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
-}
-
-/// The hierarchies at their conventional paths (those of systemd and docker), each once.
-fn mounted() -> Result<Vec<(Kind, OwnedFd)>> {
-    const CGROUP2: u64 = 0x6367_7270;
-    let root = open_dir(ROOT).attempt(|| format!("cannot open {ROOT}"))?;
-    let is_v2 = |dir: &OwnedFd| rustix::fs::fstatfs(dir).is_ok_and(|stat| u64::try_from(stat.f_type) == Ok(CGROUP2));
-    if is_v2(&root) {
-        return Ok(vec![(Kind::Unified, root)]);
-    }
-    let mut found: Vec<(Kind, OwnedFd)> = Vec::new();
-    if let Ok(dir) = open_dir(&format!("{ROOT}/unified"))
-        && is_v2(&dir)
-    {
-        found.push((Kind::Tracking, dir));
-    }
-    let mut devices = Vec::new();
-    let own = rustix::fs::fstat(&root).attempt(|| format!("cannot stat {ROOT}"))?.st_dev;
-    for controller in CONTROLLERS {
-        let Ok(dir) = open_dir(&format!("{ROOT}/{controller}")) else { continue };
-        let device = rustix::fs::fstat(&dir).attempt(|| format!("cannot stat {ROOT}/{controller}"))?.st_dev;
-        if device != own && !devices.contains(&device) {
-            devices.push(device);
-            found.push((Kind::V1(controller), dir));
-        }
-    }
-    Ok(found)
-}
-
-/// Whether the process of this `/proc/self/cgroup` is in the root cgroup of a v1 hierarchy.
-fn in_root(own: &str, kind: Kind) -> bool {
-    let Kind::V1(controller) = kind else { return false };
-    own.lines().any(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let names = fields.next().unwrap_or_default();
-        names.split(',').any(|name| name == controller) && fields.next() == Some("/")
-    })
-}
-
-/// Makes `PARENT/POD`. The end of another pod may remove an empty `PARENT` in between, hence the retries.
-fn make_below(root: &OwnedFd, parent: &str, pod: &str) -> io::Result<OwnedFd> {
-    for _ in 0..16 {
-        let mut path = String::new();
-        for part in parent.split('/') {
-            path = if path.is_empty() { part.to_owned() } else { format!("{path}/{part}") };
-            ignore_existing(rustix::fs::mkdirat(root, &path, Mode::from_raw_mode(0o755)))?;
-        }
-        match make_dir(root, &format!("{parent}/{pod}")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => return other,
-        }
-    }
-    Err(io::Error::from(io::ErrorKind::NotFound))
-}
-
-fn make_dir(at: &OwnedFd, path: &str) -> io::Result<OwnedFd> {
-    ignore_existing(rustix::fs::mkdirat(at, path, Mode::from_raw_mode(0o755)))?;
-    Ok(rustix::fs::openat(at, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-fn ignore_existing(result: rustix::io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(rustix::io::Errno::EXIST) => Ok(()),
-        // A parent was removed meanwhile: the caller's next step fails.
-        Err(rustix::io::Errno::NOENT) => Ok(()),
-        other => Ok(other?),
-    }
-}
-
-/// Moves this process, which has one thread, to a v1 cgroup. A thread that moves itself through `tasks` need not wait
-/// for a grace period.
-fn join_v1(group: &OwnedFd) -> io::Result<()> {
-    write(group.as_fd(), "tasks", "0")
-}
-
-fn open_procs(group: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(group, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
-}
-
-fn open_dir(path: &str) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-fn write(at: impl AsFd, file: &str, value: &str) -> io::Result<()> {
-    let file = rustix::fs::openat(at, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::io::write(&file, value.as_bytes())?;
-    Ok(())
-}
-
-fn read(at: &OwnedFd, file: &str) -> io::Result<String> {
-    let file = rustix::fs::openat(at, file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    io::read_to_string(std::fs::File::from(file))
-}
-
-fn shown(kind: Kind, path: &str) -> String {
-    match kind {
-        Kind::Unified => format!("{ROOT}/{path}"),
-        Kind::Tracking => format!("{ROOT}/unified/{path}"),
-        Kind::V1(controller) => format!("{ROOT}/{controller}/{path}"),
-    }
 }
 
 #[cfg(test)]
@@ -527,12 +344,5 @@ mod tests {
         for (milli, want) in [(1, 1000), (9, 1000), (10, 1000), (11, 1100), (2500, 250_000), (u64::MAX, u64::MAX)] {
             assert_eq!(cpu_quota(milli), want, "{milli}m");
         }
-    }
-
-    #[test]
-    fn the_own_group_is_read_per_controller() {
-        let own = "5:cpu,cpuacct:/\n4:memory:/session\n0::/x\n";
-        assert!(in_root(own, Kind::V1("cpu")) && in_root(own, Kind::V1("cpuacct")));
-        assert!(!in_root(own, Kind::V1("memory")) && !in_root(own, Kind::V1("pids")));
     }
 }

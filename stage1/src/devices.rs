@@ -5,6 +5,8 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use gantry_host::cgroup::CgroupSet;
+
 use crate::sys::{self, EbpfInsn};
 
 /// Character devices that may be read and written: major and minor (`None`: any). (5, 1), the console, is missing: in a
@@ -25,29 +27,21 @@ pub(crate) fn attach(cgroup: BorrowedFd<'_>) -> io::Result<()> {
     sys::attach_device_program(&program(), cgroup)
 }
 
-/// Writes the list to the devices controller of cgroup v1 at `path`.
-pub(crate) fn confine_v1(parent: &str, path: &str) -> io::Result<()> {
-    const ROOT: &str = "/sys/fs/cgroup/devices";
-    if !std::path::Path::new(&format!("{ROOT}/devices.list")).exists() {
-        return Err(io::Error::from(io::ErrorKind::NotFound));
-    }
-    for dir in [format!("{ROOT}/{parent}"), format!("{ROOT}/{path}")] {
-        match std::fs::create_dir(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-    }
-    let write = |file: &str, text: &str| std::fs::write(format!("{ROOT}/{path}/{file}"), text);
-    write("devices.deny", "a")?;
+/// Creates the cgroup `path` in the devices controller of cgroup v1, writes the list to it, and joins it.
+pub(crate) fn confine_v1(path: &str) -> io::Result<()> {
+    let roots = CgroupSet::open_roots(&["devices"])?;
+    let root = roots.v1("devices").ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+    let cgroup = root.create(path)?;
+    cgroup.write("devices.deny", "a")?;
     for text in ["c *:* m", "b *:* m"] {
-        write("devices.allow", text)?;
+        cgroup.write("devices.allow", text)?;
     }
     for (major, minor) in ALLOWED {
         let minor = minor.map_or("*".to_owned(), |minor| minor.to_string());
-        write("devices.allow", &format!("c {major}:{minor} rwm"))?;
+        cgroup.write("devices.allow", &format!("c {major}:{minor} rwm"))?;
     }
     // The supervisor, which has one thread, joins: every process of the pod is its descendant.
-    write("tasks", "0")
+    cgroup.join()
 }
 
 const R0: u8 = 0;

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
+use gantry_host::cgroup::Hierarchy;
 use gantry_model::{ErrorKind, Kind, NetMode};
 use gantry_store::Store;
 use thiserror::Error;
 
 use crate::PodError;
-use crate::host::cgroup::Hierarchy;
 
 /// The options of an engine. `Options::new` has the defaults.
 #[derive(Debug, Clone)]

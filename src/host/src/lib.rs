@@ -1,8 +1,16 @@
 //! Linux primitives that several crates use: each kernel interface is wrapped once.
 //!
+//! | module | contents |
+//! |---|---|
+//! | `cgroup` | cgroups of v1, v2 and hybrid hosts: create, join, kill, freeze, limits, counters, remove |
+//! | `file` | bounded reads |
+//! | `inotify` | changes of directories |
+//! | `stamp` | whether a file is still the same |
+//!
 //! Imports nothing of the workspace and knows no pods.
 #![forbid(unsafe_code)]
 
+pub mod cgroup;
 pub mod file;
 pub mod inotify;
 pub mod stamp;

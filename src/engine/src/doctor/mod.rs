@@ -7,6 +7,7 @@ pub(crate) mod store;
 use std::path::Path;
 use std::time::Duration;
 
+use gantry_host::cgroup::Version;
 use gantry_model::error::chain;
 use gantry_model::query::PodQuery;
 use gantry_store::{Finding, Severity};
@@ -79,7 +80,7 @@ impl Engine {
         let mut known: Vec<String> = Vec::new();
         for hierarchy in self.hierarchies() {
             known.extend(hierarchy.controllers.iter().cloned());
-            if hierarchy.unified {
+            if hierarchy.version == Version::V2 {
                 let text = std::fs::read_to_string(hierarchy.root.join("cgroup.controllers")).unwrap_or_default();
                 known.extend(text.split_ascii_whitespace().map(str::to_owned));
             }

@@ -11,7 +11,6 @@ use gantry_model::{Phase, PodId};
 use gantry_store::{Finding, PodRow, PodState};
 
 use crate::doctor::{fail, warn};
-use crate::host::cgroup;
 use crate::host::process;
 use crate::host::process::Deadline;
 use crate::logs::files::ends_in_a_whole_line;
@@ -71,7 +70,7 @@ impl Engine {
             return;
         }
         for path in self.pod_cgroups(id) {
-            let alive = if cgroup::is_populated(&path) { ", with processes in it" } else { "" };
+            let alive = if gantry_host::cgroup::has_processes(&path) { ", with processes in it" } else { "" };
             let what = format!("pod {id} is {} and has a cgroup {}{alive}", row.phase.name(), path.display());
             warn(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");
         }
