@@ -39,6 +39,7 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         apps: Vec::new(),
         log: LogLimits::default(),
         stop_grace_ms: 0,
+        sandbox: false,
     }
 }
 

@@ -392,6 +392,13 @@ impl Supervisor {
                 let why = "a detach is possible only over the connection of a running program";
                 return Err(failure(ErrorKind::Invalid, why));
             }
+            Request::AddApp(_)
+            | Request::StartApp { .. }
+            | Request::StopApp { .. }
+            | Request::RestartApp { .. }
+            | Request::RemoveApp { .. } => {
+                return Err(failure(ErrorKind::Unavailable, "this supervisor cannot change the apps of a pod"));
+            }
             Request::ReopenLog { app } => {
                 let token = self.find_app(&app)?;
                 if let Some(app) = self.pod.apps.get_mut(token) {
@@ -449,6 +456,7 @@ impl Supervisor {
             ready: self.pod.ready(),
             running: running.map(|app| app.plan.name.clone()).collect(),
             log_bytes_dropped: self.log_bytes_dropped,
+            apps: None,
         }
     }
 }

@@ -4,10 +4,26 @@
 //! process has ended, `Ended`. Closing the connection of a running `Exec` kills its process (SIGKILL), since its output
 //! and exit code can no longer be delivered. A client that wants the process to continue sends [`Request::Detach`] on
 //! the same connection first.
+//!
+//! # Apps of a running pod
+//!
+//! [`Request::AddApp`], [`Request::StartApp`], [`Request::StopApp`], [`Request::RestartApp`] and [`Request::RemoveApp`]
+//! change the apps of a running pod, sandbox or not. Each is written to the journal before its reply is sent, and may
+//! be repeated by a client that lost the reply. A supervisor that is older than these requests sends no
+//! [`Status::apps`] and fails to parse them.
+//!
+//! ```text
+//!            AddApp            StartApp               exit
+//! (no app) ─────────▶ created ─────────▶ running ─────────────▶ exited
+//!     ▲                  │                   ▲                   │  │
+//!     │                  │                   └─── StartApp ──────┘  │
+//!     └──── RemoveApp ───┴───────────────── RemoveApp ──────────────┘
+//! ```
 
+use gantry_model::spec::VolumeSpec;
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, ProcessExit, start};
+use crate::{Failure, ProcessExit, plan, start};
 
 /// The maximum length of a message, in bytes. Seqpacket messages are bounded by the socket's send buffer (212 992 by
 /// default), of which the kernel uses part for itself.
@@ -51,6 +67,61 @@ pub enum Request {
         /// The app.
         app: String,
     },
+    /// Create an app in the running pod: its cgroup, root, mounts, user and log. A command that is missing or not
+    /// executable fails here. Replied to by `Done`; a name that is in use fails as already-exists, a pod that is
+    /// stopping refuses.
+    AddApp(Box<AddApp>),
+    /// Execute the program of an app that was created or has exited. Replied to by `AppStarted`. The client chooses the
+    /// attempt: if that attempt runs, the reply is its `Started`; if it has run, or another one runs, the request is
+    /// refused.
+    StartApp {
+        /// The app.
+        app: String,
+        /// The number of the start: greater than those before, 0 for the first.
+        attempt: u32,
+    },
+    /// Stop an app: its stop signal, SIGKILL after the grace. Replied to by `Done` when the app has exited. An app that
+    /// was stopped on request has not failed: the pod's other apps run on. An app that does not run stays in its state,
+    /// and the reply is `Done`.
+    StopApp {
+        /// The app.
+        app: String,
+        /// Milliseconds until SIGKILL; 0 kills at once.
+        grace_ms: u64,
+    },
+    /// `StopApp` and `StartApp` as one: a pod whose last app is restarted does not end. Replied to by `AppStarted`.
+    RestartApp {
+        /// The app.
+        app: String,
+        /// The number of the start, as for `StartApp`.
+        attempt: u32,
+        /// Milliseconds until SIGKILL; 0 kills at once.
+        grace_ms: u64,
+    },
+    /// Remove an app that does not run, with its writable layer, its logs, the volumes that were added with it and that
+    /// no other app mounts, and the programs executed in it. Its name is free afterwards. Replied to by `Done`, also if
+    /// the pod has no such app; refused while it runs.
+    RemoveApp {
+        /// The app.
+        app: String,
+    },
+}
+
+/// An app to create in a running pod.
+///
+/// A detached mount (open_tree(2) with `OPEN_TREE_CLONE`) of its source comes with the request for each host and named
+/// volume in `volumes`, in that order: the supervisor does not see the host's mounts. Only a volume that the pod has
+/// already, with the same specification, comes without one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddApp {
+    /// The app. Its `attempt` is not used; the first [`Request::StartApp`] chooses it.
+    pub app: plan::App,
+    /// The volumes that the app mounts and that the pod does not have.
+    #[serde(default)]
+    pub volumes: Vec<VolumeSpec>,
+    /// The initial size of its terminal (rows, columns), if it gets one.
+    #[serde(default)]
+    pub terminal_size: Option<(u16, u16)>,
 }
 
 /// A program to run in an app. `None` means the app's own setting.
@@ -90,6 +161,8 @@ pub enum Reply {
         /// The end of the process.
         how: ProcessExit,
     },
+    /// To `StartApp` and `RestartApp`: the app's program was executed.
+    AppStarted(start::Started),
     /// It could not be done.
     Failed(Failure),
 }
@@ -107,4 +180,36 @@ pub struct Status {
     pub running: Vec<String>,
     /// Bytes of log output dropped since the start.
     pub log_bytes_dropped: u64,
+    /// Every app, in the order in which they were created. `None`: the supervisor is older than apps that are added to
+    /// a running pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apps: Option<Vec<AppStatus>>,
+}
+
+/// The status of an app.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppStatus {
+    /// Its name.
+    pub app: String,
+    /// Its number in the output protocol ([`crate::output`]), which no other app of the pod gets.
+    pub number: u16,
+    /// Its state.
+    pub state: AppState,
+}
+
+/// The state of an app.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AppState {
+    /// Its program was never executed.
+    Created,
+    /// Its main process runs.
+    Running(start::Started),
+    /// Its main process has exited.
+    Exited {
+        /// The last start.
+        started: start::Started,
+        /// The exit of the main process.
+        how: ProcessExit,
+    },
 }

@@ -29,6 +29,25 @@ pub enum Fact {
         /// The cause: `stop`, `kill`, `app-failed`, `supervisor-signal`.
         reason: String,
     },
+    /// An app was added to the running pod.
+    AppCreated {
+        /// Its name.
+        app: String,
+    },
+    /// The program of an app was executed, other than at the start of the pod.
+    AppStarted(start::Started),
+    /// An app was asked to stop: its next exit is no failure.
+    AppStopping {
+        /// Its name.
+        app: String,
+        /// The number of the start.
+        attempt: u32,
+    },
+    /// An app was removed from the running pod. Its name may be used again.
+    AppRemoved {
+        /// Its name.
+        app: String,
+    },
     /// An app's main process ended.
     AppExited {
         /// Its name.

@@ -26,7 +26,7 @@ pub enum Kind {
 pub struct Header {
     /// The kind of its payload.
     pub kind: Kind,
-    /// The app: its place in the plan.
+    /// The app: its place in the plan, or the number of an app that was added later ([`crate::control::AppStatus`]).
     pub app: u16,
     /// The length of the payload.
     pub len: u32,

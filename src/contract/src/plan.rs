@@ -42,6 +42,10 @@ pub struct Plan {
     pub log: LogLimits,
     /// The time between the stop signal and SIGKILL for the other apps when one failed, in milliseconds.
     pub stop_grace_ms: u64,
+    /// Whether the pod may have no apps and ends only when it is stopped: an app that exits or fails neither ends the
+    /// pod nor stops the other apps.
+    #[serde(default)]
+    pub sandbox: bool,
 }
 
 /// The network of a pod.

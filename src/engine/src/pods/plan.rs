@@ -126,6 +126,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         apps,
         log: setting.log,
         stop_grace_ms: setting.stop_grace_ms,
+        sandbox: false,
     })
 }
 

@@ -354,6 +354,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         apps: vec![app],
         log: LogLimits::default(),
         stop_grace_ms: 1,
+        sandbox: false,
     }
 }
 

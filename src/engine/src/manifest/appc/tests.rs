@@ -111,6 +111,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         apps: vec![app],
         log: plan::LogLimits::default(),
         stop_grace_ms: 0,
+        sandbox: false,
     }
 }
 
