@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gantry_tests::api::{Api, Served, connect_unix_as, copy_setting};
+use gantry_tests::api::{Api, Served, connect_unix_as, copy_environment};
 use gantry_tests::{DEADLINE, Gantry, pod_id};
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ const SECRET: &str = "hunter2";
 #[test]
 fn gantryd_listens_on_its_unix_socket_by_default() {
     let g = Gantry::new();
-    let served = Served::of(g.spawn_command(&mut g.untold_daemon(&[])));
+    let served = Served::wait_ready(g.spawn_command(&mut g.daemon_with_default_listen(&[])));
     assert_eq!(served.addresses(), [format!("unix:{}", g.api_socket().display())]);
     served.end();
 }
@@ -98,7 +98,7 @@ fn password_for(address: &str, pod: &str, gid: u32) -> String {
 /// A gantryd with this file in place of /etc/group.
 fn served_with_groups(g: &Gantry, open: &Open, groups: &str) -> Served {
     let file = g.write("group", groups);
-    let daemon = g.untold_daemon(&["--listen", &open.address()]);
+    let daemon = g.daemon_with_default_listen(&["--listen", &open.address()]);
     let mut command = Command::new("unshare");
     command.args([
         "--mount",
@@ -108,8 +108,8 @@ fn served_with_groups(g: &Gantry, open: &Open, groups: &str) -> Served {
         "mount --bind \"$0\" /etc/group && exec \"$@\"",
         &file,
     ]);
-    copy_setting(&daemon, command.arg(daemon.get_program()).args(daemon.get_args()));
-    Served::of(g.spawn_command(&mut command))
+    copy_environment(&daemon, command.arg(daemon.get_program()).args(daemon.get_args()));
+    Served::wait_ready(g.spawn_command(&mut command))
 }
 
 #[test]

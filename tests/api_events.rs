@@ -283,7 +283,7 @@ fn slow_listeners_lose_nothing_and_use_little_memory() {
     let quick = served.api();
     let mut reads = quick.listen(EventFilter::default());
     // Each listener has a connection of its own, with a receive window of 64 KiB until its client reads.
-    let stuck: Vec<Api> = (0..LISTENERS).map(|_| Api::narrow(served.address())).collect();
+    let stuck: Vec<Api> = (0..LISTENERS).map(|_| Api::connect_with_small_window(served.address())).collect();
     let mut stuck: Vec<_> = stuck.iter().map(|api| api.listen(EventFilter::default())).collect();
     let before = served.rss_kib();
     write_events(&g, COUNT, 1000);
@@ -313,7 +313,7 @@ fn trimmed_events_are_reported_as_a_gap() {
     let config = g.write("trim.toml", &format!("events-kept = {KEPT}\ngc-interval = '200ms'\n"));
     let served = g.serve(&["--config", &config]);
     let api = served.api();
-    let narrow = Api::narrow(served.address());
+    let narrow = Api::connect_with_small_window(served.address());
     let mut stuck = narrow.listen(EventFilter::default());
     // More than all buffers on the way hold: unsent events are trimmed before the client reads again.
     write_events(&g, 8000, 4096);

@@ -42,7 +42,7 @@ impl Three {
     }
 
     #[track_caller]
-    fn hold(&self, api: &Api, rows: Vec<(&str, PodFilter, &str)>) {
+    fn assert_matches(&self, api: &Api, rows: Vec<(&str, PodFilter, &str)>) {
         for (what, filter, want) in rows {
             assert_eq!(self.letters(&api.pod_ids(filter.clone())), want, "{what}: {filter:?}");
         }
@@ -99,7 +99,7 @@ fn each_filter_field_selects_pods() {
 #[track_caller]
 fn ids_and_states(api: &Api, it: &Three) {
     let ids = |ids: &[&str]| PodFilter { ids: texts(ids), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("one", ids(&[&it.a]), "a"),
@@ -113,7 +113,7 @@ fn ids_and_states(api: &Api, it: &Three) {
         ],
     );
     let in_state = |list: &[PodState]| PodFilter { states: states(list), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("running", in_state(&[PodState::Running]), "a"),
@@ -128,7 +128,7 @@ fn ids_and_states(api: &Api, it: &Three) {
 #[track_caller]
 fn apps_and_images(api: &Api, it: &Three) {
     let apps = |names: &[&str]| PodFilter { app_names: texts(names), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("one", apps(&["web"]), "ab"),
@@ -139,7 +139,7 @@ fn apps_and_images(api: &Api, it: &Three) {
         ],
     );
     let images = |ids: &[&str]| PodFilter { image_ids: texts(ids), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("one", images(&[&it.image]), "ab"),
@@ -154,7 +154,7 @@ fn apps_and_images(api: &Api, it: &Three) {
 #[track_caller]
 fn networks_and_annotations(api: &Api, it: &Three) {
     let nets = |names: &[&str]| PodFilter { network_names: texts(names), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("one that was never run is in none", nets(&["host"]), "a"),
@@ -163,7 +163,7 @@ fn networks_and_annotations(api: &Api, it: &Three) {
         ],
     );
     let noted = |list: &[(&str, &str)]| PodFilter { annotations: pairs(list), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("one", noted(&[("tier", "1")]), "ab"),
@@ -181,7 +181,7 @@ fn networks_and_annotations(api: &Api, it: &Three) {
 #[track_caller]
 fn cgroups(api: &Api, it: &Three, cgroup: &str) {
     let exact = |list: &[&str]| PodFilter { cgroups: texts(list), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("the pod's", exact(&[cgroup]), "a"),
@@ -192,7 +192,7 @@ fn cgroups(api: &Api, it: &Three, cgroup: &str) {
         ],
     );
     let below = |list: &[&str]| PodFilter { pod_sub_cgroups: texts(list), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("the pod's own", below(&[cgroup]), "a"),
@@ -209,7 +209,7 @@ fn cgroups(api: &Api, it: &Three, cgroup: &str) {
 #[track_caller]
 fn together(api: &Api, it: &Three, cgroup: &str) {
     let running = || PodFilter { states: states(&[PodState::Running]), ..any() };
-    it.hold(
+    it.assert_matches(
         api,
         vec![
             ("nothing asked for", any(), "abc"),

@@ -28,7 +28,7 @@ fn images() -> ImageFilter {
 /// Does something hostile while another client repeats GetInfo: every call must return soon, and the server's memory
 /// must stay within bounds.
 #[track_caller]
-fn beside<T>(served: &Served, what: &str, deed: impl FnOnce() -> T) -> T {
+fn while_serving<T>(served: &Served, what: &str, action: impl FnOnce() -> T) -> T {
     let before = served.rss_kib();
     let other = served.api();
     let over = AtomicBool::new(false);
@@ -42,7 +42,7 @@ fn beside<T>(served: &Served, what: &str, deed: impl FnOnce() -> T) -> T {
             }
             (calls, slowest)
         });
-        let result = deed();
+        let result = action();
         over.store(true, Ordering::Relaxed);
         (result, asking.join().unwrap())
     });
@@ -55,7 +55,7 @@ fn beside<T>(served: &Served, what: &str, deed: impl FnOnce() -> T) -> T {
 
 /// A readable status.
 #[track_caller]
-fn fit(what: &str, status: &Status, code: Code, text: &str) {
+fn assert_status(what: &str, status: &Status, code: Code, text: &str) {
     assert_eq!(status.code(), code, "{what}: {status}");
     let message = status.message();
     assert!(message.contains(text), "{what}: '{text}' is not in {message:?}");
@@ -107,13 +107,13 @@ fn invalid_ids_are_rejected() {
         ("a path", "../../etc", Code::NotFound, "no matches found"),
         ("a terminal's", "\u{1b}[2J\n", Code::NotFound, "no matches found"),
     ] {
-        let inspected = beside(&served, what, || api.try_inspect_pod(id)).unwrap_err();
-        fit(what, &inspected, code, "unable to resolve UUID: ");
-        fit(what, &inspected, code, text);
-        fit(what, &logs(id), code, text);
+        let inspected = while_serving(&served, what, || api.try_inspect_pod(id)).unwrap_err();
+        assert_status(what, &inspected, code, "unable to resolve UUID: ");
+        assert_status(what, &inspected, code, text);
+        assert_status(what, &logs(id), code, text);
     }
     for status in [
-        beside(&served, "an id of 1 MiB", || api.try_inspect_pod(&long)).unwrap_err(),
+        while_serving(&served, "an id of 1 MiB", || api.try_inspect_pod(&long)).unwrap_err(),
         logs(&long),
         api.try_inspect_image(&long).unwrap_err(),
     ] {
@@ -159,7 +159,7 @@ fn invalid_requests_are_rejected() {
             "prefixes",
         ),
     ] {
-        fit(what, &status, Code::InvalidArgument, text);
+        assert_status(what, &status, Code::InvalidArgument, text);
     }
     let listen =
         |filter: EventFilter| api.try_listen(Some(filter)).map(|mut it| it.try_next()).unwrap_or_else(Err).unwrap_err();
@@ -173,7 +173,7 @@ fn invalid_requests_are_rejected() {
         ("a long name", listen(EventFilter { names: vec![long.clone()], ..any() }), "names"),
         ("10 001 ids", listen(EventFilter { ids: most(10_001), ..any() }), ""),
     ] {
-        fit(what, &status, Code::InvalidArgument, text);
+        assert_status(what, &status, Code::InvalidArgument, text);
     }
     let logs = |request: GetLogsRequest| {
         let request = GetLogsRequest { pod_id: pod.clone(), ..request };
@@ -187,7 +187,7 @@ fn invalid_requests_are_rejected() {
         ("until before since", logs(GetLogsRequest { since_time: 10, until_time: 5, ..any() }), "until_time"),
         ("a long name", logs(GetLogsRequest { app_name: long.clone(), ..any() }), "app_name"),
     ] {
-        fit(what, &status, Code::InvalidArgument, text);
+        assert_status(what, &status, Code::InvalidArgument, text);
     }
     // Times beyond the range of a clock are far away, not invalid.
     let far = EventFilter { since_time: 1, until_time: i64::MAX, ..EventFilter::default() };
@@ -196,8 +196,8 @@ fn invalid_requests_are_rejected() {
     assert!(api.try_logs(GetLogsRequest { pod_id: pod.clone(), since_time: i64::MAX, ..any() }).is_ok());
     // Values just below the limits.
     let full = PodFilter { ids: vec![pod.clone(); 9000], app_names: vec!["app".to_owned(); 900], ..pods() };
-    assert_eq!(beside(&served, "9 900 values", || api.try_list_pods(vec![full], true)).unwrap().len(), 1);
-    assert_eq!(beside(&served, "256 filters", || api.try_list_pods(vec![pods(); 256], true)).unwrap().len(), 1);
+    assert_eq!(while_serving(&served, "9 900 values", || api.try_list_pods(vec![full], true)).unwrap().len(), 1);
+    assert_eq!(while_serving(&served, "256 filters", || api.try_list_pods(vec![pods(); 256], true)).unwrap().len(), 1);
     drop((listener, api));
     served.end();
 }
@@ -209,7 +209,7 @@ fn oversized_requests_are_rejected() {
     let api = served.api();
     let huge =
         ListPodsRequest { filters: vec![PodFilter { ids: vec!["a".repeat(1000); 32_000], ..pods() }], detail: true };
-    let status = beside(&served, "a request of 32 MB", || api.block_on(api.raw().list_pods(huge))).unwrap_err();
+    let status = while_serving(&served, "a request of 32 MB", || api.block_on(api.raw().list_pods(huge))).unwrap_err();
     assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::InvalidArgument), "{status}");
     // The connection stays usable.
     assert_eq!(api.info().api_version, "1.0.0-alpha");
@@ -224,7 +224,7 @@ fn ten_thousand_streams_on_one_connection_are_served() {
     g.fixture();
     let served = g.serve(&[]);
     let api = served.api();
-    beside(&served, "10 000 streams at once", || {
+    while_serving(&served, "10 000 streams at once", || {
         let begun: Vec<_> = (0..STREAMS)
             .map(|_| {
                 let mut client = api.raw();
@@ -242,7 +242,7 @@ fn ten_thousand_streams_on_one_connection_are_served() {
     });
     // And 10 000 short calls at once: each one succeeds or is refused because there are too many.
     let (mut done, mut refused) = (0, 0);
-    beside(&served, "10 000 calls at once", || {
+    while_serving(&served, "10 000 calls at once", || {
         let calls: Vec<_> = (0..STREAMS)
             .map(|_| {
                 let mut client = api.raw();
@@ -276,7 +276,7 @@ fn excess_listeners_are_refused() {
     // Over TCP, whose clients have a limited share: root on the socket file is never refused.
     let tcp = served.addresses().into_iter().find(|address| address.starts_with("tcp:")).unwrap();
     let clients: Vec<Api> = (0..CONNECTIONS).map(|_| Api::connect(&tcp)).collect();
-    beside(&served, "5 000 listeners", || {
+    while_serving(&served, "5 000 listeners", || {
         let (mut listening, mut refused) = (Vec::new(), 0);
         for api in &clients {
             for _ in 0..STREAMS {
@@ -326,14 +326,14 @@ fn call_and_reset(stream: u32) -> Vec<u8> {
 }
 
 /// The error code of the GOAWAY frame in the bytes that a server sent.
-fn goodbye(mut heard: &[u8]) -> Option<u32> {
-    while let Some((head, rest)) = heard.split_first_chunk::<9>() {
+fn goaway_error(mut received: &[u8]) -> Option<u32> {
+    while let Some((head, rest)) = received.split_first_chunk::<9>() {
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
         let (payload, next) = rest.split_at_checked(length)?;
         if head[3] == 7 {
             return payload.get(4..8)?.try_into().ok().map(u32::from_be_bytes);
         }
-        heard = next;
+        received = next;
     }
     None
 }
@@ -346,7 +346,7 @@ fn rapid_stream_resets_do_no_harm() {
     g.fixture();
     let served = g.serve(&[]);
     let socket = g.api_socket();
-    beside(&served, "20 000 streams that are reset at once, by each of 4", || {
+    while_serving(&served, "20 000 streams that are reset at once, by each of 4", || {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -354,27 +354,27 @@ fn rapid_stream_resets_do_no_harm() {
                     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
                     stream.write_all(&frame(4, 0, 0, &[])).unwrap();
                     let mut reader = stream.try_clone().unwrap();
-                    let heard = scope.spawn(move || {
-                        let mut heard = Vec::new();
+                    let received = scope.spawn(move || {
+                        let mut received = Vec::new();
                         // However the connection is closed, nothing else was sent.
-                        let _ = reader.read_to_end(&mut heard);
-                        heard
+                        let _ = reader.read_to_end(&mut received);
+                        received
                     });
                     // The server may close the connection before all is written.
                     let written =
                         (0..RESETS).take_while(|i| stream.write_all(&call_and_reset(2 * i + 1)).is_ok()).count();
                     let _ = stream.shutdown(std::net::Shutdown::Both);
-                    let heard = heard.join().unwrap();
-                    println!("{written} of {RESETS} were taken; the last words {:?}", goodbye(&heard));
+                    let received = received.join().unwrap();
+                    println!("{written} of {RESETS} were taken; the last words {:?}", goaway_error(&received));
                     // ENHANCE_YOUR_CALM, if the frame could still be read.
-                    assert!(goodbye(&heard).is_none_or(|code| code == 11), "{heard:?}");
+                    assert!(goaway_error(&received).is_none_or(|code| code == 11), "{received:?}");
                     assert!(written < RESETS as usize, "it was cut off");
                 });
             }
         });
     });
     let api = served.api();
-    beside(&served, "streams that are dropped after they began", || {
+    while_serving(&served, "streams that are dropped after they began", || {
         for _ in 0..1000 {
             drop(api.listen(EventFilter::default()));
         }
@@ -444,7 +444,7 @@ fn non_grpc_bytes_are_rejected() {
     let g = Gantry::new();
     let served = g.serve(&[]);
     let connect = || UnixStream::connect(g.api_socket()).unwrap();
-    beside(&served, "noise", || {
+    while_serving(&served, "noise", || {
         let mut open = Vec::new();
         for (i, noise) in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0xff; 65_536], b""]
             .iter()

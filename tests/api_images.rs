@@ -149,8 +149,8 @@ fn each_filter_field_selects_images() {
     assert_eq!((shown.name, shown.version), (format!("{host}/coreos.com/etcd"), "v1".to_owned()));
     let it = Two { host, times: (at(&first), at(&second)), first, second };
     assert!(it.times.0 < it.times.1);
-    it.hold(&api, names(&it.host));
-    it.hold(&api, facts(&it));
+    it.assert_matches(&api, names(&it.host));
+    it.assert_matches(&api, facts(&it));
     let either = |filters: Vec<ImageFilter>| api.list_images(filters, false).len();
     assert_eq!(either(vec![bases(&["etcd"]), notes(&[("note", "y")])]), 2);
     assert_eq!(either(vec![bases(&["etcd"]), notes(&[("note", "x")])]), 1);
@@ -171,7 +171,7 @@ struct Two {
 impl Two {
     /// A description, the filter, and the numbers of the matching images.
     #[track_caller]
-    fn hold(&self, api: &Api, rows: Vec<(&str, ImageFilter, &str)>) {
+    fn assert_matches(&self, api: &Api, rows: Vec<(&str, ImageFilter, &str)>) {
         for (what, filter, want) in rows {
             let ids = api.image_ids(filter.clone());
             let both = [(&self.first, '1'), (&self.second, '2')];

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gantry_proto::rkt::v1alpha::EventType;
-use gantry_tests::api::{Api, Served, copy_setting};
+use gantry_tests::api::{Api, Served, copy_environment};
 use gantry_tests::python::{repository, run_script, script};
 use gantry_tests::{DEADLINE, Gantry, Out, Signal, json_lines, now_ns, pod_id};
 use serde_json::{Value, json};
@@ -153,7 +153,7 @@ fn several_addresses_are_served() {
 fn addresses_come_from_the_configuration() {
     let g = Gantry::new();
     let config = g.write("c.toml", &format!("listen = ['unix:{}', '127.0.0.1:0']\n", g.api_socket().display()));
-    let served = Served::of(g.spawn_command(&mut g.untold_daemon(&["--config", &config])));
+    let served = Served::wait_ready(g.spawn_command(&mut g.daemon_with_default_listen(&["--config", &config])));
     let addresses = served.addresses();
     assert_eq!(addresses.len(), 2, "the configuration says where: {addresses:?}");
     assert_eq!(served.api().info().api_version, "1.0.0-alpha");
@@ -171,7 +171,7 @@ fn refused(g: &Gantry, args: &[&str], texts: &[&str]) -> Out {
     let out = g.spawn_command(&mut g.daemon(args)).wait();
     assert!(matches!(out.code, 1 | 2), "{out}");
     assert!(!out.stderr.contains("API service running"), "{out}");
-    out.complains(texts)
+    out.stderr_contains(texts)
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn invalid_addresses_are_rejected() {
     let _ = refused(&g, &["--listen", "none", "--listen", "127.0.0.1:0"], &["error:"]);
     // Without any API, pods are still managed.
     let mut keeper = g.spawn_command(&mut g.daemon(&["--listen", "none"]));
-    let said = keeper.wait_for_complaint("info: keeping");
+    let said = keeper.wait_for_stderr("info: keeping");
     assert!(!said.contains("serving on"), "{said}");
     keeper.signal(Signal::TERM);
     let _ = keeper.wait().ok();
@@ -245,9 +245,9 @@ fn invalid_addresses_are_rejected() {
 
 /// The command line of a gantryd with these sockets from a service manager.
 fn activated(g: &Gantry, kinds: &str, args: &[&str]) -> Command {
-    let plain = g.untold_daemon(args);
+    let plain = g.daemon_with_default_listen(args);
     let mut command = script("activate.py", &[kinds]);
-    copy_setting(&plain, command.arg(plain.get_program()).args(plain.get_args()));
+    copy_environment(&plain, command.arg(plain.get_program()).args(plain.get_args()));
     command
 }
 
@@ -256,7 +256,7 @@ fn sockets_are_passed_by_a_service_manager() {
     let g = Gantry::new();
     let path = g.scratch().join("given.sock");
     let kinds = format!("tcp,unix:{},tcp6", path.display());
-    let served = Served::of(g.spawn_command(&mut activated(&g, &kinds, &[])));
+    let served = Served::wait_ready(g.spawn_command(&mut activated(&g, &kinds, &[])));
     let addresses = served.addresses();
     assert_eq!(addresses.len(), 3, "those and no others: {addresses:?}");
     for address in &addresses {
@@ -276,7 +276,7 @@ fn sockets_are_passed_by_a_service_manager() {
         .spawn_command(&mut activated(&g, "tcp", &["--listen", "127.0.0.1:0"]))
         .wait()
         .exits(1)
-        .complains(&["error:", "passed sockets"]);
+        .stderr_contains(&["error:", "passed sockets"]);
     for kind in ["udp", "file", "connected"] {
         let out = g.spawn_command(&mut activated(&g, kind, &[])).wait();
         assert!(out.code == 1 && out.stderr.contains("error:") && !out.stderr.contains("panicked"), "{kind}: {out}");
@@ -289,7 +289,7 @@ fn socket_variables_for_other_processes_are_ignored() {
     let address = format!("unix:{}", g.api_socket().display());
     let mut command = g.daemon(&[]);
     command.env("LISTEN_PID", "1").env("LISTEN_FDS", "2");
-    let served = Served::of(g.spawn_command(&mut command));
+    let served = Served::wait_ready(g.spawn_command(&mut command));
     assert_eq!(served.addresses(), [address]);
     served.end();
 }
@@ -311,6 +311,6 @@ fn readiness_is_reported_after_listening() {
     assert!(told().lines().any(|line| line == "READY=1"));
     // No waiting: READY=1 promises that the API is up.
     assert_eq!(Api::connect(&address).info().api_version, "1.0.0-alpha");
-    Served::of(daemon).end();
+    Served::wait_ready(daemon).end();
     assert!(told().lines().any(|line| line == "STOPPING=1"));
 }

@@ -11,12 +11,12 @@ use gantry_tests::{Gantry, nanos, now_ns, pod_id};
 /// The size limit of a stream's message.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
-fn of(pod: &str) -> GetLogsRequest {
+fn request_for(pod: &str) -> GetLogsRequest {
     GetLogsRequest { pod_id: pod.to_owned(), ..GetLogsRequest::default() }
 }
 
 fn follow(pod: &str) -> GetLogsRequest {
-    GetLogsRequest { follow: true, ..of(pod) }
+    GetLogsRequest { follow: true, ..request_for(pod) }
 }
 
 /// The time and the text of an element; rkt's clients split it at `MESSAGE=`.
@@ -37,7 +37,7 @@ fn texts(elements: &[String]) -> Vec<&str> {
 
 /// Asserts equality; prints the first difference instead of all lines.
 #[track_caller]
-fn alike<T: PartialEq<U> + std::fmt::Debug, U: std::fmt::Debug>(what: &str, got: &[T], want: &[U]) {
+fn assert_equal<T: PartialEq<U> + std::fmt::Debug, U: std::fmt::Debug>(what: &str, got: &[T], want: &[U]) {
     let parts = got.iter().zip(want).position(|(got, want)| got != want);
     if parts.is_some() || got.len() != want.len() {
         let at = parts.unwrap_or_else(|| got.len().min(want.len()));
@@ -60,25 +60,25 @@ fn complete_logs_of_an_ended_pod_are_returned() {
     let begin = now_ns();
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--name=it", "--", "lines", "1000"]).ok());
     api.wait_state(&pod, PodState::Exited);
-    let all = api.logs(of(&pod)).rest();
-    alike("all lines", &texts(&all), &numbered(1000));
+    let all = api.logs(request_for(&pod)).rest();
+    assert_equal("all lines", &texts(&all), &numbered(1000));
     assert!(all.iter().all(|element| (begin..=now_ns()).contains(&cut(element).0)), "true times");
     // The same with the app's name, and with a unique prefix of the id.
-    alike("by name", &api.logs(GetLogsRequest { app_name: "it".into(), ..of(&pod) }).rest(), &all);
-    alike("by the beginning", &api.logs(of(&pod[..13].to_uppercase())).rest(), &all);
+    assert_equal("by name", &api.logs(GetLogsRequest { app_name: "it".into(), ..request_for(&pod) }).rest(), &all);
+    assert_equal("by the beginning", &api.logs(request_for(&pod[..13].to_uppercase())).rest(), &all);
     // Following an exited pod ends.
-    alike("followed", &api.logs(follow(&pod)).rest(), &all);
+    assert_equal("followed", &api.logs(follow(&pod)).rest(), &all);
     // A pod that never ran has no output.
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=it", "--", "true"]).ok());
-    assert_eq!(api.logs(of(&prepared)).rest(), Vec::<String>::new());
+    assert_eq!(api.logs(request_for(&prepared)).rest(), Vec::<String>::new());
     // The logs of a pod marked as garbage remain.
     g.run(&["gc", "--mark-only"]).succeeded();
     api.wait_state(&pod, PodState::Garbage);
-    alike("garbage", &api.logs(of(&pod)).rest(), &all);
+    assert_equal("garbage", &api.logs(request_for(&pod)).rest(), &all);
     for (what, request) in [
-        ("an app it has not", GetLogsRequest { app_name: "other".into(), ..of(&pod) }),
-        ("a name that is none", GetLogsRequest { app_name: "NO\nNAME".into(), ..of(&pod) }),
-        ("a pod that is not there", of("00000000-0000-4000-8000-000000000000")),
+        ("an app it has not", GetLogsRequest { app_name: "other".into(), ..request_for(&pod) }),
+        ("a name that is none", GetLogsRequest { app_name: "NO\nNAME".into(), ..request_for(&pod) }),
+        ("a pod that is not there", request_for("00000000-0000-4000-8000-000000000000")),
     ] {
         let status = api.try_logs(request).map(|mut logs| logs.try_next()).unwrap_or_else(Err).unwrap_err();
         assert_eq!(status.code(), tonic::Code::NotFound, "{what}: {status}");
@@ -161,13 +161,19 @@ fn time_bounds_and_line_limits_combine() {
             }
             for follow in [false, true] {
                 let app_name = app_name.to_owned();
-                let request =
-                    GetLogsRequest { app_name, lines, since_time: since, until_time: until, follow, ..of(&pod) };
+                let request = GetLogsRequest {
+                    app_name,
+                    lines,
+                    since_time: since,
+                    until_time: until,
+                    follow,
+                    ..request_for(&pod)
+                };
                 let shown = format!("{request:?}");
                 let got = api.logs(request).rest();
                 let got: Vec<(i64, &str)> = got.iter().map(|element| cut(element)).collect();
                 let want: Vec<(i64, &str)> = want.iter().map(|(at, text)| (*at, text.as_str())).collect();
-                alike(&shown, &got, &want);
+                assert_equal(&shown, &got, &want);
             }
         }
     }
@@ -217,7 +223,7 @@ fn following_crosses_rotation_until_the_pod_ends() {
     let tail = texts(&tail);
     assert!(all.ends_with(&tail) && !tail.is_empty(), "from where it began to the end, without a gap");
     assert!(g.dir().join("pods").join(&pod).join("logs/it/0.log.1").exists(), "the test has seen a rotation");
-    alike("read again", &texts(&api.logs(of(&pod)).rest()), &all);
+    assert_equal("read again", &texts(&api.logs(request_for(&pod)).rest()), &all);
     drop((early, api));
     served.end();
 }
@@ -264,7 +270,7 @@ fn arbitrary_output_is_returned() {
     let logs = |verb: &[&str]| {
         let pod = pod_id(&g.run(&[&["run", "--net=none", "-d", &image, "--name=it", "--"], verb].concat()).ok());
         api.wait_state(&pod, PodState::Exited);
-        let mut logs = api.logs(of(&pod));
+        let mut logs = api.logs(request_for(&pod));
         let all = logs.rest();
         assert!(logs.largest < MAX_MESSAGE_BYTES, "{} bytes in one message", logs.largest);
         all
@@ -276,9 +282,9 @@ fn arbitrary_output_is_returned() {
     assert_eq!(texts(&logs(&["no-newline", "half a line"])), ["half a line"]);
     assert_eq!(texts(&logs(&["seq", "print", "", "--", "print", "MESSAGE=x"])), ["", "MESSAGE=x"]);
     let words = "ü".repeat(50_000);
-    alike("pieces of 16 KiB are one line again", &texts(&logs(&["print", &words])), &[words.as_str()]);
+    assert_equal("pieces of 16 KiB are one line again", &texts(&logs(&["print", &words])), &[words.as_str()]);
     long_lines(&logs(&["lines", "3", "2500000"]));
-    alike("a flood", &texts(&logs(&["flood", "8000000"])), &vec!["x".repeat(79); 100_000]);
+    assert_equal("a flood", &texts(&logs(&["flood", "8000000"])), &vec!["x".repeat(79); 100_000]);
     drop(api);
     served.end();
 }
@@ -308,7 +314,7 @@ fn a_slow_reader_does_not_block_the_app() {
     let image = g.fixture();
     let served = g.serve(&[]);
     let api = served.api();
-    let narrow = Api::narrow(served.address());
+    let narrow = Api::connect_with_small_window(served.address());
     let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--name=it", "--", "flood", "40000000"]).ok());
     let mut logs = narrow.logs(follow(&pod));
     let before = served.rss_kib();
@@ -347,7 +353,7 @@ fn foreign_files_in_log_directories_are_ignored() {
         }
         for follow in [false, true] {
             let begin = Instant::now();
-            let mut logs = api.logs(GetLogsRequest { follow, ..of(&pod) });
+            let mut logs = api.logs(GetLogsRequest { follow, ..request_for(&pod) });
             // Both an error and an empty stream are valid.
             let mut heard = Vec::new();
             while let Ok(Some(line)) = logs.try_next() {

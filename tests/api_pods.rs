@@ -9,7 +9,7 @@ use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
 use gantry_proto::rkt::v1alpha::{AppState, EventFilter, EventType, KeyValue, Pod, PodFilter, PodState};
-use gantry_tests::api::{Api, Served, copy_setting, data};
+use gantry_tests::api::{Api, Served, copy_environment, data};
 use gantry_tests::appc::check_pod_manifest;
 use gantry_tests::{Gantry, Signal, nanos, now_ns, pod_id, wait_for};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
@@ -88,8 +88,8 @@ fn info_reports_versions_and_directories() {
     let mut command = Command::new(told.get_program());
     let through = g.scratch().join("../data");
     command.args(told.get_args().map(|arg| if arg == g.dir() { through.as_os_str() } else { arg }));
-    copy_setting(&told, &mut command);
-    let served = Served::of(g.spawn_command(&mut command));
+    copy_environment(&told, &mut command);
+    let served = Served::wait_ready(g.spawn_command(&mut command));
     let api = served.api();
     let info = api.info();
     assert_eq!(info.api_version, "1.0.0-alpha");
@@ -426,7 +426,8 @@ fn failed_starts_are_listed_with_their_reason() {
     let saved = g.scratch().join("id").display().to_string();
     let run = |flags: &[&str]| {
         let all = [&["run", "--net=none", "--uuid-file-save", &saved], flags, &[&image, "--name=it"]].concat();
-        let _ = g.run(&[&all[..], &["--exec=/no/such/program"]].concat()).exits(127).complains(&["/no/such/program"]);
+        let _ =
+            g.run(&[&all[..], &["--exec=/no/such/program"]].concat()).exits(127).stderr_contains(&["/no/such/program"]);
         std::fs::read_to_string(&saved).unwrap()
     };
     let pod = run(&[]);

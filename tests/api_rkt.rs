@@ -202,7 +202,7 @@ fn unsupported_appc_manifests_are_rejected() {
         let mut bad = base.clone();
         *bad.pointer_mut(pointer).unwrap() = value;
         let file = g.write("bad.json", &bad.to_string());
-        let _ = g.run(&["prepare", "--pod-manifest", &file]).exits(125).complains(&[want]);
+        let _ = g.run(&["prepare", "--pod-manifest", &file]).exits(125).stderr_contains(&[want]);
     }
     assert!(g.list().is_empty());
     let good = g.write("good.json", &base.to_string());

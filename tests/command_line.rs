@@ -20,13 +20,13 @@ fn a_command_needs_no_separator() {
     assert_eq!(out.text(), "[\"one\",\"-la\",\"--rm\",\"--help\"]");
     let out = g.run(&line(&["--entrypoint=", &image, "/bin/app", "args", "x"])).ok();
     assert_eq!(out.text(), "[\"x\"]");
-    let _ = g.run(&line(&["--entrypoint=", &image])).exits(FAILED).complains(&["--entrypoint", "command"]);
+    let _ = g.run(&line(&["--entrypoint=", &image])).exits(FAILED).stderr_contains(&["--entrypoint", "command"]);
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "args", "two"]).ok());
     assert_eq!(g.run(&["run-prepared", &prepared]).ok().text(), "[\"two\"]");
     // Words that are images in the store are images.
     let out = g.run(&line(&[&image, "--name=a", &image, "--name=b"])).ok();
     assert_eq!(out.stdout.lines().count(), 2, "{out}");
-    let _ = g.run(&line(&["-it", &image, &image, "--name=b"])).exits(FAILED).complains(&[
+    let _ = g.run(&line(&["-it", &image, &image, "--name=b"])).exits(FAILED).stderr_contains(&[
         "exactly one app",
         "was taken for another image",
         &format!("-it {image} -- {image}"),
@@ -34,7 +34,7 @@ fn a_command_needs_no_separator() {
     let _ = g
         .run(&line(&["--entrypoint=", &image, "no-such-program"]))
         .exits(127)
-        .complains(&["no-such-program", "was taken for the command of the app"]);
+        .stderr_contains(&["no-such-program", "was taken for the command of the app"]);
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn commands_of_other_tools_get_a_hint() {
         (&["run", "--init", "x"], &["--init", "leave it out"]),
         (&["run", "--health-cmd=x", "x"], &["--health-cmd", "not run"]),
     ] {
-        let out = g.run(line).exits(FAILED).complains(says);
+        let out = g.run(line).exits(FAILED).stderr_contains(says);
         assert!(!out.stderr.contains("tip:") && out.stdout.is_empty(), "{out}");
     }
     assert_eq!(g.run(&["im", "ls", "-q"]).ok().stdout, "");
@@ -66,8 +66,8 @@ fn store_errors_are_not_missing_pods() {
     let _ = g
         .run(&["--config=/no/such/file", "list"])
         .exits(FAILED)
-        .complains(&["/no/such/file", "No such file or directory"]);
-    let _ = g.run(&["--dir=/proc/gantry", "list"]).exits(FAILED).complains(&["/proc/gantry"]);
+        .stderr_contains(&["/no/such/file", "No such file or directory"]);
+    let _ = g.run(&["--dir=/proc/gantry", "list"]).exits(FAILED).stderr_contains(&["/proc/gantry"]);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn docker_volume_syntax_is_accepted() {
     let out = g.run(&line(&["-v", "./scratch:/data:ro,z", &image, "cat", "/data/page"])).ok();
     assert_eq!(out.text(), "hello");
     let out = g.run(&line(&["-v", "/no/such/place:/x", &image, "true"])).exits(FAILED);
-    let out = out.complains(&["/no/such/place does not exist on this host"]);
+    let out = out.stderr_contains(&["/no/such/place does not exist on this host"]);
     assert!(!out.stderr.contains("bind-"), "{out}");
     assert!(g.list().is_empty());
     let _ = g.run(&line(&["-m", "64MB", &image, "true"])).ok();
@@ -123,18 +123,22 @@ fn pods_are_selected_by_name_and_filter() {
     let file = format!("--uuid-file={}", file.display());
     let _ = g.run(&["exec", &file, "--", "/bin/app", "true"]).ok();
     let _ = g.run(&["logs", &file]).ok();
-    let _ = g.run(&["logs", &file, "web"]).exits(FAILED).complains(&["--uuid-file"]);
+    let _ = g.run(&["logs", &file, "web"]).exits(FAILED).stderr_contains(&["--uuid-file"]);
 
     // Of several pods with one name, the running one is selected, otherwise none.
     let other = pod_id(&g.run(&["prepare", "--net=none", &g.fixture(), "--name=web"]).ok());
     assert_eq!(g.json(&["status", "web"])["id"], web.as_str());
-    let _ = g.run(&["stop", "web", "nobody", "db"]).exits(1).says(&db).complains(&["there is no pod 'nobody'"]);
-    let _ = g.run(&["rm", "web"]).exits(FAILED).complains(&["2 pods", "'web'", &web, &other, "give the id"]);
+    let _ = g
+        .run(&["stop", "web", "nobody", "db"])
+        .exits(1)
+        .stdout_contains(&db)
+        .stderr_contains(&["there is no pod 'nobody'"]);
+    let _ = g.run(&["rm", "web"]).exits(FAILED).stderr_contains(&["2 pods", "'web'", &web, &other, "give the id"]);
 
     // wait prints an exit code per pod; inspect prints several pods as an array.
     let codes = g.run(&["wait", &web, &db]).ok().stdout;
     assert_eq!(codes, "143\n143\n");
-    let _ = g.run(&["wait", "--time=0", &other]).exits(FAILED).complains(&["was not over"]);
+    let _ = g.run(&["wait", "--time=0", &other]).exits(FAILED).stderr_contains(&["was not over"]);
     for command in ["status", "inspect"] {
         let both = g.json(&[command, &web, &db]);
         let ids: Vec<&Value> = both.as_array().unwrap().iter().map(|pod| &pod["id"]).collect();
@@ -150,7 +154,7 @@ fn pods_are_selected_by_name_and_filter() {
     for command in [&["stop", "--all"][..], &["kill", "--all"], &["rm", "--all"]] {
         assert_eq!(g.run(command).ok().stdout, "", "nothing is left for {command:?}");
     }
-    let _ = g.run(&["status", "--latest"]).exits(1).complains(&["there are no pods"]);
+    let _ = g.run(&["status", "--latest"]).exits(1).stderr_contains(&["there are no pods"]);
     let _ = g.run(&["stop", "--all", "x"]).exits(FAILED);
 }
 
@@ -191,8 +195,11 @@ fn lists_are_filtered_sorted_and_formatted() {
     }
     let out = g.run(&["ps", "--format", r"{{.Names}}\t{{.State}}\t{{.ExitCode}}\t{{.Labels}}"]).ok();
     assert_eq!(out.stdout, "good\trunning\t\tx=1\nbad\texited\t3\t\n");
-    let _ = g.run(&["ps", "--format={{.Colour}}"]).exits(FAILED).complains(&["'{{.Colour}}' is not a field", ".Names"]);
-    let _ = g.run(&["ps", "-f", "colour=red"]).exits(FAILED).complains(&["is not a key", "label"]);
+    let _ = g
+        .run(&["ps", "--format={{.Colour}}"])
+        .exits(FAILED)
+        .stderr_contains(&["'{{.Colour}}' is not a field", ".Names"]);
+    let _ = g.run(&["ps", "-f", "colour=red"]).exits(FAILED).stderr_contains(&["is not a key", "label"]);
     assert_eq!(g.json(&["list", "--filter=name=good"])[0]["id"], good.as_str());
     let full = g.run(&["list", "--full"]).ok().stdout;
     assert!(full.lines().next().unwrap().ends_with("LABELS") && full.contains("  x=1\n"), "{full}");
@@ -238,9 +245,9 @@ fn events_are_logged_on_request() {
     let by_variable = g.spawn_command(list.env("GANTRY_LOG", "debug")).wait().ok();
     assert!(by_variable.stderr.contains("debug: "), "{by_variable}");
     let invalid = g.spawn_command(g.command(&["list"]).env("GANTRY_LOG", "loud")).wait().exits(125);
-    let _ = invalid.complains(&["GANTRY_LOG", "'loud' is not a level"]);
+    let _ = invalid.stderr_contains(&["GANTRY_LOG", "'loud' is not a level"]);
     for line in [&["list", "--log-level=loud"][..], &["run", "x", "--log-level=loud"]] {
-        let _ = g.run(line).exits(125).complains(&["--log-level", "'loud' is not a level"]);
+        let _ = g.run(line).exits(125).stderr_contains(&["--log-level", "'loud' is not a level"]);
     }
 }
 

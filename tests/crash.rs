@@ -51,7 +51,7 @@ fn a_pod_outlives_its_killed_command() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM", "7"]);
-    run.wait_for_output("obeying");
+    run.wait_for_stdout("obeying");
     run.signal(Signal::KILL);
     let _ = run.wait().exits(137);
     let pods = g.list();
@@ -75,7 +75,7 @@ fn run_survives_kills_at_any_point() {
         run.signal(Signal::KILL);
         let _ = run.wait();
         // Every remaining pod must be in a valid state and removable.
-        g.wait_settled();
+        g.wait_reconciled();
         g.check_invariants();
         g.remove_all();
         assert_eq!(g.list().len(), 0);

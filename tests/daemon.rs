@@ -37,13 +37,13 @@ fn cgroups(pod: &str) -> Vec<PathBuf> {
 fn pods_are_reconciled_without_a_command() {
     let g = Gantry::new();
     let image = g.fixture();
-    let mut keeper = g.keeper(&[]);
+    let mut keeper = g.start_daemon(&[]);
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--name=it", "--", "obey", "SIGTERM", "7"]).ok());
-    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    keeper.wait_for_stderr(&format!("pod {pod} runs"));
     assert!(!cgroups(&pod).is_empty(), "the test sees cgroups");
     g.wait_log(&pod, "obeying");
     g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
-    keeper.wait_for_complaint(&format!("info: pod {pod} exited with code 7: app it failed"));
+    keeper.wait_for_stderr(&format!("info: pod {pod} exited with code 7: app it failed"));
     assert_eq!(cgroups(&pod), Vec::<PathBuf>::new());
     assert!(stored(&g, r#""exit_code":"7""#));
     end(keeper, Signal::TERM);
@@ -54,13 +54,13 @@ fn pods_are_reconciled_without_a_command() {
 fn a_dead_supervisor_is_noticed() {
     let g = Gantry::new();
     let image = g.fixture();
-    let mut keeper = g.keeper(&[]);
+    let mut keeper = g.start_daemon(&[]);
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "ignore", "SIGTERM"]).ok());
     let supervisor = i32::try_from(g.supervisor(&pod)).unwrap();
-    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    keeper.wait_for_stderr(&format!("pod {pod} runs"));
     let supervisor = rustix::process::Pid::from_raw(supervisor).unwrap();
     rustix::process::kill_process(supervisor, Signal::KILL).unwrap();
-    keeper.wait_for_complaint(&format!("pod {pod} exited with code 137: the supervisor was killed"));
+    keeper.wait_for_stderr(&format!("pod {pod} exited with code 137: the supervisor was killed"));
     assert!(stored(&g, "the supervisor was killed"));
     end(keeper, Signal::INT);
 }
@@ -69,17 +69,17 @@ fn a_dead_supervisor_is_noticed() {
 fn app_exits_are_recorded_before_the_pod_ends() {
     let g = Gantry::new();
     let image = g.fixture();
-    let mut keeper = g.keeper(&[]);
+    let mut keeper = g.start_daemon(&[]);
     let short = ["run", "--net=none", "-d", &image, "--name=short", "--", "obey", "SIGTERM", "0", "---"];
     let long = [&image, "--name=long", "--", "sleep", "forever"];
     let pod = pod_id(&g.run(&[&short[..], &long[..]].concat()).ok());
-    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    keeper.wait_for_stderr(&format!("pod {pod} runs"));
     g.wait_log(&pod, "obeying");
     g.run(&["kill", "-s", "SIGTERM", "--app=short", &pod]).succeeded();
-    keeper.wait_for_complaint(&format!("app short of pod {pod} ended"));
+    keeper.wait_for_stderr(&format!("app short of pod {pod} ended"));
     assert!(stored(&g, r#""exit_code":"0""#));
     g.run(&["kill", &pod]).succeeded();
-    keeper.wait_for_complaint(&format!("pod {pod} exited"));
+    keeper.wait_for_stderr(&format!("pod {pod} exited"));
     end(keeper, Signal::TERM);
 }
 
@@ -101,18 +101,18 @@ fn without_inotify_gantryd_polls() {
     }
     blind.current_dir(g.scratch());
     let mut keeper = g.spawn_command(&mut blind);
-    keeper.wait_for_complaint("max_user_instances");
-    keeper.wait_for_complaint("info: keeping");
+    keeper.wait_for_stderr("max_user_instances");
+    keeper.wait_for_stderr("info: keeping");
     let short = ["run", "--net=none", "-d", &image, "--name=short", "--", "obey", "SIGTERM", "0", "---"];
     let long = [&image, "--name=long", "--", "sleep", "forever"];
     let pod = pod_id(&g.run(&[&short[..], &long[..]].concat()).ok());
-    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    keeper.wait_for_stderr(&format!("pod {pod} runs"));
     g.wait_log(&pod, "obeying");
     // Only the journal records it: `kill` writes nothing to the database.
     g.run(&["kill", "-s", "SIGTERM", "--app=short", &pod]).succeeded();
-    keeper.wait_for_complaint(&format!("app short of pod {pod} ended"));
+    keeper.wait_for_stderr(&format!("app short of pod {pod} ended"));
     g.run(&["kill", &pod]).succeeded();
-    keeper.wait_for_complaint(&format!("pod {pod} exited"));
+    keeper.wait_for_stderr(&format!("pod {pod} exited"));
     end(keeper, Signal::TERM);
 }
 
@@ -120,7 +120,7 @@ fn without_inotify_gantryd_polls() {
 fn a_new_gantryd_replaces_a_killed_one() {
     let g = Gantry::new();
     let image = g.fixture();
-    let keeper = g.keeper(&[]);
+    let keeper = g.start_daemon(&[]);
     let run = |code: &str| pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "obey", "SIGTERM", code]).ok());
     let (stays, ends) = (run("5"), run("6"));
     g.wait_log(&stays, "obeying");
@@ -132,12 +132,12 @@ fn a_new_gantryd_replaces_a_killed_one() {
     g.run(&["kill", "-s", "SIGTERM", &ends]).succeeded();
     let gone = PathBuf::from(format!("/proc/{pid}"));
     wait_for("the supervisor to be gone", || (!gone.exists()).then_some(()));
-    let mut next = g.keeper(&[]);
-    next.wait_for_complaint(&format!("pod {ends} exited with code 6"));
-    let said = next.wait_for_complaint("running pods: 1");
+    let mut next = g.start_daemon(&[]);
+    next.wait_for_stderr(&format!("pod {ends} exited with code 6"));
+    let said = next.wait_for_stderr("running pods: 1");
     assert!(said.contains(&format!("pod {stays} runs")), "{said}");
     g.run(&["kill", "-s", "SIGTERM", &stays]).succeeded();
-    next.wait_for_complaint(&format!("pod {stays} exited with code 5"));
+    next.wait_for_stderr(&format!("pod {stays} exited with code 5"));
     end(next, Signal::TERM);
 }
 
@@ -149,9 +149,9 @@ fn expired_and_ended_pods_are_collected() {
     let exited = g.detached(&[], &["exit", "0"]);
     g.wait_state(&exited, "exited");
     let config = g.write("config.toml", "gc-interval = '200ms'\ngc-grace = '1s'\nexpire-prepared = '1s'\n");
-    let mut keeper = g.keeper(&["--config", &config]);
-    keeper.wait_for_complaint(&format!("removed pod {prepared}: it was prepared too long ago"));
-    keeper.wait_for_complaint(&format!("removed pod {exited}: its grace period is over"));
+    let mut keeper = g.start_daemon(&["--config", &config]);
+    keeper.wait_for_stderr(&format!("removed pod {prepared}: it was prepared too long ago"));
+    keeper.wait_for_stderr(&format!("removed pod {exited}: its grace period is over"));
     assert!(!g.dir().join("pods").join(&prepared).exists() && !g.dir().join("pods").join(&exited).exists());
     end(keeper, Signal::TERM);
     assert!(g.list().is_empty());
@@ -169,9 +169,9 @@ fn exited_pods_are_kept_for_their_grace_period() {
     g.wait_state(&exited, "exited");
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
     let config = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '1h'\nexpire-prepared = '100ms'\n");
-    let mut keeper = g.keeper(&["--config", &config]);
+    let mut keeper = g.start_daemon(&["--config", &config]);
     // A pass that removed this pod has examined the other one.
-    keeper.wait_for_complaint(&format!("removed pod {prepared}"));
+    keeper.wait_for_stderr(&format!("removed pod {prepared}"));
     assert_eq!(g.status(&exited)["phase"], "exited");
     end(keeper, Signal::TERM);
     g.run(&["gc"]).succeeded();
@@ -188,9 +188,9 @@ fn exited_pods_are_kept_for_their_grace_period() {
 fn pods_outlive_gantryd() {
     let g = Gantry::new();
     let image = g.fixture();
-    let mut keeper = g.keeper(&[]);
+    let mut keeper = g.start_daemon(&[]);
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "sleep", "forever"]).ok());
-    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    keeper.wait_for_stderr(&format!("pod {pod} runs"));
     assert!(end(keeper, Signal::TERM).stderr.contains("pods run on"));
     assert_eq!(g.status(&pod)["phase"], "running");
     g.check_invariants();
@@ -199,15 +199,15 @@ fn pods_outlive_gantryd() {
 #[test]
 fn only_one_gantryd_runs_per_data_directory() {
     let g = Gantry::new();
-    let keeper = g.keeper(&[]);
+    let keeper = g.start_daemon(&[]);
     let dir = g.dir().display().to_string();
     let pid = format!("process {}", keeper.pid());
-    let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).complains(&["another gantryd", &pid, &dir]);
+    let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).stderr_contains(&["another gantryd", &pid, &dir]);
     // Garbage collection does not break the lock.
     g.run(&["image", "gc"]).succeeded();
-    let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).complains(&["another gantryd"]);
+    let _ = g.spawn_command(&mut g.daemon(&[])).wait().exits(1).stderr_contains(&["another gantryd"]);
     end(keeper, Signal::INT);
-    end(g.keeper(&[]), Signal::INT);
+    end(g.start_daemon(&[]), Signal::INT);
 }
 
 #[test]
@@ -222,10 +222,10 @@ fn an_invalid_configuration_is_rejected() {
     ] {
         let path = g.write("config.toml", text);
         let out = g.spawn_command(&mut g.daemon(&["--config", &path])).wait().exits(1);
-        assert!(out.complains(&["error: ", want]).stderr.lines().count() == 1, "{text}");
+        assert!(out.stderr_contains(&["error: ", want]).stderr.lines().count() == 1, "{text}");
     }
     let none = g.spawn_command(&mut g.daemon(&["--config", "/no/such/file"])).wait();
-    let _ = none.exits(1).complains(&["cannot read configuration /no/such/file"]);
+    let _ = none.exits(1).stderr_contains(&["cannot read configuration /no/such/file"]);
     let _ = g.spawn_command(&mut g.daemon(&["--no-such-flag"])).wait().exits(2);
     assert!(!g.dir().exists(), "nothing was made");
 }
@@ -235,15 +235,15 @@ fn the_configuration_is_reloaded_on_sighup() {
     let g = Gantry::new();
     let image = g.fixture();
     let path = g.write("config.toml", "gc-interval = '1h'\n");
-    let mut keeper = g.keeper(&["--config", &path]);
+    let mut keeper = g.start_daemon(&["--config", &path]);
     let _ = g.write("config.toml", "gc-interval = 'often'\n");
     keeper.signal(Signal::HUP);
-    keeper.wait_for_complaint("configuration not read again");
+    keeper.wait_for_stderr("configuration not read again");
     let _ = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '0'\n");
     keeper.signal(Signal::HUP);
-    keeper.wait_for_complaint("info: configuration read again");
+    keeper.wait_for_stderr("info: configuration read again");
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "true"]).ok());
-    keeper.wait_for_complaint(&format!("removed pod {pod}"));
+    keeper.wait_for_stderr(&format!("removed pod {pod}"));
     keeper.signal(Signal::TERM);
     let out = keeper.wait().ok();
     assert_eq!(out.stderr.lines().filter(|line| line.starts_with("error:")).count(), 1, "{out}");
@@ -271,9 +271,9 @@ fn log_lines_have_levels_formats_and_priorities() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut keeper = g.spawn_command(&mut g.daemon(&["--log-level=info,gantryd=debug", "--log-format=json"]));
-    keeper.wait_for_complaint("keeping");
+    keeper.wait_for_stderr("keeping");
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "exit", "3"]).ok());
-    keeper.wait_for_complaint("exited with code 3");
+    keeper.wait_for_stderr("exited with code 3");
     let out = end(keeper, Signal::TERM);
     let lines: Vec<serde_json::Value> =
         out.stderr.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();

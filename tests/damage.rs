@@ -80,7 +80,7 @@ fn truncate(g: &Gantry, keep: u64) -> io::Result<()> {
 }
 
 /// Corrupts the free list: every row remains readable.
-fn hurt_a_little(g: &Gantry) -> io::Result<()> {
+fn damage_one_page(g: &Gantry) -> io::Result<()> {
     checkpoint(g)?.write_all_at(&[0, 0, 0, 9], 36)
 }
 
@@ -107,7 +107,7 @@ impl World {
         g.wait_state(&exited, "exited");
         g.wait_state(&removed, "exited");
         let mut keeper = daemon(&g, config);
-        keeper.wait_for_complaint(wait);
+        keeper.wait_for_stderr(wait);
         keeper.terminate();
         let new = g.detached(&["--hostname=new"], &["obey", "SIGTERM", "7"]);
         let layers = [
@@ -132,7 +132,7 @@ impl World {
 
     /// Checks that all pods have their earlier states and are usable.
     #[track_caller]
-    fn is_whole(&self, since_backup: bool) {
+    fn assert_restored(&self, since_backup: bool) {
         let g = &self.g;
         let phase = |pod: &str| g.status(pod)["phase"].as_str().unwrap_or_default().to_owned();
         for pod in &self.running {
@@ -160,7 +160,7 @@ impl World {
 
     /// The doctor reports the restore until its record is deleted.
     #[track_caller]
-    fn is_told(&self, want: &str) {
+    fn assert_restore_is_reported(&self, want: &str) {
         let said = self.g.run(&["doctor"]).ok().stdout;
         assert!(said.contains("it was restored at") && said.contains(want), "{said}");
         if let Err(error) = fs::remove_file(self.g.dir().join("restored")) {
@@ -175,7 +175,7 @@ const HOURLY: &str = "backup-interval = '1h'\ngc-interval = '1h'\n";
 const NEVER: &str = "backup-interval = '0'\ngc-interval = '1h'\n";
 
 /// Damages the database and starts gantryd, which must restore everything.
-fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>) {
+fn assert_recovers_from(damage: impl Fn(&Gantry) -> io::Result<()>) {
     let world = World::new(HOURLY, "backed up the database");
     let g = &world.g;
     let numbers = || {
@@ -185,7 +185,7 @@ fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>) {
     let given = numbers();
     let pods = || fs::read_dir(g.dir().join("pods")).map_or(0, Iterator::count);
     let had = pods();
-    if let Err(error) = hit(g) {
+    if let Err(error) = damage(g) {
         panic!("cannot damage it: {error}");
     }
     let said = g.run(&["list"]).exits(125).stderr;
@@ -195,69 +195,69 @@ fn comes_back(hit: impl Fn(&Gantry) -> io::Result<()>) {
     assert!(doctor.contains("a good backup") && doctor.contains("start gantryd"), "{doctor}");
     assert!(pods() == had && !g.dir().join("lost-pods").exists(), "a command that looks moves no pod away");
     let mut keeper = daemon(g, HOURLY);
-    let said = keeper.wait_for_complaint("info: keeping");
+    let said = keeper.wait_for_stderr("info: keeping");
     assert!(said.contains("error: the ") && said.contains("restored at"), "{said}");
     for pod in &world.running {
-        keeper.wait_for_complaint(&format!("pod {pod} runs"));
+        keeper.wait_for_stderr(&format!("pod {pod} runs"));
     }
-    world.is_whole(true);
+    world.assert_restored(true);
     let fresh = numbers();
     assert!(!fresh.is_empty() && fresh.iter().all(|number| !given.contains(number)), "{given:?} {fresh:?}");
-    world.is_told("the damaged one is in");
+    world.assert_restore_is_reported("the damaged one is in");
     keeper.terminate();
     // Nothing remains to be restored.
     let mut keeper = daemon(g, HOURLY);
-    let said = keeper.wait_for_complaint("info: keeping");
+    let said = keeper.wait_for_stderr("info: keeping");
     assert!(!said.contains("error"), "{said}");
     keeper.terminate();
 }
 
 #[test]
 fn an_overwritten_header_is_restored() {
-    comes_back(|g| overwrite(g, 0, 100));
+    assert_recovers_from(|g| overwrite(g, 0, 100));
 }
 
 #[test]
 fn overwritten_pages_are_restored() {
-    comes_back(|g| overwrite(g, 3 * PAGE, 30 * PAGE));
+    assert_recovers_from(|g| overwrite(g, 3 * PAGE, 30 * PAGE));
 }
 
 #[test]
 fn an_empty_database_file_is_restored() {
-    comes_back(|g| truncate(g, 0));
+    assert_recovers_from(|g| truncate(g, 0));
 }
 
 #[test]
 fn a_truncated_database_is_restored() {
-    comes_back(|g| truncate(g, 50));
+    assert_recovers_from(|g| truncate(g, 50));
 }
 
 #[test]
 fn a_missing_database_is_restored() {
-    comes_back(|g| fs::remove_file(db(g, "")));
+    assert_recovers_from(|g| fs::remove_file(db(g, "")));
 }
 
 #[test]
 fn an_overwritten_wal_is_restored() {
-    comes_back(|g| fs::write(db(g, "-wal"), vec![7; 40_000]));
+    assert_recovers_from(|g| fs::write(db(g, "-wal"), vec![7; 40_000]));
 }
 
 /// SQLite reads each of these as a database without a WAL, and reports the database as intact.
 #[test]
 fn a_lost_wal_is_detected_by_commands() {
-    comes_back(|g| fs::write(db(g, "-wal"), ""));
-    comes_back(|g| fs::remove_file(db(g, "-wal")));
+    assert_recovers_from(|g| fs::write(db(g, "-wal"), ""));
+    assert_recovers_from(|g| fs::remove_file(db(g, "-wal")));
     let header = |g: &Gantry| {
         let wal = fs::File::options().write(true).open(db(g, "-wal"))?;
         wal.write_all_at(&[0x5a; 32], 0)
     };
-    comes_back(header);
+    assert_recovers_from(header);
 }
 
 /// As after copying `gantry.db` alone.
 #[test]
 fn a_database_copied_without_wal_is_restored() {
-    comes_back(|g| ["-wal", "-shm"].iter().try_for_each(|suffix| fs::remove_file(db(g, suffix))));
+    assert_recovers_from(|g| ["-wal", "-shm"].iter().try_for_each(|suffix| fs::remove_file(db(g, suffix))));
 }
 
 /// As after a write that the disk lost.
@@ -268,7 +268,7 @@ fn halve_the_wal(g: &Gantry) -> io::Result<()> {
 
 #[test]
 fn a_truncated_wal_is_restored() {
-    comes_back(halve_the_wal);
+    assert_recovers_from(halve_the_wal);
 }
 
 #[test]
@@ -283,9 +283,9 @@ fn recovery_of_a_truncated_wal_survives_kills() {
     let in_time = facts.into_iter().filter(|fact| kill_at(g, fact)).count();
     assert!(in_time > 0, "every restore was over before it was killed");
     let mut keeper = daemon(g, HOURLY);
-    keeper.wait_for_complaint("info: keeping");
-    world.is_whole(true);
-    world.is_told("the damaged one is in");
+    keeper.wait_for_stderr("info: keeping");
+    world.assert_restored(true);
+    world.assert_restore_is_reported("the damaged one is in");
     keeper.terminate();
 }
 
@@ -294,9 +294,9 @@ fn readable_databases_without_backup_are_served_read_only() {
     let world = World::new(NEVER, "info: keeping");
     let g = &world.g;
     assert_eq!(fs::read_dir(g.dir().join("backups")).unwrap().count(), 0, "none were to be made");
-    hurt_a_little(g).unwrap();
+    damage_one_page(g).unwrap();
     let mut keeper = daemon(g, NEVER);
-    let said = keeper.wait_for_complaint("only serving");
+    let said = keeper.wait_for_stderr("only serving");
     assert!(said.contains("read-only") && said.contains("error: the database is damaged"), "{said}");
     assert_eq!(g.list().len(), 6);
     assert_eq!(g.status(&world.running[0])["phase"], "running");
@@ -305,7 +305,7 @@ fn readable_databases_without_backup_are_served_read_only() {
     for refused in
         [&["stop", &world.running[0]][..], &["run", "--net=none", &fixture], &["gc"], &["rm", &world.exited[0]]]
     {
-        let _ = g.run(refused).exits(125).complains(&["read-only", "gantry doctor"]);
+        let _ = g.run(refused).exits(125).stderr_contains(&["read-only", "gantry doctor"]);
     }
     let doctor = g.run(&["doctor"]).exits(1).stdout;
     assert!(doctor.contains("nothing can be changed") && doctor.contains("move gantry.db away"), "{doctor}");
@@ -317,16 +317,16 @@ fn readable_databases_without_backup_are_served_read_only() {
     keeper.terminate();
     // The same once more, then the doctor's remedy.
     let mut keeper = daemon(g, NEVER);
-    keeper.wait_for_complaint("only serving");
+    keeper.wait_for_stderr("only serving");
     keeper.terminate();
     for suffix in ["", "-wal", "-shm"] {
         let _was_there = fs::rename(db(g, suffix), g.scratch().join(format!("old{suffix}")));
     }
     let mut keeper = daemon(g, NEVER);
-    let said = keeper.wait_for_complaint("info: keeping");
+    let said = keeper.wait_for_stderr("info: keeping");
     assert!(said.contains("from the directories of the pods alone"), "{said}");
-    world.is_whole(true);
-    world.is_told("for there was no good backup");
+    world.assert_restored(true);
+    world.assert_restore_is_reported("for there was no good backup");
     keeper.terminate();
 }
 
@@ -338,9 +338,9 @@ fn rows_without_backup_are_rebuilt_from_directories() {
     let doctor = g.run(&["doctor"]).exits(1).stdout;
     assert!(doctor.contains("there is no good backup"), "{doctor}");
     let mut keeper = daemon(g, NEVER);
-    keeper.wait_for_complaint("info: keeping");
-    world.is_whole(true);
-    world.is_told("for there was no good backup");
+    keeper.wait_for_stderr("info: keeping");
+    world.assert_restored(true);
+    world.assert_restore_is_reported("for there was no good backup");
     keeper.terminate();
     assert_eq!(fs::read_dir(g.dir().join("damaged")).unwrap().count(), 1);
 }
@@ -358,7 +358,7 @@ fn unrecoverable_pod_directories_are_set_aside() {
     }
     overwrite(&g, 0, 100).unwrap();
     let mut keeper = daemon(&g, NEVER);
-    let said = keeper.wait_for_complaint("info: keeping");
+    let said = keeper.wait_for_stderr("info: keeping");
     for lost in [&exited, &prepared] {
         assert!(said.contains(&format!("cannot be a pod again: {lost}")), "{said}");
         assert!(g.dir().join("lost-pods").join(lost).join("plan.json").exists());
@@ -382,7 +382,7 @@ fn pods_without_image_rows_keep_their_layers() {
     fs::rename(&blobs, &away).unwrap();
     overwrite(&g, 0, 100).unwrap();
     let mut keeper = daemon(&g, NEVER);
-    let said = keeper.wait_for_complaint("info: keeping");
+    let said = keeper.wait_for_stderr("info: keeping");
     assert!(said.contains(&format!("pod {pod} is locked by another process and has no row")), "{said}");
     keeper.terminate();
     let trees = || fs::read_dir(g.dir().join("trees")).unwrap().count();
@@ -394,7 +394,7 @@ fn pods_without_image_rows_keep_their_layers() {
     fs::remove_dir(&blobs).unwrap();
     fs::rename(&away, &blobs).unwrap();
     let mut keeper = daemon(&g, NEVER);
-    let said = keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    let said = keeper.wait_for_stderr(&format!("pod {pod} runs"));
     assert!(said.contains("on record again, from its directory: pod"), "{said}");
     assert!(g.run(&["exec", &pod, "--", "/bin/app", "true"]).code == 0);
     g.run(&["stop", &pod]).succeeded();
@@ -413,12 +413,12 @@ fn a_killed_restore_is_completed() {
     fs::rename(db(g, ""), aside.join("gantry.db")).unwrap();
     fs::create_dir(g.dir().join("tmp/restore-0")).unwrap();
     fs::write(g.dir().join("tmp/restore-0/gantry.db"), "half of it").unwrap();
-    let _ = g.run(&["list"]).exits(125).complains(&["missing", "gantryd"]);
+    let _ = g.run(&["list"]).exits(125).stderr_contains(&["missing", "gantryd"]);
     assert!(!db(g, "").exists(), "nobody makes a new one");
     let mut keeper = daemon(g, HOURLY);
-    keeper.wait_for_complaint("info: keeping");
-    world.is_whole(true);
-    world.is_told("missing");
+    keeper.wait_for_stderr("info: keeping");
+    world.assert_restored(true);
+    world.assert_restore_is_reported("missing");
     assert_eq!(fs::read_dir(g.dir().join("damaged")).unwrap().count(), 2);
     keeper.terminate();
 }
@@ -444,9 +444,9 @@ fn a_restore_survives_kills_at_any_point() {
         }
     }
     let mut keeper = daemon(g, HOURLY);
-    keeper.wait_for_complaint("info: keeping");
-    world.is_whole(true);
-    world.is_told("the damaged one is in");
+    keeper.wait_for_stderr("info: keeping");
+    world.assert_restored(true);
+    world.assert_restore_is_reported("the damaged one is in");
     keeper.terminate();
 }
 
@@ -455,14 +455,14 @@ fn run_returns_the_exit_code_despite_database_loss() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM", "7"]);
-    run.wait_for_output("obeying");
+    run.wait_for_stdout("obeying");
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
     fs::remove_file(db(&g, "")).unwrap();
     let mut keeper = daemon(&g, NEVER);
-    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    keeper.wait_for_stderr(&format!("pod {pod} runs"));
     g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
     let _ = run.wait().exits(7);
-    keeper.wait_for_complaint(&format!("pod {pod} exited with code 7"));
+    keeper.wait_for_stderr(&format!("pod {pod} exited with code 7"));
     keeper.terminate();
 }
 
@@ -471,11 +471,11 @@ fn a_database_removed_under_gantryd_is_restored() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["obey", "SIGTERM", "7"]);
     let mut keeper = daemon(&g, HOURLY);
-    keeper.wait_for_complaint("backed up the database");
+    keeper.wait_for_stderr("backed up the database");
     fs::remove_file(db(&g, "")).unwrap();
-    let _ = keeper.wait().exits(1).complains(&["was removed or replaced", "start again"]);
+    let _ = keeper.wait().exits(1).stderr_contains(&["was removed or replaced", "start again"]);
     let mut keeper = daemon(&g, HOURLY);
-    keeper.wait_for_complaint(&format!("pod {pod} runs"));
+    keeper.wait_for_stderr(&format!("pod {pod} runs"));
     keeper.terminate();
 }
 
@@ -483,7 +483,7 @@ fn a_database_removed_under_gantryd_is_restored() {
 fn backups_are_made_only_after_changes() {
     let g = Gantry::new();
     let mut keeper = daemon(&g, "backup-interval = '100ms'\n");
-    keeper.wait_for_complaint("backed up the database");
+    keeper.wait_for_stderr("backed up the database");
     let count = |keeper: &Running| keeper.stderr().matches("backed up the database").count();
     for _ in 0..5 {
         let before = count(&keeper);

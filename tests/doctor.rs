@@ -6,7 +6,7 @@ use gantry_tests::{Gantry, Running, Signal, Space, pod_id};
 
 /// Repeats `doctor --deep` until these commands have ended: work in progress is no finding.
 #[track_caller]
-fn is_well_until_the_end(g: &Gantry, mut busy: Vec<Running>) {
+fn assert_healthy_until_the_end(g: &Gantry, mut busy: Vec<Running>) {
     let mut asked = 0;
     while asked == 0 || busy.iter_mut().any(|running| !running.has_ended()) {
         g.run(&["doctor", "--deep"]).succeeded();
@@ -26,10 +26,10 @@ fn starting_and_ending_pods_are_no_findings() {
         let prepared = pod_id(&g.run(&["prepare", &image, "--", "true"]).ok());
         let runs =
             [&["run-prepared", &*prepared][..], &["run", "--rm", &image, "--", "true"], &["run", &image, "--", "true"]];
-        is_well_until_the_end(&g, runs.map(|args| g.spawn(args)).into());
+        assert_healthy_until_the_end(&g, runs.map(|args| g.spawn(args)).into());
         let ended: Vec<String> = g.list().iter().map(|pod| pod["id"].as_str().unwrap_or_default().to_owned()).collect();
         let removals = ended.iter().map(|pod| g.spawn(&["rm", pod])).collect();
-        is_well_until_the_end(&g, removals);
+        assert_healthy_until_the_end(&g, removals);
     }
 }
 
@@ -78,9 +78,9 @@ fn an_unreadable_restore_record_does_not_block_gantryd() {
     g.fixture();
     let record = g.dir().join("restored");
     assert!(fs::write(&record, [0xff, 0xfe, b'=', 0x80]).is_ok());
-    g.keeper(&[]).terminate();
+    g.start_daemon(&[]).terminate();
     assert!(fs::remove_file(&record).and_then(|()| fs::create_dir(&record)).is_ok());
-    g.keeper(&[]).terminate();
+    g.start_daemon(&[]).terminate();
     let doctor = g.run(&["doctor"]).exits(1).stdout;
     assert!(doctor.contains(&record.display().to_string()), "{doctor}");
     assert!(fs::remove_dir(&record).is_ok());

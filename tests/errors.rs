@@ -23,7 +23,7 @@ fn unexecutable_commands_are_reported() {
     ] {
         let out = g.run(&["run", "--net=none", &image, "--exec", exec]);
         assert!(out.code == code || (exec == "/bin/loop" && out.code == 127), "{exec}: {out}");
-        let _ = out.complains(&[says]);
+        let _ = out.stderr_contains(&[says]);
     }
     let _ = g.run(&["run", "--net=none", &image, "--user=app", "--exec=/bin/rootonly"]).exits(126);
 }
@@ -36,7 +36,7 @@ fn users_are_resolved_strictly() {
     {
         let out = g.app(&["--user", user], &["ids"]).exits(FAILED);
         assert_eq!(out.stdout, "", "user '{user}' ran");
-        let _ = out.complains(&[]);
+        let _ = out.stderr_contains(&[]);
     }
     let layer = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755).dir("etc", 0o755);
     for (i, passwd) in
@@ -77,7 +77,7 @@ fn unknown_flags_and_commands_are_rejected() {
     ] {
         let out = g.run(line);
         assert_ne!(out.code, 0, "{out}");
-        let out = out.exits(FAILED).complains(says);
+        let out = out.exits(FAILED).stderr_contains(says);
         assert_eq!(out.stdout, "", "complaints belong on stderr: {out}");
     }
     assert!(g.list().is_empty(), "a pod was made of nonsense");
@@ -99,12 +99,12 @@ fn missing_pods_are_reported() {
         (&["exec", unknown, "--", "/bin/app", "true"], FAILED),
         (&["run-prepared", unknown], FAILED),
     ] {
-        let _ = g.run(line).exits(code).complains(&["00000000"]);
+        let _ = g.run(line).exits(code).stderr_contains(&["00000000"]);
     }
     for bad in ["xyz", "../../etc", "-", "", "00000000-0000-4000-8000-0000000000000", "\u{1b}[31m"] {
         let out = g.run(&["status", "--", bad]);
         assert_ne!(out.code, 0, "{out}");
-        let _ = out.complains(&["pod"]);
+        let _ = out.stderr_contains(&["pod"]);
     }
 }
 
@@ -115,7 +115,7 @@ fn ambiguous_prefixes_are_refused() {
     // Of seventeen ids, two share the first digit.
     let all: Vec<String> = (0..17).map(|_| pod_id(&g.run(&["prepare", &image]).ok())).collect();
     let shared = all.iter().map(|id| &id[..1]).find(|digit| all.iter().filter(|id| id.starts_with(digit)).count() > 1);
-    let _ = g.run(&["rm", shared.unwrap()]).exits(FAILED).complains(&["pods", "among them"]);
+    let _ = g.run(&["rm", shared.unwrap()]).exits(FAILED).stderr_contains(&["pods", "among them"]);
     assert_eq!(g.list().len(), 17, "nothing may be removed by half a name");
 }
 
@@ -124,13 +124,16 @@ fn invalid_names_are_rejected() {
     let g = Gantry::new();
     let long = "a".repeat(64);
     for name in ["", "..", "a/b", "a b", "-a", "a-", "A", "a\nb", "\u{202e}gnp", "\u{1b}[31mred", &long] {
-        let _ = g.app(&["--name", name], &["true"]).exits(FAILED).complains(&["name"]);
+        let _ = g.app(&["--name", name], &["true"]).exits(FAILED).stderr_contains(&["name"]);
     }
     for name in ["", "a b", "a\nb", &"h".repeat(65), "../x"] {
-        let _ = g.app(&["--hostname", name], &["true"]).exits(FAILED).complains(&["host"]);
+        let _ = g.app(&["--hostname", name], &["true"]).exits(FAILED).stderr_contains(&["host"]);
     }
     let image = g.fixture();
-    let _ = g.run(&["run", &image, "--name=same", &image, "--name=same"]).exits(FAILED).complains(&["same", "--name"]);
+    let _ = g
+        .run(&["run", &image, "--name=same", &image, "--name=same"])
+        .exits(FAILED)
+        .stderr_contains(&["same", "--name"]);
     assert!(g.list().is_empty());
 }
 
@@ -158,7 +161,7 @@ fn invalid_working_directories_are_rejected() {
         let out = g.app(&["--working-dir", path], &["cwd"]);
         let host = std::fs::read_dir("/").unwrap().count();
         assert!(out.code == FAILED, "{path} (the host has {host} names in /): {out}");
-        let _ = out.complains(&[]);
+        let _ = out.stderr_contains(&[]);
     }
 }
 
@@ -169,7 +172,7 @@ fn invalid_mounts_are_rejected() {
     let volume = format!("--volume=v,kind=host,source={}", g.scratch().display());
     for target in ["/", "/proc", "/proc/sys", "/sys", "/dev", "/a/../../b", "relative", ""] {
         let mount = format!("--mount=volume=v,target={target}");
-        let _ = g.run(&["run", "--net=none", &volume, &image, &mount, "--", "true"]).exits(FAILED).complains(&[]);
+        let _ = g.run(&["run", "--net=none", &volume, &image, &mount, "--", "true"]).exits(FAILED).stderr_contains(&[]);
     }
     for (volume, mount, says) in [
         ("--volume=v,kind=host,source=/does/not/exist", "--mount=volume=v,target=/m", "/does/not/exist"),
@@ -177,7 +180,8 @@ fn invalid_mounts_are_rejected() {
         ("--volume=v,kind=magic", "--mount=volume=v,target=/m", "magic"),
         ("--volume=v,kind=empty", "--mount=volume=w,target=/m", "w"),
     ] {
-        let _ = g.run(&["run", "--net=none", volume, &image, mount, "--", "true"]).exits(FAILED).complains(&[says]);
+        let _ =
+            g.run(&["run", "--net=none", volume, &image, mount, "--", "true"]).exits(FAILED).stderr_contains(&[says]);
     }
     g.check_invariants();
 }
@@ -203,10 +207,10 @@ fn missing_images_are_reported() {
         for command in ["fetch", "run"] {
             let out = g.run(&[command, reference]);
             assert_ne!(out.code, 0, "{out}");
-            let _ = out.complains(&[says]);
+            let _ = out.stderr_contains(&[says]);
         }
     }
-    let _ = g.run(&["run", "no-such-short-name"]).exits(FAILED).complains(&["no-such-short-name"]);
+    let _ = g.run(&["run", "no-such-short-name"]).exits(FAILED).stderr_contains(&["no-such-short-name"]);
     assert!(g.list().is_empty());
 }
 
@@ -215,7 +219,7 @@ fn images_without_a_command_are_rejected() {
     let g = Gantry::new();
     let image = Image::builder().layer(Layer::new().file("x", b"x", 0o644)).build().unwrap();
     let image = g.import("mute", &image);
-    let _ = g.run(&["run", "--net=none", &image]).exits(FAILED).complains(&["--exec"]);
+    let _ = g.run(&["run", "--net=none", &image]).exits(FAILED).stderr_contains(&["--exec"]);
 }
 
 #[test]

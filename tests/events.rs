@@ -90,7 +90,7 @@ fn everything(g: &Gantry) {
 
 /// The events of each subject in order, subjects in the order of their first event. Between pods, the order is that of
 /// the commands; of one pod's apps, either may come first.
-fn lives(events: &[Value]) -> Vec<Vec<String>> {
+fn events_by_subject(events: &[Value]) -> Vec<Vec<String>> {
     let mut lives: Vec<(&str, Vec<String>)> = Vec::new();
     for event in events {
         let id = text(event, "id");
@@ -125,14 +125,14 @@ fn each_event_is_recorded_once() {
     let mut both = Vec::new();
     for kept in [false, true] {
         let g = Gantry::new();
-        let daemon = kept.then(|| g.keeper(&["--config", &g.write("config.toml", "gc-interval = '1h'\n")]));
+        let daemon = kept.then(|| g.start_daemon(&["--config", &g.write("config.toml", "gc-interval = '1h'\n")]));
         everything(&g);
         let events = events(&g, &[]);
         check(&events);
         for kind in ALL {
             assert!(types(&events).contains(&kind), "no {kind} with gantryd {kept}: {:?}", types(&events));
         }
-        let mut lives = lives(&events);
+        let mut lives = events_by_subject(&events);
         // Two apps exit together; the pod's exit is reported after both.
         lives.iter_mut().for_each(|life| {
             if let Some(apps) = life.iter().position(|told| told.starts_with("app-exited")) {
@@ -175,9 +175,9 @@ fn a_follower_reports_unobserved_changes() {
     let pod = g.detached(&["--name=it"], &["obey", "SIGTERM", "4"]);
     g.wait_log(&pod, "obeying");
     let mut follow = g.spawn(&["events", "-f", "--since=1h", "-o", "json"]);
-    follow.wait_for_output("app-started");
+    follow.wait_for_stdout("app-started");
     g.run(&["kill", "-s", "SIGTERM", &pod]).succeeded();
-    let said = follow.wait_for_output("pod-exited");
+    let said = follow.wait_for_stdout("pod-exited");
     check(&documents(&said));
     // Silently, like any interrupted program.
     follow.signal(Signal::INT);
@@ -234,7 +234,7 @@ fn events_of_other_processes_arrive_promptly() {
     for kept in [false, true] {
         let g = Gantry::new();
         let image = g.fixture();
-        let daemon = kept.then(|| g.keeper(&[]));
+        let daemon = kept.then(|| g.start_daemon(&[]));
         let follower = Follower::start(&g, &["--since=1h"]);
         assert_eq!(text(&follower.next().1, "type"), "image-imported");
         let mut delays = Vec::new();
@@ -330,7 +330,7 @@ fn ranges_and_output_formats_are_supported() {
         (&["--since=yesterday-ish"], "yesterday-ish"),
         (&["--since=1h", "--until=2h"], "--until is before --since"),
     ] {
-        let _ = g.run(&[&["events"], flags].concat()).exits(125).complains(&[want]);
+        let _ = g.run(&[&["events"], flags].concat()).exits(125).stderr_contains(&[want]);
     }
 }
 
@@ -407,8 +407,8 @@ fn trimming_by_gantryd_is_reported_as_a_gap() {
     check(&before);
     assert_eq!(before.len(), 1 + 9 * 124);
     let config = g.write("config.toml", "gc-interval = '100ms'\nevents-kept = 1000\n");
-    let mut keeper = g.keeper(&["--config", &config]);
-    keeper.wait_for_complaint("deleted the 117 oldest events: events-kept is 1000");
+    let mut keeper = g.start_daemon(&["--config", &config]);
+    keeper.wait_for_stderr("deleted the 117 oldest events: events-kept is 1000");
     // By default: all stored events, without a notice about trimmed ones.
     let kept = events(&g, &[]);
     assert_eq!(kept, before[117..]);
@@ -418,7 +418,7 @@ fn trimming_by_gantryd_is_reported_as_a_gap() {
     assert!(since[1]["trimmed"].is_null());
     let exits = events(&g, &["--since=1h", "--filter=type=pod-exited"]);
     assert_eq!(exits[0]["trimmed"], 117, "told with the first that is shown");
-    let _ = g.run(&["events", "--since=1h"]).ok().complains(&["events up to number 117 are missing"]);
+    let _ = g.run(&["events", "--since=1h"]).ok().stderr_contains(&["events up to number 117 are missing"]);
     let none = g.run(&["events", "--since=1h", "--filter=app=none", "-o", "json"]).ok();
     assert!(none.stdout.is_empty() && none.stderr.contains("117"), "{none}");
     let last = text(&before[before.len() - 1], "time");

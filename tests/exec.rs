@@ -63,7 +63,7 @@ fn stdin_is_forwarded_until_eof() {
     let pod = g.detached(&[], &["sleep", "forever"]);
     let mut cat = g.spawn_with_stdin(&["exec", "-i", &pod, "--", "/bin/app", "echo-stdin"]);
     cat.write("first\n");
-    cat.wait_for_output("first");
+    cat.wait_for_stdout("first");
     cat.write("second\n");
     cat.close_stdin();
     assert_eq!(cat.wait().ok().stdout, "first\nsecond\n");
@@ -99,10 +99,11 @@ fn unexecutable_commands_are_reported() {
     for (command, code) in
         [("/bin/missing", 127), ("missing", 127), ("/bin/notexec", 126), ("/bin/garbage", 126), ("/bin/directory", 126)]
     {
-        let _ = g.run(&["exec", &pod, "--", command]).exits(code).complains(&[command]);
+        let _ = g.run(&["exec", &pod, "--", command]).exits(code).stderr_contains(&[command]);
     }
-    let _ = g.run(&["exec", &pod, "--user=stranger", "--", "/bin/app", "true"]).exits(125).complains(&["stranger"]);
-    let _ = g.run(&["exec", &pod, "--app=none", "--", "/bin/app", "true"]).exits(125).complains(&["none"]);
+    let _ =
+        g.run(&["exec", &pod, "--user=stranger", "--", "/bin/app", "true"]).exits(125).stderr_contains(&["stranger"]);
+    let _ = g.run(&["exec", &pod, "--app=none", "--", "/bin/app", "true"]).exits(125).stderr_contains(&["none"]);
     assert_eq!(g.status(&pod)["phase"], "running", "a failed exec does no harm");
 }
 
@@ -111,7 +112,7 @@ fn exec_requires_a_running_app() {
     let g = Gantry::new();
     let image = g.fixture();
     let prepared = pod_id(&g.run(&["prepare", &image]).ok());
-    let _ = g.run(&["exec", &prepared, "--", "/bin/app", "true"]).exits(125).complains(&["prepared"]);
+    let _ = g.run(&["exec", &prepared, "--", "/bin/app", "true"]).exits(125).stderr_contains(&["prepared"]);
     let two = pod_id(
         &g.run(&[
             "run",
@@ -132,7 +133,7 @@ fn exec_requires_a_running_app() {
         ])
         .ok(),
     );
-    let _ = g.run(&["exec", &two, "--", "/bin/app", "true"]).exits(125).complains(&["one", "two", "--app"]);
+    let _ = g.run(&["exec", &two, "--", "/bin/app", "true"]).exits(125).stderr_contains(&["one", "two", "--app"]);
     let env = g.run(&["exec", "--app=two", &two, "--", "/bin/app", "env"]).ok().stdout;
     assert!(env.contains("WHICH=two"), "{env}");
 }
@@ -143,7 +144,7 @@ fn a_killed_client_ends_its_command() {
     let pod = g.detached(&[], &["sleep", "forever"]);
     let mut exec =
         g.spawn_with_stdin(&["exec", "-i", &pod, "--", "/bin/app", "seq", "print", "in", "--", "echo-stdin"]);
-    exec.wait_for_output("in");
+    exec.wait_for_stdout("in");
     exec.signal(Signal::KILL);
     let _ = exec.wait().exits(137);
     gantry_tests::wait_for("the command to end with its client", || {
@@ -162,7 +163,7 @@ fn concurrent_commands_end_with_the_pod() {
         let _ = exec.wait().exits(i);
     }
     let mut held = g.spawn(&["exec", &pod, "--", "/bin/app", "seq", "print", "in", "--", "sleep", "forever"]);
-    held.wait_for_output("in");
+    held.wait_for_stdout("in");
     g.run(&["kill", &pod]).succeeded();
     let _ = held.wait().exits(137);
     g.check_invariants();
@@ -177,7 +178,7 @@ fn the_null_device_belongs_to_the_app() {
     let out = g.run(&["exec", &pod, "--", "/bin/app", "mounts"]).ok().stdout;
     assert!(out.contains(" /dev "), "{out}");
     let mut held = g.spawn(&["exec", &pod, "--", "/bin/app", "seq", "print", "in", "--", "sleep", "forever"]);
-    held.wait_for_output("in");
+    held.wait_for_stdout("in");
     let host = std::fs::metadata("/dev/null").unwrap();
     let host = (host.st_dev(), host.st_ino());
     let mut looked = 0;

@@ -79,7 +79,7 @@ fn image_id_prefixes_are_accepted_everywhere() {
         assert_eq!(g.run(&["run", "--rm", "--net=none", short, "--", "args"]).ok().stdout, "[]\n", "{short}");
         let _ = g.run(&["image", "cat-manifest", short]).ok();
     }
-    let _ = g.run(&["run", &hex[..7]]).exits(125).complains(&["names no registry"]);
+    let _ = g.run(&["run", &hex[..7]]).exits(125).stderr_contains(&["names no registry"]);
     g.run(&["image", "rm", &hex[..12]]).succeeded();
 }
 
@@ -99,7 +99,7 @@ fn archives_replace_names_only_when_allowed() {
     g.run(&["fetch", &good_path]).succeeded();
     for command in [&["fetch"][..], &["run", "--net=none"]] {
         let out = g.run(&[command, &[&evil_path]].concat()).exits(125);
-        let _ = out.complains(&["docker.io/library/alpine:3", "name of another image", "--force"]);
+        let _ = out.stderr_contains(&["docker.io/library/alpine:3", "name of another image", "--force"]);
     }
     assert_eq!(g.json(&["image", "list"]).as_array().map(Vec::len), Some(1), "nothing was imported");
     for quiet in [&["--force"][..], &["--force", "--quiet"]] {
@@ -134,7 +134,7 @@ fn images_in_use_are_not_removed() {
     let g = Gantry::new();
     let id = g.fixture();
     let pod = pod_id(&g.run(&["prepare", "--net=none", &id, "--", "args"]).ok());
-    let _ = g.run(&["image", "rm", &id]).exits(125).complains(&[&pod[..8]]);
+    let _ = g.run(&["image", "rm", &id]).exits(125).stderr_contains(&[&pod[..8]]);
     g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
     assert_eq!(g.run(&["run-prepared", &pod]).ok().stdout, "[]\n");
     g.run(&["rm", &pod]).succeeded();
@@ -164,7 +164,7 @@ fn inconsistent_images_are_rejected() {
     for (i, (what, image)) in images.iter().enumerate() {
         let out = g.run(&["fetch", &g.layout(&format!("lie-{i}"), image)]);
         assert_eq!(out.code, 125, "{what}: {out}");
-        let _ = out.complains(&[]);
+        let _ = out.stderr_contains(&[]);
     }
     assert_eq!(g.json(&["image", "list"]), json!([]));
     g.check_invariants();
@@ -179,12 +179,12 @@ fn damaged_layouts_are_rejected() {
         let name = format!("damaged-{i}");
         let reference = g.layout(&name, &image);
         std::fs::write(g.scratch().join(name).join("blobs").join(&blob), damage).unwrap();
-        let _ = g.run(&["fetch", &reference]).exits(125).complains(&["sha256"]);
+        let _ = g.run(&["fetch", &reference]).exits(125).stderr_contains(&["sha256"]);
     }
     let reference = g.layout("deep", &image);
     let index = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     std::fs::write(g.scratch().join("deep/index.json"), index).unwrap();
-    let _ = g.run(&["fetch", &reference]).exits(125).complains(&["index.json"]);
+    let _ = g.run(&["fetch", &reference]).exits(125).stderr_contains(&["index.json"]);
     let reference = g.layout("link", &image);
     let manifest = g.scratch().join("link/blobs").join(image.id().replace(':', "/"));
     std::fs::remove_file(&manifest).unwrap();
@@ -212,7 +212,7 @@ fn hostile_layers_stay_inside_their_directory() {
         let out = g.run(&["fetch", &g.layout(&what.replace(' ', "-"), &image)]);
         assert!(matches!(out.code, 0 | 125), "{what}: {out}");
         assert!(!marker.exists(), "{what}: written outside");
-        let _ = out.complains(&[]);
+        let _ = out.stderr_contains(&[]);
     }
     g.check_invariants();
 }

@@ -191,8 +191,8 @@ fn incomplete_lines_are_forwarded_at_once() {
     let mut run = g.spawn(&line);
     // `obey` prints on the same line: the foreground shows it alone only if it arrived alone, so the log is checked as
     // well.
-    run.wait_for_output("50%");
-    run.wait_for_output("obeying");
+    run.wait_for_stdout("50%");
+    run.wait_for_stdout("obeying");
     run.signal(Signal::TERM);
     let out = run.wait().exits(3);
     assert!(out.stdout.starts_with("50%obeying"), "{out}");
@@ -204,7 +204,7 @@ fn a_followed_log_shows_unfinished_lines() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["seq", "no-newline", "Password: ", "--", "sleep", "forever"]);
     let mut logs = g.spawn(&["logs", "--follow", &pod]);
-    logs.wait_for_output("Password: ");
+    logs.wait_for_stdout("Password: ");
     g.run(&["stop", "--force", &pod]).succeeded();
     assert_eq!(logs.wait().ok().stdout, "Password: ");
     let written = g.run(&["logs", "-o", "json", &pod]).ok();
@@ -239,8 +239,8 @@ fn prompts_of_several_apps_are_shown() {
     let other = ["--name=b", "--", "seq", "obey", "USR1", "--", "print", "y"];
     let line = [&["run", "--net=none", "--quiet", &image][..], &prompt, &[image.as_str()], &other].concat();
     let mut run = g.spawn(&line);
-    run.wait_for_output("[a] Name: ");
-    run.wait_for_output("[b] obeying SIGUSR1\n");
+    run.wait_for_stdout("[a] Name: ");
+    run.wait_for_stdout("[b] obeying SIGUSR1\n");
     run.signal(Signal::USR1);
     let out = run.wait().ok();
     let lines: Vec<&str> = out.stdout.lines().collect();
@@ -271,7 +271,7 @@ fn a_full_disk_loses_no_foreground_output() {
     let id = disk.run(&["fetch", &format!("oci:{}", standard.join("layout").display())]).ok().text().to_owned();
     let verb = ["seq", "obey", "USR1", "--", "print", "important", "--", "flood", "200000", "--", "exit", "4"];
     let mut run = disk.spawn(&[&["run", "--net=none", "--quiet", &id, "--"][..], &verb].concat());
-    run.wait_for_output("obeying");
+    run.wait_for_stdout("obeying");
     disk.fill();
     run.signal(Signal::USR1);
     let out = run.wait().exits(4);
@@ -292,7 +292,7 @@ fn foreground(g: &Gantry, flags: &[&str], verb: &[&str]) -> Running {
 fn signals_are_forwarded() {
     let g = Gantry::new();
     let mut run = foreground(&g, &[], &["ignore", "USR1", "USR2", "ALRM", "CONT", "QUIT", "WINCH", "40"]);
-    run.wait_for_output("ignoring");
+    run.wait_for_stdout("ignoring");
     for (signal, name) in [
         (Signal::USR1, "SIGUSR1"),
         (Signal::USR2, "SIGUSR2"),
@@ -302,7 +302,7 @@ fn signals_are_forwarded() {
         (Signal::WINCH, "SIGWINCH"),
     ] {
         run.signal(signal);
-        run.wait_for_output(&format!("got {name}\n"));
+        run.wait_for_stdout(&format!("got {name}\n"));
     }
     run.signal(Signal::TERM);
     let _ = run.wait().exits(143);
@@ -327,7 +327,7 @@ fn without_sig_proxy_signals_end_only_the_command() {
 fn the_exit_code_outlives_the_pod() {
     let g = Gantry::new();
     let mut run = foreground(&g, &[], &["obey", "USR1", "3"]);
-    run.wait_for_output("obeying");
+    run.wait_for_stdout("obeying");
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
     run.signal(Signal::STOP);
     g.run(&["kill", "--signal=USR1", &pod]).succeeded();
@@ -343,7 +343,7 @@ fn the_exit_code_outlives_the_pod() {
 fn out_of_memory_kills_are_reported() {
     let g = Gantry::new();
     let out = g.app(&["--memory=32Mi", "--name=hog"], &["alloc", "200"]).exits(137);
-    let out = out.complains(&["app 'hog' ran out of memory"]);
+    let out = out.stderr_contains(&["app 'hog' ran out of memory"]);
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
     let status = g.run(&["status", &pod]).ok();
     assert!(status.stdout.contains("reason=app hog ran out of memory"), "{out} {status}");

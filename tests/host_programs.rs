@@ -103,16 +103,16 @@ impl Target {
     }
 
     #[track_caller]
-    fn is_unchanged(&self, after: &str) {
+    fn assert_unchanged(&self, after: &str) {
         let state = FileState::of(&self.program, &self.original);
         assert_eq!(state, self.before, "an app changed gantry-stage1 on the host: {after}");
     }
 
     /// The attacker's log after all its attempts; all must have failed.
     #[track_caller]
-    fn all_failed(&self, pod: &str, how: &str) {
+    fn assert_all_failed(&self, pod: &str, how: &str) {
         let log = self.g.wait_log(pod, "tried everything");
-        self.is_unchanged(&format!("{how}\n{log}"));
+        self.assert_unchanged(&format!("{how}\n{log}"));
         assert!(!log.contains("allowed"), "{how}: {log}");
     }
 
@@ -125,7 +125,7 @@ impl Target {
         // The process may have exited by itself.
         let _ = self.g.run(&["kill", pod]);
         let _ = self.g.wait_state(pod, "exited");
-        self.is_unchanged("after the end of its pod");
+        self.assert_unchanged("after the end of its pod");
     }
 }
 
@@ -133,11 +133,11 @@ impl Target {
 fn the_program_of_pid_1_cannot_be_overwritten() {
     let t = Target::new();
     let pod = t.pod(&[TRACE], &["change-program", "1"]);
-    t.all_failed(&pod, "PID 1");
+    t.assert_all_failed(&pod, "PID 1");
     let denied = t.run(&["run", "--rm", "--net=none", &t.image, "--", "change-program", "1"]);
-    let _ = denied.exits(1).complains(&["cannot be opened"]);
+    let _ = denied.exits(1).stderr_contains(&["cannot be opened"]);
     let plugin = t.run(&["network", "list"]).ok();
-    t.is_unchanged(&format!("gantry-stage1 network: {plugin}"));
+    t.assert_unchanged(&format!("gantry-stage1 network: {plugin}"));
 }
 
 /// With the default capabilities: the app itself executes gantry-stage1, and waits for its standard input.
@@ -146,8 +146,8 @@ fn an_app_executing_gantry_stage1_cannot_overwrite_it() {
     let t = Target::new();
     let pod = t.becomes_the_program();
     let mut attacker = t.start(&["exec", &pod, "--", "/bin/app", "change-program", "any"], false);
-    let said = attacker.wait_for_output("tried everything");
-    t.is_unchanged(&said);
+    let said = attacker.wait_for_stdout("tried everything");
+    t.assert_unchanged(&said);
     assert!(!said.contains("allowed"), "{said}");
     t.end(&pod);
 }
@@ -170,11 +170,11 @@ fn an_exec_of_gantry_stage1_cannot_be_exploited() {
 fn forked_children_cannot_be_exploited_before_execve() {
     let t = Target::new();
     let pod = t.pod(&[TRACE], &["change-program", "any"]);
-    t.all_failed(&pod, "PID 1 or a process of exec");
+    t.assert_all_failed(&pod, "PID 1 or a process of exec");
     for _ in 0..20 {
         let _ = t.run(&["exec", &pod, "--", "/bin/app", "true"]);
     }
-    t.is_unchanged("exec");
+    t.assert_unchanged("exec");
 }
 
 /// While the processes of a pod exit, there is a moment in which none executes the file any more and apps still run.
@@ -192,14 +192,14 @@ fn a_killed_supervisor_opens_no_overwrite_window() {
             let pod = t.becomes_the_program();
             let line = ["exec", &pod, "--", "/bin/app", "change-program", "any", "overwrite"];
             let mut attacker = t.start(&line, false);
-            attacker.wait_for_output("opened a foreign program");
+            attacker.wait_for_stdout("opened a foreign program");
             (pod, Some(attacker))
         };
         let app = t.g.app_pid(&pod, &t.app_name(&pod));
         let supervisor = Pid::from_raw(i32::try_from(t.g.supervisor(&pod)).unwrap()).unwrap();
         kill_process(supervisor, Signal::KILL).unwrap();
         wait_for("the app to be dead", || is_dead(app).then_some(()));
-        t.is_unchanged(&format!("round {round}, with the right to trace: {by_trace}"));
+        t.assert_unchanged(&format!("round {round}, with the right to trace: {by_trace}"));
         t.g.run(&["rm", &pod]).succeeded();
     }
 }

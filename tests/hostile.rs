@@ -61,13 +61,13 @@ impl Target {
         let reference = self.g.layout("image", &image.build().unwrap());
         let out = self.g.run_within(COMMAND_TIMEOUT, &["fetch", &reference]);
         fs::remove_dir_all(self.g.scratch().join("image")).unwrap();
-        out.complains(&[])
+        out.stderr_contains(&[])
     }
 
     /// Fetches a layer that must be refused with a message that contains all of `says`.
     #[track_caller]
     fn refuses(&self, what: &str, layer: Layer, says: &[&str]) {
-        let out = self.fetch(of(layer));
+        let out = self.fetch(image_with(layer));
         println!("{what}: {}", out.stderr.trim());
         assert_eq!(out.code, FAILED, "{what}: {out}");
         assert!(says.iter().all(|text| out.stderr.contains(text)), "{what}: expected {says:?} in {out}");
@@ -85,7 +85,7 @@ impl Target {
     /// Fetches a layer that must be accepted, inspects its tree, and removes it again.
     #[track_caller]
     fn confines(&self, what: &str, layer: Layer, look: impl FnOnce(&Path)) {
-        let out = self.fetch(of(layer));
+        let out = self.fetch(image_with(layer));
         assert_eq!(out.code, 0, "{what}: {out}");
         self.assert_untouched(what);
         let trees: Vec<_> = fs::read_dir(self.g.dir().join("trees")).unwrap().map(|e| e.unwrap().path()).collect();
@@ -139,7 +139,7 @@ fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
 }
 
 /// An image of one layer.
-fn of(layer: Layer) -> ImageBuilder {
+fn image_with(layer: Layer) -> ImageBuilder {
     Image::builder().layer(layer).entrypoint(&["/x"])
 }
 
@@ -196,7 +196,7 @@ fn a04_directory_swapped_for_a_link() {
             }
             swaps
         });
-        let out = t.fetch(of(layer));
+        let out = t.fetch(image_with(layer));
         over.store(true, Ordering::Relaxed);
         assert!(swaps.join().unwrap() > 0, "the race was never run: {out}");
         out
@@ -489,7 +489,7 @@ fn a22_too_many_layers() {
     for n in [129, 500] {
         let out = t.fetch(layers(n));
         assert_eq!(out.code, FAILED, "{out}");
-        let _ = out.complains(&[&n.to_string(), "128"]);
+        let _ = out.stderr_contains(&[&n.to_string(), "128"]);
         t.assert_nothing("too many layers");
     }
     let out = t.fetch(layers(128)).ok();
@@ -521,7 +521,7 @@ fn index_of(digest: &str, size: usize, kind: &str) -> String {
 #[test]
 fn b23_endless_indexes() {
     let t = Target::new();
-    let image = of(Layer::new().file("x", b"x", 0o644)).build().unwrap();
+    let image = image_with(Layer::new().file("x", b"x", 0o644)).build().unwrap();
     let mut blobs: Vec<(String, Vec<u8>)> = image.blobs().iter().map(|(d, b)| (d.clone(), b.to_vec())).collect();
     let mut top = index_of(&image.id(), image.manifest.len(), image.manifest_type);
     for _ in 0..100 {
@@ -530,21 +530,23 @@ fn b23_endless_indexes() {
         top = index_of(&digest, top.len(), INDEX);
     }
     let deep = layout(&t, "deep", &top, &blobs);
-    let _ = t.g.run_within(COMMAND_TIMEOUT, &["fetch", &deep]).exits(FAILED).complains(&["indexes"]);
+    let _ = t.g.run_within(COMMAND_TIMEOUT, &["fetch", &deep]).exits(FAILED).stderr_contains(&["indexes"]);
     t.assert_nothing("100 indexes in one another");
     // A document cannot contain its own digest, so the loop must name a wrong one.
     let own = format!("sha256:{}", "a".repeat(64));
     let text = index_of(&own, 300, INDEX);
     let looped = layout(&t, "loop", &text, &[(own, text.clone().into_bytes())]);
     let _ =
-        t.g.run_within(COMMAND_TIMEOUT, &["fetch", &looped]).exits(FAILED).complains(&["damaged or was tampered with"]);
+        t.g.run_within(COMMAND_TIMEOUT, &["fetch", &looped])
+            .exits(FAILED)
+            .stderr_contains(&["damaged or was tampered with"]);
     t.assert_nothing("an index of itself");
 }
 
 #[test]
 fn b24_to_b26_inconsistent_documents() {
     let t = Target::new();
-    let plain = || of(Layer::new().file("x", b"x", 0o644));
+    let plain = || image_with(Layer::new().file("x", b"x", 0o644));
     let rows: [(&str, ImageBuilder, &[&str]); 5] = [
         ("index and manifest", plain().edit_manifest(|m| m["manifests"] = json!([])), &[]),
         ("too few diff_ids", plain().edit_config(|c| c["rootfs"]["diff_ids"] = json!([])), &["layers"]),
@@ -563,7 +565,7 @@ fn b24_to_b26_inconsistent_documents() {
         let out = t.fetch(image);
         println!("{what}: {}", out.stderr.trim());
         assert_eq!(out.code, FAILED, "{what}: {out}");
-        let _ = out.complains(says);
+        let _ = out.stderr_contains(says);
         t.assert_nothing(what);
     }
     let image = plain().build().unwrap();
@@ -577,7 +579,7 @@ fn b24_to_b26_inconsistent_documents() {
         let reference = layout(&t, &what.replace(' ', "-"), &top, &blobs);
         let out = t.g.run_within(COMMAND_TIMEOUT, &["fetch", &reference]).exits(FAILED);
         println!("{what}: {}", out.stderr.trim());
-        let _ = out.complains(&[]);
+        let _ = out.stderr_contains(&[]);
         t.assert_nothing(what);
     }
 }
@@ -585,7 +587,7 @@ fn b24_to_b26_inconsistent_documents() {
 #[test]
 fn b27_to_b29_digests() {
     let t = Target::new();
-    let image = of(Layer::new().file("x", b"x", 0o644)).build().unwrap();
+    let image = image_with(Layer::new().file("x", b"x", 0o644)).build().unwrap();
     let other = Layer::new().file("x", b"y", 0o644).pack().unwrap().blob;
     let all: Vec<(String, Vec<u8>)> = image.blobs().iter().map(|(d, b)| (d.clone(), b.to_vec())).collect();
     let top = index_of(&image.id(), image.manifest.len(), image.manifest_type);
@@ -599,12 +601,14 @@ fn b27_to_b29_digests() {
             *bytes.last_mut().unwrap() ^= 1
         }
         let reference = layout(&t, &format!("lie-{at}"), &top, &blobs);
-        let _ = t.g.run(&["fetch", &reference]).exits(FAILED).complains(&["damaged or was tampered with", "sha256:"]);
+        let _ =
+            t.g.run(&["fetch", &reference]).exits(FAILED).stderr_contains(&["damaged or was tampered with", "sha256:"]);
         t.assert_nothing("a digest that lies");
     }
     let wrong = format!("sha256:{}", "0".repeat(64));
-    let lie = of(Layer::new().file("x", b"x", 0o644)).edit_config(move |c| c["rootfs"]["diff_ids"][0] = json!(wrong));
-    let _ = t.fetch(lie).exits(FAILED).complains(&["configuration says", "000000"]);
+    let lie =
+        image_with(Layer::new().file("x", b"x", 0o644)).edit_config(move |c| c["rootfs"]["diff_ids"][0] = json!(wrong));
+    let _ = t.fetch(lie).exits(FAILED).stderr_contains(&["configuration says", "000000"]);
     t.assert_nothing("a diff_id that lies");
     for (algorithm, good) in [("sha512", true), ("md5", false), ("sha256+b64", false)] {
         let (digest, edited) = named_by(algorithm, &image);
@@ -612,12 +616,12 @@ fn b27_to_b29_digests() {
         let dir = t.g.scratch().join(algorithm);
         fs::create_dir_all(dir.join("blobs").join(algorithm)).unwrap();
         let blobs = [&all[1..], &[edited, (digest, image.layers[0].blob.clone())]].concat();
-        let out = t.g.run(&["fetch", &layout(&t, algorithm, &top, &blobs)]).complains(&[]);
+        let out = t.g.run(&["fetch", &layout(&t, algorithm, &top, &blobs)]).stderr_contains(&[]);
         assert_eq!(out.code, if good { 0 } else { FAILED }, "{algorithm}: {out}");
         if good {
             t.g.run(&["image", "rm", out.text()]).succeeded();
         } else {
-            let _ = out.complains(&[algorithm]);
+            let _ = out.stderr_contains(&[algorithm]);
         }
         t.assert_nothing(algorithm);
     }
@@ -684,12 +688,12 @@ fn c47_links_at_runtime_paths() {
             let image = Image::builder().layer(base()).layer(make(Layer::new(), path)).entrypoint(&["/bin/app"]);
             let id = t.fetch(image).ok().text().to_owned();
             let line = ["run", "--net=none", "--rm", &id, "--user=nobody", "--", "args", "alive"];
-            let named = t.g.run_within(COMMAND_TIMEOUT, &line).complains(&[]);
+            let named = t.g.run_within(COMMAND_TIMEOUT, &line).stderr_contains(&[]);
             // None of these images has the user; the search for it must end.
             assert_eq!(named.code, FAILED, "{path} as {kind}: {named}");
             let out =
                 t.g.run_within(COMMAND_TIMEOUT, &["run", "--net=none", "--rm", &id, "--", "args", "alive"])
-                    .complains(&[]);
+                    .stderr_contains(&[]);
             println!("{path} as {kind}: {} {} {}", out.code, out.stdout.trim(), out.stderr.trim());
             match refusal(kind, path) {
                 None => assert_eq!((out.code, out.stdout.as_str()), (0, "[\"alive\"]\n"), "{path} as {kind}: {out}"),

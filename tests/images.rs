@@ -11,7 +11,7 @@ use serde_json::json;
 const FAILED: i32 = 125;
 
 /// An image with every field of the configuration set.
-fn talkative() -> Image {
+fn image_with_metadata() -> Image {
     let layer = |name: &str, bytes: usize| Layer::new().file(name, vec![b'x'; bytes], 0o644);
     Image::builder()
         .layer(layer("one", 5000))
@@ -41,7 +41,7 @@ fn talkative() -> Image {
 #[test]
 fn inspect_shows_the_image_configuration() {
     let g = Gantry::new();
-    let id = g.import("talkative", &talkative());
+    let id = g.import("talkative", &image_with_metadata());
     let text = g.run(&["image", "inspect", &id[7..19]]).ok().stdout;
     for line in [
         &format!("id={id}"),
@@ -75,13 +75,13 @@ fn inspect_shows_the_image_configuration() {
         one["disk_size"],
         "'list' and 'inspect' tell different sizes"
     );
-    let _ = g.run(&["image", "inspect", "nothing"]).exits(1).complains(&["no image 'nothing'"]);
+    let _ = g.run(&["image", "inspect", "nothing"]).exits(1).stderr_contains(&["no image 'nothing'"]);
 }
 
 #[test]
 fn history_pairs_steps_with_layers() {
     let g = Gantry::new();
-    let id = g.import("talkative", &talkative());
+    let id = g.import("talkative", &image_with_metadata());
     let steps = g.json(&["image", "history", &id]);
     let said: Vec<_> =
         steps.as_array().unwrap().iter().map(|step| (&step["created_by"], step["layer"].is_null())).collect();
@@ -100,7 +100,7 @@ fn history_pairs_steps_with_layers() {
 #[test]
 fn names_are_added_and_removed() {
     let g = Gantry::new();
-    let (one, two) = (g.import("one", &talkative()), g.fixture());
+    let (one, two) = (g.import("one", &image_with_metadata()), g.fixture());
     assert_eq!(
         g.run(&["image", "tag", &one, "mine", "reg.example/team/mine:2"]).ok().text(),
         "mine:latest\nreg.example/team/mine:2"
@@ -111,14 +111,14 @@ fn names_are_added_and_removed() {
     let out = g.run(&["image", "tag", &two, "mine"]).ok();
     assert!(out.stderr.contains(&format!("mine:latest was moved from image {}", &one[7..19])), "{out}");
     for bad in ["UPPER", &two, &format!("mine@{two}"), "deadbeef"] {
-        let _ = g.run(&["image", "tag", &one, bad]).exits(FAILED).complains(&["cannot be an image's name"]);
+        let _ = g.run(&["image", "tag", &one, bad]).exits(FAILED).stderr_contains(&["cannot be an image's name"]);
     }
-    let _ = g.run(&["image", "tag", "nothing", "x"]).complains(&["no image 'nothing'"]);
+    let _ = g.run(&["image", "tag", "nothing", "x"]).stderr_contains(&["no image 'nothing'"]);
     // Removing by name removes the name only; removing by id would remove all names and needs --force.
     assert_eq!(g.run(&["rmi", "mine"]).ok().text(), "untagged mine:latest");
     let out = g.run(&["image", "rm", &one]).exits(FAILED);
-    let _ = out.complains(&["several names", "reg.example/team/mine:2", "--force"]);
-    let _ = g.run(&["rmi", "-f", &one]).ok().says(&format!("removed {one}"));
+    let _ = out.stderr_contains(&["several names", "reg.example/team/mine:2", "--force"]);
+    let _ = g.run(&["rmi", "-f", &one]).ok().stdout_contains(&format!("removed {one}"));
     let left = g.json(&["image", "list"]);
     assert_eq!((left.as_array().map(Vec::len), &left[0]["id"]), (Some(1), &json!(two)));
 }
@@ -132,13 +132,13 @@ fn force_removes_only_ended_pods() {
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &id, "--", "args"]).ok());
     let running = g.detached(&[], &["sleep", "1000"]);
     for flags in [&[][..], &["--force"]] {
-        let _ = g.run(&[&["image", "rm"], flags, &[&id]].concat()).exits(FAILED).complains(&["is used by"]);
+        let _ = g.run(&[&["image", "rm"], flags, &[&id]].concat()).exits(FAILED).stderr_contains(&["is used by"]);
     }
     assert_eq!(g.list().len(), 3, "a pod was removed although the image stays");
     g.run(&["rm", "--force", &running]).succeeded();
-    let _ = g.run(&["image", "rm", "--force", &id]).exits(FAILED).complains(&["is used by", &prepared[..8]]);
+    let _ = g.run(&["image", "rm", "--force", &id]).exits(FAILED).stderr_contains(&["is used by", &prepared[..8]]);
     g.run(&["rm", &prepared]).succeeded();
-    let _ = g.run(&["image", "rm", "--force", &id]).ok().says(&format!("removed pod {ended}"));
+    let _ = g.run(&["image", "rm", "--force", &id]).ok().stdout_contains(&format!("removed pod {ended}"));
     assert!(g.list().is_empty() && g.json(&["image", "list"]) == json!([]));
 }
 
@@ -147,7 +147,7 @@ fn a_login_is_verified_stored_and_removed() {
     let g = Gantry::new();
     let registry = DebianRegistry::protected();
     let host = registry.host();
-    let image = talkative();
+    let image = image_with_metadata();
     registry.push(&format!("{}:latest", g.layout("image", &image)), "private:1");
     let file = g.scratch().join("auth/auth.json");
     let with = |args: &[&str], input: Option<&str>| {
@@ -162,9 +162,9 @@ fn a_login_is_verified_stored_and_removed() {
         g.spawn_command(shell.envs(set)).wait()
     };
     let name = format!("{host}/private:1");
-    let _ = with(&["fetch", &name], None).exits(FAILED).complains(&[&format!("gantry login {host}")]);
+    let _ = with(&["fetch", &name], None).exits(FAILED).stderr_contains(&[&format!("gantry login {host}")]);
     let wrong = with(&["login", "-u", USER, "--password-stdin", &host], Some("wrong\n")).exits(FAILED);
-    let _ = wrong.complains(&["cannot log in", &host, "not accepted"]);
+    let _ = wrong.stderr_contains(&["cannot log in", &host, "not accepted"]);
     assert!(!file.exists(), "a login that was refused was filed");
     let out =
         with(&["login", "-u", USER, "--password-stdin", &format!("http://{host}/")], Some(&format!("{PASSWORD}\n")))
@@ -183,10 +183,12 @@ fn a_login_is_verified_stored_and_removed() {
     assert!(skopeo.status.success(), "{}", String::from_utf8_lossy(&skopeo.stderr));
     let out = with(&["login", "-u", USER, "-p", PASSWORD, &host], None).ok();
     assert!(out.stderr.contains("warning: other users can read a password"), "{out}");
-    let _ = with(&["login", "-u", USER, &host], None).exits(FAILED).complains(&["not a terminal", "--password-stdin"]);
-    let _ = with(&["login", "no-registry"], None).exits(FAILED).complains(&["is not a registry"]);
+    let _ = with(&["login", "-u", USER, &host], None)
+        .exits(FAILED)
+        .stderr_contains(&["not a terminal", "--password-stdin"]);
+    let _ = with(&["login", "no-registry"], None).exits(FAILED).stderr_contains(&["is not a registry"]);
     assert_eq!(with(&["logout", &host], None).ok().text(), format!("logged out of {host}"));
-    let _ = with(&["logout", &host], None).exits(FAILED).complains(&["not logged in"]);
+    let _ = with(&["logout", &host], None).exits(FAILED).stderr_contains(&["not logged in"]);
 }
 
 /// The files of an image as a pod sees them, with all metadata that layers can set.
@@ -257,7 +259,7 @@ fn saved_images_round_trip() {
 #[test]
 fn save_and_load_work_through_pipes() {
     let g = Gantry::new();
-    let id = g.import("talkative", &talkative());
+    let id = g.import("talkative", &image_with_metadata());
     let archive = g.scratch().join("piped.tar");
     let mut shell = std::process::Command::new("sh");
     let command = g.command(&["save", "--format=oci", &id]);
@@ -268,11 +270,11 @@ fn save_and_load_work_through_pipes() {
     let loaded = fresh.run_with_input(&["load"], &std::fs::read(&archive).unwrap()).ok();
     let all = fresh.json(&["image", "inspect", loaded.text()]);
     assert_eq!((&all[0]["user"], &all[0]["env"]), (&json!("7:8"), &json!(["GREETING=hello world"])));
-    let _ = g.run(&["save", "nothing"]).exits(FAILED).complains(&["no image 'nothing'"]);
+    let _ = g.run(&["save", "nothing"]).exits(FAILED).stderr_contains(&["no image 'nothing'"]);
     let _ = g
         .run(&["save", "-o", "/nonexistent/x.tar", &id])
         .exits(FAILED)
-        .complains(&["cannot write", "/nonexistent/x.tar"]);
+        .stderr_contains(&["cannot write", "/nonexistent/x.tar"]);
 }
 
 #[test]
@@ -297,13 +299,14 @@ fn foreign_platforms_are_fetched_but_not_run() {
     let name = format!("{}/app:1", registry.host());
     assert_eq!(g.run(&["fetch", "--platform=linux/sparc64", &name]).ok().text(), other.id());
     let out = g.run(&["run", "--net=none", "--pull=never", &name]).exits(FAILED);
-    let _ = out.complains(&["is for linux/sparc64", "this host runs linux/amd64", "qemu-user-static"]);
+    let _ = out.stderr_contains(&["is for linux/sparc64", "this host runs linux/amd64", "qemu-user-static"]);
     let out = g.run(&["run", "--net=none", "--platform=linux/sparc64", &name]).exits(FAILED);
-    let _ = out.complains(&["is for linux/sparc64"]);
+    let _ = out.stderr_contains(&["is for linux/sparc64"]);
     let out =
         g.run(&["run", "--rm", "--net=none", "--platform=linux/amd64", "--pull=update", &name, "--", "args", "here"]);
     assert_eq!(out.ok().stdout, "[\"here\"]\n");
-    let _ = g.run(&["run", "--net=none", "--platform=linux/mips", &name]).exits(FAILED).complains(&["linux/mips"]);
-    let _ = g.run(&["fetch", "--platform=nonsense/", &name]).exits(FAILED).complains(&["is not a platform"]);
+    let _ =
+        g.run(&["run", "--net=none", "--platform=linux/mips", &name]).exits(FAILED).stderr_contains(&["linux/mips"]);
+    let _ = g.run(&["fetch", "--platform=nonsense/", &name]).exits(FAILED).stderr_contains(&["is not a platform"]);
     assert!(g.list().is_empty(), "a pod was left of an image that does not run");
 }

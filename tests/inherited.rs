@@ -160,11 +160,11 @@ fn the_session_keyring_is_not_inherited() {
     }
     let flags = ["--net=none", "--seccomp=unconfined"];
     let run = [&["run", "--quiet"], &flags[..], &[&image, "--", "session-key-try"]].concat();
-    let _ = run_by(&g, &with_key, &run).exits(3).says("session key: ENOKEY");
+    let _ = run_by(&g, &with_key, &run).exits(3).stdout_contains("session key: ENOKEY");
     let start = [&["run", "-d"], &flags[..], &[&image, "--", "sleep", "forever"]].concat();
     let pod = pod_id(&run_by(&g, &with_key, &start).ok());
     let exec = run_by(&g, &with_key, &["exec", &pod, "--", "/bin/app", "session-key-try"]);
-    let _ = exec.exits(3).says("session key: ENOKEY");
+    let _ = exec.exits(3).stdout_contains("session key: ENOKEY");
 }
 
 /// A shell on a terminal starts a pod in the background and one in the foreground: neither stays in its session.

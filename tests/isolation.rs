@@ -83,7 +83,7 @@ fn dangerous_system_calls_are_denied() {
         (&["bpf-try"], "bpf: E"),
         (&["userfaultfd-try"], "userfaultfd: E"),
     ] {
-        let _ = g.app(&[], verb).exits(3).says(what);
+        let _ = g.app(&[], verb).exits(3).stdout_contains(what);
     }
 }
 
@@ -96,15 +96,16 @@ fn sensitive_paths_are_masked_or_read_only() {
     let _ = g.app(&[], &["write", "/proc/sysrq-trigger", "x"]).exits(1);
     let _ = g.app(&[], &["open-try", "/dev/null"]).ok();
     assert_eq!(g.app(&[], &["stat", "/dev/null"]).ok().text(), "char 0666 0 0 0 1:3 1 /dev/null");
-    let _ = g.app(&[], &["mknod-try", "/dev/full2"]).exits(3).says("mknod: EPERM");
+    let _ = g.app(&[], &["mknod-try", "/dev/full2"]).exits(3).stdout_contains("mknod: EPERM");
     let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/full2"]).ok();
     // Outside of /dev, device nodes cannot be opened, whether created by the app or part of the image.
-    let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/tmp/full"]).exits(3).says("open: EACCES");
+    let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/tmp/full"]).exits(3).stdout_contains("open: EACCES");
     // No app can open the host's console, whatever node it has.
-    let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/console2", "5", "1"]).exits(3).says("open: EPERM");
+    let _ =
+        g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/console2", "5", "1"]).exits(3).stdout_contains("open: EPERM");
     assert_eq!(g.app(&[], &["ls", "/sys/dev/block"]).ok().stdout, "");
     if std::path::Path::new("/proc/dynamic_debug/control").exists() {
-        let _ = g.app(&[], &["write", "/proc/dynamic_debug/control", "x"]).exits(1).complains(&["Read-only"]);
+        let _ = g.app(&[], &["write", "/proc/dynamic_debug/control", "x"]).exits(1).stderr_contains(&["Read-only"]);
     }
 }
 
@@ -134,7 +135,7 @@ fn host_processes_are_invisible() {
 #[test]
 fn network_modes_none_and_host() {
     let g = Gantry::new();
-    let _ = g.app(&[], &["connect", "127.0.0.1", "1"]).exits(1).complains(&["refused"]);
+    let _ = g.app(&[], &["connect", "127.0.0.1", "1"]).exits(1).stderr_contains(&["refused"]);
     assert_eq!(g.app(&[], &["cat", "/proc/net/dev"]).ok().stdout.lines().count(), 3, "loopback alone");
     let host = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
     let image = g.fixture();
@@ -167,7 +168,7 @@ fn writes_stay_in_the_pod() {
 #[test]
 fn a_read_only_root_rejects_writes() {
     let g = Gantry::new();
-    let _ = g.app(&["--readonly-rootfs"], &["write", "/etc/x", "x"]).exits(1).complains(&["Read-only"]);
+    let _ = g.app(&["--readonly-rootfs"], &["write", "/etc/x", "x"]).exits(1).stderr_contains(&["Read-only"]);
 }
 
 #[test]
@@ -200,7 +201,8 @@ fn volumes_are_mounted() {
     run(&host, "--mount=volume=v,target=/m", &["write", "/m/back", "app"]).succeeded();
     assert_eq!(std::fs::read_to_string(source.join("back")).unwrap(), "app\n");
     let read_only = format!("{host},readOnly=true");
-    let _ = run(&read_only, "--mount=volume=v,target=/m", &["write", "/m/x", "x"]).exits(1).complains(&["Read-only"]);
+    let _ =
+        run(&read_only, "--mount=volume=v,target=/m", &["write", "/m/x", "x"]).exits(1).stderr_contains(&["Read-only"]);
     let empty = "--volume=v,kind=empty,mode=0750,uid=1000,gid=50";
     let out = run(empty, "--mount=volume=v,target=/m", &["seq", "stat", "/m", "--", "ls", "/m"]).ok();
     assert!(out.stdout.starts_with("dir 0750 1000 50 "), "{out}");
@@ -214,7 +216,7 @@ fn resource_limits_are_enforced() {
     let _ = g.app(&["--memory=32Mi", "--name=fat"], &["alloc", "256"]).exits(137);
     let status = g.list().into_iter().find(|pod| pod["exit_code"] == 137).unwrap();
     assert_eq!(app(&g.status(status["id"].as_str().unwrap()), "fat")["oom"], true);
-    let _ = g.app(&["--pids-limit=30"], &["fork-bomb", "200"]).exits(3).says("of 200");
+    let _ = g.app(&["--pids-limit=30"], &["fork-bomb", "200"]).exits(3).stdout_contains("of 200");
     let _ = g.app(&["--pids-limit=30"], &["threads", "200"]).exits(3);
     assert_eq!(g.app(&["--oom-score-adj=500"], &["oom-adj"]).ok().text(), "500");
     // The kernel refuses a quota below 1 % of a processor.
@@ -329,7 +331,7 @@ fn cap_sys_ptrace_does_not_reach_the_host() {
     assert_eq!(g.app(&flags, &["ls", "/proc/1/fd"]).ok().stdout, "", "PID 1 has descriptors");
     let status = g.app(&flags, &["cat", "/proc/1/status"]).ok().stdout;
     assert!(status.contains("Seccomp:\t2") && status.contains("NoNewPrivs:\t1"), "PID 1 is not filtered: {status}");
-    let _ = g.app(&[], &["ls", "/proc/1/root"]).exits(1).complains(&["denied"]);
+    let _ = g.app(&[], &["ls", "/proc/1/root"]).exits(1).stderr_contains(&["denied"]);
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn apps_of_a_pod_share_loopback() {
         "7000",
         "/exit/0",
     ]);
-    let _ = out.ok().says("hello from gantry-fixture-app: /exit/0");
+    let _ = out.ok().stdout_contains("hello from gantry-fixture-app: /exit/0");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn prepare_then_run_prepared() {
     g.check_invariants();
     assert_eq!(g.run(&["run-prepared", &pod]).ok().stdout, "[\"later\"]\n");
     assert_eq!(g.status(&pod)["phase"], "exited");
-    let _ = g.run(&["run-prepared", &pod]).exits(125).complains(&[&pod[..8], "exited"]);
+    let _ = g.run(&["run-prepared", &pod]).exits(125).stderr_contains(&[&pod[..8], "exited"]);
 }
 
 #[test]
@@ -200,12 +200,12 @@ fn status_waits_for_the_end() {
     g.wait_log(&pod, "obeying");
     let mut waiter = g.spawn(&["status", "--wait", &pod, "-o", "json"]);
     g.run(&["stop", &pod]).succeeded();
-    let status = waiter.wait_for_output("}");
+    let status = waiter.wait_for_stdout("}");
     assert!(status.contains("exited"), "{status}");
     let _ = waiter.wait().ok();
     assert_eq!(g.status(&pod)["exit_code"], 5);
     let early = g.detached(&[], &["sleep", "forever"]);
-    let _ = g.run(&["status", "--wait=50ms", &early]).exits(125).complains(&["50ms"]);
+    let _ = g.run(&["status", "--wait=50ms", &early]).exits(125).stderr_contains(&["50ms"]);
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn interrupting_the_foreground_stops_the_pod() {
     let image = g.fixture();
     for (signal, code) in [(Signal::INT, 4), (Signal::TERM, 4)] {
         let mut run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM", "4"]);
-        run.wait_for_output("obeying");
+        run.wait_for_stdout("obeying");
         run.signal(signal);
         let _ = run.wait().exits(code);
     }
@@ -266,7 +266,7 @@ fn interrupting_the_foreground_stops_the_pod() {
 fn rm_and_gc_remove_ended_pods() {
     let g = Gantry::new();
     let running = g.detached(&[], &["sleep", "forever"]);
-    let _ = g.run(&["rm", &running]).exits(125).complains(&[&running[..8], "running"]);
+    let _ = g.run(&["rm", &running]).exits(125).stderr_contains(&[&running[..8], "running"]);
     g.app(&[], &["true"]).succeeded();
     let over = g.list().into_iter().find(|pod| pod["phase"] == "exited").unwrap();
     let over = over["id"].as_str().unwrap();
@@ -407,7 +407,7 @@ fn a_pod_with_rm_outlives_its_killed_command() {
     let g = Gantry::new();
     let image = g.fixture();
     let mut run = g.spawn(&["run", "--net=none", "--quiet", "--rm", &image, "--", "obey", "USR1"]);
-    run.wait_for_output("obeying");
+    run.wait_for_stdout("obeying");
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
     run.signal(Signal::KILL);
     let _ = run.wait().exits(137);
@@ -420,7 +420,7 @@ fn a_pod_with_rm_outlives_its_killed_command() {
 #[test]
 fn gantryd_removes_a_detached_pod() {
     let g = Gantry::new();
-    let keeper = g.keeper(&[]);
+    let keeper = g.start_daemon(&[]);
     let pod = g.detached(&["--rm"], &["obey", "USR1"]);
     g.wait_log(&pod, "obeying");
     g.run(&["kill", "--signal=USR1", &pod]).succeeded();

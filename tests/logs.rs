@@ -44,8 +44,8 @@ fn stdout_and_stderr_stay_apart() {
         let logs = g.run(&[&["logs", &pod], filters].concat()).ok();
         assert_eq!((logs.stdout.as_str(), logs.stderr.as_str()), want, "{filters:?}");
     }
-    let _ = g.run(&["logs", "--filter=app=none", &pod]).exits(1).complains(&["no app 'none'"]);
-    let _ = g.run(&["logs", "--filter=stream=stdin", &pod]).exits(125).complains(&["stream=stderr"]);
+    let _ = g.run(&["logs", "--filter=app=none", &pod]).exits(1).stderr_contains(&["no app 'none'"]);
+    let _ = g.run(&["logs", "--filter=stream=stdin", &pod]).exits(125).stderr_contains(&["stream=stderr"]);
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn tail_and_app_select_lines() {
     assert_eq!(g.run(&["logs", "--app=one", "--tail=0", &pod]).ok().stdout, "");
     assert_eq!(g.run(&["logs", "--app=one", "--tail=500", &pod]).ok().stdout.lines().count(), 50);
     assert_eq!(g.run(&["logs", "--app=two", &pod]).ok().stdout, "from two\n");
-    let _ = g.run(&["logs", "--app=three", &pod]).complains(&["three"]);
+    let _ = g.run(&["logs", "--app=three", &pod]).stderr_contains(&["three"]);
     let all = g.run(&["logs", &pod]).ok().stdout;
     assert_eq!(all.lines().count(), 51, "both apps: {all}");
     assert!(all.lines().any(|line| line == "[two] from two") && all.contains("[one] line 000049\n"), "{all}");
@@ -110,8 +110,8 @@ fn follow_ends_with_the_pod() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["seq", "lines", "3", "0", "50", "--", "obey", "SIGTERM"]);
     let mut follow = g.spawn(&["logs", "--follow", &pod]);
-    follow.wait_for_output("line 000002");
-    follow.wait_for_output("obeying");
+    follow.wait_for_stdout("line 000002");
+    follow.wait_for_stdout("obeying");
     g.run(&["stop", &pod]).succeeded();
     let out = follow.wait().ok();
     assert!(out.stdout.ends_with("got SIGTERM\n"), "{out}");
@@ -126,7 +126,7 @@ fn since_and_until_select_lines() {
     assert_eq!(g.run(&["logs", "--until=1h", &pod]).ok().stdout, "");
     assert_eq!(g.run(&["logs", "--since=2000-01-01T00:00:00Z", &pod]).ok().stdout.lines().count(), 5);
     assert_eq!(g.run(&["logs", "--until=2000-01-01T00:00:00Z", &pod]).ok().stdout, "");
-    let _ = g.run(&["logs", "--since=yesterday-ish", &pod]).exits(125).complains(&["yesterday-ish"]);
+    let _ = g.run(&["logs", "--since=yesterday-ish", &pod]).exits(125).stderr_contains(&["yesterday-ish"]);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn following_spans_start_and_removal_of_the_pod() {
     let _ = waiting.wait();
     let pod = g.detached(&[], &["seq", "print", "here", "--", "obey", "SIGTERM"]);
     let mut follow = g.spawn(&["logs", "--follow", &pod]);
-    follow.wait_for_output("here");
+    follow.wait_for_stdout("here");
     g.run(&["rm", "--force", &pod]).succeeded();
     assert!(follow.wait().ok().stdout.starts_with("here\n"));
 }
@@ -273,7 +273,7 @@ fn foreign_files_in_a_log_directory_are_ignored() {
     assert_eq!(g.run(&["logs", &pod]).ok().stdout, "good\nstrange \0 line\n");
     std::fs::rename(&dir, dir.with_file_name("elsewhere")).unwrap();
     std::os::unix::fs::symlink("elsewhere", &dir).unwrap();
-    let _ = g.run(&["logs", &pod]).exits(125).complains(&["it", &pod]);
+    let _ = g.run(&["logs", &pod]).exits(125).stderr_contains(&["it", &pod]);
     std::fs::remove_file(&dir).unwrap();
     assert_eq!(g.run(&["logs", "--follow", &pod]).ok().stdout, "");
 }

@@ -35,7 +35,7 @@ fn tables(space: &Space) -> BTreeSet<String> {
 #[test]
 fn gantryd_restores_flushed_rules() {
     let (space, g) = lab();
-    let daemon = g.keeper(&[]);
+    let daemon = g.start_daemon(&[]);
     let pod = g.server(&["-p", "8080:7000"], "7000");
     let (before, rules) = (tables(&space), space.host().rules());
     assert!(!before.is_empty());
@@ -61,7 +61,7 @@ fn without_gantryd_reload_restores_flushed_rules() {
     let (first, second) = (g.server(&["-p", "8080:7000"], "7000"), g.server(&["-p", "8081:7000/udp"], "7000"));
     let rules = space.host().rules();
     space.host().sh("nft flush ruleset");
-    space.outside().ask_in_vain("tcp", HOST4, 8080);
+    space.outside().assert_unreachable("tcp", HOST4, 8080);
     let doctor = g.run(&["doctor"]).to_string();
     assert!(doctor.contains("gantry network reload"), "the doctor does not see that rules are missing: {doctor}");
     g.run(&["network", "reload"]).succeeded();
@@ -178,7 +178,7 @@ fn run_killed_at_random_times_leaves_nothing() {
         wait_for("the moment", || (begin.elapsed() >= whole * step / MOMENTS).then_some(()));
         run.signal(Signal::KILL);
         let _ = run.wait();
-        g.wait_settled();
+        g.wait_reconciled();
         g.remove_all();
         g.check_invariants();
     }
@@ -201,7 +201,7 @@ fn an_exhausted_pool_recovers() {
     let mut pods: Vec<String> = (0..5).map(|_| g.networked(&["--net=pool"], &["sleep", "forever"])).collect();
     let addresses: BTreeSet<String> = pods.iter().map(|pod| g.ip4(pod)).collect();
     assert_eq!(addresses.len(), 5, "{addresses:?}");
-    let full = || g.run(&["run", "--net=pool", &image, "--", "true"]).exits(FAILED).complains(&["pool"]);
+    let full = || g.run(&["run", "--net=pool", &image, "--", "true"]).exits(FAILED).stderr_contains(&["pool"]);
     let text = full().stderr;
     assert!(["exhausted", "full", "no free", "taken", "in use"].iter().any(|word| text.contains(word)), "{text}");
     // A pod that ends and a pod whose supervisor is killed both release their addresses.
@@ -288,7 +288,7 @@ fn orphans_are_collected() {
     let _ = g.run(&["gc"]).ok();
     wait_for("the stray to be gone", || (!space.host().links().contains(stray)).then_some(()));
     assert!(!g.run(&["doctor"]).ok().to_string().contains(stray));
-    assert!(g.place(&live).is_up("eth0"));
+    assert!(g.network_namespace(&live).is_up("eth0"));
 }
 
 /// Waits until the host's network namespace contains no resources of gantry.
@@ -313,7 +313,7 @@ fn the_last_pod_removes_bridge_and_tables() {
     assert!(rules.contains("gantry0"), "{rules}");
     let _ = g.run(&["doctor"]).ok();
     let _ = space.host().serve(7001);
-    assert!(g.place(&second).is_up("eth0") && space.host().links().contains("gantry0"));
+    assert!(g.network_namespace(&second).is_up("eth0") && space.host().links().contains("gantry0"));
     // The last pod is stopped, ends by itself, is killed, or fails to start.
     g.run(&["stop", &second]).succeeded();
     wait_untouched(&space);
@@ -397,7 +397,7 @@ fn bridges_with_ports_are_not_adopted() {
     );
     let image = g.fixture();
     let out = g.run(&["run", &image, "--", "true"]).exits(FAILED);
-    let _ = out.complains(&[
+    let _ = out.stderr_contains(&[
         "'gantry0' belongs to the gantry with the state directory '/no/such/gantry/net'",
         "ip link delete",
     ]);
@@ -411,7 +411,7 @@ fn bridges_of_other_data_directories_are_not_used() {
     let _pod = g.networked(&[], &["sleep", "forever"]);
     let other = Gantry::in_space(&space);
     let image = other.fixture();
-    let _ = other.run(&["run", &image, "--", "true"]).exits(FAILED).complains(&["gantry0"]);
+    let _ = other.run(&["run", &image, "--", "true"]).exits(FAILED).stderr_contains(&["gantry0"]);
     // Two gantries with separate networks do not disturb each other.
     let ipam = json!({ "type": "host-local", "subnet": "10.73.0.0/24", "routes": [{ "dst": "0.0.0.0/0" }] });
     let bridge = json!({ "type": "bridge", "bridge": "second0", "isGateway": true, "ipam": ipam });
@@ -497,8 +497,8 @@ print("bad:", sorted(set(bad)), flush=True)
 fn spoofed_packets_are_dropped() {
     let (space, g) = lab();
     let (attacker, victim) = (g.networked(&[], &["sleep", "forever"]), g.server(&[], "7000"));
-    let (from, to) = (g.place(&attacker), g.place(&victim));
-    let mac = g.attached(&attacker)[0]["mac"].as_str().unwrap_or_default().to_owned();
+    let (from, to) = (g.network_namespace(&attacker), g.network_namespace(&victim));
+    let mac = g.network_status(&attacker)[0]["mac"].as_str().unwrap_or_default().to_owned();
     let (gateway4, gateway6) = ("10.121.0.1", "fd67:616e:7472:7900::1");
     // The victim resolves the real gateway.
     let _host = space.host().serve(7001);
@@ -515,7 +515,7 @@ fn spoofed_packets_are_dropped() {
             let own = g.ip4(&attacker);
             let args = ["-c", WATCH, interface, "the end of it", &mac, &own, gateway6];
             let mut watcher = g.spawn_command(place.command("python3").args(args));
-            watcher.wait_for_output("watching");
+            watcher.wait_for_stdout("watching");
             watcher
         })
         .collect();

@@ -159,7 +159,7 @@ fn conflicting_flags_and_invalid_names_are_rejected() {
     ] {
         let out = g.run(&[&["run", "--net=none"], flags, &[image.as_str(), "--", "true"]].concat());
         assert!(out.code == FAILED || out.code == 2, "{flags:?}: {out}");
-        let _ = out.complains(&[says]);
+        let _ = out.stderr_contains(&[says]);
     }
 }
 
@@ -195,7 +195,7 @@ fn hostile_files_in_etc_are_not_followed() {
         let flags = ["--hostname=it", "--dns=8.8.4.4", "--hosts-entry=10.9.8.7=one"];
         let cat = ["--", "cat", "/etc/resolv.conf", "/etc/hosts", "/etc/hostname"];
         let out = g.run(&[&["run", "--quiet", image.as_str()], &flags[..], &cat].concat()).ok();
-        let _ = out.says("nameserver 8.8.4.4").says("one").says("it");
+        let _ = out.stdout_contains("nameserver 8.8.4.4").stdout_contains("one").stdout_contains("it");
         assert_eq!(std::fs::read_to_string(&victim).unwrap_or_default(), "precious\n");
     }
     // A directory: the run fails with an error or the file is right; never silently wrong, never outside the root.
@@ -215,7 +215,7 @@ fn hostile_files_in_etc_are_not_followed() {
         let image = hostile(&g, name, |layer| layer.dir("other", 0o755).symlink("etc", target));
         let out = g.run(&["run", "--quiet", &image, "--dns=8.8.4.4", "--", "cat", "/etc/resolv.conf"]);
         assert!(out.code == 0 && out.stdout.contains("8.8.4.4") || out.code == FAILED, "{name}: {out}");
-        let _ = out.complains(&[]);
+        let _ = out.stderr_contains(&[]);
         assert!(std::fs::read_dir(&outside).is_ok_and(|mut dir| dir.next().is_none()), "{name}: it wrote outside");
     }
 }
@@ -251,9 +251,9 @@ fn daemon_with_upstream(g: &Gantry) -> Running {
     let script = format!("mount --bind '{resolv}' /etc/resolv.conf && exec \"$@\"");
     command.args(["--mount", "--propagation=private", "--", "sh", "-ec", &script, "sh"]);
     command.arg(plain.get_program()).args(plain.get_args());
-    gantry_tests::api::copy_setting(&plain, &mut command);
+    gantry_tests::api::copy_environment(&plain, &mut command);
     let mut daemon = g.spawn_command(&mut command);
-    daemon.wait_for_complaint("info: keeping");
+    daemon.wait_for_stderr("info: keeping");
     daemon
 }
 
@@ -261,7 +261,7 @@ fn daemon_with_upstream(g: &Gantry) -> Running {
 fn pods_find_each_other_by_name() {
     let (space, g) = lab();
     let mut upstream = g.spawn_command(space.outside().command("python3").args(["-c", UPSTREAM]));
-    upstream.wait_for_output("serving");
+    upstream.wait_for_stdout("serving");
     let daemon = daemon_with_upstream(&g);
     let image = g.fixture();
     let server = ["run", "-d", "--hostname=web-host", &image, "--name=web", "--", "serve-echo", "7000"];

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gantry_tests::net::{HOST4, OUTSIDE4, put_liar};
+use gantry_tests::net::{HOST4, OUTSIDE4, install_liar};
 use gantry_tests::{Gantry, Signal, Space, json_lines, wait_for};
 use rustix::process::{Pid, kill_process, test_kill_process};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ const FAILED: i32 = 125;
 const WAYS: [&str; 2] = ["use-plugins = false\nplugin-dirs = []", "use-plugins = true"];
 
 /// Runs a test in both ways, each on a host of its own.
-fn each_way(test: impl Fn(&Space, &Gantry)) {
+fn natively_and_with_plugins(test: impl Fn(&Space, &Gantry)) {
     for way in WAYS {
         let space = Space::new();
         let g = Gantry::in_space(&space);
@@ -55,7 +55,7 @@ fn portmap() -> Value {
 fn check_reachability(space: &Space, g: &Gantry, net: &str, gateway: &str) {
     let server = g.server(&[net, "-p", "8080:7000", "-p", "8080:7000/udp"], "7000");
     let client = g.networked(&[net], &["sleep", "forever"]);
-    let (place, ip) = (g.place(&client), g.ip4(&server));
+    let (place, ip) = (g.network_namespace(&client), g.ip4(&server));
     assert_eq!(place.gateway("-4").as_deref(), Some(gateway));
     let _far = space.outside().serve(7002);
     for protocol in ["tcp", "udp"] {
@@ -71,31 +71,31 @@ fn check_reachability(space: &Space, g: &Gantry, net: &str, gateway: &str) {
 
 #[test]
 fn bridge_with_portmap_publishes_ports() {
-    each_way(|space, g| {
+    natively_and_with_plugins(|space, g| {
         let bridge = json!({ "type": "bridge", "bridge": "test0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
             "ipam": host_local(g, "10.51.0.0/24") });
         g.conflist("test", &json!([bridge, portmap()]));
         check_reachability(space, g, "--net=test", "10.51.0.1");
-        let attached = g.attached(g.list()[0]["id"].as_str().unwrap_or_default());
+        let attached = g.network_status(g.list()[0]["id"].as_str().unwrap_or_default());
         assert_eq!(attached[0]["name"], "test", "{attached:?}");
     });
 }
 
 #[test]
 fn ptp_with_portmap_publishes_ports() {
-    each_way(|space, g| {
+    natively_and_with_plugins(|space, g| {
         let ptp = json!({ "type": "ptp", "ipMasq": true, "mtu": 1400, "ipam": host_local(g, "10.52.0.0/24") });
         g.conflist("test", &json!([ptp, portmap()]));
         check_reachability(space, g, "--net=test", "10.52.0.1");
         let pod = g.list()[0]["id"].as_str().unwrap_or_default().to_owned();
-        let link = g.place(&pod).json("ip", &["-j", "link", "show", "dev", "eth0"]);
+        let link = g.network_namespace(&pod).json("ip", &["-j", "link", "show", "dev", "eth0"]);
         assert_eq!(link[0]["mtu"], 1400, "{link}");
     });
 }
 
 #[test]
 fn macvlan_uses_an_interface_of_the_host() {
-    each_way(|space, g| {
+    natively_and_with_plugins(|space, g| {
         let range = json!({ "subnet": "192.0.2.0/24", "rangeStart": "192.0.2.50", "rangeEnd": "192.0.2.60", "gateway": OUTSIDE4 });
         let ipam = json!({ "type": "host-local", "dataDir": data_dir(g), "ranges": [[range]], "routes": [{ "dst": "0.0.0.0/0" }] });
         g.conflist("wire", &json!([{ "type": "macvlan", "master": "up0", "mode": "bridge", "ipam": ipam }]));
@@ -103,15 +103,15 @@ fn macvlan_uses_an_interface_of_the_host() {
         let (ip, own) = (g.ip4(&server), g.ip4(&client));
         assert!(ip.starts_with("192.0.2.5"), "{ip}");
         let _far = space.outside().serve(7002);
-        assert!(g.place(&client).ask("tcp", &ip, 7000).starts_with(&format!("from {own} ")));
-        assert!(g.place(&client).ask("tcp", OUTSIDE4, 7002).starts_with(&format!("from {own} ")));
+        assert!(g.network_namespace(&client).ask("tcp", &ip, 7000).starts_with(&format!("from {own} ")));
+        assert!(g.network_namespace(&client).ask("tcp", OUTSIDE4, 7002).starts_with(&format!("from {own} ")));
         let _ = space.outside().ask("udp", &ip, 7000);
     });
 }
 
 #[test]
 fn static_addresses_are_assigned() {
-    each_way(|space, g| {
+    natively_and_with_plugins(|space, g| {
         let ipam = json!({ "type": "static", "addresses": [{ "address": "10.53.0.9/24", "gateway": "10.53.0.1" },
             { "address": "fd00:53::9/64" }], "routes": [{ "dst": "198.51.100.0/24", "gw": "10.53.0.1" }] });
         g.conflist(
@@ -120,43 +120,43 @@ fn static_addresses_are_assigned() {
             "dns": { "nameservers": ["10.53.0.53"], "search": ["static.test"] } }]),
         );
         let pod = g.server(&["--net=fixed"], "7000");
-        let place = g.place(&pod);
+        let place = g.network_namespace(&pod);
         assert_eq!(place.addresses("eth0"), ["10.53.0.9/24", "fd00:53::9/64"]);
         let routes = place.json("ip", &["-j", "route", "show", "198.51.100.0/24"]);
         assert_eq!(routes[0]["gateway"], "10.53.0.1", "{routes}");
         let _ = space.host().ask("tcp", "10.53.0.9", 7000);
         let resolv = g.run(&["exec", &pod, "--", "/bin/app", "cat", "/etc/resolv.conf"]).ok();
-        let _ = resolv.says("nameserver 10.53.0.53").says("static.test");
+        let _ = resolv.stdout_contains("nameserver 10.53.0.53").stdout_contains("static.test");
     });
 }
 
 #[test]
 fn mtu_and_tuning_are_applied() {
-    each_way(|_, g| {
+    natively_and_with_plugins(|_, g| {
         let bridge = json!({ "type": "bridge", "bridge": "tuned0", "isGateway": true, "mtu": 1300,
             "ipam": host_local(g, "10.54.0.0/24") });
         let tuning = json!({ "type": "tuning", "sysctl": { "net.ipv4.conf.IFNAME.arp_filter": "1" }, "mac": "0a:54:00:00:00:54" });
         g.conflist("tuned", &json!([bridge, tuning]));
         let pod = g.networked(&["--net=tuned"], &["sleep", "forever"]);
-        let place = g.place(&pod);
+        let place = g.network_namespace(&pod);
         let link = place.json("ip", &["-j", "link", "show", "dev", "eth0"]);
         assert_eq!((&link[0]["mtu"], &link[0]["address"]), (&json!(1300), &json!("0a:54:00:00:00:54")), "{link}");
         assert_eq!(place.sh("cat /proc/sys/net/ipv4/conf/eth0/arp_filter"), "1\n");
-        assert_eq!(g.attached(&pod)[0]["mac"], "0a:54:00:00:00:54");
+        assert_eq!(g.network_status(&pod)[0]["mac"], "0a:54:00:00:00:54");
     });
 }
 
 /// Plugins attach a pod while its apps are created.
 #[test]
 fn failed_app_creation_detaches_networks() {
-    each_way(|space, g| {
+    natively_and_with_plugins(|space, g| {
         let bridge = json!({ "type": "bridge", "bridge": "made0", "isGateway": true, "ipMasq": true,
             "ipam": host_local(g, "10.56.0.0/24") });
         g.conflist("made", &json!([bridge, portmap(), { "type": "firewall" }]));
         let image = g.fixture();
         let run = ["run", "--net=made", "-p", "8080:7000", "--user=nobody-here", &image, "--", "true"];
         for _ in 0..3 {
-            let _ = g.run(&run).exits(FAILED).complains(&["nobody-here"]);
+            let _ = g.run(&run).exits(FAILED).stderr_contains(&["nobody-here"]);
         }
         let rules = space.host().rules();
         let has = |host: u8| ["", "/32"].iter().any(|end| rules.contains(&format!(" 10.56.0.{host}{end} ")));
@@ -168,7 +168,7 @@ fn failed_app_creation_detaches_networks() {
 /// The files in `/etc` of a pod on a network of plugins, and a volume in their place.
 #[test]
 fn files_of_etc_wait_for_plugins() {
-    each_way(|_, g| {
+    natively_and_with_plugins(|_, g| {
         let bridge = json!({ "type": "bridge", "bridge": "etc0", "isGateway": true, "ipam": host_local(g, "10.57.0.0/24"),
             "dns": { "nameservers": ["10.57.0.53"] } });
         g.conflist("etc", &json!([bridge]));
@@ -179,8 +179,8 @@ fn files_of_etc_wait_for_plugins() {
             let volume = volume.map_or_else(Vec::new, |volume| vec!["-v", volume.as_str()]);
             let pod = g.networked(&[&["--net=etc"], &volume[..]].concat(), &["sleep", "forever"]);
             let cat = |file: &str| g.run(&["exec", &pod, "--", "/bin/app", "cat", file]).ok();
-            let _ = cat("/etc/resolv.conf").says("nameserver 10.57.0.53");
-            let _ = cat("/etc/hosts").says(hosts);
+            let _ = cat("/etc/resolv.conf").stdout_contains("nameserver 10.57.0.53");
+            let _ = cat("/etc/hosts").stdout_contains(hosts);
         }
     });
 }
@@ -197,7 +197,7 @@ impl Liar {
         let space = Space::new();
         let g = Gantry::in_space(&space);
         let plugins = g.scratch().join("plugins");
-        put_liar(&plugins);
+        install_liar(&plugins);
         g.networks(&format!(
             "plugin-dirs = [{:?}, \"/usr/lib/cni\"]\nplugin-timeout = \"{limit}\"",
             plugins.display().to_string()
@@ -228,7 +228,7 @@ impl Liar {
     }
 
     /// Replaces the plugin by one that always succeeds.
-    fn reform(&self) {
+    fn behave_well(&self) {
         let path = self.g.scratch().join("plugins/cni-liar");
         let version = json!({ "cniVersion": "1.1.0", "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"] });
         let script = format!("#!/bin/sh\n[ \"$CNI_COMMAND\" != VERSION ] || echo '{version}'\n");
@@ -247,12 +247,12 @@ fn a_failing_network_detaches_earlier_ones() {
         liar.behave("1.0.0", &json!({ "ADD": how }));
         let run = ["run", "--net=default:IP=10.121.9.9,liar", "-p", "8080:80", &image, "--", "true"];
         let out = liar.g.run(&run).exits(FAILED);
-        let _ = out.complains(&["liar"]);
+        let _ = out.stderr_contains(&["liar"]);
         assert!(liar.commands().contains(&"DEL".to_owned()), "{how}: {:?}", liar.commands());
         liar.g.check_invariants();
     }
     liar.behave("1.0.0", &json!({ "ADD": "fail" }));
-    let _ = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED).complains(&["told to fail"]);
+    let _ = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED).stderr_contains(&["told to fail"]);
     // The address and the port are free again.
     let pod = liar.g.networked(&["--net=default:IP=10.121.9.9", "-p", "8080:80"], &["sleep", "forever"]);
     assert_eq!(liar.g.ip4(&pod), "10.121.9.9");
@@ -270,7 +270,7 @@ fn hanging_plugins_are_killed_with_their_children() {
     let image = liar.g.fixture();
     liar.behave("1.0.0", &json!({ "ADD": "hang" }));
     let out = liar.g.run(&["run", "--net=default,liar", &image, "--", "true"]).exits(FAILED);
-    let _ = out.complains(&["liar"]);
+    let _ = out.stderr_contains(&["liar"]);
     let calls = liar.calls();
     let add = calls.iter().find(|call| call["command"] == "ADD").unwrap_or_else(|| panic!("{calls:?}"));
     wait_dead(&add["pid"]);
@@ -283,7 +283,7 @@ fn hanging_plugins_are_killed_with_their_children() {
 fn a_failed_del_is_retried() {
     let liar = Liar::new("500ms");
     for how in ["fail", "hang", "crash"] {
-        put_liar(&liar.g.scratch().join("plugins"));
+        install_liar(&liar.g.scratch().join("plugins"));
         liar.behave("1.0.0", &json!({ "DEL": how }));
         let pod = liar.g.networked(&["--net=default,liar"], &["sleep", "forever"]);
         liar.g.run(&["stop", &pod]).succeeded();
@@ -295,7 +295,7 @@ fn a_failed_del_is_retried() {
         assert!(format!("{doctor}").contains(&format!("{pod} is exited and may still have")), "{how}: {doctor}");
         let _ = liar.g.run(&["gc", "--grace-period=0s"]);
         assert!(record.exists(), "{how}: nobody knows what is left");
-        liar.reform();
+        liar.behave_well();
         let _ = liar.g.run(&["gc", "--grace-period=0s"]);
         let _ = liar.g.run(&["gc", "--grace-period=0s"]).ok();
         assert!(!record.exists());
@@ -334,7 +334,7 @@ fn an_orphaned_plugin_is_ended_before_del() {
         let run = liar.g.spawn(&["run", "--net=default,liar", "-p", "8080:80", &image, "--", "true"]);
         let called = || liar.calls().into_iter().find(|call| call["command"] == during);
         let call = wait_for(&format!("{during} to hang"), called);
-        liar.reform();
+        liar.behave_well();
         assert!(kill_process(supervisor_above(pid(&call["pid"])), Signal::KILL).is_ok());
         // The run releases as much as it can.
         let _ = run.wait();
@@ -372,7 +372,7 @@ fn plugins_get_the_specified_input() {
     );
     assert!(config["runtimeConfig"]["ips"][0].as_str().is_some_and(|ip| ip.starts_with("10.55.0.5")), "{config}");
     assert_eq!(config["prevResult"]["ips"][0]["address"], "10.55.0.5/24", "{config}");
-    assert_eq!(liar.g.attached(&pod)[0]["addresses"][0]["address"], "10.55.0.5");
+    assert_eq!(liar.g.network_status(&pod)[0]["addresses"][0]["address"], "10.55.0.5");
     liar.g.run(&["stop", &pod]).succeeded();
     liar.g.wait_state(&pod, "exited");
     let calls = liar.calls();
@@ -388,7 +388,11 @@ fn unready_networks_fail_before_add() {
     let liar = Liar::new("10s");
     let image = liar.g.fixture();
     liar.behave("1.1.0", &json!({ "STATUS": "fail" }));
-    let _ = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED).complains(&["liar", "told to fail"]);
+    let _ = liar
+        .g
+        .run(&["run", "--net=liar", &image, "--", "true"])
+        .exits(FAILED)
+        .stderr_contains(&["liar", "told to fail"]);
     assert!(!liar.commands().contains(&"ADD".to_owned()), "{:?}", liar.commands());
 }
 
@@ -424,7 +428,7 @@ fn attachment_errors_precede_clean_up_errors() {
     let at = |text: &str| said.find(text).unwrap_or_else(|| panic!("'{text}' is not in: {said}"));
     assert!(at("failed to ADD") < at("told to fail"), "{said}");
     assert!(at("told to fail") < at("removing what had been created failed too"), "{said}");
-    liar.reform();
+    liar.behave_well();
     // The pod stays, with its error; its networks are detached.
     let _ = liar.g.run(&["gc"]).ok();
     let left = liar.g.list();
@@ -437,17 +441,18 @@ fn rm_force_abandons_failing_plugins() {
     let liar = Liar::new("500ms");
     let g = &liar.g;
     for how in ["fail", "hang", "crash"] {
-        put_liar(&g.scratch().join("plugins"));
+        install_liar(&g.scratch().join("plugins"));
         liar.behave("1.0.0", &json!({ "DEL": how }));
         let flags = ["--net=default:IP=10.121.9.9,liar", "-p", "8080:80"];
         let pod = g.networked(&flags, &["sleep", "forever"]);
         let _ = g.run(&["rm", &pod]).exits(FAILED);
         g.run(&["stop", &pod]).succeeded();
         g.wait_state(&pod, "exited");
-        let _ = g.run(&["rm", &pod]).exits(FAILED).complains(&["cannot be removed completely", "rm --force", "liar"]);
+        let _ =
+            g.run(&["rm", &pod]).exits(FAILED).stderr_contains(&["cannot be removed completely", "rm --force", "liar"]);
         let removed = g.run(&["rm", "--force", &pod]).ok();
         assert_eq!(removed.text(), pod);
-        let _ = removed.complains(&["warning", "a network plugin may have left something behind", "liar"]);
+        let _ = removed.stderr_contains(&["warning", "a network plugin may have left something behind", "liar"]);
         assert_eq!(g.list().len(), 0, "{how}");
         // Nothing remains to be retried, and gantry's own resources of the pod are released.
         let _ = g.run(&["gc"]).ok();
@@ -468,7 +473,7 @@ fn missing_plugins_are_named() {
     {
         g.conflist(name, &json!([{ "type": kind }]));
         let out = g.run(&["run", &format!("--net={name}"), &image, "--", "true"]).exits(FAILED);
-        let _ = out.complains(&[says]);
+        let _ = out.stderr_contains(&[says]);
         assert!(Path::new("/bin/true").exists());
         std::fs::remove_file(g.scratch().join(format!("../net.d/{name}.conflist")))
             .unwrap_or_else(|error| panic!("{error}"));

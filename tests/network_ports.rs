@@ -18,7 +18,7 @@ fn a_published_port_is_reachable_from_everywhere() {
     let server = g.server(&["-p", "8080:7000", "-p", "8080:7000/udp"], "7000");
     let other = g.networked(&[], &["sleep", "forever"]);
     let (host, outside) = (space.host(), space.outside());
-    let (itself, other_place) = (g.place(&server), g.place(&other));
+    let (itself, other_place) = (g.network_namespace(&server), g.network_namespace(&other));
     for protocol in ["tcp", "udp"] {
         for (address, from) in [(HOST4, OUTSIDE4), (HOST6, OUTSIDE6)] {
             let seen = outside.ask(protocol, address, 8080);
@@ -33,8 +33,8 @@ fn a_published_port_is_reachable_from_everywhere() {
         let _ = other_place.ask(protocol, "10.121.0.1", 8080);
         let _ = itself.ask(protocol, "fd67:616e:7472:7900::1", 8080);
         // No other port of the host leads to the pod.
-        outside.ask_in_vain(protocol, HOST4, 8081);
-        outside.ask_in_vain(protocol, HOST4, 7000);
+        outside.assert_unreachable(protocol, HOST4, 8081);
+        outside.assert_unreachable(protocol, HOST4, 7000);
     }
     // Forwarded packets for other hosts are not redirected, whatever their port.
     let _far = outside.serve(8080);
@@ -49,19 +49,21 @@ fn ports_are_published_on_one_host_address() {
     let outside = space.outside();
     for (right, wrong, own) in [("192.0.2.7", HOST4, g.ip4(&four)), ("2001:db8::7", HOST6, g.ip6(&four))] {
         assert!(outside.ask("tcp", right, 8080).contains(&format!(" to {own} ")));
-        outside.ask_in_vain("tcp", wrong, 8080);
+        outside.assert_unreachable("tcp", wrong, 8080);
     }
-    space.host().ask_in_vain("tcp", "127.0.0.1", 8080);
+    space.host().assert_unreachable("tcp", "127.0.0.1", 8080);
     // The port is free on other addresses.
     let other = g.server(&[&format!("--port={HOST4}:8080:7000")], "7000");
     assert!(outside.ask("tcp", HOST4, 8080).contains(&format!(" to {} ", g.ip4(&other))));
     // Published on loopback only: not reachable from outside.
     let third = g.server(&["-p", "127.0.0.1:8082:7000"], "7000");
     assert!(space.host().ask("tcp", "127.0.0.1", 8082).contains(&format!(" to {} ", g.ip4(&third))));
-    outside.ask_in_vain("tcp", HOST4, 8082);
+    outside.assert_unreachable("tcp", HOST4, 8082);
     let image = g.fixture();
-    let _ =
-        g.run(&["run", "-p", "203.0.113.9:8083:7000", &image, "--", "true"]).exits(FAILED).complains(&["203.0.113.9"]);
+    let _ = g
+        .run(&["run", "-p", "203.0.113.9:8083:7000", &image, "--", "true"])
+        .exits(FAILED)
+        .stderr_contains(&["203.0.113.9"]);
 }
 
 #[test]
@@ -71,7 +73,7 @@ fn port_ranges_are_published() {
     g.wait_log(&pod, "listening");
     let _ = space.outside().ask("tcp", HOST4, 9002);
     let _ = space.outside().ask("tcp", HOST6, 9002);
-    space.outside().ask_in_vain("tcp", HOST4, 9001);
+    space.outside().assert_unreachable("tcp", HOST4, 9001);
     let image = g.fixture();
     for (port, says) in [
         ("9100-9102:7000-7001", "9100"),
@@ -86,7 +88,7 @@ fn port_ranges_are_published() {
     ] {
         let out = g.run(&["run", "-p", port, &image, "--", "true"]);
         assert!(out.code == FAILED || out.code == 2, "{port}: {out}");
-        let _ = out.complains(&[says]);
+        let _ = out.stderr_contains(&[says]);
     }
 }
 
@@ -96,22 +98,22 @@ fn publishing_a_port_in_use_fails() {
     let image = g.fixture();
     let first = g.server(&["-p", "8080:7000"], "7000");
     let taken = g.run(&["run", "-p", "8080:7000", &image, "--", "true"]).exits(FAILED);
-    let _ = taken.complains(&["8080", "tcp"]);
+    let _ = taken.stderr_contains(&["8080", "tcp"]);
     // Each protocol has its own ports.
     let second = g.server(&["-p", "8080:7000/udp"], "7000");
     assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&first)));
     assert!(space.outside().ask("udp", HOST4, 8080).contains(&g.ip4(&second)));
     // A port within a range.
-    let _ = g.run(&["run", "-p", "8079-8081:1-3", &image, "--", "true"]).exits(FAILED).complains(&["8080"]);
+    let _ = g.run(&["run", "-p", "8079-8081:1-3", &image, "--", "true"]).exits(FAILED).stderr_contains(&["8080"]);
     // The same port twice in one pod.
     let twice = g.run(&["run", "-p", "8090:1", "-p", "8090:2", &image, "--", "true"]);
     assert!(twice.code != 0, "{twice}");
-    let _ = twice.complains(&["8090"]);
+    let _ = twice.stderr_contains(&["8090"]);
     // A port used by a process of the host: the process keeps it.
     let server = space.host().serve(8088);
     let user = format!("in use by process {} (gantry-fixture-", server_pid(&space, 8088));
     for port in ["8088:7000", "8088:7000/udp"] {
-        let _ = g.run(&["run", "-p", port, &image, "--", "true"]).exits(FAILED).complains(&["8088", &user]);
+        let _ = g.run(&["run", "-p", port, &image, "--", "true"]).exits(FAILED).stderr_contains(&["8088", &user]);
     }
     assert!(space.outside().ask("tcp", HOST4, 8088).contains(&format!(" to {HOST4} ")));
     drop(server);
@@ -145,7 +147,7 @@ fn publishing_on_ipv6_loopback_is_rejected() {
     let image = g.fixture();
     for port in ["[::1]:8089:80", "8080-tcp:[::1]:8089"] {
         let out = g.run(&["run", "-p", port, &image, "--", "true"]).exits(FAILED);
-        let _ = out.complains(&["cannot be published on [::1]", "127.0.0.1"]);
+        let _ = out.stderr_contains(&["cannot be published on [::1]", "127.0.0.1"]);
     }
     assert_eq!(g.list().len(), 0);
     let _ = g.run(&["gc"]).ok();
@@ -182,13 +184,13 @@ fn port_lists_published_addresses() {
     let pod = g.server(&["-p", "127.0.0.1:8080:7000", "-p", "9000-9001:70-71/udp"], "7000");
     let all = "7000/tcp -> 127.0.0.1:8080\n70/udp -> 0.0.0.0:9000\n71/udp -> 0.0.0.0:9001\n";
     assert_eq!(g.run(&["port", &pod]).ok().stdout, all);
-    let _ = g.run(&["list"]).ok().says("  127.0.0.1:8080->7000/tcp, 9000-9001->70-71/udp\n");
+    let _ = g.run(&["list"]).ok().stdout_contains("  127.0.0.1:8080->7000/tcp, 9000-9001->70-71/udp\n");
     assert_eq!(g.run(&["port", &pod, "7000"]).ok().stdout, "127.0.0.1:8080\n");
     assert_eq!(g.run(&["port", &pod, "71/udp"]).ok().stdout, "0.0.0.0:9001\n");
     for port in ["71", "9000", "7000/udp"] {
-        let _ = g.run(&["port", &pod, port]).exits(1).complains(&["is not published", port]);
+        let _ = g.run(&["port", &pod, port]).exits(1).stderr_contains(&["is not published", port]);
     }
-    let _ = g.run(&["port", &pod, "http"]).exits(FAILED).complains(&["'http' is not a port"]);
+    let _ = g.run(&["port", &pod, "http"]).exits(FAILED).stderr_contains(&["'http' is not a port"]);
     let _ = g.run(&["port", "00000000"]).exits(1);
     g.run(&["stop", &pod]).succeeded();
     g.wait_state(&pod, "exited");
@@ -204,9 +206,10 @@ fn declared_ports_are_published_by_name() {
     let bound = g.server(&[&format!("--port=8080-tcp:{HOST4}:81")], "8080");
     assert!(space.outside().ask("tcp", HOST4, 81).contains(&g.ip4(&bound)));
     let image = g.fixture();
-    let _ = g.run(&["run", "--port=http:82", &image, "--", "true"]).exits(FAILED).complains(&["http", "8080-tcp"]);
+    let _ =
+        g.run(&["run", "--port=http:82", &image, "--", "true"]).exits(FAILED).stderr_contains(&["http", "8080-tcp"]);
     let two = ["run", "--port=8080-tcp:83", &image, "--name=a", "--", "true", "---", &image, "--name=b", "--", "true"];
-    let _ = g.run(&two).exits(FAILED).complains(&["8080-tcp"]);
+    let _ = g.run(&two).exits(FAILED).stderr_contains(&["8080-tcp"]);
     let app = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
     let declared = Image::builder().layer(app).entrypoint(&["/bin/app"]).port("53/udp").port("99").build();
     let image = g.import("declared", &declared.unwrap_or_else(|error| panic!("{error}")));
@@ -214,7 +217,7 @@ fn declared_ports_are_published_by_name() {
     let pod = gantry_tests::pod_id(&g.run(&flags).ok());
     g.wait_log(&pod, "listening");
     assert!(space.outside().ask("udp", HOST4, 5353).contains(&g.ip4(&pod)));
-    assert_eq!(g.attached(&pod)[0]["ports"].as_array().map_or(0, Vec::len), 2);
+    assert_eq!(g.network_status(&pod)[0]["ports"].as_array().map_or(0, Vec::len), 2);
 }
 
 #[test]
@@ -224,16 +227,17 @@ fn published_ports_require_a_forwarding_network() {
     for net in ["--net=none", "--net=host"] {
         let out = g.run(&["run", net, "-p", "8080:80", &image, "--", "true"]);
         assert_ne!(out.code, 0, "{out}");
-        let _ = out.complains(&["--port"]);
+        let _ = out.stderr_contains(&["--port"]);
     }
     let ipam = serde_json::json!({ "type": "host-local", "subnet": "10.41.0.0/24" });
     let plain = serde_json::json!([{ "type": "bridge", "bridge": "plain0", "isGateway": true, "ipam": ipam }]);
     g.conflist("plain", &plain);
-    let _ = g.run(&["run", "--net=plain", "-p", "8080:80", &image, "--", "true"]).exits(FAILED).complains(&["port"]);
+    let _ =
+        g.run(&["run", "--net=plain", "-p", "8080:80", &image, "--", "true"]).exits(FAILED).stderr_contains(&["port"]);
     // With a network that forwards ports, that network publishes the port, whatever its position.
     let pod = g.server(&["--net=plain,default", "-p", "8080:7000"], "7000");
     let _ = space.host().ask("tcp", "127.0.0.1", 8080);
-    let attached = g.attached(&pod);
+    let attached = g.network_status(&pod);
     let ports = |at: usize| attached[at]["ports"].as_array().map_or(0, Vec::len);
     assert_eq!((ports(0), ports(1)), (0, 1), "{attached:?}");
     // A restricted network forwards too, although nothing else is let in.
@@ -286,14 +290,14 @@ fn a_free_port_is_chosen_reported_and_held() {
         assert!(space.outside().ask("tcp", address, tcp).contains(" to "));
     }
     assert!(space.host().ask("udp", "127.0.0.1", udp).contains(&g.ip4(&first)));
-    let _ = g.run(&["list"]).ok().says(&format!("{tcp}->7000/tcp"));
-    assert_eq!(g.attached(&first)[0]["ports"][0]["host_port"], tcp);
+    let _ = g.run(&["list"]).ok().stdout_contains(&format!("{tcp}->7000/tcp"));
+    assert_eq!(g.network_status(&first)[0]["ports"][0]["host_port"], tcp);
     // The port is exclusive: no program, no pod that names it, and no pod with an automatically assigned port gets it.
     let bind = format!("import socket; socket.create_server(('0.0.0.0', {tcp}))");
     assert_ne!(space.host().run("python3", &["-c", &bind]).code, 0);
     let asked = format!("{tcp}:7000");
     let out = g.run(&["run", "-p", &asked, &image, "--", "true"]).exits(FAILED);
-    let _ = out.complains(&[&format!("in use by pod {first}")]);
+    let _ = out.stderr_contains(&[&format!("in use by pod {first}")]);
     let (second, _) = start();
     assert_ne!(published(&g, &second, "7000"), tcp);
     g.run(&["stop", &first]).succeeded();

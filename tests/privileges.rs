@@ -63,8 +63,8 @@ fn added_capabilities_reach_users_other_than_root() {
     let root = g.run(&["exec", "--user=root", &pod, "--", "/bin/app", "caps"]).ok();
     assert_eq!((set(&root, "CapEff"), set(&root, "CapAmb")), ((DEFAULT_SET & held()) | NET_RAW, 0), "{root}");
     // The capability's purpose: AF_PACKET, which the filter permits with it.
-    let _ = g.app(&["--user=app", "--cap-add=NET_RAW"], &["socket-try", "17"]).ok().says("allowed");
-    let _ = g.app(&["--user=app", "--caps-retain=NET_RAW"], &["caps"]).ok().says("CapEff: 0000000000000000");
+    let _ = g.app(&["--user=app", "--cap-add=NET_RAW"], &["socket-try", "17"]).ok().stdout_contains("allowed");
+    let _ = g.app(&["--user=app", "--caps-retain=NET_RAW"], &["caps"]).ok().stdout_contains("CapEff: 0000000000000000");
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn unavailable_capabilities_are_named() {
         g.spawn_command(&mut command).wait()
     };
     let run = |flag: &str| as_lesser_root(&["run", "--net=none", "--quiet", flag, &image, "--", "caps"]);
-    let _ = run("--cap-add=SYS_BOOT").exits(125).complains(&["this host's root lacks CAP_SYS_BOOT"]);
-    let _ = run("--caps-retain=SYS_BOOT,CHOWN").exits(125).complains(&["this host's root lacks CAP_SYS_BOOT"]);
+    let _ = run("--cap-add=SYS_BOOT").exits(125).stderr_contains(&["this host's root lacks CAP_SYS_BOOT"]);
+    let _ = run("--caps-retain=SYS_BOOT,CHOWN").exits(125).stderr_contains(&["this host's root lacks CAP_SYS_BOOT"]);
     let without = held() & !(1 << 22) & !(1 << 31);
     assert_eq!(set(&run("--cap-add=ALL").ok(), "CapEff"), without);
     assert_eq!(set(&run("--cap-drop=KILL").ok(), "CapEff"), DEFAULT_SET & without & !(1 << 5), "of the default set");
@@ -109,8 +109,8 @@ fn unprivileged_users_bind_low_ports_and_ping() {
             .map(|name| std::fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).unwrap_or_default())
     };
     let before = of_host();
-    let _ = g.app(&["--user=app"], &["bind-try", "80"]).ok().says("bind: allowed");
-    let _ = g.app(&["--user=app"], &["ping-socket-try"]).ok().says("ping: allowed");
+    let _ = g.app(&["--user=app"], &["bind-try", "80"]).ok().stdout_contains("bind: allowed");
+    let _ = g.app(&["--user=app"], &["ping-socket-try"]).ok().stdout_contains("ping: allowed");
     let image = g.fixture();
     let line = ["run", "--net=host", "--quiet", "--user=app", &image, "--", "sysctl", switches[0]];
     assert_eq!(g.run(&line).ok().text(), before[0].trim(), "the host's own is left alone");
@@ -134,12 +134,12 @@ fn other_socket_address_families_are_denied() {
     for family in families {
         for verb in ["socket-try", "socketpair-try"] {
             let out = g.run(&["exec", &pod, "--", "/bin/app", verb, &family.to_string()]);
-            let _ = out.exits(3).says("EAFNOSUPPORT");
+            let _ = out.exits(3).stdout_contains("EAFNOSUPPORT");
         }
     }
-    let _ = g.app(&[], &["socketpair-try", "2"]).exits(3).says("EAFNOSUPPORT");
+    let _ = g.app(&[], &["socketpair-try", "2"]).exits(3).stdout_contains("EAFNOSUPPORT");
     let flags = ["--seccomp=unconfined", "--cap-add=NET_RAW"];
-    let _ = g.app(&flags, &["socket-try", "17"]).ok().says("socket: allowed");
+    let _ = g.app(&flags, &["socket-try", "17"]).ok().stdout_contains("socket: allowed");
 }
 
 /// A socket of the host gives access to the host's network namespace, whichever process holds it.
@@ -153,7 +153,7 @@ fn sockets_of_the_caller_are_relayed() {
         (ours, g.spawn_with(&mut g.command(&line), OwnedFd::from(theirs).into()))
     };
     let (_ours, running) = exec(&["interfaces-try", "0"]);
-    let _ = running.wait().exits(3).says("ENOTTY");
+    let _ = running.wait().exits(3).stdout_contains("ENOTTY");
     let (mut ours, running) = exec(&["echo-stdin"]);
     ours.write_all(b"through a socket").unwrap();
     drop(ours);

@@ -72,7 +72,7 @@ fn authorities_in_certificate_directories_are_trusted() {
     let name = format!("{}/app:1", registry.host());
     let refused = bench.fetch(&name, &[]).exits(FAILED);
     let place = format!("/nonexistent/{}/ca.crt", registry.host());
-    let _ = refused.complains(&["signed by an authority that this host does not trust", &place]);
+    let _ = refused.stderr_contains(&["signed by an authority that this host does not trust", &place]);
     bench.assert_nothing();
     bench.authority.trust(&bench.certs, &registry.host());
     assert_eq!(bench.fetch(&name, &[]).ok().text(), bench.image.id());
@@ -90,13 +90,13 @@ fn certificate_errors_name_the_cause() {
         let registry = DebianRegistry::start_with(bench.tls(certificate, validity));
         bench.authority.trust(&bench.certs, &registry.host());
         let out = bench.fetch(&format!("{}/app:1", registry.host()), &[]).exits(FAILED);
-        let _ = out.complains(&["no trusted TLS connection", &registry.host(), says]);
+        let _ = out.stderr_contains(&["no trusted TLS connection", &registry.host(), says]);
     }
     let other = Authority::new();
     let registry = DebianRegistry::start_with(bench.tls("IP:127.0.0.1", Validity::Now));
     other.trust(&bench.certs, &registry.host());
     let out = bench.fetch(&format!("{}/app:1", registry.host()), &[]).exits(FAILED);
-    let _ = out.complains(&["signed by an authority that this host does not trust"]);
+    let _ = out.stderr_contains(&["signed by an authority that this host does not trust"]);
     bench.assert_nothing();
 }
 
@@ -108,20 +108,21 @@ fn client_certificates_are_sent() {
     let name = format!("{}/app:1", registry.host());
     let place = bench.authority.trust(&bench.certs, &registry.host());
     let out = bench.fetch(&name, &[]).exits(FAILED);
-    let _ = out.complains(&["it asks for a client certificate", "client.cert", "client.key"]);
+    let _ = out.stderr_contains(&["it asks for a client certificate", "client.cert", "client.key"]);
     Authority::new().issue("DNS:stranger", Validity::Now).as_client(&place);
     let out = bench.fetch(&name, &[]).exits(FAILED);
-    let _ = out.complains(&["does not accept the client certificate", "client.cert"]);
+    let _ = out.stderr_contains(&["does not accept the client certificate", "client.cert"]);
     bench.authority.issue("DNS:client", Validity::Now).as_client(&place);
     assert_eq!(bench.fetch(&name, &[]).ok().text(), bench.image.id());
     // A key of another certificate, and no key.
     bench.authority.issue("DNS:other", Validity::Now).as_client(&bench.g.scratch().join("other"));
     std::fs::copy(bench.g.scratch().join("other/client.key"), place.join("client.key")).unwrap();
-    let _ = bench.fetch(&name, &[]).exits(FAILED).complains(&["client.cert", "cannot be used with", "client.key"]);
+    let _ =
+        bench.fetch(&name, &[]).exits(FAILED).stderr_contains(&["client.cert", "cannot be used with", "client.key"]);
     std::fs::remove_file(place.join("client.key")).unwrap();
-    let _ = bench.fetch(&name, &[]).exits(FAILED).complains(&["client.key", "No such file"]);
+    let _ = bench.fetch(&name, &[]).exits(FAILED).stderr_contains(&["client.key", "No such file"]);
     std::fs::rename(place.join("client.cert"), place.join("client.key")).unwrap();
-    let _ = bench.fetch(&name, &[]).exits(FAILED).complains(&["client.key", ".cert) is missing"]);
+    let _ = bench.fetch(&name, &[]).exits(FAILED).stderr_contains(&["client.key", ".cert) is missing"]);
 }
 
 #[test]
@@ -131,7 +132,7 @@ fn credentials_are_sent_over_tls() {
     bench.authority.trust(&bench.certs, &registry.host());
     let name = format!("{}/app:1", registry.host());
     let advice = format!("gantry login {}", registry.host());
-    let _ = bench.fetch(&name, &[]).exits(FAILED).complains(&["needs credentials", &advice]);
+    let _ = bench.fetch(&name, &[]).exits(FAILED).stderr_contains(&["needs credentials", &advice]);
     let file = bench.g.scratch().join("auth.json");
     let path = file.display().to_string();
     // base64 of user:wrong and of user:secret
@@ -141,7 +142,7 @@ fn credentials_are_sent_over_tls() {
         if right {
             assert_eq!(out.ok().text(), bench.image.id());
         } else {
-            let _ = out.exits(FAILED).complains(&["the credentials from", &path, "are not accepted"]);
+            let _ = out.exits(FAILED).stderr_contains(&["the credentials from", &path, "are not accepted"]);
         }
     }
 }
@@ -154,7 +155,7 @@ fn plain_http_requires_permission() {
     let proxied = [("HTTPS_PROXY", proxy.host()), ("HTTP_PROXY", proxy.host())];
     let env: Vec<(&str, &str)> = proxied.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let out = bench.fetch("registry.invalid:5000/app:1", &env).exits(FAILED);
-    let _ = out.complains(&["it speaks plain HTTP, it seems: --insecure-options=http allows that"]);
+    let _ = out.stderr_contains(&["it speaks plain HTTP, it seems: --insecure-options=http allows that"]);
     bench.assert_nothing();
 }
 
@@ -170,7 +171,7 @@ fn https_is_tunnelled_through_a_proxy() {
     let with = format!("http://user:p%3Aw@{}", proxy.host());
     let without = format!("http://{}", proxy.host());
     let out = bench.fetch(name, &[("HTTPS_PROXY", &without)]).exits(FAILED);
-    let _ = out.complains(&["the proxy", &proxy.host(), "HTTPS_PROXY", "407"]);
+    let _ = out.stderr_contains(&["the proxy", &proxy.host(), "HTTPS_PROXY", "407"]);
     assert_eq!(bench.fetch(name, &[("https_proxy", &with)]).ok().text(), bench.image.id());
     assert!(proxy.requests().contains(&"CONNECT registry.invalid:443 HTTP/1.1".to_owned()), "{:?}", proxy.requests());
 }
@@ -202,7 +203,7 @@ fn plain_http_through_a_proxy_uses_no_tunnel() {
         )
         .wait()
         .exits(FAILED);
-    let _ = out.complains(&["the proxy", &proxy.host(), "407"]);
+    let _ = out.stderr_contains(&["the proxy", &proxy.host(), "407"]);
 }
 
 #[test]
@@ -223,7 +224,7 @@ fn insecure_options_do_not_apply_to_proxies() {
     // The proxy refuses the tunnel. Neither the proxy for plain HTTP nor a direct connection takes its place.
     for env in [&env[..], &env[..1]] {
         let out = fetch("registry.invalid:5000/app:1", env).exits(FAILED);
-        let _ = out.complains(&["the proxy", &secure_url, "HTTPS_PROXY", "403"]);
+        let _ = out.stderr_contains(&["the proxy", &secure_url, "HTTPS_PROXY", "403"]);
     }
     assert!(plain.requests().is_empty(), "{:?}", plain.requests());
 }
@@ -235,25 +236,25 @@ fn unusable_proxies_are_named() {
     let dead = format!("http://127.0.0.1:{}", free.port());
     let name = "registry.invalid/app:1";
     let out = bench.fetch(name, &[("HTTPS_PROXY", &dead)]).exits(FAILED);
-    let _ = out.complains(&[
+    let _ = out.stderr_contains(&[
         "registry.invalid",
         &format!("through the proxy 127.0.0.1:{}", free.port()),
         "HTTPS_PROXY",
         "refused",
     ]);
     let out = bench.fetch(name, &[("HTTPS_PROXY", "http://proxy.invalid:3128")]).exits(FAILED);
-    let _ = out.complains(&["the name of the proxy proxy.invalid:3128"]);
+    let _ = out.stderr_contains(&["the name of the proxy proxy.invalid:3128"]);
     let out = bench.fetch(name, &[("HTTPS_PROXY", "bogus://u:hunter2@x")]).exits(FAILED);
     assert!(!out.stderr.contains("hunter2"), "{out}");
-    let _ = out.complains(&["HTTPS_PROXY", "its scheme is 'bogus'"]);
+    let _ = out.stderr_contains(&["HTTPS_PROXY", "its scheme is 'bogus'"]);
     // Without the proxy, the name cannot be resolved.
     for no_proxy in ["registry.invalid", ".invalid", "*"] {
         let out = bench.fetch(name, &[("HTTPS_PROXY", &dead), ("NO_PROXY", no_proxy)]).exits(FAILED);
-        let _ = out.complains(&["cannot resolve the host name registry.invalid"]);
+        let _ = out.stderr_contains(&["cannot resolve the host name registry.invalid"]);
     }
     let out =
         bench.fetch("192.0.2.1:5000/app:1", &[("HTTPS_PROXY", &dead), ("NO_PROXY", "192.0.2.0/99")]).exits(FAILED);
-    let _ = out.complains(&["NO_PROXY", "'192.0.2.0/99' is not a network"]);
+    let _ = out.stderr_contains(&["NO_PROXY", "'192.0.2.0/99' is not a network"]);
     bench.assert_nothing();
 }
 
@@ -262,5 +263,5 @@ fn unresolvable_names_are_not_retried() {
     let bench = Bench::new();
     let out = bench.fetch("registry.invalid/app:1", &[]).exits(FAILED);
     assert!(!out.stderr.contains("retrying"), "{out}");
-    let _ = out.complains(&["cannot resolve the host name registry.invalid"]);
+    let _ = out.stderr_contains(&["cannot resolve the host name registry.invalid"]);
 }

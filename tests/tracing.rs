@@ -10,7 +10,7 @@ const WITHOUT: &str = "--seccomp=mode=remove,setsid,sendto,clone,capset,seccomp"
 
 /// Asserts that the attacker found no process that it could use.
 #[track_caller]
-fn caught_nothing_of_use(log: &str, how: &[&str]) {
+fn assert_nothing_exploitable(log: &str, how: &[&str]) {
     let of_use: Vec<&str> = log.lines().filter(|line| line.starts_with("process ")).collect();
     assert!(of_use.is_empty(), "{how:?}: {of_use:#?}");
 }
@@ -25,9 +25,9 @@ fn exec_processes_are_confined_before_they_are_visible() {
             let _ = g.run(&["exec", &pod, "--", "/bin/app", "true"]);
             Some(g.run(&["logs", &pod]).ok().stdout).filter(|log| log.contains("caught enough"))
         });
-        caught_nothing_of_use(&log, flags);
+        assert_nothing_exploitable(&log, flags);
         let _ = g.run(&["exec", &pod, "--", "/bin/app", "true"]).ok();
-        let _ = g.run(&["exec", "-t", &pod, "--", "/bin/app", "tty"]).ok().says("tty 0=true 1=true 2=true");
+        let _ = g.run(&["exec", "-t", &pod, "--", "/bin/app", "tty"]).ok().stdout_contains("tty 0=true 1=true 2=true");
     }
 }
 
@@ -47,7 +47,7 @@ fn all_apps_are_confined_before_any_starts() {
             let log = g.run(&["logs", "--app=first", &pod]).ok().stdout;
             log.contains("caught enough").then_some(log)
         });
-        caught_nothing_of_use(&log, flags);
+        assert_nothing_exploitable(&log, flags);
         g.run(&["kill", &pod]).succeeded();
         g.wait_state(&pod, "exited");
     }
@@ -65,8 +65,8 @@ fn short_seccomp_lists_apply_to_the_program() {
     assert!(status.stdout.contains("Seccomp:\t2\n"), "{status}");
     let _ = exec(&["fork-children", "1"]).exits(1);
     let _ = g.app(&[list], &["fork-children", "1"]).exits(1);
-    let _ = g.run(&["exec", &pod, "--", "/bin/garbage"]).exits(126).complains(&["/bin/garbage"]);
-    let _ = g.app(&["--seccomp=mode=retain,read,write"], &["true"]).exits(125).complains(&["execve"]);
+    let _ = g.run(&["exec", &pod, "--", "/bin/garbage"]).exits(126).stderr_contains(&["/bin/garbage"]);
+    let _ = g.app(&["--seccomp=mode=retain,read,write"], &["true"]).exits(125).stderr_contains(&["execve"]);
 }
 
 /// root's writes to files of a process in /proc have no effect on the process that manages the pod.
@@ -74,6 +74,6 @@ fn short_seccomp_lists_apply_to_the_program() {
 fn root_of_an_app_cannot_tune_pid_1() {
     let g = Gantry::new();
     for file in ["oom_score_adj", "coredump_filter", "comm"] {
-        let _ = g.app(&[], &["write", &format!("/proc/1/{file}"), "1"]).exits(1).complains(&["Read-only"]);
+        let _ = g.app(&[], &["write", &format!("/proc/1/{file}"), "1"]).exits(1).stderr_contains(&["Read-only"]);
     }
 }

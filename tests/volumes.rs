@@ -104,7 +104,7 @@ fn declared_volumes_are_limited_in_number() {
     };
     let reference = g.layout("many", &many(5000));
     let out = g.run(&["run", "--net=none", &reference, "--", "true"]).exits(125);
-    let _ = out.complains(&["declares 5000 volumes", "at most 200"]);
+    let _ = out.stderr_contains(&["declares 5000 volumes", "at most 200"]);
     let id = g.import("some", &many(200));
     let _ = run(&g, &[], &id, &["true"]).ok();
     g.check_invariants();
@@ -117,7 +117,7 @@ fn declared_volumes_at_reserved_paths_are_skipped() {
     for (i, path) in paths.into_iter().enumerate() {
         let id = g.import(&format!("over-{i}"), &image(&g, |layer| layer).volume(path).build().unwrap());
         let line = ["run", "--net=none", &id, "--", "seq", "sysctl", "kernel.ostype", "--", "stat", "/dev/null"];
-        let out = g.run(&line).ok().complains(&[&format!("volume {path}:")]);
+        let out = g.run(&line).ok().stderr_contains(&[&format!("volume {path}:")]);
         assert!(out.stdout.starts_with("Linux\nchar 0666 0 0 0 1:3 "), "{path}: {out}");
         let _ = run(&g, &["--tty"], &id, &["tty"]).ok();
     }
@@ -141,7 +141,7 @@ fn links_do_not_lead_mounts_to_reserved_paths() {
         let made = image(&g, |layer| layer.symlink("data", link));
         let id = g.import(&format!("link-{i}"), &made.build().unwrap());
         let out = run(&g, &[&volume, "--mount=volume=v,target=/data"], &id, &["true"]).exits(125);
-        let _ = out.complains(&[&format!("cannot mount over '{place}'"), "'/data' leads there"]);
+        let _ = out.stderr_contains(&[&format!("cannot mount over '{place}'"), "'/data' leads there"]);
         // If the image declares the volume, it is skipped.
         let made = image(&g, |layer| layer.symlink("data", link));
         let id = g.import(&format!("declared-{i}"), &made.volume("/data").build().unwrap());
@@ -149,9 +149,9 @@ fn links_do_not_lead_mounts_to_reserved_paths() {
     }
     let id = g.fixture();
     let flags = [&volume, &other, "--mount=volume=v,target=/data", "--mount=volume=w,target=/data/to-proc/sys"];
-    let _ = run(&g, &flags, &id, &["true"]).exits(125).complains(&["cannot mount over '/proc/sys'"]);
+    let _ = run(&g, &flags, &id, &["true"]).exits(125).stderr_contains(&["cannot mount over '/proc/sys'"]);
     let flags = [&volume, &other, "--mount=volume=v,target=/etc", "--mount=volume=w,target=/escape"];
-    let _ = run(&g, &flags, &id, &["true"]).exits(125).complains(&["mounts twice at '/etc'"]);
+    let _ = run(&g, &flags, &id, &["true"]).exits(125).stderr_contains(&["mounts twice at '/etc'"]);
     let mut names: Vec<_> = fs::read_dir(&host).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["ptmx", "sub", "to-proc"], "the host's directory was changed");
@@ -164,7 +164,7 @@ fn links_do_not_lead_mounts_to_reserved_paths() {
 }
 
 /// Runs a program in the mount namespace of a process.
-fn beside(process: u32, program: &Command) -> Command {
+fn in_mount_namespace_of(process: u32, program: &Command) -> Command {
     let mut command = Command::new("nsenter");
     command
         .arg(format!("--mount=/proc/{process}/ns/mnt"))
@@ -186,8 +186,8 @@ fn later_host_mounts_do_not_appear_in_volumes() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation=private", "sh", "-c", script, "sh"]).arg(&volume);
     let mut host = g.spawn_with(&mut command, std::process::Stdio::piped());
-    host.wait_for_output("mounted");
-    let inside = |command: &Command| g.spawn_command(&mut beside(host.pid(), command)).wait();
+    host.wait_for_stdout("mounted");
+    let inside = |command: &Command| g.spawn_command(&mut in_mount_namespace_of(host.pid(), command)).wait();
     let image = g.fixture();
     let source = format!("--volume=v,kind=host,source={},readOnly=true", volume.display());
     let line =
@@ -200,7 +200,7 @@ fn later_host_mounts_do_not_appear_in_volumes() {
     assert!(!mounts.contains("/v/sub"), "{mounts}");
     let private = |line: &&str| !["shared:", "master:"].iter().any(|word| line.contains(word));
     assert!(mounts.lines().all(|line| private(&line)), "{mounts}");
-    let _ = g.run(&["exec", &pod, "--", "/bin/app", "write", "/v/sub/x", "x"]).exits(1).complains(&["Read-only"]);
+    let _ = g.run(&["exec", &pod, "--", "/bin/app", "write", "/v/sub/x", "x"]).exits(1).stderr_contains(&["Read-only"]);
     g.run(&["rm", "--force", &pod]).succeeded();
 }
 
@@ -247,7 +247,7 @@ fn named_volumes_start_from_images_and_outlive_pods() {
     let flags = ["--rm", "--user=1700:60", "-v", "pg_data:/elsewhere:ro"];
     let out = run(&g, &flags, &two, &["cat", "/elsewhere/file", "/elsewhere/mine"]).ok();
     assert_eq!(out.stdout, "onekept\n");
-    let _ = run(&g, &flags, &two, &["write", "/elsewhere/x", "x"]).exits(1).complains(&["Read-only"]);
+    let _ = run(&g, &flags, &two, &["write", "/elsewhere/x", "x"]).exits(1).stderr_contains(&["Read-only"]);
     // An emptied volume stays empty.
     with(&one, &["seq", "rm", "/data/file", "--", "rm", "/data/again", "--", "rm", "/data/mine"]).succeeded();
     assert_eq!(with(&two, &["ls", "/data"]).ok().stdout, "");
@@ -301,11 +301,11 @@ fn named_volumes_are_listed_and_removed() {
     assert!(table.starts_with("VOLUME") && table.contains(&prepared[..8]), "{table}");
     // In every state of its pods.
     for pod in [&running, &prepared] {
-        let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&["volume 'data' is used by", pod]);
+        let _ = g.run(&["volume", "rm", "data"]).exits(125).stderr_contains(&["volume 'data' is used by", pod]);
         g.run(&["kill", pod]);
         if pod == &running {
             g.wait_state(pod, "exited");
-            let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&[pod]);
+            let _ = g.run(&["volume", "rm", "data"]).exits(125).stderr_contains(&[pod]);
         }
         g.run(&["rm", pod]).succeeded();
     }
@@ -320,10 +320,10 @@ fn named_volumes_are_listed_and_removed() {
     assert_eq!(g.run(&["volume", "list", "-q"]).ok().stdout, "used\n");
     g.run(&["rm", &keeper]).succeeded();
     assert_eq!(g.run(&["volume", "rm", "used"]).ok().stdout, "used\n");
-    let _ = g.run(&["volume", "rm", "used"]).exits(1).complains(&["no volume 'used'"]);
-    let _ = g.run(&["volume", "inspect", "used"]).exits(1).complains(&["no volume 'used'"]);
+    let _ = g.run(&["volume", "rm", "used"]).exits(1).stderr_contains(&["no volume 'used'"]);
+    let _ = g.run(&["volume", "inspect", "used"]).exits(1).stderr_contains(&["no volume 'used'"]);
     for bad in ["../x", ".", "a/b", "-"] {
-        let _ = g.run(&["volume", "create", "--", bad]).exits(125).complains(&["is not the name of a volume"]);
+        let _ = g.run(&["volume", "create", "--", bad]).exits(125).stderr_contains(&["is not the name of a volume"]);
     }
     g.check_invariants();
 }
@@ -379,11 +379,11 @@ fn volumes_survive_the_loss_of_the_database() {
     for backup in fs::read_dir(g.dir().join("backups")).unwrap() {
         fs::remove_file(backup.unwrap().path()).unwrap();
     }
-    drop(g.keeper(&[]));
+    drop(g.start_daemon(&[]));
     let _ = fs::remove_file(g.dir().join("restored"));
     assert_eq!(g.run(&["volume", "list", "-q"]).ok().stdout, "data\nkept\n");
-    let _ = g.run(&["volume", "rm", "data"]).exits(125).complains(&[&prepared]);
-    let _ = run(&g, &["--rm", "-v", "kept:/d"], &image, &["cat", "/d/file"]).ok().says("x");
+    let _ = g.run(&["volume", "rm", "data"]).exits(125).stderr_contains(&[&prepared]);
+    let _ = run(&g, &["--rm", "-v", "kept:/d"], &image, &["cat", "/d/file"]).ok().stdout_contains("x");
     // A directory without a row was left by a kill; it gets a row again.
     g.run(&["rm", &prepared]).succeeded();
     fs::create_dir_all(g.dir().join("volumes/found/data")).unwrap();

@@ -111,7 +111,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
 }
 
 /// A network attachment with every field set.
-fn whole_network() -> PodNetwork {
+fn full_network() -> PodNetwork {
     use gantry_model::net::{Dns, PodAddress, PodPort, PodRoute, Protocol};
     let ip = |text: &str| text.parse().unwrap();
     let address = |address, prefix, gateway| PodAddress { address: ip(address), prefix, gateway: Some(ip(gateway)) };

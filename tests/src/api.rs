@@ -61,17 +61,17 @@ impl Gantry {
     #[track_caller]
     #[must_use]
     pub fn serve_on(&self, args: &[&str]) -> Served {
-        Served::of(self.spawn_command(&mut self.daemon(args)))
+        Served::wait_ready(self.spawn_command(&mut self.daemon(args)))
     }
 
     /// The command line of a gantryd without listen options.
     #[track_caller]
     #[must_use]
-    pub fn untold_daemon(&self, args: &[&str]) -> Command {
+    pub fn daemon_with_default_listen(&self, args: &[&str]) -> Command {
         let told = self.daemon(args);
         let mut command = Command::new(told.get_program());
         let own = |arg: &&OsStr| !arg.as_encoded_bytes().starts_with(b"--listen=");
-        copy_setting(&told, command.args(told.get_args().filter(own)));
+        copy_environment(&told, command.args(told.get_args().filter(own)));
         command
     }
 
@@ -88,7 +88,7 @@ impl Gantry {
 }
 
 /// Copies the environment and the working directory of one command to another.
-pub fn copy_setting(from: &Command, to: &mut Command) {
+pub fn copy_environment(from: &Command, to: &mut Command) {
     for (name, value) in from.get_envs() {
         match value {
             Some(value) => to.env(name, value),
@@ -104,8 +104,8 @@ impl Served {
     /// Wraps a started gantryd and waits until it serves.
     #[track_caller]
     #[must_use]
-    pub fn of(mut daemon: Running) -> Self {
-        daemon.wait_for_complaint("info: API service running");
+    pub fn wait_ready(mut daemon: Running) -> Self {
+        daemon.wait_for_stderr("info: API service running");
         let mut served = Self { daemon, address: String::new() };
         served.address = served.addresses().first().cloned().unwrap_or_default();
         served
@@ -238,7 +238,7 @@ impl Api {
     /// A client with a receive window of 64 KiB: until it reads, the server must buffer everything beyond that.
     #[track_caller]
     #[must_use]
-    pub fn narrow(address: &str) -> Self {
+    pub fn connect_with_small_window(address: &str) -> Self {
         match Self::try_connect(address, Some(65_535)) {
             Ok(api) => api,
             Err(error) => panic!("cannot connect to {address}: {error:?}"),

@@ -174,9 +174,9 @@ impl Gantry {
     /// Starts a node daemon and waits until it manages the directory.
     #[track_caller]
     #[must_use]
-    pub fn keeper(&self, args: &[&str]) -> Running {
+    pub fn start_daemon(&self, args: &[&str]) -> Running {
         let mut daemon = self.spawn_command(&mut self.daemon(args));
-        daemon.wait_for_complaint("info: keeping");
+        daemon.wait_for_stderr("info: keeping");
         daemon
     }
 
@@ -215,7 +215,7 @@ impl Gantry {
     #[track_caller]
     pub fn run_within(&self, time: Duration, args: &[&str]) -> Out {
         let out = Running::start(&mut self.command(args), false).wait_within(time);
-        self.remember(&out.stdout);
+        self.record_pod_ids(&out.stdout);
         out
     }
 
@@ -229,7 +229,7 @@ impl Gantry {
             Err(error) => panic!("cannot write {}: {error}", file.display()),
         };
         let out = Running::start_with(&mut self.command(args), input.into()).wait();
-        self.remember(&out.stdout);
+        self.record_pod_ids(&out.stdout);
         out
     }
 
@@ -377,15 +377,15 @@ impl Gantry {
     /// The network namespace of a running pod.
     #[track_caller]
     #[must_use]
-    pub fn place(&self, pod: &str) -> NetworkNamespace {
+    pub fn network_namespace(&self, pod: &str) -> NetworkNamespace {
         let status = self.status(pod);
-        NetworkNamespace::of(number(&status["apps"][0]["pid"], "pid of the first app"))
+        NetworkNamespace::of_process(number(&status["apps"][0]["pid"], "pid of the first app"))
     }
 
     /// The pod's network attachments in `status -o json`, one for each network.
     #[track_caller]
     #[must_use]
-    pub fn attached(&self, pod: &str) -> Vec<Value> {
+    pub fn network_status(&self, pod: &str) -> Vec<Value> {
         let status = self.status(pod);
         match status["networks"].as_array() {
             Some(networks) => networks.clone(),
@@ -409,7 +409,7 @@ impl Gantry {
 
     #[track_caller]
     fn ip(&self, pod: &str, six: bool) -> String {
-        let networks = self.attached(pod);
+        let networks = self.network_status(pod);
         let all = networks.iter().flat_map(|network| network["addresses"].as_array().cloned().unwrap_or_default());
         let mut texts = all.filter_map(|address| Some(address["address"].as_str()?.to_owned()));
         match texts.find(|text| text.contains(':') == six) {
@@ -454,7 +454,7 @@ impl Gantry {
     /// # Panics
     /// When the deadline passes.
     #[track_caller]
-    pub fn wait_settled(&self) {
+    pub fn wait_reconciled(&self) {
         for pod in self.list() {
             let id = pod["id"].as_str().unwrap_or_default();
             wait_for("the pod to be something", || {
@@ -479,7 +479,7 @@ impl Gantry {
     }
 
     /// Cleans up after a failure: removes pods without checks and with short timeouts.
-    fn give_up(&self) {
+    fn remove_all_forcibly(&self) {
         let names = std::fs::read_dir(self.dir().join("pods")).into_iter().flatten().flatten();
         let mut pods = self.known_pods();
         pods.extend(names.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_uuid(name)));
@@ -509,7 +509,7 @@ impl Gantry {
     }
 
     /// Records every pod id in some output.
-    pub(crate) fn remember(&self, text: &str) {
+    pub(crate) fn record_pod_ids(&self, text: &str) {
         let words = text.split(|c: char| !c.is_ascii_hexdigit() && c != '-').filter(|word| is_uuid(word));
         self.pods.borrow_mut().extend(words.map(str::to_owned));
     }
@@ -521,7 +521,7 @@ impl Drop for Gantry {
             return;
         }
         if std::thread::panicking() {
-            self.give_up();
+            self.remove_all_forcibly();
             return;
         }
         self.remove_all();

@@ -27,7 +27,7 @@ impl Gantry {
         let mut supervisors = BTreeSet::new();
         for pod in &list {
             let id = pod["id"].as_str().unwrap_or_default();
-            self.remember(id);
+            self.record_pod_ids(id);
             if pod["phase"] == "running" {
                 running.insert(id.to_owned());
                 supervisors.insert(self.supervisor(id));
@@ -50,15 +50,18 @@ impl Gantry {
 
     fn leftovers(&self, running: &BTreeSet<String>, supervisors: &BTreeSet<u32>) -> Vec<String> {
         let mut found = foreign_processes(self.home(), supervisors);
-        found.extend(mentions("/proc/self/mountinfo", self.home()).into_iter().map(|line| format!("mount: {line}")));
+        found.extend(
+            lines_with_path("/proc/self/mountinfo", self.home()).into_iter().map(|line| format!("mount: {line}")),
+        );
         let over: BTreeSet<String> = self.known_pods().difference(running).cloned().collect();
         found.extend(cgroups_of(&over).into_iter().map(|path| format!("cgroup: {}", path.display())));
         found.extend(self.records(running));
         if running.is_empty() {
             found.extend(self.network_leftovers(&over));
-            found.extend(files_below(&self.dir().join("net/results")).into_iter().map(|path| left("result", &path)));
+            found
+                .extend(files_below(&self.dir().join("net/results")).into_iter().map(|path| leftover("result", &path)));
             let leases = files_below(&self.dir().join("net")).into_iter().filter(|path| is_lease(path));
-            found.extend(leases.map(|path| left("lease", &path)));
+            found.extend(leases.map(|path| leftover("lease", &path)));
         }
         let tmp = self.dir().join("tmp");
         found.extend(entries(&tmp).into_iter().map(|path| format!("temporary file: {}", path.display())));
@@ -70,7 +73,7 @@ impl Gantry {
         let pods = entries(&self.dir().join("pods")).into_iter();
         let over = pods.filter(|pod| !running.iter().any(|id| pod.ends_with(id)));
         let records = over.map(|pod| pod.join("network.json")).filter(|path| path.exists());
-        records.map(|path| left("record of networks", &path)).collect()
+        records.map(|path| leftover("record of networks", &path)).collect()
     }
 
     /// Logs of pods that do not run and whose last line is incomplete.
@@ -86,7 +89,7 @@ impl Gantry {
             let whole = |line: &str| line.split(' ').nth(2).is_some_and(|tag| tag.starts_with('F'));
             !(text.is_empty() || text.ends_with('\n') && text.lines().last().is_some_and(whole))
         })
-        .map(|path| left("log without a whole last line", &path))
+        .map(|path| leftover("log without a whole last line", &path))
         .collect()
     }
 
@@ -111,7 +114,7 @@ impl Gantry {
     }
 }
 
-fn left(what: &str, path: &Path) -> String {
+fn leftover(what: &str, path: &Path) -> String {
     format!("{what}: {}", path.display())
 }
 
@@ -150,7 +153,7 @@ fn contains(bytes: &[u8], path: &Path) -> bool {
     bytes.windows(needle.len()).any(|window| window == needle)
 }
 
-fn mentions(file: &str, path: &Path) -> Vec<String> {
+fn lines_with_path(file: &str, path: &Path) -> Vec<String> {
     let bytes = fs::read(file).unwrap_or_default();
     bytes
         .split(|&byte| byte == b'\n')
@@ -166,7 +169,7 @@ fn foreign_processes(home: &Path, supervisors: &BTreeSet<u32>) -> Vec<String> {
     parents
         .keys()
         .filter(|&&pid| pid != std::process::id() && !of_running_pod(pid))
-        .filter_map(|&pid| Some(format!("process {pid} ({}): {}", name(pid), how_it_knows(pid, home)?)))
+        .filter_map(|&pid| Some(format!("process {pid} ({}): {}", name(pid), find_reference(pid, home)?)))
         .collect()
 }
 
@@ -198,7 +201,7 @@ fn name(pid: u32) -> String {
 }
 
 /// How a process refers to the directory, if it does.
-fn how_it_knows(pid: u32, home: &Path) -> Option<String> {
+fn find_reference(pid: u32, home: &Path) -> Option<String> {
     let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).is_ok_and(|bytes| contains(&bytes, home));
     let link = |path: &Path| fs::read_link(path).is_ok_and(|target| contains(target.as_os_str().as_bytes(), home));
     let base = PathBuf::from(format!("/proc/{pid}"));
@@ -268,8 +271,8 @@ mod tests {
 
     #[test]
     fn mounts_are_found() {
-        let mounted = mentions("/proc/self/mountinfo", Path::new("/proc"));
+        let mounted = lines_with_path("/proc/self/mountinfo", Path::new("/proc"));
         assert!(!mounted.is_empty());
-        assert!(mentions("/proc/self/mountinfo", Path::new("/no/such/place")).is_empty());
+        assert!(lines_with_path("/proc/self/mountinfo", Path::new("/no/such/place")).is_empty());
     }
 }

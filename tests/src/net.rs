@@ -84,7 +84,7 @@ impl NetworkNamespace {
 
     /// The namespace of a process; valid while the process runs.
     #[must_use]
-    pub fn of(pid: u32) -> Self {
+    pub fn of_process(pid: u32) -> Self {
         Self { pid, _holder: None }
     }
 
@@ -175,7 +175,7 @@ impl NetworkNamespace {
     pub fn serve_at(&self, port: u16, address: &str) -> Running {
         let app = binaries().app_program.display().to_string();
         let mut server = Running::start(self.command(&app).args(["serve-echo", &port.to_string(), address]), false);
-        server.wait_for_output("listening");
+        server.wait_for_stdout("listening");
         server
     }
 
@@ -197,7 +197,7 @@ impl NetworkNamespace {
 
     /// Sends a line to an echo server and fails on any reply.
     #[track_caller]
-    pub fn ask_in_vain(&self, protocol: &str, host: &str, port: u16) {
+    pub fn assert_unreachable(&self, protocol: &str, host: &str, port: u16) {
         let out = self.try_ask(protocol, host, port, IMPATIENT);
         assert_ne!(out.code, 0, "{protocol} {host} {port} answers: {out}");
     }
@@ -226,7 +226,7 @@ impl NetworkNamespace {
 
     /// Creates a veth pair between this namespace (`name`) and another (`far`), with both ends up and these addresses.
     #[track_caller]
-    pub fn cable(&self, name: &str, addresses: &[&str], other: &Self, far: (&str, &[&str])) {
+    pub fn veth_pair(&self, name: &str, addresses: &[&str], other: &Self, far: (&str, &[&str])) {
         self.batch(&format!("link add {name} type veth peer name {} netns {}\n", far.0, other.pid));
         for (place, name, addresses) in [(self, name, addresses), (other, far.0, far.1)] {
             let mut lines = format!("link set {name} up\n");
@@ -278,7 +278,7 @@ impl Space {
         let (host, outside) = (NetworkNamespace::new(), NetworkNamespace::new());
         let (here4, here6) = (format!("{HOST4}/24"), format!("{HOST6}/64"));
         let (there4, there6) = (format!("{OUTSIDE4}/24"), format!("{OUTSIDE6}/64"));
-        host.cable("up0", &[&here4, &here6], &outside, ("up0", &[&there4, &there6]));
+        host.veth_pair("up0", &[&here4, &here6], &outside, ("up0", &[&there4, &there6]));
         host.batch(&format!("route add default via {OUTSIDE4}\nroute add ::/0 via {OUTSIDE6}\n"));
         Self { host, outside }
     }
@@ -328,7 +328,7 @@ fn host_end(pod: &str) -> String {
 /// # Panics
 /// When it cannot be built or copied.
 #[track_caller]
-pub fn put_liar(dir: &Path) {
+pub fn install_liar(dir: &Path) {
     let copied = std::fs::create_dir_all(dir).and_then(|()| std::fs::copy(liar(), dir.join("cni-liar")));
     if let Err(error) = copied {
         panic!("cannot copy {} to {}: {error}", liar().display(), dir.display());

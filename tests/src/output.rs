@@ -60,7 +60,7 @@ impl Out {
 
     /// Fails the test unless standard output contains a text.
     #[track_caller]
-    pub fn says(self, text: &str) -> Self {
+    pub fn stdout_contains(self, text: &str) -> Self {
         assert!(self.stdout.contains(text), "expected '{text}' in the output of {self}");
         self
     }
@@ -68,7 +68,7 @@ impl Out {
     /// Fails the test unless standard error contains all these texts and is readable: one `error`, no panic, no raw
     /// control characters.
     #[track_caller]
-    pub fn complains(self, texts: &[&str]) -> Self {
+    pub fn stderr_contains(self, texts: &[&str]) -> Self {
         for text in texts {
             assert!(self.stderr.contains(text), "expected '{text}' in the complaint of {self}");
         }

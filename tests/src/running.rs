@@ -87,7 +87,7 @@ impl Running {
 
     /// Waits until standard output contains a text, and returns all of it.
     #[track_caller]
-    pub fn wait_for_output(&mut self, text: &str) -> String {
+    pub fn wait_for_stdout(&mut self, text: &str) -> String {
         let found = within(DEADLINE, || {
             let now = self.stdout();
             let over = !now.contains(text) && matches!(self.child.try_wait(), Ok(Some(_)));
@@ -95,7 +95,7 @@ impl Running {
         });
         match found {
             Some(now) if now.contains(text) => now,
-            _ => panic!("'{text}' never came from {}", self.picture()),
+            _ => panic!("'{text}' never came from {}", self.describe()),
         }
     }
 
@@ -107,7 +107,7 @@ impl Running {
 
     /// Waits until standard error contains a text, and returns all of it.
     #[track_caller]
-    pub fn wait_for_complaint(&mut self, text: &str) -> String {
+    pub fn wait_for_stderr(&mut self, text: &str) -> String {
         let found = within(DEADLINE, || {
             let over = matches!(self.child.try_wait(), Ok(Some(_))) && self.stderr.reader.is_finished();
             let now = self.stderr();
@@ -115,7 +115,7 @@ impl Running {
         });
         match found {
             Some(now) if now.contains(text) => now,
-            _ => panic!("'{text}' never came on the standard error of {}", self.picture()),
+            _ => panic!("'{text}' never came on the standard error of {}", self.describe()),
         }
     }
 
@@ -169,7 +169,7 @@ impl Running {
     #[track_caller]
     pub fn wait_within(mut self, time: Duration) -> Out {
         let status: Option<ExitStatus> = within(time, || self.child.try_wait().ok().flatten());
-        let Some(status) = status else { panic!("still running after {time:?}: {}", self.picture()) };
+        let Some(status) = status else { panic!("still running after {time:?}: {}", self.describe()) };
         self.ended = true;
         let duration = self.begin.elapsed();
         // The pipes are open only if the command left a process behind.
@@ -180,7 +180,7 @@ impl Running {
         Out::new(self.command.clone(), status, stdout, &stderr, duration)
     }
 
-    fn picture(&self) -> String {
+    fn describe(&self) -> String {
         let stderr = self.stderr.so_far();
         format!("`{}`\n--- stdout\n{}\n--- stderr\n{}", self.command, self.stdout(), String::from_utf8_lossy(&stderr))
     }

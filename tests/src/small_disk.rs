@@ -55,7 +55,7 @@ impl<'g> SmallDisk<'g> {
         command.args(["--mount", "--propagation=private", "sh", "-c", &script, "sh", size]).arg(&mount);
         // Ends at the end of its input, so also when the test is killed.
         let mut holder = Running::start(&mut command, true);
-        holder.wait_for_output("mounted");
+        holder.wait_for_stdout("mounted");
         Self { gantry, holder, mount }
     }
 
@@ -76,7 +76,7 @@ impl<'g> SmallDisk<'g> {
     #[track_caller]
     pub fn run_within(&self, time: Duration, args: &[&str]) -> Out {
         let out = self.spawn(args).wait_within(time);
-        self.gantry.remember(&out.stdout);
+        self.gantry.record_pod_ids(&out.stdout);
         out
     }
 

@@ -9,7 +9,7 @@ use super::*;
 use crate::Options;
 
 /// Commits an image without layers: one event at this time.
-fn happen(store: &Store, n: u32, at: i64) {
+fn write_event(store: &Store, n: u32, at: i64) {
     let blob = |text: String| {
         let digest = gantry_fetch::source::digest_of(gantry_model::id::Algorithm::Sha256, text.as_bytes());
         store.put_blob(&digest, text.as_bytes()).unwrap();
@@ -36,7 +36,7 @@ fn queries_become_cursors() {
     let (engine, observer) = both(home.path());
     // The clock was set back before the third, whose time is that of the second for that reason.
     for (n, at) in [10, 20, 12, 30, 40].into_iter().enumerate() {
-        happen(&engine.store, n as u32, at * SECOND);
+        write_event(&engine.store, n as u32, at * SECOND);
     }
     let now = Timestamp(50 * SECOND);
     let ask = |since: Option<i64>, until: Option<i64>| {
@@ -79,7 +79,7 @@ fn pages_continue_and_report_gaps() {
     let home = tempfile::tempdir().unwrap();
     let (engine, observer) = both(home.path());
     for n in 0..10 {
-        happen(&engine.store, n, i64::from(n));
+        write_event(&engine.store, n, i64::from(n));
     }
     let page = observer.events_after(2, 3).unwrap();
     let seqs = |page: &EventPage| page.events.iter().map(|event| event.seq).collect::<Vec<_>>();
@@ -127,7 +127,7 @@ fn a_follower_misses_nothing_with_or_without_inotify() {
                 let options = options.clone();
                 std::thread::spawn(move || {
                     let engine = Engine::open(options).unwrap();
-                    (0..20).for_each(|n| happen(&engine.store, writer * 100 + n, 1));
+                    (0..20).for_each(|n| write_event(&engine.store, writer * 100 + n, 1));
                 })
             })
             .collect();
@@ -157,7 +157,7 @@ fn polling_backs_off_until_the_deadline() {
     std::fs::write(home.path().join("data/other"), b"x").unwrap();
     commits.wait(Duration::from_millis(5)).unwrap();
     assert_eq!(commits.pause(), MAX_POLL_INTERVAL);
-    happen(&engine.store, 1, 1);
+    write_event(&engine.store, 1, 1);
     commits.wait(MAX_POLL_INTERVAL).unwrap();
     assert_eq!(commits.pause(), Duration::from_millis(POLL_BACKOFF_MS[0]));
 }

@@ -52,8 +52,8 @@ impl Server {
     }
 
     fn start(servers: &[SocketAddr]) -> Self {
-        let server = Self::start_at(free(), servers);
-        server.listening();
+        let server = Self::start_at(free_address(), servers);
+        server.wait_listening();
         server
     }
 
@@ -61,7 +61,7 @@ impl Server {
         self.notes.recv_timeout(DEADLINE).unwrap()
     }
 
-    fn listening(&self) {
+    fn wait_listening(&self) {
         assert_eq!(self.note(), format!("resolving names of pods on {}", self.address.ip()));
     }
 
@@ -98,7 +98,7 @@ impl Server {
 }
 
 /// An address of our own, with a port that is free for both.
-fn free() -> SocketAddr {
+fn free_address() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed) + 1;
     let [.., a, b] = (std::process::id() * 16 + n).to_be_bytes();
@@ -155,7 +155,7 @@ fn answer(asked: &[u8], addresses: u8, code: ResponseCode) -> Vec<u8> {
 
 /// A server of the host over UDP, which sends the given replies for each query.
 fn upstream(answers: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + 'static) -> (SocketAddr, mpsc::Receiver<Vec<u8>>) {
-    let socket = StdUdp::bind(free()).unwrap();
+    let socket = StdUdp::bind(free_address()).unwrap();
     let address = socket.local_addr().unwrap();
     serve_udp(socket, address, answers)
 }
@@ -180,7 +180,7 @@ fn serve_udp(
     (address, heard)
 }
 
-fn example() -> Message {
+fn example_query() -> Message {
     query("Example.com.", RecordType::A, None)
 }
 
@@ -215,7 +215,7 @@ fn names_follow_changes_of_pods() {
     server.state.send_replace(Arc::default());
     wait_until("the sockets are closed", || StdUdp::bind(server.address).is_ok());
     server.state.send_replace(Arc::new(ResolverState { gateways: names(server.address.ip()), servers: Vec::new() }));
-    server.listening();
+    server.wait_listening();
     assert_eq!(texts(&server.ask(&asked)), [POD]);
     server.end();
 }
@@ -224,12 +224,12 @@ fn names_follow_changes_of_pods() {
 fn other_names_are_forwarded_upstream() {
     let (address, heard) = upstream(|asked| vec![answer(asked, 2, ResponseCode::NoError)]);
     let server = Server::start(&[address]);
-    let reply = server.ask(&example());
+    let reply = server.ask(&example_query());
     assert_eq!((reply.metadata.id, texts(&reply)), (0x1234, vec!["192.0.2.0".to_owned(), "192.0.2.1".to_owned()]));
-    assert_eq!(reply.queries, example().queries);
-    assert_eq!(texts(&server.ask_by_tcp(&example())).len(), 2);
+    assert_eq!(reply.queries, example_query().queries);
+    assert_eq!(texts(&server.ask_by_tcp(&example_query())).len(), 2);
     let asked: Vec<Vec<u8>> = (0..2).map(|_| heard.recv_timeout(DEADLINE).unwrap()).collect();
-    let same = example().to_vec().unwrap()[2..].to_vec();
+    let same = example_query().to_vec().unwrap()[2..].to_vec();
     assert_eq!([&asked[0][2..], &asked[1][2..]], [&same, &same]);
     server.end();
 }
@@ -245,14 +245,14 @@ fn mismatched_replies_are_ignored() {
         vec![Vec::new(), asked.to_vec(), other_id, other_name, good]
     });
     let server = Server::start(&[address]);
-    assert_eq!(texts(&server.ask(&example())), ["192.0.2.0"]);
+    assert_eq!(texts(&server.ask(&example_query())), ["192.0.2.0"]);
     server.end();
 }
 
 #[test]
 fn truncated_replies_are_retried_over_tcp() {
     // Both ports at once: the address belongs to this test.
-    let address = free();
+    let address = free_address();
     let listener = StdListener::bind(address).unwrap();
     let (address, _heard) = serve_udp(StdUdp::bind(address).unwrap(), address, |asked| {
         let mut cut = answer(asked, 1, ResponseCode::NoError);
@@ -267,11 +267,11 @@ fn truncated_replies_are_retried_over_tcp() {
         }
     });
     let server = Server::start(&[address]);
-    let whole = server.ask_by_tcp(&example());
+    let whole = server.ask_by_tcp(&example_query());
     assert_eq!((texts(&whole).len(), whole.metadata.truncation), (60, false));
     let sized = server.ask(&query("example.com.", RecordType::A, Some(1232)));
     assert_eq!((texts(&sized).len(), sized.metadata.truncation), (60, false), "over UDP, if it fits");
-    let small = server.ask(&example());
+    let small = server.ask(&example_query());
     assert_eq!((texts(&small).len(), small.metadata.truncation), (1, true), "and what there was of it, if not");
     server.end();
 }
@@ -281,13 +281,13 @@ fn failing_servers_are_skipped() {
     let (silent, heard) = upstream(|_| Vec::new());
     let (unable, _heard) = upstream(|asked| vec![answer(asked, 0, ResponseCode::ServFail)]);
     // No socket listens on this port.
-    let closed = free();
+    let closed = free_address();
     let (good, _also_heard) = upstream(|asked| vec![answer(asked, 1, ResponseCode::NoError)]);
     let server = Server::start(&[silent, unable, closed, good]);
-    assert_eq!(texts(&server.ask(&example())), ["192.0.2.0"]);
+    assert_eq!(texts(&server.ask(&example_query())), ["192.0.2.0"]);
     heard.recv_timeout(DEADLINE).unwrap();
     // From now on the silent server is queried last.
-    assert_eq!(texts(&server.ask(&example())), ["192.0.2.0"]);
+    assert_eq!(texts(&server.ask(&example_query())), ["192.0.2.0"]);
     assert!(heard.try_recv().is_err());
     server.end();
 }
@@ -301,26 +301,26 @@ fn failure_of_all_servers_is_reported() {
     let (odd, _heard_too) = upstream(move |asked| vec![[&asked[..2], header, &[0; 60]].concat()]);
     for (servers, code) in [
         (vec![], ResponseCode::ServFail),
-        (vec![free()], ResponseCode::ServFail),
+        (vec![free_address()], ResponseCode::ServFail),
         (vec![mute], ResponseCode::ServFail),
         (vec![odd], ResponseCode::ServFail),
         (vec![refuses, mute], ResponseCode::Refused),
     ] {
         let server = Server::start(&servers);
-        let reply = server.ask(&example());
+        let reply = server.ask(&example_query());
         assert_eq!((reply.metadata.response_code, reply.metadata.id), (code, 0x1234), "{servers:?}");
-        assert_eq!(reply.queries, example().queries);
+        assert_eq!(reply.queries, example_query().queries);
         server.end();
     }
 }
 
 #[test]
 fn the_resolver_never_queries_itself() {
-    let address = free();
+    let address = free_address();
     // As a host does that has the resolver's address in its resolv.conf.
     let server = Server::start_at(address, &[address]);
-    server.listening();
-    assert_eq!(server.ask(&example()).metadata.response_code, ResponseCode::ServFail);
+    server.wait_listening();
+    assert_eq!(server.ask(&example_query()).metadata.response_code, ResponseCode::ServFail);
     server.end();
 }
 
@@ -335,7 +335,7 @@ fn a_flooding_pod_does_not_starve_others() {
     });
     let server = Server::start(&[address]);
     let flood = client("127.66.0.66");
-    let packet = example().to_vec().unwrap();
+    let packet = example_query().to_vec().unwrap();
     for _ in 0..MAX_IN_FLIGHT_PER_POD * 2 {
         flood.send_to(&packet, server.address).unwrap();
     }
@@ -388,14 +388,14 @@ fn connections_are_limited_per_pod() {
 #[test]
 fn addresses_of_other_servers_are_not_taken() {
     for udp in [true, false] {
-        let address = free();
+        let address = free_address();
         let (other, one_more) = (udp.then(|| StdUdp::bind(address).unwrap()), !udp);
         let another = one_more.then(|| StdListener::bind(address).unwrap());
         let server = Server::start_at(address, &[]);
         assert!(server.note().contains("another server listens"), "{udp}");
         drop((other, another));
         // Reported once, and retried.
-        server.listening();
+        server.wait_listening();
         server.end();
     }
 }
@@ -404,7 +404,7 @@ fn addresses_of_other_servers_are_not_taken() {
 fn missing_addresses_are_bound_once_they_appear() {
     // An address for documentation, which no host has.
     let server = Server::start_at("192.0.2.77:5353".parse().unwrap(), &[]);
-    let there = free();
+    let there = free_address();
     let mut gateways = (*names(ip("192.0.2.77"))).clone();
     gateways.extend((*names(there.ip())).clone());
     server.state.send_replace(Arc::new(ResolverState { gateways: Arc::new(gateways), servers: Vec::new() }));
@@ -421,7 +421,7 @@ fn queries_in_flight_finish_at_shutdown() {
     });
     let server = Server::start(&[address]);
     let client = client(POD);
-    client.send_to(&example().to_vec().unwrap(), server.address).unwrap();
+    client.send_to(&example_query().to_vec().unwrap(), server.address).unwrap();
     heard.recv_timeout(DEADLINE).unwrap();
     let Server { ending, thread, state, .. } = server;
     ending.send(true).unwrap();

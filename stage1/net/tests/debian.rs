@@ -129,7 +129,7 @@ impl Lab {
         let pod = Pod::new();
         let attachment = attachment("pod-1", interface, &pod);
         let result = self.runtime.add_list(network, &attachment).unwrap();
-        is_there(&pod, interface, &result);
+        assert_attached(&pod, interface, &result);
         look(&pod, &result);
         self.runtime.check_list(network, &attachment).unwrap();
         self.runtime.del_list(network, &attachment).unwrap();
@@ -150,7 +150,7 @@ fn attachment(pod_id: &str, interface: &str, pod: &Pod) -> Attachment {
 }
 
 /// Checks the result against `ip` in the pod.
-fn is_there(pod: &Pod, interface: &str, result: &NetworkResult) {
+fn assert_attached(pod: &Pod, interface: &str, result: &NetworkResult) {
     let seen = pod.ip(&format!("addr show dev {interface}"));
     let infos = seen[0]["addr_info"].as_array().unwrap();
     let mut seen: Vec<String> = infos
@@ -206,7 +206,7 @@ fn the_default_network_runs_on_standard_plugins() {
     let attachment =
         Attachment { capability_args: ports.as_object().unwrap().clone(), ..attachment("pod-1", "eth0", &pod) };
     let result = lab.runtime.add_list(&network, &attachment).unwrap();
-    is_there(&pod, "eth0", &result);
+    assert_attached(&pod, "eth0", &result);
     // No CHECK: portmap 1.1.1 expects the IPv4 rules among the IPv6 rules of a dual-stack pod.
     let forwards = || command("iptables -t nat -S").matches("10.121.0.2:80").count();
     assert_eq!(forwards(), 1);

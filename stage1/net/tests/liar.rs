@@ -74,7 +74,7 @@ impl Lab {
     }
 
     /// Takes the calls so far, as `ADD0 ADD1 …`.
-    fn took(&self) -> String {
+    fn take_calls(&self) -> String {
         let word = |call: &Value| format!("{}{}", call["command"].as_str().unwrap(), call["config"]["number"]);
         let words = self.calls().iter().map(word).collect::<Vec<_>>().join(" ");
         if self.log().exists() {
@@ -106,7 +106,7 @@ fn runs(pid: &Value) -> bool {
 }
 
 /// Waits for the end of a killed process.
-fn goes(pid: &Value) -> bool {
+fn ends(pid: &Value) -> bool {
     let start = Instant::now();
     while runs(pid) {
         if start.elapsed() > PATIENT {
@@ -143,7 +143,7 @@ fn a_chain_runs_in_order_and_in_reverse() {
     assert_eq!(again.kind(), ErrorKind::AlreadyExists, "{again}");
     lab.runtime.check_list(&network, &attachment()).unwrap();
     lab.runtime.status(&network).unwrap();
-    assert_eq!(lab.took(), "ADD0 ADD1 CHECK0 CHECK1 STATUS0 STATUS1");
+    assert_eq!(lab.take_calls(), "ADD0 ADD1 CHECK0 CHECK1 STATUS0 STATUS1");
     let gone = Attachment { netns: None, ..attachment() };
     lab.runtime.del_list(&network, &gone).unwrap();
     let calls = lab.calls();
@@ -151,7 +151,7 @@ fn a_chain_runs_in_order_and_in_reverse() {
     assert_eq!(calls[0]["env"]["CNI_NETNS"], "");
     lab.runtime.del_list(&network, &gone).unwrap();
     assert!(lab.calls()[2]["config"].get("prevResult").is_none());
-    assert_eq!(lab.took(), "DEL1 DEL0 DEL1 DEL0");
+    assert_eq!(lab.take_calls(), "DEL1 DEL0 DEL1 DEL0");
     assert_eq!(lab.cached(), 0);
     let error = lab.runtime.check_list(&network, &attachment()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
@@ -167,7 +167,7 @@ fn a_failed_add_is_undone() {
         text.contains("'second' failed to ADD: told to fail: at ADD (code 101); it said: one line and another"),
         "{text}"
     );
-    assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 0));
+    assert_eq!((lab.take_calls().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 0));
 
     let network = lab.network("1.0.0", &[json!({"DEL": "fail"}), json!({"ADD": "crash", "DEL": "abort"})]);
     let error = lab.runtime.add_list(&network, &attachment()).unwrap_err();
@@ -181,7 +181,7 @@ fn a_failed_add_is_undone() {
         "{text}"
     );
     assert_eq!(
-        (lab.took().as_str(), lab.cached()),
+        (lab.take_calls().as_str(), lab.cached()),
         ("ADD0 ADD1 DEL1 DEL0", 1),
         "what is not undone stays in the cache"
     );
@@ -201,8 +201,8 @@ fn hanging_plugins_are_killed_with_their_children() {
     assert!(error.to_string().contains("did not end ADD within 2000 ms and was killed; it said: ."), "{error}");
     assert!(took >= Duration::from_secs(2) && took < PATIENT, "{took:?}");
     let calls = lab.calls();
-    assert!(goes(&calls[0]["pid"]) && goes(&calls[0]["child"]));
-    assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 DEL0", 0));
+    assert!(ends(&calls[0]["pid"]) && ends(&calls[0]["child"]));
+    assert_eq!((lab.take_calls().as_str(), lab.cached()), ("ADD0 DEL0", 0));
 }
 
 const WORKER: &str = "GANTRY_NET_TEST_WORKER";
@@ -239,7 +239,7 @@ fn a_killed_add_is_cached_and_deleted() {
     // The configuration may have changed: DEL uses that of ADD.
     let changed = lab.network("1.0.0", &[json!({})]);
     lab.runtime.gc_list(&changed, &[]).unwrap();
-    assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 0));
+    assert_eq!((lab.take_calls().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 0));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn invalid_results_are_rejected() {
         let error = lab.runtime.add_list(&network, &attachment()).unwrap_err().to_string();
         assert!(error.contains(expected), "{behaviour}: {error}");
         assert!(start.elapsed() < PATIENT, "{behaviour}");
-        assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 0), "{behaviour}");
+        assert_eq!((lab.take_calls().as_str(), lab.cached()), ("ADD0 ADD1 DEL1 DEL0", 0), "{behaviour}");
     }
 }
 
@@ -283,7 +283,7 @@ fn del_continues_after_failures() {
     let error = lab.runtime.del_list(&network, &attachment()).unwrap_err();
     assert!(matches!(&error, PluginError::Several(all) if all.len() == 2), "{error}");
     assert!(lab.calls()[3]["config"].get("prevResult").is_none(), "0.3.1 has none at DEL");
-    assert_eq!((lab.took().as_str(), lab.cached()), ("ADD0 ADD1 ADD2 DEL2 DEL1 DEL0", 1));
+    assert_eq!((lab.take_calls().as_str(), lab.cached()), ("ADD0 ADD1 ADD2 DEL2 DEL1 DEL0", 1));
     let error = lab.runtime.check_list(&network, &attachment()).unwrap_err();
     assert!(error.to_string().contains("0.3.1, which has no CHECK"), "{error}");
 }
@@ -304,11 +304,11 @@ fn gc_cleans_the_cache_and_runs_the_plugins() {
     assert!(calls.iter().take(6).all(|call| call["command"] == "DEL" && call["env"]["CNI_NETNS"] == ""));
     let last = calls.last().unwrap();
     assert_eq!(last["config"]["cni.dev/valid-attachments"], json!([{"containerID": "pod-1", "ifname": "eth0"}]));
-    assert_eq!(lab.took(), "DEL2 DEL1 DEL0 DEL2 DEL1 DEL0 GC0 GC1 GC2");
+    assert_eq!(lab.take_calls(), "DEL2 DEL1 DEL0 DEL2 DEL1 DEL0 GC0 GC1 GC2");
     assert_eq!(lab.cached(), 1);
     let older = lab.network("1.0.0", &[json!({})]);
     lab.runtime.gc_list(&older, &[("pod-1".into(), "eth0".into())]).unwrap();
-    assert_eq!(lab.took(), "", "1.0.0 has no GC");
+    assert_eq!(lab.take_calls(), "", "1.0.0 has no GC");
 }
 
 #[test]
@@ -361,5 +361,5 @@ fn programs_are_found_only_in_the_plugin_directories() {
     assert_eq!(bad(|it| it.args = vec![("A".into(), "1;B=2".into())]), ErrorKind::Invalid);
     assert_eq!(bad(|it| it.netns = None), ErrorKind::Invalid);
     assert_eq!(bad(|it| it.netns = Some("relative".into())), ErrorKind::Invalid);
-    assert_eq!(lab.took(), "");
+    assert_eq!(lab.take_calls(), "");
 }

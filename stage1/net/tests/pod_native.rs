@@ -91,7 +91,7 @@ fn several_networks_and_an_impossible_one() {
     assert!(said.contains("cannot attach the pod to network 'lost'"), "{said}");
     assert_eq!(pod.ip("link").as_array().unwrap().len(), 1, "only lo");
     assert!(!pod.has_record());
-    lab.nothing_of_pods();
+    lab.assert_no_pod_resources();
     let (attached, _held) = lab.attach(&pod, &["default", "mine:IP=10.203.0.9", "default-restricted"], &[]).unwrap();
     let got: Vec<_> = attached.iter().map(|it| (it.interface.as_str(), it.addresses[0].address.to_string())).collect();
     let want = [("eth0", "10.121.0.3"), ("eth1", "10.203.0.9"), ("eth2", "10.122.0.2")];
@@ -328,7 +328,7 @@ fn a_pod_with_a_damaged_record_is_detached() {
     for damage in ["", "{\"version\":1", "null"] {
         let mut pod = lab.pod();
         lab.attach(&pod, &["default", "mixed"], &[port(8080, Protocol::Tcp)]).unwrap();
-        pod.die();
+        pod.end_process();
         fs::write(pod.path.join("network.json"), damage).unwrap();
         let error = lab.detach(&pod).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
@@ -628,7 +628,7 @@ fn run_supervisor(lab: &Lab, pod: &TestPod, names: &[&str], number: u16) -> Chil
 }
 
 /// Reads the output of a supervisor up to a word.
-fn says(child: &mut Child, word: &str) {
+fn wait_for_line(child: &mut Child, word: &str) {
     let mut said = Vec::new();
     let mut byte = [0];
     while !String::from_utf8_lossy(&said).contains(word) {
@@ -638,7 +638,7 @@ fn says(child: &mut Child, word: &str) {
 }
 
 /// Sleeps, to reach a time in the middle of an operation.
-fn pass(time: Duration) {
+fn advance(time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
         std::thread::yield_now();
@@ -658,22 +658,22 @@ fn supervisors_killed_at_random_times_leave_nothing() {
         let (names, down) = (names[usize::try_from(round % 3).unwrap()], round % 2 == 1);
         let mut pod = lab.pod();
         let mut child = run_supervisor(&lab, &pod, names, 8000);
-        says(&mut child, if down { "attached" } else { "begins" });
+        wait_for_line(&mut child, if down { "attached" } else { "begins" });
         if down {
             child.stdin.as_mut().unwrap().write_all(b"!").unwrap();
         }
         let steps = if names.contains(&"plugins") { 20_000 } else { 1_500 };
-        pass(Duration::from_micros(round * 7919 % 12 * steps));
+        advance(Duration::from_micros(round * 7919 % 12 * steps));
         child.kill().unwrap();
         child.wait().unwrap();
-        pod.die();
+        pod.end_process();
         // Every other time, garbage collection runs first, and must not touch resources in the record.
         if round % 4 < 2 {
             pod::collect_garbage(&lab.host, false).unwrap();
         }
         lab.detach(&pod).unwrap();
         drop(pod);
-        lab.nothing_of_pods();
+        lab.assert_no_pod_resources();
     }
     lab.assert_no_garbage();
 }
@@ -687,11 +687,11 @@ fn a_killed_detach_is_completed() {
     // After an earlier attempt of the same pod, attach detaches it first.
     let mut pod = lab.pod();
     let mut child = run_supervisor(&lab, &pod, &["default"], 8000);
-    says(&mut child, "attached");
+    wait_for_line(&mut child, "attached");
     child.kill().unwrap();
     child.wait().unwrap();
     let id = pod.id.clone();
-    pod.die();
+    pod.end_process();
     let again = lab.pod_named(&id);
     let (attached, held) = lab.attach(&again, &["default"], &[port(8000, Protocol::Tcp)]).unwrap();
     assert_eq!(attached[0].addresses[0].address.to_string(), "10.121.0.3");
@@ -759,12 +759,12 @@ fn lease_names_are_not_trusted() {
     let lab = Lab::new();
     let mut pod = lab.pod();
     lab.attach(&pod, &["default"], &[]).unwrap();
-    pod.die();
+    pod.end_process();
     let record = pod.path.join("network.json");
     let whole = fs::read_to_string(&record).unwrap();
     // A copy of another pod's record is damaged.
     let mut other = lab.pod();
-    other.die();
+    other.end_process();
     fs::write(other.path.join("network.json"), &whole).unwrap();
     assert_eq!(lab.detach(&other).unwrap_err().kind(), ErrorKind::Damaged);
     fs::remove_file(other.path.join("network.json")).unwrap();

@@ -221,7 +221,7 @@ fn orphaned_plugin_state_is_collected() {
     assert!(findings.iter().all(|line| line.contains("failed to CHECK")), "{findings:?}");
     assert_eq!(pod::collect_garbage(&lab.host, true).unwrap(), Vec::<String>::new());
     // A lost record: the cache entry leads to the leftovers.
-    two.die();
+    two.end_process();
     drop(gone);
     fs::remove_file(two.path.join("network.json")).unwrap();
     assert!(pod::check(&lab.host).unwrap().iter().any(|line| line.contains(&two.id)));
@@ -283,7 +283,7 @@ fn after_a_reboot_only_plugins_run() {
     let mut pod = lab.pod();
     let (_, held) = lab.attach(&pod, &["net"], &[]).unwrap();
     drop(held);
-    pod.die();
+    pod.end_process();
     let record = pod.path.join("network.json");
     let text = fs::read_to_string(&record).unwrap();
     fs::write(&record, text.replace(&lab.boot, "00000000-0000-4000-8000-000000000000")).unwrap();

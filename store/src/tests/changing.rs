@@ -368,7 +368,7 @@ fn networks_of_a_pod_are_kept_until_deletion() {
     let new = NewPod { net: "default,b".parse().unwrap(), ..new_pod(id, &image, &["a"]) };
     let pod = store.insert_pod(&new).unwrap();
     let second = PodNetwork { name: "b".into(), interface: "eth1".into(), ..PodNetwork::default() };
-    let got = Networks::from_list(&[whole_network(), second]).unwrap();
+    let got = Networks::from_list(&[full_network(), second]).unwrap();
     let change = |step: Edge| Change { networks: got.clone(), ..edge(step) };
     // Before its start a pod has no networks, whatever the change contains.
     let pod = moved(store, id, pod.generation, change(Edge::Prepare));

@@ -21,14 +21,14 @@ fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
 fn pod(store: &Store, new: NewPod, edges: &[Edge], names: &[&str]) {
     let row = store.insert_pod(&new).unwrap();
     let networks: Vec<PodNetwork> =
-        names.iter().map(|&name| PodNetwork { name: name.into(), ..whole_network() }).collect();
+        names.iter().map(|&name| PodNetwork { name: name.into(), ..full_network() }).collect();
     let networks = Networks::from_list(&networks).unwrap();
     let change = |step: &Edge| Change { networks: networks.clone(), ..edge(step.clone()) };
     edges.iter().fold(row, |row, step| moved(store, row.id, row.generation, change(step)));
 }
 
 /// Ten pods, one in each state that matters, and the images of their apps.
-fn ten() -> (Home, ImageId, ImageId) {
+fn ten_pods() -> (Home, ImageId, ImageId) {
     let home = Home::new();
     let store = &home.store;
     let (one, two) = (image(store, "one", &[]), image(store, "two", &[]));
@@ -93,7 +93,7 @@ fn number(row: &PodRow) -> u128 {
 
 #[test]
 fn pods_are_filtered_by_each_field() {
-    let (home, one, two) = ten();
+    let (home, one, two) = ten_pods();
     let f = PodFilter::default;
     let states = |phases: &[&'static str]| PodFilter { phases: phases.to_vec(), ..f() };
     let apps = |names: &[&str]| PodFilter { app_names: names.iter().map(|n| n.parse().unwrap()).collect(), ..f() };
@@ -175,7 +175,7 @@ fn pods_are_filtered_by_each_field() {
 /// Pods that were started: running, exited, garbage that ran. Names are those of their networks, or the host's.
 #[test]
 fn pods_are_filtered_by_network() {
-    let (home, ..) = ten();
+    let (home, ..) = ten_pods();
     let rows: [(&[&str], &[u128]); 10] = [
         (&["host"], &[6]),
         (&["host", "host"], &[6]),
@@ -196,7 +196,7 @@ fn pods_are_filtered_by_network() {
 
 #[test]
 fn a_pod_may_match_any_filter() {
-    let (home, ..) = ten();
+    let (home, ..) = ten_pods();
     let state = |phase| PodFilter { phases: vec![phase], ..PodFilter::default() };
     let app = |name: &str| PodFilter { app_names: vec![name.parse().unwrap()], ..PodFilter::default() };
     let rows = [
@@ -213,7 +213,7 @@ fn a_pod_may_match_any_filter() {
 
 #[test]
 fn pods_are_filtered_by_cgroup() {
-    let (home, ..) = ten();
+    let (home, ..) = ten_pods();
     let all = PodFilter::default();
     let at = |running: &[u128], not_running| CgroupCondition {
         running: running.iter().map(|n| pod_id(*n)).collect(),
@@ -238,7 +238,7 @@ fn pods_are_filtered_by_cgroup() {
 /// As many filters and values as a caller may send, and then some.
 #[test]
 fn many_filters_and_values_are_accepted() {
-    let (home, one, _) = ten();
+    let (home, one, _) = ten_pods();
     let many = |n: u128| PodFilter {
         ids: (1..=40).map(|i| pod_id(n * 100 + i)).collect(),
         phases: Phase::NAMES.to_vec(),
@@ -263,7 +263,7 @@ fn many_filters_and_values_are_accepted() {
 /// SQLite's plan for a filter: it reads no row of a pod that an index did not point to.
 #[test]
 fn filters_use_indexes() {
-    let (home, one, _) = ten();
+    let (home, one, _) = ten_pods();
     let f = PodFilter::default;
     let id = || vec![pod_id(5)];
     let names = || vec!["web".parse().unwrap(), "db".parse().unwrap()];
@@ -318,7 +318,7 @@ fn plan(store: &Store, text: &str, values: impl rusqlite::Params) -> Vec<String>
 
 #[test]
 fn filter_and_query_forms_agree() {
-    let (home, one, two) = ten();
+    let (home, one, two) = ten_pods();
     let ids = |query: &PodQuery| home.store.pods(query).unwrap().iter().map(number).collect::<Vec<_>>();
     for phase in Phase::NAMES {
         let filter = PodFilter { phases: vec![phase], ..PodFilter::default() };

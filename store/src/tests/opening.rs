@@ -198,7 +198,7 @@ fn format_1_is_read() {
     let pods = store.pods(&PodQuery::default()).unwrap();
     assert_eq!(pods[4].net, "default,b".parse().unwrap());
     let second = gantry_model::PodNetwork { name: "b".into(), interface: "eth1".into(), ..Default::default() };
-    let mut first = whole_network();
+    let mut first = full_network();
     first.addresses[1].gateway = None;
     first.routes.truncate(1);
     first.ports.truncate(1);

@@ -15,7 +15,7 @@ const NEVER_OLD: Duration = Duration::from_secs(3600);
 
 /// A store with a pod, a backup, another pod since, and enough events to fill some pages; closed. Gives its directory,
 /// and the number its next event would have had.
-fn kept() -> (tempfile::TempDir, std::path::PathBuf, u64) {
+fn backed_up_database() -> (tempfile::TempDir, std::path::PathBuf, u64) {
     let Home { dir, store } = Home::new();
     let image = image(&store, "i", &["l"]);
     store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
@@ -33,7 +33,7 @@ fn kept() -> (tempfile::TempDir, std::path::PathBuf, u64) {
     (dir, data, next)
 }
 
-fn best(home: &crate::DataDir, damage: &crate::Damage) -> Option<crate::Backup> {
+fn best_backup(home: &crate::DataDir, damage: &crate::Damage) -> Option<crate::Backup> {
     home.sources(damage).unwrap().into_iter().next()
 }
 
@@ -49,7 +49,7 @@ fn truncate(data: &Path, part: u64) {
 }
 
 /// Pages of rows, far from the schema and the roots of the tables.
-fn hit_the_end(data: &Path) {
+fn overwrite_end(data: &Path) {
     let pages = fs::metadata(data.join("gantry.db")).unwrap().len() / 4096;
     overwrite(data, (pages - 8) * 4096, &garbage(8 * 4096));
 }
@@ -66,7 +66,7 @@ const HITS: [(Hit, &str); 12] = [
     (|data| overwrite(data, 60, &[0; 20]), "header of the database is damaged"),
     (|data| overwrite(data, 100, &garbage(3000)), "cannot be read"),
     (|data| overwrite(data, 5 * 4096, &garbage(40 * 4096)), "cannot be read"),
-    (hit_the_end, "damaged"),
+    (overwrite_end, "damaged"),
     (|data| truncate(data, 2), "cannot be read"),
     (|data| truncate(data, 0), "empty"),
     (|data| fs::remove_file(data.join("gantry.db")).unwrap(), "missing"),
@@ -83,13 +83,13 @@ fn sql(data: &Path, text: &str) {
 #[test]
 fn every_kind_of_damage_is_restored() {
     for (row, (hit, want)) in HITS.into_iter().enumerate() {
-        let (_dir, data, next) = kept();
+        let (_dir, data, next) = backed_up_database();
         hit(&data);
         let home = crate::DataDir::open(&data).unwrap();
         let lock = home.lock().unwrap();
         let damage = home.damage().unwrap().unwrap_or_else(|| panic!("row {row}: nothing was found"));
         assert!(damage.what.contains(want), "row {row}: {damage:?}");
-        let source = best(&home, &damage).unwrap();
+        let source = best_backup(&home, &damage).unwrap();
         let record = home.restore(&damage, Some(&source), Ok::<_, StoreError>).unwrap();
         assert_eq!(home.damage().unwrap(), None, "row {row}");
         drop(lock);
@@ -113,7 +113,7 @@ fn every_kind_of_damage_is_restored() {
 #[test]
 fn commands_refuse_a_damaged_database() {
     for (row, (hit, _)) in HITS.into_iter().enumerate().take(7) {
-        let (_dir, data, _) = kept();
+        let (_dir, data, _) = backed_up_database();
         hit(&data);
         let before = fs::read(data.join("gantry.db")).ok();
         let opened = Store::open(&data).and_then(|store| Ok(store.pods(&PodQuery::default()).map(drop)?));
@@ -127,7 +127,7 @@ fn commands_refuse_a_damaged_database() {
 
 #[test]
 fn foreign_and_unfinished_databases_are_not_restored() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     let home = crate::DataDir::open(&data).unwrap();
     assert_eq!(home.damage().unwrap(), None);
     sql(&data, "PRAGMA user_version = 99");
@@ -144,7 +144,7 @@ fn foreign_and_unfinished_databases_are_not_restored() {
 
 #[test]
 fn the_newest_valid_backup_is_restored() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     let at = |name: &str| data.join("backups").join(name);
     let good = backups(&crate::Layout::new(&data)).unwrap().remove(0);
     let copy = |name: &str| fs::copy(&good.path, at(name)).map(drop).unwrap();
@@ -157,10 +157,10 @@ fn the_newest_valid_backup_is_restored() {
     overwrite(&data, 0, &garbage(100));
     let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
-    let source = best(&home, &damage).unwrap();
+    let source = best_backup(&home, &damage).unwrap();
     assert_eq!(source.path, at("timed-v1-09000000000000000002.db"), "no time is beyond 2262");
     fs::remove_dir_all(data.join("backups")).unwrap();
-    assert_eq!(best(&home, &damage), None);
+    assert_eq!(best_backup(&home, &damage), None);
 }
 
 fn sql_in(path: &Path, text: &str) {
@@ -170,7 +170,7 @@ fn sql_in(path: &Path, text: &str) {
 
 #[test]
 fn without_a_backup_an_empty_database_is_created() {
-    let (_dir, data, next) = kept();
+    let (_dir, data, next) = backed_up_database();
     fs::remove_dir_all(data.join("backups")).unwrap();
     overwrite(&data, 0, &garbage(100));
     let home = crate::DataDir::open(&data).unwrap();
@@ -183,12 +183,12 @@ fn without_a_backup_an_empty_database_is_created() {
 
 #[test]
 fn a_failed_restore_changes_nothing() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     overwrite(&data, 0, &garbage(100));
     let before = fs::read(data.join("gantry.db")).unwrap();
     let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
-    let source = best(&home, &damage);
+    let source = best_backup(&home, &damage);
     let refuse = |_: Store| Err(StoreError::Replaced { doing: "fill" });
     assert!(home.restore(&damage, source.as_ref(), refuse).is_err());
     assert_eq!(fs::read(data.join("gantry.db")).unwrap(), before);
@@ -197,12 +197,12 @@ fn a_failed_restore_changes_nothing() {
 
 #[test]
 fn handles_on_the_damaged_database_are_refused() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     let old = Store::open(&data).unwrap();
     assert!(old.is_current().unwrap());
     let home = crate::DataDir::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), rolled_back: false };
-    let source = best(&home, &damage);
+    let source = best_backup(&home, &damage);
     home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
     assert!(!old.is_current().unwrap());
     let image = old.images().unwrap()[0].id.clone();
@@ -218,7 +218,7 @@ fn handles_on_the_damaged_database_are_refused() {
 /// A replaced database does not know all references: objects that its successor knows stay.
 #[test]
 fn handles_on_the_damaged_database_collect_nothing() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     let old = Store::open(&data).unwrap();
     let home = crate::DataDir::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), rolled_back: false };
@@ -240,7 +240,7 @@ fn handles_on_the_damaged_database_collect_nothing() {
 #[test]
 fn adopted_rows_do_not_hide_gaps() {
     const SECOND: i64 = 1_000_000_000;
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     let home = crate::DataDir::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), rolled_back: false };
     let before = crate::now();
@@ -263,12 +263,12 @@ fn adopted_rows_do_not_hide_gaps() {
 
 #[test]
 fn a_restore_continues_above_every_known_sequence() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     let given = 9_000_000_000_000_000;
     sql(&data, &format!("UPDATE state SET next_seq = {given}"));
     let home = crate::DataDir::open(&data).unwrap();
     let damage = crate::Damage { what: "for this test".to_owned(), rolled_back: false };
-    let source = best(&home, &damage);
+    let source = best_backup(&home, &damage);
     let record = home.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
     assert!(record.first_event > given, "{}", record.first_event);
 }
@@ -348,10 +348,10 @@ fn backups_are_consistent_and_do_not_block_writers() {
 
 #[test]
 fn a_damaged_database_evicts_no_good_backup() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     let layout = crate::Layout::new(&data);
     let before = backups(&layout).unwrap();
-    hit_the_end(&data);
+    overwrite_end(&data);
     let store = Store::open(&data).unwrap();
     let error = store.back_up_if_due(Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
@@ -370,7 +370,7 @@ fn unreadable_rows_invalidate_a_backup() {
         "UPDATE image SET id = 'x'",
         "DELETE FROM state",
     ] {
-        let (_dir, data, _) = kept();
+        let (_dir, data, _) = backed_up_database();
         let layout = crate::Layout::new(&data);
         let good = backups(&layout).unwrap();
         sql(&data, &format!("{wrong}{change}"));
@@ -393,7 +393,7 @@ fn unreadable_rows_invalidate_a_backup() {
 }
 
 /// A database of an earlier boot in which this boot has made pods: all of them are in the WAL alone.
-fn of_two_boots() -> (tempfile::TempDir, std::path::PathBuf, u64) {
+fn database_of_two_boots() -> (tempfile::TempDir, std::path::PathBuf, u64) {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let store = Store::open_as(&data, BootId("an earlier one".into()), STEPS).unwrap();
@@ -419,12 +419,12 @@ fn a_wal_lost_after_boot_is_detected() {
         |data| fs::File::options().write(true).open(data.join("gantry.db-wal")).unwrap().set_len(32 + 4120).unwrap(),
     ];
     for (row, hit) in lose.into_iter().enumerate() {
-        let (_dir, data, last) = of_two_boots();
+        let (_dir, data, last) = database_of_two_boots();
         hit(&data);
         let home = crate::DataDir::open(&data).unwrap();
         let damage = home.damage().unwrap().unwrap_or_else(|| panic!("row {row}: nothing was found"));
         assert!(damage.what.contains("was rolled back"), "row {row}: {damage:?}");
-        let record = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+        let record = home.restore(&damage, best_backup(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
         assert!(record.first_event > last, "row {row}");
     }
 }
@@ -432,12 +432,12 @@ fn a_wal_lost_after_boot_is_detected() {
 /// SQLite creates a new WAL index when the database is first read; a restore may be killed or fail after that.
 #[test]
 fn a_short_wal_counts_as_damage_until_restored() {
-    let (_dir, data, _) = of_two_boots();
+    let (_dir, data, _) = database_of_two_boots();
     fs::remove_file(data.join("gantry.db-wal")).unwrap();
     let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
     let refuse = |_: Store| Err(StoreError::Replaced { doing: "fill" });
-    let source = best(&home, &damage);
+    let source = best_backup(&home, &damage);
     assert!(home.restore(&damage, source.as_ref(), refuse).is_err());
     let again = crate::DataDir::open(&data).unwrap();
     assert_eq!(again.damage().unwrap().as_ref(), Some(&damage));
@@ -459,7 +459,7 @@ fn commits_lost_to_power_loss_are_not_damage() {
 
 #[test]
 fn failed_clean_up_does_not_undo_a_restore() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     overwrite(&data, 0, &garbage(100));
     let home = crate::DataDir::open(&data).unwrap();
     // Older than the newest three, but not directories as a restore creates them.
@@ -468,29 +468,29 @@ fn failed_clean_up_does_not_undo_a_restore() {
         fs::write(data.join("damaged").join(name), "").unwrap();
     }
     let damage = home.damage().unwrap().unwrap();
-    home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    home.restore(&damage, best_backup(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
     assert!(Store::open(&data).unwrap().pod(pod_id(1)).unwrap().is_some());
 }
 
 /// No record may have the numbers since a restore: the clock was ahead, and the new database is damaged too.
 #[test]
 fn repeated_restores_continue_the_sequence() {
-    let (_dir, data, _) = kept();
+    let (_dir, data, _) = backed_up_database();
     overwrite(&data, 0, &garbage(100));
     let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().unwrap();
-    let before = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    let before = home.restore(&damage, best_backup(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
     let given = 9_000_000_000_000_000;
     Record { first_event: given, ..before }.save(home.layout()).unwrap();
     overwrite(&data, 0, &garbage(100));
     let damage = home.damage().unwrap().unwrap();
-    let record = home.restore(&damage, best(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    let record = home.restore(&damage, best_backup(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
     assert!(record.first_event > given, "{}", record.first_event);
 }
 
 #[test]
 fn commits_in_an_intact_wal_are_kept() {
-    let (_dir, data, _) = of_two_boots();
+    let (_dir, data, _) = database_of_two_boots();
     let store = Store::open(&data).unwrap();
     let image = store.images().unwrap().remove(0).id;
     store.insert_pod(&new_pod(pod_id(3), &image, &["a"])).unwrap();

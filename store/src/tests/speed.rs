@@ -73,7 +73,7 @@ fn cost_of_each_operation() {
 
 /// The same list when each of them was on the default network, and a filter by it.
 fn with_networks(home: &Home) {
-    let networks = PodNetwork { ports: vec![], dns: Default::default(), ..whole_network() };
+    let networks = PodNetwork { ports: vec![], dns: Default::default(), ..full_network() };
     let networks = Networks::from_list(&[networks]).unwrap();
     let tx = home.store.conn.unchecked_transaction().unwrap();
     for n in 300..10_000 {

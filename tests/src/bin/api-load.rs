@@ -122,7 +122,7 @@ async fn listen(address: &str, listeners: usize, events: u64) -> Result<Value> {
         }
         let method = "/v1alpha.PublicAPI/ListenEvents";
         let stream = stream(&channel, method, ListenEventsRequest { filter: None }).await?;
-        tasks.push(tokio::spawn(hear(stream, events, Arc::clone(&counts))));
+        tasks.push(tokio::spawn(count_events(stream, events, Arc::clone(&counts))));
     }
     println!("ready");
     let mut late = Vec::new();
@@ -140,7 +140,7 @@ async fn listen(address: &str, listeners: usize, events: u64) -> Result<Value> {
 }
 
 /// One listener: from the first event until its number has grown by `events`.
-async fn hear(mut stream: Streaming<Elements>, events: u64, counts: Arc<Counts>) -> Result<Vec<u32>> {
+async fn count_events(mut stream: Streaming<Elements>, events: u64, counts: Arc<Counts>) -> Result<Vec<u32>> {
     let mut late = Vec::with_capacity(usize::try_from(events)?);
     let (mut last, mut end) = (None, u64::MAX);
     while last.is_none_or(|last| last < end) {

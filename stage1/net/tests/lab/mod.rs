@@ -202,7 +202,7 @@ impl Lab {
 
     /// Ends the pod with its namespace, then detaches it.
     pub(crate) fn end(&self, mut pod: TestPod) {
-        pod.die();
+        pod.end_process();
         self.detach(&pod).unwrap();
     }
 
@@ -234,7 +234,7 @@ impl Lab {
     }
 
     /// Asserts that no pod has any resources left, except shared ones.
-    pub(crate) fn nothing_of_pods(&self) {
+    pub(crate) fn assert_no_pod_resources(&self) {
         assert_eq!(self.kept(), Vec::<PathBuf>::new());
         until("the interfaces are gone", || {
             !self.links().iter().any(|name| name.starts_with("gt") || name.starts_with("veth"))
@@ -249,7 +249,7 @@ impl Lab {
 
     /// Asserts that garbage collection removes everything, and that a second one finds nothing.
     pub(crate) fn assert_no_garbage(&self) {
-        self.nothing_of_pods();
+        self.assert_no_pod_resources();
         pod::collect_garbage(&self.host, false).unwrap();
         assert_eq!(pod::collect_garbage(&self.host, true).unwrap(), Vec::<String>::new());
         assert_eq!(pod::check(&self.host).unwrap(), Vec::<String>::new());
@@ -275,7 +275,7 @@ impl TestPod {
     }
 
     /// Ends its process; the kernel removes the namespace once it is unused.
-    pub(crate) fn die(&mut self) {
+    pub(crate) fn end_process(&mut self) {
         if let Some(mut holder) = self.holder.take() {
             drop(holder.stdin.take());
             let _ = holder.wait();
@@ -291,7 +291,7 @@ impl TestPod {
 
 impl Drop for TestPod {
     fn drop(&mut self) {
-        self.die();
+        self.end_process();
     }
 }
 

@@ -146,7 +146,7 @@ fn same(attributes: Attributes<'_>, want: &[Tree]) -> bool {
 }
 
 /// Reads everything that can be read.
-fn devour(bytes: &[u8], depth: u32) {
+fn read_all(bytes: &[u8], depth: u32) {
     if let Ok(messages) = all(bytes) {
         for message in messages {
             let _ = message.ack();
@@ -158,7 +158,7 @@ fn devour(bytes: &[u8], depth: u32) {
         let _ = (attribute.u8(), attribute.u16(), attribute.u32(), attribute.i32(), attribute.u64(), attribute.text());
         let _ = (attribute.be32(), attribute.u64());
         if depth > 0 {
-            devour(attribute.payload, depth - 1);
+            read_all(attribute.payload, depth - 1);
         }
     }
 }
@@ -188,7 +188,7 @@ proptest! {
 
     #[test]
     fn hostile_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        devour(&bytes, 4);
+        read_all(&bytes, 4);
     }
 
     #[test]
@@ -199,6 +199,6 @@ proptest! {
         let at = at % bytes.len();
         bytes[at] = byte;
         bytes.truncate(cut % (bytes.len() + 1));
-        devour(&bytes, 4);
+        read_all(&bytes, 4);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gantry_model::{ErrorKind, Kind};
 
-use super::frame::{ARP, Hearer, IPV4, IPV6, Mac, Sender, arp, ethernet, icmpv6, ipv6, tagged, udp4, udp6};
+use super::frame::{ARP, FrameReceiver, IPV4, IPV6, Mac, Sender, arp, ethernet, icmpv6, ipv6, tagged, udp4, udp6};
 use super::space::Space;
 use super::{allowed_from, port, sample};
 use crate::nft::{AntiSpoofing, Error, Protocol, State};
@@ -133,7 +133,7 @@ fn frames() -> Vec<(bool, &'static str, Vec<u8>)> {
 }
 
 /// Sends frames with a mark at their end, one after the other; returns whether each is received.
-fn try_all(sender: &mut Sender, hearer: &Hearer, mut judge: impl FnMut(&str, bool, bool)) {
+fn try_all(sender: &mut Sender, receiver: &FrameReceiver, mut judge: impl FnMut(&str, bool, bool)) {
     static MARKS: AtomicU64 = AtomicU64::new(0xfeed_0000_0000_0000);
     let mark = || MARKS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     for (allowed, what, mut frame) in frames() {
@@ -141,29 +141,29 @@ fn try_all(sender: &mut Sender, hearer: &Hearer, mut judge: impl FnMut(&str, boo
         frame.extend(first);
         sender.send(&frame);
         sender.send(&[ethernet(A, IPV4, &udp4("10.1.0.2", 1, 1)), last.to_vec()].concat());
-        judge(what, allowed, hearer.hears(&first, &last));
+        judge(what, allowed, receiver.receives(&first, &last));
     }
 }
 
 #[test]
 fn spoofed_frames_are_dropped() {
     let lan = lan();
-    let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
+    let (mut sender, receiver) = (Sender::new(&lan.a), FrameReceiver::new(&lan.b));
     // Without anti-spoofing every frame arrives: this test can fail.
-    try_all(&mut sender, &hearer, |what, _, heard| assert!(heard, "{what}"));
+    try_all(&mut sender, &receiver, |what, _, heard| assert!(heard, "{what}"));
     let mut table = lan.host.table();
     table.ensure(&guarded()).unwrap();
     assert!(table.supports_bridge_tables().unwrap());
-    try_all(&mut sender, &hearer, |what, allowed, heard| assert_eq!(heard, allowed, "{what}"));
+    try_all(&mut sender, &receiver, |what, allowed, heard| assert_eq!(heard, allowed, "{what}"));
     // Ports without an entry are not filtered.
     let own = State {
         anti_spoofing: anti_spoofing().into_iter().filter(|(name, _)| name == "gta").collect(),
         ..State::new()
     };
     table.remove(&own).unwrap();
-    try_all(&mut sender, &hearer, |what, _, heard| assert!(heard, "{what}"));
+    try_all(&mut sender, &receiver, |what, _, heard| assert!(heard, "{what}"));
     table.add(&own).unwrap();
-    try_all(&mut sender, &hearer, |what, allowed, heard| assert_eq!(heard, allowed, "{what}"));
+    try_all(&mut sender, &receiver, |what, allowed, heard| assert_eq!(heard, allowed, "{what}"));
 }
 
 /// Legitimate traffic passes: pods and the host resolve each other's addresses, over both IP versions.
@@ -199,7 +199,7 @@ fn legitimate_traffic_passes() {
 #[test]
 fn the_gateway_cannot_be_impersonated() {
     let lan = lan();
-    let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
+    let (mut sender, receiver) = (Sender::new(&lan.a), FrameReceiver::new(&lan.b));
     let listener = bound(|| lan.host.within(|| TcpListener::bind("10.1.0.1:80")));
     let gateway = listener.local_addr().unwrap();
     let lie = ethernet(A, ARP, &arp(true, A, [10, 1, 0, 1], [10, 1, 0, 3]));
@@ -214,7 +214,7 @@ fn the_gateway_cannot_be_impersonated() {
         let mut lied = || {
             sender.send(&lie);
             sender.send(&truth);
-            hearer.hears(b"the last", b"the last");
+            receiver.receives(b"the last", b"the last");
             known().contains("02:00:00:00:00:0a")
         };
         if believed {
@@ -229,7 +229,7 @@ fn the_gateway_cannot_be_impersonated() {
 #[test]
 fn spoofed_frames_do_not_change_the_bridges_table() {
     let lan = lan();
-    let (mut sender, hearer) = (Sender::new(&lan.a), Hearer::new(&lan.b));
+    let (mut sender, receiver) = (Sender::new(&lan.a), FrameReceiver::new(&lan.b));
     lan.host.table().ensure(&guarded()).unwrap();
     for (learns, taken) in [(0, false), (1, true)] {
         lan.host.sh(&format!("ip link set gantry0 type bridge no_linklocal_learn {}", 1 - learns));
@@ -242,7 +242,7 @@ fn spoofed_frames_do_not_change_the_bridges_table() {
         }
         sender.send(&lie);
         sender.send(&[ethernet(A, IPV4, &udp4("10.1.0.2", 1, 1)), b"the last".to_vec()].concat());
-        hearer.hears(b"the last", b"the last");
+        receiver.receives(b"the last", b"the last");
         let known = lan.host.sh("bridge fdb show br gantry0 dynamic");
         let there = known.lines().any(|line| line.starts_with("02:00:00:00:00:0b dev gta "));
         assert_eq!(there, taken, "{known}");

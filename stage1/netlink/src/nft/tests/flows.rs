@@ -31,7 +31,7 @@ fn udp(space: &Space, address: &str) -> UdpSocket {
 }
 
 /// Sends `what` to `at`, and waits until `by` receives it.
-fn heard(client: &UdpSocket, at: &str, by: &UdpSocket, what: &[u8]) {
+fn assert_received(client: &UdpSocket, at: &str, by: &UdpSocket, what: &[u8]) {
     let mut buffer = [0; 64];
     // The next call reports a pending ICMP error once.
     let _ = client.take_error();
@@ -96,28 +96,28 @@ fn udp_reaches_the_pod(others: u16) {
         let own = udp(&lan.host, at);
         let (a, b) = (udp(&lan.a, of_a), udp(&lan.b, of_b));
         // A socket of the host receives, until the pod's port is published.
-        heard(&client, at, &own, b"host");
+        assert_received(&client, at, &own, b"host");
         table.add(&part(&first)).unwrap();
-        heard(&client, at, &own, b"still the host: this test can fail");
+        assert_received(&client, at, &own, b"still the host: this test can fail");
         assert_eq!(delete_on(&lan, &first, StaleFlows::Redirected), 1);
-        heard(&client, at, &a, b"a");
+        assert_received(&client, at, &a, b"a");
         assert_eq!(delete_on(&lan, &first, StaleFlows::Redirected), 0, "what leads there stays");
         // The pod dies, and another takes its place.
         table.remove(&part(&first)).unwrap();
         table.add(&part(&second)).unwrap();
-        heard(&client, at, &a, b"still a");
+        assert_received(&client, at, &a, b"still a");
         assert_eq!(delete_on(&lan, &second, StaleFlows::ToDeadPod), 0);
         assert_eq!(delete_on(&lan, &first, StaleFlows::ToDeadPod), 1);
-        heard(&client, at, &b, b"b");
+        assert_received(&client, at, &b, b"b");
         assert_eq!(delete_on(&lan, &first, StaleFlows::ToDeadPod), 0);
         // Or the first one's end was not seen.
         table.remove(&part(&second)).unwrap();
         table.add(&part(&first)).unwrap();
         assert_eq!(delete_on(&lan, &first, StaleFlows::Redirected), 1);
-        heard(&client, at, &a, b"a again");
+        assert_received(&client, at, &a, b"a again");
         table.remove(&part(&first)).unwrap();
         assert_eq!(delete_on(&lan, &first, StaleFlows::ToDeadPod), 1);
-        heard(&client, at, &own, b"the host again");
+        assert_received(&client, at, &own, b"the host again");
         delete_on(&lan, &first, StaleFlows::Redirected);
     }
 }
@@ -130,9 +130,9 @@ fn flows_of_other_ports_stay() {
     let all = ports("10.1.0.2:80", "[fd00:1::2]:80");
     // Out of the host and out of a pod to the same port, and past the port.
     let (outside, elsewhere) = (udp(&lan.outside, "192.0.2.2:8080"), udp(&lan.host, "192.0.2.1:8081"));
-    heard(&udp(&lan.host, "192.0.2.1:5000"), "192.0.2.2:8080", &outside, b"out");
-    heard(&udp(&lan.b, "10.1.0.3:5000"), "192.0.2.2:8080", &outside, b"through");
-    heard(&udp(&lan.outside, "192.0.2.2:5000"), "192.0.2.1:8081", &elsewhere, b"past");
+    assert_received(&udp(&lan.host, "192.0.2.1:5000"), "192.0.2.2:8080", &outside, b"out");
+    assert_received(&udp(&lan.b, "10.1.0.3:5000"), "192.0.2.2:8080", &outside, b"through");
+    assert_received(&udp(&lan.outside, "192.0.2.2:5000"), "192.0.2.1:8081", &elsewhere, b"past");
     // The host's own connections of TCP to it, from before.
     let address: SocketAddr = "192.0.2.1:8080".parse().unwrap();
     let own = bound(|| lan.host.within(|| TcpListener::bind(address)));
@@ -164,11 +164,11 @@ fn many_flows_are_deleted_in_batches() {
     range.forward(port("0.0.0.0", Udp, 10_000), 300, "10.1.0.2:10000".parse().unwrap(), "pod").unwrap();
     for number in 10_000..10_300 {
         let at = format!("192.0.2.1:{number}");
-        heard(&client, &at, &udp(&lan.host, &at), b"host");
+        assert_received(&client, &at, &udp(&lan.host, &at), b"host");
     }
     table.add(&range).unwrap();
     assert_eq!(delete_on(&lan, &range.ports, StaleFlows::Redirected), 300);
-    heard(&client, "192.0.2.1:10299", &udp(&lan.a, "10.1.0.2:10299"), b"a");
+    assert_received(&client, "192.0.2.1:10299", &udp(&lan.a, "10.1.0.2:10299"), b"a");
 }
 
 proptest! {

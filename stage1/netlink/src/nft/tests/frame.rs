@@ -92,15 +92,15 @@ impl Sender {
 }
 
 /// Receives frames through the `eth0` of a namespace.
-pub(super) struct Hearer(Program);
+pub(super) struct FrameReceiver(Program);
 
-impl Hearer {
+impl FrameReceiver {
     pub(super) fn new(space: &Space) -> Self {
         Self(Program::start(space, HEAR))
     }
 
     /// Whether a frame with the first of these marks arrives before one with the second, which must arrive.
-    pub(super) fn hears(&self, mark: &[u8], last: &[u8]) -> bool {
+    pub(super) fn receives(&self, mark: &[u8], last: &[u8]) -> bool {
         let hex = |mark: &[u8]| mark.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let (mark, last) = (hex(mark), hex(last));
         let mut heard = false;

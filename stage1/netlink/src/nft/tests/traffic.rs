@@ -403,11 +403,11 @@ fn an_address_of_another_network_opens_nothing() {
         table.delete().unwrap();
         state.iter().for_each(|state| table.ensure(state).unwrap());
         for (from, to) in [("10.3.0.9:0", "10.3.0.2:99"), ("[fd00:3::9]:0", "[fd00:3::2]:99")] {
-            let hearer = bound(|| lan.other.within(|| UdpSocket::bind(to)));
+            let receiver = bound(|| lan.other.within(|| UdpSocket::bind(to)));
             let sender = bound(|| lan.a.within(|| UdpSocket::bind(from)));
             sender.send_to(b"!", to).unwrap();
-            hearer.set_read_timeout(Some(if passes { MAX_PARTS } else { NEVER })).unwrap();
-            assert_eq!(hearer.recv(&mut [0]).is_ok(), passes, "{from} {to}");
+            receiver.set_read_timeout(Some(if passes { MAX_PARTS } else { NEVER })).unwrap();
+            assert_eq!(receiver.recv(&mut [0]).is_ok(), passes, "{from} {to}");
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::nft::expr::{Expr, Verdict};
 use crate::nft::rules::chains;
 
 /// A rule's expressions, through their attributes.
-fn through(expressions: &[Expr]) -> Option<Vec<Expr>> {
+fn round_trip(expressions: &[Expr]) -> Option<Vec<Expr>> {
     let mut batch = Batch::new();
     batch.push(message::NEWRULE, 0, &fixed(Family::Inet.number(), 0), |batch| {
         expr::write(batch, NFTA_RULE_EXPRESSIONS, expressions)
@@ -25,7 +25,7 @@ fn through(expressions: &[Expr]) -> Option<Vec<Expr>> {
 fn rules_round_trip() {
     for chain in Family::ALL.into_iter().flat_map(chains) {
         for rule in &chain.rules {
-            assert_eq!(through(&rule.expressions).as_ref(), Some(&rule.expressions), "{}", rule.comment);
+            assert_eq!(round_trip(&rule.expressions).as_ref(), Some(&rule.expressions), "{}", rule.comment);
         }
     }
 }
@@ -100,7 +100,7 @@ fn incoming(element: &Element) -> Vec<Incoming> {
 proptest! {
     #[test]
     fn expressions_round_trip(all in prop::collection::vec(expression(), 0..20)) {
-        prop_assert_eq!(through(&all), Some(all));
+        prop_assert_eq!(round_trip(&all), Some(all));
     }
 
     #[test]
