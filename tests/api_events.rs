@@ -67,7 +67,7 @@ fn concurrent_writers_neither_lose_nor_repeat_events() {
     let all: Vec<Vec<Event>> = listeners.iter_mut().map(|it| it.until(|event| event.id == last)).collect();
     gapless(&all[0]);
     for (one, taken) in all.iter().zip(earliest) {
-        assert_eq!(one[..], all[0][taken..], "everybody hears the same");
+        assert_eq!(one[..], all[0][taken..], "every listener receives the same");
     }
     assert_eq!(history(&api), all[0]);
     let mut count: BTreeMap<EventType, usize> = BTreeMap::new();
@@ -325,7 +325,7 @@ fn trimmed_events_are_reported_as_a_gap() {
         .windows(2)
         .map(|pair| (sequence(&pair[0]), sequence(&pair[1]), data(&pair[1], "trimmed")))
         .filter_map(|(before, after, told)| {
-            assert_eq!(told.is_some(), after != before + 1, "a gap is told, and nothing else: {before}, {after}");
+            assert_eq!(told.is_some(), after != before + 1, "only a gap is reported: {before}, {after}");
             told.map(|told| (told.parse().unwrap(), after))
         })
         .collect();
@@ -335,7 +335,7 @@ fn trimmed_events_are_reported_as_a_gap() {
     }
     // A listener that requests trimmed events is notified with the first event.
     let asked = history(&api);
-    let told: u64 = data(&asked[0], "trimmed").expect("told").parse().unwrap();
+    let told: u64 = data(&asked[0], "trimmed").expect("the gap is reported").parse().unwrap();
     assert_eq!(told + 1, sequence(&asked[0]));
     assert!(asked[1..].iter().all(|event| data(event, "trimmed").is_none()));
     gapless(&asked);

@@ -135,7 +135,7 @@ fn apps_and_images(api: &Api, it: &Three) {
             ("all of them", apps(&["web", "job"]), "a"),
             ("all of them", apps(&["web", "batch"]), ""),
             ("not a part of the name", apps(&["we"]), ""),
-            ("what no app can be called", apps(&["web", "NO NAME"]), ""),
+            ("an invalid app name", apps(&["web", "NO NAME"]), ""),
         ],
     );
     let images = |ids: &[&str]| PodFilter { image_ids: texts(ids), ..any() };
@@ -171,7 +171,7 @@ fn networks_and_annotations(api: &Api, it: &Three) {
             ("all of them", noted(&[("tier", "1"), ("k", "v")]), "a"),
             ("all of them", noted(&[("tier", "1"), ("k", "x")]), ""),
             ("no value is not any value", noted(&[("k", "")]), ""),
-            ("a key that nobody has", noted(&[("K", "v")]), ""),
+            ("a key of no pod", noted(&[("K", "v")]), ""),
             ("no part of a path or a pattern", noted(&[("$.k", "v")]), ""),
             ("quotes", noted(&[("k\"'", "v")]), ""),
         ],
@@ -188,7 +188,7 @@ fn cgroups(api: &Api, it: &Three, cgroup: &str) {
             ("any of them", exact(&["/x", cgroup]), "a"),
             ("every pod that does not run", exact(&[""]), "bc"),
             ("both", exact(&["", cgroup]), "abc"),
-            ("not what is below", exact(&[&format!("{cgroup}/web")]), ""),
+            ("not a child cgroup", exact(&[&format!("{cgroup}/web")]), ""),
         ],
     );
     let below = |list: &[&str]| PodFilter { pod_sub_cgroups: texts(list), ..any() };

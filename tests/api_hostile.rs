@@ -69,7 +69,7 @@ fn invalid_ids_are_rejected() {
     let image = g.fixture();
     let served = g.serve(&[]);
     let api = served.api();
-    // Until two ids begin with the same digit: after seventeen at the latest.
+    // Until two ids share their first digit: at most seventeen pods.
     let mut made: Vec<String> = Vec::new();
     let digit = loop {
         let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
@@ -235,9 +235,9 @@ fn ten_thousand_streams_on_one_connection_are_served() {
                 })
             })
             .collect();
-        // Streams that have begun are kept open; the others wait for a slot, and this connection has none left.
+        // Established streams stay open; the others wait for a slot, and this connection has none left.
         let held: Vec<_> = begun.into_iter().filter_map(|one| api.block_on(one).ok()?.ok()?.ok()).collect();
-        println!("{} of {STREAMS} had begun within 3 s", held.len());
+        println!("{} of {STREAMS} were established within 3 s", held.len());
         assert!((1..=1000).contains(&held.len()), "{} streams on one connection", held.len());
     });
     // And 10 000 short calls at once: each one succeeds or is refused because there are too many.
@@ -483,7 +483,7 @@ fn excess_connections_are_closed() {
     println!("{came} of 1500 idle connections");
     let begin = Instant::now();
     assert_eq!(used.info().api_version, "1.0.0-alpha");
-    assert!(begin.elapsed() < SOON, "who is connected is served: {:?}", begin.elapsed());
+    assert!(begin.elapsed() < SOON, "established connections are served: {:?}", begin.elapsed());
     drop(idle);
     let api: Api = served.api();
     assert_eq!(api.info().api_version, "1.0.0-alpha");

@@ -115,7 +115,7 @@ fn damaged(g: &Gantry, whole: &Image) {
     std::fs::remove_file(&path).unwrap();
     let served = g.serve(&[]);
     let api = served.api();
-    assert_eq!(api.list_images(Vec::new(), true).len(), 2, "it is listed all the same");
+    assert_eq!(api.list_images(Vec::new(), true).len(), 2, "it is still listed");
     let shown = api.inspect_image(id);
     assert!(shown.annotations.is_empty() && !whole.annotations.is_empty(), "its manifest is lost: {shown:?}");
     assert_eq!((&shown.id, shown.size, &shown.name), (id, whole.size, &whole.name));

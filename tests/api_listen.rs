@@ -146,7 +146,7 @@ fn several_addresses_are_served() {
     }
     assert_eq!((mode(&one), mode(&two)), (Some(0o660), Some(0o660)));
     served.end();
-    assert!(!one.exists() && !two.exists(), "what it made is gone");
+    assert!(!one.exists() && !two.exists(), "its sockets are removed");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn addresses_come_from_the_configuration() {
     let config = g.write("c.toml", &format!("listen = ['unix:{}', '127.0.0.1:0']\n", g.api_socket().display()));
     let served = Served::wait_ready(g.spawn_command(&mut g.daemon_with_default_listen(&["--config", &config])));
     let addresses = served.addresses();
-    assert_eq!(addresses.len(), 2, "the configuration says where: {addresses:?}");
+    assert_eq!(addresses.len(), 2, "the configuration lists two addresses: {addresses:?}");
     assert_eq!(served.api().info().api_version, "1.0.0-alpha");
     served.end();
     // The command line overrides the configuration.

@@ -76,9 +76,9 @@ fn complete_logs_of_an_ended_pod_are_returned() {
     api.wait_state(&pod, PodState::Garbage);
     assert_equal("garbage", &api.logs(request_for(&pod)).rest(), &all);
     for (what, request) in [
-        ("an app it has not", GetLogsRequest { app_name: "other".into(), ..request_for(&pod) }),
-        ("a name that is none", GetLogsRequest { app_name: "NO\nNAME".into(), ..request_for(&pod) }),
-        ("a pod that is not there", request_for("00000000-0000-4000-8000-000000000000")),
+        ("a missing app", GetLogsRequest { app_name: "other".into(), ..request_for(&pod) }),
+        ("an invalid name", GetLogsRequest { app_name: "NO\nNAME".into(), ..request_for(&pod) }),
+        ("a missing pod", request_for("00000000-0000-4000-8000-000000000000")),
     ] {
         let status = api.try_logs(request).map(|mut logs| logs.try_next()).unwrap_or_else(Err).unwrap_err();
         assert_eq!(status.code(), tonic::Code::NotFound, "{what}: {status}");
@@ -278,7 +278,7 @@ fn arbitrary_output_is_returned() {
     let binary = logs(&["binary"]);
     let bytes: Vec<u8> = (0..=255).collect();
     let want: Vec<_> = bytes.split(|&byte| byte == b'\n').map(String::from_utf8_lossy).collect();
-    assert_eq!(texts(&binary), want, "what is not UTF-8 is replaced, the rest is as it was");
+    assert_eq!(texts(&binary), want, "only invalid UTF-8 is replaced");
     assert_eq!(texts(&logs(&["no-newline", "half a line"])), ["half a line"]);
     assert_eq!(texts(&logs(&["seq", "print", "", "--", "print", "MESSAGE=x"])), ["", "MESSAGE=x"]);
     let words = "ü".repeat(50_000);
@@ -289,7 +289,7 @@ fn arbitrary_output_is_returned() {
     served.end();
 }
 
-/// Three lines of 2 500 000 bytes: each in several elements, of which only the first begins with a time.
+/// Three lines of 2 500 000 bytes: each in several elements, of which only the first starts with a time.
 #[track_caller]
 fn long_lines(elements: &[String]) {
     let mut lines: Vec<String> = Vec::new();

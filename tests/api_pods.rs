@@ -306,7 +306,7 @@ fn a_damaged_pod_is_listed() {
         assert_eq!(manifest.is_empty(), *kind != "whole", "{kind}: {manifest:?}");
     }
     assert!(begin.elapsed() < Duration::from_secs(10), "nothing waits for a FIFO: {:?}", begin.elapsed());
-    // The whole directory is gone: the row alone is listed too.
+    // The directory is missing: a row without a directory is listed too.
     std::fs::remove_dir_all(g.dir().join("pods").join(&pods[0])).unwrap();
     assert_eq!(api.pods().len(), kinds.len());
     assert_eq!(api.inspect_pod(&pods[0]).apps.len(), 1);
@@ -317,7 +317,7 @@ fn a_damaged_pod_is_listed() {
     end(api, served);
 }
 
-/// Asserts that a call returns at once, whatever some pod waits for.
+/// Asserts that a call returns at once, even while a pod is blocked.
 #[track_caller]
 fn at_once<T>(what: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
@@ -415,7 +415,7 @@ fn pods_being_deleted_are_listed() {
     end(api, served);
 }
 
-/// rkt's own test of its API: a pod that cannot start because its network is missing is listed all the same.
+/// rkt's own test of its API: a pod that cannot start because its network is missing is still listed.
 #[test]
 fn failed_starts_are_listed_with_their_reason() {
     let g = Gantry::new();

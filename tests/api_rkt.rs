@@ -176,11 +176,7 @@ fn every_pod_has_a_valid_appc_manifest() {
         let file = g.write("it.json", &manifest.to_string());
         let again = pod_id(&g.run(&["prepare", "--quiet", "--pod-manifest", &file]).ok());
         let apps = |manifest: &Value| manifest["apps"].clone();
-        assert_eq!(
-            apps(&manifest_of(&api.inspect_pod(&again))),
-            apps(&manifest),
-            "{row:?}: what is read is what was written"
-        );
+        assert_eq!(apps(&manifest_of(&api.inspect_pod(&again))), apps(&manifest), "{row:?}: the manifest round-trips");
     }
     drop(api);
     served.end();

@@ -129,10 +129,10 @@ fn pods_are_selected_by_name_and_filter() {
     let other = pod_id(&g.run(&["prepare", "--net=none", &g.fixture(), "--name=web"]).ok());
     assert_eq!(g.json(&["status", "web"])["id"], web.as_str());
     let _ = g
-        .run(&["stop", "web", "nobody", "db"])
+        .run(&["stop", "web", "missing", "db"])
         .exits(1)
         .stdout_contains(&db)
-        .stderr_contains(&["there is no pod 'nobody'"]);
+        .stderr_contains(&["there is no pod 'missing'"]);
     let _ = g.run(&["rm", "web"]).exits(FAILED).stderr_contains(&["2 pods", "'web'", &web, &other, "give the id"]);
 
     // wait prints an exit code per pod; inspect prints several pods as an array.

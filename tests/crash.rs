@@ -24,7 +24,7 @@ fn a_killed_supervisor_ends_its_pod() {
     assert_eq!(status["exit_code"], 137, "{status}");
     assert!(status["reason"].as_str().is_some_and(|reason| reason.contains("supervisor")), "{status}");
     g.check_invariants();
-    assert!(g.run(&["logs", &pod]).ok().stdout.contains("ignoring"), "what was written stays");
+    assert!(g.run(&["logs", &pod]).ok().stdout.contains("ignoring"), "the log is kept");
 }
 
 #[test]

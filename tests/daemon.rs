@@ -128,7 +128,7 @@ fn a_new_gantryd_replaces_a_killed_one() {
     let pid = g.supervisor(&ends);
     keeper.signal(Signal::KILL);
     let _ = keeper.wait().exits(137);
-    // No gantryd runs now, and the row says that the pod runs.
+    // No gantryd runs now, and the row's phase is Running.
     g.run(&["kill", "-s", "SIGTERM", &ends]).succeeded();
     let gone = PathBuf::from(format!("/proc/{pid}"));
     wait_for("the supervisor to be gone", || (!gone.exists()).then_some(()));

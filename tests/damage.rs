@@ -364,7 +364,7 @@ fn unrecoverable_pod_directories_are_set_aside() {
         assert!(g.dir().join("lost-pods").join(lost).join("plan.json").exists());
     }
     let log = g.dir().join("lost-pods").join(&exited).join("logs");
-    assert!(log.is_dir(), "what it wrote stays");
+    assert!(log.is_dir(), "its log is kept");
     // The plan of the running pod suffices.
     assert_eq!(g.status(&running)["phase"], "running");
     assert_eq!(g.list().len(), 1);
@@ -389,8 +389,8 @@ fn pods_without_image_rows_keep_their_layers() {
     let before = trees();
     g.run(&["image", "gc", "--grace-period=0s"]).succeeded();
     g.run(&["gc"]).succeeded();
-    assert!(before > 0 && trees() == before, "its roots stand on them");
-    // The pod's image is available again: nothing is damaged now, and the pod is found all the same.
+    assert!(before > 0 && trees() == before, "its root file systems use them");
+    // The pod's image is available again: nothing is damaged now, and the pod is still found.
     fs::remove_dir(&blobs).unwrap();
     fs::rename(&away, &blobs).unwrap();
     let mut keeper = daemon(&g, NEVER);
@@ -414,7 +414,7 @@ fn a_killed_restore_is_completed() {
     fs::create_dir(g.dir().join("tmp/restore-0")).unwrap();
     fs::write(g.dir().join("tmp/restore-0/gantry.db"), "half of it").unwrap();
     let _ = g.run(&["list"]).exits(125).stderr_contains(&["missing", "gantryd"]);
-    assert!(!db(g, "").exists(), "nobody makes a new one");
+    assert!(!db(g, "").exists(), "no command creates a new one");
     let mut keeper = daemon(g, HOURLY);
     keeper.wait_for_stderr("info: keeping");
     world.assert_restored(true);

@@ -61,7 +61,7 @@ fn killed_prepare(g: &Gantry, image: &str) {
     });
     prepare.signal(Signal::KILL);
     let _ = prepare.wait();
-    wait_for("somebody to notice", || g.list().iter().any(|pod| pod["phase"] == "aborted-prepare").then_some(()));
+    wait_for("the abort to be noticed", || g.list().iter().any(|pod| pod["phase"] == "aborted-prepare").then_some(()));
     g.remove_all();
     must("remove the fifo", std::fs::remove_file(fifo));
 }
@@ -350,7 +350,7 @@ fn followers_end_at_their_deadline_or_on_sigpipe() {
     let mut command = g.command(&["events", "-f", "--since=1h"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
-    let status = wait_for("the end of a follower nobody reads", || child.try_wait().unwrap());
+    let status = wait_for("the end of a follower without a reader", || child.try_wait().unwrap());
     assert_eq!(status.code(), Some(141));
     let mut said = String::new();
     std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
@@ -417,7 +417,7 @@ fn trimming_by_gantryd_is_reported_as_a_gap() {
     assert_eq!((since.len(), &since[0]["trimmed"]), (1000, &Value::from(117)));
     assert!(since[1]["trimmed"].is_null());
     let exits = events(&g, &["--since=1h", "--filter=type=pod-exited"]);
-    assert_eq!(exits[0]["trimmed"], 117, "told with the first that is shown");
+    assert_eq!(exits[0]["trimmed"], 117, "reported with the first event shown");
     let _ = g.run(&["events", "--since=1h"]).ok().stderr_contains(&["events up to number 117 are missing"]);
     let none = g.run(&["events", "--since=1h", "--filter=app=none", "-o", "json"]).ok();
     assert!(none.stdout.is_empty() && none.stderr.contains("117"), "{none}");

@@ -230,7 +230,7 @@ fn lines_of_several_apps_are_prefixed() {
     assert!(out.stdout.ends_with("[b] x"), "{:?}", &out.stdout[out.stdout.len() - 100..]);
 }
 
-/// A prompt has no newline. With several apps it is printed nevertheless, and another app's output begins a new line.
+/// A prompt has no newline. With several apps it is printed nevertheless, and another app's output starts a new line.
 #[test]
 fn prompts_of_several_apps_are_shown() {
     let g = Gantry::new();

@@ -64,7 +64,7 @@ impl Target {
         out.stderr_contains(&[])
     }
 
-    /// Fetches a layer that must be refused with a message that contains all of `says`.
+    /// Fetches a layer that must be rejected with a message that contains all of `says`.
     #[track_caller]
     fn refuses(&self, what: &str, layer: Layer, says: &[&str]) {
         let out = self.fetch(image_with(layer));

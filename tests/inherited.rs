@@ -1,4 +1,4 @@
-//! Processes of a pod inherit nothing from the caller except what the command line asks for.
+//! Processes of a pod inherit from the caller only what the command line requests.
 
 use std::process::Command;
 

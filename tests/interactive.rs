@@ -214,7 +214,7 @@ fn exec_can_be_detached_from() {
     });
     let host_pid = rustix::process::Pid::from_raw(host_pid.unwrap().parse().unwrap()).unwrap();
     rustix::process::kill_process(host_pid, Signal::USR1).unwrap();
-    wait_for("the program to write and go on", || {
+    wait_for("the program to write and continue", || {
         (g.run(&["exec", &pod, "--", "/bin/app", "stat", "/tmp/done"]).code == 0).then_some(())
     });
 }

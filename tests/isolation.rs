@@ -100,7 +100,7 @@ fn sensitive_paths_are_masked_or_read_only() {
     let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/full2"]).ok();
     // Outside of /dev, device nodes cannot be opened, whether created by the app or part of the image.
     let _ = g.app(&["--cap-add=MKNOD"], &["mknod-try", "/tmp/full"]).exits(3).stdout_contains("open: EACCES");
-    // No app can open the host's console, whatever node it has.
+    // No app can open the host's console through any device node.
     let _ =
         g.app(&["--cap-add=MKNOD"], &["mknod-try", "/dev/console2", "5", "1"]).exits(3).stdout_contains("open: EPERM");
     assert_eq!(g.app(&[], &["ls", "/sys/dev/block"]).ok().stdout, "");
@@ -300,7 +300,7 @@ fn unusual_roots_start_or_are_rejected() {
         let image = g.import(&format!("strange-{i}"), &image);
         let out = g.run(&["run", "--net=none", "--user=nobody", &image, "--", "true"]);
         let by_number = g.run(&["run", "--net=none", "--user=1:1", &image, "--", "true"]);
-        assert!(out.code == 125, "{what}: nobody is known to no file here: {out}");
+        assert!(out.code == 125, "{what}: no file here defines the user nobody: {out}");
         assert!(matches!(by_number.code, 0 | 125), "{what}: {by_number}");
     }
 }

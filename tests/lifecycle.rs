@@ -8,7 +8,7 @@ fn run_shows_the_output_of_the_app() {
     let g = Gantry::new();
     let out = g.app(&[], &["args", "one", "two words", ""]).ok();
     assert_eq!(out.stdout, "[\"one\",\"two words\",\"\"]\n");
-    assert_eq!(out.stderr, "", "run says nothing of its own");
+    assert_eq!(out.stderr, "", "run itself prints nothing");
 }
 
 #[test]

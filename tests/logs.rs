@@ -13,7 +13,7 @@ fn output_arrives_in_order() {
         assert!(line.starts_with(&format!("line {i:06}")), "line {i} is {line}");
     }
     let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
-    assert_eq!(g.run(&["logs", &pod]).ok().bytes, out.bytes, "the log is what was shown");
+    assert_eq!(g.run(&["logs", &pod]).ok().bytes, out.bytes, "the log equals the output");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn following_crosses_rotation_until_the_pod_ends() {
     let follow = g.spawn(&["logs", "--follow", &pod]);
     let out = follow.wait().ok();
     assert!(log_dir(&g, &pod).join("0.log.2").exists(), "it was rotated");
-    assert!(!log_dir(&g, &pod).join("0.log.3").exists(), "what was shown first is deleted by now");
+    assert!(!log_dir(&g, &pod).join("0.log.3").exists(), "the oldest file is deleted by now");
     assert_eq!(out.stdout.lines().count(), 4000);
     for (i, line) in out.stdout.lines().enumerate() {
         assert!(line.starts_with(&format!("line {i:06}")), "line {i} is {line}");

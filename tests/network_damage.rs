@@ -40,7 +40,7 @@ fn gantryd_restores_flushed_rules() {
     let (before, rules) = (tables(&space), space.host().rules());
     assert!(!before.is_empty());
     let table = before.iter().find(|table| table.starts_with("table inet gantry")).cloned();
-    let table = table.unwrap_or_else(|| panic!("no table of ours: {before:?}"));
+    let table = table.unwrap_or_else(|| panic!("no table of gantry's: {before:?}"));
     let name = table.trim_start_matches("table ");
     for harm in ["nft flush ruleset".to_owned(), format!("nft delete table {name}"), format!("nft flush table {name}")]
     {
@@ -52,7 +52,7 @@ fn gantryd_restores_flushed_rules() {
     // Tables of other programs are ignored.
     space.host().sh("nft add table inet others && nft delete table inet others");
     let out = daemon.terminate();
-    assert!(out.stderr.contains("nft"), "it says what happened: {out}");
+    assert!(out.stderr.contains("nft"), "it names the cause: {out}");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_reboot_ends_all_networks() {
     space.host().sh("nft flush ruleset");
     g.wait_state(&pod, "exited");
     let _ = g.run(&["gc"]).ok();
-    assert!(!leases(other).exists(), "the leases of another boot are there");
+    assert!(!leases(other).exists(), "leases of another boot remain");
     g.check_invariants();
     let again = g.networked(&["--net=default:IP=10.121.5.5", "-p", "8080:7000"], &["sleep", "forever"]);
     assert_eq!(g.ip4(&again), "10.121.5.5");
@@ -265,7 +265,7 @@ fn a_damaged_record_does_not_block_other_pods() {
         let torn = fs::write(&record, damage);
         assert!(torn.is_ok(), "{torn:?}");
         g.wait_state(&pod, "exited");
-        // The first gc reports that the record is unreadable, and releases the pod's resources all the same.
+        // The first gc reports that the record is unreadable, and still releases the pod's resources.
         let _ = g.run(&["gc"]);
         let _ = g.run(&["gc"]).ok();
         assert!(!record.exists(), "{damage:?} stays");
@@ -419,7 +419,7 @@ fn bridges_of_other_data_directories_are_not_used() {
     let pod = other.server(&["--net=second", "-p", "8080:7000"], "7000");
     assert!(space.outside().ask("tcp", HOST4, 8080).contains(&other.ip4(&pod)));
     let _ = other.run(&["gc"]).ok();
-    assert!(space.host().links().contains("gantry0"), "it swept what is another's");
+    assert!(space.host().links().contains("gantry0"), "it removed a bridge of another owner");
     drop(other);
 }
 

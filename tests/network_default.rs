@@ -78,7 +78,7 @@ fn pods_reach_pods_the_host_and_the_outside() {
             let masked = place.ask(protocol, outside, 7002);
             assert!(masked.starts_with(&format!("from {host} ")), "the outside sees the host, not {masked}");
         }
-        // A UDP reply would come from the gateway's address.
+        // A UDP reply would have the gateway's address as its source.
         assert!(place.ask("tcp", host, 7001).starts_with(&from_own), "pod to host");
     }
 }
@@ -276,7 +276,7 @@ fn prepared_pods_are_attached_when_they_run() {
     g.run(&["run-prepared", "--detach", "--net=default", &pod]).succeeded();
     assert!(g.ip4(&pod).starts_with("10.121."));
     let manifest = g.run(&["cat-manifest", &pod]).ok().json();
-    assert_eq!(manifest["net"], "default", "the manifest tells what the pod was run with");
+    assert_eq!(manifest["net"], "default", "the manifest has the pod's networks");
 }
 
 #[test]
@@ -436,7 +436,7 @@ fn forwarding_is_confined_to_running_pods() {
     let _ = other.network_namespace(&theirs).ask("tcp", "198.51.100.1", 8080);
     other.run(&["rm", "--force", &theirs]).succeeded();
     g.run(&["stop", &pod]).succeeded();
-    wait_for("the host to be as it was", || (host.sh(SWITCHES) == before).then_some(()));
+    wait_for("the host's settings to be restored", || (host.sh(SWITCHES) == before).then_some(()));
     routes_nothing();
     // On a host that is already a router, forwarding is not confined.
     host.sh("echo 1 >/proc/sys/net/ipv4/ip_forward");
@@ -446,6 +446,6 @@ fn forwarding_is_confined_to_running_pods() {
     outside.assert_unreachable("tcp", inner6, 7000);
     g.run(&["stop", &pod]).succeeded();
     wait_for("the bridge to go", || (!host.links().contains("gantry0")).then_some(()));
-    wait_for("the host to be as it was", || (host.sh(SWITCHES) == before).then_some(()));
+    wait_for("the host's settings to be restored", || (host.sh(SWITCHES) == before).then_some(()));
     let _ = outside.ask("tcp", inner4, 7000);
 }

@@ -23,7 +23,7 @@ fn file(g: &Gantry, flags: &[&str], path: &str) -> String {
     g.client(flags, &["cat", path]).ok().stdout
 }
 
-/// The lines that begin with a word, without that word.
+/// The lines that start with a word, without that word.
 fn lines<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
     let words = text.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
     words.filter(|(first, _)| *first == word).map(|(_, rest)| rest.trim()).collect()
@@ -133,7 +133,7 @@ fn hosts_file_lists_names_of_the_pod() {
     assert_eq!(g.client(&["--hosts-entry=10.9.8.7=one"], &["resolve", "one"]).ok().text(), "10.9.8.7");
     let pod = g.networked(&[], &["sleep", "forever"]);
     let name = g.run(&["exec", &pod, "--", "/bin/app", "hostname"]).ok();
-    assert!(name.text().contains(&pod[..8]), "the default name says whose it is: {name}");
+    assert!(name.text().contains(&pod[..8]), "the default name contains the pod id: {name}");
 }
 
 #[test]

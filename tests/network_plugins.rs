@@ -287,14 +287,14 @@ fn a_failed_del_is_retried() {
         liar.behave("1.0.0", &json!({ "DEL": how }));
         let pod = liar.g.networked(&["--net=default,liar"], &["sleep", "forever"]);
         liar.g.run(&["stop", &pod]).succeeded();
-        // The pod ends all the same.
+        // The pod still ends.
         liar.g.wait_state(&pod, "exited");
         let record = liar.g.dir().join("pods").join(&pod).join("network.json");
-        assert!(record.exists(), "{how}: what is left is not written down");
+        assert!(record.exists(), "{how}: the remaining resources are not recorded");
         let doctor = liar.g.run(&["doctor"]);
         assert!(format!("{doctor}").contains(&format!("{pod} is exited and may still have")), "{how}: {doctor}");
         let _ = liar.g.run(&["gc", "--grace-period=0s"]);
-        assert!(record.exists(), "{how}: nobody knows what is left");
+        assert!(record.exists(), "{how}: the remaining resources are unknown");
         liar.behave_well();
         let _ = liar.g.run(&["gc", "--grace-period=0s"]);
         let _ = liar.g.run(&["gc", "--grace-period=0s"]).ok();

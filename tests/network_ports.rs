@@ -22,7 +22,7 @@ fn a_published_port_is_reachable_from_everywhere() {
     for protocol in ["tcp", "udp"] {
         for (address, from) in [(HOST4, OUTSIDE4), (HOST6, OUTSIDE6)] {
             let seen = outside.ask(protocol, address, 8080);
-            assert!(seen.starts_with(&format!("from {from} ")), "the pod sees who asks: {seen}");
+            assert!(seen.starts_with(&format!("from {from} ")), "the pod sees the client's address: {seen}");
             // From the host itself, from another pod, and from the pod itself.
             for place in [host, &other_place, &itself] {
                 let _ = place.ask(protocol, address, 8080);
@@ -36,7 +36,7 @@ fn a_published_port_is_reachable_from_everywhere() {
         outside.assert_unreachable(protocol, HOST4, 8081);
         outside.assert_unreachable(protocol, HOST4, 7000);
     }
-    // Forwarded packets for other hosts are not redirected, whatever their port.
+    // Forwarded packets for other hosts are never redirected.
     let _far = outside.serve(8080);
     assert!(other_place.ask("tcp", OUTSIDE4, 8080).starts_with(&format!("from {HOST4} to {OUTSIDE4}")));
 }
@@ -138,7 +138,7 @@ fn publishing_a_port_in_use_fails() {
 fn server_pid(space: &Space, port: u16) -> String {
     let text = space.host().sh(&format!("ss -Hltnp 'sport = :{port}'"));
     let pid = text.split_once("pid=").and_then(|(_, rest)| rest.split_once(','));
-    pid.unwrap_or_else(|| panic!("nobody listens on {port}: {text}")).0.to_owned()
+    pid.unwrap_or_else(|| panic!("no process listens on {port}: {text}")).0.to_owned()
 }
 
 #[test]
@@ -234,13 +234,13 @@ fn published_ports_require_a_forwarding_network() {
     g.conflist("plain", &plain);
     let _ =
         g.run(&["run", "--net=plain", "-p", "8080:80", &image, "--", "true"]).exits(FAILED).stderr_contains(&["port"]);
-    // With a network that forwards ports, that network publishes the port, whatever its position.
+    // With a network that forwards ports, that network publishes the port, independent of its position.
     let pod = g.server(&["--net=plain,default", "-p", "8080:7000"], "7000");
     let _ = space.host().ask("tcp", "127.0.0.1", 8080);
     let attached = g.network_status(&pod);
     let ports = |at: usize| attached[at]["ports"].as_array().map_or(0, Vec::len);
     assert_eq!((ports(0), ports(1)), (0, 1), "{attached:?}");
-    // A restricted network forwards too, although nothing else is let in.
+    // A restricted network forwards published ports too, although it blocks everything else.
     let restricted = g.server(&["--net=default-restricted", "-p", "8081:7000"], "7000");
     assert!(space.host().ask("tcp", HOST4, 8081).contains(&g.ip4(&restricted)));
 }
@@ -284,7 +284,7 @@ fn a_free_port_is_chosen_reported_and_held() {
     let (first, out) = start();
     let (tcp, udp) = (published(&g, &first, "7000"), published(&g, &first, "7000/udp"));
     for told in [format!("published {tcp}->7000/tcp"), format!("published 127.0.0.1:{udp}->7000/udp")] {
-        assert!(out.stderr.contains(&told), "'{told}' is not told: {out}");
+        assert!(out.stderr.contains(&told), "'{told}' is not reported: {out}");
     }
     for address in [HOST4, HOST6] {
         assert!(space.outside().ask("tcp", address, tcp).contains(" to "));

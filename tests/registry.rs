@@ -75,7 +75,7 @@ fn images_run_by_tag_and_digest() {
     assert_eq!(list[0]["names"][0], by_tag.as_str());
     for layer in &image.layers {
         let path = format!("/v2/team/fixture/blobs/{}", gantry_fixtures::digest(&layer.blob));
-        assert_eq!(registry.gets(&path), 1, "a layer that is there was fetched again");
+        assert_eq!(registry.gets(&path), 1, "a present layer was fetched again");
     }
     // Another gantry with an empty store.
     let fresh = Gantry::new();
@@ -192,7 +192,7 @@ fn pull_policies_when_a_tag_moves() {
     let _ = g.run(&["fetch", "--quiet", &name]).exits(FAILED).stderr_contains(&[&registry.host(), "refused"]);
     for quiet in [&[][..], &["--quiet"]] {
         let offline = g.run(&[&["fetch", "--pull-policy=newer"], quiet, &[&name]].concat()).ok();
-        assert_eq!(offline.text(), new.id(), "what is in the store is the best there is");
+        assert_eq!(offline.text(), new.id(), "offline, the image in the store is used");
         let warned =
             offline.stderr.lines().any(|line| line.starts_with("warning: ") && line.contains(&registry.host()));
         assert!(warned, "silently: {offline}");

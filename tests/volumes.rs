@@ -285,7 +285,7 @@ fn named_volumes_are_listed_and_removed() {
     let g = Gantry::new();
     assert_eq!(g.json(&["volume", "list"]), serde_json::json!([]));
     assert_eq!(g.run(&["volume", "create", "--label=k=v", "data", "idle"]).ok().stdout, "data\nidle\n");
-    assert_eq!(g.run(&["volume", "create", "data"]).ok().stdout, "data\n", "it stays as it is");
+    assert_eq!(g.run(&["volume", "create", "data"]).ok().stdout, "data\n", "it is unchanged");
     let image = g.fixture();
     let prepared = pod_id(&g.run(&["prepare", "-v", "data:/d", &image]).ok());
     let running =

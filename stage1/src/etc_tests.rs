@@ -98,7 +98,7 @@ fn dns_servers_come_from_the_first_source() {
         gateway,
         "nameserver 10.1.0.1\nnameserver 8.8.8.8\nsearch lan\n",
     );
-    // The host's servers, without those that only the host can reach.
+    // The host's servers, except ones that only the host can reach.
     let mixed = "nameserver 127.0.0.1\nnameserver ::1\nnameserver 10.0.0.53\nnameserver 0.0.0.0\n";
     check(&plan, &host(mixed), &v4, None, "nameserver 10.0.0.53\n");
     check(&plan, &host(STUB), &v4, None, "nameserver 9.9.9.9\nsearch corp.example\noptions edns0 trust-ad\n");

@@ -15,7 +15,7 @@ struct Fixture {
     helper: Child,
 }
 
-/// A child of this process that writes `bytes` (octal escapes of printf(1)) to the socket and goes on with `command`.
+/// A child of this process that writes `bytes` (octal escapes of printf(1)) to the socket and then runs `command`.
 fn spawn(their_end: &OwnedFd, bytes: &str, command: &str) -> Child {
     let script = format!("printf '{bytes}' >&0; {command}");
     let stdin = Stdio::from(rustix::io::dup(their_end).unwrap());

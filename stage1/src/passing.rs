@@ -88,7 +88,7 @@ mod tests {
         assert_eq!((end.bytes, end.fds.len()), (0, 0));
     }
 
-    /// In a process of its own: the limit is the whole test program's.
+    /// Runs in a process of its own, because the limit applies to the whole test program.
     #[test]
     fn descriptor_exhaustion_is_an_error() {
         let here = "passing::tests::descriptor_exhaustion_is_an_error";

@@ -103,7 +103,7 @@ mod tests {
     fn the_keeper_lock_is_exclusive_and_survives_collection() {
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(&home.path().join("data")).unwrap();
-        let Keeper::Ours(lock) = store.lock_keeper().unwrap() else { panic!("nobody had it") };
+        let Keeper::Ours(lock) = store.lock_keeper().unwrap() else { panic!("the lock is free") };
         store.sweep_images().unwrap();
         let second = store.lock_keeper().unwrap();
         assert!(matches!(second, Keeper::Other { pid } if pid == Some(std::process::id())), "{second:?}");

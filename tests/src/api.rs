@@ -144,7 +144,7 @@ impl Served {
         let status = std::fs::read_to_string(&path).unwrap_or_default();
         let found =
             status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
-        found.unwrap_or_else(|| panic!("{path} says nothing of memory: {status}"))
+        found.unwrap_or_else(|| panic!("{path} has no memory size: {status}"))
     }
 
     /// Terminates gantryd, which must exit within five seconds with code 0 and without an error.

@@ -96,7 +96,7 @@ fn check_app(app: &Value) -> Checked {
     ];
     let app = object("app", app, &fields)?;
     for word in list(app, "exec")? {
-        word.as_str().ok_or("a word of exec is no text")?;
+        word.as_str().ok_or("an element of exec is not a string")?;
     }
     not_empty("user", text(app, "user")?)?;
     not_empty("group", text(app, "group")?)?;
@@ -269,7 +269,7 @@ fn check_labels(labels: &[Value]) -> Checked {
     }
     match (os, arch) {
         (Some("linux"), Some(arch)) if !LINUX.contains(&arch) => Err(format!("bad arch {arch} for linux")),
-        (Some("freebsd" | "darwin"), Some(arch)) => Err(format!("no image of ours: {arch}")),
+        (Some("freebsd" | "darwin"), Some(arch)) => Err(format!("not an image for Linux: {arch}")),
         (None, _) | (Some("linux" | "freebsd" | "darwin"), _) => unique("label", labels),
         (Some(os), _) => Err(format!("bad os {os}")),
     }

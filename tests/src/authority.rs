@@ -172,7 +172,7 @@ impl Authority {
             Ok(output) if output.status.success() => {}
             Ok(output) => panic!("openssl {args:?}: {}", String::from_utf8_lossy(&output.stderr)),
             Err(error) => {
-                panic!("cannot start openssl ({error}); install what the tests need with `./dev setup tests`")
+                panic!("cannot start openssl ({error}); run `./dev setup tests` to install it")
             }
         }
     }

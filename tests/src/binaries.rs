@@ -53,7 +53,7 @@ fn find() -> Result<Binaries> {
     })
 }
 
-/// The CNI plugin that fails, hangs and lies as its configuration says (`stage1/net/examples/cni-liar.rs`).
+/// The CNI plugin that fails, hangs and lies as configured (`stage1/net/examples/cni-liar.rs`).
 ///
 /// # Panics
 /// When it cannot be built.

@@ -82,7 +82,7 @@ impl DebianRegistry {
         if (0..TRIES).any(|_| registry.serve()) {
             return registry;
         }
-        panic!("docker-registry does not start; it says:\n{}", registry.log());
+        panic!("docker-registry does not start; its log:\n{}", registry.log());
     }
 
     /// Starts the process; false if it exited at once.
@@ -230,7 +230,7 @@ impl Drop for DebianRegistry {
 }
 
 fn missing(program: &str, error: &std::io::Error) -> String {
-    format!("cannot start {program} ({error}); install what the tests need with `./dev setup tests`")
+    format!("cannot start {program} ({error}); run `./dev setup tests` to install it")
 }
 
 /// Writes an OCI layout whose tag `latest` is an index of these images, each with its platform.

@@ -42,7 +42,7 @@ pub enum Fault {
     NoLength(usize, Vec<u8>),
     /// Ignores the requested range and sends all content.
     IgnoreRange,
-    /// Sends a range that begins one byte early.
+    /// Sends a range that starts one byte early.
     WrongRange,
 }
 
@@ -141,7 +141,7 @@ impl FaultyRegistry {
         digest
     }
 
-    /// Serves a whole image, and returns the digest of its manifest.
+    /// Serves a complete image, and returns the digest of its manifest.
     pub fn put_image(&self, repository: &str, tag: &str, image: &Image) -> String {
         self.put_blob(repository, &image.config);
         for layer in &image.layers {
@@ -233,7 +233,7 @@ fn read_request(stream: &mut TcpStream) -> std::io::Result<Option<RecordedReques
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") {
-        // 0x16 begins a TLS handshake.
+        // A TLS handshake starts with 0x16.
         if stream.read(&mut byte)? == 0 || (head.is_empty() && byte[0] == 0x16) || head.len() > 64 << 10 {
             return Ok(None);
         }

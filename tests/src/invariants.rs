@@ -1,4 +1,4 @@
-//! The invariants of ARCHITECTURE.md, as far as they are visible from outside.
+//! The invariants of ARCHITECTURE.md that are visible from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,7 @@ impl Gantry {
     /// running pods; wrong permissions; any finding of `doctor`.
     ///
     /// # Panics
-    /// With the whole list of findings.
+    /// With the list of all findings.
     #[track_caller]
     pub fn check_invariants(&self) {
         let doctor = self.run(&["doctor", "--deep"]);
@@ -89,7 +89,7 @@ impl Gantry {
             let whole = |line: &str| line.split(' ').nth(2).is_some_and(|tag| tag.starts_with('F'));
             !(text.is_empty() || text.ends_with('\n') && text.lines().last().is_some_and(whole))
         })
-        .map(|path| leftover("log without a whole last line", &path))
+        .map(|path| leftover("log without a complete last line", &path))
         .collect()
     }
 

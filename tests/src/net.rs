@@ -73,7 +73,7 @@ impl NetworkNamespace {
             .spawn();
         let mut child = match child {
             Ok(child) => child,
-            Err(error) => panic!("cannot run unshare: {error}; `./dev setup tests` installs what the tests need"),
+            Err(error) => panic!("cannot run unshare: {error}; run `./dev setup tests` to install it"),
         };
         let mut said = String::new();
         let read = child.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut said));
@@ -322,7 +322,7 @@ fn host_end(pod: &str) -> String {
     format!("gt{hex}")
 }
 
-/// Installs the plugin that fails, hangs and lies as its configuration says (`"behave": {"ADD": "hang"}`, `"log":
+/// Installs the plugin that fails, hangs and lies as configured (`"behave": {"ADD": "hang"}`, `"log":
 /// PATH`) in a directory, as `cni-liar`.
 ///
 /// # Panics

@@ -39,7 +39,7 @@ impl Out {
 
     /// Fails the test unless the exit code is 0.
     #[track_caller]
-    #[must_use = "look at what it said, or call `succeeded`"]
+    #[must_use = "check the output, or call `succeeded`"]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, 0, "expected success of {self}");
         self

@@ -173,7 +173,7 @@ impl Running {
         self.ended = true;
         let duration = self.begin.elapsed();
         // The pipes are open only if the command left a process behind.
-        wait_for(&format!("everybody to close the output of {}", self.command), || {
+        wait_for(&format!("all processes to close the output of {}", self.command), || {
             (self.stdout.reader.is_finished() && self.stderr.reader.is_finished()).then_some(())
         });
         let (stdout, stderr) = (self.stdout.so_far(), self.stderr.so_far());

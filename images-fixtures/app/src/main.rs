@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn verbs_are_unique() {
         for (i, verb) in VERBS.iter().enumerate() {
-            assert!(VERBS[..i].iter().all(|other| other.name != verb.name), "{} is there twice", verb.name);
+            assert!(VERBS[..i].iter().all(|other| other.name != verb.name), "{} is listed twice", verb.name);
         }
     }
 }

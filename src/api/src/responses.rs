@@ -217,7 +217,7 @@ mod tests {
         let mut body = PartsBody { body, rest: Bytes::new(), _permits: held };
         let (mut cx, mut seen, mut parts) = (Context::from_waker(std::task::Waker::noop()), Vec::new(), 0);
         loop {
-            let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(&mut cx) else { panic!("all of it is there") };
+            let Poll::Ready(frame) = Pin::new(&mut body).poll_frame(&mut cx) else { panic!("no frame is ready") };
             match frame.unwrap().unwrap().into_data() {
                 Ok(data) => {
                     assert!(data.len() <= MAX_PART);

@@ -324,7 +324,7 @@ mod tests {
         let (source, app_out) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let app = std::thread::spawn(move || {
-            // Writes more than a pipe holds before it reads anything: a relay that blocks would stand still.
+            // Writes more than a pipe holds before it reads anything: a blocking relay would deadlock.
             std::fs::File::from(app_out).write_all(&vec![b'y'; 300_000]).unwrap();
             let mut read = Vec::new();
             std::fs::File::from(app_in).read_to_end(&mut read).unwrap();

@@ -126,14 +126,14 @@ mod tests {
             assert!(!text.ends_with('.') && !text.contains("  "), "{group} {word}: {text}");
             for words in advised(text) {
                 let command = root.find_subcommand(words[0]);
-                assert!(command.is_some(), "{group} {word}: there is no 'gantry {}'", words[0]);
+                assert!(command.is_some(), "{group} {word}: 'gantry {}' does not exist", words[0]);
                 if let Some(group) = command.filter(|command| command.has_subcommands()) {
-                    assert!(group.find_subcommand(words[1]).is_some(), "{word}: there is no {words:?}");
+                    assert!(group.find_subcommand(words[1]).is_some(), "{word}: {words:?} does not exist");
                 }
             }
         }
         let mut known: Vec<_> = WORDS.iter().map(|(group, word, _)| (group, word)).collect();
         known.sort_unstable();
-        assert!(known.windows(2).all(|pair| pair[0] != pair[1]), "a word is there twice");
+        assert!(known.windows(2).all(|pair| pair[0] != pair[1]), "a word is listed twice");
     }
 }

@@ -162,7 +162,7 @@ fn images_are_filtered_by_each_field() {
         (labels(&[("tier", "db"), ("tier", "ops")]), &[]),
         (labels(&[("nothing", "")]), &[]),
         (labels(&[("tier", "DB")]), &[]),
-        // The tag, of each name, whatever the configuration calls its version.
+        // The tag of each name, independent of the configuration's version label.
         (labels(&[("version", "own")]), &[]),
         (labels(&[("version", "3")]), &[0]),
         (labels(&[("version", "1")]), &[1]),
@@ -246,7 +246,7 @@ fn image_views_show_manifest_and_configuration() {
     assert_eq!((view(&two).name.as_str(), view(&two).version.as_str()), ("k8s.io/etcd-backup", "1"));
     assert_eq!((view(&none).name.as_str(), view(&none).version.as_str()), ("", "latest"));
     assert!(matches!(home.observer.image(&home.blob(b"x")), Err(ImageError::NotFound(_))));
-    // ImageCache: the blobs are not read again. A new name is seen all the same.
+    // ImageCache: the blobs are not read again. A new name is visible nevertheless.
     std::fs::remove_file(home.blob_path(&one)).unwrap();
     assert!(!view(&one).manifest.is_empty());
     assert!(home.store.untag("k8s.io/etcd-backup:1").unwrap());
@@ -274,7 +274,7 @@ fn damaged_images_are_listed_until_repaired() {
     assert_eq!(home.observer.image(&one).unwrap().manifest, whole);
 }
 
-/// Whatever file is in the place of a pod's directory or manifest, the pod is listed; and a FIFO is not opened, which
+/// A pod is listed whatever kind of file replaces its directory or manifest; a FIFO is not opened, which
 /// would unblock a writer that waits for a reader.
 #[test]
 fn damaged_pods_are_listed() {

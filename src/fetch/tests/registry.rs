@@ -303,7 +303,7 @@ fn tokens_are_requested_and_used() {
     bench.assert_fetched("anonymous token", bench.fetch());
     let seen = bench.registry.seen();
     let token: Vec<_> = seen.iter().filter(|seen| seen.path == "/token").collect();
-    assert_eq!(token.len(), 1, "one token for the whole run");
+    assert_eq!(token.len(), 1, "one token for all requests");
     assert_eq!(token[0].query, "service=faulty&scope=repository%3Aapp%3Apull");
     assert!(!token[0].headers.contains_key("authorization"));
 }
@@ -393,7 +393,7 @@ fn present_images_are_not_fetched_again() {
     bench.assert_fetched("first", bench.fetch());
     let requests = bench.registry.seen().len();
     bench.assert_fetched("again", bench.fetch());
-    assert_eq!(bench.registry.seen().len(), requests, "policy new asks nobody");
+    assert_eq!(bench.registry.seen().len(), requests, "policy new sends no request");
     let fetched = bench.fetch_as("app:latest", PullPolicy::Update, &Silent).unwrap();
     assert_eq!(fetched.downloaded, 0);
     // Another image on the same base: only the new layer is fetched.
@@ -512,7 +512,7 @@ fn vanished_layers_are_fetched_again() {
     let fetched = bench.fetch_as("app:more", PullPolicy::New, &Collector(tree.clone())).unwrap();
     assert_eq!(fetched.image.id.to_string(), digest(&more.manifest));
     assert_eq!(std::fs::read(tree.join("small")).unwrap(), b"hello");
-    assert_eq!(bench.registry.count("/v2/app/manifests/more"), 2, "the fetch was begun again");
+    assert_eq!(bench.registry.count("/v2/app/manifests/more"), 2, "the fetch was restarted");
     bench.assert_clean("vanished");
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 
-/// A writer that keeps what is written, and counts the writes.
+/// A writer that stores its input and counts the writes.
 #[derive(Clone, Default)]
 struct Sink(Arc<Mutex<Vec<String>>>);
 

@@ -143,7 +143,7 @@ fn hosts_entries_are_validated() {
 }
 
 proptest! {
-    /// Whatever passes is one line in its file.
+    /// An accepted value is one line in its file.
     #[test]
     fn accepted_values_contain_no_line_breaks(text in "\\PC{0,20}|[a-z \n#;.]{0,10}") {
         let one = |text: &str| vec![text.to_owned()];

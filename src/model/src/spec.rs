@@ -626,7 +626,7 @@ mod tests {
         assert_eq!(added.ambient(), set(&["CAP_NET_RAW"]), "of the default set only root holds any");
         let all = adjust(&[ALL_CAPABILITIES, "CAP_CHOWN"], &["CAP_SYS_BOOT"]);
         assert_eq!((all.names().len(), all.ambient().len()), (CAPABILITIES.len() - 1, CAPABILITIES.len() - 1));
-        assert_eq!(all.required(), set(&["CAP_CHOWN"]), "ALL is what the host has");
+        assert_eq!(all.required(), set(&["CAP_CHOWN"]), "ALL depends on the host");
         assert_eq!((Capabilities::All.names().len(), Capabilities::All.ambient().len()), (CAPABILITIES.len(), 0));
         assert!(pod(|s| s.apps[0].capabilities = adjust(&["CAP_X"], &[])).is_err());
         assert_eq!(pod(|s| s.apps[0].capabilities = all.clone()), Ok(()));

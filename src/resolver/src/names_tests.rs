@@ -124,7 +124,7 @@ fn networks_with_the_same_gateway_are_not_mixed() {
     let place = &gateways[&ip("10.0.0.1")];
     assert_eq!(place.zone_for(ip("10.0.0.2")).unwrap().look_up(&name("db.")), NameLookup::Foreign);
     assert_eq!(place.zone_for(ip("10.0.0.3")).unwrap().look_up(&name("db.")), NameLookup::Pod(&[ip("10.0.0.3")]));
-    assert!(place.zone_for(ip("10.0.0.4")).is_none(), "of which of both it is cannot be said");
+    assert!(place.zone_for(ip("10.0.0.4")).is_none(), "the network of this client is ambiguous");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn addresses_per_name_are_limited() {
     let zone = gateways[&ip("10.0.0.1")].zone_for(ip("10.0.0.9")).unwrap();
     assert!(matches!(zone.look_up(&name("same.")), NameLookup::Pod(all) if all.len() == MAX_ADDRESSES));
     assert_eq!(zone.prefixes.len(), 1);
-    // Each has its own name all the same.
+    // Each pod still has its own name.
     assert!(matches!(zone.look_up(&name("gantry-599.")), NameLookup::Pod([_])));
 }
 

@@ -51,7 +51,7 @@ fn changed_files_are_reread() {
     assert_eq!(host.news().unwrap(), Some(vec![address("192.0.2.2:53")]));
     std::fs::write(&path, vec![b'\n'; 70_000]).unwrap();
     assert!(host.news().unwrap_err().to_string().contains("longer"));
-    assert_eq!(host.news().unwrap(), None, "said once");
+    assert_eq!(host.news().unwrap(), None, "reported once");
     std::fs::remove_file(&path).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
     assert!(host.news().unwrap_err().to_string().contains("regular"));

@@ -14,7 +14,7 @@ use gantry_net::plugin::{Attachment, Cache, NetworkResult, Runtime};
 use serde_json::{Value, json};
 
 const PLUGINS: &str = "/usr/lib/cni";
-const INSTALL: &str = "install what the tests need with `./dev setup tests`";
+const INSTALL: &str = "run `./dev setup tests` to install it";
 const INSIDE: &str = "GANTRY_NET_TEST_INSIDE";
 const LIMIT: Duration = Duration::from_secs(30);
 

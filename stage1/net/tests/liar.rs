@@ -127,7 +127,7 @@ fn a_chain_runs_in_order_and_in_reverse() {
     let calls = lab.calls();
     let config = &calls[0]["config"];
     assert_eq!((&config["name"], &config["cniVersion"]), (&json!("net"), &json!("1.1.0")));
-    assert_eq!(config["runtimeConfig"], json!({"portMappings": [1]}), "only what is declared true");
+    assert_eq!(config["runtimeConfig"], json!({"portMappings": [1]}), "only capabilities declared true");
     assert_eq!(config["args"], json!({"cni": {"kept": 1, "label": "v"}}));
     assert!(config.get("capabilities").is_none() && config.get("prevResult").is_none());
     assert!(calls[1]["config"].get("runtimeConfig").is_none());
@@ -183,7 +183,7 @@ fn a_failed_add_is_undone() {
     assert_eq!(
         (lab.take_calls().as_str(), lab.cached()),
         ("ADD0 ADD1 DEL1 DEL0", 1),
-        "what is not undone stays in the cache"
+        "failed detachments stay in the cache"
     );
     let (net, container, interface) = lab.runtime.cache().names().unwrap().remove(0);
     let entry = lab.runtime.cache().get(&net, &container, &interface).unwrap().unwrap();

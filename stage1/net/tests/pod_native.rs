@@ -455,7 +455,7 @@ fn route_localnet_follows_the_interfaces_of_the_table() {
     assert_eq!(switch("br-lan"), "0");
 }
 
-/// A host that accepts router advertisements loses its default route when it begins to forward IPv6, unless `accept_ra`
+/// A host that accepts router advertisements loses its default route when it starts forwarding IPv6, unless `accept_ra`
 /// is 2.
 #[test]
 fn a_reload_keeps_accepting_router_advertisements() {
@@ -627,7 +627,7 @@ fn run_supervisor(lab: &Lab, pod: &TestPod, names: &[&str], number: u16) -> Chil
         .unwrap()
 }
 
-/// Reads the output of a supervisor up to a word.
+/// Reads the output of a supervisor up to this word.
 fn wait_for_line(child: &mut Child, word: &str) {
     let mut said = Vec::new();
     let mut byte = [0];

@@ -332,7 +332,7 @@ fn any_app() -> impl Strategy<Value = AppState> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Every phase and app state is read as it was written, whatever the numbers and texts in it.
+    /// Every phase and app state round-trips with arbitrary numbers and texts.
     #[test]
     fn pod_rows_round_trip(
         app in any_app(), at: i64, pid: u32, ticks in 0..u64::MAX / 2, code: i32, reason: String, label: String,
@@ -370,7 +370,7 @@ fn networks_of_a_pod_are_kept_until_deletion() {
     let second = PodNetwork { name: "b".into(), interface: "eth1".into(), ..PodNetwork::default() };
     let got = Networks::from_list(&[full_network(), second]).unwrap();
     let change = |step: Edge| Change { networks: got.clone(), ..edge(step) };
-    // Before its start a pod has no networks, whatever the change contains.
+    // Networks in a change are ignored before the start of the pod.
     let pod = moved(store, id, pod.generation, change(Edge::Prepare));
     let pod = moved(store, id, pod.generation, change(Edge::Prepared(Timestamp(1))));
     assert_eq!((&pod.net, pod.networks.is_empty()), (&new.net, true));

@@ -172,7 +172,7 @@ fn pods_are_filtered_by_each_field() {
     }
 }
 
-/// Pods that were started: running, exited, garbage that ran. Names are those of their networks, or the host's.
+/// Pods that were started: running, exited, garbage that ran. Names are their networks' names, or `host`.
 #[test]
 fn pods_are_filtered_by_network() {
     let (home, ..) = ten_pods();

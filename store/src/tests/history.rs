@@ -35,7 +35,7 @@ fn late_timestamps_do_not_hide_gaps() {
     // The oldest kept one is of 10, and the trimmed one was of 50.
     assert_eq!([before(15), before(50), before(60), before(62)], [(0, Some(1)), (0, Some(1)), (0, Some(1)), (5, None)]);
     home.store.trim_events(1).unwrap();
-    assert_eq!(before(62), (3, Some(4)), "no kept event says when the others were written");
+    assert_eq!(before(62), (3, Some(4)), "no remaining event dates the trimmed ones");
     home.store.trim_events(0).unwrap();
     assert_eq!((before(62), home.store.trimmed_seq().unwrap()), ((4, Some(5)), 5));
 }
@@ -43,7 +43,7 @@ fn late_timestamps_do_not_hide_gaps() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
 
-    /// Whatever the clock does, a reader of events younger than the last one it has seen misses none.
+    /// A reader that asks for events after the last one it received misses none, even if the clock jumps.
     #[test]
     fn event_times_never_decrease(clock in proptest::collection::vec(-100i64..100, 1..8)) {
         let home = Home::new();

@@ -205,7 +205,7 @@ fn format_1_is_read() {
     assert_eq!(pods[4].networks.read().unwrap(), [first, second]);
     assert_eq!((pods[5].networks.read().unwrap()[0].name.as_str(), pods[3].networks.is_empty()), ("default", true));
     let volumes = store.volumes().unwrap();
-    assert_eq!(volumes.len(), 1, "the removal of the other one has begun: {volumes:?}");
+    assert_eq!(volumes.len(), 1, "the other one is being removed: {volumes:?}");
     let volume = &volumes[0];
     assert_eq!((volume.name.as_str(), volume.created, volume.labels["k"].as_str()), ("data", Timestamp(5), "v"));
     assert_eq!(volume.pods, ["00000000-0000-4000-8000-000000000004".parse().unwrap()].into());

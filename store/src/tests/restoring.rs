@@ -226,7 +226,7 @@ fn handles_on_the_damaged_database_collect_nothing() {
     let new = Store::open(&data).unwrap();
     image(&new, "later", &["later"]);
     let name = crate::Layout::tree_name(&digest("later"));
-    // As if the database was replaced after the garbage collection had begun.
+    // As if the database was replaced after garbage collection started.
     let mut swept = crate::Swept::default();
     old.sweep_orphan(&name, &mut swept).unwrap();
     assert_eq!((swept, old.sweep_images().unwrap()), Default::default());
@@ -359,7 +359,7 @@ fn a_damaged_database_evicts_no_good_backup() {
     assert_eq!(entries(&data.join("backups")), before.len());
 }
 
-/// Damage that the check of the whole file does not detect, because every page is in order.
+/// Damage that the check of the whole file does not detect, because every page is valid.
 #[test]
 fn unreadable_rows_invalidate_a_backup() {
     let wrong = "PRAGMA ignore_check_constraints = ON; PRAGMA foreign_keys = OFF; ";

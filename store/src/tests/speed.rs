@@ -127,7 +127,7 @@ fn start_of_gantryd(path: &std::path::Path) {
     }
 }
 
-/// Filters on the ten thousand pods: 9 700 exited, 100 aborted, and 200 that were never begun.
+/// Filters on the ten thousand pods: 9 700 exited, 100 aborted, and 200 never started.
 fn filters(store: &Store) {
     let f = PodFilter::default;
     let ids = |n: u128| (0..n).map(pod_id).collect();

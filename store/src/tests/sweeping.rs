@@ -107,7 +107,7 @@ fn the_tree_of_a_killed_committer_is_replaced() {
 fn layer_locks_are_exclusive() {
     let home = Home::new();
     let (trees, chain) = (home.store.trees(), digest("l"));
-    let lock = trees.lock_layer(&chain, DEADLINE, &mut || panic!("nobody has it")).unwrap();
+    let lock = trees.lock_layer(&chain, DEADLINE, &mut || panic!("the lock is free")).unwrap();
     let late = trees.lock_layer(&chain, Duration::from_millis(20), &mut || {});
     assert!(matches!(late, Err(StoreError::Locked { .. })));
     let (told, heard) = mpsc::channel();

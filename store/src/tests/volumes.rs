@@ -27,7 +27,7 @@ fn volumes_in_use_are_kept() {
     let (store, data) = (&home.store, name("data"));
     let labels = [("k".to_owned(), "v".to_owned())].into();
     assert!(store.create_volume(&data, &labels).unwrap());
-    assert!(!store.create_volume(&data, &BTreeMap::new()).unwrap(), "it is there");
+    assert!(!store.create_volume(&data, &BTreeMap::new()).unwrap(), "it exists");
     let row = store.volume(&data).unwrap().unwrap();
     assert_eq!((row.labels, row.pods.len()), (labels, 0));
     fs::write(store.layout().volume_data(&data).join("file"), [7; 8192]).unwrap();
@@ -76,12 +76,12 @@ fn interrupted_operations_are_completed() {
     row_lost(store);
     again(&|| assert!(!store.create_volume(&data, &BTreeMap::new()).unwrap()));
     assert_eq!(store.volume(&data).unwrap().unwrap().labels, labels);
-    // A removal was begun: it counts as gone, and is finished.
+    // An interrupted removal: the volume counts as removed, and the removal is completed.
     marked(store);
     assert!(store.volumes().unwrap().is_empty() && store.insert_pod(&with_volume(1, &image, "data")).is_err());
     again(&|| store.settle_volumes().unwrap());
     assert!(!store.layout().volume_dir(&data).exists());
-    // The same, but its directory no longer exists; a new one begins empty.
+    // The same, but its directory no longer exists; a new one starts empty.
     store.create_volume(&data, &labels).unwrap();
     fs::write(store.layout().volume_data(&data).join("old"), "x").unwrap();
     marked(store);

@@ -20,7 +20,7 @@ fn here<'a>(image: &'a dyn Fn(&Globals, &ImageRef) -> ImageLookup) -> Caller<'a>
     Caller { variable: &caller, directory: Some("/here".into()), look_up_image: image }
 }
 
-/// Where every word that can be an image is one: rkt's grammar.
+/// rkt's grammar: every word that can be an image is an image.
 fn parse(verb: Verb, words: &[String]) -> Result<Parsed, UsageError> {
     super::parse(verb, words, &here(&|_, _| ImageLookup::Found))
 }
@@ -194,7 +194,11 @@ fn capability_flags_are_parsed() {
     assert!(names("a --cap-add sys_admin").contains("CAP_SYS_ADMIN"));
     assert!(!names("a --caps-remove=CAP_CHOWN").contains("CAP_CHOWN"));
     assert_eq!(names("a --cap-add ALL --cap-drop KILL").len(), 40);
-    assert_eq!(names("--cap-drop=ALL a --caps-retain=CAP_KILL"), set(&["CAP_KILL"]), "an app's own word counts");
+    assert_eq!(
+        names("--cap-drop=ALL a --caps-retain=CAP_KILL"),
+        set(&["CAP_KILL"]),
+        "the app's own flag takes precedence"
+    );
     assert_eq!(names("--insecure-options=all-run a").len(), 41);
     assert_eq!(spec("a").apps[0].capabilities, Capabilities::Default);
 }
@@ -298,7 +302,7 @@ fn the_flag_table_is_consistent_with_help() {
     for flag in FLAGS {
         for name in flag.longs() {
             assert!(names.insert(name), "two flags are called --{name}");
-            assert!(unsupported::alternative(name).is_none(), "--{name} is there and not there");
+            assert!(unsupported::alternative(name).is_none(), "--{name} is both supported and unsupported");
         }
         assert!(flag.short.is_none_or(|short| shorts.insert(short)), "two flags are called -{:?}", flag.short);
         assert!(text.contains(&format!("--{}", flag.long())), "--{} is not in the help", flag.long());

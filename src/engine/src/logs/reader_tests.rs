@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A record of a log file as it is generated: with a time and a tag, or a line that is not in the format.
+/// A generated record of a log file: with a time and a tag, or a malformed line.
 #[derive(Debug, Clone)]
 struct Record {
     /// Nanoseconds after the one before; `None`: it has no time.
@@ -133,7 +133,7 @@ fn all(reader: &mut LogReader, most: usize) -> (Vec<ExpectedLine>, usize) {
         match pulled.unwrap() {
             Pulled::More => {}
             Pulled::End => return (seen, pulls),
-            other => panic!("nothing will ever come, and it says {other:?}"),
+            other => panic!("no line can follow, but the result is {other:?}"),
         }
     }
     unreachable!("pulls end");
@@ -280,7 +280,7 @@ fn later_lines_are_merged_by_time() {
     append(0, 7);
     let mut last = 0;
     let pulled = reader.pull(|| Ok(None), 100, &mut |line| last = line.at.seconds());
-    assert_eq!((pulled.unwrap(), last), (Pulled::End, 7), "the pod was removed; what it wrote is given all the same");
+    assert_eq!((pulled.unwrap(), last), (Pulled::End, 7), "the output of a removed pod is still returned");
 }
 
 fn row_of(id: PodId, phase: Phase) -> PodRow {
@@ -365,7 +365,11 @@ fn following_delivers_the_last_lines_of_the_supervisor() {
     assert_eq!(pull(), (Pulled::End, 1, false));
     assert_eq!(pull(), (Pulled::End, 0, false));
     let mut late = LogReader::open(&row, dir.path(), &boot, &query).unwrap();
-    assert_eq!(late.pull(|| Ok(None), 1 << 20, &mut |_| {}).unwrap(), Pulled::End, "the row says it runs; it does not");
+    assert_eq!(
+        late.pull(|| Ok(None), 1 << 20, &mut |_| {}).unwrap(),
+        Pulled::End,
+        "the row's phase is Running, but the supervisor has ended"
+    );
 }
 
 #[test]

@@ -211,7 +211,7 @@ fn bounded(dir: &Path, meanwhile: impl FnOnce()) -> Vec<String> {
     let mut log = AppLog::new("a".parse().unwrap(), files, Some(span.start), BLOCK).ending(Some(span.end));
     meanwhile();
     let got = rest(&mut log);
-    assert!(log.is_dry() && log.open.is_none() && rest(&mut log).is_empty(), "it does not begin again");
+    assert!(log.is_dry() && log.open.is_none() && rest(&mut log).is_empty(), "reading does not start over");
     got
 }
 

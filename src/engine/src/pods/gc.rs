@@ -370,7 +370,7 @@ mod tests {
         let day = 24 * 60 * MINUTE;
         assert!(!is_overdue(&begun, Timestamp(59 * MINUTE + day - 1)));
         assert!(is_overdue(&begun, Timestamp(59 * MINUTE + day)));
-        assert!(!is_overdue(&garbage(0, FormerPhase::Prepared), Timestamp(10 * day)), "nobody has begun to delete it");
+        assert!(!is_overdue(&garbage(0, FormerPhase::Prepared), Timestamp(10 * day)), "its deletion has not started");
     }
 
     /// Phase, what a usual gc does after an hour, with `mark_only`, and with no grace at all. M marks, D deletes.

@@ -248,6 +248,6 @@ mod tests {
         let news = unrecorded_exits(&running(&["a", "b"]), &journal);
         assert_eq!(news.len(), 1);
         let states = [(name("a"), news[0].1)];
-        assert!(unrecorded_exits(&states, &journal).is_empty(), "told once");
+        assert!(unrecorded_exits(&states, &journal).is_empty(), "reported once");
     }
 }

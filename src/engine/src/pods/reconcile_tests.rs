@@ -202,7 +202,7 @@ fn deletion_removes_row_and_directory() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let (row, lock) = embryo(&engine, &image, 1);
-    assert!(engine.dispose(row.id).is_err(), "somebody is at it");
+    assert!(engine.dispose(row.id).is_err(), "the pod is locked");
     drop(lock);
     engine.dispose(row.id).unwrap();
     assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
@@ -212,7 +212,7 @@ fn deletion_removes_row_and_directory() {
     assert!(engine.store.pod_dirs().unwrap().is_empty());
 }
 
-/// A pod that had exited, marked just now: its grace period has not begun to count.
+/// A pod that had exited, marked just now: its grace period has just started.
 fn garbage(engine: &Engine, image: &Digest, n: u8) -> PodRow {
     let (row, lock) = embryo(engine, image, n);
     write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
@@ -280,7 +280,7 @@ fn rm_waits_for_another_remover() {
     assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());
 }
 
-/// A pod of `run --rm` whose end was not noticed: its row still says Embryo.
+/// A pod of `run --rm` whose end was not observed: its row is still in phase Embryo.
 fn unnoticed(engine: &Engine, image: &Digest, n: u8) -> PodRow {
     let (row, lock) = embryo(engine, image, n);
     write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(0), Fact::Ended]);
@@ -459,7 +459,7 @@ fn running_pods_with_lost_rows_are_adopted() {
     let row = engine.store.pod(id(1)).unwrap().unwrap();
     assert_eq!((row.phase.end().map(|(_, end)| end.exit_code), row.hostname.as_str()), (Some(5), "host"));
     assert_eq!((&row.apps[0].image, row.net), (&image, NetMode::Host));
-    assert!(engine.store.pod(id(2)).unwrap().is_none(), "somebody is at it: only gantryd's start looks there");
+    assert!(engine.store.pod(id(2)).unwrap().is_none(), "the pod is locked; only gantryd's start reconciles it");
     assert!(!engine.pod_dir(id(3)).exists() && engine.store.pod(id(3)).unwrap().is_none());
     assert!(home.path().join("data/lost-pods").join(id(4).to_string()).is_dir());
     let adopted = engine.adopt_late(false);

@@ -13,7 +13,7 @@ use crate::manifest::{self, Manifest, Parsed};
 use crate::source::digest_of;
 use crate::unpack::tests::build::Tar;
 
-const LAYER: &[u8] = b"not a tar, but nobody looks here";
+const LAYER: &[u8] = b"not a tar, but it is never parsed";
 
 fn digest(bytes: &[u8]) -> Digest {
     digest_of(Algorithm::Sha256, bytes)

@@ -169,7 +169,7 @@ mod tests {
         let archive = packed(one.path());
         let unpacked = layer(&mut archive.as_slice(), Compression::Auto, &open(two.path()), &Caps::default()).unwrap();
         assert!(unpacked.deferred.is_empty(), "{:?}", unpacked.deferred);
-        assert_eq!(packed(two.path()), archive, "the archive of what was unpacked is another one");
+        assert_eq!(packed(two.path()), archive, "the unpacked tree yields a different archive");
         assert_eq!(std::fs::metadata(two.path().join("another name")).unwrap().len(), 1500);
         let mut value = [0; 8];
         let length =

@@ -1,4 +1,4 @@
-//! Addresses are leased once, in turn, by several processes, whatever is killed.
+//! Addresses are leased once and in turn, also by concurrent processes that are killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -308,7 +308,7 @@ const WORKERS: usize = 8;
 const EACH: usize = 250;
 const KILLED: [usize; 3] = [1, 4, 6];
 
-/// Not a test of itself: the body of the next test's processes. Records each address as soon as it is leased.
+/// Not a test: the body of the next test's processes. Records each address as soon as it is leased.
 #[test]
 fn worker() {
     let Ok(task) = std::env::var(WORKER) else { return };

@@ -20,7 +20,7 @@ use gantry_net::pod::{self, HeldPorts, NetworkError};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 
-const INSTALL: &str = "install what the tests need with `./dev setup tests`";
+const INSTALL: &str = "run `./dev setup tests` to install it";
 const INSIDE: &str = "GANTRY_NET_TEST_INSIDE";
 /// The directory of Debian's plugins.
 pub(crate) const PLUGINS: &str = "/usr/lib/cni";

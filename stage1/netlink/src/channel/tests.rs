@@ -65,7 +65,7 @@ fn messages_of_other_processes_are_skipped() {
     let bytes = forged.finish(channel.next, 0).unwrap();
     assert_eq!(bytes[6] & 1, u8::try_from(F_REQUEST).unwrap());
     sendto(&forger, &bytes, SendFlags::empty(), &own).unwrap();
-    let error = channel.receive(channel.deadline(), format_args!("hear the kernel")).unwrap_err();
+    let error = channel.receive(channel.deadline(), format_args!("receive from the kernel")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     sendto(&forger, &bytes, SendFlags::empty(), &own).unwrap();
     channel.request(link_request(1), format_args!("find lo"), &mut |_| Ok(())).unwrap();

@@ -56,7 +56,7 @@ fn pieces_of_mixed_apps_are_joined() {
     lines.add(line(&b, 2, true, b"two "));
     lines.add(line(&a, 3, true, "e\u{20ac}".as_bytes().split_last().unwrap().1));
     lines.add(LineRef { stderr: true, ..line(&a, 4, false, b"err") });
-    assert_eq!(elements(lines.take_messages()).len(), 1, "what is finished does not wait for what is not");
+    assert_eq!(elements(lines.take_messages()).len(), 1, "complete lines do not wait for incomplete ones");
     lines.add(line(&a, 5, false, b"\xac end"));
     lines.add(line(&b, 6, true, b"\xe2"));
     let first = elements(lines.take_messages());
@@ -114,7 +114,7 @@ fn unfinished_lines_of_many_apps_stay_bounded() {
     for app in &apps {
         lines.add(line(app, 0, false, b"y"));
     }
-    // The kept ones had a whole element's worth, too.
+    // The buffered lines filled a whole element, too.
     assert_eq!(elements(lines.take_messages()).iter().filter(|element| element.as_str() == "y").count(), apps.len());
 }
 

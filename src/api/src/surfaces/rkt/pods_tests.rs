@@ -1,4 +1,4 @@
-//! Sizes and networks; whole responses are tested by the server's tests.
+//! Sizes and networks; the server's tests cover complete responses.
 
 use gantry_engine::model::net::{PodAddress, PodNetwork};
 

@@ -148,7 +148,7 @@ fn word() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Docker's form means what the same line with '--' means.
+    /// Docker's form is equivalent to the same line with '--'.
     #[test]
     fn separators_do_not_change_the_command(command in "[A-Z][a-z]{0,4}|/[a-z]{1,6}|[a-z]{9}", rest in proptest::collection::vec(word(), 0..6)) {
         let plain: Vec<String> = ["-i", "web", "-e", "A=b"].map(str::to_owned).into_iter().chain([command.clone()]).chain(rest.clone()).collect();
@@ -157,7 +157,7 @@ proptest! {
         prop_assert_eq!(apps(&plain, &look_up), apps(&separated, &look_up));
     }
 
-    /// Where every word is an image, or separators are there, nothing but rkt's grammar counts.
+    /// If every word is an image, or the line has separators, rkt's grammar applies.
     #[test]
     fn unambiguous_lines_follow_rkt(lines in proptest::collection::vec((0..IMAGES.len(), proptest::collection::vec(word(), 0..3), any::<bool>()), 1..4)) {
         let several = lines.len() > 1;

@@ -74,7 +74,7 @@ fn dns_flags_are_parsed() {
         ("a --dns=host", DnsSpec::Host),
         ("a --dns=none --dns none", DnsSpec::None),
         ("--dns=8.8.8.8 a --dns=8.8.4.4,fd00::1", given(&["8.8.8.8", "8.8.4.4", "fd00::1"], &[], &[], None)),
-        // Any of them alone, as in rkt: what the network says of DNS is off then.
+        // Each flag alone, as in rkt, disables the network's DNS settings.
         ("a --dns-search=example.com --dns-search .", given(&[], &["example.com", "."], &[], None)),
         ("a --dns-opt=debug --dns-option ndots:2", given(&[], &[], &["debug", "ndots:2"], None)),
         ("a --dns-domain=a.example --dns-domain=b.example", given(&[], &[], &[], Some("b.example"))),
@@ -108,7 +108,7 @@ fn hosts_entries_are_parsed() {
     }
 }
 
-/// Each line is refused, and the message says this.
+/// Each line is rejected with this text in the message.
 #[track_caller]
 fn refused(rows: &[(&str, &str)]) {
     for (line, want) in rows {

@@ -79,7 +79,7 @@ fn bad_headers() -> Vec<Refused> {
     ]
 }
 
-/// Streams that are no whole archive.
+/// Incomplete archives.
 fn bad_streams() -> Vec<Refused> {
     vec![
         ("checksum", {
@@ -152,7 +152,7 @@ fn links_and_whiteouts() -> Vec<Taken> {
             &["lib -> usr/lib", "usr/", "usr/lib/", "usr/lib/x 1"],
         ),
         (
-            "link to what is not there yet",
+            "link to a later entry",
             Tar::default().link(b'2', "lib", "usr/./lib/").file("lib/x", b"1").end(),
             &["lib -> usr/./lib/", "usr/", "usr/lib/", "usr/lib/x 1"],
         ),

@@ -1,6 +1,6 @@
 //! Networks in the tests' own network namespaces: resources and reachability.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on may panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
 
 mod beyond;
 mod bridge;

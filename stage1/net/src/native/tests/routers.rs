@@ -53,7 +53,7 @@ fn pods_ignore_router_advertisements() {
     assert!(!has_default(&mut pod, own));
     // Advertisements of a pod do not reach the host.
     let heard = advertisements(&listener);
-    until("the pod's word gets to others", || {
+    until("the pod's advertisement reaches the others", || {
         advertise(&pod, own);
         advertisements(&listener) > heard
     });
@@ -67,7 +67,7 @@ fn advertisements(net: &Net) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A host that begins to forward keeps the default route from its routers.
+/// A host that starts forwarding keeps the default route from its routers.
 #[test]
 fn the_host_keeps_accepting_router_advertisements() {
     let mut lab = Lab::new();

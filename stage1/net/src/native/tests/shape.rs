@@ -1,4 +1,4 @@
-//! Compares results with those of Debian's plugins for the same configuration.
+//! Compares results with Debian's plugins for the same configuration.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ const PLUGINS: &str = "/usr/lib/cni";
 fn both(plugins: &Value) -> [Value; 2] {
     assert!(
         PathBuf::from(PLUGINS).join("bridge").exists(),
-        "there are no plugins in {PLUGINS}; install what the tests need with `./dev setup tests`"
+        "no plugins in {PLUGINS}; run `./dev setup tests` to install them"
     );
     let (ours, theirs) = (Lab::new(), Lab::new());
     let of = |lab: &Lab| {

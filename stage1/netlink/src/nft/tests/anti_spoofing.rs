@@ -64,7 +64,7 @@ fn guarded() -> State {
     State { anti_spoofing: anti_spoofing(), ..State::new() }
 }
 
-/// The frames that pod a may not send, and those that it may.
+/// Frames of pod a: whether each is spoofed.
 fn frames() -> Vec<(bool, &'static str, Vec<u8>)> {
     let (own, other, gateway) = ([10, 1, 0, 2], [10, 1, 0, 3], [10, 1, 0, 1]);
     let link = "fe80::ff:fe00:a";
@@ -105,7 +105,7 @@ fn frames() -> Vec<(bool, &'static str, Vec<u8>)> {
         (false, "IPv6: site-local", ethernet(A, IPV6, &udp6("fec0::1", 1000, 53))),
         (false, "IPv6: from no address", ethernet(A, IPV6, &udp6("::", 1000, 53))),
         (false, "IPv6: a DHCP server", ethernet(A, IPV6, &udp6(link, 547, 546))),
-        (true, "ICMPv6: who is", ethernet(A, IPV6, &icmpv6("fd00:1::2", 135, "fd00:1::3", false))),
+        (true, "ICMPv6: neighbour solicitation", ethernet(A, IPV6, &icmpv6("fd00:1::2", 135, "fd00:1::3", false))),
         (true, "ICMPv6: is it free", ethernet(A, IPV6, &icmpv6("::", 135, "fd00:1::2", false))),
         (true, "ICMPv6: is the link's free", ethernet(A, IPV6, &icmpv6("::", 135, link, false))),
         (false, "ICMPv6: b's is not free", ethernet(A, IPV6, &icmpv6("::", 135, "fd00:1::3", false))),
@@ -113,7 +113,7 @@ fn frames() -> Vec<(bool, &'static str, Vec<u8>)> {
         (true, "ICMPv6: the link's is me", ethernet(A, IPV6, &icmpv6(link, 136, link, false))),
         (false, "ICMPv6: the gateway is me", ethernet(A, IPV6, &icmpv6("fd00:1::2", 136, "fd00:1::1", false))),
         (false, "ICMPv6: that behind options", ethernet(A, IPV6, &icmpv6(link, 136, "fd00:1::1", true))),
-        (true, "ICMPv6: is there a router", ethernet(A, IPV6, &icmpv6(link, 133, "::", false))),
+        (true, "ICMPv6: router solicitation", ethernet(A, IPV6, &icmpv6(link, 133, "::", false))),
         (false, "ICMPv6: I am a router", ethernet(A, IPV6, &icmpv6(link, 134, "::", false))),
         (false, "ICMPv6: so, behind options", ethernet(A, IPV6, &icmpv6(link, 134, "::", true))),
         (false, "ICMPv6: go there", ethernet(A, IPV6, &icmpv6(link, 137, "fd00:1::1", false))),

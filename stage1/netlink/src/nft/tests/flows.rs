@@ -147,8 +147,8 @@ fn flows_of_other_ports_stay() {
     let other = ports("10.1.0.3:80", "[fd00:1::3]:80");
     assert_eq!(delete_on(&lan, &other, StaleFlows::ToDeadPod), 0);
     client.write_all(b"?").unwrap();
-    until("what was written to be there", || served.peek(&mut [0]).unwrap() == 1);
-    // It dies without a word.
+    until("the datagram to arrive", || served.peek(&mut [0]).unwrap() == 1);
+    // It ends without closing anything explicitly.
     table.remove(&part(&all)).unwrap();
     assert_eq!(delete_on(&lan, &all, StaleFlows::ToDeadPod), 1);
     assert_eq!(delete_on(&lan, &State::new().ports, StaleFlows::ToDeadPod), 0);

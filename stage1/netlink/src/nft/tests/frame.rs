@@ -121,7 +121,7 @@ pub(super) const ARP: u16 = 0x0806;
 pub(super) const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
 
-/// A broadcast frame, which arrives whatever the bridge has learned.
+/// A broadcast frame, which arrives independent of the bridge's forwarding table.
 pub(super) fn ethernet(from: Mac, kind: u16, payload: &[u8]) -> Vec<u8> {
     [&EVERYONE[..], &from, &kind.to_be_bytes(), payload].concat()
 }

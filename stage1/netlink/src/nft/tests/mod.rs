@@ -1,6 +1,6 @@
 //! The tables in network namespaces of the tests: as the kernel stores them, as `nft` lists them, and with packets.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on may panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may panic")]
 
 mod anti_spoofing;
 mod flows;

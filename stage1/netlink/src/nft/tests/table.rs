@@ -160,7 +160,7 @@ fn networks_do_not_overlap() {
         let error = table.add(&other).unwrap_err();
         assert!(matches!(error, Error::Overlap { .. }), "{error}");
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-        // To undo what was never done is fine.
+        // Removing absent entries succeeds.
         table.remove(&other).unwrap();
     }
     assert_eq!(table.read().unwrap().unwrap().state, sample());

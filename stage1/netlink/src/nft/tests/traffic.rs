@@ -275,7 +275,7 @@ fn host_ports_without_br_netfilter() {
 fn host_ports_where(filtered: bool) {
     let lan = wire();
     if lan.host.sh("ls /proc/sys/net").lines().all(|name| name != "bridge") {
-        println!("br_netfilter is not loaded: what a bridge switches is not seen, as without it");
+        println!("br_netfilter is not loaded: bridged packets bypass nftables, as without it");
     }
     lan.host.sh(&format!(
         "if cd /proc/sys/net/bridge; then for f in ip ip6; do echo {} > bridge-nf-call-${{f}}tables; done; fi",
@@ -311,7 +311,7 @@ fn host_ports_where(filtered: bool) {
     lan.b.sh("ip link set eth0 down");
     does_not_reach(&lan.outside, "192.0.2.1:8083");
     reaches(&lan.host, "127.0.0.1:8083", "10.1.0.1");
-    // Only what is addressed to the host.
+    // Only packets addressed to the host.
     reaches(&lan.a, "192.0.2.2:8080", "192.0.2.1");
     // Gone with the element.
     let mut one = State::new();
@@ -393,7 +393,7 @@ fn networks_are_isolated() {
     }
 }
 
-/// A pod that takes an address of another network gets no access to it, whatever its bridge.
+/// A pod that takes an address of another network gets no access to it on any bridge.
 #[test]
 fn an_address_of_another_network_opens_nothing() {
     let lan = wire();

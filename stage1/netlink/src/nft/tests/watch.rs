@@ -25,7 +25,7 @@ fn a_flush_is_reported() {
     table.ensure(&sample()).unwrap();
     table.remove(&sample()).unwrap();
     table.add(&sample()).unwrap();
-    assert_eq!(monitor.wait(SHORT).unwrap(), None, "our own changes are not told");
+    assert_eq!(monitor.wait(SHORT).unwrap(), None, "own changes are not reported");
     space.sh(
         "nft add table inet others; nft add chain inet others c; nft add table ip gantry; nft delete table ip gantry",
     );

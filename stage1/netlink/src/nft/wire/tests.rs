@@ -1,6 +1,6 @@
 //! Written messages can be read, and no bytes make the reader panic.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+#![allow(clippy::unwrap_used, reason = "tests may panic")]
 
 use proptest::prelude::*;
 

@@ -63,7 +63,7 @@ fn vlan_filtering_is_on_or_an_error() {
     match net.socket.create_link(&NewLink { kind, ..plain }) {
         Ok(()) => assert_eq!(net.get("br0").vlan_filtering, Some(true)),
         Err(error) => {
-            println!("this kernel has no VLANs on bridges: what is tried is that it says so");
+            println!("this kernel has no VLANs on bridges: testing the error instead");
             assert_eq!((error.errno(), error.kind()), (Some(Errno::NOTSUP), ErrorKind::Unavailable), "{error}");
             assert_eq!(net.socket.link("br0").unwrap(), None);
         }
@@ -102,7 +102,7 @@ fn lists_are_consistent() {
             shown += 1;
         }
     });
-    assert!(shown > 0, "no reading was whole");
+    assert!(shown > 0, "no listing was complete");
 }
 
 /// Stops a thread when it is dropped.
@@ -257,7 +257,7 @@ fn kinds_a_kernel_may_not_have() {
         match net.socket.create_link(&NewLink { name, kind, with: Change::default() }) {
             Ok(()) => assert_eq!(net.get(name).kind.as_deref(), Some(kind.as_str())),
             Err(error) => {
-                println!("this kernel has no {}: what is tried is that it says so", kind.as_str());
+                println!("this kernel has no {}: testing the error instead", kind.as_str());
                 assert_eq!((error.errno(), error.kind()), (Some(Errno::NOTSUP), ErrorKind::Unavailable), "{error}");
                 assert!(error.to_string().contains("Unknown device type"), "the kernel's words are missing: {error}");
             }
