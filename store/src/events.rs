@@ -39,14 +39,17 @@ const NOTICED_AT_ONCE: Duration = Duration::from_secs(1);
 pub(crate) const FIRST_SINCE: &str = "SELECT min(+seq) FROM event WHERE at >= ?1";
 
 /// The events of one step of a pod: of its apps first when it ends, after it otherwise. An app's start and its end are
-/// reported once per attempt; a late writer that finds both at once reports both.
+/// reported once per attempt; a late writer that finds both at once reports both. `removed` are the apps whose rows are
+/// deleted.
 pub(crate) fn of_step(
     pod: PodId,
     asked: &Step<'_>,
     apps: &[(&AppRow, AppState)],
+    removed: &[&AppRow],
     now: Timestamp,
 ) -> Result<Vec<NewEvent>, StoreError> {
-    let mut events: Vec<NewEvent> = apps.iter().flat_map(|(app, to)| of_app(pod, app, to)).collect();
+    let mut events: Vec<NewEvent> = apps.iter().flat_map(|(app, to)| of_app(pod, app, to, now)).collect();
+    events.extend(removed.iter().filter_map(|app| of_removed_app(pod, app, now)));
     let mut of_pod = asked.edge.and_then(|edge| of_edge(pod, edge, now));
     if let (Some(event), Some(networks)) = (&mut of_pod, asked.got()) {
         event.data.insert("networks".to_owned(), listed(networks)?);
@@ -91,21 +94,44 @@ fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
     Some(NewEvent { kind, at, id: pod.to_string(), name: pod.to_string(), data })
 }
 
-fn of_app(pod: PodId, app: &AppRow, to: &AppState) -> Vec<NewEvent> {
-    let told = |kind, at, attempt: u32, more: Vec<(&str, String)>| {
-        let mut data: BTreeMap<_, _> = more.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        data.insert("image_id".to_owned(), app.image.to_string());
-        data.insert("attempt".to_owned(), attempt.to_string());
-        NewEvent { kind, at, id: pod.to_string(), name: app.name.to_string(), data }
+/// An event of an app.
+fn app_event(
+    pod: PodId,
+    app: &AppRow,
+    kind: EventKind,
+    at: Timestamp,
+    attempt: Option<u32>,
+    more: Vec<(&str, String)>,
+) -> NewEvent {
+    let mut data: BTreeMap<_, _> = more.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    data.insert("image_id".to_owned(), app.image.to_string());
+    data.extend(attempt.map(|attempt| ("attempt".to_owned(), attempt.to_string())));
+    NewEvent { kind, at, id: pod.to_string(), name: app.name.to_string(), data }
+}
+
+/// The removal of an app; of one that was never created nothing was reported.
+fn of_removed_app(pod: PodId, app: &AppRow, now: Timestamp) -> Option<NewEvent> {
+    let attempt = match app.state {
+        AppState::Waiting | AppState::Creating => return None,
+        AppState::Created => None,
+        AppState::Started { attempt, .. } | AppState::Exited { attempt, .. } => Some(attempt),
     };
+    Some(app_event(pod, app, EventKind::AppRemoved, now, attempt, vec![]))
+}
+
+fn of_app(pod: PodId, app: &AppRow, to: &AppState, now: Timestamp) -> Vec<NewEvent> {
+    let told = |kind, at, attempt: u32, more| app_event(pod, app, kind, at, Some(attempt), more);
     let (start_known, end_known) = match app.state {
-        AppState::Waiting => (None, None),
+        AppState::Waiting | AppState::Creating | AppState::Created => (None, None),
         AppState::Started { attempt, .. } => (Some(attempt), None),
         AppState::Exited { attempt, .. } => (Some(attempt), Some(attempt)),
     };
     let mut events = Vec::new();
+    if app.state == AppState::Creating && app.state.precedes(to) {
+        events.push(app_event(pod, app, EventKind::AppCreated, now, None, vec![]));
+    }
     match *to {
-        AppState::Waiting => {}
+        AppState::Waiting | AppState::Creating | AppState::Created => {}
         AppState::Started { at, attempt, .. } => {
             if start_known != Some(attempt) {
                 events.push(told(EventKind::AppStarted, at, attempt, vec![]));
@@ -301,6 +327,11 @@ fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Event> {
         boot,
         event: NewEvent { kind, at, id: columns.get()?, name: columns.get()?, data: columns.map()? },
     })
+}
+
+/// The rows of the apps with these names.
+pub(crate) fn removed<'a>(rows: &'a [AppRow], names: &[AppName]) -> Vec<&'a AppRow> {
+    rows.iter().filter(|app| names.contains(&app.name)).collect()
 }
 
 /// Pairs each change of an app with the app's row.

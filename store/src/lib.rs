@@ -91,8 +91,8 @@ pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::{
-    AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp, NewPod, PodRow,
-    PodWhere, ResolveError, StepError,
+    AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,
+    NewPod, PodRow, PodWhere, ResolveError, StepError,
 };
 pub use record::Record;
 pub use restore::{DataDir, DataDirLock};

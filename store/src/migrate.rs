@@ -18,7 +18,7 @@ pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
 pub(crate) const FEATURES: [&str; 0] = [];
 
 /// The steps. Append only.
-pub(crate) const STEPS: &[&str] = &[V1];
+pub(crate) const STEPS: &[&str] = &[V1, APPS_OF_RUNNING_PODS];
 
 const V1: &str = "
 CREATE TABLE feature (
@@ -173,6 +173,50 @@ CREATE TABLE pod_volume (
     PRIMARY KEY (pod, volume)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_volume_volume ON pod_volume (volume);
+";
+
+/// Pods whose apps change while they run. SQLite cannot change a CHECK: the table of apps is copied.
+const APPS_OF_RUNNING_PODS: &str = "
+-- A pod that may have no apps and runs until it is stopped.
+ALTER TABLE pod ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0 CHECK (sandbox IN (0, 1));
+
+-- The reference to the image is what protects it: it cannot be removed while this row is there.
+-- `added_at`: when the app was added to a running pod.
+CREATE TABLE new_app (
+    pod TEXT NOT NULL REFERENCES pod (id) ON DELETE CASCADE,
+    position INTEGER NOT NULL CHECK (position >= 0),
+    name TEXT NOT NULL,
+    image TEXT NOT NULL REFERENCES image (id),
+    image_name TEXT NOT NULL,
+    annotations TEXT NOT NULL CHECK (json_type(annotations) = 'object'),
+    state TEXT NOT NULL CHECK (state IN ('waiting', 'creating', 'created', 'running', 'exited')),
+    attempt INTEGER CHECK (attempt >= 0),
+    started_at INTEGER,
+    pid INTEGER,
+    ended_at INTEGER,
+    exit_code INTEGER CHECK (exit_code BETWEEN 0 AND 255),
+    signal INTEGER CHECK (signal BETWEEN 0 AND 255),
+    oom INTEGER CHECK (oom IN (0, 1)),
+    added_at INTEGER,
+    PRIMARY KEY (pod, position),
+    UNIQUE (pod, name),
+    CHECK ((state IN ('waiting', 'creating', 'created')) = (attempt IS NULL)),
+    CHECK (state NOT IN ('waiting', 'creating', 'created') OR started_at IS NULL),
+    CHECK (state <> 'running' OR started_at IS NOT NULL),
+    CHECK ((state = 'running') = (pid IS NOT NULL)),
+    CHECK ((state = 'exited') = (ended_at IS NOT NULL)),
+    CHECK ((state = 'exited') = (oom IS NOT NULL)),
+    CHECK (state = 'exited' OR (exit_code IS NULL AND signal IS NULL)),
+    CHECK (exit_code IS NULL OR signal IS NULL)
+) STRICT, WITHOUT ROWID;
+INSERT INTO new_app (pod, position, name, image, image_name, annotations, state, attempt, started_at, pid, ended_at,
+        exit_code, signal, oom)
+    SELECT pod, position, name, image, image_name, annotations, state, attempt, started_at, pid, ended_at,
+        exit_code, signal, oom FROM app;
+DROP TABLE app;
+ALTER TABLE new_app RENAME TO app;
+CREATE INDEX app_image ON app (image);
+CREATE INDEX app_name ON app (name);
 ";
 
 /// The number of steps applied to a database.

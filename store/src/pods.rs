@@ -4,6 +4,7 @@
 //! model's `step`, and writes the phase, the apps and the events. Of several processes that make the same change
 //! exactly one succeeds; the others get the current row, which is not an error.
 
+mod apps;
 pub(crate) mod condition;
 pub(crate) mod list;
 mod networks;
@@ -23,6 +24,7 @@ use crate::db::Sync;
 use crate::{Store, StoreError, events};
 use list::load;
 
+pub use apps::AddAppError;
 pub use condition::{CgroupCondition, PodWhere};
 pub use networks::{NetworkSummary, Networks};
 
@@ -37,6 +39,8 @@ pub struct NewPod {
     pub net: NetMode,
     /// Its host name.
     pub hostname: String,
+    /// Whether it may have no apps and runs until it is stopped.
+    pub sandbox: bool,
     /// Its apps, in the order of the request.
     pub apps: Vec<NewApp>,
     /// Annotations of the user.
@@ -80,7 +84,9 @@ pub struct PodRow {
     pub networks: Networks,
     /// Its host name.
     pub hostname: String,
-    /// Its apps, in the order of the request.
+    /// Whether it may have no apps and runs until it is stopped.
+    pub sandbox: bool,
+    /// Its apps, in the order of the request, then in the order in which they were added.
     pub apps: Vec<AppRow>,
     /// Annotations of the user.
     pub user_annotations: BTreeMap<String, String>,
@@ -99,6 +105,8 @@ pub struct AppRow {
     pub image_name: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
+    /// When it was added to the running pod; `None` for an app that was created with its pod.
+    pub added: Option<Timestamp>,
     /// Its state.
     pub state: AppState,
 }
@@ -110,6 +118,8 @@ pub struct Change {
     pub edge: Edge,
     /// The new states of its apps.
     pub apps: Vec<(AppName, AppState)>,
+    /// The apps whose rows are deleted.
+    pub removed_apps: Vec<AppName>,
     /// Its networks; recorded with [`Edge::Started`], ignored otherwise.
     pub networks: Networks,
     /// Why it could not be started; recorded with [`Edge::Aborted`], in its event and as the annotation [`FAILURE`],
@@ -126,7 +136,14 @@ impl Change {
     /// This step alone.
     #[must_use]
     pub fn along(edge: Edge) -> Self {
-        Self { edge, apps: Vec::new(), networks: Networks::default(), failure: None, durable: false }
+        Self {
+            edge,
+            apps: Vec::new(),
+            removed_apps: Vec::new(),
+            networks: Networks::default(),
+            failure: None,
+            durable: false,
+        }
     }
 }
 
@@ -135,6 +152,7 @@ impl Change {
 pub(crate) struct Step<'a> {
     pub(crate) edge: Option<&'a Edge>,
     pub(crate) apps: &'a [(AppName, AppState)],
+    pub(crate) removed_apps: &'a [AppName],
     networks: Option<&'a Networks>,
     failure: Option<&'a str>,
 }
@@ -284,17 +302,23 @@ impl Store {
     /// [`StepError`].
     pub fn step(&self, id: PodId, seen: Generation, change: Change) -> Result<Moved, StepError> {
         let sync = if change.durable { Sync::Now } else { Sync::Soon };
-        let Change { edge, apps, networks, failure, durable: _ } = &change;
+        let Change { edge, apps, removed_apps, networks, failure, durable: _ } = &change;
         let failure = failure.as_deref();
-        self.change(id, seen, sync, Step { edge: Some(edge), apps, networks: Some(networks), failure })
+        self.change(id, seen, sync, Step { edge: Some(edge), apps, removed_apps, networks: Some(networks), failure })
     }
 
-    /// Changes the states of apps of a running pod if its generation is still `seen`.
+    /// Changes the states of apps of a running pod and deletes the rows of others, if its generation is still `seen`.
     ///
     /// # Errors
     /// [`StepError`].
-    pub fn update_apps(&self, id: PodId, seen: Generation, apps: &[(AppName, AppState)]) -> Result<Moved, StepError> {
-        self.change(id, seen, Sync::Soon, Step { edge: None, apps, networks: None, failure: None })
+    pub fn update_apps(
+        &self,
+        id: PodId,
+        seen: Generation,
+        apps: &[(AppName, AppState)],
+        removed_apps: &[AppName],
+    ) -> Result<Moved, StepError> {
+        self.change(id, seen, Sync::Soon, Step { edge: None, apps, removed_apps, networks: None, failure: None })
     }
 
     /// Changes the network of a prepared pod, as `run-prepared --net` requests. `None`: it is no longer prepared, or
@@ -340,9 +364,11 @@ impl Store {
                 None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
             };
             let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
-            let told = events::of_step(id, &asked, &apps, crate::now())?;
+            let removed = events::removed(&pod.apps, asked.removed_apps);
+            let told = events::of_step(id, &asked, &apps, &removed, crate::now())?;
             let mut after = after(&pod, to, &asked, &apps);
             store(tx, id, after.as_ref())
+                .and_then(|()| row::delete_apps(tx, id, asked.removed_apps))
                 .and_then(|()| match (&mut after, asked.failure()) {
                     (Some(pod), Some(failure)) => {
                         pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
@@ -395,12 +421,13 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     let id = pod.id.to_string();
     let inserted = tx
         .prepare_cached(
-            "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels)
-                VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6) ON CONFLICT DO NOTHING",
+            "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels, sandbox)
+                VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING",
         )
         .and_then(|mut insert| {
             let (annotations, labels) = (row::map_text(&pod.user_annotations)?, row::map_text(&pod.user_labels)?);
-            insert.execute(params![id, pod.created.0, pod.net.to_string(), pod.hostname, annotations, labels])
+            let net = pod.net.to_string();
+            insert.execute(params![id, pod.created.0, net, pod.hostname, annotations, labels, pod.sandbox])
         })
         .map_err(sql())?;
     if inserted == 0 {
@@ -424,14 +451,10 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
             return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
         }
     }
-    let refer = "INSERT INTO pod_volume (pod, volume) SELECT ?1, name FROM volume WHERE name = ?2 AND deleting = 0";
-    for name in &pod.volumes {
-        let inserted = tx.prepare_cached(refer).and_then(|mut insert| insert.execute([id.as_str(), name.as_str()]));
-        if inserted.map_err(sql())? == 0 {
-            return Err(InsertPodError::NoSuchVolume(name.clone()));
-        }
+    match row::refer_to_volumes(tx, &id, &pod.volumes).map_err(sql())? {
+        Some(missing) => Err(InsertPodError::NoSuchVolume(missing)),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// The row after a change; `None` when it is gone.
@@ -449,6 +472,7 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState
             app.state = *state;
         }
     }
+    pod.apps.retain(|app| !asked.removed_apps.contains(&app.name));
     Some(pod)
 }
 

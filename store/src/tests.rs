@@ -1,5 +1,6 @@
 //! The store from outside its modules: real directories, real databases, several threads with stores of their own.
 
+mod apps;
 mod changing;
 mod checking;
 mod filtering;
@@ -103,6 +104,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         created: Timestamp(10),
         net: NetMode::None,
         hostname: "h".into(),
+        sandbox: false,
         apps: apps.iter().map(app).collect(),
         user_annotations: [("k".to_owned(), "v\n\"".to_owned())].into(),
         user_labels: Default::default(),

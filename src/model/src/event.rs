@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::Timestamp;
 
-/// The kind of an event: the nine types of rkt's `EventType` (v1alpha/api.proto).
+/// The kind of an event: the nine types of rkt's `EventType` (v1alpha/api.proto), and those of apps that are added to
+/// and removed from running pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EventKind {
     /// A pod became Prepared.
@@ -17,10 +18,14 @@ pub enum EventKind {
     PodExited,
     /// A pod was removed.
     PodGarbageCollected,
+    /// An app was added to a running pod.
+    AppCreated,
     /// An app was started.
     AppStarted,
     /// An app ended.
     AppExited,
+    /// An app was removed from a running pod.
+    AppRemoved,
     /// An image was imported into the store.
     ImageImported,
     /// An image was removed from the store.
@@ -29,14 +34,16 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
         Self::PodExited,
         Self::PodGarbageCollected,
+        Self::AppCreated,
         Self::AppStarted,
         Self::AppExited,
+        Self::AppRemoved,
         Self::ImageImported,
         Self::ImageRemoved,
     ];
@@ -50,8 +57,10 @@ impl EventKind {
             Self::PodStarted => "pod-started",
             Self::PodExited => "pod-exited",
             Self::PodGarbageCollected => "pod-garbage-collected",
+            Self::AppCreated => "app-created",
             Self::AppStarted => "app-started",
             Self::AppExited => "app-exited",
+            Self::AppRemoved => "app-removed",
             Self::ImageImported => "image-imported",
             Self::ImageRemoved => "image-removed",
         }

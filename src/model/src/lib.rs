@@ -30,5 +30,5 @@ pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodPrefix, Vol
 pub use image_ref::{ImageRef, RegistryRef};
 pub use net::{NetMode, PodNetwork};
 pub use phase::{Edge, FormerPhase, Phase, PodEnd, Process, Refused, step};
-pub use spec::{AppSpec, PodSpec};
+pub use spec::{AddedAppSpec, AppSpec, PodSpec};
 pub use time::Timestamp;

@@ -12,8 +12,11 @@ use crate::{AppName, VolumeName};
 /// A pod as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodSpec {
-    /// The apps, in the order given. At least one.
+    /// The apps, in the order given. At least one, except in a sandbox.
     pub apps: Vec<AppSpec>,
+    /// Whether it is a sandbox: a pod that may have no apps, is not ended by the end or failure of an app, and runs
+    /// until it is stopped.
+    pub sandbox: bool,
     /// The volumes that apps may mount, by name.
     pub volumes: Vec<VolumeSpec>,
     /// The networks; `None`: the engine's default.
@@ -397,7 +400,7 @@ impl PodSpec {
     /// # Errors
     /// The first [`SpecError`] found.
     pub fn validate(&self) -> Result<(), SpecError> {
-        if self.apps.is_empty() {
+        if self.apps.is_empty() && !self.sandbox {
             return Err(SpecError::new("a pod needs at least one app: name an image"));
         }
         check_count("apps", self.apps.len(), MAX_APPS)?;
@@ -425,6 +428,38 @@ impl PodSpec {
         }
         crate::net_check::check(self)?;
         self.hostname.as_deref().map_or(Ok(()), check_hostname)
+    }
+}
+
+/// An app to be added to a running pod, with the volumes that it brings along.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddedAppSpec {
+    /// The app. Its mounts name volumes of the pod, or of `volumes`.
+    pub app: AppSpec,
+    /// New volumes of the pod.
+    pub volumes: Vec<VolumeSpec>,
+}
+
+impl AddedAppSpec {
+    /// Checks everything that can be checked without looking at the host or an image. `pod` is the pod as created, with
+    /// the apps and volumes that it has now.
+    ///
+    /// # Errors
+    /// The first [`SpecError`] found.
+    pub fn validate(&self, pod: &PodSpec) -> Result<(), SpecError> {
+        if self.app.options.terminal || self.app.options.stdin {
+            return Err(SpecError::new(
+                "an app that is added to a running pod cannot have a terminal or an open stdin",
+            ));
+        }
+        let mut whole = pod.clone();
+        // An interactive app of the pod is no obstacle.
+        for app in &mut whole.apps {
+            (app.options.terminal, app.options.stdin) = (false, false);
+        }
+        whole.apps.push(self.app.clone());
+        whole.volumes.extend(self.volumes.iter().cloned());
+        whole.validate()
     }
 }
 
@@ -591,6 +626,7 @@ mod tests {
     fn invalid_specifications_are_rejected() {
         assert_eq!(pod(|_| {}), Ok(()));
         assert!(pod(|s| s.apps.clear()).is_err());
+        assert_eq!(pod(|s| (s.sandbox, s.apps) = (true, Vec::new())), Ok(()));
         let twice = pod(|s| s.apps.push(s.apps[0].clone())).unwrap_err();
         assert!(twice.to_string().contains("two apps are called"), "{twice}");
         for target in ["/", "/proc", "//proc/", "/proc/x", "/sys/fs", "/dev", "a", "/a/../b", "/./"] {

@@ -1,10 +1,11 @@
 //! Conversion of pod and app rows from and to the types of the model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use gantry_model::{
-    AppEnd, AppOutcome, AppState, BootId, FormerPhase, Generation, Phase, PodEnd, PodId, Process, Timestamp, id::shown,
+    AppEnd, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, Phase, PodEnd, PodId, Process, Timestamp,
+    VolumeName, id::shown,
 };
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
@@ -12,14 +13,14 @@ use rusqlite::{Connection, Row, params};
 use super::{AppRow, Networks, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
-pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, \
+pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.sandbox, \
     pod.user_annotations, pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
     pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
     pod.marked_at, pod.was, pod.deleting_at";
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
-    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom";
+    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.added_at";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
@@ -121,6 +122,7 @@ pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
         net: columns.parsed()?,
         networks: columns.networks()?,
         hostname: columns.get()?,
+        sandbox: columns.get()?,
         user_annotations: columns.map()?,
         user_labels: columns.map()?,
         prepared: columns.time()?,
@@ -179,6 +181,8 @@ fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlit
 
 /// Reads an app; its pod's id is the first column.
 pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
+    /// The columns before the last one, which only added apps have.
+    const ADDED: usize = 13;
     let mut columns = Columns { row, next: 1 };
     Ok(AppRow {
         name: columns.parsed()?,
@@ -186,13 +190,17 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
         image_name: columns.get()?,
         annotations: columns.map()?,
         state: app_state(&mut columns)?,
+        added: Columns { row, next: ADDED }.time()?,
     })
 }
 
 fn app_state(columns: &mut Columns<'_, '_>) -> rusqlite::Result<AppState> {
     let name = columns.text()?;
-    if name == "waiting" {
-        return Ok(AppState::Waiting);
+    match name {
+        "waiting" => return Ok(AppState::Waiting),
+        "creating" => return Ok(AppState::Creating),
+        "created" => return Ok(AppState::Created),
+        _ => {}
     }
     let attempt = columns.get()?;
     let started = columns.time()?;
@@ -281,7 +289,7 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
         columns.supervisor.map(|process| &process.boot.0),
         ended,
         end.map(|end| end.exit_code),
-        end.and_then(|end| end.failed_app.as_ref()).map(gantry_model::AppName::as_str),
+        end.and_then(|end| end.failed_app.as_ref()).map(AppName::as_str),
         end.map(|end| &end.reason),
         columns.marked,
         columns.was,
@@ -302,11 +310,40 @@ pub(crate) fn write_networks(conn: &Connection, pod: PodId, got: &Networks) -> r
     update.execute(params![pod.to_string(), got.text()]).map(drop)
 }
 
+/// Adds the volumes to those that the pod keeps from being removed. Returns the first one that does not exist.
+pub(crate) fn refer_to_volumes(
+    conn: &Connection,
+    pod: &str,
+    volumes: &BTreeSet<VolumeName>,
+) -> rusqlite::Result<Option<VolumeName>> {
+    for name in volumes {
+        // Not the number of inserted rows: the pod may have the volume already.
+        let exists: bool = conn
+            .prepare_cached("SELECT EXISTS (SELECT 1 FROM volume WHERE name = ?1 AND deleting = 0)")?
+            .query_row([name.as_str()], |row| row.get(0))?;
+        if !exists {
+            return Ok(Some(name.clone()));
+        }
+        conn.prepare_cached("INSERT INTO pod_volume (pod, volume) VALUES (?1, ?2) ON CONFLICT DO NOTHING")?
+            .execute([pod, name.as_str()])?;
+    }
+    Ok(None)
+}
+
+/// Deletes the rows of apps.
+pub(crate) fn delete_apps(conn: &Connection, pod: PodId, names: &[AppName]) -> rusqlite::Result<()> {
+    let pod = pod.to_string();
+    names.iter().try_for_each(|name| {
+        let mut delete = conn.prepare_cached("DELETE FROM app WHERE pod = ?1 AND name = ?2")?;
+        delete.execute([pod.as_str(), name.as_str()]).map(drop)
+    })
+}
+
 /// Writes the state of an app.
 pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite::Result<()> {
     let (mut attempt, mut started, mut pid, mut end) = (None, None, None, None);
     match app.state {
-        AppState::Waiting => {}
+        AppState::Waiting | AppState::Creating | AppState::Created => {}
         AppState::Started { at, pid: number, attempt: n } => {
             (attempt, started, pid) = (Some(n), Some(at.0), Some(number));
         }

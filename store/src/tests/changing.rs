@@ -41,7 +41,7 @@ fn a_full_pod_life_records_every_event() {
     let pod = running(store, id, &image);
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
     let apps = [(name("b"), exited(AppOutcome::Exited(0), 0))];
-    let Moved::Yes(Some(pod)) = store.update_apps(id, pod.generation, &apps).unwrap() else { panic!() };
+    let Moved::Yes(Some(pod)) = store.update_apps(id, pod.generation, &apps, &[]).unwrap() else { panic!() };
     let apps = vec![(name("a"), exited(AppOutcome::Signaled(9), 1)), (name("b"), exited(AppOutcome::Exited(0), 0))];
     let pod = moved(store, id, pod.generation, Change { apps, ..edge(Edge::Ended { at: Timestamp(31), end: end() }) });
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
@@ -120,7 +120,7 @@ fn invalid_changes_are_rejected_without_effect() {
     assert_eq!(refused.kind(), ErrorKind::Refused);
     let change = Change { apps: vec![(name("x"), started(0))], ..edge(Edge::Prepare) };
     assert!(matches!(store.step(pod.id, pod.generation, change), Err(StepError::NoSuchApp { .. })));
-    let refused = store.update_apps(pod.id, pod.generation, &[(name("a"), started(0))]).unwrap_err();
+    let refused = store.update_apps(pod.id, pod.generation, &[(name("a"), started(0))], &[]).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Refused);
     assert_eq!(store.step(pod.id, Generation(9), edge(Edge::Prepare)).unwrap(), Moved::Lost(Some(pod.clone())));
     assert_eq!(store.step(pod_id(5), Generation(0), edge(Edge::Prepare)).unwrap(), Moved::Lost(None));
@@ -316,6 +316,8 @@ fn any_app() -> impl Strategy<Value = AppState> {
     ];
     prop_oneof![
         Just(AppState::Waiting),
+        Just(AppState::Creating),
+        Just(AppState::Created),
         (any::<i64>(), any::<u32>(), any::<u32>()).prop_map(|(at, pid, attempt)| AppState::Started {
             at: Timestamp(at),
             pid,

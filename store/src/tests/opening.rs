@@ -13,9 +13,10 @@ use crate::migrate::{self, STEPS};
 use crate::{DatabaseFailure, OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
+const V2: &str = include_str!("../../fixtures/v2.sql");
 
 /// A step to a format that does not exist yet: a new column with a value for each row.
-const STEP_TO_FORMAT_2: &str = "ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x';
+const NEXT_STEP: &str = "ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x';
     UPDATE pod SET extra = id;";
 
 fn boot(name: &str) -> BootId {
@@ -164,14 +165,14 @@ fn migrations_produce_the_schema_of_the_fixture() {
         let mut all = conn.prepare("SELECT name, coalesce(sql, '') FROM sqlite_schema ORDER BY name").unwrap();
         all.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().collect::<Result<_, _>>().unwrap()
     };
-    for (n, fixture) in [V1].into_iter().enumerate() {
+    for (n, fixture) in [V1, V2].into_iter().enumerate() {
         let (released, made) = (Connection::open_in_memory().unwrap(), Connection::open_in_memory().unwrap());
         released.execute_batch(fixture).unwrap();
         STEPS[..=n].iter().for_each(|step| made.execute_batch(step).unwrap());
         assert_eq!(schema(&released), schema(&made), "format {}", n + 1);
         assert_eq!(crate::migrate::version(&released).unwrap(), n + 1);
     }
-    assert_eq!(STEPS.len(), 1, "a format without a fixture");
+    assert_eq!(STEPS.len(), 2, "a format without a fixture");
 }
 
 /// Checks the rows of the fixture.
@@ -194,7 +195,7 @@ fn format_1_is_read() {
     let (_dir, data) = of_fixture(V1);
     let store = Store::open(&data).unwrap();
     check_fixture(&store);
-    assert_eq!(entries(&data.join("backups")), 0, "nothing was migrated");
+    assert_eq!(entries(&data.join("backups")), 1, "it was migrated");
     let pods = store.pods(&PodQuery::default()).unwrap();
     assert_eq!(pods[4].net, "default,b".parse().unwrap());
     let second = gantry_model::PodNetwork { name: "b".into(), interface: "eth1".into(), ..Default::default() };
@@ -209,12 +210,25 @@ fn format_1_is_read() {
     let volume = &volumes[0];
     assert_eq!((volume.name.as_str(), volume.created, volume.labels["k"].as_str()), ("data", Timestamp(5), "v"));
     assert_eq!(volume.pods, ["00000000-0000-4000-8000-000000000004".parse().unwrap()].into());
+    assert!(pods.iter().all(|pod| !pod.sandbox && pod.apps.iter().all(|app| app.added.is_none())));
+}
+
+#[test]
+fn format_2_has_apps_of_running_pods() {
+    let (_dir, data) = of_fixture(V2);
+    let store = Store::open(&data).unwrap();
+    check_fixture(&store);
+    assert_eq!(entries(&data.join("backups")), 0, "nothing was migrated");
+    let pods = store.pods(&PodQuery::default()).unwrap();
+    let apps: Vec<_> = pods[4].apps.iter().map(|app| (app.name.as_str(), app.state.name(), app.added)).collect();
+    let added = Some(Timestamp(135));
+    assert_eq!(apps, [("a", "running", None), ("created", "created", added), ("creating", "creating", added)]);
 }
 
 #[test]
 fn migration_backs_up_and_locks_out_old_programs() {
     let (_dir, data) = of_fixture(V1);
-    let mut steps = [STEPS, &[STEP_TO_FORMAT_2]].concat();
+    let mut steps = [STEPS, &[NEXT_STEP]].concat();
     let extra = |store: &Store| -> String {
         store.conn.query_row("SELECT extra FROM pod ORDER BY id LIMIT 1", [], |row| row.get(0)).unwrap()
     };
@@ -229,7 +243,7 @@ fn migration_backs_up_and_locks_out_old_programs() {
     assert_eq!(version, 1);
     for refused in [Store::open(&data).map(drop), Store::open_read_only(&data).map(drop)] {
         let refused = refused.unwrap_err();
-        assert!(refused.to_string().contains("has format 2 and this gantry knows formats up to 1"), "{refused}");
+        assert!(refused.to_string().contains("has format 3 and this gantry knows formats up to 2"), "{refused}");
     }
     // Three copies are kept, the newest ones.
     for _ in 0..4 {
@@ -243,12 +257,12 @@ fn migration_backs_up_and_locks_out_old_programs() {
 #[test]
 fn a_failed_migration_keeps_the_old_format() {
     let (_dir, data) = of_fixture(V1);
-    let steps = [STEPS, &[STEP_TO_FORMAT_2, "this is no SQL"]].concat();
+    let steps = [STEPS, &[NEXT_STEP, "this is no SQL"]].concat();
     assert!(Store::open_as(&data, boot("new"), &steps).is_err());
     let store = Store::open(&data).unwrap();
     check_fixture(&store);
     let looked = db::check_schema(&store.conn, store.layout(), &boot("new"), &steps).unwrap();
-    assert!(matches!(looked, SchemaState::Behind(1)));
+    assert!(matches!(looked, SchemaState::Behind(2)));
     assert!(store.conn.execute_batch("SELECT extra FROM pod").is_err());
 }
 
@@ -260,7 +274,7 @@ const MIGRATED_DIR: &str = "GANTRY_TEST_MIGRATED_DIR";
 fn migrate_until_killed() {
     let Some(data) = std::env::var_os(MIGRATED_DIR) else { return };
     let endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
-    let steps = [STEPS, &[STEP_TO_FORMAT_2, endless]].concat();
+    let steps = [STEPS, &[NEXT_STEP, endless]].concat();
     drop(Store::open_as(data.as_ref(), boot("new"), &steps));
 }
 
@@ -286,7 +300,7 @@ fn a_killed_migration_keeps_the_old_format() {
     let intact: String = store.conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
     assert_eq!(intact, "ok");
     drop(store);
-    let steps = [STEPS, &[STEP_TO_FORMAT_2]].concat();
+    let steps = [STEPS, &[NEXT_STEP]].concat();
     check_fixture(&Store::open_as(&data, boot("new"), &steps).unwrap());
 }
 

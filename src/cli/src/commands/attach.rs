@@ -67,6 +67,10 @@ fn check_attachable(pod: &PodView, app: Option<&AppName>) -> Result<(), Failure>
                 "app '{name}' of pod {id} has exited with code {code}: 'gantry logs --app={name} {id}' shows its output"
             ))
         }
-        Some(_) => Ok(()),
+        Some(state @ (AppState::Creating | AppState::Created)) => {
+            let state = state.name();
+            refused(format!("app '{name}' of pod {id} is {state}: only a running app can be attached to"))
+        }
+        Some(AppState::Waiting | AppState::Started { .. }) => Ok(()),
     }
 }

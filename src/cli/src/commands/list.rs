@@ -292,6 +292,7 @@ fn pod_state(row: &PodRow) -> String {
 fn app_state(state: AppState) -> Option<String> {
     match state {
         AppState::Waiting => None,
+        AppState::Creating | AppState::Created => Some(state.name().to_owned()),
         AppState::Started { .. } => Some("running".to_owned()),
         AppState::Exited { end, .. } => Some(format!("exited ({})", end.how.exit_code())),
     }

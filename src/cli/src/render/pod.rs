@@ -1,8 +1,8 @@
 //! A pod as JSON. The field names are stable: fields are added, never changed.
 //!
 //! ```text
-//! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname
-//! apps[name state image image_id pid attempt started ended exit_code signal oom] user_annotations user_labels
+//! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
+//! apps[name state image image_id pid attempt added started ended exit_code signal oom] user_annotations user_labels
 //! ```
 //!
 //! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
@@ -57,6 +57,7 @@ pub(crate) struct PodJson<'a> {
     net: DisplayJson<&'a gantry_model::NetMode>,
     networks: NetworksJson<'a>,
     hostname: &'a str,
+    sandbox: bool,
     apps: Vec<AppJson<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
     user_labels: &'a BTreeMap<String, String>,
@@ -81,6 +82,7 @@ struct AppJson<'a> {
     image_id: DisplayJson<&'a gantry_model::ImageId>,
     pid: Option<u32>,
     attempt: Option<u32>,
+    added: Option<TimeJson>,
     started: Option<TimeJson>,
     ended: Option<TimeJson>,
     exit_code: Option<i32>,
@@ -115,6 +117,7 @@ impl<'a> PodJson<'a> {
             net: DisplayJson(&row.net),
             networks,
             hostname: &row.hostname,
+            sandbox: row.sandbox,
             apps: row.apps.iter().map(AppJson::from_row).collect(),
             user_annotations: &row.user_annotations,
             user_labels: &row.user_labels,
@@ -131,6 +134,7 @@ impl<'a> AppJson<'a> {
             image_id: DisplayJson(&row.image),
             pid: None,
             attempt: None,
+            added: row.added.map(TimeJson),
             started: None,
             ended: None,
             exit_code: None,
@@ -138,7 +142,7 @@ impl<'a> AppJson<'a> {
             oom: None,
         };
         match row.state {
-            AppState::Waiting => app,
+            AppState::Waiting | AppState::Creating | AppState::Created => app,
             AppState::Started { at, pid, attempt } => {
                 Self { pid: Some(pid), attempt: Some(attempt), started: Some(TimeJson(at)), ..app }
             }
@@ -176,6 +180,7 @@ pub(crate) mod tests {
             image: gantry_model::ImageId::clone(&image),
             image_name: "evil\u{1b}[2J".into(),
             annotations: BTreeMap::new(),
+            added: None,
             state,
         };
         PodRow {
@@ -191,6 +196,7 @@ pub(crate) mod tests {
             net: gantry_model::NetMode::None,
             networks: gantry_engine::Networks::default(),
             hostname: "h".into(),
+            sandbox: false,
             apps: vec![app("a", how(AppOutcome::Exited(0))), app("b", how(AppOutcome::Signaled(11)))],
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
@@ -203,11 +209,11 @@ pub(crate) mod tests {
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {
             format!(
-                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false}}"#
+                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false}}"#
             )
         };
         let want = format!(
-            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","sandbox":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
             app("a", 0, "null"),
             app("b", 139, "11"),
         );

@@ -293,6 +293,7 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
         net: gantry_model::NetMode::None,
         networks: gantry_store::Networks::default(),
         hostname: String::new(),
+        sandbox: false,
         apps: Vec::new(),
         user_annotations: std::collections::BTreeMap::new(),
         user_labels: std::collections::BTreeMap::new(),
@@ -322,6 +323,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
         name: name(app),
         image,
         image_name: "x".to_owned(),
+        added: None,
         state: gantry_model::AppState::Waiting,
         annotations: std::collections::BTreeMap::new(),
     }

@@ -26,6 +26,8 @@ pub(crate) struct Pod {
     hosts: Hosts,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hostname: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    sandbox: bool,
     apps: Vec<App>,
     #[serde(default)]
     volumes: Vec<Volume>,
@@ -179,7 +181,7 @@ fn usual_mode() -> u32 {
 
 impl From<&PodSpec> for Pod {
     fn from(spec: &PodSpec) -> Self {
-        let PodSpec { apps, volumes, net, ports, dns, hosts, hostname, user_annotations, user_labels } = spec;
+        let PodSpec { apps, sandbox, volumes, net, ports, dns, hosts, hostname, user_annotations, user_labels } = spec;
         Self {
             version: crate::manifest::VERSION,
             net: net.as_ref().map(ToString::to_string),
@@ -187,6 +189,7 @@ impl From<&PodSpec> for Pod {
             dns: dns.into(),
             hosts: hosts.into(),
             hostname: hostname.clone(),
+            sandbox: *sandbox,
             apps: apps.iter().map(App::from).collect(),
             volumes: volumes.iter().map(Volume::from).collect(),
             annotations: user_annotations.clone(),
@@ -199,7 +202,7 @@ impl TryFrom<Pod> for PodSpec {
     type Error = ManifestError;
 
     fn try_from(pod: Pod) -> Result<Self, ManifestError> {
-        let Pod { version: _, net, ports, dns, hosts, hostname, apps, volumes, annotations, labels } = pod;
+        let Pod { version: _, net, ports, dns, hosts, hostname, sandbox, apps, volumes, annotations, labels } = pod;
         Ok(Self {
             apps: apps.into_iter().map(AppSpec::try_from).collect::<Result<_, _>>()?,
             volumes: volumes.into_iter().map(spec::VolumeSpec::try_from).collect::<Result<_, _>>()?,
@@ -208,6 +211,7 @@ impl TryFrom<Pod> for PodSpec {
             dns: dns.into(),
             hosts: hosts.into(),
             hostname,
+            sandbox,
             user_annotations: annotations,
             user_labels: labels,
         })

@@ -11,6 +11,7 @@
 //!                                               "options": [...], "domain": "example.com"}}
 //!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
 //!   "hostname": "web-1",                        optional
+//!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",
 //!     "exec": "/bin/web", "args": ["-v"],

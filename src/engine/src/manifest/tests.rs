@@ -129,19 +129,10 @@ fn net() -> impl Strategy<Value = Option<NetMode>> {
 
 fn pod() -> impl Strategy<Value = PodSpec> {
     let networks = (net(), vec(port(), 0..3), dns(), hosts());
-    (vec(app(), 0..3), vec(volume(), 0..3), networks, option::of(any::<String>()), map(), map()).prop_map(
-        |(apps, volumes, (net, ports, dns, hosts), hostname, user_annotations, user_labels)| PodSpec {
-            apps,
-            volumes,
-            net,
-            ports,
-            dns,
-            hosts,
-            hostname,
-            user_annotations,
-            user_labels,
-        },
-    )
+    (vec(app(), 0..3), vec(volume(), 0..3), networks, option::of(any::<String>()), map(), map(), any::<bool>())
+        .prop_map(|(apps, volumes, (net, ports, dns, hosts), hostname, user_annotations, user_labels, sandbox)| {
+            PodSpec { apps, sandbox, volumes, net, ports, dns, hosts, hostname, user_annotations, user_labels }
+        })
 }
 
 proptest! {

@@ -27,7 +27,7 @@ pub(crate) fn unrecorded_exits(apps: &[(AppName, AppState)], journal: &Parsed) -
     let news = |(name, state): &(AppName, AppState)| {
         let attempt = match state {
             AppState::Started { attempt, .. } => *attempt,
-            AppState::Waiting | AppState::Exited { .. } => return None,
+            _ => return None,
         };
         let (ended_attempt, end) = exit_of(name, journal)?;
         let started = started_at(name, state, journal);
@@ -47,6 +47,7 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
             (Some((attempt, end)), _) => AppState::Exited { started, end, attempt },
             (None, AppState::Exited { .. }) => *state,
             (None, AppState::Started { attempt, .. }) => AppState::Exited { started, end: lost_end, attempt: *attempt },
+            (None, AppState::Creating | AppState::Created) => *state,
             (None, AppState::Waiting) => AppState::Exited { started, end: lost_end, attempt: 0 },
         };
         states.push((name.clone(), state));
@@ -85,7 +86,7 @@ fn started_at(name: &AppName, state: &AppState, journal: &Parsed) -> Option<Time
     match state {
         AppState::Started { at, .. } => Some(*at),
         AppState::Exited { started, .. } => *started,
-        AppState::Waiting => {
+        AppState::Waiting | AppState::Creating | AppState::Created => {
             let app = ready_record(journal)?.apps.iter().find(|app| app.app == name.as_str())?;
             Some(Timestamp(app.at))
         }
@@ -95,7 +96,7 @@ fn started_at(name: &AppName, state: &AppState, journal: &Parsed) -> Option<Time
 fn end_of(state: &AppState) -> Option<AppEnd> {
     match state {
         AppState::Exited { end, .. } => Some(*end),
-        AppState::Waiting | AppState::Started { .. } => None,
+        AppState::Waiting | AppState::Creating | AppState::Created | AppState::Started { .. } => None,
     }
 }
 

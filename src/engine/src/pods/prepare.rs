@@ -375,6 +375,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         created: gantry_store::now(),
         net: plan_net::mode(&plan.net),
         hostname: plan.hostname.clone(),
+        sandbox: spec.sandbox,
         apps: spec.apps.iter().zip(images).map(app).collect(),
         user_annotations: spec.user_annotations.clone(),
         user_labels: spec.user_labels.clone(),

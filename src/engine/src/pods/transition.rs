@@ -56,7 +56,7 @@ impl Engine {
         if !self.writes.get() {
             return Ok(Some(with_app_states(row, &exits)));
         }
-        match self.store.update_apps(row.id, row.generation, &exits).map_err(PodError::store) {
+        match self.store.update_apps(row.id, row.generation, &exits, &[]).map_err(PodError::store) {
             // As in `finalize`: the journal has the exits, and gantryd writes them into the database it restored.
             Err(error) if was_replaced(&error) => Ok(Some(with_app_states(row, &exits))),
             moved => moved.map(row_of),

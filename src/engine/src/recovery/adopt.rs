@@ -413,6 +413,7 @@ impl Engine {
             created: made.unwrap_or_else(gantry_store::now),
             net: net_of(&plan)?,
             hostname: plan.hostname,
+            sandbox: spec.as_ref().is_some_and(|spec| spec.sandbox),
             apps,
             user_annotations: spec.as_ref().map(|spec| spec.user_annotations.clone()).unwrap_or_default(),
             user_labels: spec.map(|spec| spec.user_labels).unwrap_or_default(),

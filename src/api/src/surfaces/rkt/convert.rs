@@ -47,7 +47,7 @@ pub(super) fn marked_at(phase: &Phase) -> Option<Timestamp> {
 /// The state of an app, and its exit code.
 pub(super) fn app_state(state: &AppState) -> (wire::AppState, i32) {
     match state {
-        AppState::Waiting => (wire::AppState::Undefined, 0),
+        AppState::Waiting | AppState::Creating | AppState::Created => (wire::AppState::Undefined, 0),
         AppState::Started { .. } => (wire::AppState::Running, 0),
         AppState::Exited { end, .. } => (wire::AppState::Exited, end.how.exit_code()),
     }
@@ -63,7 +63,7 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     wire::ImageFormat { r#type: kind.into(), version: version.to_owned() }
 }
 
-/// The type of an event.
+/// The type of an event. rkt has none for apps that are added to and removed from running pods.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,
@@ -75,10 +75,11 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         EventKind::AppExited => EventType::AppExited,
         EventKind::ImageImported => EventType::ImageImported,
         EventKind::ImageRemoved => EventType::ImageRemoved,
+        EventKind::AppCreated | EventKind::AppRemoved => EventType::Undefined,
     }
 }
 
-/// The kind of events of this type; `None` for the type that no event has.
+/// The kind of events of this type; `None` for the type that rkt does not define.
 pub(super) fn event_kind(kind: EventType) -> Option<EventKind> {
     match kind {
         EventType::Undefined => None,

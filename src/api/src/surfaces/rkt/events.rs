@@ -136,13 +136,12 @@ fn encode_after_gap(event: &Event, trimmed: Option<u64>) -> Vec<u8> {
     data.push(KeyValue { key: "sequence".to_owned(), value: seq.to_string() });
     data.push(KeyValue { key: "time_ns".to_owned(), value: at.0.to_string() });
     data.extend(trimmed.map(|seq| KeyValue { key: "trimmed".to_owned(), value: seq.to_string() }));
-    let message = wire::Event {
-        r#type: convert::event_type(*kind).into(),
-        id: id.clone(),
-        from: name.to_owned(),
-        time: at.seconds(),
-        data,
-    };
+    let event_type = convert::event_type(*kind);
+    if event_type == EventType::Undefined {
+        data.push(KeyValue { key: "type".to_owned(), value: kind.as_str().to_owned() });
+    }
+    let message =
+        wire::Event { r#type: event_type.into(), id: id.clone(), from: name.to_owned(), time: at.seconds(), data };
     let length = message.encoded_len();
     let mut bytes = Vec::with_capacity(length + 8);
     encode_key(1, WireType::LengthDelimited, &mut bytes);

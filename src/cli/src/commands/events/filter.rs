@@ -171,7 +171,11 @@ impl Test {
             Self::PodPrefix(prefix) => !is_image_event(event) && event.id.starts_with(prefix),
             Self::Name(name) => event.name == *name || (is_image_event(event) && image_name_matches(&event.name, name)),
             Self::App(name) => {
-                matches!(event.kind, EventKind::AppStarted | EventKind::AppExited) && event.name == name.as_str()
+                let is_app_event = matches!(
+                    event.kind,
+                    EventKind::AppCreated | EventKind::AppStarted | EventKind::AppExited | EventKind::AppRemoved
+                );
+                is_app_event && event.name == name.as_str()
             }
             Self::Image { typed, found } => {
                 // Events of apps and of images have the image's id among their data.

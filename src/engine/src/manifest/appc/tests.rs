@@ -124,6 +124,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
         net: NetMode::None,
         networks: Networks::default(),
         hostname: String::new(),
+        sandbox: false,
         user_annotations: annotations.clone(),
         user_labels: annotations.clone(),
         prepared: None,
@@ -133,6 +134,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
             image: digest(),
             image_name: image_name.into(),
             annotations,
+            added: None,
             state: AppState::Waiting,
         }],
     }

@@ -1,0 +1,116 @@
+//! Apps that are added to running pods. Their rows are removed, and their states changed, by [`Store::update_apps`].
+
+use std::collections::BTreeSet;
+
+use gantry_model::{AppName, ErrorKind, ImageId, Kind, Phase, PodId, VolumeName};
+use rusqlite::{OptionalExtension as _, Transaction, params};
+use thiserror::Error;
+
+use super::{NewApp, PodRow, load, row};
+use crate::db::Sync;
+use crate::{Store, StoreError};
+
+const DOING: &str = "add the app to the pod";
+
+/// An app could not be added to a pod.
+#[derive(Debug, Error)]
+pub enum AddAppError {
+    /// The pod does not run.
+    #[error("pod {id} is {phase}: apps can be added only to a running pod")]
+    NotRunning {
+        /// The pod.
+        id: PodId,
+        /// Its phase, or `removed`.
+        phase: &'static str,
+    },
+    /// The pod has an app of this name.
+    #[error("pod {id} already has an app '{app}': choose another name, or remove that app first")]
+    Exists {
+        /// The pod.
+        id: PodId,
+        /// The app.
+        app: AppName,
+    },
+    /// The image was removed in between, or never existed.
+    #[error("image {image} of app '{app}' is not in the store: fetch it again")]
+    NoSuchImage {
+        /// The app.
+        app: AppName,
+        /// The image.
+        image: ImageId,
+    },
+    /// A volume was removed in between, or never existed.
+    #[error("there is no volume '{0}'")]
+    NoSuchVolume(VolumeName),
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl Kind for AddAppError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotRunning { .. } => ErrorKind::Refused,
+            Self::Exists { .. } => ErrorKind::AlreadyExists,
+            Self::NoSuchImage { .. } | Self::NoSuchVolume(_) => ErrorKind::NotFound,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+impl Store {
+    /// Inserts an app of a running pod in the state Creating. From now on its image and its volumes cannot be removed.
+    /// Returns the pod's new row.
+    ///
+    /// # Errors
+    /// [`AddAppError`].
+    pub fn add_app(&self, id: PodId, app: &NewApp, volumes: &BTreeSet<VolumeName>) -> Result<PodRow, AddAppError> {
+        self.write(DOING, Sync::Soon, |tx| {
+            let sql = || StoreError::sql(DOING);
+            let phase = match load(tx, id).map_err(sql())? {
+                Some(PodRow { phase: Phase::Running { .. }, apps, .. }) => {
+                    if apps.iter().any(|known| known.name == app.name) {
+                        return Err(AddAppError::Exists { id, app: app.name.clone() });
+                    }
+                    None
+                }
+                Some(pod) => Some(pod.phase.name()),
+                None => Some("removed"),
+            };
+            if let Some(phase) = phase {
+                return Err(AddAppError::NotRunning { id, phase });
+            }
+            if insert(tx, id, app, self.now().0).map_err(sql())? == 0 {
+                return Err(AddAppError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
+            }
+            if let Some(missing) = row::refer_to_volumes(tx, &id.to_string(), volumes).map_err(sql())? {
+                return Err(AddAppError::NoSuchVolume(missing));
+            }
+            load(tx, id).map_err(sql())?.ok_or(AddAppError::NotRunning { id, phase: "removed" })
+        })
+    }
+}
+
+/// Returns 0 if the image does not exist.
+fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::Result<usize> {
+    let id = id.to_string();
+    tx.prepare_cached("UPDATE pod SET generation = generation + 1 WHERE id = ?1")?.execute([&id])?;
+    let position: i64 = tx
+        .prepare_cached("SELECT position + 1 FROM app WHERE pod = ?1 ORDER BY position DESC LIMIT 1")?
+        .query_row([&id], |row| row.get(0))
+        .optional()?
+        .unwrap_or(0);
+    tx.prepare_cached(
+        "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at)
+            SELECT ?1, ?2, ?3, id, ?5, ?6, 'creating', ?7 FROM image WHERE id = ?4",
+    )?
+    .execute(params![
+        id,
+        position,
+        app.name.as_str(),
+        app.image.to_string(),
+        app.image_name,
+        row::map_text(&app.annotations)?,
+        now
+    ])
+}
