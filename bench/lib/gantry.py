@@ -12,7 +12,7 @@ class Gantry:
         self.base = [os.path.join(programs, "gantry"), "--dir", directory, "--insecure-options=http"]
 
     def command(self, *args):
-        """A whole gantry command line."""
+        """A complete gantry command line."""
         return [*self.base, *args]
 
     def fetch(self, reference):

@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Failed(Exception):
-    """A command of a benchmark failed; the figures would mean nothing."""
+    """A command of a benchmark failed, which invalidates the figures."""
 
 
 def program(name):

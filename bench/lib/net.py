@@ -218,7 +218,7 @@ try:
     for _ in range(rounds):
         subprocess.run(["nft", "flush", "ruleset"], check=True)
         print(back(), flush=True)
-        # gantryd waits a second between two times; what is measured is one flush by itself.
+        # gantryd waits a second between two repairs; the measurement is of one isolated flush.
         time.sleep(1.5)
 finally:
     keeper.terminate()

@@ -88,6 +88,6 @@ class PeerRoot:
 
 
 def find(path, work):
-    """The peers' root at `path`, or None if it was never made."""
+    """The peers' root at `path`, or None if it does not exist."""
     return PeerRoot(os.path.realpath(path), work) if os.path.isdir(os.path.join(path, "usr")) else None
 

@@ -106,7 +106,7 @@ class Podman:
         self.limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
 
     def command(self, *args):
-        """A whole podman command line."""
+        """A complete podman command line."""
         return [*self.base, *args]
 
     def run_args(self, *flags):
@@ -148,11 +148,11 @@ class Containerd:
         return self.runner.run(self.command("version"), expect=None)["code"] == 0
 
     def command(self, *args):
-        """A whole ctr command line."""
+        """A complete ctr command line."""
         return ["ctr", "--address", self.socket, "--namespace", "bench", *args]
 
     def run_args(self, *flags):
-        """A `ctr run` up to the image: its own default filter and no network but loopback, as it does by itself."""
+        """A `ctr run` up to the image: its own default filter and no network but loopback, as by default."""
         return self.command("run", "--snapshotter", "overlayfs", "--seccomp", *flags)
 
     def pull(self, reference):

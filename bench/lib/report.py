@@ -53,11 +53,11 @@ def memory_rows(benchmark, rows):
 
 
 def table(name, benchmark, result):
-    """The whole table of one benchmark."""
+    """The complete table of one benchmark."""
     rows = result["rows"]
     ours = next((row for row in rows if row.startswith("gantry")), None)
     if name == "list":
-        # All rows are gantry's, with different sizes: a ratio would mean nothing.
+        # All rows are gantry's, with different sizes, so a ratio has no meaning.
         ours = None
     if name == "memory":
         lines = list(memory_rows(benchmark, rows))

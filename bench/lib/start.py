@@ -17,7 +17,7 @@ def low_level(world, tool, runner):
 
 
 class Youki:
-    """youki, whose foreground `run` of a program that exits at once hangs now and then (0.7.0): such a run is ended at
+    """youki, whose foreground `run` of a program that exits at once sometimes hangs (0.7.0): such a run is ended at
     a deadline and does not count."""
 
     DEADLINE = 2.0

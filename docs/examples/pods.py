@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks gantryd for its pods, by rkt's PublicAPI; with --follow, stays and tells what happens.
+"""Lists gantryd's pods through rkt's PublicAPI; with --follow, then prints events.
 
     pods.py [--follow] [ADDRESS]        unix:/run/gantry/api.sock, or HOST:PORT
 
@@ -16,9 +16,9 @@ sys.path.insert(0, str(CONTRACT))
 rkt, services = grpc.protos_and_services("api.proto")
 
 OPTIONS = [
-    # The answer to a list is one message: with thousands of pods it is longer than the 4 MiB that clients take by default.
+    # A list is one message: with thousands of pods, it exceeds the clients' default limit of 4 MiB.
     ("grpc.max_receive_message_length", 64 << 20),
-    # gRPC's C core would send the path of a unix socket as the name of the host, which HTTP/2 servers refuse.
+    # gRPC's C core would send the path of a unix socket as :authority, which HTTP/2 servers reject.
     ("grpc.default_authority", "localhost"),
 ]
 
@@ -32,8 +32,8 @@ def main(address, follow):
                 state = rkt.AppState.Name(app.state).removeprefix("APP_STATE_")
                 print(" ", app.name, f"{app.image.name}:{app.image.version}", state, app.exit_code)
         if follow:
-            for answer in api.ListenEvents(rkt.ListenEventsRequest()):
-                for event in answer.events:
+            for response in api.ListenEvents(rkt.ListenEventsRequest()):
+                for event in response.events:
                     data = {pair.Key: pair.value for pair in event.data}
                     print(rkt.EventType.Name(event.type).removeprefix("EVENT_TYPE_"), getattr(event, "from"), data)
 

@@ -5,9 +5,9 @@
   client.py ADDRESS health [SERVICE]
   client.py ADDRESS reflect FILE     write the server's reflection data as a FileDescriptorSet
 
-ADDRESS is unix:/path or tcp:HOST:PORT; REQUEST is the request as JSON with the names of api.proto ({} where it is left
-out). Each message of the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are left
-out. Exit code 3: the call failed, and the line is {"code": "NOT_FOUND", "details": "..."}.
+ADDRESS is unix:/path or tcp:HOST:PORT; REQUEST is the request as JSON with the names of api.proto ({} if
+omitted). Each message of the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are
+omitted. Exit code 3: the call failed, and the line is {"code": "NOT_FOUND", "details": "..."}.
 """
 import json
 import os
@@ -35,7 +35,7 @@ def compiled():
     """The modules (messages, stubs) that protoc generates from api.proto."""
     with tempfile.TemporaryDirectory() as into:
         if protoc.main(["protoc", f"-I{PROTO}", f"--python_out={into}", f"--grpc_python_out={into}", FILE]) != 0:
-            sys.exit(f"protoc does not take {FILE}")
+            sys.exit(f"protoc rejects {FILE}")
         sys.path.insert(0, into)
         from rkt.v1alpha import api_pb2, api_pb2_grpc
         sys.path.remove(into)
@@ -109,7 +109,7 @@ def main():
         # A list is one message of any length; messages of streams keep gRPC's default limit.
         options = [("grpc.max_receive_message_length", -1)] if what in ("list-pods", "list-images") else []
         if address.startswith("unix:"):
-            # gRPC's C core sends the socket's path as :authority, which HTTP/2 does not allow and the server's HTTP/2
+            # gRPC's C core sends the socket's path as :authority, which HTTP/2 forbids and the server's HTTP/2
             # library refuses (grpc/grpc#38142, hyperium/h2#487). Every C core client needs this option.
             options.append(("grpc.default_authority", "localhost"))
         with grpc.insecure_channel(address, options=options) as channel:
