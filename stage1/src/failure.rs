@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::io;
 
 use gantry_contract::Failure;
+use gantry_model::error::chain;
 use gantry_model::{ErrorKind, Kind};
 
 /// The result of a step.
@@ -18,20 +19,6 @@ pub(crate) fn failure(kind: ErrorKind, message: impl Into<String>) -> Failure {
 /// The failure for an error of another crate.
 pub(crate) fn of<E: std::error::Error + Kind>(error: &E) -> Failure {
     failure(error.kind(), chain(error))
-}
-
-/// An error with its causes in one line. The text of a cause that its error includes is not repeated.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 /// Adds to a failed system call what was attempted.

@@ -20,6 +20,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use gantry_model::ErrorKind;
+use gantry_model::error::chain;
 use libcontainer::container::Container;
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::oci_spec::runtime::Spec;
@@ -31,7 +32,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::confine::{self, Command, Confinement};
-use crate::failure::{Attempt, Result, chain, failure};
+use crate::failure::{Attempt, Result, failure};
 use crate::refusal;
 use crate::sys::{self, ForkMark, SingleThreaded};
 

@@ -241,7 +241,7 @@ fn enter_new_namespace() -> Result<()> {
             // Kernels without IPv4 lack the file.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             // Where /proc/sys is read-only, only the pod's root can bind ports below 1024; the pod runs all the same.
-            Err(error) => tracing::warn!("{}", failure::chain(&error)),
+            Err(error) => tracing::warn!("{}", gantry_model::error::chain(&error)),
         }
     }
     Ok(())

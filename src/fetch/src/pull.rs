@@ -117,7 +117,7 @@ impl Context<'_> {
             (PullPolicy::Never, _) => Err(FetchError::not_in_store(&name)),
             (_, known) => match (self.download(reference, &name), known) {
                 (Err(error), Some(image)) if self.policy == PullPolicy::Newer && error.is_offline() => {
-                    let why = chain(&error);
+                    let why = gantry_model::error::chain(&error);
                     self.progress.notify(Note::Offline { name: name.clone(), why });
                     Ok(Fetched { image, name, downloaded: 0 })
                 }
@@ -269,9 +269,4 @@ fn no_registry(name: &str) -> FetchError {
             shown(name)
         ),
     )
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    gantry_model::error::messages(error).join(": ")
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use gantry_fetch::progress::Silent;
 use gantry_fetch::{Config, FetchError, Fetched, Note, Platform, Progress, PullPolicy, Timeouts, fetch};
+use gantry_model::error::chain;
 use gantry_model::{ErrorKind, Kind as _};
 use gantry_store::Store;
 use gantry_tests::faulty_registry::{Access, Fault, FaultyRegistry, INDEX, Image, MANIFEST, digest, tar};
@@ -97,16 +98,6 @@ impl Bench {
         let left: Vec<_> = std::fs::read_dir(self.store.layout().tmp_dir()).unwrap().collect();
         assert!(left.is_empty(), "{what}: {left:?}");
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(&format!(": {inner}"));
-        cause = inner.source();
-    }
-    text
 }
 
 fn status(code: u16) -> Fault {

@@ -34,17 +34,20 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// The messages of an error and its causes, without repetitions: a transparent wrapper has the message of its cause.
+/// The messages of an error and its causes. The message of a cause that an error before it includes is left out: a
+/// transparent wrapper has the message of its cause, and other crates' errors often quote theirs.
 #[must_use]
 pub fn messages(error: &dyn std::error::Error) -> Vec<String> {
-    let mut said = vec![error.to_string()];
+    let mut messages = vec![error.to_string()];
     let mut cause = error.source();
     while let Some(error) = cause {
-        said.push(error.to_string());
+        let message = error.to_string();
+        if !messages.iter().any(|earlier| earlier.contains(&message)) {
+            messages.push(message);
+        }
         cause = error.source();
     }
-    said.dedup();
-    said
+    messages
 }
 
 /// An error and its causes in one line.
@@ -100,5 +103,51 @@ impl ErrorKind {
             | Io::BrokenPipe => Self::Unavailable,
             _ => Self::Internal,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::fmt;
+
+    use super::{chain, messages};
+
+    #[derive(Debug)]
+    struct TestError(&'static str, Option<Box<TestError>>);
+
+    impl fmt::Display for TestError {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for TestError {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            self.1.as_deref().map(|error| error as _)
+        }
+    }
+
+    fn error(texts: &[&'static str]) -> TestError {
+        let (first, causes) = texts.split_first().unwrap();
+        TestError(first, (!causes.is_empty()).then(|| Box::new(error(causes))))
+    }
+
+    #[test]
+    fn a_chain_repeats_no_cause() {
+        let cases: [(&[&str], &str); 5] = [
+            (&["cannot open it"], "cannot open it"),
+            (&["cannot open it", "not found"], "cannot open it: not found"),
+            (&["it broke", "it broke", "no space"], "it broke: no space"),
+            (
+                &["cannot fetch: timed out (110)", "timed out", "poll failed"],
+                "cannot fetch: timed out (110): poll failed",
+            ),
+            (&["a: b: c", "b: c", "c", "d"], "a: b: c: d"),
+        ];
+        for (texts, want) in cases {
+            assert_eq!(chain(&error(texts)), want);
+        }
+        assert_eq!(messages(&error(&["a", "b", "a"])), ["a", "b"]);
     }
 }
