@@ -46,7 +46,7 @@ mod terminal;
 mod user;
 mod volumes;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
@@ -54,6 +54,7 @@ use gantry_contract::Failure;
 use gantry_contract::journal::Fact;
 use gantry_contract::plan::Plan;
 use gantry_contract::start::StartReply;
+use gantry_host::file::read_stream;
 use gantry_model::ErrorKind;
 
 use crate::failure::{Attempt, Result, failure};
@@ -216,8 +217,7 @@ fn start(
 }
 
 fn read_plan() -> Result<Plan> {
-    let mut bytes = Vec::new();
-    std::io::stdin().lock().take(MAX_PLAN).read_to_end(&mut bytes).attempt(|| "cannot read the plan")?;
+    let bytes = read_stream(std::io::stdin().lock(), MAX_PLAN).attempt(|| "cannot read the plan")?;
     serde_json::from_slice(&bytes).map_err(|error| failure(ErrorKind::Invalid, format!("the plan is damaged: {error}")))
 }
 

@@ -2,12 +2,13 @@
 //! ([`gantry_contract::network`]). It reads one request and writes one reply; the exit code is 0 if the reply was
 //! written.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use gantry_contract::Failure;
 use gantry_contract::network::{Host, NetworkOperation, Reply, Request};
+use gantry_host::file::read_stream;
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, PodId};
 use gantry_net::pod::{self, NetworkError, Pod, unused};
@@ -60,8 +61,7 @@ fn die_with_caller() -> Result<()> {
 }
 
 fn read_request() -> Result<Request> {
-    let mut bytes = Vec::new();
-    std::io::stdin().lock().take(MAX_REQUEST).read_to_end(&mut bytes).attempt(|| "cannot read the request")?;
+    let bytes = read_stream(std::io::stdin().lock(), MAX_REQUEST).attempt(|| "cannot read the request")?;
     serde_json::from_slice(&bytes)
         .map_err(|error| failure(ErrorKind::Invalid, format!("the request is damaged: {error}")))
 }

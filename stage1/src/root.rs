@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::{Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 
 use gantry_contract::plan::{App, Mount};
@@ -215,13 +215,8 @@ fn remove_any(dir: &OwnedFd, name: &str) -> rustix::io::Result<()> {
 
 /// Reads a small regular file of the host; `None` if it is missing, large or of another type.
 pub(crate) fn read_host_file(path: &str) -> Option<Vec<u8>> {
-    const MAX_SIZE: i64 = 64 << 10;
-    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let stat = rustix::fs::fstat(&fd).ok()?;
-    let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size <= MAX_SIZE;
-    let mut bytes = Vec::new();
-    let mut limited = File::from(fd).take(MAX_SIZE.unsigned_abs());
-    (regular && limited.read_to_end(&mut bytes).is_ok()).then_some(bytes)
+    const MAX_SIZE: u64 = 64 << 10;
+    gantry_host::file::read_bounded(path.as_ref(), MAX_SIZE).ok()
 }
 
 #[cfg(test)]

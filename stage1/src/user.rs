@@ -6,6 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
+use gantry_host::file::read_stream;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use rustix::fs::{FileType, OFlags};
@@ -191,9 +192,7 @@ fn read(root: &OwnedFd, path: &str) -> Result<String> {
             format!("/{path} of the image has {} bytes; {MAX_FILE_SIZE} is the limit", stat.st_size),
         ));
     }
-    let mut bytes = Vec::new();
-    let mut limited = std::io::Read::take(std::fs::File::from(fd), MAX_FILE_SIZE.unsigned_abs());
-    std::io::Read::read_to_end(&mut limited, &mut bytes).attempt(what)?;
+    let bytes = read_stream(std::fs::File::from(fd), MAX_FILE_SIZE.unsigned_abs()).attempt(what)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -1,8 +1,8 @@
 //! Environment variables for every app of a pod: `--inherit-env`, `--set-env-file` and `--set-env`.
 
-use std::io::Read as _;
 use std::path::Path;
 
+use gantry_host::file::read_text;
 use gantry_model::PodSpec;
 
 use crate::failure::{CliError, Failure};
@@ -44,14 +44,15 @@ fn inherited(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsSt
 
 fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
     let failed = || crate::failure::io("read variables from", path.display().to_string());
-    let mut text = String::new();
+    let content_error = |why| CliError::Content { path: path.to_owned(), why }.into();
     let file = std::fs::File::open(path).map_err(failed())?;
-    let count = file.take(MAX_FILE_SIZE + 1).read_to_string(&mut text).map_err(failed())?;
-    if count as u64 > MAX_FILE_SIZE {
-        let why = format!("is longer than {MAX_FILE_SIZE} bytes: no app can take that many variables");
-        return Err(CliError::Content { path: path.to_owned(), why }.into());
-    }
-    parse_lines(&text).map_err(|why| CliError::Content { path: path.to_owned(), why }.into())
+    let text = read_text(file, MAX_FILE_SIZE).map_err(|error| match error.kind() {
+        std::io::ErrorKind::FileTooLarge => {
+            content_error(format!("is longer than {MAX_FILE_SIZE} bytes: no app can take that many variables"))
+        }
+        _ => failed()(error),
+    })?;
+    parse_lines(&text).map_err(content_error)
 }
 
 /// Parses `NAME=VALUE` lines. Empty lines and lines that begin with `#` or `;` are skipped, as in rkt.

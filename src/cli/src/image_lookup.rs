@@ -1,7 +1,6 @@
 //! Checks in the store and in the host's file system whether a word of `run` is an image.
 
 use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
 use gantry_model::{ErrorKind, ImageRef, Kind as _};
@@ -48,10 +47,7 @@ fn is_image(path: &Path) -> bool {
 }
 
 fn is_archive(file: File) -> bool {
-    let mut head = Vec::new();
-    if file.take(TAR.end as u64).read_to_end(&mut head).is_err() {
-        return false;
-    }
+    let Ok(head) = gantry_host::file::read_truncated(file, TAR.end as u64) else { return false };
     COMPRESSED.iter().any(|magic| head.starts_with(magic)) || head.get(TAR) == Some(b"ustar")
 }
 

@@ -31,11 +31,12 @@
 //! ```
 
 use std::ffi::OsString;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
+use gantry_host::file::read_text;
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, quantity};
 use serde::Deserialize;
@@ -198,13 +199,14 @@ fn read(path: &Path) -> Result<Option<String>, EngineError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
-    let mut text = String::new();
-    let read = file.take(MAX_CONFIG + 1).read_to_string(&mut text).map_err(failed)?;
-    if read as u64 > MAX_CONFIG {
-        let why = format!("is longer than {MAX_CONFIG} bytes: it cannot be a configuration of gantry");
-        return Err(content_error(path, &why));
+    match read_text(file, MAX_CONFIG) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            let why = format!("is longer than {MAX_CONFIG} bytes: it cannot be a configuration of gantry");
+            Err(content_error(path, &why))
+        }
+        Err(error) => Err(failed(error)),
     }
-    Ok(Some(text))
 }
 
 fn parse(text: &str) -> Result<File, String> {

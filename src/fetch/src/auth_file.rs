@@ -5,7 +5,7 @@
 //! message quotes a file's content, which may be a password.
 
 use std::collections::BTreeMap;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +13,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use base64::Engine as _;
+use gantry_host::file::{read_stream, read_truncated};
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind};
 use serde::Deserialize;
@@ -191,11 +192,10 @@ pub(crate) fn read_auth_file<T: DeserializeOwned>(path: &Path) -> Result<Option<
         }
         Err(source) => return Err(failed(source)),
     };
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(AuthFileError::TooLarge { path: path.to_owned() });
-    }
+    let bytes = read_stream(file, MAX_FILE).map_err(|error| match error.kind() {
+        std::io::ErrorKind::FileTooLarge => AuthFileError::TooLarge { path: path.to_owned() },
+        _ => failed(error),
+    })?;
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
@@ -354,15 +354,14 @@ pub(crate) fn run_helper(name: &str, verb: &'static str, input: &str) -> Result<
     std::thread::scope(|scope| {
         let (send, ended) = mpsc::channel();
         scope.spawn(move || {
-            let mut output = Vec::new();
             // A helper that ignores its input closes the pipe; its reply tells whether it succeeded.
             let told = stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
             let told =
                 told.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) });
-            let read = stdout.map_or(Ok(0), |stdout| stdout.take(MAX_ANSWER).read_to_end(&mut output));
+            let output = stdout.map_or(Ok(Vec::new()), |stdout| read_truncated(stdout, MAX_ANSWER));
             let status = child.wait();
             // The receiver is gone only after the timeout, when the result is not needed.
-            let _ = send.send(told.and(read).and(status).map(|status| (status.success(), output)));
+            let _ = send.send(told.and(output).and_then(|output| Ok((status?.success(), output))));
         });
         match ended.recv_timeout(HELPER_TIMEOUT) {
             Ok(Ok(answer)) => Ok(answer),

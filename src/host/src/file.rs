@@ -1,4 +1,4 @@
-//! Reading files that others wrote: regular files only, up to a limit.
+//! Reading files and streams that others wrote, up to a limit.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -25,11 +25,30 @@ pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The error of the stream; [`io::ErrorKind::FileTooLarge`] if it is longer.
 pub fn read_stream(stream: impl io::Read, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    stream.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    let bytes = read_truncated(stream, limit.saturating_add(1))?;
     if bytes.len() as u64 > limit {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than {limit} bytes")));
     }
+    Ok(bytes)
+}
+
+/// Reads a stream of UTF-8 to its end, at most `limit` bytes.
+///
+/// # Errors
+/// The error of the stream; [`io::ErrorKind::FileTooLarge`] if it is longer; [`io::ErrorKind::InvalidData`] if it is not
+/// UTF-8.
+pub fn read_text(stream: impl io::Read, limit: u64) -> io::Result<String> {
+    let bytes = read_stream(stream, limit)?;
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))
+}
+
+/// Reads the first `limit` bytes of a stream, or all if it is shorter, and ignores the rest.
+///
+/// # Errors
+/// The error of the stream.
+pub fn read_truncated(stream: impl io::Read, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    stream.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -41,6 +60,9 @@ mod tests {
     fn reads_up_to_the_limit() {
         assert_eq!(read_stream(&b"abc"[..], 3).unwrap(), b"abc");
         assert_eq!(read_stream(&b"abcd"[..], 3).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(read_truncated(&b"abcd"[..], 3).unwrap(), b"abc");
+        assert_eq!(read_text(&b"abc"[..], 3).unwrap(), "abc");
+        assert_eq!(read_text(&b"ab\xff"[..], 3).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert_eq!(read_bounded(Path::new("/dev/zero"), 3).unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert_eq!(read_bounded(Path::new("/nonexistent"), 3).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

@@ -60,7 +60,7 @@ fn upstream_servers_follow_resolv_conf() {
     following.servers("127.0.0.1:53");
     std::fs::create_dir(&path).unwrap();
     let said = following.notes.recv_timeout(gantry_tests::DEADLINE).unwrap();
-    assert!(said.contains("resolver: cannot read the servers of this host: it is no regular file"), "{said}");
+    assert!(said.contains("resolver: cannot read the servers of this host: it is not a regular file"), "{said}");
     following.servers("127.0.0.1:53");
     following.end();
 }

@@ -1,16 +1,15 @@
 //! The servers of the host, from its resolv.conf (resolv.conf(5)).
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use gantry_host::file::read_bounded;
 use gantry_host::stamp::FileStamp;
 use gantry_model::resolv_conf::{self, Directive};
-use rustix::fs::{Mode, OFlags};
 
 /// The port of DNS.
 pub(crate) const PORT: u16 = 53;
@@ -66,22 +65,11 @@ impl HostFile {
 
 /// The text of a file; empty if it does not exist.
 fn read(path: &Path) -> io::Result<String> {
-    // A FIFO in its place must not block the thread.
-    let fd = match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
-        Ok(fd) => fd,
-        Err(rustix::io::Errno::NOENT) => return Ok(String::new()),
-        Err(errno) => return Err(errno.into()),
-    };
-    let file = File::from(fd);
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file"));
+    match read_bounded(path, MAX_FILE) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error),
     }
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it is longer than {MAX_FILE} bytes")));
-    }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The destination; none for a link-local address whose link does not exist.

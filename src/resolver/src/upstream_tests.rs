@@ -53,7 +53,7 @@ fn changed_files_are_reread() {
     assert!(host.news().unwrap_err().to_string().contains("longer"));
     assert_eq!(host.news().unwrap(), None, "reported once");
     std::fs::remove_file(&path).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     assert!(host.news().unwrap_err().to_string().contains("regular"));
 }
 

@@ -1,6 +1,6 @@
 //! `gantry login` and `gantry logout`.
 
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 
 use gantry_engine::login;
@@ -105,14 +105,10 @@ impl RunCommand for Logout {
 }
 
 fn from_stdin() -> Result<String, Failure> {
-    let mut text = String::new();
-    let read = std::io::stdin()
-        .take(MAX_PASSWORD + 1)
-        .read_to_string(&mut text)
-        .map_err(io("read the password from", "standard input"))?;
-    if read as u64 > MAX_PASSWORD {
-        return Err(Failure::usage("the password on standard input is longer than 64 KiB"));
-    }
+    let text = gantry_host::file::read_text(std::io::stdin(), MAX_PASSWORD).map_err(|error| match error.kind() {
+        std::io::ErrorKind::FileTooLarge => Failure::usage("the password on standard input is longer than 64 KiB"),
+        _ => io("read the password from", "standard input")(error),
+    })?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 

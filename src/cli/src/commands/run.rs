@@ -170,15 +170,15 @@ fn check_host_volumes(spec: &PodSpec) -> Result<(), Failure> {
 const MAX_MANIFEST_SIZE: u64 = 1 << 20;
 
 fn read_manifest(path: &Path) -> Result<PodSpec, Failure> {
-    use std::io::Read as _;
     let failed = || io("read the pod manifest", path.display().to_string());
-    let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(failed())?;
-    file.take(MAX_MANIFEST_SIZE + 1).read_to_end(&mut bytes).map_err(failed())?;
-    if bytes.len() as u64 > MAX_MANIFEST_SIZE {
-        let why = format!("is longer than {MAX_MANIFEST_SIZE} bytes: it cannot be a pod manifest");
-        return Err(CliError::Content { path: path.to_owned(), why }.into());
-    }
+    let bytes = gantry_host::file::read_stream(file, MAX_MANIFEST_SIZE).map_err(|error| match error.kind() {
+        std::io::ErrorKind::FileTooLarge => {
+            let why = format!("is longer than {MAX_MANIFEST_SIZE} bytes: it cannot be a pod manifest");
+            CliError::Content { path: path.to_owned(), why }.into()
+        }
+        _ => failed()(error),
+    })?;
     Ok(gantry_engine::parse_manifest(&bytes)?)
 }
 

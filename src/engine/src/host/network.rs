@@ -7,13 +7,14 @@
 //!
 //! Each request is idempotent: after a kill half-way, the next caller repeats it. The record is deleted last.
 
-use std::io::{self, Read as _, Seek as _, Write as _};
+use std::io::{self, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use gantry_contract::network::{Network, NetworkOperation, Reply, Request};
 use gantry_contract::{files, plan as out};
+use gantry_host::file::read_truncated;
 use gantry_model::id::shown;
 use gantry_model::net::NetworkRequest;
 use gantry_model::{ErrorKind, Kind, NetMode, PodId};
@@ -327,9 +328,8 @@ impl NetworkRole {
 
     /// The beginning of the process's stderr.
     fn stderr(&mut self) -> String {
-        let mut text = Vec::new();
-        let read = self.stderr.rewind().and_then(|()| (&self.stderr).take(MAX_STDERR).read_to_end(&mut text));
-        if read.is_err() { String::new() } else { printable(String::from_utf8_lossy(&text).trim()) }
+        let text = self.stderr.rewind().and_then(|()| read_truncated(&self.stderr, MAX_STDERR)).unwrap_or_default();
+        printable(String::from_utf8_lossy(&text).trim())
     }
 }
 

@@ -4,11 +4,12 @@
 //! here follows.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use gantry_contract::{files, journal, plan::Plan};
+use gantry_host::file::{read_stream, read_truncated};
 use gantry_model::{PodId, PodSpec};
 use rustix::fs::OFlags;
 
@@ -72,9 +73,7 @@ pub(crate) fn read_journal(file: &File) -> io::Result<journal::Parsed> {
     use std::io::Seek as _;
     let mut file = file;
     file.rewind()?;
-    let mut bytes = Vec::new();
-    file.take(MAX_JOURNAL).read_to_end(&mut bytes)?;
-    Ok(journal::parse(&bytes))
+    Ok(journal::parse(&read_truncated(file, MAX_JOURNAL)?))
 }
 
 /// Makes the directories a supervisor expects and writes the plan.
@@ -151,25 +150,19 @@ pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
 /// Reads a regular file of at most this many bytes. Symbolic links are not followed; anything but a regular file (a
 /// FIFO, a device) fails with [`io::ErrorKind::InvalidData`].
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let (file, size) = open_sized(path)?;
-    let mut bytes = Vec::with_capacity(usize::try_from(size.min(most)).unwrap_or(0) + 1);
-    let read = file.take(most + 1).read_to_end(&mut bytes)?;
-    if read as u64 > most { Err(invalid(format!("it has more than {most} bytes"))) } else { Ok(bytes) }
+    read_stream(open(path)?, most).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => invalid(error.to_string()),
+        _ => error,
+    })
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    open_sized(path).map(|(file, _)| file)
-}
-
-/// Opens the file, and returns its size.
-fn open_sized(path: &Path) -> io::Result<(File, u64)> {
-    let found = std::fs::symlink_metadata(path)?;
-    if !found.is_file() {
+    if !std::fs::symlink_metadata(path)?.is_file() {
         return Err(invalid("it is not a regular file"));
     }
     // NONBLOCK: open(2) of a FIFO that was put there in the meantime must not block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    Ok((OpenOptions::new().read(true).custom_flags(flags).open(path)?, found.len()))
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 
+use gantry_host::file::read_truncated;
 use gantry_model::id::shown;
 
 use crate::source::SourceError;
@@ -24,10 +25,8 @@ pub(crate) trait Files: Sync {
         if size > most {
             return Err(SourceError::TooLarge { what: what(), most });
         }
-        let mut bytes = Vec::new();
         // The file may have grown since.
-        file.take(most).read_to_end(&mut bytes).map_err(|source| SourceError::Io { what: what(), source })?;
-        Ok(bytes)
+        read_truncated(file, most).map_err(|source| SourceError::Io { what: what(), source })
     }
 
     /// The error for a missing file.

@@ -6,11 +6,11 @@
 //! it. The server must be reached over https (over http only from loopback to loopback, or where plain http is
 //! allowed), and a redirect to another origin drops the credentials ([`super::http`]).
 
-use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use base64::Engine as _;
+use gantry_host::file::{read_stream, read_truncated};
 use gantry_model::id::shown;
 use serde::Deserialize;
 use url::form_urlencoded;
@@ -235,13 +235,11 @@ impl Auth {
                 });
             }
         }
-        let mut bytes = Vec::new();
         let reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
-        let read = reader.take(MAX_TOKEN + 1).read_to_end(&mut bytes);
-        read.map_err(|error| http.read_failure(realm, "a token", error))?;
-        if bytes.len() as u64 > MAX_TOKEN {
-            return Err(refuse("its answer is larger than 1 MiB"));
-        }
+        let bytes = read_stream(reader, MAX_TOKEN).map_err(|error| match error.kind() {
+            std::io::ErrorKind::FileTooLarge => refuse("its answer is larger than 1 MiB"),
+            _ => http.read_failure(realm, "a token", error),
+        })?;
         // The parser's message is omitted: it may quote the token.
         let parsed: TokenAnswer = serde_json::from_slice(&bytes).map_err(|_| refuse("its answer is not JSON"))?;
         let token = parsed.token.or(parsed.access_token).filter(|token| !token.is_empty());
@@ -286,12 +284,9 @@ pub(crate) fn message_of(answer: HttpResponse) -> String {
         #[serde(default)]
         message: String,
     }
-    let mut bytes = Vec::new();
     let reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
     // A truncated body explains nothing; the status does.
-    if reader.take(4096).read_to_end(&mut bytes).is_err() {
-        return String::new();
-    }
+    let Ok(bytes) = read_truncated(reader, 4096) else { return String::new() };
     let errors = serde_json::from_slice::<Errors>(&bytes).map(|errors| errors.errors).unwrap_or_default();
     match errors.first() {
         Some(One { code, message }) if message.is_empty() => shown(code),

@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
+use gantry_host::file::read_stream;
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 
 /// Opens a directory. Its path may contain symbolic links.
@@ -27,9 +28,10 @@ pub(crate) fn open_file(dir: impl AsFd, name: &Path) -> io::Result<File> {
 
 /// Reads the file; `None` if it has more than `limit` bytes.
 pub(crate) fn read(file: File, limit: usize) -> io::Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
-    Ok((bytes.len() <= limit).then_some(bytes))
+    match read_stream(file, limit as u64) {
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Ok(None),
+        result => result.map(Some),
+    }
 }
 
 /// The names in a directory, without `.` and `..`, unsorted; `None` if there are more than `limit`.
