@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gantry_contract::plan::{App, Mount, Plan};
+use gantry_host::lock::LockMode;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::spec::{VolumeKind, VolumeSpec, is_device, is_provided};
-use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
 use crate::copy::{self, Budget, CopyError};
@@ -210,8 +211,6 @@ const NAMED_FRESH: &str = "fresh";
 const NAMED_FILLING: &str = "filling";
 /// Timeout of waiting for another pod that fills the volume.
 const NAMED_TIMEOUT: Duration = Duration::from_secs(40);
-/// How often the lock of a volume that another pod fills is tried.
-const NAMED_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Fills a named volume from the image if it is mounted for the first time and is empty. The copy replaces the empty
 /// directory when it is complete and synced, so that a kill or a power cut leaves the volume unchanged.
@@ -245,16 +244,10 @@ fn fill_named(contents: InitialContents<'_>) -> Result<()> {
 
 /// Waits until no other pod is filling the volume. Closing the descriptor releases the lock.
 fn lock_named(top: &OwnedFd, name: &str) -> Result<()> {
-    let deadline = Instant::now() + NAMED_TIMEOUT;
-    loop {
-        match rustix::fs::flock(top, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(NAMED_POLL_INTERVAL),
-            Err(Errno::WOULDBLOCK) => {
-                let why = format!("volume '{name}' is still being filled by another pod");
-                return Err(failure(ErrorKind::Busy, why));
-            }
-            other => return other.attempt(|| format!("cannot lock volume '{name}'")),
-        }
+    let locked = gantry_host::lock::lock_within(top, LockMode::Exclusive, NAMED_TIMEOUT, |_| Ok(()));
+    match locked.attempt(|| format!("cannot lock volume '{name}'"))? {
+        true => Ok(()),
+        false => Err(failure(ErrorKind::Busy, format!("volume '{name}' is still being filled by another pod"))),
     }
 }
 

@@ -8,18 +8,19 @@
 //! until its image is committed (or the [`Store`] is dropped), and the garbage collector takes the lock exclusively.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use gantry_host::file::read_truncated;
 use gantry_model::id::Algorithm;
 use gantry_model::{Digest, ErrorKind, Kind};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use sha2::Digest as _;
 use thiserror::Error;
 
 use crate::db::BUSY_TIMEOUT;
-use crate::lock::{lock_within, open_lock_file, sync_dir};
+use crate::lock::{LockMode, lock_within, open_lock_file, sync_dir};
 use crate::tmp::{self, Scrap};
 use crate::{Store, StoreError};
 
@@ -118,7 +119,7 @@ impl Store {
         if lease.is_none() {
             let path = self.layout.blobs_lock();
             let file = open_lock_file(&path)?;
-            lock_within(&file, FlockOperation::NonBlockingLockShared, &path, BUSY_TIMEOUT, &mut || {})?;
+            lock_within(&file, LockMode::Shared, &path, BUSY_TIMEOUT, &mut || {})?;
             *lease = Some(file);
         }
         Ok(())
@@ -140,9 +141,7 @@ fn read_capped(path: &Path, digest: &Digest, most: u64) -> Result<Option<Vec<u8>
     if size > most {
         return Err(BlobError::TooLarge { digest: digest.clone(), size, most });
     }
-    let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes).map_err(StoreError::io("read", path))?;
-    Ok(Some(bytes))
+    Ok(Some(read_truncated(file, most).map_err(StoreError::io("read", path))?))
 }
 
 fn digest_of(algorithm: Algorithm, bytes: &[u8]) -> Digest {

@@ -24,7 +24,7 @@ pub use error::OpenError;
 
 use crate::high_water::HighWater;
 use crate::keeper::KEEPER_LOCK;
-use crate::lock::{lock_within, open_lock_file};
+use crate::lock::{LockMode, lock_within, open_lock_file};
 use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
 use crate::wal_index::{IndexLease, IndexPlace};
 use crate::{Layout, StoreError, backup, high_water, reserve, wal_index};
@@ -522,7 +522,7 @@ fn make_ready(
     boot: &BootId,
     steps: &[&str],
 ) -> Result<(Connected, Option<FileId>), OpenError> {
-    lock_within(root, FlockOperation::NonBlockingLockExclusive, layout.root(), BUSY_TIMEOUT, &mut || {})?;
+    lock_within(root, LockMode::Exclusive, layout.root(), BUSY_TIMEOUT, &mut || {})?;
     let done = make_ready_locked(root, layout, boot, steps);
     // The caller drops `root` with the lock; release it at once, whatever happened.
     rustix::fs::flock(root, FlockOperation::Unlock).map_err(StoreError::io("unlock", layout.root()))?;

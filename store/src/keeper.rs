@@ -6,10 +6,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 
 use gantry_model::ErrorKind;
-use rustix::fs::FlockOperation;
 
 use crate::db::Sync;
-use crate::lock::{open_lock_file, try_lock};
+use crate::lock::{LockMode, open_lock_file, try_lock};
 use crate::{Layout, Store, StoreError, reserve};
 
 /// The name of the lock below `locks/`. Never collected.
@@ -44,7 +43,7 @@ pub(crate) fn lock(layout: &Layout) -> Result<Keeper, StoreError> {
         }
         other => other?,
     };
-    let ours = try_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?;
+    let ours = try_lock(&fd, LockMode::Exclusive).map_err(StoreError::io("lock", &path))?;
     let file = File::from(fd);
     if !ours {
         let mut text = String::new();

@@ -1,48 +1,33 @@
-//! Advisory locks (flock(2)) with a deadline. The kernel releases a lock when its holder dies. Two open file
-//! descriptions of one file exclude each other also within one process, so threads are covered.
+//! Locks (flock(2)) of the store's files, and the directories that they are in.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+pub(crate) use gantry_host::lock::{LockMode, try_lock};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::StoreError;
 
-/// Takes a lock, polling until the deadline, because flock(2) has no timeout. `waiting` is called once when another
-/// process holds it. `how` is one of the non-blocking operations.
+/// Locks a file; `waiting` is called once if another process holds the lock. Closing the file releases the lock.
 pub(crate) fn lock_within(
     file: impl AsFd,
-    how: FlockOperation,
+    mode: LockMode,
     path: &Path,
-    deadline: Duration,
+    timeout: Duration,
     waiting: &mut dyn FnMut(),
 ) -> Result<(), StoreError> {
-    let begun = Instant::now();
-    let mut pause = Duration::from_millis(1);
-    let mut told = false;
-    while !try_lock(&file, how).map_err(StoreError::io("lock", path))? {
-        if !told {
+    let mut is_first = true;
+    let locked = gantry_host::lock::lock_within(file, mode, timeout, |_| {
+        if std::mem::take(&mut is_first) {
             waiting();
-            told = true;
         }
-        let left = deadline.saturating_sub(begun.elapsed());
-        if left.is_zero() {
-            return Err(StoreError::Locked { path: path.to_owned(), seconds: deadline.as_secs() });
-        }
-        std::thread::sleep(pause.min(left));
-        pause = (pause * 2).min(Duration::from_millis(100));
-    }
-    Ok(())
-}
-
-/// Takes a lock if it is free. `how` is one of the non-blocking operations.
-pub(crate) fn try_lock(file: impl AsFd, how: FlockOperation) -> rustix::io::Result<bool> {
-    match rustix::io::retry_on_intr(|| rustix::fs::flock(&file, how)) {
-        Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(errno) => Err(errno),
+        Ok(())
+    });
+    match locked.map_err(StoreError::io("lock", path))? {
+        true => Ok(()),
+        false => Err(StoreError::Locked { path: path.to_owned(), seconds: timeout.as_secs() }),
     }
 }
 

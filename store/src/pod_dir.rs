@@ -8,11 +8,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gantry_model::{ErrorKind, Kind, PodId};
-use rustix::fs::{FlockOperation, Mode, RenameFlags};
+use rustix::fs::{Mode, RenameFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::lock::{open_dir, still_named, sync_dir, try_lock};
+use crate::lock::{LockMode, open_dir, still_named, sync_dir, try_lock};
 use crate::tmp::{self, Scrap};
 use crate::{Store, StoreError, remove};
 
@@ -101,7 +101,7 @@ impl Store {
             Err(Errno::NOENT) => return Ok(PodState::Absent),
             Err(errno) => return Err(StoreError::io("open", &path)(errno)),
         };
-        if !try_lock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+        if !try_lock(&fd, LockMode::Exclusive).map_err(StoreError::io("lock", &path))? {
             return Ok(PodState::Held);
         }
         // It may have been deleted between the two calls above.

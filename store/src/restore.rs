@@ -50,7 +50,7 @@ use crate::db::{
 };
 use crate::high_water::HighWater;
 use crate::keeper::{self, Keeper};
-use crate::lock::{lock_within, open_dir, sync_dir};
+use crate::lock::{LockMode, lock_within, open_dir, sync_dir};
 use crate::migrate::{self, STEPS};
 use crate::record::{self, Record};
 use crate::tmp::{self, Scrap};
@@ -122,13 +122,7 @@ impl DataDir {
     /// # Errors
     /// [`StoreError::Locked`] when other processes create or migrate a database for ten seconds.
     pub fn lock(&self) -> Result<DataDirLock<'_>, StoreError> {
-        lock_within(
-            &self.root,
-            FlockOperation::NonBlockingLockExclusive,
-            self.layout.root(),
-            BUSY_TIMEOUT,
-            &mut || {},
-        )?;
+        lock_within(&self.root, LockMode::Exclusive, self.layout.root(), BUSY_TIMEOUT, &mut || {})?;
         Ok(DataDirLock(&self.root))
     }
 

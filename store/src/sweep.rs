@@ -10,13 +10,12 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use gantry_model::Digest;
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::db::Sync;
 use crate::keeper::KEEPER_LOCK;
 use crate::layout::VOLUMES_LOCK;
-use crate::lock::{open_dir, open_lock_file, sync_dir, try_lock};
+use crate::lock::{LockMode, open_dir, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::Columns;
 use crate::trees::{is_locked, layer_of_replaced, try_lock_tree};
 use crate::{Layout, PodState, Store, StoreError, contents, remove, reserve, tmp};
@@ -230,7 +229,7 @@ impl Store {
     fn sweep_blobs(&self, swept: &mut Swept) -> Result<(), StoreError> {
         let path = self.layout.blobs_lock();
         let lock = open_lock_file(&path)?;
-        if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+        if !try_lock(&lock, LockMode::Exclusive).map_err(StoreError::io("lock", &path))? {
             return Ok(());
         }
         if !self.knows()? {

@@ -10,11 +10,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::db::BUSY_TIMEOUT;
-use crate::lock::{lock_within, open_dir, still_named, try_lock};
+use crate::lock::{LockMode, lock_within, open_dir, still_named, try_lock};
 use crate::sweep::list_names;
 use crate::{Layout, StoreError, remove};
 
@@ -54,10 +54,10 @@ fn make(
 ) -> Result<(OwnedFd, PathBuf), StoreError> {
     let dir = layout.tmp_dir();
     let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
-    lock_within(&tmp, FlockOperation::NonBlockingLockShared, &dir, BUSY_TIMEOUT, &mut || {})?;
+    lock_within(&tmp, LockMode::Shared, &dir, BUSY_TIMEOUT, &mut || {})?;
     let path = dir.join(fresh_name(what)?);
     let made = open(&path).map_err(StoreError::io("create", &path))?;
-    match try_lock(&made, FlockOperation::NonBlockingLockExclusive) {
+    match try_lock(&made, LockMode::Exclusive) {
         Ok(true) => Ok((made, path)),
         Ok(false) => Err(StoreError::Locked { path, seconds: 0 }),
         Err(errno) => Err(StoreError::io("lock", &path)(errno)),
@@ -103,7 +103,7 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
     };
     if let Some(lock) = &lock {
         let begun = Instant::now();
-        while !try_lock(lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", path))? {
+        while !try_lock(lock, LockMode::Exclusive).map_err(StoreError::io("lock", path))? {
             if !still_named(lock, path).map_err(StoreError::io("examine", path))? {
                 return Ok(None);
             }
@@ -134,7 +134,7 @@ pub(crate) fn delete_begun(layout: &Layout, prefix: &str) -> Result<bool, StoreE
             Err(Errno::NOENT) => continue,
             Err(errno) => return Err(StoreError::io("open", &path)(errno)),
         };
-        if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+        if !try_lock(&lock, LockMode::Exclusive).map_err(StoreError::io("lock", &path))? {
             return Ok(false);
         }
         delete(layout, &path)?;
@@ -174,7 +174,7 @@ pub(crate) fn left(layout: &Layout) -> Result<Vec<PathBuf>, StoreError> {
 fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
     let dir = layout.tmp_dir();
     let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
-    lock_within(&tmp, FlockOperation::NonBlockingLockExclusive, &dir, BUSY_TIMEOUT, &mut || {})?;
+    lock_within(&tmp, LockMode::Exclusive, &dir, BUSY_TIMEOUT, &mut || {})?;
     let mut claimed = Vec::new();
     for entry in std::fs::read_dir(&dir).map_err(StoreError::io("list", &dir))? {
         let path = entry.map_err(StoreError::io("list", &dir))?.path();
@@ -190,9 +190,7 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
             Err(errno) => return Err(StoreError::io("open", &path)(errno)),
         };
         let stands_in = still_named(&lock, &dir).map_err(StoreError::io("examine", &dir))?;
-        if stands_in
-            || try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?
-        {
+        if stands_in || try_lock(&lock, LockMode::Exclusive).map_err(StoreError::io("lock", &path))? {
             claimed.push((lock, path));
         }
         if claimed.len() == MAX_BATCH {

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use gantry_model::{Digest, ErrorKind, Kind};
 use rusqlite::{OptionalExtension as _, Transaction, params};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::db::Sync;
-use crate::lock::{lock_within, open_dir, open_lock_file, still_named, sync_dir, try_lock};
+use crate::lock::{LockMode, lock_within, open_dir, open_lock_file, still_named, sync_dir, try_lock};
 use crate::pods::row::Columns;
 use crate::tmp::{self, Scrap};
 use crate::{Layout, Store, StoreError, Sums, contents};
@@ -143,7 +143,7 @@ impl Trees {
         let path = self.layout.locks_dir().join(Layout::tree_name(chain));
         loop {
             let file = open_lock_file(&path)?;
-            lock_within(&file, FlockOperation::NonBlockingLockExclusive, &path, deadline, waiting)?;
+            lock_within(&file, LockMode::Exclusive, &path, deadline, waiting)?;
             // The collector removes the files of layers that are gone, and may just have done so.
             if still_named(&file, &path).map_err(StoreError::io("examine", &path))? {
                 return Ok(LayerLock { chain: chain.clone(), _file: file });
@@ -167,7 +167,7 @@ impl Trees {
 pub(crate) fn try_lock_tree(layout: &Layout, name: &str) -> Result<Option<OwnedFd>, StoreError> {
     let path = layout.locks_dir().join(name);
     let file = open_lock_file(&path)?;
-    let ours = try_lock(&file, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))?
+    let ours = try_lock(&file, LockMode::Exclusive).map_err(StoreError::io("lock", &path))?
         && still_named(&file, &path).map_err(StoreError::io("examine", &path))?;
     Ok(ours.then_some(file))
 }
@@ -178,7 +178,7 @@ pub(crate) fn is_locked(layout: &Layout, name: &str) -> Result<bool, StoreError>
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::open(&path, flags, Mode::empty()) {
         Ok(file) => {
-            let free = try_lock(&file, FlockOperation::NonBlockingLockShared).map_err(StoreError::io("lock", &path))?;
+            let free = try_lock(&file, LockMode::Shared).map_err(StoreError::io("lock", &path))?;
             Ok(!free)
         }
         Err(Errno::NOENT) => Ok(false),

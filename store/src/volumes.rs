@@ -14,13 +14,13 @@ use std::path::Path;
 
 use gantry_model::{ErrorKind, Kind, PodId, Timestamp, VolumeName};
 use rusqlite::{Connection, OptionalExtension as _, params};
-use rustix::fs::{FlockOperation, Mode, RenameFlags};
+use rustix::fs::{Mode, RenameFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::db::{BUSY_TIMEOUT, Sync};
-use crate::lock::{lock_within, open_lock_file, sync_dir, try_lock};
+use crate::lock::{LockMode, lock_within, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::{Columns, map_text};
 use crate::sweep::list_names;
 use crate::tmp::{self, Aside, Scrap};
@@ -211,7 +211,7 @@ impl Store {
         }
         let path = self.layout.volumes_lock();
         let lock = open_lock_file(&path)?;
-        if try_lock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(StoreError::io("lock", &path))? {
+        if try_lock(&lock, LockMode::Exclusive).map_err(StoreError::io("lock", &path))? {
             self.settle_locked(lock)?;
         }
         Ok(())
@@ -299,7 +299,7 @@ impl Store {
     pub(crate) fn lock_volumes(&self) -> Result<OwnedFd, StoreError> {
         let path = self.layout.volumes_lock();
         let lock = open_lock_file(&path)?;
-        lock_within(&lock, FlockOperation::NonBlockingLockExclusive, &path, BUSY_TIMEOUT, &mut || {})?;
+        lock_within(&lock, LockMode::Exclusive, &path, BUSY_TIMEOUT, &mut || {})?;
         Ok(lock)
     }
 

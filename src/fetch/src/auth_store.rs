@@ -8,10 +8,10 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Error as IoError, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
-use rustix::fs::FlockOperation;
+use gantry_host::lock::LockMode;
 use serde_json::{Map, Value, json};
 
 use crate::auth_file::{AuthFileError, canonical_host, read_auth_file, run_helper, same_host};
@@ -112,15 +112,10 @@ fn lock_directory(path: &Path) -> Result<File, AuthFileError> {
     let dir = directory_of(path);
     DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(failed)?;
     let lock = File::open(&dir).map_err(failed)?;
-    let begun = Instant::now();
-    loop {
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(lock),
-            Err(rustix::io::Errno::AGAIN) if begun.elapsed() < LOCK_TIMEOUT => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(errno) => return Err(failed(errno.into())),
-        }
+    match gantry_host::lock::lock_within(&lock, LockMode::Exclusive, LOCK_TIMEOUT, |_| Ok(())) {
+        Ok(true) => Ok(lock),
+        Ok(false) => Err(failed(rustix::io::Errno::AGAIN.into())),
+        Err(error) => Err(failed(error)),
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `cgroup` | cgroups of v1, v2 and hybrid hosts: create, join, kill, freeze, limits, counters, remove |
 //! | `file` | bounded reads |
 //! | `inotify` | changes of directories |
+//! | `lock` | flock(2) with a timeout |
 //! | `stamp` | whether a file is still the same |
 //!
 //! Imports nothing of the workspace and knows no pods.
@@ -13,4 +14,5 @@
 pub mod cgroup;
 pub mod file;
 pub mod inotify;
+pub mod lock;
 pub mod stamp;

@@ -11,7 +11,6 @@
 //! * [`pod`]: combines them: attaches, records and detaches a pod's networks; and the networks of this host.
 
 pub mod config;
-mod flock;
 pub mod ipam;
 pub mod native;
 pub mod plugin;

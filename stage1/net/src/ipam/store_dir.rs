@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use gantry_host::lock::{LockMode, LockedFile};
 use gantry_model::ErrorKind;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -13,7 +14,6 @@ use rustix::io::Errno;
 use super::error::IpamError;
 use super::owner::Owner;
 use crate::config::files;
-use crate::flock::{self, Flock};
 
 const FORMAT: &str = "gantry-leases 1\n";
 /// The maximum size of a small file.
@@ -34,7 +34,7 @@ pub(super) struct StoreDir {
 }
 
 /// The lock, held until dropped.
-pub(super) type Locked<'a> = Flock<BorrowedFd<'a>>;
+pub(super) type Locked<'a> = LockedFile<BorrowedFd<'a>>;
 
 /// The inode number of a file in the store, which is one file system.
 pub(super) type Inode = u64;
@@ -91,7 +91,7 @@ impl StoreDir {
 
     /// Takes the lock.
     pub(super) fn lock(&self, wait: Duration) -> Result<Locked<'_>, IpamError> {
-        let locked = flock::lock(self.lock.as_fd(), false, wait, |_, _| Ok(()));
+        let locked = LockedFile::lock_within(self.lock.as_fd(), LockMode::Exclusive, wait, |_, _| Ok(()));
         let locked = locked.map_err(|error| self.failed("take the lock", error))?;
         locked.ok_or_else(|| {
             let (network, seconds) = (&self.network, wait.as_secs());

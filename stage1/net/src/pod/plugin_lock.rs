@@ -12,13 +12,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use gantry_contract::files::PLUGINS;
+use gantry_host::lock::{LockMode, LockedFile};
 use gantry_model::ErrorKind;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::error::{NetworkError, Result};
 use super::lock_holders::find_lock_holders;
-use crate::flock::{self, Flock};
 
 /// How long plugins may run after their supervisor was killed; most end within that. gantryd detaches a dead pod within
 /// two seconds.
@@ -28,7 +28,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The lock, held until dropped.
 #[derive(Debug)]
-pub(super) struct PluginLock(#[expect(dead_code, reason = "it is held")] Flock<OwnedFd>);
+pub(super) struct PluginLock(#[expect(dead_code, reason = "it is held")] LockedFile<OwnedFd>);
 
 impl PluginLock {
     /// Acquires the lock for ADD, creating the file. The caller has the pod's lock; `dir` is the pod's directory.
@@ -50,17 +50,18 @@ impl PluginLock {
 
     fn acquire(file: OwnedFd, pod: &str) -> Result<Self> {
         let mut processes = Vec::new();
-        let locked = flock::lock(file, false, ORPHAN_TIMEOUT + KILL_TIMEOUT, |file, elapsed| {
-            if elapsed >= ORPHAN_TIMEOUT {
-                let holders = find_lock_holders(file)?;
-                holders.kill();
-                processes = holders.pids();
-            }
-            Ok(())
-        });
+        let locked =
+            LockedFile::lock_within(file, LockMode::Exclusive, ORPHAN_TIMEOUT + KILL_TIMEOUT, |file, elapsed| {
+                if elapsed >= ORPHAN_TIMEOUT {
+                    let holders = find_lock_holders(file)?;
+                    holders.kill();
+                    processes = holders.pids();
+                }
+                Ok(())
+            });
         let locked = locked.map_err(failed("lock", pod))?;
         let locked = locked.ok_or_else(|| orphans(pod, &processes))?;
-        locked.inherit().map_err(failed("lock", pod))?;
+        locked.make_inheritable().map_err(failed("lock", pod))?;
         Ok(Self(locked))
     }
 }

@@ -15,13 +15,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use gantry_contract::network::Host;
+use gantry_host::lock::{LockMode, LockedFile};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::error::{NetworkError, Result};
 use super::lock_holders::find_lock_holders;
 use crate::config::files;
-use crate::flock::{self, Flock};
 use crate::plugin::{Cache, Runtime};
 
 /// The timeout of the locks of leases and links.
@@ -40,7 +40,7 @@ pub(super) struct StateDir {
 }
 
 /// A lock, held until dropped.
-pub(super) type Locked = Flock<OwnedFd>;
+pub(super) type Locked = LockedFile<OwnedFd>;
 
 /// The locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,7 +192,8 @@ impl StateDir {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.fd, lock.name(), flags, Mode::RUSR | Mode::WUSR)
             .map_err(NetworkError::io(format!("open {}", path())))?;
-        let locked = flock::lock(file, shared, wait, |file, elapsed| {
+        let mode = if shared { LockMode::Shared } else { LockMode::Exclusive };
+        let locked = LockedFile::lock_within(file, mode, wait, |file, elapsed| {
             let orphan = lock == Lock::Plugins && shared && elapsed >= ORPHAN_TIMEOUT;
             if orphan { end_orphans(file) } else { Ok(()) }
         });
@@ -201,7 +202,7 @@ impl StateDir {
         if lock == Lock::Plugins {
             // A plugin that outlives this process keeps the lock: the list of valid attachments holds until its GC is
             // done.
-            locked.inherit().map_err(NetworkError::io(format!("lock {}", path())))?;
+            locked.make_inheritable().map_err(NetworkError::io(format!("lock {}", path())))?;
         }
         Ok(locked)
     }
