@@ -39,7 +39,7 @@ pub(crate) struct Pod {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct App {
+pub(crate) struct App {
     name: String,
     image: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -173,6 +173,12 @@ enum VolumeKind {
         #[serde(default)]
         gid: u32,
     },
+}
+
+/// A volume of a manifest.
+#[expect(clippy::expect_used, reason = "serialising plain structs with string keys into memory cannot fail")]
+pub(crate) fn volume_to_value(volume: &spec::VolumeSpec) -> serde_json::Value {
+    serde_json::to_value(Volume::from(volume)).expect("a manifest is plain data with string keys")
 }
 
 fn usual_mode() -> u32 {

@@ -47,7 +47,7 @@ use gantry_contract::files;
 use gantry_contract::plan::Plan;
 use gantry_model::id::IdError;
 use gantry_model::spec::SpecError;
-use gantry_model::{ErrorKind, Kind, Phase, PodId, PodSpec};
+use gantry_model::{AppSpec, ErrorKind, Kind, Phase, PodId, PodSpec};
 use gantry_store::PodRow;
 use rustix::io::Errno;
 use thiserror::Error;
@@ -55,7 +55,7 @@ use thiserror::Error;
 use crate::manifest::appc::Secrets;
 use crate::manifest::appc::read;
 use crate::manifest::appc::write;
-use crate::manifest::json::Pod;
+use crate::manifest::json::{App, Pod};
 use crate::pods::pod_dir;
 use crate::{Engine, PodError};
 
@@ -145,6 +145,12 @@ pub(crate) fn to_bytes(spec: &PodSpec) -> Vec<u8> {
     serde_json::to_vec(&Pod::from(spec)).expect("a manifest is plain data with string keys")
 }
 
+/// An app of a manifest.
+#[expect(clippy::expect_used, reason = "serialising plain structs with string keys into memory cannot fail")]
+pub(crate) fn app_to_value(app: &AppSpec) -> serde_json::Value {
+    serde_json::to_value(App::from(app)).expect("a manifest is plain data with string keys")
+}
+
 impl Engine {
     /// The manifest of a pod as requested, with the networks of `run-prepared --net`, which are in the row.
     ///
@@ -159,6 +165,7 @@ impl Engine {
                 if let Some(net) = document.get_mut("net") {
                     *net = row.net.to_string().into();
                 }
+                self.add_added_apps(id, &mut document)?;
                 Ok(document)
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(no_manifest(&row)),
@@ -189,11 +196,27 @@ impl Engine {
         Ok(serde_json::to_vec(&write::pod(row, &plan, configs, secrets)).ok())
     }
 
-    /// The plan of a pod; `None` when it never had one or it is lost.
+    /// Adds the apps that were added to the pod, and their volumes, to its manifest.
+    fn add_added_apps(&self, id: PodId, document: &mut serde_json::Value) -> Result<(), PodError> {
+        for added in self.added_apps(id)?.apps {
+            if let Some(apps) = document.get_mut("apps").and_then(serde_json::Value::as_array_mut) {
+                apps.push(added.manifest);
+            }
+            if let Some(volumes) = document.get_mut("volumes").and_then(serde_json::Value::as_array_mut) {
+                volumes.extend(added.volumes.iter().map(json::volume_to_value));
+            }
+        }
+        Ok(())
+    }
+
+    /// The plan of a pod with the apps that were added to it; `None` when it never had one or it is lost.
     fn plan_if_readable(&self, id: PodId) -> Result<Option<Plan>, PodError> {
         let path = self.pod_dir(id).join(files::PLAN);
         match pod_dir::read(&path, pod_dir::MAX_PLAN) {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Ok(bytes) => {
+                let added = self.added_apps(id).unwrap_or_default();
+                Ok(serde_json::from_slice(&bytes).ok().map(|plan| added.onto(plan)))
+            }
             Err(error) if is_lost(&error) => Ok(None),
             Err(error) => Err(PodError::io("read the plan", path)(error)),
         }
@@ -210,7 +233,7 @@ impl Engine {
         let status = view.supervisor().and_then(|_| self.supervisor_status(id).ok());
         Ok(serde_json::json!({
             "manifest": self.manifest(id).ok(),
-            "plan": self.plan(id).ok(),
+            "plan": self.plan_if_readable(id)?,
             "journal": journal.records,
             "journal_damaged_lines": journal.damaged,
             "supervisor": status,

@@ -191,7 +191,7 @@ impl Connection {
         if bytes.len() > MAX_MESSAGE {
             return Err(ControlError::TooLong { id, bytes: bytes.len() });
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             let source = io::Error::from(io::ErrorKind::InvalidInput);

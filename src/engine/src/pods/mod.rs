@@ -1,5 +1,8 @@
 //! The life of a pod, from its plan to its removal: one file per verb, each with methods of [`crate::Engine`].
 
+pub(crate) mod added;
+pub(crate) mod app_history;
+pub(crate) mod apps;
 pub(crate) mod control;
 pub(crate) mod exec;
 pub(crate) mod filter;

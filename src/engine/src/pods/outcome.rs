@@ -1,15 +1,18 @@
 //! The end of a pod: from its journal to the states of its apps, its exit code and its reason. This is the one place
 //! that computes an exit code.
 
-use gantry_contract::journal::{Fact, Parsed, Record};
+use gantry_contract::journal::{Fact, Parsed};
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, PodEnd, Timestamp};
 
-use crate::pods::transition::ready_record;
+use crate::pods::app_history::AppHistories;
 
 /// The end of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
+    /// The last states of its apps.
     pub(crate) apps: Vec<(AppName, AppState)>,
+    /// Apps without a place in the record of the pod: they were removed, or never created.
+    pub(crate) removed: Vec<AppName>,
     pub(crate) at: Timestamp,
     pub(crate) end: PodEnd,
 }
@@ -20,77 +23,51 @@ pub(crate) struct Observation {
     pub(crate) now: Timestamp,
     /// Whether the host has been restarted since the pod was started.
     pub(crate) restarted: bool,
+    /// Whether the pod is a sandbox, which does not fail with an app.
+    pub(crate) sandbox: bool,
 }
 
-/// The exits of apps of a running pod that the journal has and the row does not.
-pub(crate) fn unrecorded_exits(apps: &[(AppName, AppState)], journal: &Parsed) -> Vec<(AppName, AppState)> {
-    let news = |(name, state): &(AppName, AppState)| {
-        let attempt = match state {
-            AppState::Started { attempt, .. } => *attempt,
-            _ => return None,
-        };
-        let (ended_attempt, end) = exit_of(name, journal)?;
-        let started = started_at(name, state, journal);
-        (ended_attempt == attempt).then(|| (name.clone(), AppState::Exited { started, end, attempt }))
-    };
-    apps.iter().filter_map(news).collect()
-}
+/// The exit code of a pod whose end was not recorded, as of SIGKILL.
+const LOST_EXIT_CODE: i32 = 137;
 
 /// The end of a pod whose supervisor is dead.
 pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Observation) -> Outcome {
+    let histories = AppHistories::from_journal(journal);
     let ended = journal.records.iter().find(|record| record.fact == Fact::Ended).map(|record| Timestamp(record.at));
     let lost_end = AppEnd { how: AppOutcome::Lost, oom: false, at: ended.unwrap_or(seen.now) };
-    let mut states = Vec::with_capacity(apps.len());
-    for (name, state) in apps {
-        let started = started_at(name, state, journal);
-        let state = match (exit_of(name, journal), state) {
-            (Some((attempt, end)), _) => AppState::Exited { started, end, attempt },
-            (None, AppState::Exited { .. }) => *state,
-            (None, AppState::Started { attempt, .. }) => AppState::Exited { started, end: lost_end, attempt: *attempt },
-            (None, AppState::Creating | AppState::Created) => *state,
-            (None, AppState::Waiting) => AppState::Exited { started, end: lost_end, attempt: 0 },
+    let (mut states, mut removed) = (Vec::with_capacity(apps.len()), Vec::new());
+    for (name, row) in apps {
+        let last = match histories.last_state(name, row) {
+            _ if histories.is_removed(name, row) => None,
+            AppState::Creating => None,
+            AppState::Started { at, attempt, .. } => {
+                Some(AppState::Exited { started: Some(at), end: lost_end, attempt })
+            }
+            AppState::Waiting => Some(AppState::Exited { started: None, end: lost_end, attempt: 0 }),
+            state @ (AppState::Created | AppState::Exited { .. }) => Some(state),
         };
-        states.push((name.clone(), state));
+        match last {
+            Some(state) => states.push((name.clone(), state)),
+            None => removed.push(name.clone()),
+        }
     }
     let lost = states.iter().find(|(_, state)| end_of(state).is_some_and(|end| end.how == AppOutcome::Lost));
+    let is_lost = lost.is_some() || (seen.sandbox && ended.is_none());
     let last_exit = states.iter().filter_map(|(_, state)| end_of(state)).map(|end| end.at).max();
-    let at = ended.or(if lost.is_some() { None } else { last_exit }).unwrap_or(seen.now);
-    let failed = first_failed(&states, journal).or_else(|| lost.map(|(name, _)| (name.clone(), AppOutcome::Lost)));
-    let reason = match (lost.is_some(), ended, seen.restarted) {
+    let at = ended.or(if is_lost { None } else { last_exit }).unwrap_or(seen.now);
+    let failed = match seen.sandbox {
+        true => None,
+        false => histories.first_failure(apps.iter().map(|(name, _)| name)).map(|(name, how)| (name.clone(), how)),
+    };
+    let failed = failed.or_else(|| lost.filter(|_| !seen.sandbox).map(|(name, _)| (name.clone(), AppOutcome::Lost)));
+    let reason = match (is_lost, ended, seen.restarted) {
         (true, None, true) => "the host was restarted".to_owned(),
         (true, None, false) => "the supervisor was killed".to_owned(),
         _ => reason(journal, failed.as_ref().map(|(name, _)| name), &states),
     };
-    let exit_code = failed.as_ref().map_or(0, |(_, how)| how.exit_code());
-    Outcome { apps: states, at, end: PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason } }
-}
-
-/// The last recorded end of an app, with its attempt.
-fn exit_of(name: &AppName, journal: &Parsed) -> Option<(u32, AppEnd)> {
-    journal.records.iter().rev().find_map(|record| match exit(record) {
-        Some((app, attempt, end)) if app == name.as_str() => Some((attempt, end)),
-        _ => None,
-    })
-}
-
-fn exit(record: &Record) -> Option<(&str, u32, AppEnd)> {
-    match &record.fact {
-        Fact::AppExited { app, attempt, how, oom } => {
-            Some((app, *attempt, AppEnd { how: (*how).into(), oom: *oom, at: Timestamp(record.at) }))
-        }
-        _ => None,
-    }
-}
-
-fn started_at(name: &AppName, state: &AppState, journal: &Parsed) -> Option<Timestamp> {
-    match state {
-        AppState::Started { at, .. } => Some(*at),
-        AppState::Exited { started, .. } => *started,
-        AppState::Waiting | AppState::Creating | AppState::Created => {
-            let app = ready_record(journal)?.apps.iter().find(|app| app.app == name.as_str())?;
-            Some(Timestamp(app.at))
-        }
-    }
+    let unrecorded = if seen.sandbox && is_lost && ended.is_none() { LOST_EXIT_CODE } else { 0 };
+    let exit_code = failed.as_ref().map_or(unrecorded, |(_, how)| how.exit_code());
+    Outcome { apps: states, removed, at, end: PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason } }
 }
 
 fn end_of(state: &AppState) -> Option<AppEnd> {
@@ -98,14 +75,6 @@ fn end_of(state: &AppState) -> Option<AppEnd> {
         AppState::Exited { end, .. } => Some(*end),
         AppState::Waiting | AppState::Creating | AppState::Created | AppState::Started { .. } => None,
     }
-}
-
-/// The first app of the pod, in time, that failed.
-fn first_failed(states: &[(AppName, AppState)], journal: &Parsed) -> Option<(AppName, AppOutcome)> {
-    journal.records.iter().filter_map(exit).find(|(_, _, end)| !end.how.is_success()).and_then(|(app, _, end)| {
-        let known = states.iter().find(|(name, _)| name.as_str() == app)?;
-        Some((known.0.clone(), end.how))
-    })
 }
 
 fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppState)]) -> String {
@@ -131,6 +100,7 @@ fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppSta
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gantry_contract::journal::Record;
     use gantry_contract::{ProcessExit, start};
 
     fn name(text: &str) -> AppName {
@@ -197,7 +167,11 @@ mod tests {
         ];
         for (apps, facts, restarted, (exit_code, failed, reason, at)) in rows {
             let shown = format!("{apps:?} {facts:?} {restarted}");
-            let got = outcome(&running(apps), &journal(facts), Observation { now: Timestamp(NOW), restarted });
+            let got = outcome(
+                &running(apps),
+                &journal(facts),
+                Observation { now: Timestamp(NOW), restarted, sandbox: false },
+            );
             let end = PodEnd { exit_code, failed_app: failed.map(name), reason: reason.to_owned() };
             assert_eq!((got.end, got.at), (end, Timestamp(at)), "{shown}");
             assert!(got.apps.iter().all(|(_, state)| matches!(state, AppState::Exited { .. })), "{shown}");
@@ -211,14 +185,18 @@ mod tests {
         let got = outcome(
             &running(&["a"]),
             &journal(vec![oom, Fact::Ended]),
-            Observation { now: Timestamp(9), restarted: false },
+            Observation { now: Timestamp(9), restarted: false, sandbox: false },
         );
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "app a ran out of memory"));
     }
 
     #[test]
     fn an_unobserved_exit_is_lost() {
-        let got = outcome(&running(&["a"]), &journal(vec![]), Observation { now: Timestamp(9), restarted: false });
+        let got = outcome(
+            &running(&["a"]),
+            &journal(vec![]),
+            Observation { now: Timestamp(9), restarted: false, sandbox: false },
+        );
         let end = AppEnd { how: AppOutcome::Lost, oom: false, at: Timestamp(9) };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(5)), end, attempt: 0 })]);
     }
@@ -233,8 +211,11 @@ mod tests {
             networks: Vec::new(),
         };
         let journal = journal(vec![Fact::Ready(ready.clone()), exited("a", ProcessExit::Code(0)), Fact::Ended]);
-        let got =
-            outcome(&[(name("a"), AppState::Waiting)], &journal, Observation { now: Timestamp(9), restarted: false });
+        let got = outcome(
+            &[(name("a"), AppState::Waiting)],
+            &journal,
+            Observation { now: Timestamp(9), restarted: false, sandbox: false },
+        );
         let end = AppEnd { how: AppOutcome::Exited(0), oom: false, at: Timestamp(101) };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(50)), end, attempt: 0 })]);
         assert_eq!(
@@ -243,12 +224,29 @@ mod tests {
         );
     }
 
+    /// Facts, whether the sandbox's end was recorded → exit code, reason, states, removed rows.
     #[test]
-    fn only_unrecorded_exits_are_reported() {
-        let journal = journal(vec![exited("a", ProcessExit::Code(1))]);
-        let news = unrecorded_exits(&running(&["a", "b"]), &journal);
-        assert_eq!(news.len(), 1);
-        let states = [(name("a"), news[0].1)];
-        assert!(unrecorded_exits(&states, &journal).is_empty(), "reported once");
+    fn a_sandbox_does_not_fail_with_its_apps() {
+        let created = |app: &str| Fact::AppCreated { app: app.into() };
+        let started =
+            |app: &str, attempt| Fact::AppStarted(start::Started { app: app.into(), attempt, pid: 6, at: 50 });
+        let facts = || {
+            let exited =
+                |attempt, code| Fact::AppExited { app: "a".into(), attempt, how: ProcessExit::Code(code), oom: false };
+            vec![created("a"), started("a", 0), exited(0, 3), started("a", 1), created("b"), stopping("stop")]
+        };
+        let rows: Vec<_> =
+            ["a", "b", "c"].iter().map(|app| (name(app), AppState::Creating)).chain(running(&["d"])).collect();
+        let removed = Fact::AppRemoved { app: "d".into() };
+        let seen = Observation { now: Timestamp(999), restarted: false, sandbox: true };
+        for (more, exit_code, reason) in
+            [(vec![removed.clone(), Fact::Ended], 0, "stopped"), (vec![removed], 137, "the supervisor was killed")]
+        {
+            let got = outcome(&rows, &journal(facts().into_iter().chain(more).collect()), seen);
+            assert_eq!(got.end, PodEnd { exit_code, failed_app: None, reason: reason.to_owned() });
+            assert_eq!(got.removed, [name("c"), name("d")]);
+            let states: Vec<_> = got.apps.iter().map(|(_, state)| (state.name(), state.attempt())).collect();
+            assert_eq!(states, [("exited", Some(1)), ("created", None)]);
+        }
     }
 }

@@ -9,7 +9,7 @@ use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::id::shown;
 use gantry_model::spec::{self, VolumeKind, VolumeSpec};
-use gantry_model::{AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
+use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
 
@@ -126,8 +126,29 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         apps,
         log: setting.log,
         stop_grace_ms: setting.stop_grace_ms,
-        sandbox: false,
+        sandbox: spec.sandbox,
     })
+}
+
+/// The plan of an app that is added to a running pod.
+pub(crate) struct AddedAppPlan {
+    pub(crate) app: out::App,
+    /// The volumes that it brings along.
+    pub(crate) volumes: Vec<VolumeSpec>,
+}
+
+/// The plan of an app that is added to a running pod of this host name and with these volumes.
+pub(crate) fn added_app(
+    spec: &AddedAppSpec,
+    image: &Image<'_>,
+    hostname: &str,
+    known: Vec<VolumeSpec>,
+) -> Result<AddedAppPlan, PlanError> {
+    let before = known.len();
+    let all = known.into_iter().chain(spec.volumes.iter().cloned()).collect();
+    let mut volumes = Volumes::new(&PodSpec { volumes: all, ..PodSpec::default() });
+    let app = plan_app(&spec.app, image, hostname, &mut volumes)?;
+    Ok(AddedAppPlan { app, volumes: volumes.list.split_off(before) })
 }
 
 fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volumes) -> Result<out::App, PlanError> {

@@ -169,7 +169,7 @@ fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Erro
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
     OpenOptions::new()
         .write(true)

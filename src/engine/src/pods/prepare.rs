@@ -17,7 +17,7 @@ use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_fetch::{FetchError, Note, Platform, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
-use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodSpec};
+use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodSpec, VolumeName};
 use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow};
 use thiserror::Error;
 
@@ -220,7 +220,7 @@ impl Engine {
         if root.to_str().is_none() {
             return Err(PrepareError::Path(root.to_owned()));
         }
-        let images = self.images_of(&request)?;
+        let images = self.images_of(&request.spec, request.policy, request.progress)?;
         let Prepare { spec, progress, .. } = request;
         let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
@@ -267,9 +267,7 @@ impl Engine {
         let mut attempt = 1;
         loop {
             for name in &pod.volumes {
-                if self.store.volume(name)?.is_none() {
-                    self.store.create_volume(name, &std::collections::BTreeMap::new())?;
-                }
+                self.create_missing_volume(name)?;
             }
             match self.store.insert_pod(pod) {
                 Err(InsertPodError::NoSuchVolume(_)) if attempt < ATTEMPTS => attempt += 1,
@@ -278,10 +276,22 @@ impl Engine {
         }
     }
 
+    pub(crate) fn create_missing_volume(&self, name: &VolumeName) -> Result<(), PodError> {
+        if self.store.volume(name)?.is_none() {
+            self.store.create_volume(name, &std::collections::BTreeMap::new())?;
+        }
+        Ok(())
+    }
+
     /// The image of each app, fetched as the policy says; an image of several apps once.
-    fn images_of(&self, request: &Prepare<'_>) -> Result<Vec<ImageRow>, PrepareError> {
-        let mut parsed = Vec::with_capacity(request.spec.apps.len());
-        for app in &request.spec.apps {
+    pub(crate) fn images_of(
+        &self,
+        spec: &PodSpec,
+        policy: PullPolicy,
+        progress: &dyn Progress,
+    ) -> Result<Vec<ImageRow>, PrepareError> {
+        let mut parsed = Vec::with_capacity(spec.apps.len());
+        for app in &spec.apps {
             let reference: ImageRef =
                 app.image.parse().map_err(|source| PrepareError::Reference { app: app.name.clone(), source })?;
             parsed.push((app, reference));
@@ -292,7 +302,7 @@ impl Engine {
             let row = match known.get(app.image.as_str()) {
                 Some(row) => row.clone(),
                 None => {
-                    self.fetch(reference, request.policy, None, request.progress)
+                    self.fetch(reference, policy, None, progress)
                         .map_err(|source| PrepareError::Fetch { app: app.name.clone(), source: Box::new(source) })?
                         .image
                 }
@@ -303,7 +313,7 @@ impl Engine {
         Ok(images)
     }
 
-    fn configs_of(&self, spec: &PodSpec, images: &[ImageRow]) -> Result<Vec<ImageConfig>, PrepareError> {
+    pub(crate) fn configs_of(&self, spec: &PodSpec, images: &[ImageRow]) -> Result<Vec<ImageConfig>, PrepareError> {
         let mut configs = Vec::with_capacity(images.len());
         for (app, row) in spec.apps.iter().zip(images) {
             let (app, image) = (app.name.clone(), row.id.clone());
@@ -345,7 +355,7 @@ impl Engine {
     }
 
     /// The size of an image's layers. `None`: the size of one is unknown, because its row was lost and written again.
-    fn size_of(&self, image: &ImageRow) -> Result<Option<ImageSize>, PodError> {
+    pub(crate) fn size_of(&self, image: &ImageRow) -> Result<Option<ImageSize>, PodError> {
         let mut size = ImageSize { bytes: 0, entries: 0 };
         for layer in &image.layers {
             let Some(row) = self.store.layer(&layer.chain).map_err(PodError::store)? else { return Ok(None) };

@@ -47,8 +47,8 @@ enum Correction {
     MarkRunningAndFinalize,
     /// It ended.
     Finalize,
-    /// It runs; some apps may have ended.
-    RecordAppExits,
+    /// It runs; some apps may have started or ended, or may have been added or removed.
+    RecordAppChanges,
 }
 
 /// The table in the module's head.
@@ -58,7 +58,7 @@ fn correction(phase: &Phase, held: bool, ready: bool) -> Correction {
         (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. }, false, true) => Correction::MarkRunningAndFinalize,
         (Phase::Embryo | Phase::Preparing, false, false) => Correction::Abort,
         (Phase::Running { .. }, false, _) => Correction::Finalize,
-        (Phase::Running { .. }, true, _) => Correction::RecordAppExits,
+        (Phase::Running { .. }, true, _) => Correction::RecordAppChanges,
         (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. }, true, false)
         | (Phase::Prepared { .. }, false, false) => Correction::None,
         (Phase::AbortedPrepare { .. } | Phase::Exited { .. } | Phase::Garbage { .. }, _, _) => Correction::None,
@@ -172,7 +172,10 @@ impl Engine {
         let ready = ready_record(journal);
         match (correction(&row.phase, held, ready.is_some()), ready) {
             (Correction::None, _) => Ok(Some(row)),
-            (Correction::RecordAppExits, _) => self.record_app_exits(row, journal),
+            (Correction::RecordAppChanges, _) => match self.record_app_changes(row, journal)? {
+                Some(row) => self.undo_abandoned_adds(row, journal),
+                None => Ok(None),
+            },
             (Correction::Abort, _) => self.abort(&row, None),
             (Correction::Finalize, _) => self.finalize(&row, journal),
             (Correction::MarkRunning, Some(ready)) => self.mark_running(row, ready),

@@ -31,7 +31,10 @@ fn facts_determine_the_next_step() {
             Phase::Prepared { at: t },
             [Correction::MarkRunning, Correction::None, Correction::MarkRunningAndFinalize, Correction::None],
         ),
-        (running, [Correction::RecordAppExits, Correction::RecordAppExits, Correction::Finalize, Correction::Finalize]),
+        (
+            running,
+            [Correction::RecordAppChanges, Correction::RecordAppChanges, Correction::Finalize, Correction::Finalize],
+        ),
         (Phase::AbortedPrepare { at: t }, [Correction::None; 4]),
         (Phase::Exited { started: t, at: t, end }, [Correction::None; 4]),
         (Phase::Garbage { marked: t, was: FormerPhase::Prepared, deleting: None }, [Correction::None; 4]),

@@ -166,7 +166,7 @@ impl Engine {
         let ready = self.read_start_reply(&mut spawned).inspect_err(|_| self.clean_up_failed_start(id))?;
         // Opened before the row says Running: from then on the pod can end and be removed at any time.
         let marked =
-            self.watch_end_if_shown(options.show, id).and_then(|end| Ok((self.mark_running(row, &ready)?, end)));
+            self.watch_end_if_shown(options.show, &row).and_then(|end| Ok((self.mark_running(row, &ready)?, end)));
         match marked {
             Ok((_, end)) => Ok(running(spawned, ready, end)),
             Err(error) => {
@@ -212,7 +212,7 @@ impl Engine {
             .and_then(|row| row.ok_or(StartError::Busy(id)));
         let ready = self.read_start_reply(&mut spawned)?;
         // Opened before the row says Running: from then on the pod can end and be removed at any time.
-        let end = self.watch_end_if_shown(options.show, id);
+        let end = self.watch_end_if_shown(options.show, &row);
         match written.and_then(|row| Ok((end?, self.mark_running(row, &ready)?))) {
             Ok((end, Some(_))) => Ok(running(spawned, ready, end)),
             Ok((_, None)) => {
@@ -238,10 +238,10 @@ impl Engine {
         let _left_to_reconcile = self.abort(&row, Some(reason));
     }
 
-    fn watch_end_if_shown(&self, show: Show, id: PodId) -> Result<Option<EndWatch>, PodError> {
+    fn watch_end_if_shown(&self, show: Show, row: &PodRow) -> Result<Option<EndWatch>, PodError> {
         match show {
             Show::No => Ok(None),
-            Show::Output { .. } => self.watch_end(id).map(Some),
+            Show::Output { .. } => self.watch_end_of(row.id, row.sandbox).map(Some),
         }
     }
 

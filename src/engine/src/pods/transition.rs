@@ -10,6 +10,7 @@ use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, Pro
 use gantry_store::{Change, Moved, Networks, PodRow, StoreError};
 
 use crate::logs::repair;
+use crate::pods::app_history::{AppChanges, AppHistories};
 use crate::pods::outcome::{self, Observation};
 use crate::{Engine, PodError};
 
@@ -47,19 +48,27 @@ impl Engine {
         }
     }
 
-    /// Records the exits of apps of a running pod.
-    pub(crate) fn record_app_exits(&self, row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
-        let exits = outcome::unrecorded_exits(&app_states(&row), journal);
-        if exits.is_empty() {
-            return Ok(Some(row));
-        }
-        if !self.writes.get() {
-            return Ok(Some(with_app_states(row, &exits)));
-        }
-        match self.store.update_apps(row.id, row.generation, &exits, &[]).map_err(PodError::store) {
-            // As in `finalize`: the journal has the exits, and gantryd writes them into the database it restored.
-            Err(error) if was_replaced(&error) => Ok(Some(with_app_states(row, &exits))),
-            moved => moved.map(row_of),
+    /// Brings the apps of a running pod up to the journal, one change of each at a time.
+    pub(crate) fn record_app_changes(&self, mut row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
+        let histories = AppHistories::from_journal(journal);
+        loop {
+            let changes = histories.next_changes(&app_states(&row));
+            if changes.is_empty() || !matches!(row.phase, Phase::Running { .. }) {
+                return Ok(Some(row));
+            }
+            let AppChanges { states, removed } = &changes;
+            if !self.writes.get() {
+                row = with_app_changes(row, states, removed);
+                continue;
+            }
+            match self.store.update_apps(row.id, row.generation, states, removed).map_err(PodError::store) {
+                // As in `finalize`: the journal has the changes, and gantryd writes them into the database it restored.
+                Err(error) if was_replaced(&error) => row = with_app_changes(row, states, removed),
+                moved => match moved.map(row_of)? {
+                    Some(moved) => row = moved,
+                    None => return Ok(None),
+                },
+            }
         }
     }
 
@@ -96,13 +105,22 @@ impl Engine {
                 let _left_for_doctor = repair::repair(&self.pod_dir(row.id));
             }
         }
+        let mut row = row.clone();
+        // Usually the end of each app is one change, which is part of the step.
+        if AppHistories::from_journal(journal).is_far_ahead(&app_states(&row)) {
+            match self.record_app_changes(row, journal)? {
+                Some(recorded) if matches!(recorded.phase, Phase::Running { .. }) => row = recorded,
+                other => return Ok(other),
+            }
+        }
         let now = gantry_store::now();
-        let outcome = outcome::outcome(&app_states(row), journal, Observation { now, restarted });
+        let observation = Observation { now, restarted, sandbox: row.sandbox };
+        let outcome = outcome::outcome(&app_states(&row), journal, observation);
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
-        let change = Change { apps: outcome.apps, ..Change::along(edge) };
-        match self.step(row, change.clone()) {
+        let change = Change { apps: outcome.apps, removed_apps: outcome.removed, ..Change::along(edge) };
+        match self.step(&row, change.clone()) {
             // The caller still learns how the pod ended; gantryd records it in the database it restored.
-            Err(error) if was_replaced(&error) => Ok(Some(row_after(row, change))),
+            Err(error) if was_replaced(&error) => Ok(Some(row_after(&row, change))),
             other => other,
         }
     }
@@ -159,7 +177,7 @@ pub(crate) fn cannot_be_written(error: &PodError) -> bool {
 
 /// A row after a step that is not stored.
 fn row_after(row: &PodRow, change: Change) -> PodRow {
-    let mut moved = with_app_states(row.clone(), &change.apps);
+    let mut moved = with_app_changes(row.clone(), &change.apps, &change.removed_apps);
     if matches!(change.edge, Edge::Started { .. }) {
         moved.networks = change.networks;
     }
@@ -179,7 +197,8 @@ fn app_states(row: &PodRow) -> Vec<(AppName, AppState)> {
     row.apps.iter().map(|app| (app.name.clone(), app.state)).collect()
 }
 
-fn with_app_states(mut row: PodRow, states: &[(AppName, AppState)]) -> PodRow {
+fn with_app_changes(mut row: PodRow, states: &[(AppName, AppState)], removed: &[AppName]) -> PodRow {
+    row.apps.retain(|app| !removed.contains(&app.name));
     for app in &mut row.apps {
         if let Some((_, state)) = states.iter().find(|(name, _)| *name == app.name) {
             app.state = *state;

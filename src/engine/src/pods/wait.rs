@@ -8,9 +8,9 @@ use std::time::Duration;
 use gantry_model::{AppName, AppState, Phase, PodEnd, PodId};
 
 use crate::host::process::{self, Deadline};
+use crate::pods::app_history::AppHistories;
 use crate::pods::outcome::{self, Observation};
 use crate::pods::pod_dir;
-use crate::pods::transition::{ready_record, started_apps};
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
@@ -21,6 +21,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct EndWatch {
     id: PodId,
+    /// Whether the pod is a sandbox.
+    sandbox: bool,
     journal: File,
 }
 
@@ -47,7 +49,13 @@ impl Engine {
     /// # Errors
     /// [`PodError`]: it has no journal, so it does not run.
     pub fn watch_end(&self, id: PodId) -> Result<EndWatch, PodError> {
-        Ok(EndWatch { id, journal: self.open_journal(id)? })
+        let sandbox = self.store.pod(id).map_err(PodError::store)?.is_some_and(|row| row.sandbox);
+        self.watch_end_of(id, sandbox)
+    }
+
+    /// The same, for a caller that knows the pod's row.
+    pub(crate) fn watch_end_of(&self, id: PodId, sandbox: bool) -> Result<EndWatch, PodError> {
+        Ok(EndWatch { id, sandbox, journal: self.open_journal(id)? })
     }
 
     /// Waits until the pod has ended.
@@ -72,8 +80,9 @@ impl Engine {
     fn end_by_journal(&self, watch: &EndWatch) -> Result<Ended, PodError> {
         let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
         let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
-        let apps = ready_record(&journal).map(started_apps).unwrap_or_default();
-        let outcome = outcome::outcome(&apps, &journal, Observation { now: gantry_store::now(), restarted: false });
+        let apps: Vec<_> = AppHistories::from_journal(&journal).names().map(|app| (app, AppState::Waiting)).collect();
+        let observation = Observation { now: gantry_store::now(), restarted: false, sandbox: watch.sandbox };
+        let outcome = outcome::outcome(&apps, &journal, observation);
         Ok(Ended::new(outcome.end, outcome.apps))
     }
 

@@ -28,13 +28,14 @@ use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
 use gantry_model::spec::VolumeKind;
 use gantry_model::{
-    Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp, VolumeName,
+    AppName, Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp, VolumeName,
 };
 use gantry_store::{
     Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,
 };
 
 use crate::images::view::recorded_name;
+use crate::pods::app_history::AppHistories;
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
 use crate::pods::transition::ready_record;
@@ -394,7 +395,7 @@ impl Engine {
     fn pod_of(&self, id: PodId, images: &Images) -> Result<NewPod, NotAdoptable> {
         let spec = manifest_of(self, id);
         let plan = match self.plan(id) {
-            Ok(plan) => plan,
+            Ok(plan) => self.added_apps(id).unwrap_or_default().onto(plan),
             Err(_) if matches!(spec, Err(NotAdoptable::Incomplete)) => return Err(NotAdoptable::Incomplete),
             Err(error) => return Err(NotAdoptable::Damaged(error.to_string())),
         };
@@ -405,6 +406,10 @@ impl Engine {
             Err(_) if ran => None,
             Err(why) => return Err(why),
         };
+        let plan = match (ran, self.journal(id)) {
+            (true, Ok(journal)) => without_removed_apps(plan, &journal),
+            _ => plan,
+        };
         let apps = apps(&plan, spec.as_ref(), images)?;
         let volumes = self.volumes_of(&plan).map_err(|error| NotAdoptable::Damaged(error.to_string()))?;
         let made = [pod_dir::MANIFEST, files::PLAN].iter().find_map(|name| modified(&self.pod_dir(id).join(name)));
@@ -413,7 +418,7 @@ impl Engine {
             created: made.unwrap_or_else(gantry_store::now),
             net: net_of(&plan)?,
             hostname: plan.hostname,
-            sandbox: spec.as_ref().is_some_and(|spec| spec.sandbox),
+            sandbox: plan.sandbox,
             apps,
             user_annotations: spec.as_ref().map(|spec| spec.user_annotations.clone()).unwrap_or_default(),
             user_labels: spec.map(|spec| spec.user_labels).unwrap_or_default(),
@@ -456,6 +461,15 @@ fn manifest_of(engine: &Engine, id: PodId) -> Result<PodSpec, NotAdoptable> {
         Err(error) if ErrorKind::of_io(&error) == ErrorKind::NotFound => Err(NotAdoptable::Incomplete),
         Err(error) => Err(NotAdoptable::Damaged(format!("its manifest: {error}"))),
     }
+}
+
+/// The plan without the apps that the pod does not have: removed ones, and those that were never created.
+fn without_removed_apps(mut plan: Plan, journal: &journal::Parsed) -> Plan {
+    if ready_record(journal).is_some() {
+        let existing: HashSet<AppName> = AppHistories::from_journal(journal).names().collect();
+        plan.apps.retain(|app| existing.iter().any(|name| name.as_str() == app.name));
+    }
+    plan
 }
 
 fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewApp>, NotAdoptable> {

@@ -1,0 +1,113 @@
+//! The record of the apps that were added to a running pod: `added.json` of the pod directory, beside the plan and the
+//! manifest, which describe the pod as it was created.
+//!
+//! Written before the supervisor is asked to add an app, while the lock on `apps.lock` is held. So an entry without a
+//! row is the leftover of a command that was killed, and the next one drops it. Manifests, `inspect` and the adoption
+//! of a pod whose row was lost read it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use gantry_contract::plan::{App, Plan};
+use gantry_model::PodId;
+use gantry_model::spec::VolumeSpec;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::host::process::Deadline;
+use crate::pods::pod_dir;
+use crate::{Engine, PodError};
+
+/// The record.
+const ADDED: &str = "added.json";
+/// The lock of processes that add apps to a pod or remove them.
+const APPS_LOCK: &str = "apps.lock";
+const MAX_ADDED: u64 = 64 << 20;
+
+/// The apps that were added, in order.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct AddedApps {
+    pub(crate) apps: Vec<AddedApp>,
+}
+
+/// An app that was added.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct AddedApp {
+    /// The app as the supervisor got it.
+    pub(crate) app: App,
+    /// The volumes that it brought along.
+    pub(crate) volumes: Vec<VolumeSpec>,
+    /// The app as requested, as in the pod manifest.
+    pub(crate) manifest: serde_json::Value,
+}
+
+impl AddedApps {
+    /// The plan with these apps and their volumes.
+    pub(crate) fn onto(self, mut plan: Plan) -> Plan {
+        for added in self.apps {
+            plan.apps.push(added.app);
+            plan.volumes.extend(added.volumes);
+        }
+        plan
+    }
+}
+
+/// The right to add apps to a pod and to remove them. Released when it is dropped, or when the process dies.
+pub(crate) struct AppsLock(#[expect(dead_code, reason = "its lock ends when it is closed")] OwnedFd);
+
+impl Engine {
+    /// Waits until no other process adds apps to the pod or removes them. `None`: one still does after this time.
+    pub(crate) fn lock_apps(&self, id: PodId, within: Duration) -> Result<Option<AppsLock>, PodError> {
+        let path = self.pod_dir(id).join(APPS_LOCK);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+        let file = opened.map_err(|errno| match errno {
+            Errno::NOENT => PodError::NotFound(id.into()),
+            errno => PodError::io("open the lock", &path)(errno),
+        })?;
+        let deadline = Deadline::after(within);
+        let mut pause = Duration::from_millis(1);
+        loop {
+            match rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
+                Ok(()) => return Ok(Some(AppsLock(file))),
+                Err(Errno::WOULDBLOCK) if deadline.passed() => return Ok(None),
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(pause),
+                Err(errno) => return Err(PodError::io("lock", path)(errno)),
+            }
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    /// The apps that were added to a pod.
+    pub(crate) fn added_apps(&self, id: PodId) -> Result<AddedApps, PodError> {
+        let path = self.pod_dir(id).join(ADDED);
+        match pod_dir::read(&path, MAX_ADDED) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| PodError::Damaged {
+                id,
+                file: ADDED,
+                why: error.to_string(),
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(AddedApps::default()),
+            Err(error) => Err(PodError::io("read", path)(error)),
+        }
+    }
+
+    /// Writes the record in place of the last one.
+    pub(crate) fn write_added_apps(&self, id: PodId, added: &AddedApps, _lock: &AppsLock) -> Result<(), PodError> {
+        let dir = self.pod_dir(id);
+        let (path, temp) = (dir.join(ADDED), dir.join("added.json.new"));
+        let bytes = serde_json::to_vec(added).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
+        pod_dir::write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
+        std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
+    }
+
+    /// Drops an app from the record.
+    pub(crate) fn forget_added_app(&self, id: PodId, app: &str, lock: &AppsLock) -> Result<(), PodError> {
+        let mut added = self.added_apps(id)?;
+        let before = added.apps.len();
+        added.apps.retain(|added| added.app.name != app);
+        if added.apps.len() == before { Ok(()) } else { self.write_added_apps(id, &added, lock) }
+    }
+}

@@ -1,0 +1,273 @@
+//! The apps of a pod as its supervisor's journal has them: which ones exist, and the states that each went through.
+//!
+//! A name may be used again after its app was removed. A row in the state Creating is younger than every removal of its
+//! name in the journal, because a row is deleted only after the removal was journaled. Any other row belongs to the
+//! last app of its name.
+
+use std::collections::BTreeMap;
+
+use gantry_contract::journal::{Fact, Parsed};
+use gantry_contract::start;
+use gantry_model::{AppEnd, AppName, AppOutcome, AppState, Timestamp};
+
+/// The histories of all apps of a pod, by name.
+#[derive(Debug, Default)]
+pub(crate) struct AppHistories<'a>(BTreeMap<&'a str, AppHistory>);
+
+/// The history of the last app of a name.
+#[derive(Debug, Default)]
+struct AppHistory {
+    /// Its states, in order. The start and the end of an attempt are one state, the end.
+    states: Vec<AppState>,
+    /// Whether it was added to the running pod.
+    added: bool,
+    /// Whether it was removed from the pod.
+    removed: bool,
+    /// The attempts whose next exit was requested.
+    stopping: Vec<u32>,
+    /// The place in the journal of its first failure, and how it failed.
+    failure: Option<(usize, AppOutcome)>,
+}
+
+/// The changes that bring rows closer to the journal.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct AppChanges {
+    /// New states.
+    pub(crate) states: Vec<(AppName, AppState)>,
+    /// Apps that were removed from the pod.
+    pub(crate) removed: Vec<AppName>,
+}
+
+impl AppChanges {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.states.is_empty() && self.removed.is_empty()
+    }
+}
+
+impl AppHistory {
+    fn push(&mut self, state: AppState) {
+        match (self.states.last_mut(), state) {
+            (
+                Some(AppState::Exited { started: started @ None, attempt: known, .. }),
+                AppState::Started { at, attempt, .. },
+            ) if *known == attempt => *started = Some(at),
+            (Some(last @ AppState::Created), AppState::Started { .. }) => *last = state,
+            (Some(last @ AppState::Started { .. }), AppState::Exited { started: _, end, attempt })
+                if last.attempt() == Some(attempt) =>
+            {
+                let started = started_at(last);
+                *last = AppState::Exited { started, end, attempt };
+            }
+            _ => self.states.push(state),
+        }
+    }
+
+    fn exited(&mut self, place: usize, attempt: u32, end: AppEnd) {
+        if !end.how.is_success() && !self.stopping.contains(&attempt) {
+            self.failure.get_or_insert((place, end.how));
+        }
+        self.push(AppState::Exited { started: None, end, attempt });
+    }
+
+    /// The states after that of the row, in order.
+    fn states_after<'s>(&'s self, row: &'s AppState) -> impl Iterator<Item = AppState> + 's {
+        let of_earlier_app = self.removed && *row == AppState::Creating;
+        self.states.iter().filter(move |next| !of_earlier_app && row.precedes(next)).map(|next| match *next {
+            AppState::Exited { started: None, end, attempt } if row.attempt() == Some(attempt) => {
+                AppState::Exited { started: started_at(row), end, attempt }
+            }
+            next => next,
+        })
+    }
+}
+
+impl<'a> AppHistories<'a> {
+    pub(crate) fn from_journal(journal: &'a Parsed) -> Self {
+        let mut apps: BTreeMap<&str, AppHistory> = BTreeMap::new();
+        let started =
+            |app: &start::Started| AppState::Started { at: Timestamp(app.at), pid: app.pid, attempt: app.attempt };
+        for (place, record) in journal.records.iter().enumerate() {
+            match &record.fact {
+                Fact::Ready(ready) => {
+                    for app in &ready.apps {
+                        apps.entry(&app.app).or_default().push(started(app));
+                    }
+                }
+                Fact::AppCreated { app } => {
+                    let history = AppHistory { states: vec![AppState::Created], added: true, ..AppHistory::default() };
+                    apps.insert(app, history);
+                }
+                Fact::AppStarted(app) => apps.entry(&app.app).or_default().push(started(app)),
+                Fact::AppStopping { app, attempt } => apps.entry(app).or_default().stopping.push(*attempt),
+                Fact::AppExited { app, attempt, how, oom } => {
+                    let end = AppEnd { how: (*how).into(), oom: *oom, at: Timestamp(record.at) };
+                    apps.entry(app).or_default().exited(place, *attempt, end);
+                }
+                Fact::AppRemoved { app } => apps.entry(app).or_default().removed = true,
+                Fact::Failed(_) | Fact::Stopping { .. } | Fact::LogDropped { .. } | Fact::Ended | Fact::Unknown => {}
+            }
+        }
+        Self(apps)
+    }
+
+    /// The names of the apps that exist.
+    pub(crate) fn names(&self) -> impl Iterator<Item = AppName> + '_ {
+        let existing = self.0.iter().filter(|(_, history)| !history.removed && !history.states.is_empty());
+        existing.filter_map(|(name, _)| name.parse().ok())
+    }
+
+    /// The last state of an app; its row's, if the journal has no later one.
+    pub(crate) fn last_state(&self, name: &AppName, row: &AppState) -> AppState {
+        self.0.get(name.as_str()).and_then(|history| history.states_after(row).last()).unwrap_or(*row)
+    }
+
+    /// Whether this row belongs to an app that was removed.
+    pub(crate) fn is_removed(&self, name: &AppName, row: &AppState) -> bool {
+        *row != AppState::Creating && self.0.get(name.as_str()).is_some_and(|history| history.removed)
+    }
+
+    /// The next change of each row; a row that is several attempts behind gets the oldest, so that each is reported.
+    pub(crate) fn next_changes(&self, rows: &[(AppName, AppState)]) -> AppChanges {
+        let mut changes = AppChanges::default();
+        for (name, row) in rows {
+            let next = self.0.get(name.as_str()).and_then(|history| history.states_after(row).next());
+            match next {
+                Some(next) => changes.states.push((name.clone(), next)),
+                None if self.is_removed(name, row) => changes.removed.push(name.clone()),
+                None => {}
+            }
+        }
+        changes
+    }
+
+    /// Whether a row is more than one change behind.
+    pub(crate) fn is_far_ahead(&self, rows: &[(AppName, AppState)]) -> bool {
+        rows.iter().any(|(name, row)| self.0.get(name.as_str()).is_some_and(|it| it.states_after(row).nth(1).is_some()))
+    }
+
+    /// The names of the apps that were added to the running pod and not removed.
+    pub(crate) fn added_names(&self) -> impl Iterator<Item = AppName> + '_ {
+        let existing = self.0.iter().filter(|(_, history)| history.added && !history.removed);
+        existing.filter_map(|(name, _)| name.parse().ok())
+    }
+
+    /// The first failure of any of these apps. An exit that was requested is none.
+    pub(crate) fn first_failure<'n>(
+        &self,
+        apps: impl IntoIterator<Item = &'n AppName>,
+    ) -> Option<(&'n AppName, AppOutcome)> {
+        let failure = |name: &'n AppName| Some((self.0.get(name.as_str())?.failure?, name));
+        let first = apps.into_iter().filter_map(failure).min_by_key(|((place, _), _)| *place);
+        first.map(|((_, how), name)| (name, how))
+    }
+}
+
+fn started_at(state: &AppState) -> Option<Timestamp> {
+    match state {
+        AppState::Started { at, .. } => Some(*at),
+        AppState::Exited { started, .. } => *started,
+        AppState::Waiting | AppState::Creating | AppState::Created => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_contract::ProcessExit;
+    use gantry_contract::journal::Record;
+
+    fn name(text: &str) -> AppName {
+        text.parse().unwrap()
+    }
+
+    fn journal(facts: Vec<Fact>) -> Parsed {
+        let records = facts.into_iter().zip(100..).map(|(fact, at)| Record { at, fact }).collect();
+        Parsed { records, damaged: 0 }
+    }
+
+    fn created(app: &str) -> Fact {
+        Fact::AppCreated { app: app.into() }
+    }
+
+    fn started(app: &str, attempt: u32) -> Fact {
+        Fact::AppStarted(start::Started { app: app.into(), attempt, pid: 7, at: 50 })
+    }
+
+    fn exited(app: &str, attempt: u32, code: u8) -> Fact {
+        Fact::AppExited { app: app.into(), attempt, how: ProcessExit::Code(code), oom: false }
+    }
+
+    fn removed(app: &str) -> Fact {
+        Fact::AppRemoved { app: app.into() }
+    }
+
+    /// Applies the changes one by one; returns the names of the states, `-` for the removal.
+    fn walk(facts: Vec<Fact>, row: AppState) -> String {
+        let journal = journal(facts);
+        let histories = AppHistories::from_journal(&journal);
+        let mut rows = vec![(name("a"), row)];
+        let mut walked = Vec::new();
+        loop {
+            let changes = histories.next_changes(&rows);
+            if changes.is_empty() {
+                return walked.join(" ");
+            }
+            if !changes.removed.is_empty() {
+                walked.push("-".to_owned());
+                rows.clear();
+            }
+            for (name, state) in changes.states {
+                let attempt = state.attempt().map(|attempt| attempt.to_string()).unwrap_or_default();
+                walked.push(format!("{}{attempt}", state.name()));
+                rows = vec![(name, state)];
+            }
+        }
+    }
+
+    #[test]
+    fn rows_follow_the_journal_one_attempt_at_a_time() {
+        let running = AppState::Started { at: Timestamp(5), pid: 1, attempt: 0 };
+        let life = || vec![created("a"), started("a", 0), exited("a", 0, 1), started("a", 1), exited("a", 1, 0)];
+        let whole = || life().into_iter().chain([removed("a")]).collect::<Vec<_>>();
+        for (facts, row, want) in [
+            (vec![], AppState::Creating, ""),
+            (vec![created("a")], AppState::Creating, "created"),
+            (vec![created("b")], AppState::Creating, ""),
+            (vec![created("a"), started("a", 0)], AppState::Creating, "running0"),
+            (life(), AppState::Creating, "exited0 exited1"),
+            (life(), AppState::Created, "exited0 exited1"),
+            (life(), running, "exited0 exited1"),
+            (life()[..4].to_vec(), running, "exited0 running1"),
+            (whole(), running, "exited0 exited1 -"),
+            (vec![created("a"), removed("a")], AppState::Created, "-"),
+            // A new app of the name, whose creation is not journaled yet.
+            (whole(), AppState::Creating, ""),
+            (whole().into_iter().chain([created("a")]).collect(), AppState::Creating, "created"),
+        ] {
+            let shown = format!("{facts:?} {row:?}");
+            assert_eq!(walk(facts, row), want, "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_requested_exit_is_no_failure() {
+        let stopping = Fact::AppStopping { app: "a".into(), attempt: 0 };
+        let facts =
+            vec![created("a"), started("a", 0), stopping, exited("a", 0, 9), started("b", 0), exited("b", 0, 4)];
+        let journal = journal(facts);
+        let histories = AppHistories::from_journal(&journal);
+        let (a, b) = (name("a"), name("b"));
+        assert_eq!(histories.first_failure([&a]), None);
+        assert_eq!(histories.first_failure([&a, &b]), Some((&b, AppOutcome::Exited(4))));
+    }
+
+    #[test]
+    fn a_start_is_known_from_the_row_or_the_journal() {
+        let journal = journal(vec![exited("a", 0, 0)]);
+        let histories = AppHistories::from_journal(&journal);
+        let row = AppState::Started { at: Timestamp(5), pid: 1, attempt: 0 };
+        let AppState::Exited { started, .. } = histories.last_state(&name("a"), &row) else { panic!() };
+        assert_eq!(started, Some(Timestamp(5)));
+        assert_eq!(histories.names().collect::<Vec<_>>(), [name("a")]);
+    }
+}

@@ -1,0 +1,428 @@
+//! Apps of a running pod: added, started, stopped, restarted and removed while it runs.
+//!
+//! # What a kill leaves behind
+//!
+//! The row of an added app comes first, as an intention: it protects the image. Everything else is in the supervisor's
+//! journal before it is in a row, and [`Engine::reconcile`] brings rows up to the journal. The lock on `apps.lock` is
+//! held from the intention to its outcome, and during a removal: a row in the state Creating while the lock is free is
+//! abandoned.
+//!
+//! | operation | killed after | found | becomes |
+//! |---|---|---|---|
+//! | add | the row | Creating, lock free, no creation in the journal | no app, no row |
+//! | add | the record (`added.json`) | the same | the same; the next add or removal drops the entry |
+//! | add | the request | the same; the supervisor may create the app later | the same: it is asked to remove the app |
+//! | add | the creation | Creating, journal says created | Created |
+//! | start, restart | the request | Created or Exited, journal says started | running, attempt + 1 |
+//! | stop, restart | the request | running, journal says exited | Exited |
+//! | remove | the request | Exited, journal says removed | no row |
+//! | any | | the pod has ended | Creating: no row. Created: stays. Running: Exited |
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
+
+use gantry_contract::control::{AddApp, Reply, Request};
+use gantry_contract::journal::Parsed;
+use gantry_contract::plan::Plan;
+use gantry_contract::start;
+use gantry_fetch::{Progress, PullPolicy};
+use gantry_model::id::shown;
+use gantry_model::spec::{AddedAppSpec, VolumeKind, VolumeSpec};
+use gantry_model::{AppName, AppState, ErrorKind, Phase, PodId, PodSpec};
+use gantry_store::{Moved, NewApp, PodRow};
+use rustix::fs::CWD;
+use rustix::mount::{OpenTreeFlags, open_tree};
+
+use crate::error::need_root;
+use crate::images::view::recorded_name;
+use crate::pods::added::{AddedApp, AddedApps, AppsLock};
+use crate::pods::app_history::AppHistories;
+use crate::pods::control::{ControlError, unexpected};
+use crate::pods::exec::select_app;
+use crate::pods::plan;
+use crate::{Engine, EngineError, PodError, PrepareError, manifest};
+
+/// The time another process may take to add an app or to remove one.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
+/// The time limit of adding, starting and removing an app.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time a stop may take beyond the grace period.
+const STOP_SLACK: Duration = Duration::from_secs(10);
+/// Descriptors of a message (unix(7), SCM_MAX_FD is 253).
+const MAX_MOUNTS: usize = 250;
+
+impl Engine {
+    /// Adds an app to a running pod and returns when it is created: its root and mounts are made, and its program was
+    /// found. [`Self::start_app`] starts it.
+    ///
+    /// # Errors
+    /// [`EngineError`]; nothing is left of the app then.
+    pub fn add_app(
+        &self,
+        id: PodId,
+        spec: AddedAppSpec,
+        policy: PullPolicy,
+        progress: &dyn Progress,
+    ) -> Result<(), EngineError> {
+        need_root("add an app to a pod").map_err(EngineError::from_cause)?;
+        self.running_pod(id)?;
+        // Before the lock: fetching an image may take minutes.
+        let app = PodSpec { apps: vec![spec.app.clone()], volumes: spec.volumes.clone(), ..PodSpec::default() };
+        let images = self.images_of(&app, policy, progress).map_err(EngineError::from_cause)?;
+        let configs = self.configs_of(&app, &images).map_err(EngineError::from_cause)?;
+        let (Some(image), Some(config)) = (images.first(), configs.first()) else {
+            return Err(EngineError::new(ErrorKind::Internal, "the app has no image"));
+        };
+        for path in plan::ignored_volumes(config) {
+            progress.notify(gantry_fetch::Note::VolumeIgnored { path: path.clone() });
+        }
+        let lock = self.lock_apps_or_fail(id)?;
+        self.running_pod(id)?;
+        // A killed command may have left an app of this name.
+        self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
+        let row = self.running_pod(id)?;
+        let (plan, mut added) = self.plan_and_added_apps(id)?;
+        added.apps.retain(|app| row.apps.iter().any(|known| known.name.as_str() == app.app.name));
+        let names: Vec<VolumeSpec> = added.apps.iter().flat_map(|app| app.volumes.clone()).collect();
+        check(&spec, &row, &plan, &names)?;
+        let chains = image.layers.iter().map(|layer| &layer.chain).collect();
+        let size = self.size_of(image).map_err(EngineError::from_cause)?;
+        let image_of_app = plan::Image { config, chains, size };
+        let known: Vec<VolumeSpec> = plan.volumes.iter().chain(&names).cloned().collect();
+        let planned = plan::added_app(&spec, &image_of_app, &plan.hostname, known)
+            .map_err(|error| EngineError::from_cause(PrepareError::from(error)))?;
+        let new = NewApp {
+            name: spec.app.name.clone(),
+            image: image.id.clone(),
+            image_name: recorded_name(&spec.app.image, image),
+            annotations: spec.app.user_annotations.clone(),
+        };
+        let named: BTreeSet<_> = PodSpec { volumes: planned.volumes.clone(), ..PodSpec::default() }.named_volumes();
+        for name in &named {
+            self.create_missing_volume(name).map_err(EngineError::from_cause)?;
+        }
+        self.store.add_app(id, &new, &named).map_err(EngineError::from_cause)?;
+        added.apps.push(AddedApp {
+            app: planned.app.clone(),
+            volumes: planned.volumes.clone(),
+            manifest: manifest::app_to_value(&spec.app),
+        });
+        let name = &spec.app.name;
+        let sent = self
+            .write_added_apps(id, &added, &lock)
+            .map_err(EngineError::from_cause)
+            .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned.volumes))
+            .and_then(|mounts| {
+                let request = AddApp { app: planned.app, volumes: planned.volumes, terminal_size: None };
+                self.ask_with_mounts(id, &Request::AddApp(Box::new(request)), &mounts)
+            });
+        match sent {
+            Ok(Reply::Done) => {}
+            Ok(other) => {
+                self.undo_add(id, name, &lock);
+                return Err(EngineError::from_cause(unexpected(id, &other)));
+            }
+            Err(error) => {
+                self.undo_add(id, name, &lock);
+                return Err(error);
+            }
+        }
+        // The journal has the creation.
+        self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause)
+    }
+
+    /// Starts an app that was created or has exited. Does nothing if it runs.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    pub fn start_app(&self, id: PodId, app: &AppName) -> Result<(), EngineError> {
+        need_root("start an app").map_err(EngineError::from_cause)?;
+        let state = self.app_of_running_pod(id, app)?;
+        if state.is_running() {
+            return Ok(());
+        }
+        let attempt = next_attempt(id, app, &state)?;
+        self.ask_to_start(id, &Request::StartApp { app: app.to_string(), attempt }, REQUEST_TIMEOUT)
+    }
+
+    /// Stops an app: its stop signal, and SIGKILL after the grace period. Returns when it has exited.
+    /// does not run.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    pub fn stop_app(&self, id: PodId, app: &AppName, grace: Duration) -> Result<(), EngineError> {
+        need_root("stop an app").map_err(EngineError::from_cause)?;
+        if !self.app_of_running_pod(id, app)?.is_running() {
+            return Ok(());
+        }
+        let request = Request::StopApp { app: app.to_string(), grace_ms: milliseconds(grace) };
+        match self.ask_app(id, &request, grace.saturating_add(STOP_SLACK)) {
+            Ok(Reply::Done) => self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause),
+            Ok(other) => Err(EngineError::from_cause(unexpected(id, &other))),
+            Err(error) if is_refusal(&error) => Err(EngineError::from_cause(error)),
+            // The app may have been the last of its pod, whose supervisor then ends.
+            Err(error) => match self.wait(id, Some(STOP_SLACK)) {
+                Ok(Some(_)) | Err(PodError::NotFound(_)) => Ok(()),
+                Ok(None) | Err(_) => Err(EngineError::from_cause(error)),
+            },
+        }
+    }
+
+    /// Stops an app that runs, and starts it. The pod does not end in between.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    pub fn restart_app(&self, id: PodId, app: &AppName, grace: Duration) -> Result<(), EngineError> {
+        need_root("restart an app").map_err(EngineError::from_cause)?;
+        let state = self.app_of_running_pod(id, app)?;
+        let AppState::Started { attempt, .. } = state else { return self.start_app(id, app) };
+        let attempt = attempt.checked_add(1).ok_or_else(|| no_attempt_left(id, app))?;
+        let request = Request::RestartApp { app: app.to_string(), attempt, grace_ms: milliseconds(grace) };
+        self.ask_to_start(id, &request, grace.saturating_add(REQUEST_TIMEOUT))
+    }
+
+    /// Removes an app from a running pod, with its writable layer and its logs; with `force`, stops it first.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    pub fn remove_app(&self, id: PodId, app: &AppName, force: bool) -> Result<(), EngineError> {
+        need_root("remove an app").map_err(EngineError::from_cause)?;
+        if self.app_of_running_pod(id, app)?.is_running() {
+            if !force {
+                let why = format!("app '{app}' of pod {id} is running: stop it first, or remove it with --force");
+                return Err(EngineError::new(ErrorKind::Refused, why));
+            }
+            self.stop_app(id, app, self.options.stop_grace)?;
+        }
+        let lock = self.lock_apps_or_fail(id)?;
+        // Another process may have removed it, and a third one may have added another app of this name.
+        if self.app_of_running_pod(id, app)?.is_running() {
+            let why = format!("app '{app}' of pod {id} was started again by another process");
+            return Err(EngineError::new(ErrorKind::Refused, why));
+        }
+        self.ask_to_remove(id, app, REQUEST_TIMEOUT).map_err(EngineError::from_cause)?;
+        self.forget_added_app(id, app.as_str(), &lock).map_err(EngineError::from_cause)?;
+        // Deletes the row, since the journal has the removal.
+        self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause)
+    }
+
+    /// Undoes what commands left that were killed while they added an app. Called when the row is up to the journal.
+    /// Does nothing while a process adds an app: then rows and journal differ for a moment.
+    pub(crate) fn undo_abandoned_adds(&self, row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
+        let is_abandoned =
+            row.apps.iter().any(|app| app.state == AppState::Creating) || !unknown_apps(&row, journal).is_empty();
+        if !self.writes.get() || !is_abandoned {
+            return Ok(Some(row));
+        }
+        let id = row.id;
+        let lock = match self.lock_apps(id, Duration::ZERO) {
+            Ok(Some(lock)) => lock,
+            Ok(None) | Err(PodError::NotFound(_)) => return Ok(Some(row)),
+            Err(error) => return Err(error),
+        };
+        self.undo_adds_under_lock(id, &lock)?;
+        self.store.pod(id).map_err(PodError::store)
+    }
+
+    /// The same, for the holder of the lock: rows and journal are what the dead process left.
+    fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(), PodError> {
+        let journal = self.journal(id)?;
+        let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
+        let Some(row) = self.record_app_changes(row, &journal)? else { return Ok(()) };
+        if !matches!(row.phase, Phase::Running { .. }) {
+            return Ok(());
+        }
+        for app in row.apps.iter().filter(|app| app.state == AppState::Creating) {
+            self.undo_add(id, &app.name, lock);
+        }
+        // An app that was created after its row was deleted. One that is on record lost its row with the database.
+        let unknown = unknown_apps(&row, &journal);
+        if !unknown.is_empty() {
+            let recorded = self.added_apps(id)?;
+            for app in unknown.iter().filter(|app| recorded.apps.iter().all(|known| known.app.name != app.as_str())) {
+                self.undo_add(id, app, lock);
+            }
+        }
+        Ok(())
+    }
+
+    /// Undoes the addition of an app that may or may not have been created. A failure leaves the row as it is, to be
+    /// undone by the next reconciliation.
+    fn undo_add(&self, id: PodId, app: &AppName, lock: &AppsLock) {
+        // Also if it was refused: the supervisor may get an earlier request later.
+        let _left_to_reconcile = self
+            .ask_to_remove(id, app, self.timeouts.network)
+            .map_err(EngineError::from_cause)
+            .and_then(|()| self.forget_added_app(id, app.as_str(), lock).map_err(EngineError::from_cause))
+            .and_then(|()| self.delete_app_row(id, app).map_err(EngineError::from_cause));
+    }
+
+    /// Deletes the row of an app that the supervisor does not have.
+    fn delete_app_row(&self, id: PodId, app: &AppName) -> Result<(), PodError> {
+        loop {
+            let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
+            let is_there = row.apps.iter().any(|known| known.name == *app);
+            if !is_there || !matches!(row.phase, Phase::Running { .. }) {
+                return Ok(());
+            }
+            let removed = std::slice::from_ref(app);
+            match self.store.update_apps(id, row.generation, &[], removed).map_err(PodError::store)? {
+                Moved::Yes(_) => return Ok(()),
+                // Another process changed the pod first.
+                Moved::Lost(_) => {}
+            }
+        }
+    }
+
+    fn lock_apps_or_fail(&self, id: PodId) -> Result<AppsLock, EngineError> {
+        let lock = self.lock_apps(id, LOCK_TIMEOUT).map_err(EngineError::from_cause)?;
+        lock.ok_or_else(|| {
+            let why = format!("another process adds an app to pod {id} or removes one: try again later");
+            EngineError::new(ErrorKind::Busy, why)
+        })
+    }
+
+    fn running_pod(&self, id: PodId) -> Result<PodRow, EngineError> {
+        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        match row.phase {
+            Phase::Running { .. } => Ok(row),
+            ref other => {
+                let why = format!("pod {id} is {}: only the apps of a running pod can be changed", other.name());
+                Err(EngineError::new(ErrorKind::Refused, why))
+            }
+        }
+    }
+
+    fn app_of_running_pod(&self, id: PodId, app: &AppName) -> Result<AppState, EngineError> {
+        let row = self.running_pod(id)?;
+        select_app(&row, Some(app)).map_err(EngineError::from_cause)?;
+        let state = row.apps.iter().find(|known| known.name == *app).map(|known| known.state);
+        Ok(state.unwrap_or(AppState::Creating))
+    }
+
+    /// Sends a request that starts an app, and records the start.
+    fn ask_to_start(&self, id: PodId, request: &Request, within: Duration) -> Result<(), EngineError> {
+        match self.ask_app(id, request, within).map_err(EngineError::from_cause)? {
+            Reply::AppStarted(start::Started { .. }) => {
+                self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause)
+            }
+            other => Err(EngineError::from_cause(unexpected(id, &other))),
+        }
+    }
+
+    fn ask_to_remove(&self, id: PodId, app: &AppName, within: Duration) -> Result<(), ControlError> {
+        match self.ask_app(id, &Request::RemoveApp { app: app.to_string() }, within)? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(id, &other)),
+        }
+    }
+
+    fn ask_app(&self, id: PodId, request: &Request, within: Duration) -> Result<Reply, ControlError> {
+        let connection = self.connect_within(id, within)?;
+        connection.send(request, &[])?;
+        Ok(connection.receive(within)?.0)
+    }
+
+    fn ask_with_mounts(&self, id: PodId, request: &Request, mounts: &[OwnedFd]) -> Result<Reply, EngineError> {
+        let mounts: Vec<_> = mounts.iter().map(OwnedFd::as_fd).collect();
+        let ask = || {
+            let connection = self.connect_within(id, REQUEST_TIMEOUT)?;
+            connection.send(request, &mounts)?;
+            Ok(connection.receive(REQUEST_TIMEOUT)?.0)
+        };
+        ask().map_err(|error: ControlError| EngineError::from_cause(error))
+    }
+
+    /// A detached mount of the source of each host and named volume: the supervisor does not see the host's mounts.
+    fn clone_mounts(&self, volumes_dir: &str, volumes: &[VolumeSpec]) -> Result<Vec<OwnedFd>, EngineError> {
+        let mut mounts = Vec::new();
+        for volume in volumes {
+            let (source, recursive) = match &volume.kind {
+                VolumeKind::Host { source, recursive } => (source.clone(), *recursive),
+                VolumeKind::Named { volume } => (format!("{volumes_dir}/{volume}"), false),
+                VolumeKind::Anonymous | VolumeKind::Empty { .. } => continue,
+            };
+            let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+            if recursive {
+                flags |= OpenTreeFlags::AT_RECURSIVE;
+            }
+            let opened = open_tree(CWD, source.as_str(), flags).map_err(|errno| {
+                let error = std::io::Error::from(errno);
+                let text = format!("cannot use '{}' as volume '{}'", shown(&source), volume.name);
+                EngineError::new(ErrorKind::of_io(&error), text).caused_by(error)
+            });
+            mounts.push(opened?);
+        }
+        if mounts.len() > MAX_MOUNTS {
+            let why =
+                format!("{} volumes of the host are too many for one app: {MAX_MOUNTS} is the limit", mounts.len());
+            return Err(EngineError::new(ErrorKind::Invalid, why));
+        }
+        Ok(mounts)
+    }
+
+    fn plan_and_added_apps(&self, id: PodId) -> Result<(Plan, AddedApps), EngineError> {
+        let plan = self.plan(id).map_err(EngineError::from_cause)?;
+        Ok((plan, self.added_apps(id).map_err(EngineError::from_cause)?))
+    }
+}
+
+/// The apps that the supervisor added and that have no row.
+fn unknown_apps(row: &PodRow, journal: &Parsed) -> Vec<AppName> {
+    let histories = AppHistories::from_journal(journal);
+    histories.added_names().filter(|name| row.apps.iter().all(|app| app.name != *name)).collect()
+}
+
+/// Checks the request against the pod: an added app mounts volumes that the pod was created with, or its own, whose
+/// names no other app of the pod uses.
+fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -> Result<(), EngineError> {
+    let id = row.id;
+    if row.apps.iter().any(|app| app.name == spec.app.name) {
+        let why = format!(
+            "pod {id} already has an app '{}': choose another name with --name, or remove that app first",
+            spec.app.name
+        );
+        return Err(EngineError::new(ErrorKind::AlreadyExists, why));
+    }
+    if let Some(volume) = spec.volumes.iter().find(|new| added.iter().any(|known| known.name == new.name)) {
+        let why = format!("pod {id} already has a volume '{}': choose another name", volume.name);
+        return Err(EngineError::new(ErrorKind::AlreadyExists, why));
+    }
+    let pod = PodSpec {
+        sandbox: true,
+        volumes: plan.volumes.clone(),
+        net: Some(row.net.clone()),
+        hostname: Some(row.hostname.clone()),
+        ..PodSpec::default()
+    };
+    spec.validate(&pod).map_err(EngineError::from_cause)
+}
+
+fn next_attempt(id: PodId, app: &AppName, state: &AppState) -> Result<u32, EngineError> {
+    match state {
+        AppState::Waiting | AppState::Creating => {
+            let why = format!("app '{app}' of pod {id} is {}: try again when it is created", state.name());
+            Err(EngineError::new(ErrorKind::Busy, why))
+        }
+        AppState::Created | AppState::Started { .. } | AppState::Exited { .. } => {
+            state.next_attempt().ok_or_else(|| no_attempt_left(id, app))
+        }
+    }
+}
+
+fn no_attempt_left(id: PodId, app: &AppName) -> EngineError {
+    EngineError::new(
+        ErrorKind::Exhausted,
+        format!("app '{app}' of pod {id} was started too often: remove it and add it"),
+    )
+}
+
+/// Whether the supervisor replied, and refused the request.
+fn is_refusal(error: &ControlError) -> bool {
+    matches!(error, ControlError::Failed { .. } | ControlError::Version { .. } | ControlError::TooLong { .. })
+}
+
+fn milliseconds(grace: Duration) -> u64 {
+    u64::try_from(grace.as_millis()).unwrap_or(u64::MAX)
+}
