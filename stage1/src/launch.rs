@@ -29,6 +29,7 @@ use crate::pace::Pace;
 use crate::sys::SingleThreaded;
 use crate::table::Table;
 use crate::user::{self, Ids};
+use crate::volumes::AppMount;
 use crate::{etc, root, seccomp, spec, terminal, volumes};
 
 /// A pod whose apps were started.
@@ -152,7 +153,7 @@ impl Launch {
             return Ok(());
         }
         let etc = etc_files(plan, host, self.network.as_ref())?;
-        apps.iter_mut().try_for_each(|app| app.etc.write(&etc, &app.root, &app.plan.mounts).of_app(&app.plan.name))
+        apps.iter_mut().try_for_each(|app| app.etc.write(&etc, &app.root, &app.mounts).of_app(&app.plan.name))
     }
 
     /// Waits for pending networks; returns whether there were any.
@@ -275,6 +276,8 @@ struct AppCreation<'a> {
 /// An app whose process waits for its execve.
 struct CreatedApp {
     plan: plan::App,
+    /// The mounts on top of gantry's.
+    mounts: Vec<AppMount>,
     root: OwnedFd,
     null: OwnedFd,
     etc: root::Etc,
@@ -299,9 +302,9 @@ impl AppCreation<'_> {
         root::make_working_dir(&root, &self.app.cwd)?;
         let mut etc = root::Etc::default();
         etc.write(self.etc, &root, &[])?;
-        let app = plan::App { mounts: volumes::prepare_mounts(self.plan, self.app, &root)?, ..self.app.clone() };
+        let mounts = volumes::prepare_mounts(self.plan, self.app, &root)?;
         let confinement = self.confinement()?;
-        self.write_config(&app, &ids, &confinement)?;
+        self.write_config(&mounts, &ids, &confinement)?;
         let mut stdio = self.stdio(ids.uid)?;
         let command = Command { argv: self.app.argv.clone(), env: spec::environment(&self.app.env, &ids) };
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
@@ -313,7 +316,19 @@ impl AppCreation<'_> {
         let pace = Pace::new(self.app.options.limits.cpu_milli, Instant::now());
         let sources = sources.into_iter().collect();
         let output = AppOutput { app_number: self.number, log: self.open_log()?, sources, eager, flush_at: None, pace };
-        Ok(CreatedApp { plan: app, root, null, etc, ids, confinement, cgroup, process, output, input })
+        Ok(CreatedApp {
+            plan: self.app.clone(),
+            mounts,
+            root,
+            null,
+            etc,
+            ids,
+            confinement,
+            cgroup,
+            process,
+            output,
+            input,
+        })
     }
 
     fn confinement(&self) -> Result<Confinement> {
@@ -338,8 +353,8 @@ impl AppCreation<'_> {
         Ok(Confinement { capabilities, ambient, filters: filters.map(Rc::new), new_privileges })
     }
 
-    fn write_config(&self, app: &plan::App, ids: &Ids, confinement: &Confinement) -> Result<()> {
-        let config = spec::config(self.plan, app, ids, confinement, self.init);
+    fn write_config(&self, mounts: &[AppMount], ids: &Ids, confinement: &Confinement) -> Result<()> {
+        let config = spec::config(self.plan, self.app, mounts, ids, confinement, self.init);
         let path = format!("/bundles/{}/config.json", self.app.name);
         std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))
     }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 
-use gantry_contract::plan::{App, Mount};
+use gantry_contract::plan::App;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
@@ -16,6 +16,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::etc;
 use crate::failure::{Attempt, Result, failure};
+use crate::volumes::AppMount;
 
 /// Maximum length of mount options: one page (mount(2)).
 const MAX_OPTIONS: usize = 4095;
@@ -129,11 +130,11 @@ impl Etc {
     /// Writes the files. The first time, a file replaces the image's; links are removed, not followed. If the image's
     /// cannot be replaced, it stays, unless the file is required. Later calls, when mounts of the app may cover the
     /// paths, change the contents of the same files.
-    pub(crate) fn write(&mut self, files: &[etc::File], root: &OwnedFd, mounts: &[Mount]) -> Result<()> {
+    pub(crate) fn write(&mut self, files: &[etc::File], root: &OwnedFd, mounts: &[AppMount]) -> Result<()> {
         // Removing a mount point would remove the mount in the app's namespace.
         let hidden = |file: &etc::File| {
             let path = format!("/etc/{}", file.name);
-            mounts.iter().any(|mount| gantry_model::spec::normal(&mount.target) == path)
+            mounts.iter().any(|mount| mount.target == path)
         };
         let mut new = Vec::new();
         for file in files {

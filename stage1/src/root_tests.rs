@@ -82,19 +82,18 @@ fn files_can_be_rewritten_later() {
     let temp = tempfile::tempdir().unwrap();
     let (root, at) = (open(temp.path()), |name: &str| temp.path().join("etc").join(name));
     let text = |name: &'static str, text: &str| etc::File { name, text: text.into(), required: true };
-    let mount = |target: &str| Mount {
-        volume: "v".into(),
+    let mount = |target: &str| AppMount {
         target: target.into(),
-        read_only: false,
-        seed: false,
-        declared: false,
+        kind: "bind",
+        source: "/volumes/v".into(),
+        options: Vec::new(),
     };
     let mut etc = Etc::default();
     etc.write(&[text("hosts", "a long text")], &root, &[]).unwrap();
     let hosts = open_in(&root, "etc/hosts", OFlags::RDONLY).unwrap();
     // A file that is a mount point is not replaced: that would remove the mount. A file that gantry made is changed in
     // place.
-    let over = [mount("/etc//resolv.conf"), mount("/etc/hosts")];
+    let over = [mount("/etc/resolv.conf"), mount("/etc/hosts")];
     etc.write(&[text("hosts", "new"), text("resolv.conf", "new"), text("hostname", "new")], &root, &over).unwrap();
     assert_eq!(std::io::read_to_string(File::from(hosts)).unwrap(), "new");
     assert_eq!(std::fs::read_to_string(at("hostname")).unwrap(), "new");

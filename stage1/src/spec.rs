@@ -1,17 +1,14 @@
 //! Makes the OCI runtime configuration that libcontainer reads. It holds only what libcontainer 0.7.0 supports; gantry
 //! itself does what that ignores (seccomp, resources) or does not offer it (propagation).
 
-use std::collections::BTreeMap;
-
 use gantry_contract::plan::{App, Plan};
-use gantry_model::spec::VolumeSpec;
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
 use crate::confine::{Confinement, names};
 use crate::root::root_path;
 use crate::user::Ids;
-use crate::volumes::source;
+use crate::volumes::AppMount;
 
 /// Paths hidden from apps: the list of docker and podman, with rkt's additions.
 const MASKED: [&str; 15] = [
@@ -37,13 +34,20 @@ const MASKED: [&str; 15] = [
 const READ_ONLY: [&str; 7] =
     ["/proc/1", "/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The `config.json` of an app, whose mounts were resolved by [`crate::volumes::prepare_mounts`].
-pub(crate) fn config(plan: &Plan, app: &App, ids: &Ids, confinement: &Confinement, init: i32) -> Value {
+/// The `config.json` of an app with these mounts on top of gantry's.
+pub(crate) fn config(
+    plan: &Plan,
+    app: &App,
+    own_mounts: &[AppMount],
+    ids: &Ids,
+    confinement: &Confinement,
+    init: i32,
+) -> Value {
     json!({
         "ociVersion": "1.0.2",
         "root": { "path": root_path(&app.name), "readonly": app.options.read_only_root },
         "process": process(app, ids, confinement),
-        "mounts": mounts(plan, app),
+        "mounts": mounts(own_mounts),
         "linux": {
             // Never empty and never the root: libcontainer kills the processes in this cgroup when it cleans up.
             "cgroupsPath": format!("/{}/{}/{}", plan.cgroup_parent.trim_matches('/'), plan.pod, app.name),
@@ -86,7 +90,7 @@ pub(crate) fn environment(env: &[String], ids: &Ids) -> Vec<String> {
     env
 }
 
-fn mounts(plan: &Plan, app: &App) -> Vec<Value> {
+fn mounts(own: &[AppMount]) -> Vec<Value> {
     let mount = |target: &str, kind: &str, source: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": source, "options": options });
     let quiet = ["nosuid", "noexec", "nodev"];
     let mut mounts = vec![
@@ -102,17 +106,8 @@ fn mounts(plan: &Plan, app: &App) -> Vec<Value> {
         mount("/dev/mqueue", "mqueue", "mqueue", &quiet),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
-    let volumes: BTreeMap<&str, &VolumeSpec> =
-        plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
-    for app_mount in &app.mounts {
-        let Some(volume) = volumes.get(app_mount.volume.as_str()) else { continue };
-        let read_only = volume.read_only || app_mount.read_only;
-        // The recursive options apply to mounts below it as well.
-        let mut options = vec!["rbind", "rnodev", "rnosuid"];
-        if read_only {
-            options.push("rro");
-        }
-        mounts.push(mount(&app_mount.target, "bind", &source(volume), &options));
-    }
+    mounts.extend(own.iter().map(|AppMount { target, kind, source, options }| {
+        json!({ "destination": target, "type": kind, "source": source, "options": options })
+    }));
     mounts
 }

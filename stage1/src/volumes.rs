@@ -18,9 +18,25 @@ use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
 use crate::{jail, targets};
 
+/// A mount in an app's root, in the terms of the OCI runtime specification (config.md, "Mounts").
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct AppMount {
+    /// Absolute path in the app's root, without links.
+    pub(crate) target: String,
+    /// The type of the file system; [`BIND`] for a bind mount.
+    pub(crate) kind: &'static str,
+    /// For a bind mount: the path in the supervisor's tree.
+    pub(crate) source: String,
+    /// Options of mount(8).
+    pub(crate) options: Vec<String>,
+}
+
+/// The type of a bind mount.
+const BIND: &str = "bind";
+
 /// Makes the missing volumes of an app. Returns its mounts, outer ones first, with their targets resolved in the app's
 /// root. A mount that would cover one of gantry's is an error, or left out if the image declares it.
-pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<Vec<Mount>> {
+pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<Vec<AppMount>> {
     let volumes = plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
     let mut preparation =
         MountPreparation { app, root, volumes, prepared: Vec::new(), budget: Budget::from_image(app.image_size) };
@@ -42,8 +58,8 @@ struct MountPreparation<'a> {
     app: &'a App,
     root: &'a OwnedFd,
     volumes: BTreeMap<&'a str, &'a VolumeSpec>,
-    /// Mounts with resolved targets, outer ones first.
-    prepared: Vec<Mount>,
+    /// Outer ones first.
+    prepared: Vec<AppMount>,
     /// Shared by the volumes that the image declares.
     budget: Budget,
 }
@@ -56,13 +72,13 @@ impl<'a> MountPreparation<'a> {
 
     /// The target of the link at a path, if there is one: in the volume that is mounted there, or in the image.
     fn link(&self, path: &str) -> Result<Option<String>> {
-        let inside = |mount: &&Mount| path.strip_prefix(mount.target.as_str()).filter(|rest| rest.starts_with('/'));
+        let inside = |mount: &&AppMount| path.strip_prefix(mount.target.as_str()).filter(|rest| rest.starts_with('/'));
         if self.prepared.iter().any(|mount| mount.target == path) {
             return Ok(None);
         }
         let found = match self.prepared.iter().rev().find(|mount| inside(mount).is_some()) {
             Some(mount) => {
-                let top = self.open_top(self.volume(mount)?)?;
+                let top = open_top(mount)?;
                 read_link(&top, path.strip_prefix(mount.target.as_str()).unwrap_or_default())
             }
             None => read_link(self.root, path),
@@ -76,12 +92,6 @@ impl<'a> MountPreparation<'a> {
             failure(ErrorKind::Invalid, format!("the plan mounts volume '{name}', which it does not have"))
         };
         self.volumes.get(mount.volume.as_str()).copied().ok_or_else(missing)
-    }
-
-    fn open_top(&self, volume: &VolumeSpec) -> Result<OwnedFd> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::open(source(volume), flags, Mode::empty())
-            .attempt(|| format!("cannot open volume '{}'", volume.name))
     }
 
     fn prepare(&mut self, mount: &Mount, targets: &[&String]) -> Result<()> {
@@ -115,7 +125,12 @@ impl<'a> MountPreparation<'a> {
             }
             VolumeKind::Host { .. } => {}
         }
-        self.prepared.push(Mount { target, ..mount.clone() });
+        // The recursive options apply to mounts below it as well.
+        let mut options = vec!["rbind".to_owned(), "rnodev".to_owned(), "rnosuid".to_owned()];
+        if volume.read_only || mount.read_only {
+            options.push("rro".to_owned());
+        }
+        self.prepared.push(AppMount { target, kind: BIND, source: source(volume), options });
         Ok(())
     }
 
@@ -136,6 +151,13 @@ impl<'a> MountPreparation<'a> {
     }
 }
 
+/// Opens the top of what is mounted.
+fn open_top(mount: &AppMount) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(&mount.source, flags, Mode::empty())
+        .attempt(|| format!("cannot open the volume that is mounted at '{}'", shown(&mount.target)))
+}
+
 /// Reads the link at a path beneath a directory, if there is one. The path's parents must not be links.
 fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -153,7 +175,7 @@ fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
 }
 
 /// The path of a volume in the supervisor's tree.
-pub(crate) fn source(volume: &VolumeSpec) -> String {
+fn source(volume: &VolumeSpec) -> String {
     match volume.kind {
         VolumeKind::Host { .. } => jail::volume_path(volume.name.as_str()),
         VolumeKind::Named { .. } => format!("{}/{NAMED_DATA}", jail::volume_path(volume.name.as_str())),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_model::spec::{Capabilities, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{AppOptions, Capabilities, MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec, VolumeName};
 
 use super::network::NetDraft;
@@ -26,7 +26,7 @@ pub(super) struct Draft<'a> {
 }
 
 /// The flags of an app, or of all apps.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(super) struct AppDraft {
     pub(super) image: String,
     pub(super) name: Option<AppName>,
@@ -34,21 +34,20 @@ pub(super) struct AppDraft {
     pub(super) args: Option<Vec<String>>,
     pub(super) user: Option<String>,
     pub(super) group: Option<String>,
+    /// Supplementary groups. The app's own replace those of all apps.
     pub(super) gids: Option<Vec<u32>>,
     pub(super) working_dir: Option<String>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) mounts: Vec<MountSpec>,
     /// docker's `-v`: each becomes a volume and a mount.
     pub(super) binds: Vec<Bind>,
-    pub(super) read_only_root: Option<bool>,
-    pub(super) limits: Limits,
+    /// The app's own replace those of all apps.
     pub(super) caps: CapsDraft,
-    pub(super) seccomp: Option<Seccomp>,
-    pub(super) no_new_privileges: Option<bool>,
-    pub(super) oom_score_adj: Option<i32>,
     pub(super) stop_signal: Option<u8>,
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) labels: BTreeMap<String, String>,
+    /// Options that reach the app unchanged.
+    pub(super) options: AppOptions,
 }
 
 /// The source of docker's `-v`.
@@ -121,6 +120,17 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Adds an app of this image, with the flags of all apps as its own.
+    pub(super) fn add_image(&mut self, image: &str) {
+        self.apps.push(AppDraft {
+            image: image.to_owned(),
+            gids: None,
+            binds: Vec::new(),
+            caps: CapsDraft::default(),
+            ..self.common.clone()
+        });
+    }
+
     /// Builds the request.
     pub(super) fn finish(self) -> Result<Request, UsageError> {
         if self.options.pod_manifest.is_some() {
@@ -132,7 +142,7 @@ impl<'a> Draft<'a> {
         let common_mounts = volumes.add_mounts(&self.common.binds);
         let common_caps = self.common.caps.clone().resolve()?;
         for draft in self.apps {
-            let mut app = draft.onto(&self.common, &common_mounts, common_caps.as_ref(), &mut volumes)?;
+            let mut app = draft.build(&self.common, &common_mounts, common_caps.as_ref(), &mut volumes)?;
             (app.options.stdin, app.options.terminal) = (stdin, terminal);
             if insecure.capabilities && app.capabilities == Capabilities::Default {
                 app.capabilities = Capabilities::All;
@@ -169,24 +179,20 @@ impl<'a> Draft<'a> {
 }
 
 impl AppDraft {
-    pub(super) fn for_image(image: &str) -> Self {
-        Self { image: image.to_owned(), ..Self::default() }
-    }
-
-    /// Builds the app. Its own flags override those of all apps.
-    fn onto(
+    /// Builds the app. `common` has the flags of all apps, of which the draft began as a copy.
+    fn build(
         self,
         common: &AppDraft,
         common_mounts: &[MountSpec],
         common_caps: Option<&Capabilities>,
         volumes: &mut Volumes,
     ) -> Result<AppSpec, UsageError> {
-        let name = match self.name.or_else(|| common.name.clone()) {
+        let name = match self.name {
             Some(name) => name,
             None => default_name(&self.image)?,
         };
         let mut app = AppSpec::new(name, self.image);
-        app.exec = self.exec.or_else(|| common.exec.clone());
+        app.exec = self.exec;
         app.args = self.args.unwrap_or_default();
         if app.exec.as_deref() == Some("") {
             // As in docker, an empty entrypoint drops the image's: the command is executed itself.
@@ -195,26 +201,17 @@ impl AppDraft {
             }
             app.exec = Some(app.args.remove(0));
         }
-        app.user = self.user.or_else(|| common.user.clone());
-        app.group = self.group.or_else(|| common.group.clone());
-        app.options.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();
-        app.working_dir = self.working_dir.or_else(|| common.working_dir.clone());
-        app.environment = merged_environment([&common.environment[..], &self.environment]);
-        app.mounts = [common_mounts, &common.mounts, &self.mounts, &volumes.add_mounts(&self.binds)].concat();
-        app.options.read_only_root = self.read_only_root.or(common.read_only_root).unwrap_or(false);
-        app.options.limits = Limits {
-            memory: self.limits.memory.or(common.limits.memory),
-            cpu_milli: self.limits.cpu_milli.or(common.limits.cpu_milli),
-            cpu_shares: self.limits.cpu_shares.or(common.limits.cpu_shares),
-            pids: self.limits.pids.or(common.limits.pids),
-        };
+        app.user = self.user;
+        app.group = self.group;
+        app.working_dir = self.working_dir;
+        app.environment = merged_environment([&self.environment[..]]);
+        app.mounts = [common_mounts, &self.mounts, &volumes.add_mounts(&self.binds)].concat();
         app.capabilities = self.caps.resolve()?.or_else(|| common_caps.cloned()).unwrap_or_default();
-        app.options.seccomp = self.seccomp.or_else(|| common.seccomp.clone()).unwrap_or_default();
-        app.options.new_privileges = !self.no_new_privileges.or(common.no_new_privileges).unwrap_or(true);
-        app.options.oom_score_adj = self.oom_score_adj.or(common.oom_score_adj);
-        app.stop_signal = self.stop_signal.or(common.stop_signal);
-        app.user_annotations = common.annotations.clone().into_iter().chain(self.annotations).collect();
-        app.user_labels = common.labels.clone().into_iter().chain(self.labels).collect();
+        app.stop_signal = self.stop_signal;
+        app.options = self.options;
+        app.options.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();
+        app.user_annotations = self.annotations;
+        app.user_labels = self.labels;
         Ok(app)
     }
 }

@@ -292,24 +292,24 @@ pub(crate) static FLAGS: &[Flag] = &[
     .short('e'),
     valued(App, &["mount"], "MOUNT", "Mount a volume or a directory: volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path, or type=volume,source=VOLUME,target=/path", set_mount),
     switch(App, &["readonly-rootfs", "read-only"], "Mount the root file system read-only", |d, v| {
-        d.app().read_only_root = Some(values::boolean(v)?);
+        d.app().options.read_only_root = values::boolean(v)?;
         Ok(())
     }),
     valued(App, &["memory"], "BYTES", "Memory limit: 64Mi, 50M, 1Gi", |d, v| {
-        d.app().limits.memory = Some(values::memory(v)?);
+        d.app().options.limits.memory = Some(values::memory(v)?);
         Ok(())
     })
     .short('m'),
     valued(App, &["cpu", "cpus"], "CORES", "CPU limit in cores: 2, 0.5 or 500m", |d, v| {
-        d.app().limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
+        d.app().options.limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
         Ok(())
     }),
     valued(App, &["cpu-shares"], "N", "Relative CPU weight, 2 to 262144", |d, v| {
-        d.app().limits.cpu_shares = Some(values::number(v, "a number of shares")?);
+        d.app().options.limits.cpu_shares = Some(values::number(v, "a number of shares")?);
         Ok(())
     }),
     valued(App, &["pids-limit"], "N", "Limit of processes and threads (default 4096; 0: none)", |d, v| {
-        d.app().limits.pids = Some(values::number(v, "a number of processes")?);
+        d.app().options.limits.pids = Some(values::number(v, "a number of processes")?);
         Ok(())
     }),
     valued(App, &["caps-retain", "cap-retain"], "CAP,…", "Retain exactly these capabilities", |d, v| {
@@ -333,16 +333,16 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     }),
     valued(App, &["seccomp"], "mode=…", "Seccomp filter: mode=retain or mode=remove[,errno=EPERM],CALL,…; or unconfined", |d, v| {
-        d.app().seccomp = Some(values::seccomp(v)?);
+        d.app().options.seccomp = values::seccomp(v)?;
         Ok(())
     }),
     valued(App, &["security-opt"], "OPT", "no-new-privileges[=BOOL] or seccomp=unconfined", set_security),
     switch(App, &["no-new-privileges"], "Let execve(2) grant no privileges (default true)", |d, v| {
-        d.app().no_new_privileges = Some(values::boolean(v)?);
+        d.app().options.new_privileges = !values::boolean(v)?;
         Ok(())
     }),
     valued(App, &["oom-score-adj", "oom-score-adjust"], "N", "Score for the OOM killer, -1000 to 1000", |d, v| {
-        d.app().oom_score_adj = Some(values::number(v, "a number from -1000 to 1000")?);
+        d.app().options.oom_score_adj = Some(values::number(v, "a number from -1000 to 1000")?);
         Ok(())
     }),
     valued(App, &["stop-signal"], "SIGNAL", "Signal that asks the app to stop (default: the image's, or SIGTERM)", |d, v| {
@@ -386,8 +386,8 @@ fn push_bind(draft: &mut Draft<'_>, bind: Bind) {
 
 fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
     match value.split_once(['=', ':']).unwrap_or((value, "true")) {
-        ("no-new-privileges", value) => draft.app().no_new_privileges = Some(values::boolean(value)?),
-        ("seccomp", "unconfined") => draft.app().seccomp = Some(values::seccomp("unconfined")?),
+        ("no-new-privileges", value) => draft.app().options.new_privileges = !values::boolean(value)?,
+        ("seccomp", "unconfined") => draft.app().options.seccomp = values::seccomp("unconfined")?,
         _ => return Err(ValueError::Unsupported("supported are no-new-privileges and seccomp=unconfined")),
     }
     Ok(())

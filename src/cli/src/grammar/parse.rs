@@ -1,6 +1,6 @@
 //! The parser of the command line.
 
-use super::draft::{AppDraft, Draft};
+use super::draft::Draft;
 use super::flags::{Arity, FLAGS, Flag, Scope};
 use super::second_word::{self, ImageLookup, Separator, WordKind};
 use super::{Caller, Parsed, UsageError, Verb, unsupported};
@@ -115,7 +115,7 @@ impl<'a> Parser<'a> {
         }
         // Checked here, so that errors are reported in the order of the words.
         word.parse::<gantry_model::ImageRef>().map_err(|error| UsageError::Image(error.to_string()))?;
-        self.draft.apps.push(AppDraft::for_image(word));
+        self.draft.add_image(word);
         Ok(())
     }
 

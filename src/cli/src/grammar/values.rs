@@ -29,6 +29,12 @@ impl From<gantry_model::id::IdError> for ValueError {
     }
 }
 
+impl From<gantry_model::spec::SpecError> for ValueError {
+    fn from(error: gantry_model::spec::SpecError) -> Self {
+        Self::Invalid(error.to_string())
+    }
+}
+
 pub(super) fn invalid<T>(value: &str, expected: &str) -> Result<T, ValueError> {
     Err(ValueError::Invalid(format!("'{}' is not {expected}", shown(value))))
 }
