@@ -11,7 +11,6 @@ use crate::commands::RunCommand;
 use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
-use crate::render::network::PodNetworkJson;
 use crate::render::table::{Table, terminal_width};
 use crate::render::{Indented, OutputFormat, json};
 
@@ -88,7 +87,7 @@ struct NetworkJson<'a> {
 struct NetworkPodJson<'a> {
     pod: &'a str,
     #[serde(flatten)]
-    network: PodNetworkJson<'a>,
+    network: &'a PodNetwork,
 }
 
 /// The attachments of pods to a network.
@@ -111,10 +110,7 @@ impl<'a> NetworkJson<'a> {
             shadowed_by: network.shadowed_by.as_deref(),
             problem: network.problem.as_deref(),
             notes: &network.notes,
-            pods: pods
-                .iter()
-                .map(|(pod, network)| NetworkPodJson { pod, network: PodNetworkJson::from_network(network) })
-                .collect(),
+            pods: pods.iter().map(|(pod, network)| NetworkPodJson { pod, network }).collect(),
             configuration: network.text.as_deref().map(configuration),
         }
     }

@@ -1,4 +1,5 @@
-//! The networks of a pod: rkt's short text, and JSON. The JSON field names are stable: fields are added, never changed.
+//! The networks of a pod as rkt's short text and as lines. In JSON they have the form of [`PodNetwork`], whose field names
+//! are stable: fields are added, never changed.
 //!
 //! ```text
 //! name interface mac addresses[address prefix gateway] routes[to prefix via] dns{servers search options domain}
@@ -13,102 +14,9 @@ use std::net::IpAddr;
 
 use gantry_engine::{NetworkSummary, PodRow};
 use gantry_model::Phase;
-use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
-use serde::Serialize;
+use gantry_model::net::{PodAddress, PodNetwork, PodPort};
 
-use super::json::DisplayJson;
 use crate::failure::Failure;
-
-/// The attachment of a pod to a network as JSON.
-#[derive(Serialize)]
-pub(crate) struct PodNetworkJson<'a> {
-    name: &'a str,
-    interface: &'a str,
-    mac: Option<&'a str>,
-    addresses: Vec<AddressJson>,
-    routes: Vec<RouteJson>,
-    dns: DnsJson<'a>,
-    ports: Vec<PortJson>,
-}
-
-#[derive(Serialize)]
-struct AddressJson {
-    address: DisplayJson<IpAddr>,
-    prefix: u8,
-    gateway: Option<DisplayJson<IpAddr>>,
-}
-
-#[derive(Serialize)]
-struct RouteJson {
-    to: DisplayJson<IpAddr>,
-    prefix: u8,
-    via: Option<DisplayJson<IpAddr>>,
-}
-
-#[derive(Serialize)]
-struct DnsJson<'a> {
-    servers: Vec<DisplayJson<IpAddr>>,
-    search: &'a [String],
-    options: &'a [String],
-    domain: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct PortJson {
-    host_ip: Option<DisplayJson<IpAddr>>,
-    host_port: u16,
-    pod_port: u16,
-    count: u16,
-    protocol: &'static str,
-}
-
-impl<'a> PodNetworkJson<'a> {
-    pub(crate) fn from_network(network: &'a PodNetwork) -> Self {
-        Self {
-            name: &network.name,
-            interface: &network.interface,
-            mac: network.mac.as_deref(),
-            addresses: network.addresses.iter().map(AddressJson::from_address).collect(),
-            routes: network.routes.iter().map(RouteJson::from_route).collect(),
-            dns: DnsJson::from_dns(&network.dns),
-            ports: network.ports.iter().map(PortJson::from_port).collect(),
-        }
-    }
-}
-
-impl AddressJson {
-    fn from_address(address: &PodAddress) -> Self {
-        let PodAddress { address, prefix, gateway } = address;
-        Self { address: DisplayJson(*address), prefix: *prefix, gateway: gateway.map(DisplayJson) }
-    }
-}
-
-impl RouteJson {
-    fn from_route(route: &PodRoute) -> Self {
-        let PodRoute { to, prefix, via } = route;
-        Self { to: DisplayJson(*to), prefix: *prefix, via: via.map(DisplayJson) }
-    }
-}
-
-impl<'a> DnsJson<'a> {
-    fn from_dns(dns: &'a Dns) -> Self {
-        let Dns { servers, search, options, domain } = dns;
-        Self { servers: servers.iter().copied().map(DisplayJson).collect(), search, options, domain: domain.as_deref() }
-    }
-}
-
-impl PortJson {
-    fn from_port(port: &PodPort) -> Self {
-        let PodPort { host_ip, host_port, pod_port, count, protocol } = port;
-        Self {
-            host_ip: host_ip.map(DisplayJson),
-            host_port: *host_port,
-            pod_port: *pod_port,
-            count: *count,
-            protocol: protocol.as_str(),
-        }
-    }
-}
 
 /// The address families of the short text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +114,7 @@ fn range(first: u16, count: u16) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::render::pod::tests::ended;
-    use gantry_model::net::Protocol;
+    use gantry_model::net::{Dns, PodRoute, Protocol};
 
     /// What a pod got of a network with both families and two ports.
     pub(crate) fn network() -> PodNetwork {
@@ -270,7 +178,7 @@ pub(crate) mod tests {
     #[test]
     fn json_field_names_are_stable() {
         let want = r#"{"name":"default","interface":"eth0","mac":"0a:58:0a:79:00:02","addresses":[{"address":"fd67::2","prefix":64,"gateway":"fd67::1"},{"address":"10.121.0.2","prefix":16,"gateway":"10.121.0.1"},{"address":"10.121.0.3","prefix":16,"gateway":null}],"routes":[{"to":"0.0.0.0","prefix":0,"via":"10.121.0.1"}],"dns":{"servers":["10.121.0.1"],"search":["x.example"],"options":[],"domain":null},"ports":[{"host_ip":null,"host_port":8080,"pod_port":80,"count":1,"protocol":"tcp"},{"host_ip":"::1","host_port":90,"pod_port":70,"count":3,"protocol":"udp"}]}"#;
-        assert_eq!(serde_json::to_string(&PodNetworkJson::from_network(&network())).unwrap(), want);
+        assert_eq!(serde_json::to_string(&network()).unwrap(), want);
         // Lists copy what is stored.
         let stored = row(vec![network(), network()]).networks;
         assert_eq!(serde_json::to_string(&stored).unwrap(), format!("[{want},{want}]"));

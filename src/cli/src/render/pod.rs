@@ -16,7 +16,6 @@ use gantry_model::{AppOutcome, AppState, FormerPhase, Phase, PodEnd, PodNetwork,
 use serde::Serialize;
 
 use super::json::{DisplayJson, TimeJson};
-use super::network::PodNetworkJson;
 
 /// The data of a pod's run that its phase contains.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +69,7 @@ enum NetworksJson<'a> {
     /// The stored JSON, copied in one line without parsing it.
     Stored(&'a gantry_engine::Networks),
     /// Parsed, so that it can be indented.
-    Read(Vec<PodNetworkJson<'a>>),
+    Read(&'a [PodNetwork]),
 }
 
 /// An app as JSON.
@@ -98,7 +97,7 @@ impl<'a> PodJson<'a> {
 
     /// For indented output; `networks` are those of the row.
     pub(crate) fn with_networks(row: &'a PodRow, networks: &'a [PodNetwork]) -> Self {
-        Self::build(row, NetworksJson::Read(networks.iter().map(PodNetworkJson::from_network).collect()))
+        Self::build(row, NetworksJson::Read(networks))
     }
 
     fn build(row: &'a PodRow, networks: NetworksJson<'a>) -> Self {
