@@ -37,6 +37,12 @@ pub(super) fn read(verb: Verb, words: &[String], caller: &Caller<'_>, reading: R
     }
 }
 
+/// Whether a global flag is among these words.
+fn has_global_flag(words: &[String]) -> bool {
+    let name = |word: &String| word.strip_prefix("--").map(|name| name.split('=').next().unwrap_or(name).to_owned());
+    words.iter().filter_map(name).any(|name| globals::takes_next_word(&name).is_some())
+}
+
 struct Parser<'a> {
     verb: Verb,
     words: &'a [String],
@@ -132,7 +138,9 @@ impl<'a> Parser<'a> {
             ImageLookup::Found => Ok(false),
             ImageLookup::NotFound => Ok(separator == Separator::None),
             ImageLookup::Fetchable
-                if separator == Separator::None && read(self.verb, self.words, caller, Reading::Images).is_err() =>
+                if separator == Separator::None
+                    && (has_global_flag(&self.words[at + 1..])
+                        || read(self.verb, self.words, caller, Reading::Images).is_err()) =>
             {
                 Ok(true)
             }

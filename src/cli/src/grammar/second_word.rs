@@ -11,7 +11,8 @@
 //! 3. No such image exists: a plain name (`sh`) is not in the store, a path (`/bin/sh`) is neither an image layout nor
 //!    an archive.
 //! 4. A plain name could not be fetched either: no default registry is configured, or the line is invalid if every word
-//!    is an image (`debian bash -c …`: there is no flag `-c`).
+//!    is an image (`debian bash -c …`: there is no flag `-c`), or a global flag comes after the word (`debian server
+//!    --log-level info`): gantry's own come before the images.
 //!
 //! A plain name that fails only the fourth condition is ambiguous. It is an error that shows how to write each meaning.
 

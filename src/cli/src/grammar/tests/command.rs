@@ -71,6 +71,12 @@ fn a_default_registry_makes_words_ambiguous() {
     let want = Ok(vec![words("web bash -c true")]);
     assert_eq!(apps(&words("web bash -c true"), &with_registry), want);
     assert_eq!(apps(&words("web /bin/sh"), &with_registry), Ok(vec![words("web /bin/sh")]));
+    // Programs have flags of the same names as gantry's global ones, which come before the images.
+    for line in ["web myapp --log-level info", "web myapp --debug", "web myapp serve --config=/etc/x"] {
+        assert_eq!(apps(&words(line), &with_registry), Ok(vec![words(line)]), "{line}");
+    }
+    let error = apps(&words("--debug web bash --name=x"), &with_registry).unwrap_err();
+    assert!(error.contains("docker://bash"), "{error}");
     // '--' may be an argument of the command, or begin the arguments of the second image.
     for line in ["web git checkout -- file", "web git -c x=y checkout -- file", "web git -- file"] {
         let error = apps(&words(line), &with_registry).unwrap_err();
