@@ -41,6 +41,10 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     }
     match verb(&words[at]) {
         Some(verb) => run_or_prepare(verb, words, at),
+        None if words[at] == "exec" => {
+            separate_program(&description, &mut words, at + 1);
+            other(description, words, Some(at), debug)
+        }
         None if words[at] == "help" => other(crate::cli::full_command(), words, Some(at), debug),
         None => other(description, words, Some(at), debug),
     }
@@ -54,6 +58,56 @@ fn complete(description: &clap::Command, words: &mut [String], at: usize) -> Res
     let at = at + 1 + more;
     words[at] = command_words::complete(group, group.get_name(), &words[at])?;
     Ok(())
+}
+
+/// Inserts `--` before the program of `exec` if a flag selects the pod. clap would take the program for the pod, and
+/// flags after it for flags of gantry.
+fn separate_program(description: &clap::Command, words: &mut Vec<String>, mut at: usize) {
+    let Some(exec) = description.find_subcommand("exec") else { return };
+    let mut selects_pod = false;
+    while let Some(flag) = words.get(at).filter(|word| word.starts_with('-') && word.len() > 1 && *word != "--") {
+        let used = exec_flag(exec, flag);
+        selects_pod |= used.selects_pod;
+        at += if used.takes_next_word { 2 } else { 1 };
+    }
+    if selects_pod && words.get(at).is_some_and(|word| word != "--") {
+        words.insert(at, "--".to_owned());
+    }
+}
+
+/// A word that begins with a dash, as a flag of `exec` or several short ones.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ExecFlag {
+    takes_next_word: bool,
+    /// Whether it takes the place of the argument POD.
+    selects_pod: bool,
+}
+
+fn exec_flag(exec: &clap::Command, word: &str) -> ExecFlag {
+    let selects_pod = |flag: &clap::Arg| matches!(flag.get_id().as_str(), "latest" | "uuid_file");
+    let takes_value = |flag: &clap::Arg| flag.get_action().takes_values() && !flag.is_require_equals_set();
+    if let Some(long) = word.strip_prefix("--") {
+        let name = long.split('=').next().unwrap_or(long);
+        let named = |flag: &&clap::Arg| {
+            flag.get_long() == Some(name) || flag.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
+        };
+        let flag = exec.get_arguments().find(named);
+        let takes = flag.map_or_else(|| crate::globals::takes_next_word(name).unwrap_or(false), takes_value);
+        let takes_next_word = takes && !long.contains('=');
+        return ExecFlag { takes_next_word, selects_pod: flag.is_some_and(selects_pod) };
+    }
+    let mut used = ExecFlag::default();
+    let mut letters = word[1..].chars();
+    while let Some(letter) = letters.next() {
+        let Some(flag) = exec.get_arguments().find(|flag| flag.get_short() == Some(letter)) else { break };
+        used.selects_pod |= selects_pod(flag);
+        if takes_value(flag) {
+            // The value is the rest of the word, or the next one.
+            used.takes_next_word = letters.as_str().is_empty();
+            break;
+        }
+    }
+    used
 }
 
 /// `run` or `prepare`, if the word is one of them.
@@ -162,6 +216,24 @@ mod tests {
         ] {
             let words = words(line);
             assert_eq!(first_argument(&words).map(|at| (at, verb(&words[at]))), want, "{line}");
+        }
+    }
+
+    #[test]
+    fn words_after_the_program_of_exec_belong_to_it() {
+        for (line, want) in [
+            ("exec -l prog --log-level info", "exec -l -- prog --log-level info"),
+            ("exec -itl -u app prog -l", "exec -itl -u app -- prog -l"),
+            ("exec -luapp prog --debug", "exec -luapp -- prog --debug"),
+            ("exec --uuid-file /f --dir /d prog -x", "exec --uuid-file /f --dir /d -- prog -x"),
+            ("exec --uuid-file=/f --working-dir / prog", "exec --uuid-file=/f --working-dir / -- prog"),
+            ("exec --latest -- prog -x", "exec --latest -- prog -x"),
+            ("exec --latest", "exec --latest"),
+            ("exec pod -u app prog --debug", "exec pod -u app prog --debug"),
+        ] {
+            let mut words = words(line);
+            separate_program(&crate::cli::command(), &mut words, 1);
+            assert_eq!(words.join(" "), want, "{line}");
         }
     }
 
