@@ -84,6 +84,17 @@ mod tests {
     }
 
     #[test]
+    fn the_help_names_the_variables_that_are_not_inherited() {
+        let command = crate::cli::full_command();
+        let run = command.find_subcommand("run").unwrap();
+        let flag = run.get_arguments().find(|flag| flag.get_long() == Some("inherit-env")).unwrap();
+        let help = flag.get_help().unwrap().to_string();
+        for name in NEVER_INHERITED {
+            assert!(help.split([' ', ',']).any(|word| word == name), "{name}: {help}");
+        }
+    }
+
+    #[test]
     fn variables_are_inherited_by_name() {
         use std::os::unix::ffi::OsStringExt as _;
         let text = |text: &str| std::ffi::OsString::from(text);

@@ -217,7 +217,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         d.options.pull = values::boolean(v)?.then_some(Pull::Update).or(d.options.pull);
         Ok(())
     }),
-    switch(Pod, &["inherit-env"], "Pass the caller's environment to the apps, except PATH and HOME", |d, v| {
+    switch(Pod, &["inherit-env"], "Pass the caller's environment to the apps, except PATH, HOME, PWD and OLDPWD", |d, v| {
         d.options.inherit_env = values::boolean(v)?;
         Ok(())
     })
