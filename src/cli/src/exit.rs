@@ -2,10 +2,10 @@
 //!
 //! | code | meaning |
 //! |---|---|
-//! | the app's | `run`, `run-prepared`, `exec`, `attach`: that of the first app that failed, or of the process |
-//! | 0 | success |
-//! | 1 | no such pod, app, image or network (125 for `run`, `exec`, `attach` and the like); `doctor` found an error |
-//! | 125 | gantry itself failed, or the command line is invalid |
+//! | the app's | `run`, `run-prepared`, `attach`: that of the first app that failed; `exec`: that of its program |
+//! | 0 | success; `attach`, `run`, `exec`: also after a detach by keys |
+//! | 1 | no such pod, app, image or network, for commands that report on one or act on one that exists ([`CommandKind::Query`]); `doctor` found an error |
+//! | 125 | gantry itself failed, or the command line is invalid; no such pod, app, image or network, for the other commands ([`CommandKind::Action`]: `run`, `prepare`, `run-prepared`, `exec`, `attach`, `fetch` …) |
 //! | 126 | the command of the app exists but cannot be executed |
 //! | 127 | the command of the app does not exist in the image |
 //! | 128 + n | the app was killed by signal n; 141 (SIGPIPE): standard output was closed |
@@ -21,13 +21,13 @@ pub(crate) const FAILED: u8 = 125;
 /// Standard output was closed: the code of a process killed by SIGPIPE.
 pub(crate) const BROKEN_PIPE: u8 = 128 + 13;
 
-/// Whether a command reports on pods, images or networks or acts on something it needs. The difference is the exit code
-/// when that does not exist.
+/// Decides the exit code when the pod, app, image or network of a command does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandKind {
-    /// `status`, `rm`, `stop`, `logs` …: code 1.
+    /// `status`, `inspect`, `rm`, `stop`, `logs` …: code 1.
     Query,
-    /// `run`, `exec` …: code 125, as for any failure of gantry, because the codes below are the app's.
+    /// `run`, `exec`, `attach` …: code 125, as for any failure of gantry, because the codes below are the app's or the
+    /// program's.
     Action,
 }
 
