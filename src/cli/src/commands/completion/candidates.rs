@@ -356,16 +356,27 @@ mod tests {
     fn every_command_and_flag_has_a_description() {
         let root = complete(&[String::new()], &Here);
         assert!(root.candidates.iter().all(|candidate| !candidate.about.is_empty()), "{root:?}");
-        for candidate in root.candidates.iter().filter(|candidate| candidate.value != "help") {
-            let flags = complete(&[candidate.value.clone(), "--".to_owned()], &Here);
-            for flag in ["--dir", "--debug"] {
-                assert!(flags.candidates.iter().any(|known| known.value == flag), "{flag} of {}", candidate.value);
-            }
+        let mut command = crate::cli::full_command();
+        command.build();
+        check_flags(&command, &mut Vec::new());
+    }
+
+    /// Every long name of every flag that the help shows is offered, in this command and those below it.
+    fn check_flags(command: &clap::Command, path: &mut Vec<String>) {
+        for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+            path.push(below.get_name().to_owned());
+            check_flags(below, path);
+            path.pop();
         }
-        let run = complete(&["run".to_owned(), "--".to_owned()], &Here);
-        for flag in ["net", "publish", "publish-all", "volume", "env", "cap-add", "progress"] {
-            let offered = run.candidates.iter().any(|known| known.value.trim_end_matches('=') == format!("--{flag}"));
-            assert!(offered, "--{flag}");
+        let words: Vec<String> = path.iter().cloned().chain(["--".to_owned()]).collect();
+        let offered = complete(&words, &Here).candidates;
+        for flag in command.get_arguments().filter(|flag| !flag.is_hide_set() && !flag.is_positional()) {
+            for name in names(flag) {
+                let word = format!("--{name}");
+                let candidate = offered.iter().find(|candidate| candidate.value.trim_end_matches('=') == word);
+                let about = candidate.map(|candidate| candidate.about.as_str());
+                assert!(about.is_some_and(|about| !about.is_empty()), "{words:?}: {word}: {about:?}");
+            }
         }
     }
 }
