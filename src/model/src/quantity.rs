@@ -52,6 +52,33 @@ pub fn bytes(text: &str) -> Result<u64, QuantityError> {
         .ok_or_else(refuse)
 }
 
+/// Bytes as [`bytes`] reads them, or with docker's suffixes: `b`, `k`, `m`, `g`, `t`, optionally followed by `b` or `B`,
+/// all powers of 1024.
+///
+/// # Errors
+/// [`QuantityError`] when the text is anything else, or does not fit 64 bits.
+pub fn memory(text: &str) -> Result<u64, QuantityError> {
+    match docker_amount(text).and_then(|amount| bytes(&amount).ok()) {
+        Some(amount) => Ok(amount),
+        None => bytes(text),
+    }
+}
+
+/// Translates docker's suffixes to Kubernetes': `64m`, `64mb` and `64MB` are `64Mi`. `64M` is Kubernetes' own.
+fn docker_amount(text: &str) -> Option<String> {
+    let without = text.strip_suffix(['b', 'B']);
+    let (number, unit) = without.unwrap_or(text).split_at_checked(without.unwrap_or(text).len().checked_sub(1)?)?;
+    let unit = match (unit, without.is_some()) {
+        ("k", _) | ("K", true) => "Ki",
+        ("m", _) | ("M", true) => "Mi",
+        ("g", _) | ("G", true) => "Gi",
+        ("t", _) | ("T", true) => "Ti",
+        (digit, true) if digit.bytes().all(|c| c.is_ascii_digit()) => return without.map(str::to_owned),
+        _ => return None,
+    };
+    Some(format!("{number}{unit}"))
+}
+
 /// Cpu in thousandths of a core: `500m`, `2`, `0.5`.
 ///
 /// # Errors

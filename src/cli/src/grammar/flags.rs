@@ -296,7 +296,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     }),
     valued(App, &["memory"], "BYTES", "Memory limit: 64Mi, 50M, 1Gi", |d, v| {
-        d.app().options.limits.memory = Some(values::memory(v)?);
+        d.app().options.limits.memory = Some(gantry_model::quantity::memory(v)?);
         Ok(())
     })
     .short('m'),

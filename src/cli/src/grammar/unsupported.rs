@@ -27,7 +27,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("device-cgroup-rule", "apps get the default devices only"),
     ("gpus", "apps get the default devices only"),
     ("sysctl", "the kernel's defaults are kept"),
-    ("tmpfs", "use --volume NAME,kind=empty and --mount volume=NAME,target=/path"),
     ("shm-size", "/dev/shm has 64 MiB; for more, --volume shm,kind=empty,mode=1777 --mount volume=shm,target=/dev/shm"),
     ("init", "leave it out: every pod has an init process that reaps"),
     ("ulimit", "apps get fixed resource limits; --memory, --cpu and --pids-limit are there"),

@@ -91,29 +91,6 @@ pub(super) fn variable(
     Ok(value.map(|value| (name.to_owned(), value)))
 }
 
-/// An amount of memory in bytes, with Kubernetes' suffixes or docker's (`b`, `k`, `m`, `g`, `t`, optionally followed by
-/// `b` or `B`, all powers of 1024).
-pub(super) fn memory(value: &str) -> Result<u64, ValueError> {
-    docker_amount(value)
-        .and_then(|amount| quantity::bytes(&amount).ok())
-        .map_or_else(|| Ok(quantity::bytes(value)?), Ok)
-}
-
-/// Translates docker's suffixes to Kubernetes': `64m`, `64mb` and `64MB` are `64Mi`. `64M` is Kubernetes' own.
-fn docker_amount(value: &str) -> Option<String> {
-    let without = value.strip_suffix(['b', 'B']);
-    let (number, unit) = without.unwrap_or(value).split_at_checked(without.unwrap_or(value).len().checked_sub(1)?)?;
-    let unit = match (unit, without.is_some()) {
-        ("k", _) | ("K", true) => "Ki",
-        ("m", _) | ("M", true) => "Mi",
-        ("g", _) | ("G", true) => "Gi",
-        ("t", _) | ("T", true) => "Ti",
-        (digit, true) if digit.bytes().all(|c| c.is_ascii_digit()) => return without.map(str::to_owned),
-        _ => return None,
-    };
-    Some(format!("{number}{unit}"))
-}
-
 /// Names of capabilities, with or without `CAP_`, in any case, comma-separated.
 pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, ValueError> {
     let one = |name: &str| {
