@@ -1,43 +1,5 @@
 //! The pod manifest: the specification of a pod as JSON (`cat-manifest`, `run --pod-manifest FILE`). The latter also
-//! takes appc's ([`crate::manifest::appc`]), which has an `acKind`.
-//!
-//! ```json
-//! { "version": 1,
-//!   "net": "default",                           as --net: "none", "host", "default,other:IP=10.0.0.7";
-//!                                               absent: the default
-//!   "ports": [ { "host_ip": "127.0.0.1", "host_port": 8080, "to": { "name": "80-tcp" } },
-//!              { "host_port": 5000, "to": { "port": { "port": 500, "count": 1, "protocol": "udp" } } } ],
-//!   "dns": "network",                           network | host | none | {"given": {"servers": [...], "search": [...],
-//!                                               "options": [...], "domain": "example.com"}}
-//!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
-//!   "hostname": "web-1",                        optional
-//!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
-//!   "apps": [ {
-//!     "name": "web", "image": "registry.example/web:1",
-//!     "exec": "/bin/web", "args": ["-v"],
-//!     "user": "www", "group": "www", "supplementary_gids": [10],
-//!     "working_dir": "/srv",
-//!     "environment": [ { "name": "A", "value": "b" } ],
-//!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false } ],
-//!     "read_only_root": false,
-//!     "limits": { "memory": 67108864, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
-//!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} |
-//!                                               {"adjust": {"add": [...], "drop": [...]}}
-//!     "seccomp": "default",                     default | unconfined | {"retain": {"names": [...], "errno": 1}} |
-//!                                               {"remove": ...}
-//!     "new_privileges": false, "oom_score_adj": 100, "stop_signal": 15,
-//!     "terminal": false, "stdin": false,
-//!     "annotations": {}, "labels": {} } ],
-//!   "volumes": [ { "name": "data", "read_only": false,
-//!                  "kind": { "host": { "source": "/srv/data", "recursive": false } } },
-//!                { "name": "db", "kind": { "named": { "volume": "pgdata" } } },
-//!                { "name": "own", "kind": "anonymous" },
-//!                { "name": "tmp", "kind": { "empty": { "mode": 493, "uid": 0, "gid": 0 } } } ],
-//!   "annotations": {}, "labels": {} }
-//! ```
-//!
-//! All fields but `name` and `image` are optional. Unknown fields are an error, so that a misspelt limit is not
-//! ignored. At most 1 MiB.
+//! takes appc's ([`crate::manifest::appc`]), which has an `acKind`. [`json`] describes the fields.
 
 pub(crate) mod appc;
 pub(crate) mod json;
