@@ -9,7 +9,7 @@ use gantry_contract::plan::{App, Mount, Plan};
 use gantry_host::lock::LockMode;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use gantry_model::spec::{VolumeKind, VolumeSpec, is_device, is_provided};
+use gantry_model::spec::{TmpfsMount, VolumeKind, VolumeSpec, is_device, is_provided};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
@@ -33,6 +33,29 @@ pub(crate) struct AppMount {
 
 /// The type of a bind mount.
 const BIND: &str = "bind";
+/// The type of a file system in memory.
+const TMPFS: &str = "tmpfs";
+
+/// A mount that the plan asks for.
+#[derive(Clone, Copy)]
+enum MountRequest<'a> {
+    Volume(&'a Mount),
+    Tmpfs(&'a TmpfsMount),
+}
+
+impl<'a> MountRequest<'a> {
+    fn target(self) -> &'a str {
+        match self {
+            Self::Volume(mount) => &mount.target,
+            Self::Tmpfs(tmpfs) => &tmpfs.target,
+        }
+    }
+
+    /// Whether the image asks for it.
+    fn is_declared(self) -> bool {
+        matches!(self, Self::Volume(mount) if mount.declared)
+    }
+}
 
 /// Makes the missing volumes of an app. Returns its mounts, outer ones first, with their targets resolved in the app's
 /// root. A mount that would cover one of gantry's is an error, or left out if the image declares it.
@@ -40,16 +63,17 @@ pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<V
     let volumes = plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
     let mut preparation =
         MountPreparation { app, root, volumes, prepared: Vec::new(), budget: Budget::from_image(app.image_size) };
-    let mut order = Vec::with_capacity(app.mounts.len());
-    for mount in &app.mounts {
+    let volumes = app.mounts.iter().map(MountRequest::Volume);
+    let mut order = Vec::new();
+    for request in volumes.chain(app.options.tmpfs.iter().map(MountRequest::Tmpfs)) {
         // Resolved without the other mounts, which is enough to sort them.
-        order.push((preparation.resolve(mount)?, mount));
+        order.push((preparation.resolve(request)?, request));
     }
     let depth = |target: &str| target.matches('/').count();
-    order.sort_by_key(|(target, mount)| (depth(target), mount.declared));
+    order.sort_by_key(|(target, request)| (depth(target), request.is_declared()));
     let targets: Vec<&String> = order.iter().map(|(target, _)| target).collect();
-    for (_, mount) in &order {
-        preparation.prepare(mount, &targets)?;
+    for (_, request) in &order {
+        preparation.prepare(*request, &targets)?;
     }
     Ok(preparation.prepared)
 }
@@ -66,8 +90,8 @@ struct MountPreparation<'a> {
 
 impl<'a> MountPreparation<'a> {
     /// The target of a mount, given the mounts prepared before.
-    fn resolve(&self, mount: &Mount) -> Result<String> {
-        targets::resolve(&mount.target, |path| self.link(path))
+    fn resolve(&self, request: MountRequest<'_>) -> Result<String> {
+        targets::resolve(request.target(), |path| self.link(path))
     }
 
     /// The target of the link at a path, if there is one: in the volume that is mounted there, or in the image.
@@ -77,6 +101,7 @@ impl<'a> MountPreparation<'a> {
             return Ok(None);
         }
         let found = match self.prepared.iter().rev().find(|mount| inside(mount).is_some()) {
+            Some(mount) if mount.kind == TMPFS => return Ok(None),
             Some(mount) => {
                 let top = open_top(mount)?;
                 read_link(&top, path.strip_prefix(mount.target.as_str()).unwrap_or_default())
@@ -94,19 +119,28 @@ impl<'a> MountPreparation<'a> {
         self.volumes.get(mount.volume.as_str()).copied().ok_or_else(missing)
     }
 
-    fn prepare(&mut self, mount: &Mount, targets: &[&String]) -> Result<()> {
-        let target = self.resolve(mount)?;
-        if is_provided(&target) || (mount.declared && is_device(&target)) {
-            return self.refuse(mount, &target);
+    fn prepare(&mut self, request: MountRequest<'_>, targets: &[&String]) -> Result<()> {
+        let target = self.resolve(request)?;
+        if is_provided(&target) || (request.is_declared() && is_device(&target)) {
+            return self.refuse(request, &target);
         }
         if self.prepared.iter().any(|prepared| prepared.target == target) {
-            if mount.declared {
+            if request.is_declared() {
                 return Ok(());
             }
-            let (given, app) = (shown(&mount.target), &self.app.name);
+            let (given, app) = (shown(request.target()), &self.app.name);
             let why = format!("app '{app}' mounts twice at '{}' ('{given}' leads there)", shown(&target));
             return Err(failure(ErrorKind::Invalid, why));
         }
+        let mount = match request {
+            MountRequest::Volume(mount) => self.prepare_volume(mount, target, targets)?,
+            MountRequest::Tmpfs(tmpfs) => tmpfs_mount(tmpfs, target),
+        };
+        self.prepared.push(mount);
+        Ok(())
+    }
+
+    fn prepare_volume(&mut self, mount: &Mount, target: String, targets: &[&String]) -> Result<AppMount> {
         let volume = self.volume(mount)?;
         let seed = mount.seed.then(|| open_in(self.root, &target, OFlags::DIRECTORY).ok()).flatten();
         let from = seed.as_ref();
@@ -130,25 +164,35 @@ impl<'a> MountPreparation<'a> {
         if volume.read_only || mount.read_only {
             options.push("rro".to_owned());
         }
-        self.prepared.push(AppMount { target, kind: BIND, source: source(volume), options });
-        Ok(())
+        Ok(AppMount { target, kind: BIND, source: source(volume), options })
     }
 
     /// Leaves out a volume that the image declares; fails for a volume that the user mounts.
-    fn refuse(&self, mount: &Mount, target: &str) -> Result<()> {
-        let leads = if mount.target == target {
+    fn refuse(&self, request: MountRequest<'_>, target: &str) -> Result<()> {
+        let leads = if request.target() == target {
             String::new()
         } else {
-            format!(" ('{}' leads there in the image)", shown(&mount.target))
+            format!(" ('{}' leads there in the image)", shown(request.target()))
         };
         let what =
             format!("app '{}' cannot mount over '{}': it is provided by gantry{leads}", self.app.name, shown(target));
-        if !mount.declared {
+        if !request.is_declared() {
             return Err(failure(ErrorKind::Invalid, what));
         }
         tracing::warn!("{what}; the image's volume is left out");
         Ok(())
     }
+}
+
+/// The mount of a tmpfs; the options are those of tmpfs(5).
+fn tmpfs_mount(tmpfs: &TmpfsMount, target: String) -> AppMount {
+    let TmpfsMount { target: _, size, mode, uid, gid, exec, read_only } = tmpfs;
+    let mut options = vec!["nosuid".to_owned(), "nodev".to_owned()];
+    options.extend([format!("mode={mode:o}"), format!("uid={uid}"), format!("gid={gid}")]);
+    options.extend(size.map(|size| format!("size={size}")));
+    options.extend((!exec).then(|| "noexec".to_owned()));
+    options.extend(read_only.then(|| "ro".to_owned()));
+    AppMount { target, kind: TMPFS, source: TMPFS.to_owned(), options }
 }
 
 /// Opens the top of what is mounted.

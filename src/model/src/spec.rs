@@ -88,6 +88,78 @@ pub struct AppOptions {
     pub terminal: bool,
     /// Whether its stdin stays open for the client that starts the pod; otherwise it is empty.
     pub stdin: bool,
+    /// File systems in memory.
+    #[serde(default)]
+    pub tmpfs: Vec<TmpfsMount>,
+}
+
+/// A file system in memory (tmpfs(5)), of one app. Neither device nodes nor set-user-ID bits have an effect in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TmpfsMount {
+    /// Absolute path in the app's root, without `..`.
+    pub target: String,
+    /// The maximum size of its contents in bytes; `None`: the kernel's default, half of the memory.
+    pub size: Option<u64>,
+    /// Permission bits of its top directory.
+    pub mode: u32,
+    /// The owner of its top directory.
+    pub uid: u32,
+    /// The group of its top directory.
+    pub gid: u32,
+    /// Whether programs in it can be executed.
+    pub exec: bool,
+    /// Whether it is read-only.
+    pub read_only: bool,
+}
+
+impl std::str::FromStr for TmpfsMount {
+    type Err = SpecError;
+
+    /// Parses docker's `TARGET[:OPTION,…]`.
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let (target, options) = text.split_once(':').unwrap_or((text, ""));
+        let target = target.to_owned();
+        let mut tmpfs = Self { target, size: None, mode: 0o1777, uid: 0, gid: 0, exec: false, read_only: false };
+        for option in options.split(',').filter(|option| !option.is_empty()) {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            let invalid = |expected: &str| SpecError::new(format!("'{}' is not {expected}", shown(option)));
+            let number = || value.parse().map_err(|_| invalid("a number of a user or group, such as uid=1000"));
+            match key {
+                "size" => {
+                    let size = crate::quantity::memory(value).map_err(|error| SpecError::new(error.to_string()))?;
+                    tmpfs.size = Some(size);
+                }
+                "mode" => {
+                    let bits = u32::from_str_radix(value, 8).ok().filter(|_| !value.starts_with('+'));
+                    tmpfs.mode = bits.ok_or_else(|| invalid("permission bits such as mode=1777"))?;
+                }
+                "uid" => tmpfs.uid = number()?,
+                "gid" => tmpfs.gid = number()?,
+                "exec" if value.is_empty() => tmpfs.exec = true,
+                "noexec" if value.is_empty() => tmpfs.exec = false,
+                "ro" if value.is_empty() => tmpfs.read_only = true,
+                "rw" if value.is_empty() => tmpfs.read_only = false,
+                // Always set.
+                "nosuid" | "nodev" if value.is_empty() => {}
+                _ => return Err(invalid("an option of a tmpfs: size, mode, uid, gid, exec, noexec, ro or rw")),
+            }
+        }
+        tmpfs.validate()?;
+        Ok(tmpfs)
+    }
+}
+
+impl TmpfsMount {
+    fn validate(&self) -> Result<(), SpecError> {
+        check_path("tmpfs target", &self.target)?;
+        if let Some(size) = self.size.filter(|size| !(4096..=i64::MAX.unsigned_abs()).contains(size)) {
+            return Err(out_of_range("tmpfs size", size, "at least 4096 bytes"));
+        }
+        if self.mode > 0o7777 {
+            return Err(out_of_range("tmpfs mode", format_args!("{:o}", self.mode), "0 to 7777"));
+        }
+        Ok(())
+    }
 }
 
 impl AppSpec {
@@ -492,8 +564,7 @@ impl AppSpec {
     }
 
     fn validate_mounts(&self, volumes: &BTreeSet<&AppName>) -> Result<(), SpecError> {
-        check_count("mounts", self.mounts.len(), MAX_MOUNTS)?;
-        let mut targets = BTreeSet::new();
+        check_count("mounts", self.mounts.len() + self.options.tmpfs.len(), MAX_MOUNTS)?;
         for mount in &self.mounts {
             let (app, volume) = (&self.name, &mount.volume);
             if !volumes.contains(volume) {
@@ -502,7 +573,12 @@ impl AppSpec {
                 )));
             }
             check_path("mount target", &mount.target)?;
-            let target = normal(&mount.target);
+        }
+        self.options.tmpfs.iter().try_for_each(TmpfsMount::validate)?;
+        let mut targets = BTreeSet::new();
+        let given = self.mounts.iter().map(|mount| &mount.target);
+        for target in given.chain(self.options.tmpfs.iter().map(|tmpfs| &tmpfs.target)) {
+            let (app, target) = (&self.name, normal(target));
             if is_provided(&target) {
                 let target = shown(&target);
                 return Err(SpecError::new(format!("app '{app}' cannot mount over '{target}': gantry provides it")));
@@ -642,6 +718,30 @@ mod tests {
         assert!(pod(|s| s.apps[0].options.limits.memory = Some(10)).is_err());
         assert!(pod(|s| s.apps[0].options.oom_score_adj = Some(2000)).is_err());
         assert!(pod(|s| s.apps[0].capabilities = Capabilities::Retain(["CAP_X".to_owned()].into())).is_err());
+    }
+
+    #[test]
+    fn tmpfs_options() {
+        let parse = |text: &str| text.parse::<TmpfsMount>();
+        let plain = parse("/run").unwrap();
+        assert_eq!((plain.target.as_str(), plain.size, plain.mode, plain.exec), ("/run", None, 0o1777, false));
+        let given = parse("/t:rw,size=64m,mode=0750,uid=7,gid=8,exec,nosuid,nodev").unwrap();
+        assert_eq!((given.size, given.mode, given.uid, given.gid, given.exec), (Some(64 << 20), 0o750, 7, 8, true));
+        assert!(parse("/t:ro").unwrap().read_only);
+        let bad = ["", "t", "/a/../b", "/t:size=0", "/t:size=x", "/t:mode=8", "/t:mode=17777", "/t:uid=-1", "/t:suid"];
+        for bad in bad.into_iter().chain(["/t:dev", "/t:exec=1", "/t:size", "/t:mode=+7"]) {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        let tmpfs = |target: &str| pod(|s| s.apps[0].options.tmpfs.push(parse(target).unwrap()));
+        assert_eq!(tmpfs("/run"), Ok(()));
+        for target in ["/", "/proc/x", "/sys", "/dev/"] {
+            assert!(tmpfs(target).unwrap_err().to_string().contains("cannot mount over"), "{target}");
+        }
+        let twice = pod(|s| {
+            s.apps[0].mounts.push(mount("/d"));
+            s.apps[0].options.tmpfs.push(parse("//d/").unwrap());
+        });
+        assert!(twice.unwrap_err().to_string().contains("mounts twice"));
     }
 
     #[test]

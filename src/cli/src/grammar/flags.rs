@@ -291,6 +291,17 @@ pub(crate) static FLAGS: &[Flag] = &[
     })
     .short('e'),
     valued(App, &["mount"], "MOUNT", "Mount a volume or a directory: volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path, or type=volume,source=VOLUME,target=/path", set_mount),
+    valued(
+        App,
+        &["tmpfs"],
+        "TARGET[:OPTION,…]",
+        "Mount an empty file system in memory; options: size=64Mi (default: half of the memory), mode=0755 (default 1777), \
+         uid=N, gid=N, exec, ro",
+        |d, v| {
+            d.app().options.tmpfs.push(v.parse()?);
+            Ok(())
+        },
+    ),
     switch(App, &["readonly-rootfs", "read-only"], "Mount the root file system read-only", |d, v| {
         d.app().options.read_only_root = values::boolean(v)?;
         Ok(())

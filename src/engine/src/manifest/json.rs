@@ -19,6 +19,7 @@
 //!     "working_dir": "/srv",
 //!     "environment": [ { "name": "A", "value": "b" } ],
 //!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false } ],
+//!     "tmpfs": [ { "target": "/run", "size": 65536, "mode": 1023, "uid": 0, "gid": 0, "exec": false, "read_only": false } ],
 //!     "read_only_root": false,
 //!     "limits": { "memory": 67108864, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
 //!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} |
@@ -96,6 +97,8 @@ pub(crate) struct App {
     environment: Vec<Variable>,
     #[serde(default)]
     mounts: Vec<Mount>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tmpfs: Vec<Tmpfs>,
     #[serde(default)]
     read_only_root: bool,
     #[serde(default)]
@@ -134,6 +137,28 @@ struct Mount {
     target: String,
     #[serde(default)]
     read_only: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tmpfs {
+    target: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+    #[serde(default = "tmpfs_mode")]
+    mode: u32,
+    #[serde(default)]
+    uid: u32,
+    #[serde(default)]
+    gid: u32,
+    #[serde(default)]
+    exec: bool,
+    #[serde(default)]
+    read_only: bool,
+}
+
+fn tmpfs_mode() -> u32 {
+    0o1777
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
@@ -282,6 +307,7 @@ impl From<&AppSpec> for App {
             working_dir: app.working_dir.clone(),
             environment: app.environment.iter().map(variable).collect(),
             mounts: app.mounts.iter().map(mount).collect(),
+            tmpfs: app.options.tmpfs.iter().map(Tmpfs::from).collect(),
             read_only_root: app.options.read_only_root,
             limits: Limits { memory, cpu_milli, cpu_shares, pids },
             capabilities: match &app.capabilities {
@@ -341,10 +367,25 @@ impl TryFrom<App> for AppSpec {
                 oom_score_adj: app.oom_score_adj,
                 terminal: app.terminal,
                 stdin: app.stdin,
+                tmpfs: app.tmpfs.into_iter().map(spec::TmpfsMount::from).collect(),
             },
             user_annotations: app.annotations,
             user_labels: app.labels,
         })
+    }
+}
+
+impl From<&spec::TmpfsMount> for Tmpfs {
+    fn from(tmpfs: &spec::TmpfsMount) -> Self {
+        let spec::TmpfsMount { target, size, mode, uid, gid, exec, read_only } = tmpfs.clone();
+        Self { target, size, mode, uid, gid, exec, read_only }
+    }
+}
+
+impl From<Tmpfs> for spec::TmpfsMount {
+    fn from(tmpfs: Tmpfs) -> Self {
+        let Tmpfs { target, size, mode, uid, gid, exec, read_only } = tmpfs;
+        Self { target, size, mode, uid, gid, exec, read_only }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
-use gantry_model::spec::{AppOptions, Capabilities, Limits, MountSpec, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{AppOptions, Capabilities, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, AppSpec, NetMode};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
@@ -50,6 +50,11 @@ fn volume() -> impl Strategy<Value = VolumeSpec> {
         .prop_map(|(name, kind, read_only)| VolumeSpec { name, kind, read_only })
 }
 
+fn tmpfs(size: u64, flags: [bool; 4]) -> TmpfsMount {
+    let size = flags[0].then_some(size);
+    TmpfsMount { target: "/t".into(), size, mode: 0o750, uid: 1, gid: 2, exec: flags[1], read_only: flags[2] }
+}
+
 fn app() -> impl Strategy<Value = AppSpec> {
     let text = || option::of(any::<String>());
     let command = (name(), any::<String>(), text(), vec(any::<String>(), 0..3));
@@ -84,6 +89,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             terminal: rest.2[2],
             stdin: rest.2[3],
             oom_score_adj: rest.3.0,
+            tmpfs: limits[0].map(|size| tmpfs(size, rest.2)).into_iter().collect(),
         },
         stop_signal: rest.3.1,
     })
