@@ -24,7 +24,7 @@ use rusqlite::backup::{Backup as Copying, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::damage::find_wrong_rows;
-use crate::db::{BUSY_TIMEOUT, connect, connect_to, make_db, unknown_feature, uri};
+use crate::db::{BUSY_TIMEOUT, connect, connect_to, make_db, read_counters, unknown_feature, uri};
 use crate::lock::sync_dir;
 use crate::migrate::{self, APPLICATION_ID, STEPS};
 use crate::sweep::list_names;
@@ -40,6 +40,9 @@ const DOING: &str = "back up the database";
 
 /// All but the comparison of each index with its table.
 pub(crate) const QUICK_CHECK: &str = "PRAGMA quick_check(1)";
+
+/// Whether each index matches its table as well.
+pub(crate) const INTEGRITY_CHECK: &str = "PRAGMA integrity_check(1)";
 
 /// A copy of the database.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +65,8 @@ pub enum Verdict {
     Good {
         /// The number that its next event would have had.
         next_seq: u64,
+        /// The number of durable commits in it.
+        durable_commits: u64,
     },
     /// It cannot.
     Bad {
@@ -145,10 +150,13 @@ pub(crate) fn examine_content(conn: Connection, check: &str) -> Verdict {
         if let Some(why) = failing(&conn, check)? {
             return Ok(Verdict::Bad { why });
         }
-        let next_seq = conn.query_row("SELECT next_seq FROM state", [], |row| row.get(0))?;
+        let Some(counters) = read_counters(&conn)? else {
+            return Ok(Verdict::Bad { why: "it does not know the number of the next event".to_owned() });
+        };
+        let good = Verdict::Good { next_seq: counters.next, durable_commits: counters.durable };
         let version = migrate::version(&conn)?;
         let unreadable = unreadable(conn, version);
-        Ok(unreadable.map_or(Verdict::Good { next_seq }, |error| Verdict::Bad { why: caused(&error) }))
+        Ok(unreadable.map_or(good, |error| Verdict::Bad { why: caused(&error) }))
     };
     look().unwrap_or_else(|error| Verdict::Bad { why: error.to_string() })
 }

@@ -105,6 +105,15 @@ pub(crate) enum Sync {
     Now,
 }
 
+/// The counters of a database that the high-water mark is compared with (`high_water.rs`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// The number of the next event.
+    pub(crate) next: u64,
+    /// The number of durable commits.
+    pub(crate) durable: u64,
+}
+
 /// The state of the database's schema.
 pub(crate) enum SchemaState {
     Ready,
@@ -151,10 +160,13 @@ impl Store {
         refuse_read_only(&layout)?;
         // An empty database is not opened: SQLite would take its WAL for that of another file and delete it.
         if let Some(file) = FileId::of_path(&layout.db())?.filter(|file| file.len > 0) {
-            let mark = HighWater::load(&layout)?;
+            let (mark, wal_is_empty) = (HighWater::load(&layout)?, is_wal_empty(&layout)?);
             let db = connect(&layout)?;
             if matches!(check_schema(&db.conn, &layout, boot, steps)?, SchemaState::Ready) {
                 refuse_rolled_back(&db.conn, &layout, boot, mark.as_ref())?;
+                if wal_is_empty {
+                    refuse_torn_checkpoint(&db.conn)?;
+                }
                 reserve::fill(&layout)?;
                 return Ok(Self::from_connected(db, layout, boot, Some(file)));
             }
@@ -256,10 +268,13 @@ impl Store {
             return Err(StoreError::Replaced { doing }.into());
         }
         let value = body(&tx)?;
-        let next = next_number(&tx).map_err(StoreError::sql(doing))?.unwrap_or(0);
+        if sync == Sync::Now {
+            count_durable(&tx).map_err(StoreError::sql(doing))?;
+        }
+        let counters = read_counters(&tx).map_err(StoreError::sql(doing))?.unwrap_or_default();
         tx.commit().map_err(StoreError::sql(doing))?;
-        if sync == Sync::Now || self.raised.replace(next) != next {
-            self.raise_high_water(next, sync);
+        if sync == Sync::Now || self.raised.replace(counters.next) != counters.next {
+            self.raise_high_water(counters, sync);
         }
         Ok(value)
     }
@@ -309,16 +324,41 @@ fn refuse_rolled_back(
     boot: &BootId,
     mark: Option<&HighWater>,
 ) -> Result<(), OpenError> {
-    let next = next_number(conn).map_err(StoreError::sql("open the database"))?;
-    match next.and_then(|next| mark?.lost(next, boot)) {
-        Some(_) => Err(OpenError::rolled_back(&layout.db())),
+    let counters = read_counters(conn).map_err(StoreError::sql("open the database"))?;
+    match counters.zip(mark) {
+        Some((counters, mark)) if mark.is_ahead_of(counters, boot) => Err(OpenError::rolled_back(&layout.db())),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the database has no WAL, or one without content. No gantry leaves such a WAL after the first commit: it is
+/// not truncated, and closing the database does not delete it. To be called before SQLite opens the database and
+/// creates the WAL.
+fn is_wal_empty(layout: &Layout) -> Result<bool, StoreError> {
+    Ok(FileId::of_path(&layout.wal())?.is_none_or(|wal| wal.len == 0))
+}
+
+/// Refuses a database that lost its WAL during a checkpoint: the file has some pages of the newest commits and lacks
+/// others. The high-water mark does not show that when the page of the counters was copied. Indexes then differ from
+/// their tables.
+fn refuse_torn_checkpoint(conn: &Connection) -> Result<(), StoreError> {
+    const DOING: &str = "open the database";
+    match backup::failing(conn, backup::INTEGRITY_CHECK).map_err(StoreError::sql(DOING))? {
+        Some(why) => Err(StoreError::damaged(DOING, why)),
         None => Ok(()),
     }
 }
 
-/// The number of the next event; `None` where no boot was entered yet.
-pub(crate) fn next_number(conn: &Connection) -> rusqlite::Result<Option<u64>> {
-    conn.prepare_cached("SELECT next_seq FROM state")?.query_row([], |row| row.get(0)).optional()
+/// The counters; `None` where no boot was entered yet.
+pub(crate) fn read_counters(conn: &Connection) -> rusqlite::Result<Option<Counters>> {
+    conn.prepare_cached("SELECT next_seq, durable_commits FROM state")?
+        .query_row([], |row| Ok(Counters { next: row.get(0)?, durable: row.get(1)? }))
+        .optional()
+}
+
+/// Makes a durable commit that writes no event count all the same: it is missed when it is lost.
+fn count_durable(tx: &Transaction<'_>) -> rusqlite::Result<()> {
+    tx.prepare_cached("UPDATE state SET durable_commits = durable_commits + 1")?.execute([]).map(drop)
 }
 
 /// Refuses a database without content whose directory has some: a new database in its place would not know the content,
@@ -544,6 +584,7 @@ fn make_ready_locked(
     // Now, so that gantryd needs no space for it.
     let keeper = layout.locks_dir().join(KEEPER_LOCK);
     drop(open_lock_file(&keeper)?);
+    let wal_is_empty = is_wal_empty(layout)?;
     make_file(root, layout)?;
     let file = FileId::of_path(&layout.db())?;
     let mark = HighWater::load(layout)?;
@@ -557,15 +598,18 @@ fn make_ready_locked(
         }
         if version > 0 {
             refuse_rolled_back(conn, layout, boot, mark.as_ref())?;
+            if wal_is_empty {
+                refuse_torn_checkpoint(conn)?;
+            }
         }
         if version < steps.len() {
             // Writers of another version may not interleave: WAL mode is set before the first step.
             migrate::migrate(conn, steps, |from| backup::before_migration(layout, from))?;
         }
-        let next = enter_boot(conn, boot, mark.as_ref())?;
+        let counters = enter_boot(conn, boot, mark.as_ref())?;
         // In a new store there are no removals to finish.
         let recovered = if version == 0 { Some(boot) } else { mark.as_ref().map(|mark| &mark.recovered) };
-        high_water::enter_boot(layout, boot, recovered, next);
+        high_water::enter_boot(layout, boot, recovered, counters);
         copy_wal_into_file(conn);
         reserve::fill(layout)?;
     }
@@ -625,8 +669,8 @@ pub(crate) fn set_wal(conn: &Connection) -> Result<(), StoreError> {
 }
 
 /// Records the boot and moves the event sequence ahead. Synced, because the same numbers would be given again if a
-/// power cut undid the jump. A new database continues the numbering of the one before it. Returns the next number.
-fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Result<u64, StoreError> {
+/// power cut undid the jump. A new database continues the numbering of the one before it. Returns the counters.
+fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Result<Counters, StoreError> {
     let sql = || StoreError::sql("note the new boot");
     let _synced = Synced::begin(conn, "note the new boot")?;
     let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate).map_err(sql())?;
@@ -648,9 +692,9 @@ fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Res
         }
     }
     .map_err(sql())?;
-    let next = next_number(&tx).map_err(sql())?.unwrap_or(1);
+    let counters = read_counters(&tx).map_err(sql())?.unwrap_or(Counters { next: 1, durable: 0 });
     tx.commit().map_err(sql())?;
-    Ok(next)
+    Ok(counters)
 }
 
 /// Copies the WAL into the database file, once per boot. Then the file has the schema whatever happens to the WAL, and

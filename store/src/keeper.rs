@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 
 use gantry_model::ErrorKind;
 
-use crate::db::Sync;
+use crate::db::{Sync, read_counters};
 use crate::lock::{LockMode, open_lock_file, try_lock};
 use crate::{Layout, Store, StoreError, reserve};
 
@@ -80,7 +80,7 @@ impl Store {
     /// [`StoreError`].
     pub fn make_durable(&self) -> Result<(), StoreError> {
         // Before the sync, which may miss commits made during it.
-        let next = self.last_seq()?.saturating_add(1);
+        let counters = read_counters(&self.conn).map_err(StoreError::sql("sync the database"))?;
         let path = self.layout.wal();
         // Closing this drops the process's POSIX locks on the file (fcntl(2)); SQLite takes none on the WAL.
         match File::open(&path) {
@@ -89,7 +89,9 @@ impl Store {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(StoreError::io("open", &path)(error)),
         }
-        self.raise_high_water(next, Sync::Now);
+        if let Some(counters) = counters {
+            self.raise_high_water(counters, Sync::Now);
+        }
         Ok(())
     }
 }

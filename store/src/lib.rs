@@ -1,7 +1,7 @@
 //! Everything that survives a reboot: pods, events, images, blobs and layers, in one data directory.
 //!
-//! Imports `gantry_model` only. Knows nothing of fetching images, running pods or wire formats, and is the only crate
-//! that uses SQLite. No thread outlives a call.
+//! Imports `gantry_model` and `gantry_host`. Knows nothing of fetching images, running pods or wire formats, and is the
+//! only crate that uses SQLite. No thread outlives a call.
 //!
 //! ```text
 //! DIR/                 mode 0700, owned by the user of gantry, not a symbolic link
@@ -19,7 +19,7 @@
 //!                      first mount
 //!   tmp/               being created or deleted; unlocked entries are stale
 //!   locks/NAME         one per layer being worked on, `blobs`, `volumes` and `gantryd.lock`
-//!   sequence           the high-water mark of event numbers: high_water.rs
+//!   sequence           the high-water mark of event numbers and durable commits: high_water.rs
 //!   reserve            disk space that is released when the disk is full: reserve.rs
 //! ```
 //!

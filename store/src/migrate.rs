@@ -26,12 +26,14 @@ CREATE TABLE feature (
     kind TEXT NOT NULL CHECK (kind IN ('compatible', 'incompatible'))
 ) STRICT, WITHOUT ROWID;
 
--- One row. `next_seq` is the number of the next event; `trimmed` is the highest number that was trimmed away.
+-- One row. `next_seq` is the number of the next event; `trimmed` is the highest number that was trimmed away;
+-- `durable_commits` counts the commits that were synced before they were acknowledged (`high_water.rs`).
 CREATE TABLE state (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     boot TEXT NOT NULL,
     next_seq INTEGER NOT NULL CHECK (next_seq > 0),
-    trimmed INTEGER NOT NULL DEFAULT 0 CHECK (trimmed >= 0 AND trimmed < next_seq)
+    trimmed INTEGER NOT NULL DEFAULT 0 CHECK (trimmed >= 0 AND trimmed < next_seq),
+    durable_commits INTEGER NOT NULL DEFAULT 0 CHECK (durable_commits >= 0)
 ) STRICT;
 
 CREATE TABLE event (

@@ -42,7 +42,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, params};
 use rustix::fs::{FlockOperation, Mode};
 
-use crate::backup::{Backup, QUICK_CHECK, Verdict, backups, examine, examine_content, next_seq};
+use crate::backup::{Backup, INTEGRITY_CHECK, QUICK_CHECK, Verdict, backups, examine, examine_content, next_seq};
 use crate::damage::{self, Damage};
 use crate::db::{
     BUSY_TIMEOUT, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, resolved,
@@ -63,9 +63,6 @@ const MAX_DAMAGED: usize = 3;
 const MAX_SEQ: u64 = 1 << 60;
 
 const DOING: &str = "restore the database";
-
-/// Whether each index matches its table as well.
-const INTEGRITY_CHECK: &str = "PRAGMA integrity_check(1)";
 
 /// A data directory before its database is opened, for its keeper.
 #[derive(Debug)]
@@ -140,31 +137,28 @@ impl DataDir {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn sources(&self, damage: &Damage) -> Result<Vec<Backup>, StoreError> {
-        let good = |backup: Backup| match backup.examine() {
-            Verdict::Good { next_seq } => Some((backup, next_seq)),
-            Verdict::Bad { .. } => None,
-        };
+        let good = |backup: Backup| rank(&backup.examine()).map(|rank| (backup, rank));
         let own = damage.rolled_back.then(|| [self.with_wal(), self.without_wal()]);
         let mut all: Vec<_> =
             own.into_iter().flatten().flatten().chain(backups(&self.layout)?.into_iter().filter_map(good)).collect();
-        // The source with more events is the newer one: a file may have had no writes for long, and clocks are set
-        // back. Of equal ones the file itself, with its WAL before without, then the newest.
-        all.sort_by_key(|(_, next_seq)| Reverse(*next_seq));
+        // The source with more events or durable commits is the newer one: a file may have had no writes for long, and
+        // clocks are set back. Of equal ones the file itself, with its WAL before without, then the newest.
+        all.sort_by_key(|(_, rank)| Reverse(*rank));
         Ok(all.into_iter().map(|(backup, _)| backup).collect())
     }
 
     /// The database with the commits that its WAL still has from the first on, if that is whole: later pages than those
     /// may have been copied into the file, so indexes are compared with their tables.
-    fn with_wal(&self) -> Option<(Backup, u64)> {
+    fn with_wal(&self) -> Option<(Backup, (u64, u64))> {
         let conn = connect_to(&self.layout.db()).ok()?;
-        let Verdict::Good { next_seq } = examine_content(conn, INTEGRITY_CHECK) else { return None };
-        Some((self.own(&self.layout.wal(), true)?, next_seq))
+        let rank = rank(&examine_content(conn, INTEGRITY_CHECK))?;
+        Some((self.own(&self.layout.wal(), true)?, rank))
     }
 
     /// The database file alone, if it is intact: a checkpoint may have been cut short.
-    fn without_wal(&self) -> Option<(Backup, u64)> {
-        let Verdict::Good { next_seq } = examine(&self.layout.db(), INTEGRITY_CHECK) else { return None };
-        Some((self.own(&self.layout.db(), false)?, next_seq))
+    fn without_wal(&self) -> Option<(Backup, (u64, u64))> {
+        let rank = rank(&examine(&self.layout.db(), INTEGRITY_CHECK))?;
+        Some((self.own(&self.layout.db(), false)?, rank))
     }
 
     /// The database itself, dated by the last write to this file.
@@ -332,6 +326,14 @@ impl DataDir {
             fs::remove_dir_all(&path).map_err(StoreError::io("remove", &path))?;
         }
         Ok(())
+    }
+}
+
+/// The events and durable commits of a good source; the greater, the newer.
+fn rank(verdict: &Verdict) -> Option<(u64, u64)> {
+    match verdict {
+        Verdict::Good { next_seq, durable_commits } => Some((*next_seq, *durable_commits)),
+        Verdict::Bad { .. } => None,
     }
 }
 

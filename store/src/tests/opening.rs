@@ -268,40 +268,88 @@ fn a_failed_migration_keeps_the_old_format() {
 
 /// Where [`migrate_until_killed`] finds its data directory.
 const MIGRATED_DIR: &str = "GANTRY_TEST_MIGRATED_DIR";
+/// The point at which it stops and waits to be killed.
+const KILL_POINT: &str = "GANTRY_TEST_KILL_POINT";
+/// The file that is created below the data directory at that point: the rollback journal of an attached database.
+const REACHED: &str = "tmp/mark-journal";
+
+/// [`NEXT_STEP`] with more pages than the cache of [`migrate_until_killed`] has. Running it twice would show.
+fn step_with_many_writes() -> String {
+    format!("{NEXT_STEP} UPDATE volume SET created = created + 1 WHERE name LIKE 'filler-%';")
+}
 
 /// The child of the next test.
 #[test]
 fn migrate_until_killed() {
-    let Some(data) = std::env::var_os(MIGRATED_DIR) else { return };
-    let endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n";
-    let steps = [STEPS, &[NEXT_STEP, endless]].concat();
-    drop(Store::open_as(data.as_ref(), boot("new"), &steps));
+    let Some(data) = std::env::var_os(MIGRATED_DIR).map(std::path::PathBuf::from) else { return };
+    let point = std::env::var(KILL_POINT).unwrap();
+    let mark = data.join("tmp/mark");
+    fs::write(&mark, "").unwrap();
+    // SQLite creates the journal at the first write to the database, within the transaction of the step.
+    let reach = format!("ATTACH '{}' AS mark; CREATE TABLE mark.reached (one)", mark.display());
+    let stop =
+        format!("{reach}; WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n");
+    let step = step_with_many_writes();
+    let layout = crate::Layout::new(&data);
+    let conn = db::connect(&layout).unwrap().conn;
+    db::set_wal(&conn).unwrap();
+    // Pages of the open transaction are written to the WAL before its commit.
+    conn.execute_batch("PRAGMA cache_size = 5").unwrap();
+    let steps = match point.as_str() {
+        "before the writes" => [&STEPS[..1], &[stop.as_str()], &STEPS[1..], &[step.as_str()]].concat(),
+        "before the commit" => [STEPS, &[step.as_str(), stop.as_str()]].concat(),
+        "after the commit" => [STEPS, &[step.as_str()]].concat(),
+        other => panic!("{other}"),
+    };
+    migrate::migrate(&conn, &steps, |from| crate::backup::before_migration(&layout, from)).unwrap();
+    fs::write(data.join(REACHED), "").unwrap();
+    loop {
+        std::thread::park();
+    }
 }
 
+/// Whatever the moment of the kill, the next open finds the old format or the new one, and migrates once in all.
 #[test]
-fn a_killed_migration_keeps_the_old_format() {
-    let (_dir, data) = of_fixture(V1);
-    let test = std::env::current_exe().unwrap();
-    let mut child = std::process::Command::new(test)
-        .args(["--exact", "tests::opening::migrate_until_killed"])
-        .env(MIGRATED_DIR, &data)
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let has_backup = || crate::backups(&crate::Layout::new(&data)).unwrap().len() == 1;
-    while !has_backup() && child.try_wait().unwrap().is_none() {
-        std::thread::yield_now();
+fn a_migration_that_is_killed_is_done_once_by_the_next_open() {
+    for (point, format, backups) in
+        [("before the writes", 1, 2), ("before the commit", 1, 2), ("after the commit", STEPS.len() + 1, 1)]
+    {
+        let (_dir, data) = of_fixture(V1);
+        let filler = "WITH RECURSIVE n (i) AS (SELECT 100 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)
+            INSERT INTO volume (name, created, labels) SELECT 'filler-' || i, i, '{}' FROM n";
+        Connection::open(data.join("gantry.db")).unwrap().execute_batch(filler).unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "tests::opening::migrate_until_killed"])
+            .envs([(MIGRATED_DIR, data.as_os_str()), (KILL_POINT, point.as_ref())])
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while !data.join(REACHED).exists() && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        assert!(child.try_wait().unwrap().is_none(), "{point}: the child ended");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let conn = Connection::open(data.join("gantry.db")).unwrap();
+        assert_eq!(migrate::version(&conn).unwrap(), format, "{point}");
+        let column = conn.prepare("SELECT extra FROM pod").is_ok();
+        assert_eq!(column, format > 1, "{point}");
+        drop(conn);
+        let step = step_with_many_writes();
+        let steps = [STEPS, &[step.as_str()]].concat();
+        for _ in 0..2 {
+            let store = Store::open_as(&data, boot("new"), &steps).unwrap();
+            check_fixture(&store);
+            let intact: String = store.conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+            assert_eq!(intact, "ok", "{point}");
+            let moved: u32 = store
+                .conn
+                .query_row("SELECT count(*) FROM volume WHERE name = 'filler-' || (created - 1)", [], |row| row.get(0))
+                .unwrap();
+            assert_eq!(moved, 1901, "{point}: migrated once");
+        }
+        assert_eq!(entries(&data.join("backups")), backups, "{point}: one for each attempt");
     }
-    assert!(child.try_wait().unwrap().is_none(), "the migration ended");
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let store = Store::open(&data).unwrap();
-    check_fixture(&store);
-    let intact: String = store.conn.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
-    assert_eq!(intact, "ok");
-    drop(store);
-    let steps = [STEPS, &[NEXT_STEP]].concat();
-    check_fixture(&Store::open_as(&data, boot("new"), &steps).unwrap());
 }
 
 #[test]

@@ -293,14 +293,14 @@ fn backups_are_due_by_age_and_rotated() {
     let home = Home::new();
     let timed = || backups(home.store.layout()).unwrap();
     let first = home.store.back_up_if_due(NEVER_OLD).unwrap().unwrap();
-    assert_eq!(first.examine(), Verdict::Good { next_seq: 1 });
+    assert!(matches!(first.examine(), Verdict::Good { next_seq: 1, .. }));
     assert_eq!(home.store.back_up_if_due(NEVER_OLD).unwrap(), None, "not old enough");
     for n in 0..5 {
         image(&home.store, &format!("i{n}"), &[]);
         assert!(home.store.back_up_if_due(Duration::ZERO).unwrap().is_some(), "{n}");
     }
     assert_eq!(timed().len(), 3);
-    assert_eq!(timed()[0].examine(), Verdict::Good { next_seq: 6 });
+    assert!(matches!(timed()[0].examine(), Verdict::Good { next_seq: 6, .. }));
     crate::backup::before_migration(home.store.layout(), 1).unwrap();
     assert_eq!(timed().len(), 4);
     // Old enough, and nothing has happened since: the files are older than the copy.
@@ -352,7 +352,7 @@ fn a_damaged_database_evicts_no_good_backup() {
     let layout = crate::Layout::new(&data);
     let before = backups(&layout).unwrap();
     overwrite_end(&data);
-    let store = Store::open(&data).unwrap();
+    let store = Store::open_read_only(&data).unwrap();
     let error = store.back_up_if_due(Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Damaged, "{error:?}");
     assert_eq!(backups(&layout).unwrap(), before);
@@ -443,6 +443,59 @@ fn a_short_wal_counts_as_damage_until_restored() {
     assert_eq!(again.damage().unwrap().as_ref(), Some(&damage));
     again.restore(&damage, source.as_ref(), Ok::<_, StoreError>).unwrap();
     assert_eq!(again.damage().unwrap(), None);
+}
+
+/// A durable commit without an event is missed as well, and the newest source is the one that has it.
+#[test]
+fn a_lost_durable_commit_without_an_event_is_damage() {
+    let (_dir, data, last) = database_of_two_boots();
+    let store = Store::open(&data).unwrap();
+    assert!(store.untag("docker.io/library/last:1").unwrap());
+    let wal = fs::read(data.join("gantry.db-wal")).unwrap();
+    store.create_volume(&"data".parse().unwrap(), &Default::default()).unwrap();
+    store.remove_volume(&"data".parse().unwrap()).unwrap();
+    assert_eq!(store.last_seq().unwrap(), last, "no event was written");
+    let backup = store.back_up_if_due(Duration::ZERO).unwrap().unwrap();
+    drop(store);
+    fs::write(data.join("gantry.db-wal"), wal).unwrap();
+    let refused = Store::open(&data).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("was rolled back"), "{refused}");
+    let home = crate::DataDir::open(&data).unwrap();
+    let damage = home.damage().unwrap().expect("it was rolled back");
+    assert!(damage.what.contains("was rolled back"), "{damage:?}");
+    let source = best_backup(&home, &damage).unwrap();
+    assert_eq!(source.path, backup.path);
+    home.restore(&damage, Some(&source), Ok::<_, StoreError>).unwrap();
+    assert_eq!(home.damage().unwrap(), None);
+    assert_eq!(Store::open(&data).unwrap().volumes().unwrap(), []);
+}
+
+/// A checkpoint that was killed halfway has copied some pages. Without the WAL, each of them is in order.
+#[test]
+fn half_a_checkpoint_whose_wal_is_lost_is_damage() {
+    let (_dir, data, _) = backed_up_database();
+    let old = fs::read(data.join("gantry.db")).unwrap();
+    let store = Store::open(&data).unwrap();
+    store.conn.execute_batch("UPDATE image SET imported = imported + 1; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    let root = "SELECT rootpage FROM sqlite_schema WHERE name = 'image_imported'";
+    let page: usize = store.conn.query_row(root, [], |row| row.get(0)).unwrap();
+    drop(store);
+    ["gantry.db-wal", "gantry.db-shm"].iter().for_each(|name| fs::remove_file(data.join(name)).unwrap());
+    assert!(Store::open(&data).is_ok(), "a whole checkpoint without a WAL is no damage");
+    ["gantry.db-wal", "gantry.db-shm"].iter().for_each(|name| fs::remove_file(data.join(name)).unwrap());
+    let at = (page - 1) * 4096;
+    overwrite(&data, at as u64, &old[at..at + 4096]);
+    let conn = rusqlite::Connection::open(data.join("gantry.db")).unwrap();
+    let quick: String = conn.query_row("PRAGMA quick_check", [], |row| row.get(0)).unwrap();
+    assert_eq!(quick, "ok", "only the index shows it");
+    drop(conn);
+    let refused = Store::open(&data).map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Damaged, "{refused}");
+    let home = crate::DataDir::open(&data).unwrap();
+    let damage = home.damage().unwrap().expect("the index differs from its table");
+    assert!(damage.what.contains("image_imported"), "{damage:?}");
+    home.restore(&damage, best_backup(&home, &damage).as_ref(), Ok::<_, StoreError>).unwrap();
+    assert_eq!(home.damage().unwrap(), None);
 }
 
 #[test]
