@@ -82,12 +82,15 @@ pub(crate) fn copy_tree(from: &OwnedFd, to: &OwnedFd, budget: &mut Budget, cover
 pub(crate) fn sync_tree(top: &OwnedFd) -> io::Result<()> {
     // On Linux, POSIX_FADV_DONTNEED starts writing dirty pages without waiting. The second pass then seldom waits for
     // more than one commit of the file system's journal.
-    visit_tree(top, &mut |file| Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?))?;
-    visit_tree(top, &mut |file| Ok(rustix::fs::fsync(file)?))
+    visit_tree(top, &mut |file, _| Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?))?;
+    visit_tree(top, &mut |file, kind| match kind {
+        FileType::Directory => gantry_host::file::sync_dir(file),
+        _ => Ok(rustix::fs::fsync(file)?),
+    })
 }
 
-/// Calls `act` with each file and directory of a copied tree, a directory after its entries.
-fn visit_tree(dir: &OwnedFd, act: &mut dyn FnMut(&OwnedFd) -> io::Result<()>) -> io::Result<()> {
+/// Calls `act` with each file and directory of a copied tree and its type, a directory after its entries.
+fn visit_tree(dir: &OwnedFd, act: &mut dyn FnMut(&OwnedFd, FileType) -> io::Result<()>) -> io::Result<()> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -102,12 +105,12 @@ fn visit_tree(dir: &OwnedFd, act: &mut dyn FnMut(&OwnedFd) -> io::Result<()>) ->
             FileType::Directory if name != c"." && name != c".." => {
                 visit_tree(&rustix::fs::openat(dir, name, flags | OFlags::DIRECTORY, Mode::empty())?, act)?;
             }
-            FileType::RegularFile => act(&rustix::fs::openat(dir, name, flags, Mode::empty())?)?,
+            FileType::RegularFile => act(&rustix::fs::openat(dir, name, flags, Mode::empty())?, kind)?,
             // The directory's own sync covers names of other kinds.
             _ => {}
         }
     }
-    act(dir)
+    act(dir, FileType::Directory)
 }
 
 struct TreeCopy<'a> {

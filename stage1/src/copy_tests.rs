@@ -108,7 +108,7 @@ fn copies_of_all_file_types_can_be_synced() {
     done.unwrap();
     let to = rustix::fs::open(temp.path().join("to"), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
     let mut seen = 0;
-    visit_tree(&to, &mut |_| {
+    visit_tree(&to, &mut |_, _| {
         seen += 1;
         Ok(())
     })

@@ -57,5 +57,5 @@ pub(crate) fn still_named(file: impl AsFd, path: &Path) -> rustix::io::Result<bo
 /// Makes the names in a directory durable.
 pub(crate) fn sync_dir(path: &Path) -> Result<(), StoreError> {
     let dir = open_dir(path).map_err(StoreError::io("open", path))?;
-    rustix::fs::fsync(dir).map_err(StoreError::io("sync", path))
+    gantry_host::file::sync_dir(dir).map_err(StoreError::io("sync", path))
 }

@@ -1,10 +1,12 @@
-//! Reading files and streams that others wrote, up to a limit.
+//! Reading files and streams that others wrote, up to a limit; syncing directories.
 
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// Reads a whole file of at most `limit` bytes. A FIFO or a device in its place does not block and is an error.
 ///
@@ -52,9 +54,33 @@ pub fn read_truncated(stream: impl io::Read, limit: u64) -> io::Result<Vec<u8>> 
     Ok(bytes)
 }
 
+/// Makes the names in an open directory durable.
+///
+/// Some file systems have no fsync(2) for directories and fail with EINVAL or ENOTSUP (FUSE and network file systems):
+/// they store names in their own way, and there is nothing more to do. SQLite ignores every error here. This does not:
+/// EIO and ENOSPC say that names may be lost.
+///
+/// # Errors
+/// Any other error of fsync(2).
+pub fn sync_dir(dir: impl AsFd) -> io::Result<()> {
+    match rustix::fs::fsync(dir) {
+        Ok(()) | Err(Errno::INVAL | Errno::NOTSUP) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// procfs has no fsync.
+    #[test]
+    fn a_directory_that_cannot_be_synced_is_tolerated() {
+        let dir = File::open("/proc/self").unwrap();
+        assert_eq!(rustix::fs::fsync(&dir).unwrap_err(), Errno::INVAL);
+        sync_dir(&dir).unwrap();
+        sync_dir(File::open("/").unwrap()).unwrap();
+    }
 
     #[test]
     fn reads_up_to_the_limit() {
