@@ -25,6 +25,9 @@ pub mod output;
 pub mod plan;
 pub mod start;
 
+#[cfg(test)]
+mod version_1_tests;
+
 use serde::{Deserialize, Serialize};
 
 /// The version of this ABI.

@@ -68,9 +68,10 @@ pub struct AppSpec {
     pub user_labels: BTreeMap<String, String>,
 }
 
-/// Options of an app that do not depend on its image: the plan of a pod has them as the user gave them. Fields that are
-/// added need a serde default, so that plans of prepared pods can still be read.
+/// Options of an app that do not depend on its image: the plan of a pod has them as the user gave them. A missing field
+/// has its default, so that plans of pods that an older gantry prepared can still be read.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct AppOptions {
     /// Supplementary group numbers, on top of those that the image's group file gives the user.
     pub supplementary_gids: Vec<u32>,
@@ -248,8 +249,9 @@ pub struct MountSpec {
     pub read_only: bool,
 }
 
-/// Resource limits of an app; `None` is no limit.
+/// Resource limits of an app; `None` is no limit, and so is a field that is missing in a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Limits {
     /// Bytes of memory; at least 4096.
     pub memory: Option<u64>,
