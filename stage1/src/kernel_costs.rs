@@ -26,6 +26,7 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
 use gantry_net::pod::unused;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{PidfdFlags, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::sys::{self, SingleThreaded};
@@ -55,6 +56,18 @@ impl CgroupMove {
     }
 }
 
+/// Points stdin, stdout and stderr to /dev/null, so that no file opened later becomes one of them. Without /dev/null
+/// (the supervisor may be in its jail) they become the reading end of a pipe, which cannot be written to.
+fn release_stdio(pipe: &OwnedFd) {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let null = rustix::fs::open("/dev/null", flags, Mode::empty());
+    let file = null.as_ref().unwrap_or(pipe);
+    // None fails: the descriptor is open, and dup2 replaces open descriptors.
+    let _cannot_fail = rustix::stdio::dup2_stdin(file);
+    let _cannot_fail = rustix::stdio::dup2_stdout(file);
+    let _cannot_fail = rustix::stdio::dup2_stderr(file);
+}
+
 /// Starts a process that closes the cached nftables sockets and removes bridges and rules which no pod uses, so that
 /// the end of this process does not wait for it.
 pub(crate) fn finish_in_background(thread: SingleThreaded) {
@@ -69,7 +82,7 @@ pub(crate) fn finish_in_background(thread: SingleThreaded) {
     let kept: Vec<_> = sockets.iter().chain([&writer]).map(std::os::fd::AsRawFd::as_raw_fd).chain(namespaces).collect();
     let started = sys::fork(thread, 0, |child| {
         // Standard output may be the pipe of the start reply, whose end the engine waits for.
-        child.close(&[0, 1, 2]);
+        release_stdio(&reader);
         if child.close_all_but(&kept).is_ok() {
             // If it fails, the supervisor sees the end of the pipe instead.
             let _told = rustix::io::write(&writer, b"+");

@@ -87,8 +87,7 @@ impl ForkedChild {
 }
 
 fn run_child(child: impl FnOnce(ForkedChild) -> Infallible) -> ! {
-    // A panic must neither unwind into the frames below, nor reach `abort`: musl's sends the signal to the thread ID
-    // that it remembers, which after a raw clone is the parent's.
+    // A panic must not unwind into the frames below.
     std::panic::set_hook(Box::new(|panic| {
         let _nothing_left_to_do = writeln!(io::stderr(), "gantry-stage1: a forked process {panic}");
         exit_now(127)
@@ -104,7 +103,7 @@ pub(crate) fn fork(
 ) -> io::Result<Pid> {
     let pid = if flags == 0 {
         // SAFETY: there is one thread, so no lock is held by a thread that the child lacks. The C library's fork,
-        // because it updates the PID that the library remembers: `abort` would hit the parent otherwise.
+        // because it updates the thread ID that the library remembers.
         libc::c_long::from(unsafe { libc::fork() })
     } else {
         let flags = libc::c_long::from(flags | libc::SIGCHLD);
@@ -115,6 +114,27 @@ pub(crate) fn fork(
     match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
         Some(pid) => Ok(pid),
         None => run_child(child),
+    }
+}
+
+/// Replaces musl's abort(3), which sends SIGABRT to the thread ID that the library remembers. A process made by a raw
+/// `clone` or `clone3` (here, and in libcontainer) remembers its parent's: an allocation that fails in it would kill the
+/// supervisor. The linker takes this definition before that of the static library.
+#[cfg(target_env = "musl")]
+// SAFETY: the symbol has the type of the C library's, and does what that documents: it ends the process by SIGABRT.
+#[unsafe(no_mangle)]
+extern "C" fn abort() -> ! {
+    // SAFETY: as in reset_signals: SIG_DFL for SIGABRT, an empty mask. tgkill and kill take numbers only. The raw calls
+    // ask the kernel for this process and thread.
+    unsafe {
+        let default = [0u64; 4];
+        libc::syscall(libc::SYS_rt_sigaction, libc::SIGABRT, default.as_ptr(), std::ptr::null::<u64>(), 8);
+        let empty: u64 = 0;
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const empty, std::ptr::null::<u64>(), 8);
+        let (process, thread) = (libc::syscall(libc::SYS_getpid), libc::syscall(libc::SYS_gettid));
+        libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGABRT);
+        // PID 1 of a namespace does not get signals of its own namespace with the default action.
+        libc::_exit(127)
     }
 }
 
@@ -631,6 +651,41 @@ Anonymous:             0 kB
 ";
         let clean = [0x40_0000, 0x41_0000].map(|start| CleanMapping { start, length: 0x1_0000 });
         assert_eq!(CleanMapping::parse(smaps), clean);
+    }
+
+    /// Set in the child of the next test.
+    #[cfg(target_env = "musl")]
+    const ABORT: &str = "GANTRY_TEST_ABORT";
+
+    /// In a process of its own, which musl's abort in the forked process would kill.
+    #[test]
+    #[cfg(target_env = "musl")]
+    fn abort_in_a_raw_clone() {
+        let Ok(way) = std::env::var(ABORT) else { return };
+        // The test's main thread sleeps, and holds no lock.
+        let thread = SingleThreaded { thread: PhantomData };
+        let child = fork(thread, libc::CLONE_NEWUTS, |_| {
+            if way == "allocation" {
+                std::alloc::handle_alloc_error(std::alloc::Layout::new::<u64>());
+            }
+            std::process::abort()
+        });
+        let status = rustix::process::waitpid(child.ok(), rustix::process::WaitOptions::empty()).unwrap().unwrap().1;
+        assert_eq!(status.terminating_signal(), Some(libc::SIGABRT), "{status:?}");
+        exit_now(42);
+    }
+
+    #[test]
+    #[cfg(target_env = "musl")]
+    fn an_abort_in_a_raw_clone_does_not_hit_its_parent() {
+        for way in ["abort", "allocation"] {
+            let child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "sys::tests::abort_in_a_raw_clone", "--test-threads=1", "--nocapture"])
+                .env(ABORT, way)
+                .output()
+                .unwrap();
+            assert_eq!(child.status.code(), Some(42), "{way}: {child:?}");
+        }
     }
 
     #[test]
