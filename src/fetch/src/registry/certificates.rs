@@ -2,6 +2,8 @@
 //!
 //! In addition to the system's bundle there can be a directory per host, as with podman and docker: `HOST[:PORT]/*.crt`
 //! are authorities trusted for that host only, `*.cert` with `*.key` of the same name is the client certificate for it.
+//! The name of the directory is the registry as image references name it (containers-certs.d(5)): `reg.example:443` is
+//! for `reg.example:443/app` and not for `reg.example/app`, and upper case is not lower case.
 
 use std::io::{Error as IoError, ErrorKind as IoErrorKind};
 use std::path::{Path, PathBuf};
@@ -40,25 +42,18 @@ pub(crate) fn system_roots() -> Result<Vec<Certificate<'static>>, RegistryError>
     Ok(Vec::new())
 }
 
-/// Reads the directories of `url`'s host below each of `dirs`.
-pub(crate) fn read_host_certificates(dirs: &[PathBuf], url: &HttpUrl) -> Result<HostCertificates, RegistryError> {
+/// Reads the directories of this name below each of `dirs`.
+pub(crate) fn read_host_certificates(dirs: &[PathBuf], name: &str) -> Result<HostCertificates, RegistryError> {
     let mut found = HostCertificates::default();
-    let mut names = vec![url.authority(), format!("{}:{}", url.host(), url.port())];
-    names.dedup();
     for dir in dirs {
-        for name in &names {
-            for path in sorted_files(&dir.join(name))? {
-                match path.extension().and_then(|extension| extension.to_str()) {
-                    Some("crt") => found.roots.extend(read_certificates(&path)?.into_iter().flatten()),
-                    Some("cert") if found.client.is_none() => found.client = Some((client(&path)?, path)),
-                    Some("key") if !path.with_extension("cert").exists() => {
-                        return Err(unusable(
-                            &path,
-                            "the certificate of this key (the same name with .cert) is missing",
-                        ));
-                    }
-                    _ => {}
+        for path in sorted_files(&dir.join(name))? {
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("crt") => found.roots.extend(read_certificates(&path)?.into_iter().flatten()),
+                Some("cert") if found.client.is_none() => found.client = Some((client(&path)?, path)),
+                Some("key") if !path.with_extension("cert").exists() => {
+                    return Err(unusable(&path, "the certificate of this key (the same name with .cert) is missing"));
                 }
+                _ => {}
             }
         }
     }

@@ -40,6 +40,10 @@ const LOOPBACK_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Http {
     /// The registry's own host: the only one whose certificate may go unchecked, or that may be link-local.
     registry: String,
+    /// The registry's own address over https.
+    secure: HttpUrl,
+    /// The registry as the image reference names it, which is the name of its directory of certificates.
+    name: String,
     insecure: Insecure,
     timeouts: Timeouts,
     certificate_dirs: Vec<PathBuf>,
@@ -109,10 +113,13 @@ impl HttpResponse {
 }
 
 impl Http {
-    /// `registry` is the registry's own address; `proxies` are the settings of the environment.
-    pub(crate) fn new(registry: &HttpUrl, config: &Config, proxies: ProxySettings) -> Self {
+    /// `name` is the registry as the image reference names it, `registry` its address over https; `proxies` are the
+    /// settings of the environment.
+    pub(crate) fn new(name: &str, registry: &HttpUrl, config: &Config, proxies: ProxySettings) -> Self {
         Self {
             registry: registry.host().to_owned(),
+            secure: registry.clone(),
+            name: name.to_owned(),
             insecure: config.insecure,
             timeouts: config.timeouts,
             certificate_dirs: config.certificate_dirs.clone(),
@@ -293,6 +300,13 @@ impl Http {
         Ok(Agent::with_parts(builder.build(), DefaultConnector::default(), guard))
     }
 
+    /// The name of the directory with certificates for a host: the registry's as it is written in the image reference,
+    /// as in containers-certs.d(5); for other hosts (redirects, token servers) the host, with the port unless that is
+    /// the default.
+    fn certificate_dir_name(&self, url: &HttpUrl) -> String {
+        if url.is_same_origin(&self.secure) { self.name.clone() } else { url.authority() }
+    }
+
     /// The certificates trusted for a host (the system's and those configured for it), and the client certificate for
     /// it. A plain-http host has none; an https proxy for it is verified against the system's.
     fn certificates(
@@ -306,7 +320,7 @@ impl Http {
             return Ok(HostCertificates::default());
         }
         let mut found = if url.is_https() {
-            certificates::read_host_certificates(&self.certificate_dirs, url)?
+            certificates::read_host_certificates(&self.certificate_dirs, &self.certificate_dir_name(url))?
         } else {
             HostCertificates::default()
         };
@@ -369,7 +383,8 @@ impl Http {
                 RegistryError::Request { host, source: Box::new(error) }
             }
             error if tls_error(&error).is_some() || matches!(error, ureq::Error::Tls(_) | ureq::Error::Pem(_)) => {
-                let dir = self.certificate_dirs.first().cloned().unwrap_or_default().join(url.authority());
+                let dir =
+                    self.certificate_dirs.first().cloned().unwrap_or_default().join(self.certificate_dir_name(url));
                 let hint = tls_hint(tls_error(&error), &dir, peer.client.as_deref());
                 RegistryError::Tls { host, hint, source: Box::new(error) }
             }
@@ -456,7 +471,7 @@ mod tests {
     fn redirect(from: &str, location: &str, method: Method<'_>, insecure: bool) -> Result<String, String> {
         let from = HttpUrl::parse(from).unwrap();
         let config = Config { insecure: Insecure { http: insecure, tls: false }, ..Config::default() };
-        let http = Http::new(&from, &config, ProxySettings::default());
+        let http = Http::new(&from.authority(), &from, &config, ProxySettings::default());
         let request =
             Request { url: from.clone(), method, accept: None, from: 0, authorization: Some("secret"), what: "x" };
         let answer = Response::builder().header(LOCATION, location).body(Body::builder().data("")).unwrap();
@@ -483,12 +498,43 @@ mod tests {
     #[test]
     fn https_proxies_are_verified_by_system_roots() {
         let registry = HttpUrl::parse("http://reg.example/").unwrap();
-        let http = Http::new(&registry, &Config::default(), ProxySettings::default());
+        let http = Http::new("reg.example", &registry, &Config::default(), ProxySettings::default());
         for (proxy, roots) in [("https://proxy.example/", 1), ("http://proxy.example/", 0)] {
             let proxy = Proxy { url: HttpUrl::parse(proxy).unwrap(), credentials: None, variable: "HTTP_PROXY" };
             let mut system = Some(Arc::new(vec![Certificate::from_der(b"root")]));
             let found = http.certificates(&registry, Some(&proxy), &mut system).unwrap();
             assert_eq!(found.roots.len(), roots, "{}", proxy.url);
+        }
+    }
+
+    /// As podman does (containers-certs.d(5)): the directory is named like the registry in the image reference.
+    #[test]
+    fn certificates_are_read_from_the_directory_named_like_the_registry() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = ["reg.example", "reg.example:443", "REG.example", "reg.example:5000", "cdn.example"];
+        let config = Config { certificate_dirs: vec![dir.path().to_owned()], ..Config::default() };
+        for (name, asked, want) in [
+            ("reg.example", "https://reg.example/", "reg.example"),
+            ("reg.example:443", "https://reg.example/", "reg.example:443"),
+            ("REG.example", "https://reg.example/", "REG.example"),
+            ("reg.example:5000", "https://reg.example:5000/", "reg.example:5000"),
+            ("reg.example:443", "https://CDN.example:443/", "cdn.example"),
+            ("reg.example:5000", "https://reg.example/", "reg.example"),
+        ] {
+            let registry = HttpUrl::from_host(name, true).unwrap();
+            let http = Http::new(name, &registry, &config, ProxySettings::default());
+            let used = |file: &str| {
+                let path = dir.path().join(file);
+                std::fs::create_dir(&path).unwrap();
+                // It is read, and refused because its certificate is missing.
+                std::fs::write(path.join("a.key"), "").unwrap();
+                let mut system = Some(Arc::new(Vec::new()));
+                let read = http.certificates(&HttpUrl::parse(asked).unwrap(), None, &mut system).is_err();
+                std::fs::remove_dir_all(path).unwrap();
+                read
+            };
+            let found: Vec<_> = all.into_iter().filter(|file| used(file)).collect();
+            assert_eq!(found, [want], "{name} {asked}");
         }
     }
 

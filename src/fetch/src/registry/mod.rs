@@ -71,7 +71,7 @@ impl<'a> Registry<'a> {
         })?;
         Ok(Self {
             reference: reference.clone(),
-            http: Http::new(&secure, config, ProxySettings::read(std::env::var)),
+            http: Http::new(host, &secure, config, ProxySettings::read(std::env::var)),
             secure,
             origin: Mutex::default(),
             auth: Auth::new(&reference.host, &reference.repository, config.auth_files.clone(), config.insecure),
