@@ -3,6 +3,7 @@
 //! `run` and `prepare` have a parser of their own ([`crate::grammar`]). For them clap's description of the other
 //! commands is not built, which would take longer than everything else on the command line's side of a `run`.
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 
 use clap::FromArgMatches as _;
@@ -118,17 +119,28 @@ fn verb(word: &str) -> Option<Verb> {
 fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     words.remove(at);
     let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
+    let lookups = RefCell::new(Vec::new());
     let caller = Caller {
         variable: &|name| std::env::var(name).ok(),
         directory: std::env::current_dir().ok(),
-        look_up_image: &image_lookup::look_up,
+        look_up_image: &|globals, reference| {
+            let lookup = image_lookup::look_up(globals, reference);
+            lookups.borrow_mut().push((reference.to_string(), lookup));
+            lookup
+        },
     };
     let parsed = grammar::parse(verb, &words, &caller);
     let outcome = match parsed {
         Ok(Parsed::Help) => print(&help(verb)).map(|()| exit::OK),
-        Ok(Parsed::Pod(request)) => request.globals.start_logging().and_then(|()| match verb {
-            Verb::Run => commands::run::run(*request),
-            Verb::Prepare => commands::run::prepare(*request),
+        Ok(Parsed::Pod(request)) => request.globals.start_logging().and_then(|()| {
+            // They were needed to parse the flags that logging depends on.
+            for (image, lookup) in lookups.into_inner() {
+                tracing::debug!(image, ?lookup, "looked up the word after the first image");
+            }
+            match verb {
+                Verb::Run => commands::run::run(*request),
+                Verb::Prepare => commands::run::prepare(*request),
+            }
         }),
         Err(error) => Err(error.into()),
     };

@@ -10,14 +10,13 @@ use crate::globals::Globals;
 use crate::grammar::ImageLookup;
 
 /// Looks the image up. On errors the word counts as an image, as in rkt's grammar, and running it reports the error.
+/// Logs nothing: logging starts after the command line is parsed.
 pub(crate) fn look_up(globals: &Globals, reference: &ImageRef) -> ImageLookup {
-    let lookup = match reference {
+    match reference {
         ImageRef::Path(path) if is_image(path) => ImageLookup::Found,
         ImageRef::Path(_) => ImageLookup::NotFound,
         _ => look_up_in_store(globals, reference),
-    };
-    tracing::debug!(image = %reference, ?lookup, "looked up the word after the first image");
-    lookup
+    }
 }
 
 fn look_up_in_store(globals: &Globals, reference: &ImageRef) -> ImageLookup {
