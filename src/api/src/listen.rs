@@ -8,9 +8,11 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use gantry_engine::model::id::shown;
 use gantry_engine::model::{ErrorKind, Kind};
+use gantry_host::lock::{LockMode, lock_within};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use thiserror::Error;
@@ -26,6 +28,9 @@ pub struct SocketAccess {
 
 /// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 1024;
+/// Timeout of waiting for another process that replaces a socket file in the same directory. Any user who may open the
+/// directory can lock it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum sockets that a service manager passes. A larger `LISTEN_FDS` is not from one.
 const MAX_PASSED: usize = 64;
 
@@ -263,8 +268,10 @@ fn open_unix(address: &Address, path: &Path, access: SocketAccess) -> Result<Lis
     // Two processes that find the same stale file must not both replace it: the second would remove the first one's
     // socket.
     let dir = std::fs::File::open(dir).map_err(failed("open the directory of"))?;
-    rustix::fs::flock(&dir, rustix::fs::FlockOperation::LockExclusive)
-        .map_err(|errno| failed("lock the directory of")(errno.into()))?;
+    let locked = lock_within(&dir, LockMode::Exclusive, LOCK_TIMEOUT, |_| Ok(()));
+    if !locked.map_err(failed("lock the directory of"))? {
+        return Err(failed("lock the directory of")(io::ErrorKind::TimedOut.into()));
+    }
     let socket = match bind_unix(path, access.mode) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             remove_stale(path, &name)?;
