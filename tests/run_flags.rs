@@ -68,3 +68,64 @@ fn tmpfs_that_are_refused() {
     let _ = g.app(&["--tmpfs=/t", "--tmpfs=/t/"], &["true"]).exits(125).stderr_contains(&["mounts twice at '/t'"]);
     assert!(g.list().is_empty());
 }
+
+/// The soft and the hard limit of a resource in proc_pid_limits(5).
+fn limits_of(limits: &str, name: &str) -> (String, String) {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name));
+    let mut fields = line.unwrap_or_else(|| panic!("no {name} in {limits}")).split_whitespace().map(str::to_owned);
+    (fields.next().unwrap_or_default(), fields.next().unwrap_or_default())
+}
+
+#[test]
+fn ulimits_hold_in_the_app_and_in_exec() {
+    let g = Gantry::new();
+    let flags = ["--ulimit=nofile=100:200", "--ulimit=core=0", "--ulimit=nproc=5000", "--ulimit=stack=1048576:-1"];
+    let check = |limits: &str| {
+        for (name, soft, hard) in [
+            ("Max open files", "100", "200"),
+            ("Max core file size", "0", "0"),
+            ("Max processes", "5000", "5000"),
+            ("Max stack size", "1048576", "unlimited"),
+        ] {
+            assert_eq!(limits_of(limits, name), (soft.to_owned(), hard.to_owned()), "{name}");
+        }
+    };
+    check(&g.app(&flags, &["cat", "/proc/self/limits"]).ok().stdout);
+    check(&g.app(&[&flags[..], &["--user=app"]].concat(), &["cat", "/proc/self/limits"]).ok().stdout);
+    let pod = g.detached(&flags, &["sleep", "forever"]);
+    check(&g.run(&["exec", &pod, "/bin/app", "cat", "/proc/self/limits"]).ok().stdout);
+    check(&g.run(&["exec", "--user=app", &pod, "/bin/app", "cat", "/proc/self/limits"]).ok().stdout);
+    // The supervisor and PID 1 keep theirs.
+    let supervisor = std::fs::read_to_string(format!("/proc/{}/limits", g.supervisor(&pod))).unwrap();
+    assert_ne!(limits_of(&supervisor, "Max open files").0, "100");
+    g.run(&["kill", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+}
+
+/// Limits that are too low for the steps of a start must not stop them.
+#[test]
+fn low_ulimits_do_not_stop_the_start() {
+    let g = Gantry::new();
+    let flags = ["--ulimit=nofile=4", "--ulimit=fsize=0", "--ulimit=memlock=0", "--ulimit=sigpending=1"];
+    assert_eq!(limits_of(&g.app(&flags, &["cat", "/proc/self/limits"]).ok().stdout, "Max open files").0, "4");
+}
+
+/// Without CAP_SYS_RESOURCE the kernel refuses to raise a hard limit: the app does not run with a lower one.
+#[test]
+fn ulimits_above_the_hard_limit_need_a_capability() {
+    let g = Gantry::new();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let held = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    let can_raise = u64::from_str_radix(held.trim(), 16).unwrap() & (1 << 24) != 0;
+    let out = g.app(&["--ulimit=memlock=-1"], &["cat", "/proc/self/limits"]);
+    if can_raise {
+        assert_eq!(limits_of(&out.ok().stdout, "Max locked memory").1, "unlimited");
+    } else {
+        let _ = out.exits(125).stderr_contains(&["--ulimit memlock=-1:-1 is above the hard limit", "CAP_SYS_RESOURCE"]);
+    }
+    for (flag, why) in
+        [("nofile=2:1", "above the hard limit"), ("files=1", "is not a resource"), ("nofile", "NAME=SOFT")]
+    {
+        let _ = g.app(&[&format!("--ulimit={flag}")], &["true"]).exits(125).stderr_contains(&[why]);
+    }
+}

@@ -4,6 +4,7 @@
 use std::ffi::CString;
 use std::io;
 
+use gantry_model::ulimit::Ulimit;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -11,6 +12,7 @@ use crate::program::{self, Unexecutable};
 use crate::refusal::Step;
 use crate::seccomp::Filters;
 use crate::sys::{self, Executable};
+use crate::ulimits;
 
 /// Confines the processes of an app. Computed once per app.
 #[derive(Debug, Clone)]
@@ -23,6 +25,8 @@ pub(crate) struct Confinement {
     pub(crate) filters: Option<std::rc::Rc<Filters>>,
     /// Whether execve may gain privileges.
     pub(crate) new_privileges: bool,
+    /// The resource limits that the user gave.
+    pub(crate) ulimits: std::rc::Rc<[Ulimit]>,
 }
 
 impl Confinement {
@@ -84,7 +88,7 @@ impl Confinement {
     /// control every process it sees. Afterwards the process makes only the system calls listed in [`crate::seccomp`],
     /// and allocates nothing.
     ///
-    /// The order is: signals, descriptors, the ambient and the bounding set, the filter, and last the capability that
+    /// The order is: signals, descriptors, resource limits, the ambient and the bounding set, the filter, and last the capability that
     /// loading the filter needed.
     pub(crate) fn lock_down(&self, uid: u32) -> Result<(), Unexecutable> {
         self.try_lock_down(uid)
@@ -94,6 +98,7 @@ impl Confinement {
     fn try_lock_down(&self, uid: u32) -> io::Result<()> {
         sys::reset_signals();
         sys::close_all_on_exec()?;
+        ulimits::apply(&self.ulimits)?;
         self.raise_ambient(uid)?;
         if !self.new_privileges {
             rustix::thread::set_no_new_privs(true)?;

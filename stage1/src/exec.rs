@@ -39,7 +39,7 @@ use crate::program::Unexecutable;
 use crate::refusal::{self, Step};
 use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
 use crate::user::{self, Ids};
-use crate::{passing, spec, terminal};
+use crate::{passing, spec, terminal, ulimits};
 
 /// An exec whose program has not been executed yet. The supervisor does not block on it: an app can stop the program's
 /// process (SIGSTOP) for any length of time.
@@ -252,6 +252,7 @@ impl Helper<'_> {
         if let Some(score) = self.app.plan.options.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
         }
+        ulimits::raise(&self.app.plan.options.ulimits)?;
         sys::setns(self.init.as_fd(), libc::CLONE_NEWPID)?;
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));

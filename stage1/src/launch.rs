@@ -30,7 +30,7 @@ use crate::sys::SingleThreaded;
 use crate::table::Table;
 use crate::user::{self, Ids};
 use crate::volumes::AppMount;
-use crate::{etc, root, seccomp, spec, terminal, volumes};
+use crate::{etc, root, seccomp, spec, terminal, ulimits, volumes};
 
 /// A pod whose apps were started.
 pub(crate) struct Pod {
@@ -346,11 +346,13 @@ impl AppCreation<'_> {
             }
             capabilities -= CapabilitySet::MKNOD;
         }
+        ulimits::check(&self.app.options.ulimits, held)?;
         let ambient = confine::capability_set(&self.app.ambient_capabilities) & capabilities;
         let names: Vec<String> = confine::names(capabilities).into_iter().map(str::to_owned).collect();
         let new_privileges = self.app.options.new_privileges;
         let filters = seccomp::filters(&self.app.options.seccomp, &names, new_privileges)?;
-        Ok(Confinement { capabilities, ambient, filters: filters.map(Rc::new), new_privileges })
+        let ulimits = self.app.options.ulimits.clone().into();
+        Ok(Confinement { capabilities, ambient, filters: filters.map(Rc::new), new_privileges, ulimits })
     }
 
     fn write_config(&self, mounts: &[AppMount], ids: &Ids, confinement: &Confinement) -> Result<()> {

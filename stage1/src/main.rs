@@ -43,6 +43,7 @@ mod sys;
 mod table;
 mod targets;
 mod terminal;
+mod ulimits;
 mod user;
 mod volumes;
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::confine::{Confinement, names};
 use crate::root::root_path;
+use crate::ulimits;
 use crate::user::Ids;
 use crate::volumes::AppMount;
 
@@ -74,6 +75,11 @@ fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
         "cwd": app.cwd,
         "capabilities": { "bounding": names(bounding), "effective": names(own), "permitted": names(own) },
     });
+    // Lower limits come later (confine.rs): they could stop libcontainer.
+    let raised = ulimits::raised_for_libcontainer(&app.options.ulimits);
+    if !raised.is_empty() {
+        process["rlimits"] = json!(raised);
+    }
     // Only if it is true: libcontainer treats an explicit false as true.
     if !confinement.new_privileges {
         process["noNewPrivileges"] = json!(true);

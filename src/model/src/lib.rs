@@ -22,6 +22,7 @@ pub mod query;
 pub mod resolv_conf;
 pub mod spec;
 pub mod time;
+pub mod ulimit;
 
 pub use app::{AppEnd, AppOutcome, AppState};
 pub use error::{ErrorKind, Kind};

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::id::shown;
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
+use crate::ulimit::Ulimit;
 use crate::{AppName, VolumeName};
 
 /// A pod as asked for.
@@ -92,6 +93,28 @@ pub struct AppOptions {
     /// File systems in memory.
     #[serde(default)]
     pub tmpfs: Vec<TmpfsMount>,
+    /// Limits of its processes, which replace gantry's own; one per resource.
+    #[serde(default)]
+    pub ulimits: Vec<Ulimit>,
+}
+
+impl AppOptions {
+    /// Adds a limit in place of an earlier one of the same resource.
+    pub fn set_ulimit(&mut self, ulimit: Ulimit) {
+        self.ulimits.retain(|other| other.resource != ulimit.resource);
+        self.ulimits.push(ulimit);
+    }
+
+    fn validate_ulimits(&self) -> Result<(), SpecError> {
+        let mut resources = BTreeSet::new();
+        for ulimit in &self.ulimits {
+            ulimit.validate()?;
+            if !resources.insert(ulimit.resource) {
+                return Err(SpecError::new(format!("two ulimits of resource '{}'", ulimit.resource.as_str())));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A file system in memory (tmpfs(5)), of one app. Neither device nodes nor set-user-ID bits have an effect in it.
@@ -551,6 +574,7 @@ impl AppSpec {
         }
         self.working_dir.as_deref().map_or(Ok(()), |dir| check_path("working directory", dir))?;
         self.options.limits.validate()?;
+        self.options.validate_ulimits()?;
         if let Some(adj) = self.options.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
             return Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000"));
         }

@@ -323,6 +323,16 @@ pub(crate) static FLAGS: &[Flag] = &[
         d.app().options.limits.pids = Some(values::number(v, "a number of processes")?);
         Ok(())
     }),
+    valued(
+        App,
+        &["ulimit"],
+        "NAME=SOFT[:HARD]",
+        "Resource limit of each process, as in setrlimit(2): nofile, nproc, core, memlock, stack …; -1: none",
+        |d, v| {
+            d.app().options.set_ulimit(v.parse()?);
+            Ok(())
+        },
+    ),
     valued(App, &["caps-retain", "cap-retain"], "CAP,…", "Retain exactly these capabilities", |d, v| {
         let names = values::capabilities(v, false)?;
         d.app().caps.retain.get_or_insert_default().extend(names);

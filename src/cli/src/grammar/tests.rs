@@ -204,6 +204,18 @@ fn capability_flags_are_parsed() {
 }
 
 #[test]
+fn ulimits_of_an_app_replace_those_of_all() {
+    let pod = spec("--ulimit nofile=1:2 --ulimit core=0 a --ulimit nofile=7 b");
+    let ulimits = |app: usize| -> Vec<String> {
+        let mut list: Vec<_> = pod.apps[app].options.ulimits.iter().map(ToString::to_string).collect();
+        list.sort_unstable();
+        list
+    };
+    assert_eq!(ulimits(0), ["core=0:0", "nofile=7:7"]);
+    assert_eq!(ulimits(1), ["core=0:0", "nofile=1:2"]);
+}
+
+#[test]
 fn errors_name_the_flag_and_the_value() {
     let rows = [
         ("", "at least one app"),
@@ -233,7 +245,8 @@ fn errors_name_the_flag_and_the_value() {
         ("-t a b", "gantry run -t a -- b"),
         ("a b --memory=12x", "'b' was taken for another image"),
         ("a --init", "--init is not supported: leave it out"),
-        ("a --ulimit nofile=1", "--ulimit is not supported: apps get"),
+        ("a --ulimit nofile=2:1", "--ulimit: ulimit nofile=2:1: the soft limit is above"),
+        ("a --uilmit nofile=1", "did you mean --ulimit?"),
         ("a --gpus all", "--gpus is not supported"),
         ("a -v x:y", "is neither"),
         ("a -v /x:/y:rx", "'rx' is not an option of a mount"),

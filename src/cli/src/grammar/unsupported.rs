@@ -29,7 +29,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("sysctl", "the kernel's defaults are kept"),
     ("shm-size", "/dev/shm has 64 MiB; for more, --volume shm,kind=empty,mode=1777 --mount volume=shm,target=/dev/shm"),
     ("init", "leave it out: every pod has an init process that reaps"),
-    ("ulimit", "apps get fixed resource limits; --memory, --cpu and --pids-limit are there"),
     ("pid", "the apps of a pod share one PID namespace, which no other pod or the host shares"),
     ("uts", "every pod has its own host name: use --hostname"),
     ("userns", "apps run in the host's user namespace"),

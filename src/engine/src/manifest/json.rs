@@ -22,6 +22,7 @@
 //!     "tmpfs": [ { "target": "/run", "size": 65536, "mode": 1023, "uid": 0, "gid": 0, "exec": false, "read_only": false } ],
 //!     "read_only_root": false,
 //!     "limits": { "memory": 67108864, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
+//!     "ulimits": [ { "name": "nofile", "soft": 1024, "hard": null } ],                 null: unlimited
 //!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} |
 //!                                               {"adjust": {"add": [...], "drop": [...]}}
 //!     "seccomp": "default",                     default | unconfined | {"retain": {"names": [...], "errno": 1}} |
@@ -45,7 +46,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_model::id::IdError;
 use gantry_model::net::PortSpec;
 use gantry_model::spec::{self, PodSpec};
-use gantry_model::{AppName, AppSpec};
+use gantry_model::{AppName, AppSpec, ulimit};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
@@ -103,6 +104,8 @@ pub(crate) struct App {
     read_only_root: bool,
     #[serde(default)]
     limits: Limits,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    ulimits: Vec<Ulimit>,
     #[serde(default)]
     capabilities: Capabilities,
     #[serde(default)]
@@ -172,6 +175,17 @@ struct Limits {
     cpu_shares: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pids: Option<u64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ulimit {
+    name: ulimit::Resource,
+    // Without this, serde takes a missing field for null.
+    #[serde(deserialize_with = "Option::deserialize")]
+    soft: Option<u64>,
+    #[serde(deserialize_with = "Option::deserialize")]
+    hard: Option<u64>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -310,6 +324,7 @@ impl From<&AppSpec> for App {
             tmpfs: app.options.tmpfs.iter().map(Tmpfs::from).collect(),
             read_only_root: app.options.read_only_root,
             limits: Limits { memory, cpu_milli, cpu_shares, pids },
+            ulimits: app.options.ulimits.iter().map(Ulimit::from).collect(),
             capabilities: match &app.capabilities {
                 spec::Capabilities::Default => Capabilities::Default,
                 spec::Capabilities::Retain(names) => Capabilities::Retain(names.clone()),
@@ -368,6 +383,7 @@ impl TryFrom<App> for AppSpec {
                 terminal: app.terminal,
                 stdin: app.stdin,
                 tmpfs: app.tmpfs.into_iter().map(spec::TmpfsMount::from).collect(),
+                ulimits: app.ulimits.into_iter().map(ulimit::Ulimit::from).collect(),
             },
             user_annotations: app.annotations,
             user_labels: app.labels,
@@ -386,6 +402,20 @@ impl From<Tmpfs> for spec::TmpfsMount {
     fn from(tmpfs: Tmpfs) -> Self {
         let Tmpfs { target, size, mode, uid, gid, exec, read_only } = tmpfs;
         Self { target, size, mode, uid, gid, exec, read_only }
+    }
+}
+
+impl From<&ulimit::Ulimit> for Ulimit {
+    fn from(ulimit: &ulimit::Ulimit) -> Self {
+        let ulimit::Ulimit { resource, soft, hard } = *ulimit;
+        Self { name: resource, soft, hard }
+    }
+}
+
+impl From<Ulimit> for ulimit::Ulimit {
+    fn from(ulimit: Ulimit) -> Self {
+        let Ulimit { name, soft, hard } = ulimit;
+        Self { resource: name, soft, hard }
     }
 }
 

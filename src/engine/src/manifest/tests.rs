@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
 use gantry_model::spec::{AppOptions, Capabilities, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec};
+use gantry_model::ulimit::{Resource, Ulimit};
 use gantry_model::{AppName, AppSpec, NetMode};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
@@ -55,6 +56,10 @@ fn tmpfs(size: u64, flags: [bool; 4]) -> TmpfsMount {
     TmpfsMount { target: "/t".into(), size, mode: 0o750, uid: 1, gid: 2, exec: flags[1], read_only: flags[2] }
 }
 
+fn ulimit(soft: u64) -> Ulimit {
+    Ulimit { resource: Resource::Nofile, soft: Some(soft), hard: None }
+}
+
 fn app() -> impl Strategy<Value = AppSpec> {
     let text = || option::of(any::<String>());
     let command = (name(), any::<String>(), text(), vec(any::<String>(), 0..3));
@@ -89,6 +94,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             terminal: rest.2[2],
             stdin: rest.2[3],
             oom_score_adj: rest.3.0,
+            ulimits: limits[1].map(ulimit).into_iter().collect(),
             tmpfs: limits[0].map(|size| tmpfs(size, rest.2)).into_iter().collect(),
         },
         stop_signal: rest.3.1,

@@ -1,6 +1,7 @@
 //! Values of flags, for completion.
 
 use gantry_model::spec::{ALL_CAPABILITIES, CAPABILITIES};
+use gantry_model::ulimit::Resource;
 use gantry_model::{EventKind, Phase};
 
 use super::candidates::{Candidate, Candidates};
@@ -19,6 +20,7 @@ pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, names: 
         "caps-retain" | "cap-retain" | "caps-remove" | "cap-remove" => {
             Candidates::from_words(CAPABILITIES.iter().copied())
         }
+        "ulimit" => Candidates::from_words(Resource::ALL.map(|resource| format!("{}=", resource.as_str()))),
         "insecure-options" => Candidates::from_words(crate::globals::INSECURE_OPTIONS),
         "net" | "network" => {
             Candidates::from_words(["none", "host", "all"].map(str::to_owned).into_iter().chain(names.networks()))
