@@ -15,8 +15,8 @@ pub(super) struct Draft<'a> {
     pub(super) options: PodOptions,
     pub(super) volumes: Vec<VolumeSpec>,
     pub(super) network: NetDraft,
-    pub(super) hostname: Option<String>,
-    pub(super) labels: BTreeMap<String, String>,
+    /// Settings of the pod that reach it unchanged. Its apps, volumes and networks are added at the end.
+    pub(super) pod: PodSpec,
     /// App flags before the first image.
     pub(super) common: AppDraft,
     pub(super) apps: Vec<AppDraft>,
@@ -103,8 +103,7 @@ impl<'a> Draft<'a> {
             options: PodOptions::default(),
             volumes: Vec::new(),
             network: NetDraft::default(),
-            hostname: None,
-            labels: BTreeMap::new(),
+            pod: PodSpec::default(),
             common: AppDraft::default(),
             apps: Vec::new(),
             not_with_manifest: Vec::new(),
@@ -152,13 +151,7 @@ impl<'a> Draft<'a> {
             }
             apps.push(app);
         }
-        let mut spec = PodSpec {
-            apps,
-            volumes: volumes.list,
-            hostname: self.hostname,
-            user_labels: self.labels,
-            ..PodSpec::default()
-        };
+        let mut spec = PodSpec { apps, volumes: volumes.list, ..self.pod };
         self.network.onto(&mut spec);
         spec.validate()?;
         Ok(Request { globals: self.globals, spec, options: self.options })

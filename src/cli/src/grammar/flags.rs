@@ -158,7 +158,7 @@ pub(crate) static FLAGS: &[Flag] = &[
     .short('v')
     .in_manifest(),
     valued(Pod, &["hostname"], "NAME", "Host name of the pod (default: gantry- and the first 8 digits of its id)", |d, v| {
-        d.hostname = Some(values::text(v)?);
+        d.pod.hostname = Some(values::text(v)?);
         Ok(())
     })
     .in_manifest(),
@@ -242,7 +242,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     }),
     valued(Pod, &["label"], "NAME=VALUE", "A free-form label of the pod", |d, v| {
-        d.labels.extend([values::pair(v)?]);
+        d.pod.user_labels.extend([values::pair(v)?]);
         Ok(())
     })
     .short('l')
