@@ -129,3 +129,36 @@ fn ulimits_above_the_hard_limit_need_a_capability() {
         let _ = g.app(&[&format!("--ulimit={flag}")], &["true"]).exits(125).stderr_contains(&[why]);
     }
 }
+
+#[test]
+fn sysctls_of_the_pods_namespaces() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let flags = ["--sysctl=net.core.somaxconn=77", "--sysctl=kernel.shmmni=99", "--sysctl=net/ipv4/ip_forward=1"];
+    let host = |name: &str| std::fs::read_to_string(format!("/proc/sys/{name}")).unwrap();
+    let before = [host("net/core/somaxconn"), host("kernel/shmmni")];
+    for (name, want) in [("net.core.somaxconn", "77"), ("kernel.shmmni", "99"), ("net.ipv4.ip_forward", "1")] {
+        assert_eq!(g.app(&flags, &["sysctl", name]).ok().text(), want, "{name}");
+    }
+    assert_eq!([host("net/core/somaxconn"), host("kernel/shmmni")], before, "the host's settings were changed");
+    let pod = pod_id(&g.run(&[&["prepare"][..], &flags, &[&image, "--", "sysctl", "kernel.shmmni"]].concat()).ok());
+    let manifest = g.run(&["cat-manifest", &pod]).ok().json();
+    assert_eq!(manifest["sysctls"]["net.ipv4.ip_forward"], "1");
+    // The network of a prepared pod can be replaced.
+    let out = g.run(&["run-prepared", "--net=host", &pod]).exits(125);
+    let _ = out.stderr_contains(&["would change the host"]);
+    for (flag, why) in [
+        ("--sysctl=kernel.pid_max=9", "of the whole host"),
+        ("--sysctl=kernel.hostname=x", "--hostname"),
+        ("--sysctl=net.core.somaxconn", "is not NAME=VALUE"),
+        ("--sysctl=net/../kernel/pid_max=9", "is not the name of a kernel setting"),
+        ("--sysctl=net.core.no_such=1", "cannot set sysctl net.core.no_such"),
+        ("--sysctl=net.core.somaxconn=many", "cannot set sysctl net.core.somaxconn to 'many'"),
+    ] {
+        let _ = g.app(&[flag], &["true"]).exits(125).stderr_contains(&[why]);
+    }
+    let _ = g
+        .run(&["run", "--net=host", flags[0], &image, "--", "true"])
+        .exits(125)
+        .stderr_contains(&["would change the host"]);
+}

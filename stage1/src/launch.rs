@@ -30,7 +30,7 @@ use crate::sys::SingleThreaded;
 use crate::table::Table;
 use crate::user::{self, Ids};
 use crate::volumes::AppMount;
-use crate::{etc, root, seccomp, spec, terminal, ulimits, volumes};
+use crate::{etc, root, seccomp, spec, sysctl, terminal, ulimits, volumes};
 
 /// A pod whose apps were started.
 pub(crate) struct Pod {
@@ -122,6 +122,7 @@ impl Launch {
             app.cgroup.add(app.process.pid).of_app(&app.plan.name)?;
         }
         self.wait_for_networks(plan, &host, &mut created)?;
+        sysctl::apply(plan)?;
         // All apps are locked down before the first is executed, which may have the right to trace the others.
         for app in &mut created {
             app.process.lock_down().of_app(&app.plan.name)?;

@@ -40,6 +40,7 @@ mod seccomp;
 mod spec;
 mod supervise;
 mod sys;
+mod sysctl;
 mod table;
 mod targets;
 mod terminal;

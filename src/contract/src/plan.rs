@@ -3,8 +3,11 @@
 //! The engine has validated the names in it. The image behind `layers` is untrusted: the supervisor resolves users,
 //! groups, programs and working directories inside the mounted root, beneath it.
 
+use std::collections::BTreeMap;
+
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{AppOptions, VolumeSpec};
+use gantry_model::sysctl::SysctlName;
 use serde::{Deserialize, Serialize};
 
 /// A pod to run.
@@ -20,6 +23,9 @@ pub struct Plan {
     pub trees_dir: String,
     /// Hostname in the pod.
     pub hostname: String,
+    /// Kernel settings of the pod's namespaces, by name.
+    #[serde(default)]
+    pub sysctls: BTreeMap<SysctlName, String>,
     /// The network.
     pub net: Net,
     /// `/etc/resolv.conf`.

@@ -21,6 +21,7 @@ pub mod quantity;
 pub mod query;
 pub mod resolv_conf;
 pub mod spec;
+pub mod sysctl;
 pub mod time;
 pub mod ulimit;
 

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::id::shown;
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
+use crate::sysctl::SysctlName;
 use crate::ulimit::Ulimit;
 use crate::{AppName, VolumeName};
 
@@ -30,6 +31,8 @@ pub struct PodSpec {
     pub hosts: HostsSpec,
     /// Hostname in the pod; `None`: `gantry-<uuid>`.
     pub hostname: Option<String>,
+    /// Kernel settings of the pod's namespaces, by name.
+    pub sysctls: BTreeMap<SysctlName, String>,
     /// Free-form annotations (rkt's `userAnnotations`). They never configure gantry.
     pub user_annotations: BTreeMap<String, String>,
     /// Free-form labels (rkt's `userLabels`).
@@ -479,6 +482,7 @@ fn every_capability() -> BTreeSet<String> {
 
 const MAX_APPS: usize = 100;
 const MAX_MOUNTS: usize = 200;
+const MAX_SYSCTLS: usize = 200;
 const MAX_TEXT: usize = 128 << 10;
 
 impl PodSpec {
@@ -524,6 +528,7 @@ impl PodSpec {
             return Err(SpecError::new(format!("--interactive needs exactly one app; this pod has {apps}")));
         }
         crate::net_check::check(self)?;
+        self.validate_sysctls()?;
         self.hostname.as_deref().map_or(Ok(()), check_hostname)
     }
 }
@@ -557,6 +562,19 @@ impl AddedAppSpec {
         whole.apps.push(self.app.clone());
         whole.volumes.extend(self.volumes.iter().cloned());
         whole.validate()
+    }
+}
+
+impl PodSpec {
+    fn validate_sysctls(&self) -> Result<(), SpecError> {
+        check_count("sysctls", self.sysctls.len(), MAX_SYSCTLS)?;
+        self.sysctls.iter().try_for_each(|(name, value)| crate::sysctl::validate_value(name, value))?;
+        match self.sysctls.keys().find(|name| name.is_network()) {
+            Some(name) if self.net == Some(NetMode::Host) => Err(SpecError::new(format!(
+                "sysctl {name} would change the host: a pod with --net=host has no network namespace of its own"
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 

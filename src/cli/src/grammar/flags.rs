@@ -162,6 +162,17 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .in_manifest(),
+    valued(
+        Pod,
+        &["sysctl"],
+        "NAME=VALUE",
+        "Set a kernel setting of the pod's namespaces: net.*, fs.mqueue.*, kernel.shm*, kernel.msg*, kernel.sem",
+        |d, v| {
+            d.pod.sysctls.extend([gantry_model::sysctl::parse_setting(v)?]);
+            Ok(())
+        },
+    )
+    .in_manifest(),
     switch(Pod, &["detach"], "Print the pod's id when it is ready, and exit", |d, v| {
         d.options.detach = values::boolean(v)?;
         Ok(())

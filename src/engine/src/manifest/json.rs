@@ -12,6 +12,7 @@
 //!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
 //!   "hostname": "web-1",                        optional
 //!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
+//!   "sysctls": { "net.core.somaxconn": "1024" },
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",
 //!     "exec": "/bin/web", "args": ["-v"],
@@ -46,6 +47,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_model::id::IdError;
 use gantry_model::net::PortSpec;
 use gantry_model::spec::{self, PodSpec};
+use gantry_model::sysctl::SysctlName;
 use gantry_model::{AppName, AppSpec, ulimit};
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +70,8 @@ pub(crate) struct Pod {
     hostname: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sandbox: bool,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    sysctls: BTreeMap<SysctlName, String>,
     apps: Vec<App>,
     #[serde(default)]
     volumes: Vec<Volume>,
@@ -264,7 +268,19 @@ fn usual_mode() -> u32 {
 
 impl From<&PodSpec> for Pod {
     fn from(spec: &PodSpec) -> Self {
-        let PodSpec { apps, sandbox, volumes, net, ports, dns, hosts, hostname, user_annotations, user_labels } = spec;
+        let PodSpec {
+            apps,
+            sandbox,
+            volumes,
+            net,
+            ports,
+            dns,
+            hosts,
+            hostname,
+            sysctls,
+            user_annotations,
+            user_labels,
+        } = spec;
         Self {
             version: crate::manifest::VERSION,
             net: net.as_ref().map(ToString::to_string),
@@ -273,6 +289,7 @@ impl From<&PodSpec> for Pod {
             hosts: hosts.into(),
             hostname: hostname.clone(),
             sandbox: *sandbox,
+            sysctls: sysctls.clone(),
             apps: apps.iter().map(App::from).collect(),
             volumes: volumes.iter().map(Volume::from).collect(),
             annotations: user_annotations.clone(),
@@ -285,7 +302,8 @@ impl TryFrom<Pod> for PodSpec {
     type Error = ManifestError;
 
     fn try_from(pod: Pod) -> Result<Self, ManifestError> {
-        let Pod { version: _, net, ports, dns, hosts, hostname, sandbox, apps, volumes, annotations, labels } = pod;
+        let Pod { version: _, net, ports, dns, hosts, hostname, sandbox, sysctls, apps, volumes, annotations, labels } =
+            pod;
         Ok(Self {
             apps: apps.into_iter().map(AppSpec::try_from).collect::<Result<_, _>>()?,
             volumes: volumes.into_iter().map(spec::VolumeSpec::try_from).collect::<Result<_, _>>()?,
@@ -295,6 +313,7 @@ impl TryFrom<Pod> for PodSpec {
             hosts: hosts.into(),
             hostname,
             sandbox,
+            sysctls,
             user_annotations: annotations,
             user_labels: labels,
         })
