@@ -162,3 +162,16 @@ fn sysctls_of_the_pods_namespaces() {
         .exits(125)
         .stderr_contains(&["would change the host"]);
 }
+
+#[test]
+fn size_of_shared_memory() {
+    let g = Gantry::new();
+    let shm = |flags: &[&str]| mount_at(&g.app(flags, &["mounts"]).ok().stdout, "/dev/shm");
+    assert!(shm(&[]).contains("size=65536k"), "{}", shm(&[]));
+    assert!(shm(&["--shm-size=1m"]).contains("size=1024k"), "{}", shm(&["--shm-size=1m"]));
+    let _ = g.app(&["--shm-size=0"], &["true"]).exits(125).stderr_contains(&["--shm-size 0 is out of range"]);
+    let _ = g.app(&["--shm-size=big"], &["true"]).exits(125).stderr_contains(&["is not an amount of memory"]);
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["prepare", "--shm-size=128m", &image]).ok());
+    assert_eq!(g.run(&["cat-manifest", &pod]).ok().json()["shm_size"], 128 << 20);
+}

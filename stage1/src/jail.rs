@@ -14,6 +14,7 @@
 //! starting an app does not depend on the host's mount table, and `kill -9` unmounts everything.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use gantry_contract::plan::Plan;
@@ -50,7 +51,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     let pod_dir = open_dir(&plan.pod_dir).attempt(|| format!("cannot open the pod directory {}", plan.pod_dir))?;
     let trees = open_dir(&plan.trees_dir).attempt(|| format!("cannot open the layers in {}", plan.trees_dir))?;
     let volumes = clone_volumes(plan)?;
-    build_root(&plan.pod_dir, &pod_dir, &trees)?;
+    build_root(plan, &pod_dir, &trees)?;
     for (name, (tree, is_file)) in volumes {
         attach_volume(&name, &tree, is_file)?;
     }
@@ -86,7 +87,8 @@ fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
 }
 
 /// Mounts the new root over the pod directory, fills it and makes it the root.
-fn build_root(over: &str, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
+fn build_root(plan: &Plan, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
+    let over = plan.pod_dir.as_str();
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("tmpfs", over, "tmpfs", quiet, c"mode=0700,size=16m").attempt(|| "cannot mount the supervisor's root")?;
     rustix::process::chdir(over).attempt(|| "cannot enter the supervisor's root")?;
@@ -97,7 +99,9 @@ fn build_root(over: &str, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
     mount_bind(fd_path(pod_dir), "pod").attempt(|| "cannot bind the pod directory")?;
     mount_bind(fd_path(trees), "trees").attempt(|| "cannot bind the layers")?;
     mount("proc", "proc", "proc", quiet, None).attempt(|| "cannot mount /proc for the supervisor")?;
-    mount("shm", "shm", "tmpfs", quiet, c"mode=1777,size=64m").attempt(|| "cannot mount the pod's /dev/shm")?;
+    let options = CString::new(format!("mode=1777,size={}", plan.shm_size)).map_err(std::io::Error::from);
+    let mounted = options.and_then(|options| Ok(mount("shm", "shm", "tmpfs", quiet, options.as_c_str())?));
+    mounted.attempt(|| "cannot mount the pod's /dev/shm")?;
     rustix::process::pivot_root(".", ".").attempt(|| {
         // pivot_root fails with EINVAL if the root is the initramfs.
         "cannot make the supervisor's root the root (a host that runs from its initramfs must switch_root to a tmpfs first)"

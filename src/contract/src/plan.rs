@@ -23,6 +23,9 @@ pub struct Plan {
     pub trees_dir: String,
     /// Hostname in the pod.
     pub hostname: String,
+    /// The size of `/dev/shm` in bytes.
+    #[serde(default = "default_shm_size")]
+    pub shm_size: u64,
     /// Kernel settings of the pod's namespaces, by name.
     #[serde(default)]
     pub sysctls: BTreeMap<SysctlName, String>,
@@ -52,6 +55,10 @@ pub struct Plan {
     /// pod nor stops the other apps.
     #[serde(default)]
     pub sandbox: bool,
+}
+
+fn default_shm_size() -> u64 {
+    gantry_model::spec::DEFAULT_SHM_SIZE
 }
 
 /// The network of a pod.

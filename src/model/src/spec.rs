@@ -31,6 +31,8 @@ pub struct PodSpec {
     pub hosts: HostsSpec,
     /// Hostname in the pod; `None`: `gantry-<uuid>`.
     pub hostname: Option<String>,
+    /// The size of `/dev/shm`, which the apps share, in bytes; `None`: [`DEFAULT_SHM_SIZE`].
+    pub shm_size: Option<u64>,
     /// Kernel settings of the pod's namespaces, by name.
     pub sysctls: BTreeMap<SysctlName, String>,
     /// Free-form annotations (rkt's `userAnnotations`). They never configure gantry.
@@ -289,6 +291,9 @@ pub struct Limits {
     pub pids: Option<u64>,
 }
 
+/// The size of `/dev/shm` if none is given, in bytes: docker's and podman's.
+pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
+
 /// The limit of processes and threads of an app for which none is given: a fork bomb must not take the host's process
 /// numbers. Ignored where the kernel cannot limit them. podman's default is 2048.
 pub const DEFAULT_PIDS_LIMIT: u64 = 4096;
@@ -529,6 +534,9 @@ impl PodSpec {
         }
         crate::net_check::check(self)?;
         self.validate_sysctls()?;
+        if let Some(size) = self.shm_size.filter(|size| !(4096..=i64::MAX.unsigned_abs()).contains(size)) {
+            return Err(out_of_range("--shm-size", size, "at least 4096 bytes"));
+        }
         self.hostname.as_deref().map_or(Ok(()), check_hostname)
     }
 }

@@ -162,6 +162,11 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .in_manifest(),
+    valued(Pod, &["shm-size"], "BYTES", "Size of /dev/shm, which the apps share (default 64Mi)", |d, v| {
+        d.pod.shm_size = Some(gantry_model::quantity::memory(v)?);
+        Ok(())
+    })
+    .in_manifest(),
     valued(
         Pod,
         &["sysctl"],

@@ -26,7 +26,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("device", "apps get the default devices only"),
     ("device-cgroup-rule", "apps get the default devices only"),
     ("gpus", "apps get the default devices only"),
-    ("shm-size", "/dev/shm has 64 MiB; for more, --volume shm,kind=empty,mode=1777 --mount volume=shm,target=/dev/shm"),
     ("init", "leave it out: every pod has an init process that reaps"),
     ("pid", "the apps of a pod share one PID namespace, which no other pod or the host shares"),
     ("uts", "every pod has its own host name: use --hostname"),

@@ -12,6 +12,7 @@
 //!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
 //!   "hostname": "web-1",                        optional
 //!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
+//!   "shm_size": 67108864,
 //!   "sysctls": { "net.core.somaxconn": "1024" },
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",
@@ -70,6 +71,8 @@ pub(crate) struct Pod {
     hostname: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sandbox: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shm_size: Option<u64>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     sysctls: BTreeMap<SysctlName, String>,
     apps: Vec<App>,
@@ -277,6 +280,7 @@ impl From<&PodSpec> for Pod {
             dns,
             hosts,
             hostname,
+            shm_size,
             sysctls,
             user_annotations,
             user_labels,
@@ -289,6 +293,7 @@ impl From<&PodSpec> for Pod {
             hosts: hosts.into(),
             hostname: hostname.clone(),
             sandbox: *sandbox,
+            shm_size: *shm_size,
             sysctls: sysctls.clone(),
             apps: apps.iter().map(App::from).collect(),
             volumes: volumes.iter().map(Volume::from).collect(),
@@ -302,8 +307,21 @@ impl TryFrom<Pod> for PodSpec {
     type Error = ManifestError;
 
     fn try_from(pod: Pod) -> Result<Self, ManifestError> {
-        let Pod { version: _, net, ports, dns, hosts, hostname, sandbox, sysctls, apps, volumes, annotations, labels } =
-            pod;
+        let Pod {
+            version: _,
+            net,
+            ports,
+            dns,
+            hosts,
+            hostname,
+            sandbox,
+            shm_size,
+            sysctls,
+            apps,
+            volumes,
+            annotations,
+            labels,
+        } = pod;
         Ok(Self {
             apps: apps.into_iter().map(AppSpec::try_from).collect::<Result<_, _>>()?,
             volumes: volumes.into_iter().map(spec::VolumeSpec::try_from).collect::<Result<_, _>>()?,
@@ -313,6 +331,7 @@ impl TryFrom<Pod> for PodSpec {
             hosts: hosts.into(),
             hostname,
             sandbox,
+            shm_size,
             sysctls,
             user_annotations: annotations,
             user_labels: labels,

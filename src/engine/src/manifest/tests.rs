@@ -143,9 +143,23 @@ fn pod() -> impl Strategy<Value = PodSpec> {
     let networks = (net(), vec(port(), 0..3), dns(), hosts());
     (vec(app(), 0..3), vec(volume(), 0..3), networks, option::of(any::<String>()), map(), map(), any::<bool>())
         .prop_map(|(apps, volumes, (net, ports, dns, hosts), hostname, user_annotations, user_labels, sandbox)| {
+            let shm_size = sandbox.then_some(4096);
             let sysctls =
                 sandbox.then(|| gantry_model::sysctl::parse_setting("net.core.x=1").unwrap()).into_iter().collect();
-            PodSpec { apps, sandbox, volumes, net, ports, dns, hosts, hostname, sysctls, user_annotations, user_labels }
+            PodSpec {
+                apps,
+                sandbox,
+                volumes,
+                net,
+                ports,
+                dns,
+                hosts,
+                hostname,
+                shm_size,
+                sysctls,
+                user_annotations,
+                user_labels,
+            }
         })
 }
 

@@ -117,6 +117,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         pod_dir: setting.layout.pod_dir(&setting.id).to_string_lossy().into_owned(),
         trees_dir: setting.layout.trees_dir().to_string_lossy().into_owned(),
         hostname,
+        shm_size: spec.shm_size.unwrap_or(spec::DEFAULT_SHM_SIZE),
         sysctls: spec.sysctls.clone(),
         net: plan_net::net(mode, ports, plan_net::host(setting.network, setting.layout))?,
         resolv: spec.dns.clone(),

@@ -349,6 +349,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         pod_dir: String::new(),
         trees_dir: String::new(),
         hostname: "host".into(),
+        shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net: Net::Host,
         resolv: gantry_model::net::DnsSpec::default(),

@@ -91,6 +91,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         pod_dir: String::new(),
         trees_dir: String::new(),
         hostname: String::new(),
+        shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net: plan::Net::Networks(networks),
         resolv: DnsSpec::Network,
