@@ -2,10 +2,11 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use gantry_proto::rkt::v1alpha::{EventFilter, EventType};
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
 
 /// Ends gantryd with this signal. It must take less than a second; the test allows half a second more for slow
@@ -81,6 +82,48 @@ fn app_exits_are_recorded_before_the_pod_ends() {
     g.run(&["kill", &pod]).succeeded();
     keeper.wait_for_stderr(&format!("pod {pod} exited"));
     end(keeper, Signal::TERM);
+}
+
+/// The inodes of the directories that each inotify instance of a process watches.
+fn inotify_instances(pid: u32) -> Vec<Vec<u64>> {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    fds.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target == Path::new("anon_inode:inotify")))
+        .map(|fd| {
+            let path = Path::new("/proc").join(pid.to_string()).join("fdinfo").join(fd.file_name());
+            let info = std::fs::read_to_string(path).unwrap_or_default();
+            // One line for each watch: `inotify wd:1 ino:9e7 sdev:800013 …`.
+            let inode = |line: &str| u64::from_str_radix(line.split(" ino:").nth(1)?.split(' ').next()?, 16).ok();
+            info.lines().filter_map(inode).collect()
+        })
+        .collect()
+}
+
+#[test]
+fn one_inotify_instance_watches_for_commits() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut served = g.serve(&[]);
+    let api = served.api();
+    let mut events = api.listen(EventFilter::default());
+    let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "sleep", "forever"]).ok());
+    // The hub and the keeper have seen its start, and the resolver's thread runs.
+    let seen = events.until(|event| event.id == pod && event.r#type() == EventType::PodStarted);
+    assert!(!seen.is_empty());
+    served.daemon().wait_for_stderr(&format!("pod {pod} runs"));
+    let pid = served.daemon().pid();
+    wait_for("the thread of the resolver", || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        tasks.map(name).any(|name| name == "names\n").then_some(())
+    });
+    let data = std::fs::metadata(g.dir()).unwrap().ino();
+    let instances = inotify_instances(pid);
+    assert_eq!(instances.iter().filter(|watched| watched.contains(&data)).count(), 1, "{instances:?}");
+    // The others are for the directories of pods, and of logs.
+    assert_eq!(instances.len(), 3, "{instances:?}");
+    g.run(&["kill", &pod]).succeeded();
+    drop((events, api));
+    served.end();
 }
 
 /// Without a free inotify instance (here: in a user namespace that allows none), gantryd polls once a second.

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gantry_engine::{Observer, Options};
+use gantry_engine::{CommitWatcher, Observer, Options};
 use tokio::sync::watch;
 
 use crate::bridge::Bridge;
@@ -16,6 +16,8 @@ use crate::hub::Hub;
 pub struct Config {
     /// Options of the engine.
     pub options: Options,
+    /// Watches the commits to that data directory.
+    pub commits: CommitWatcher,
     /// Directory of the configuration file.
     pub config_dir: PathBuf,
     /// Whether gantryd reconciles and collects garbage; health reports it as the service `gantryd`.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use gantry_engine::model::Event;
 use gantry_engine::model::query::EventQuery;
-use gantry_engine::{Commits, Observer, Options, now};
+use gantry_engine::{CommitWatcher, Observer, Options, now};
 use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
@@ -114,6 +114,7 @@ impl Ring {
 }
 
 struct Shared {
+    commits: CommitWatcher,
     encoders: AtomicUsize,
     ring: RwLock<Ring>,
     /// The number of the last event that was read.
@@ -131,10 +132,10 @@ impl Hub {
     ///
     /// # Errors
     /// The process can start no more threads.
-    pub(crate) fn start(options: Options) -> io::Result<Self> {
+    pub(crate) fn start(options: Options, commits: CommitWatcher) -> io::Result<Self> {
         let ring = RwLock::new(Ring { from: u64::MAX, ..Ring::default() });
         let (encoders, last) = (AtomicUsize::new(0), watch::Sender::new(0));
-        let shared = Arc::new(Shared { encoders, ring, last, ended: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { commits, encoders, ring, last, ended: AtomicBool::new(false) });
         let thread_shared = Arc::clone(&shared);
         std::thread::Builder::new().name("events".to_owned()).spawn(move || thread_shared.run(&options))?;
         Ok(Self { shared })
@@ -199,7 +200,7 @@ impl Shared {
         let observer = <Observer as EngineHandle>::open(options)?;
         // Before the first read, so that a commit in between causes a wake-up.
         let failed = |error: io::Error| Status::unavailable(format!("cannot watch the database: {error}"));
-        let mut commits = Commits::watch(&observer).map_err(failed)?;
+        let mut commits = self.commits.subscribe().map_err(failed)?;
         let newest =
             observer.events_start(&EventQuery::default(), now()).map_err(|error| status::from_error(&error))?;
         let mut at = match *cursor {

@@ -109,13 +109,13 @@ pub fn serve(config: Config, endpoints: Vec<Endpoint>) -> Result<Running, ServeE
     // Sockets and inotify register with the runtime's poller.
     let inside = runtime.enter();
     let reconciles = config.reconciles;
-    let options = config.options.clone();
+    let (options, commits) = (config.options.clone(), config.commits.clone());
     let context = Arc::new(Context {
         config,
         reader: Arc::new(
             Bridge::start(options.clone()).map_err(ServeError::system("start the threads that read the engine"))?,
         ),
-        hub: Hub::start(options).map_err(ServeError::system("start the thread that reads events"))?,
+        hub: Hub::start(options, commits).map_err(ServeError::system("start the thread that reads events"))?,
         dir_watch: DirWatch::new(),
         draining: is_draining,
     });

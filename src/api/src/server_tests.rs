@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use gantry_engine::model::spec::{AppSpec, PodSpec};
 use gantry_engine::model::{AppName, PodId};
-use gantry_engine::{Engine, Note, Observer, Options, Prepare, Progress, PullPolicy};
+use gantry_engine::{CommitWatcher, Engine, Note, Observer, Options, Prepare, Progress, PullPolicy};
 use gantry_proto::rkt::v1alpha::public_api_client::PublicApiClient;
 use gantry_proto::rkt::v1alpha::{self as wire, EventType};
 use tokio_stream::StreamExt as _;
@@ -42,7 +42,9 @@ impl Home {
     fn with(further: impl FnOnce(&Path) -> Vec<crate::Endpoint>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let engine = Engine::open(Options::new(dir.path().join("data"))).unwrap();
-        let config = Config { options: engine.options().clone(), config_dir: "/etc/gantry".into(), reconciles: true };
+        let options = engine.options().clone();
+        let commits = CommitWatcher::start(&options).unwrap();
+        let config = Config { options, commits, config_dir: "/etc/gantry".into(), reconciles: true };
         let listeners = Listener::open(&Address::Unix(dir.path().join("api.sock")), rkt::SOCKET_ACCESS).unwrap();
         let mut endpoints = further(dir.path());
         endpoints.push(rkt::endpoint(listeners));

@@ -7,9 +7,9 @@
 //! |---|---|---|
 //! | a supervisor ended | its pidfd | reconcile the pod: remove cgroups, row Exited, events |
 //! | an app of a running pod ended | inotify on its directory (journal) | reconcile the pod: the app's row and event |
-//! | a command started a pod | inotify on the WAL | watch its supervisor |
+//! | a command started a pod | a commit ([`CommitWatcher`]) | watch its supervisor |
 //! | a preparing command was killed | poll while a pod is preparing | reconcile the pod after [`PREPARE_TIMEOUT`] |
-//! | a commit | inotify on the WAL | sync within [`SYNC_DELAY`] |
+//! | a commit | the same | sync within [`SYNC_DELAY`] |
 //! | timers | | collect garbage and back up the database, in another thread |
 //!
 //! A missed wake-up is found by comparing the WAL's size and time every [`POLL_INTERVAL`], and at the latest by the
@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use gantry_engine::{Engine, PodError, PodRow, PodView, Settings};
+use gantry_engine::{CommitWatcher, Engine, PodError, PodRow, PodView, Settings};
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, AppState, Phase, PodId};
@@ -90,8 +90,14 @@ pub(crate) struct Keeper {
 
 impl Keeper {
     /// A keeper of this engine's data directory; the caller holds the lock.
-    pub(crate) fn new(args: Args, settings: Settings, engine: Engine, signals: Signals) -> anyhow::Result<Self> {
-        let watcher = Watcher::new(&signals, engine.store()).context("cannot watch the data directory")?;
+    pub(crate) fn new(
+        args: Args,
+        settings: Settings,
+        engine: Engine,
+        signals: Signals,
+        commits: &CommitWatcher,
+    ) -> anyhow::Result<Self> {
+        let watcher = Watcher::new(&signals, commits).context("cannot watch the pods")?;
         let now = Instant::now();
         Ok(Self {
             args,

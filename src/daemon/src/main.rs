@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
 use gantry_api::{ListenError, Listener};
-use gantry_engine::{Keeping, Settings};
+use gantry_engine::{CommitWatcher, Keeping, Settings};
 use gantry_logging::{Filter, LogFormat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::level_filters::LevelFilter;
@@ -116,12 +116,17 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
     let listeners = serve::listeners(passed, args.listen(&settings), args.run_dir.as_deref())?;
-    let api = Api::start(api_config(&settings, condition.can_write()), listeners)?;
+    let commits = CommitWatcher::start(&settings.options).context("cannot watch the database")?;
+    if let Err(error) = commits.check() {
+        let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
+        warn!("cannot watch {dir} for commits: {error}; polling the database instead ({sysctls})");
+    }
+    let api = Api::start(api_config(&settings, commits.clone(), condition.can_write()), listeners)?;
     let ended = if condition.can_write() {
-        let mut keeper = Keeper::new(args, settings.clone(), engine, signals)?;
+        let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits)?;
         keeper.start();
         // After the first reconciliation has released the networks of pods that ended in the meantime.
-        let mut networking = Networking::start(&settings);
+        let mut networking = Networking::start(&settings, commits);
         info!("keeping {dir}");
         notify::send_state("READY=1");
         let ended = keeper.run(&mut networking);
@@ -140,9 +145,10 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
 }
 
 /// The configuration of the API server.
-fn api_config(settings: &Settings, reconciles: bool) -> gantry_api::Config {
+fn api_config(settings: &Settings, commits: CommitWatcher, reconciles: bool) -> gantry_api::Config {
     gantry_api::Config {
         options: settings.options.clone(),
+        commits,
         config_dir: settings.config.parent().map(Path::to_owned).unwrap_or_default(),
         reconciles,
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::Settings;
+use gantry_engine::{CommitWatcher, Settings};
 use gantry_resolver::Note;
 use tracing::{info, warn};
 
@@ -16,18 +16,19 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The resolver, if it is enabled, and the watch on nftables.
 pub(crate) struct Networking {
+    commits: CommitWatcher,
     resolver: Option<gantry_resolver::Running>,
     firewall: Option<Firewall>,
 }
 
 impl Networking {
     /// Starts both. Logs what cannot be started.
-    pub(crate) fn start(settings: &Settings) -> Self {
+    pub(crate) fn start(settings: &Settings, commits: CommitWatcher) -> Self {
         let firewall = Firewall::start(&settings.options);
         let firewall = firewall.inspect_err(|error| {
             warn!("cannot watch nftables: cannot start a thread: {error}");
         });
-        let mut networking = Self { resolver: None, firewall: firewall.ok() };
+        let mut networking = Self { commits, resolver: None, firewall: firewall.ok() };
         networking.apply_resolver_setting(settings);
         networking
     }
@@ -43,7 +44,7 @@ impl Networking {
     fn apply_resolver_setting(&mut self, settings: &Settings) {
         match (settings.options.network.resolver, self.resolver.take()) {
             (true, Some(running)) => self.resolver = Some(running),
-            (true, None) => self.resolver = start_resolver(settings),
+            (true, None) => self.resolver = start_resolver(settings, self.commits.clone()),
             (false, Some(running)) => {
                 running.drain(DRAIN_TIMEOUT);
                 info!("stopped resolving names of pods");
@@ -61,8 +62,9 @@ impl Networking {
     }
 }
 
-fn start_resolver(settings: &Settings) -> Option<gantry_resolver::Running> {
-    let config = gantry_resolver::Config { options: settings.options.clone(), resolv_conf: RESOLV_CONF.into() };
+fn start_resolver(settings: &Settings, commits: CommitWatcher) -> Option<gantry_resolver::Running> {
+    let options = settings.options.clone();
+    let config = gantry_resolver::Config { options, commits, resolv_conf: RESOLV_CONF.into() };
     let say = |note: &Note| {
         let text = note.to_string();
         if note.is_warning() { warn!("{text}") } else { info!("{text}") }

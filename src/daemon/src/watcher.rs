@@ -1,16 +1,15 @@
-//! The keeper's wake-ups behind one epoll descriptor: signals, ends of supervisors (pidfds), and inotify on the
-//! database's WAL (commits of any process) and on the directories of running pods (journals).
+//! The keeper's wake-ups behind one epoll descriptor: signals, commits of any process (a [`CommitSubscription`]), ends
+//! of supervisors (pidfds), and inotify on the directories of running pods (journals).
 //!
 //! A wake-up only names what to reconcile; a spurious one is harmless. Without inotify the keeper polls.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_engine::Store;
+use gantry_engine::{CommitSubscription, CommitWatcher};
 use gantry_host::inotify::{DirChange, Inotify, WatchId};
 use gantry_model::PodId;
 use rustix::buffer::spare_capacity;
@@ -21,8 +20,9 @@ use tracing::warn;
 use crate::signals::Signals;
 
 const SIGNALS: u64 = 0;
-const INOTIFY: u64 = 1;
-const FIRST_POD: u64 = 2;
+const COMMITS: u64 = 1;
+const INOTIFY: u64 = 2;
+const FIRST_POD: u64 = 3;
 
 /// The pods to reconcile.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -46,11 +46,9 @@ struct WatchedPod {
 #[derive(Debug)]
 pub(crate) struct Watcher {
     epoll: OwnedFd,
+    commits: CommitSubscription,
     /// `None` if the kernel had no instance left.
     inotify: Option<Inotify>,
-    /// The watch on the data directory, if the kernel had one left.
-    database: Option<WatchId>,
-    wal: OsString,
     pods: HashMap<PodId, WatchedPod>,
     by_token: HashMap<u64, PodId>,
     by_watch: HashMap<WatchId, PodId>,
@@ -58,38 +56,34 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Watches the signals and the database of this store.
+    /// Watches the signals and subscribes to commits.
     ///
     /// # Errors
     /// No descriptors left.
-    pub(crate) fn new(signals: &Signals, store: &Store) -> io::Result<Self> {
+    pub(crate) fn new(signals: &Signals, commits: &CommitWatcher) -> io::Result<Self> {
         let inotify = Inotify::new().inspect_err(|error| {
             let why = "polling once a second instead (sysctl fs.inotify.max_user_instances)";
-            warn!("cannot watch directories: {error}; {why}");
+            warn!("cannot watch the directories of pods: {error}; {why}");
         });
-        Self::with(signals, store, inotify.ok())
+        Self::with(signals, commits.subscribe()?, inotify.ok())
     }
 
-    fn with(signals: &Signals, store: &Store, inotify: Option<Inotify>) -> io::Result<Self> {
+    fn with(signals: &Signals, commits: CommitSubscription, inotify: Option<Inotify>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, signals, epoll::EventData::new_u64(SIGNALS), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &commits, epoll::EventData::new_u64(COMMITS), epoll::EventFlags::IN)?;
         if let Some(inotify) = &inotify {
             epoll::add(&epoll, inotify, epoll::EventData::new_u64(INOTIFY), epoll::EventFlags::IN)?;
         }
-        let wal = store.layout().wal().file_name().map(OsStr::to_owned).unwrap_or_default();
-        let mut watcher = Self {
+        Ok(Self {
             epoll,
+            commits,
             inotify,
-            database: None,
-            wal,
             pods: HashMap::new(),
             by_token: HashMap::new(),
             by_watch: HashMap::new(),
             next_token: FIRST_POD,
-        };
-        // The directory, because SQLite deletes the WAL when the last connection closes, and creates it again.
-        watcher.database = watcher.add_watch(store.layout().root());
-        Ok(watcher)
+        })
     }
 
     /// Whether this pod is watched.
@@ -153,6 +147,10 @@ impl Watcher {
             match event.data.u64() {
                 // The keeper reads signals after every wait.
                 SIGNALS => {}
+                COMMITS => {
+                    self.commits.clear();
+                    wake_ups.database = true;
+                }
                 INOTIFY => self.read_inotify(&mut wake_ups)?,
                 token => wake_ups.pods.extend(self.by_token.get(&token)),
             }
@@ -163,13 +161,9 @@ impl Watcher {
     fn read_inotify(&self, wake_ups: &mut WakeUps) -> io::Result<()> {
         let Some(inotify) = &self.inotify else { return Ok(()) };
         inotify.read_changes(|change| match change {
-            DirChange::File { watch, name } if Some(watch) == self.database => wake_ups.database |= name == self.wal,
             DirChange::File { watch, .. } | DirChange::Ended(watch) => wake_ups.pods.extend(self.by_watch.get(&watch)),
-            // Reconcile everything.
-            DirChange::Lost => {
-                wake_ups.database = true;
-                wake_ups.pods.extend(self.pods.keys());
-            }
+            // Reconcile every watched pod.
+            DirChange::Lost => wake_ups.pods.extend(self.pods.keys()),
         })
     }
 
@@ -192,6 +186,8 @@ mod tests {
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
 
+    use gantry_engine::Options;
+
     use super::*;
 
     fn pod(n: u8) -> PodId {
@@ -201,12 +197,12 @@ mod tests {
     #[test]
     fn without_inotify_pods_are_polled() {
         let temp = tempfile::tempdir().unwrap();
-        let store = Store::open(&temp.path().join("data")).unwrap();
+        let commits = CommitWatcher::start(&Options::new(temp.path().join("data"))).unwrap();
         let signals = Signals::catch().unwrap();
         let (dir, absent) = (temp.path(), temp.path().join("absent"));
-        let mut watching = Watcher::new(&signals, &store).unwrap();
+        let mut watching = Watcher::new(&signals, &commits).unwrap();
         // As if the kernel had no inotify instance left.
-        let mut polling = Watcher::with(&signals, &store, None).unwrap();
+        let mut polling = Watcher::with(&signals, commits.subscribe().unwrap(), None).unwrap();
         let mut ends = Vec::new();
         for (watcher, want) in [(&mut watching, vec![pod(2)]), (&mut polling, vec![pod(1), pod(2)])] {
             for (n, dir) in [(1, dir), (2, &absent)] {

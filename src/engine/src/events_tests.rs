@@ -1,6 +1,4 @@
-//! Cursors, gaps and waking, on a real store with several writers.
-
-use std::time::Instant;
+//! Cursors and gaps, on a real store.
 
 use gantry_model::EventKind;
 use gantry_store::{ImageFormat, NewImage, Store};
@@ -9,7 +7,7 @@ use super::*;
 use crate::Options;
 
 /// Commits an image without layers: one event at this time.
-fn write_event(store: &Store, n: u32, at: i64) {
+pub(crate) fn write_event(store: &Store, n: u32, at: i64) {
     let blob = |text: String| {
         let digest = gantry_fetch::source::digest_of(gantry_model::id::Algorithm::Sha256, text.as_bytes());
         store.put_blob(&digest, text.as_bytes()).unwrap();
@@ -22,7 +20,7 @@ fn write_event(store: &Store, n: u32, at: i64) {
 }
 
 /// An engine on a new store, and an observer of it.
-fn both(dir: &std::path::Path) -> (Engine, Observer) {
+pub(crate) fn open_both(dir: &std::path::Path) -> (Engine, Observer) {
     let options = Options::new(dir.join("data"));
     let engine = Engine::open(options.clone()).unwrap();
     (engine, Observer::open(options).unwrap())
@@ -33,7 +31,7 @@ const SECOND: i64 = 1_000_000_000;
 #[test]
 fn queries_become_cursors() {
     let home = tempfile::tempdir().unwrap();
-    let (engine, observer) = both(home.path());
+    let (engine, observer) = open_both(home.path());
     // The clock was set back before the third, whose time is that of the second for that reason.
     for (n, at) in [10, 20, 12, 30, 40].into_iter().enumerate() {
         write_event(&engine.store, n as u32, at * SECOND);
@@ -77,7 +75,7 @@ fn queries_become_cursors() {
 #[test]
 fn pages_continue_and_report_gaps() {
     let home = tempfile::tempdir().unwrap();
-    let (engine, observer) = both(home.path());
+    let (engine, observer) = open_both(home.path());
     for n in 0..10 {
         write_event(&engine.store, n, i64::from(n));
     }
@@ -93,88 +91,4 @@ fn pages_continue_and_report_gaps() {
     let page = observer.events_after(10, 9).unwrap();
     assert_eq!(page, EventPage { cursor: 10, ..EventPage::default() });
     assert_eq!(observer.events_after(u64::MAX, 9).unwrap().cursor, u64::MAX);
-}
-
-/// Reads until there are this many events; a wait may take any time, but no event may be missed.
-fn follow(observer: &Observer, commits: &mut Commits, want: usize) -> Vec<u64> {
-    let (mut cursor, mut seqs) = (0, Vec::new());
-    let begin = Instant::now();
-    while seqs.len() < want {
-        assert!(begin.elapsed() < Duration::from_secs(60), "only {seqs:?} came");
-        let page = observer.events_after(cursor, 7).unwrap();
-        seqs.extend(page.events.iter().map(|event| event.seq));
-        cursor = page.cursor;
-        if page.events.is_empty() {
-            commits.wait(Duration::from_secs(10)).unwrap();
-        }
-    }
-    seqs
-}
-
-#[test]
-fn a_follower_misses_nothing_with_or_without_inotify() {
-    for blind in [false, true] {
-        let home = tempfile::tempdir().unwrap();
-        let (engine, observer) = both(home.path());
-        let mut commits = Commits::watch(&observer).unwrap();
-        assert!(commits.inotify.is_some(), "the test sees inotify");
-        if blind {
-            commits.inotify = None;
-        }
-        let options = engine.options.clone();
-        let writers: Vec<_> = (0..2)
-            .map(|writer| {
-                let options = options.clone();
-                std::thread::spawn(move || {
-                    let engine = Engine::open(options).unwrap();
-                    (0..20).for_each(|n| write_event(&engine.store, writer * 100 + n, 1));
-                })
-            })
-            .collect();
-        let seqs = follow(&observer, &mut commits, 40);
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
-        assert_eq!(seqs, (1..=40).collect::<Vec<_>>(), "blind: {blind}");
-    }
-}
-
-#[test]
-fn polling_backs_off_until_the_deadline() {
-    let home = tempfile::tempdir().unwrap();
-    let (engine, observer) = both(home.path());
-    let mut commits = Commits::watch(&observer).unwrap();
-    for _ in 0..POLL_BACKOFF_MS.len() {
-        commits.wait(MAX_POLL_INTERVAL).unwrap();
-    }
-    assert_eq!(commits.pause(), MAX_POLL_INTERVAL);
-    let begin = Instant::now();
-    commits.wait(Duration::from_millis(5)).unwrap();
-    assert!(
-        begin.elapsed() >= Duration::from_millis(5) && commits.pause() == MAX_POLL_INTERVAL,
-        "{:?}",
-        begin.elapsed()
-    );
-    // Changes of other files in the directory are no commits; those of the WAL are.
-    std::fs::write(home.path().join("data/other"), b"x").unwrap();
-    commits.wait(Duration::from_millis(5)).unwrap();
-    assert_eq!(commits.pause(), MAX_POLL_INTERVAL);
-    write_event(&engine.store, 1, 1);
-    commits.wait(MAX_POLL_INTERVAL).unwrap();
-    assert_eq!(commits.pause(), Duration::from_millis(POLL_BACKOFF_MS[0]));
-}
-
-#[test]
-fn waiting_survives_removal_of_the_directory() {
-    let home = tempfile::tempdir().unwrap();
-    let both = both(home.path());
-    let mut commits = Commits::watch(&both.1).unwrap();
-    // Files that are open keep the kernel from telling of their directory's end.
-    drop(both);
-    std::fs::remove_dir_all(home.path().join("data")).unwrap();
-    let begin = Instant::now();
-    while commits.inotify.is_some() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "the kernel does not tell of the end of the directory");
-        commits.wait(POLL_INTERVAL).unwrap();
-    }
-    assert_eq!(commits.pause(), POLL_INTERVAL);
-    commits.wait(Duration::from_millis(1)).unwrap();
 }

@@ -18,10 +18,12 @@
 //! | `doctor` | checks of the host, the store and the pods |
 //! | `recovery` | gantryd's start with a damaged or restored database |
 //! | `observer` | the read-only handle for surfaces |
+//! | `commits` | waiting for commits to the database |
 //! | `events`, `volumes`, `settings`, `error` | one subject each |
 //!
 //! The modules are private. The items that the command line, the API and gantryd use are exported here.
 
+mod commits;
 mod doctor;
 mod engine;
 mod error;
@@ -36,10 +38,11 @@ mod recovery;
 mod settings;
 mod volumes;
 
+pub use commits::{CommitSubscription, CommitWatcher, Commits};
 pub use doctor::store::examine;
 pub use engine::{Engine, NetworkOptions, OpenError, Options};
 pub use error::{Cause, EngineError, PodError};
-pub use events::{COMMIT_TIMEOUT, Commits, EventPage};
+pub use events::{COMMIT_TIMEOUT, EventPage};
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
 pub use images::inspect::{HistoryStep, ImageDetails, LayerDetails};
 pub use images::login;

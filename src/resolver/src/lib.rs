@@ -36,8 +36,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use gantry_engine::Options;
 use gantry_engine::model::{ErrorKind, Kind};
+use gantry_engine::{CommitWatcher, Options};
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -50,6 +50,8 @@ use crate::server::{ResolverState, Shared};
 pub struct Config {
     /// The data directory of the pods.
     pub options: Options,
+    /// Watches the commits to that directory.
+    pub commits: CommitWatcher,
     /// The host's resolv.conf, read again when it changes.
     pub resolv_conf: PathBuf,
 }
@@ -148,7 +150,7 @@ pub fn start(config: Config, notify: NoteSink) -> Result<Running, StartError> {
     let (still, over) = mpsc::channel();
     let ended = Arc::new(AtomicBool::new(false));
     let their_ended = Arc::clone(&ended);
-    let follower = Follower::new(config.options, &config.resolv_conf, notify, state);
+    let follower = Follower::new(config, notify, state);
     std::thread::Builder::new()
         .name("names".to_owned())
         .spawn(move || follower.run(&their_ended))

@@ -5,7 +5,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,13 +12,13 @@ use std::time::{Duration, Instant};
 use gantry_engine::model::error::messages;
 use gantry_engine::model::query::{EventQuery, PodFilter};
 use gantry_engine::model::{Event, EventKind};
-use gantry_engine::{Commits, Observer, Options, now};
+use gantry_engine::{CommitWatcher, Observer, Options, now};
 use tokio::sync::watch;
 
 use crate::names::{Gateways, Pod, gateways};
 use crate::server::ResolverState;
 use crate::upstream::HostFile;
-use crate::{Note, NoteSink};
+use crate::{Config, Note, NoteSink};
 
 /// Interval of checks for a replaced database or a changed resolv.conf, neither of which wakes the thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -33,6 +32,7 @@ const PAGE: usize = 512;
 /// The sources that are followed, and the receiver of the state.
 pub(crate) struct Follower {
     options: Options,
+    commits: CommitWatcher,
     host: HostFile,
     notify: NoteSink,
     state: watch::Sender<Arc<ResolverState>>,
@@ -42,13 +42,9 @@ pub(crate) struct Follower {
 
 impl Follower {
     /// Creates a follower; nothing is read yet.
-    pub(crate) fn new(
-        options: Options,
-        resolv_conf: &Path,
-        notify: NoteSink,
-        state: watch::Sender<Arc<ResolverState>>,
-    ) -> Self {
-        Self { options, host: HostFile::new(resolv_conf), notify, state, trouble: [None, None] }
+    pub(crate) fn new(config: Config, notify: NoteSink, state: watch::Sender<Arc<ResolverState>>) -> Self {
+        let Config { options, commits, resolv_conf } = config;
+        Self { options, commits, host: HostFile::new(&resolv_conf), notify, state, trouble: [None, None] }
     }
 
     /// Follows until `ended` is set. Failures are retried.
@@ -69,7 +65,7 @@ impl Follower {
     fn follow(&mut self, ended: &AtomicBool) -> io::Result<()> {
         let observer = Observer::open(self.options.clone()).map_err(io::Error::other)?;
         // Watched before reading, so that no commit is missed.
-        let mut commits = Commits::watch(&observer)?;
+        let mut commits = self.commits.subscribe()?;
         let mut cursor = observer.events_start(&EventQuery::default(), now()).map_err(io::Error::other)?;
         while !ended.load(Ordering::Relaxed) {
             self.publish_gateways(&observer)?;

@@ -1,6 +1,6 @@
 //! Tests of the follower. Rows of real pods are tested from outside (`network_names`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
@@ -26,7 +26,7 @@ impl Following {
         let (tell, state) = watch::channel(Arc::default());
         let (say, notes) = mpsc::channel();
         let notify: NoteSink = Arc::new(move |note| drop(say.send(note.to_string())));
-        let follower = Follower::new(Options::new(data(home.path())), &home.path().join("resolv.conf"), notify, tell);
+        let follower = Follower::new(config(home.path(), home.path().join("resolv.conf")), notify, tell);
         let ended = Arc::new(AtomicBool::new(false));
         let theirs = Arc::clone(&ended);
         Self { home, state, notes, ended, thread: thread::spawn(move || follower.run(&theirs)) }
@@ -40,6 +40,12 @@ impl Following {
         self.ended.store(true, Ordering::Relaxed);
         self.thread.join().unwrap();
     }
+}
+
+fn config(home: &Path, resolv_conf: PathBuf) -> Config {
+    let options = Options::new(data(home));
+    let commits = CommitWatcher::start(&options).unwrap();
+    Config { options, commits, resolv_conf }
 }
 
 fn data(home: &Path) -> PathBuf {
@@ -79,7 +85,7 @@ fn missing_database_is_not_fatal() {
 fn only_changes_are_published() {
     let (tell, mut state) = watch::channel(Arc::default());
     let home = tempfile::tempdir().unwrap();
-    let follower = Follower::new(Options::new(data(home.path())), home.path(), Arc::new(|_| {}), tell);
+    let follower = Follower::new(config(home.path(), home.path().to_owned()), Arc::new(|_| {}), tell);
     let running = || gateways(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24 via 10.0.0.1"])])]);
     let server: SocketAddr = "192.0.2.1:53".parse().unwrap();
     for (gateways, servers, want) in [

@@ -131,7 +131,7 @@ impl Reader<'_> {
     fn follow(&mut self, now: Timestamp, cursor: Option<u64>) -> Result<Followed, Failure> {
         let waiting = || failed("wait for events in", self.engine.store().layout().root().display().to_string());
         // Watch before the first read, so that no commit between the two is missed.
-        let mut commits = self.engine.commits().map_err(waiting())?;
+        let mut commits = self.engine.commits();
         self.cursor = cursor.map_or_else(|| self.engine.events_start(&self.query, now), Ok)?;
         let mut reconciled = Instant::now();
         let mut reconciled_finally = false;

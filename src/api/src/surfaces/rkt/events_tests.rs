@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use gantry_engine::Options;
 use gantry_engine::model::{EventKind, Timestamp};
+use gantry_engine::{CommitWatcher, Options};
 use gantry_proto::rkt::v1alpha::ListenEventsResponse;
 
 use super::*;
@@ -21,7 +21,9 @@ fn selection(filter: EventFilter) -> EventSelection {
 /// Subscribers to the events of an empty store, which is removed with the directory.
 fn subscribers() -> (tempfile::TempDir, Subscribers) {
     let dir = tempfile::tempdir().unwrap();
-    let hub = Hub::start(Options::new(dir.path().join("data"))).unwrap();
+    let options = Options::new(dir.path().join("data"));
+    let commits = CommitWatcher::start(&options).unwrap();
+    let hub = Hub::start(options, commits).unwrap();
     let subscribers = Subscribers::new(&hub);
     (dir, subscribers)
 }
