@@ -14,6 +14,7 @@
 //! | [`listen`], `accept`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
+//! | `warnings` | the limit on warnings about failed calls |
 //! | `surfaces` | one folder per surface: [`rkt`] |
 //!
 //! # A new surface
@@ -41,6 +42,7 @@ pub mod server;
 mod status;
 mod surface;
 mod surfaces;
+mod warnings;
 
 pub use context::Config;
 pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};

@@ -20,7 +20,7 @@ use crate::context::{Config, Context};
 use crate::dir_watch::DirWatch;
 use crate::health::Health;
 use crate::hub::Hub;
-use crate::surface::{Endpoint, Services, Surface};
+use crate::surface::{Endpoint, Gate, Services, Surface};
 
 /// Threads of the runtime.
 const THREADS: usize = 2;
@@ -137,9 +137,9 @@ pub fn serve(config: Config, endpoints: Vec<Endpoint>) -> Result<Running, ServeE
         let reflection = Reflection::new(surface.as_ref());
         let router = limited()
             .add_routes(routes)
-            .add_service(health_service.clone())
-            .add_service(reflection.builder().build_v1().map_err(Reflection::failed)?)
-            .add_service(reflection.builder().build_v1alpha().map_err(Reflection::failed)?);
+            .add_service(Gate::new(&surface, health_service.clone()))
+            .add_service(Gate::new(&surface, reflection.builder().build_v1().map_err(Reflection::failed)?))
+            .add_service(Gate::new(&surface, reflection.builder().build_v1alpha().map_err(Reflection::failed)?));
         let mut is_stopping = is_stopping.clone();
         let server = runtime.spawn(router.serve_with_incoming_shutdown(incoming, async move {
             // An error means that the sender was dropped without draining: stop as well.

@@ -13,7 +13,7 @@ use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Code, Status};
-use tracing::{Instrument as _, debug, info_span, warn};
+use tracing::{Instrument as _, debug, info_span};
 
 use crate::bridge::Bridge;
 use crate::context::Context;
@@ -21,6 +21,7 @@ use crate::deadline::Deadline;
 use crate::listen::Listener;
 use crate::peer::Peer;
 use crate::responses::HoldPermits;
+use crate::warnings::WarningLimit;
 
 /// A surface's access to the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +44,8 @@ pub(crate) trait Surface: Send + Sync + 'static {
     /// Whether this peer may connect. The connection of another peer is closed at once.
     fn admits(&self, peer: Peer) -> bool;
 
-    /// Whether this peer may call a method (`package.Service/Method`).
+    /// Whether this peer may call a method (`package.Service/Method`). All methods on the surface's sockets pass here,
+    /// those of `grpc.health.v1.Health` and `grpc.reflection` too.
     ///
     /// # Errors
     /// PERMISSION_DENIED or UNAUTHENTICATED: the answer to the call.
@@ -111,7 +113,7 @@ impl Services {
     {
         self.names.push(S::NAME);
         let service = Deadline(HoldPermits(service));
-        self.routes.add_service(Gate { surface: Arc::clone(&self.surface), service });
+        self.routes.add_service(Gate::new(&self.surface, service));
     }
 
     /// The routes, and the names of the services.
@@ -122,10 +124,20 @@ impl Services {
 
 /// A service behind its surface's access rules. Each call has a span with its number, its method and its peer.
 #[derive(Clone)]
-struct Gate<S> {
+pub(crate) struct Gate<S> {
     surface: Arc<dyn Surface>,
     service: S,
 }
+
+impl<S> Gate<S> {
+    /// Puts a service behind the access rules of this surface.
+    pub(crate) fn new(surface: &Arc<dyn Surface>, service: S) -> Self {
+        Self { surface: Arc::clone(surface), service }
+    }
+}
+
+/// The limit on warnings about failed calls, of all surfaces together.
+static WARNING_LIMIT: WarningLimit = WarningLimit::new();
 
 /// The number of the next call.
 static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1);
@@ -162,14 +174,14 @@ where
     }
 }
 
-/// Logs a failure of the server as a warning; everything else is for debugging. The status of a stream that failed
-/// later is not in its first headers.
+/// Logs a failure of the server as a warning, within [`WARNING_LIMIT`]; everything else is for debugging. The status of
+/// a stream that failed later is not in its first headers.
 fn log_response(response: &http::Response<Body>) {
     match Status::from_header_map(response.headers()) {
         None => debug!("call answered"),
         Some(status) => match status.code() {
             Code::Ok => debug!("call answered"),
-            Code::Internal | Code::DataLoss | Code::Unknown => warn!("call failed: {}", status.message()),
+            Code::Internal | Code::DataLoss | Code::Unknown => WARNING_LIMIT.log_failure(status.message()),
             _ => debug!("call refused: {}", status.message()),
         },
     }

@@ -22,7 +22,7 @@ use crate::listen::SocketAccess;
 use crate::peer::Peer;
 use crate::surface::Access;
 
-/// Only root may connect, and no client may call `Forbidden`.
+/// Only root may connect. No client may call `Forbidden`, watch health, or use reflection.
 struct VolumeSurface;
 
 impl Surface for VolumeSurface {
@@ -40,8 +40,8 @@ impl Surface for VolumeSurface {
 
     fn authorize(&self, _peer: Peer, method: &str) -> Result<(), Status> {
         match method {
-            "test.Volumes/Forbidden" => Err(Status::permission_denied("no peer may call this method")),
-            _ => Ok(()),
+            "test.Volumes/Create" | "test.Volumes/Events" | "grpc.health.v1.Health/Check" => Ok(()),
+            _ => Err(Status::permission_denied("no peer may call this method")),
         }
     }
 
@@ -173,10 +173,19 @@ fn two_surfaces_are_served_side_by_side() {
         let network = Endpoint::from_shared(format!("http://{tcp}")).unwrap().connect_lazy();
         assert!(call(network, "/test.Volumes/Create").await.is_err());
         // Health knows the services of both by their names.
-        let mut health = tonic_health::pb::health_client::HealthClient::new(volumes);
+        let mut health = tonic_health::pb::health_client::HealthClient::new(volumes.clone());
         for service in ["", "v1alpha.PublicAPI", "test.Volumes", "gantryd"] {
             let request = tonic_health::pb::HealthCheckRequest { service: service.to_owned() };
             assert_eq!(health.check(request).await.unwrap().into_inner().status, 1, "{service}");
+        }
+        // The access rules cover health and reflection, which every surface has.
+        let watched = health.watch(tonic_health::pb::HealthCheckRequest::default()).await;
+        assert_eq!(refused(watched).0, Code::PermissionDenied);
+        for method in [
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        ] {
+            assert_eq!(refused(call(volumes.clone(), method).await).0, Code::PermissionDenied, "{method}");
         }
     });
     let mode = std::os::unix::fs::PermissionsExt::mode(&volumes.metadata().unwrap().permissions());
