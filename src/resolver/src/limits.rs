@@ -1,7 +1,9 @@
-//! Limits on what pods ask of the resolver: a query rate per pod, and one budget of operations in flight for all pods.
-//! Queries and connections beyond a limit are dropped; clients retry, as after packet loss.
+//! Limits on what pods ask of the resolver: a query rate per pod, and for all pods together a budget of forwarded
+//! queries in flight and one of TCP connections. Queries and connections beyond a limit are dropped; clients retry, as
+//! after packet loss. The budgets are separate, so that idle connections leave room for queries (RFC 7766 section
+//! 6.2.3).
 //!
-//! The budget is shared by dynamic thresholds (Choudhury and Hahne, 1998): a pod may hold as many permits as are free.
+//! A budget is shared by dynamic thresholds (Choudhury and Hahne, 1998): a pod may hold as many permits as are free.
 //! So n pods that flood hold an nth each, and as much stays free for the next one, however many they are.
 
 use std::collections::HashMap;
@@ -15,10 +17,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const MAX_QUERIES: u32 = 1000;
 /// See [`MAX_QUERIES`].
 const RATE_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum number of forwarded queries and TCP connections in flight for one pod.
-pub(crate) const MAX_IN_FLIGHT_PER_POD: usize = 64;
-/// Maximum number of forwarded queries and TCP connections in flight for all pods. Each takes a socket.
-const MAX_IN_FLIGHT: usize = 512;
+/// Maximum number of forwarded queries in flight for one pod, and maximum number of its TCP connections.
+pub(crate) const MAX_PERMITS_PER_POD: usize = 64;
+/// Maximum number of forwarded queries in flight for all pods, and of TCP connections. Each takes a socket.
+const MAX_PERMITS: usize = 512;
 /// Maximum number of pods with recent activity. A pod that can take any address of a large subnet appears as several;
 /// beyond this number new ones are not served.
 const MAX_PODS: usize = 8192;
@@ -29,28 +31,53 @@ struct PodLoad {
     /// Start of the interval in which `queries` are counted.
     since: Option<Instant>,
     queries: u32,
-    /// Cloned into each permit, so that the reference count is the number of permits plus one.
-    in_flight: Arc<()>,
+    forwards: PodPermits,
+    connections: PodPermits,
+}
+
+/// The permits of one pod from one budget. Cloned into each of them, so that the reference count is their number plus
+/// one.
+#[derive(Debug, Default)]
+struct PodPermits(Arc<()>);
+
+impl PodPermits {
+    fn count(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
 }
 
 impl PodLoad {
-    fn permits(&self) -> usize {
-        Arc::strong_count(&self.in_flight) - 1
+    fn permits(&self, kind: PermitKind) -> &PodPermits {
+        match kind {
+            PermitKind::Forward => &self.forwards,
+            PermitKind::Connection => &self.connections,
+        }
     }
 
     fn is_idle(&self, now: Instant) -> bool {
-        self.permits() == 0 && self.since.is_none_or(|since| now.saturating_duration_since(since) >= RATE_INTERVAL)
+        self.forwards.count() + self.connections.count() == 0
+            && self.since.is_none_or(|since| now.saturating_duration_since(since) >= RATE_INTERVAL)
     }
 }
 
 /// The limits. The address identifies a pod; see `Zone::pod_key`.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    in_flight: Arc<Semaphore>,
+    forwards: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
     pods: Mutex<HashMap<IpAddr, PodLoad>>,
 }
 
-/// The right to one operation in flight; returned on drop.
+/// The budget that a permit is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PermitKind {
+    /// A query that is forwarded to a server of the host.
+    Forward,
+    /// A TCP connection, from its acceptance to its end.
+    Connection,
+}
+
+/// The right to one forwarded query or connection; returned on drop.
 #[derive(Debug)]
 pub(crate) struct Permit {
     _budget: OwnedSemaphorePermit,
@@ -59,7 +86,8 @@ pub(crate) struct Permit {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)), pods: Mutex::default() }
+        let budget = || Arc::new(Semaphore::new(MAX_PERMITS));
+        Self { forwards: budget(), connections: budget(), pods: Mutex::default() }
     }
 }
 
@@ -76,15 +104,19 @@ impl Limits {
         admitted.unwrap_or(false)
     }
 
-    /// Acquires a permit for a forwarded query or a connection; `None` if the pod or all pods together are at the
-    /// limit.
-    pub(crate) fn try_acquire(&self, pod: IpAddr, now: Instant) -> Option<Permit> {
+    /// Acquires a permit; `None` if the pod or all pods together are at the limit.
+    pub(crate) fn try_acquire(&self, kind: PermitKind, pod: IpAddr, now: Instant) -> Option<Permit> {
+        let budget = match kind {
+            PermitKind::Forward => &self.forwards,
+            PermitKind::Connection => &self.connections,
+        };
         let acquire = |load: &mut PodLoad| {
-            if load.permits() >= MAX_IN_FLIGHT_PER_POD.min(self.in_flight.available_permits()) {
+            let permits = load.permits(kind);
+            if permits.count() >= MAX_PERMITS_PER_POD.min(budget.available_permits()) {
                 return None;
             }
-            let budget = Arc::clone(&self.in_flight).try_acquire_owned().ok()?;
-            Some(Permit { _budget: budget, _pod: Arc::clone(&load.in_flight) })
+            let permit = Arc::clone(budget).try_acquire_owned().ok()?;
+            Some(Permit { _budget: permit, _pod: Arc::clone(&permits.0) })
         };
         self.with_pod(pod, now, acquire).flatten()
     }

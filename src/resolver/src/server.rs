@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::forward;
-use crate::limits::{Limits, Permit};
+use crate::limits::{Limits, Permit, PermitKind};
 use crate::message::{ForwardedQuery, MAX_QUERY, PodQuery, QueryAction, Transport};
 use crate::names::Gateways;
 use crate::upstream::UnresponsiveServers;
@@ -29,7 +29,8 @@ const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const ERROR_BACKOFF: Duration = Duration::from_millis(100);
 /// Timeout of waiting for a query on a connection, and of sending a reply.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum duration of a connection (RFC 7766 section 6.2.3 leaves it to the server).
+/// Maximum duration of a connection (RFC 7766 section 6.2.3 leaves it to the server). Connections count against a limit
+/// of their own, so that idle ones do not block queries.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 /// Backlog of the listening socket.
 const BACKLOG: u32 = 128;
@@ -174,7 +175,8 @@ impl Shared {
                 QueryAction::Reply(reply) => drop(socket.try_send_to(&reply, from)),
                 QueryAction::Forward(forward) => {
                     let asker = self.pod_key(at, from.ip());
-                    let Some(permit) = self.limits.try_acquire(asker, Instant::now()) else { continue };
+                    let permit = self.limits.try_acquire(PermitKind::Forward, asker, Instant::now());
+                    let Some(permit) = permit else { continue };
                     let (shared, socket) = (Arc::clone(&self), Arc::clone(&socket));
                     under_way.spawn(async move {
                         let _permit = permit;
@@ -206,7 +208,7 @@ impl Shared {
                 continue;
             }
             let asker = self.pod_key(at, from.ip());
-            if let Some(permit) = self.limits.try_acquire(asker, Instant::now()) {
+            if let Some(permit) = self.limits.try_acquire(PermitKind::Connection, asker, Instant::now()) {
                 under_way.spawn(Arc::clone(&self).connection(stream, at, from.ip(), permit));
             }
         }
@@ -220,8 +222,12 @@ impl Shared {
                 let reply = match self.decide(at, asker, &packet, Transport::Tcp) {
                     QueryAction::Drop => return,
                     QueryAction::Reply(reply) => Some(reply),
-                    // A connection has one query in flight at a time, for which its own permit counts.
-                    QueryAction::Forward(forward) => self.forward(&forward).await,
+                    QueryAction::Forward(forward) => {
+                        let pod = self.pod_key(at, asker);
+                        let permit = self.limits.try_acquire(PermitKind::Forward, pod, Instant::now());
+                        let Some(_permit) = permit else { return };
+                        self.forward(&forward).await
+                    }
                 };
                 let Some(reply) = reply else { return };
                 if !matches!(timeout(IDLE_TIMEOUT, forward::send(&mut stream, &reply)).await, Ok(Ok(()))) {

@@ -12,7 +12,7 @@ use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::*;
 use crate::fixtures::{DB, WEB, ip, network, pod, query, texts};
-use crate::limits::MAX_IN_FLIGHT_PER_POD;
+use crate::limits::MAX_PERMITS_PER_POD;
 use crate::names::gateways;
 
 /// Timeout of a test for an event that must happen.
@@ -336,10 +336,10 @@ fn a_flooding_pod_does_not_starve_others() {
     let server = Server::start(&[address]);
     let flood = client("127.66.0.66");
     let packet = example_query().to_vec().unwrap();
-    for _ in 0..MAX_IN_FLIGHT_PER_POD * 2 {
+    for _ in 0..MAX_PERMITS_PER_POD * 2 {
         flood.send_to(&packet, server.address).unwrap();
     }
-    for _ in 0..MAX_IN_FLIGHT_PER_POD {
+    for _ in 0..MAX_PERMITS_PER_POD {
         heard.recv_timeout(DEADLINE).unwrap();
     }
     // The server handles the rest of the flood before this query.
@@ -354,7 +354,7 @@ fn a_flooding_pod_does_not_starve_others() {
 fn connections_are_limited_per_pod() {
     let server = Server::start(&[]);
     let asked = query("web.", RecordType::A, None).to_vec().unwrap();
-    let mut held: Vec<StdStream> = (0..MAX_IN_FLIGHT_PER_POD)
+    let mut held: Vec<StdStream> = (0..MAX_PERMITS_PER_POD)
         .map(|_| {
             let mut stream = server.connect();
             write(&mut stream, &asked);
@@ -382,6 +382,25 @@ fn connections_are_limited_per_pod() {
         write(&mut stream, &asked);
         read(&mut stream).is_ok()
     });
+    server.end();
+}
+
+#[test]
+fn idle_connections_leave_room_for_forwarded_queries() {
+    let (address, _heard) = upstream(|asked| vec![answer(asked, 1, ResponseCode::NoError)]);
+    let server = Server::start(&[address]);
+    // The reply shows that the server has accepted the connection; then it is idle.
+    let connect = |_| {
+        let mut stream = server.connect();
+        write(&mut stream, &query("web.", RecordType::A, None).to_vec().unwrap());
+        read(&mut stream).unwrap();
+        stream
+    };
+    let mut idle: Vec<StdStream> = (0..MAX_PERMITS_PER_POD).map(connect).collect();
+    assert_eq!(texts(&server.ask(&example_query())).len(), 1);
+    let last = idle.last_mut().unwrap();
+    write(last, &example_query().to_vec().unwrap());
+    assert_eq!(texts(&Message::from_vec(&read(last).unwrap()).unwrap()).len(), 1);
     server.end();
 }
 
