@@ -34,6 +34,9 @@ TARGETS = {
 }
 
 PREPARED = 5
+# One more list than gantryd's API has threads.
+BESIDE_LISTS = 3
+BESIDE_ROUNDS = 500
 RATE = 1000
 SECONDS = 10
 LOG_HOURS = 3
@@ -160,6 +163,7 @@ def lists(world, rows):
         with Daemon(world, made) as daemon:
             rounds = world.options.rounds or (200 if count <= 1000 else 50)
             result = ask(world, "calls", daemon.address, rounds, pod)
+            other = ask(world, "beside", daemon.address, BESIDE_ROUNDS, BESIDE_LISTS)
             memory = daemon.rss_mib()
         if result["pods"] != {"all": count, "by state": PREPARED, "detail": count}:
             raise Failed(f"api: of {count} pods the client saw {result['pods']}")
@@ -168,6 +172,9 @@ def lists(world, rows):
                           ("detail", f"ListPods with detail, {count} pods"),
                           ("inspect", f"InspectPod, one of {count} pods")):
             rows[name] = {**millis(result["ns"][key]), "rss_mib": memory}
+        rows[f"GetInfo, {count} pods, alone"] = millis(other["alone"])
+        name = f"GetInfo, {count} pods, beside {BESIDE_LISTS} clients that list them"
+        rows[name] = {**millis(other["beside"]), "lists": other["lists"]}
         world.note(f"api: {count} pods")
 
 

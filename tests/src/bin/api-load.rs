@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! api-load calls ADDRESS ROUNDS POD             each unary call ROUNDS times, one after the other: nanoseconds of each
+//! api-load beside ADDRESS ROUNDS LISTS          GetInfo ROUNDS times, alone, then while LISTS clients list all pods
 //! api-load events ADDRESS LISTENERS EVENTS      LISTENERS streams; `ready`, then how EVENTS events came to each
 //! api-load logs ADDRESS POD SINCE               GetLogs of all from second SINCE on (0: all) to the end
 //! ```
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, bail};
 use gantry_proto::rkt::v1alpha::public_api_client::PublicApiClient;
 use gantry_proto::rkt::v1alpha::{
-    GetLogsRequest, InspectPodRequest, ListPodsRequest, ListenEventsRequest, PodFilter, PodState,
+    GetInfoRequest, GetLogsRequest, InspectPodRequest, ListPodsRequest, ListenEventsRequest, PodFilter, PodState,
 };
 use prost::bytes::Bytes;
 use serde_json::{Value, json};
@@ -30,7 +31,8 @@ const STREAMS: usize = 200;
 /// The timeout of a measurement of events.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// `ListenEventsResponse` and `GetLogsResponse` alike: their only field, each element as encoded in the message.
+/// `ListPodsResponse`, `ListenEventsResponse` and `GetLogsResponse` alike: their only field, each element as encoded in
+/// the message.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 struct Elements {
     #[prost(bytes = "bytes", repeated, tag = "1")]
@@ -44,9 +46,10 @@ fn main() -> Result<()> {
     let result = runtime.block_on(async {
         match words[..] {
             ["calls", address, rounds, pod] => calls(address, rounds.parse()?, pod).await,
+            ["beside", address, rounds, lists] => beside(address, rounds.parse()?, lists.parse()?).await,
             ["events", address, listeners, events] => listen(address, listeners.parse()?, events.parse()?).await,
             ["logs", address, pod, since] => logs(address, pod, since.parse()?).await,
-            _ => bail!("usage: api-load calls|events|logs ADDRESS …"),
+            _ => bail!("usage: api-load calls|beside|events|logs ADDRESS …"),
         }
     })?;
     println!("{result}");
@@ -85,6 +88,49 @@ async fn calls(address: &str, rounds: usize, pod: &str) -> Result<Value> {
     }
     times["inspect"] = taken[WARM..].into();
     Ok(json!({ "ns": times, "pods": counts }))
+}
+
+/// The duration of each GetInfo in nanoseconds: alone, and while clients on connections of their own list all pods with
+/// detail, one list after the other.
+async fn beside(address: &str, rounds: usize, lists: usize) -> Result<Value> {
+    let mut client = PublicApiClient::new(connect(address).await?);
+    let alone = get_infos(&mut client, rounds).await?;
+    let listed = Arc::new(AtomicU64::new(0));
+    let mut listers = tokio::task::JoinSet::new();
+    for _ in 0..lists {
+        listers.spawn(list_forever(connect(address).await?, Arc::clone(&listed)));
+    }
+    let beside = get_infos(&mut client, rounds).await?;
+    if let Some(ended) = listers.try_join_next() {
+        ended??;
+    }
+    Ok(json!({ "alone": alone, "beside": beside, "lists": listed.load(Ordering::Relaxed) }))
+}
+
+/// The durations of calls, with pauses: a call may come at any moment of a list.
+async fn get_infos(client: &mut PublicApiClient<Channel>, rounds: usize) -> Result<Vec<u64>> {
+    const CALL_INTERVAL: Duration = Duration::from_millis(3);
+    let mut taken = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
+        tokio::time::sleep(CALL_INTERVAL).await;
+        let begin = Instant::now();
+        client.get_info(GetInfoRequest {}).await?;
+        taken.push(nanos(begin.elapsed()));
+    }
+    Ok(taken)
+}
+
+/// Lists all pods with detail until a list fails; the pods are not decoded.
+async fn list_forever(channel: Channel, listed: Arc<AtomicU64>) -> Result<()> {
+    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(usize::MAX);
+    loop {
+        client.ready().await?;
+        let codec: ProstCodec<ListPodsRequest, Elements> = ProstCodec::default();
+        let path = PathAndQuery::from_static("/v1alpha.PublicAPI/ListPods");
+        let all = ListPodsRequest { filters: Vec::new(), detail: true };
+        let _pods = client.unary(Request::new(all), path, codec).await?;
+        listed.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 fn nanos(time: Duration) -> u64 {
