@@ -59,6 +59,7 @@ pub(crate) fn of_step(
     }
     match asked.edge {
         Some(Edge::Ended { .. }) => events.extend(of_pod),
+        // At its start, the pod's event precedes its apps'.
         _ => events.splice(0..0, of_pod).for_each(drop),
     }
     Ok(events)

@@ -3,6 +3,7 @@
 
 mod names;
 mod source;
+mod wildcards;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -51,13 +52,17 @@ const DIRECT_BANS: &[(&str, &[&str], &str)] = &[
     ("rusqlite", &["store"], "SQL lives in one crate, so that its rules can be kept in one place"),
     ("libcontainer", &["stage1"], "it forks and changes the process it is called in"),
     ("ureq", &["fetch"], "one crate speaks to registries"),
-    ("tokio", &["api", "resolver", "tests"], "what is not served is synchronous; only what serves many has a runtime"),
+    (
+        "tokio",
+        &["api", "resolver", "tests"],
+        "only servers of many clients need a runtime; everything else is synchronous",
+    ),
     ("hickory-proto", &["resolver"], "one crate speaks DNS"),
-    ("tonic", &["api", "proto", "tests"], "gRPC is the surfaces' business"),
+    ("tonic", &["api", "proto", "tests"], "only the surfaces speak gRPC"),
     ("prost", &["api", "proto", "tests"], "wire types stop at the door: the model and the engine have their own"),
     ("tracing-subscriber", &["logging"], "one crate defines what a log line looks like; libraries only emit events"),
-    ("listenfd", &["api"], "one place takes over what a service manager passes"),
-    ("clap", &["cli", "daemon"], "arguments are for programs"),
+    ("listenfd", &["api"], "one crate receives sockets from a service manager"),
+    ("clap", &["cli", "daemon"], "only programs parse arguments"),
     ("anyhow", &["cli", "daemon", "fixtures", "tests"], "a library's errors have types"),
 ];
 
@@ -116,7 +121,7 @@ fn crates_import_only_permitted_crates() {
             }
         }
     }
-    none(&found, "who may know what is the architecture (ARCHITECTURE.md, Layers); change the table there first");
+    none(&found, "ARCHITECTURE.md (Layers) defines the permitted imports; change its table first");
 }
 
 #[test]
@@ -185,12 +190,12 @@ fn dependency_trees_exclude_banned_crates() {
             .unwrap_or_else(|error| panic!("cannot run cargo tree: {error}"));
         let text = String::from_utf8_lossy(&tree.stdout).into_owned();
         assert!(tree.status.success(), "cargo tree of {name}: {}", String::from_utf8_lossy(&tree.stderr));
-        assert!(text.contains(&package), "cargo tree says nothing of {package}: {text}");
+        assert!(text.contains(&package), "cargo tree does not list {package}: {text}");
         let names: BTreeSet<&str> =
             text.lines().filter_map(|line| line.split('|').nth(1)?.split_whitespace().next()).collect();
         found.extend(banned.iter().filter(|ban| names.contains(**ban)).map(|ban| format!("{name} → … → {ban}: {why}")));
     }
-    none(&found, "not even through somebody else (see `cargo tree -i`)");
+    none(&found, "transitive dependencies count, too (see `cargo tree -i`)");
 }
 
 #[test]
@@ -203,7 +208,7 @@ fn unsafe_code_is_confined() {
     }
     none(
         &found,
-        "unsafe code is in stage1/src/sys.rs (and the fixture app's sys.rs) alone, where each block is argued",
+        "unsafe code is in stage1/src/sys.rs (and the fixture app's sys.rs) alone, where each block is justified",
     );
 }
 
@@ -239,7 +244,7 @@ fn libraries_do_not_print() {
         let prints = |line: &str| ["println!", "eprintln!", "print!", "eprint!"].iter().any(|it| line.contains(it));
         found.extend(production.iter().filter(|(_, line)| prints(line)).map(|(i, _)| format!("{path}:{i}")));
     }
-    none(&found, "a library returns what it has to say; programs decide where it is shown");
+    none(&found, "a library returns results and errors; programs decide where to print them");
 }
 
 #[test]
@@ -265,7 +270,7 @@ fn surfaces_are_independent() {
             }
         }
     }
-    none(&found, "what all surfaces share names no surface, and no surface names another");
+    none(&found, "shared code names no surface, and no surface names another");
 }
 
 #[test]
@@ -277,13 +282,13 @@ fn files_have_bounded_length() {
             found.push(format!("{path}: {} lines", production.len()));
         }
     }
-    none(&found, &format!("at most {MAX_LINES} production lines a file: split it by what its parts do"));
+    none(&found, &format!("at most {MAX_LINES} production lines a file: split it by responsibility"));
 }
 
 #[test]
 fn files_begin_with_a_doc_comment() {
     let silent = files(".rs").into_iter().filter(|(_, text)| !text.starts_with("//! ")).map(|(path, _)| path);
-    none(&silent.collect::<Vec<_>>(), "the first line of a file tells a newcomer what is in it (`//! …`)");
+    none(&silent.collect::<Vec<_>>(), "the first line of a file describes its contents (`//! …`)");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Rules for names and comments: a reader new to the tree must understand them out of context.
+//! Rules for names and comments: they must be understandable out of context.
 
 use crate::source::{code, files, has_word, none, split};
 
@@ -20,6 +20,13 @@ const BANNED_CONSTANTS: &[(&str, &str)] = &[
     ("DEAF", "…_BACKOFF"),
     ("PATIENCE", "…_TIMEOUT"),
 ];
+
+/// Banned prefixes of test names: a test is named after its subject and the expected behaviour.
+const BANNED_TEST_PREFIXES: &[&str] =
+    &["what_", "who_", "whoever_", "whatever_", "nothing_", "nobody_", "somebody_", "everybody_"];
+
+/// The maximum number of words in a test name.
+const MAX_TEST_WORDS: usize = 8;
 
 /// The maximum width of a comment, in columns; rustfmt wraps code, not comments.
 const MAX_COMMENT_WIDTH: usize = 120;
@@ -55,7 +62,27 @@ fn constant_names_follow_conventions() {
             found.extend(banned.map(|(_, instead)| format!("{path}:{}: {name}, better {instead}", i + 1)));
         }
     }
-    none(&found, "MAX_, MIN_, _TIMEOUT, _INTERVAL, _BACKOFF: names that other systems use, too");
+    none(&found, "the conventions are MAX_, MIN_, _TIMEOUT, _INTERVAL, _BACKOFF");
+}
+
+#[test]
+fn test_names_state_the_expectation() {
+    let mut found = Vec::new();
+    for (path, text) in files(".rs") {
+        let mut is_test = false;
+        for (i, line) in code(&text).lines().enumerate() {
+            let line = line.trim_start();
+            is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+            let Some(name) = line.split("fn ").nth(1).and_then(|rest| rest.split('(').next()) else { continue };
+            let banned = BANNED_TEST_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+            if is_test && (banned || name.split('_').count() > MAX_TEST_WORDS) {
+                found.push(format!("{path}:{}: {name}", i + 1));
+            }
+            is_test = false;
+        }
+    }
+    let reason = "a test is named after its subject and the expected behaviour (`record_round_trips`)";
+    none(&found, &format!("{reason}, in at most {MAX_TEST_WORDS} words"));
 }
 
 #[test]

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn words_after_the_program_of_exec_belong_to_it() {
+    fn words_after_the_exec_program_are_arguments() {
         for (line, want) in [
             ("exec -l prog --log-level info", "exec -l -- prog --log-level info"),
             ("exec -itl -u app prog -l", "exec -itl -u app -- prog -l"),

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_names_the_variables_that_are_not_inherited() {
+    fn help_names_the_variables_not_inherited() {
         let command = crate::cli::full_command();
         let run = command.find_subcommand("run").unwrap();
         let flag = run.get_arguments().find(|flag| flag.get_long() == Some("inherit-env")).unwrap();

@@ -15,6 +15,7 @@ pub(crate) fn look_up(globals: &Globals, reference: &ImageRef) -> ImageLookup {
     match reference {
         ImageRef::Path(path) if is_image(path) => ImageLookup::Found,
         ImageRef::Path(_) => ImageLookup::NotFound,
+        // Every other form is a name or an id.
         _ => look_up_in_store(globals, reference),
     }
 }

@@ -76,6 +76,7 @@ fn line(totals: &mut HashMap<Digest, u64>, note: &Note) -> Option<String> {
         },
         Note::LayerExists { layer } => format!("layer {}: already in the store", layer.short()),
         Note::Waiting { layer } => format!("layer {}: waiting for a concurrent fetch of it", layer.short()),
+        // Notes about the image.
         _ => return sentence(note),
     })
 }
@@ -91,6 +92,7 @@ fn sentence(note: &Note) -> Option<String> {
         Note::VolumeIgnored { path } => {
             format!("ignoring the image's volume {}: it would hide files that gantry provides there", shown(path))
         }
+        // Notes about layers and the end are shown differently.
         _ => return None,
     })
 }
@@ -142,6 +144,7 @@ impl Bars {
                 // Later output is printed below these bars, not above them.
                 *self = Self::new();
             }
+            // Notes about the image are printed above the bars.
             _ => {
                 if let Some(sentence) = sentence(note) {
                     let _terminal_is_gone = self.all.println(sentence);

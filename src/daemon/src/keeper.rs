@@ -256,6 +256,7 @@ impl Keeper {
             match row.phase {
                 Phase::Running { .. } if self.watcher.has(row.id) || self.retries.contains_key(&row.id) => {}
                 Phase::Running { .. } => self.watch(&row),
+                // The pod is being prepared.
                 _ => {
                     self.preparing = true;
                     if now.since(row.created) >= PREPARE_TIMEOUT {

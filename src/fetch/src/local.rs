@@ -38,7 +38,8 @@ pub(crate) fn open(
         ImageRef::DockerArchive(path, tag) => (archived(path, Form::Docker, tag), stem(path)),
         ImageRef::Path(path) if path.is_dir() => (layout::open(path, None), stem(path)),
         ImageRef::Path(path) => (archived(path, Form::Auto, &None), stem(path)),
-        _ => (
+        // The caller resolves names and ids.
+        ImageRef::Stdin | ImageRef::Registry(_) | ImageRef::Short(_) | ImageRef::Id(_) => (
             archive::stdin(stdin.ok_or_else(|| FetchError::refused(ErrorKind::Invalid, NO_STDIN))?, &tmp, caps),
             "stdin".to_owned(),
         ),
@@ -52,6 +53,7 @@ pub(crate) fn open(
         origin = NameOrigin::Path;
         let tag = match reference {
             ImageRef::Layout(_, tag) | ImageRef::OciArchive(_, tag) | ImageRef::DockerArchive(_, tag) => tag.as_deref(),
+            // Other forms have no tag.
             _ => None,
         };
         names.extend(canonical(tag.unwrap_or("latest"), &stem, false));
@@ -77,6 +79,7 @@ fn canonical(name: &str, stem: &str, docker: bool) -> Option<String> {
         ImageRef::Short(short) if docker => Some(short.at("docker.io").to_string()),
         ImageRef::Short(short) if short.tag.is_none() && short.digest.is_none() => Some(format!("{short}:latest")),
         ImageRef::Short(short) => Some(short.to_string()),
+        // An id or a path is not a name.
         _ => None,
     }
 }

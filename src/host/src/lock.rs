@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_gets_the_lock_when_it_is_released() {
+    fn waiters_get_a_released_lock() {
         let temp = tempfile::NamedTempFile::new().unwrap();
         let open = || File::open(temp.path()).unwrap();
         let far = Duration::from_secs(60);

@@ -44,7 +44,7 @@ fn update(store: &Store, pod: &PodRow, apps: &[(AppName, AppState)], removed: &[
 }
 
 #[test]
-fn an_app_is_added_restarted_and_removed_with_one_event_per_step() {
+fn app_changes_emit_one_event_per_step() {
     let home = Home::new();
     let (store, image) = (&home.store, image(&home.store, "i", &["l"]));
     let mut pod = sandbox(store, 1);
@@ -94,7 +94,7 @@ fn an_app_is_added_restarted_and_removed_with_one_event_per_step() {
 }
 
 #[test]
-fn an_added_app_protects_its_image_and_its_volumes() {
+fn added_apps_protect_their_image_and_volumes() {
     let home = Home::new();
     let (store, image) = (&home.store, image(&home.store, "i", &["l"]));
     let volume: gantry_model::VolumeName = "data".parse().unwrap();

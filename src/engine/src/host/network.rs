@@ -90,7 +90,9 @@ impl Engine {
         let call = Call::new("restore the rules of the networks", NetworkOperation::Reload);
         match self.network_role(&call)? {
             Reply::Done => Ok(()),
-            _ => Err(call.attempt.not_understood(None)),
+            Reply::Swept(_) | Reply::Abandoned(_) | Reply::Findings(_) | Reply::Failed(_) => {
+                Err(call.attempt.not_understood(None))
+            }
         }
     }
 
@@ -106,7 +108,9 @@ impl Engine {
         let call = Call::new("remove what dead pods left of their networks", NetworkOperation::Sweep { dry_run });
         match self.network_role(&call)? {
             Reply::Swept(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
-            _ => Err(call.attempt.not_understood(None)),
+            Reply::Done | Reply::Abandoned(_) | Reply::Findings(_) | Reply::Failed(_) => {
+                Err(call.attempt.not_understood(None))
+            }
         }
     }
 
@@ -118,7 +122,9 @@ impl Engine {
         let call = Call::new("check the networks", NetworkOperation::Check);
         match self.network_role(&call)? {
             Reply::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
-            _ => Err(call.attempt.not_understood(None)),
+            Reply::Done | Reply::Swept(_) | Reply::Abandoned(_) | Reply::Failed(_) => {
+                Err(call.attempt.not_understood(None))
+            }
         }
     }
 
@@ -128,7 +134,9 @@ impl Engine {
         let call = Call::new("find networks that other installations left", NetworkOperation::Strays);
         match self.network_role(&call)? {
             Reply::Findings(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
-            _ => Err(call.attempt.not_understood(None)),
+            Reply::Done | Reply::Swept(_) | Reply::Abandoned(_) | Reply::Failed(_) => {
+                Err(call.attempt.not_understood(None))
+            }
         }
     }
 
@@ -152,7 +160,9 @@ impl Engine {
         let call = Call { within, ..Call::new(format!("remove the networks of pod {id}"), what) };
         match self.network_role(&call)? {
             Reply::Done => Ok(()),
-            _ => Err(call.attempt.not_understood(None)),
+            Reply::Swept(_) | Reply::Abandoned(_) | Reply::Findings(_) | Reply::Failed(_) => {
+                Err(call.attempt.not_understood(None))
+            }
         }
     }
 
@@ -175,7 +185,9 @@ impl Engine {
             Call::new(format!("remove the networks of pod {id}"), NetworkOperation::Abandon { pod: id.to_string() });
         match self.network_role(&call).map_err(failed)? {
             Reply::Abandoned(lines) => Ok(lines.iter().map(|line| printable(line)).collect()),
-            _ => Err(failed(call.attempt.not_understood(None))),
+            Reply::Done | Reply::Swept(_) | Reply::Findings(_) | Reply::Failed(_) => {
+                Err(failed(call.attempt.not_understood(None)))
+            }
         }
     }
 
@@ -194,7 +206,9 @@ impl Engine {
         let call = Call::new(format!("use --net={net}"), NetworkOperation::Choose(networks));
         match self.network_role(&call)? {
             Reply::Done => Ok(()),
-            _ => Err(call.attempt.not_understood(None)),
+            Reply::Swept(_) | Reply::Abandoned(_) | Reply::Findings(_) | Reply::Failed(_) => {
+                Err(call.attempt.not_understood(None))
+            }
         }
     }
 

@@ -169,6 +169,7 @@ fn new_name(text: &str) -> Option<String> {
         ImageRef::Short(name) if name.digest.is_none() && name.tag.is_some() => Some(name.to_string()),
         // Digits would select an id.
         ImageRef::Short(name) if name.digest.is_none() && name.id_prefix().is_none() => Some(format!("{name}:latest")),
+        // Not a name, or a name with a digest.
         _ => None,
     }
 }

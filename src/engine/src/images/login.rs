@@ -37,6 +37,7 @@ pub fn registry_host(text: &str) -> Result<String, EngineError> {
             Ok(reference.host)
         }
         _ if bare == "docker.io" || bare == "index.docker.io" => Ok("docker.io".to_owned()),
+        // Not a host.
         _ => {
             let text = format!("'{}' is not a registry such as registry.example:5000", shown(text));
             Err(EngineError::new(ErrorKind::Invalid, text))

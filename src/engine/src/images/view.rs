@@ -76,6 +76,7 @@ pub(crate) fn recorded_name(asked: &str, image: &ImageRow) -> String {
         Ok(ImageRef::Short(name)) if name.digest.is_none() => {
             ends_with(&format!("{}:{}", name.repository, name.tag.as_deref().unwrap_or("latest")))
         }
+        // An id or a path: the first name is used.
         _ => None,
     };
     named.or_else(|| image.names.first().cloned()).unwrap_or_else(|| image.id.to_string())

@@ -164,7 +164,7 @@ impl Engine {
         // The pid may be reused. Then the wait is for another process, until the supervisor ends.
         let pid = |state: &AppState| match state {
             AppState::Started { pid, .. } => Some(*pid),
-            _ => None,
+            AppState::Waiting | AppState::Creating | AppState::Created | AppState::Exited { .. } => None,
         };
         apps.iter().filter_map(|app| process::open_pid(pid(&app.state)?)).collect()
     }

@@ -182,6 +182,7 @@ fn stage_of(row: &PodRow, boot: &BootId) -> Stage {
     match &row.phase {
         Phase::Running { supervisor, .. } => process::open(supervisor, boot).map_or(Stage::Over, Stage::Running),
         phase if phase.is_final() => Stage::Over,
+        // Not started yet.
         _ => Stage::Waiting,
     }
 }

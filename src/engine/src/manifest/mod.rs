@@ -216,6 +216,7 @@ fn is_lost(error: &std::io::Error) -> bool {
 fn no_manifest(row: &PodRow) -> ManifestError {
     match row.phase {
         Phase::Embryo | Phase::Preparing => ManifestError::NotYet(row.id),
+        // Prepared pods have a manifest, unless it is lost.
         _ => ManifestError::None(row.id),
     }
 }

@@ -58,6 +58,7 @@ impl AppHistory {
                 let started = started_at(last);
                 *last = AppState::Exited { started, end, attempt };
             }
+            // The state follows, and does not complete, the last one.
             _ => self.states.push(state),
         }
     }
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_follow_the_journal_one_attempt_at_a_time() {
+    fn rows_follow_the_journal_attempt_by_attempt() {
         let running = AppState::Started { at: Timestamp(5), pid: 1, attempt: 0 };
         let life = || vec![created("a"), started("a", 0), exited("a", 0, 1), started("a", 1), exited("a", 1, 0)];
         let whole = || life().into_iter().chain([removed("a")]).collect::<Vec<_>>();
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_known_from_the_row_or_the_journal() {
+    fn row_or_journal_records_a_start() {
         let journal = journal(vec![exited("a", 0, 0)]);
         let histories = AppHistories::from_journal(&journal);
         let row = AppState::Started { at: Timestamp(5), pid: 1, attempt: 0 };

@@ -255,6 +255,7 @@ impl Engine {
                     _free_or_absent => Ok(self.step(row, change(Edge::Discarded(now)))?),
                 };
             }
+            // No process starts a pod in another phase.
             _ => Edge::Marked(now),
         };
         Ok(self.step(row, change(edge))?)

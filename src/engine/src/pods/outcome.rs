@@ -84,6 +84,7 @@ fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppSta
     };
     let asked = journal.records.iter().find_map(|record| match &record.fact {
         Fact::Stopping { reason } => Some(reason.as_str()),
+        // Not a stop request.
         _ => None,
     });
     match (asked, failed) {

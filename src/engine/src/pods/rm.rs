@@ -152,6 +152,7 @@ impl Engine {
         let row = self.store.pod(id).map_err(PodError::store)?;
         let journal = match row.as_ref().map(|row| &row.phase) {
             Some(Phase::Running { .. }) => self.journal(id)?,
+            // Only a running pod has facts that its row lacks.
             _ => Parsed::default(),
         };
         let (row, full) = match row.map(|row| self.to_deleting(row, &journal, durable)).transpose() {

@@ -39,7 +39,9 @@ impl Engine {
                     started_apps(ready),
                     attached_networks(ready).map_err(PodError::store)?,
                 ),
-                _ => return Ok(Some(row)),
+                Phase::AbortedPrepare { .. } | Phase::Running { .. } | Phase::Exited { .. } | Phase::Garbage { .. } => {
+                    return Ok(Some(row));
+                }
             };
             match self.step(&row, Change { apps, networks, ..Change::along(edge) })? {
                 Some(next) => row = next,
@@ -84,6 +86,7 @@ impl Engine {
     pub(crate) fn finalize(&self, row: &PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let restarted = match &row.phase {
             Phase::Running { supervisor, .. } => supervisor.boot != *self.store.boot(),
+            // Only a running pod has a boot to compare.
             _ => false,
         };
         self.finalize_as_of(row, journal, restarted)
@@ -144,6 +147,7 @@ impl Engine {
 pub(crate) fn ready_record(journal: &Parsed) -> Option<&start::Ready> {
     journal.records.iter().find_map(|record| match &record.fact {
         Fact::Ready(ready) => Some(ready),
+        // Not the start reply.
         _ => None,
     })
 }

@@ -33,6 +33,7 @@ impl PodView {
     pub fn supervisor(&self) -> Option<&Process> {
         match &self.row.phase {
             Phase::Running { supervisor, .. } => Some(supervisor),
+            // Only running pods have a supervisor.
             _ => None,
         }
     }
@@ -137,6 +138,7 @@ impl Engine {
     pub fn supervisor_fd(&self, row: &PodRow) -> Option<OwnedFd> {
         match &row.phase {
             Phase::Running { supervisor, .. } => process::open(supervisor, self.store.boot()),
+            // Only running pods have a supervisor.
             _ => None,
         }
     }

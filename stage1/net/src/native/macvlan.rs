@@ -95,6 +95,7 @@ fn add_to_parent(
     // An ipvlan interface has its parent's hardware address.
     let derived = match kind {
         LinkKind::Macvlan { .. } if !assignment.ips.is_empty() => Some(derived_mac(&assignment, attachment)),
+        // The kernel chooses the address.
         _ => None,
     };
     let interface = PodInterface::new(chain, attachment, derived)?;

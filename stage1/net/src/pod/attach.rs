@@ -216,6 +216,7 @@ impl AttachOperation<'_> {
             match added {
                 // This is the first pod, or the table was removed; or it contains networks that pods no longer use.
                 Err(nft::Error::Missing { .. } | nft::Error::Overlap { .. }) => {}
+                // Success, or an error that a reload does not fix.
                 _ => break,
             }
             match tables::reload(host) {

@@ -116,6 +116,7 @@ fn name_and_image_version(event: &NewEvent) -> (&str, Option<&str>) {
             let (name, version) = name_and_version(&event.name);
             (name, Some(version))
         }
+        // Pods and apps have no version.
         _ => (&event.name, None),
     }
 }

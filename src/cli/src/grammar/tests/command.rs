@@ -12,6 +12,7 @@ fn look_up(_: &Globals, reference: &ImageRef) -> ImageLookup {
     match reference {
         ImageRef::Short(name) if IMAGES.contains(&name.repository.as_str()) => ImageLookup::Found,
         ImageRef::Path(path) if path.ends_with("layout") => ImageLookup::Found,
+        // Other forms are not in the store.
         _ => ImageLookup::NotFound,
     }
 }
