@@ -88,8 +88,8 @@ impl Confinement {
     /// control every process it sees. Afterwards the process makes only the system calls listed in [`crate::seccomp`],
     /// and allocates nothing.
     ///
-    /// The order is: signals, descriptors, resource limits, the ambient and the bounding set, the filter, and last the capability that
-    /// loading the filter needed.
+    /// The order is: signals, descriptors, resource limits, the ambient and the bounding set, the filter, and last the
+    /// capability that loading the filter needed.
     pub(crate) fn lock_down(&self, uid: u32) -> Result<(), Unexecutable> {
         self.try_lock_down(uid)
             .map_err(|error| Unexecutable { kind: "internal", message: format!("cannot confine the app: {error}") })

@@ -118,8 +118,8 @@ pub(crate) fn fork(
 }
 
 /// Replaces musl's abort(3), which sends SIGABRT to the thread ID that the library remembers. A process made by a raw
-/// `clone` or `clone3` (here, and in libcontainer) remembers its parent's: an allocation that fails in it would kill the
-/// supervisor. The linker takes this definition before that of the static library.
+/// `clone` or `clone3` (here, and in libcontainer) remembers its parent's: an allocation failure in it would kill
+/// the supervisor. The linker takes this definition before that of the static library.
 #[cfg(target_env = "musl")]
 // SAFETY: the symbol has the type of the C library's, and does what that documents: it ends the process by SIGABRT.
 #[unsafe(no_mangle)]
@@ -677,7 +677,7 @@ Anonymous:             0 kB
 
     #[test]
     #[cfg(target_env = "musl")]
-    fn an_abort_in_a_raw_clone_does_not_hit_its_parent() {
+    fn abort_in_a_raw_clone_spares_its_parent() {
         for way in ["abort", "allocation"] {
             let child = std::process::Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "sys::tests::abort_in_a_raw_clone", "--test-threads=1", "--nocapture"])

@@ -7,7 +7,7 @@ use crate::source::{code, files, has_word, none};
 /// Enums that classify an open set, so that matches on them always have a default.
 const OPEN_ENUMS: &[&str] = &["ErrorKind"];
 
-/// The crates of the workspace: directory with a final slash, and name in code. The most specific directory comes first.
+/// The crates of the workspace: directory with a final slash, and name in code; the most specific directory first.
 fn crates() -> Vec<(String, String)> {
     let mut found: Vec<_> = files("Cargo.toml")
         .into_iter()

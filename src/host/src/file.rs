@@ -37,8 +37,8 @@ pub fn read_stream(stream: impl io::Read, limit: u64) -> io::Result<Vec<u8>> {
 /// Reads a stream of UTF-8 to its end, at most `limit` bytes.
 ///
 /// # Errors
-/// The error of the stream; [`io::ErrorKind::FileTooLarge`] if it is longer; [`io::ErrorKind::InvalidData`] if it is not
-/// UTF-8.
+/// The error of the stream; [`io::ErrorKind::FileTooLarge`] if it is longer; [`io::ErrorKind::InvalidData`] if it is
+/// not UTF-8.
 pub fn read_text(stream: impl io::Read, limit: u64) -> io::Result<String> {
     let bytes = read_stream(stream, limit)?;
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))

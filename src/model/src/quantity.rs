@@ -52,8 +52,8 @@ pub fn bytes(text: &str) -> Result<u64, QuantityError> {
         .ok_or_else(refuse)
 }
 
-/// Bytes as [`bytes`] reads them, or with docker's suffixes: `b`, `k`, `m`, `g`, `t`, optionally followed by `b` or `B`,
-/// all powers of 1024.
+/// Bytes as [`bytes`] reads them, or with docker's suffixes: `b`, `k`, `m`, `g`, `t`, optionally followed by `b` or
+/// `B`, all powers of 1024.
 ///
 /// # Errors
 /// [`QuantityError`] when the text is anything else, or does not fit 64 bits.

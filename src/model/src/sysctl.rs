@@ -1,5 +1,5 @@
-//! Kernel settings of a pod's namespaces (`--sysctl`). The rules are those of runc: only settings that a namespace of the
-//! pod has a value of its own for.
+//! Kernel settings of a pod's namespaces (`--sysctl`). The rules are those of runc: only settings with a value of
+//! their own in each namespace.
 
 use std::fmt;
 use std::str::FromStr;

@@ -310,7 +310,7 @@ fn migrate_until_killed() {
 
 /// Whatever the moment of the kill, the next open finds the old format or the new one, and migrates once in all.
 #[test]
-fn a_migration_that_is_killed_is_done_once_by_the_next_open() {
+fn killed_migrations_are_repeated_at_the_next_open() {
     for (point, format, backups) in
         [("before the writes", 1, 2), ("before the commit", 1, 2), ("after the commit", STEPS.len() + 1, 1)]
     {

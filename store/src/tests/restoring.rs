@@ -447,7 +447,7 @@ fn a_short_wal_counts_as_damage_until_restored() {
 
 /// A durable commit without an event is missed as well, and the newest source is the one that has it.
 #[test]
-fn a_lost_durable_commit_without_an_event_is_damage() {
+fn lost_durable_commits_without_events_are_damage() {
     let (_dir, data, last) = database_of_two_boots();
     let store = Store::open(&data).unwrap();
     assert!(store.untag("docker.io/library/last:1").unwrap());
@@ -472,7 +472,7 @@ fn a_lost_durable_commit_without_an_event_is_damage() {
 
 /// A checkpoint that was killed halfway has copied some pages. Without the WAL, each of them is in order.
 #[test]
-fn half_a_checkpoint_whose_wal_is_lost_is_damage() {
+fn a_partial_checkpoint_without_wal_is_damage() {
     let (_dir, data, _) = backed_up_database();
     let old = fs::read(data.join("gantry.db")).unwrap();
     let store = Store::open(&data).unwrap();

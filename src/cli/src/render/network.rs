@@ -1,5 +1,5 @@
-//! The networks of a pod as rkt's short text and as lines. In JSON they have the form of [`PodNetwork`], whose field names
-//! are stable: fields are added, never changed.
+//! The networks of a pod as rkt's short text and as lines. In JSON they have the form of [`PodNetwork`], whose field
+//! names are stable: fields are added, never changed.
 //!
 //! ```text
 //! name interface mac addresses[address prefix gateway] routes[to prefix via] dns{servers search options domain}

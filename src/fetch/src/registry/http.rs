@@ -509,7 +509,7 @@ mod tests {
 
     /// As podman does (containers-certs.d(5)): the directory is named like the registry in the image reference.
     #[test]
-    fn certificates_are_read_from_the_directory_named_like_the_registry() {
+    fn certificates_come_from_the_directory_of_the_registry() {
         let dir = tempfile::tempdir().unwrap();
         let all = ["reg.example", "reg.example:443", "REG.example", "reg.example:5000", "cdn.example"];
         let config = Config { certificate_dirs: vec![dir.path().to_owned()], ..Config::default() };

@@ -194,11 +194,8 @@ mod tests {
             assert_eq!(cgroup.members().unwrap(), [pid]);
             let set = CgroupSet::from_iter([cgroup]);
             if set.set_frozen(true).is_ok() {
-                let deadline = Instant::now() + TIMEOUT;
-                while !set.is_frozen().unwrap() {
-                    assert!(Instant::now() < deadline, "{} is not frozen", top.display());
-                    std::thread::sleep(MIN_BACKOFF);
-                }
+                let what = format!("{} to be frozen", top.display());
+                gantry_tests::wait_for(&what, || set.is_frozen().unwrap().then_some(()));
             }
             let reaper = reap(child);
             set.kill().unwrap();
