@@ -60,61 +60,53 @@ pub struct StoredCredentials {
     pub place: String,
 }
 
-/// Stored credentials cannot be used.
+/// A credential file or a helper cannot be used: what was attempted on which file, the kind, and the cause.
 #[derive(Debug, Error)]
-pub enum AuthFileError {
-    /// The file cannot be read.
-    #[error("cannot read the credentials in {}", .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file cannot be written.
-    #[error("cannot write the credentials to {}", .path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file exceeds its limit.
-    #[error("the credential file {} is larger than 1 MiB", .path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is malformed.
-    #[error("the credential file {} is malformed near line {line}; mend it, or move it away and log in again", .path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The line, as far as it is known.
-        line: usize,
-    },
-    /// A helper failed.
-    #[error("the credential helper docker-credential-{name}, named in {}, failed: {why}", .path.display())]
-    Helper {
-        /// The file that names it.
-        path: PathBuf,
-        /// The helper (escaped).
-        name: String,
-        /// The failure (escaped).
-        why: String,
-    },
+#[error("{message}")]
+pub struct AuthFileError {
+    pub(crate) message: String,
+    pub(crate) kind: ErrorKind,
+    pub(crate) source: Option<std::io::Error>,
+}
+
+impl AuthFileError {
+    /// For `map_err`: `attempt`, as in "read the credentials in", failed on the file.
+    pub(crate) fn io(attempt: &str, path: &Path) -> impl Fn(std::io::Error) -> Self {
+        move |error| Self {
+            message: format!("cannot {attempt} {}", path.display()),
+            kind: ErrorKind::of_io(&error),
+            source: Some(error),
+        }
+    }
+
+    fn too_large(path: &Path) -> Self {
+        let message = format!("the credential file {} is larger than 1 MiB", path.display());
+        Self { message, kind: ErrorKind::Exhausted, source: None }
+    }
+
+    /// The file is malformed near this line; 0 if the line is unknown.
+    pub(crate) fn malformed(path: &Path, line: usize) -> Self {
+        let message = format!(
+            "the credential file {} is malformed near line {line}; mend it, or move it away and log in again",
+            path.display()
+        );
+        Self { message, kind: ErrorKind::Invalid, source: None }
+    }
+
+    /// The helper `name`, which the file names, failed. `why` is escaped.
+    pub(crate) fn helper(path: &Path, name: &str, why: &str) -> Self {
+        let message = format!(
+            "the credential helper docker-credential-{}, named in {}, failed: {why}",
+            shown(name),
+            path.display()
+        );
+        Self { message, kind: ErrorKind::Unavailable, source: None }
+    }
 }
 
 impl Kind for AuthFileError {
     fn kind(&self) -> ErrorKind {
-        match self {
-            Self::Read { source, .. } | Self::Write { source, .. } => ErrorKind::of_io(source),
-            Self::TooLarge { .. } => ErrorKind::Exhausted,
-            Self::Malformed { .. } => ErrorKind::Invalid,
-            Self::Helper { .. } => ErrorKind::Unavailable,
-        }
+        self.kind
     }
 }
 
@@ -184,23 +176,22 @@ pub fn find_any(files: &[PathBuf]) -> Result<Option<String>, AuthFileError> {
 
 /// Reads a credential file of at most [`MAX_FILE`] bytes; `None` if it does not exist or is empty.
 pub(crate) fn read_auth_file<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, AuthFileError> {
-    let failed = |source| AuthFileError::Read { path: path.to_owned(), source };
+    let failed = AuthFileError::io("read the credentials in", path);
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
         Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
             return Ok(None);
         }
-        Err(source) => return Err(failed(source)),
+        Err(error) => return Err(failed(error)),
     };
     let bytes = read_stream(file, MAX_FILE).map_err(|error| match error.kind() {
-        std::io::ErrorKind::FileTooLarge => AuthFileError::TooLarge { path: path.to_owned() },
+        std::io::ErrorKind::FileTooLarge => AuthFileError::too_large(path),
         _ => failed(error),
     })?;
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
-    let malformed = |error: serde_json::Error| AuthFileError::Malformed { path: path.to_owned(), line: error.line() };
-    serde_json::from_slice(&bytes).map(Some).map_err(malformed)
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| AuthFileError::malformed(path, error.line()))
 }
 
 fn file_credentials(
@@ -258,7 +249,7 @@ fn entry_credentials(path: &Path, entry: &AuthEntry) -> Result<Option<Credential
         let decoded = base64::engine::general_purpose::STANDARD.decode(auth.trim()).ok();
         let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
         let pair = text.as_deref().and_then(|text| text.split_once(':'));
-        let (user, password) = pair.ok_or_else(|| AuthFileError::Malformed { path: path.to_owned(), line: 0 })?;
+        let (user, password) = pair.ok_or_else(|| AuthFileError::malformed(path, 0))?;
         // Some versions of Docker pad the password with NUL bytes.
         let password = password.trim_end_matches('\0').to_owned();
         return Ok(Some(Credentials::Basic { user: user.to_owned(), password }));
@@ -304,17 +295,17 @@ struct HelperAnswer {
 
 /// Runs a credential helper's "get" (docker-credential-helpers): the key on stdin, JSON on stdout.
 fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFileError> {
-    let failed = |why: String| AuthFileError::Helper { path: path.to_owned(), name: shown(name), why };
-    let (success, output) = run_helper(name, "get", key).map_err(failed)?;
+    let failed = |why: &str| AuthFileError::helper(path, name, why);
+    let (success, output) = run_helper(name, "get", key).map_err(|why| failed(&why))?;
     if !success {
         let text = String::from_utf8_lossy(&output);
         if text.contains("credentials not found") {
             return Ok(None);
         }
-        return Err(failed("it ended with an error".to_owned()));
+        return Err(failed("it ended with an error"));
     }
-    let answer: HelperAnswer = serde_json::from_slice(&output)
-        .map_err(|_| failed("its answer is not JSON with Username and Secret".into()))?;
+    let answer: HelperAnswer =
+        serde_json::from_slice(&output).map_err(|_| failed("its answer is not JSON with Username and Secret"))?;
     Ok(match answer.username.as_str() {
         "<token>" => Some(Credentials::Identity(answer.secret)),
         _ if answer.secret.is_empty() => None,
@@ -324,7 +315,7 @@ fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFi
 
 /// Runs a credential helper's "list" (docker-credential-helpers) to find out whether it has any login.
 fn has_logins(path: &Path, name: &str) -> Result<bool, AuthFileError> {
-    let failed = |why: &str| AuthFileError::Helper { path: path.to_owned(), name: shown(name), why: why.to_owned() };
+    let failed = |why: &str| AuthFileError::helper(path, name, why);
     let (success, output) = run_helper(name, "list", "").map_err(|why| failed(&why))?;
     if !success {
         return Err(failed("'list' ended with an error"));
@@ -439,7 +430,8 @@ mod tests {
         for json in [r#"{"credsStore":"a b"}"#, r#"{"credHelpers":{"reg.example":"a b"}}"#] {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), json).unwrap();
-            assert!(matches!(find_any(&[file.path().to_owned()]), Err(AuthFileError::Helper { .. })), "{json}");
+            let error = find_any(&[file.path().to_owned()]).unwrap_err();
+            assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains("helper"), "{json}: {error}");
         }
     }
 
@@ -460,7 +452,8 @@ mod tests {
             let json = format!(r#"{{"credHelpers":{{"h":"{name}"}}}}"#);
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), json).unwrap();
-            assert!(matches!(find(&[file.path().to_owned()], "h", "x"), Err(AuthFileError::Helper { .. })), "{name}");
+            let error = find(&[file.path().to_owned()], "h", "x").unwrap_err();
+            assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains("helper"), "{name}: {error}");
         }
     }
 

@@ -5,7 +5,7 @@
 //! to the file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{Error as IoError, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,6 +18,9 @@ use crate::auth_file::{AuthFileError, canonical_host, read_auth_file, run_helper
 
 /// Timeout of waiting for another writer of the same file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a failed change of the file attempted, for errors.
+const WRITE: &str = "write the credentials to";
 
 /// Stores user name and password for the registry `host`. Returns the place where they were stored.
 ///
@@ -79,19 +82,15 @@ fn helper_for(file: &Map<String, Value>, host: &str) -> Option<String> {
 
 /// Runs a helper; returns false if it reports that it has no such credentials.
 fn ask_helper(path: &Path, name: &str, verb: &'static str, input: &str) -> Result<bool, AuthFileError> {
-    let failed = |why| AuthFileError::Helper { path: path.to_owned(), name: gantry_model::id::shown(name), why };
-    let (success, output) = run_helper(name, verb, input).map_err(failed)?;
+    let failed = |why: &str| AuthFileError::helper(path, name, why);
+    let (success, output) = run_helper(name, verb, input).map_err(|why| failed(&why))?;
     if success {
         return Ok(true);
     }
     if String::from_utf8_lossy(&output).contains("credentials not found") {
         return Ok(false);
     }
-    Err(failed(format!("'{verb}' ended with an error")))
-}
-
-fn malformed(path: &Path, line: usize) -> AuthFileError {
-    AuthFileError::Malformed { path: path.to_owned(), line }
+    Err(failed(&format!("'{verb}' ended with an error")))
 }
 
 fn auths_of<'a>(file: &'a mut Map<String, Value>, path: &Path) -> Result<&'a mut Map<String, Value>, AuthFileError> {
@@ -99,7 +98,7 @@ fn auths_of<'a>(file: &'a mut Map<String, Value>, path: &Path) -> Result<&'a mut
     if auths.is_null() {
         *auths = json!({});
     }
-    auths.as_object_mut().ok_or_else(|| malformed(path, 0))
+    auths.as_object_mut().ok_or_else(|| AuthFileError::malformed(path, 0))
 }
 
 fn directory_of(path: &Path) -> PathBuf {
@@ -108,10 +107,10 @@ fn directory_of(path: &Path) -> PathBuf {
 
 /// Creates the directory if it is missing, and excludes other writers.
 fn lock_directory(path: &Path) -> Result<File, AuthFileError> {
-    let failed = |source| AuthFileError::Write { path: path.to_owned(), source };
+    let failed = AuthFileError::io(WRITE, path);
     let dir = directory_of(path);
-    DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(failed)?;
-    let lock = File::open(&dir).map_err(failed)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(&failed)?;
+    let lock = File::open(&dir).map_err(&failed)?;
     match gantry_host::lock::lock_within(&lock, LockMode::Exclusive, LOCK_TIMEOUT, |_| Ok(())) {
         Ok(true) => Ok(lock),
         Ok(false) => Err(failed(rustix::io::Errno::AGAIN.into())),
@@ -122,7 +121,7 @@ fn lock_directory(path: &Path) -> Result<File, AuthFileError> {
 fn write(path: &Path, file: &Map<String, Value>) -> Result<(), AuthFileError> {
     // Keep a symbolic link to the file.
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let failed = |source: IoError| AuthFileError::Write { path: path.clone(), source };
+    let failed = AuthFileError::io(WRITE, &path);
     let text = serde_json::to_string_pretty(file).map_err(|error| failed(error.into()))?;
     let dir = directory_of(&path);
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

@@ -109,7 +109,7 @@ impl Auth {
         if state.generation != seen {
             return Ok(());
         }
-        let refuse = |why: &str| RegistryError::Challenge { host: origin.authority(), why: why.to_owned() };
+        let refuse = |why: &str| RegistryError::challenge(&origin.authority(), why);
         let headers: Vec<&str> = refused
             .response
             .headers()
@@ -122,9 +122,8 @@ impl Auth {
         let header = match (challenge, &credentials) {
             (Challenge::Basic, Some(Credentials::Basic { user, password })) => basic(user, password),
             (Challenge::Basic, _) => return Err(self.denied(origin, 401, None)),
-            (Challenge::Bearer { .. }, Some(Credentials::Bearer(token))) => bearer(token).ok_or_else(|| {
-                RegistryError::Token { host: origin.authority(), why: "the token on file is malformed".to_owned() }
-            })?,
+            (Challenge::Bearer { .. }, Some(Credentials::Bearer(token))) => bearer(token)
+                .ok_or_else(|| RegistryError::token(&origin.authority(), "the token on file is malformed"))?,
             (Challenge::Bearer { realm, service, scope }, _) => {
                 let realm = self.realm(origin, &realm)?;
                 let scopes = self.scopes(scope);
@@ -138,17 +137,15 @@ impl Auth {
 
     fn denied(&self, origin: &HttpUrl, status: u16, place: Option<&str>) -> RegistryError {
         let (what, advice) = match self.given {
-            Some(_) => ("the login".to_owned(), NOT_ACCEPTED.to_owned()),
-            None => (self.repository.clone(), login_advice(place, &self.host)),
+            Some(_) => ("the login", NOT_ACCEPTED.to_owned()),
+            None => (self.repository.as_str(), login_advice(place, &self.host)),
         };
-        RegistryError::Denied { host: origin.authority(), what, status, advice, message: String::new() }
+        RegistryError::denied(&origin.authority(), what, status, &advice, "")
     }
 
     fn realm(&self, origin: &HttpUrl, text: &str) -> Result<HttpUrl, RegistryError> {
-        let refuse = |why: &str| RegistryError::Challenge {
-            host: origin.authority(),
-            why: format!("its token server is refused: {why}"),
-        };
+        let refuse =
+            |why: &str| RegistryError::challenge(&origin.authority(), &format!("its token server is refused: {why}"));
         let realm = HttpUrl::parse(text).map_err(refuse)?;
         let local = origin.is_loopback() && realm.is_loopback();
         if !realm.is_https() && !local && !self.insecure.http {
@@ -221,7 +218,7 @@ impl Auth {
         answer: HttpResponse,
         place: Option<&str>,
     ) -> Result<String, RegistryError> {
-        let refuse = |why: &str| RegistryError::Token { host: realm.authority(), why: why.to_owned() };
+        let refuse = |why: &str| RegistryError::token(&realm.authority(), why);
         match answer.status() {
             200 => {}
             status @ (400 | 401 | 403) => return Err(self.denied(realm, status, place)),

@@ -71,12 +71,10 @@ impl<'a> BlobReader<'a> {
     /// Checks the range of a response; returns the number of bytes to skip.
     fn check_answer(&self, answer: &HttpResponse) -> Result<u64, RegistryError> {
         let host = answer.url.authority();
-        let refuse = |why: String| RegistryError::Answer { host: host.clone(), what: self.what(), why };
+        let refuse = |why: String| RegistryError::bad_response(&host, &self.what(), why);
         let length = answer.header("content-length").and_then(|text| text.parse::<u64>().ok());
         match answer.status() {
-            200 if length.is_some_and(|length| length > self.size) => {
-                Err(RegistryError::TooLong { host, digest: self.digest.clone(), want: self.size })
-            }
+            200 if length.is_some_and(|length| length > self.size) => Err(self.too_long(&answer.url)),
             200 => Ok(self.offset),
             206 if self.offset > 0 => {
                 let range = answer.header("content-range").and_then(content_range);
@@ -85,9 +83,7 @@ impl<'a> BlobReader<'a> {
                     return Err(refuse(format!("the part begins at byte {first} instead of {}", self.offset)));
                 }
                 match total {
-                    Some(total) if total > self.size => {
-                        Err(RegistryError::TooLong { host, digest: self.digest.clone(), want: self.size })
-                    }
+                    Some(total) if total > self.size => Err(self.too_long(&answer.url)),
                     Some(total) if total < self.size => Err(refuse(format!("the whole has only {total} bytes"))),
                     _ => Ok(0),
                 }
@@ -95,6 +91,10 @@ impl<'a> BlobReader<'a> {
             206 => Err(refuse("a part came although the whole was asked for".to_owned())),
             status => Err(refuse(format!("status {status} has no content"))),
         }
+    }
+
+    fn too_long(&self, url: &HttpUrl) -> RegistryError {
+        RegistryError::too_long(&url.authority(), &self.digest, self.size)
     }
 
     fn too_short(&self, url: &HttpUrl, got: u64) -> RegistryError {
@@ -149,9 +149,7 @@ impl<'a> BlobReader<'a> {
     fn end(&mut self) -> Result<(), RegistryError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         match open.body.read(&mut [0]) {
-            Ok(1..) => {
-                Err(RegistryError::TooLong { host: open.url.authority(), digest: self.digest.clone(), want: self.size })
-            }
+            Ok(1..) => Err(self.too_long(&open.url)),
             Ok(0) | Err(_) => Ok(()),
         }
     }

@@ -84,17 +84,17 @@ pub(crate) fn check_https_proxy(
          use an http:// proxy, or add {host} to NO_PROXY",
         proxy.url.authority()
     );
-    Err(RegistryError::ProxySetting { variable: proxy.variable, why })
+    Err(RegistryError::proxy_setting(proxy.variable, why))
 }
 
 fn sorted_files(dir: &Path) -> Result<Vec<PathBuf>, RegistryError> {
-    let failed = |source| RegistryError::Certificates { path: dir.display().to_string(), source };
+    let failed = RegistryError::certificates(dir);
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if matches!(error.kind(), IoErrorKind::NotFound | IoErrorKind::NotADirectory) => {
             return Ok(Vec::new());
         }
-        Err(source) => return Err(failed(source)),
+        Err(error) => return Err(failed(error)),
     };
     let mut paths =
         entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>().map_err(failed)?;
@@ -103,17 +103,14 @@ fn sorted_files(dir: &Path) -> Result<Vec<PathBuf>, RegistryError> {
 }
 
 fn unusable(path: &Path, why: &str) -> RegistryError {
-    RegistryError::Certificates {
-        path: path.display().to_string(),
-        source: IoError::new(IoErrorKind::InvalidData, why),
-    }
+    RegistryError::certificates(path)(IoError::new(IoErrorKind::InvalidData, why))
 }
 
 fn read_pem(path: &Path) -> Result<Option<Vec<PemItem<'static>>>, RegistryError> {
     let pem = match std::fs::read(path) {
         Ok(pem) => pem,
         Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(RegistryError::Certificates { path: path.display().to_string(), source }),
+        Err(error) => return Err(RegistryError::certificates(path)(error)),
     };
     let items = ureq::tls::parse_pem(&pem).collect::<Result<_, _>>();
     items.map(Some).map_err(|_| unusable(path, "it is not PEM"))
@@ -132,8 +129,7 @@ fn client(path: &Path) -> Result<ClientCert, RegistryError> {
         return Err(unusable(path, "it has no certificate"));
     }
     let key_path = path.with_extension("key");
-    let pem = std::fs::read(&key_path)
-        .map_err(|source| RegistryError::Certificates { path: key_path.display().to_string(), source })?;
+    let pem = std::fs::read(&key_path).map_err(RegistryError::certificates(&key_path))?;
     let no_key = "it has no private key without a pass phrase";
     let key = PrivateKey::from_pem(&pem).map_err(|_| unusable(&key_path, no_key))?;
     let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| unusable(&key_path, no_key))?;

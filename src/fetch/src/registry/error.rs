@@ -1,6 +1,8 @@
 //! Errors of registries. No message holds a credential, a token or a URL's query (which may be a signature); text of
 //! the peer is escaped and cut.
 
+use std::fmt::Display;
+use std::path::Path;
 use std::time::Duration;
 
 use gantry_model::{Digest, ErrorKind, Kind};
@@ -11,16 +13,19 @@ use crate::auth_file::AuthFileError;
 /// The longest wait a registry may request (`Retry-After`) before the request fails.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// A registry did not deliver.
+/// A request to a registry failed. The variants are those that retries, the fallback to plain http and the fallback to
+/// the store decide on; all other failures are [`RegistryError::Failed`].
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// No connection, or it broke.
-    #[error("cannot reach {host}")]
+    /// No connection to the registry or its proxy, or it broke before a response.
+    #[error("cannot reach {host}{}", through(.proxy.as_deref()))]
     Unreachable {
         /// Host and port.
         host: String,
-        /// The system's error.
+        /// The proxy and the variable that names it.
+        proxy: Option<String>,
+        /// The error of the HTTP client.
         #[source]
         source: Box<ureq::Error>,
     },
@@ -35,56 +40,22 @@ pub enum RegistryError {
         #[source]
         source: std::io::Error,
     },
-    /// The host has no address.
-    #[error("cannot resolve the host name {host}")]
+    /// The name of the host or of its proxy has no address.
+    #[error("cannot resolve {name}")]
     Unresolved {
-        /// The host.
-        host: String,
+        /// The name, as in "the host name registry.example".
+        name: String,
         /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// A proxy variable is invalid.
-    #[error("cannot use the proxy setting {variable}: {why}")]
-    ProxySetting {
-        /// The environment variable.
-        variable: &'static str,
-        /// The reason.
-        why: String,
-    },
-    /// The proxy's own name has no address.
-    #[error("cannot resolve the name of the proxy {proxy} ({variable})")]
-    ProxyUnresolved {
-        /// Host and port of the proxy.
-        proxy: String,
-        /// The environment variable that names it.
-        variable: &'static str,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
-    /// No connection through the proxy, or a broken one.
-    #[error("cannot reach {host} through the proxy {proxy} ({variable})")]
-    ProxyUnreachable {
-        /// Host and port.
-        host: String,
-        /// Host and port of the proxy.
-        proxy: String,
-        /// The environment variable that names it.
-        variable: &'static str,
-        /// The system's error.
-        #[source]
-        source: Box<ureq::Error>,
-    },
-    /// The proxy refuses.
-    #[error("the proxy {proxy} ({variable}) does not connect to {host}: {why}")]
+    /// The proxy refuses to connect.
+    #[error("the proxy {proxy} does not connect to {host}: {why}")]
     ProxyRefused {
         /// Host and port.
         host: String,
-        /// Host and port of the proxy.
+        /// The proxy and the variable that names it.
         proxy: String,
-        /// The environment variable that names it.
-        variable: &'static str,
         /// The message (escaped).
         why: String,
     },
@@ -109,7 +80,7 @@ pub enum RegistryError {
         /// The deadline.
         after: Duration,
     },
-    /// An error status.
+    /// A status that is neither success, "not found" nor a refusal.
     #[error("{host} answered {status} when asked for {what}{}", said(.message))]
     Status {
         /// Host and port.
@@ -122,30 +93,6 @@ pub enum RegistryError {
         message: String,
         /// The requested wait.
         retry_after: Option<Duration>,
-    },
-    /// The object does not exist.
-    #[error("{what} is not in {host}{}", said(.message))]
-    NotFound {
-        /// Host and port.
-        host: String,
-        /// The requested object.
-        what: String,
-        /// The registry's message (escaped); may be empty.
-        message: String,
-    },
-    /// Access is denied, or requires credentials.
-    #[error("{host} refuses {what} ({status}){}: {advice}", said(.message))]
-    Denied {
-        /// Host and port.
-        host: String,
-        /// The requested object.
-        what: String,
-        /// The HTTP status.
-        status: u16,
-        /// The remedy.
-        advice: String,
-        /// The registry's message (escaped); may be empty.
-        message: String,
     },
     /// The requested wait is longer than gantry's limit.
     #[error("{host} asks to be left alone for {}, longer than the {} gantry waits; try again later", seconds(*.asked), seconds(MAX_RETRY_AFTER))]
@@ -165,48 +112,6 @@ pub enum RegistryError {
         /// The reason.
         why: &'static str,
     },
-    /// An address that no registry should have.
-    #[error("{host} has the link-local address of a machine's own metadata service, which is refused")]
-    LinkLocal {
-        /// Host and port.
-        host: String,
-    },
-    /// The demand for authentication is invalid.
-    #[error("the demand of {host} for authentication is refused: {why}")]
-    Challenge {
-        /// Host and port.
-        host: String,
-        /// The reason.
-        why: String,
-    },
-    /// The token server did not issue a token.
-    #[error("{host} did not give a token: {why}")]
-    Token {
-        /// The token server's host and port.
-        host: String,
-        /// The reason.
-        why: String,
-    },
-    /// The received bytes do not match the requested digest.
-    #[error("{host} did not send {what} as asked: {why}")]
-    Answer {
-        /// Host and port.
-        host: String,
-        /// The requested object.
-        what: String,
-        /// The reason for the refusal.
-        why: String,
-    },
-    /// The body is longer than its descriptor allows.
-    #[error("{host} sends more for {digest} than the {want} bytes its descriptor says")]
-    TooLong {
-        /// Host and port.
-        host: String,
-        /// The blob.
-        digest: Digest,
-        /// The descriptor's size.
-        want: u64,
-    },
     /// The body is shorter than its descriptor says.
     #[error("{host} sent {got} bytes for {digest}, its descriptor says {want}")]
     TooShort {
@@ -219,22 +124,12 @@ pub enum RegistryError {
         /// The descriptor's size.
         want: u64,
     },
-    /// A document beyond its limit.
-    #[error("{what} from {host} is larger than {most} bytes, the most gantry takes")]
-    TooLarge {
-        /// Host and port.
-        host: String,
-        /// The requested object.
-        what: String,
-        /// The limit.
-        most: u64,
-    },
-    /// Tried often enough.
+    /// The last of several attempts failed.
     #[error("gave up after {tries} tries in {}", seconds(*.after))]
     GaveUp {
         /// The number of attempts.
         tries: u32,
-        /// In what time.
+        /// The time since the first.
         after: Duration,
         /// The last failure.
         #[source]
@@ -243,26 +138,15 @@ pub enum RegistryError {
     /// Another layer failed, so this one is no longer needed.
     #[error("the download was cancelled")]
     Cancelled,
-    /// The credentials cannot be read.
-    #[error(transparent)]
-    Credentials(#[from] AuthFileError),
-    /// The trusted certificates cannot be read.
-    #[error("cannot read the trusted certificates in {path}")]
-    Certificates {
-        /// The file.
-        path: String,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A request could not even be created.
-    #[error("cannot make a request to {host}")]
-    Request {
-        /// Host and port.
-        host: String,
-        /// The cause.
-        #[source]
-        source: Box<ureq::Error>,
+    /// Any other failure. Retrying does not help, and the registry was reached or is misconfigured.
+    #[error("{message}")]
+    Failed {
+        /// The attempted operation and its object, or the refused object and the reason.
+        message: String,
+        /// The kind of failure.
+        kind: ErrorKind,
+        /// The cause, unless the message includes it.
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
 }
 
@@ -280,17 +164,92 @@ fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" (it says: {message})") }
 }
 
+fn through(proxy: Option<&str>) -> String {
+    proxy.map(|proxy| format!(" through the proxy {proxy}")).unwrap_or_default()
+}
+
 fn seconds(time: Duration) -> String {
     if time < Duration::from_secs(1) { format!("{} ms", time.as_millis()) } else { format!("{} s", time.as_secs()) }
 }
 
 impl RegistryError {
+    fn refused(kind: ErrorKind, message: String) -> Self {
+        Self::Failed { message, kind, source: None }
+    }
+
+    /// A proxy variable is invalid.
+    pub(crate) fn proxy_setting(variable: &str, why: impl Display) -> Self {
+        Self::refused(ErrorKind::Invalid, format!("cannot use the proxy setting {variable}: {why}"))
+    }
+
+    /// The object does not exist.
+    pub(crate) fn not_found(host: &str, what: &str, message: &str) -> Self {
+        Self::refused(ErrorKind::NotFound, format!("{what} is not in {host}{}", said(message)))
+    }
+
+    /// Access is denied, or requires credentials.
+    pub(crate) fn denied(host: &str, what: &str, status: u16, advice: &str, message: &str) -> Self {
+        let message = format!("{host} refuses {what} ({status}){}: {advice}", said(message));
+        Self::refused(ErrorKind::Denied, message)
+    }
+
+    /// A link-local address, which no registry should have.
+    pub(crate) fn link_local(host: &str) -> Self {
+        let message =
+            format!("{host} has the link-local address of a machine's own metadata service, which is refused");
+        Self::refused(ErrorKind::Denied, message)
+    }
+
+    /// The demand for authentication is invalid.
+    pub(crate) fn challenge(host: &str, why: &str) -> Self {
+        Self::refused(ErrorKind::Damaged, format!("the demand of {host} for authentication is refused: {why}"))
+    }
+
+    /// The token server did not issue a usable token.
+    pub(crate) fn token(host: &str, why: &str) -> Self {
+        Self::refused(ErrorKind::Denied, format!("{host} did not give a token: {why}"))
+    }
+
+    /// The response is not what was requested.
+    pub(crate) fn bad_response(host: &str, what: &str, why: impl Display) -> Self {
+        Self::refused(ErrorKind::Damaged, format!("{host} did not send {what} as asked: {why}"))
+    }
+
+    /// The body is longer than its descriptor allows.
+    pub(crate) fn too_long(host: &str, digest: &Digest, want: u64) -> Self {
+        let message = format!("{host} sends more for {digest} than the {want} bytes its descriptor says");
+        Self::refused(ErrorKind::Damaged, message)
+    }
+
+    /// A document exceeds gantry's limit.
+    pub(crate) fn too_large(host: &str, what: &str, limit: u64) -> Self {
+        let message = format!("{what} from {host} is larger than {limit} bytes, the most gantry takes");
+        Self::refused(ErrorKind::Exhausted, message)
+    }
+
+    /// For `map_err`: trusted or client certificates cannot be read.
+    pub(crate) fn certificates(path: &Path) -> impl Fn(std::io::Error) -> Self {
+        move |error| Self::Failed {
+            message: format!("cannot read the trusted certificates in {}", path.display()),
+            kind: ErrorKind::of_io(&error),
+            source: Some(Box::new(error)),
+        }
+    }
+
+    /// The HTTP client cannot create a request.
+    pub(crate) fn request(host: &str, error: ureq::Error) -> Self {
+        Self::Failed {
+            message: format!("cannot make a request to {host}"),
+            kind: ErrorKind::Internal,
+            source: Some(Box::new(error)),
+        }
+    }
+
     /// Whether the same request may succeed a moment later.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::ProxyUnreachable { .. } => true,
-            Self::Broken { .. } | Self::Stalled { .. } | Self::TooShort { .. } => true,
+            Self::Unreachable { .. } | Self::Broken { .. } | Self::Stalled { .. } | Self::TooShort { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status == 408 || *status >= 500,
             _ => false,
         }
@@ -303,8 +262,6 @@ impl RegistryError {
             Self::GaveUp { source, .. } => source.is_offline(),
             Self::Unreachable { .. }
             | Self::Unresolved { .. }
-            | Self::ProxyUnreachable { .. }
-            | Self::ProxyUnresolved { .. }
             | Self::Broken { .. }
             | Self::Stalled { .. }
             | Self::RateLimited { .. } => true,
@@ -323,34 +280,26 @@ impl RegistryError {
     }
 }
 
+impl From<AuthFileError> for RegistryError {
+    fn from(error: AuthFileError) -> Self {
+        Self::Failed { message: error.message, kind: error.kind, source: error.source.map(Into::into) }
+    }
+}
+
 impl Kind for RegistryError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Unreachable { .. }
             | Self::Unresolved { .. }
-            | Self::ProxyUnreachable { .. }
-            | Self::ProxyUnresolved { .. }
             | Self::Broken { .. }
             | Self::Status { .. }
             | Self::Cancelled => ErrorKind::Unavailable,
-            Self::ProxySetting { .. } => ErrorKind::Invalid,
             Self::Stalled { .. } => ErrorKind::TimedOut,
             Self::RateLimited { .. } => ErrorKind::Busy,
-            Self::NotFound { .. } => ErrorKind::NotFound,
-            Self::Tls { .. }
-            | Self::Denied { .. }
-            | Self::ProxyRefused { .. }
-            | Self::Redirect { .. }
-            | Self::LinkLocal { .. }
-            | Self::Token { .. } => ErrorKind::Denied,
-            Self::Challenge { .. } | Self::Answer { .. } | Self::TooLong { .. } | Self::TooShort { .. } => {
-                ErrorKind::Damaged
-            }
-            Self::TooLarge { .. } => ErrorKind::Exhausted,
+            Self::Tls { .. } | Self::ProxyRefused { .. } | Self::Redirect { .. } => ErrorKind::Denied,
+            Self::TooShort { .. } => ErrorKind::Damaged,
             Self::GaveUp { source, .. } => source.kind(),
-            Self::Credentials(error) => error.kind(),
-            Self::Certificates { source, .. } => ErrorKind::of_io(source),
-            Self::Request { .. } => ErrorKind::Internal,
+            Self::Failed { kind, .. } => *kind,
         }
     }
 }

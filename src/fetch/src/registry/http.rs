@@ -178,7 +178,7 @@ impl Http {
     fn exchange(&self, url: &HttpUrl, what: &Request<'_>, auth: Option<&str>) -> Result<Response<Body>, RegistryError> {
         let at_home = url.host() == self.registry;
         if !at_home && url.address().is_some_and(is_metadata) {
-            return Err(RegistryError::LinkLocal { host: url.authority() });
+            return Err(RegistryError::link_local(&url.authority()));
         }
         let peer = self.peer(url)?;
         let failed = |error| self.peer_failure(&peer, url, what.what, error);
@@ -282,8 +282,7 @@ impl Http {
             .tls_config(tls)
             .proxy(None);
         if let Some(proxy) = plain_through_proxy {
-            let unusable =
-                |_| RegistryError::ProxySetting { variable: proxy.variable, why: "it is not a URL".to_owned() };
+            let unusable = |_| RegistryError::proxy_setting(proxy.variable, "it is not a URL");
             let connector = ForwardConnector {
                 proxy: proxy.url.as_str().parse::<Uri>().map_err(unusable)?,
                 origin: url.to_string(),
@@ -345,14 +344,10 @@ impl Http {
 
     fn peer_failure(&self, peer: &Peer, url: &HttpUrl, what: &str, error: ureq::Error) -> RegistryError {
         let host = url.authority();
-        let unreachable = |error| match &peer.proxy {
-            Some(proxy) => RegistryError::ProxyUnreachable {
-                host: url.authority(),
-                proxy: proxy.url.authority(),
-                variable: proxy.variable,
-                source: Box::new(error),
-            },
-            None => RegistryError::Unreachable { host: url.authority(), source: Box::new(error) },
+        let unreachable = |error| RegistryError::Unreachable {
+            host: url.authority(),
+            proxy: peer.proxy.as_ref().map(Proxy::origin),
+            source: Box::new(error),
         };
         match error {
             ureq::Error::Timeout(Timeout::Resolve) => unresolved(peer, url, std::io::ErrorKind::TimedOut.into()),
@@ -361,7 +356,7 @@ impl Http {
                 RegistryError::Stalled { host, what: what.to_owned(), after: self.timeouts.no_progress }
             }
             ureq::Error::Other(inner) => match inner.downcast::<LinkLocal>() {
-                Ok(_) => RegistryError::LinkLocal { host },
+                Ok(_) => RegistryError::link_local(&host),
                 Err(other) => match other.downcast::<LookupFailed>() {
                     Ok(failed) => unresolved(peer, url, failed.0),
                     Err(other) => unreachable(ureq::Error::Other(other)),
@@ -373,15 +368,13 @@ impl Http {
                 None => unreachable(ureq::Error::ConnectProxyFailed(why)),
             },
             ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..) => {
-                RegistryError::Answer { host, what: what.to_owned(), why: shown(&error.to_string()) }
+                RegistryError::bad_response(&host, what, shown(&error.to_string()))
             }
             // These two errors show the URL, which may hold a signature.
             ureq::Error::BadUri(_) | ureq::Error::RequireHttpsOnly(_) => {
-                RegistryError::Answer { host, what: what.to_owned(), why: "its URL is malformed".to_owned() }
+                RegistryError::bad_response(&host, what, "its URL is malformed")
             }
-            ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => {
-                RegistryError::Request { host, source: Box::new(error) }
-            }
+            ureq::Error::Http(_) | ureq::Error::InvalidProxyUrl => RegistryError::request(&host, error),
             error if tls_error(&error).is_some() || matches!(error, ureq::Error::Tls(_) | ureq::Error::Pem(_)) => {
                 let dir =
                     self.certificate_dirs.first().cloned().unwrap_or_default().join(self.certificate_dir_name(url));
@@ -416,7 +409,7 @@ impl Http {
 pub(crate) fn is_no_tls(error: &RegistryError) -> bool {
     match error {
         RegistryError::Tls { source, .. } => matches!(tls_error(source), Some(TlsError::InvalidMessage(_))),
-        RegistryError::Unreachable { source, .. } => match &**source {
+        RegistryError::Unreachable { proxy: None, source, .. } => match &**source {
             ureq::Error::Timeout(Timeout::Connect) => true,
             ureq::Error::Io(io) => matches!(
                 io.kind(),
@@ -435,7 +428,7 @@ pub(crate) fn is_no_tls(error: &RegistryError) -> bool {
 
 /// Whether the connection was refused.
 pub(crate) fn is_refused(error: &RegistryError) -> bool {
-    matches!(error, RegistryError::Unreachable { source, .. }
+    matches!(error, RegistryError::Unreachable { proxy: None, source, .. }
         if matches!(&**source, ureq::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused))
 }
 
@@ -446,22 +439,21 @@ fn connect_proxy(proxy: &Proxy) -> Result<ureq::Proxy, RegistryError> {
     if let Some((user, password)) = &proxy.credentials {
         builder = builder.username(user).password(password);
     }
-    let unusable = |_| RegistryError::ProxySetting { variable: proxy.variable, why: "it is not a URL".to_owned() };
+    let unusable = |_| RegistryError::proxy_setting(proxy.variable, "it is not a URL");
     builder.build().map_err(unusable)
 }
 
 fn proxy_refusal(proxy: &Proxy, url: &HttpUrl, why: String) -> RegistryError {
-    RegistryError::ProxyRefused { host: url.authority(), proxy: proxy.url.authority(), variable: proxy.variable, why }
+    RegistryError::ProxyRefused { host: url.authority(), proxy: proxy.origin(), why }
 }
 
 /// The error for a name that cannot be resolved: the proxy's, if there is one.
 fn unresolved(peer: &Peer, url: &HttpUrl, source: std::io::Error) -> RegistryError {
-    match &peer.proxy {
-        Some(proxy) => {
-            RegistryError::ProxyUnresolved { proxy: proxy.url.authority(), variable: proxy.variable, source }
-        }
-        None => RegistryError::Unresolved { host: url.host().to_owned(), source },
-    }
+    let name = match &peer.proxy {
+        Some(proxy) => format!("the name of the proxy {}", proxy.origin()),
+        None => format!("the host name {}", url.host()),
+    };
+    RegistryError::Unresolved { name, source }
 }
 
 #[cfg(test)]

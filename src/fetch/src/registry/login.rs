@@ -38,7 +38,7 @@ fn check_once(registry: &Registry<'_>) -> Result<bool, RegistryError> {
         let request =
             Request { url: url.clone(), method: Method::Get, accept: None, from: 0, authorization, what: LOGIN };
         let answer = registry.http.send(&request)?;
-        let (status, host, what) = (answer.status(), answer.url.authority(), LOGIN.to_owned());
+        let (status, host) = (answer.status(), answer.url.authority());
         match status {
             200 => return Ok(asked),
             401 if !asked && answer.url.is_same_origin(&origin) => {
@@ -46,18 +46,17 @@ fn check_once(registry: &Registry<'_>) -> Result<bool, RegistryError> {
                 asked = true;
             }
             401 | 403 => {
-                let advice = auth::NOT_ACCEPTED.to_owned();
-                return Err(RegistryError::Denied { host, what, status, advice, message: auth::message_of(answer) });
+                return Err(RegistryError::denied(&host, LOGIN, status, auth::NOT_ACCEPTED, &auth::message_of(answer)));
             }
             404 => {
-                let why = "it does not speak the registry API (404 for /v2/)".to_owned();
-                return Err(RegistryError::Answer { host, what, why });
+                let why = "it does not speak the registry API (404 for /v2/)";
+                return Err(RegistryError::bad_response(&host, LOGIN, why));
             }
             _ => {
                 let retry_after = super::asked_wait(&answer);
                 return Err(RegistryError::Status {
                     host,
-                    what,
+                    what: LOGIN.to_owned(),
                     status,
                     message: auth::message_of(answer),
                     retry_after,

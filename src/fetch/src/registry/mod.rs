@@ -60,14 +60,12 @@ impl<'a> Registry<'a> {
     /// Creates a client for the repository of `reference`. Nothing is sent yet.
     ///
     /// # Errors
-    /// [`RegistryError::Answer`] if the host is malformed.
+    /// [`RegistryError`] if the host is malformed.
     pub fn new(reference: &RegistryRef, config: &Config, progress: &'a dyn Progress) -> Result<Self, RegistryError> {
         // Docker Hub's name is not its address.
         let host = if reference.host == "docker.io" { "registry-1.docker.io" } else { &reference.host };
-        let secure = HttpUrl::from_host(host, true).ok_or_else(|| RegistryError::Answer {
-            host: gantry_model::id::shown(host),
-            what: "anything".to_owned(),
-            why: "it is not a host name".to_owned(),
+        let secure = HttpUrl::from_host(host, true).ok_or_else(|| {
+            RegistryError::bad_response(&gantry_model::id::shown(host), "anything", "it is not a host name")
         })?;
         Ok(Self {
             reference: reference.clone(),
@@ -149,16 +147,16 @@ impl<'a> Registry<'a> {
         what: &str,
         credentials: Option<String>,
     ) -> Result<HttpResponse, RegistryError> {
-        let (status, host, what) = (answer.status(), answer.url.authority(), what.to_owned());
+        let (status, host) = (answer.status(), answer.url.authority());
         match status {
             200 | 206 => Ok(answer),
-            404 => Err(RegistryError::NotFound { host, what, message: auth::message_of(answer) }),
+            404 => Err(RegistryError::not_found(&host, what, &auth::message_of(answer))),
             401 | 403 => {
                 let advice = login_advice(credentials.as_deref(), &self.reference.host);
-                Err(RegistryError::Denied { host, what, status, advice, message: auth::message_of(answer) })
+                Err(RegistryError::denied(&host, what, status, &advice, &auth::message_of(answer)))
             }
             _ => {
-                let retry_after = asked_wait(&answer);
+                let (what, retry_after) = (what.to_owned(), asked_wait(&answer));
                 Err(RegistryError::Status { host, what, status, message: auth::message_of(answer), retry_after })
             }
         }
@@ -186,10 +184,15 @@ impl<'a> Registry<'a> {
         self.cancel.wait(after)
     }
 
-    /// Reads a document of at most `most` bytes.
-    fn read(&self, answer: HttpResponse, most: u64, what: &str) -> Result<Vec<u8>, RegistryError> {
+    /// Reads a document of at most `most` bytes; a longer one fails with `too_long`, made from the host.
+    fn read(
+        &self,
+        answer: HttpResponse,
+        most: u64,
+        what: &str,
+        too_long: impl FnOnce(&str) -> RegistryError,
+    ) -> Result<Vec<u8>, RegistryError> {
         let url = answer.url;
-        let too_large = || RegistryError::TooLarge { host: url.authority(), what: what.to_owned(), most };
         let mut reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
         let begun = Instant::now();
         let (mut bytes, mut buffer) = (Vec::new(), [0u8; 16 << 10]);
@@ -201,7 +204,7 @@ impl<'a> Registry<'a> {
                 Err(error) => return Err(self.http.read_failure(&url, what, error)),
             }
             if bytes.len() as u64 > most {
-                return Err(too_large());
+                return Err(too_long(&url.authority()));
             }
             if begun.elapsed() > DOCUMENT_TIMEOUT {
                 return Err(RegistryError::Stalled {
@@ -224,14 +227,15 @@ impl<'a> Registry<'a> {
         let (place, media_type) = (answer.url.authority(), answer.header("content-type").unwrap_or_default());
         let media_type = manifest::bare_media_type(media_type);
         let claimed = answer.header("docker-content-digest").and_then(|text| text.parse().ok());
-        let bytes = self.read(answer, MAX_DOCUMENT, &what)?;
+        let bytes =
+            self.read(answer, MAX_DOCUMENT, &what, |host| RegistryError::too_large(host, &what, MAX_DOCUMENT))?;
         let wanted = self.reference.digest.clone().or(claimed);
         let algorithm = wanted.as_ref().map_or(Algorithm::Sha256, gantry_model::Digest::algorithm);
         let digest = digest_of(algorithm, &bytes);
         match wanted {
             Some(wanted) if wanted != digest => {
                 let why = format!("the digest of what came is {digest}, not {wanted}");
-                Err(RegistryError::Answer { host: place, what, why })
+                Err(RegistryError::bad_response(&place, &what, why))
             }
             _ => Ok(RootDocument { media_type, bytes, digest }),
         }
@@ -243,12 +247,7 @@ impl<'a> Registry<'a> {
         let what = format!("document {}", d.digest.short());
         let answer = self.get(&format!("{path}/{}", d.digest), accept, 0, &what)?;
         let host = answer.url.authority();
-        let bytes = match self.read(answer, d.size, &what) {
-            Err(RegistryError::TooLarge { host, .. }) => {
-                return Err(RegistryError::TooLong { host, digest: d.digest.clone(), want: d.size });
-            }
-            other => other?,
-        };
+        let bytes = self.read(answer, d.size, &what, |host| RegistryError::too_long(host, &d.digest, d.size))?;
         let got = bytes.len() as u64;
         if got < d.size {
             return Err(RegistryError::TooShort { host, digest: d.digest.clone(), got, want: d.size });

@@ -27,6 +27,13 @@ pub(crate) struct Proxy {
     pub(crate) variable: &'static str,
 }
 
+impl Proxy {
+    /// Host, port and variable, for errors.
+    pub(crate) fn origin(&self) -> String {
+        format!("{} ({})", self.url.authority(), self.variable)
+    }
+}
+
 /// The proxy settings of the environment.
 #[derive(Debug, Default)]
 pub(crate) struct ProxySettings {
@@ -49,7 +56,7 @@ impl Setting {
     }
 
     fn unusable(&self, why: String) -> RegistryError {
-        RegistryError::ProxySetting { variable: self.variable, why }
+        RegistryError::proxy_setting(self.variable, why)
     }
 }
 
