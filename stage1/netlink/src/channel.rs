@@ -274,7 +274,7 @@ impl Channel {
                 break length;
             }
             if !self.readable(deadline, what)? {
-                return Err(Error::TimedOut { what: what.to_string(), after: self.timeout });
+                return Err(Error::timed_out(what, self.timeout));
             }
         };
         Ok(self.buffer.get(..length).unwrap_or_default())

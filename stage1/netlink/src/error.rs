@@ -35,43 +35,20 @@ pub enum Error {
         /// The error number.
         errno: Errno,
     },
-    /// The object exists with other properties.
-    #[error("cannot {what}: it exists already, {difference}")]
-    Different {
-        /// The attempted operation.
-        what: String,
-        /// The property that differs.
-        difference: String,
-    },
-    /// The request is invalid on any system.
-    #[error("cannot {what}: {why}")]
-    Invalid {
-        /// The attempted operation.
-        what: String,
-        /// The reason.
-        why: String,
-    },
-    /// The kernel's reply is malformed, or the request does not fit into a message.
-    #[error("cannot {what}: {source}")]
-    Malformed {
-        /// The attempted operation.
-        what: String,
-        /// The malformed part.
-        source: Malformed,
-    },
     /// The reply was lost because the receive buffer was full (ENOBUFS), or every dump was interrupted by changes.
     #[error("cannot {what}: the kernel's reply was lost or inconsistent")]
     Lost {
         /// The attempted operation.
         what: String,
     },
-    /// The reply did not arrive in time.
-    #[error("cannot {what}: no reply from the kernel within {} ms", .after.as_millis())]
-    TimedOut {
-        /// The attempted operation.
-        what: String,
-        /// The timeout.
-        after: Duration,
+    /// Any other failure: the object exists with other properties, the request is invalid on any system, or the reply
+    /// is malformed or late.
+    #[error("{message}")]
+    Failed {
+        /// The attempted operation and the reason.
+        message: String,
+        /// The kind of failure.
+        kind: ErrorKind,
     },
 }
 
@@ -97,6 +74,28 @@ impl Error {
         }
     }
 
+    /// The object exists with other properties.
+    pub(crate) fn different(what: impl fmt::Display, difference: &str) -> Self {
+        let message = format!("cannot {what}: it exists already, {difference}");
+        Self::Failed { message, kind: ErrorKind::AlreadyExists }
+    }
+
+    /// The request is invalid on any system.
+    pub(crate) fn invalid(what: impl fmt::Display, why: &str) -> Self {
+        Self::Failed { message: format!("cannot {what}: {why}"), kind: ErrorKind::Invalid }
+    }
+
+    /// The kernel's reply is malformed, or the request does not fit into a message.
+    pub(crate) fn malformed(what: impl fmt::Display, source: Malformed) -> Self {
+        Self::Failed { message: format!("cannot {what}: {source}"), kind: ErrorKind::Internal }
+    }
+
+    /// The reply did not arrive in time.
+    pub(crate) fn timed_out(what: impl fmt::Display, timeout: Duration) -> Self {
+        let message = format!("cannot {what}: no reply from the kernel within {} ms", timeout.as_millis());
+        Self::Failed { message, kind: ErrorKind::TimedOut }
+    }
+
     /// Whether the kernel rejected the request with this error number.
     pub(crate) fn is(&self, wanted: Errno) -> bool {
         matches!(self, Self::Kernel { errno, .. } if *errno == wanted)
@@ -107,11 +106,8 @@ impl Kind for Error {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Kernel { errno, .. } | Self::System { errno, .. } => kind_of_errno(*errno),
-            Self::Different { .. } => ErrorKind::AlreadyExists,
-            Self::Invalid { .. } => ErrorKind::Invalid,
-            Self::Malformed { .. } => ErrorKind::Internal,
             Self::Lost { .. } => ErrorKind::Unavailable,
-            Self::TimedOut { .. } => ErrorKind::TimedOut,
+            Self::Failed { kind, .. } => *kind,
         }
     }
 }
@@ -155,6 +151,6 @@ impl<T> Attempt<T> for std::io::Result<T> {
 
 impl<T> Attempt<T> for std::result::Result<T, Malformed> {
     fn attempt<W: fmt::Display>(self, what: impl FnOnce() -> W) -> Result<T> {
-        self.map_err(|source| Error::Malformed { what: what().to_string(), source })
+        self.map_err(|source| Error::malformed(what(), source))
     }
 }

@@ -111,7 +111,7 @@ impl Drop for Back {
 /// `.` or `..`. Also rejects `%`, which the kernel replaces by a number, and control characters, which it accepts.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the name breaks a rule.
+/// [`ErrorKind::Invalid`](gantry_model::ErrorKind::Invalid) if the name breaks a rule.
 pub fn check_name(name: &str) -> Result<()> {
     let bad = |byte: u8| matches!(byte, b'/' | b':' | b'%' | 0..=b' ' | 0x7f | 0xa0);
     let why = match name {
@@ -121,7 +121,7 @@ pub fn check_name(name: &str) -> Result<()> {
         _ if name.bytes().any(bad) => "it contains a character that is not allowed",
         _ => return Ok(()),
     };
-    Err(Error::Invalid { what: format!("use '{}' as an interface's name", name.escape_debug()), why: why.to_owned() })
+    Err(Error::invalid(format_args!("use '{}' as an interface's name", name.escape_debug()), why))
 }
 
 /// Whether this is a valid interface name for Linux (at most 15 bytes) and CNI (no `/`, `:` or white space).

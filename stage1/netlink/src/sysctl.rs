@@ -80,7 +80,7 @@ impl Sysctl<'_> {
             return Ok(path);
         }
         let what = format!("use '{}' as a sysctl", gantry_model::id::shown(&path));
-        Err(Error::Invalid { what, why: "it is not a plain path below /proc/sys/net".to_owned() })
+        Err(Error::invalid(what, "it is not a plain path below /proc/sys/net"))
     }
 
     fn open(&self, flags: OFlags) -> Result<(String, OwnedFd)> {
@@ -94,8 +94,7 @@ impl Sysctl<'_> {
         )
         .attempt(what)?;
         if !u64::try_from(rustix::fs::fstatfs(&root).attempt(what)?.f_type).is_ok_and(|kind| kind == PROC_SUPER_MAGIC) {
-            let why = "/proc is not a procfs".to_owned();
-            return Err(Error::Invalid { what: what(), why });
+            return Err(Error::invalid(what(), "/proc is not a procfs"));
         }
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
         let file = rustix::fs::openat2(&root, path.as_str(), flags | OFlags::CLOEXEC, Mode::empty(), resolve);

@@ -188,7 +188,7 @@ impl AttachOperation<'_> {
             if !entries::merge(entries, added.entries) {
                 let problem =
                     format!("network '{}' needs ports or prefixes of another network of the pod", network.name);
-                return Err(NetworkError::attempt(ADD_ENTRIES)(nft::Error::Invalid(problem)));
+                return Err(NetworkError::attempt(ADD_ENTRIES)(nft::Error::invalid(problem)));
             }
             return Ok(added.result);
         }

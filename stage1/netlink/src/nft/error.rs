@@ -15,7 +15,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// at all.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel rejected the request, did not reply in time, or sent a malformed reply.
+    /// The kernel rejected the request, did not reply in time, or sent a malformed reply; or the requested state is
+    /// invalid.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
     /// The table does not exist: it was never created, or another program removed it.
@@ -40,9 +41,6 @@ pub enum Error {
         /// The attempted operation.
         what: String,
     },
-    /// The requested state is invalid.
-    #[error("{0}")]
-    Invalid(String),
     /// nftables changed since the given generation.
     #[error("another program changed nftables meanwhile")]
     Changed,
@@ -63,13 +61,19 @@ impl Error {
         }
     }
 
+    /// The requested state is invalid.
+    #[must_use]
+    pub fn invalid(message: impl Into<String>) -> Self {
+        NetlinkError::Failed { message: message.into(), kind: ErrorKind::Invalid }.into()
+    }
+
     /// A rejection without a text.
     pub(super) fn kernel(what: &str, errno: Errno) -> Self {
         NetlinkError::Kernel { what: what.to_owned(), errno, text: None }.into()
     }
 
     pub(super) fn malformed(what: &str, why: &'static str) -> Self {
-        NetlinkError::Malformed { what: what.to_owned(), source: Malformed(why) }.into()
+        NetlinkError::malformed(what, Malformed(why)).into()
     }
 }
 
@@ -79,7 +83,6 @@ impl Kind for Error {
             Self::Netlink(error) => kind_of_netlink(error),
             Self::Missing { .. } => ErrorKind::NotFound,
             Self::Taken { .. } | Self::Overlap { .. } => ErrorKind::AlreadyExists,
-            Self::Invalid(_) => ErrorKind::Invalid,
             Self::Changed | Self::Contended { .. } => ErrorKind::Busy,
         }
     }

@@ -144,7 +144,7 @@ impl State {
     /// Forwards `count` host ports from `first` on to as many ports of a pod from `to` on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the range exceeds 65535 or [`RANGE_LIMIT`]; [`Error::Taken`] if a port is forwarded
+    /// [`Error::invalid`] if the range exceeds 65535 or [`RANGE_LIMIT`]; [`Error::Taken`] if a port is forwarded
     /// elsewhere.
     pub fn forward(&mut self, first: HostPort, count: u16, to: SocketAddr, owner: &str) -> Result<()> {
         if count == 0 || count > RANGE_LIMIT {
@@ -212,7 +212,7 @@ impl State {
 }
 
 fn invalid(why: String) -> Error {
-    Error::Invalid(why)
+    Error::invalid(why)
 }
 
 /// Checks a string that is stored in an nftables comment.

@@ -36,7 +36,7 @@ impl Table {
     /// letters, digits, `_` and `-`, and starts with a letter.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the name is invalid.
+    /// [`Error::invalid`] if the name is invalid.
     pub fn open(socket: OwnedFd, name: &str) -> Result<Self> {
         check_name(name)?;
         let bridge = Family::Bridge.number();
@@ -69,7 +69,7 @@ impl Table {
     /// Entries that other processes added after `state` was read are lost: see [`Self::ensure_at_generation`].
     ///
     /// # Errors
-    /// [`Error::Invalid`]; errors of the kernel.
+    /// [`Error::invalid`]; errors of the kernel.
     pub fn ensure(&mut self, state: &State) -> Result<()> {
         self.replace(state, None)
     }
@@ -150,7 +150,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::Taken`] if a host port is forwarded elsewhere; [`Error::Missing`] if the table does not exist (call
-    /// [`Self::ensure`]); [`Error::Overlap`]; [`Error::Invalid`]; [`Error::Contended`]; errors of the kernel.
+    /// [`Self::ensure`]); [`Error::Overlap`]; [`Error::invalid`]; [`Error::Contended`]; errors of the kernel.
     pub fn add(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
         let all = elements(entries);
@@ -241,7 +241,7 @@ impl Table {
     /// Removes interfaces and networks whatever their access and masquerading.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; [`Error::Contended`]; errors of the kernel.
+    /// [`Error::invalid`]; [`Error::Contended`]; errors of the kernel.
     pub fn remove(&mut self, entries: &Entries) -> Result<()> {
         entries.check()?;
         let (all, variants) = (elements(entries), variants(entries));
@@ -402,7 +402,7 @@ pub(super) fn check_name(name: &str) -> Result<()> {
     check_text("the name of a table", name)?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     if name.len() > 31 || !name.starts_with(|c: char| c.is_ascii_alphabetic()) || !name.bytes().all(fits) {
-        return Err(Error::Invalid(format!("'{name}' is not the name of a table")));
+        return Err(Error::invalid(format!("'{name}' is not the name of a table")));
     }
     Ok(())
 }

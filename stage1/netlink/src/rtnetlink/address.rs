@@ -128,7 +128,7 @@ impl Address {
         } else {
             return Ok(());
         };
-        Err(Error::Invalid { what: format!("use the address {}", self.prefix), why: why.to_owned() })
+        Err(Error::invalid(format_args!("use the address {}", self.prefix), why))
     }
 }
 
@@ -193,7 +193,7 @@ impl Socket {
     /// addresses when it comes up.
     ///
     /// # Errors
-    /// [`Error::Different`] if the address exists with other properties; [`Error::Invalid`]; errors of the kernel: the
+    /// The address exists with other properties, or is invalid; errors of the kernel: the
     /// interface is gone (ENODEV), IPv6 is disabled (EACCES, EOPNOTSUPP).
     pub fn add_address(&mut self, index: u32, address: &Address) -> Result<()> {
         address.check()?;
@@ -210,7 +210,7 @@ impl Socket {
         match found.iter().find(same) {
             Some(own) => match difference(address, &own.address) {
                 None => Ok(()),
-                Some(difference) => Err(Error::Different { what: what.to_string(), difference: difference.to_owned() }),
+                Some(difference) => Err(Error::different(what, difference)),
             },
             None => Err(error),
         }
@@ -219,7 +219,7 @@ impl Socket {
     /// Deletes an address from an interface. Returns whether both existed.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; errors of the kernel.
+    /// The address is invalid; errors of the kernel.
     pub fn delete_address(&mut self, index: u32, address: &Address) -> Result<bool> {
         address.check()?;
         let mut batch = Batch::new();

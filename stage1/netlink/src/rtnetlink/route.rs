@@ -139,7 +139,7 @@ impl Route {
         } else {
             return Ok(());
         };
-        Err(Error::Invalid { what: format!("use the route to {}", self.to), why: why.to_owned() })
+        Err(Error::invalid(format_args!("use the route to {}", self.to), why))
     }
 
     pub(super) fn effective_scope(&self) -> Scope {
@@ -266,7 +266,7 @@ impl Socket {
     /// Adds a route. Succeeds if the same route exists.
     ///
     /// # Errors
-    /// [`Error::Different`] if another route to the same destination with the same priority exists; [`Error::Invalid`];
+    /// Another route to the same destination with the same priority exists; the route is invalid;
     /// errors of the kernel: the gateway is unreachable (ENETUNREACH), the interface is down (ENETDOWN) or gone
     /// (ENODEV).
     pub fn add_route(&mut self, route: &Route) -> Result<()> {
@@ -283,8 +283,8 @@ impl Socket {
         if rivals.any(|has| route.satisfied_by(has)) {
             return Ok(());
         }
-        let what = format!("add the route to {}", route.to);
-        Err(Error::Different { what, difference: "through another gateway or interface".to_owned() })
+        let what = format_args!("add the route to {}", route.to);
+        Err(Error::different(what, "through another gateway or interface"))
     }
 
     /// Adds a route, replacing any to the same destination with the same priority.
@@ -305,7 +305,7 @@ impl Socket {
     /// Deletes the first route with the given properties. Returns whether there was one.
     ///
     /// # Errors
-    /// [`Error::Invalid`]; errors of the kernel.
+    /// The route is invalid; errors of the kernel.
     pub fn delete_route(&mut self, route: &Route) -> Result<bool> {
         route.check()?;
         // RT_SCOPE_NOWHERE matches any scope.

@@ -14,7 +14,7 @@ use crate::namespace::Namespace;
 /// needs one socket for the host and one for the pod. It keeps its namespace alive and holds a buffer of 32 KiB, so
 /// drop it after use.
 ///
-/// The socket remains usable after [`crate::Error::TimedOut`] and [`crate::Error::Lost`]: late replies are recognized
+/// The socket remains usable after a timeout and after [`crate::Error::Lost`]: late replies are recognized
 /// by their sequence number and skipped.
 pub struct Socket {
     channel: Channel,

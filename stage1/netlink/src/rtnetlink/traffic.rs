@@ -64,13 +64,12 @@ impl Socket {
     /// Sets the rate limit of an interface, replacing an existing one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if rate or burst is 0; errors of the kernel: the interface is gone (ENODEV), the kernel lacks
-    /// token bucket filters (ENOENT).
+    /// The request is invalid if rate or burst is 0; errors of the kernel: the interface is gone (ENODEV), the kernel
+    /// lacks token bucket filters (ENOENT).
     pub fn limit_rate(&mut self, index: u32, bucket: &TokenBucket) -> Result<()> {
         let what = format_args!("limit the rate of interface {index}");
         if bucket.rate == 0 || bucket.burst == 0 {
-            let why = "rate and burst must be more than 0".to_owned();
-            return Err(Error::Invalid { what: what.to_string(), why });
+            return Err(Error::invalid(what, "rate and burst must be more than 0"));
         }
         let mut batch = Batch::new();
         batch.push(RTM_NEWQDISC, F_CREATE | F_REPLACE, &tcmsg(index, HANDLE, TC_H_ROOT, 0), |m| {

@@ -201,7 +201,7 @@ impl NewLink<'_> {
             }
             _ => return Ok(()),
         };
-        Err(Error::Invalid { what: format!("create the {} {}", self.kind.as_str(), self.name), why: why.to_owned() })
+        Err(Error::invalid(format_args!("create the {} {}", self.kind.as_str(), self.name), why))
     }
 }
 
@@ -212,7 +212,7 @@ impl Socket {
     /// unchanged.
     ///
     /// # Errors
-    /// [`Error::Different`] if an interface of this name exists with other properties; errors of the kernel: it lacks
+    /// An interface of this name exists with other properties; errors of the kernel: it lacks
     /// the kind or VLAN filtering (EOPNOTSUPP), the parent is gone (ENODEV), the name is taken in the target namespace
     /// (EEXIST), CAP_NET_ADMIN is missing (EPERM).
     pub fn create_link(&mut self, new: &NewLink<'_>) -> Result<()> {
@@ -285,7 +285,7 @@ impl Socket {
         };
         match difference {
             None => self.change_named(Named::Index(found.index), &rest),
-            Some(difference) => Err(Error::Different { what: what(), difference }),
+            Some(difference) => Err(Error::different(what(), &difference)),
         }
     }
 }
