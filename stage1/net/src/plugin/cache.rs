@@ -213,7 +213,7 @@ impl Cache {
 
     fn files(&self) -> Result<Vec<String>, PluginError> {
         let names = files::names(&self.dir, MAX_ENTRIES).map_err(|error| failed("list the entries", error))?;
-        let names = names.ok_or_else(|| PluginError::Invalid(format!("more than {MAX_ENTRIES} attachments")))?;
+        let names = names.ok_or_else(|| PluginError::invalid(format!("more than {MAX_ENTRIES} attachments")))?;
         Ok(names.into_iter().filter_map(|name| name.into_string().ok()).collect())
     }
 
@@ -226,16 +226,16 @@ impl Cache {
 }
 
 fn failed(doing: &str, source: impl Into<io::Error>) -> PluginError {
-    PluginError::Cache { doing: doing.to_owned(), source: source.into() }
+    PluginError::cache(doing, source.into())
 }
 
 /// None of the names contains a colon.
 fn file_name(network: &str, container: &str, interface: &str) -> Result<String, PluginError> {
     if !is_name(network) || !is_name(container) || !is_interface_name(interface) {
-        return Err(PluginError::Invalid("a name of the attachment is invalid".into()));
+        return Err(PluginError::invalid("a name of the attachment is invalid"));
     }
     if network.len() + container.len() + interface.len() > MAX_NAMES {
-        return Err(PluginError::Invalid(format!(
+        return Err(PluginError::invalid(format!(
             "the names of network, container and interface are longer than {MAX_NAMES} bytes together"
         )));
     }

@@ -37,14 +37,14 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// The error of the plugin. After [`PluginError::NotUndone`], the entry stays in the cache for a later DEL.
+    /// The error of the plugin. If undoing failed too, the entry stays in the cache for a later DEL.
     pub fn add_list(&self, network: &NetworkConfig, attachment: &Attachment) -> Result<NetworkResult, PluginError> {
         attachment.check()?;
         if attachment.netns.is_none() {
-            return Err(PluginError::Invalid("ADD needs a network namespace".into()));
+            return Err(PluginError::invalid("ADD needs a network namespace"));
         }
         if self.entry(network, attachment)?.is_some() {
-            return Err(PluginError::Attached { attachment: shown(network, attachment) });
+            return Err(PluginError::attached(shown(network, attachment)));
         }
         self.cache.put(&CacheEntry::new(network, attachment, None))?;
         let mut result: Option<NetworkResult> = None;
@@ -73,12 +73,7 @@ impl Runtime {
     ) -> Result<NetworkResult, PluginError> {
         let call = Call { command: "ADD", network, plugin, attachment: Some(attachment), previous, valid: None };
         let value = self.host.call(call, CniVersion::V0_3_1)?.unwrap_or_default();
-        let bad = |problem| PluginError::BadOutput {
-            kind: plugin.kind.clone(),
-            command: "ADD",
-            problem,
-            stderr: String::new(),
-        };
+        let bad = |problem: String| PluginError::bad_output(&plugin.kind, "ADD", problem, "");
         if value.is_null() {
             return Err(bad("nothing".into()));
         }
@@ -97,7 +92,7 @@ impl Runtime {
         let undone = self.delete(network, count, attachment, previous).and_then(|()| self.forget(network, attachment));
         match undone {
             Ok(()) => cause,
-            Err(undo) => PluginError::NotUndone { cause: Box::new(cause), undo: Box::new(undo) },
+            Err(undo) => PluginError::not_undone(&cause, &undo),
         }
     }
 
@@ -156,15 +151,14 @@ impl Runtime {
         let command = "CHECK";
         attachment.check()?;
         if network.cni_version < CniVersion::V0_4_0 {
-            let (network, version) = (network.name.clone(), network.cni_version.as_str());
-            return Err(PluginError::Unsupported { network, version, command });
+            return Err(PluginError::unsupported(&network.name, network.cni_version.as_str(), command));
         }
         if network.disable_check {
             return Ok(());
         }
         let result = self.entry(network, attachment)?.map(|entry| entry.result()).transpose()?.flatten();
         let Some(result) = result else {
-            return Err(PluginError::NotAttached { attachment: shown(network, attachment) });
+            return Err(PluginError::not_attached(shown(network, attachment)));
         };
         for plugin in &network.plugins {
             let (attachment, previous) = (Some(attachment), Some(&result));

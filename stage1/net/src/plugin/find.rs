@@ -26,7 +26,7 @@ pub(super) fn find(dirs: &[PathBuf], kind: &str) -> Result<PathBuf, PluginError>
         }
     }
     let dirs = dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ");
-    Err(PluginError::NotFound { kind: gantry_model::id::shown(kind), dirs, problem })
+    Err(PluginError::not_installed(&gantry_model::id::shown(kind), &dirs, &problem))
 }
 
 fn is_program(dir: &Path, kind: &str) -> io::Result<bool> {

@@ -39,18 +39,18 @@ impl Attachment {
     pub(super) fn check(&self) -> Result<(), PluginError> {
         let shown = gantry_model::id::shown;
         if !is_name(&self.container_id) {
-            return Err(PluginError::Invalid(format!("'{}' is not a valid container id", shown(&self.container_id))));
+            return Err(PluginError::invalid(format!("'{}' is not a valid container id", shown(&self.container_id))));
         }
         if !is_interface_name(&self.interface) {
-            return Err(PluginError::Invalid(format!("'{}' is not a valid interface name", shown(&self.interface))));
+            return Err(PluginError::invalid(format!("'{}' is not a valid interface name", shown(&self.interface))));
         }
         let plain = |text: &str| !text.contains([';', '\0', '\n']);
         if let Some((key, _)) = self.args.iter().find(|(key, value)| !plain(key) || key.contains('=') || !plain(value))
         {
-            return Err(PluginError::Invalid(format!("the argument '{}' contains invalid characters", shown(key))));
+            return Err(PluginError::invalid(format!("the argument '{}' contains invalid characters", shown(key))));
         }
         if self.netns.as_ref().is_some_and(|path| !path.starts_with('/') || path.contains('\0')) {
-            return Err(PluginError::Invalid("the path of a network namespace must be absolute".into()));
+            return Err(PluginError::invalid("the path of a network namespace must be absolute"));
         }
         Ok(())
     }
@@ -167,10 +167,8 @@ impl PluginHost {
     pub(super) fn call(&self, call: Call<'_>, since: CniVersion) -> Result<Option<Value>, PluginError> {
         match self.call_in(call, call.network.cni_version) {
             // An old plugin may reject a new command with any code.
-            Err(PluginError::Failed { kind, command, code, message, stderr })
-                if code == INCOMPATIBLE || since >= CniVersion::V1_1_0 =>
-            {
-                self.call_in_older(call, since, PluginError::Failed { kind, command, code, message, stderr })
+            Err(error @ PluginError::Reported { code, .. }) if code == INCOMPATIBLE || since >= CniVersion::V1_1_0 => {
+                self.call_in_older(call, since, error)
             }
             other => other.map(Some),
         }
@@ -209,15 +207,12 @@ impl PluginHost {
         input: &[u8],
     ) -> Result<Output, PluginError> {
         let program = find(&self.dirs, kind)?;
-        let kind = || kind.to_owned();
         exec::run(&program, variables, input, self.limit).map_err(|failure| match failure {
-            Failure::System(doing, source) => PluginError::Run { doing, kind: kind(), source },
-            Failure::TimedOut { stderr } => {
-                PluginError::TimedOut { kind: kind(), command, millis: self.limit.as_millis(), stderr }
-            }
+            Failure::System(doing, source) => PluginError::run(doing, kind, source),
+            Failure::TimedOut { stderr } => PluginError::timed_out(kind, command, self.limit.as_millis(), &stderr),
             Failure::TooMuch { stderr } => {
                 let problem = format!("more than {MAX_OUTPUT} bytes, and was killed");
-                PluginError::BadOutput { kind: kind(), command, problem, stderr }
+                PluginError::bad_output(kind, command, problem, &stderr)
             }
         })
     }
@@ -235,12 +230,7 @@ impl PluginHost {
         let input = json!({"cniVersion": CniVersion::V1_1_0.as_str()}).to_string();
         let value = parse_output(kind, command, self.run(kind, command, &variables, input.as_bytes())?)?;
         let listed = value.get("supportedVersions").and_then(Value::as_array);
-        let bad = || PluginError::BadOutput {
-            kind: kind.to_owned(),
-            command,
-            problem: "no list supportedVersions".into(),
-            stderr: String::new(),
-        };
+        let bad = || PluginError::bad_output(kind, command, "no list supportedVersions", "");
         let texts = listed.ok_or_else(bad)?.iter().filter_map(Value::as_str);
         let mut versions: Vec<CniVersion> = texts.filter_map(|text| text.parse().ok()).collect();
         versions.sort_unstable();
@@ -254,32 +244,27 @@ pub(super) fn incompatible(kind: &str, speaks: &[CniVersion], network: &NetworkC
         let words = versions.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if words.is_empty() { "no version that gantry supports".to_owned() } else { words }
     };
-    PluginError::Version {
-        kind: kind.to_owned(),
-        speaks: list(speaks),
-        network: network.name.clone(),
-        wants: list(&network.cni_versions),
-    }
+    PluginError::version(kind, &list(speaks), &network.name, &list(&network.cni_versions))
 }
 
 /// The result in a plugin's output, `null` if it printed nothing, or its error.
 fn parse_output(kind: &str, command: &'static str, ended: Output) -> Result<Value, PluginError> {
-    let (kind, stderr) = (kind.to_owned(), ended.stderr);
+    let stderr = ended.stderr;
     let value = if ended.stdout.iter().all(u8::is_ascii_whitespace) {
         Ok(Value::Null)
     } else {
         serde_json::from_slice::<Value>(&ended.stdout)
     };
     if let Some((code, message)) = value.as_ref().ok().and_then(|value| parse_error(value, ended.status.success())) {
-        return Err(PluginError::Failed { kind, command, code, message, stderr });
+        return Err(PluginError::Reported { plugin: kind.to_owned(), command, code, message, stderr });
     }
     if !ended.status.success() {
         let said = [stderr, text(&ended.stdout)].into_iter().find(|said| !said.is_empty()).unwrap_or_default();
-        return Err(PluginError::Crashed { kind, command, status: ended.status.to_string(), stderr: said });
+        return Err(PluginError::crashed(kind, command, ended.status, &said));
     }
     value.map_err(|error| {
         let beginning: String = text(&ended.stdout).chars().take(60).collect();
-        PluginError::BadOutput { kind, command, problem: format!("invalid JSON ({error}): {beginning}"), stderr }
+        PluginError::bad_output(kind, command, format!("invalid JSON ({error}): {beginning}"), &stderr)
     })
 }
 
