@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::id::shown;
-use gantry_model::spec::{self, VolumeKind, VolumeSpec};
+use gantry_model::spec::{self, SpecError, VolumeKind, VolumeSpec};
 use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
 
 use crate::NetworkOptions;
-use crate::pods::plan_net::{self, PortError};
+use crate::pods::plan_net;
 
 /// The PATH of an app whose image sets none.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -23,50 +23,40 @@ const STOP_SIGNAL: u8 = 15;
 /// The longest command and environment of an app together, in bytes: the kernel's own limit is 2 MiB by default.
 const MAX_STRINGS: usize = 1 << 20;
 
-/// The specification and the images do not give a valid plan.
+/// The specification and the images do not give a valid plan: the app or the port, the reason and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum PlanError {
+#[error("{message}")]
+pub struct PlanError {
+    message: String,
+    kind: ErrorKind,
+    source: Option<SpecError>,
+}
+
+impl PlanError {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { message: message.into(), kind, source: None }
+    }
+
+    pub(super) fn caused_by(self, source: SpecError) -> Self {
+        Self { source: Some(source), ..self }
+    }
+
     /// Neither the image nor the user names a program.
-    #[error("app '{0}' has no command: its image names none; give one with --exec or after --")]
-    NoCommand(AppName),
-    /// No files at all.
-    #[error("app '{0}' cannot run: its image has no layers, so there is no program in it")]
-    NoLayers(AppName),
-    /// More layers than overlayfs can mount.
-    #[error("app '{app}' cannot run: its image has {layers} layers, 128 can be mounted")]
-    TooManyLayers {
-        /// The app.
-        app: AppName,
-        /// Their number.
-        layers: usize,
-    },
-    /// A setting of the image or of the user is unusable.
-    #[error("app '{app}': {what} '{}' {why}", shown(.value))]
-    Value {
-        /// The app.
-        app: AppName,
-        /// Its purpose.
-        what: &'static str,
-        /// The value as given.
-        value: String,
-        /// The reason for the refusal.
-        why: &'static str,
-    },
-    /// Arguments and environment are too long.
-    #[error("app '{0}': its command and environment together are longer than 1 MiB")]
-    TooLong(AppName),
-    /// A port of the host cannot lead to the pod.
-    #[error(transparent)]
-    Port(#[from] PortError),
+    fn no_command(app: &AppName) -> Self {
+        let message = format!("app '{app}' has no command: its image names none; give one with --exec or after --");
+        Self::new(ErrorKind::Invalid, message)
+    }
+}
+
+impl From<SpecError> for PlanError {
+    fn from(error: SpecError) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
 }
 
 impl Kind for PlanError {
     fn kind(&self) -> ErrorKind {
-        match self {
-            Self::TooManyLayers { .. } | Self::TooLong(_) => ErrorKind::Exhausted,
-            Self::Port(error) => error.kind(),
-            _ => ErrorKind::Invalid,
-        }
+        self.kind
     }
 }
 
@@ -158,7 +148,8 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
     let argv = argv(app, config)?;
     let env = environment(app, config, hostname)?;
     if argv.iter().chain(&env).map(|text| text.len() + 1).sum::<usize>() > MAX_STRINGS {
-        return Err(PlanError::TooLong(app.name.clone()));
+        let message = format!("app '{}': its command and environment together are longer than 1 MiB", app.name);
+        return Err(PlanError::new(ErrorKind::Exhausted, message));
     }
     let (user, group) = identity(app, config)?;
     Ok(out::App {
@@ -182,9 +173,15 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
 
 fn layers(app: &AppSpec, image: &Image<'_>) -> Result<Vec<String>, PlanError> {
     match image.chains.len() {
-        0 => Err(PlanError::NoLayers(app.name.clone())),
+        0 => Err(PlanError::new(
+            ErrorKind::Invalid,
+            format!("app '{}' cannot run: its image has no layers, so there is no program in it", app.name),
+        )),
         1..=128 => Ok(image.chains.iter().rev().map(|chain| Layout::tree_name(chain)).collect()),
-        layers => Err(PlanError::TooManyLayers { app: app.name.clone(), layers }),
+        layers => Err(PlanError::new(
+            ErrorKind::Exhausted,
+            format!("app '{}' cannot run: its image has {layers} layers, 128 can be mounted", app.name),
+        )),
     }
 }
 
@@ -198,7 +195,7 @@ fn argv(app: &AppSpec, config: &ImageConfig) -> Result<Vec<String>, PlanError> {
     }
     match argv.first() {
         Some(program) if !program.is_empty() => Ok(argv),
-        _ => Err(PlanError::NoCommand(app.name.clone())),
+        _ => Err(PlanError::no_command(&app.name)),
     }
 }
 
@@ -329,8 +326,9 @@ impl Volumes {
     }
 }
 
-fn refuse(app: &AppSpec, what: &'static str, value: &str, why: &'static str) -> PlanError {
-    PlanError::Value { app: app.name.clone(), what, value: value.to_owned(), why }
+/// A setting of the image or of the user is unusable.
+fn refuse(app: &AppSpec, what: &str, value: &str, why: &str) -> PlanError {
+    PlanError::new(ErrorKind::Invalid, format!("app '{}': {what} '{}' {why}", app.name, shown(value)))
 }
 
 #[cfg(test)]

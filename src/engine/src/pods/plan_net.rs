@@ -9,12 +9,11 @@ use gantry_fetch::ports::DeclaredPort;
 use gantry_fetch::source::digest_of;
 use gantry_model::id::{Algorithm, shown};
 use gantry_model::net::{HostsSpec, PodPort, PortSpec, PortTarget, port_range};
-use gantry_model::spec::SpecError;
-use gantry_model::{AppName, ErrorKind, Kind, NetMode};
+use gantry_model::{AppName, ErrorKind, NetMode};
 use gantry_store::Layout;
-use thiserror::Error;
 
 use crate::NetworkOptions;
+use crate::pods::plan::PlanError;
 use crate::settings::DEFAULT_DIR;
 
 /// The name of the nftables tables of the default data directory.
@@ -22,65 +21,17 @@ const TABLE: &str = "gantry";
 /// The most ports of a pod that gantry picks on the host.
 const MAX_PICKED: usize = 1024;
 /// The maximum number of declared ports that an error names.
-const NAMED: usize = 20;
+const MAX_NAMED: usize = 20;
 
-/// A port cannot be published.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum PortError {
-    /// No image declares it.
-    #[error("no port named '{}': {}; write --port HOSTPORT:PODPORT for one that no image declares", shown(.name), declared(.known))]
-    Unknown {
-        /// As given.
-        name: String,
-        /// The declared names; some of them, if there are many.
-        known: Vec<String>,
-    },
-    /// Two apps have a port of this name.
-    #[error(
-        "port '{}' is ambiguous: apps '{first}' and '{second}' both declare it; write --port HOSTPORT:PODPORT",
-        shown(.name)
-    )]
-    Ambiguous {
-        /// As given.
-        name: String,
-        /// One app.
-        first: AppName,
-        /// Another.
-        second: AppName,
-    },
-    /// The declared range is too long, or ends where the host has no ports.
-    #[error("port '{}' cannot be published on port {host_port} of the host", shown(.name))]
-    Range {
-        /// As given.
-        name: String,
-        /// The first port of the host.
-        host_port: u16,
-        /// The reason.
-        #[source]
-        source: SpecError,
-    },
-    /// Two `--port` options name the same port of the host.
-    #[error("{} port {port} of the host is published twice", .protocol.as_str())]
-    Twice {
-        /// Of which protocol.
-        protocol: gantry_model::net::Protocol,
-        /// The first common port.
-        port: u16,
-    },
-    /// More free ports of the host than the limit of a pod.
-    #[error(
+/// More free ports of the host than the limit of a pod.
+fn too_many_ports() -> PlanError {
+    refuse(format!(
         "gantry picks at most {MAX_PICKED} ports of the host for a pod: publish the ports that are needed one by one"
-    )]
-    TooMany,
-    /// Published ports for a pod without networks of its own.
-    #[error(transparent)]
-    NoNetwork(SpecError),
+    ))
 }
 
-impl Kind for PortError {
-    fn kind(&self) -> ErrorKind {
-        ErrorKind::Invalid
-    }
+fn refuse(message: String) -> PlanError {
+    PlanError::new(ErrorKind::Invalid, message)
 }
 
 fn declared(known: &[String]) -> String {
@@ -116,9 +67,9 @@ pub(crate) fn table(dir: &Path) -> String {
 }
 
 /// The networks in the format of the plan. Only a pod with networks of its own may have ports.
-pub(crate) fn net(mode: &NetMode, ports: Vec<PodPort>, host: network::Host) -> Result<out::Net, PortError> {
+pub(crate) fn net(mode: &NetMode, ports: Vec<PodPort>, host: network::Host) -> Result<out::Net, PlanError> {
     if !ports.is_empty() {
-        gantry_model::net::takes_ports(mode).map_err(PortError::NoNetwork)?;
+        gantry_model::net::takes_ports(mode)?;
     }
     let (all, wanted) = match mode {
         NetMode::None => return Ok(out::Net::None),
@@ -151,12 +102,13 @@ pub(crate) fn ports_of(net: &out::Net) -> Vec<PodPort> {
 
 /// The requested ports, each with its number; `images` are the apps with their images' settings. Ports at free ports of
 /// the host are single ones.
-pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> Result<Vec<PodPort>, PortError> {
+pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> Result<Vec<PodPort>, PlanError> {
     let mut ports: Vec<PodPort> = Vec::with_capacity(asked.len());
     for asked in asked.iter().filter(|asked| asked.to != PortTarget::All) {
         let port = port(asked, images)?;
         if let Some(common) = ports.iter().find_map(|earlier| common(earlier, &port)) {
-            return Err(PortError::Twice { protocol: port.protocol, port: common });
+            let protocol = port.protocol.as_str();
+            return Err(refuse(format!("{protocol} port {common} of the host is published twice")));
         }
         if port.host_port == 0 { ports.extend(single(&port)) } else { ports.push(port) }
     }
@@ -165,7 +117,7 @@ pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> 
         for declared in images.iter().flat_map(|(_, config)| config.ports()) {
             let DeclaredPort { name: _, port: pod_port, count, protocol } = declared;
             if ports.len().saturating_add(count.into()) > MAX_PICKED {
-                return Err(PortError::TooMany);
+                return Err(too_many_ports());
             }
             let port = PodPort { host_ip: all.host_ip, host_port: 0, pod_port, count, protocol };
             let new: Vec<_> =
@@ -174,7 +126,7 @@ pub(crate) fn ports(asked: &[PortSpec], images: &[(&AppName, &ImageConfig)]) -> 
         }
     }
     if ports.iter().filter(|port| port.host_port == 0).count() > MAX_PICKED {
-        return Err(PortError::TooMany);
+        return Err(too_many_ports());
     }
     Ok(ports)
 }
@@ -195,35 +147,46 @@ fn leads_to(one: &PodPort, single: &PodPort) -> bool {
         && single.pod_port.checked_sub(one.pod_port).is_some_and(|offset| offset < one.count)
 }
 
-fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<PodPort, PortError> {
+fn port(asked: &PortSpec, images: &[(&AppName, &ImageConfig)]) -> Result<PodPort, PlanError> {
     let PortSpec { to, host_ip, host_port } = asked;
     let (pod_port, count, protocol) = match to {
         PortTarget::Numbered { port, count, protocol } => (*port, *count, *protocol),
         PortTarget::Named(name) => {
             let DeclaredPort { name, port, count, protocol } = named(name, images)?;
             let fits = if *host_port == 0 { port_range(port, count) } else { port_range(*host_port, count) };
-            fits.map_err(|source| PortError::Range { name, host_port: *host_port, source })?;
+            fits.map_err(|source| {
+                let name = shown(&name);
+                refuse(format!("port '{name}' cannot be published on port {host_port} of the host")).caused_by(source)
+            })?;
             (port, count, protocol)
         }
         // Not one port; the caller handles it.
-        PortTarget::All => return Err(PortError::TooMany),
+        PortTarget::All => return Err(too_many_ports()),
     };
     Ok(PodPort { host_ip: *host_ip, host_port: *host_port, pod_port, count, protocol })
 }
 
 /// As in rkt, a name that two apps declare is ambiguous, even where both mean the same port.
-fn named(name: &str, images: &[(&AppName, &ImageConfig)]) -> Result<DeclaredPort, PortError> {
+fn named(name: &str, images: &[(&AppName, &ImageConfig)]) -> Result<DeclaredPort, PlanError> {
     let mut found: Option<(&AppName, DeclaredPort)> = None;
     for &(app, config) in images {
         let Some(port) = config.ports().find(|port| port.name == name) else { continue };
         if let Some((first, _)) = found {
-            let (first, second) = (first.clone(), app.clone());
-            return Err(PortError::Ambiguous { name: name.to_owned(), first, second });
+            return Err(refuse(format!(
+                "port '{}' is ambiguous: apps '{first}' and '{app}' both declare it; write --port HOSTPORT:PODPORT",
+                shown(name)
+            )));
         }
         found = Some((app, port));
     }
-    let known = || images.iter().flat_map(|(_, config)| config.ports()).map(|port| port.name).take(NAMED).collect();
-    found.map(|(_, port)| port).ok_or_else(|| PortError::Unknown { name: name.to_owned(), known: known() })
+    found.map(|(_, port)| port).ok_or_else(|| {
+        let ports = images.iter().flat_map(|(_, config)| config.ports()).map(|port| port.name);
+        let declared = declared(&ports.take(MAX_NAMED).collect::<Vec<_>>());
+        refuse(format!(
+            "no port named '{}': {declared}; write --port HOSTPORT:PODPORT for one that no image declares",
+            shown(name)
+        ))
+    })
 }
 
 /// The first port of the host that both publish.

@@ -58,7 +58,7 @@ fn entrypoint_command_and_arguments_combine() {
         });
         match made {
             Ok(made) => assert_eq!(made.argv, words(want), "{entrypoint} | {cmd} | {exec} | {args}"),
-            Err(error) => assert_eq!((want, error), ("", PlanError::NoCommand(name("a")))),
+            Err(error) => assert_eq!((want, error), ("", PlanError::no_command(&name("a")))),
         }
     }
 }

@@ -211,7 +211,7 @@ impl Engine {
         let net = self.resolve_net(&mut request.spec).clone();
         // The specification was validated before the default network was filled in.
         if !request.spec.ports.is_empty() {
-            gantry_model::net::takes_ports(&net).map_err(plan_net::PortError::NoNetwork).map_err(PlanError::from)?;
+            gantry_model::net::takes_ports(&net).map_err(PlanError::from)?;
         }
         if request.starts_now {
             self.check_choice(&net)?;

@@ -17,7 +17,8 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::pods::output::{OutputStream, Show};
-use crate::pods::plan_net::{self, PortError};
+use crate::pods::plan::PlanError;
+use crate::pods::plan_net;
 use crate::pods::pod_dir;
 use crate::pods::prepare::{Embryo, EmbryoParts};
 use crate::pods::supervisor::Spawned;
@@ -45,7 +46,7 @@ pub enum StartError {
         id: PodId,
         /// The cause.
         #[source]
-        source: PortError,
+        source: PlanError,
     },
     /// Another process is starting or removing it.
     #[error("pod {0} is being started or removed by another process")]
