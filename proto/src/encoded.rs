@@ -1,13 +1,22 @@
-//! A message that is encoded already: what a thousand listeners get is encoded once, and a line of a log is copied
-//! once, from the file's block into the message.
+//! A message that is encoded already. An event for a thousand listeners is encoded once, a line of a log is copied
+//! once, from the file's block into the message, and a long list is encoded outside the threads that serve the
+//! connections.
 
 use bytes::{Buf, BufMut, Bytes};
 use prost::encoding::{DecodeContext, WireType};
 use prost::{DecodeError, Message};
 
-/// The bytes of some message. Whoever makes one answers for its being of the type that the method returns.
+/// The bytes of a message. They must be of the type that the method returns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Encoded(pub Bytes);
+
+impl Encoded {
+    /// Encodes a message.
+    #[must_use]
+    pub fn from_message(message: &impl Message) -> Self {
+        Self(message.encode_to_vec().into())
+    }
+}
 
 impl Message for Encoded {
     fn encode_raw(&self, buf: &mut impl BufMut) {

@@ -4,6 +4,7 @@ use gantry_engine::model::id::shown;
 use gantry_engine::model::query::ImageFilter;
 use gantry_engine::model::{ErrorKind, Kind as _};
 use gantry_engine::{ImageView, Observer};
+use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectImageResponse, ListImagesResponse};
 use tonic::Status;
 
@@ -12,12 +13,8 @@ use super::detail::Detail;
 use super::pods::ListSize;
 use crate::status;
 
-/// The images that match any of the filters, by id, and the bytes of the response.
-pub(super) fn list(
-    observer: &Observer,
-    filters: &[ImageFilter],
-    detail: Detail,
-) -> Result<(ListImagesResponse, usize), Status> {
+/// The images that match any of the filters, by id: a `ListImagesResponse`.
+pub(super) fn list(observer: &Observer, filters: &[ImageFilter], detail: Detail) -> Result<Encoded, Status> {
     let views = observer.images(filters).map_err(|error| status::from_error(&error))?;
     let mut size = ListSize::default();
     let mut images = Vec::with_capacity(views.len());
@@ -26,7 +23,7 @@ pub(super) fn list(
         size.add(&image)?;
         images.push(image);
     }
-    Ok((ListImagesResponse { images }, size.bytes()))
+    Ok(Encoded::from_message(&ListImagesResponse { images }))
 }
 
 /// The image with this id, or whose id starts with this text.

@@ -7,6 +7,7 @@ use gantry_engine::model::query::PodFilter;
 use gantry_engine::model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
 use gantry_engine::name_and_version;
 use gantry_engine::{AppRow, NetworkSummary, Networks, Observer, PodError, PodView};
+use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, ListPodsResponse, Network};
 use prost::Message;
 use prost::encoding::{encoded_len_varint, key_len};
@@ -39,19 +40,10 @@ impl ListSize {
         self.bytes += key_len(1) + encoded_len_varint(length as u64) + length;
         Ok(())
     }
-
-    /// All bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
 }
 
-/// The pods that match any of the filters, by id, and the bytes of the response.
-pub(super) fn list(
-    observer: &Observer,
-    filters: &[PodFilter],
-    detail: Detail,
-) -> Result<(ListPodsResponse, usize), Status> {
+/// The pods that match any of the filters, by id: a `ListPodsResponse`.
+pub(super) fn list(observer: &Observer, filters: &[PodFilter], detail: Detail) -> Result<Encoded, Status> {
     let views = observer.pods(filters).map_err(|error| status::from_error(&error))?;
     let mut images = ImageCache::new(observer);
     let mut size = ListSize::default();
@@ -61,7 +53,7 @@ pub(super) fn list(
         size.add(&pod)?;
         pods.push(pod);
     }
-    Ok((ListPodsResponse { pods }, size.bytes()))
+    Ok(Encoded::from_message(&ListPodsResponse { pods }))
 }
 
 /// The pod whose id starts with this text.

@@ -32,7 +32,7 @@ fn list_size_equals_encoded_size() {
     let pods: Vec<_> = ["a", "b"].map(|id| wire::Pod { id: id.repeat(200), pid: -1, ..wire::Pod::default() }).into();
     let mut size = ListSize::default();
     pods.iter().for_each(|pod| size.add(pod).unwrap());
-    assert_eq!(size.bytes(), ListPodsResponse { pods }.encoded_len());
+    assert_eq!(size.bytes, ListPodsResponse { pods }.encoded_len());
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The methods: check requests here, make responses on the bridge's threads.
+//! The methods: check requests here, make responses on the bridge's threads. Lists are encoded there, too: encoding a
+//! long one on a thread of the server would delay the calls of other clients.
 
 use std::sync::Arc;
 
@@ -7,8 +8,7 @@ use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::server::public_api_server::PublicApi;
 use gantry_proto::rkt::v1alpha::{
     GetInfoRequest, GetInfoResponse, GetLogsRequest, GlobalFlags, Info, InspectImageRequest, InspectImageResponse,
-    InspectPodRequest, InspectPodResponse, ListImagesRequest, ListImagesResponse, ListPodsRequest, ListPodsResponse,
-    ListenEventsRequest,
+    InspectPodRequest, InspectPodResponse, ListImagesRequest, ListPodsRequest, ListenEventsRequest,
 };
 use prost::Message as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -75,14 +75,15 @@ impl PublicApi for Service {
         Ok(Response::new(GetInfoResponse { info: Some(self.info.clone()) }))
     }
 
-    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
+    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Result<Response<Encoded>, Status> {
         let (_, extensions, ListPodsRequest { filters, detail }) = request.into_parts();
         let filters = filters::pods(filters)?;
         let permit = ListPermit::acquire(&extensions).await;
         let peer = Peer::of(&extensions);
         let detail = Detail::for_peer(peer, detail);
         let list = move |observer: &Observer| pods::list(observer, &filters, detail);
-        let (response, bytes) = self.context.reader.call(peer, Weight::Heavy, list).await?;
+        let response = self.context.reader.call(peer, Weight::Heavy, list).await?;
+        let bytes = response.0.len();
         self.budget.hold(permit, response, bytes)
     }
 
@@ -96,14 +97,15 @@ impl PublicApi for Service {
         self.budget.hold(ListPermit::not_needed(peer), response, bytes)
     }
 
-    async fn list_images(&self, request: Request<ListImagesRequest>) -> Result<Response<ListImagesResponse>, Status> {
+    async fn list_images(&self, request: Request<ListImagesRequest>) -> Result<Response<Encoded>, Status> {
         let (_, extensions, ListImagesRequest { filters, detail }) = request.into_parts();
         let filters = filters::images(filters)?;
         let permit = ListPermit::acquire(&extensions).await;
         let peer = Peer::of(&extensions);
         let detail = Detail::for_peer(peer, detail);
         let list = move |observer: &Observer| images::list(observer, &filters, detail);
-        let (response, bytes) = self.context.reader.call(peer, Weight::Heavy, list).await?;
+        let response = self.context.reader.call(peer, Weight::Heavy, list).await?;
+        let bytes = response.0.len();
         self.budget.hold(permit, response, bytes)
     }
 
