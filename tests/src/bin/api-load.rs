@@ -111,8 +111,10 @@ async fn beside(address: &str, rounds: usize, lists: usize) -> Result<Value> {
 async fn get_infos(client: &mut PublicApiClient<Channel>, rounds: usize) -> Result<Vec<u64>> {
     const CALL_INTERVAL: Duration = Duration::from_millis(3);
     let mut taken = Vec::with_capacity(rounds);
+    let mut interval = tokio::time::interval(CALL_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     for _ in 0..rounds {
-        tokio::time::sleep(CALL_INTERVAL).await;
+        interval.tick().await;
         let begin = Instant::now();
         client.get_info(GetInfoRequest {}).await?;
         taken.push(nanos(begin.elapsed()));
