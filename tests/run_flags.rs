@@ -175,3 +175,51 @@ fn size_of_shared_memory() {
     let pod = pod_id(&g.run(&["prepare", "--shm-size=128m", &image]).ok());
     assert_eq!(g.run(&["cat-manifest", &pod]).ok().json()["shm_size"], 128 << 20);
 }
+
+/// A character device that apps do not have by default and that root may open.
+fn spare_device() -> &'static str {
+    let known = ["/dev/fuse", "/dev/loop-control", "/dev/autofs"];
+    known.into_iter().find(|path| std::path::Path::new(path).exists()).expect("a device for tests")
+}
+
+#[test]
+fn devices_of_the_host() {
+    let g = Gantry::new();
+    let device = spare_device();
+    let flag = format!("--device={device}");
+    let _ = g.app(&[&flag], &["open-try", device]).ok();
+    let number = rustix::fs::stat(device).unwrap().st_rdev;
+    let (major, minor) = (rustix::fs::major(number).to_string(), rustix::fs::minor(number).to_string());
+    let stat = g.app(&[&format!("{flag}:/dev/deep/node")], &["stat", "/dev/deep/node"]).ok();
+    assert!(stat.stdout.starts_with("char ") && stat.stdout.contains(&format!(" {major}:{minor} ")), "{stat}");
+    // The confinement applies if an app makes a node itself.
+    let made = |flags: &[&str]| {
+        g.app(&[&["--cap-add=MKNOD"][..], flags].concat(), &["mknod-try", "/dev/mine", &major, &minor])
+    };
+    let _ = made(&[]).exits(3).stdout_contains("open: EPERM");
+    let _ = made(&[&flag]).ok();
+    let _ = g.app(&[&format!("{flag}:r")], &["open-try", device]).exits(3).stdout_contains("EPERM");
+    // Nodes of other apps' devices are not in the app.
+    let image = g.fixture();
+    let line =
+        ["run", "--net=none", &image, "--name=a", &flag, "--", "true", "---", &image, "--name=b", "--", "stat", device];
+    let _ = g.run(&line).exits(1).stderr_contains(&["No such file"]);
+}
+
+#[test]
+fn devices_in_the_manifest_and_devices_that_are_refused() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["prepare", &image, "--name=a", "--device=/dev/kmsg:r"]).ok());
+    let manifest = g.run(&["cat-manifest", &pod]).ok().json();
+    let want = serde_json::json!([{ "source": "/dev/kmsg", "target": "/dev/kmsg", "read": true, "write": false }]);
+    assert_eq!(app(&manifest, "a")["devices"], want);
+    for (flag, why) in [
+        ("--device=/dev/no-such", "cannot use '/dev/no-such' as a device"),
+        ("--device=/etc/passwd:/dev/x", "it is not a device"),
+        ("--device=/dev/kmsg:/kmsg", "is not below /dev"),
+        ("--device=/dev/kmsg:/dev/null", "is provided by gantry"),
+    ] {
+        let _ = g.app(&[flag], &["true"]).exits(125).stderr_contains(&[why]);
+    }
+}

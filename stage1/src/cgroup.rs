@@ -23,6 +23,7 @@ use gantry_model::spec::{DEFAULT_PIDS_LIMIT, Limits};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use crate::devices::{self, Device};
 use crate::failure::{Attempt, Result, failure};
 use crate::kernel_costs::CgroupMove;
 use crate::sys::{self, ForkedChild, SingleThreaded};
@@ -161,10 +162,11 @@ impl Cgroups {
     }
 
     /// Confines the devices that processes of the pod may use; returns whether the host has a way to.
-    pub(crate) fn confine_devices(&self) -> bool {
+    /// On top of the default devices, they may use `given`.
+    pub(crate) fn confine_devices(&self, given: &[Device]) -> bool {
         let v2 = self.hierarchies.iter().find(|hierarchy| hierarchy.root.is_v2());
-        v2.is_some_and(|hierarchy| crate::devices::attach(hierarchy.pod.as_fd()).is_ok())
-            || crate::devices::confine_v1(&self.path).is_ok()
+        v2.is_some_and(|hierarchy| devices::attach(hierarchy.pod.as_fd(), given).is_ok())
+            || devices::confine_v1(&self.path, given).is_ok()
     }
 
     /// Removes an app's cgroups. One that is not empty yet (EBUSY) is left to the engine.

@@ -1,12 +1,21 @@
-//! Confines the devices of a pod to the list of the OCI runtime specification ("Default Devices" and pseudo-terminals),
-//! by an eBPF program on cgroup v2 and the devices controller on v1. mknod(2) of any device is allowed, as with docker
-//! and runc: the node cannot be opened.
+//! Confines the devices of a pod to the list of the OCI runtime specification ("Default Devices" and pseudo-terminals)
+//! and the devices that the user gives its apps, by an eBPF program on cgroup v2 and the devices controller on v1.
+//! mknod(2) of any device is allowed, as with docker and runc: the node cannot be opened.
+//!
+//! An app has nodes of its own devices only. The confinement is that of the whole pod, so that an app with CAP_MKNOD can
+//! make a node of a device that another app of its pod was given.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use gantry_contract::plan::App;
 use gantry_host::cgroup::CgroupSet;
+use gantry_model::ErrorKind;
+use gantry_model::device::DeviceSpec;
+use gantry_model::id::shown;
+use rustix::fs::FileType;
 
+use crate::failure::{Attempt, Result, failure};
 use crate::sys::{self, EbpfInsn};
 
 /// Character devices that may be read and written: major and minor (`None`: any). (5, 1), the console, is missing: in a
@@ -22,13 +31,82 @@ const ALLOWED: [(i32, Option<i32>); 8] = [
     (136, None),  // pseudo-terminals
 ];
 
+/// A device of the host that an app was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Device {
+    /// The path of its node in the app.
+    target: String,
+    is_block: bool,
+    major: i32,
+    minor: i32,
+    read: bool,
+    write: bool,
+    /// Permission bits, owner and group of the host's node.
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl Device {
+    /// Reads the numbers of the devices of an app on the host.
+    pub(crate) fn read_all(app: &App) -> Result<Vec<Self>> {
+        app.options.devices.iter().map(Self::read).collect()
+    }
+
+    fn read(spec: &DeviceSpec) -> Result<Self> {
+        let what = || format!("cannot use '{}' as a device", shown(&spec.source));
+        let stat = rustix::fs::stat(&spec.source).attempt(what)?;
+        let is_block = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => true,
+            FileType::CharacterDevice => false,
+            _ => return Err(failure(ErrorKind::Invalid, format!("{}: it is not a device", what()))),
+        };
+        let number = |number: u32| i32::try_from(number).map_err(|_| failure(ErrorKind::Invalid, what()));
+        Ok(Self {
+            target: spec.target.clone(),
+            is_block,
+            major: number(rustix::fs::major(stat.st_rdev))?,
+            minor: number(rustix::fs::minor(stat.st_rdev))?,
+            read: spec.read,
+            write: spec.write,
+            mode: stat.st_mode & 0o777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        })
+    }
+
+    /// The node for libcontainer ("Devices" of the OCI runtime specification).
+    pub(crate) fn node(&self) -> serde_json::Value {
+        serde_json::json!({
+            "path": self.target,
+            "type": if self.is_block { "b" } else { "c" },
+            "major": self.major,
+            "minor": self.minor,
+            "fileMode": self.mode,
+            "uid": self.uid,
+            "gid": self.gid,
+        })
+    }
+
+    /// A line for `devices.allow` of cgroup v1.
+    fn v1_rule(&self) -> String {
+        let kind = if self.is_block { 'b' } else { 'c' };
+        let access = match (self.read, self.write) {
+            (true, true) => "rwm",
+            (true, false) => "rm",
+            (false, _) => "wm",
+        };
+        format!("{kind} {}:{} {access}", self.major, self.minor)
+    }
+}
+
 /// Attaches the program to a cgroup2 directory.
-pub(crate) fn attach(cgroup: BorrowedFd<'_>) -> io::Result<()> {
-    sys::attach_device_program(&program(), cgroup)
+pub(crate) fn attach(cgroup: BorrowedFd<'_>, given: &[Device]) -> io::Result<()> {
+    sys::attach_device_program(&program(given), cgroup)
 }
 
 /// Creates the cgroup `path` in the devices controller of cgroup v1, writes the list to it, and joins it.
-pub(crate) fn confine_v1(path: &str) -> io::Result<()> {
+pub(crate) fn confine_v1(path: &str, given: &[Device]) -> io::Result<()> {
     let roots = CgroupSet::open_roots(&["devices"])?;
     let root = roots.v1("devices").ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     let cgroup = root.create(path)?;
@@ -39,6 +117,13 @@ pub(crate) fn confine_v1(path: &str) -> io::Result<()> {
     for (major, minor) in ALLOWED {
         let minor = minor.map_or("*".to_owned(), |minor| minor.to_string());
         cgroup.write("devices.allow", &format!("c {major}:{minor} rwm"))?;
+    }
+    for device in given {
+        let rule = device.v1_rule();
+        // A cgroup above this one may deny it. The pod is confined nevertheless.
+        if let Err(error) = cgroup.write("devices.allow", &rule) {
+            tracing::warn!("the host does not permit the device '{}' ({rule}): {error}", shown(&device.target));
+        }
     }
     // The supervisor, which has one thread, joins: every process of the pod is its descendant.
     cgroup.join()
@@ -52,10 +137,13 @@ const R4: u8 = 4;
 const R5: u8 = 5;
 
 const BPF_DEVCG_ACC_MKNOD: i32 = 1;
+const BPF_DEVCG_ACC_READ: i32 = 2;
+const BPF_DEVCG_ACC_WRITE: i32 = 4;
+const BPF_DEVCG_DEV_BLOCK: i32 = 1;
 const BPF_DEVCG_DEV_CHAR: i32 = 2;
 
 /// The program over `struct bpf_cgroup_dev_ctx { access_type (access << 16 | type), major, minor }`; 1 allows.
-fn program() -> Vec<EbpfInsn> {
+fn program(given: &[Device]) -> Vec<EbpfInsn> {
     let mut program = vec![
         load(R2, 0),                // r2 = access_type
         op(0xbf, R3, R2, 0, 0),     // r3 = r2
@@ -67,11 +155,25 @@ fn program() -> Vec<EbpfInsn> {
         jump_unless(R3, BPF_DEVCG_ACC_MKNOD, 2),
         set(R0, 1),
         exit(),
-        // Other devices than character devices are denied.
-        jump_if(R2, BPF_DEVCG_DEV_CHAR, 2),
-        set(R0, 0),
-        exit(),
     ];
+    for device in given {
+        let kind = if device.is_block { BPF_DEVCG_DEV_BLOCK } else { BPF_DEVCG_DEV_CHAR };
+        let denied = match (device.read, device.write) {
+            (true, true) => 0,
+            (true, false) => BPF_DEVCG_ACC_WRITE,
+            (false, _) => BPF_DEVCG_ACC_READ,
+        };
+        program.extend([
+            jump_unless(R2, kind, 5),
+            jump_unless(R4, device.major, 4),
+            jump_unless(R5, device.minor, 3),
+            jump_if_any(R3, denied, 2),
+            set(R0, 1),
+            exit(),
+        ]);
+    }
+    // Other devices than character devices are denied.
+    program.extend([jump_if(R2, BPF_DEVCG_DEV_CHAR, 2), set(R0, 0), exit()]);
     for (major, minor) in ALLOWED {
         match minor {
             Some(minor) => program.extend([jump_unless(R4, major, 3), jump_unless(R5, minor, 2), set(R0, 1), exit()]),
@@ -101,6 +203,11 @@ fn exit() -> EbpfInsn {
 
 fn jump_if(register: u8, value: i32, skip: i16) -> EbpfInsn {
     op(0x15, register, 0, skip, value)
+}
+
+/// Jumps if any of these bits is set.
+fn jump_if_any(register: u8, bits: i32, skip: i16) -> EbpfInsn {
+    op(0x45, register, 0, skip, bits)
 }
 
 fn jump_unless(register: u8, value: i32, skip: i16) -> EbpfInsn {

@@ -18,6 +18,7 @@ use rustix::thread::CapabilitySet;
 use crate::app::{App, AppInput, AppOutput, OutputSource};
 use crate::cgroup::{AppCgroup, Cgroups};
 use crate::confine::{self, Command, Confinement};
+use crate::devices::Device;
 use crate::failure::{Attempt, OfApp, Result, failure};
 use crate::init::{self, Init};
 use crate::jail::{self, Jail};
@@ -26,6 +27,7 @@ use crate::launcher::{self, Stdio, reap_all};
 use crate::logs::{Log, PartialLine, Stream};
 use crate::network::{self, AttachError, PodNetwork};
 use crate::pace::Pace;
+use crate::spec::AppFiles;
 use crate::sys::SingleThreaded;
 use crate::table::Table;
 use crate::user::{self, Ids};
@@ -93,7 +95,9 @@ struct Launch {
 
 impl Launch {
     fn run(&mut self, plan: &Plan, lock: &OwnedFd) -> Result<(Jail, Table<App>)> {
-        let devices_confined = self.cgroups.confine_devices();
+        let devices =
+            plan.apps.iter().map(|app| Device::read_all(app).of_app(&app.name)).collect::<Result<Vec<_>>>()?;
+        let devices_confined = self.cgroups.confine_devices(&devices.concat());
         let mut cgroups = Vec::with_capacity(plan.apps.len());
         for app in &plan.apps {
             self.app_cgroups.push(app.name.clone());
@@ -108,12 +112,21 @@ impl Launch {
         let jail = jail::enter(plan)?;
         let init = self.init.insert(init::start(self.thread)?).pid;
         let mut created = Vec::with_capacity(plan.apps.len());
-        for ((number, app), cgroup) in plan.apps.iter().enumerate().zip(cgroups) {
+        for (((number, app), cgroup), devices) in plan.apps.iter().enumerate().zip(cgroups).zip(&devices) {
             let _span = tracing::info_span!("app", app = app.name).entered();
             let init = init.as_raw_nonzero().get();
             let terminal_size = self.terminal_size;
-            let creation =
-                AppCreation { plan, jail: &jail, app, number, devices_confined, init, etc: &etc, terminal_size };
+            let creation = AppCreation {
+                plan,
+                jail: &jail,
+                app,
+                number,
+                devices,
+                devices_confined,
+                init,
+                etc: &etc,
+                terminal_size,
+            };
             created.push(creation.run(cgroup).of_app(&app.name)?);
         }
         // In quick succession: then only the first move waits for a grace period (kernel_costs).
@@ -268,6 +281,8 @@ struct AppCreation<'a> {
     app: &'a plan::App,
     /// The app's position in the plan.
     number: usize,
+    /// The devices of the host that it gets.
+    devices: &'a [Device],
     devices_confined: bool,
     init: i32,
     etc: &'a [etc::File],
@@ -357,7 +372,8 @@ impl AppCreation<'_> {
     }
 
     fn write_config(&self, mounts: &[AppMount], ids: &Ids, confinement: &Confinement) -> Result<()> {
-        let config = spec::config(self.plan, self.app, mounts, ids, confinement, self.init);
+        let files = AppFiles { mounts, devices: self.devices };
+        let config = spec::config(self.plan, self.app, &files, ids, confinement, self.init);
         let path = format!("/bundles/{}/config.json", self.app.name);
         std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))
     }

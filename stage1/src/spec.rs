@@ -6,6 +6,7 @@ use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
 use crate::confine::{Confinement, names};
+use crate::devices::Device;
 use crate::root::root_path;
 use crate::ulimits;
 use crate::user::Ids;
@@ -35,11 +36,19 @@ const MASKED: [&str; 15] = [
 const READ_ONLY: [&str; 7] =
     ["/proc/1", "/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The `config.json` of an app with these mounts on top of gantry's.
+/// The files of an app on top of those that every app has.
+pub(crate) struct AppFiles<'a> {
+    /// Its volumes and file systems.
+    pub(crate) mounts: &'a [AppMount],
+    /// The devices of the host that it gets.
+    pub(crate) devices: &'a [Device],
+}
+
+/// The `config.json` of an app.
 pub(crate) fn config(
     plan: &Plan,
     app: &App,
-    own_mounts: &[AppMount],
+    files: &AppFiles<'_>,
     ids: &Ids,
     confinement: &Confinement,
     init: i32,
@@ -48,11 +57,12 @@ pub(crate) fn config(
         "ociVersion": "1.0.2",
         "root": { "path": root_path(&app.name), "readonly": app.options.read_only_root },
         "process": process(app, ids, confinement),
-        "mounts": mounts(own_mounts),
+        "mounts": mounts(files.mounts),
         "linux": {
             // Never empty and never the root: libcontainer kills the processes in this cgroup when it cleans up.
             "cgroupsPath": format!("/{}/{}/{}", plan.cgroup_parent.trim_matches('/'), plan.pod, app.name),
             "namespaces": [ { "type": "mount" }, { "type": "pid", "path": format!("/proc/{init}/ns/pid") } ],
+            "devices": files.devices.iter().map(Device::node).collect::<Vec<_>>(),
             "maskedPaths": MASKED,
             "readonlyPaths": READ_ONLY,
         },

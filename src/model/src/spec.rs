@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::device::DeviceSpec;
 use crate::id::shown;
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
@@ -98,6 +99,9 @@ pub struct AppOptions {
     /// File systems in memory.
     #[serde(default)]
     pub tmpfs: Vec<TmpfsMount>,
+    /// Devices of the host, on top of those that every app has.
+    #[serde(default)]
+    pub devices: Vec<DeviceSpec>,
     /// Limits of its processes, which replace gantry's own; one per resource.
     #[serde(default)]
     pub ulimits: Vec<Ulimit>,
@@ -108,6 +112,18 @@ impl AppOptions {
     pub fn set_ulimit(&mut self, ulimit: Ulimit) {
         self.ulimits.retain(|other| other.resource != ulimit.resource);
         self.ulimits.push(ulimit);
+    }
+
+    fn validate_devices(&self) -> Result<(), SpecError> {
+        check_count("devices", self.devices.len(), MAX_DEVICES)?;
+        let mut targets = BTreeSet::new();
+        for device in &self.devices {
+            device.validate()?;
+            if !targets.insert(&device.target) {
+                return Err(SpecError::new(format!("two devices have the target '{}'", shown(&device.target))));
+            }
+        }
+        Ok(())
     }
 
     fn validate_ulimits(&self) -> Result<(), SpecError> {
@@ -488,6 +504,7 @@ fn every_capability() -> BTreeSet<String> {
 const MAX_APPS: usize = 100;
 const MAX_MOUNTS: usize = 200;
 const MAX_SYSCTLS: usize = 200;
+const MAX_DEVICES: usize = 64;
 const MAX_TEXT: usize = 128 << 10;
 
 impl PodSpec {
@@ -562,6 +579,11 @@ impl AddedAppSpec {
                 "an app that is added to a running pod cannot have a terminal or an open stdin",
             ));
         }
+        if !self.app.options.devices.is_empty() {
+            return Err(SpecError::new(
+                "an app that is added to a running pod cannot have devices: a pod's are confined when it starts",
+            ));
+        }
         let mut whole = pod.clone();
         // An interactive app of the pod is no obstacle.
         for app in &mut whole.apps {
@@ -601,6 +623,7 @@ impl AppSpec {
         self.working_dir.as_deref().map_or(Ok(()), |dir| check_path("working directory", dir))?;
         self.options.limits.validate()?;
         self.options.validate_ulimits()?;
+        self.options.validate_devices()?;
         if let Some(adj) = self.options.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
             return Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000"));
         }
@@ -706,7 +729,7 @@ fn check_text(what: &str, text: &str, max: usize) -> Result<(), SpecError> {
     Err(SpecError::new(format!("{what} is longer than {max} bytes or contains a NUL byte")))
 }
 
-fn check_path(what: &str, path: &str) -> Result<(), SpecError> {
+pub(crate) fn check_path(what: &str, path: &str) -> Result<(), SpecError> {
     let ok =
         path.starts_with('/') && path.len() < 4096 && !path.contains('\0') && !path.split('/').any(|part| part == "..");
     if ok {

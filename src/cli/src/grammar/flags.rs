@@ -341,6 +341,16 @@ pub(crate) static FLAGS: &[Flag] = &[
     }),
     valued(
         App,
+        &["device"],
+        "HOST[:CONTAINER][:ACCESS]",
+        "Give the app a device of the host: /dev/fuse, /dev/sdb:/dev/disk:r; ACCESS is r, w or rw (default rw)",
+        |d, v| {
+            d.app().options.devices.push(v.parse()?);
+            Ok(())
+        },
+    ),
+    valued(
+        App,
         &["ulimit"],
         "NAME=SOFT[:HARD]",
         "Resource limit of each process, as in setrlimit(2): nofile, nproc, core, memlock, stack …; -1: none",

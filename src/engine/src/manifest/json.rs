@@ -24,6 +24,7 @@
 //!     "tmpfs": [ { "target": "/run", "size": 65536, "mode": 1023, "uid": 0, "gid": 0, "exec": false, "read_only": false } ],
 //!     "read_only_root": false,
 //!     "limits": { "memory": 67108864, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
+//!     "devices": [ { "source": "/dev/fuse", "target": "/dev/fuse", "read": true, "write": true } ],
 //!     "ulimits": [ { "name": "nofile", "soft": 1024, "hard": null } ],                 null: unlimited
 //!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} |
 //!                                               {"adjust": {"add": [...], "drop": [...]}}
@@ -45,6 +46,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gantry_model::device::DeviceSpec;
 use gantry_model::id::IdError;
 use gantry_model::net::PortSpec;
 use gantry_model::spec::{self, PodSpec};
@@ -111,6 +113,8 @@ pub(crate) struct App {
     read_only_root: bool,
     #[serde(default)]
     limits: Limits,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    devices: Vec<Device>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ulimits: Vec<Ulimit>,
     #[serde(default)]
@@ -182,6 +186,17 @@ struct Limits {
     cpu_shares: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pids: Option<u64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Device {
+    source: String,
+    target: String,
+    #[serde(default)]
+    read: bool,
+    #[serde(default)]
+    write: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -362,6 +377,7 @@ impl From<&AppSpec> for App {
             tmpfs: app.options.tmpfs.iter().map(Tmpfs::from).collect(),
             read_only_root: app.options.read_only_root,
             limits: Limits { memory, cpu_milli, cpu_shares, pids },
+            devices: app.options.devices.iter().map(Device::from).collect(),
             ulimits: app.options.ulimits.iter().map(Ulimit::from).collect(),
             capabilities: match &app.capabilities {
                 spec::Capabilities::Default => Capabilities::Default,
@@ -421,6 +437,7 @@ impl TryFrom<App> for AppSpec {
                 terminal: app.terminal,
                 stdin: app.stdin,
                 tmpfs: app.tmpfs.into_iter().map(spec::TmpfsMount::from).collect(),
+                devices: app.devices.into_iter().map(DeviceSpec::from).collect(),
                 ulimits: app.ulimits.into_iter().map(ulimit::Ulimit::from).collect(),
             },
             user_annotations: app.annotations,
@@ -440,6 +457,20 @@ impl From<Tmpfs> for spec::TmpfsMount {
     fn from(tmpfs: Tmpfs) -> Self {
         let Tmpfs { target, size, mode, uid, gid, exec, read_only } = tmpfs;
         Self { target, size, mode, uid, gid, exec, read_only }
+    }
+}
+
+impl From<&DeviceSpec> for Device {
+    fn from(device: &DeviceSpec) -> Self {
+        let DeviceSpec { source, target, read, write } = device.clone();
+        Self { source, target, read, write }
+    }
+}
+
+impl From<Device> for DeviceSpec {
+    fn from(device: Device) -> Self {
+        let Device { source, target, read, write } = device;
+        Self { source, target, read, write }
     }
 }
 

@@ -94,6 +94,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             terminal: rest.2[2],
             stdin: rest.2[3],
             oom_score_adj: rest.3.0,
+            devices: limits[2].map(|_| "/dev/fuse:/dev/x:r".parse().unwrap()).into_iter().collect(),
             ulimits: limits[1].map(ulimit).into_iter().collect(),
             tmpfs: limits[0].map(|size| tmpfs(size, rest.2)).into_iter().collect(),
         },
