@@ -179,7 +179,8 @@ fn size_of_shared_memory() {
 /// A character device that apps do not have by default and that root may open.
 fn spare_device() -> &'static str {
     let known = ["/dev/fuse", "/dev/loop-control", "/dev/autofs"];
-    known.into_iter().find(|path| std::path::Path::new(path).exists()).expect("a device for tests")
+    let found = known.into_iter().find(|path| std::path::Path::new(path).exists());
+    found.unwrap_or_else(|| panic!("this host has none of {known:?}"))
 }
 
 #[test]
@@ -222,4 +223,40 @@ fn devices_in_the_manifest_and_devices_that_are_refused() {
     ] {
         let _ = g.app(&[flag], &["true"]).exits(125).stderr_contains(&[why]);
     }
+}
+
+/// The limit of memory and swap together (v1), or of swap alone (v2), of an app's cgroup; `None`: the kernel does not
+/// account for swap.
+fn swap_limit(pid: u32) -> Option<String> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let group = |prefix: &str| groups.lines().find_map(|line| line.split_once(prefix)).map(|(_, path)| path.to_owned());
+    let file = match group(":memory:") {
+        Some(path) => format!("/sys/fs/cgroup/memory{path}/memory.memsw.limit_in_bytes"),
+        None => format!("/sys/fs/cgroup{}/memory.swap.max", group("::").unwrap_or_default()),
+    };
+    std::fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
+}
+
+#[test]
+fn limit_of_swap() {
+    let g = Gantry::new();
+    let mebibytes = |limit: &str| limit.parse::<u64>().ok().map(|bytes| bytes >> 20);
+    for (flags, v1, v2) in [
+        (&["--memory=32m"][..], Some(32), Some(0)),
+        (&["--memory=32m", "--memory-swap=48m"], Some(48), Some(16)),
+        (&["--memory=32m", "--memory-swap=-1"], None, None),
+    ] {
+        let pod = g.detached(&[flags, &["--name=it"]].concat(), &["sleep", "forever"]);
+        let pid = g.app_pid(&pod, "it");
+        if let Some(limit) = swap_limit(pid) {
+            let is_v1 = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap().contains(":memory:");
+            match if is_v1 { v1 } else { v2 } {
+                Some(want) => assert_eq!(mebibytes(&limit), Some(want), "{flags:?}: {limit}"),
+                None => assert!(mebibytes(&limit).is_none_or(|limit| limit > 1 << 40), "{flags:?}: {limit}"),
+            }
+        }
+        g.run(&["kill", &pod]).succeeded();
+        g.wait_state(&pod, "exited");
+    }
+    let _ = g.app(&["--memory-swap=1g"], &["true"]).exits(125).stderr_contains(&["--memory-swap needs --memory"]);
 }

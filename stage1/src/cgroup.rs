@@ -241,7 +241,7 @@ impl AppCgroup {
     /// Sets the limits; those that are not given stay. The app may be running.
     fn set_limits(&self, limits: &Limits) -> Result<()> {
         if let Some(bytes) = limits.memory {
-            self.set_memory_limit(bytes)?;
+            self.set_memory_limit(bytes, limits.memory_swap)?;
         }
         if let Some(milli) = limits.cpu_milli {
             let quota = cpu_quota(milli);
@@ -262,20 +262,29 @@ impl AppCgroup {
         Ok(())
     }
 
-    /// Swap would otherwise extend the memory limit. Kernels without swap accounting lack its files.
-    fn set_memory_limit(&self, bytes: u64) -> Result<()> {
+    /// Sets the limit of memory, and that of memory and swap together (-1: none). Without the latter, swap is forbidden:
+    /// it would extend the memory limit. Kernels without swap accounting lack its files.
+    fn set_memory_limit(&self, bytes: u64, with_swap: Option<i64>) -> Result<()> {
         let limit = bytes.to_string();
-        let forbid_swap = || match self.cgroups.with_controller("memory") {
-            Some(cgroup) if cgroup.is_v2() => cgroup.write("memory.swap.max", "0"),
-            Some(cgroup) => cgroup.write("memory.memsw.limit_in_bytes", &limit),
+        let (v1, v2) = match with_swap.map(u64::try_from) {
+            None => (limit.clone(), "0".to_owned()),
+            Some(Ok(total)) => (total.to_string(), total.saturating_sub(bytes).to_string()),
+            Some(Err(_)) => ("-1".to_owned(), "max".to_owned()),
+        };
+        let limit_swap = || match self.cgroups.with_controller("memory") {
+            Some(cgroup) if cgroup.is_v2() => cgroup.write("memory.swap.max", &v2),
+            Some(cgroup) => cgroup.write("memory.memsw.limit_in_bytes", &v1),
             None => Ok(()),
         };
         // On v1, the kernel keeps the limit of memory below that of memory and swap together: a limit that is raised
         // comes after the other, one that is lowered before it.
-        let raised = forbid_swap().is_ok();
+        let raised = limit_swap().is_ok();
         self.set("memory", ("memory.limit_in_bytes", &limit), ("memory.max", &limit))?;
-        if !raised {
-            let _without_swap_accounting = forbid_swap();
+        if !raised
+            && let Err(error) = limit_swap()
+            && with_swap.is_some()
+        {
+            tracing::warn!("--memory-swap has no effect: this kernel does not account for swap ({error})");
         }
         Ok(())
     }

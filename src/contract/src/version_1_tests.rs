@@ -68,7 +68,13 @@ fn the_plan_of_version_1_is_read() {
     let options = &plan.apps[0].options;
     assert_eq!(
         options.limits,
-        Limits { memory: Some(64 << 20), cpu_milli: Some(500), cpu_shares: Some(512), pids: Some(100) }
+        Limits {
+            memory: Some(64 << 20),
+            cpu_milli: Some(500),
+            cpu_shares: Some(512),
+            pids: Some(100),
+            ..Limits::default()
+        }
     );
     assert!(options.terminal && options.stdin && options.read_only_root && options.new_privileges);
     assert!(matches!(plan.apps[1].options.seccomp, Seccomp::Retain { errno: 38, .. }));

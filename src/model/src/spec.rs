@@ -299,6 +299,10 @@ pub struct MountSpec {
 pub struct Limits {
     /// Bytes of memory; at least 4096.
     pub memory: Option<u64>,
+    /// Bytes of memory and swap together, at least `memory`; -1 is no limit of swap. `None`: no swap if `memory` is
+    /// given.
+    #[serde(default)]
+    pub memory_swap: Option<i64>,
     /// Thousandths of a core (CFS quota).
     pub cpu_milli: Option<u64>,
     /// Relative weight as in cgroup v1 `cpu.shares`, 2 to 262144.
@@ -673,6 +677,13 @@ impl Limits {
             _ => Ok(()),
         };
         range("--memory", self.memory, 4096, i64::MAX.unsigned_abs(), "at least 4096 bytes")?;
+        match (self.memory_swap, self.memory) {
+            (Some(_), None) => return Err(SpecError::new("--memory-swap needs --memory")),
+            (Some(swap), Some(memory)) if swap != -1 && u64::try_from(swap).map_or(true, |swap| swap < memory) => {
+                return Err(out_of_range("--memory-swap", swap, "-1 (unlimited), or at least --memory"));
+            }
+            _ => {}
+        }
         range("--cpu-shares", self.cpu_shares, 2, 262_144, "2 to 262144")?;
         range("--pids-limit", self.pids, 0, 4_194_304, "0 (none) to 4194304")
     }

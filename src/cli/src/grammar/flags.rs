@@ -327,6 +327,10 @@ pub(crate) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .short('m'),
+    valued(App, &["memory-swap"], "BYTES", "Limit of memory and swap together; -1: none (default: no swap with --memory)", |d, v| {
+        d.app().options.limits.memory_swap = Some(values::memory_swap(v)?);
+        Ok(())
+    }),
     valued(App, &["cpu", "cpus"], "CORES", "CPU limit in cores: 2, 0.5 or 500m", |d, v| {
         d.app().options.limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
         Ok(())
@@ -396,7 +400,7 @@ pub(crate) static FLAGS: &[Flag] = &[
         d.app().stop_signal = Some(values::stop_signal(v)?);
         Ok(())
     }),
-    valued(App, &["user-annotation"], "NAME=VALUE", "A free-form annotation of the app", |d, v| {
+    valued(App, &["user-annotation", "annotation"], "NAME=VALUE", "A free-form annotation of the app", |d, v| {
         d.app().annotations.extend([values::pair(v)?]);
         Ok(())
     }),

@@ -91,6 +91,14 @@ pub(super) fn variable(
     Ok(value.map(|value| (name.to_owned(), value)))
 }
 
+/// An amount of memory, or -1.
+pub(super) fn memory_swap(value: &str) -> Result<i64, ValueError> {
+    if value == "-1" {
+        return Ok(-1);
+    }
+    i64::try_from(quantity::memory(value)?).or_else(|_| invalid(value, "less than 8 EiB"))
+}
+
 /// Names of capabilities, with or without `CAP_`, in any case, comma-separated.
 pub(super) fn capabilities(value: &str, all: bool) -> Result<BTreeSet<String>, ValueError> {
     let one = |name: &str| {

@@ -23,7 +23,7 @@
 //!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false } ],
 //!     "tmpfs": [ { "target": "/run", "size": 65536, "mode": 1023, "uid": 0, "gid": 0, "exec": false, "read_only": false } ],
 //!     "read_only_root": false,
-//!     "limits": { "memory": 67108864, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
+//!     "limits": { "memory": 67108864, "memory_swap": -1, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
 //!     "devices": [ { "source": "/dev/fuse", "target": "/dev/fuse", "read": true, "write": true } ],
 //!     "ulimits": [ { "name": "nofile", "soft": 1024, "hard": null } ],                 null: unlimited
 //!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} |
@@ -180,6 +180,8 @@ fn tmpfs_mode() -> u32 {
 struct Limits {
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_swap: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu_milli: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -362,7 +364,7 @@ impl From<&AppSpec> for App {
             read_only: mount.read_only,
         };
         let variable = |(name, value): &(String, String)| Variable { name: name.clone(), value: value.clone() };
-        let spec::Limits { memory, cpu_milli, cpu_shares, pids } = app.options.limits;
+        let spec::Limits { memory, memory_swap, cpu_milli, cpu_shares, pids } = app.options.limits;
         Self {
             name: app.name.to_string(),
             image: app.image.clone(),
@@ -376,7 +378,7 @@ impl From<&AppSpec> for App {
             mounts: app.mounts.iter().map(mount).collect(),
             tmpfs: app.options.tmpfs.iter().map(Tmpfs::from).collect(),
             read_only_root: app.options.read_only_root,
-            limits: Limits { memory, cpu_milli, cpu_shares, pids },
+            limits: Limits { memory, memory_swap, cpu_milli, cpu_shares, pids },
             devices: app.options.devices.iter().map(Device::from).collect(),
             ulimits: app.options.ulimits.iter().map(Ulimit::from).collect(),
             capabilities: match &app.capabilities {
@@ -408,7 +410,7 @@ impl TryFrom<App> for AppSpec {
             let Mount { volume, target, read_only } = mount;
             Ok(spec::MountSpec { volume: volume.parse()?, target, read_only })
         };
-        let Limits { memory, cpu_milli, cpu_shares, pids } = app.limits;
+        let Limits { memory, memory_swap, cpu_milli, cpu_shares, pids } = app.limits;
         Ok(Self {
             name: app.name.parse::<AppName>()?,
             image: app.image,
@@ -430,7 +432,7 @@ impl TryFrom<App> for AppSpec {
             options: spec::AppOptions {
                 supplementary_gids: app.supplementary_gids,
                 read_only_root: app.read_only_root,
-                limits: spec::Limits { memory, cpu_milli, cpu_shares, pids },
+                limits: spec::Limits { memory, memory_swap, cpu_milli, cpu_shares, pids },
                 seccomp: app.seccomp.into(),
                 new_privileges: app.new_privileges,
                 oom_score_adj: app.oom_score_adj,

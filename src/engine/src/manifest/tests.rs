@@ -87,7 +87,13 @@ fn app() -> impl Strategy<Value = AppSpec> {
         capabilities: rest.0,
         options: AppOptions {
             supplementary_gids: who.2,
-            limits: Limits { memory: limits[0], cpu_milli: limits[1], cpu_shares: limits[2], pids: limits[3] },
+            limits: Limits {
+                memory: limits[0],
+                memory_swap: limits[3].map(|_| -1),
+                cpu_milli: limits[1],
+                cpu_shares: limits[2],
+                pids: limits[3],
+            },
             seccomp: rest.1,
             read_only_root: rest.2[0],
             new_privileges: rest.2[1],

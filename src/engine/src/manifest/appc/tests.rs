@@ -64,7 +64,7 @@ pub(crate) fn planned_app() -> plan::App {
         options: AppOptions {
             supplementary_gids: vec![7],
             read_only_root: true,
-            limits: Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), pids: None },
+            limits: Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), ..Limits::default() },
             seccomp: Seccomp::Retain { names: ["read".into()].into(), errno: 38 },
             oom_score_adj: Some(-5),
             ..AppOptions::default()
@@ -256,7 +256,7 @@ fn pod_manifest_round_trips() {
     assert_eq!(format!("{}", app.image.parse::<gantry_model::ImageRef>().unwrap()), digest().to_string());
     assert_eq!((app.exec.as_deref(), &app.args[..]), (Some("/bin/app"), &["x".to_owned()][..]));
     assert_eq!((app.user.as_deref(), app.group.as_deref()), (Some("www"), Some("web")));
-    let limits = Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), pids: None };
+    let limits = Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), ..Limits::default() };
     assert_eq!((app.options.limits, app.options.oom_score_adj, app.options.new_privileges), (limits, Some(-5), false));
     assert_eq!(app.options.seccomp, Seccomp::Retain { names: ["read".to_owned()].into(), errno: 38 });
     assert_eq!(app.mounts.len(), 1);
