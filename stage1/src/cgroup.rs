@@ -262,8 +262,8 @@ impl AppCgroup {
         Ok(())
     }
 
-    /// Sets the limit of memory, and that of memory and swap together (-1: none). Without the latter, swap is forbidden:
-    /// it would extend the memory limit. Kernels without swap accounting lack its files.
+    /// Sets the limit of memory, and that of memory and swap together (-1: none). Without the latter, swap is
+    /// forbidden: it would extend the memory limit. Kernels without swap accounting lack its files.
     fn set_memory_limit(&self, bytes: u64, with_swap: Option<i64>) -> Result<()> {
         let limit = bytes.to_string();
         let (v1, v2) = match with_swap.map(u64::try_from) {

@@ -2,8 +2,8 @@
 //! and the devices that the user gives its apps, by an eBPF program on cgroup v2 and the devices controller on v1.
 //! mknod(2) of any device is allowed, as with docker and runc: the node cannot be opened.
 //!
-//! An app has nodes of its own devices only. The confinement is that of the whole pod, so that an app with CAP_MKNOD can
-//! make a node of a device that another app of its pod was given.
+//! An app has nodes of its own devices only. The confinement is that of the whole pod, so that an app with CAP_MKNOD
+//! can make a node of a device that another app of its pod was given.
 
 use std::io;
 use std::os::fd::BorrowedFd;
