@@ -208,7 +208,7 @@ fn devices_of_the_host() {
 }
 
 #[test]
-fn devices_in_the_manifest_and_devices_that_are_refused() {
+fn manifest_has_the_devices_and_bad_ones_fail() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(&g.run(&["prepare", &image, "--name=a", "--device=/dev/kmsg:r"]).ok());

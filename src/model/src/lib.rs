@@ -24,6 +24,7 @@ pub mod resolv_conf;
 pub mod spec;
 pub mod sysctl;
 pub mod time;
+mod tmpfs;
 pub mod ulimit;
 
 pub use app::{AppEnd, AppOutcome, AppState};
