@@ -92,7 +92,7 @@ pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::{
     AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,
-    NewPod, PodRow, PodWhere, ResolveError, StepError,
+    NewPod, PodRow, PodWhere, RenamePodError, ResolveError, StepError,
 };
 pub use record::Record;
 pub use restore::{DataDir, DataDirLock};

@@ -177,10 +177,14 @@ CREATE TABLE pod_volume (
 CREATE INDEX pod_volume_volume ON pod_volume (volume);
 ";
 
-/// Pods whose apps change while they run. SQLite cannot change a CHECK: the table of apps is copied.
+/// Pods whose apps change while they run, and names of pods. SQLite cannot change a CHECK: the table of apps is copied.
 const APPS_OF_RUNNING_PODS: &str = "
 -- A pod that may have no apps and runs until it is stopped.
 ALTER TABLE pod ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0 CHECK (sandbox IN (0, 1));
+
+-- A name given by the user. One pod at a time has it: a pod that could not be started or is being removed has none.
+ALTER TABLE pod ADD COLUMN name TEXT CHECK (name IS NULL OR phase NOT IN ('aborted-prepare', 'garbage'));
+CREATE UNIQUE INDEX pod_name ON pod (name) WHERE name IS NOT NULL;
 
 -- The reference to the image is what protects it: it cannot be removed while this row is there.
 -- `added_at`: when the app was added to a running pod.

@@ -7,6 +7,7 @@
 mod apps;
 pub(crate) mod condition;
 pub(crate) mod list;
+mod names;
 mod networks;
 pub(crate) mod row;
 
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::phase::Stepped;
 use gantry_model::{
-    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodPrefix, Refused,
+    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodPrefix, Refused,
     Timestamp, VolumeName, step,
 };
 use rusqlite::{Connection, Transaction, params};
@@ -26,6 +27,7 @@ use list::load;
 
 pub use apps::AddAppError;
 pub use condition::{CgroupCondition, PodWhere};
+pub use names::RenamePodError;
 pub use networks::{NetworkSummary, Networks};
 
 /// A pod to be inserted.
@@ -39,6 +41,8 @@ pub struct NewPod {
     pub net: NetMode,
     /// Its host name.
     pub hostname: String,
+    /// Its name, if it has one.
+    pub name: Option<PodName>,
     /// Whether it may have no apps and runs until it is stopped.
     pub sandbox: bool,
     /// Its apps, in the order of the request.
@@ -84,6 +88,8 @@ pub struct PodRow {
     pub networks: Networks,
     /// Its host name.
     pub hostname: String,
+    /// Its name, if it has one. No two pods have the same.
+    pub name: Option<PodName>,
     /// Whether it may have no apps and runs until it is stopped.
     pub sandbox: bool,
     /// Its apps, in the order of the request, then in the order in which they were added.
@@ -192,6 +198,14 @@ pub enum InsertPodError {
     /// A volume was removed in between, or never existed.
     #[error("there is no volume '{0}'")]
     NoSuchVolume(VolumeName),
+    /// Another pod has its name.
+    #[error("{}", names::taken_text(name, *pod))]
+    NameTaken {
+        /// The name.
+        name: PodName,
+        /// The pod that has it.
+        pod: PodId,
+    },
     /// The id is already in use.
     #[error("there is a pod {0} already")]
     Exists(PodId),
@@ -204,7 +218,7 @@ impl Kind for InsertPodError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSuchImage { .. } | Self::NoSuchVolume(_) => ErrorKind::NotFound,
-            Self::Exists(_) => ErrorKind::AlreadyExists,
+            Self::Exists(_) | Self::NameTaken { .. } => ErrorKind::AlreadyExists,
             Self::Store(error) => error.kind(),
         }
     }
@@ -419,15 +433,20 @@ const BEGINS_SO: &str = "id >= ?1 AND id < ?1 || 'g'";
 fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     let sql = || StoreError::sql("insert the pod");
     let id = pod.id.to_string();
+    if let Some(name) = &pod.name
+        && let Some(pod) = names::find(tx, name).map_err(sql())?
+    {
+        return Err(InsertPodError::NameTaken { name: name.clone(), pod });
+    }
     let inserted = tx
         .prepare_cached(
-            "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels, sandbox)
-                VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING",
+            "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels, sandbox,
+                name) VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT DO NOTHING",
         )
         .and_then(|mut insert| {
             let (annotations, labels) = (row::map_text(&pod.user_annotations)?, row::map_text(&pod.user_labels)?);
-            let net = pod.net.to_string();
-            insert.execute(params![id, pod.created.0, net, pod.hostname, annotations, labels, pod.sandbox])
+            let (net, name) = (pod.net.to_string(), pod.name.as_ref().map(PodName::as_str));
+            insert.execute(params![id, pod.created.0, net, pod.hostname, annotations, labels, pod.sandbox, name])
         })
         .map_err(sql())?;
     if inserted == 0 {
@@ -457,12 +476,21 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     }
 }
 
+/// Whether a pod in this phase keeps its name: removing a pod frees the name at its first step, and a pod that could not
+/// be started never holds one.
+fn has_name(phase: &Phase) -> bool {
+    !matches!(phase, Phase::AbortedPrepare { .. } | Phase::Garbage { .. })
+}
+
 /// The row after a change; `None` when it is gone.
 fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState)]) -> Option<PodRow> {
     let Stepped::To(phase) = to else { return None };
     let mut pod = PodRow { generation: Generation(pod.generation.0 + 1), phase, ..pod.clone() };
     if let Phase::Prepared { at } = pod.phase {
         pod.prepared = Some(at);
+    }
+    if !has_name(&pod.phase) {
+        pod.name = None;
     }
     if let Some(networks) = asked.got() {
         pod.networks.clone_from(networks);

@@ -5,6 +5,7 @@ mod changing;
 mod checking;
 mod filtering;
 mod history;
+mod names;
 mod opening;
 mod restoring;
 mod speed;
@@ -104,6 +105,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         created: Timestamp(10),
         net: NetMode::None,
         hostname: "h".into(),
+        name: None,
         sandbox: false,
         apps: apps.iter().map(app).collect(),
         user_annotations: [("k".to_owned(), "v\n\"".to_owned())].into(),

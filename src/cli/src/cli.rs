@@ -86,6 +86,8 @@ commands! {
     Stop(commands::stop::Stop),
     /// Send a signal to the apps of pods
     Kill(commands::stop::Kill),
+    /// Give a pod a name
+    Rename(commands::rename::Rename),
     /// Remove pods that are not running
     Rm(commands::rm::Rm),
     /// Remove pods that exited or expired some time ago

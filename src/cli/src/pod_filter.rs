@@ -91,7 +91,9 @@ fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
     let has_app = |name: &str| row.apps.iter().any(|app| app.name.as_str() == name);
     match condition {
         Condition::State(phase) => row.phase.name() == *phase,
-        Condition::Name(name) => row.hostname == *name || has_app(name),
+        Condition::Name(name) => {
+            row.name.as_ref().is_some_and(|is| is.as_str() == name) || row.hostname == *name || has_app(name)
+        }
         Condition::App(name) => has_app(name),
         Condition::Label(name, value) => {
             row.user_labels.get(name).is_some_and(|is| value.as_ref().is_none_or(|value| value == is))

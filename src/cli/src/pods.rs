@@ -10,7 +10,7 @@ use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, io};
 use crate::pod_filter::{self, Condition};
 
-/// Finds a pod by its id, a unique prefix of it, the name of an app, or the host name.
+/// Finds a pod by its id, its name, a unique prefix of the id, the name of an app, or the host name.
 pub(crate) fn find(engine: &Engine, text: &str) -> Result<PodId, Failure> {
     Ok(engine.find_pod(text)?)
 }
@@ -25,7 +25,7 @@ pub(crate) fn latest(engine: &Engine) -> Result<PodId, Failure> {
 /// The pod of a command that takes exactly one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OnePod {
-    /// Pod: its id, a unique prefix of it, the name of an app, or the host name
+    /// Pod: its id, its name, a unique prefix of the id, the name of an app, or the host name
     #[arg(value_name = "POD", required_unless_present_any = ["uuid_file", "latest"])]
     pub(crate) pod: Option<String>,
     #[command(flatten)]
@@ -85,7 +85,7 @@ fn selected_twice() -> Failure {
 /// The pods of a command that takes several.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Pods {
-    /// Pods: their ids, unique prefixes of them, names of apps, or host names
+    /// Pods: their ids, their names, unique prefixes of ids, names of apps, or host names
     #[arg(value_name = "POD", required_unless_present_any = ["uuid_file", "latest"])]
     pods: Vec<String>,
     #[command(flatten)]
@@ -113,7 +113,7 @@ impl Pods {
 /// The pods of a command that also takes `--all` and `--filter`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PodSet {
-    /// Pods: their ids, unique prefixes of them, names of apps, or host names
+    /// Pods: their ids, their names, unique prefixes of ids, names of apps, or host names
     #[arg(value_name = "POD", required_unless_present_any = ["uuid_file", "latest", "all", "filter"])]
     pods: Vec<String>,
     #[command(flatten)]

@@ -77,6 +77,7 @@ impl Home {
             created: Timestamp(1),
             net: NetMode::None,
             hostname: "h".into(),
+            name: None,
             sandbox: false,
             apps: vec![app("a"), app("b")],
             user_annotations: BTreeMap::new(),

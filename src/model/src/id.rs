@@ -27,6 +27,12 @@ pub enum IdError {
         shown(.0)
     )]
     VolumeName(String),
+    /// Not the name of a pod.
+    #[error(
+        "'{}' is not the name of a pod: expected 1 to 128 letters, digits, '_', '.' and '-', beginning with a letter or digit, and not an id",
+        shown(.0)
+    )]
+    PodName(String),
     /// Not a digest.
     #[error("'{}' is not a digest: expected sha256: and 64, or sha512: and 128, lower-case hexadecimal digits", shown(.0))]
     Digest(String),
@@ -248,6 +254,37 @@ impl FromStr for VolumeName {
     }
 }
 
+/// A pod's name, given by the user: as podman's names, `[a-zA-Z0-9][a-zA-Z0-9_.-]*`. Never a complete [`PodId`], so that
+/// an id always means the pod that has it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodName(String);
+
+impl PodName {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for PodName {
+    type Err = IdError;
+
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let fits = (1..=128).contains(&text.len())
+            && text.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.' | b'-'))
+            && text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
+            && text.parse::<PodId>().is_err();
+        if fits { Ok(Self(text.to_owned())) } else { Err(IdError::PodName(text.to_owned())) }
+    }
+}
+
 /// The hash function of a [`Digest`] (OCI image specification, descriptor, "Registered Algorithms").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
@@ -378,6 +415,17 @@ mod tests {
     fn invalid_app_names_are_rejected() {
         for bad in ["", "-", "a-", "-a", "A", "a_b", "a/b", "..", "a\n", "é", &"a".repeat(64), "a\u{202e}"] {
             assert!(bad.parse::<AppName>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn pod_names_are_validated_as_in_podman() {
+        for good in ["web", "A", "0", "db-15.4_a", "deadbeef", &"a".repeat(128)] {
+            assert_eq!(good.parse::<PodName>().unwrap().as_str(), good);
+        }
+        let id = "6733c088-a507-4694-aabf-ec79c0a8ac9a";
+        for bad in ["", "-a", ".a", "_a", "a/b", "a b", "ä", "a\n", id, &"a".repeat(129)] {
+            assert!(bad.parse::<PodName>().unwrap_err().to_string().contains("is not the name of a pod"), "{bad:?}");
         }
     }
 

@@ -30,7 +30,7 @@ pub mod ulimit;
 pub use app::{AppEnd, AppOutcome, AppState};
 pub use error::{ErrorKind, Kind};
 pub use event::{Event, EventKind, NewEvent};
-pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodPrefix, VolumeName};
+pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodName, PodPrefix, VolumeName};
 pub use image_ref::{ImageRef, RegistryRef};
 pub use net::{NetMode, PodNetwork};
 pub use phase::{Edge, FormerPhase, Phase, PodEnd, Process, Refused, step};

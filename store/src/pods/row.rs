@@ -13,8 +13,8 @@ use rusqlite::{Connection, Row, params};
 use super::{AppRow, Networks, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
-pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.sandbox, \
-    pod.user_annotations, pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
+pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
+    pod.sandbox, pod.user_annotations, pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
     pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
     pod.marked_at, pod.was, pod.deleting_at";
 
@@ -122,6 +122,7 @@ pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
         net: columns.parsed()?,
         networks: columns.networks()?,
         hostname: columns.get()?,
+        name: columns.parsed_option()?,
         sandbox: columns.get()?,
         user_annotations: columns.map()?,
         user_labels: columns.map()?,
@@ -267,15 +268,16 @@ fn stored_name(phase: &Phase) -> &'static str {
     }
 }
 
-/// Writes the phase and the generation of a pod. The time of its preparation is kept through all later phases.
+/// Writes the phase and the generation of a pod. The time of its preparation is kept through all later phases. A pod
+/// that could not be started or is removed loses its name ([`super::has_name`]).
 pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
     let columns = PhaseColumns::from_phase(&pod.phase);
     let (ended, end) = columns.ended.unzip();
     conn.prepare_cached(
         "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = coalesce(?4, prepared_at), aborted_at = ?5,
             started_at = ?6, supervisor_pid = ?7, supervisor_start = ?8, supervisor_boot = ?9, ended_at = ?10,
-            exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16
-            WHERE id = ?1",
+            exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16,
+            name = CASE WHEN ?3 IN ('aborted-prepare', 'garbage') THEN NULL ELSE name END WHERE id = ?1",
     )?
     .execute(params![
         pod.id.to_string(),

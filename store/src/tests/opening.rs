@@ -221,6 +221,8 @@ fn format_2_has_apps_of_running_pods() {
     assert_eq!(entries(&data.join("backups")), 0, "nothing was migrated");
     let pods = store.pods(&PodQuery::default()).unwrap();
     let apps: Vec<_> = pods[4].apps.iter().map(|app| (app.name.as_str(), app.state.name(), app.added)).collect();
+    let names: Vec<_> = pods.iter().map(|pod| pod.name.as_ref().map(gantry_model::PodName::as_str)).collect();
+    assert_eq!(names, [None, None, None, None, Some("web"), None, None, None]);
     let added = Some(Timestamp(135));
     assert_eq!(apps, [("a", "running", None), ("created", "created", added), ("creating", "creating", added)]);
 }

@@ -21,9 +21,9 @@ use crate::render::{OutputFormat, json, time};
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Values of one key are alternatives; all keys, and all labels, must match. Keys: \
-    state=PHASE, name= (of an app or host), app=, label=NAME[=VALUE], image= (name or id), exited=CODE, network=, id=.\n\n\
+    state=PHASE, name= (of a pod, app or host), app=, label=NAME[=VALUE], image= (name or id), exited=CODE, network=, id=.\n\n\
     Fields of templates: .ID, .FullID, .Names, .Images, .ImageID, .State, .Status (of each app), .ExitCode, .Created, \
-    .CreatedAt, .Started, .StartedAt, .Ended, .Networks, .Ports, .Labels, .Hostname, .Pid; {{json .}} is the whole pod. \
+    .CreatedAt, .Started, .StartedAt, .Ended, .Networks, .Ports, .Labels, .Hostname, .Pid, .Name; {{json .}} is the whole pod. \
     \\t and \\n are a tab and a newline.")]
 pub(crate) struct List {
     /// Output format
@@ -230,9 +230,9 @@ fn table<'a>(
     now: Timestamp,
 ) -> Result<Table, Failure> {
     let mut table = Table::new(if full {
-        &["UUID", "APP", "IMAGE NAME", "IMAGE ID", "STATE", "CREATED", "STARTED", "NETWORKS", "PORTS", "LABELS"]
+        &["UUID", "NAME", "APP", "IMAGE NAME", "IMAGE ID", "STATE", "CREATED", "STARTED", "NETWORKS", "PORTS", "LABELS"]
     } else {
-        &["UUID", "APP", "IMAGE NAME", "STATE", "CREATED", "NETWORKS", "PORTS"]
+        &["UUID", "NAME", "APP", "IMAGE NAME", "STATE", "CREATED", "NETWORKS", "PORTS"]
     });
     let families = if full { Families::Both } else { Families::One };
     for row in rows {
@@ -249,9 +249,9 @@ fn table<'a>(
         if full {
             pod_cells.push(labels(row));
         }
-        let mut id = shown_id(row, full);
+        let (mut id, mut name) = (shown_id(row, full), pod_name(row));
         for (number, app) in row.apps.iter().enumerate() {
-            let mut cells = vec![std::mem::take(&mut id), app.name.to_string()];
+            let mut cells = vec![std::mem::take(&mut id), std::mem::take(&mut name), app.name.to_string()];
             if full {
                 cells.push(app.image_name.clone());
                 cells.push(format!("{}:{}", app.image.algorithm().as_str(), app.image.short()));
@@ -263,7 +263,7 @@ fn table<'a>(
             table.row(cells);
         }
     }
-    Ok(table.cutting(&[1, 2, 5, 6]))
+    Ok(table.cutting(&[1, 2, 3, 6, 7]))
 }
 
 /// The pod's state on its first line. With several apps, each line also has the state of its app: on the first line
@@ -298,12 +298,16 @@ fn app_state(state: AppState) -> Option<String> {
     }
 }
 
+fn pod_name(row: &PodRow) -> String {
+    row.name.as_ref().map(ToString::to_string).unwrap_or_default()
+}
+
 fn labels(row: &PodRow) -> String {
     row.user_labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",")
 }
 
 /// The fields of a template, in the order of [`Fields::cells`].
-const FIELDS: [&str; 18] = [
+const FIELDS: [&str; 19] = [
     "ID",
     "FullID",
     "Names",
@@ -322,6 +326,7 @@ const FIELDS: [&str; 18] = [
     "Labels",
     "Hostname",
     "Pid",
+    "Name",
 ];
 
 /// The template fields of a pod.
@@ -359,6 +364,7 @@ impl<'a> PodFields<'a> {
             labels(row),
             row.hostname.clone(),
             run.pid.map(|pid| pid.to_string()).unwrap_or_default(),
+            pod_name(row),
         ];
         Ok(Self { row, cells })
     }
@@ -391,10 +397,11 @@ mod tests {
 
     #[test]
     fn pods_are_rendered_as_a_table() {
-        let want = "UUID      APP  IMAGE NAME     STATE             CREATED       NETWORKS  PORTS\n\
-                    6733c088  a    evil\\u{1b}[2J  exited (139)/(0)  1 minute ago  none\n          \
+        let want = "UUID      NAME  APP  IMAGE NAME     STATE             CREATED       NETWORKS  PORTS\n\
+                    6733c088  web   a    evil\\u{1b}[2J  exited (139)/(0)  1 minute ago  none\n                \
                     b    evil\\u{1b}[2J  exited (139)\n";
-        assert_eq!(written(ended(), false, None), want);
+        let named = PodRow { name: Some("web".parse().unwrap()), ..ended() };
+        assert_eq!(written(named, false, None), want);
         let mut labelled = ended();
         labelled.user_labels = [("tier".to_owned(), "web".to_owned())].into();
         labelled.apps.truncate(1);
@@ -407,7 +414,7 @@ mod tests {
         let mut out = Vec::new();
         let none = table([].iter(), true, &ImageNames::new(), Timestamp(0)).unwrap();
         none.write_within(&mut out, true, None).unwrap();
-        assert!(out.starts_with(b"UUID  APP"), "the header is printed without rows");
+        assert!(out.starts_with(b"UUID  NAME  APP"), "the header is printed without rows");
     }
 
     #[test]

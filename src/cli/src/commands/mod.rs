@@ -15,6 +15,7 @@ pub(crate) mod login;
 pub(crate) mod logs;
 pub(crate) mod network;
 pub(crate) mod port;
+pub(crate) mod rename;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod status;

@@ -27,7 +27,9 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let picks = !options.quiet && spec.ports.iter().any(|port| port.host_port == 0);
     let several = spec.apps.len() > 1;
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
-    let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?.to_be_started();
+    let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?
+        .named(options.pod_name.clone())
+        .to_be_started();
     let engine = context.open_for_fetch("run", |config| set_platform(config, &options))?;
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
     let id = pod.id();
@@ -60,7 +62,8 @@ pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
     let ResolvedRequest { context, spec, options } = resolve_request(request, "prepare")?;
     let several = spec.apps.len() > 1;
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
-    let request = Prepare::new(spec, policy(options.pull.unwrap_or(Pull::New)), &progress)?;
+    let request =
+        Prepare::new(spec, policy(options.pull.unwrap_or(Pull::New)), &progress)?.named(options.pod_name.clone());
     let engine = context.open_for_fetch("prepare", |config| set_platform(config, &options))?;
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
     save_id(options.uuid_file.as_deref(), pod.id())?;

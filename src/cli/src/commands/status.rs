@@ -101,6 +101,9 @@ fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodN
     let run = pod::pod_run(&row.phase);
     writeln!(out, "state={}", row.phase.name())?;
     writeln!(out, "created={}", row.created.rfc3339())?;
+    if let Some(name) = &row.name {
+        writeln!(out, "name={name}")?;
+    }
     if let Some(started) = run.started {
         writeln!(out, "started={}", started.rfc3339())?;
         writeln!(out, "networks={}", escape::text(shown))?;

@@ -14,9 +14,23 @@ use crate::render::json;
 pub(crate) struct Wait {
     #[command(flatten)]
     pods: Pods,
+    /// Wait for this state
+    #[arg(long, value_enum, default_value_t, value_name = "STATE")]
+    condition: Condition,
     /// Wait at most for this long: 30s, 2m, or seconds
     #[arg(long, short, value_parser = super::stop::parse_duration, value_name = "DURATION")]
     time: Option<Duration>,
+}
+
+/// The state to wait for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+enum Condition {
+    /// The pod runs; podman's -1 is printed in place of an exit code
+    Running,
+    /// The pod has exited
+    #[default]
+    #[value(alias = "stopped")]
+    Exited,
 }
 
 /// Waits until pods have exited and prints their exit codes. A pod that was never started has none.
@@ -25,13 +39,21 @@ impl RunCommand for Wait {
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open_to_read()?;
+        let limit = self.time.unwrap_or(Duration::MAX);
         self.pods.for_each(&engine, context.globals.debug, |id| {
-            let limit = self.time.unwrap_or(Duration::MAX);
-            let view = engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "over", limit))?;
-            match view.exit_code() {
-                Some(code) => json::to_stdout(|out| writeln!(out, "{code}"))?,
-                None => return Err(CliError::NeverStarted { id, phase: view.row.phase.name() }.into()),
-            }
+            let view = match self.condition {
+                Condition::Running => {
+                    engine.wait_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "running", limit))?
+                }
+                Condition::Exited => engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "over", limit))?,
+            };
+            let code = match (self.condition, view.exit_code()) {
+                (Condition::Running, None) if view.supervisor().is_some() => -1,
+                (Condition::Running, Some(_)) => return Err(CliError::Refused(format!("pod {id} has exited")).into()),
+                (Condition::Exited, Some(code)) => code,
+                (_, None) => return Err(CliError::NeverStarted { id, phase: view.row.phase.name() }.into()),
+            };
+            json::to_stdout(|out| writeln!(out, "{code}"))?;
             Ok(exit::OK)
         })
     }

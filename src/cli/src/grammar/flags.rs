@@ -178,6 +178,10 @@ pub(crate) static FLAGS: &[Flag] = &[
         },
     )
     .in_manifest(),
+    valued(Pod, &["pod-name"], "NAME", "Name of the pod: letters, digits, '_', '.' and '-'; no other pod may have it", |d, v| {
+        d.options.pod_name = Some(v.parse()?);
+        Ok(())
+    }),
     switch(Pod, &["detach"], "Print the pod's id when it is ready, and exit", |d, v| {
         d.options.detach = values::boolean(v)?;
         Ok(())

@@ -116,6 +116,8 @@ pub(crate) struct PodOptions {
     pub(crate) terminal: bool,
     /// Write the id to this file as soon as it exists.
     pub(crate) uuid_file: Option<PathBuf>,
+    /// The pod's name.
+    pub(crate) pod_name: Option<gantry_model::PodName>,
     /// Read the pod from this manifest.
     pub(crate) pod_manifest: Option<PathBuf>,
     /// Pass the caller's environment to the apps.

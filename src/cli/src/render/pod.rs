@@ -56,6 +56,7 @@ pub(crate) struct PodJson<'a> {
     net: DisplayJson<&'a gantry_model::NetMode>,
     networks: NetworksJson<'a>,
     hostname: &'a str,
+    name: Option<&'a str>,
     sandbox: bool,
     apps: Vec<AppJson<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
@@ -116,6 +117,7 @@ impl<'a> PodJson<'a> {
             net: DisplayJson(&row.net),
             networks,
             hostname: &row.hostname,
+            name: row.name.as_ref().map(gantry_model::PodName::as_str),
             sandbox: row.sandbox,
             apps: row.apps.iter().map(AppJson::from_row).collect(),
             user_annotations: &row.user_annotations,
@@ -195,6 +197,7 @@ pub(crate) mod tests {
             net: gantry_model::NetMode::None,
             networks: gantry_engine::Networks::default(),
             hostname: "h".into(),
+            name: None,
             sandbox: false,
             apps: vec![app("a", how(AppOutcome::Exited(0))), app("b", how(AppOutcome::Signaled(11)))],
             user_annotations: BTreeMap::new(),
@@ -212,7 +215,7 @@ pub(crate) mod tests {
             )
         };
         let want = format!(
-            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","sandbox":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"sandbox":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
             app("a", 0, "null"),
             app("b", 139, "11"),
         );

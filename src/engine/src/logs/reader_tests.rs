@@ -293,6 +293,7 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
         net: gantry_model::NetMode::None,
         networks: gantry_store::Networks::default(),
         hostname: String::new(),
+        name: None,
         sandbox: false,
         apps: Vec::new(),
         user_annotations: std::collections::BTreeMap::new(),

@@ -8,6 +8,7 @@ pub(crate) mod exec;
 pub(crate) mod filter;
 pub(crate) mod gc;
 pub(crate) mod kill;
+pub(crate) mod names;
 pub(crate) mod outcome;
 pub(crate) mod output;
 pub(crate) mod plan;

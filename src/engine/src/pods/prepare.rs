@@ -17,7 +17,7 @@ use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_fetch::{FetchError, Note, Platform, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
-use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodSpec, VolumeName};
+use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodName, PodSpec, VolumeName};
 use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow};
 use thiserror::Error;
 
@@ -32,6 +32,7 @@ use crate::{Engine, EngineError, PodError};
 /// A request to create a pod. Its specification is valid.
 pub struct Prepare<'a> {
     spec: PodSpec,
+    name: Option<PodName>,
     policy: PullPolicy,
     progress: &'a dyn Progress,
     starts_now: bool,
@@ -45,7 +46,13 @@ impl<'a> Prepare<'a> {
     /// [`SpecError`].
     pub fn new(spec: PodSpec, policy: PullPolicy, progress: &'a dyn Progress) -> Result<Self, SpecError> {
         spec.validate()?;
-        Ok(Self { spec, policy, progress, starts_now: false })
+        Ok(Self { spec, name: None, policy, progress, starts_now: false })
+    }
+
+    /// Gives the pod a name, which no other pod may have.
+    #[must_use]
+    pub fn named(self, name: Option<PodName>) -> Self {
+        Self { name, ..self }
     }
 
     /// For a pod that is started at once: networks that cannot be used are an error before images are fetched.
@@ -220,8 +227,9 @@ impl Engine {
         if root.to_str().is_none() {
             return Err(PrepareError::Path(root.to_owned()));
         }
+        request.name.as_ref().map_or(Ok(()), |name| self.check_name(name))?;
         let images = self.images_of(&request.spec, request.policy, request.progress)?;
-        let Prepare { spec, progress, .. } = request;
+        let Prepare { spec, name, progress, .. } = request;
         let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
             progress.notify(Note::VolumeIgnored { path: path.clone() });
@@ -231,7 +239,7 @@ impl Engine {
         // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
         let undo = UndoGuard { engine: self, id, armed: true };
-        let row = match self.insert_with_volumes(&new_pod(&spec, &plan, id, &images)) {
+        let row = match self.insert_with_volumes(&NewPod { name, ..new_pod(&spec, &plan, id, &images) }) {
             Ok(row) => row,
             Err(error) => {
                 // The guard needs the lock.
@@ -271,6 +279,11 @@ impl Engine {
             }
             match self.store.insert_pod(pod) {
                 Err(InsertPodError::NoSuchVolume(_)) if attempt < ATTEMPTS => attempt += 1,
+                Err(InsertPodError::NameTaken { pod: holder, name })
+                    if attempt < ATTEMPTS && self.frees_name(holder, &name)? =>
+                {
+                    attempt += 1;
+                }
                 done => return done.map_err(PodError::store),
             }
         }
@@ -385,6 +398,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         created: gantry_store::now(),
         net: plan_net::mode(&plan.net),
         hostname: plan.hostname.clone(),
+        name: None,
         sandbox: spec.sandbox,
         apps: spec.apps.iter().zip(images).map(app).collect(),
         user_annotations: spec.user_annotations.clone(),

@@ -74,6 +74,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
         created: gantry_store::now(),
         net: NetMode::None,
         hostname: "h".into(),
+        name: None,
         sandbox: false,
         apps: vec![app],
         user_annotations: std::collections::BTreeMap::new(),

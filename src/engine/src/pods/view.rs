@@ -1,11 +1,11 @@
-//! Reading pods: `list`, `status`, `inspect`, and finding one by a prefix of its id or by name.
+//! Reading pods: `list`, `status`, `inspect`, and finding one by its name or a prefix of its id.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use gantry_contract::files;
 use gantry_model::query::PodQuery;
-use gantry_model::{AppName, Phase, PodId, PodPrefix, Process};
+use gantry_model::{AppName, Phase, PodId, PodName, PodPrefix, Process};
 use gantry_store::{PodRow, ResolveError};
 
 use crate::host::process;
@@ -63,14 +63,20 @@ impl Engine {
         })
     }
 
-    /// Finds a pod by its id, a prefix of it, the name of one of its apps, or its host name. Of several with the same
-    /// name, the running one is found if only one runs.
+    /// Finds a pod by its id, its name, a prefix of its id, the name of one of its apps, or its host name. Of several
+    /// with the same app or host name, the running one is found if only one runs.
     ///
-    /// A name takes precedence over a prefix that is shorter than the ids in lists: `db` is a name first.
+    /// A pod's own name takes precedence over prefixes; it is never a whole id. The name of an app or a host takes
+    /// precedence over a prefix that is shorter than the ids in lists: `db` is a name first.
     ///
     /// # Errors
     /// [`PodError`] when no pod matches, or more than one.
     pub fn find_pod(&self, text: &str) -> Result<PodId, PodError> {
+        if let Ok(name) = text.parse::<PodName>()
+            && let Some(id) = self.store.pod_named(&name)?
+        {
+            return Ok(id);
+        }
         let prefix = text.parse::<PodPrefix>().ok();
         if let Some(prefix) = prefix.as_ref().filter(|_| text.len() >= SHOWN_DIGITS) {
             match self.resolve(prefix) {

@@ -418,6 +418,7 @@ impl Engine {
             created: made.unwrap_or_else(gantry_store::now),
             net: net_of(&plan)?,
             hostname: plan.hostname,
+            name: None,
             sandbox: plan.sandbox,
             apps,
             user_annotations: spec.as_ref().map(|spec| spec.user_annotations.clone()).unwrap_or_default(),

@@ -168,6 +168,7 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
         ("run" | "prepare" | "fetch", _) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("exec", 1..) => Candidates::files(),
         ("stop" | "kill", _) | ("exec" | "attach" | "port", 0) => pods(names, is(&["running"])),
+        ("rename", 0) => pods(names, |_| true),
         ("run-prepared", 0) => pods(names, is(&["prepared"])),
         ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(names, |_| true),
         ("completion", 0) => Candidates::from_words(["bash", "zsh", "fish"]),
@@ -182,12 +183,15 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
     }
 }
 
-/// Pods by the beginnings of their ids, and by the names of their apps where only one pod has them.
+/// Pods by their names and the beginnings of their ids, and by the names of their apps where only one pod has them.
 fn pods(names: &dyn HostNames, fits: impl Fn(&Pod) -> bool) -> Candidates {
     let pods: Vec<Pod> = names.pods().into_iter().filter(|pod| fits(pod)).collect();
     let mut candidates = Vec::new();
     for pod in &pods {
         let about = format!("{} of {}, {}", pod.apps.join(","), pod.image, pod.phase);
+        if let Some(name) = &pod.name {
+            candidates.push(Candidate { value: name.clone(), about: about.clone() });
+        }
         for app in &pod.apps {
             if pods.iter().filter(|other| other.apps.contains(app)).count() == 1 {
                 candidates.push(Candidate { value: app.clone(), about: about.clone() });
@@ -259,6 +263,7 @@ mod tests {
         fn pods(&self) -> Vec<Pod> {
             let pod = |id: &str, phase, apps: &[&str]| Pod {
                 id: format!("{id}-0000"),
+                name: (id == "bbbbbbbb").then(|| "batch".to_owned()),
                 phase,
                 apps: apps.iter().map(|&app| app.to_owned()).collect(),
                 image: "nginx".to_owned(),
@@ -296,6 +301,7 @@ mod tests {
     #[test]
     fn candidates_depend_on_the_position() {
         for (line, want) in [
+            ("rename b", "batch bbbbbbbb"),
             ("net", "network"),
             ("p", "prepare pull ps port"),
             ("network ", "list ls inspect reload"),
@@ -317,8 +323,8 @@ mod tests {
             ("enter -it ", "web log aaaaaaaa"),
             ("exec web ", ":files"),
             ("exec --app ", "web log job"),
-            ("run-prepared ", "job bbbbbbbb"),
-            ("status ", "log aaaaaaaa job bbbbbbbb cccccccc"),
+            ("run-prepared ", "batch job bbbbbbbb"),
+            ("status ", "log aaaaaaaa batch job bbbbbbbb cccccccc"),
             ("kill -s SIGK", "SIGKILL"),
             (
                 "kill --signal=SIGT",

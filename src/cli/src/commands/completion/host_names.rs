@@ -9,6 +9,7 @@ use crate::failure::Failure;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pod {
     pub(super) id: String,
+    pub(super) name: Option<String>,
     pub(super) phase: &'static str,
     pub(super) apps: Vec<String>,
     pub(super) image: String,
@@ -39,6 +40,7 @@ impl<'a> StoreNames<'a> {
         pods.reverse();
         let pod = |view: gantry_engine::PodView| Pod {
             id: view.row.id.to_string(),
+            name: view.row.name.as_ref().map(ToString::to_string),
             phase: view.row.phase.name(),
             apps: view.row.apps.iter().map(|app| app.name.to_string()).collect(),
             image: view.row.apps.first().map(|app| app.image_name.clone()).unwrap_or_default(),

@@ -126,6 +126,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
         net: NetMode::None,
         networks: Networks::default(),
         hostname: String::new(),
+        name: None,
         sandbox: false,
         user_annotations: annotations.clone(),
         user_labels: annotations.clone(),

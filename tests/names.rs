@@ -1,0 +1,120 @@
+//! Names of pods: unique, resolved wherever an id is, free again when the pod is removed; and waiting for pods.
+
+use std::time::Duration;
+
+use gantry_tests::{Gantry, Signal, pod_id};
+
+const FAILED: i32 = 125;
+
+#[test]
+fn a_pod_is_found_by_its_name() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--pod-name=front", "--hostname=box"], &["sleep", "forever"]);
+    for command in [&["status", "front"][..], &["inspect", "front"], &["logs", "front"], &["cat-manifest", "front"]] {
+        let _ = g.run(command).ok();
+    }
+    assert_eq!(g.run(&["exec", "front", "--", "/bin/app", "hostname"]).ok().text(), "box");
+    assert!(g.run(&["status", &pod]).ok().stdout.contains("\nname=front\n"));
+    assert_eq!(g.json(&["status", "front", "-o", "json"])["name"], "front");
+    assert_eq!(
+        (g.list()[0]["name"].as_str(), g.json(&["inspect", &pod])["name"].as_str()),
+        (Some("front"), Some("front"))
+    );
+    let table = g.run(&["list"]).ok().stdout;
+    assert!(table.starts_with("UUID      NAME   APP") && table.contains("  front  "), "{table}");
+    assert_eq!(g.run(&["list", "-q", "--filter=name=front"]).ok().text(), &pod[..8]);
+    assert_eq!(g.run(&["list", "--format={{.Name}}"]).ok().text(), "front");
+    let _ = g.run(&["stop", "front"]).ok();
+    assert_eq!(g.status("front")["phase"], "exited", "an exited pod keeps its name");
+    let _ = g.run(&["rm", "front"]).ok();
+    let _ = g.run(&["status", "front"]).exits(1).stderr_contains(&["there is no pod 'front'"]);
+}
+
+#[test]
+fn a_name_belongs_to_one_pod() {
+    let g = Gantry::new();
+    let first = g.detached(&["--pod-name=web"], &["sleep", "forever"]);
+    let taken = ["has the name 'web'", &first];
+    let _ = g.app(&["--pod-name=web"], &["true"]).exits(FAILED).stderr_contains(&taken);
+    let image = g.fixture();
+    let prepare = |name: &str| g.run(&["prepare", &format!("--pod-name={name}"), "--net=none", &image, "--", "true"]);
+    let _ = prepare("web").exits(FAILED).stderr_contains(&taken);
+    assert_eq!(g.list().len(), 1, "nothing is left of the refused pods");
+    let second = pod_id(&prepare("job").ok());
+    let _ = g.run(&["rename", "job", "web"]).exits(FAILED).stderr_contains(&taken);
+    let _ = g.run(&["rename", "web", "old"]).ok();
+    let _ = g.run(&["rename", &second, "web"]).ok();
+    assert_eq!((g.status("old")["id"].as_str(), g.status("web")["id"].as_str()), (Some(&*first), Some(&*second)));
+    for bad in ["-x", "_x", "a/b", "a b", "", &first] {
+        let _ = g.run(&["rename", "--", "web", bad]).exits(FAILED).stderr_contains(&["is not the name of a pod"]);
+        let _ = g.app(&[&format!("--pod-name={bad}")], &["true"]).exits(FAILED);
+    }
+    // A supervisor that was killed leaves an exited pod, which keeps its name; removing it frees the name.
+    let pid = rustix::process::Pid::from_raw(g.supervisor(&first).cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    g.wait_state("old", "exited");
+    let _ = prepare("old").exits(FAILED);
+    let _ = g.run(&["rm", "old"]).ok();
+    let _ = prepare("old").ok();
+}
+
+/// The exact name wins over the beginning of an id, and an id over the name of an app.
+#[test]
+fn a_name_wins_over_a_prefix() {
+    let g = Gantry::new();
+    let first = g.detached(&[], &["sleep", "forever"]);
+    let prefix = &first[..8];
+    let image = g.fixture();
+    let flag = format!("--pod-name={prefix}");
+    let second = pod_id(&g.run(&["prepare", &flag, "--net=none", &image, "--", "true"]).ok());
+    assert_eq!(g.status(prefix)["id"], *second);
+    assert_eq!(g.status(&first)["id"], *first);
+    assert_eq!(g.status(&first[..9])["id"], *first);
+    let _ = g.run(&["rm", prefix]).ok();
+    assert_eq!(g.status(prefix)["id"], *first);
+}
+
+/// Neither a start that fails nor a creator that is killed at any moment keeps a name for a pod that never runs.
+#[test]
+fn dead_pods_hold_no_names() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let _ = g.app(&["--pod-name=web"], &["true"]).ok();
+    let _ = g.run(&["rm", "web"]).ok();
+    let missing = ["run", "--pod-name=web", "--net=none", &image, "--exec=/bin/missing"];
+    let _ = g.run(&missing).exits(127);
+    let _ = g.run(&missing).exits(127);
+    for milliseconds in 0..24 {
+        let creator = g.spawn(&["prepare", "--pod-name=web", "--net=none", &image, "--", "true"]);
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        creator.signal(Signal::KILL);
+        let _killed = creator.wait();
+        let next = g.run(&["prepare", "--pod-name=web", "--net=none", &image, "--", "true"]);
+        let holder = g.status("web");
+        assert_eq!(holder["phase"], "prepared", "after {milliseconds} ms");
+        if next.code != 0 {
+            let _ = next.exits(FAILED).stderr_contains(&["has the name 'web'", holder["id"].as_str().unwrap()]);
+        }
+        let _ = g.run(&["rm", "web"]).ok();
+    }
+}
+
+#[test]
+fn wait_reports_running_and_exited_pods() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let prepared =
+        pod_id(&g.run(&["prepare", "--pod-name=late", "--net=none", &image, "--", "obey", "SIGTERM", "7"]).ok());
+    let _ = g.run(&["wait", "--time=50ms", "late"]).exits(FAILED).stderr_contains(&["was not over within"]);
+    let waiting = ["wait", "--condition=running", "--time=50ms", "late"];
+    let _ = g.run(&waiting).exits(FAILED).stderr_contains(&["was not running within"]);
+    let running = g.spawn(&["wait", "--condition=running", "late"]);
+    let _ = g.run(&["run-prepared", "--detach", &prepared]).ok();
+    assert_eq!(running.wait().ok().text(), "-1");
+    let exited = g.spawn(&["wait", "--condition=exited", "late"]);
+    g.wait_log("late", "obeying");
+    let _ = g.run(&["stop", "late"]).ok();
+    assert_eq!(exited.wait().ok().text(), "7");
+    assert_eq!(g.run(&["wait", "late"]).ok().text(), "7");
+    let _ = g.run(&["wait", "--condition=running", "late"]).exits(FAILED).stderr_contains(&["has exited"]);
+}
