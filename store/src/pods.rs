@@ -476,8 +476,8 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     }
 }
 
-/// Whether a pod in this phase keeps its name: removing a pod frees the name at its first step, and a pod that could not
-/// be started never holds one.
+/// Whether a pod in this phase keeps its name: removing a pod frees the name at its first step, and a pod that could
+/// not be started never holds one.
 fn has_name(phase: &Phase) -> bool {
     !matches!(phase, Phase::AbortedPrepare { .. } | Phase::Garbage { .. })
 }
