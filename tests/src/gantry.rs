@@ -470,7 +470,10 @@ impl Gantry {
         for pod in self.list() {
             let Some(id) = pod["id"].as_str() else { panic!("a pod without an id: {pod}") };
             self.pods.borrow_mut().insert(id.to_owned());
-            if pod["phase"] == "running" {
+            if pod["phase"] == "running" && pod["sandbox"] == true {
+                // It does not end with its apps.
+                self.run(&["stop", "--force", id]).succeeded();
+            } else if pod["phase"] == "running" {
                 self.run(&["kill", id]).succeeded();
                 self.run(&["status", "--wait", id]).succeeded();
             }

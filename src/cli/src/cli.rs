@@ -1,5 +1,5 @@
-//! The command line as clap describes it. The arguments of `run` and `prepare` are parsed by [`crate::grammar`]; clap
-//! has these two commands for the help, the completions and the manual page.
+//! The command line as clap describes it. The arguments of `run`, `prepare`, `app sandbox` and `app add` are parsed by
+//! [`crate::grammar`]; clap has these commands for the help, the completions and the manual page.
 
 use clap::{Args, Parser, Subcommand};
 
@@ -84,6 +84,8 @@ commands! {
     Attach(commands::attach::Attach),
     /// Stop running pods
     Stop(commands::stop::Stop),
+    /// Restart apps of running pods
+    Restart(commands::app::Restart),
     /// Send a signal to the apps of pods
     Kill(commands::stop::Kill),
     /// Give a pod a name
@@ -98,6 +100,9 @@ commands! {
     Port(commands::port::Port),
     /// Print a pod's manifest
     CatManifest(commands::inspect::CatManifest),
+    /// Manage the apps of running pods
+    #[command(subcommand, infer_subcommands = true)]
+    App(commands::app::App),
     /// Manage images
     #[command(subcommand, infer_subcommands = true)]
     Image(commands::image::Image),
@@ -131,7 +136,7 @@ commands! {
     Version(commands::version::Version),
 }
 
-/// The arguments of `run` and `prepare`, which clap does not parse.
+/// The arguments of `run`, `prepare`, `app sandbox` and `app add`, which clap does not parse.
 #[derive(Debug, Args)]
 pub(crate) struct RawArguments {
     /// See the help of the command
@@ -142,20 +147,24 @@ pub(crate) struct RawArguments {
 impl RunCommand for RawArguments {
     /// Not reached: [`crate::dispatch`] parses these commands itself.
     fn run(&self, _: &Context) -> Result<u8, Failure> {
-        Err(Failure::usage("write 'gantry run' or 'gantry prepare' in full"))
+        Err(Failure::usage("write the name of the command in full"))
     }
 }
 
-/// clap's description of the whole command line, without the flags of `run` and `prepare`.
+/// clap's description of the whole command line, without the flags of `run`, `prepare`, `app sandbox` and `app add`.
 pub(crate) fn command() -> clap::Command {
     use clap::CommandFactory as _;
     Cli::command()
 }
 
-/// [`command`] with the flags of `run` and `prepare`: for the help, the completions and the manual page.
+/// [`command`] with all flags: for the help, the completions and the manual page.
 pub(crate) fn full_command() -> clap::Command {
     use crate::grammar::{Verb, describe};
     [Verb::Run, Verb::Prepare]
         .into_iter()
         .fold(command(), |full, verb| full.mut_subcommand(verb.as_str(), |command| describe(command, verb)))
+        .mut_subcommand("app", |app| {
+            app.mut_subcommand("sandbox", |command| describe(command, Verb::Sandbox))
+                .mut_subcommand("add", |command| describe(command, Verb::AddApp))
+        })
 }

@@ -81,7 +81,6 @@ mod tests {
         for (word, want) in [
             ("st", "'st' is ambiguous: status, stop"),
             ("prune", "there is no command 'prune': 'gantry gc' removes"),
-            ("restart", "a pod runs once"),
             ("lsit", "did you mean 'list'?"),
             ("xyzzy", "'gantry help' lists all"),
             ("\u{1b}[2J", "there is no command '\\u{1b}[2J'"),

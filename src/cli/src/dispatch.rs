@@ -1,7 +1,8 @@
 //! Parses the command line, runs the command, and turns its result into an exit code.
 //!
-//! `run` and `prepare` have a parser of their own ([`crate::grammar`]). For them clap's description of the other
-//! commands is not built, which would take longer than everything else on the command line's side of a `run`.
+//! `run`, `prepare`, `app sandbox` and `app add` have a parser of their own ([`crate::grammar`]). For `run` and `prepare`,
+//! clap's description of the other commands is not built, which would take longer than everything else on the command
+//! line's side of a `run`.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -39,6 +40,10 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     let description = crate::cli::command();
     if let Err(failure) = complete(&description, &mut words, at) {
         return failed(&failure, CommandKind::Action, debug);
+    }
+    if let Some((verb, of_group)) = app_verb(&words, at) {
+        words.remove(of_group);
+        return run_or_prepare(verb, words, at);
     }
     match verb(&words[at]) {
         Some(verb) => run_or_prepare(verb, words, at),
@@ -116,6 +121,14 @@ fn verb(word: &str) -> Option<Verb> {
     [Verb::Run, Verb::Prepare].into_iter().find(|verb| verb.as_str() == word)
 }
 
+/// `app sandbox` or `app add`, with the index of the second word; both words are names in full.
+fn app_verb(words: &[String], at: usize) -> Option<(Verb, usize)> {
+    let of_group = at + 1 + first_argument(&words[at + 1..]).filter(|_| words[at] == "app")?;
+    let verb = [Verb::Sandbox, Verb::AddApp].into_iter().find(|verb| verb.last_word() == words[of_group])?;
+    Some((verb, of_group))
+}
+
+/// Runs one of the commands with a parser of their own; its name is at this index.
 fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     words.remove(at);
     let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
@@ -140,6 +153,8 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
             match verb {
                 Verb::Run => commands::run::run(*request),
                 Verb::Prepare => commands::run::prepare(*request),
+                Verb::Sandbox => commands::run::sandbox(*request),
+                Verb::AddApp => commands::run::add_app(*request),
             }
         }),
         Err(error) => Err(error.into()),
@@ -147,11 +162,13 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     outcome.unwrap_or_else(|failure| failed(&failure, CommandKind::Action, debug))
 }
 
-/// The help text of `run` or `prepare`.
+/// The help text of a command with a parser of its own.
 fn help(verb: Verb) -> String {
     let mut description = crate::cli::full_command();
     description.build();
-    description.find_subcommand_mut(verb.as_str()).map(|command| command.render_help().to_string()).unwrap_or_default()
+    let mut words = verb.as_str().split(' ');
+    let command = words.try_fold(&mut description, |group, word| group.find_subcommand_mut(word));
+    command.map(|command| command.render_help().to_string()).unwrap_or_default()
 }
 
 fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debug: bool) -> u8 {

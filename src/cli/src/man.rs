@@ -29,6 +29,10 @@ fn sections() -> String {
         }
         section(&mut text, command.get_name(), command.get_arguments());
         for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
+            // Their flags are those of run.
+            if command.get_name() == "app" && matches!(sub.get_name(), "sandbox" | "add") {
+                continue;
+            }
             section(&mut text, &format!("{} {}", command.get_name(), sub.get_name()), sub.get_arguments());
         }
     }

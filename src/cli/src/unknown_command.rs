@@ -2,7 +2,6 @@
 
 /// Hints by word and by the command that the word follows ("" for the first word).
 const WORDS: &[(&str, &str, &str)] = &[
-    ("", "restart", "a pod runs once: 'gantry stop POD', then 'gantry run' again"),
     (
         "",
         "start",
@@ -73,7 +72,6 @@ const WORDS: &[(&str, &str, &str)] = &[
     ("", "remove", "'gantry rm POD' removes a pod"),
     ("", "show", "'gantry status POD' shows a pod's state, 'gantry inspect POD' everything"),
     ("", "trust", "images are verified by their digest; there are no keys"),
-    ("", "app", "apps are part of a pod from its start: they cannot be added to it"),
     ("", "api-service", "it is a program of its own: gantryd"),
     ("", "daemon", "it is a program of its own: gantryd"),
     ("", "config", "see /etc/gantry/config.toml, and 'man gantry'"),

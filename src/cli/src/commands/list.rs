@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use gantry_engine::{Engine, PodRow, PodView};
+use gantry_engine::{AppRow, Engine, PodRow, PodView};
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, AppState, Digest, ImageId, Timestamp};
 
@@ -222,7 +222,8 @@ fn short_image(name: &str, image: &ImageId, names: &ImageNames) -> String {
     name.strip_prefix("library/").unwrap_or(name).to_owned()
 }
 
-/// One line per app; the pod's own columns are filled on its first line only, as in rkt.
+/// One line per app, and one for a sandbox without apps; the pod's own columns are filled on its first line only, as in
+/// rkt.
 fn table<'a>(
     rows: impl Iterator<Item = &'a PodRow>,
     full: bool,
@@ -250,13 +251,15 @@ fn table<'a>(
             pod_cells.push(labels(row));
         }
         let (mut id, mut name) = (shown_id(row, full), pod_name(row));
-        for (number, app) in row.apps.iter().enumerate() {
-            let mut cells = vec![std::mem::take(&mut id), std::mem::take(&mut name), app.name.to_string()];
+        for number in 0..row.apps.len().max(1) {
+            let app = row.apps.get(number);
+            let cell = |text: &dyn Fn(&AppRow) -> String| app.map(text).unwrap_or_default();
+            let mut cells = vec![std::mem::take(&mut id), std::mem::take(&mut name), cell(&|app| app.name.to_string())];
             if full {
-                cells.push(app.image_name.clone());
-                cells.push(format!("{}:{}", app.image.algorithm().as_str(), app.image.short()));
+                cells.push(cell(&|app| app.image_name.clone()));
+                cells.push(cell(&|app| format!("{}:{}", app.image.algorithm().as_str(), app.image.short())));
             } else {
-                cells.push(short_image(&app.image_name, &app.image, names));
+                cells.push(cell(&|app| short_image(&app.image_name, &app.image, names)));
             }
             cells.push(shown_state(row, number));
             cells.append(&mut pod_cells);
@@ -266,11 +269,12 @@ fn table<'a>(
     Ok(table.cutting(&[1, 2, 3, 6, 7]))
 }
 
-/// The pod's state on its first line. With several apps, each line also has the state of its app: on the first line
-/// after a slash, if it differs.
+/// The pod's state on its first line. In a sandbox and with several apps, each line also has the state of its app: on
+/// the first line after a slash, if it differs.
 fn shown_state(row: &PodRow, number: usize) -> String {
     let state = pod_state(row);
-    let own = row.apps.get(number).filter(|_| row.apps.len() > 1).and_then(|app| app_state(app.state));
+    let shows_apps = row.sandbox || row.apps.len() > 1;
+    let own = row.apps.get(number).filter(|_| shows_apps).and_then(|app| app_state(app.state));
     match (number, own) {
         (0, Some(own)) if own != state => {
             // Not 'exited (139)/exited (0)' but 'exited (139)/(0)'.
@@ -339,9 +343,8 @@ impl<'a> PodFields<'a> {
     fn from_row(row: &'a PodRow, now: Timestamp) -> Result<Self, Failure> {
         let run = pod::pod_run(&row.phase);
         let absolute = |at: Timestamp| at.rfc3339().to_string();
-        let each =
-            |of: &dyn Fn(&gantry_engine::AppRow) -> String| row.apps.iter().map(of).collect::<Vec<_>>().join(",");
-        let status = |app: &gantry_engine::AppRow| {
+        let each = |of: &dyn Fn(&AppRow) -> String| row.apps.iter().map(of).collect::<Vec<_>>().join(",");
+        let status = |app: &AppRow| {
             let state = app_state(app.state).unwrap_or_else(|| row.phase.name().to_owned());
             format!("{}: {state}", app.name)
         };

@@ -1,5 +1,6 @@
 //! One file per command or group of commands: its arguments, one or two engine calls, the output.
 
+pub(crate) mod app;
 pub(crate) mod attach;
 pub(crate) mod completion;
 pub(crate) mod doctor;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, Show};
 use gantry_model::spec::VolumeKind;
-use gantry_model::{AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
+use gantry_model::{AddedAppSpec, AppSpec, ErrorKind, Kind as _, NetMode, PodId, PodSpec};
 
 use super::fetch::policy;
 use crate::commands::RunCommand;
@@ -68,6 +68,34 @@ pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
     save_id(options.uuid_file.as_deref(), pod.id())?;
     print_id(pod.prepare()?)
+}
+
+/// Starts a pod without apps and prints its id.
+pub(crate) fn sandbox(request: Request) -> Result<u8, Failure> {
+    let ResolvedRequest { context, mut spec, options } = resolve_request(request, "app sandbox")?;
+    spec.sandbox = true;
+    let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
+    let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?.to_be_started();
+    let engine = context.open_for_fetch("app sandbox", |config| set_platform(config, &options))?;
+    let pod = engine.create(request)?;
+    save_id(options.uuid_file.as_deref(), pod.id())?;
+    let running = pod.start(RunOptions { show: Show::No, remove: options.remove })?;
+    print_id(running.id)
+}
+
+/// Adds an app to a running pod and prints its name.
+pub(crate) fn add_app(request: Request) -> Result<u8, Failure> {
+    let target = request.target.clone().unwrap_or_default();
+    let ResolvedRequest { context, mut spec, options } = resolve_request(request, "app add")?;
+    let Some(app) = spec.apps.pop() else { return Err(Failure::usage("app add: the image is missing")) };
+    let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
+    let engine = context.open_for_fetch("app add", |config| set_platform(config, &options))?;
+    let id = crate::pods::find(&engine, &target)?;
+    let name = app.name.clone();
+    let added = AddedAppSpec { app, volumes: spec.volumes };
+    engine.add_app(id, added, policy(options.pull.unwrap_or_default()), &progress)?;
+    json::to_stdout(|out| writeln!(out, "{name}"))?;
+    Ok(exit::OK)
 }
 
 /// A failure to create a pod, with the hint of the command line where the image is the cause.
@@ -149,7 +177,7 @@ struct ResolvedRequest {
 }
 
 fn resolve_request(request: Request, command: &'static str) -> Result<ResolvedRequest, Failure> {
-    let Request { globals, mut spec, options } = request;
+    let Request { globals, target: _, mut spec, options } = request;
     match &options.pod_manifest {
         Some(path) => spec = read_manifest(path)?,
         None => environment::apply(&mut spec, &options)?,

@@ -6,7 +6,7 @@ use gantry_model::spec::{AppOptions, Capabilities, MountSpec, Seccomp, VolumeKin
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec, VolumeName};
 
 use super::network::NetDraft;
-use super::{Caller, PodOptions, Request, UsageError};
+use super::{Caller, PodOptions, Request, UsageError, Verb};
 use crate::globals::Globals;
 
 /// The command line so far.
@@ -23,6 +23,9 @@ pub(super) struct Draft<'a> {
     /// The given flags that cannot be combined with a pod manifest.
     pub(super) not_with_manifest: Vec<String>,
     pub(super) caller: &'a Caller<'a>,
+    verb: Verb,
+    /// The running pod to which the app is added.
+    pub(super) target: Option<String>,
 }
 
 /// The flags of an app, or of all apps.
@@ -97,7 +100,7 @@ impl CapsDraft {
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(caller: &'a Caller<'a>) -> Self {
+    pub(super) fn new(verb: Verb, caller: &'a Caller<'a>) -> Self {
         Self {
             globals: Globals::default(),
             options: PodOptions::default(),
@@ -108,6 +111,8 @@ impl<'a> Draft<'a> {
             apps: Vec::new(),
             not_with_manifest: Vec::new(),
             caller,
+            verb,
+            target: None,
         }
     }
 
@@ -135,8 +140,15 @@ impl<'a> Draft<'a> {
         if self.options.pod_manifest.is_some() {
             return self.finish_with_manifest();
         }
+        if self.verb == Verb::AddApp && self.target.is_none() {
+            return Err(UsageError::Incomplete("the pod and the image are missing"));
+        }
+        if self.verb == Verb::AddApp && self.apps.is_empty() {
+            return Err(UsageError::Incomplete("the image is missing"));
+        }
         let (insecure, stdin, terminal) = (self.globals.insecure(), self.options.stdin, self.options.terminal);
-        let mut volumes = Volumes::new(self.volumes);
+        let prefix = self.generated_names()?;
+        let mut volumes = Volumes::new(self.volumes, prefix);
         let mut apps = Vec::with_capacity(self.apps.len());
         let common_mounts = volumes.add_mounts(&self.common.binds);
         let common_caps = self.common.caps.clone().resolve()?;
@@ -153,8 +165,27 @@ impl<'a> Draft<'a> {
         }
         let mut spec = PodSpec { apps, volumes: volumes.list, ..self.pod };
         self.network.onto(&mut spec);
-        spec.validate()?;
-        Ok(Request { globals: self.globals, spec, options: self.options })
+        spec.sandbox = self.verb == Verb::Sandbox;
+        // An added app may mount volumes of its pod: the engine validates it.
+        if self.verb != Verb::AddApp {
+            spec.validate()?;
+        }
+        Ok(Request { globals: self.globals, target: self.target, spec, options: self.options })
+    }
+
+    /// What the generated names of volumes begin with. Those of an added app must differ from those of its pod.
+    fn generated_names(&self) -> Result<String, UsageError> {
+        match self.apps.first() {
+            Some(app) if self.verb == Verb::AddApp => {
+                let name = match app.name.as_ref().or(self.common.name.as_ref()) {
+                    Some(name) => name.clone(),
+                    None => default_name(&app.image)?,
+                };
+                // An AppName has 63 characters at most.
+                Ok(format!("{}-", name.as_str().chars().take(40).collect::<String>()))
+            }
+            _ => Ok(String::new()),
+        }
     }
 
     fn finish_with_manifest(self) -> Result<Request, UsageError> {
@@ -166,7 +197,10 @@ impl<'a> Draft<'a> {
             Some(beside) => Err(UsageError::Conflict(format!(
                 "{beside} cannot be combined with --pod-manifest: the manifest describes the whole pod"
             ))),
-            None => Ok(Request { globals: self.globals, spec: PodSpec::default(), options: self.options }),
+            None => {
+                let spec = PodSpec { sandbox: self.verb == Verb::Sandbox, ..PodSpec::default() };
+                Ok(Request { globals: self.globals, target: None, spec, options: self.options })
+            }
         }
     }
 }
@@ -251,11 +285,13 @@ fn default_name(image: &str) -> Result<AppName, UsageError> {
 struct Volumes {
     list: Vec<VolumeSpec>,
     binds: usize,
+    /// The beginning of generated names.
+    prefix: String,
 }
 
 impl Volumes {
-    fn new(list: Vec<VolumeSpec>) -> Self {
-        Self { list, binds: 0 }
+    fn new(list: Vec<VolumeSpec>, prefix: String) -> Self {
+        Self { list, binds: 0, prefix }
     }
 
     fn add_mounts(&mut self, binds: &[Bind]) -> Vec<MountSpec> {
@@ -284,13 +320,13 @@ impl Volumes {
     fn free_name(&mut self, source: &BindSource) -> AppName {
         let base = if matches!(source, BindSource::Host(_)) { "bind" } else { "volume" };
         let mut own = match source {
-            BindSource::Named(volume) => AppName::sanitized(volume.as_str()),
+            BindSource::Named(volume) => AppName::sanitized(&format!("{}{volume}", self.prefix)),
             BindSource::Host(_) | BindSource::Anonymous => None,
         };
         loop {
             let name = own.take().or_else(|| {
                 self.binds += 1;
-                AppName::sanitized(&format!("{base}-{}", self.binds))
+                AppName::sanitized(&format!("{}{base}-{}", self.prefix, self.binds))
             });
             if let Some(free) = name.filter(|name| self.list.iter().all(|volume| volume.name != *name)) {
                 return free;

@@ -1,9 +1,9 @@
 //! The flags of `run` and `prepare`: names, values, effects, and their clap description.
 
-use super::Pull;
 use super::draft::{Bind, Draft};
 use super::network;
 use super::values::{self, ValueError};
+use super::{Pull, Verb};
 
 /// Whether a flag takes a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,34 @@ pub(crate) struct Flag {
 }
 
 impl Flag {
+    /// Whether it is a flag of this command.
+    pub(super) fn applies_to(&self, verb: Verb) -> bool {
+        /// The flags of the pod that an added app has, too.
+        const OF_ADDED_APP: [&str; 9] = [
+            "volume",
+            "platform",
+            "pull-policy",
+            "store-only",
+            "no-store",
+            "inherit-env",
+            "set-env",
+            "set-env-file",
+            "quiet",
+        ];
+        /// The flags of pods with an interactive app.
+        const INTERACTIVE: [&str; 3] = ["keep-stdin", "tty", "interactive"];
+        match verb {
+            Verb::Run => true,
+            Verb::Prepare => !self.run_only,
+            Verb::Sandbox => {
+                self.scope == Scope::Pod
+                    && (!self.run_only || self.long() == "rm")
+                    && !INTERACTIVE.contains(&self.long())
+            }
+            Verb::AddApp => self.scope == Scope::App || OF_ADDED_APP.contains(&self.long()),
+        }
+    }
+
     pub(super) fn has_long(&self, name: &str) -> bool {
         self.names.contains(&name)
     }
@@ -475,16 +503,34 @@ impl Flag {
     }
 }
 
-/// Adds the flags and the texts of `run` or `prepare` to its description, from which the help, the completions and the
+/// Adds the flags and the texts of a command with a parser of its own to its description, from which the help, the completions and the
 /// manual page are made. clap does not parse these commands: see [`super`].
-pub(crate) fn describe(command: clap::Command, verb: super::Verb) -> clap::Command {
-    let flags = FLAGS.iter().filter(|flag| verb == super::Verb::Run || !flag.run_only);
+pub(crate) fn describe(command: clap::Command, verb: Verb) -> clap::Command {
+    let flags = FLAGS.iter().filter(|flag| flag.applies_to(verb));
     let name = verb.as_str();
+    let (usage, notes) = match verb {
+        Verb::Run | Verb::Prepare => (
+            format!(
+                "gantry {name} [flags] IMAGE [COMMAND ARG…]\n       \
+                 gantry {name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]"
+            ),
+            RUN_NOTES,
+        ),
+        Verb::Sandbox => (
+            format!("gantry {name} [flags]"),
+            "The pod runs until 'gantry stop' stops it, also while it has no apps and when one of its apps fails.",
+        ),
+        Verb::AddApp => (
+            format!(
+                "gantry {name} [flags] POD IMAGE [COMMAND ARG…]\n       gantry {name} [flags] POD IMAGE [flags] -- ARG…"
+            ),
+            "The app is created and not started: 'gantry app start POD/NAME' starts it. It may mount volumes that the pod \
+             was created with, and brings along those of its own flags.\n\n\
+             Exit codes: 126, 127: the command cannot be executed, or was not found in the image; 125: gantry failed.",
+        ),
+    };
     command
-        .override_usage(format!(
-            "gantry {name} [flags] IMAGE [COMMAND ARG…]\n       \
-             gantry {name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]"
-        ))
+        .override_usage(usage)
         .args(flags.map(Flag::to_arg))
         .disable_help_flag(true)
         .arg(
@@ -496,12 +542,12 @@ pub(crate) fn describe(command: clap::Command, verb: super::Verb) -> clap::Comma
                 .help_heading(crate::globals::HEADING),
         )
         .next_line_help(true)
-        .after_help(
-            "Flags of an app apply to the image before them; flags before the first image apply to every app. '--' begins \
+        .after_help(notes)
+}
+
+const RUN_NOTES: &str = "Flags of an app apply to the image before them; flags before the first image apply to every app. '--' begins \
              the arguments of an app, '---' ends them so that another image can follow.\n\n\
              Without '--', a word after the first image is the command of its app, unless the store has an image of this \
              name, or the word has a registry, tag or digest.\n\n\
              Exit codes: that of the first app that failed, else 0; 125: gantry failed; 126, 127: the command could not be \
-             executed, or was not found; 128+n: the app was killed by signal n.",
-        )
-}
+             executed, or was not found; 128+n: the app was killed by signal n.";

@@ -1,8 +1,11 @@
-//! Parses the arguments of `run` and `prepare`: rkt's grammar, and docker's form of it.
+//! Parses the arguments of `run` and `prepare`, and of `app sandbox` and `app add`, which take some of their flags:
+//! rkt's grammar, and docker's form of it.
 //!
 //! ```text
 //! gantry run [pod flags] [app flags for all apps] IMAGE [app flags] [-- arg… [---]] IMAGE …
 //! gantry run [flags] IMAGE [flags] COMMAND arg…
+//! gantry app sandbox [pod flags]
+//! gantry app add [flags] POD IMAGE [app flags] [--] [COMMAND] arg…
 //! ```
 //!
 //! The second form is docker's; [`second_word`] decides which one a command line has.
@@ -60,6 +63,10 @@ pub(crate) enum Verb {
     Run,
     /// `prepare`: prepares a pod without starting it.
     Prepare,
+    /// `app sandbox`: starts a pod without apps.
+    Sandbox,
+    /// `app add`: adds an app to a running pod.
+    AddApp,
 }
 
 impl Verb {
@@ -68,7 +75,14 @@ impl Verb {
         match self {
             Self::Run => "run",
             Self::Prepare => "prepare",
+            Self::Sandbox => "app sandbox",
+            Self::AddApp => "app add",
         }
+    }
+
+    /// The last word of the name.
+    pub(crate) fn last_word(self) -> &'static str {
+        self.as_str().rsplit(' ').next().unwrap_or_default()
     }
 }
 
@@ -86,6 +100,8 @@ pub(crate) enum Parsed {
 pub(crate) struct Request {
     /// The global flags.
     pub(crate) globals: Globals,
+    /// The running pod to which an app is added.
+    pub(crate) target: Option<String>,
     /// The pod; empty if `options.pod_manifest` is given. Environment variables from files and from the caller are not
     /// added yet.
     pub(crate) spec: PodSpec,
@@ -207,6 +223,9 @@ pub(crate) enum UsageError {
     /// An empty entrypoint without a command.
     #[error("app '{0}': an empty --entrypoint needs a command: gantry run --entrypoint '' IMAGE -- PROGRAM ARG…")]
     NoCommand(String),
+    /// An app to be added, without a pod or an image.
+    #[error("{0}: gantry app add POD IMAGE [flags] [-- ARG…]")]
+    Incomplete(&'static str),
     /// The image has no name from which an app name could be derived.
     #[error("cannot derive an app name from image '{}': use --name", gantry_model::id::shown(.0))]
     NoName(String),

@@ -25,8 +25,15 @@ pub(crate) fn parse(verb: Verb, words: &[String], caller: &Caller<'_>) -> Result
 }
 
 pub(super) fn read(verb: Verb, words: &[String], caller: &Caller<'_>, reading: Reading) -> Result<Parsed, UsageError> {
-    let mut parser =
-        Parser { verb, words, next: 0, reading, draft: Draft::new(caller), globals: Vec::new(), image_hint: None };
+    let mut parser = Parser {
+        verb,
+        words,
+        next: 0,
+        reading,
+        draft: Draft::new(verb, caller),
+        globals: Vec::new(),
+        image_hint: None,
+    };
     match parser.read() {
         Err(error) => Err(match parser.image_hint {
             Some(hint) => UsageError::SecondImage { error: Box::new(error), hint },
@@ -99,6 +106,32 @@ impl<'a> Parser<'a> {
 
     fn image_or_command(&mut self, word: &'a str) -> Result<(), UsageError> {
         let at = self.next - 1;
+        match self.verb {
+            Verb::Run | Verb::Prepare => {}
+            Verb::Sandbox => {
+                return Err(UsageError::Conflict(format!(
+                    "a sandbox is started without apps: add '{}' with 'gantry app add POD IMAGE'",
+                    gantry_model::id::shown(word)
+                )));
+            }
+            Verb::AddApp if self.draft.target.is_none() => {
+                self.draft.target = Some(word.to_owned());
+                return Ok(());
+            }
+            Verb::AddApp => {
+                if let Some(app) = self.draft.apps.last_mut() {
+                    if app.args.is_some() {
+                        return Err(UsageError::Separator(
+                            "---",
+                            "is followed by another image; one app is added at a time",
+                        ));
+                    }
+                    app.args = Some(self.words[at..].to_vec());
+                    self.next = self.words.len();
+                    return Ok(());
+                }
+            }
+        }
         let may_be_command =
             self.reading == Reading::Free && matches!(&self.draft.apps[..], [only] if only.args.is_none());
         if may_be_command && self.is_command(word, at)? {
@@ -212,7 +245,8 @@ impl<'a> Parser<'a> {
 
     fn unknown_flag(&self, flag: String) -> UsageError {
         let globals = globals::names();
-        let mut known: Vec<&str> = FLAGS.iter().flat_map(Flag::longs).collect();
+        let mut known: Vec<&str> =
+            FLAGS.iter().filter(|flag| flag.applies_to(self.verb)).flat_map(Flag::longs).collect();
         known.extend(globals.iter().map(String::as_str));
         let hint = suggest::nearest(flag.trim_start_matches('-'), known)
             .filter(|_| flag.starts_with("--"))
@@ -224,6 +258,9 @@ impl<'a> Parser<'a> {
     fn set_flag(&mut self, flag: &'static Flag, shown: String, value: Option<&'a str>) -> Result<(), UsageError> {
         if flag.run_only && self.verb == Verb::Prepare {
             return Err(UsageError::Conflict(format!("{shown} is a flag of 'gantry run' only")));
+        }
+        if !flag.applies_to(self.verb) {
+            return Err(UsageError::Conflict(format!("{shown} is not a flag of 'gantry {}'", self.verb.as_str())));
         }
         let value = match (flag.arity, value) {
             (_, Some(value)) => value,

@@ -75,7 +75,7 @@ enum NetworksJson<'a> {
 
 /// An app as JSON.
 #[derive(Serialize)]
-struct AppJson<'a> {
+pub(crate) struct AppJson<'a> {
     name: &'a str,
     state: &'static str,
     image: &'a str,
@@ -127,7 +127,7 @@ impl<'a> PodJson<'a> {
 }
 
 impl<'a> AppJson<'a> {
-    fn from_row(row: &'a AppRow) -> Self {
+    pub(crate) fn from_row(row: &'a AppRow) -> Self {
         let app = Self {
             name: row.name.as_str(),
             state: row.state.name(),

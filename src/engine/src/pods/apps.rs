@@ -39,7 +39,7 @@ use crate::images::view::recorded_name;
 use crate::pods::added::{AddedApp, AddedApps, AppsLock};
 use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
-use crate::pods::exec::select_app;
+use crate::pods::exec::{ExecError, select_app};
 use crate::pods::plan;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
 
@@ -132,6 +132,14 @@ impl Engine {
         self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause)
     }
 
+    /// The app of this name; without a name, the pod's only app.
+    ///
+    /// # Errors
+    /// [`ExecError`]: the pod has no such app, or several apps.
+    pub fn select_app(&self, id: PodId, app: Option<&AppName>) -> Result<AppName, ExecError> {
+        select_app(&self.reconcile_pod(id)?, app)
+    }
+
     /// Starts an app that was created or has exited. Does nothing if it runs.
     ///
     /// # Errors
@@ -146,8 +154,8 @@ impl Engine {
         self.ask_to_start(id, &Request::StartApp { app: app.to_string(), attempt }, REQUEST_TIMEOUT)
     }
 
-    /// Stops an app: its stop signal, and SIGKILL after the grace period. Returns when it has exited.
-    /// does not run.
+    /// Stops an app: its stop signal, and SIGKILL after the grace period. Returns when it has exited. Does nothing if
+    /// it does not run.
     ///
     /// # Errors
     /// [`EngineError`]

@@ -167,8 +167,10 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
     match (name, words.len()) {
         ("run" | "prepare" | "fetch", _) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("exec", 1..) => Candidates::files(),
-        ("stop" | "kill", _) | ("exec" | "attach" | "port", 0) => pods(names, is(&["running"])),
-        ("rename", 0) => pods(names, |_| true),
+        ("restart" | "app start" | "app stop" | "app rm" | "app status", _) => apps(names),
+        ("app add", 1) => Candidates { files: true, ..Candidates::from_words(names.images()) },
+        ("app list" | "rename", 0) => pods(names, |_| true),
+        ("app add", 0) | ("stop" | "kill", _) | ("exec" | "attach" | "port", 0) => pods(names, is(&["running"])),
         ("run-prepared", 0) => pods(names, is(&["prepared"])),
         ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(names, |_| true),
         ("completion", 0) => Candidates::from_words(["bash", "zsh", "fish"]),
@@ -201,6 +203,17 @@ fn pods(names: &dyn HostNames, fits: impl Fn(&Pod) -> bool) -> Candidates {
         candidates.push(Candidate { value: id, about });
     }
     Candidates { candidates, files: false }
+}
+
+/// The apps of running pods as `POD/APP`.
+fn apps(names: &dyn HostNames) -> Candidates {
+    let running = names.pods().into_iter().filter(|pod| pod.phase == "running");
+    let candidates = running.flat_map(|pod| {
+        let id = pod.id.get(..8).unwrap_or(&pod.id).to_owned();
+        let about = format!("app of {id}, {}", pod.image);
+        pod.apps.into_iter().map(move |app| Candidate { value: format!("{id}/{app}"), about: about.clone() })
+    });
+    Candidates { candidates: candidates.collect(), files: false }
 }
 
 fn commands(parent: &clap::Command) -> Candidates {

@@ -179,3 +179,55 @@ proptest! {
         prop_assert_eq!(super::super::parse(Verb::Run, &all, &caller).map_err(|error| error.to_string()), rkt);
     }
 }
+
+fn app_add(line: &str) -> Result<Request, UsageError> {
+    match parse(Verb::AddApp, &words(line))? {
+        Parsed::Pod(request) => Ok(*request),
+        Parsed::Help => panic!("help was not asked for: {line}"),
+    }
+}
+
+#[test]
+fn an_added_app_follows_its_pod() {
+    for (line, args) in [
+        ("12 img", &[][..]),
+        ("--name=it 12 img -e A=b", &[]),
+        ("12 -q img -- sh -c x", &["sh", "-c", "x"]),
+        ("12 img --memory=1Mi sh -c --name", &["sh", "-c", "--name"]),
+        ("12 img --", &[]),
+    ] {
+        let request = app_add(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let [app] = &request.spec.apps[..] else { panic!("{line}: {:?}", request.spec.apps) };
+        assert_eq!((request.target.as_deref(), app.image.as_str()), (Some("12"), "img"), "{line}");
+        assert_eq!(app.args, args, "{line}");
+    }
+    let request = app_add("12 img -v /h:/a -v data:/b --mount volume=of-pod,target=/c").unwrap();
+    let volumes: Vec<&str> = request.spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(volumes, ["img-bind-1", "img-data"], "names of other apps' volumes differ");
+    for (line, want) in [
+        ("", "the pod and the image are missing"),
+        ("12", "the image is missing"),
+        ("12 img --net=host", "--net is not a flag of 'gantry app add'"),
+        ("12 img -d", "-d is not a flag of 'gantry app add'"),
+        ("12 img -it", "-i is not a flag of 'gantry app add'"),
+        ("12 img -- x --- other", "one app is added at a time"),
+        ("12 -- x", "there is no image before it"),
+    ] {
+        let error = app_add(line).unwrap_err().to_string();
+        assert!(error.contains(want), "{line}: {error}");
+    }
+}
+
+#[test]
+fn a_sandbox_takes_flags_of_the_pod() {
+    let sandbox = |line: &str| match parse(Verb::Sandbox, &words(line)) {
+        Ok(Parsed::Pod(request)) => Ok(*request),
+        other => Err(format!("{other:?}")),
+    };
+    let request = sandbox("--net=none --hostname h --volume v,kind=empty --rm").unwrap();
+    assert!(request.spec.sandbox && request.spec.apps.is_empty() && request.options.remove);
+    assert_eq!((request.spec.volumes.len(), request.spec.hostname.as_deref()), (1, Some("h")));
+    for line in ["img", "--memory=1Mi", "-t", "--detach"] {
+        assert!(sandbox(line).is_err(), "{line}");
+    }
+}

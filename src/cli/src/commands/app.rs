@@ -1,0 +1,329 @@
+//! `gantry app`: sandboxes, and the apps of running pods. `gantry restart`.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use gantry_engine::{AppRow, Engine, PodRow};
+use gantry_model::{AppName, AppState, PodId, Timestamp};
+
+use super::stop::parse_duration;
+use crate::cli::RawArguments;
+use crate::commands::RunCommand;
+use crate::context::{self, Context};
+use crate::exit::{self, CommandKind};
+use crate::failure::Failure;
+use crate::pods;
+use crate::render::pod::AppJson;
+use crate::render::table::Table;
+use crate::render::{Output, OutputFormat, escape, json, time};
+
+/// The subcommands of `app`.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum App {
+    /// Start a pod without apps, which runs until it is stopped, and print its id
+    Sandbox(RawArguments),
+    /// Add an app to a running pod without starting it, and print its name
+    Add(RawArguments),
+    /// Start apps that were added to a pod or have exited
+    Start(Start),
+    /// Stop running apps
+    Stop(Stop),
+    /// Remove apps from running pods, with their files and logs
+    #[command(visible_alias = "remove")]
+    Rm(Rm),
+    /// Show the state of apps
+    Status(Status),
+    /// List the apps of a pod
+    #[command(visible_alias = "ls")]
+    List(List),
+}
+
+impl RunCommand for App {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        match self {
+            Self::Sandbox(words) | Self::Add(words) => words.run(context),
+            Self::Start(args) => {
+                let engine = context.open("app start")?;
+                args.apps.for_each(context, &engine, |id, app| engine.start_app(id, app).map_err(Failure::from))
+            }
+            Self::Stop(args) => {
+                let engine = context.open("app stop")?;
+                let grace = args.grace.of(&engine);
+                args.apps.for_each(context, &engine, |id, app| engine.stop_app(id, app, grace).map_err(Failure::from))
+            }
+            Self::Rm(args) => {
+                let engine = context.open("app rm")?;
+                let force = args.force;
+                args.apps.for_each(context, &engine, |id, app| engine.remove_app(id, app, force).map_err(Failure::from))
+            }
+            Self::Status(args) => args.run(context),
+            Self::List(args) => args.run(context),
+        }
+    }
+}
+
+/// The apps of a command.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AppSet {
+    /// Apps as POD/APP; POD alone means the app of --app, or the pod's only app
+    #[arg(value_name = "POD[/APP]", required = true)]
+    apps: Vec<String>,
+    /// The app, for pods without /APP
+    #[arg(long, value_name = "NAME")]
+    app: Option<AppName>,
+}
+
+impl AppSet {
+    /// Acts on each app and prints it. Failures are printed, and the other apps still follow.
+    fn for_each(
+        &self,
+        context: &Context,
+        engine: &Engine,
+        mut act: impl FnMut(PodId, &AppName) -> Result<(), Failure>,
+    ) -> Result<u8, Failure> {
+        Ok(context::for_each(&self.apps, context.globals.debug, CommandKind::Query, &mut |text| {
+            let (id, app) = find_app(engine, text, self.app.as_ref())?;
+            act(id, &app)?;
+            json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
+            Ok(exit::OK)
+        }))
+    }
+}
+
+/// The pod and the app that a word names, if it names one.
+fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
+    match text.split_once('/') {
+        Some((pod, app)) => Ok((pod, Some(app.parse()?))),
+        None => Ok((text, None)),
+    }
+}
+
+/// Finds an app by `POD/APP`, or by a pod and `--app`; without both, the pod's only app.
+fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Result<(PodId, AppName), Failure> {
+    let (pod, named) = split(text)?;
+    if named.is_some() && app.is_some() && named.as_ref() != app {
+        return Err(Failure::usage("name the app after the pod or with --app, not by both"));
+    }
+    let id = pods::find(engine, pod)?;
+    let app = engine.select_app(id, named.as_ref().or(app))?;
+    Ok((id, app))
+}
+
+/// Arguments of `app start`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Start {
+    #[command(flatten)]
+    apps: AppSet,
+}
+
+/// The time between the stop signal and SIGKILL.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Grace {
+    /// Send SIGKILL at once
+    #[arg(long, short)]
+    force: bool,
+    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds
+    #[arg(long, short, value_parser = parse_duration, value_name = "DURATION", conflicts_with = "force")]
+    time: Option<Duration>,
+}
+
+impl Grace {
+    fn of(&self, engine: &Engine) -> Duration {
+        if self.force { Duration::ZERO } else { self.time.unwrap_or(engine.options().stop_grace) }
+    }
+}
+
+/// Arguments of `app stop`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Stop {
+    #[command(flatten)]
+    apps: AppSet,
+    #[command(flatten)]
+    grace: Grace,
+}
+
+/// Arguments of `app rm`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Rm {
+    #[command(flatten)]
+    apps: AppSet,
+    /// Stop running apps first
+    #[arg(long, short)]
+    force: bool,
+}
+
+/// Arguments of `restart`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Restart {
+    /// Apps as POD/APP; POD alone means the app of --app, or every app of the pod
+    #[arg(value_name = "POD[/APP]", required = true)]
+    apps: Vec<String>,
+    /// The app, for pods without /APP
+    #[arg(long, value_name = "NAME")]
+    app: Option<AppName>,
+    #[command(flatten)]
+    grace: Grace,
+}
+
+/// Stops running apps of running pods and starts them again; apps that have exited are started.
+impl RunCommand for Restart {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("restart")?;
+        let grace = self.grace.of(&engine);
+        Ok(context::for_each(&self.apps, context.globals.debug, CommandKind::Query, &mut |text| {
+            let (pod, named) = split(text)?;
+            let (id, apps) = match (&named, &self.app) {
+                (None, None) => {
+                    let row = engine.status(pods::find(&engine, pod)?)?.row;
+                    (row.id, row.apps.into_iter().map(|app| app.name).collect())
+                }
+                _ => {
+                    let (id, app) = find_app(&engine, text, self.app.as_ref())?;
+                    (id, vec![app])
+                }
+            };
+            for app in apps {
+                engine.restart_app(id, &app, grace)?;
+                json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
+            }
+            Ok(exit::OK)
+        }))
+    }
+}
+
+/// Arguments of `app status`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    apps: AppSet,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    format: OutputFormat,
+}
+
+impl Status {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open_to_read()?;
+        let several = self.apps.apps.len() > 1;
+        let mut found: Vec<AppRow> = Vec::new();
+        let worst = context::for_each(&self.apps.apps, context.globals.debug, CommandKind::Query, &mut |text| {
+            let (id, name) = find_app(&engine, text, self.apps.app.as_ref())?;
+            let row = engine.status(id)?.row;
+            let Some(app) = row.apps.iter().find(|app| app.name == name) else { return Ok(exit::NOT_FOUND) };
+            if self.format == OutputFormat::Table {
+                json::to_stdout(|out| {
+                    if several {
+                        writeln!(out, "id={id}")?;
+                    }
+                    write_status(out, &row, app)
+                })?;
+            } else {
+                found.push(app.clone());
+            }
+            Ok(exit::OK)
+        });
+        let is_list = several && self.format != OutputFormat::Table;
+        let documents = found.iter().map(AppJson::from_row);
+        json::to_stdout(|out| json::write_one_or_several(out, self.format, is_list, documents))?;
+        Ok(worst)
+    }
+}
+
+/// Writes the state of an app in lines as `gantry status` does.
+fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<()> {
+    let mut line = |key: &str, value: &str| writeln!(out, "{key}={}", escape::text(value));
+    line("name", app.name.as_str())?;
+    line("state", app.state.name())?;
+    line("image", &app.image_name)?;
+    line("image-id", &app.image.to_string())?;
+    line("created", &app.added.unwrap_or(pod.created).rfc3339().to_string())?;
+    if let Some(attempt) = app.state.attempt() {
+        line("attempt", &attempt.to_string())?;
+    }
+    match app.state {
+        AppState::Waiting | AppState::Creating | AppState::Created => Ok(()),
+        AppState::Started { at, pid, .. } => {
+            line("started", &at.rfc3339().to_string())?;
+            line("pid", &pid.to_string())
+        }
+        AppState::Exited { started, end, .. } => {
+            if let Some(at) = started {
+                line("started", &at.rfc3339().to_string())?;
+            }
+            line("ended", &end.at.rfc3339().to_string())?;
+            line("exit-code", &end.how.exit_code().to_string())?;
+            line("oom", &end.oom.to_string())
+        }
+    }
+}
+
+/// Arguments of `app list`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    pod: pods::OnePod,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl List {
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open_to_read()?;
+        let row = engine.status(self.pod.only(&engine)?)?.row;
+        json::to_stdout(|out| match self.output.format {
+            _ if self.output.quiet => row.apps.iter().try_for_each(|app| writeln!(out, "{}", app.name)),
+            OutputFormat::Table => table(out, &row, &self.output, gantry_engine::now()),
+            format => json::write_items(out, format, row.apps.iter().map(AppJson::from_row)),
+        })?;
+        Ok(exit::OK)
+    }
+}
+
+fn table(out: &mut dyn Write, pod: &PodRow, output: &Output, now: Timestamp) -> io::Result<()> {
+    let mut table = Table::new(&["APP", "IMAGE NAME", "STATE", "ATTEMPT", "CREATED", "STARTED"]);
+    let shown = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
+    for app in &pod.apps {
+        let (state, started) = match app.state {
+            AppState::Started { at, .. } => (app.state.name().to_owned(), Some(at)),
+            AppState::Exited { started, end, .. } => (format!("exited ({})", end.how.exit_code()), started),
+            AppState::Waiting | AppState::Creating | AppState::Created => (app.state.name().to_owned(), None),
+        };
+        table.row([
+            app.name.to_string(),
+            app.image_name.clone(),
+            state,
+            app.state.attempt().map(|attempt| attempt.to_string()).unwrap_or_default(),
+            shown(app.added.unwrap_or(pod.created)),
+            started.map(shown).unwrap_or_default(),
+        ]);
+    }
+    table.write(out, !output.no_legend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn apps_are_named_after_their_pods() {
+        assert_eq!(split("12ab/web").unwrap(), ("12ab", Some("web".parse().unwrap())));
+        assert_eq!(split("12ab").unwrap(), ("12ab", None));
+        assert!(split("12ab/").is_err() && split("12ab/a/b").is_err());
+    }
+
+    #[test]
+    fn the_state_of_an_app() {
+        let pod = crate::render::pod::tests::ended();
+        let mut out = Vec::new();
+        write_status(&mut out, &pod, &pod.apps[1]).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[..3], ["name=b", "state=exited", "image=evil\\u{1b}[2J"]);
+        assert_eq!(lines[4..6], ["created=1970-01-01T00:00:00.000000000Z", "attempt=0"]);
+        assert_eq!(lines[7..], ["ended=1970-01-01T00:00:02.000000000Z", "exit-code=139", "oom=false"]);
+    }
+}
