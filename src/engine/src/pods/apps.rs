@@ -11,7 +11,7 @@
 //! |---|---|---|---|
 //! | add | the row | Creating, lock free, no creation in the journal | no app, no row |
 //! | add | the record (`added.json`) | the same | the same; the next add or removal drops the entry |
-//! | add | the request | the same; the supervisor may create the app later | the same: it is asked to remove the app |
+//! | add | the request | the same; the supervisor may create the app later | the same: the supervisor removes it |
 //! | add | the creation | Creating, journal says created | Created |
 //! | start, restart | the request | Created or Exited, journal says started | running, attempt + 1 |
 //! | stop, restart | the request | running, journal says exited | Exited |
@@ -35,6 +35,7 @@ use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::error::need_root;
+use crate::host::process::Deadline;
 use crate::images::view::recorded_name;
 use crate::pods::added::{AddedApp, AddedApps, AppsLock};
 use crate::pods::app_history::AppHistories;
@@ -49,6 +50,9 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time a stop may take beyond the grace period.
 const STOP_SLACK: Duration = Duration::from_secs(10);
+/// The pauses between requests while the supervisor works on another one for the same app.
+const MIN_BUSY_INTERVAL: Duration = Duration::from_millis(2);
+const MAX_BUSY_INTERVAL: Duration = Duration::from_millis(100);
 /// Descriptors of a message (unix(7), SCM_MAX_FD is 253).
 const MAX_MOUNTS: usize = 250;
 
@@ -115,7 +119,8 @@ impl Engine {
             .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned.volumes))
             .and_then(|mounts| {
                 let request = AddApp { app: planned.app, volumes: planned.volumes, terminal_size: None };
-                self.ask_with_mounts(id, &Request::AddApp(Box::new(request)), &mounts)
+                self.ask_app(id, &Request::AddApp(Box::new(request)), &mounts, REQUEST_TIMEOUT)
+                    .map_err(EngineError::from_cause)
             });
         match sent {
             Ok(Reply::Done) => {}
@@ -151,7 +156,8 @@ impl Engine {
             return Ok(());
         }
         let attempt = next_attempt(id, app, &state)?;
-        self.ask_to_start(id, &Request::StartApp { app: app.to_string(), attempt }, REQUEST_TIMEOUT)
+        let request = Request::StartApp { app: app.to_string(), attempt };
+        self.ask_to_start(id, app, attempt, &request, REQUEST_TIMEOUT)
     }
 
     /// Stops an app: its stop signal, and SIGKILL after the grace period. Returns when it has exited. Does nothing if
@@ -165,7 +171,7 @@ impl Engine {
             return Ok(());
         }
         let request = Request::StopApp { app: app.to_string(), grace_ms: milliseconds(grace) };
-        match self.ask_app(id, &request, grace.saturating_add(STOP_SLACK)) {
+        match self.ask_app(id, &request, &[], grace.saturating_add(STOP_SLACK)) {
             Ok(Reply::Done) => self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause),
             Ok(other) => Err(EngineError::from_cause(unexpected(id, &other))),
             Err(error) if is_refusal(&error) => Err(EngineError::from_cause(error)),
@@ -187,7 +193,7 @@ impl Engine {
         let AppState::Started { attempt, .. } = state else { return self.start_app(id, app) };
         let attempt = attempt.checked_add(1).ok_or_else(|| no_attempt_left(id, app))?;
         let request = Request::RestartApp { app: app.to_string(), attempt, grace_ms: milliseconds(grace) };
-        self.ask_to_start(id, &request, grace.saturating_add(REQUEST_TIMEOUT))
+        self.ask_to_start(id, app, attempt, &request, grace.saturating_add(REQUEST_TIMEOUT))
     }
 
     /// Removes an app from a running pod, with its writable layer and its logs; with `force`, stops it first.
@@ -309,37 +315,60 @@ impl Engine {
         Ok(state.unwrap_or(AppState::Creating))
     }
 
-    /// Sends a request that starts an app, and records the start.
-    fn ask_to_start(&self, id: PodId, request: &Request, within: Duration) -> Result<(), EngineError> {
-        match self.ask_app(id, request, within).map_err(EngineError::from_cause)? {
-            Reply::AppStarted(start::Started { .. }) => {
-                self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause)
+    /// Sends a request that starts an attempt of an app, and records the start. Another process may have started the
+    /// same attempt, which may even have exited.
+    fn ask_to_start(
+        &self,
+        id: PodId,
+        app: &AppName,
+        attempt: u32,
+        request: &Request,
+        within: Duration,
+    ) -> Result<(), EngineError> {
+        let reply = self.ask_app(id, request, &[], within);
+        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        match reply {
+            Ok(Reply::AppStarted(start::Started { .. })) => Ok(()),
+            Ok(other) => Err(EngineError::from_cause(unexpected(id, &other))),
+            Err(error) => {
+                let last = row.apps.iter().find(|known| known.name == *app).and_then(|known| known.state.attempt());
+                if last.is_some_and(|last| last >= attempt) { Ok(()) } else { Err(EngineError::from_cause(error)) }
             }
-            other => Err(EngineError::from_cause(unexpected(id, &other))),
         }
     }
 
     fn ask_to_remove(&self, id: PodId, app: &AppName, within: Duration) -> Result<(), ControlError> {
-        match self.ask_app(id, &Request::RemoveApp { app: app.to_string() }, within)? {
+        match self.ask_app(id, &Request::RemoveApp { app: app.to_string() }, &[], within)? {
             Reply::Done => Ok(()),
             other => Err(unexpected(id, &other)),
         }
     }
 
-    fn ask_app(&self, id: PodId, request: &Request, within: Duration) -> Result<Reply, ControlError> {
-        let connection = self.connect_within(id, within)?;
-        connection.send(request, &[])?;
-        Ok(connection.receive(within)?.0)
-    }
-
-    fn ask_with_mounts(&self, id: PodId, request: &Request, mounts: &[OwnedFd]) -> Result<Reply, EngineError> {
+    /// Sends a request, and repeats it while the supervisor works on another one for the same app.
+    fn ask_app(
+        &self,
+        id: PodId,
+        request: &Request,
+        mounts: &[OwnedFd],
+        within: Duration,
+    ) -> Result<Reply, ControlError> {
         let mounts: Vec<_> = mounts.iter().map(OwnedFd::as_fd).collect();
         let ask = || {
-            let connection = self.connect_within(id, REQUEST_TIMEOUT)?;
+            let connection = self.connect_within(id, within)?;
             connection.send(request, &mounts)?;
-            Ok(connection.receive(REQUEST_TIMEOUT)?.0)
+            Ok(connection.receive(within)?.0)
         };
-        ask().map_err(|error: ControlError| EngineError::from_cause(error))
+        let deadline = Deadline::after(within);
+        let mut pause = MIN_BUSY_INTERVAL;
+        loop {
+            match ask() {
+                Err(ControlError::Failed { kind: ErrorKind::Busy, .. }) if !deadline.passed() => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(MAX_BUSY_INTERVAL);
+                }
+                other => return other,
+            }
+        }
     }
 
     /// A detached mount of the source of each host and named volume: the supervisor does not see the host's mounts.
