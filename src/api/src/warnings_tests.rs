@@ -57,7 +57,7 @@ async fn pass(time: Duration) {
 }
 
 #[test]
-fn further_failures_are_counted_and_their_number_is_logged() {
+fn further_failures_are_counted_and_reported_once() {
     static LIMIT: WarningLimit = WarningLimit::new();
     let collector = Collector::default();
     let _collecting = tracing::subscriber::set_default(collector.clone());
