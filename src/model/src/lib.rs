@@ -9,6 +9,7 @@
 //! Start reading at [`phase`], the state machine of a pod. Then [`spec`] (the user's request) and [`event`].
 
 pub mod app;
+mod capabilities;
 pub mod device;
 pub mod errno;
 pub mod error;
