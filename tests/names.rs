@@ -1,6 +1,6 @@
 //! Names of pods: unique, resolved wherever an id is, free again when the pod is removed; and waiting for pods.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_tests::{Gantry, Signal, pod_id};
 
@@ -86,7 +86,11 @@ fn dead_pods_hold_no_names() {
     let _ = g.run(&missing).exits(127);
     for milliseconds in 0..24 {
         let creator = g.spawn(&["prepare", "--pod-name=web", "--net=none", &image, "--", "true"]);
-        std::thread::sleep(Duration::from_millis(milliseconds));
+        // A moment of the creation to be killed at, whichever it is.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(milliseconds) {
+            std::thread::yield_now();
+        }
         creator.signal(Signal::KILL);
         let _killed = creator.wait();
         let next = g.run(&["prepare", "--pod-name=web", "--net=none", &image, "--", "true"]);

@@ -254,8 +254,8 @@ impl FromStr for VolumeName {
     }
 }
 
-/// A pod's name, given by the user: as podman's names, `[a-zA-Z0-9][a-zA-Z0-9_.-]*`. Never a complete [`PodId`], so that
-/// an id always means the pod that has it.
+/// A pod's name, given by the user: as podman's names, `[a-zA-Z0-9][a-zA-Z0-9_.-]*`. Never a complete [`PodId`], so
+/// that an id always means the pod that has it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodName(String);
 
