@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use gantry_contract::ProcessExit;
 use gantry_contract::plan;
-use rustix::process::Pid;
+use gantry_contract::start::Started;
 
 use crate::cgroup::AppCgroup;
 use crate::confine::Confinement;
+use crate::devices::Device;
 use crate::foreground::Foregrounds;
 use crate::journal::now;
+use crate::launcher::WaitingApp;
 use crate::logs::{Log, PartialLine, Stream};
 use crate::pace::Pace;
 use crate::table::{Table, Token};
@@ -25,30 +27,90 @@ const MAX_READS: usize = 16;
 /// Maximum read from an app with a CPU limit, in bytes: a few lines may use up its share.
 const MAX_LIMITED_READ: usize = 8 << 10;
 
-/// An app whose program was executed.
+/// An app of the pod.
 pub(crate) struct App {
-    /// Its part of the plan.
+    /// Its part of the plan; `attempt` is that of the log.
     pub(crate) plan: plan::App,
     /// Its root, as mounted in the supervisor's tree (without the volumes).
     pub(crate) root: OwnedFd,
-    /// Its `/dev/null`, opened before its program was executed: the app may replace the file later.
-    pub(crate) null: OwnedFd,
+    /// The `/dev/null` of its process, opened before its program was executed: the app may replace the file later.
+    pub(crate) null: Option<OwnedFd>,
     /// Its user, groups and home directory.
     pub(crate) ids: Ids,
     /// Its capabilities and system call filters.
     pub(crate) confinement: Confinement,
+    /// The devices of the host that it gets.
+    pub(crate) devices: Vec<Device>,
     /// Its cgroups.
     pub(crate) cgroup: AppCgroup,
-    /// The PID of its main process on the host, for display only: it may be reused after the exit.
-    pub(crate) pid: Pid,
+    /// A process that is locked down and waits for its execve.
+    pub(crate) waiting: Option<WaitingApp>,
     /// The pidfd of its main process until that was reaped.
     pub(crate) running: Option<OwnedFd>,
-    /// When it was started, in nanoseconds since the epoch.
-    pub(crate) started: i64,
+    /// The last start. Its PID is for display only: it may be reused after the exit.
+    pub(crate) started: Option<Started>,
+    /// The exit of the main process of that start.
+    pub(crate) exit: Option<ProcessExit>,
     /// Its output.
     pub(crate) output: AppOutput,
     /// The supervisor's end of its stdin, for clients that attach.
     pub(crate) input: AppInput,
+    /// How many of its processes the OOM killer had killed before the last start.
+    pub(crate) oom_kills_before: u64,
+    /// The request to stop it, until its main process has exited.
+    pub(crate) stop: Option<StopRequest>,
+    /// The operation on it that is under way.
+    pub(crate) operation: Option<Operation>,
+    /// The volumes that were added to the pod with it.
+    pub(crate) volumes: Vec<String>,
+    /// The initial size of its terminal (rows, columns).
+    pub(crate) terminal_size: Option<(u16, u16)>,
+}
+
+/// A request to stop an app.
+pub(crate) struct StopRequest {
+    /// When its processes are killed; `None`: they were.
+    pub(crate) kill_at: Option<Instant>,
+    /// The clients that wait for its exit.
+    pub(crate) clients: Vec<OwnedFd>,
+    /// The start that follows the exit.
+    pub(crate) restart: Option<StartRequest>,
+}
+
+/// A request to start an app.
+pub(crate) struct StartRequest {
+    /// The number of the start.
+    pub(crate) attempt: u32,
+    /// The client that waits for it.
+    pub(crate) client: OwnedFd,
+}
+
+/// An operation that takes time. An app has at most one.
+pub(crate) enum Operation {
+    /// The processes that the last start left behind are being killed, and their output is read.
+    Clear {
+        /// When the operation fails.
+        deadline: Instant,
+        /// The operation that follows.
+        then: NextOperation,
+    },
+    /// A process is being made for a start.
+    Create,
+    /// The process was allowed to execute the program.
+    Execute {
+        /// When the operation fails.
+        deadline: Instant,
+        /// The request.
+        start: StartRequest,
+    },
+}
+
+/// The operation that follows the end of an app's last processes.
+pub(crate) enum NextOperation {
+    /// A process is made and executes the program.
+    Start(StartRequest),
+    /// The app is removed; a client waits for it.
+    Remove(OwnedFd),
 }
 
 /// The supervisor's end of an app's stdin.
@@ -63,8 +125,8 @@ pub(crate) enum AppInput {
 
 /// The output of an app: standard output and error, or a terminal.
 pub(crate) struct AppOutput {
-    /// The app's position in the pod, which the output protocol sends.
-    pub(crate) app_number: usize,
+    /// The app's number in the output protocol.
+    pub(crate) app_number: u16,
     /// The log file.
     pub(crate) log: Log,
     /// The outputs that have not ended.
@@ -176,7 +238,7 @@ pub(crate) fn reap(pidfd: &OwnedFd) -> Option<ProcessExit> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::process::PidfdFlags;
+    use rustix::process::{Pid, PidfdFlags};
 
     fn spawn(script: &str) -> (std::process::Child, OwnedFd) {
         let child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();

@@ -15,13 +15,13 @@
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use gantry_host::cgroup::{Cgroup, CgroupSet};
 use gantry_model::ErrorKind;
 use gantry_model::spec::{DEFAULT_PIDS_LIMIT, Limits};
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::devices::{self, Device};
 use crate::failure::{Attempt, Result, failure};
@@ -56,7 +56,6 @@ pub(crate) struct Cgroups {
 
 /// The cgroups of an app.
 pub(crate) struct AppCgroup {
-    name: String,
     cgroups: CgroupSet,
 }
 
@@ -156,7 +155,7 @@ impl Cgroups {
     /// Makes the cgroups of an app and sets its limits.
     pub(crate) fn app(&self, name: &str, limits: &Limits) -> Result<AppCgroup> {
         let cgroups = self.hierarchies.iter().map(|hierarchy| create(&hierarchy.pod, name)).collect::<Result<_>>()?;
-        let app = AppCgroup { name: name.to_owned(), cgroups };
+        let app = AppCgroup { cgroups };
         app.set_limits(limits)?;
         Ok(app)
     }
@@ -169,11 +168,11 @@ impl Cgroups {
             || devices::confine_v1(&self.path, given).is_ok()
     }
 
-    /// Removes an app's cgroups. One that is not empty yet (EBUSY) is left to the engine.
-    pub(crate) fn remove(&self, app: &AppCgroup) {
-        for hierarchy in &self.hierarchies {
-            let _left_for_engine = hierarchy.pod.remove(&app.name);
-        }
+    /// Removes an app's cgroups; returns whether all are removed. One that is not empty yet (EBUSY) is left, at last to
+    /// the engine.
+    pub(crate) fn remove(&self, app: &str) -> bool {
+        let removed = self.hierarchies.iter().map(|hierarchy| hierarchy.pod.remove(app));
+        removed.fold(true, |all, removed| all & matches!(removed, Ok(()) | Err(Errno::NOENT)))
     }
 
     /// Removes the pod's cgroups after moving this process back to the root of each hierarchy. Those that are not empty
@@ -239,7 +238,7 @@ impl AppCgroup {
     }
 
     /// Sets the limits; those that are not given stay. The app may be running.
-    fn set_limits(&self, limits: &Limits) -> Result<()> {
+    pub(crate) fn set_limits(&self, limits: &Limits) -> Result<()> {
         if let Some(bytes) = limits.memory {
             self.set_memory_limit(bytes, limits.memory_swap)?;
         }
@@ -310,9 +309,25 @@ impl AppCgroup {
         self.cgroups.memory_events().ok().flatten().unwrap_or_default().oom_kills
     }
 
+    /// Opens its processes, except those that exit meanwhile.
+    pub(crate) fn open_members(&self) -> Vec<OwnedFd> {
+        let members = self.cgroups.iter().next().and_then(|cgroup| cgroup.members().ok()).unwrap_or_default();
+        members.into_iter().filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect()
+    }
+
+    /// Freezes its processes, or thaws them. Returns whether they are frozen, which may take a moment.
+    pub(crate) fn set_frozen(&self, frozen: bool) -> io::Result<bool> {
+        self.cgroups.set_frozen(frozen)?;
+        self.cgroups.is_frozen()
+    }
+
     /// Whether no process is in it.
     pub(crate) fn is_empty(&self) -> bool {
-        self.cgroups.has_members().is_ok_and(|has_members| !has_members)
+        match self.cgroups.has_members() {
+            Ok(has_members) => !has_members,
+            // It was removed.
+            Err(error) => error.raw_os_error() == Some(libc::ENODEV),
+        }
     }
 
     /// Kills every process in it.

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::control::{MAX_MESSAGE, Reply, Request};
-use gantry_contract::files;
+use gantry_contract::{Failure, files};
 use gantry_model::ErrorKind;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -16,7 +16,7 @@ use crate::passing;
 pub(crate) const MAX_CONNECTIONS: usize = 128;
 
 /// Maximum number of descriptors with one request.
-const MAX_REQUEST_DESCRIPTORS: usize = 4;
+const MAX_REQUEST_DESCRIPTORS: usize = passing::MAX_DESCRIPTORS;
 
 /// Timeout of receiving the request of a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,12 +82,32 @@ pub(crate) fn receive_request(socket: &OwnedFd) -> Option<Result<(Request, Vec<O
             format!("a request has at most {MAX_MESSAGE} bytes and {MAX_REQUEST_DESCRIPTORS} descriptors"),
         )));
     }
-    let request = serde_json::from_slice(&bytes[..received.bytes]);
-    Some(
-        request
-            .map(|request| (request, received.fds))
-            .map_err(|error| failure(ErrorKind::Invalid, format!("the supervisor cannot parse the request: {error}"))),
-    )
+    let request = &bytes[..received.bytes];
+    let parsed = serde_json::from_slice(request).map_err(|error| parse_failure(request, &error));
+    Some(parsed.map(|parsed| (parsed, received.fds)))
+}
+
+/// The failure of a request that cannot be parsed, possibly because the client is newer than this supervisor.
+fn parse_failure(request: &[u8], error: &serde_json::Error) -> Failure {
+    let why = error.to_string();
+    let value = serde_json::from_slice(request).unwrap_or_default();
+    let name = match &value {
+        serde_json::Value::String(name) => Some(name),
+        serde_json::Value::Object(object) => object.keys().next(),
+        _ => None,
+    };
+    match name {
+        Some(name) if why.starts_with(&format!("unknown variant `{name}`")) => {
+            let version = env!("CARGO_PKG_VERSION");
+            let why = format!(
+                "the pod's supervisor (gantry-stage1 {version}) does not know the request '{}': it is older than the \
+                 client; start the pod again to use it",
+                gantry_model::id::shown(name)
+            );
+            failure(ErrorKind::Unavailable, why)
+        }
+        _ => failure(ErrorKind::Invalid, format!("the supervisor cannot parse the request: {why}")),
+    }
 }
 
 /// Sends a reply, with a descriptor if there is one. It does not block: a client that does not read gets no reply.

@@ -149,7 +149,7 @@ fn open_child(pid: Pid) -> Option<(Pid, OwnedFd)> {
 /// Starts `request` in `app`. `init` is the pidfd of the pod's PID 1; `stdio` are the client's stdin, stdout and
 /// stderr, or empty for a program with a terminal.
 pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Vec<OwnedFd>) -> Result<PendingExec> {
-    let Some(target) = &app.running else {
+    let (Some(target), Some(null)) = (&app.running, &app.null) else {
         return Err(failure(ErrorKind::Refused, format!("app '{}' has ended", app.plan.name)));
     };
     let stdio = match (<[OwnedFd; 3]>::try_from(stdio), request.terminal) {
@@ -163,7 +163,7 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).attempt(what)?;
     sockopt::set_socket_passcred(&messages, true).attempt(what)?;
     let thread = SingleThreaded::check().attempt(what)?;
-    let helper = Helper { thread, app, target, init, request, ids: ids(app, request)?, stdio };
+    let helper = Helper { thread, app, target, null, init, request, ids: ids(app, request)?, stdio };
     let pid = app.cgroup.fork_into(thread, |process, joined| {
         // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
         let _best_effort = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
@@ -201,6 +201,7 @@ struct Helper<'a> {
     thread: SingleThreaded,
     app: &'a App,
     target: &'a OwnedFd,
+    null: &'a OwnedFd,
     init: &'a OwnedFd,
     request: &'a control::Exec,
     ids: Ids,
@@ -257,7 +258,7 @@ impl Helper<'_> {
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {
-            (Some(given), _) => set_client_stdio(given, &self.app.null, self.ids.uid),
+            (Some(given), _) => set_client_stdio(given, self.null, self.ids.uid),
             (None, size) => self.open_terminal(messages, size.unwrap_or((24, 80))),
         }
     }

@@ -57,7 +57,7 @@ impl Foregrounds {
     }
 
     /// Sends output of app number `app`.
-    pub(crate) fn send(&mut self, app: usize, stream: Stream, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, app: u16, stream: Stream, bytes: &[u8]) {
         let kind = match stream {
             Stream::Stdout => Kind::Stdout,
             Stream::Stderr => Kind::Stderr,
@@ -72,9 +72,9 @@ impl Foregrounds {
         self.frame(Kind::End, 0, &[]);
     }
 
-    fn frame(&mut self, kind: Kind, app: usize, payload: &[u8]) {
-        // Neither overflows: a pod has at most 100 apps, and the payload is bounded above.
-        let (app, len) = (u16::try_from(app).unwrap_or(u16::MAX), u32::try_from(payload.len()).unwrap_or(0));
+    fn frame(&mut self, kind: Kind, app: u16, payload: &[u8]) {
+        // It does not overflow: the payload is bounded above.
+        let len = u32::try_from(payload.len()).unwrap_or(0);
         let header = Header { kind, app, len }.encode();
         self.all.retain(|foreground| foreground.send(&header, payload));
     }

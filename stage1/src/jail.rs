@@ -20,7 +20,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use gantry_contract::plan::Plan;
 use gantry_model::ErrorKind;
 use gantry_model::spec::VolumeKind;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind, mount_change,
     move_mount, open_tree, unmount,
@@ -80,7 +80,7 @@ fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
         }
         let tree = open_tree(CWD, source.as_str(), flags).attempt(what)?;
         let stat = rustix::fs::fstat(&tree).attempt(what)?;
-        let is_dir = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory;
+        let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         trees.insert(volume.name.to_string(), (tree, !is_dir));
     }
     Ok(trees)
@@ -124,6 +124,26 @@ fn attach_volume(name: &str, tree: &OwnedFd, is_file: bool) -> Result<()> {
         rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o700)).attempt(what)?;
     }
     move_mount(tree, "", CWD, &path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).attempt(what)
+}
+
+/// Adds the volume that this detached mount is to the running pod.
+pub(crate) fn add_volume(name: &str, tree: &OwnedFd) -> Result<()> {
+    let what = || format!("cannot mount volume '{name}'");
+    let is_dir = FileType::from_raw_mode(rustix::fs::fstat(tree).attempt(what)?.st_mode) == FileType::Directory;
+    attach_volume(name, tree, !is_dir)?;
+    // As in `enter`: later mounts of the host below it must not propagate to apps.
+    mount_change(volume_path(name), MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .attempt(what)
+        .inspect_err(|_| remove_volume(name))
+}
+
+/// Unmounts a volume of the running pod that no app mounts any more.
+pub(crate) fn remove_volume(name: &str) {
+    let path = volume_path(name);
+    // A mount that stays ends with the pod. Until then, adding a volume of this name fails.
+    let _ends_with_the_pod = unmount(&path, UnmountFlags::DETACH);
+    let _is_file = rustix::fs::unlinkat(CWD, &path, AtFlags::REMOVEDIR);
+    let _is_directory = rustix::fs::unlinkat(CWD, &path, AtFlags::empty());
 }
 
 /// The path of a host volume in the supervisor's tree.

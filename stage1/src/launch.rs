@@ -1,38 +1,28 @@
 //! Starts a pod from its plan, as a list of steps. If one fails, the steps before it are undone.
 
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use gantry_contract::plan::{self, Net, Plan};
-use gantry_contract::start::{Ready, Started};
+use gantry_contract::start::Ready;
 use gantry_model::ErrorKind;
 use gantry_model::net::{DnsSpec, HostsSpec};
-use gantry_model::spec::Limits;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, Mode, OFlags};
-use rustix::pipe::PipeFlags;
-use rustix::process::{DumpableBehavior, Signal};
-use rustix::thread::CapabilitySet;
+use rustix::process::{DumpableBehavior, Pid, Signal};
 
-use crate::app::{App, AppInput, AppOutput, OutputSource};
+use crate::app::{App, AppInput, OutputSource};
 use crate::cgroup::{AppCgroup, Cgroups};
-use crate::confine::{self, Command, Confinement};
+use crate::creation::{AppCreation, MadeProcess, PreparedApp, make_stdio};
 use crate::devices::Device;
 use crate::failure::{Attempt, OfApp, Result, failure};
 use crate::init::{self, Init};
 use crate::jail::{self, Jail};
-use crate::journal::now;
-use crate::launcher::{self, Stdio, reap_all};
-use crate::logs::{Log, PartialLine, Stream};
+use crate::launcher::{Stdio, reap_all};
 use crate::network::{self, AttachError, PodNetwork};
-use crate::pace::Pace;
-use crate::spec::AppFiles;
 use crate::sys::SingleThreaded;
 use crate::table::Table;
-use crate::user::{self, Ids};
 use crate::volumes::AppMount;
-use crate::{etc, root, seccomp, spec, sysctl, terminal, ulimits, volumes};
+use crate::{etc, root, sysctl};
 
 /// A pod whose apps were started.
 pub(crate) struct Pod {
@@ -46,9 +36,36 @@ pub(crate) struct Pod {
     pub(crate) network: Option<PodNetwork>,
     /// Its PID 1.
     pub(crate) init: Init,
-    /// Its apps, in the order of the plan.
+    /// Its apps, in the order in which they were created.
     pub(crate) apps: Table<App>,
+    /// Whether its devices are confined.
+    pub(crate) devices_confined: bool,
+    /// The number of the next app that is added; `None`: all were used.
+    pub(crate) next_number: Option<u16>,
+    host: etc::HostFiles,
     thread: SingleThreaded,
+}
+
+/// An app whose process waits for its start.
+struct CreatedApp {
+    prepared: PreparedApp,
+    mounts: Vec<AppMount>,
+    made: MadeProcess,
+    sources: Vec<OutputSource>,
+    input: AppInput,
+}
+
+impl CreatedApp {
+    /// Executes the program and waits until that is done.
+    fn execute(self) -> Result<App> {
+        let attempt = self.prepared.plan.attempt;
+        let waiting = self.made.process.waiting;
+        waiting.proceed()?;
+        waiting.outcome()?;
+        let mut app = self.prepared.into_app(self.made.null, self.sources, self.input);
+        app.record_start(waiting, attempt);
+        Ok(app)
+    }
 }
 
 /// Starts the pod of this plan. `lock` is the pod directory; terminals of apps get this size (rows, columns).
@@ -66,12 +83,21 @@ pub(crate) fn launch(
     }
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).attempt(|| "cannot become not dumpable")?;
     let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod)?;
-    let mut launch = Launch { thread, cgroups, network: None, init: None, app_cgroups: Vec::new(), terminal_size };
+    let mut launch = Launch {
+        thread,
+        cgroups,
+        network: None,
+        init: None,
+        app_cgroups: Vec::new(),
+        terminal_size,
+        devices_confined: false,
+    };
     match launch.run(&plan, lock) {
-        Ok((jail, apps)) => match launch.init {
+        Ok((jail, apps, host)) => match launch.init {
             Some(init) => {
-                let Launch { cgroups, network, .. } = launch;
-                Ok(Pod { plan, jail, cgroups, network, init, apps, thread })
+                let Launch { cgroups, network, devices_confined, .. } = launch;
+                let next_number = u16::try_from(plan.apps.len()).ok();
+                Ok(Pod { plan, jail, cgroups, network, init, apps, thread, devices_confined, host, next_number })
             }
             None => Err(failure(ErrorKind::Internal, "the pod runs without a PID 1")),
         },
@@ -91,13 +117,14 @@ struct Launch {
     /// The names of the apps that have cgroups.
     app_cgroups: Vec<String>,
     terminal_size: Option<(u16, u16)>,
+    devices_confined: bool,
 }
 
 impl Launch {
-    fn run(&mut self, plan: &Plan, lock: &OwnedFd) -> Result<(Jail, Table<App>)> {
+    fn run(&mut self, plan: &Plan, lock: &OwnedFd) -> Result<(Jail, Table<App>, etc::HostFiles)> {
         let devices =
             plan.apps.iter().map(|app| Device::read_all(app).of_app(&app.name)).collect::<Result<Vec<_>>>()?;
-        let devices_confined = self.cgroups.confine_devices(&devices.concat());
+        self.devices_confined = self.cgroups.confine_devices(&devices.concat());
         let mut cgroups = Vec::with_capacity(plan.apps.len());
         for app in &plan.apps {
             self.app_cgroups.push(app.name.clone());
@@ -112,40 +139,47 @@ impl Launch {
         let jail = jail::enter(plan)?;
         let init = self.init.insert(init::start(self.thread)?).pid;
         let mut created = Vec::with_capacity(plan.apps.len());
-        for (((number, app), cgroup), devices) in plan.apps.iter().enumerate().zip(cgroups).zip(&devices) {
+        for (((number, app), cgroup), devices) in (0..).zip(&plan.apps).zip(cgroups).zip(devices) {
             let _span = tracing::info_span!("app", app = app.name).entered();
-            let init = init.as_raw_nonzero().get();
-            let terminal_size = self.terminal_size;
-            let creation = AppCreation {
-                plan,
-                jail: &jail,
-                app,
-                number,
-                devices,
-                devices_confined,
-                init,
-                etc: &etc,
-                terminal_size,
-            };
-            created.push(creation.run(cgroup).of_app(&app.name)?);
+            let (devices_confined, log) = (self.devices_confined, plan.log);
+            let creation = AppCreation { app, number, devices, devices_confined, etc: &etc, log };
+            created.push(self.create_app(plan, &jail, init, creation, cgroup).of_app(&app.name)?);
         }
         // In quick succession: then only the first move waits for a grace period (kernel_costs).
         self.cgroups.finish_move(init)?;
         for app in &created {
-            app.cgroup.add(app.process.pid).of_app(&app.plan.name)?;
+            app.prepared.cgroup.add(app.made.process.waiting.pid).of_app(&app.prepared.plan.name)?;
         }
         self.wait_for_networks(plan, &host, &mut created)?;
         sysctl::apply(plan)?;
         // All apps are locked down before the first is executed, which may have the right to trace the others.
         for app in &mut created {
-            app.process.lock_down().of_app(&app.plan.name)?;
+            app.made.process.lock_down().of_app(&app.prepared.plan.name)?;
         }
         let mut apps = Table::default();
         for app in created {
-            let name = app.plan.name.clone();
+            let name = app.prepared.plan.name.clone();
             apps.insert(app.execute().of_app(&name)?);
         }
-        Ok((jail, apps))
+        Ok((jail, apps, host))
+    }
+
+    fn create_app(
+        &self,
+        plan: &Plan,
+        jail: &Jail,
+        init: Pid,
+        creation: AppCreation<'_>,
+        cgroup: AppCgroup,
+    ) -> Result<CreatedApp> {
+        let prepared = creation.prepare(cgroup)?;
+        let inputs = prepared.process_inputs(plan, init);
+        let mounts = inputs.prepare_mounts(&prepared.root)?;
+        let mut stdio = make_stdio(inputs.app, &jail.null, inputs.ids.uid)?;
+        let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
+        let made = inputs.make(&prepared.root, &mounts, given)?;
+        let (sources, input) = stdio.supervisor_ends(self.terminal_size)?;
+        Ok(CreatedApp { prepared, mounts, made, sources, input })
     }
 
     /// The files of /etc that the apps are made with. While networks are pending, only those that can be changed later.
@@ -167,7 +201,9 @@ impl Launch {
             return Ok(());
         }
         let etc = etc_files(plan, host, self.network.as_ref())?;
-        apps.iter_mut().try_for_each(|app| app.etc.write(&etc, &app.root, &app.mounts).of_app(&app.plan.name))
+        apps.iter_mut().try_for_each(|CreatedApp { prepared: app, mounts, .. }| {
+            app.etc.write(&etc, &app.root, mounts).of_app(&app.plan.name)
+        })
     }
 
     /// Waits for pending networks; returns whether there were any.
@@ -198,9 +234,7 @@ impl Launch {
         }
         detach_networks(self.thread, self.network.take(), &mut self.cgroups);
         for name in &self.app_cgroups {
-            if let Ok(cgroup) = self.cgroups.app(name, &Limits::default()) {
-                self.cgroups.remove(&cgroup);
-            }
+            let _left_for_engine = self.cgroups.remove(name);
         }
         self.cgroups.leave_and_remove();
     }
@@ -274,180 +308,6 @@ pub(crate) fn end_init(init: &Init) {
     }
 }
 
-/// The inputs of creating an app.
-struct AppCreation<'a> {
-    plan: &'a Plan,
-    jail: &'a Jail,
-    app: &'a plan::App,
-    /// The app's position in the plan.
-    number: usize,
-    /// The devices of the host that it gets.
-    devices: &'a [Device],
-    devices_confined: bool,
-    init: i32,
-    etc: &'a [etc::File],
-    terminal_size: Option<(u16, u16)>,
-}
-
-/// An app whose process waits for its execve.
-struct CreatedApp {
-    plan: plan::App,
-    /// The mounts on top of gantry's.
-    mounts: Vec<AppMount>,
-    root: OwnedFd,
-    null: OwnedFd,
-    etc: root::Etc,
-    ids: Ids,
-    confinement: Confinement,
-    cgroup: AppCgroup,
-    process: launcher::CreatedApp,
-    output: AppOutput,
-    input: AppInput,
-}
-
-impl AppCreation<'_> {
-    fn run(&self, cgroup: AppCgroup) -> Result<CreatedApp> {
-        let root = root::mount_root(self.app)?;
-        root::check_mount_points(&root)?;
-        let ids = user::resolve(
-            &root,
-            self.app.user.as_deref(),
-            self.app.group.as_deref(),
-            &self.app.options.supplementary_gids,
-        )?;
-        root::make_working_dir(&root, &self.app.cwd)?;
-        let mut etc = root::Etc::default();
-        etc.write(self.etc, &root, &[])?;
-        let mounts = volumes::prepare_mounts(self.plan, self.app, &root)?;
-        let confinement = self.confinement()?;
-        self.write_config(&mounts, &ids, &confinement)?;
-        let mut stdio = self.stdio(ids.uid)?;
-        let command = Command { argv: self.app.argv.clone(), env: spec::environment(&self.app.env, &ids) };
-        let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
-        let process = launcher::create(&self.app.name, command, &confinement, ids.uid, given)?;
-        self.set_oom_score(&process)?;
-        let null = terminal::open_null(process.pid).attempt(|| "cannot open /dev/null of the app")?;
-        let (sources, input) = stdio.supervisor_ends(self.terminal_size)?;
-        let eager = self.app.options.terminal || self.app.options.stdin;
-        let pace = Pace::new(self.app.options.limits.cpu_milli, Instant::now());
-        let sources = sources.into_iter().collect();
-        let output = AppOutput { app_number: self.number, log: self.open_log()?, sources, eager, flush_at: None, pace };
-        Ok(CreatedApp {
-            plan: self.app.clone(),
-            mounts,
-            root,
-            null,
-            etc,
-            ids,
-            confinement,
-            cgroup,
-            process,
-            output,
-            input,
-        })
-    }
-
-    fn confinement(&self) -> Result<Confinement> {
-        let held = confine::held_capabilities().attempt(|| "cannot read the supervisor's capabilities")?;
-        let required = confine::capability_set(&self.app.required_capabilities);
-        if !held.contains(required) {
-            let lacking = confine::names(required - held).join(", ");
-            return Err(failure(ErrorKind::Unavailable, format!("this host's root lacks {lacking}")));
-        }
-        let mut capabilities = confine::capability_set(&self.app.capabilities) & held;
-        if !self.devices_confined {
-            if required.contains(CapabilitySet::MKNOD) {
-                let why = "it has no devices controller that would keep the app from the host's disks";
-                return Err(failure(ErrorKind::Unavailable, format!("CAP_MKNOD cannot be given on this host: {why}")));
-            }
-            capabilities -= CapabilitySet::MKNOD;
-        }
-        ulimits::check(&self.app.options.ulimits, held)?;
-        let ambient = confine::capability_set(&self.app.ambient_capabilities) & capabilities;
-        let names: Vec<String> = confine::names(capabilities).into_iter().map(str::to_owned).collect();
-        let new_privileges = self.app.options.new_privileges;
-        let filters = seccomp::filters(&self.app.options.seccomp, &names, new_privileges)?;
-        let ulimits = self.app.options.ulimits.clone().into();
-        Ok(Confinement { capabilities, ambient, filters: filters.map(Rc::new), new_privileges, ulimits })
-    }
-
-    fn write_config(&self, mounts: &[AppMount], ids: &Ids, confinement: &Confinement) -> Result<()> {
-        let files = AppFiles { mounts, devices: self.devices };
-        let config = spec::config(self.plan, self.app, &files, ids, confinement, self.init);
-        let path = format!("/bundles/{}/config.json", self.app.name);
-        std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))
-    }
-
-    /// Sets the OOM score of the process. libcontainer would set one in the configuration for the supervisor.
-    fn set_oom_score(&self, process: &launcher::CreatedApp) -> Result<()> {
-        let Some(score) = self.app.options.oom_score_adj else { return Ok(()) };
-        let path = format!("/proc/{}/oom_score_adj", process.pid.as_raw_nonzero());
-        std::fs::write(path, score.to_string()).attempt(|| format!("cannot set oom_score_adj to {score}"))
-    }
-
-    fn open_log(&self) -> Result<Log> {
-        let name = &self.app.name;
-        let path = format!("/pod/{}/{name}", gantry_contract::files::LOGS);
-        match rustix::fs::mkdirat(CWD, &path, Mode::RWXU) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error).attempt(|| format!("cannot make the log directory of '{name}'")),
-        }
-        let dir = rustix::fs::open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
-            .attempt(|| format!("cannot open the log directory of '{name}'"))?;
-        Ok(Log::open(dir, format!("{}.log", self.app.attempt), self.plan.log))
-    }
-
-    /// Makes the app's stdio. Its user owns the pipes, so that it can open /dev/stdout by name, as with docker and
-    /// podman.
-    fn stdio(&self, uid: u32) -> Result<terminal::AppStdio> {
-        if self.app.options.terminal {
-            return terminal::AppStdio::terminal(&self.app.name);
-        }
-        let what = || "cannot make the app's pipes";
-        let (out, out_app) = pipe().attempt(what)?;
-        let (err, err_app) = pipe().attempt(what)?;
-        for end in [&out_app, &err_app] {
-            terminal::give_pipe_to(end, uid).attempt(what)?;
-        }
-        let (stdin_app, input) = if self.app.options.stdin {
-            let (stdin_app, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
-            terminal::give_pipe_to(&stdin_app, uid).attempt(what)?;
-            (stdin_app, AppInput::Pipe(Some(writer)))
-        } else {
-            (rustix::io::dup(&self.jail.null).attempt(what)?, AppInput::None)
-        };
-        let source = |fd, stream| OutputSource { fd, stream, partial: PartialLine::default() };
-        let sources = vec![source(out, Stream::Stdout), source(err, Stream::Stderr)];
-        Ok(terminal::AppStdio::pipes((stdin_app, out_app, err_app), sources, input))
-    }
-}
-
-/// A pipe whose reading end, the supervisor's, is non-blocking.
-fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
-    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
-    Ok((reader, writer))
-}
-
-impl CreatedApp {
-    fn execute(self) -> Result<App> {
-        let (pid, pidfd) = self.process.execute()?;
-        Ok(App {
-            plan: self.plan,
-            root: self.root,
-            null: self.null,
-            ids: self.ids,
-            confinement: self.confinement,
-            cgroup: self.cgroup,
-            pid,
-            running: Some(pidfd),
-            started: now(),
-            output: self.output,
-            input: self.input,
-        })
-    }
-}
-
 impl Pod {
     /// Ends a pod whose journal or control socket cannot be made.
     pub(crate) fn undo(mut self) {
@@ -464,25 +324,23 @@ impl Pod {
     /// Removes the cgroups of a pod in which no process runs any more.
     pub(crate) fn remove_cgroups(&mut self) {
         for app in self.apps.values() {
-            self.cgroups.remove(&app.cgroup);
+            let _left_for_engine = self.cgroups.remove(&app.plan.name);
         }
         self.cgroups.leave_and_remove();
     }
 
+    /// The files of /etc of an app that is added.
+    pub(crate) fn etc_files(&self) -> Result<Vec<etc::File>> {
+        etc_files(&self.plan, &self.host, self.network.as_ref())
+    }
+
     /// The part of the start reply that describes the pod.
     pub(crate) fn ready(&self) -> Ready {
-        let number = |pid: rustix::process::Pid| pid.as_raw_nonzero().get().unsigned_abs();
-        let apps = self.apps.values().map(|app| Started {
-            app: app.plan.name.clone(),
-            attempt: app.plan.attempt,
-            pid: number(app.pid),
-            at: app.started,
-        });
         Ready {
             supervisor: std::process::id(),
             start_ticks: start_ticks().unwrap_or(0),
-            init: number(self.init.pid),
-            apps: apps.collect(),
+            init: self.init.pid.as_raw_nonzero().get().unsigned_abs(),
+            apps: self.apps.values().filter_map(|app| app.started.clone()).collect(),
             networks: self.network.as_ref().map(|network| network.attached().to_vec()).unwrap_or_default(),
         }
     }

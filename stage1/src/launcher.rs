@@ -12,7 +12,8 @@
 //!
 //! While an app waits for its execve, another app of its pod may run and may trace it (CAP_SYS_PTRACE). Therefore every
 //! app of a pod is locked down before the first one is executed: it has none of the supervisor's descriptors (pod
-//! directory, cgroup hierarchies, the host's namespaces), only its own capabilities, and its filter.
+//! directory, cgroup hierarchies, the host's namespaces), only its own capabilities, and its filter. While an app is
+//! added to a running pod, the apps that may trace it are frozen until it is locked down ([`crate::maker`]).
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
@@ -50,10 +51,16 @@ pub(crate) struct Stdio {
 /// An app whose process waits for its start.
 pub(crate) struct CreatedApp {
     container: Container,
+    /// Its process.
+    pub(crate) waiting: WaitingApp,
+}
+
+/// A process that waits: until [`CreatedApp::lock_down`] for its start, afterwards for its execve.
+pub(crate) struct WaitingApp {
     /// The name of its program, for error messages.
-    program: String,
+    pub(crate) program: String,
     /// The socket through which the process reports its progress and gets the permission to proceed.
-    channel: OwnedFd,
+    pub(crate) channel: OwnedFd,
     /// The PID of its main process on the host.
     pub(crate) pid: Pid,
     /// To wait for it and to signal it.
@@ -90,7 +97,7 @@ pub(crate) fn create(
     let pid = pid.ok_or_else(|| failure(ErrorKind::Internal, "libcontainer made a container without a process"))?;
     let pidfd =
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the container's process")?;
-    Ok(CreatedApp { container, program, channel, pid, pidfd })
+    Ok(CreatedApp { container, waiting: WaitingApp { program, channel, pid, pidfd } })
 }
 
 /// The supervisor's descriptors, except those made for this app.
@@ -131,20 +138,26 @@ impl CreatedApp {
         self.container
             .start()
             .map_err(|error| failure(ErrorKind::Internal, format!("cannot start the container: {}", chain(&error))))?;
-        match self.receive()?.as_slice() {
+        match self.waiting.receive()?.as_slice() {
             [PROCEED] => Ok(()),
             [] => Err(failure(ErrorKind::Internal, "the container's process ended before it was confined")),
-            report => Err(refusal::read(report, &self.program)),
+            report => Err(refusal::read(report, &self.waiting.program)),
         }
     }
+}
 
-    /// Executes the program and waits until that is done.
-    pub(crate) fn execute(self) -> Result<(Pid, OwnedFd)> {
+impl WaitingApp {
+    /// Lets the process execute its program.
+    pub(crate) fn proceed(&self) -> Result<()> {
         let what = || "cannot make the container's process execute its program";
-        rustix::net::send(&self.channel, &[PROCEED], SendFlags::NOSIGNAL).attempt(what)?;
+        rustix::net::send(&self.channel, &[PROCEED], SendFlags::NOSIGNAL).attempt(what).map(drop)
+    }
+
+    /// Receives whether the program was executed, after [`Self::proceed`]. Blocks until then.
+    pub(crate) fn outcome(&self) -> Result<()> {
         match self.receive()?.as_slice() {
             // execve closed the other end.
-            [] => Ok((self.pid, self.pidfd)),
+            [] => Ok(()),
             report => Err(refusal::read(report, &self.program)),
         }
     }

@@ -34,7 +34,8 @@ pub(crate) fn ensure_read_only() -> Result<()> {
     let what = || "cannot make a read-only mount of gantry-stage1";
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let program = open_tree(CWD, OWN_PROGRAM, flags).attempt(|| format!("{} (open_tree)", what()))?;
-    sys::make_mount_read_only(program.as_fd()).attempt(|| format!("{} (mount_setattr)", what()))?;
+    sys::restrict_mount(program.as_fd(), sys::MountAttributes { read_only: true, recursive: false })
+        .attempt(|| format!("{} (mount_setattr)", what()))?;
     let (argv, env) = (arguments()?, environment()?);
     let error = sys::execveat(program.as_fd(), &argv, &env);
     Err(error).attempt(|| "cannot execute gantry-stage1 from a read-only mount (execveat)")

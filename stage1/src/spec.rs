@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::confine::{Confinement, names};
 use crate::devices::Device;
+use crate::mounts::is_left_to_libcontainer;
 use crate::root::root_path;
 use crate::ulimits;
 use crate::user::Ids;
@@ -44,7 +45,7 @@ pub(crate) struct AppFiles<'a> {
     pub(crate) devices: &'a [Device],
 }
 
-/// The `config.json` of an app.
+/// The `config.json` of an app. [`crate::mounts`] has mounted the mounts that are not below /dev.
 pub(crate) fn config(
     plan: &Plan,
     app: &App,
@@ -122,7 +123,8 @@ fn mounts(own: &[AppMount]) -> Vec<Value> {
         mount("/dev/mqueue", "mqueue", "mqueue", &quiet),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
-    mounts.extend(own.iter().map(|AppMount { target, kind, source, options }| {
+    let left = own.iter().filter(|mount| is_left_to_libcontainer(mount));
+    mounts.extend(left.map(|AppMount { target, kind, source, options }| {
         json!({ "destination": target, "type": kind, "source": source, "options": options })
     }));
     mounts

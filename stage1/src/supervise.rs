@@ -8,32 +8,34 @@
 //! ([`crate::table`]). So an event may find that its entry was removed by an earlier event of the same poll, but never
 //! another entry in its place. Events are handled in the order of [`Supervisor::watched`].
 //!
-//! The pod is immutable, as in rkt: it ends when its last app has exited, or when one fails; then the others are
-//! stopped.
+//! A pod ends when its last app has exited, or when one fails; then the others are stopped. A sandbox ends only when it
+//! is stopped. Apps are added, started, stopped and removed while the pod runs: [`apps`], [`creations`].
 
+mod apps;
+mod creations;
 mod ending;
+mod requests;
 mod sessions;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::ProcessExit;
-use gantry_contract::control::{Reply, Request, Status};
 use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use self::sessions::{MAX_SESSIONS, Session};
-use crate::app::{App, AppInput, OutputSource, reap};
-use crate::control::{self, Connection, MAX_CONNECTIONS};
-use crate::exec::PendingExec;
-use crate::failure::{Result, failure};
+use self::creations::Creation;
+use self::sessions::Session;
+use crate::app::{App, NextOperation, Operation, OutputSource, reap};
+use crate::control::{Connection, MAX_CONNECTIONS};
+use crate::failure::failure;
 use crate::foreground::{Foreground, Foregrounds};
 use crate::journal::Journal;
 use crate::launch::Pod;
+use crate::pace;
 use crate::sys::{self, CleanMapping};
 use crate::table::{Table, Token};
-use crate::{exec, pace};
 
 const SIGKILL: u8 = libc::SIGKILL as u8;
 
@@ -54,7 +56,11 @@ pub(crate) struct Supervisor {
     listener: OwnedFd,
     connections: Table<Connection>,
     sessions: Table<Session>,
-    /// Processes of execs that were killed or are about to exit, and have to be reaped.
+    /// The processes of apps that are being made.
+    creations: Table<Creation>,
+    /// Cgroups of removed apps that were not empty.
+    old_cgroups: Vec<String>,
+    /// Processes that were killed or are about to exit, and have to be reaped.
     ending: Vec<OwnedFd>,
     foregrounds: Foregrounds,
     /// When the apps that are still running are killed.
@@ -93,8 +99,14 @@ enum EventSource {
     Ending,
     /// An app wrote output, or closed it.
     AppOutput(Token<App>, Token<OutputSource>),
+    /// The program of an app was executed or failed to be.
+    AppExecution(Token<App>),
+    /// A process that waits for the start of its app has exited.
+    WaitingExit(Token<App>),
     /// The main process of an app has exited.
     AppExit(Token<App>),
+    /// The maker of an app's process has sent a message or died.
+    Creation(Token<Creation>),
     /// A new connection to the control socket.
     Listener,
     /// PID 1 has exited.
@@ -120,6 +132,8 @@ impl Supervisor {
             listener,
             connections: Table::default(),
             sessions: Table::default(),
+            creations: Table::default(),
+            old_cgroups: Vec::new(),
             ending: Vec::new(),
             kill_deadline: None,
             foreground_deadline: None,
@@ -143,7 +157,7 @@ impl Supervisor {
     /// Runs until the pod has ended and its resources are released.
     pub(crate) fn run(&mut self) {
         self.clean = CleanMapping::list();
-        while self.pod.apps.values().any(|app| app.running.is_some()) {
+        while self.is_active() {
             self.poll_once();
         }
         self.finish();
@@ -196,8 +210,14 @@ impl Supervisor {
             let paused = blocked || app.output.pace.resumes_at(now).is_some();
             let sources = app.output.sources.iter().filter(|_| !paused);
             fds.extend(sources.map(|(token, source)| (EventSource::AppOutput(app_token, token), source.fd.as_fd())));
+            fds.extend(app.waiting.as_ref().map(|waiting| match app.operation {
+                Some(Operation::Execute { .. }) => (EventSource::AppExecution(app_token), waiting.channel.as_fd()),
+                _ => (EventSource::WaitingExit(app_token), waiting.pidfd.as_fd()),
+            }));
             fds.extend(app.running.as_ref().map(|pidfd| (EventSource::AppExit(app_token), pidfd.as_fd())));
         }
+        let creations = self.creations.iter();
+        fds.extend(creations.map(|(token, c)| (EventSource::Creation(token), c.maker.socket.as_fd())));
         if self.connections.len() < MAX_CONNECTIONS && self.accept_after.is_none() {
             fds.push((EventSource::Listener, self.listener.as_fd()));
         }
@@ -222,6 +242,7 @@ impl Supervisor {
         let requests = self.connections.values().map(|connection| connection.deadline);
         let deadlines = requests.chain(self.kill_deadline).chain(self.accept_after);
         let deadlines = deadlines.chain(execs).chain(late_lines).chain(paused).chain(of_end);
+        let deadlines = deadlines.chain(self.operation_deadlines(now)).chain(self.creation_deadlines(now));
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
 
@@ -235,6 +256,9 @@ impl Supervisor {
             EventSource::Connection(token) => self.serve(token),
             EventSource::Ending => {}
             EventSource::AppOutput(app, source) => self.pump(app, source),
+            EventSource::AppExecution(token) => self.handle_execution(token),
+            EventSource::WaitingExit(token) => self.end_waiting(token),
+            EventSource::Creation(token) => self.handle_creation(token),
             EventSource::AppExit(token) => self.handle_app_exit(token),
             EventSource::Listener => self.accept_connection(),
             // PID 1 does not exit by itself: a process outside the pod killed it, and the kernel killed the apps.
@@ -289,11 +313,14 @@ impl Supervisor {
     fn handle_app_exit(&mut self, token: Token<App>) {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         let Some(how) = app.running.as_ref().and_then(reap) else { return };
-        app.running = None;
-        app.input = AppInput::None;
-        let oom = app.cgroup.oom_kills() > 0;
-        self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt: app.plan.attempt, how, oom });
-        if self.pod.apps.values().all(|app| app.running.is_none()) {
+        app.forget_process();
+        app.exit = Some(how);
+        let oom = app.cgroup.oom_kills() > app.oom_kills_before;
+        let (attempt, stop) = (app.plan.attempt, app.stop.take());
+        self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt, how, oom });
+        let was_stopped = stop.is_some();
+        let restart = stop.and_then(|stop| self.complete_stop(stop));
+        if restart.is_none() && !self.is_active() {
             // The end of PID 1 kills the processes that the last app left behind.
             return;
         }
@@ -302,7 +329,9 @@ impl Supervisor {
         {
             app.cgroup.kill();
         }
-        if how != ProcessExit::Code(0) {
+        if let Some(start) = restart {
+            self.begin_clear(token, NextOperation::Start(start));
+        } else if how != ProcessExit::Code(0) && !was_stopped && !self.pod.plan.sandbox {
             self.stop("app-failed", Duration::from_millis(self.pod.plan.stop_grace_ms));
         }
     }
@@ -312,6 +341,7 @@ impl Supervisor {
     fn stop(&mut self, reason: &str, grace: Duration) {
         if !self.is_stopping {
             self.is_stopping = true;
+            self.abort_changes();
             self.journal.append(Fact::Stopping { reason: reason.to_owned() });
             for app in self.pod.apps.values() {
                 app.signal(app.plan.stop_signal);
@@ -339,6 +369,8 @@ impl Supervisor {
         self.connections.retain(|connection| connection.deadline > now);
         self.accept_after = self.accept_after.filter(|at| *at > now);
         self.time_out_execs(now);
+        self.check_operations(now);
+        self.check_creations(now);
         self.ending.retain(|process| reap(process).is_none());
         if self.kill_deadline.is_some_and(|at| at <= now) {
             self.kill_deadline = None;
@@ -346,117 +378,6 @@ impl Supervisor {
                 app.signal(SIGKILL);
                 app.cgroup.kill();
             }
-        }
-    }
-
-    fn serve(&mut self, token: Token<Connection>) {
-        let Some(connection) = self.connections.remove(token) else { return };
-        let Some(request) = connection.receive_request() else { return };
-        match request.and_then(|(request, fds)| self.fulfil(request, fds, &connection.socket)) {
-            Ok(None) => {}
-            Ok(Some(pending)) => {
-                self.sessions.insert(Session::new(connection.socket, pending));
-            }
-            Err(why) => control::reply(&connection.socket, &Reply::Failed(why), None),
-        }
-    }
-
-    /// Fulfils a request and replies to it. An exec is returned, and replied to when its outcome is known.
-    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<PendingExec>> {
-        match request {
-            Request::Status => control::reply(client, &Reply::Status(self.status()), None),
-            Request::Stop { grace_ms } => {
-                self.stop_on_request("stop", Duration::from_millis(grace_ms));
-                control::reply(client, &Reply::Done, None);
-            }
-            Request::Kill { signal, app } => {
-                self.kill(signal, app.as_deref())?;
-                control::reply(client, &Reply::Done, None);
-            }
-            Request::Exec(request) => {
-                let app = self.find_app(&request.app)?;
-                if self.sessions.len() >= MAX_SESSIONS {
-                    let why = format!("{MAX_SESSIONS} programs are being run in the pod already, which is the limit");
-                    return Err(failure(ErrorKind::Busy, why));
-                }
-                return exec::exec(self.app(app)?, &self.pod.init.pidfd, &request, fds).map(Some);
-            }
-            Request::Attach { app } => self.attach(&app, client)?,
-            Request::Output => {
-                let pipe = fds.into_iter().next();
-                let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
-                self.foregrounds.add(pipe.ok_or_else(missing)?)?;
-                control::reply(client, &Reply::Done, None);
-            }
-            Request::Detach => {
-                let why = "a detach is possible only over the connection of a running program";
-                return Err(failure(ErrorKind::Invalid, why));
-            }
-            Request::AddApp(_)
-            | Request::StartApp { .. }
-            | Request::StopApp { .. }
-            | Request::RestartApp { .. }
-            | Request::RemoveApp { .. } => {
-                return Err(failure(ErrorKind::Unavailable, "this supervisor cannot change the apps of a pod"));
-            }
-            Request::ReopenLog { app } => {
-                let token = self.find_app(&app)?;
-                if let Some(app) = self.pod.apps.get_mut(token) {
-                    app.output.log.reopen();
-                }
-                control::reply(client, &Reply::Done, None);
-            }
-        }
-        Ok(None)
-    }
-
-    fn find_app(&self, name: &str) -> Result<Token<App>> {
-        let found = self.pod.apps.iter().find(|(_, app)| app.plan.name == name);
-        found.map(|(token, _)| token).ok_or_else(|| no_such_app(name))
-    }
-
-    fn app(&self, token: Token<App>) -> Result<&App> {
-        self.pod.apps.get(token).ok_or_else(|| no_such_app("?"))
-    }
-
-    fn kill(&self, signal: u8, app: Option<&str>) -> Result<()> {
-        if !(1..=64).contains(&signal) {
-            return Err(failure(ErrorKind::Invalid, format!("{signal} is not the number of a signal")));
-        }
-        let signalled = match app {
-            Some(name) => usize::from(self.app(self.find_app(name)?)?.signal(signal)),
-            None => self.pod.apps.values().filter(|app| app.signal(signal)).count(),
-        };
-        if signalled == 0 { Err(failure(ErrorKind::Refused, "no app runs that could get the signal")) } else { Ok(()) }
-    }
-
-    fn attach(&mut self, name: &str, client: &OwnedFd) -> Result<()> {
-        let token = self.find_app(name)?;
-        let app = self.pod.apps.get_mut(token).ok_or_else(|| no_such_app(name))?;
-        match &mut app.input {
-            AppInput::Terminal(master) => control::reply(client, &Reply::Done, Some(master)),
-            AppInput::Pipe(writer) => {
-                let taken = writer.take();
-                let writer = taken.ok_or_else(|| failure(ErrorKind::Busy, "another client has the app's stdin"))?;
-                control::reply(client, &Reply::Done, Some(&writer));
-            }
-            AppInput::None => {
-                let why = format!("app '{}' was started without stdin and terminal", app.plan.name);
-                return Err(failure(ErrorKind::Refused, why));
-            }
-        }
-        Ok(())
-    }
-
-    fn status(&self) -> Status {
-        let running = self.pod.apps.values().filter(|app| app.running.is_some());
-        Status {
-            version: gantry_contract::VERSION,
-            stopping: self.is_stopping,
-            ready: self.pod.ready(),
-            running: running.map(|app| app.plan.name.clone()).collect(),
-            log_bytes_dropped: self.log_bytes_dropped,
-            apps: None,
         }
     }
 }

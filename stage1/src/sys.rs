@@ -357,8 +357,18 @@ pub(crate) fn execveat(program: BorrowedFd<'_>, argv: &[CString], env: &[CString
     io::Error::last_os_error()
 }
 
-/// Makes a mount read-only (and nosuid, nodev) and takes it out of its peer group, so that nothing propagates to it.
-pub(crate) fn make_mount_read_only(mount: BorrowedFd<'_>) -> io::Result<()> {
+/// The restrictions of a mount, besides nosuid and nodev.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MountAttributes {
+    /// Files can only be read.
+    pub(crate) read_only: bool,
+    /// The mounts below it are restricted too.
+    pub(crate) recursive: bool,
+}
+
+/// Makes a mount nosuid and nodev, and read-only if asked, and takes it out of its peer group, so that nothing
+/// propagates to it.
+pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, restrictions: MountAttributes) -> io::Result<()> {
     /// `struct mount_attr` of linux/mount.h.
     #[repr(C)]
     struct Attributes {
@@ -370,9 +380,11 @@ pub(crate) fn make_mount_read_only(mount: BorrowedFd<'_>) -> io::Result<()> {
     const RDONLY: u64 = 0x1;
     const NOSUID: u64 = 0x2;
     const NODEV: u64 = 0x4;
+    let read_only = if restrictions.read_only { RDONLY } else { 0 };
     let attributes =
-        Attributes { set: RDONLY | NOSUID | NODEV, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
-    let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
+        Attributes { set: NOSUID | NODEV | read_only, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
+    let recursive = if restrictions.recursive { libc::AT_RECURSIVE } else { 0 };
+    let flags = libc::c_long::from(libc::AT_EMPTY_PATH | recursive);
     // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and the kernel reads
     // `size_of` bytes of `attributes`.
     check(unsafe {

@@ -31,6 +31,20 @@ pub(crate) struct AppMount {
     pub(crate) options: Vec<String>,
 }
 
+impl AppMount {
+    /// Whether files can only be read in a bind mount.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.iter().any(|option| option == READ_ONLY)
+    }
+
+    /// Whether it is a file system in memory.
+    pub(crate) fn is_tmpfs(&self) -> bool {
+        self.kind == TMPFS
+    }
+}
+
+/// The option of a bind mount that makes it and the mounts below it read-only.
+const READ_ONLY: &str = "rro";
 /// The type of a bind mount.
 const BIND: &str = "bind";
 /// The type of a file system in memory.
@@ -162,7 +176,7 @@ impl<'a> MountPreparation<'a> {
         // The recursive options apply to mounts below it as well.
         let mut options = vec!["rbind".to_owned(), "rnodev".to_owned(), "rnosuid".to_owned()];
         if volume.read_only || mount.read_only {
-            options.push("rro".to_owned());
+            options.push(READ_ONLY.to_owned());
         }
         Ok(AppMount { target, kind: BIND, source: source(volume), options })
     }
@@ -219,7 +233,7 @@ fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
 }
 
 /// The path of a volume in the supervisor's tree.
-fn source(volume: &VolumeSpec) -> String {
+pub(crate) fn source(volume: &VolumeSpec) -> String {
     match volume.kind {
         VolumeKind::Host { .. } => jail::volume_path(volume.name.as_str()),
         VolumeKind::Named { .. } => format!("{}/{NAMED_DATA}", jail::volume_path(volume.name.as_str())),
@@ -286,6 +300,9 @@ fn fill_named(contents: InitialContents<'_>) -> Result<()> {
     let path = |name: &str| format!("{}/{name}", jail::volume_path(volume.name.as_str()));
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let top = rustix::fs::open(path("."), flags, Mode::empty()).attempt(what)?;
+    if matches!(rustix::fs::statat(&top, NAMED_FRESH, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
+        return Ok(());
+    }
     lock_named(&top, volume.name.as_str())?;
     match rustix::fs::statat(&top, NAMED_FRESH, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(()),

@@ -107,16 +107,38 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Whether it changes the apps of a pod.
+    #[must_use]
+    pub fn changes_apps(&self) -> bool {
+        match self {
+            Self::AddApp(_)
+            | Self::StartApp { .. }
+            | Self::StopApp { .. }
+            | Self::RestartApp { .. }
+            | Self::RemoveApp { .. } => true,
+            Self::Status
+            | Self::Stop { .. }
+            | Self::Kill { .. }
+            | Self::Exec(_)
+            | Self::Attach { .. }
+            | Self::Output
+            | Self::Detach
+            | Self::ReopenLog { .. } => false,
+        }
+    }
+}
+
 /// An app to create in a running pod.
 ///
 /// A detached mount (open_tree(2) with `OPEN_TREE_CLONE`) of its source comes with the request for each host and named
-/// volume in `volumes`, in that order: the supervisor does not see the host's mounts. Only a volume that the pod has
-/// already, with the same specification, comes without one.
+/// volume in `volumes`, in that order: the supervisor does not see the host's mounts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddApp {
     /// The app. Its `attempt` is not used; the first [`Request::StartApp`] chooses it.
     pub app: plan::App,
-    /// The volumes that the app mounts and that the pod does not have.
+    /// Volumes that the app mounts besides those that the pod has. One that the pod has already must have the same
+    /// specification.
     #[serde(default)]
     pub volumes: Vec<VolumeSpec>,
     /// The initial size of its terminal (rows, columns), if it gets one.

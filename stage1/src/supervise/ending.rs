@@ -11,6 +11,7 @@ impl Supervisor {
     /// Kills the pod's remaining processes, saves the output, detaches the networks, records the end, and removes the
     /// cgroups.
     pub(super) fn finish(&mut self) {
+        self.abort_changes();
         self.end_sessions();
         end_init(&self.pod.init);
         // They were reaped with PID 1.

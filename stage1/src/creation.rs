@@ -1,0 +1,270 @@
+//! Creates an app: first all but its process ([`AppCreation::prepare`]), then a process that waits for its execve
+//! ([`PreparedApp::make_process`]). At the start of a pod, the supervisor does both itself; later, a process that is
+//! forked for it makes the app's process ([`crate::maker`]).
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Instant;
+
+use gantry_contract::plan::{self, LogLimits, Plan};
+use gantry_contract::start::Started;
+use gantry_model::ErrorKind;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::pipe::PipeFlags;
+use rustix::process::Pid;
+use rustix::thread::CapabilitySet;
+
+use crate::app::{App, AppInput, AppOutput, OutputSource};
+use crate::cgroup::AppCgroup;
+use crate::confine::{self, Command, Confinement};
+use crate::devices::Device;
+use crate::failure::{Attempt, Result, failure};
+use crate::journal::now;
+use crate::launcher::{self, Stdio, WaitingApp};
+use crate::logs::{Log, PartialLine, Stream};
+use crate::pace::Pace;
+use crate::spec::AppFiles;
+use crate::user::{self, Ids};
+use crate::volumes::AppMount;
+use crate::{etc, mounts, root, seccomp, spec, terminal, ulimits, volumes};
+
+/// The inputs of creating an app.
+pub(crate) struct AppCreation<'a> {
+    /// The app.
+    pub(crate) app: &'a plan::App,
+    /// Its number in the output protocol.
+    pub(crate) number: u16,
+    /// The devices of the host that it gets.
+    pub(crate) devices: Vec<Device>,
+    /// Whether the pod's devices are confined.
+    pub(crate) devices_confined: bool,
+    /// The files of /etc.
+    pub(crate) etc: &'a [etc::File],
+    /// Rotation of its log.
+    pub(crate) log: LogLimits,
+}
+
+/// An app without a process.
+pub(crate) struct PreparedApp {
+    /// Its part of the plan.
+    pub(crate) plan: plan::App,
+    /// Its root, as mounted in the supervisor's tree (without the volumes).
+    pub(crate) root: OwnedFd,
+    /// The files of its /etc that gantry has written.
+    pub(crate) etc: root::Etc,
+    /// Its user, groups and home directory.
+    pub(crate) ids: Ids,
+    /// Its capabilities and system call filters.
+    pub(crate) confinement: Confinement,
+    /// The devices of the host that it gets.
+    pub(crate) devices: Vec<Device>,
+    /// Its cgroups.
+    pub(crate) cgroup: AppCgroup,
+    number: u16,
+    log: Log,
+}
+
+impl AppCreation<'_> {
+    /// Makes all of the app but its process.
+    pub(crate) fn prepare(self, cgroup: AppCgroup) -> Result<PreparedApp> {
+        let root = root::mount_root(self.app)?;
+        root::check_mount_points(&root)?;
+        let ids = user::resolve(
+            &root,
+            self.app.user.as_deref(),
+            self.app.group.as_deref(),
+            &self.app.options.supplementary_gids,
+        )?;
+        root::make_working_dir(&root, &self.app.cwd)?;
+        let mut etc = root::Etc::default();
+        etc.write(self.etc, &root, &[])?;
+        let confinement = self.confinement()?;
+        let log = open_log(&self.app.name, self.app.attempt, self.log)?;
+        Ok(PreparedApp {
+            plan: self.app.clone(),
+            root,
+            etc,
+            ids,
+            confinement,
+            devices: self.devices,
+            cgroup,
+            number: self.number,
+            log,
+        })
+    }
+
+    fn confinement(&self) -> Result<Confinement> {
+        let held = confine::held_capabilities().attempt(|| "cannot read the supervisor's capabilities")?;
+        let required = confine::capability_set(&self.app.required_capabilities);
+        if !held.contains(required) {
+            let lacking = confine::names(required - held).join(", ");
+            return Err(failure(ErrorKind::Unavailable, format!("this host's root lacks {lacking}")));
+        }
+        let mut capabilities = confine::capability_set(&self.app.capabilities) & held;
+        if !self.devices_confined {
+            if required.contains(CapabilitySet::MKNOD) {
+                let why = "it has no devices controller that would keep the app from the host's disks";
+                return Err(failure(ErrorKind::Unavailable, format!("CAP_MKNOD cannot be given on this host: {why}")));
+            }
+            capabilities -= CapabilitySet::MKNOD;
+        }
+        ulimits::check(&self.app.options.ulimits, held)?;
+        let ambient = confine::capability_set(&self.app.ambient_capabilities) & capabilities;
+        let names: Vec<String> = confine::names(capabilities).into_iter().map(str::to_owned).collect();
+        let new_privileges = self.app.options.new_privileges;
+        let filters = seccomp::filters(&self.app.options.seccomp, &names, new_privileges)?;
+        let ulimits = self.app.options.ulimits.clone().into();
+        Ok(Confinement { capabilities, ambient, filters: filters.map(Rc::new), new_privileges, ulimits })
+    }
+}
+
+/// Opens the log of an attempt.
+pub(crate) fn open_log(app: &str, attempt: u32, limits: LogLimits) -> Result<Log> {
+    let path = format!("/pod/{}/{app}", gantry_contract::files::LOGS);
+    match rustix::fs::mkdirat(CWD, &path, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(error).attempt(|| format!("cannot make the log directory of '{app}'")),
+    }
+    let dir = rustix::fs::open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+        .attempt(|| format!("cannot open the log directory of '{app}'"))?;
+    Ok(Log::open(dir, format!("{attempt}.log"), limits))
+}
+
+/// The inputs of making an app's process.
+#[derive(Clone, Copy)]
+pub(crate) struct ProcessInputs<'a> {
+    /// The pod's plan.
+    pub(crate) plan: &'a Plan,
+    /// The app's part of it.
+    pub(crate) app: &'a plan::App,
+    /// The app's user, groups and home directory.
+    pub(crate) ids: &'a Ids,
+    /// The app's capabilities and system call filters.
+    pub(crate) confinement: &'a Confinement,
+    /// The devices of the host that the app gets.
+    pub(crate) devices: &'a [Device],
+    /// The pod's PID 1.
+    pub(crate) init: Pid,
+}
+
+/// A process that waits for its start, before it is locked down.
+pub(crate) struct MadeProcess {
+    /// The process.
+    pub(crate) process: launcher::CreatedApp,
+    /// Its `/dev/null`, opened before its program is executed: the app may replace the file later.
+    pub(crate) null: OwnedFd,
+}
+
+impl ProcessInputs<'_> {
+    /// Makes the missing volumes of the app, and returns its mounts with their targets resolved in its root.
+    pub(crate) fn prepare_mounts(&self, root: &OwnedFd) -> Result<Vec<AppMount>> {
+        volumes::prepare_mounts(self.plan, self.app, root)
+    }
+
+    /// Makes a process that waits for its start. `root` is the app's root in this mount namespace.
+    pub(crate) fn make(&self, root: &OwnedFd, mounts: &[AppMount], stdio: Stdio) -> Result<MadeProcess> {
+        let app = self.app;
+        // They are needed until the process has copied them into its own mount namespace.
+        let _attached = mounts::attach(root, mounts)?;
+        let files = AppFiles { mounts, devices: self.devices };
+        let config = spec::config(self.plan, app, &files, self.ids, self.confinement, self.init.as_raw_nonzero().get());
+        let path = format!("/bundles/{}/config.json", app.name);
+        std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))?;
+        let command = Command { argv: app.argv.clone(), env: spec::environment(&app.env, self.ids) };
+        let process = launcher::create(&app.name, command, self.confinement, self.ids.uid, stdio)?;
+        self.set_oom_score(process.waiting.pid)?;
+        let null = terminal::open_null(process.waiting.pid).attempt(|| "cannot open /dev/null of the app")?;
+        Ok(MadeProcess { process, null })
+    }
+
+    /// Sets the OOM score of the process. libcontainer would set one in the configuration for the supervisor.
+    fn set_oom_score(&self, process: Pid) -> Result<()> {
+        let Some(score) = self.app.options.oom_score_adj else { return Ok(()) };
+        let path = format!("/proc/{}/oom_score_adj", process.as_raw_nonzero());
+        std::fs::write(path, score.to_string()).attempt(|| format!("cannot set oom_score_adj to {score}"))
+    }
+}
+
+/// Makes an app's stdio. Its user owns the pipes, so that it can open /dev/stdout by name, as with docker and podman.
+pub(crate) fn make_stdio(app: &plan::App, null: &OwnedFd, uid: u32) -> Result<terminal::AppStdio> {
+    if app.options.terminal {
+        return terminal::AppStdio::terminal(&app.name);
+    }
+    let what = || "cannot make the app's pipes";
+    let (out, out_app) = pipe().attempt(what)?;
+    let (err, err_app) = pipe().attempt(what)?;
+    for end in [&out_app, &err_app] {
+        terminal::give_pipe_to(end, uid).attempt(what)?;
+    }
+    let (stdin_app, input) = if app.options.stdin {
+        let (stdin_app, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
+        terminal::give_pipe_to(&stdin_app, uid).attempt(what)?;
+        (stdin_app, AppInput::Pipe(Some(writer)))
+    } else {
+        (rustix::io::fcntl_dupfd_cloexec(null, 3).attempt(what)?, AppInput::None)
+    };
+    let source = |fd, stream| OutputSource { fd, stream, partial: PartialLine::default() };
+    let sources = vec![source(out, Stream::Stdout), source(err, Stream::Stderr)];
+    Ok(terminal::AppStdio::pipes((stdin_app, out_app, err_app), sources, input))
+}
+
+/// A pipe whose reading end, the supervisor's, is non-blocking.
+fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
+    Ok((reader, writer))
+}
+
+impl PreparedApp {
+    /// The inputs of making its process.
+    pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Pid) -> ProcessInputs<'a> {
+        let Self { plan: app, ids, confinement, devices, .. } = self;
+        ProcessInputs { plan, app, ids, confinement, devices, init }
+    }
+
+    /// The app, with the ends of the stdio of its first process.
+    pub(crate) fn into_app(self, null: OwnedFd, sources: Vec<OutputSource>, input: AppInput) -> App {
+        let eager = self.plan.options.terminal || self.plan.options.stdin;
+        let pace = Pace::new(self.plan.options.limits.cpu_milli, Instant::now());
+        let sources = sources.into_iter().collect();
+        let output = AppOutput { app_number: self.number, log: self.log, sources, eager, flush_at: None, pace };
+        App {
+            plan: self.plan,
+            root: self.root,
+            null: Some(null),
+            ids: self.ids,
+            confinement: self.confinement,
+            devices: self.devices,
+            cgroup: self.cgroup,
+            waiting: None,
+            running: None,
+            started: None,
+            exit: None,
+            output,
+            input,
+            oom_kills_before: 0,
+            stop: None,
+            operation: None,
+            volumes: Vec::new(),
+            terminal_size: None,
+        }
+    }
+}
+
+impl App {
+    /// The inputs of making another process.
+    pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Pid) -> ProcessInputs<'a> {
+        let Self { plan: app, ids, confinement, devices, .. } = self;
+        ProcessInputs { plan, app, ids, confinement, devices, init }
+    }
+
+    /// Records that the waiting process has executed the app's program.
+    pub(crate) fn record_start(&mut self, waiting: WaitingApp, attempt: u32) -> Started {
+        let pid = waiting.pid.as_raw_nonzero().get().unsigned_abs();
+        let started = Started { app: self.plan.name.clone(), attempt, pid, at: now() };
+        self.running = Some(waiting.pidfd);
+        self.started = Some(started.clone());
+        self.exit = None;
+        started
+    }
+}

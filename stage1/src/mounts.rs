@@ -1,0 +1,170 @@
+//! Mounts the volumes of an app into its root, by descriptor.
+//!
+//! Other apps and other pods may have the same volume mounted and exchange directories and links in it at any moment.
+//! Every path that is looked up again could lead somewhere else: a mount would land on /proc of the app, or a directory
+//! would be made on the host (CVE-2021-30465). So a target is opened once, beneath the app's root, without following
+//! any link; the volume is attached to that descriptor (move_mount(2)); and missing directories are made by mkdirat(2)
+//! in a directory that was opened the same way. Afterwards the path must lead to the mount.
+//!
+//! The volumes are mounted in a second mount of the app's root, on top of the first, through which the supervisor
+//! itself sees the root without them. libcontainer binds the second with everything below it. It then mounts /proc,
+//! /sys and /dev over the root, which no volume may cover ([`crate::volumes`]). Targets below /dev are therefore left
+//! to libcontainer. No other app has that tmpfs; but a volume inside a volume there would be mounted by path, which
+//! [`check_targets`] refuses once apps run.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+
+use gantry_model::ErrorKind;
+use gantry_model::id::shown;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+};
+
+use crate::failure::{Attempt, Result, failure};
+use crate::sys::{self, MountAttributes};
+use crate::volumes::AppMount;
+
+/// The mount of an app's root with its volumes, if it has any. It is unmounted when this is dropped.
+pub(crate) struct AttachedMounts(Option<OwnedFd>);
+
+impl Drop for AttachedMounts {
+    fn drop(&mut self) {
+        if let Some(root) = &self.0 {
+            // With everything below it: each unmount waits for a grace period.
+            let _ends_with_the_pod = unmount(format!("/proc/self/fd/{}", root.as_raw_fd()), UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// Whether libcontainer mounts at this target: below /dev, where it mounts a file system itself.
+pub(crate) fn is_left_to_libcontainer(mount: &AppMount) -> bool {
+    mount.target.starts_with("/dev/")
+}
+
+/// Refuses the mounts of an app that would be mounted by path in a directory that running apps can change.
+pub(crate) fn check_targets(mounts: &[AppMount]) -> Result<()> {
+    for mount in mounts.iter().filter(|mount| is_left_to_libcontainer(mount)) {
+        let is_inside = |outer: &AppMount| {
+            let rest = mount.target.strip_prefix(outer.target.as_str());
+            rest.is_some_and(|rest| rest.starts_with('/'))
+        };
+        if mount.target.starts_with("/dev/shm/") || mounts.iter().any(is_inside) {
+            let target = shown(&mount.target);
+            let why = "other apps of the running pod can change its directory; mount it elsewhere";
+            return Err(failure(ErrorKind::Refused, format!("cannot mount a volume at '{target}': {why}")));
+        }
+    }
+    Ok(())
+}
+
+/// Mounts the volumes at their resolved targets, outer ones first.
+pub(crate) fn attach(root: &OwnedFd, mounts: &[AppMount]) -> Result<AttachedMounts> {
+    if mounts.iter().all(is_left_to_libcontainer) {
+        return Ok(AttachedMounts(None));
+    }
+    let attached = attach_root(root).attempt(|| "cannot mount the app's root for its volumes")?;
+    let attached = AttachedMounts(Some(attached));
+    let root = attached.0.as_ref().unwrap_or(root);
+    for mount in mounts.iter().filter(|mount| !is_left_to_libcontainer(mount)) {
+        let what = || format!("cannot mount at '{}'", shown(&mount.target));
+        let tree = if mount.is_tmpfs() { make_tmpfs(mount) } else { clone_volume(mount) };
+        let tree = tree.attempt(what)?;
+        let target = open_target(root, &mount.target, is_directory(&tree).attempt(what)?).attempt(what)?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        move_mount(&tree, "", &target, "", flags).attempt(what)?;
+        let found = open_beneath(root, &mount.target, OFlags::PATH);
+        let is_in_place = found.and_then(|found| Ok(mount_id(&found)? == mount_id(&tree)?));
+        if is_in_place != Ok(true) {
+            let why = "its directory was replaced while it was mounted";
+            return Err(failure(ErrorKind::Refused, format!("{}: {why}", what())));
+        }
+    }
+    Ok(attached)
+}
+
+/// Mounts the root a second time, on top of itself.
+fn attach_root(root: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = open_tree(root, "", flags)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&tree, "", root, "", flags)?;
+    Ok(tree)
+}
+
+/// The volume as a mount of its own, with the restrictions of this app.
+fn clone_volume(mount: &AppMount) -> std::io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let tree = open_tree(CWD, mount.source.as_str(), flags)?;
+    sys::restrict_mount(tree.as_fd(), MountAttributes { read_only: mount.is_read_only(), recursive: true })?;
+    Ok(tree)
+}
+
+/// A new file system in memory.
+fn make_tmpfs(mount: &AppMount) -> std::io::Result<OwnedFd> {
+    let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let mut attributes = MountAttrFlags::empty();
+    for option in &mount.options {
+        match (option.as_str(), option.split_once('=')) {
+            ("nosuid", _) => attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID,
+            ("nodev", _) => attributes |= MountAttrFlags::MOUNT_ATTR_NODEV,
+            ("noexec", _) => attributes |= MountAttrFlags::MOUNT_ATTR_NOEXEC,
+            ("ro", _) => attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY,
+            (_, Some((key, value))) => fsconfig_set_string(&fs, key, value)?,
+            (flag, None) => fsconfig_set_flag(&fs, flag)?,
+        }
+    }
+    fsconfig_create(&fs)?;
+    Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+fn is_directory(file: &OwnedFd) -> rustix::io::Result<bool> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) == FileType::Directory)
+}
+
+/// The number of the mount that a file was opened on, which is unique as long as the mount exists.
+fn mount_id(file: &OwnedFd) -> rustix::io::Result<u64> {
+    // statx has the field since Linux 5.8.
+    Ok(rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id)
+}
+
+/// Opens a path beneath the root without following a link.
+fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
+/// Opens the directory or file that a volume covers, and makes it if it does not exist.
+fn open_target(root: &OwnedFd, path: &str, is_dir: bool) -> rustix::io::Result<OwnedFd> {
+    let kind = if is_dir { OFlags::DIRECTORY } else { OFlags::empty() };
+    match open_beneath(root, path, OFlags::PATH | kind) {
+        Err(Errno::NOENT) => {}
+        other => return other,
+    }
+    let (parents, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let mut dir = open_beneath(root, "/", OFlags::PATH | OFlags::DIRECTORY)?;
+    for part in parents.split('/').filter(|part| !part.is_empty()) {
+        dir = open_or_make_dir(&dir, part)?;
+    }
+    if is_dir {
+        return open_or_make_dir(&dir, name);
+    }
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::WRONLY;
+    match rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(0o755)) {
+        Ok(_) | Err(Errno::EXIST) => open_beneath(&dir, name, OFlags::PATH),
+        Err(error) => Err(error),
+    }
+}
+
+fn open_or_make_dir(dir: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+    let open = || open_beneath(dir, name, OFlags::PATH | OFlags::DIRECTORY);
+    match open() {
+        Err(Errno::NOENT) => match rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => open(),
+            Err(error) => Err(error),
+        },
+        other => other,
+    }
+}

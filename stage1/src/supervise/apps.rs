@@ -1,0 +1,464 @@
+//! Apps that are started, stopped and removed while the pod runs. [`super::creations`] adds them and makes their
+//! processes.
+//!
+//! Nothing here blocks: an operation that takes time is kept in [`App::operation`] or [`App::stop`], with the client
+//! that waits for it, and goes on when its descriptor is readable or its deadline has passed.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use gantry_contract::Failure;
+use gantry_contract::control::{AppState, AppStatus, Reply, Request};
+use gantry_contract::journal::Fact;
+use gantry_model::ErrorKind;
+use gantry_model::id::shown;
+use gantry_model::spec::Limits;
+use rustix::process::Signal;
+
+use super::{SIGKILL, Supervisor, no_such_app};
+use crate::app::{App, AppInput, NextOperation, Operation, StartRequest, StopRequest};
+use crate::failure::{OfApp as _, Result, failure};
+use crate::launcher::EXECVE_TIMEOUT;
+use crate::table::Token;
+use crate::{control, creation, removal};
+
+/// Timeout of the end of the processes that an app left behind, and of their output.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often the end of those processes is polled.
+const CLEAR_POLL_INTERVAL: Duration = Duration::from_millis(3);
+
+/// Maximum number of clients that wait for the exit of one app.
+const MAX_STOP_CLIENTS: usize = 32;
+
+/// Replies with a failure.
+pub(super) fn refuse(client: &OwnedFd, app: &str, why: Failure) {
+    let why = Failure { app: Some(app.to_owned()), ..why };
+    control::reply(client, &Reply::Failed(why), None);
+}
+
+impl Supervisor {
+    /// Fulfils a request that changes the apps of the pod, and replies to it, now or later.
+    pub(super) fn change_apps(&mut self, request: Request, fds: Vec<OwnedFd>, client: OwnedFd) {
+        match request {
+            Request::AddApp(request) => self.add_app(&request, fds, client),
+            Request::StartApp { app, attempt } => self.start_app(&app, StartRequest { attempt, client }),
+            Request::StopApp { app, grace_ms } => self.stop_app(&app, Duration::from_millis(grace_ms), client),
+            Request::RestartApp { app, attempt, grace_ms } => {
+                self.restart_app(&app, StartRequest { attempt, client }, Duration::from_millis(grace_ms));
+            }
+            Request::RemoveApp { app } => self.remove_app(&app, client),
+            Request::Status
+            | Request::Stop { .. }
+            | Request::Kill { .. }
+            | Request::Exec(_)
+            | Request::Attach { .. }
+            | Request::Output
+            | Request::Detach
+            | Request::ReopenLog { .. } => {
+                refuse(&client, "", failure(ErrorKind::Internal, "the request does not change an app"))
+            }
+        }
+    }
+
+    /// Whether the pod takes changes of its apps.
+    pub(super) fn check_is_open(&self) -> Result<()> {
+        match self.is_stopping || self.has_ended {
+            true => Err(failure(ErrorKind::Refused, "the pod is being stopped")),
+            false => Ok(()),
+        }
+    }
+
+    fn start_app(&mut self, name: &str, start: StartRequest) {
+        match self.check_start(name, start.attempt) {
+            Ok(token) if self.reply_if_started(token, &start) => {}
+            Ok(token) => self.begin_start(token, start),
+            Err(why) => refuse(&start.client, name, why),
+        }
+    }
+
+    /// The app, if the attempt may be started or runs.
+    fn check_start(&self, name: &str, attempt: u32) -> Result<Token<App>> {
+        let token = self.find_app(name)?;
+        let app = self.app(token)?;
+        let last = app.started.as_ref().map(|started| started.attempt);
+        if last == Some(attempt) && app.running.is_some() {
+            return Ok(token);
+        }
+        self.check_is_open()?;
+        check_is_idle(app)?;
+        match last {
+            Some(last) if app.running.is_some() => {
+                Err(failure(ErrorKind::Refused, format!("app '{name}' runs already, as attempt {last}")))
+            }
+            Some(last) if attempt <= last => {
+                let why = format!("attempt {attempt} of app '{name}' cannot be started after attempt {last}");
+                Err(failure(ErrorKind::Refused, why))
+            }
+            _ => Ok(token),
+        }
+    }
+
+    /// Replies to a client that asks for the attempt which runs.
+    fn reply_if_started(&self, token: Token<App>, start: &StartRequest) -> bool {
+        let Some(app) = self.pod.apps.get(token) else { return false };
+        let started = app.started.as_ref().filter(|started| started.attempt == start.attempt && app.running.is_some());
+        started.is_some_and(|started| {
+            control::reply(&start.client, &Reply::AppStarted(started.clone()), None);
+            true
+        })
+    }
+
+    /// Starts an app that does not run: executes its program in the process that waits for it, or makes one first.
+    fn begin_start(&mut self, token: Token<App>, start: StartRequest) {
+        let Some(app) = self.pod.apps.get(token) else { return };
+        if app.waiting.is_some() {
+            self.begin_execute(token, start);
+        } else {
+            self.begin_clear(token, NextOperation::Start(start));
+        }
+    }
+
+    /// Lets the process that waits execute the program.
+    pub(super) fn begin_execute(&mut self, token: Token<App>, start: StartRequest) {
+        let log = self.pod.plan.log;
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let name = app.plan.name.clone();
+        match proceed(app, start.attempt, log) {
+            Ok(()) => app.operation = Some(Operation::Execute { deadline: Instant::now() + EXECVE_TIMEOUT, start }),
+            Err(why) => {
+                app.operation = None;
+                refuse(&start.client, &name, why);
+                self.end_waiting(token);
+            }
+        }
+    }
+
+    /// The program of an app was executed, or failed to be.
+    pub(super) fn handle_execution(&mut self, token: Token<App>) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let (Some(Operation::Execute { .. }), Some(waiting)) = (&app.operation, &app.waiting) else { return };
+        let outcome = waiting.outcome().of_app(&app.plan.name);
+        let Some(Operation::Execute { start, .. }) = app.operation.take() else { return };
+        match (outcome, app.waiting.take()) {
+            (Ok(()), Some(waiting)) => {
+                let started = app.record_start(waiting, start.attempt);
+                self.journal.append(Fact::AppStarted(started.clone()));
+                control::reply(&start.client, &Reply::AppStarted(started), None);
+            }
+            (outcome, waiting) => {
+                app.waiting = waiting;
+                let why = outcome.err().unwrap_or_else(|| no_such_app(&app.plan.name));
+                control::reply(&start.client, &Reply::Failed(why), None);
+                self.end_waiting(token);
+            }
+        }
+    }
+
+    /// Kills the process of an app that waits for its execve, if there is one.
+    pub(super) fn end_waiting(&mut self, token: Token<App>) {
+        let Some(waiting) = self.pod.apps.get_mut(token).and_then(|app| app.waiting.take()) else { return };
+        // It fails only if the process has exited.
+        let _already_ended = rustix::process::pidfd_send_signal(&waiting.pidfd, Signal::KILL);
+        self.ending.push(waiting.pidfd);
+    }
+
+    fn stop_app(&mut self, name: &str, grace: Duration, client: OwnedFd) {
+        let token = match self.find_app(name) {
+            Ok(token) => token,
+            Err(why) => return refuse(&client, name, why),
+        };
+        let Some(app) = self.pod.apps.get(token) else { return };
+        if app.running.is_none() {
+            return match check_is_idle(app) {
+                Ok(()) => {
+                    self.end_waiting(token);
+                    control::reply(&client, &Reply::Done, None);
+                }
+                Err(why) => refuse(&client, name, why),
+            };
+        }
+        self.signal_stop(token, grace, Some(client), None);
+    }
+
+    fn restart_app(&mut self, name: &str, start: StartRequest, grace: Duration) {
+        let token = match self.find_app(name) {
+            Ok(token) => token,
+            Err(why) => return refuse(&start.client, name, why),
+        };
+        let runs = self.pod.apps.get(token).filter(|app| app.running.is_some());
+        let Some(app) = runs else { return self.start_app(name, start) };
+        if self.reply_if_started(token, &start) {
+            return;
+        }
+        let last = app.started.as_ref().map_or(0, |started| started.attempt);
+        let checked = self.check_is_open().and_then(|()| match &app.stop {
+            Some(_) => Err(failure(ErrorKind::Busy, format!("app '{name}' is being stopped"))),
+            None if start.attempt < last => {
+                let why = format!("attempt {} of app '{name}' cannot be started after attempt {last}", start.attempt);
+                Err(failure(ErrorKind::Refused, why))
+            }
+            None => Ok(()),
+        });
+        match checked {
+            Ok(()) => self.signal_stop(token, grace, None, Some(start)),
+            Err(why) => refuse(&start.client, name, why),
+        }
+    }
+
+    /// Asks a running app to stop. A further request can only shorten the grace.
+    fn signal_stop(
+        &mut self,
+        token: Token<App>,
+        grace: Duration,
+        client: Option<OwnedFd>,
+        restart: Option<StartRequest>,
+    ) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        if let Some(client) = &client
+            && app.stop.as_ref().is_some_and(|stop| stop.clients.len() >= MAX_STOP_CLIENTS)
+        {
+            let why = format!("{MAX_STOP_CLIENTS} clients wait for the exit of the app already, which is the limit");
+            return refuse(client, &app.plan.name, failure(ErrorKind::Busy, why));
+        }
+        let deadline = Instant::now() + grace;
+        if let Some(stop) = &mut app.stop {
+            stop.kill_at = stop.kill_at.map(|earlier| earlier.min(deadline));
+            stop.clients.extend(client);
+            return;
+        }
+        let attempt = app.started.as_ref().map_or(0, |started| started.attempt);
+        self.journal.append(Fact::AppStopping { app: app.plan.name.clone(), attempt });
+        app.signal(app.plan.stop_signal);
+        app.stop = Some(StopRequest { kill_at: Some(deadline), clients: client.into_iter().collect(), restart });
+    }
+
+    /// Replies to the clients that wait for the exit of an app; returns the start that follows.
+    pub(super) fn complete_stop(&mut self, stop: StopRequest) -> Option<StartRequest> {
+        for client in &stop.clients {
+            control::reply(client, &Reply::Done, None);
+        }
+        stop.restart
+    }
+
+    fn remove_app(&mut self, name: &str, client: OwnedFd) {
+        if self.is_being_added(name) {
+            return refuse(&client, name, failure(ErrorKind::Busy, format!("app '{name}' is being added")));
+        }
+        let Ok(token) = self.find_app(name) else { return control::reply(&client, &Reply::Done, None) };
+        let checked = self.check_is_open().and_then(|()| self.app(token)).and_then(|app| match app.running {
+            Some(_) => Err(failure(ErrorKind::Refused, format!("app '{name}' runs; stop it first"))),
+            None => check_is_idle(app),
+        });
+        match checked {
+            Ok(()) => {
+                self.end_waiting(token);
+                self.begin_clear(token, NextOperation::Remove(client));
+            }
+            Err(why) => refuse(&client, name, why),
+        }
+    }
+
+    /// Kills what the last start of an app left behind, programs executed in it included, before `then`: they could
+    /// change its root while it is used again.
+    pub(super) fn begin_clear(&mut self, token: Token<App>, then: NextOperation) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        app.operation = Some(Operation::Clear { deadline: Instant::now() + CLEAR_TIMEOUT, then });
+        self.advance_clear(token);
+    }
+
+    fn advance_clear(&mut self, token: Token<App>) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let Some(Operation::Clear { deadline, .. }) = &app.operation else { return };
+        let (is_late, is_empty) = (*deadline <= Instant::now(), app.cgroup.is_empty());
+        if !is_empty {
+            app.cgroup.kill();
+        }
+        let is_clear = is_empty && app.output.sources.is_empty();
+        if !is_late && !is_clear {
+            return;
+        }
+        let Some(Operation::Clear { deadline, then }) = app.operation.take() else { return };
+        let name = app.plan.name.clone();
+        // The cgroup is made anew: a process that is cloned into a cgroup whose `cgroup.kill` was written before is
+        // killed at once (Linux 6.18 compares the `kill_seq` of the cgroup with that of the cloning process's own).
+        let renewed = match &then {
+            NextOperation::Start(_) if is_empty => self.renew_cgroup(token, &name),
+            _ => Ok(is_empty),
+        };
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let why = "processes of the app have not ended, although they were killed";
+        match renewed {
+            Ok(true) => {}
+            Ok(false) if is_late => return refuse(then.client(), &name, failure(ErrorKind::TimedOut, why)),
+            Ok(false) => {
+                app.operation = Some(Operation::Clear { deadline, then });
+                return;
+            }
+            Err(why) => return refuse(then.client(), &name, why),
+        }
+        app.output.close(&mut self.foregrounds, &mut self.buffer);
+        self.record_dropped(token);
+        match then {
+            NextOperation::Start(start) => self.begin_creation(token, start),
+            NextOperation::Remove(client) => self.finish_removal(token, &client),
+        }
+    }
+
+    /// Makes the cgroup of an app anew, without limits; returns whether it could be removed.
+    fn renew_cgroup(&mut self, token: Token<App>, name: &str) -> Result<bool> {
+        if !self.pod.cgroups.remove(name) {
+            return Ok(false);
+        }
+        let cgroup = self.pod.cgroups.app(name, &Limits::default())?;
+        if let Some(app) = self.pod.apps.get_mut(token) {
+            app.cgroup = cgroup;
+        }
+        Ok(true)
+    }
+
+    fn finish_removal(&mut self, token: Token<App>, client: &OwnedFd) {
+        let Some(app) = self.pod.apps.remove(token) else { return };
+        let name = app.plan.name;
+        let volumes = self.release_volumes(&name, app.volumes);
+        let removed = removal::remove_files(app.output.app_number, &name, Some(app.root), &volumes);
+        self.remove_cgroup_later(&name);
+        self.journal.append(Fact::AppRemoved { app: name.clone() });
+        match removed {
+            Ok(helper) => {
+                self.ending.extend(helper);
+                control::reply(client, &Reply::Done, None);
+            }
+            Err(why) => refuse(client, &name, why),
+        }
+    }
+
+    /// Advances operations that are polled, and times out the others.
+    pub(super) fn check_operations(&mut self, now: Instant) {
+        for token in self.pod.apps.tokens() {
+            let Some(app) = self.pod.apps.get_mut(token) else { continue };
+            if let Some(stop) = &mut app.stop
+                && stop.kill_at.is_some_and(|at| at <= now)
+            {
+                stop.kill_at = None;
+                app.signal(SIGKILL);
+                app.cgroup.kill();
+            }
+            match &app.operation {
+                Some(Operation::Clear { .. }) => self.advance_clear(token),
+                Some(Operation::Execute { deadline, .. }) if *deadline <= now => {
+                    let why = failure(ErrorKind::TimedOut, "the program was not executed in time");
+                    self.abort_operation(token, &why);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// When [`Self::check_operations`] has work.
+    pub(super) fn operation_deadlines(&self, now: Instant) -> impl Iterator<Item = Instant> {
+        let stops = self.pod.apps.values().filter_map(|app| app.stop.as_ref()?.kill_at);
+        let operations = self.pod.apps.values().filter_map(move |app| match app.operation.as_ref()? {
+            Operation::Clear { deadline, .. } => Some((now + CLEAR_POLL_INTERVAL).min(*deadline)),
+            Operation::Execute { deadline, .. } => Some(*deadline),
+            // The creation has the deadline.
+            Operation::Create => None,
+        });
+        stops.chain(operations)
+    }
+
+    /// Aborts the start or removal of an app.
+    pub(super) fn abort_operation(&mut self, token: Token<App>, why: &Failure) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let name = app.plan.name.clone();
+        match app.operation.take() {
+            Some(Operation::Execute { start, .. }) => {
+                refuse(&start.client, &name, why.clone());
+                self.end_waiting(token);
+            }
+            Some(Operation::Clear { then, .. }) => {
+                refuse(then.client(), &name, why.clone());
+            }
+            Some(Operation::Create) | None => {}
+        }
+    }
+
+    /// Aborts every operation on an app: the pod is being stopped.
+    pub(super) fn abort_changes(&mut self) {
+        let why = failure(ErrorKind::Refused, "the pod is being stopped");
+        self.abort_creations(&why);
+        for token in self.pod.apps.tokens() {
+            self.abort_operation(token, &why);
+            let Some(app) = self.pod.apps.get_mut(token) else { continue };
+            if let Some(start) = app.stop.as_mut().and_then(|stop| stop.restart.take()) {
+                refuse(&start.client, &app.plan.name, why.clone());
+            }
+        }
+    }
+
+    /// Whether the pod runs on: an app runs or is being started, or it is a sandbox that was not stopped.
+    pub(super) fn is_active(&self) -> bool {
+        let is_starting = |app: &App| {
+            let removes = Operation::is_removal;
+            app.operation.as_ref().is_some_and(|operation| !removes(operation))
+        };
+        (self.pod.plan.sandbox && !self.is_stopping)
+            || self.pod.apps.values().any(|app| app.running.is_some() || is_starting(app))
+    }
+
+    /// The status of each app.
+    pub(super) fn app_statuses(&self) -> Vec<AppStatus> {
+        let state = |app: &App| match (&app.started, app.exit) {
+            (Some(started), None) => AppState::Running(started.clone()),
+            (Some(started), Some(how)) => AppState::Exited { started: started.clone(), how },
+            (None, _) => AppState::Created,
+        };
+        let status =
+            |app: &App| AppStatus { app: app.plan.name.clone(), number: app.output.app_number, state: state(app) };
+        self.pod.apps.values().map(status).collect()
+    }
+}
+
+impl Operation {
+    fn is_removal(&self) -> bool {
+        matches!(self, Self::Clear { then: NextOperation::Remove(_), .. })
+    }
+}
+
+impl NextOperation {
+    fn client(&self) -> &OwnedFd {
+        match self {
+            Self::Start(StartRequest { client, .. }) | Self::Remove(client) => client,
+        }
+    }
+}
+
+/// Fails while an operation on the app is under way.
+fn check_is_idle(app: &App) -> Result<()> {
+    let doing = match &app.operation {
+        None => return Ok(()),
+        Some(operation) if operation.is_removal() => "removed",
+        Some(_) => "started",
+    };
+    Err(failure(ErrorKind::Busy, format!("app '{}' is being {doing}", shown(&app.plan.name))))
+}
+
+/// Lets the process of an app that waits execute the program, with the log of this attempt.
+fn proceed(app: &mut App, attempt: u32, log: gantry_contract::plan::LogLimits) -> Result<()> {
+    let Some(waiting) = &app.waiting else { return Err(no_such_app(&app.plan.name)) };
+    if app.plan.attempt != attempt {
+        app.output.log = creation::open_log(&app.plan.name, attempt, log)?;
+        app.plan.attempt = attempt;
+    }
+    app.oom_kills_before = app.cgroup.oom_kills();
+    waiting.proceed()
+}
+
+impl App {
+    /// Forgets the main process, which has exited.
+    pub(super) fn forget_process(&mut self) {
+        self.running = None;
+        self.null = None;
+        self.input = AppInput::None;
+    }
+}

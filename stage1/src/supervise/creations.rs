@@ -1,0 +1,430 @@
+//! Adds apps to the running pod, and makes the processes of apps that are started again, by a [`Maker`] each.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use gantry_contract::Failure;
+use gantry_contract::control::{AddApp, Reply};
+use gantry_contract::journal::Fact;
+use gantry_model::ErrorKind;
+use gantry_model::id::{AppName, shown};
+use gantry_model::spec::{Limits, VolumeKind, VolumeSpec};
+use rustix::thread::CapabilitySet;
+
+use super::Supervisor;
+use super::apps::refuse;
+use crate::app::{App, AppInput, Operation, OutputSource, StartRequest};
+use crate::creation::{AppCreation, PreparedApp, make_stdio};
+use crate::failure::{Result, failure};
+use crate::launcher::{Stdio, WaitingApp};
+use crate::maker::{Maker, MakerMessage};
+use crate::table::Token;
+use crate::terminal::AppStdio;
+use crate::{control, jail, removal, volumes};
+
+/// Maximum number of apps in a running pod: their status fits into one message.
+const MAX_APPS: usize = 256;
+
+/// Timeout of freezing the apps that may trace other processes.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often the freezing is polled.
+const FREEZE_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How often the removal of a cgroup is tried whose processes were killed.
+const CGROUP_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A process of an app that is being made.
+pub(super) struct Creation {
+    pub(super) maker: Maker,
+    phase: Phase,
+    stdio: AppStdio,
+    program: String,
+    target: Target,
+}
+
+/// The progress of a creation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The volumes are being filled.
+    Fill,
+    /// They are filled; another creation has to end first.
+    Wait,
+    /// The process is being made, and the apps that could trace it are frozen.
+    Make,
+}
+
+/// The app whose process is made.
+enum Target {
+    /// An app that is being added.
+    New(Box<NewApp>),
+    /// An app of the pod, for a start.
+    Old(Token<App>, StartRequest),
+}
+
+/// An app that is being added.
+struct NewApp {
+    app: PreparedApp,
+    number: u16,
+    volumes: Vec<String>,
+    terminal_size: Option<(u16, u16)>,
+    client: OwnedFd,
+}
+
+impl Supervisor {
+    pub(super) fn add_app(&mut self, request: &AddApp, fds: Vec<OwnedFd>, client: OwnedFd) {
+        let name = &request.app.name;
+        let begun = self.check_new(request).and_then(|number| {
+            let volumes = self.add_volumes(&request.volumes, fds)?;
+            self.prepare_new(request, number)
+                .map(|(app, maker, stdio)| (number, volumes.clone(), app, maker, stdio))
+                .inspect_err(|_| self.discard_app(name, number, None, volumes))
+        });
+        match begun {
+            Ok((number, volumes, app, maker, stdio)) => {
+                let program = app.plan.argv.first().cloned().unwrap_or_default();
+                let new = NewApp { app, number, volumes, terminal_size: request.terminal_size, client };
+                let target = Target::New(Box::new(new));
+                self.creations.insert(Creation { maker, phase: Phase::Fill, stdio, program, target });
+            }
+            Err(why) => refuse(&client, name, why),
+        }
+    }
+
+    /// The number of a new app.
+    fn check_new(&mut self, request: &AddApp) -> Result<u16> {
+        self.check_is_open()?;
+        let name = &request.app.name;
+        let invalid = |error| failure(ErrorKind::Invalid, format!("'{}' cannot name an app: {error}", shown(name)));
+        name.parse::<AppName>().map_err(invalid)?;
+        if !request.app.options.devices.is_empty() {
+            let why = "an app that is added to a running pod cannot have devices: a pod's are confined when it starts";
+            return Err(failure(ErrorKind::Invalid, why));
+        }
+        if self.find_app(name).is_ok() || self.is_being_added(name) {
+            return Err(failure(ErrorKind::AlreadyExists, format!("the pod has an app '{name}' already")));
+        }
+        if self.old_cgroups.contains(name) {
+            let why = format!("processes of a former app '{name}' have not ended yet");
+            return Err(failure(ErrorKind::Busy, why));
+        }
+        if self.pod.apps.len() + self.creations.len() >= MAX_APPS {
+            let why = format!("the pod has {MAX_APPS} apps already, which is the limit");
+            return Err(failure(ErrorKind::Exhausted, why));
+        }
+        let why = "65535 apps were added to the pod, which is the limit; make a new pod";
+        let number = self.pod.next_number.ok_or_else(|| failure(ErrorKind::Exhausted, why))?;
+        self.pod.next_number = number.checked_add(1);
+        Ok(number)
+    }
+
+    /// Whether an app of this name is being added.
+    pub(super) fn is_being_added(&self, name: &str) -> bool {
+        self.creations.values().any(|creation| creation.new_app().is_some_and(|new| new.app.plan.name == name))
+    }
+
+    fn prepare_new(&mut self, request: &AddApp, number: u16) -> Result<(PreparedApp, Maker, AppStdio)> {
+        // The app's limits apply from its start.
+        let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default())?;
+        let etc = self.pod.etc_files()?;
+        let (devices_confined, log) = (self.pod.devices_confined, self.pod.plan.log);
+        let creation = AppCreation { app: &request.app, number, devices: Vec::new(), devices_confined, etc: &etc, log };
+        let app = creation.prepare(cgroup)?;
+        let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.ids.uid)?;
+        let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
+        let maker = Maker::start(app.process_inputs(&self.pod.plan, self.pod.init.pid), &app.cgroup, given)?;
+        Ok((app, maker, stdio))
+    }
+
+    /// Makes a process for an app in whose cgroup no process is.
+    pub(super) fn begin_creation(&mut self, token: Token<App>, start: StartRequest) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        removal::forget_container(&app.plan.name);
+        let (plan, init) = (&self.pod.plan, self.pod.init.pid);
+        let begun = make_stdio(&app.plan, &self.pod.jail.null, app.ids.uid).and_then(|mut stdio| {
+            let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
+            Ok((Maker::start(app.process_inputs(plan, init), &app.cgroup, given)?, stdio))
+        });
+        match begun {
+            Ok((maker, stdio)) => {
+                app.operation = Some(Operation::Create);
+                let program = app.plan.argv.first().cloned().unwrap_or_default();
+                let target = Target::Old(token, start);
+                self.creations.insert(Creation { maker, phase: Phase::Fill, stdio, program, target });
+            }
+            Err(why) => refuse(&start.client, &app.plan.name, why),
+        }
+    }
+
+    /// A maker has sent a message or has died.
+    pub(super) fn handle_creation(&mut self, token: Token<Creation>) {
+        let Some(creation) = self.creations.get_mut(token) else { return };
+        match creation.maker.receive(&creation.program) {
+            None => return,
+            Some(Ok(MakerMessage::Filled)) => creation.phase = Phase::Wait,
+            Some(Ok(MakerMessage::Created(waiting, null))) => self.complete_creation(token, waiting, null),
+            Some(Err(why)) => self.fail_creation(token, why),
+        }
+        self.proceed_with_creations();
+    }
+
+    /// Lets the next maker make its process. One at a time: a maker is in the cgroup of its app, which another creation
+    /// may have to freeze.
+    fn proceed_with_creations(&mut self) {
+        loop {
+            if self.creations.values().any(|creation| creation.phase == Phase::Make) {
+                return;
+            }
+            let next =
+                self.creations.iter().find(|(_, creation)| creation.phase == Phase::Wait).map(|(token, _)| token);
+            let Some(token) = next else { return self.thaw_tracers() };
+            let own = self.creations.get(token).and_then(Creation::old_app);
+            let frozen = self.freeze_tracers(own);
+            let Some(creation) = self.creations.get_mut(token) else { return };
+            creation.phase = Phase::Make;
+            if let Err(why) = frozen.and_then(|()| creation.maker.proceed()) {
+                self.fail_creation(token, why);
+            }
+        }
+    }
+
+    fn complete_creation(&mut self, token: Token<Creation>, waiting: WaitingApp, null: OwnedFd) {
+        let Some(creation) = self.creations.remove(token) else { return };
+        self.ending.push(creation.maker.finish());
+        match creation.target {
+            Target::New(new) => self.complete_add(*new, creation.stdio, waiting, null),
+            Target::Old(token, start) => {
+                let Some(app) = self.pod.apps.get_mut(token) else { return };
+                app.operation = None;
+                app.waiting = Some(waiting);
+                app.null = Some(null);
+                let ends = creation.stdio.supervisor_ends(app.terminal_size);
+                let limited = app.cgroup.set_limits(&app.plan.options.limits);
+                match ends.and_then(|ends| limited.map(|()| ends)) {
+                    Ok((sources, input)) => {
+                        for source in sources {
+                            app.output.sources.insert(source);
+                        }
+                        app.input = input;
+                        self.begin_execute(token, start);
+                    }
+                    Err(why) => {
+                        refuse(&start.client, &app.plan.name, why);
+                        self.end_waiting(token);
+                    }
+                }
+            }
+        }
+    }
+
+    fn complete_add(&mut self, new: NewApp, stdio: AppStdio, waiting: WaitingApp, null: OwnedFd) {
+        let NewApp { app, number, volumes, terminal_size, client } = new;
+        let name = app.plan.name.clone();
+        let limited = app.cgroup.set_limits(&app.plan.options.limits);
+        let ends: Result<(Vec<OutputSource>, AppInput)> = limited.and_then(|()| stdio.supervisor_ends(terminal_size));
+        match ends {
+            Ok((sources, input)) => {
+                let mut app = app.into_app(null, sources, input);
+                app.waiting = Some(waiting);
+                app.volumes = volumes;
+                app.terminal_size = terminal_size;
+                self.pod.apps.insert(app);
+                self.journal.append(Fact::AppCreated { app: name });
+                control::reply(&client, &Reply::Done, None);
+            }
+            Err(why) => {
+                app.cgroup.kill();
+                self.ending.push(waiting.pidfd);
+                self.discard_app(&name, number, Some(app.root), volumes);
+                refuse(&client, &name, why);
+            }
+        }
+    }
+
+    /// Ends a creation and all of its processes.
+    fn fail_creation(&mut self, token: Token<Creation>, why: Failure) {
+        let Some(creation) = self.creations.remove(token) else { return };
+        match creation.target {
+            Target::New(new) => {
+                self.ending.extend(creation.maker.kill(&new.app.cgroup));
+                let name = new.app.plan.name;
+                self.discard_app(&name, new.number, Some(new.app.root), new.volumes);
+                refuse(&new.client, &name, why);
+            }
+            Target::Old(token, start) => {
+                let Some(app) = self.pod.apps.get_mut(token) else { return };
+                self.ending.extend(creation.maker.kill(&app.cgroup));
+                app.operation = None;
+                refuse(&start.client, &app.plan.name, why);
+            }
+        }
+    }
+
+    /// Ends all creations.
+    pub(super) fn abort_creations(&mut self, why: &Failure) {
+        for token in self.creations.iter().map(|(token, _)| token).collect::<Vec<_>>() {
+            self.fail_creation(token, why.clone());
+        }
+        self.thaw_tracers();
+    }
+
+    /// Times out creations, and removes the cgroups of apps that could not be removed yet.
+    pub(super) fn check_creations(&mut self, now: Instant) {
+        let late = self.creations.iter().filter(|(_, creation)| creation.maker.deadline <= now);
+        let late: Vec<_> = late.map(|(token, creation)| (token, creation.phase)).collect();
+        for (token, phase) in late {
+            let what = match phase {
+                Phase::Fill => "its volumes were not filled in time",
+                Phase::Wait | Phase::Make => "its process was not made in time",
+            };
+            self.fail_creation(token, failure(ErrorKind::TimedOut, what));
+            self.proceed_with_creations();
+        }
+        let cgroups = &self.pod.cgroups;
+        self.old_cgroups.retain(|name| !cgroups.remove(name));
+    }
+
+    /// When [`Self::check_creations`] has work.
+    pub(super) fn creation_deadlines(&self, now: Instant) -> impl Iterator<Item = Instant> {
+        let cgroups = (!self.old_cgroups.is_empty()).then(|| now + CGROUP_POLL_INTERVAL);
+        self.creations.values().map(|creation| creation.maker.deadline).chain(cgroups)
+    }
+
+    /// Removes what a failed add has made.
+    fn discard_app(&mut self, name: &str, number: u16, root: Option<OwnedFd>, volumes: Vec<String>) {
+        let volumes = self.release_volumes(name, volumes);
+        match removal::remove_files(number, name, root, &volumes) {
+            Ok(helper) => self.ending.extend(helper),
+            Err(why) => tracing::warn!("{}", why.message),
+        }
+        self.remove_cgroup_later(name);
+    }
+
+    /// Removes the cgroup of an app, as soon as the processes in it have ended.
+    pub(super) fn remove_cgroup_later(&mut self, name: &str) {
+        if !self.pod.cgroups.remove(name) {
+            self.old_cgroups.push(name.to_owned());
+        }
+    }
+
+    /// Freezes the apps that may trace other processes, except the one whose process is being made: a process is safe
+    /// from them when it is locked down ([`crate::maker`]).
+    fn freeze_tracers(&self, own: Option<Token<App>>) -> Result<()> {
+        let deadline = Instant::now() + FREEZE_TIMEOUT;
+        for (_, app) in self.pod.apps.iter().filter(|(token, app)| own != Some(*token) && is_tracer(app)) {
+            let cannot = |why: &str| {
+                let who = format!("app '{}', which has CAP_SYS_PTRACE, cannot be frozen meanwhile", app.plan.name);
+                failure(ErrorKind::Unavailable, format!("cannot make a process beside a running app: {who}: {why}"))
+            };
+            while !app.cgroup.set_frozen(true).map_err(|error| cannot(&error.to_string()))? {
+                if Instant::now() >= deadline {
+                    return Err(cannot("its processes do not freeze"));
+                }
+                std::thread::sleep(FREEZE_POLL_INTERVAL);
+            }
+        }
+        Ok(())
+    }
+
+    fn thaw_tracers(&self) {
+        for app in self.pod.apps.values().filter(|app| is_tracer(app)) {
+            // It fails only where freezing fails.
+            let _not_frozen = app.cgroup.set_frozen(false);
+        }
+    }
+
+    /// Adds the volumes that came with a new app; returns their names.
+    fn add_volumes(&mut self, specs: &[VolumeSpec], fds: Vec<OwnedFd>) -> Result<Vec<String>> {
+        let mut trees = fds.into_iter();
+        let mut added = Vec::new();
+        for spec in specs {
+            if let Err(why) = self.add_volume(spec, &mut trees, &mut added) {
+                let _of_a_failed_add = self.release_volumes("", added);
+                return Err(why);
+            }
+        }
+        Ok(added)
+    }
+
+    fn add_volume(
+        &mut self,
+        spec: &VolumeSpec,
+        trees: &mut impl Iterator<Item = OwnedFd>,
+        added: &mut Vec<String>,
+    ) -> Result<()> {
+        let tree = match spec.kind {
+            VolumeKind::Host { .. } | VolumeKind::Named { .. } => {
+                let why = format!("volume '{}' came without a mount", spec.name);
+                Some(trees.next().ok_or_else(|| failure(ErrorKind::Invalid, why))?)
+            }
+            VolumeKind::Anonymous | VolumeKind::Empty { .. } => None,
+        };
+        if let Some(known) = self.pod.plan.volumes.iter().find(|volume| volume.name == spec.name) {
+            let why = format!("the pod has another volume '{}'", spec.name);
+            return if known == spec { Ok(()) } else { Err(failure(ErrorKind::AlreadyExists, why)) };
+        }
+        if let Some(tree) = tree {
+            jail::add_volume(spec.name.as_str(), &tree)?;
+        }
+        self.pod.plan.volumes.push(spec.clone());
+        added.push(spec.name.to_string());
+        Ok(())
+    }
+
+    /// Removes the volumes that were added with an app from the pod, unless another app mounts them, to which they
+    /// belong from now on. Returns the directories to delete.
+    pub(super) fn release_volumes(&mut self, app: &str, names: Vec<String>) -> Vec<PathBuf> {
+        let mut dirs = Vec::new();
+        for name in names {
+            let mounts = |plan: &gantry_contract::plan::App| {
+                plan.name != app && plan.mounts.iter().any(|mount| mount.volume == name)
+            };
+            if let Some(other) = self.pod.apps.values_mut().find(|other| mounts(&other.plan)) {
+                other.volumes.push(name);
+                continue;
+            }
+            let new = self.creations.values_mut().filter_map(Creation::new_app_mut);
+            if let Some(other) = { new }.find(|other| mounts(&other.app.plan)) {
+                other.volumes.push(name);
+                continue;
+            }
+            let known = &mut self.pod.plan.volumes;
+            let Some(at) = known.iter().position(|volume| volume.name.as_str() == name) else { continue };
+            let volume = known.remove(at);
+            match volume.kind {
+                VolumeKind::Host { .. } | VolumeKind::Named { .. } => jail::remove_volume(&name),
+                VolumeKind::Anonymous | VolumeKind::Empty { .. } => dirs.push(volumes::source(&volume).into()),
+            }
+        }
+        dirs
+    }
+}
+
+impl Creation {
+    fn new_app(&self) -> Option<&NewApp> {
+        match &self.target {
+            Target::New(new) => Some(new),
+            Target::Old(..) => None,
+        }
+    }
+
+    fn new_app_mut(&mut self) -> Option<&mut NewApp> {
+        match &mut self.target {
+            Target::New(new) => Some(new),
+            Target::Old(..) => None,
+        }
+    }
+
+    fn old_app(&self) -> Option<Token<App>> {
+        match &self.target {
+            Target::New(_) => None,
+            Target::Old(token, _) => Some(*token),
+        }
+    }
+}
+
+/// Whether the app may trace processes of other apps, and has any process.
+fn is_tracer(app: &App) -> bool {
+    app.confinement.capabilities.contains(CapabilitySet::SYS_PTRACE) && !app.cgroup.is_empty()
+}

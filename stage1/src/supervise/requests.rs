@@ -1,0 +1,135 @@
+//! The requests of the control socket that are replied to at once, and exec.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use gantry_contract::control::{Reply, Request, Status};
+use gantry_model::ErrorKind;
+
+use super::sessions::{MAX_SESSIONS, Session};
+use super::{Supervisor, no_such_app};
+use crate::app::{App, AppInput};
+use crate::control::{self, Connection};
+use crate::exec::{self, PendingExec};
+use crate::failure::{Result, failure};
+use crate::table::Token;
+
+impl Supervisor {
+    pub(super) fn serve(&mut self, token: Token<Connection>) {
+        let Some(connection) = self.connections.remove(token) else { return };
+        let Some(request) = connection.receive_request() else { return };
+        let result = match request {
+            Ok((request, fds)) if request.changes_apps() => {
+                return self.change_apps(request, fds, connection.socket);
+            }
+            Ok((request, fds)) => self.fulfil(request, fds, &connection.socket),
+            Err(why) => Err(why),
+        };
+        match result {
+            Ok(None) => {}
+            Ok(Some(pending)) => {
+                self.sessions.insert(Session::new(connection.socket, pending));
+            }
+            Err(why) => control::reply(&connection.socket, &Reply::Failed(why), None),
+        }
+    }
+
+    /// Fulfils a request and replies to it. An exec is returned, and replied to when its outcome is known.
+    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<PendingExec>> {
+        match request {
+            Request::Status => control::reply(client, &Reply::Status(self.status()), None),
+            Request::Stop { grace_ms } => {
+                self.stop_on_request("stop", Duration::from_millis(grace_ms));
+                control::reply(client, &Reply::Done, None);
+            }
+            Request::Kill { signal, app } => {
+                self.kill(signal, app.as_deref())?;
+                control::reply(client, &Reply::Done, None);
+            }
+            Request::Exec(request) => {
+                let app = self.find_app(&request.app)?;
+                if self.sessions.len() >= MAX_SESSIONS {
+                    let why = format!("{MAX_SESSIONS} programs are being run in the pod already, which is the limit");
+                    return Err(failure(ErrorKind::Busy, why));
+                }
+                return exec::exec(self.app(app)?, &self.pod.init.pidfd, &request, fds).map(Some);
+            }
+            Request::Attach { app } => self.attach(&app, client)?,
+            Request::Output => {
+                let pipe = fds.into_iter().next();
+                let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
+                self.foregrounds.add(pipe.ok_or_else(missing)?)?;
+                control::reply(client, &Reply::Done, None);
+            }
+            Request::Detach => {
+                let why = "a detach is possible only over the connection of a running program";
+                return Err(failure(ErrorKind::Invalid, why));
+            }
+            Request::ReopenLog { app } => {
+                let token = self.find_app(&app)?;
+                if let Some(app) = self.pod.apps.get_mut(token) {
+                    app.output.log.reopen();
+                }
+                control::reply(client, &Reply::Done, None);
+            }
+            Request::AddApp(_)
+            | Request::StartApp { .. }
+            | Request::StopApp { .. }
+            | Request::RestartApp { .. }
+            | Request::RemoveApp { .. } => {
+                return Err(failure(ErrorKind::Internal, "a change of an app is replied to by itself"));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn find_app(&self, name: &str) -> Result<Token<App>> {
+        let found = self.pod.apps.iter().find(|(_, app)| app.plan.name == name);
+        found.map(|(token, _)| token).ok_or_else(|| no_such_app(name))
+    }
+
+    pub(super) fn app(&self, token: Token<App>) -> Result<&App> {
+        self.pod.apps.get(token).ok_or_else(|| no_such_app("?"))
+    }
+
+    fn kill(&self, signal: u8, app: Option<&str>) -> Result<()> {
+        if !(1..=64).contains(&signal) {
+            return Err(failure(ErrorKind::Invalid, format!("{signal} is not the number of a signal")));
+        }
+        let signalled = match app {
+            Some(name) => usize::from(self.app(self.find_app(name)?)?.signal(signal)),
+            None => self.pod.apps.values().filter(|app| app.signal(signal)).count(),
+        };
+        if signalled == 0 { Err(failure(ErrorKind::Refused, "no app runs that could get the signal")) } else { Ok(()) }
+    }
+
+    fn attach(&mut self, name: &str, client: &OwnedFd) -> Result<()> {
+        let token = self.find_app(name)?;
+        let app = self.pod.apps.get_mut(token).ok_or_else(|| no_such_app(name))?;
+        match &mut app.input {
+            AppInput::Terminal(master) => control::reply(client, &Reply::Done, Some(master)),
+            AppInput::Pipe(writer) => {
+                let taken = writer.take();
+                let writer = taken.ok_or_else(|| failure(ErrorKind::Busy, "another client has the app's stdin"))?;
+                control::reply(client, &Reply::Done, Some(&writer));
+            }
+            AppInput::None => {
+                let why = format!("app '{}' was started without stdin and terminal", app.plan.name);
+                return Err(failure(ErrorKind::Refused, why));
+            }
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Status {
+        let running = self.pod.apps.values().filter(|app| app.running.is_some());
+        Status {
+            version: gantry_contract::VERSION,
+            stopping: self.is_stopping,
+            ready: self.pod.ready(),
+            running: running.map(|app| app.plan.name.clone()).collect(),
+            log_bytes_dropped: self.log_bytes_dropped,
+            apps: Some(self.app_statuses()),
+        }
+    }
+}
