@@ -93,7 +93,7 @@ fn an_app_lives_in_a_sandbox() {
 }
 
 #[test]
-fn what_cannot_be_added_leaves_nothing() {
+fn refused_apps_leave_nothing() {
     let g = Gantry::new();
     let pod = sandbox(&g, &[]);
     start(&g, &pod, "one", &["sleep", "forever"]);
@@ -267,7 +267,7 @@ fn add_survives_kills_at_any_point() {
 }
 
 #[test]
-fn start_restart_and_stop_survive_kills_at_any_point() {
+fn starts_and_stops_survive_kills_at_any_point() {
     let g = Gantry::new();
     let pod = sandbox(&g, &[]);
     let app = start(&g, &pod, "it", &["obey", "SIGTERM"]);
@@ -316,7 +316,7 @@ fn rm_survives_kills_at_any_point() {
 }
 
 #[test]
-fn an_add_that_a_stopped_supervisor_sees_late_is_completed_or_undone() {
+fn an_abandoned_add_is_completed_or_undone() {
     let g = Gantry::new();
     let pod = sandbox(&g, &[]);
     let image = g.fixture();

@@ -1,8 +1,8 @@
 //! Parses the command line, runs the command, and turns its result into an exit code.
 //!
-//! `run`, `prepare`, `app sandbox` and `app add` have a parser of their own ([`crate::grammar`]). For `run` and `prepare`,
-//! clap's description of the other commands is not built, which would take longer than everything else on the command
-//! line's side of a `run`.
+//! `run`, `prepare`, `app sandbox` and `app add` have a parser of their own ([`crate::grammar`]). For `run` and
+//! `prepare`, clap's description of the other commands is not built, which would take longer than everything else on
+//! the command line's side of a `run`.
 
 use std::cell::RefCell;
 use std::ffi::OsString;

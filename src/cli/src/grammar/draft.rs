@@ -173,7 +173,7 @@ impl<'a> Draft<'a> {
         Ok(Request { globals: self.globals, target: self.target, spec, options: self.options })
     }
 
-    /// What the generated names of volumes begin with. Those of an added app must differ from those of its pod.
+    /// The prefix of generated names of volumes. Those of an added app must differ from those of its pod.
     fn generated_names(&self) -> Result<String, UsageError> {
         match self.apps.first() {
             Some(app) if self.verb == Verb::AddApp => {

@@ -503,8 +503,8 @@ impl Flag {
     }
 }
 
-/// Adds the flags and the texts of a command with a parser of its own to its description, from which the help, the completions and the
-/// manual page are made. clap does not parse these commands: see [`super`].
+/// Adds the flags and the texts of a command with a parser of its own to its description, from which the help, the
+/// completions and the manual page are made. clap does not parse these commands: see [`super`].
 pub(crate) fn describe(command: clap::Command, verb: Verb) -> clap::Command {
     let flags = FLAGS.iter().filter(|flag| flag.applies_to(verb));
     let name = verb.as_str();
