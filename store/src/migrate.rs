@@ -18,7 +18,7 @@ pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
 pub(crate) const FEATURES: [&str; 0] = [];
 
 /// The steps. Append only.
-pub(crate) const STEPS: &[&str] = &[V1, APPS_OF_RUNNING_PODS];
+pub(crate) const STEPS: &[&str] = &[V1];
 
 const V1: &str = "
 CREATE TABLE feature (
@@ -110,6 +110,10 @@ CREATE TABLE pod (
     deleting_at INTEGER,
     -- What the pod got of its networks when it was started (`pods/networks.rs`). NULL: nothing, or not started.
     networks TEXT CHECK (json_type(networks) = 'array'),
+    -- A pod that may have no apps and runs until it is stopped.
+    sandbox INTEGER NOT NULL DEFAULT 0 CHECK (sandbox IN (0, 1)),
+    -- A name given by the user. One pod at a time has it: a pod that could not be started or is being removed has none.
+    name TEXT,
     CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
     CHECK (phase NOT IN ('prepared', 'running', 'exited') OR prepared_at IS NOT NULL),
     CHECK ((phase = 'aborted-prepare') = (aborted_at IS NOT NULL)),
@@ -124,11 +128,13 @@ CREATE TABLE pod (
     CHECK ((phase = 'garbage') = (marked_at IS NOT NULL)),
     CHECK ((phase = 'garbage') = (was IS NOT NULL)),
     CHECK (phase = 'garbage' OR deleting_at IS NULL),
-    CHECK (started_at IS NOT NULL OR networks IS NULL)
+    CHECK (started_at IS NOT NULL OR networks IS NULL),
+    CHECK (name IS NULL OR phase NOT IN ('aborted-prepare', 'garbage'))
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_created ON pod (created, id);
 CREATE INDEX pod_phase ON pod (phase);
 CREATE INDEX pod_deleting ON pod (deleting_at) WHERE deleting_at IS NOT NULL;
+CREATE UNIQUE INDEX pod_name ON pod (name) WHERE name IS NOT NULL;
 
 -- The reference to the image is what protects it: it cannot be removed while this row is there.
 CREATE TABLE app (
@@ -138,7 +144,7 @@ CREATE TABLE app (
     image TEXT NOT NULL REFERENCES image (id),
     image_name TEXT NOT NULL,
     annotations TEXT NOT NULL CHECK (json_type(annotations) = 'object'),
-    state TEXT NOT NULL CHECK (state IN ('waiting', 'running', 'exited')),
+    state TEXT NOT NULL CHECK (state IN ('waiting', 'creating', 'created', 'running', 'exited')),
     attempt INTEGER CHECK (attempt >= 0),
     started_at INTEGER,
     pid INTEGER,
@@ -146,10 +152,12 @@ CREATE TABLE app (
     exit_code INTEGER CHECK (exit_code BETWEEN 0 AND 255),
     signal INTEGER CHECK (signal BETWEEN 0 AND 255),
     oom INTEGER CHECK (oom IN (0, 1)),
+    -- When the app was added to a running pod.
+    added_at INTEGER,
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),
-    CHECK ((state = 'waiting') = (attempt IS NULL)),
-    CHECK (state <> 'waiting' OR started_at IS NULL),
+    CHECK ((state IN ('waiting', 'creating', 'created')) = (attempt IS NULL)),
+    CHECK (state NOT IN ('waiting', 'creating', 'created') OR started_at IS NULL),
     CHECK (state <> 'running' OR started_at IS NOT NULL),
     CHECK ((state = 'running') = (pid IS NOT NULL)),
     CHECK ((state = 'exited') = (ended_at IS NOT NULL)),
@@ -175,54 +183,6 @@ CREATE TABLE pod_volume (
     PRIMARY KEY (pod, volume)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_volume_volume ON pod_volume (volume);
-";
-
-/// Pods whose apps change while they run, and names of pods. SQLite cannot change a CHECK: the table of apps is copied.
-const APPS_OF_RUNNING_PODS: &str = "
--- A pod that may have no apps and runs until it is stopped.
-ALTER TABLE pod ADD COLUMN sandbox INTEGER NOT NULL DEFAULT 0 CHECK (sandbox IN (0, 1));
-
--- A name given by the user. One pod at a time has it: a pod that could not be started or is being removed has none.
-ALTER TABLE pod ADD COLUMN name TEXT CHECK (name IS NULL OR phase NOT IN ('aborted-prepare', 'garbage'));
-CREATE UNIQUE INDEX pod_name ON pod (name) WHERE name IS NOT NULL;
-
--- The reference to the image is what protects it: it cannot be removed while this row is there.
--- `added_at`: when the app was added to a running pod.
-CREATE TABLE new_app (
-    pod TEXT NOT NULL REFERENCES pod (id) ON DELETE CASCADE,
-    position INTEGER NOT NULL CHECK (position >= 0),
-    name TEXT NOT NULL,
-    image TEXT NOT NULL REFERENCES image (id),
-    image_name TEXT NOT NULL,
-    annotations TEXT NOT NULL CHECK (json_type(annotations) = 'object'),
-    state TEXT NOT NULL CHECK (state IN ('waiting', 'creating', 'created', 'running', 'exited')),
-    attempt INTEGER CHECK (attempt >= 0),
-    started_at INTEGER,
-    pid INTEGER,
-    ended_at INTEGER,
-    exit_code INTEGER CHECK (exit_code BETWEEN 0 AND 255),
-    signal INTEGER CHECK (signal BETWEEN 0 AND 255),
-    oom INTEGER CHECK (oom IN (0, 1)),
-    added_at INTEGER,
-    PRIMARY KEY (pod, position),
-    UNIQUE (pod, name),
-    CHECK ((state IN ('waiting', 'creating', 'created')) = (attempt IS NULL)),
-    CHECK (state NOT IN ('waiting', 'creating', 'created') OR started_at IS NULL),
-    CHECK (state <> 'running' OR started_at IS NOT NULL),
-    CHECK ((state = 'running') = (pid IS NOT NULL)),
-    CHECK ((state = 'exited') = (ended_at IS NOT NULL)),
-    CHECK ((state = 'exited') = (oom IS NOT NULL)),
-    CHECK (state = 'exited' OR (exit_code IS NULL AND signal IS NULL)),
-    CHECK (exit_code IS NULL OR signal IS NULL)
-) STRICT, WITHOUT ROWID;
-INSERT INTO new_app (pod, position, name, image, image_name, annotations, state, attempt, started_at, pid, ended_at,
-        exit_code, signal, oom)
-    SELECT pod, position, name, image, image_name, annotations, state, attempt, started_at, pid, ended_at,
-        exit_code, signal, oom FROM app;
-DROP TABLE app;
-ALTER TABLE new_app RENAME TO app;
-CREATE INDEX app_image ON app (image);
-CREATE INDEX app_name ON app (name);
 ";
 
 /// The number of steps applied to a database.
