@@ -76,6 +76,9 @@ pub(crate) struct Keeper {
     removed: bool,
     /// Whether a pod was preparing when the rows were read last.
     preparing: bool,
+    /// Whether the rows are read once more at the next poll, because the last wake-up may have come before its commit was
+    /// visible: SQLite writes the WAL first, and then publishes the commit.
+    read_again: bool,
     /// The WAL when the rows were read last. A commit changes it.
     last_stamp: Option<FileStamp>,
     /// Time of the first commit that is not synced.
@@ -111,6 +114,7 @@ impl Keeper {
             last_failure: None,
             removed: false,
             preparing: false,
+            read_again: false,
             last_stamp: None,
             // Commits from before this start.
             unsynced: Some(now),
@@ -213,6 +217,7 @@ impl Keeper {
 
     fn note_commit(&mut self, now: Instant) {
         self.unsynced.get_or_insert(now);
+        self.read_again = true;
         self.next_read.get_or_insert(now.max(self.last_read + MIN_READ_INTERVAL));
     }
 
@@ -228,7 +233,7 @@ impl Keeper {
         }
         if self.wal_stamp() != self.last_stamp {
             self.note_commit(now);
-        } else if self.preparing || self.last_failure.is_some() {
+        } else if std::mem::take(&mut self.read_again) || self.preparing || self.last_failure.is_some() {
             self.next_read.get_or_insert(now);
         }
     }
