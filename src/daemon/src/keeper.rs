@@ -76,8 +76,8 @@ pub(crate) struct Keeper {
     removed: bool,
     /// Whether a pod was preparing when the rows were read last.
     preparing: bool,
-    /// Whether the rows are read once more at the next poll, because the last wake-up may have come before its commit was
-    /// visible: SQLite writes the WAL first, and then publishes the commit.
+    /// Whether the rows are read once more at the next poll, because the last wake-up may have come before its commit
+    /// was visible: SQLite writes the WAL first, and then publishes the commit.
     read_again: bool,
     /// The WAL when the rows were read last. A commit changes it.
     last_stamp: Option<FileStamp>,
