@@ -105,6 +105,8 @@ fn clone_volume(mount: &AppMount) -> std::io::Result<OwnedFd> {
 /// A new file system in memory.
 fn make_tmpfs(mount: &AppMount) -> std::io::Result<OwnedFd> {
     let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    // Shown in mountinfo, as mount(8) would.
+    fsconfig_set_string(&fs, "source", "tmpfs")?;
     let mut attributes = MountAttrFlags::empty();
     for option in &mount.options {
         match (option.as_str(), option.split_once('=')) {
