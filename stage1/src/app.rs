@@ -204,6 +204,10 @@ impl AppOutput {
         for token in self.sources.tokens() {
             self.pump(token, foregrounds, buffer);
             if let Some(source) = self.sources.get_mut(token) {
+                // What a blocked foreground does not take any more is at least in the log.
+                while let Ok(length @ 1..) = rustix::io::retry_on_intr(|| rustix::io::read(&source.fd, &mut *buffer)) {
+                    self.log.write(source.stream, &mut source.partial, &buffer[..length], now(), self.eager);
+                }
                 self.log.end(source.stream, &mut source.partial, now());
             }
         }

@@ -249,14 +249,15 @@ impl AppCgroup {
         if let Some(shares) = limits.cpu_shares {
             self.set("cpu", ("cpu.shares", &shares.to_string()), ("cpu.weight", &weight(shares).to_string()))?;
         }
-        let pids = limits.pids.unwrap_or(DEFAULT_PIDS_LIMIT);
-        if pids > 0 {
-            let max = ("pids.max", &*pids.to_string());
-            let limited = self.set("pids", max, max);
-            // The default limit is not required: a kernel without the controller runs the pod without it.
-            if limits.pids.is_some() {
-                limited?;
-            }
+        let pids = match limits.pids.unwrap_or(DEFAULT_PIDS_LIMIT) {
+            0 => "max".to_owned(),
+            pids => pids.to_string(),
+        };
+        let max = ("pids.max", &*pids);
+        let limited = self.set("pids", max, max);
+        // Neither the default limit nor its absence is required: a kernel without the controller runs the pod anyway.
+        if limits.pids.is_some_and(|pids| pids > 0) {
+            limited?;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! Creates an app: first all but its process ([`AppCreation::prepare`]), then a process that waits for its execve
-//! ([`PreparedApp::make_process`]). At the start of a pod, the supervisor does both itself; later, a process that is
+//! ([`ProcessInputs::make`]). At the start of a pod, the supervisor does both itself; later, a process that is
 //! forked for it makes the app's process ([`crate::maker`]).
 
 use std::os::fd::OwnedFd;

@@ -123,7 +123,9 @@ fn attach_volume(name: &str, tree: &OwnedFd, is_file: bool) -> Result<()> {
     } else {
         rustix::fs::mkdirat(CWD, &path, Mode::from_raw_mode(0o700)).attempt(what)?;
     }
-    move_mount(tree, "", CWD, &path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).attempt(what)
+    move_mount(tree, "", CWD, &path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .attempt(what)
+        .inspect_err(|_| remove_volume(name))
 }
 
 /// Adds the volume that this detached mount is to the running pod.

@@ -132,8 +132,8 @@ fn build(
 const PROCEED: u8 = b'+';
 
 impl CreatedApp {
-    /// Makes the process find its program and drop everything that the app does not get. [`Self::execute`] executes the
-    /// program.
+    /// Makes the process find its program and drop everything that the app does not get. [`WaitingApp::proceed`]
+    /// makes it execute the program.
     pub(crate) fn lock_down(&mut self) -> Result<()> {
         self.container
             .start()
@@ -222,8 +222,7 @@ impl Executor for AppExecutor {
         sys::exit_now(127)
     }
 
-    /// libcontainer calls this in the container's process before that waits for its start, when no app of the pod has
-    /// been executed yet.
+    /// libcontainer calls this in the container's process before that waits for its start.
     fn validate(&self, _: &Spec) -> std::result::Result<(), ExecutorValidationError> {
         let process = self.mark.forked_child();
         let process =

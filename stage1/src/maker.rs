@@ -166,7 +166,11 @@ fn run(process: &ForkedChild, inputs: ProcessInputs<'_>, stdio: Stdio, socket: &
         let path = root::root_path(&inputs.app.name);
         rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).attempt(what)
     };
-    let prepared = inputs.prepare_mounts(&open_root()?)?;
+    let root = open_root()?;
+    // An app that is started again has had write access to its root.
+    root::check_mount_points(&root)?;
+    root::make_working_dir(&root, &inputs.app.cwd)?;
+    let prepared = inputs.prepare_mounts(&root)?;
     mounts::check_targets(&prepared)?;
     rustix::net::send(socket, &[FILLED], SendFlags::NOSIGNAL).attempt(what)?;
     let mut proceed = [0u8; 1];

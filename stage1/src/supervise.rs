@@ -2,7 +2,8 @@
 //!
 //! One `poll` waits for everything: signals to the supervisor, PID 1, the control socket and its connections, the main
 //! process and the outputs of each app, room in the pipes of foregrounds, and the processes and clients of execs.
-//! Nothing else blocks: pipes and sockets are non-blocking, and every deadline bounds the timeout of the poll.
+//! Pipes and sockets are non-blocking, and every deadline bounds the timeout of the poll. Three steps of adding and
+//! restarting apps block, with bounds: mounting a root, freezing apps (1 s), and the exit of a maker (2 s).
 //!
 //! Every polled descriptor has an [`EventSource`], which names its entry by a token that is never reused
 //! ([`crate::table`]). So an event may find that its entry was removed by an earlier event of the same poll, but never
@@ -60,6 +61,8 @@ pub(crate) struct Supervisor {
     creations: Table<Creation>,
     /// Cgroups of removed apps that were not empty.
     old_cgroups: Vec<String>,
+    /// Whether apps that may trace other processes are frozen, or may be.
+    are_tracers_frozen: bool,
     /// Processes that were killed or are about to exit, and have to be reaped.
     ending: Vec<OwnedFd>,
     foregrounds: Foregrounds,
@@ -134,6 +137,7 @@ impl Supervisor {
             sessions: Table::default(),
             creations: Table::default(),
             old_cgroups: Vec::new(),
+            are_tracers_frozen: false,
             ending: Vec::new(),
             kill_deadline: None,
             foreground_deadline: None,

@@ -10,7 +10,7 @@ use gantry_host::lock::LockMode;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::spec::{TmpfsMount, VolumeKind, VolumeSpec, is_device, is_provided};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
 use crate::copy::{self, Budget, CopyError};
@@ -164,7 +164,7 @@ impl<'a> MountPreparation<'a> {
                     |other: &&String| other.strip_prefix(target.as_str())?.strip_prefix('/').map(PathBuf::from);
                 let covered = targets.iter().filter_map(inside).collect();
                 let contents = InitialContents { volume, from, budget: &mut self.budget, covered: &covered };
-                make_empty(contents)?;
+                make_empty(contents, &self.app.name)?;
             }
             VolumeKind::Named { .. } => {
                 // Complete: other pods may have no mounts inside it.
@@ -253,9 +253,16 @@ struct InitialContents<'a> {
     covered: &'a BTreeSet<PathBuf>,
 }
 
-/// Makes an empty volume unless another app of the pod has made it. It is renamed when it is complete, so that a
-/// supervisor that is killed leaves no incomplete volume to the next start.
-fn make_empty(contents: InitialContents<'_>) -> Result<()> {
+/// The path of an empty volume while it is made for this app.
+pub(crate) fn temporary(volume: &VolumeSpec, app: &str) -> String {
+    // Names of volumes and apps have no dots.
+    format!("{}.{app}.new", source(volume))
+}
+
+/// Makes an empty volume for an app unless another app of the pod has made it. It is renamed when it is complete, so
+/// that a process that is killed leaves no incomplete volume to the next start. Of two apps that make it at once, the
+/// first to complete it wins: nothing is written to a volume that may be in use.
+fn make_empty(contents: InitialContents<'_>, app: &str) -> Result<()> {
     let path = source(contents.volume);
     let what = || format!("cannot make volume '{}'", contents.volume.name);
     match rustix::fs::lstat(&path) {
@@ -263,8 +270,7 @@ fn make_empty(contents: InitialContents<'_>) -> Result<()> {
         Err(Errno::NOENT) => {}
         Err(error) => return Err(error).attempt(what),
     }
-    // Names of volumes have no dots.
-    let new = format!("{path}.new");
+    let new = temporary(contents.volume, app);
     remove_tree(&new).attempt(what)?;
     rustix::fs::mkdirat(CWD, &new, Mode::from_raw_mode(0o700)).attempt(what)?;
     let dir = rustix::fs::open(&new, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
@@ -280,7 +286,10 @@ fn make_empty(contents: InitialContents<'_>) -> Result<()> {
             }
         }
     }
-    rustix::fs::rename(&new, &path).attempt(|| format!("cannot rename volume {path}"))
+    match rustix::fs::renameat_with(CWD, &new, CWD, &path, RenameFlags::NOREPLACE) {
+        Err(Errno::EXIST) => remove_tree(&new).attempt(what),
+        other => other.attempt(|| format!("cannot rename volume {path}")),
+    }
 }
 
 /// The directory that apps see, in the directory of a named volume.

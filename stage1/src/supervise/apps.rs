@@ -215,15 +215,17 @@ impl Supervisor {
         restart: Option<StartRequest>,
     ) {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let deadline = Instant::now() + grace;
+        if let Some(stop) = &mut app.stop {
+            stop.kill_at = stop.kill_at.map(|earlier| earlier.min(deadline));
+        }
         if let Some(client) = &client
             && app.stop.as_ref().is_some_and(|stop| stop.clients.len() >= MAX_STOP_CLIENTS)
         {
             let why = format!("{MAX_STOP_CLIENTS} clients wait for the exit of the app already, which is the limit");
             return refuse(client, &app.plan.name, failure(ErrorKind::Busy, why));
         }
-        let deadline = Instant::now() + grace;
         if let Some(stop) = &mut app.stop {
-            stop.kill_at = stop.kill_at.map(|earlier| earlier.min(deadline));
             stop.clients.extend(client);
             return;
         }
@@ -280,8 +282,8 @@ impl Supervisor {
         }
         let Some(Operation::Clear { deadline, then }) = app.operation.take() else { return };
         let name = app.plan.name.clone();
-        // The cgroup is made anew: a process that is cloned into a cgroup whose `cgroup.kill` was written before is
-        // killed at once (Linux 6.18 compares the `kill_seq` of the cgroup with that of the cloning process's own).
+        // Each start gets a new cgroup: one whose `cgroup.kill` was written kills every process that is cloned into it
+        // later (Linux 6.18 compares the `kill_seq` of the cgroup with that of the cloning process's own).
         let renewed = match &then {
             NextOperation::Start(_) if is_empty => self.renew_cgroup(token, &name),
             _ => Ok(is_empty),

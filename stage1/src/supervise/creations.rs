@@ -125,7 +125,7 @@ impl Supervisor {
     }
 
     fn prepare_new(&mut self, request: &AddApp, number: u16) -> Result<(PreparedApp, Maker, AppStdio)> {
-        // The app's limits apply from its start.
+        // The default limits until the process is made; the app's own follow in `complete_add`.
         let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default())?;
         let etc = self.pod.etc_files()?;
         let (devices_confined, log) = (self.pod.devices_confined, self.pod.plan.log);
@@ -178,12 +178,16 @@ impl Supervisor {
             }
             let next =
                 self.creations.iter().find(|(_, creation)| creation.phase == Phase::Wait).map(|(token, _)| token);
-            let Some(token) = next else { return self.thaw_tracers() };
-            let own = self.creations.get(token).and_then(Creation::old_app);
-            let frozen = self.freeze_tracers(own);
+            // Between two creations the apps run.
+            self.thaw_tracers();
+            let Some(token) = next else { return };
+            if let Err(why) = self.freeze_tracers() {
+                // Another attempt would block the event loop for the same time.
+                return self.fail_waiting_creations(&why);
+            }
             let Some(creation) = self.creations.get_mut(token) else { return };
             creation.phase = Phase::Make;
-            if let Err(why) = frozen.and_then(|()| creation.maker.proceed()) {
+            if let Err(why) = creation.maker.proceed() {
                 self.fail_creation(token, why);
             }
         }
@@ -261,6 +265,15 @@ impl Supervisor {
         }
     }
 
+    /// Ends the creations whose processes are not being made yet.
+    fn fail_waiting_creations(&mut self, why: &Failure) {
+        let waiting = self.creations.iter().filter(|(_, creation)| creation.phase == Phase::Wait);
+        for token in waiting.map(|(token, _)| token).collect::<Vec<_>>() {
+            self.fail_creation(token, why.clone());
+        }
+        self.thaw_tracers();
+    }
+
     /// Ends all creations.
     pub(super) fn abort_creations(&mut self, why: &Failure) {
         for token in self.creations.iter().map(|(token, _)| token).collect::<Vec<_>>() {
@@ -281,13 +294,22 @@ impl Supervisor {
             self.fail_creation(token, failure(ErrorKind::TimedOut, what));
             self.proceed_with_creations();
         }
+        self.remove_old_cgroups();
+        if self.are_tracers_frozen && self.creations.values().all(|creation| creation.phase != Phase::Make) {
+            self.thaw_tracers();
+        }
+    }
+
+    /// Removes the cgroups of former apps whose processes have ended.
+    pub(super) fn remove_old_cgroups(&mut self) {
         let cgroups = &self.pod.cgroups;
         self.old_cgroups.retain(|name| !cgroups.remove(name));
     }
 
     /// When [`Self::check_creations`] has work.
     pub(super) fn creation_deadlines(&self, now: Instant) -> impl Iterator<Item = Instant> {
-        let cgroups = (!self.old_cgroups.is_empty()).then(|| now + CGROUP_POLL_INTERVAL);
+        let has_cgroup_work = !self.old_cgroups.is_empty() || self.are_tracers_frozen;
+        let cgroups = has_cgroup_work.then(|| now + CGROUP_POLL_INTERVAL);
         self.creations.values().map(|creation| creation.maker.deadline).chain(cgroups)
     }
 
@@ -308,11 +330,13 @@ impl Supervisor {
         }
     }
 
-    /// Freezes the apps that may trace other processes, except the one whose process is being made: a process is safe
-    /// from them when it is locked down ([`crate::maker`]).
-    fn freeze_tracers(&self, own: Option<Token<App>>) -> Result<()> {
+    /// Freezes the apps that may trace other processes: a process is safe from them when it is locked down
+    /// ([`crate::maker`]). A cgroup with a maker has no process of an app.
+    fn freeze_tracers(&mut self) -> Result<()> {
         let deadline = Instant::now() + FREEZE_TIMEOUT;
-        for (_, app) in self.pod.apps.iter().filter(|(token, app)| own != Some(*token) && is_tracer(app)) {
+        self.are_tracers_frozen = true;
+        let has_maker = |app: &App| matches!(app.operation, Some(Operation::Create));
+        for app in self.pod.apps.values().filter(|app| is_tracer(app) && !has_maker(app)) {
             let cannot = |why: &str| {
                 let who = format!("app '{}', which has CAP_SYS_PTRACE, cannot be frozen meanwhile", app.plan.name);
                 failure(ErrorKind::Unavailable, format!("cannot make a process beside a running app: {who}: {why}"))
@@ -327,10 +351,11 @@ impl Supervisor {
         Ok(())
     }
 
-    fn thaw_tracers(&self) {
-        for app in self.pod.apps.values().filter(|app| is_tracer(app)) {
-            // It fails only where freezing fails.
-            let _not_frozen = app.cgroup.set_frozen(false);
+    /// Thaws them. If that fails (the process is out of descriptors), it is tried again by [`Self::check_creations`].
+    fn thaw_tracers(&mut self) {
+        if self.are_tracers_frozen {
+            let mut tracers = self.pod.apps.values().filter(|app| is_tracer(app));
+            self.are_tracers_frozen = !tracers.all(|app| app.cgroup.set_frozen(false).is_ok());
         }
     }
 
@@ -394,7 +419,9 @@ impl Supervisor {
             let volume = known.remove(at);
             match volume.kind {
                 VolumeKind::Host { .. } | VolumeKind::Named { .. } => jail::remove_volume(&name),
-                VolumeKind::Anonymous | VolumeKind::Empty { .. } => dirs.push(volumes::source(&volume).into()),
+                VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
+                    dirs.extend([volumes::source(&volume).into(), volumes::temporary(&volume, app).into()]);
+                }
             }
         }
         dirs
@@ -413,13 +440,6 @@ impl Creation {
         match &mut self.target {
             Target::New(new) => Some(new),
             Target::Old(..) => None,
-        }
-    }
-
-    fn old_app(&self) -> Option<Token<App>> {
-        match &self.target {
-            Target::New(_) => None,
-            Target::Old(token, _) => Some(*token),
         }
     }
 }

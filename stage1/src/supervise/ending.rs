@@ -1,11 +1,17 @@
 //! Ends a pod after its last app has exited.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gantry_contract::journal::Fact;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
 
 use super::{DRAIN_TIMEOUT, Supervisor};
 use crate::launch::end_init;
+use crate::launcher::reap_all;
+
+/// Timeout of the exit of processes that were killed at the end of the pod.
+const ENDING_TIMEOUT: Duration = Duration::from_millis(900);
 
 impl Supervisor {
     /// Kills the pod's remaining processes, saves the output, detaches the networks, records the end, and removes the
@@ -14,8 +20,7 @@ impl Supervisor {
         self.abort_changes();
         self.end_sessions();
         end_init(&self.pod.init);
-        // They were reaped with PID 1.
-        self.ending.clear();
+        self.kill_ending();
         self.sessions.clear();
         self.has_ended = true;
         // No process is left that could write more.
@@ -32,7 +37,22 @@ impl Supervisor {
         let control = gantry_contract::files::CONTROL;
         // A stale socket does no harm: the next supervisor replaces it, and `rm` removes the directory.
         let _left_for_rm = rustix::fs::unlinkat(&self.pod.jail.pod_dir, control, rustix::fs::AtFlags::empty());
+        self.remove_old_cgroups();
         self.pod.remove_cgroups();
+    }
+
+    /// Kills and reaps the processes that are about to exit. The helpers among them, which delete files of removed apps,
+    /// are outside the pod's PID namespace, and their cgroup could not be removed.
+    fn kill_ending(&mut self) {
+        let deadline = Instant::now() + ENDING_TIMEOUT;
+        for process in self.ending.drain(..) {
+            // It fails if the process was reaped already.
+            let _already_reaped = rustix::process::pidfd_send_signal(&process, Signal::KILL);
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
+            let _ended_or_late = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout));
+        }
+        reap_all();
     }
 
     /// Passes on the remaining output. All writers are dead, so every output ends as soon as the foregrounds have read

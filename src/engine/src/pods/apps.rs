@@ -48,6 +48,8 @@ use crate::{Engine, EngineError, PodError, PrepareError, manifest};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time limit of adding, starting and removing an app.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time limit of creating an app. The supervisor gives up filling its volumes after ten minutes.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(660);
 /// The time a stop may take beyond the grace period.
 const STOP_SLACK: Duration = Duration::from_secs(10);
 /// The pauses between requests while the supervisor works on another one for the same app.
@@ -119,7 +121,7 @@ impl Engine {
             .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned.volumes))
             .and_then(|mounts| {
                 let request = AddApp { app: planned.app, volumes: planned.volumes, terminal_size: None };
-                self.ask_app(id, &Request::AddApp(Box::new(request)), &mounts, REQUEST_TIMEOUT)
+                self.ask_app(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT)
                     .map_err(EngineError::from_cause)
             });
         match sent {
