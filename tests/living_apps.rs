@@ -379,6 +379,36 @@ fn parallel_changes_end_with_the_pod() {
     assert!(states.iter().all(is_final), "{status}");
 }
 
+/// An app that may trace other processes is frozen while a process is made beside it, and runs again afterwards; the
+/// creations of several such apps wait for each other.
+#[test]
+fn tracers_are_restarted_side_by_side() {
+    let g = Gantry::new();
+    let pod = sandbox(&g, &[]);
+    let image = g.fixture();
+    let apps: Vec<String> = (0..3).map(|n| format!("{pod}/tracer-{n}")).collect();
+    for n in 0..3 {
+        let name = format!("--name=tracer-{n}");
+        add(&g, &pod, &[&name, "--cap-add=SYS_PTRACE", "--pids-limit=0"], &["sleep", "forever"]).succeeded();
+        g.run(&["app", "start", &apps[n]]).succeeded();
+    }
+    for round in 0..4 {
+        let name = format!("plain-{round}");
+        let restarting: Vec<_> = apps.iter().map(|app| g.spawn(&["restart", app, "--time=0"])).collect();
+        let adding = g.spawn(&add_line(&pod, &image, &["--name", &name], &["sleep", "forever"]));
+        for command in restarting.into_iter().chain([adding]) {
+            let _done = command.wait().exits(0);
+        }
+    }
+    for app in &apps {
+        assert_eq!(state(&g, app)["attempt"], 4, "{app}");
+        let name = app.rsplit('/').next().unwrap_or_default();
+        g.run(&["exec", &pod, "--app", name, "/bin/app", "true"]).succeeded();
+    }
+    g.check_invariants();
+    g.run(&["stop", "--force", &pod]).succeeded();
+}
+
 #[test]
 fn added_apps_share_the_network_of_their_pod() {
     let space = Space::new();
