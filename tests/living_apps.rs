@@ -387,10 +387,10 @@ fn tracers_are_restarted_side_by_side() {
     let pod = sandbox(&g, &[]);
     let image = g.fixture();
     let apps: Vec<String> = (0..3).map(|n| format!("{pod}/tracer-{n}")).collect();
-    for n in 0..3 {
+    for (n, app) in apps.iter().enumerate() {
         let name = format!("--name=tracer-{n}");
         add(&g, &pod, &[&name, "--cap-add=SYS_PTRACE", "--pids-limit=0"], &["sleep", "forever"]).succeeded();
-        g.run(&["app", "start", &apps[n]]).succeeded();
+        g.run(&["app", "start", app]).succeeded();
     }
     for round in 0..4 {
         let name = format!("plain-{round}");

@@ -226,6 +226,12 @@ impl Supervisor {
             return refuse(client, &app.plan.name, failure(ErrorKind::Busy, why));
         }
         if let Some(stop) = &mut app.stop {
+            // The later request decides: the app stays stopped.
+            if client.is_some()
+                && let Some(start) = stop.restart.take()
+            {
+                refuse(&start.client, &app.plan.name, failure(ErrorKind::Refused, "the app was stopped"));
+            }
             stop.clients.extend(client);
             return;
         }
@@ -244,8 +250,9 @@ impl Supervisor {
     }
 
     fn remove_app(&mut self, name: &str, client: OwnedFd) {
-        if self.is_being_added(name) {
-            return refuse(&client, name, failure(ErrorKind::Busy, format!("app '{name}' is being added")));
+        // The command that adds it has the pod's lock for changes. So it was killed, or has given up.
+        if self.abort_add(name) {
+            return control::reply(&client, &Reply::Done, None);
         }
         let Ok(token) = self.find_app(name) else { return control::reply(&client, &Reply::Done, None) };
         let checked = self.check_is_open().and_then(|()| self.app(token)).and_then(|app| match app.running {
@@ -327,12 +334,10 @@ impl Supervisor {
         self.remove_cgroup_later(&name);
         self.journal.append(Fact::AppRemoved { app: name.clone() });
         match removed {
-            Ok(helper) => {
-                self.ending.extend(helper);
-                control::reply(client, &Reply::Done, None);
-            }
-            Err(why) => refuse(client, &name, why),
+            Ok(helper) => self.ending.extend(helper),
+            Err(why) => tracing::warn!("{}", why.message),
         }
+        control::reply(client, &Reply::Done, None);
     }
 
     /// Advances operations that are polled, and times out the others.

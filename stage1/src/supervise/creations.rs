@@ -124,6 +124,17 @@ impl Supervisor {
         self.creations.values().any(|creation| creation.new_app().is_some_and(|new| new.app.plan.name == name))
     }
 
+    /// Ends the creation of an app that is being added; returns whether it is.
+    pub(super) fn abort_add(&mut self, name: &str) -> bool {
+        let is_of_app = |creation: &Creation| creation.new_app().is_some_and(|new| new.app.plan.name == name);
+        let Some(token) = self.creations.iter().find(|(_, it)| is_of_app(it)).map(|(token, _)| token) else {
+            return false;
+        };
+        self.fail_creation(token, failure(ErrorKind::Refused, "the app was removed"));
+        self.proceed_with_creations();
+        true
+    }
+
     fn prepare_new(&mut self, request: &AddApp, number: u16) -> Result<(PreparedApp, Maker, AppStdio)> {
         // The default limits until the process is made; the app's own follow in `complete_add`.
         let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default())?;

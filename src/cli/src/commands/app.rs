@@ -104,7 +104,7 @@ fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
 fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Result<(PodId, AppName), Failure> {
     let (pod, named) = split(text)?;
     if named.is_some() && app.is_some() && named.as_ref() != app {
-        return Err(Failure::usage("name the app after the pod or with --app, not by both"));
+        return Err(Failure::usage("name the app after the pod or with --app, not both"));
     }
     let id = pods::find(engine, pod)?;
     let app = engine.select_app(id, named.as_ref().or(app))?;
@@ -157,7 +157,7 @@ pub(crate) struct Rm {
 /// Arguments of `restart`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Restart {
-    /// Apps as POD/APP; POD alone means the app of --app, or every app of the pod
+    /// Apps as POD/APP; POD alone means the app of --app, or every app that was started
     #[arg(value_name = "POD[/APP]", required = true)]
     apps: Vec<String>,
     /// The app, for pods without /APP
@@ -179,18 +179,26 @@ impl RunCommand for Restart {
             let (id, apps) = match (&named, &self.app) {
                 (None, None) => {
                     let row = engine.status(pods::find(&engine, pod)?)?.row;
-                    (row.id, row.apps.into_iter().map(|app| app.name).collect())
+                    let started = row.apps.into_iter().filter(|app| app.state.attempt().is_some());
+                    let apps: Vec<_> = started.map(|app| app.name).collect();
+                    if apps.is_empty() {
+                        return Err(Failure::usage(format!("no app of pod {} was started yet", row.id)));
+                    }
+                    (row.id, apps)
                 }
                 _ => {
                     let (id, app) = find_app(&engine, text, self.app.as_ref())?;
                     (id, vec![app])
                 }
             };
+            let mut failed = None;
             for app in apps {
-                engine.restart_app(id, &app, grace)?;
-                json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
+                match engine.restart_app(id, &app, grace) {
+                    Ok(()) => json::to_stdout(|out| writeln!(out, "{id}/{app}"))?,
+                    Err(error) => failed = failed.or(Some(error)),
+                }
             }
-            Ok(exit::OK)
+            failed.map_or(Ok(exit::OK), |error| Err(error.into()))
         }))
     }
 }

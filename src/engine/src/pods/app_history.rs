@@ -143,7 +143,11 @@ impl<'a> AppHistories<'a> {
 
     /// Whether a row is more than one change behind.
     pub(crate) fn is_far_ahead(&self, rows: &[(AppName, AppState)]) -> bool {
-        rows.iter().any(|(name, row)| self.0.get(name.as_str()).is_some_and(|it| it.states_after(row).nth(1).is_some()))
+        let changes = |(name, row): &(AppName, AppState)| {
+            let states = self.0.get(name.as_str()).map_or(0, |history| history.states_after(row).take(2).count());
+            states + usize::from(self.is_removed(name, row))
+        };
+        rows.iter().any(|row| changes(row) > 1)
     }
 
     /// The names of the apps that were added to the running pod and not removed.

@@ -136,7 +136,8 @@ impl Engine {
             }
         }
         // The journal has the creation.
-        self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause)
+        let _left_to_reconcile = self.reconcile_pod(id);
+        Ok(())
     }
 
     /// The app of this name; without a name, the pod's only app.
@@ -169,8 +170,10 @@ impl Engine {
     /// [`EngineError`]
     pub fn stop_app(&self, id: PodId, app: &AppName, grace: Duration) -> Result<(), EngineError> {
         need_root("stop an app").map_err(EngineError::from_cause)?;
-        if !self.app_of_running_pod(id, app)?.is_running() {
-            return Ok(());
+        // An app that has exited may be about to be restarted.
+        match self.app_of_running_pod(id, app)? {
+            AppState::Waiting | AppState::Creating | AppState::Created => return Ok(()),
+            AppState::Started { .. } | AppState::Exited { .. } => {}
         }
         let request = Request::StopApp { app: app.to_string(), grace_ms: milliseconds(grace) };
         match self.ask_app(id, &request, &[], grace.saturating_add(STOP_SLACK)) {
@@ -212,6 +215,7 @@ impl Engine {
             self.stop_app(id, app, self.options.stop_grace)?;
         }
         let lock = self.lock_apps_or_fail(id)?;
+        self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
         // Another process may have removed it, and a third one may have added another app of this name.
         if self.app_of_running_pod(id, app)?.is_running() {
             let why = format!("app '{app}' of pod {id} was started again by another process");
@@ -294,7 +298,7 @@ impl Engine {
     fn lock_apps_or_fail(&self, id: PodId) -> Result<AppsLock, EngineError> {
         let lock = self.lock_apps(id, LOCK_TIMEOUT).map_err(EngineError::from_cause)?;
         lock.ok_or_else(|| {
-            let why = format!("another process adds an app to pod {id} or removes one: try again later");
+            let why = format!("another process is adding an app to pod {id} or removing one: try again later");
             EngineError::new(ErrorKind::Busy, why)
         })
     }
@@ -328,12 +332,14 @@ impl Engine {
         within: Duration,
     ) -> Result<(), EngineError> {
         let reply = self.ask_app(id, request, &[], within);
-        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        // Whether it succeeds or not: the journal has the start.
+        let row = self.reconcile_pod(id);
         match reply {
             Ok(Reply::AppStarted(start::Started { .. })) => Ok(()),
             Ok(other) => Err(EngineError::from_cause(unexpected(id, &other))),
             Err(error) => {
-                let last = row.apps.iter().find(|known| known.name == *app).and_then(|known| known.state.attempt());
+                let apps = row.map(|row| row.apps).unwrap_or_default();
+                let last = apps.iter().find(|known| known.name == *app).and_then(|known| known.state.attempt());
                 if last.is_some_and(|last| last >= attempt) { Ok(()) } else { Err(EngineError::from_cause(error)) }
             }
         }
@@ -441,7 +447,7 @@ fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -
 fn next_attempt(id: PodId, app: &AppName, state: &AppState) -> Result<u32, EngineError> {
     match state {
         AppState::Waiting | AppState::Creating => {
-            let why = format!("app '{app}' of pod {id} is {}: try again when it is created", state.name());
+            let why = format!("app '{app}' of pod {id} is not created yet: try again later");
             Err(EngineError::new(ErrorKind::Busy, why))
         }
         AppState::Created | AppState::Started { .. } | AppState::Exited { .. } => {
@@ -453,7 +459,7 @@ fn next_attempt(id: PodId, app: &AppName, state: &AppState) -> Result<u32, Engin
 fn no_attempt_left(id: PodId, app: &AppName) -> EngineError {
     EngineError::new(
         ErrorKind::Exhausted,
-        format!("app '{app}' of pod {id} was started too often: remove it and add it"),
+        format!("app '{app}' of pod {id} was started too often: remove it and add it again"),
     )
 }
 

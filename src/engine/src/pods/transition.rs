@@ -66,10 +66,15 @@ impl Engine {
             match self.store.update_apps(row.id, row.generation, states, removed).map_err(PodError::store) {
                 // As in `finalize`: the journal has the changes, and gantryd writes them into the database it restored.
                 Err(error) if was_replaced(&error) => row = with_app_changes(row, states, removed),
-                moved => match moved.map(row_of)? {
-                    Some(moved) => row = moved,
-                    None => return Ok(None),
-                },
+                Err(error) => return Err(error),
+                Ok(Moved::Yes(Some(moved))) => row = moved,
+                // The row may be newer than the journal that was read: an app may have been removed, and another one
+                // of its name added.
+                Ok(Moved::Lost(Some(moved))) => {
+                    let journal = self.journal(moved.id)?;
+                    return self.record_app_changes(moved, &journal);
+                }
+                Ok(Moved::Yes(None) | Moved::Lost(None)) => return Ok(None),
             }
         }
     }
@@ -124,6 +129,10 @@ impl Engine {
         match self.step(&row, change.clone()) {
             // The caller still learns how the pod ended; gantryd records it in the database it restored.
             Err(error) if was_replaced(&error) => Ok(Some(row_after(&row, change))),
+            // Another process changed the row without finalizing it, such as an `app add` that came too late.
+            Ok(Some(row)) if matches!(row.phase, Phase::Running { .. }) => {
+                self.finalize_as_of(&row, journal, restarted)
+            }
             other => other,
         }
     }
