@@ -616,9 +616,11 @@ fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Res
     match state {
         None => {
             let first = mark.map_or(1, |mark| after_boot(mark.next));
+            // Not below the mark of a former database, which is replaced later.
+            let durable = mark.map_or(0, |mark| mark.durable);
             tx.execute(
-                "INSERT INTO state (one, boot, next_seq, trimmed) VALUES (1, ?1, ?2, ?2 - 1)",
-                rusqlite::params![boot.0, first],
+                "INSERT INTO state (one, boot, next_seq, trimmed, durable_commits) VALUES (1, ?1, ?2, ?2 - 1, ?3)",
+                rusqlite::params![boot.0, first, durable],
             )
         }
         Some((known, _)) if known == boot.0 => Ok(0),

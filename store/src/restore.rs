@@ -45,8 +45,8 @@ use rustix::fs::{FlockOperation, Mode};
 use crate::backup::{Backup, INTEGRITY_CHECK, QUICK_CHECK, Verdict, backups, examine, examine_content, next_seq};
 use crate::damage::{self, Damage};
 use crate::db::{
-    BUSY_TIMEOUT, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root, resolved,
-    set_wal,
+    BOOT_JUMP, BUSY_TIMEOUT, FileId, after_boot, connect_to, current_boot, make_db, make_dirs, make_root, open_root,
+    resolved, set_wal,
 };
 use crate::high_water::HighWater;
 use crate::keeper::{self, Keeper};
@@ -260,9 +260,13 @@ impl DataDir {
         let tx = conn.unchecked_transaction().map_err(sql())?;
         tx.execute("DELETE FROM event", []).map_err(sql())?;
         tx.execute("DELETE FROM state", []).map_err(sql())?;
+        // Above the mark that is replaced after the rename, and above what a process that still has the old database
+        // open may raise it to: the restored database must never look rolled back.
+        let mark = HighWater::load(&self.layout).ok().flatten().map(|mark| mark.durable);
+        let durable = mark.filter(|&count| count < MAX_SEQ).unwrap_or(0) + BOOT_JUMP;
         tx.execute(
-            "INSERT INTO state (one, boot, next_seq, trimmed) VALUES (1, ?1, ?2, ?3)",
-            params![self.boot.0, first, first - 1],
+            "INSERT INTO state (one, boot, next_seq, trimmed, durable_commits) VALUES (1, ?1, ?2, ?3, ?4)",
+            params![self.boot.0, first, first - 1, durable],
         )
         .map_err(sql())?;
         tx.commit().map_err(sql())?;
