@@ -41,8 +41,8 @@ impl Supervisor {
         self.pod.remove_cgroups();
     }
 
-    /// Kills and reaps the processes that are about to exit. The helpers among them, which delete files of removed apps,
-    /// are outside the pod's PID namespace, and their cgroup could not be removed.
+    /// Kills and reaps the processes that are about to exit. The helpers among them, which delete files of removed
+    /// apps, are outside the pod's PID namespace; while they run, their cgroup cannot be removed.
     fn kill_ending(&mut self) {
         let deadline = Instant::now() + ENDING_TIMEOUT;
         for process in self.ending.drain(..) {
