@@ -24,7 +24,7 @@
 //!
 //! | step | left | repaired by |
 //! |---|---|---|
-//! | `.new` written | a temporary file | the next allocation, or [`Store::release_all_but`] |
+//! | `.new` written | a temporary file | the next allocation or release |
 //! | record renamed | a record whose addresses are not all linked: the others are free | the owner's release or next allocation, or [`Store::release_all_but`] |
 //! | `last` set | one address is skipped in this round | no repair needed |
 //! | all linked | a lease whose owner may be dead | [`Store::release_all_but`] |

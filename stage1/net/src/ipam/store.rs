@@ -102,6 +102,7 @@ impl Store {
     /// The lock timed out, or a file cannot be accessed.
     pub fn release(&self, owner: &Owner) -> Result<Vec<IpAddr>, IpamError> {
         let _locked = self.dir.lock(self.wait)?;
+        self.dir.remove_temporary()?;
         self.free(owner)
     }
 

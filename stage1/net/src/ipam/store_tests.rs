@@ -114,7 +114,11 @@ fn damage_by_kill_or_power_loss_is_repaired() {
     let store = open(temp.path());
     let sets = sets(&["10.1.0.0/24", "fd00::/64"]);
     let net = temp.path().join("net");
-    // Killed while writing a record; its beginning must not be taken for a complete record.
+    // Killed while writing a record, before the pod is detached.
+    fs::write(net.join("owners/.new"), "10.1.0").unwrap();
+    assert!(store.release(&owner("half")).unwrap().is_empty());
+    assert!(!net.join("owners/.new").exists());
+    // Its beginning must not be taken for a complete record.
     fs::write(net.join("owners/.new"), "10.1.0").unwrap();
     // Killed after the record; in the meantime another owner gets its address.
     store.dir.write_record(&owner("half"), &[ip("10.1.0.2"), ip("fd00::2")]).unwrap();
