@@ -9,6 +9,7 @@
 //! Start reading at [`phase`], the state machine of a pod. Then [`spec`] (the user's request) and [`event`].
 
 pub mod app;
+mod app_options;
 mod capabilities;
 pub mod device;
 pub mod errno;
@@ -16,6 +17,7 @@ pub mod error;
 pub mod event;
 pub mod id;
 pub mod image_ref;
+mod limits;
 pub mod net;
 mod net_check;
 pub mod phase;

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use crate::app_options::{AppOptions, Seccomp};
 pub use crate::capabilities::{ALL_CAPABILITIES, CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES};
-use crate::device::DeviceSpec;
 use crate::id::shown;
+pub use crate::limits::{DEFAULT_PIDS_LIMIT, Limits};
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
 pub use crate::tmpfs::TmpfsMount;
-use crate::ulimit::Ulimit;
 use crate::{AppName, VolumeName};
 
 /// A pod as asked for.
@@ -75,69 +75,6 @@ pub struct AppSpec {
     pub user_annotations: BTreeMap<String, String>,
     /// Free-form labels of the app.
     pub user_labels: BTreeMap<String, String>,
-}
-
-/// Options of an app that do not depend on its image: the plan of a pod has them as the user gave them. A missing field
-/// has its default, so that plans of pods that an older gantry prepared can still be read.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct AppOptions {
-    /// Supplementary group numbers, on top of those that the image's group file gives the user.
-    pub supplementary_gids: Vec<u32>,
-    /// Whether the root file system is read-only.
-    pub read_only_root: bool,
-    /// Resource limits.
-    pub limits: Limits,
-    /// The system call filter.
-    pub seccomp: Seccomp,
-    /// Whether it may gain privileges by execve (set-user-ID programs, file capabilities). Default no.
-    pub new_privileges: bool,
-    /// `oom_score_adj`, -1000 to 1000.
-    pub oom_score_adj: Option<i32>,
-    /// Whether it gets a pseudo-terminal as stdin, stdout and stderr.
-    pub terminal: bool,
-    /// Whether its stdin stays open for the client that starts the pod; otherwise it is empty.
-    pub stdin: bool,
-    /// File systems in memory.
-    #[serde(default)]
-    pub tmpfs: Vec<TmpfsMount>,
-    /// Devices of the host, on top of those that every app has.
-    #[serde(default)]
-    pub devices: Vec<DeviceSpec>,
-    /// Limits of its processes, which replace gantry's own; one per resource.
-    #[serde(default)]
-    pub ulimits: Vec<Ulimit>,
-}
-
-impl AppOptions {
-    /// Adds a limit in place of an earlier one of the same resource.
-    pub fn set_ulimit(&mut self, ulimit: Ulimit) {
-        self.ulimits.retain(|other| other.resource != ulimit.resource);
-        self.ulimits.push(ulimit);
-    }
-
-    fn validate_devices(&self) -> Result<(), SpecError> {
-        check_count("devices", self.devices.len(), MAX_DEVICES)?;
-        let mut targets = BTreeSet::new();
-        for device in &self.devices {
-            device.validate()?;
-            if !targets.insert(&device.target) {
-                return Err(SpecError::new(format!("two devices have the target '{}'", shown(&device.target))));
-            }
-        }
-        Ok(())
-    }
-
-    fn validate_ulimits(&self) -> Result<(), SpecError> {
-        let mut resources = BTreeSet::new();
-        for ulimit in &self.ulimits {
-            ulimit.validate()?;
-            if !resources.insert(ulimit.resource) {
-                return Err(SpecError::new(format!("two ulimits of resource '{}'", ulimit.resource.as_str())));
-            }
-        }
-        Ok(())
-    }
 }
 
 impl AppSpec {
@@ -226,55 +163,8 @@ pub struct MountSpec {
     pub read_only: bool,
 }
 
-/// Resource limits of an app; `None` is no limit, and so is a field that is missing in a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Limits {
-    /// Bytes of memory; at least 4096.
-    pub memory: Option<u64>,
-    /// Bytes of memory and swap together, at least `memory`; -1 is no limit of swap. `None`: no swap if `memory` is
-    /// given.
-    #[serde(default)]
-    pub memory_swap: Option<i64>,
-    /// Thousandths of a core (CFS quota).
-    pub cpu_milli: Option<u64>,
-    /// Relative weight as in cgroup v1 `cpu.shares`, 2 to 262144.
-    pub cpu_shares: Option<u64>,
-    /// Number of processes and threads; 0 is no limit, `None` [`DEFAULT_PIDS_LIMIT`].
-    pub pids: Option<u64>,
-}
-
 /// The size of `/dev/shm` if none is given, in bytes: docker's and podman's.
 pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
-
-/// The limit of processes and threads of an app for which none is given: a fork bomb must not take the host's process
-/// numbers. Ignored where the kernel cannot limit them. podman's default is 2048.
-pub const DEFAULT_PIDS_LIMIT: u64 = 4096;
-
-/// The system calls of an app.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Seccomp {
-    /// The default profile.
-    #[default]
-    Default,
-    /// All are allowed.
-    Unconfined,
-    /// Only these are allowed.
-    Retain {
-        /// Names of system calls.
-        names: BTreeSet<String>,
-        /// The error number others get.
-        errno: u16,
-    },
-    /// All but these are allowed, on top of the default profile.
-    Remove {
-        /// Names of system calls.
-        names: BTreeSet<String>,
-        /// The error number these get.
-        errno: u16,
-    },
-}
 
 /// A request for a pod that breaks a rule. The message says what is wrong, and what to do or what is expected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -298,7 +188,6 @@ impl crate::Kind for SpecError {
 const MAX_APPS: usize = 100;
 const MAX_MOUNTS: usize = 200;
 const MAX_SYSCTLS: usize = 200;
-const MAX_DEVICES: usize = 64;
 const MAX_TEXT: usize = 128 << 10;
 
 impl PodSpec {
@@ -415,12 +304,7 @@ impl AppSpec {
             check_text("an environment variable", value, MAX_TEXT)?;
         }
         self.working_dir.as_deref().map_or(Ok(()), |dir| check_path("working directory", dir))?;
-        self.options.limits.validate()?;
-        self.options.validate_ulimits()?;
-        self.options.validate_devices()?;
-        if let Some(adj) = self.options.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
-            return Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000"));
-        }
+        self.options.validate()?;
         if let Some(signal) = self.stop_signal.filter(|signal| !(1..=64).contains(signal)) {
             return Err(out_of_range("stop signal", signal, "1 to 64"));
         }
@@ -457,25 +341,6 @@ impl AppSpec {
             }
         }
         Ok(())
-    }
-}
-
-impl Limits {
-    fn validate(&self) -> Result<(), SpecError> {
-        let range = |what, value: Option<u64>, low: u64, high: u64, range| match value {
-            Some(v) if v < low || v > high => Err(out_of_range(what, v, range)),
-            _ => Ok(()),
-        };
-        range("--memory", self.memory, 4096, i64::MAX.unsigned_abs(), "at least 4096 bytes")?;
-        match (self.memory_swap, self.memory) {
-            (Some(_), None) => return Err(SpecError::new("--memory-swap needs --memory")),
-            (Some(swap), Some(memory)) if swap != -1 && u64::try_from(swap).map_or(true, |swap| swap < memory) => {
-                return Err(out_of_range("--memory-swap", swap, "-1 (unlimited), or at least --memory"));
-            }
-            _ => {}
-        }
-        range("--cpu-shares", self.cpu_shares, 2, 262_144, "2 to 262144")?;
-        range("--pids-limit", self.pids, 0, 4_194_304, "0 (none) to 4194304")
     }
 }
 

@@ -1,7 +1,7 @@
 //! The parser of the command line.
 
 use super::draft::Draft;
-use super::flags::{Arity, FLAGS, Flag, Scope};
+use super::flags::{self, Arity, Flag, Scope};
 use super::second_word::{self, ImageLookup, Separator, WordKind};
 use super::{Caller, Parsed, UsageError, Verb, unsupported};
 use crate::globals::{self, Globals};
@@ -204,7 +204,7 @@ impl<'a> Parser<'a> {
             None => (word, None),
         };
         let shown = format!("--{name}");
-        match FLAGS.iter().find(|flag| flag.has_long(name)) {
+        match flags::all().find(|flag| flag.has_long(name)) {
             Some(flag) => self.set_flag(flag, shown, value),
             None if globals::takes_next_word(name).is_some() => self.global_flag(name, value),
             None => Err(match unsupported::alternative(name) {
@@ -220,7 +220,7 @@ impl<'a> Parser<'a> {
         while let Some(short) = rest.chars().next() {
             rest = &rest[short.len_utf8()..];
             let shown = format!("-{short}");
-            let Some(flag) = FLAGS.iter().find(|flag| flag.short == Some(short)) else {
+            let Some(flag) = flags::all().find(|flag| flag.short == Some(short)) else {
                 return Err(self.unknown_flag(shown));
             };
             if flag.arity == Arity::Value {
@@ -246,7 +246,7 @@ impl<'a> Parser<'a> {
     fn unknown_flag(&self, flag: String) -> UsageError {
         let globals = globals::names();
         let mut known: Vec<&str> =
-            FLAGS.iter().filter(|flag| flag.applies_to(self.verb)).flat_map(Flag::longs).collect();
+            flags::all().filter(|flag| flag.applies_to(self.verb)).flat_map(Flag::longs).collect();
         known.extend(globals.iter().map(String::as_str));
         let hint = suggest::nearest(flag.trim_start_matches('-'), known)
             .filter(|_| flag.starts_with("--"))

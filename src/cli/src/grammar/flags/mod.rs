@@ -1,0 +1,214 @@
+//! The flags of `run` and `prepare`: names, values, effects, and their clap description.
+
+mod app;
+mod pod;
+mod privileges;
+mod resources;
+
+use super::Verb;
+use super::draft::{Bind, Draft};
+use super::values::ValueError;
+
+/// Whether a flag takes a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arity {
+    /// No, but `--flag=false` is accepted.
+    Switch,
+    /// Yes: `--flag=value` or `--flag value`.
+    Value,
+    /// Optionally, as `--flag=value`.
+    Optional,
+}
+
+/// What a flag applies to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The pod.
+    Pod,
+    /// The app of the image before it; before the first image, every app.
+    App,
+}
+
+type Setter = fn(&mut Draft<'_>, &str) -> Result<(), ValueError>;
+
+/// A flag.
+pub(crate) struct Flag {
+    /// Its name without dashes, then its aliases.
+    names: &'static [&'static str],
+    pub(super) short: Option<char>,
+    pub(super) arity: Arity,
+    pub(super) value: &'static str,
+    pub(super) scope: Scope,
+    /// Whether a pod manifest has this setting, so that the flag cannot be combined with one.
+    pub(super) in_manifest: bool,
+    pub(super) run_only: bool,
+    help: &'static str,
+    pub(super) set: Setter,
+}
+
+impl Flag {
+    /// Whether it is a flag of this command.
+    pub(super) fn applies_to(&self, verb: Verb) -> bool {
+        /// The flags of the pod that an added app has, too.
+        const OF_ADDED_APP: [&str; 9] = [
+            "volume",
+            "platform",
+            "pull-policy",
+            "store-only",
+            "no-store",
+            "inherit-env",
+            "set-env",
+            "set-env-file",
+            "quiet",
+        ];
+        /// The flags of pods with an interactive app.
+        const INTERACTIVE: [&str; 3] = ["keep-stdin", "tty", "interactive"];
+        match verb {
+            Verb::Run => true,
+            Verb::Prepare => !self.run_only,
+            Verb::Sandbox => {
+                self.scope == Scope::Pod
+                    && (!self.run_only || self.long() == "rm")
+                    && !INTERACTIVE.contains(&self.long())
+            }
+            Verb::AddApp => self.scope == Scope::App || OF_ADDED_APP.contains(&self.long()),
+        }
+    }
+
+    pub(super) fn has_long(&self, name: &str) -> bool {
+        self.names.contains(&name)
+    }
+
+    /// Its name and aliases.
+    pub(crate) fn longs(&self) -> impl Iterator<Item = &'static str> + use<> {
+        self.names.iter().copied()
+    }
+
+    /// Its name.
+    pub(crate) fn long(&self) -> &'static str {
+        self.names[0]
+    }
+}
+
+const fn switch(scope: Scope, names: &'static [&'static str], help: &'static str, set: Setter) -> Flag {
+    Flag { names, short: None, arity: Arity::Switch, value: "", scope, in_manifest: false, run_only: false, help, set }
+}
+
+const fn valued(
+    scope: Scope,
+    names: &'static [&'static str],
+    value: &'static str,
+    help: &'static str,
+    set: Setter,
+) -> Flag {
+    Flag { names, short: None, arity: Arity::Value, value, scope, in_manifest: false, run_only: false, help, set }
+}
+
+impl Flag {
+    const fn short(self, short: char) -> Self {
+        Self { short: Some(short), ..self }
+    }
+
+    const fn run_only(self) -> Self {
+        Self { run_only: true, ..self }
+    }
+
+    /// Marks a setting that a pod manifest has, too.
+    const fn in_manifest(self) -> Self {
+        Self { in_manifest: true, ..self }
+    }
+
+    const fn optional(self) -> Self {
+        Self { arity: Arity::Optional, ..self }
+    }
+}
+
+use Scope::Pod;
+
+/// The flags, by file.
+static GROUPS: &[&[Flag]] = &[pod::FLAGS, app::FLAGS, resources::FLAGS, privileges::FLAGS];
+
+/// Every flag of `run`, `prepare`, `app sandbox` and `app add`.
+pub(super) fn all() -> impl Iterator<Item = &'static Flag> {
+    GROUPS.iter().copied().flatten()
+}
+
+fn push_bind(draft: &mut Draft<'_>, bind: Bind) {
+    draft.app().binds.push(bind);
+}
+
+/// The heading of the flags of the pod in the help.
+pub(crate) const POD_FLAGS: &str = "Flags of the pod";
+/// The heading of the flags of apps in the help.
+pub(crate) const APP_FLAGS: &str = "Flags of an app";
+
+impl Flag {
+    /// The flag as clap describes it.
+    fn to_arg(&self) -> clap::Arg {
+        let arg = clap::Arg::new(self.long())
+            .long(self.long())
+            .visible_aliases(self.longs().skip(1))
+            .help(self.help)
+            .help_heading(if self.scope == Pod { POD_FLAGS } else { APP_FLAGS });
+        let arg = match self.short {
+            Some(short) => arg.short(short),
+            None => arg,
+        };
+        match self.arity {
+            Arity::Switch => arg.action(clap::ArgAction::SetTrue),
+            Arity::Value => arg.action(clap::ArgAction::Append).value_name(self.value),
+            Arity::Optional => {
+                arg.action(clap::ArgAction::Append).value_name(self.value).num_args(0..=1).require_equals(true)
+            }
+        }
+    }
+}
+
+/// Adds the flags and the texts of a command with a parser of its own to its description, from which the help, the
+/// completions and the manual page are made. clap does not parse these commands: see [`super`].
+pub(crate) fn describe(command: clap::Command, verb: Verb) -> clap::Command {
+    let flags = all().filter(|flag| flag.applies_to(verb));
+    let name = verb.as_str();
+    let (usage, notes) = match verb {
+        Verb::Run | Verb::Prepare => (
+            format!(
+                "gantry {name} [flags] IMAGE [COMMAND ARG…]\n       \
+                 gantry {name} [flags] IMAGE [app flags] [-- ARG… [---]] [IMAGE …]"
+            ),
+            RUN_NOTES,
+        ),
+        Verb::Sandbox => (
+            format!("gantry {name} [flags]"),
+            "The pod runs until 'gantry stop' stops it, also while it has no apps and when one of its apps fails.",
+        ),
+        Verb::AddApp => (
+            format!(
+                "gantry {name} [flags] POD IMAGE [COMMAND ARG…]\n       gantry {name} [flags] POD IMAGE [flags] -- ARG…"
+            ),
+            "The app is created and not started: 'gantry app start POD/NAME' starts it. It may mount volumes that the pod \
+             was created with, and brings along those of its own flags.\n\n\
+             Exit codes: 126, 127: the command cannot be executed, or was not found in the image; 125: gantry failed.",
+        ),
+    };
+    command
+        .override_usage(usage)
+        .args(flags.map(Flag::to_arg))
+        .disable_help_flag(true)
+        .arg(
+            clap::Arg::new("help")
+                .short('h')
+                .long("help")
+                .action(clap::ArgAction::HelpShort)
+                .help("Print help")
+                .help_heading(crate::globals::HEADING),
+        )
+        .next_line_help(true)
+        .after_help(notes)
+}
+
+const RUN_NOTES: &str = "Flags of an app apply to the image before them; flags before the first image apply to every app. '--' begins \
+             the arguments of an app, '---' ends them so that another image can follow.\n\n\
+             Without '--', a word after the first image is the command of its app, unless the store has an image of this \
+             name, or the word has a registry, tag or digest.\n\n\
+             Exit codes: that of the first app that failed, else 0; 125: gantry failed; 126, 127: the command could not be \
+             executed, or was not found; 128+n: the app was killed by signal n.";

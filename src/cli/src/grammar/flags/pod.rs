@@ -1,0 +1,205 @@
+//! Flags of the pod.
+
+use super::Scope::Pod;
+use super::{Flag, push_bind, switch, valued};
+use crate::grammar::Pull;
+use crate::grammar::draft::Draft;
+use crate::grammar::network;
+use crate::grammar::values::{self, ValueError};
+
+/// The pod: networks, volumes, names, and how the command runs it.
+pub(super) static FLAGS: &[Flag] = &[
+    valued(Pod, &["net"], "NET,…", "Networks: none, host, all, or NAME[:KEY=VALUE[;KEY=VALUE…]]; without a value: default", |d, v| {
+        d.network.net(v)
+    })
+    .in_manifest()
+    .optional(),
+    valued(Pod, &["network"], "NET,…", "Alias of --net, as in docker", |d, v| d.network.net(&values::text(v)?)).in_manifest(),
+    valued(
+        Pod,
+        &["port", "publish"],
+        "PORT",
+        "Publish a port: NAME:[HOSTIP:]HOSTPORT for a port that an image declares, or \
+         [HOSTIP:]HOSTPORT[-END]:PODPORT[-END][/tcp|udp|sctp]; without HOSTPORT, a free port of the host is chosen; IPv6 \
+         addresses in brackets",
+        |d, v| d.network.port(v),
+    )
+    .short('p')
+    .in_manifest(),
+    switch(Pod, &["publish-all"], "Publish every port that the images declare, each on a free port of the host", |d, v| {
+        d.network.publish_all(values::boolean(v)?);
+        Ok(())
+    })
+    .short('P')
+    .in_manifest(),
+    valued(Pod, &["dns"], "IP,…|host|none", "Name servers; host: the host's resolv.conf; none: the image's", |d, v| {
+        d.network.dns(v)
+    })
+    .in_manifest(),
+    valued(Pod, &["dns-search"], "DOMAIN", "Search domain for short names", |d, v| {
+        let domain = network::domain(v)?;
+        d.network.given()?.search.push(domain);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["dns-opt", "dns-option"], "OPTION", "Resolver option, such as ndots:2", |d, v| {
+        let option = values::word(v)?;
+        d.network.given()?.options.push(option);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["dns-domain"], "DOMAIN", "Local domain", |d, v| {
+        let domain = network::domain(v)?;
+        d.network.given()?.domain = Some(domain);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["hosts-entry"], "IP=NAME,…|host", "Lines of /etc/hosts; host: the host's file", |d, v| {
+        d.network.hosts_entry(v)
+    })
+    .in_manifest(),
+    valued(Pod, &["add-host"], "NAME:IP", "Add a line to /etc/hosts, as in docker", |d, v| d.network.add_host(v)).in_manifest(),
+    valued(
+        Pod,
+        &["volume"],
+        "VOLUME",
+        "Define a volume: NAME,kind=host,source=/path[,readOnly=true][,recursive=false], or NAME,kind=empty[,mode=0755][,uid=0][,gid=0], \
+         or NAME,kind=named[,source=VOLUME] for a named volume; \
+         or /host/path:/path/in/app[:ro], VOLUME:/path/in/app[:ro] or /path/in/app to define and mount a volume",
+        set_volume,
+    )
+    .short('v')
+    .in_manifest(),
+    valued(Pod, &["hostname"], "NAME", "Host name of the pod (default: gantry- and the first 8 digits of its id)", |d, v| {
+        d.pod.hostname = Some(values::text(v)?);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["shm-size"], "BYTES", "Size of /dev/shm, which the apps share (default 64Mi)", |d, v| {
+        d.pod.shm_size = Some(gantry_model::quantity::memory(v)?);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(
+        Pod,
+        &["sysctl"],
+        "NAME=VALUE",
+        "Set a kernel setting of the pod's namespaces: net.*, fs.mqueue.*, kernel.shm*, kernel.msg*, kernel.sem",
+        |d, v| {
+            d.pod.sysctls.extend([gantry_model::sysctl::parse_setting(v)?]);
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(Pod, &["pod-name"], "NAME", "Name of the pod: letters, digits, '_', '.' and '-'; no other pod may have it", |d, v| {
+        d.options.pod_name = Some(v.parse()?);
+        Ok(())
+    }),
+    switch(Pod, &["detach"], "Print the pod's id when it is ready, and exit", |d, v| {
+        d.options.detach = values::boolean(v)?;
+        Ok(())
+    })
+    .short('d')
+    .run_only(),
+    switch(Pod, &["rm"], "Remove the pod when it has exited", |d, v| {
+        d.options.remove = values::boolean(v)?;
+        Ok(())
+    })
+    .run_only(),
+    switch(Pod, &["sig-proxy"], "Forward signals to the apps (default true)", |d, v| {
+        d.options.no_sig_proxy = !values::boolean(v)?;
+        Ok(())
+    })
+    .run_only(),
+    valued(Pod, &["detach-keys"], "KEYS", "Key sequence to detach from a terminal (default ctrl-p,ctrl-q); empty: none", |d, v| {
+        d.options.detach_keys = v.parse().map_err(ValueError::Invalid)?;
+        Ok(())
+    })
+    .run_only(),
+    switch(Pod, &["keep-stdin"], "Keep standard input open and forward it to the app", |d, v| {
+        d.options.stdin = values::boolean(v)?;
+        Ok(())
+    })
+    .short('i')
+    .in_manifest(),
+    switch(Pod, &["tty"], "Allocate a terminal for the app", |d, v| {
+        d.options.terminal = values::boolean(v)?;
+        Ok(())
+    })
+    .short('t')
+    .in_manifest(),
+    switch(Pod, &["interactive"], "Same as -i and -t", |d, v| {
+        d.options.stdin = values::boolean(v)?;
+        d.options.terminal = d.options.stdin;
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["platform"], "OS/ARCH", "Platform to select from multi-platform images, such as linux/arm64", |d, v| {
+        d.options.platform = Some(v.parse().map_err(|error: gantry_engine::PlatformError| ValueError::Invalid(error.to_string()))?);
+        Ok(())
+    }),
+    valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "When to contact the registry (default new: if the image is not in the store)", |d, v| {
+        d.options.pull = Some(pull(v)?);
+        Ok(())
+    }),
+    switch(Pod, &["store-only"], "Same as --pull-policy=never, as in rkt", |d, v| {
+        d.options.pull = values::boolean(v)?.then_some(Pull::Never).or(d.options.pull);
+        Ok(())
+    }),
+    switch(Pod, &["no-store"], "Same as --pull-policy=update, as in rkt", |d, v| {
+        d.options.pull = values::boolean(v)?.then_some(Pull::Update).or(d.options.pull);
+        Ok(())
+    }),
+    switch(Pod, &["inherit-env"], "Pass the caller's environment to the apps, except PATH, HOME, PWD and OLDPWD", |d, v| {
+        d.options.inherit_env = values::boolean(v)?;
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["set-env"], "NAME=VALUE", "Set an environment variable of every app", |d, v| {
+        let variable = values::variable(v, d.caller.variable)?;
+        d.options.set_env.extend(variable);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["set-env-file", "env-file"], "FILE", "Set environment variables of every app from a file of NAME=VALUE lines", |d, v| {
+        d.options.env_files.push(values::text(v)?.into());
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["pod-manifest"], "FILE", "Read the whole pod from this file, as printed by 'gantry cat-manifest'", |d, v| {
+        d.options.pod_manifest = Some(values::text(v)?.into());
+        Ok(())
+    }),
+    valued(Pod, &["uuid-file-save", "cidfile"], "FILE", "Write the pod's id to this file as soon as it exists", |d, v| {
+        d.options.uuid_file = Some(values::text(v)?.into());
+        Ok(())
+    }),
+    valued(Pod, &["label"], "NAME=VALUE", "A free-form label of the pod", |d, v| {
+        d.pod.user_labels.extend([values::pair(v)?]);
+        Ok(())
+    })
+    .short('l')
+    .in_manifest(),
+    valued(Pod, &["ipc"], "private", "IPC namespace; accepted for docker, always private", |_, v| match v {
+        "private" | "auto" => Ok(()),
+        _ => Err(ValueError::Unsupported("every pod has its own IPC namespace")),
+    }),
+    switch(Pod, &["quiet"], "Suppress progress output", |d, v| {
+        d.options.quiet = values::boolean(v)?;
+        Ok(())
+    })
+    .short('q'),
+];
+
+fn pull(value: &str) -> Result<Pull, ValueError> {
+    <Pull as clap::ValueEnum>::from_str(value, false)
+        .map_err(|_| ValueError::Invalid(format!("'{}' is not never, new or update", gantry_model::id::shown(value))))
+}
+
+fn set_volume(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
+    match values::volume(value, draft.caller.directory.as_deref())? {
+        values::Volume::Named(volume) => draft.volumes.push(volume),
+        values::Volume::Bind(bind) => push_bind(draft, bind),
+    }
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! Flags of an app: capabilities, system calls and devices.
+
+use super::Scope::App;
+use super::{Flag, switch, valued};
+use crate::grammar::draft::Draft;
+use crate::grammar::values::{self, ValueError};
+
+/// Capabilities, system calls, devices.
+pub(super) static FLAGS: &[Flag] = &[
+    valued(
+        App,
+        &["device"],
+        "HOST[:CONTAINER][:ACCESS]",
+        "Give the app a device of the host: /dev/fuse, /dev/sdb:/dev/disk:r; ACCESS is r, w or rw (default rw)",
+        |d, v| {
+            d.app().options.devices.push(v.parse()?);
+            Ok(())
+        },
+    ),
+    valued(App, &["caps-retain", "cap-retain"], "CAP,…", "Retain exactly these capabilities", |d, v| {
+        let names = values::capabilities(v, false)?;
+        d.app().caps.retain.get_or_insert_default().extend(names);
+        Ok(())
+    }),
+    valued(App, &["caps-remove", "cap-remove"], "CAP,…", "Retain the default capabilities except these", |d, v| {
+        let names = values::capabilities(v, false)?;
+        d.app().caps.remove.get_or_insert_default().extend(names);
+        Ok(())
+    }),
+    valued(App, &["cap-add"], "CAP", "Add a capability to the default ones (or ALL)", |d, v| {
+        let names = values::capabilities(v, true)?;
+        d.app().caps.add.extend(names);
+        Ok(())
+    }),
+    valued(App, &["cap-drop"], "CAP", "Drop a capability from the default ones (or ALL)", |d, v| {
+        let names = values::capabilities(v, true)?;
+        d.app().caps.drop.extend(names);
+        Ok(())
+    }),
+    valued(
+        App,
+        &["seccomp"],
+        "mode=…",
+        "Seccomp filter: mode=retain or mode=remove[,errno=EPERM],CALL,…; or unconfined",
+        |d, v| {
+            d.app().options.seccomp = values::seccomp(v)?;
+            Ok(())
+        },
+    ),
+    valued(App, &["security-opt"], "OPT", "no-new-privileges[=BOOL] or seccomp=unconfined", set_security),
+    switch(App, &["no-new-privileges"], "Let execve(2) grant no privileges (default true)", |d, v| {
+        d.app().options.new_privileges = !values::boolean(v)?;
+        Ok(())
+    }),
+];
+
+fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
+    match value.split_once(['=', ':']).unwrap_or((value, "true")) {
+        ("no-new-privileges", value) => draft.app().options.new_privileges = !values::boolean(value)?,
+        ("seccomp", "unconfined") => draft.app().options.seccomp = values::seccomp("unconfined")?,
+        _ => return Err(ValueError::Unsupported("supported are no-new-privileges and seccomp=unconfined")),
+    }
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Options of an app that reach the supervisor unchanged.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::DeviceSpec;
+use crate::id::shown;
+use crate::limits::Limits;
+use crate::spec::{SpecError, check_count, out_of_range};
+use crate::tmpfs::TmpfsMount;
+use crate::ulimit::Ulimit;
+
+const MAX_DEVICES: usize = 64;
+
+/// Options of an app that do not depend on its image: the plan of a pod has them as the user gave them. A missing field
+/// has its default, so that plans of pods that an older gantry prepared can still be read.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AppOptions {
+    /// Supplementary group numbers, on top of those that the image's group file gives the user.
+    pub supplementary_gids: Vec<u32>,
+    /// Whether the root file system is read-only.
+    pub read_only_root: bool,
+    /// Resource limits.
+    pub limits: Limits,
+    /// The system call filter.
+    pub seccomp: Seccomp,
+    /// Whether it may gain privileges by execve (set-user-ID programs, file capabilities). Default no.
+    pub new_privileges: bool,
+    /// `oom_score_adj`, -1000 to 1000.
+    pub oom_score_adj: Option<i32>,
+    /// Whether it gets a pseudo-terminal as stdin, stdout and stderr.
+    pub terminal: bool,
+    /// Whether its stdin stays open for the client that starts the pod; otherwise it is empty.
+    pub stdin: bool,
+    /// File systems in memory.
+    #[serde(default)]
+    pub tmpfs: Vec<TmpfsMount>,
+    /// Devices of the host, on top of those that every app has.
+    #[serde(default)]
+    pub devices: Vec<DeviceSpec>,
+    /// Limits of its processes, which replace gantry's own; one per resource.
+    #[serde(default)]
+    pub ulimits: Vec<Ulimit>,
+}
+
+impl AppOptions {
+    /// Adds a limit in place of an earlier one of the same resource.
+    pub fn set_ulimit(&mut self, ulimit: Ulimit) {
+        self.ulimits.retain(|other| other.resource != ulimit.resource);
+        self.ulimits.push(ulimit);
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), SpecError> {
+        self.limits.validate()?;
+        self.validate_ulimits()?;
+        self.validate_devices()?;
+        match self.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
+            Some(adj) => Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000")),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_devices(&self) -> Result<(), SpecError> {
+        check_count("devices", self.devices.len(), MAX_DEVICES)?;
+        let mut targets = BTreeSet::new();
+        for device in &self.devices {
+            device.validate()?;
+            if !targets.insert(&device.target) {
+                return Err(SpecError::new(format!("two devices have the target '{}'", shown(&device.target))));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_ulimits(&self) -> Result<(), SpecError> {
+        let mut resources = BTreeSet::new();
+        for ulimit in &self.ulimits {
+            ulimit.validate()?;
+            if !resources.insert(ulimit.resource) {
+                return Err(SpecError::new(format!("two ulimits of resource '{}'", ulimit.resource.as_str())));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The system calls of an app.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Seccomp {
+    /// The default profile.
+    #[default]
+    Default,
+    /// All are allowed.
+    Unconfined,
+    /// Only these are allowed.
+    Retain {
+        /// Names of system calls.
+        names: BTreeSet<String>,
+        /// The error number others get.
+        errno: u16,
+    },
+    /// All but these are allowed, on top of the default profile.
+    Remove {
+        /// Names of system calls.
+        names: BTreeSet<String>,
+        /// The error number these get.
+        errno: u16,
+    },
+}
