@@ -47,6 +47,8 @@ pub(crate) struct App {
     pub(crate) waiting: Option<WaitingApp>,
     /// The pidfd of its main process until that was reaped.
     pub(crate) running: Option<OwnedFd>,
+    /// Whether its processes are frozen on request, or about to be.
+    pub(crate) is_paused: bool,
     /// The last start. Its PID is for display only: it may be reused after the exit.
     pub(crate) started: Option<Started>,
     /// The exit of the main process of that start.

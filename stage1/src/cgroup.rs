@@ -4,7 +4,7 @@
 //! | hierarchy | pod | app |
 //! |---|---|---|
 //! | v2 (alone) | `PARENT/UUID`, the supervisor in `PARENT/UUID/_supervisor` | `PARENT/UUID/APP` |
-//! | v1 memory, cpu, cpuacct, pids, blkio | `PARENT/UUID` | `PARENT/UUID/APP` |
+//! | v1 memory, cpu, cpuacct, pids, blkio; freezer without v2 | `PARENT/UUID` | `PARENT/UUID/APP` |
 //! | v2 beside v1 (`unified`) | as v2, without controllers: to kill processes and confine devices | as v2 |
 //!
 //! libcontainer sees no hierarchy: it would parse the mount table 24 times, and it manages every cgroup that it sees.
@@ -67,7 +67,13 @@ impl Cgroups {
             return Err(failure(ErrorKind::Invalid, "the cgroup parent must be a path of at least one element"));
         }
         let path = format!("{parent}/{pod}");
-        let roots = CgroupSet::open_roots(&V1_CONTROLLERS).attempt(|| "cannot open the cgroup hierarchies")?;
+        let what = || "cannot open the cgroup hierarchies";
+        let mut roots = CgroupSet::open_roots(&V1_CONTROLLERS).attempt(what)?;
+        if roots.v2().is_none() {
+            // v2 freezes by itself.
+            let all: Vec<&str> = V1_CONTROLLERS.into_iter().chain(["freezer"]).collect();
+            roots = CgroupSet::open_roots(&all).attempt(what)?;
+        }
         if roots.is_empty() {
             return Err(failure(ErrorKind::Unavailable, "no cgroup hierarchy is mounted"));
         }
@@ -316,9 +322,14 @@ impl AppCgroup {
         members.into_iter().filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect()
     }
 
-    /// Freezes its processes, or thaws them. Returns whether they are frozen, which may take a moment.
-    pub(crate) fn set_frozen(&self, frozen: bool) -> io::Result<bool> {
-        self.cgroups.set_frozen(frozen)?;
+    /// Freezes its processes, or thaws them. Either may take a moment.
+    pub(crate) fn set_frozen(&self, frozen: bool) -> io::Result<()> {
+        self.cgroups.set_frozen(frozen)
+    }
+
+    /// Whether its processes are frozen.
+    pub(crate) fn is_frozen(&self) -> io::Result<bool> {
+        // Reading the state of the v1 freezer completes the change from FREEZING to FROZEN.
         self.cgroups.is_frozen()
     }
 

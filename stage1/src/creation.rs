@@ -238,6 +238,7 @@ impl PreparedApp {
             cgroup: self.cgroup,
             waiting: None,
             running: None,
+            is_paused: false,
             started: None,
             exit: None,
             output,

@@ -15,6 +15,7 @@
 mod apps;
 mod creations;
 mod ending;
+mod freeze;
 mod requests;
 mod sessions;
 
@@ -27,6 +28,7 @@ use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::creations::Creation;
+use self::freeze::PauseRequest;
 use self::sessions::Session;
 use crate::app::{App, NextOperation, Operation, OutputSource, reap};
 use crate::control::{Connection, MAX_CONNECTIONS};
@@ -63,6 +65,10 @@ pub(crate) struct Supervisor {
     old_cgroups: Vec<String>,
     /// Whether apps that may trace other processes are frozen, or may be.
     are_tracers_frozen: bool,
+    /// Whether the pod is paused as a whole: no app is started.
+    is_paused: bool,
+    /// The pause that is under way.
+    pausing: Option<PauseRequest>,
     /// Processes that were killed or are about to exit, and have to be reaped.
     ending: Vec<OwnedFd>,
     foregrounds: Foregrounds,
@@ -138,6 +144,8 @@ impl Supervisor {
             creations: Table::default(),
             old_cgroups: Vec::new(),
             are_tracers_frozen: false,
+            is_paused: false,
+            pausing: None,
             ending: Vec::new(),
             kill_deadline: None,
             foreground_deadline: None,
@@ -247,6 +255,7 @@ impl Supervisor {
         let deadlines = requests.chain(self.kill_deadline).chain(self.accept_after);
         let deadlines = deadlines.chain(execs).chain(late_lines).chain(paused).chain(of_end);
         let deadlines = deadlines.chain(self.operation_deadlines(now)).chain(self.creation_deadlines(now));
+        let deadlines = deadlines.chain(self.pause_deadline(now));
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
 
@@ -350,6 +359,8 @@ impl Supervisor {
             for app in self.pod.apps.values() {
                 app.signal(app.plan.stop_signal);
             }
+            // SIGKILL ends a frozen app as well.
+            let _killed_later = self.resume_all();
         }
         let deadline = Instant::now() + grace;
         self.kill_deadline = Some(self.kill_deadline.map_or(deadline, |earlier| earlier.min(deadline)));
@@ -375,6 +386,7 @@ impl Supervisor {
         self.time_out_execs(now);
         self.check_operations(now);
         self.check_creations(now);
+        self.check_pause(now);
         self.ending.retain(|process| reap(process).is_none());
         if self.kill_deadline.is_some_and(|at| at <= now) {
             self.kill_deadline = None;

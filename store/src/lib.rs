@@ -90,6 +90,7 @@ pub use images::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, Re
 pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodLock, PodState};
+pub use pods::pause::PauseState;
 pub use pods::{
     AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,
     NewPod, PodRow, PodWhere, RenamePodError, ResolveError, StepError,

@@ -114,6 +114,9 @@ CREATE TABLE pod (
     sandbox INTEGER NOT NULL DEFAULT 0 CHECK (sandbox IN (0, 1)),
     -- A name given by the user. One pod at a time has it: a pod that could not be started or is being removed has none.
     name TEXT,
+    -- Whether its apps are frozen on request, and none is started.
+    paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    CHECK (paused = 0 OR phase = 'running'),
     CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
     CHECK (phase NOT IN ('prepared', 'running', 'exited') OR prepared_at IS NOT NULL),
     CHECK ((phase = 'aborted-prepare') = (aborted_at IS NOT NULL)),
@@ -154,6 +157,9 @@ CREATE TABLE app (
     oom INTEGER CHECK (oom IN (0, 1)),
     -- When the app was added to a running pod.
     added_at INTEGER,
+    -- Whether its processes are frozen on request.
+    paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    CHECK (paused = 0 OR state = 'running'),
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),
     CHECK ((state IN ('waiting', 'creating', 'created')) = (attempt IS NULL)),

@@ -9,6 +9,7 @@ pub(crate) mod condition;
 pub(crate) mod list;
 mod names;
 mod networks;
+pub(crate) mod pause;
 pub(crate) mod row;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,6 +93,8 @@ pub struct PodRow {
     pub name: Option<PodName>,
     /// Whether it may have no apps and runs until it is stopped.
     pub sandbox: bool,
+    /// Whether it is paused as a whole: its apps are frozen, and none is started.
+    pub paused: bool,
     /// Its apps, in the order of the request, then in the order in which they were added.
     pub apps: Vec<AppRow>,
     /// Annotations of the user.
@@ -113,6 +116,8 @@ pub struct AppRow {
     pub annotations: BTreeMap<String, String>,
     /// When it was added to the running pod; `None` for an app that was created with its pod.
     pub added: Option<Timestamp>,
+    /// Whether its processes are frozen on request.
+    pub paused: bool,
     /// Its state.
     pub state: AppState,
 }
@@ -492,12 +497,14 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState
     if !has_name(&pod.phase) {
         pod.name = None;
     }
+    pod.paused &= matches!(pod.phase, Phase::Running { .. });
     if let Some(networks) = asked.got() {
         pod.networks.clone_from(networks);
     }
     for (changed, state) in apps {
         for app in pod.apps.iter_mut().filter(|app| app.name == changed.name) {
             app.state = *state;
+            app.paused &= state.is_running();
         }
     }
     pod.apps.retain(|app| !asked.removed_apps.contains(&app.name));

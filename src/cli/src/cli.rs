@@ -86,6 +86,10 @@ commands! {
     Stop(commands::stop::Stop),
     /// Restart apps of running pods
     Restart(commands::app::Restart),
+    /// Freeze the processes of pods or apps
+    Pause(commands::pause::Pause),
+    /// Thaw the processes of pods or apps
+    Unpause(commands::pause::Unpause),
     /// Send a signal to the apps of pods
     Kill(commands::stop::Kill),
     /// Give a pod a name

@@ -98,6 +98,18 @@ pub enum Request {
         /// Milliseconds until SIGKILL; 0 kills at once.
         grace_ms: u64,
     },
+    /// Freeze the processes of a running app, or of every running app. Replied to by `Done` when they are frozen. While
+    /// the pod is paused as a whole, no app of it is started. Nothing changes for what is paused already.
+    Pause {
+        /// The app; `None`: the pod.
+        app: Option<String>,
+    },
+    /// Thaw the processes of an app, or of every app. A stop of the pod or of the app, its stop signal, and SIGKILL do
+    /// the same.
+    Unpause {
+        /// The app; `None`: the pod.
+        app: Option<String>,
+    },
     /// Remove an app that does not run, with its writable layer, its logs, the volumes that were added with it and that
     /// no other app mounts, and the programs executed in it. Its name is free afterwards. Replied to by `Done`, also if
     /// the pod has no such app; refused while it runs.
@@ -108,7 +120,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Whether it changes the apps of a pod.
+    /// Whether it changes the apps of a pod, and is replied to when the change is complete.
     #[must_use]
     pub fn changes_apps(&self) -> bool {
         match self {
@@ -116,7 +128,9 @@ impl Request {
             | Self::StartApp { .. }
             | Self::StopApp { .. }
             | Self::RestartApp { .. }
-            | Self::RemoveApp { .. } => true,
+            | Self::RemoveApp { .. }
+            | Self::Pause { .. }
+            | Self::Unpause { .. } => true,
             Self::Status
             | Self::Stop { .. }
             | Self::Kill { .. }
@@ -206,6 +220,9 @@ pub struct Status {
     /// a running pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub apps: Option<Vec<AppStatus>>,
+    /// Whether the pod is paused as a whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
 }
 
 /// The status of an app.
@@ -217,6 +234,9 @@ pub struct AppStatus {
     pub number: u16,
     /// Its state.
     pub state: AppState,
+    /// Whether its processes are frozen on request.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
 }
 
 /// The state of an app.

@@ -59,6 +59,16 @@ pub enum Fact {
         /// Whether the kernel killed one of its processes for lack of memory.
         oom: bool,
     },
+    /// The processes of an app, or of every running app, were frozen on request.
+    Paused {
+        /// The app; `None`: the pod.
+        app: Option<String>,
+    },
+    /// The processes of an app, or of every app, were thawed.
+    Resumed {
+        /// The app; `None`: the pod.
+        app: Option<String>,
+    },
     /// Log bytes were dropped because the log file could not be written.
     LogDropped {
         /// The app.

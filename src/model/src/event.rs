@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::Timestamp;
 
 /// The kind of an event: the nine types of rkt's `EventType` (v1alpha/api.proto), and those of apps that are added to
-/// and removed from running pods.
+/// and removed from running pods, and of pausing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EventKind {
     /// A pod became Prepared.
@@ -26,6 +26,14 @@ pub enum EventKind {
     AppExited,
     /// An app was removed from a running pod.
     AppRemoved,
+    /// The processes of a pod's apps were frozen on request.
+    PodPaused,
+    /// A paused pod runs again.
+    PodResumed,
+    /// The processes of an app were frozen on request.
+    AppPaused,
+    /// A paused app runs again.
+    AppResumed,
     /// An image was imported into the store.
     ImageImported,
     /// An image was removed from the store.
@@ -34,7 +42,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
@@ -44,6 +52,10 @@ impl EventKind {
         Self::AppStarted,
         Self::AppExited,
         Self::AppRemoved,
+        Self::PodPaused,
+        Self::PodResumed,
+        Self::AppPaused,
+        Self::AppResumed,
         Self::ImageImported,
         Self::ImageRemoved,
     ];
@@ -61,6 +73,10 @@ impl EventKind {
             Self::AppStarted => "app-started",
             Self::AppExited => "app-exited",
             Self::AppRemoved => "app-removed",
+            Self::PodPaused => "pod-paused",
+            Self::PodResumed => "pod-resumed",
+            Self::AppPaused => "app-paused",
+            Self::AppResumed => "app-resumed",
             Self::ImageImported => "image-imported",
             Self::ImageRemoved => "image-removed",
         }

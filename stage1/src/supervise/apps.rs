@@ -48,6 +48,8 @@ impl Supervisor {
                 self.restart_app(&app, StartRequest { attempt, client }, Duration::from_millis(grace_ms));
             }
             Request::RemoveApp { app } => self.remove_app(&app, client),
+            Request::Pause { app } => self.pause(app, client),
+            Request::Unpause { app } => self.unpause(app, &client),
             Request::Status
             | Request::Stop { .. }
             | Request::Kill { .. }
@@ -86,6 +88,7 @@ impl Supervisor {
             return Ok(token);
         }
         self.check_is_open()?;
+        self.check_is_not_paused()?;
         check_is_idle(app)?;
         match last {
             Some(last) if app.running.is_some() => {
@@ -192,7 +195,7 @@ impl Supervisor {
             return;
         }
         let last = app.started.as_ref().map_or(0, |started| started.attempt);
-        let checked = self.check_is_open().and_then(|()| match &app.stop {
+        let checked = self.check_is_open().and_then(|()| self.check_is_not_paused()).and_then(|()| match &app.stop {
             Some(_) => Err(failure(ErrorKind::Busy, format!("app '{name}' is being stopped"))),
             None if start.attempt < last => {
                 let why = format!("attempt {} of app '{name}' cannot be started after attempt {last}", start.attempt);
@@ -239,6 +242,8 @@ impl Supervisor {
         self.journal.append(Fact::AppStopping { app: app.plan.name.clone(), attempt });
         app.signal(app.plan.stop_signal);
         app.stop = Some(StopRequest { kill_at: Some(deadline), clients: client.into_iter().collect(), restart });
+        // SIGKILL ends a frozen app as well.
+        let _killed_later = self.resume(token);
     }
 
     /// Replies to the clients that wait for the exit of an app; returns the start that follows.
@@ -420,8 +425,10 @@ impl Supervisor {
             (Some(started), Some(how)) => AppState::Exited { started: started.clone(), how },
             (None, _) => AppState::Created,
         };
-        let status =
-            |app: &App| AppStatus { app: app.plan.name.clone(), number: app.output.app_number, state: state(app) };
+        let status = |app: &App| {
+            let (name, number) = (app.plan.name.clone(), app.output.app_number);
+            AppStatus { app: name, number, state: state(app), paused: app.is_paused }
+        };
         self.pod.apps.values().map(status).collect()
     }
 }
@@ -441,7 +448,7 @@ impl NextOperation {
 }
 
 /// Fails while an operation on the app is under way.
-fn check_is_idle(app: &App) -> Result<()> {
+pub(super) fn check_is_idle(app: &App) -> Result<()> {
     let doing = match &app.operation {
         None => return Ok(()),
         Some(operation) if operation.is_removal() => "removed",
@@ -465,6 +472,7 @@ impl App {
     /// Forgets the main process, which has exited.
     pub(super) fn forget_process(&mut self) {
         self.running = None;
+        self.is_paused = false;
         self.null = None;
         self.input = AppInput::None;
     }

@@ -352,7 +352,8 @@ impl Supervisor {
                 let who = format!("app '{}', which has CAP_SYS_PTRACE, cannot be frozen meanwhile", app.plan.name);
                 failure(ErrorKind::Unavailable, format!("cannot make a process beside a running app: {who}: {why}"))
             };
-            while !app.cgroup.set_frozen(true).map_err(|error| cannot(&error.to_string()))? {
+            app.cgroup.set_frozen(true).map_err(|error| cannot(&error.to_string()))?;
+            while !app.cgroup.is_frozen().map_err(|error| cannot(&error.to_string()))? {
                 if Instant::now() >= deadline {
                     return Err(cannot("its processes do not freeze"));
                 }
@@ -365,7 +366,7 @@ impl Supervisor {
     /// Thaws them. If that fails (the process is out of descriptors), it is tried again by [`Self::check_creations`].
     fn thaw_tracers(&mut self) {
         if self.are_tracers_frozen {
-            let mut tracers = self.pod.apps.values().filter(|app| is_tracer(app));
+            let mut tracers = self.pod.apps.values().filter(|app| is_tracer(app) && !app.is_paused);
             self.are_tracers_frozen = !tracers.all(|app| app.cgroup.set_frozen(false).is_ok());
         }
     }

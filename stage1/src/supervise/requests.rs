@@ -7,7 +7,7 @@ use gantry_contract::control::{Reply, Request, Status};
 use gantry_model::ErrorKind;
 
 use super::sessions::{MAX_SESSIONS, Session};
-use super::{Supervisor, no_such_app};
+use super::{SIGKILL, Supervisor, no_such_app};
 use crate::app::{App, AppInput};
 use crate::control::{self, Connection};
 use crate::exec::{self, PendingExec};
@@ -52,7 +52,12 @@ impl Supervisor {
                     let why = format!("{MAX_SESSIONS} programs are being run in the pod already, which is the limit");
                     return Err(failure(ErrorKind::Busy, why));
                 }
-                return exec::exec(self.app(app)?, &self.pod.init.pidfd, &request, fds).map(Some);
+                let app = self.app(app)?;
+                if app.is_paused {
+                    let why = format!("app '{}' is paused: resume it with 'gantry unpause'", app.plan.name);
+                    return Err(failure(ErrorKind::Refused, why));
+                }
+                return exec::exec(app, &self.pod.init.pidfd, &request, fds).map(Some);
             }
             Request::Attach { app } => self.attach(&app, client)?,
             Request::Output => {
@@ -76,7 +81,9 @@ impl Supervisor {
             | Request::StartApp { .. }
             | Request::StopApp { .. }
             | Request::RestartApp { .. }
-            | Request::RemoveApp { .. } => {
+            | Request::RemoveApp { .. }
+            | Request::Pause { .. }
+            | Request::Unpause { .. } => {
                 return Err(failure(ErrorKind::Internal, "a change of an app is replied to by itself"));
             }
         }
@@ -92,7 +99,8 @@ impl Supervisor {
         self.pod.apps.get(token).ok_or_else(|| no_such_app("?"))
     }
 
-    fn kill(&self, signal: u8, app: Option<&str>) -> Result<()> {
+    /// Sends a signal. SIGKILL and the stop signal of a paused app resume it; it receives others when it is resumed.
+    fn kill(&mut self, signal: u8, app: Option<&str>) -> Result<()> {
         if !(1..=64).contains(&signal) {
             return Err(failure(ErrorKind::Invalid, format!("{signal} is not the number of a signal")));
         }
@@ -100,7 +108,20 @@ impl Supervisor {
             Some(name) => usize::from(self.app(self.find_app(name)?)?.signal(signal)),
             None => self.pod.apps.values().filter(|app| app.signal(signal)).count(),
         };
-        if signalled == 0 { Err(failure(ErrorKind::Refused, "no app runs that could get the signal")) } else { Ok(()) }
+        if signalled == 0 {
+            return Err(failure(ErrorKind::Refused, "no app runs that could get the signal"));
+        }
+        for token in self.pod.apps.tokens() {
+            let is_ended = |it: &App| {
+                it.is_paused
+                    && app.is_none_or(|name| it.plan.name == name)
+                    && [SIGKILL, it.plan.stop_signal].contains(&signal)
+            };
+            if self.pod.apps.get(token).is_some_and(is_ended) {
+                self.resume(token)?;
+            }
+        }
+        Ok(())
     }
 
     fn attach(&mut self, name: &str, client: &OwnedFd) -> Result<()> {
@@ -130,6 +151,7 @@ impl Supervisor {
             running: running.map(|app| app.plan.name.clone()).collect(),
             log_bytes_dropped: self.log_bytes_dropped,
             apps: Some(self.app_statuses()),
+            paused: self.is_paused,
         }
     }
 }

@@ -14,13 +14,13 @@ use super::{AppRow, Networks, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
-    pod.sandbox, pod.user_annotations, pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
+    pod.sandbox, pod.paused, pod.user_annotations, pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
     pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
     pod.marked_at, pod.was, pod.deleting_at";
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
-    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.added_at";
+    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.added_at, app.paused";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
@@ -124,6 +124,7 @@ pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
         hostname: columns.get()?,
         name: columns.parsed_option()?,
         sandbox: columns.get()?,
+        paused: columns.get()?,
         user_annotations: columns.map()?,
         user_labels: columns.map()?,
         prepared: columns.time()?,
@@ -182,16 +183,18 @@ fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlit
 
 /// Reads an app; its pod's id is the first column.
 pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
-    /// The columns before the last one, which only added apps have.
+    /// The columns before the one that only added apps have.
     const ADDED: usize = 13;
     let mut columns = Columns { row, next: 1 };
+    let mut last = Columns { row, next: ADDED };
     Ok(AppRow {
         name: columns.parsed()?,
         image: columns.parsed()?,
         image_name: columns.get()?,
         annotations: columns.map()?,
         state: app_state(&mut columns)?,
-        added: Columns { row, next: ADDED }.time()?,
+        added: last.time()?,
+        paused: last.get()?,
     })
 }
 
@@ -277,7 +280,8 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
         "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = coalesce(?4, prepared_at), aborted_at = ?5,
             started_at = ?6, supervisor_pid = ?7, supervisor_start = ?8, supervisor_boot = ?9, ended_at = ?10,
             exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16,
-            name = CASE WHEN ?3 IN ('aborted-prepare', 'garbage') THEN NULL ELSE name END WHERE id = ?1",
+            name = CASE WHEN ?3 IN ('aborted-prepare', 'garbage') THEN NULL ELSE name END,
+            paused = paused AND ?3 = 'running' WHERE id = ?1",
     )?
     .execute(params![
         pod.id.to_string(),
@@ -360,7 +364,7 @@ pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite:
     };
     conn.prepare_cached(
         "UPDATE app SET state = ?3, attempt = ?4, started_at = ?5, pid = ?6, ended_at = ?7, exit_code = ?8,
-            signal = ?9, oom = ?10 WHERE pod = ?1 AND name = ?2",
+            signal = ?9, oom = ?10, paused = paused AND ?3 = 'running' WHERE pod = ?1 AND name = ?2",
     )?
     .execute(params![
         pod,

@@ -93,7 +93,7 @@ impl AppSet {
 }
 
 /// The pod and the app that a word names, if it names one.
-fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
+pub(super) fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
     match text.split_once('/') {
         Some((pod, app)) => Ok((pod, Some(app.parse()?))),
         None => Ok((text, None)),
@@ -256,6 +256,9 @@ fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<(
         AppState::Waiting | AppState::Creating | AppState::Created => Ok(()),
         AppState::Started { at, pid, .. } => {
             line("started", &at.rfc3339().to_string())?;
+            if app.paused {
+                line("paused", "true")?;
+            }
             line("pid", &pid.to_string())
         }
         AppState::Exited { started, end, .. } => {
@@ -296,6 +299,7 @@ fn table(out: &mut dyn Write, pod: &PodRow, output: &Output, now: Timestamp) -> 
     let shown = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
     for app in &pod.apps {
         let (state, started) = match app.state {
+            AppState::Started { at, .. } if app.paused => ("paused".to_owned(), Some(at)),
             AppState::Started { at, .. } => (app.state.name().to_owned(), Some(at)),
             AppState::Exited { started, end, .. } => (format!("exited ({})", end.how.exit_code()), started),
             AppState::Waiting | AppState::Creating | AppState::Created => (app.state.name().to_owned(), None),

@@ -274,7 +274,7 @@ fn table<'a>(
 fn shown_state(row: &PodRow, number: usize) -> String {
     let state = pod_state(row);
     let shows_apps = row.sandbox || row.apps.len() > 1;
-    let own = row.apps.get(number).filter(|_| shows_apps).and_then(|app| app_state(app.state));
+    let own = row.apps.get(number).filter(|_| shows_apps).and_then(app_state);
     match (number, own) {
         (0, Some(own)) if own != state => {
             // Not 'exited (139)/exited (0)' but 'exited (139)/(0)'.
@@ -289,14 +289,16 @@ fn shown_state(row: &PodRow, number: usize) -> String {
 fn pod_state(row: &PodRow) -> String {
     match pod::pod_run(&row.phase).end {
         Some(end) => format!("{} ({})", row.phase.name(), end.exit_code),
+        None if row.paused => "paused".to_owned(),
         _ => row.phase.name().to_owned(),
     }
 }
 
-fn app_state(state: AppState) -> Option<String> {
-    match state {
+fn app_state(app: &AppRow) -> Option<String> {
+    match app.state {
         AppState::Waiting => None,
-        AppState::Creating | AppState::Created => Some(state.name().to_owned()),
+        AppState::Creating | AppState::Created => Some(app.state.name().to_owned()),
+        AppState::Started { .. } if app.paused => Some("paused".to_owned()),
         AppState::Started { .. } => Some("running".to_owned()),
         AppState::Exited { end, .. } => Some(format!("exited ({})", end.how.exit_code())),
     }
@@ -345,7 +347,7 @@ impl<'a> PodFields<'a> {
         let absolute = |at: Timestamp| at.rfc3339().to_string();
         let each = |of: &dyn Fn(&AppRow) -> String| row.apps.iter().map(of).collect::<Vec<_>>().join(",");
         let status = |app: &AppRow| {
-            let state = app_state(app.state).unwrap_or_else(|| row.phase.name().to_owned());
+            let state = app_state(app).unwrap_or_else(|| row.phase.name().to_owned());
             format!("{}: {state}", app.name)
         };
         let cells = [

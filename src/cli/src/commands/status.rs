@@ -111,6 +111,9 @@ fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodN
             writeln!(out, "pid={pid}")?;
         }
         writeln!(out, "exited={}", run.ended.is_some())?;
+        if row.paused {
+            writeln!(out, "paused=true")?;
+        }
         // Another pod may have the addresses and ports of an exited pod by now.
         let networks = networks.iter().filter(|_| run.ended.is_none());
         networks.flat_map(network::details).try_for_each(|line| writeln!(out, "{}", escape::text(&line)))?;
@@ -124,8 +127,10 @@ fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodN
         writeln!(out, "reason={}", escape::text(failure))?;
     }
     for app in &row.apps {
-        if let AppState::Exited { end, .. } = app.state {
-            writeln!(out, "app-{}={}", app.name, end.how.exit_code())?;
+        match app.state {
+            AppState::Exited { end, .. } => writeln!(out, "app-{}={}", app.name, end.how.exit_code())?,
+            AppState::Started { .. } if app.paused && !row.paused => writeln!(out, "app-{}=paused", app.name)?,
+            AppState::Waiting | AppState::Creating | AppState::Created | AppState::Started { .. } => {}
         }
     }
     Ok(())

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
-//! apps[name state image image_id pid attempt added started ended exit_code signal oom] user_annotations user_labels
+//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom paused]
+//! user_annotations user_labels
 //! ```
 //!
 //! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
@@ -58,6 +59,7 @@ pub(crate) struct PodJson<'a> {
     hostname: &'a str,
     name: Option<&'a str>,
     sandbox: bool,
+    paused: bool,
     apps: Vec<AppJson<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
     user_labels: &'a BTreeMap<String, String>,
@@ -88,6 +90,7 @@ pub(crate) struct AppJson<'a> {
     exit_code: Option<i32>,
     signal: Option<u8>,
     oom: Option<bool>,
+    paused: bool,
 }
 
 impl<'a> PodJson<'a> {
@@ -119,6 +122,7 @@ impl<'a> PodJson<'a> {
             hostname: &row.hostname,
             name: row.name.as_ref().map(gantry_model::PodName::as_str),
             sandbox: row.sandbox,
+            paused: row.paused,
             apps: row.apps.iter().map(AppJson::from_row).collect(),
             user_annotations: &row.user_annotations,
             user_labels: &row.user_labels,
@@ -141,6 +145,7 @@ impl<'a> AppJson<'a> {
             exit_code: None,
             signal: None,
             oom: None,
+            paused: row.paused,
         };
         match row.state {
             AppState::Waiting | AppState::Creating | AppState::Created => app,
@@ -182,6 +187,7 @@ pub(crate) mod tests {
             image_name: "evil\u{1b}[2J".into(),
             annotations: BTreeMap::new(),
             added: None,
+            paused: false,
             state,
         };
         PodRow {
@@ -199,6 +205,7 @@ pub(crate) mod tests {
             hostname: "h".into(),
             name: None,
             sandbox: false,
+            paused: false,
             apps: vec![app("a", how(AppOutcome::Exited(0))), app("b", how(AppOutcome::Signaled(11)))],
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
@@ -211,11 +218,11 @@ pub(crate) mod tests {
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {
             format!(
-                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false}}"#
+                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"paused":false}}"#
             )
         };
         let want = format!(
-            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"sandbox":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"sandbox":false,"paused":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
             app("a", 0, "null"),
             app("b", 139, "11"),
         );

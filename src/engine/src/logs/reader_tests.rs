@@ -295,6 +295,7 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
         hostname: String::new(),
         name: None,
         sandbox: false,
+        paused: false,
         apps: Vec::new(),
         user_annotations: std::collections::BTreeMap::new(),
         user_labels: std::collections::BTreeMap::new(),
@@ -325,6 +326,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
         image,
         image_name: "x".to_owned(),
         added: None,
+        paused: false,
         state: gantry_model::AppState::Waiting,
         annotations: std::collections::BTreeMap::new(),
     }

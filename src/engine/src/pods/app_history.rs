@@ -105,7 +105,13 @@ impl<'a> AppHistories<'a> {
                     apps.entry(app).or_default().exited(place, *attempt, end);
                 }
                 Fact::AppRemoved { app } => apps.entry(app).or_default().removed = true,
-                Fact::Failed(_) | Fact::Stopping { .. } | Fact::LogDropped { .. } | Fact::Ended | Fact::Unknown => {}
+                Fact::Failed(_)
+                | Fact::Stopping { .. }
+                | Fact::Paused { .. }
+                | Fact::Resumed { .. }
+                | Fact::LogDropped { .. }
+                | Fact::Ended
+                | Fact::Unknown => {}
             }
         }
         Self(apps)

@@ -353,7 +353,7 @@ impl Engine {
     }
 
     /// Sends a request, and repeats it while the supervisor works on another one for the same app.
-    fn ask_app(
+    pub(super) fn ask_app(
         &self,
         id: PodId,
         request: &Request,

@@ -11,6 +11,7 @@ pub(crate) mod kill;
 pub(crate) mod names;
 pub(crate) mod outcome;
 pub(crate) mod output;
+pub(crate) mod pause;
 pub(crate) mod plan;
 pub(crate) mod plan_net;
 pub(crate) mod pod_dir;

@@ -196,6 +196,7 @@ fn row_after(row: &PodRow, change: Change) -> PodRow {
     }
     if let Ok(gantry_model::phase::Stepped::To(phase)) = gantry_model::step(&row.phase, change.edge) {
         moved.phase = phase;
+        moved.paused &= matches!(moved.phase, Phase::Running { .. });
     }
     moved
 }
@@ -215,6 +216,7 @@ fn with_app_changes(mut row: PodRow, states: &[(AppName, AppState)], removed: &[
     for app in &mut row.apps {
         if let Some((_, state)) = states.iter().find(|(name, _)| *name == app.name) {
             app.state = *state;
+            app.paused &= state.is_running();
         }
     }
     row

@@ -63,7 +63,7 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     wire::ImageFormat { r#type: kind.into(), version: version.to_owned() }
 }
 
-/// The type of an event. rkt has none for apps that are added to and removed from running pods.
+/// The type of an event. rkt has none for apps that are added to and removed from running pods, and for pausing.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,
@@ -75,7 +75,12 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         EventKind::AppExited => EventType::AppExited,
         EventKind::ImageImported => EventType::ImageImported,
         EventKind::ImageRemoved => EventType::ImageRemoved,
-        EventKind::AppCreated | EventKind::AppRemoved => EventType::Undefined,
+        EventKind::AppCreated
+        | EventKind::AppRemoved
+        | EventKind::PodPaused
+        | EventKind::PodResumed
+        | EventKind::AppPaused
+        | EventKind::AppResumed => EventType::Undefined,
     }
 }
 

@@ -167,7 +167,7 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
     match (name, words.len()) {
         ("run" | "prepare" | "fetch", _) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("exec", 1..) => Candidates::files(),
-        ("restart" | "app start" | "app stop" | "app rm" | "app status", _) => apps(names),
+        ("restart" | "pause" | "unpause" | "app start" | "app stop" | "app rm" | "app status", _) => apps(names),
         ("app add", 1) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("app list" | "rename", 0) => pods(names, |_| true),
         ("app add", 0) | ("stop" | "kill", _) | ("exec" | "attach" | "port", 0) => pods(names, is(&["running"])),

@@ -173,7 +173,12 @@ impl Test {
             Self::App(name) => {
                 let is_app_event = matches!(
                     event.kind,
-                    EventKind::AppCreated | EventKind::AppStarted | EventKind::AppExited | EventKind::AppRemoved
+                    EventKind::AppCreated
+                        | EventKind::AppStarted
+                        | EventKind::AppExited
+                        | EventKind::AppRemoved
+                        | EventKind::AppPaused
+                        | EventKind::AppResumed
                 );
                 is_app_event && event.name == name.as_str()
             }

@@ -128,6 +128,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
         hostname: String::new(),
         name: None,
         sandbox: false,
+        paused: false,
         user_annotations: annotations.clone(),
         user_labels: annotations.clone(),
         prepared: None,
@@ -138,6 +139,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
             image_name: image_name.into(),
             annotations,
             added: None,
+            paused: false,
             state: AppState::Waiting,
         }],
     }

@@ -1,0 +1,221 @@
+//! Pauses apps by the cgroup freezer, and resumes them.
+//!
+//! Each app is frozen by its own cgroup, so that the supervisor and PID 1, which reaps, run on. The kernel freezes a
+//! process when it next returns to user mode or sleeps interruptibly: [`Supervisor::check_pause`] polls until all are
+//! frozen, and thaws them again after [`FREEZE_TIMEOUT`]. A signal other than SIGKILL that a frozen process receives
+//! takes effect when the process is thawed.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use gantry_contract::Failure;
+use gantry_contract::control::Reply;
+use gantry_contract::journal::Fact;
+use gantry_model::ErrorKind;
+
+use super::Supervisor;
+use super::apps::check_is_idle;
+use crate::app::App;
+use crate::control;
+use crate::failure::{Result, failure};
+use crate::table::Token;
+
+/// Timeout of freezing the processes of apps.
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often the freezing is polled.
+const FREEZE_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// A pause under way. The apps in it have [`App::is_paused`] set.
+pub(super) struct PauseRequest {
+    apps: Vec<Token<App>>,
+    /// The app by name; `None`: the pod.
+    name: Option<String>,
+    deadline: Instant,
+    client: OwnedFd,
+}
+
+impl PauseRequest {
+    fn refuse(&self, why: Failure) {
+        refuse(&self.client, self.name.clone(), why);
+    }
+}
+
+fn refuse(client: &OwnedFd, app: Option<String>, why: Failure) {
+    control::reply(client, &Reply::Failed(Failure { app, ..why }), None);
+}
+
+impl Supervisor {
+    /// Freezes an app, or every running app. Replies when their processes are frozen.
+    pub(super) fn pause(&mut self, name: Option<String>, client: OwnedFd) {
+        let apps = match self.apps_to_pause(name.as_deref()) {
+            Ok(apps) => apps,
+            Err(why) => return refuse(&client, name, why),
+        };
+        let is_whole = name.is_none();
+        if apps.is_empty() && (!is_whole || self.is_paused) {
+            return control::reply(&client, &Reply::Done, None);
+        }
+        let request = PauseRequest { apps, name, deadline: Instant::now() + FREEZE_TIMEOUT, client };
+        for token in &request.apps {
+            let Some(app) = self.pod.apps.get_mut(*token) else { continue };
+            app.is_paused = true;
+            if let Err(error) = app.cgroup.set_frozen(true) {
+                let why = match error.kind() {
+                    std::io::ErrorKind::NotFound => "this host has no cgroup freezer".to_owned(),
+                    _ => error.to_string(),
+                };
+                let why = format!("cannot freeze app '{}': {why}", app.plan.name);
+                return self.undo_pause(request, failure(ErrorKind::Unavailable, why));
+            }
+        }
+        self.pausing = Some(request);
+        self.check_pause(Instant::now());
+    }
+
+    /// The running apps that are not paused yet, of the named app or of all.
+    fn apps_to_pause(&self, name: Option<&str>) -> Result<Vec<Token<App>>> {
+        self.check_is_open()?;
+        if self.pausing.is_some() {
+            return Err(failure(ErrorKind::Busy, "the pod is being paused by another command"));
+        }
+        let tokens = match name {
+            Some(name) => vec![self.find_app(name)?],
+            None => self.pod.apps.tokens(),
+        };
+        let mut apps = Vec::new();
+        for token in tokens {
+            let app = self.app(token)?;
+            check_is_idle(app)?;
+            match (&app.running, name) {
+                (Some(_), _) if app.is_paused => {}
+                (Some(_), _) => apps.push(token),
+                (None, Some(name)) => {
+                    return Err(failure(ErrorKind::Refused, format!("app '{name}' does not run")));
+                }
+                (None, None) => {}
+            }
+        }
+        // Making a process freezes and thaws other apps.
+        match self.creations.values().next() {
+            Some(_) => Err(failure(ErrorKind::Busy, "an app of the pod is being made")),
+            None => Ok(apps),
+        }
+    }
+
+    /// Completes a pause whose processes are frozen, and times out others.
+    pub(super) fn check_pause(&mut self, now: Instant) {
+        let Some(request) = self.pausing.take() else { return };
+        let mut late = None;
+        for token in &request.apps {
+            // An app may have been killed meanwhile.
+            let Some(app) = self.pod.apps.get(*token).filter(|app| app.running.is_some()) else { continue };
+            match app.cgroup.is_frozen() {
+                Ok(true) => {}
+                Ok(false) => late = Some(format!("processes of app '{}' do not freeze", app.plan.name)),
+                Err(error) => {
+                    let why = format!("cannot see whether app '{}' is frozen: {error}", app.plan.name);
+                    return self.undo_pause(request, failure(ErrorKind::Internal, why));
+                }
+            }
+        }
+        match late {
+            None => {
+                self.is_paused |= request.name.is_none();
+                self.journal.append(Fact::Paused { app: request.name });
+                control::reply(&request.client, &Reply::Done, None);
+            }
+            Some(why) if request.deadline <= now => self.undo_pause(request, failure(ErrorKind::TimedOut, why)),
+            Some(_) => self.pausing = Some(request),
+        }
+    }
+
+    /// When [`Self::check_pause`] has work.
+    pub(super) fn pause_deadline(&self, now: Instant) -> Option<Instant> {
+        self.pausing.as_ref().map(|request| (now + FREEZE_POLL_INTERVAL).min(request.deadline))
+    }
+
+    fn undo_pause(&mut self, request: PauseRequest, why: Failure) {
+        for token in &request.apps {
+            self.thaw(*token);
+        }
+        request.refuse(why);
+    }
+
+    /// Thaws an app, or every app of the pod.
+    pub(super) fn unpause(&mut self, name: Option<String>, client: &OwnedFd) {
+        let resumed = match &name {
+            Some(name) => self.find_app(name).and_then(|token| match self.app(token)?.is_paused {
+                true => self.resume(token),
+                false => Ok(()),
+            }),
+            None => self.resume_all(),
+        };
+        match resumed {
+            Ok(()) => control::reply(client, &Reply::Done, None),
+            Err(why) => refuse(client, name, why),
+        }
+    }
+
+    /// Thaws a paused app; the pod with it, if no other app is paused.
+    pub(super) fn resume(&mut self, token: Token<App>) -> Result<()> {
+        if self.pausing.as_ref().is_some_and(|request| request.apps.contains(&token)) {
+            return self.abort_pause();
+        }
+        let Some(app) = self.pod.apps.get(token).filter(|app| app.is_paused) else { return Ok(()) };
+        let name = app.plan.name.clone();
+        if self.pod.apps.values().filter(|app| app.is_paused).count() == 1 && self.is_paused {
+            return self.resume_all();
+        }
+        if !self.thaw(token) {
+            return Err(failure(ErrorKind::Internal, format!("cannot thaw app '{name}'")));
+        }
+        self.journal.append(Fact::Resumed { app: Some(name) });
+        Ok(())
+    }
+
+    /// Thaws every paused app.
+    pub(super) fn resume_all(&mut self) -> Result<()> {
+        self.abort_pause()?;
+        let mut failed = None;
+        let mut has_resumed = std::mem::take(&mut self.is_paused);
+        for token in self.pod.apps.tokens() {
+            let Some(app) = self.pod.apps.get(token).filter(|app| app.is_paused) else { continue };
+            let name = app.plan.name.clone();
+            if self.thaw(token) {
+                has_resumed = true;
+            } else {
+                failed = Some(failure(ErrorKind::Internal, format!("cannot thaw app '{name}'")));
+            }
+        }
+        if has_resumed {
+            self.journal.append(Fact::Resumed { app: None });
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Aborts a pause that is under way.
+    fn abort_pause(&mut self) -> Result<()> {
+        if let Some(request) = self.pausing.take() {
+            self.undo_pause(request, failure(ErrorKind::Refused, "the pod was resumed or stopped by another command"));
+        }
+        Ok(())
+    }
+
+    /// Thaws the processes of an app; returns whether the kernel has accepted that. An app without a main process gets
+    /// a new cgroup for its next start.
+    fn thaw(&mut self, token: Token<App>) -> bool {
+        let Some(app) = self.pod.apps.get_mut(token) else { return true };
+        let is_thawed = app.cgroup.set_frozen(false).is_ok() || app.running.is_none();
+        app.is_paused = !is_thawed;
+        is_thawed
+    }
+
+    /// Fails while the pod is paused: no app is started then.
+    pub(super) fn check_is_not_paused(&self) -> Result<()> {
+        match self.is_paused {
+            true => Err(failure(ErrorKind::Refused, "the pod is paused: resume it with 'gantry unpause'")),
+            false => Ok(()),
+        }
+    }
+}
