@@ -7,7 +7,8 @@ use prost::Message as _;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    rkt(&out)
+    rkt(&out)?;
+    talos(&out)
 }
 
 /// Generates messages and client; in the server, lists and streams return messages that are encoded already (see
@@ -33,5 +34,27 @@ fn rkt(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
         .extern_path(".v1alpha.ListPodsResponse", "crate::encoded::Encoded")
         .extern_path(".v1alpha.ListImagesResponse", "crate::encoded::Encoded")
         .compile_fds(files)?;
+    Ok(())
+}
+
+/// Generates messages and servers of the Talos node API, all releases from one set of types: the messages of
+/// `os.OSService` (Talos 0.6) are those of `machine.MachineService` on the wire.
+fn talos(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
+    const PACKAGES: [&str; 10] =
+        ["cluster", "health", "inspect", "machine", "network", "os", "resource", "securityapi", "storage", "time"];
+    let files = PACKAGES.map(|package| format!("talos/{package}.proto"));
+    println!("cargo::rerun-if-changed=talos");
+    println!("cargo::rerun-if-changed=google");
+    let files = protox::compile(files, ["."])?;
+    std::fs::write(out.join("talos.bin"), files.encode_to_vec())?;
+
+    let generated = out.join("talos");
+    std::fs::create_dir_all(&generated)?;
+    let os = files.file.iter().filter(|file| file.package() == "os");
+    let messages = os.flat_map(|file| file.message_type.iter().map(prost_types::DescriptorProto::name));
+    let config = tonic_prost_build::configure().build_client(false).out_dir(&generated);
+    messages
+        .fold(config, |config, name| config.extern_path(format!(".os.{name}"), format!("crate::talos::machine::{name}")))
+        .compile_fds(files.clone())?;
     Ok(())
 }

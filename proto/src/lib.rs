@@ -36,3 +36,43 @@ pub mod rkt {
     /// The contract as a `google.protobuf.FileDescriptorSet`, for reflection.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rkt.bin"));
 }
+
+/// The Talos node API. A module per package, named as the package, because generated code refers to its neighbours.
+pub mod talos {
+    macro_rules! package {
+        ($name:ident, $file:literal) => {
+            #[doc = concat!("Package `", $file, "`.")]
+            #[allow(
+                missing_docs,
+                clippy::allow_attributes_without_reason,
+                clippy::too_many_lines,
+                clippy::unwrap_used,
+                clippy::large_enum_variant,
+                reason = "generated; what fields mean is in proto/talos"
+            )]
+            pub mod $name {
+                include!(concat!(env!("OUT_DIR"), "/talos/", $file, ".rs"));
+            }
+        };
+    }
+
+    package!(cluster, "cluster");
+    package!(common, "common");
+    package!(health, "health");
+    package!(inspect, "inspect");
+    package!(machine, "machine");
+    package!(network, "network");
+    package!(os, "os");
+    package!(resource, "resource");
+    package!(securityapi, "securityapi");
+    package!(storage, "storage");
+    package!(time, "time");
+
+    /// Packages of Google that the messages refer to.
+    pub mod google {
+        package!(rpc, "google.rpc");
+    }
+
+    /// The contract as a `google.protobuf.FileDescriptorSet`, for reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/talos.bin"));
+}
