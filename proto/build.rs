@@ -54,7 +54,9 @@ fn talos(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
     let messages = os.flat_map(|file| file.message_type.iter().map(prost_types::DescriptorProto::name));
     let config = tonic_prost_build::configure().build_client(false).out_dir(&generated);
     messages
-        .fold(config, |config, name| config.extern_path(format!(".os.{name}"), format!("crate::talos::machine::{name}")))
+        .fold(config, |config, name| {
+            config.extern_path(format!(".os.{name}"), format!("crate::talos::machine::{name}"))
+        })
         .compile_fds(files.clone())?;
     Ok(())
 }

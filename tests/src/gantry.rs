@@ -158,8 +158,8 @@ impl Gantry {
     }
 
     /// The node daemon `gantryd --dir DIR ARGS`, not started yet. It must end before the invariants are checked,
-    /// because it keeps the directory open. Unless the arguments name listen addresses, it listens on
-    /// [`Self::api_socket`] alone, so tests never collide.
+    /// because it keeps the directory open. Unless the arguments name listen addresses, it serves rkt's API
+    /// on [`Self::api_socket`] alone, so tests never collide.
     #[must_use]
     #[track_caller]
     pub fn daemon(&self, args: &[&str]) -> Command {
@@ -167,6 +167,9 @@ impl Gantry {
         command.arg("--run-dir").arg(self.scratch());
         if !args.contains(&"--listen") && !args.iter().any(|arg| arg.starts_with("--listen=")) {
             command.arg(format!("--listen=unix:{}", self.api_socket().display()));
+        }
+        if !args.contains(&"--machine-listen") {
+            command.arg("--machine-listen=none");
         }
         command
     }

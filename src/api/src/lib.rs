@@ -15,7 +15,7 @@
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
 //! | `warnings` | the limit on warnings about failed calls |
-//! | `surfaces` | one folder per surface: [`rkt`] |
+//! | `surfaces` | one folder per surface: [`rkt`], [`talos`] |
 //!
 //! # A new surface
 //!
@@ -48,4 +48,4 @@ pub use context::Config;
 pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;
-pub use surfaces::rkt;
+pub use surfaces::{rkt, talos};

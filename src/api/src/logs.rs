@@ -8,9 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use gantry_engine::{LineRef, LogReader, Observer, Pulled};
-use gantry_proto::encoded::Encoded;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -34,6 +32,9 @@ const MIN_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How a surface encodes log lines.
 pub(crate) trait LogEncoder: Send + 'static {
+    /// A message of the stream.
+    type Message: Send + 'static;
+
     /// Adds a line, or a piece of one.
     fn add(&mut self, line: LineRef<'_>);
 
@@ -41,14 +42,14 @@ pub(crate) trait LogEncoder: Send + 'static {
     fn finish(&mut self);
 
     /// Takes the messages that are complete; unfinished lines stay.
-    fn take_messages(&mut self) -> Vec<Vec<u8>>;
+    fn take_messages(&mut self) -> Vec<Self::Message>;
 }
 
 /// A reader and the messages it has read. Moves to the bridge's threads and back.
-struct Reading<E> {
+struct Reading<E: LogEncoder> {
     reader: LogReader,
     encoder: E,
-    messages: Vec<Vec<u8>>,
+    messages: Vec<E::Message>,
     pulled: Pulled,
 }
 
@@ -76,7 +77,7 @@ pub(crate) async fn stream_logs<E: LogEncoder>(
     follow: bool,
     encoder: E,
     open: impl FnOnce(&Observer) -> Result<LogReader, Status> + Send + 'static,
-) -> Result<ReceiverStream<Result<Encoded, Status>>, Status> {
+) -> Result<ReceiverStream<Result<E::Message, Status>>, Status> {
     let reader = context.reader.call_for_stream(Weight::Heavy, open).await?;
     let reading = Reading { reader, encoder, messages: Vec::new(), pulled: Pulled::More };
     let (sender, receiver) = mpsc::channel(1);
@@ -93,14 +94,14 @@ pub(crate) async fn stream_logs<E: LogEncoder>(
 }
 
 /// One stream.
-struct LogStream {
+struct LogStream<M> {
     context: Arc<Context>,
     news: watch::Receiver<u64>,
     follow: bool,
     wake_sources: Option<WakeSources>,
     /// Whether the wake sources are newer than the last read.
     subscribed_just_now: bool,
-    sender: mpsc::Sender<Result<Encoded, Status>>,
+    sender: mpsc::Sender<Result<M, Status>>,
 }
 
 /// The events that wake a stream that follows.
@@ -109,8 +110,8 @@ struct WakeSources {
     supervisor: Option<AsyncFd<OwnedFd>>,
 }
 
-impl LogStream {
-    async fn run<E: LogEncoder>(&mut self, mut reading: Reading<E>) -> Result<(), Status> {
+impl<M: Send + 'static> LogStream<M> {
+    async fn run<E: LogEncoder<Message = M>>(&mut self, mut reading: Reading<E>) -> Result<(), Status> {
         let mut piece = FIRST_PIECE;
         loop {
             // Before the read, so that an event in between counts as a change.
@@ -136,9 +137,9 @@ impl LogStream {
     }
 
     /// `false` if the client has gone away.
-    async fn send(&self, message: Vec<u8>) -> Result<bool, Status> {
+    async fn send(&self, message: M) -> Result<bool, Status> {
         tokio::select! {
-            sent = self.sender.send(Ok(Encoded(Bytes::from(message)))) => Ok(sent.is_ok()),
+            sent = self.sender.send(Ok(message)) => Ok(sent.is_ok()),
             () = self.context.drained(), if self.follow => Err(status::draining()),
         }
     }

@@ -29,7 +29,6 @@ pub(crate) enum Access {
     /// It gets a bridge of observers, which cannot write.
     ReadOnly,
     /// It gets a second bridge of engines.
-    #[cfg_attr(not(test), expect(dead_code, reason = "rkt's API is read-only; the surface of the tests writes"))]
     ReadWrite,
 }
 
@@ -98,7 +97,6 @@ impl Services {
     }
 
     /// Read-write access to the engine; `None` for a read-only surface.
-    #[cfg_attr(not(test), expect(dead_code, reason = "rkt's API is read-only; the surface of the tests writes"))]
     pub(crate) fn writer(&self) -> Option<Arc<Bridge<Engine>>> {
         self.writer.clone()
     }

@@ -34,7 +34,7 @@ use tracing::{error, info, warn};
 
 use crate::keeper::Keeper;
 use crate::network::Networking;
-use crate::serve::Api;
+use crate::serve::{Api, ListenAddresses};
 use crate::signals::Signals;
 
 /// gantryd reconciles pods, collects garbage, backs up the database and serves the API. Pods run without it.
@@ -51,7 +51,11 @@ pub(crate) struct Args {
     /// connect to a TCP address sees all pods, images and logs [default: unix:/run/gantry/api.sock]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
-    /// Directory of the default socket, created if absent [default: /run/gantry]
+    /// Address of the Talos node API: unix:/PATH; can be repeated; or 'none'. Root is an administrator, members of the
+    /// group gantry are readers [default: unix:/run/gantry/machine.sock]
+    #[arg(long, value_name = "ADDR")]
+    machine_listen: Vec<String>,
+    /// Directory of the default sockets, created if absent [default: /run/gantry]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
     /// Log events of this level and above: off, error, warning, info, debug or trace; MODULE=LEVEL sets the level of
@@ -69,9 +73,16 @@ impl Args {
         Settings::read(self.dir.as_deref(), self.config.as_deref())
     }
 
-    /// The addresses of the API, if given: flags win over the configuration.
-    fn listen<'a>(&'a self, settings: &'a Settings) -> Option<&'a [String]> {
-        if self.listen.is_empty() { settings.listen.as_deref() } else { Some(&self.listen) }
+    /// The addresses of the APIs: flags win over the configuration.
+    fn listen_addresses<'a>(&'a self, settings: &'a Settings) -> ListenAddresses<'a> {
+        let given = |flags: &'a [String], setting: &'a Option<Vec<String>>| {
+            if flags.is_empty() { setting.as_deref() } else { Some(flags) }
+        };
+        ListenAddresses {
+            rkt: given(&self.listen, &settings.listen),
+            talos: given(&self.machine_listen, &settings.machine_listen),
+            run_dir: self.run_dir.as_deref(),
+        }
     }
 }
 
@@ -115,13 +126,13 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
     let Keeping { engine, condition, lock: _lock, .. } = keeping;
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
-    let listeners = serve::listeners(passed, args.listen(&settings), args.run_dir.as_deref())?;
+    let endpoints = serve::endpoints(passed, args.listen_addresses(&settings))?;
     let commits = CommitWatcher::start(&settings.options).context("cannot watch the database")?;
     if let Err(error) = commits.check() {
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
         warn!("cannot watch {dir} for commits: {error}; polling the database instead ({sysctls})");
     }
-    let api = Api::start(api_config(&settings, commits.clone(), condition.can_write()), listeners)?;
+    let api = Api::start(api_config(&settings, commits.clone(), condition.can_write()), endpoints)?;
     let ended = if condition.can_write() {
         let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits)?;
         keeper.start();

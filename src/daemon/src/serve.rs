@@ -5,20 +5,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use gantry_api::{Address, Config, Listener, Running, rkt};
+use gantry_api::{Address, Config, Endpoint, Listener, Running, SocketAccess, rkt, talos};
 use tracing::{info, warn};
 
 /// The directory of the default socket. The default is not a TCP address, because every user of the host and every pod
 /// in the host's network could connect to it.
 const DEFAULT_RUN_DIR: &str = "/run/gantry";
-/// The name of the default socket.
-const SOCKET: &str = "api.sock";
-/// The value of `listen` that disables the API.
+/// The name of the default socket of rkt's API.
+const RKT_SOCKET: &str = "api.sock";
+/// The name of the default socket of the Talos node API.
+const TALOS_SOCKET: &str = "machine.sock";
+/// The value of `listen` and `machine-listen` that disables an API.
 const NONE: &str = "none";
 /// Time for open calls when gantryd ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The sockets of the API.
+/// The sockets of one API.
 #[derive(Debug, PartialEq, Eq)]
 enum ListenSpec {
     /// None: the API is disabled.
@@ -31,15 +33,45 @@ enum ListenSpec {
     Default(PathBuf),
 }
 
-/// Opens all sockets. `passed`: sockets from the service manager. `addresses`: from flags, else from the configuration.
-pub(crate) fn listeners(
-    passed: Vec<Listener>,
-    addresses: Option<&[String]>,
-    run_dir: Option<&Path>,
-) -> anyhow::Result<Vec<Listener>> {
-    let addresses = match listen_spec(!passed.is_empty(), addresses, run_dir)? {
-        ListenSpec::None => return Ok(Vec::new()),
-        ListenSpec::Passed => return Ok(passed),
+/// The addresses of the APIs, as given by flags or the configuration; `None`: not given.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ListenAddresses<'a> {
+    /// rkt's API.
+    pub(crate) rkt: Option<&'a [String]>,
+    /// The Talos node API.
+    pub(crate) talos: Option<&'a [String]>,
+    /// The directory of the default sockets.
+    pub(crate) run_dir: Option<&'a Path>,
+}
+
+/// Opens the sockets of all APIs. `passed`: sockets of rkt's API from the service manager.
+pub(crate) fn endpoints(passed: Vec<Listener>, addresses: ListenAddresses<'_>) -> anyhow::Result<Vec<Endpoint>> {
+    let ListenAddresses { rkt, talos, run_dir } = addresses;
+    let rkt = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
+        ListenSpec::Passed => passed,
+        spec => open(spec, RKT_SOCKET, rkt::SOCKET_ACCESS)?,
+    };
+    let talos = listen_spec("machine-listen", false, talos, run_dir)?;
+    if let ListenSpec::Addresses(addresses) = &talos
+        && let Some(tcp) = addresses.iter().find(|address| matches!(address, Address::Tcp(..)))
+    {
+        bail!("'machine-listen' names {tcp}: the Talos node API is served on unix sockets only, 'unix:/path'");
+    }
+    let talos = open(talos, TALOS_SOCKET, talos::SOCKET_ACCESS)?;
+    let mut endpoints = Vec::new();
+    if !rkt.is_empty() {
+        endpoints.push(rkt::endpoint(rkt));
+    }
+    if !talos.is_empty() {
+        endpoints.push(talos::endpoint(talos));
+    }
+    Ok(endpoints)
+}
+
+/// Opens the sockets of one API; `name` is that of its default socket.
+fn open(spec: ListenSpec, name: &str, access: SocketAccess) -> anyhow::Result<Vec<Listener>> {
+    let addresses = match spec {
+        ListenSpec::None | ListenSpec::Passed => return Ok(Vec::new()),
         ListenSpec::Addresses(addresses) => addresses,
         ListenSpec::Default(dir) => {
             std::fs::DirBuilder::new()
@@ -47,45 +79,50 @@ pub(crate) fn listeners(
                 .mode(0o755)
                 .create(&dir)
                 .with_context(|| format!("cannot make {}", dir.display()))?;
-            vec![Address::Unix(dir.join(SOCKET))]
+            vec![Address::Unix(dir.join(name))]
         }
     };
     let mut listeners = Vec::new();
     for address in addresses {
-        listeners.extend(Listener::open(&address, rkt::SOCKET_ACCESS)?);
+        listeners.extend(Listener::open(&address, access)?);
     }
     Ok(listeners)
 }
 
-fn listen_spec(passed: bool, addresses: Option<&[String]>, run_dir: Option<&Path>) -> anyhow::Result<ListenSpec> {
+/// The sockets of an API whose setting has this name.
+fn listen_spec(
+    setting: &str,
+    passed: bool,
+    addresses: Option<&[String]>,
+    run_dir: Option<&Path>,
+) -> anyhow::Result<ListenSpec> {
     let Some(addresses) = addresses else {
         let dir = std::path::absolute(run_dir.unwrap_or(Path::new(DEFAULT_RUN_DIR)))?;
         return Ok(if passed { ListenSpec::Passed } else { ListenSpec::Default(dir) });
     };
     if passed {
-        bail!("the service manager passed sockets and 'listen' names addresses: give only one of them");
+        bail!("the service manager passed sockets and '{setting}' names addresses: give only one of them");
     }
     if addresses.is_empty() || addresses == [NONE] {
         return Ok(ListenSpec::None);
     }
     if addresses.iter().any(|text| text == NONE) {
-        bail!("'listen' is either '{NONE}' or addresses");
+        bail!("'{setting}' is either '{NONE}' or addresses");
     }
     Ok(ListenSpec::Addresses(addresses.iter().map(|text| text.parse()).collect::<Result<_, _>>()?))
 }
 
-/// The server, if the API is enabled.
+/// The server, if an API is enabled.
 pub(crate) struct Api(Option<Running>);
 
 impl Api {
-    /// Serves on these sockets, and logs their addresses.
-    pub(crate) fn start(config: Config, listeners: Vec<Listener>) -> anyhow::Result<Self> {
-        if listeners.is_empty() {
+    /// Serves these APIs, and logs their addresses.
+    pub(crate) fn start(config: Config, endpoints: Vec<Endpoint>) -> anyhow::Result<Self> {
+        if endpoints.is_empty() {
             return Ok(Self(None));
         }
-        let endpoint = rkt::endpoint(listeners);
-        let addresses: Vec<String> = endpoint.addresses().map(str::to_owned).collect();
-        let running = gantry_api::serve(config, vec![endpoint])?;
+        let addresses: Vec<String> = endpoints.iter().flat_map(Endpoint::addresses).map(str::to_owned).collect();
+        let running = gantry_api::serve(config, endpoints)?;
         for address in addresses {
             info!("serving on {address}");
         }
@@ -109,16 +146,19 @@ mod tests {
     #[test]
     fn listen_addresses_have_a_precedence() {
         let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let addresses = |asked: &[&str]| listen_spec(false, Some(&texts(asked)), None).unwrap();
-        assert_eq!(listen_spec(false, None, None).unwrap(), ListenSpec::Default("/run/gantry".into()));
-        assert_eq!(listen_spec(false, None, Some(Path::new("/r"))).unwrap(), ListenSpec::Default("/r".into()));
-        assert_eq!(listen_spec(true, None, Some(Path::new("/r"))).unwrap(), ListenSpec::Passed);
+        let addresses = |asked: &[&str]| listen_spec("listen", false, Some(&texts(asked)), None).unwrap();
+        assert_eq!(listen_spec("listen", false, None, None).unwrap(), ListenSpec::Default("/run/gantry".into()));
+        assert_eq!(
+            listen_spec("listen", false, None, Some(Path::new("/r"))).unwrap(),
+            ListenSpec::Default("/r".into())
+        );
+        assert_eq!(listen_spec("listen", true, None, Some(Path::new("/r"))).unwrap(), ListenSpec::Passed);
         assert_eq!((addresses(&["none"]), addresses(&[])), (ListenSpec::None, ListenSpec::None));
         let both = ListenSpec::Addresses(vec![Address::Tcp("::1".into(), 0), Address::Unix("/a".into())]);
         assert_eq!(addresses(&["[::1]:0", "unix:/a"]), both);
         for (passed, asked) in [(true, ["unix:/a"]), (true, ["none"]), (false, ["here"])] {
-            assert!(listen_spec(passed, Some(&texts(&asked)), None).is_err(), "{asked:?}");
+            assert!(listen_spec("listen", passed, Some(&texts(&asked)), None).is_err(), "{asked:?}");
         }
-        assert!(listen_spec(false, Some(&texts(&["none", "unix:/a"])), None).is_err());
+        assert!(listen_spec("listen", false, Some(&texts(&["none", "unix:/a"])), None).is_err());
     }
 }

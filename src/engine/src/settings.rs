@@ -10,7 +10,8 @@
 //! gc-interval = "1m"               # gantryd: how often garbage is collected
 //! gc-grace = "30m"                 # gantryd: how long a pod stays after its end
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
-//! listen = ["unix:/run/x.sock"]    # gantryd: where the API is served, or ["none"]
+//! listen = ["unix:/run/x.sock"]    # gantryd: addresses of rkt's API, or ["none"]
+//! machine-listen = ["none"]         # gantryd: addresses of the Talos node API, or ["none"]
 //! events-kept = 100000             # gantryd: how many events stay when older ones are deleted
 //! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
 //! [log]
@@ -67,6 +68,7 @@ struct File {
     gc_grace: Option<String>,
     expire_prepared: Option<String>,
     listen: Option<Vec<String>>,
+    machine_listen: Option<Vec<String>>,
     events_kept: Option<u64>,
     backup_interval: Option<String>,
     #[serde(default)]
@@ -113,6 +115,8 @@ pub struct Settings {
     pub keeper: KeeperSettings,
     /// The addresses on which gantryd serves its API, as written; `None`: not configured.
     pub listen: Option<Vec<String>>,
+    /// The addresses on which gantryd serves the Talos node API, as written; `None`: not configured.
+    pub machine_listen: Option<Vec<String>>,
     /// The absolute path of the configuration file, which may not exist.
     pub config: PathBuf,
 }
@@ -171,7 +175,13 @@ impl Settings {
             EngineError::new(ErrorKind::of_io(&source), text).caused_by(source)
         })?;
         let config = std::path::absolute(&path).map_err(|source| read_error(&path, source))?;
-        let mut settings = Self { options: Options::new(dir), keeper: KeeperSettings::default(), listen: None, config };
+        let mut settings = Self {
+            options: Options::new(dir),
+            keeper: KeeperSettings::default(),
+            listen: None,
+            machine_listen: None,
+            config,
+        };
         settings.options.fetch.default_registry = registry;
         apply(file, &mut settings).map_err(|why| content_error(&path, &why))?;
         Ok(settings)
@@ -222,6 +232,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
         settings.options.cgroup_parent = parent;
     }
     settings.listen = file.listen;
+    settings.machine_listen = file.machine_listen;
     apply_fetch(file.fetch, &mut settings.options.fetch)?;
     apply_network(file.network, &mut settings.options.network)?;
     let keeper = &mut settings.keeper;
@@ -338,9 +349,10 @@ mod tests {
     fn every_setting_is_parsed() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
-                   backup-interval = '2h'\nlisten = ['unix:/a']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
-        let Settings { options, keeper, listen, config } = settings(all).unwrap();
+                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
+        let Settings { options, keeper, listen, machine_listen, config } = settings(all).unwrap();
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
+        assert_eq!(machine_listen.as_deref(), Some(&["none".to_owned()][..]));
         assert!(config.is_absolute() && config.ends_with("config.toml"), "{config:?}");
         assert_eq!((options.dir.as_path(), options.cgroup_parent.as_str()), (Path::new("/d"), "/a/b"));
         assert_eq!(options.fetch.default_registry.as_deref(), Some("docker.io"));

@@ -1,3 +1,4 @@
 //! The surfaces: one folder each, none of which imports another.
 
 pub mod rkt;
+pub mod talos;

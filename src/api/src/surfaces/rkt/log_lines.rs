@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use gantry_engine::LineRef;
 use gantry_engine::model::{AppName, Timestamp};
+use gantry_proto::encoded::Encoded;
 use prost::encoding::{encode_varint, encoded_len_varint};
 
 use crate::logs::LogEncoder;
@@ -150,6 +151,8 @@ impl LineEncoder {
 }
 
 impl LogEncoder for LineEncoder {
+    type Message = Encoded;
+
     fn add(&mut self, line: LineRef<'_>) {
         let place = self.unfinished.iter().position(|one| one.stderr == line.stderr && one.app == *line.app);
         match place {
@@ -163,11 +166,11 @@ impl LogEncoder for LineEncoder {
         }
     }
 
-    fn take_messages(&mut self) -> Vec<Vec<u8>> {
+    fn take_messages(&mut self) -> Vec<Encoded> {
         if !self.message.is_empty() {
             self.end_message();
         }
-        std::mem::take(&mut self.done)
+        self.done.drain(..).map(|bytes| Encoded(bytes.into())).collect()
     }
 
     fn finish(&mut self) {

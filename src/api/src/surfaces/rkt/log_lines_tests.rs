@@ -14,9 +14,9 @@ fn name(text: &str) -> AppName {
 }
 
 /// The elements of all messages, each of which must be far from 4 MiB.
-fn elements(messages: Vec<Vec<u8>>) -> Vec<String> {
-    assert!(messages.iter().all(|bytes| !bytes.is_empty() && bytes.len() < 3 << 20));
-    messages.iter().flat_map(|bytes| GetLogsResponse::decode(bytes.as_slice()).unwrap().lines).collect()
+fn elements(messages: Vec<Encoded>) -> Vec<String> {
+    assert!(messages.iter().all(|Encoded(bytes)| !bytes.is_empty() && bytes.len() < 3 << 20));
+    messages.iter().flat_map(|Encoded(bytes)| GetLogsResponse::decode(&bytes[..]).unwrap().lines).collect()
 }
 
 #[test]

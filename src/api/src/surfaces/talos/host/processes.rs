@@ -1,0 +1,63 @@
+//! Processes: all processes of the host.
+
+use gantry_proto::talos::machine::{Process, ProcessInfo};
+use tonic::Status;
+
+/// Maximum bytes of the arguments of a process.
+const MAX_ARGS: usize = 4096;
+
+/// Reads the processes. One that ends meanwhile is left out.
+///
+/// # Errors
+/// INTERNAL: /proc cannot be read.
+pub(in super::super) fn read() -> Result<Process, Status> {
+    let found = procfs::process::all_processes().map_err(super::unreadable("/proc"))?;
+    let processes = found.filter_map(|process| process_info(&process.ok()?)).collect();
+    Ok(Process { metadata: None, processes })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ticks of 10 ms: exact for millions of years")]
+fn process_info(process: &procfs::process::Process) -> Option<ProcessInfo> {
+    let stat = process.stat().ok()?;
+    let executable = process.exe().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+    Some(ProcessInfo {
+        pid: stat.pid,
+        ppid: stat.ppid,
+        state: stat.state.to_string(),
+        threads: i32::try_from(stat.num_threads).unwrap_or(i32::MAX),
+        cpu_time: (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64,
+        virtual_memory: stat.vsize,
+        resident_memory: stat.rss.saturating_mul(procfs::page_size()),
+        command: stat.comm,
+        executable,
+        args: args(&process.cmdline().unwrap_or_default()),
+        label: String::new(),
+    })
+}
+
+/// The arguments, joined by blanks. talosctl panics if they are only blanks.
+fn args(words: &[String]) -> String {
+    let mut args = words.join(" ");
+    args.truncate(args.floor_char_boundary(MAX_ARGS));
+    if args.trim().is_empty() { String::new() } else { args }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_listed() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let list = read().unwrap();
+        let found = list.processes.iter().find(|process| process.pid == own).unwrap();
+        assert!(found.resident_memory > 0 && !found.executable.is_empty() && !found.args.is_empty());
+    }
+
+    #[test]
+    fn blank_arguments_are_left_out() {
+        assert_eq!(args(&[String::new(), " ".into()]), "");
+        assert_eq!(args(&["a".into(), "b".into()]), "a b");
+        assert_eq!(args(&["ü".repeat(MAX_ARGS)]).len(), MAX_ARGS);
+    }
+}

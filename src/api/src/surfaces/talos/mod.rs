@@ -1,0 +1,91 @@
+//! The Talos node API: `machine.MachineService` of Talos 0.9 and later, `os.OSService` of Talos 0.6, and the services
+//! around them. The contract is in `proto/talos`.
+//!
+//! `node` treats every call: `targets` reads the nodes that it names, and `roles` decides whether the peer may make it.
+//! `names` has the ids of pods and apps. `services` implements the services, `calls` the calls that are served, with a
+//! module for each that is more than a few lines; `host` reads the host.
+
+mod calls;
+mod containers;
+mod host;
+mod logs;
+mod names;
+mod node;
+mod refusals;
+mod restart;
+mod roles;
+mod services;
+mod targets;
+
+use std::sync::Arc;
+
+use gantry_proto::talos::cluster::cluster_service_server::ClusterServiceServer;
+use gantry_proto::talos::health::health_server::HealthServer;
+use gantry_proto::talos::inspect::inspect_service_server::InspectServiceServer;
+use gantry_proto::talos::machine::machine_service_server::MachineServiceServer;
+use gantry_proto::talos::network::network_service_server::NetworkServiceServer;
+use gantry_proto::talos::os::os_service_server::OsServiceServer;
+use gantry_proto::talos::resource::resource_service_server::ResourceServiceServer;
+use gantry_proto::talos::securityapi::security_service_server::SecurityServiceServer;
+use gantry_proto::talos::storage::storage_service_server::StorageServiceServer;
+use gantry_proto::talos::time::time_service_server::TimeServiceServer;
+use tonic::Status;
+
+use self::node::Node;
+use self::services::{Machine, Os, Others};
+use crate::context::Context;
+use crate::listen::{Listener, SocketAccess};
+use crate::peer::{GROUP, Peer};
+use crate::surface::{Access, Endpoint, Services, Surface};
+
+/// Its socket files are open to their owner and to the group `gantry`, whose members may read.
+pub const SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(GROUP) };
+
+/// Maximum bytes of a request.
+const MAX_REQUEST: usize = 1 << 20;
+
+/// Serves the Talos node API on these sockets.
+#[must_use]
+pub fn endpoint(listeners: Vec<Listener>) -> Endpoint {
+    Endpoint::new(TalosSurface, listeners)
+}
+
+struct TalosSurface;
+
+impl Surface for TalosSurface {
+    fn descriptors(&self) -> &'static [u8] {
+        gantry_proto::talos::DESCRIPTORS
+    }
+
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+
+    /// A TCP client has no identity, so it is not admitted.
+    fn admits(&self, peer: Peer) -> bool {
+        match peer {
+            Peer::Root | Peer::User { .. } => true,
+            Peer::Network => false,
+        }
+    }
+
+    fn authorize(&self, peer: Peer, method: &str) -> Result<(), Status> {
+        roles::authorize(peer, method)
+    }
+
+    fn add_services(&self, context: &Arc<Context>, services: &mut Services) {
+        // The surface's access is read-write, so a writer exists.
+        let Some(writer) = services.writer() else { return };
+        let node = Arc::new(Node::new(Arc::clone(context), writer));
+        services.add(MachineServiceServer::new(Machine(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
+        services.add(OsServiceServer::new(Os(node)).max_decoding_message_size(MAX_REQUEST));
+        services.add(ClusterServiceServer::new(Others));
+        services.add(HealthServer::new(Others));
+        services.add(InspectServiceServer::new(Others));
+        services.add(NetworkServiceServer::new(Others));
+        services.add(ResourceServiceServer::new(Others));
+        services.add(SecurityServiceServer::new(Others));
+        services.add(StorageServiceServer::new(Others));
+        services.add(TimeServiceServer::new(Others));
+    }
+}

@@ -1,0 +1,193 @@
+//! Namespaces, and the ids under which pods and apps are shown and found.
+//!
+//! | thing | id | pod_id |
+//! |---|---|---|
+//! | gantryd, in `system` | `gantryd` | `gantryd` |
+//! | a pod in `taloscontainers` | its name, or its UUID | the same |
+//! | an app of it | `POD:APP` | `POD` |
+//! | a pod of Kubernetes, in `k8s.io` | `NAMESPACE/NAME` | the same |
+//! | an app of it | `NAMESPACE/NAME:APP` | `NAMESPACE/NAME` |
+
+use gantry_engine::model::id::shown;
+use gantry_engine::model::{AppName, PodId};
+use gantry_engine::{AppRow, Observer, PodRow, PodView};
+use gantry_proto::talos::common::ContainerDriver;
+use gantry_proto::talos::machine::LogsContainer;
+use tonic::Status;
+
+use super::containers::was_started;
+use crate::request::check_text;
+use crate::status;
+
+/// Labels of pods that a kubelet made.
+const KUBERNETES_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+const KUBERNETES_NAME: &str = "io.kubernetes.pod.name";
+/// The id of gantryd.
+pub(super) const DAEMON: &str = "gantryd";
+/// Maximum candidates that an error lists.
+const MAX_LISTED: usize = 5;
+
+/// The namespace of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Namespace {
+    /// gantryd and its parts.
+    System,
+    /// Pods of Kubernetes.
+    Kubernetes,
+    /// All other pods.
+    Containers,
+    /// A namespace that is always empty, as in containerd.
+    Unknown(String),
+}
+
+impl Namespace {
+    /// Reads the fields `namespace` and `driver`.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with Talos' texts.
+    pub(super) fn parse(namespace: &str, driver: i32) -> Result<(Self, ContainerDriver), Status> {
+        check_text("namespace", namespace)?;
+        let driver = ContainerDriver::try_from(driver)
+            .map_err(|_| Status::invalid_argument(format!("unsupported driver \"{driver}\"")))?;
+        let namespace = match namespace {
+            "" => return Err(Status::invalid_argument("namespace can't be empty")),
+            "system" => Self::System,
+            "k8s.io" => Self::Kubernetes,
+            "taloscontainers" => Self::Containers,
+            other => Self::Unknown(other.to_owned()),
+        };
+        match (driver, &namespace) {
+            (ContainerDriver::Cri, Self::Kubernetes) | (ContainerDriver::Containerd, _) => Ok((namespace, driver)),
+            (ContainerDriver::Cri, _) => {
+                Err(Status::invalid_argument("CRI inspector is supported only for K8s namespace"))
+            }
+        }
+    }
+
+    /// The name, as in requests and replies.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::System => "system",
+            Self::Kubernetes => "k8s.io",
+            Self::Containers => "taloscontainers",
+            Self::Unknown(name) => name,
+        }
+    }
+
+    /// Whether a pod belongs to it.
+    pub(super) fn contains(&self, pod: &PodRow) -> bool {
+        match self {
+            Self::Kubernetes => kubernetes_id(pod).is_some(),
+            Self::Containers => kubernetes_id(pod).is_none(),
+            Self::System | Self::Unknown(_) => false,
+        }
+    }
+}
+
+/// `NAMESPACE/NAME` of a pod that a kubelet made.
+fn kubernetes_id(pod: &PodRow) -> Option<String> {
+    let value = |key| pod.user_labels.get(key).or_else(|| pod.user_annotations.get(key));
+    Some(format!("{}/{}", value(KUBERNETES_NAMESPACE)?, value(KUBERNETES_NAME)?))
+}
+
+/// The id under which a pod is shown.
+pub(super) fn pod_id(pod: &PodRow) -> String {
+    let name = || pod.name.as_ref().map_or_else(|| pod.id.to_string(), ToString::to_string);
+    kubernetes_id(pod).unwrap_or_else(name)
+}
+
+/// The id under which an app is shown.
+pub(super) fn app_id(pod: &str, app: &AppName) -> String {
+    format!("{pod}:{app}")
+}
+
+/// A pod, or an app of it, that an id names.
+pub(super) struct Selection {
+    /// The pod.
+    pub(super) pod: PodId,
+    /// The app; `None`: the pod itself.
+    pub(super) app: Option<AppRow>,
+}
+
+/// Finds a pod or an app by its id, or by the pod's UUID or a prefix of it. Among several, one that runs comes first,
+/// then the newest.
+///
+/// # Errors
+/// NOT_FOUND with Talos' text. INVALID_ARGUMENT with the candidates: several that run, or none of several runs.
+pub(super) fn find(observer: &Observer, namespace: &Namespace, id: &str) -> Result<Selection, Status> {
+    check_text("id", id)?;
+    let none = || Status::not_found(format!("container \"{}\" not found", shown(id)));
+    let (pod, app) = match id.rsplit_once(':') {
+        Some((pod, app)) => (pod, Some(app.parse::<AppName>().map_err(|_| none())?)),
+        None => (id, None),
+    };
+    if pod.is_empty() {
+        return Err(none());
+    }
+    let views = observer.pods(&[]).map_err(|error| status::from_error(&error))?;
+    let mut named: Vec<&PodView> = views.iter().filter(|view| namespace.contains(&view.row)).collect();
+    let is_exact = |view: &&PodView| pod_id(&view.row) == pod || view.row.id.to_string() == pod;
+    if named.iter().any(is_exact) {
+        named.retain(is_exact);
+    } else {
+        named.retain(|view| view.row.id.to_string().starts_with(&pod.to_lowercase()));
+    }
+    let running: Vec<&PodView> = named.iter().copied().filter(|view| view.supervisor().is_some()).collect();
+    let candidates = if running.is_empty() { named } else { running };
+    let view = match &candidates[..] {
+        [] => return Err(none()),
+        [only] => only,
+        several => return Err(ambiguous(id, several)),
+    };
+    let app = match app {
+        None => None,
+        Some(name) => Some(view.row.apps.iter().find(|app| app.name == name).cloned().ok_or_else(none)?),
+    };
+    Ok(Selection { pod: view.row.id, app })
+}
+
+/// The ids of all pods that were started, and of their apps.
+///
+/// # Errors
+/// The store cannot be read.
+pub(super) fn log_ids(observer: &Observer) -> Result<LogsContainer, Status> {
+    let views = observer.pods(&[]).map_err(|error| status::from_error(&error))?;
+    let views = views.iter().filter(|view| was_started(view));
+    let mut ids: Vec<String> = views
+        .flat_map(|view| {
+            let pod = pod_id(&view.row);
+            let apps: Vec<String> = view.row.apps.iter().map(|app| app_id(&pod, &app.name)).collect();
+            std::iter::once(pod).chain(apps)
+        })
+        .collect();
+    ids.sort();
+    Ok(LogsContainer { metadata: None, ids })
+}
+
+fn ambiguous(id: &str, candidates: &[&PodView]) -> Status {
+    let some: Vec<String> = candidates.iter().take(MAX_LISTED).map(|view| view.row.id.to_string()).collect();
+    let count = candidates.len();
+    Status::invalid_argument(format!("{count} containers are called \"{}\": {}", shown(id), some.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::Code;
+
+    #[test]
+    fn namespaces_and_drivers_are_checked() {
+        let (cri, containerd) = (ContainerDriver::Cri as i32, ContainerDriver::Containerd as i32);
+        assert_eq!(Namespace::parse("k8s.io", cri).unwrap().0, Namespace::Kubernetes);
+        assert_eq!(Namespace::parse("taloscontainers", containerd).unwrap().0, Namespace::Containers);
+        assert_eq!(Namespace::parse("x", containerd).unwrap().0.name(), "x");
+        for (namespace, driver, text) in [
+            ("system", cri, "CRI inspector is supported only for K8s namespace"),
+            ("", containerd, "namespace can't be empty"),
+            ("system", 7, "unsupported driver \"7\""),
+        ] {
+            let status = Namespace::parse(namespace, driver).unwrap_err();
+            assert_eq!((status.code(), status.message()), (Code::InvalidArgument, text));
+        }
+    }
+}

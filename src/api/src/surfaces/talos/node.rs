@@ -1,0 +1,100 @@
+//! The node: what the services share, and the treatment of every call.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use gantry_engine::Engine;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::{Request, Status};
+
+use super::targets::{NodeMessage, Targets};
+use crate::bridge::{Bridge, Weight};
+use crate::context::Context;
+use crate::peer::Peer;
+use crate::quota::Quota;
+
+/// Maximum streams.
+const MAX_STREAMS: usize = 1024;
+
+/// A stream of messages.
+pub(super) type MessageStream<M> = Pin<Box<dyn Stream<Item = Result<M, Status>> + Send>>;
+
+/// See the module.
+pub(super) struct Node {
+    pub(super) context: Arc<Context>,
+    pub(super) writer: Arc<Bridge<Engine>>,
+    pub(super) streams: Quota,
+}
+
+impl Node {
+    /// The node of a server.
+    pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
+        Self { context, writer, streams: Quota::new(MAX_STREAMS) }
+    }
+
+    /// Executes a unary call, unless it names other nodes only, and returns the messages of the reply.
+    ///
+    /// # Errors
+    /// See [`Targets`].
+    pub(super) async fn unary<Q, M, F>(
+        &self,
+        request: Request<Q>,
+        call: impl FnOnce(Peer, Q) -> F + Send,
+    ) -> Result<Vec<M>, Status>
+    where
+        Q: Send,
+        M: NodeMessage + Send,
+        F: Future<Output = Result<M, Status>> + Send,
+    {
+        let (metadata, extensions, message) = request.into_parts();
+        let targets = Targets::parse(&metadata)?;
+        if !targets.include_this_node() {
+            return targets.replies(None);
+        }
+        let result = call(Peer::of(&extensions), message).await;
+        targets.replies(Some(result))
+    }
+
+    /// Executes a unary call that reads the host, on a thread of the bridge.
+    ///
+    /// # Errors
+    /// See [`Targets`].
+    pub(super) async fn read_host<M: NodeMessage + Send + 'static>(
+        &self,
+        request: Request<()>,
+        read: impl FnOnce() -> Result<M, Status> + Send + 'static,
+    ) -> Result<Vec<M>, Status> {
+        self.unary(request, |peer, ()| self.context.reader.call(peer, Weight::Light, move |_| read())).await
+    }
+
+    /// Starts a stream, unless it is asked of other nodes only.
+    ///
+    /// # Errors
+    /// See [`Targets`].
+    pub(super) async fn stream<Q, M, S, F>(
+        &self,
+        request: Request<Q>,
+        open: impl FnOnce(Peer, Q) -> F + Send,
+    ) -> Result<MessageStream<M>, Status>
+    where
+        Q: Send,
+        M: NodeMessage + Send + 'static,
+        S: Stream<Item = Result<M, Status>> + Send + 'static,
+        F: Future<Output = Result<S, Status>> + Send,
+    {
+        let (metadata, extensions, message) = request.into_parts();
+        let targets = Targets::parse(&metadata)?;
+        let refusals = tokio_stream::iter(targets.refusals().into_iter().map(Ok));
+        if !targets.include_this_node() {
+            return Ok(Box::pin(refusals));
+        }
+        let opened = open(Peer::of(&extensions), message).await;
+        let Some(target) = targets.this_node().cloned() else { return Ok(Box::pin(opened?)) };
+        Ok(match opened {
+            Err(status) => Box::pin(refusals.chain(tokio_stream::once(Ok(target.failure(&status))))),
+            Ok(stream) => Box::pin(refusals.chain(stream.map(move |message| {
+                Ok(message.map_or_else(|status| target.failure(&status), |message| target.mark(message)))
+            }))),
+        })
+    }
+}

@@ -1,0 +1,130 @@
+//! The services of a Talos node that gantryd does not serve. Their calls answer UNIMPLEMENTED instead of `unknown
+//! service`.
+
+use gantry_proto::talos::cluster::cluster_service_server::ClusterService;
+use gantry_proto::talos::health::health_server::Health;
+use gantry_proto::talos::inspect::inspect_service_server::InspectService;
+use gantry_proto::talos::network::network_service_server::NetworkService;
+use gantry_proto::talos::resource::resource_service_server::ResourceService;
+use gantry_proto::talos::securityapi::security_service_server::SecurityService;
+use gantry_proto::talos::storage::storage_service_server::StorageService;
+use gantry_proto::talos::time::time_service_server::TimeService;
+use gantry_proto::talos::{cluster, health, inspect, network, resource, securityapi, storage, time};
+use tonic::{Request, Response, Status};
+
+use super::super::node::MessageStream;
+use super::super::refusals::{control_plane, not_served};
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Others;
+
+#[tonic::async_trait]
+impl NetworkService for Others {
+    async fn interfaces(&self, _: Request<()>) -> Result<Response<network::InterfacesResponse>, Status> {
+        Err(not_served("Interfaces"))
+    }
+
+    async fn routes(&self, _: Request<()>) -> Result<Response<network::RoutesResponse>, Status> {
+        Err(not_served("Routes"))
+    }
+}
+
+#[tonic::async_trait]
+impl TimeService for Others {
+    async fn time(&self, _: Request<()>) -> Result<Response<time::TimeResponse>, Status> {
+        Err(not_served("Time"))
+    }
+
+    async fn time_check(&self, _: Request<time::TimeRequest>) -> Result<Response<time::TimeResponse>, Status> {
+        Err(not_served("TimeCheck"))
+    }
+}
+
+#[tonic::async_trait]
+impl Health for Others {
+    type WatchStream = MessageStream<health::HealthCheckResponse>;
+
+    async fn check(&self, _: Request<()>) -> Result<Response<health::HealthCheckResponse>, Status> {
+        Err(not_served("Check"))
+    }
+
+    async fn ready(&self, _: Request<()>) -> Result<Response<health::ReadyCheckResponse>, Status> {
+        Err(not_served("Ready"))
+    }
+
+    async fn watch(&self, _: Request<health::HealthWatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(not_served("Watch"))
+    }
+}
+
+#[tonic::async_trait]
+impl ClusterService for Others {
+    type HealthCheckStream = MessageStream<cluster::HealthCheckProgress>;
+
+    async fn health_check(
+        &self,
+        _: Request<cluster::HealthCheckRequest>,
+    ) -> Result<Response<Self::HealthCheckStream>, Status> {
+        Err(control_plane("HealthCheck"))
+    }
+}
+
+#[tonic::async_trait]
+impl InspectService for Others {
+    async fn controller_runtime_dependencies(
+        &self,
+        _: Request<()>,
+    ) -> Result<Response<inspect::ControllerRuntimeDependenciesResponse>, Status> {
+        Err(not_served("ControllerRuntimeDependencies"))
+    }
+}
+
+#[tonic::async_trait]
+impl ResourceService for Others {
+    type ListStream = MessageStream<resource::ListResponse>;
+    type WatchStream = MessageStream<resource::WatchResponse>;
+
+    async fn get(&self, _: Request<resource::GetRequest>) -> Result<Response<resource::GetResponse>, Status> {
+        Err(not_served("Get"))
+    }
+
+    async fn list(&self, _: Request<resource::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        Err(not_served("List"))
+    }
+
+    async fn watch(&self, _: Request<resource::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Err(not_served("Watch"))
+    }
+}
+
+#[tonic::async_trait]
+impl StorageService for Others {
+    async fn disks(&self, _: Request<()>) -> Result<Response<storage::DisksResponse>, Status> {
+        Err(not_served("Disks"))
+    }
+}
+
+#[tonic::async_trait]
+impl SecurityService for Others {
+    async fn certificate(
+        &self,
+        _: Request<securityapi::CertificateRequest>,
+    ) -> Result<Response<securityapi::CertificateResponse>, Status> {
+        Err(not_served("Certificate"))
+    }
+
+    async fn read_file(
+        &self,
+        _: Request<securityapi::ReadFileRequest>,
+    ) -> Result<Response<securityapi::ReadFileResponse>, Status> {
+        Err(not_served("ReadFile"))
+    }
+
+    async fn write_file(
+        &self,
+        _: Request<securityapi::WriteFileRequest>,
+    ) -> Result<Response<securityapi::WriteFileResponse>, Status> {
+        Err(not_served("WriteFile"))
+    }
+}

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""A client of the Talos node API in Python's gRPC: it shares the .proto files with the server and nothing else.
+
+  talos.py [--nodes NAME]... [--node NAME]... ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
+
+ADDRESS is unix:/path; REQUEST is the request as JSON with the names of the .proto files ({} if omitted). Each message of
+the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are omitted. Exit code 3: the call
+failed, and the line is {"code": "NOT_FOUND", "details": "..."}.
+"""
+import argparse
+import glob
+import json
+import os
+import sys
+import tempfile
+
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from grpc_tools import protoc
+
+PROTO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto")
+DEADLINE = 60
+FAILED = 3
+
+
+def descriptors():
+    """A pool of the messages and services of proto/talos."""
+    files = sorted(os.path.relpath(path, PROTO) for path in glob.glob(os.path.join(PROTO, "talos", "*.proto")))
+    include = os.path.join(os.path.dirname(protoc.__file__), "_proto")
+    with tempfile.NamedTemporaryFile() as out:
+        args = ["protoc", f"-I{PROTO}", f"-I{include}", "--include_imports", f"--descriptor_set_out={out.name}", *files]
+        if protoc.main(args) != 0:
+            sys.exit("protoc rejects the files of proto/talos")
+        found = descriptor_pb2.FileDescriptorSet.FromString(out.read())
+    pool = descriptor_pool.DescriptorPool()
+    for file in found.file:
+        pool.Add(file)
+    return pool
+
+
+def say(message):
+    """One line of JSON."""
+    if not isinstance(message, dict):
+        message = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    print(json.dumps(message), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--nodes", action="append", default=[])
+    parser.add_argument("--node", action="append", default=[])
+    parser.add_argument("address")
+    parser.add_argument("method")
+    parser.add_argument("request", nargs="?", default="{}")
+    args = parser.parse_args()
+    pool = descriptors()
+    service, name = args.method.split("/")
+    method = pool.FindServiceByName(service).methods_by_name[name]
+    request = message_factory.GetMessageClass(method.input_type)
+    reply = message_factory.GetMessageClass(method.output_type)
+    # gRPC's C core sends the socket's path as :authority, which HTTP/2 forbids; see client.py.
+    with grpc.insecure_channel(args.address, options=[("grpc.default_authority", "localhost")]) as channel:
+        make = channel.unary_stream if method.server_streaming else channel.unary_unary
+        call = make("/" + args.method, request.SerializeToString, reply.FromString)
+        metadata = [("nodes", node) for node in args.nodes] + [("node", node) for node in args.node]
+        try:
+            replies = call(json_format.Parse(args.request, request()), timeout=DEADLINE, metadata=metadata)
+            for message in replies if method.server_streaming else [replies]:
+                say(message)
+        except grpc.RpcError as error:
+            say({"code": error.code().name, "details": error.details()})
+            sys.exit(FAILED)
+
+
+main()
