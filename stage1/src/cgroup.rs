@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | v2 (alone) | `PARENT/UUID`, the supervisor in `PARENT/UUID/_supervisor` | `PARENT/UUID/APP` |
 //! | v1 memory, cpu, cpuacct, pids, blkio; freezer without v2 | `PARENT/UUID` | `PARENT/UUID/APP` |
+//! | v1 cpuset, hugetlb, if a limit needs them | `PARENT/UUID` | `PARENT/UUID/APP` |
 //! | v2 beside v1 (`unified`) | as v2, without controllers: to kill processes and confine devices | as v2 |
 //!
 //! libcontainer sees no hierarchy: it would parse the mount table 24 times, and it manages every cgroup that it sees.
@@ -12,26 +13,31 @@
 //! and blocks the making of cgroups, so all cgroups are made first. A killed supervisor leaves empty directories below
 //! `PARENT/UUID`, which the engine removes.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use gantry_host::cgroup::{Cgroup, CgroupSet};
 use gantry_model::ErrorKind;
-use gantry_model::spec::{DEFAULT_PIDS_LIMIT, Limits};
+use gantry_model::spec::Limits;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::devices::{self, Device};
 use crate::failure::{Attempt, Result, failure};
 use crate::kernel_costs::CgroupMove;
+use crate::limits::{self, BlockDevices, IneffectiveLimit, LimitedCgroup, LimitsOwner};
 use crate::sys::{self, ForkedChild, SingleThreaded};
 
 /// The v1 hierarchies that pods use, besides `devices`.
 const V1_CONTROLLERS: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
+/// Those that only pods with such a limit use ([`limits::extra_controllers`]).
+const EXTRA_CONTROLLERS: [&str; 2] = ["cpuset", "hugetlb"];
 /// The controllers that are enabled on v2, unless a v1 hierarchy has them.
 const V2_CONTROLLERS: [(&str, &str); 4] = [("memory", "memory"), ("cpu", "cpu"), ("pids", "pids"), ("io", "blkio")];
+/// How often the processes of an app that forks are moved to another hierarchy.
+const MAX_JOIN_ROUNDS: usize = 16;
 /// The supervisor's own cgroup on v2. Names of apps have no underscore.
 const SUPERVISOR: &str = "_supervisor";
 
@@ -52,6 +58,10 @@ pub(crate) struct Cgroups {
     parent: String,
     /// The move of the supervisor on v2 while it takes place.
     moving: Option<CgroupMove>,
+    /// The roots of v1 hierarchies that no limit has needed yet.
+    spare_roots: Vec<Cgroup>,
+    /// The warnings that were logged.
+    warned: RefCell<Vec<String>>,
 }
 
 /// The cgroups of an app.
@@ -60,25 +70,26 @@ pub(crate) struct AppCgroup {
 }
 
 impl Cgroups {
-    /// Makes the pod's cgroups.
-    pub(crate) fn make(parent: &str, pod: &str) -> Result<Self> {
+    /// Makes the pod's cgroups, with these controllers besides those of every pod.
+    pub(crate) fn make(parent: &str, pod: &str, extra: &[&str]) -> Result<Self> {
         let parent = parent.trim_matches('/').to_owned();
         if parent.is_empty() || parent.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
             return Err(failure(ErrorKind::Invalid, "the cgroup parent must be a path of at least one element"));
         }
         let path = format!("{parent}/{pod}");
-        let what = || "cannot open the cgroup hierarchies";
-        let mut roots = CgroupSet::open_roots(&V1_CONTROLLERS).attempt(what)?;
-        if roots.v2().is_none() {
-            // v2 freezes by itself.
-            let all: Vec<&str> = V1_CONTROLLERS.into_iter().chain(["freezer"]).collect();
-            roots = CgroupSet::open_roots(&all).attempt(what)?;
-        }
+        let all = [&V1_CONTROLLERS[..], &EXTRA_CONTROLLERS, &["freezer"]].concat();
+        let roots = CgroupSet::open_roots(&all).attempt(|| "cannot open the cgroup hierarchies")?;
         if roots.is_empty() {
             return Err(failure(ErrorKind::Unavailable, "no cgroup hierarchy is mounted"));
         }
         let v2_controllers: Vec<&str> =
             V2_CONTROLLERS.into_iter().filter(|(_, v1)| roots.v1(v1).is_none()).map(|(v2, _)| v2).collect();
+        // v2 freezes by itself.
+        let freezer = if roots.v2().is_none() { &["freezer"][..] } else { &[] };
+        let has_any = |root: &Cgroup, names: &[&str]| names.iter().any(|name| root.hierarchy().has_v1_controller(name));
+        let is_used = |root: &Cgroup| root.is_v2() || has_any(root, &V1_CONTROLLERS) || has_any(root, freezer);
+        let (roots, mut spare_roots): (Vec<Cgroup>, Vec<Cgroup>) = roots.into_iter().partition(is_used);
+        spare_roots.retain(|root| has_any(root, &EXTRA_CONTROLLERS));
         let mut hierarchies = Vec::new();
         for root in roots {
             let pod = create(&root, &path)?;
@@ -87,7 +98,10 @@ impl Cgroups {
             }
             hierarchies.push(PodCgroup { root, pod, has_supervisor: false });
         }
-        Ok(Self { hierarchies, path, parent, moving: None })
+        let warned = RefCell::default();
+        let mut cgroups = Self { hierarchies, path, parent, moving: None, spare_roots, warned };
+        cgroups.require_controllers(extra)?;
+        Ok(cgroups)
     }
 
     /// Starts moving this process out of the v2 cgroup that it was started in, so that the session or unit of the
@@ -159,11 +173,75 @@ impl Cgroups {
     }
 
     /// Makes the cgroups of an app and sets its limits.
-    pub(crate) fn app(&self, name: &str, limits: &Limits) -> Result<AppCgroup> {
+    pub(crate) fn app(&self, name: &str, limits: &Limits, devices: &BlockDevices) -> Result<AppCgroup> {
         let cgroups = self.hierarchies.iter().map(|hierarchy| create(&hierarchy.pod, name)).collect::<Result<_>>()?;
         let app = AppCgroup { cgroups };
-        app.set_limits(limits)?;
+        self.warn(&app.set_limits(limits, devices)?);
         Ok(app)
+    }
+
+    /// Logs limits without effect, each cause once.
+    pub(crate) fn warn(&self, ineffective: &[IneffectiveLimit]) {
+        let mut warned = self.warned.borrow_mut();
+        for warning in limits::warnings(ineffective) {
+            if !warned.contains(&warning) {
+                tracing::warn!("{warning}");
+                warned.push(warning);
+            }
+        }
+    }
+
+    /// The warnings that were logged.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        self.warned.borrow().clone()
+    }
+
+    /// Sets the limits of the new pod, or changes those that are set. Returns the limits without effect.
+    pub(crate) fn set_pod_limits(
+        &self,
+        old: Option<&Limits>,
+        new: &Limits,
+        devices: &BlockDevices,
+    ) -> Result<Vec<IneffectiveLimit>> {
+        if new.is_empty() && old.is_none_or(Limits::is_empty) {
+            return Ok(Vec::new());
+        }
+        let open = |hierarchy: &PodCgroup| create(&hierarchy.root, &self.path);
+        let cgroups: CgroupSet = self.hierarchies.iter().map(open).collect::<Result<_>>()?;
+        let limited = LimitedCgroup { cgroups: &cgroups, owner: LimitsOwner::Pod, devices };
+        match old {
+            None => limited.set(new),
+            Some(old) => limited.change(old, new),
+        }
+    }
+
+    /// Makes the pod's cgroup in the hierarchies of these controllers, if it is not there yet. Those of apps that exist
+    /// follow by [`Self::extend_app`].
+    pub(crate) fn require_controllers(&mut self, controllers: &[&str]) -> Result<()> {
+        for controller in controllers {
+            if self.hierarchies.iter().any(|known| known.root.hierarchy().has_v1_controller(controller)) {
+                continue;
+            }
+            let has_controller = |root: &Cgroup| root.hierarchy().has_v1_controller(controller);
+            if let Some(at) = self.spare_roots.iter().position(has_controller) {
+                let pod = create(&self.spare_roots[at], &self.path)?;
+                let root = self.spare_roots.swap_remove(at);
+                self.hierarchies.push(PodCgroup { root, pod, has_supervisor: false });
+            } else if let Some(v2) = self.hierarchies.iter().find(|known| known.root.is_v2()) {
+                v2.root.enable_controllers(&self.path, &[controller]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the cgroups of an app in the hierarchies that it is not in yet, and moves its processes there.
+    pub(crate) fn extend_app(&self, name: &str, app: &mut AppCgroup) -> Result<()> {
+        for hierarchy in &self.hierarchies {
+            if app.cgroups.iter().all(|known| known.hierarchy() != hierarchy.root.hierarchy()) {
+                app.join_hierarchy(create(&hierarchy.pod, name)?)?;
+            }
+        }
+        Ok(())
     }
 
     /// Confines the devices that processes of the pod may use; returns whether the host has a way to.
@@ -243,72 +321,61 @@ impl AppCgroup {
         cgroups.try_for_each(Cgroup::join)
     }
 
-    /// Sets the limits; those that are not given stay. The app may be running.
-    pub(crate) fn set_limits(&self, limits: &Limits) -> Result<()> {
-        if let Some(bytes) = limits.memory {
-            self.set_memory_limit(bytes, limits.memory_swap)?;
-        }
-        if let Some(milli) = limits.cpu_milli {
-            let quota = cpu_quota(milli);
-            self.set("cpu", ("cpu.cfs_quota_us", &quota.to_string()), ("cpu.max", &format!("{quota} 100000")))?;
-        }
-        if let Some(shares) = limits.cpu_shares {
-            self.set("cpu", ("cpu.shares", &shares.to_string()), ("cpu.weight", &weight(shares).to_string()))?;
-        }
-        let pids = match limits.pids.unwrap_or(DEFAULT_PIDS_LIMIT) {
-            0 => "max".to_owned(),
-            pids => pids.to_string(),
-        };
-        let max = ("pids.max", &*pids);
-        let limited = self.set("pids", max, max);
-        // Neither the default limit nor its absence is required: a kernel without the controller runs the pod anyway.
-        if limits.pids.is_some_and(|pids| pids > 0) {
-            limited?;
-        }
-        Ok(())
+    /// Sets the limits of new cgroups, which have none; returns those that have no effect on this host.
+    pub(crate) fn set_limits(&self, limits: &Limits, devices: &BlockDevices) -> Result<Vec<IneffectiveLimit>> {
+        self.limited(devices).set(limits)
     }
 
-    /// Sets the limit of memory, and that of memory and swap together (-1: none). Without the latter, swap is
-    /// forbidden: it would extend the memory limit. Kernels without swap accounting lack its files.
-    fn set_memory_limit(&self, bytes: u64, with_swap: Option<i64>) -> Result<()> {
-        let limit = bytes.to_string();
-        let (v1, v2) = match with_swap.map(u64::try_from) {
-            None => (limit.clone(), "0".to_owned()),
-            Some(Ok(total)) => (total.to_string(), total.saturating_sub(bytes).to_string()),
-            Some(Err(_)) => ("-1".to_owned(), "max".to_owned()),
-        };
-        let limit_swap = || match self.cgroups.with_controller("memory") {
-            Some(cgroup) if cgroup.is_v2() => cgroup.write("memory.swap.max", &v2),
-            Some(cgroup) => cgroup.write("memory.memsw.limit_in_bytes", &v1),
-            None => Ok(()),
-        };
-        // On v1, the kernel keeps the limit of memory below that of memory and swap together: a limit that is raised
-        // comes after the other, one that is lowered before it.
-        let raised = limit_swap().is_ok();
-        self.set("memory", ("memory.limit_in_bytes", &limit), ("memory.max", &limit))?;
-        if !raised
-            && let Err(error) = limit_swap()
-            && with_swap.is_some()
+    /// Replaces the limits that are set by others. After a failure, the former ones are set again.
+    pub(crate) fn change_limits(
+        &self,
+        old: &Limits,
+        new: &Limits,
+        devices: &BlockDevices,
+    ) -> Result<Vec<IneffectiveLimit>> {
+        self.limited(devices).change(old, new)
+    }
+
+    /// On v1, gives an app without a list of processors or memory nodes of its own that of the pod. Fails silently while
+    /// the pod's own does not include it; the caller repeats it after the pod's has changed.
+    pub(crate) fn follow_cpuset(&self, own: &Limits, pod: &Limits) {
+        let Some(cpuset) = self.cgroups.v1("cpuset") else { return };
+        for (file, own, pod) in
+            [("cpuset.cpus", &own.cpuset_cpus, &pod.cpuset_cpus), ("cpuset.mems", &own.cpuset_mems, &pod.cpuset_mems)]
         {
-            tracing::warn!("--memory-swap has no effect: this kernel does not account for swap ({error})");
+            let of_parent = || cpuset.read(&format!("../{file}")).unwrap_or_default().trim_end().to_owned();
+            if own.is_none() {
+                let list = pod.as_ref().map_or_else(of_parent, ToString::to_string);
+                let _wider_than_the_pod = cpuset.write(file, &list);
+            }
         }
-        Ok(())
     }
 
-    /// Sets a limit: the file and value of v1 and of v2.
-    fn set(&self, controller: &str, v1: (&str, &str), v2: (&str, &str)) -> Result<()> {
-        let unavailable = |state| {
-            let text =
-                format!("a {controller} limit was asked for and the {controller} cgroup controller is not {state}");
-            Err(failure(ErrorKind::Unavailable, text))
-        };
-        let Some(cgroup) = self.cgroups.with_controller(controller) else { return unavailable("mounted") };
-        let (file, value) = if cgroup.is_v2() { v2 } else { v1 };
-        match cgroup.write(file, value) {
-            // The cgroup lacks the controller's file: disabled at boot, or not enabled by an ancestor.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => unavailable("enabled"),
-            result => result.attempt(|| format!("cannot set {file} to {value}")),
+    fn limited<'a>(&'a self, devices: &'a BlockDevices) -> LimitedCgroup<'a> {
+        LimitedCgroup { cgroups: &self.cgroups, owner: LimitsOwner::App, devices }
+    }
+
+    /// Joins another hierarchy, with all its processes. Each move may wait for a grace period
+    /// ([`crate::kernel_costs`]).
+    fn join_hierarchy(&mut self, cgroup: Cgroup) -> Result<()> {
+        for _ in 0..MAX_JOIN_ROUNDS {
+            let members = self.cgroups.iter().next().map_or(Ok(Vec::new()), Cgroup::members);
+            let members = members.attempt(|| "cannot list the processes of the app")?;
+            let inside = cgroup.members().attempt(|| format!("cannot list the processes in the cgroup {cgroup}"))?;
+            let outside: Vec<Pid> = members.into_iter().filter(|pid| !inside.contains(pid)).collect();
+            if outside.is_empty() {
+                self.cgroups.push(cgroup);
+                return Ok(());
+            }
+            for pid in outside {
+                match cgroup.add(pid) {
+                    // It has exited.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    result => result.attempt(|| format!("cannot move a process to the cgroup {cgroup}"))?,
+                }
+            }
         }
+        Err(failure(ErrorKind::Busy, format!("cannot move the app to the cgroup {cgroup}: it forks all the time")))
     }
 
     /// How many processes of the app the OOM killer has killed.
@@ -351,36 +418,23 @@ impl AppCgroup {
 
 /// Creates the cgroup `path` below another.
 fn create(parent: &Cgroup, path: &str) -> Result<Cgroup> {
-    parent.create(path).attempt(|| format!("cannot make the cgroup {}", parent.path_of(path).display()))
+    let what = || format!("cannot make the cgroup {}", parent.path_of(path).display());
+    let cgroup = parent.create(path).attempt(what)?;
+    if parent.hierarchy().has_v1_controller("cpuset") {
+        fill_cpuset(parent, path).attempt(what)?;
+    }
+    Ok(cgroup)
 }
 
-/// A CPU limit in thousandths of a processor as microseconds per period of 100 ms. The kernel's minimum is 1 ms
-/// (`min_cfs_quota_period`); it refuses less with EINVAL.
-fn cpu_quota(milli: u64) -> u64 {
-    const MIN_QUOTA: u64 = 1000;
-    milli.saturating_mul(100).max(MIN_QUOTA)
-}
-
-/// cgroup v1 shares (2 to 262144) as a v2 weight (1 to 10000), as the kubelet and runc convert them.
-fn weight(shares: u64) -> u64 {
-    1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_become_weights() {
-        for (shares, want) in [(2, 1), (1024, 39), (262_144, 10_000), (0, 1)] {
-            assert_eq!(weight(shares), want, "{shares}");
+/// Gives each new cgroup on the path the processors and memory nodes of its parent: on v1 it has none, and no process
+/// can be in it.
+fn fill_cpuset(parent: &Cgroup, path: &str) -> io::Result<()> {
+    let ends = path.match_indices('/').map(|(end, _)| end).chain([path.len()]);
+    for (dir, name) in ends.flat_map(|end| [(&path[..end], "cpuset.cpus"), (&path[..end], "cpuset.mems")]) {
+        let file = format!("{dir}/{name}");
+        if parent.read(&file)?.trim().is_empty() {
+            parent.write(&file, parent.read(&format!("{dir}/../{name}"))?.trim())?;
         }
     }
-
-    #[test]
-    fn cpu_limits_are_raised_to_the_kernel_minimum() {
-        for (milli, want) in [(1, 1000), (9, 1000), (10, 1000), (11, 1100), (2500, 250_000), (u64::MAX, u64::MAX)] {
-            assert_eq!(cpu_quota(milli), want, "{milli}m");
-        }
-    }
+    Ok(())
 }

@@ -225,7 +225,7 @@ impl PreparedApp {
     /// The app, with the ends of the stdio of its first process.
     pub(crate) fn into_app(self, null: OwnedFd, sources: Vec<OutputSource>, input: AppInput) -> App {
         let eager = self.plan.options.terminal || self.plan.options.stdin;
-        let pace = Pace::new(self.plan.options.limits.cpu_milli, Instant::now());
+        let pace = Pace::new(self.plan.options.limits.cpu_limit_milli(), Instant::now());
         let sources = sources.into_iter().collect();
         let output = AppOutput { app_number: self.number, log: self.log, sources, eager, flush_at: None, pace };
         App {

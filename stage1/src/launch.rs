@@ -18,11 +18,12 @@ use crate::failure::{Attempt, OfApp, Result, failure};
 use crate::init::{self, Init};
 use crate::jail::{self, Jail};
 use crate::launcher::{Stdio, reap_all};
+use crate::limits::{self, BlockDevices};
 use crate::network::{self, AttachError, PodNetwork};
 use crate::sys::SingleThreaded;
 use crate::table::Table;
 use crate::volumes::AppMount;
-use crate::{etc, root, sysctl};
+use crate::{etc, root, sysctl, updated_limits};
 
 /// A pod whose apps were started.
 pub(crate) struct Pod {
@@ -32,6 +33,8 @@ pub(crate) struct Pod {
     pub(crate) jail: Jail,
     /// Its cgroups.
     pub(crate) cgroups: Cgroups,
+    /// The block devices whose input and output is limited.
+    pub(crate) block_devices: BlockDevices,
     /// Its networks, if it has some of its own.
     pub(crate) network: Option<PodNetwork>,
     /// Its PID 1.
@@ -71,7 +74,7 @@ impl CreatedApp {
 /// Starts the pod of this plan. `lock` is the pod directory; terminals of apps get this size (rows, columns).
 pub(crate) fn launch(
     thread: SingleThreaded,
-    plan: Plan,
+    mut plan: Plan,
     lock: &OwnedFd,
     terminal_size: Option<(u16, u16)>,
 ) -> Result<Pod> {
@@ -82,10 +85,12 @@ pub(crate) fn launch(
         return Err(failure(ErrorKind::Unavailable, why));
     }
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).attempt(|| "cannot become not dumpable")?;
-    let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod)?;
+    updated_limits::load(&mut plan);
+    let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod, &limits::extra_controllers_of_plan(&plan))?;
     let mut launch = Launch {
         thread,
         cgroups,
+        block_devices: BlockDevices::new(),
         network: None,
         init: None,
         app_cgroups: Vec::new(),
@@ -95,9 +100,21 @@ pub(crate) fn launch(
     match launch.run(&plan, lock) {
         Ok((jail, apps, host)) => match launch.init {
             Some(init) => {
-                let Launch { cgroups, network, devices_confined, .. } = launch;
+                let Launch { cgroups, block_devices, network, devices_confined, .. } = launch;
                 let next_number = u16::try_from(plan.apps.len()).ok();
-                Ok(Pod { plan, jail, cgroups, network, init, apps, thread, devices_confined, host, next_number })
+                Ok(Pod {
+                    plan,
+                    jail,
+                    cgroups,
+                    block_devices,
+                    network,
+                    init,
+                    apps,
+                    thread,
+                    devices_confined,
+                    host,
+                    next_number,
+                })
             }
             None => Err(failure(ErrorKind::Internal, "the pod runs without a PID 1")),
         },
@@ -112,6 +129,7 @@ pub(crate) fn launch(
 struct Launch {
     thread: SingleThreaded,
     cgroups: Cgroups,
+    block_devices: BlockDevices,
     network: Option<PodNetwork>,
     init: Option<Init>,
     /// The names of the apps that have cgroups.
@@ -125,10 +143,13 @@ impl Launch {
         let devices =
             plan.apps.iter().map(|app| Device::read_all(app).of_app(&app.name)).collect::<Result<Vec<_>>>()?;
         self.devices_confined = self.cgroups.confine_devices(&devices.concat());
+        self.block_devices = limits::read_block_devices(plan)?;
+        let ineffective = self.cgroups.set_pod_limits(None, &plan.limits, &self.block_devices);
+        self.cgroups.warn(&ineffective?);
         let mut cgroups = Vec::with_capacity(plan.apps.len());
         for app in &plan.apps {
             self.app_cgroups.push(app.name.clone());
-            cgroups.push(self.cgroups.app(&app.name, &app.options.limits).of_app(&app.name)?);
+            cgroups.push(self.cgroups.app(&app.name, &app.options.limits, &self.block_devices).of_app(&app.name)?);
         }
         // The networks come before the jail: they need the host's files, such as the plugins.
         let (thread, groups) = (self.thread, &mut self.cgroups);
@@ -342,6 +363,7 @@ impl Pod {
             init: self.init.pid.as_raw_nonzero().get().unsigned_abs(),
             apps: self.apps.values().filter_map(|app| app.started.clone()).collect(),
             networks: self.network.as_ref().map(|network| network.attached().to_vec()).unwrap_or_default(),
+            warnings: self.cgroups.warnings(),
         }
     }
 }

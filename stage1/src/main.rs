@@ -28,6 +28,7 @@ mod journal;
 mod kernel_costs;
 mod launch;
 mod launcher;
+mod limits;
 mod logs;
 mod maker;
 mod mounts;
@@ -49,6 +50,7 @@ mod table;
 mod targets;
 mod terminal;
 mod ulimits;
+mod updated_limits;
 mod user;
 mod volumes;
 

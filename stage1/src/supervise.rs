@@ -16,6 +16,7 @@ mod apps;
 mod creations;
 mod ending;
 mod freeze;
+mod limits;
 mod requests;
 mod sessions;
 

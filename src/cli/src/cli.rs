@@ -92,6 +92,8 @@ commands! {
     Unpause(commands::pause::Unpause),
     /// Send a signal to the apps of pods
     Kill(commands::stop::Kill),
+    /// Change the limits of running pods and apps
+    Update(commands::update::Update),
     /// Give a pod a name
     Rename(commands::rename::Rename),
     /// Remove pods that are not running

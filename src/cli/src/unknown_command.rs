@@ -30,7 +30,6 @@ const WORDS: &[(&str, &str, &str)] = &[
         "cp",
         "pass an archive: 'gantry exec -i POD tar -xC /path <FILE.tar' and 'gantry exec POD tar -cC /path . >FILE.tar'",
     ),
-    ("", "update", "limits are given with 'gantry run' and stay as they are"),
     ("", "diff", "the differences of a pod's files to its image cannot be shown"),
     ("", "export", "pass an archive: 'gantry exec POD tar -cC / .', where the image has tar"),
     (

@@ -20,7 +20,9 @@
 //!     └──── RemoveApp ───┴───────────────── RemoveApp ──────────────┘
 //! ```
 
-use gantry_model::spec::VolumeSpec;
+use std::collections::BTreeMap;
+
+use gantry_model::spec::{Limits, VolumeSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, ProcessExit, plan, start};
@@ -117,6 +119,9 @@ pub enum Request {
         /// The app.
         app: String,
     },
+    /// Change the limits of an app or of the pod, all or none of them. They are in effect, and in the record of the
+    /// pod's limits ([`crate::limits`]), when the reply is sent: `LimitsUpdated`.
+    UpdateLimits(Box<UpdateLimits>),
 }
 
 impl Request {
@@ -138,7 +143,8 @@ impl Request {
             | Self::Attach { .. }
             | Self::Output
             | Self::Detach
-            | Self::ReopenLog { .. } => false,
+            | Self::ReopenLog { .. }
+            | Self::UpdateLimits(_) => false,
         }
     }
 }
@@ -158,6 +164,23 @@ pub struct AddApp {
     /// The initial size of its terminal (rows, columns), if it gets one.
     #[serde(default)]
     pub terminal_size: Option<(u16, u16)>,
+    /// The block devices in its limits: major and minor number by path. The supervisor does not see the host's files.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub block_devices: BTreeMap<String, (u32, u32)>,
+}
+
+/// A change of limits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UpdateLimits {
+    /// The app; `None`: the pod.
+    pub app: Option<String>,
+    /// The limits before. If others are set, another client has changed them meanwhile, and the request fails as busy.
+    pub old: Limits,
+    /// The limits to set. Those without effect on this host are in the reply, as warnings.
+    pub new: Limits,
+    /// The block devices in the new limits: major and minor number by path.
+    #[serde(default)]
+    pub block_devices: BTreeMap<String, (u32, u32)>,
 }
 
 /// A program to run in an app. `None` means the app's own setting.
@@ -199,6 +222,11 @@ pub enum Reply {
     },
     /// To `StartApp` and `RestartApp`: the app's program was executed.
     AppStarted(start::Started),
+    /// To `UpdateLimits`.
+    LimitsUpdated {
+        /// The limits that have no effect on this host, with the cause.
+        warnings: Vec<String>,
+    },
     /// It could not be done.
     Failed(Failure),
 }

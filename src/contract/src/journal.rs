@@ -69,6 +69,11 @@ pub enum Fact {
         /// The app; `None`: the pod.
         app: Option<String>,
     },
+    /// The limits of an app or of the pod were changed ([`crate::limits`] has them).
+    LimitsUpdated {
+        /// The app; `None`: the pod.
+        app: Option<String>,
+    },
     /// Log bytes were dropped because the log file could not be written.
     LogDropped {
         /// The app.

@@ -20,6 +20,7 @@
 
 pub mod control;
 pub mod journal;
+pub mod limits;
 pub mod network;
 pub mod output;
 pub mod plan;
@@ -53,6 +54,8 @@ pub mod files {
     pub const NETWORK: &str = "network.json";
     /// The lock (flock) of processes that run network plugins for the pod.
     pub const PLUGINS: &str = "plugins.lock";
+    /// The limits that were changed while the pod ran ([`crate::limits`]).
+    pub const LIMITS: &str = "limits.json";
     /// Directory of empty volumes: `volumes/NAME`.
     pub const VOLUMES: &str = "volumes";
 }

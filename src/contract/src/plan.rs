@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
-use gantry_model::spec::{AppOptions, VolumeSpec};
+use gantry_model::spec::{AppOptions, Limits, VolumeSpec};
 use gantry_model::sysctl::SysctlName;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +55,9 @@ pub struct Plan {
     /// pod nor stops the other apps.
     #[serde(default)]
     pub sandbox: bool,
+    /// Resource limits of all apps together: those of the pod's cgroup.
+    #[serde(default, skip_serializing_if = "Limits::is_empty")]
+    pub limits: Limits,
 }
 
 fn default_shm_size() -> u64 {

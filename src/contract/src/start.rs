@@ -26,6 +26,9 @@ pub struct Ready {
     /// The pod's networks, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<gantry_model::PodNetwork>,
+    /// Settings of the pod that have no effect on this host, with the cause.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// An app whose program was executed.

@@ -8,7 +8,9 @@ use thiserror::Error;
 pub use crate::app_options::{AppOptions, Seccomp};
 pub use crate::capabilities::{ALL_CAPABILITIES, CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES};
 use crate::id::shown;
-pub use crate::limits::{DEFAULT_PIDS_LIMIT, Limits};
+pub use crate::limits::{
+    CpusetList, DEFAULT_CPU_PERIOD, DEFAULT_PIDS_LIMIT, DeviceIoLimits, DeviceIoRate, HugePageSize, LimitChange, Limits,
+};
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
 pub use crate::tmpfs::TmpfsMount;
@@ -38,6 +40,8 @@ pub struct PodSpec {
     pub shm_size: Option<u64>,
     /// Kernel settings of the pod's namespaces, by name.
     pub sysctls: BTreeMap<SysctlName, String>,
+    /// Resource limits of all its apps together.
+    pub limits: Limits,
     /// Free-form annotations (rkt's `userAnnotations`). They never configure gantry.
     pub user_annotations: BTreeMap<String, String>,
     /// Free-form labels (rkt's `userLabels`).
@@ -210,6 +214,7 @@ impl PodSpec {
             return Err(SpecError::new("a pod needs at least one app: name an image"));
         }
         check_count("apps", self.apps.len(), MAX_APPS)?;
+        self.limits.validate().map_err(|error| SpecError::new(format!("limits of the pod: {error}")))?;
         let mut names = BTreeSet::new();
         let mut volumes = BTreeSet::new();
         for volume in &self.volumes {
@@ -226,6 +231,7 @@ impl PodSpec {
                 return Err(SpecError::new(format!("two apps are called '{name}': rename one of them with --name")));
             }
             app.validate(&volumes)?;
+            app.options.limits.validate_within(app.name.as_str(), &self.limits)?;
         }
         let interactive = self.apps.iter().any(|app| app.options.terminal || app.options.stdin);
         if interactive && self.apps.len() > 1 {

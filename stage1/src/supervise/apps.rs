@@ -4,7 +4,7 @@
 //! Nothing here blocks: an operation that takes time is kept in [`App::operation`] or [`App::stop`], with the client
 //! that waits for it, and goes on when its descriptor is readable or its deadline has passed.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::Failure;
@@ -20,7 +20,7 @@ use crate::app::{App, AppInput, NextOperation, Operation, StartRequest, StopRequ
 use crate::failure::{OfApp as _, Result, failure};
 use crate::launcher::EXECVE_TIMEOUT;
 use crate::table::Token;
-use crate::{control, creation, removal};
+use crate::{control, creation, removal, updated_limits};
 
 /// Timeout of the end of the processes that an app left behind, and of their output.
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,7 +50,8 @@ impl Supervisor {
             Request::RemoveApp { app } => self.remove_app(&app, client),
             Request::Pause { app } => self.pause(app, client),
             Request::Unpause { app } => self.unpause(app, &client),
-            Request::Status
+            Request::UpdateLimits(_)
+            | Request::Status
             | Request::Stop { .. }
             | Request::Kill { .. }
             | Request::Exec(_)
@@ -324,7 +325,7 @@ impl Supervisor {
         if !self.pod.cgroups.remove(name) {
             return Ok(false);
         }
-        let cgroup = self.pod.cgroups.app(name, &Limits::default())?;
+        let cgroup = self.pod.cgroups.app(name, &Limits::default(), &self.pod.block_devices)?;
         if let Some(app) = self.pod.apps.get_mut(token) {
             app.cgroup = cgroup;
         }
@@ -337,6 +338,7 @@ impl Supervisor {
         let volumes = self.release_volumes(&name, app.volumes);
         let removed = removal::remove_files(app.output.app_number, &name, Some(app.root), &volumes);
         self.remove_cgroup_later(&name);
+        updated_limits::forget(self.pod.jail.pod_dir.as_fd(), &name);
         self.journal.append(Fact::AppRemoved { app: name.clone() });
         match removed {
             Ok(helper) => self.ending.extend(helper),

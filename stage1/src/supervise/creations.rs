@@ -18,6 +18,7 @@ use crate::app::{App, AppInput, Operation, OutputSource, StartRequest};
 use crate::creation::{AppCreation, PreparedApp, make_stdio};
 use crate::failure::{Result, failure};
 use crate::launcher::{Stdio, WaitingApp};
+use crate::limits::extra_controllers;
 use crate::maker::{Maker, MakerMessage};
 use crate::table::Token;
 use crate::terminal::AppStdio;
@@ -137,7 +138,9 @@ impl Supervisor {
 
     fn prepare_new(&mut self, request: &AddApp, number: u16) -> Result<(PreparedApp, Maker, AppStdio)> {
         // The default limits until the process is made; the app's own follow in `complete_add`.
-        let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default())?;
+        self.pod.cgroups.require_controllers(&extra_controllers(&request.app.options.limits).collect::<Vec<_>>())?;
+        self.pod.block_devices.extend(request.block_devices.clone());
+        let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default(), &self.pod.block_devices)?;
         let etc = self.pod.etc_files()?;
         let (devices_confined, log) = (self.pod.devices_confined, self.pod.plan.log);
         let creation = AppCreation { app: &request.app, number, devices: Vec::new(), devices_confined, etc: &etc, log };
@@ -215,9 +218,10 @@ impl Supervisor {
                 app.waiting = Some(waiting);
                 app.null = Some(null);
                 let ends = creation.stdio.supervisor_ends(app.terminal_size);
-                let limited = app.cgroup.set_limits(&app.plan.options.limits);
-                match ends.and_then(|ends| limited.map(|()| ends)) {
-                    Ok((sources, input)) => {
+                let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
+                match ends.and_then(|ends| limited.map(|ineffective| (ends, ineffective))) {
+                    Ok(((sources, input), ineffective)) => {
+                        self.pod.cgroups.warn(&ineffective);
                         for source in sources {
                             app.output.sources.insert(source);
                         }
@@ -236,8 +240,11 @@ impl Supervisor {
     fn complete_add(&mut self, new: NewApp, stdio: AppStdio, waiting: WaitingApp, null: OwnedFd) {
         let NewApp { app, number, volumes, terminal_size, client } = new;
         let name = app.plan.name.clone();
-        let limited = app.cgroup.set_limits(&app.plan.options.limits);
-        let ends: Result<(Vec<OutputSource>, AppInput)> = limited.and_then(|()| stdio.supervisor_ends(terminal_size));
+        let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
+        let ends: Result<(Vec<OutputSource>, AppInput)> = limited.and_then(|ineffective| {
+            self.pod.cgroups.warn(&ineffective);
+            stdio.supervisor_ends(terminal_size)
+        });
         match ends {
             Ok((sources, input)) => {
                 let mut app = app.into_app(null, sources, input);

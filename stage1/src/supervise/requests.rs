@@ -77,6 +77,10 @@ impl Supervisor {
                 }
                 control::reply(client, &Reply::Done, None);
             }
+            Request::UpdateLimits(update) => {
+                let warnings = self.update_limits(&update)?;
+                control::reply(client, &Reply::LimitsUpdated { warnings }, None);
+            }
             Request::AddApp(_)
             | Request::StartApp { .. }
             | Request::StopApp { .. }

@@ -76,8 +76,13 @@ pub(crate) struct AppSet {
 }
 
 impl AppSet {
+    /// The words as given.
+    pub(super) fn words(&self) -> &[String] {
+        &self.apps
+    }
+
     /// Acts on each app and prints it. Failures are printed, and the other apps still follow.
-    fn for_each(
+    pub(super) fn for_each(
         &self,
         context: &Context,
         engine: &Engine,

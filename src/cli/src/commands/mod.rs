@@ -22,6 +22,7 @@ pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod status;
 pub(crate) mod stop;
+pub(crate) mod update;
 pub(crate) mod version;
 pub(crate) mod volume;
 pub(crate) mod wait;

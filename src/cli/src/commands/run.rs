@@ -9,7 +9,7 @@ use gantry_model::{AddedAppSpec, AppSpec, ErrorKind, Kind as _, NetMode, PodId, 
 use super::fetch::policy;
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::failure::{CliError, Failure, io, print_stderr};
+use crate::failure::{CliError, Failure, io, print_stderr, warn};
 use crate::foreground::{self, ForegroundPod, Interactive, LivePod, SignalProxy};
 use crate::grammar::{PodOptions, Pull, Request};
 use crate::pods::OnePod;
@@ -40,6 +40,7 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let started = pod.start(RunOptions { show, remove: options.remove });
     let running = started.map_err(|error| with_hint(error.into(), options.hint.as_deref(), false))?;
     tracing::debug!(pod = %running.id, "the pod is running");
+    print_warnings(&running);
     if picks {
         print_published_ports(&running);
     }
@@ -47,6 +48,11 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
         return print_id(running.id);
     }
     follow(&engine, foreground_pod(running.id), running, signals, options.remove)
+}
+
+/// Prints the settings of a new pod that have no effect on this host.
+fn print_warnings(running: &Running) {
+    running.ready.warnings.iter().for_each(|warning| warn(warning));
 }
 
 /// Prints the published ports, of which the engine chose some.
@@ -80,6 +86,7 @@ pub(crate) fn sandbox(request: Request) -> Result<u8, Failure> {
     let pod = engine.create(request)?;
     save_id(options.uuid_file.as_deref(), pod.id())?;
     let running = pod.start(RunOptions { show: Show::No, remove: options.remove })?;
+    print_warnings(&running);
     print_id(running.id)
 }
 
@@ -154,10 +161,13 @@ impl RunCommand for RunPrepared {
         let shown =
             ForegroundPod { id, apps, interactive, own: true, signals: proxy, detach_keys: self.detach_keys.clone() };
         if self.detach {
-            return print_id(engine.start(id, net, RunOptions { show: Show::No, remove: self.rm })?.id);
+            let running = engine.start(id, net, RunOptions { show: Show::No, remove: self.rm })?;
+            print_warnings(&running);
+            return print_id(id);
         }
         let signals = foreground::catch(proxy).map_err(io("catch", "signals"))?;
         let running = engine.start(id, net, RunOptions { show: foreground::show_output(), remove: self.rm })?;
+        print_warnings(&running);
         follow(&engine, shown, running, Some(signals), self.rm)
     }
 }

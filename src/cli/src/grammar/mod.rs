@@ -37,6 +37,10 @@ pub(crate) use flags::describe;
 pub(crate) use flags::{APP_FLAGS, POD_FLAGS};
 pub(crate) use parse::parse;
 pub(crate) use second_word::ImageLookup;
+/// The values of limits, which `gantry update` has in common with `run`.
+pub(crate) mod limit_values {
+    pub(crate) use super::values::{blkio_weight, device_rate, hugetlb_limit, memory_swap, message, number};
+}
 
 use std::path::PathBuf;
 

@@ -28,7 +28,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("pid", "the apps of a pod share one PID namespace, which no other pod or the host shares"),
     ("uts", "every pod has its own host name: use --hostname"),
     ("userns", "apps run in the host's user namespace"),
-    ("cgroupns", "there is no cgroup namespace"),
+    ("cgroupns", "leave it out: every app has a cgroup namespace of its own"),
     ("cgroup-parent", "it is set for all pods: cgroup-parent in /etc/gantry/config.toml"),
     ("cgroups", "every pod has its own cgroup"),
     ("secret", "mount a file: --volume /path/of/secret:/run/secrets/name:ro"),
@@ -43,20 +43,10 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("stop-timeout", "give the time to 'gantry stop --time', or set stop-grace in /etc/gantry/config.toml"),
     ("timeout", "use timeout(1): timeout 60 gantry run …"),
     ("memory-swappiness", "use --memory-swap"),
-    ("memory-reservation", "use --memory, which is a hard limit"),
     ("kernel-memory", "use --memory"),
     ("oom-kill-disable", "use --oom-score-adj"),
-    ("cpu-period", CPU),
-    ("cpu-quota", CPU),
     ("cpu-rt-period", CPU),
     ("cpu-rt-runtime", CPU),
-    ("cpuset-cpus", "cores cannot be chosen; --cpu limits their use"),
-    ("cpuset-mems", "memory nodes cannot be chosen"),
-    ("blkio-weight", BLKIO),
-    ("device-read-bps", BLKIO),
-    ("device-write-bps", BLKIO),
-    ("device-read-iops", BLKIO),
-    ("device-write-iops", BLKIO),
     ("volumes-from", "apps of one pod share volumes: --volume NAME,kind=… and --mount volume=NAME,target=/path"),
     ("volume-driver", "volumes are directories of the host"),
     ("pod", "a pod's apps are given together: gantry run IMAGE --- IMAGE; 'gantry help run' shows how"),
@@ -83,7 +73,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 const LOGS: &str = "output goes to the pod's log files; [log] in /etc/gantry/config.toml sets their size";
 const HEALTH: &str = "health checks are not run";
 const CPU: &str = "use --cpu, in cores";
-const BLKIO: &str = "disk bandwidth is not limited";
 const STAGE1: &str = "the supervisor is gantry-stage1 beside gantry, or the one named by GANTRY_STAGE1";
 
 /// The reason or alternative for this flag (without dashes).

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use gantry_model::spec::{ALL_CAPABILITIES, MountSpec, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{ALL_CAPABILITIES, DeviceIoRate, HugePageSize, MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, VolumeName, id::shown, quantity};
 
 use super::draft::{Bind, BindSource};
 
 /// The error of parsing a value.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ValueError {
+pub(crate) enum ValueError {
     /// The value is invalid.
     Invalid(String),
     /// The value is not supported; what to use instead.
@@ -35,6 +35,14 @@ impl From<gantry_model::spec::SpecError> for ValueError {
     }
 }
 
+/// The message of an error.
+pub(crate) fn message(error: ValueError) -> String {
+    match error {
+        ValueError::Invalid(why) => why,
+        ValueError::Unsupported(instead) => instead.to_owned(),
+    }
+}
+
 pub(super) fn invalid<T>(value: &str, expected: &str) -> Result<T, ValueError> {
     Err(ValueError::Invalid(format!("'{}' is not {expected}", shown(value))))
 }
@@ -48,7 +56,7 @@ pub(super) fn boolean(value: &str) -> Result<bool, ValueError> {
     }
 }
 
-pub(super) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Result<T, ValueError> {
+pub(crate) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Result<T, ValueError> {
     // FromStr accepts a plus sign; the other values have none.
     if value.starts_with('+') {
         return invalid(value, expected);
@@ -92,11 +100,37 @@ pub(super) fn variable(
 }
 
 /// An amount of memory, or -1.
-pub(super) fn memory_swap(value: &str) -> Result<i64, ValueError> {
+pub(crate) fn memory_swap(value: &str) -> Result<i64, ValueError> {
     if value == "-1" {
         return Ok(-1);
     }
     i64::try_from(quantity::memory(value)?).or_else(|_| invalid(value, "less than 8 EiB"))
+}
+
+/// A weight of docker's and cgroup v1's (10 to 1000) as one of cgroup v2, as runc converts it.
+pub(crate) fn blkio_weight(value: &str) -> Result<u64, ValueError> {
+    match number::<u64>(value, "a weight")? {
+        weight @ 10..=1000 => Ok(1 + (weight - 10) * 9999 / 990),
+        _ => invalid(value, "a weight of 10 to 1000"),
+    }
+}
+
+/// `PATH:RATE`.
+pub(crate) fn device_rate(value: &str, rate: DeviceIoRate) -> Result<(String, u64), ValueError> {
+    let Some((path, limit)) = value.rsplit_once(':').filter(|(path, _)| path.starts_with('/')) else {
+        return invalid(value, "the path of a block device and a rate: expected one such as /dev/sda:1mb");
+    };
+    let limit = match rate {
+        DeviceIoRate::ReadBps | DeviceIoRate::WriteBps => quantity::memory(limit)?,
+        DeviceIoRate::ReadIops | DeviceIoRate::WriteIops => number(limit, "a number of operations per second")?,
+    };
+    Ok((path.to_owned(), limit))
+}
+
+/// `SIZE=BYTES`.
+pub(crate) fn hugetlb_limit(value: &str) -> Result<(HugePageSize, u64), ValueError> {
+    let (size, bytes) = pair(value)?;
+    Ok((size.parse()?, quantity::memory(&bytes)?))
 }
 
 /// Names of capabilities, with or without `CAP_`, in any case, comma-separated.

@@ -14,6 +14,7 @@
 //!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
 //!   "shm_size": 67108864,
 //!   "sysctls": { "net.core.somaxconn": "1024" },
+//!   "limits": { "memory": 1073741824 },          of all apps together; fields as in an app's
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",
 //!     "exec": "/bin/web", "args": ["-v"],
@@ -23,7 +24,12 @@
 //!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false } ],
 //!     "tmpfs": [ { "target": "/run", "size": 65536, "mode": 1023, "uid": 0, "gid": 0, "exec": false, "read_only": false } ],
 //!     "read_only_root": false,
-//!     "limits": { "memory": 67108864, "memory_swap": -1, "cpu_milli": 500, "cpu_shares": 512, "pids": 100 },
+//!     "limits": { "memory": 67108864, "memory_swap": -1, "memory_high": 60000000, "memory_reservation": 33554432,
+//!                 "cpu_milli": 500, "cpu_quota": 50000, "cpu_period": 100000, "cpu_shares": 512,
+//!                 "cpuset_cpus": "0-3", "cpuset_mems": "0", "pids": 100, "io_weight": 100,
+//!                 "io_devices": [ { "path": "/dev/sda", "read_bps": 1048576, "write_bps": 1048576,
+//!                                   "read_iops": 100, "write_iops": 100 } ],
+//!                 "hugetlb": { "2MB": 4194304 } },               all optional; cpu_milli or cpu_quota
 //!     "devices": [ { "source": "/dev/fuse", "target": "/dev/fuse", "read": true, "write": true } ],
 //!     "ulimits": [ { "name": "nofile", "soft": 1024, "hard": null } ],                 null: unlimited
 //!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} |
@@ -46,6 +52,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gantry_contract::plan::{self, Plan};
 use gantry_model::device::DeviceSpec;
 use gantry_model::id::IdError;
 use gantry_model::net::PortSpec;
@@ -55,6 +62,7 @@ use gantry_model::{AppName, AppSpec, ulimit};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
+use crate::manifest::limits;
 use crate::manifest::net::{Hosts, Port, Resolver};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -77,6 +85,8 @@ pub(crate) struct Pod {
     shm_size: Option<u64>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     sysctls: BTreeMap<SysctlName, String>,
+    #[serde(default, skip_serializing_if = "spec::Limits::is_empty", with = "limits")]
+    limits: spec::Limits,
     apps: Vec<App>,
     #[serde(default)]
     volumes: Vec<Volume>,
@@ -111,8 +121,8 @@ pub(crate) struct App {
     tmpfs: Vec<Tmpfs>,
     #[serde(default)]
     read_only_root: bool,
-    #[serde(default)]
-    limits: Limits,
+    #[serde(default, with = "limits")]
+    limits: spec::Limits,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     devices: Vec<Device>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -173,21 +183,6 @@ struct Tmpfs {
 
 fn tmpfs_mode() -> u32 {
     0o1777
-}
-
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Limits {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory_swap: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cpu_milli: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cpu_shares: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pids: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -299,6 +294,7 @@ impl From<&PodSpec> for Pod {
             hostname,
             shm_size,
             sysctls,
+            limits,
             user_annotations,
             user_labels,
         } = spec;
@@ -312,6 +308,7 @@ impl From<&PodSpec> for Pod {
             sandbox: *sandbox,
             shm_size: *shm_size,
             sysctls: sysctls.clone(),
+            limits: limits.clone(),
             apps: apps.iter().map(App::from).collect(),
             volumes: volumes.iter().map(Volume::from).collect(),
             annotations: user_annotations.clone(),
@@ -334,6 +331,7 @@ impl TryFrom<Pod> for PodSpec {
             sandbox,
             shm_size,
             sysctls,
+            limits,
             apps,
             volumes,
             annotations,
@@ -350,10 +348,18 @@ impl TryFrom<Pod> for PodSpec {
             sandbox,
             shm_size,
             sysctls,
+            limits,
             user_annotations: annotations,
             user_labels: labels,
         })
     }
+}
+
+/// The limits of a pod and of its apps, as in the manifest.
+pub(crate) fn limits_of_plan(plan: &Plan) -> serde_json::Value {
+    let of_app = |app: &plan::App| (app.name.clone(), limits::to_value(&app.options.limits));
+    let apps: serde_json::Map<_, _> = plan.apps.iter().map(of_app).collect();
+    serde_json::json!({ "pod": limits::to_value(&plan.limits), "apps": apps })
 }
 
 impl From<&AppSpec> for App {
@@ -364,7 +370,6 @@ impl From<&AppSpec> for App {
             read_only: mount.read_only,
         };
         let variable = |(name, value): &(String, String)| Variable { name: name.clone(), value: value.clone() };
-        let spec::Limits { memory, memory_swap, cpu_milli, cpu_shares, pids } = app.options.limits;
         Self {
             name: app.name.to_string(),
             image: app.image.clone(),
@@ -378,7 +383,7 @@ impl From<&AppSpec> for App {
             mounts: app.mounts.iter().map(mount).collect(),
             tmpfs: app.options.tmpfs.iter().map(Tmpfs::from).collect(),
             read_only_root: app.options.read_only_root,
-            limits: Limits { memory, memory_swap, cpu_milli, cpu_shares, pids },
+            limits: app.options.limits.clone(),
             devices: app.options.devices.iter().map(Device::from).collect(),
             ulimits: app.options.ulimits.iter().map(Ulimit::from).collect(),
             capabilities: match &app.capabilities {
@@ -410,7 +415,6 @@ impl TryFrom<App> for AppSpec {
             let Mount { volume, target, read_only } = mount;
             Ok(spec::MountSpec { volume: volume.parse()?, target, read_only })
         };
-        let Limits { memory, memory_swap, cpu_milli, cpu_shares, pids } = app.limits;
         Ok(Self {
             name: app.name.parse::<AppName>()?,
             image: app.image,
@@ -432,7 +436,7 @@ impl TryFrom<App> for AppSpec {
             options: spec::AppOptions {
                 supplementary_gids: app.supplementary_gids,
                 read_only_root: app.read_only_root,
-                limits: spec::Limits { memory, memory_swap, cpu_milli, cpu_shares, pids },
+                limits: app.limits,
                 seccomp: app.seccomp.into(),
                 new_privileges: app.new_privileges,
                 oom_score_adj: app.oom_score_adj,

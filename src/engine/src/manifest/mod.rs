@@ -3,6 +3,7 @@
 
 pub(crate) mod appc;
 pub(crate) mod json;
+mod limits;
 pub(crate) mod net;
 
 use gantry_contract::files;
@@ -171,21 +172,26 @@ impl Engine {
         Ok(())
     }
 
-    /// The plan of a pod with the apps that were added to it; `None` when it never had one or it is lost.
+    /// The plan of a pod with the apps that were added to it and the limits in effect; `None` when it never had one or it is lost.
     fn plan_if_readable(&self, id: PodId) -> Result<Option<Plan>, PodError> {
         let path = self.pod_dir(id).join(files::PLAN);
         match pod_dir::read(&path, pod_dir::MAX_PLAN) {
             Ok(bytes) => {
                 let added = self.added_apps(id).unwrap_or_default();
-                Ok(serde_json::from_slice(&bytes).ok().map(|plan| added.onto(plan)))
+                let plan = serde_json::from_slice(&bytes).ok().map(|plan| added.onto(plan));
+                let limits = self.updated_limits(id).unwrap_or_default();
+                Ok(plan.map(|mut plan| {
+                    limits.apply(&mut plan);
+                    plan
+                }))
             }
             Err(error) if is_lost(&error) => Ok(None),
             Err(error) => Err(PodError::io("read the plan", path)(error)),
         }
     }
 
-    /// Everything about a pod beyond its status: `manifest`, `plan`, `journal`, `supervisor` (its status, while it
-    /// runs), `dir`, `cgroup`, `supervisor_log`. Unavailable parts are null.
+    /// Everything about a pod beyond its status: `manifest`, `plan`, `limits` (those in effect, of the `pod` and of its
+    /// `apps`), `journal`, `supervisor` (its status, while it runs), `dir`, `cgroup`, `supervisor_log`. Unavailable parts are null.
     ///
     /// # Errors
     /// [`ManifestError`] when the pod does not exist.
@@ -193,9 +199,11 @@ impl Engine {
         let view = self.status(id)?;
         let journal = self.journal(id)?;
         let status = view.supervisor().and_then(|_| self.supervisor_status(id).ok());
+        let plan = self.plan_if_readable(id)?;
         Ok(serde_json::json!({
             "manifest": self.manifest(id).ok(),
-            "plan": self.plan_if_readable(id)?,
+            "limits": plan.as_ref().map(json::limits_of_plan),
+            "plan": plan,
             "journal": journal.records,
             "journal_damaged_lines": journal.damaged,
             "supervisor": status,

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
-use gantry_model::spec::{AppOptions, Capabilities, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec};
+use gantry_model::spec::{
+    AppOptions, Capabilities, DeviceIoLimits, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec,
+};
 use gantry_model::ulimit::{Resource, Ulimit};
 use gantry_model::{AppName, AppSpec, NetMode};
 use proptest::collection::{btree_map, btree_set, vec};
@@ -93,6 +95,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
                 cpu_milli: limits[1],
                 cpu_shares: limits[2],
                 pids: limits[3],
+                ..Limits::default()
             },
             seccomp: rest.1,
             read_only_root: rest.2[0],
@@ -146,6 +149,25 @@ fn net() -> impl Strategy<Value = Option<NetMode>> {
     option::of(some.prop_map(|text| text.parse().unwrap()))
 }
 
+fn pod_limits(is_given: bool) -> Limits {
+    if !is_given {
+        return Limits::default();
+    }
+    let device = DeviceIoLimits { path: "/dev/sda".into(), read_bps: Some(1), ..DeviceIoLimits::default() };
+    Limits {
+        memory_high: Some(4096),
+        memory_reservation: Some(4096),
+        cpu_quota: Some(1000),
+        cpu_period: Some(1000),
+        cpuset_cpus: Some("0-3".parse().unwrap()),
+        cpuset_mems: Some("0".parse().unwrap()),
+        io_weight: Some(1),
+        io_devices: vec![device],
+        hugetlb: [("2MB".parse().unwrap(), 1 << 21)].into(),
+        ..Limits::default()
+    }
+}
+
 fn pod() -> impl Strategy<Value = PodSpec> {
     let networks = (net(), vec(port(), 0..3), dns(), hosts());
     (vec(app(), 0..3), vec(volume(), 0..3), networks, option::of(any::<String>()), map(), map(), any::<bool>())
@@ -164,6 +186,7 @@ fn pod() -> impl Strategy<Value = PodSpec> {
                 hostname,
                 shm_size,
                 sysctls,
+                limits: pod_limits(sandbox),
                 user_annotations,
                 user_labels,
             }

@@ -109,6 +109,7 @@ impl<'a> AppHistories<'a> {
                 | Fact::Stopping { .. }
                 | Fact::Paused { .. }
                 | Fact::Resumed { .. }
+                | Fact::LimitsUpdated { .. }
                 | Fact::LogDropped { .. }
                 | Fact::Ended
                 | Fact::Unknown => {}

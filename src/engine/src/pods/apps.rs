@@ -42,6 +42,7 @@ use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::{ExecError, select_app};
 use crate::pods::plan;
+use crate::pods::update::block_devices;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
 
 /// The time another process may take to add an app or to remove one.
@@ -120,7 +121,8 @@ impl Engine {
             .map_err(EngineError::from_cause)
             .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned.volumes))
             .and_then(|mounts| {
-                let request = AddApp { app: planned.app, volumes: planned.volumes, terminal_size: None };
+                let block_devices = block_devices(&planned.app.options.limits)?;
+                let request = AddApp { app: planned.app, volumes: planned.volumes, terminal_size: None, block_devices };
                 self.ask_app(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT)
                     .map_err(EngineError::from_cause)
             });
@@ -439,6 +441,7 @@ fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -
         volumes: plan.volumes.clone(),
         net: Some(row.net.clone()),
         hostname: Some(row.hostname.clone()),
+        limits: plan.limits.clone(),
         ..PodSpec::default()
     };
     spec.validate(&pod).map_err(EngineError::from_cause)

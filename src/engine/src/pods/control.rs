@@ -173,6 +173,7 @@ pub(crate) fn unexpected(id: PodId, answer: &Reply) -> ControlError {
         Reply::Status(_) => "it tells its status",
         Reply::Started { .. } => "it says that a program was started",
         Reply::Ended { .. } => "it says that a program has ended",
+        Reply::LimitsUpdated { .. } => "it says that limits were changed",
         Reply::AppStarted(_) => "it says that an app was started",
         Reply::Failed(_) => "it says that it failed",
     };

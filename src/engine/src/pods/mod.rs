@@ -22,5 +22,6 @@ pub(crate) mod run;
 pub(crate) mod stop;
 pub(crate) mod supervisor;
 pub(crate) mod transition;
+pub(crate) mod update;
 pub(crate) mod view;
 pub(crate) mod wait;

@@ -210,6 +210,7 @@ mod tests {
             init: 5,
             apps: vec![start::Started { app: "a".into(), attempt: 0, pid: 6, at: 50 }],
             networks: Vec::new(),
+            warnings: Vec::new(),
         };
         let journal = journal(vec![Fact::Ready(ready.clone()), exited("a", ProcessExit::Code(0)), Fact::Ended]);
         let got = outcome(

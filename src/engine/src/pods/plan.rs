@@ -119,6 +119,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         log: setting.log,
         stop_grace_ms: setting.stop_grace_ms,
         sandbox: spec.sandbox,
+        limits: spec.limits.clone(),
     })
 }
 

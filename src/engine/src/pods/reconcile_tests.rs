@@ -87,7 +87,14 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
 fn ready() -> start::Ready {
     let at = gantry_store::now().0;
     let app = start::Started { app: "a".into(), attempt: 0, pid: 7, at };
-    start::Ready { supervisor: std::process::id(), start_ticks: 1, init: 7, apps: vec![app], networks: Vec::new() }
+    start::Ready {
+        supervisor: std::process::id(),
+        start_ticks: 1,
+        init: 7,
+        apps: vec![app],
+        networks: Vec::new(),
+        warnings: Vec::new(),
+    }
 }
 
 /// A network attachment with an address of the network `name`.
@@ -362,6 +369,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         log: LogLimits::default(),
         stop_grace_ms: 1,
         sandbox: false,
+        limits: gantry_model::spec::Limits::default(),
     }
 }
 

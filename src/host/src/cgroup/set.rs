@@ -56,6 +56,11 @@ impl CgroupSet {
         self.cgroups.iter()
     }
 
+    /// Adds the cgroup of another v1 hierarchy.
+    pub fn push(&mut self, cgroup: Cgroup) {
+        self.cgroups.push(cgroup);
+    }
+
     /// Whether no hierarchy is used.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -68,7 +73,7 @@ impl CgroupSet {
         self.cgroups.first().filter(|cgroup| cgroup.is_v2())
     }
 
-    /// The cgroup of the v1 hierarchy that has this controller.
+    /// The cgroup of the v1 hierarchy that has this controller, by its name on v1 (`blkio`, not `io`).
     #[must_use]
     pub fn v1(&self, controller: &str) -> Option<&Cgroup> {
         self.cgroups.iter().find(|cgroup| cgroup.hierarchy().has_v1_controller(controller))

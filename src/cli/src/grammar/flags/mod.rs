@@ -2,6 +2,7 @@
 
 mod app;
 mod pod;
+mod pod_limits;
 mod privileges;
 mod resources;
 
@@ -126,7 +127,7 @@ impl Flag {
 use Scope::Pod;
 
 /// The flags, by file.
-static GROUPS: &[&[Flag]] = &[pod::FLAGS, app::FLAGS, resources::FLAGS, privileges::FLAGS];
+static GROUPS: &[&[Flag]] = &[pod::FLAGS, pod_limits::FLAGS, app::FLAGS, resources::FLAGS, privileges::FLAGS];
 
 /// Every flag of `run`, `prepare`, `app sandbox` and `app add`.
 pub(super) fn all() -> impl Iterator<Item = &'static Flag> {

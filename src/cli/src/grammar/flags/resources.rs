@@ -1,8 +1,11 @@
 //! Flags of an app: resource limits.
 
 use super::Scope::App;
+use gantry_model::spec::DeviceIoRate;
+
 use super::{Flag, valued};
-use crate::grammar::values;
+use crate::grammar::draft::Draft;
+use crate::grammar::values::{self, ValueError};
 
 /// Resource limits.
 pub(super) static FLAGS: &[Flag] = &[
@@ -21,8 +24,50 @@ pub(super) static FLAGS: &[Flag] = &[
             Ok(())
         },
     ),
+    valued(
+        App,
+        &["memory-high"],
+        "BYTES",
+        "Memory above which the app is slowed down and its memory reclaimed (cgroup v2)",
+        |d, v| {
+            d.app().options.limits.memory_high = Some(gantry_model::quantity::memory(v)?);
+            Ok(())
+        },
+    ),
+    valued(
+        App,
+        &["memory-reservation"],
+        "BYTES",
+        "Memory that is reclaimed last when the host is short of memory",
+        |d, v| {
+            d.app().options.limits.memory_reservation = Some(gantry_model::quantity::memory(v)?);
+            Ok(())
+        },
+    ),
     valued(App, &["cpu", "cpus"], "CORES", "CPU limit in cores: 2, 0.5 or 500m", |d, v| {
         d.app().options.limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
+        Ok(())
+    }),
+    valued(App, &["cpu-quota"], "MICROSECONDS", "CPU time per --cpu-period, in place of --cpus", |d, v| {
+        d.app().options.limits.cpu_quota = Some(values::number(v, "a number of microseconds")?);
+        Ok(())
+    }),
+    valued(
+        App,
+        &["cpu-period"],
+        "MICROSECONDS",
+        "Period of the CPU limit, 1000 to 1000000 (default 100000)",
+        |d, v| {
+            d.app().options.limits.cpu_period = Some(values::number(v, "a number of microseconds")?);
+            Ok(())
+        },
+    ),
+    valued(App, &["cpuset-cpus"], "LIST", "Processors that the app may use: 0-3,5", |d, v| {
+        d.app().options.limits.cpuset_cpus = Some(v.parse()?);
+        Ok(())
+    }),
+    valued(App, &["cpuset-mems"], "LIST", "Memory nodes that the app may use: 0,1", |d, v| {
+        d.app().options.limits.cpuset_mems = Some(v.parse()?);
         Ok(())
     }),
     valued(App, &["cpu-shares"], "N", "Relative CPU weight, 2 to 262144", |d, v| {
@@ -31,6 +76,31 @@ pub(super) static FLAGS: &[Flag] = &[
     }),
     valued(App, &["pids-limit"], "N", "Limit of processes and threads (default 4096; 0: none)", |d, v| {
         d.app().options.limits.pids = Some(values::number(v, "a number of processes")?);
+        Ok(())
+    }),
+    valued(App, &["io-weight"], "N", "Relative weight of input and output, 1 to 10000 (default 100)", |d, v| {
+        d.app().options.limits.io_weight = Some(values::number(v, "a weight")?);
+        Ok(())
+    }),
+    valued(App, &["blkio-weight"], "N", "The same, as docker's weight of 10 to 1000", |d, v| {
+        d.app().options.limits.io_weight = Some(values::blkio_weight(v)?);
+        Ok(())
+    }),
+    valued(App, &["device-read-bps"], "PATH:BYTES", "Limit of bytes read per second from a block device", |d, v| {
+        set_io(d, v, DeviceIoRate::ReadBps)
+    }),
+    valued(App, &["device-write-bps"], "PATH:BYTES", "Limit of bytes written per second to a block device", |d, v| {
+        set_io(d, v, DeviceIoRate::WriteBps)
+    }),
+    valued(App, &["device-read-iops"], "PATH:N", "Limit of read operations per second of a block device", |d, v| {
+        set_io(d, v, DeviceIoRate::ReadIops)
+    }),
+    valued(App, &["device-write-iops"], "PATH:N", "Limit of write operations per second of a block device", |d, v| {
+        set_io(d, v, DeviceIoRate::WriteIops)
+    }),
+    valued(App, &["hugetlb-limit"], "SIZE=BYTES", "Limit of memory in huge pages of this size: 2MB=64Mi", |d, v| {
+        let (size, bytes) = values::hugetlb_limit(v)?;
+        d.app().options.limits.hugetlb.insert(size, bytes);
         Ok(())
     }),
     valued(
@@ -48,3 +118,9 @@ pub(super) static FLAGS: &[Flag] = &[
         Ok(())
     }),
 ];
+
+fn set_io(draft: &mut Draft<'_>, value: &str, rate: DeviceIoRate) -> Result<(), ValueError> {
+    let (path, limit) = values::device_rate(value, rate)?;
+    *draft.app().options.limits.io_device(&path).rate(rate) = Some(limit);
+    Ok(())
+}

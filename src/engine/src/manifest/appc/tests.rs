@@ -114,6 +114,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         log: plan::LogLimits::default(),
         stop_grace_ms: 0,
         sandbox: false,
+        limits: Limits::default(),
     }
 }
 
@@ -260,7 +261,10 @@ fn pod_manifest_round_trips() {
     assert_eq!((app.exec.as_deref(), &app.args[..]), (Some("/bin/app"), &["x".to_owned()][..]));
     assert_eq!((app.user.as_deref(), app.group.as_deref()), (Some("www"), Some("web")));
     let limits = Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), ..Limits::default() };
-    assert_eq!((app.options.limits, app.options.oom_score_adj, app.options.new_privileges), (limits, Some(-5), false));
+    assert_eq!(
+        (&app.options.limits, app.options.oom_score_adj, app.options.new_privileges),
+        (&limits, Some(-5), false)
+    );
     assert_eq!(app.options.seccomp, Seccomp::Retain { names: ["read".to_owned()].into(), errno: 38 });
     assert_eq!(app.mounts.len(), 1);
     assert!(app.options.read_only_root && app.mounts[0].read_only && app.mounts[0].target == "/v");

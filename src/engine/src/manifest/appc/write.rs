@@ -243,7 +243,7 @@ fn exposed(port: &PodPort) -> ExposedPort {
 }
 
 fn isolators(app: &plan::App) -> Vec<Isolator> {
-    let Limits { memory, memory_swap: _, cpu_milli, cpu_shares, pids: _ } = app.options.limits;
+    let Limits { memory, cpu_milli, cpu_shares, .. } = app.options.limits;
     let limit = |limit: String| json!({ "default": false, "request": null, "limit": limit });
     let set = |set: &[String]| json!({ "set": set });
     let calls =

@@ -1,0 +1,66 @@
+//! Flags of the pod: limits of all its apps together.
+
+use super::Scope::Pod;
+use super::{Flag, valued};
+use crate::grammar::values;
+
+/// Limits of the pod's cgroup.
+pub(super) static FLAGS: &[Flag] = &[
+    valued(Pod, &["pod-memory"], "BYTES", "Memory limit of the whole pod", |d, v| {
+        d.pod.limits.memory = Some(gantry_model::quantity::memory(v)?);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["pod-memory-swap"], "BYTES", "Limit of memory and swap of the whole pod; -1: none", |d, v| {
+        d.pod.limits.memory_swap = Some(values::memory_swap(v)?);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(
+        Pod,
+        &["pod-memory-high"],
+        "BYTES",
+        "Memory above which the whole pod is slowed down (cgroup v2)",
+        |d, v| {
+            d.pod.limits.memory_high = Some(gantry_model::quantity::memory(v)?);
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(Pod, &["pod-cpus"], "CORES", "CPU limit of the whole pod in cores", |d, v| {
+        d.pod.limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["pod-cpu-shares"], "N", "Relative CPU weight of the whole pod, 2 to 262144", |d, v| {
+        d.pod.limits.cpu_shares = Some(values::number(v, "a number of shares")?);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["pod-cpuset-cpus"], "LIST", "Processors that the whole pod may use: 0-3,5", |d, v| {
+        d.pod.limits.cpuset_cpus = Some(v.parse()?);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(Pod, &["pod-cpuset-mems"], "LIST", "Memory nodes that the whole pod may use: 0,1", |d, v| {
+        d.pod.limits.cpuset_mems = Some(v.parse()?);
+        Ok(())
+    })
+    .in_manifest(),
+    valued(
+        Pod,
+        &["pod-pids-limit"],
+        "N",
+        "Limit of processes and threads of the whole pod, with PID 1 and the supervisor (default: none)",
+        |d, v| {
+            d.pod.limits.pids = Some(values::number(v, "a number of processes")?);
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(Pod, &["pod-io-weight"], "N", "Relative weight of the whole pod's input and output, 1 to 10000", |d, v| {
+        d.pod.limits.io_weight = Some(values::number(v, "a weight")?);
+        Ok(())
+    })
+    .in_manifest(),
+];

@@ -1,0 +1,120 @@
+//! Changes the limits of a running pod and of its apps.
+//!
+//! The supervisor sets them and records them in `limits.json` of the pod directory before it replies. That record
+//! outranks the plan: also when the app or the pod is started again. A kill of this process leaves the former limits or
+//! the new ones.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+
+use gantry_contract::control::{Reply, Request, UpdateLimits};
+use gantry_contract::files;
+use gantry_contract::limits::{MAX_RECORD, UpdatedLimits};
+use gantry_contract::plan::Plan;
+use gantry_model::id::shown;
+use gantry_model::spec::{LimitChange, Limits};
+use gantry_model::{AppName, ErrorKind, Kind as _, Phase, PodId};
+
+use crate::error::need_root;
+use crate::pods::control::{ControlError, unexpected};
+use crate::pods::exec::select_app;
+use crate::pods::pod_dir;
+use crate::{Engine, EngineError, PodError};
+
+/// Attempts at a change while other processes change the same limits.
+const MAX_ATTEMPTS: usize = 20;
+
+impl Engine {
+    /// Changes limits of an app of a running pod, or of the pod as a whole: all of them, or none. Returns warnings about
+    /// limits that have no effect on this host.
+    ///
+    /// # Errors
+    /// [`EngineError`]: an invalid limit, or one that the kernel refuses; the former limits are in effect then.
+    pub fn update_limits(
+        &self,
+        id: PodId,
+        app: Option<&AppName>,
+        changes: &[LimitChange],
+    ) -> Result<Vec<String>, EngineError> {
+        need_root("change limits").map_err(EngineError::from_cause)?;
+        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        if !matches!(row.phase, Phase::Running { .. }) {
+            let why = format!("pod {id} is {}: only the limits of a running pod can be changed", row.phase.name());
+            return Err(EngineError::new(ErrorKind::Refused, why));
+        }
+        if app.is_some() {
+            select_app(&row, app).map_err(EngineError::from_cause)?;
+        }
+        let mut attempts = 1;
+        loop {
+            match self.try_update_limits(id, app, changes) {
+                Err(error) if error.kind() == ErrorKind::Busy && attempts < MAX_ATTEMPTS => attempts += 1,
+                result => return result,
+            }
+        }
+    }
+
+    fn try_update_limits(
+        &self,
+        id: PodId,
+        app: Option<&AppName>,
+        changes: &[LimitChange],
+    ) -> Result<Vec<String>, EngineError> {
+        let plan = self.effective_plan(id).map_err(EngineError::from_cause)?;
+        let missing = || EngineError::from_cause(PodError::NotFound(id.into()));
+        let planned = app.map(|app| plan.apps.iter().find(|planned| planned.name == app.as_str()).ok_or_else(missing));
+        let old = planned.transpose()?.map_or(&plan.limits, |planned| &planned.options.limits).clone();
+        let new = old.changed(changes).map_err(EngineError::from_cause)?;
+        for planned in &plan.apps {
+            let (own, pod) = match app {
+                Some(app) if planned.name == app.as_str() => (&new, &plan.limits),
+                Some(_) => continue,
+                None => (&planned.options.limits, &new),
+            };
+            own.validate_within(&planned.name, pod).map_err(EngineError::from_cause)?;
+        }
+        // The kernel needs the devices also of limits that are removed.
+        let mut block_devices = block_devices(&new)?;
+        block_devices.extend(self::block_devices(&old).unwrap_or_default());
+        let update = UpdateLimits { app: app.map(ToString::to_string), old, new, block_devices };
+        let request = Request::UpdateLimits(Box::new(update));
+        match self.ask(id, &request).map_err(EngineError::from_cause)?.0 {
+            Reply::LimitsUpdated { warnings } => Ok(warnings),
+            other => Err(EngineError::from_cause::<ControlError>(unexpected(id, &other))),
+        }
+    }
+
+    /// The plan of a pod with the apps that were added to it, and with the limits in effect.
+    pub(crate) fn effective_plan(&self, id: PodId) -> Result<Plan, PodError> {
+        let mut plan = self.added_apps(id)?.onto(self.plan(id)?);
+        self.updated_limits(id)?.apply(&mut plan);
+        Ok(plan)
+    }
+
+    /// The limits that were changed while the pod ran. A record that a power cut damaged counts as none, as for the
+    /// supervisor.
+    pub(crate) fn updated_limits(&self, id: PodId) -> Result<UpdatedLimits, PodError> {
+        let path = self.pod_dir(id).join(files::LIMITS);
+        match pod_dir::read(&path, MAX_RECORD) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(UpdatedLimits::default()),
+            Err(error) => Err(PodError::io("read", path)(error)),
+        }
+    }
+}
+
+/// The numbers (major, minor) of the block devices in limits, by path.
+pub(crate) fn block_devices(limits: &Limits) -> Result<BTreeMap<String, (u32, u32)>, EngineError> {
+    let number = |device: &gantry_model::spec::DeviceIoLimits| {
+        let what = || format!("cannot limit the input and output of '{}'", shown(&device.path));
+        let metadata = std::fs::metadata(&device.path)
+            .map_err(|error| EngineError::new(ErrorKind::of_io(&error), what()).caused_by(error))?;
+        if !metadata.file_type().is_block_device() {
+            return Err(EngineError::new(ErrorKind::Invalid, format!("{}: it is not a block device", what())));
+        }
+        let numbers = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+        Ok((device.path.clone(), numbers))
+    };
+    limits.io_devices.iter().map(number).collect()
+}

@@ -1,0 +1,261 @@
+//! Resource limits of apps and pods, as the kernel has them, and their changes while the pod runs.
+
+use std::path::PathBuf;
+
+use gantry_tests::{Gantry, wait_for};
+use serde_json::json;
+
+/// The directory of a process's cgroup in the hierarchy of a controller, and whether it is of v2. `above`: that many
+/// levels up.
+fn cgroup_of(pid: u32, controller: &str, above: usize) -> (PathBuf, bool) {
+    let groups = read(&format!("/proc/{pid}/cgroup"));
+    let mounts = read("/proc/self/mountinfo");
+    let v1 = groups.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|name| name == controller).then_some(path)
+    });
+    let v2 = groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
+    let (path, is_v2) = v1.map_or((v2, true), |path| (path, false));
+    let find_root = |line: &str| {
+        let (mount, fs) = line.split_once(" - ")?;
+        let mut options = fs.rsplit(' ').next()?.split(',');
+        let is_root = match is_v2 {
+            true => fs.starts_with("cgroup2 "),
+            false => fs.starts_with("cgroup ") && options.any(|name| name == controller),
+        };
+        mount.split(' ').nth(4).filter(|_| is_root).map(str::to_owned)
+    };
+    let root = mounts.lines().find_map(find_root).unwrap_or_default();
+    let mut dir = PathBuf::from(format!("{root}{path}"));
+    (0..above).for_each(|_| assert!(dir.pop()));
+    (dir, is_v2)
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The value of a limit: the file of v1, or of v2. `None`: the kernel has no such file.
+fn limit(pid: u32, controller: &str, above: usize, v1: &str, v2: &str) -> Option<String> {
+    let (dir, is_v2) = cgroup_of(pid, controller, above);
+    let text = std::fs::read_to_string(dir.join(if is_v2 { v2 } else { v1 })).ok()?;
+    Some(text.trim().to_owned())
+}
+
+fn memory(pid: u32, above: usize) -> Option<u64> {
+    let bytes = limit(pid, "memory", above, "memory.limit_in_bytes", "memory.max")?;
+    bytes.parse().ok().filter(|bytes| *bytes < 1 << 62)
+}
+
+fn pids(pid: u32, above: usize) -> Option<String> {
+    limit(pid, "pids", above, "pids.max", "pids.max")
+}
+
+/// The CPU time per period: `500/1000`.
+fn cpu(pid: u32, above: usize) -> Option<String> {
+    let (dir, is_v2) = cgroup_of(pid, "cpu", above);
+    let read = |file: &str| Some(std::fs::read_to_string(dir.join(file)).ok()?.trim().to_owned());
+    if is_v2 {
+        return read("cpu.max").map(|text| text.replace(' ', "/"));
+    }
+    Some(format!("{}/{}", read("cpu.cfs_quota_us")?.replace("-1", "max"), read("cpu.cfs_period_us")?))
+}
+
+/// The processors that a process may use.
+fn processors(pid: u32) -> String {
+    let status = read(&format!("/proc/{pid}/status"));
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap_or_default().trim().to_owned()
+}
+
+#[test]
+fn limits_of_an_app_and_of_the_pod() {
+    let g = Gantry::new();
+    let all = processors(std::process::id());
+    let flags = [
+        "--name=it",
+        "--memory=64m",
+        "--memory-reservation=32m",
+        "--cpu-quota=25000",
+        "--cpu-period=50000",
+        "--cpuset-cpus=0",
+        "--pids-limit=100",
+        "--pod-memory=128m",
+        "--pod-cpus=0.75",
+        "--pod-pids-limit=200",
+    ];
+    let pod = g.detached(&flags, &["sleep", "forever"]);
+    let pid = g.app_pid(&pod, "it");
+    assert_eq!((memory(pid, 0), memory(pid, 1)), (Some(64 << 20), Some(128 << 20)));
+    assert_eq!((cpu(pid, 0).as_deref(), cpu(pid, 1).as_deref()), (Some("25000/50000"), Some("75000/100000")));
+    assert_eq!((pids(pid, 0).as_deref(), pids(pid, 1).as_deref()), (Some("100"), Some("200")));
+    let soft = limit(pid, "memory", 0, "memory.soft_limit_in_bytes", "memory.low");
+    assert_eq!(soft, Some((32_u64 << 20).to_string()));
+    assert_eq!(processors(pid), "0");
+    // A program executed in the app has its limits, and so has a restarted app.
+    let allowed = "Cpus_allowed_list:\t0\n";
+    let status = g.run(&["exec", &pod, "--", "/bin/app", "cat", "/proc/self/status"]).ok().stdout;
+    assert!(status.contains(allowed), "{status}");
+    g.run(&["restart", &pod]).succeeded();
+    let pid = g.app_pid(&pod, "it");
+    assert_eq!((memory(pid, 0), processors(pid).as_str()), (Some(64 << 20), "0"));
+    // A pod without such a limit uses all processors, and no further hierarchy.
+    let other = g.detached(&["--name=it"], &["sleep", "forever"]);
+    assert_eq!(processors(g.app_pid(&other, "it")), all);
+    g.run(&["stop", "--force", &pod, &other]).succeeded();
+}
+
+#[test]
+fn limits_in_the_manifest() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let line = [
+        "prepare",
+        "--pod-memory=1g",
+        "--pod-cpuset-mems=0",
+        &image,
+        "--name=a",
+        "--device-read-bps=/dev/sda:1mb",
+        "--device-write-iops=/dev/sda:100",
+        "--blkio-weight=500",
+        "--hugetlb-limit=2MB=4Mi",
+        "--memory-high=1Mi",
+    ];
+    let pod = gantry_tests::pod_id(&g.run(&line).ok());
+    let manifest = g.run(&["cat-manifest", &pod]).ok().json();
+    assert_eq!(manifest["limits"], json!({ "memory": 1 << 30, "cpuset_mems": "0" }));
+    let want = json!({
+        "memory_high": 1 << 20,
+        "io_weight": 4950,
+        "io_devices": [{ "path": "/dev/sda", "read_bps": 1 << 20, "write_iops": 100 }],
+        "hugetlb": { "2MB": 4 << 20 },
+    });
+    assert_eq!(gantry_tests::app(&manifest, "a")["limits"], want);
+    let file = g.scratch().join("manifest");
+    std::fs::write(&file, manifest.to_string()).unwrap();
+    let again = gantry_tests::pod_id(&g.run(&["prepare", &format!("--pod-manifest={}", file.display())]).ok());
+    let again = g.run(&["cat-manifest", &again]).ok().json();
+    assert_eq!((&again["apps"], &again["limits"]), (&manifest["apps"], &manifest["limits"]));
+}
+
+#[test]
+fn limits_that_are_refused() {
+    let g = Gantry::new();
+    for (flags, why) in [
+        (&["--cpuset-cpus=3-1"][..], "is not a list of processors"),
+        (&["--cpuset-cpus=4000"], "cannot set cpuset.cpus to '4000' (--cpuset-cpus)"),
+        (&["--cpus=1", "--cpu-quota=5000"], "exclude each other"),
+        (&["--cpu-period=10", "--cpu-quota=5000"], "1000 to 1000000"),
+        (&["--memory=8m", "--memory-high=16m"], "at most --memory"),
+        (&["--io-weight=0"], "1 to 10000"),
+        (&["--blkio-weight=5"], "a weight of 10 to 1000"),
+        (&["--device-read-bps=sda:1mb"], "expected one such as /dev/sda:1mb"),
+        (&["--device-read-bps=/dev/nothing:1mb"], "cannot limit the input and output of '/dev/nothing'"),
+        (&["--device-read-bps=/dev/null:1mb"], "it is not a block device"),
+        (&["--hugetlb-limit=3MB=1"], "is not a size of huge pages"),
+        (&["--cpus=2", "--pod-cpus=1"], "may use 2.000 cores, and its pod only 1.000"),
+        (&["--pod-memory=1"], "limits of the pod: --memory"),
+    ] {
+        let _ = g.app(flags, &["true"]).exits(125).stderr_contains(&[why]);
+    }
+}
+
+/// A limit that the host cannot set is one warning, and the pod runs.
+#[test]
+fn limits_without_effect_are_one_warning() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=probe"], &["sleep", "forever"]);
+    let (dir, is_v2) = cgroup_of(g.app_pid(&pod, "probe"), "memory", 0);
+    g.run(&["stop", "--force", &pod]).succeeded();
+    let out = g.app(&["--memory=64m", "--memory-high=32m"], &["true"]).ok();
+    if is_v2 {
+        assert!(!out.stderr.contains("no effect"), "{}: {}", dir.display(), out.stderr);
+    } else {
+        assert_eq!(out.stderr.matches("--memory-high has no effect").count(), 1, "{}", out.stderr);
+    }
+    // No host has pages of this size.
+    let out = g.app(&["--hugetlb-limit=8KB=1Mi"], &["true"]).ok();
+    assert_eq!(out.stderr.matches("--hugetlb-limit has no effect").count(), 1, "{}", out.stderr);
+}
+
+#[test]
+fn update_changes_limits_that_survive_a_restart() {
+    let g = Gantry::new();
+    let flags = ["--name=it", "--memory=64m", "--cpus=0.5"];
+    let pod = g.detached(&flags, &["sleep", "forever"]);
+    let pid = g.app_pid(&pod, "it");
+    let app = format!("{pod}/it");
+    let new = ["update", "--memory=96m", "--cpus=1", "--pids-limit=50", "--cpuset-cpus=0", &app];
+    assert_eq!(g.run(&new).ok().stdout, format!("{app}\n"));
+    let check = |pid| {
+        assert_eq!((memory(pid, 0), pids(pid, 0).as_deref()), (Some(96 << 20), Some("50")));
+        assert_eq!((cpu(pid, 0).as_deref(), processors(pid).as_str()), (Some("100000/100000"), "0"));
+    };
+    check(pid);
+    g.run(&["restart", &pod]).succeeded();
+    check(g.app_pid(&pod, "it"));
+    let limits = g.json(&["inspect", &pod])["limits"].clone();
+    let want = json!({ "memory": 96 << 20, "cpu_milli": 1000, "cpuset_cpus": "0", "pids": 50 });
+    assert_eq!(limits, json!({ "pod": {}, "apps": { "it": want } }));
+    // 0 removes a limit.
+    g.run(&["update", "--memory=0", "--cpus=0", "--cpuset-cpus=", &app]).succeeded();
+    let pid = g.app_pid(&pod, "it");
+    assert_eq!((memory(pid, 0), cpu(pid, 0).as_deref()), (None, Some("max/100000")));
+    assert_eq!(processors(pid), processors(std::process::id()));
+    // The pod's own.
+    assert_eq!(g.run(&["update", "--pod", "--memory=256m", "--pids-limit=300", &pod]).ok().stdout, format!("{pod}\n"));
+    assert_eq!((memory(pid, 1), pids(pid, 1).as_deref()), (Some(256 << 20), Some("300")));
+    assert_eq!(g.json(&["inspect", &pod])["limits"]["pod"], json!({ "memory": 256 << 20, "pids": 300 }));
+    g.run(&["stop", "--force", &pod]).succeeded();
+    let _ = g.run(&["update", "--memory=96m", &pod]).exits(125).stderr_contains(&["only the limits of a running pod"]);
+}
+
+/// A change is made as a whole or not at all.
+#[test]
+fn a_refused_update_changes_nothing() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=it", "--memory=256m", "--pids-limit=100"], &["alloc", "64", "hold"]);
+    let pid = g.app_pid(&pod, "it");
+    let used = || limit(pid, "memory", 0, "memory.usage_in_bytes", "memory.current")?.parse::<u64>().ok();
+    wait_for("the app to have its memory", || used().filter(|used| *used > 60 << 20));
+    for (flags, why) in [
+        (&["--memory=16m", "--pids-limit=5"][..], "cannot be reclaimed"),
+        (&["--memory=512m", "--pids-limit=5", "--cpuset-cpus=4000"], "cannot set cpuset.cpus"),
+        (&["--memory-swap=1m"], "--memory-swap"),
+    ] {
+        let line = [&["update"][..], flags, &[&pod]].concat();
+        let _ = g.run(&line).exits(125).stderr_contains(&[why]);
+        assert_eq!((memory(pid, 0), pids(pid, 0).as_deref()), (Some(256 << 20), Some("100")), "{flags:?}");
+    }
+    // The app runs on, and takes the next change.
+    g.run(&["update", "--memory=128m", &pod]).succeeded();
+    assert_eq!((memory(pid, 0), g.app_pid(&pod, "it")), (Some(128 << 20), pid));
+    // Nothing is changed without a change, and in no app that does not exist.
+    let _ = g.run(&["update", &pod]).exits(125).stderr_contains(&["name a limit"]);
+    let _ = g.run(&["update", "--memory=1g", &format!("{pod}/other")]).exits(1).stderr_contains(&["other"]);
+    g.run(&["stop", "--force", &pod]).succeeded();
+}
+
+/// The limits of an app that is added to a running pod, and of one that gets its name later.
+#[test]
+fn limits_of_added_apps() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = gantry_tests::pod_id(&g.run(&["app", "sandbox", "--net=none", "--pod-pids-limit=500"]).ok());
+    let add = |flags: &[&str]| {
+        let line = [&["app", "add", "--name=it"][..], flags, &[&pod, &image, "--", "sleep", "forever"]].concat();
+        g.run(&line).succeeded();
+        g.run(&["app", "start", &format!("{pod}/it")]).succeeded();
+        g.app_pid(&pod, "it")
+    };
+    let pid = add(&["--memory=64m", "--cpuset-cpus=0"]);
+    assert_eq!((memory(pid, 0), processors(pid).as_str()), (Some(64 << 20), "0"));
+    assert_eq!(pids(pid, 1).as_deref(), Some("500"));
+    g.run(&["update", "--memory=32m", &format!("{pod}/it")]).succeeded();
+    assert_eq!(memory(pid, 0), Some(32 << 20));
+    g.run(&["app", "rm", "--force", &format!("{pod}/it")]).succeeded();
+    let pid = add(&["--memory=48m"]);
+    assert_eq!(memory(pid, 0), Some(48 << 20));
+    assert_eq!(g.json(&["inspect", &pod])["limits"]["apps"]["it"], json!({ "memory": 48 << 20 }));
+    g.run(&["stop", "--force", &pod]).succeeded();
+}
