@@ -14,6 +14,7 @@ use crate::foreground::Foregrounds;
 use crate::journal::now;
 use crate::launcher::WaitingApp;
 use crate::logs::{Log, PartialLine, Stream};
+use crate::notify::NotifySocket;
 use crate::pace::Pace;
 use crate::table::{Table, Token};
 use crate::user::Ids;
@@ -63,6 +64,8 @@ pub(crate) struct App {
     pub(crate) stop: Option<StopRequest>,
     /// The operation on it that is under way.
     pub(crate) operation: Option<Operation>,
+    /// Its notification socket, if it has one.
+    pub(crate) notify: Option<NotifySocket>,
     /// The volumes that were added to the pod with it.
     pub(crate) volumes: Vec<String>,
     /// The initial size of its terminal (rows, columns).

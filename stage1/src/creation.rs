@@ -22,6 +22,7 @@ use crate::failure::{Attempt, Result, failure};
 use crate::journal::now;
 use crate::launcher::{self, Stdio, WaitingApp};
 use crate::logs::{Log, PartialLine, Stream};
+use crate::notify::{self, NotifySocket};
 use crate::pace::Pace;
 use crate::spec::AppFiles;
 use crate::user::{self, Ids};
@@ -62,6 +63,7 @@ pub(crate) struct PreparedApp {
     pub(crate) cgroup: AppCgroup,
     number: u16,
     log: Log,
+    notify: Option<NotifySocket>,
 }
 
 impl AppCreation<'_> {
@@ -80,6 +82,7 @@ impl AppCreation<'_> {
         etc.write(self.etc, &root, &[])?;
         let confinement = self.confinement()?;
         let log = open_log(&self.app.name, self.app.attempt, self.log)?;
+        let notify = notify::has_socket(self.app).then(|| NotifySocket::create(&self.app.name)).transpose()?;
         Ok(PreparedApp {
             plan: self.app.clone(),
             root,
@@ -90,6 +93,7 @@ impl AppCreation<'_> {
             cgroup,
             number: self.number,
             log,
+            notify,
         })
     }
 
@@ -246,6 +250,7 @@ impl PreparedApp {
             oom_kills_before: 0,
             stop: None,
             operation: None,
+            notify: self.notify,
             volumes: Vec::new(),
             terminal_size: None,
         }

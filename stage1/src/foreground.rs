@@ -67,6 +67,11 @@ impl Foregrounds {
         }
     }
 
+    /// Sends a notification of app number `app`.
+    pub(crate) fn send_notification(&mut self, app: u16, text: &[u8]) {
+        self.frame(Kind::Notification, app, text);
+    }
+
     /// Sends the end frame. The pipe closes when this process exits, or by [`Self::close`].
     pub(crate) fn end(&mut self) {
         self.frame(Kind::End, 0, &[]);

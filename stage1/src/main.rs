@@ -33,6 +33,7 @@ mod logs;
 mod maker;
 mod mounts;
 mod network;
+mod notify;
 mod pace;
 mod passing;
 mod program;

@@ -14,6 +14,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{PidfdFlags, Signal};
 
 use crate::failure::{Attempt, Result};
+use crate::notify;
 use crate::root::root_path;
 use crate::sys::{self, SingleThreaded};
 
@@ -83,6 +84,8 @@ pub(crate) fn unmount_root(app: &str) -> rustix::io::Result<()> {
     for (path, flags) in [
         (format!("/bundles/{app}/config.json"), AtFlags::empty()),
         (root_path(app), AtFlags::REMOVEDIR),
+        (format!("{}/notify", notify::directory(app)), AtFlags::empty()),
+        (notify::directory(app), AtFlags::REMOVEDIR),
         (format!("/bundles/{app}"), AtFlags::REMOVEDIR),
     ] {
         match rustix::fs::unlinkat(CWD, &path, flags) {

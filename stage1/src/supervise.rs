@@ -17,6 +17,7 @@ mod creations;
 mod ending;
 mod freeze;
 mod limits;
+mod notify;
 mod requests;
 mod sessions;
 
@@ -115,6 +116,8 @@ enum EventSource {
     WaitingExit(Token<App>),
     /// The main process of an app has exited.
     AppExit(Token<App>),
+    /// An app has sent a notification, or the process that receives one has exited.
+    Notification(Token<App>),
     /// The maker of an app's process has sent a message or died.
     Creation(Token<Creation>),
     /// A new connection to the control socket.
@@ -229,6 +232,7 @@ impl Supervisor {
             }));
             fds.extend(app.running.as_ref().map(|pidfd| (EventSource::AppExit(app_token), pidfd.as_fd())));
         }
+        fds.extend(self.watched_notifications(blocked));
         let creations = self.creations.iter();
         fds.extend(creations.map(|(token, c)| (EventSource::Creation(token), c.maker.socket.as_fd())));
         if self.connections.len() < MAX_CONNECTIONS && self.accept_after.is_none() {
@@ -274,6 +278,7 @@ impl Supervisor {
             EventSource::WaitingExit(token) => self.end_waiting(token),
             EventSource::Creation(token) => self.handle_creation(token),
             EventSource::AppExit(token) => self.handle_app_exit(token),
+            EventSource::Notification(token) => self.handle_notification(token),
             EventSource::Listener => self.accept_connection(),
             // PID 1 does not exit by itself: a process outside the pod killed it, and the kernel killed the apps.
             EventSource::Init => self.stop("pid-1-killed", Duration::ZERO),

@@ -10,13 +10,14 @@ use gantry_host::lock::LockMode;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::spec::{TmpfsMount, VolumeKind, VolumeSpec, is_device, is_provided};
+use gantry_model::systemd::NOTIFY_DIR;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
 use crate::copy::{self, Budget, CopyError};
 use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
-use crate::{jail, targets};
+use crate::{jail, notify, targets};
 
 /// A mount in an app's root, in the terms of the OCI runtime specification (config.md, "Mounts").
 #[derive(Debug, PartialEq, Eq)]
@@ -89,7 +90,13 @@ pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<V
     for (_, request) in &order {
         preparation.prepare(*request, &targets)?;
     }
-    Ok(preparation.prepared)
+    let mut prepared = preparation.prepared;
+    if notify::has_socket(app) {
+        let options = ["rbind", "rnodev", "rnosuid", READ_ONLY].map(str::to_owned).to_vec();
+        let source = notify::directory(&app.name);
+        prepared.push(AppMount { target: NOTIFY_DIR.to_owned(), kind: BIND, source, options });
+    }
+    Ok(prepared)
 }
 
 struct MountPreparation<'a> {

@@ -96,7 +96,7 @@ fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
 }
 
 /// An event of an app.
-fn app_event(
+pub(crate) fn app_event(
     pod: PodId,
     app: &AppRow,
     kind: EventKind,

@@ -93,7 +93,7 @@ pub use pod_dir::{MakePodDirError, PodLock, PodState};
 pub use pods::pause::PauseState;
 pub use pods::{
     AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,
-    NewPod, PodRow, PodWhere, RenamePodError, ResolveError, StepError,
+    NewPod, PodRow, PodWhere, ReadyReport, RenamePodError, ResolveError, StepError,
 };
 pub use record::Record;
 pub use restore::{DataDir, DataDirLock};

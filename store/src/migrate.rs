@@ -157,6 +157,8 @@ CREATE TABLE app (
     oom INTEGER CHECK (oom IN (0, 1)),
     -- When the app was added to a running pod.
     added_at INTEGER,
+    -- NULL: the app does not report its readiness.
+    readiness TEXT CHECK (readiness IN ('starting', 'ready')),
     -- Whether its processes are frozen on request.
     paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
     CHECK (paused = 0 OR state = 'running'),

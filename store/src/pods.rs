@@ -10,14 +10,15 @@ pub(crate) mod list;
 mod names;
 mod networks;
 pub(crate) mod pause;
+mod readiness;
 pub(crate) mod row;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::phase::Stepped;
 use gantry_model::{
-    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodPrefix, Refused,
-    Timestamp, VolumeName, step,
+    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodPrefix,
+    Readiness, Refused, Timestamp, VolumeName, step,
 };
 use rusqlite::{Connection, Transaction, params};
 use thiserror::Error;
@@ -30,6 +31,7 @@ pub use apps::AddAppError;
 pub use condition::{CgroupCondition, PodWhere};
 pub use names::RenamePodError;
 pub use networks::{NetworkSummary, Networks};
+pub use readiness::ReadyReport;
 
 /// A pod to be inserted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub struct NewApp {
     pub image_name: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
+    /// Whether it reports its readiness itself.
+    pub notifies: bool,
 }
 
 /// A pod as the store knows it.
@@ -120,6 +124,19 @@ pub struct AppRow {
     pub paused: bool,
     /// Its state.
     pub state: AppState,
+    /// The readiness of its last start; `None`: it does not report any.
+    pub readiness: Option<Readiness>,
+}
+
+impl AppRow {
+    /// Changes its state. A new start is not ready.
+    pub fn set_state(&mut self, state: AppState) {
+        if self.state.attempt() != state.attempt() {
+            self.readiness = self.readiness.map(|_| Readiness::Starting);
+        }
+        self.paused &= state.is_running();
+        self.state = state;
+    }
 }
 
 /// A change of a pod.
@@ -460,15 +477,23 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     // A select instead of the foreign key alone, whose message could not say which image it was.
     let mut insert = tx
         .prepare_cached(
-            "INSERT INTO app (pod, position, name, image, image_name, annotations, state)
-                SELECT ?1, ?2, ?3, id, ?5, ?6, 'waiting' FROM image WHERE id = ?4",
+            "INSERT INTO app (pod, position, name, image, image_name, annotations, state, readiness)
+                SELECT ?1, ?2, ?3, id, ?5, ?6, 'waiting', ?7 FROM image WHERE id = ?4",
         )
         .map_err(sql())?;
     for (position, app) in pod.apps.iter().enumerate() {
         let inserted = row::map_text(&app.annotations)
             .and_then(|annotations| {
                 let image = app.image.to_string();
-                insert.execute(params![id, position, app.name.as_str(), image, app.image_name, annotations])
+                insert.execute(params![
+                    id,
+                    position,
+                    app.name.as_str(),
+                    image,
+                    app.image_name,
+                    annotations,
+                    readiness::initial(app)
+                ])
             })
             .map_err(sql())?;
         if inserted == 0 {
@@ -503,8 +528,7 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState
     }
     for (changed, state) in apps {
         for app in pod.apps.iter_mut().filter(|app| app.name == changed.name) {
-            app.state = *state;
-            app.paused &= state.is_running();
+            app.set_state(*state);
         }
     }
     pod.apps.retain(|app| !asked.removed_apps.contains(&app.name));

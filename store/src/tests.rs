@@ -99,6 +99,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         image: image.clone(),
         image_name: "i".into(),
         annotations: annotations(name),
+        notifies: false,
     };
     NewPod {
         id,

@@ -80,6 +80,7 @@ const VERBS: &[Verb] = &[
     verb("cgroup", "", "print /proc/self/cgroup", look::cgroup),
     verb("ns", "", "print the namespaces as NAME LINK", look::namespaces),
     verb("cwd", "", "print the working directory", look::cwd),
+    verb("notify", "TEXT…", "send each to the socket named by NOTIFY_SOCKET", network::notify),
     verb("hostname", "", "print the host name", look::hostname),
     verb("pids", "", "print every process of /proc as PID PPID STATE NAME", look::pids),
     verb("fds", "", "print the open descriptors as FD TARGET", look::fds),

@@ -3,11 +3,14 @@
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, ipproto, sendmsg,
+    sockopt,
+};
 
 use crate::output::put;
 use crate::{Failure, OK, Outcome, number};
@@ -20,6 +23,28 @@ fn bind(args: &[String]) -> Result<TcpListener, Failure> {
     // With port 0 the kernel chooses a port; this line reports it to the caller.
     put(format!("listening on {}\n", listener.local_addr()?.port()).as_bytes())?;
     Ok(listener)
+}
+
+/// Sends notifications (sd_notify(3)), with a barrier after the last one: until then, its sender is known.
+pub(crate) fn notify(args: &[String]) -> Outcome {
+    let path = std::env::var("NOTIFY_SOCKET").map_err(|_| Failure::Failed("NOTIFY_SOCKET is not set".to_owned()))?;
+    let socket = std::os::unix::net::UnixDatagram::unbound()?;
+    socket.connect(path)?;
+    for text in args {
+        socket.send(text.as_bytes())?;
+    }
+    let (reader, writer) = std::io::pipe()?;
+    let fds = [writer.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    sendmsg(&socket, &[std::io::IoSlice::new(b"BARRIER=1")], &mut ancillary, SendFlags::empty())
+        .map_err(std::io::Error::from)?;
+    drop(writer);
+    // The receiver closes its copy when it has read the message.
+    let mut reader = reader;
+    let _end_of_pipe = reader.read(&mut [0])?;
+    Ok(OK)
 }
 
 pub(crate) fn serve_http(args: &[String]) -> Outcome {

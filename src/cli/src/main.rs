@@ -26,6 +26,7 @@ mod printer;
 mod progress;
 mod relay;
 mod render;
+mod service_manager;
 mod settings;
 mod signal_name;
 mod signals;

@@ -265,7 +265,25 @@ pub struct AppStatus {
     /// Whether its processes are frozen on request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
+    /// What it has sent to its notification socket since its last start; `None`: it has no such socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notified: Option<Notified>,
 }
+
+/// What an app has sent to its notification socket (sd_notify(3)) since its last start.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Notified {
+    /// Whether it has sent `READY=1`.
+    pub ready: bool,
+    /// Whether it has sent `STOPPING=1`.
+    pub stopping: bool,
+    /// Its last `STATUS=`; at most [`MAX_STATUS_TEXT`] bytes.
+    pub status: String,
+}
+
+/// The maximum length of an app's status text in bytes.
+pub const MAX_STATUS_TEXT: usize = 256;
 
 /// The state of an app.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -36,6 +36,13 @@ pub enum Fact {
     },
     /// The program of an app was executed, other than at the start of the pod.
     AppStarted(start::Started),
+    /// An app has sent `READY=1` (sd_notify(3)) for the first time since this start.
+    AppReady {
+        /// Its name.
+        app: String,
+        /// The number of the start.
+        attempt: u32,
+    },
     /// An app was asked to stop: its next exit is no failure.
     AppStopping {
         /// Its name.

@@ -17,6 +17,8 @@ pub enum Kind {
     Stdout,
     /// Bytes of an app's standard error.
     Stderr,
+    /// A notification of an app (sd_notify(3)): its known assignments, one per line. Only apps that notify send it.
+    Notification,
     /// No payload: every app has ended and all of its output was forwarded.
     End,
 }
@@ -40,6 +42,7 @@ impl Header {
             Kind::Stdout => 1,
             Kind::Stderr => 2,
             Kind::End => 3,
+            Kind::Notification => 4,
         };
         let ([a, b], [c, d, e, f]) = (self.app.to_le_bytes(), self.len.to_le_bytes());
         [kind, 0, a, b, c, d, e, f]
@@ -53,6 +56,7 @@ impl Header {
             1 => Kind::Stdout,
             2 => Kind::Stderr,
             3 => Kind::End,
+            4 => Kind::Notification,
             _ => return None,
         };
         let (app, len) = (u16::from_le_bytes([a, b]), u32::from_le_bytes([c, d, e, f]));
@@ -67,8 +71,8 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn headers_round_trip(kind in 0..3usize, app: u16, len in 0..=MAX_PAYLOAD) {
-            let header = Header { kind: [Kind::Stdout, Kind::Stderr, Kind::End][kind], app, len: len as u32 };
+        fn headers_round_trip(kind in 0..4usize, app: u16, len in 0..=MAX_PAYLOAD) {
+            let header = Header { kind: [Kind::Stdout, Kind::Stderr, Kind::End, Kind::Notification][kind], app, len: len as u32 };
             proptest::prop_assert_eq!(Header::decode(header.encode()), Some(header));
         }
 

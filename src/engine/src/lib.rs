@@ -59,7 +59,7 @@ pub use pods::control::ControlError;
 pub use pods::exec::{Exec, ExecError, ExecRequest, Stdio};
 pub use pods::gc::{GcAction, GcOptions, GcReport, GcStep};
 pub use pods::kill::KillError;
-pub use pods::output::{Chunk, OutputError, OutputStream, Show};
+pub use pods::output::{Chunk, Notification, OutputError, OutputStream, Show};
 pub use pods::plan::PlanError;
 pub use pods::prepare::{Embryo, Prepare, PrepareError};
 pub use pods::rm::RmError;
@@ -73,6 +73,7 @@ pub use settings::{KeeperSettings, Settings};
 pub use volumes::VolumeError;
 
 /// The items of the crates below that callers need, so that they import the engine alone.
+pub use gantry_contract::control::Notified;
 pub use gantry_contract::network::{Member, Network};
 pub use gantry_contract::{plan::LogLimits, start::Ready};
 pub use gantry_fetch::export::{ArchiveFormat, ExportError};

@@ -71,6 +71,7 @@ impl Home {
             image: image.clone(),
             image_name: "x".into(),
             annotations: notes(name),
+            notifies: false,
         };
         let new = NewPod {
             id,

@@ -8,6 +8,7 @@ use crate::device::DeviceSpec;
 use crate::id::shown;
 use crate::limits::Limits;
 use crate::spec::{SpecError, check_count, out_of_range};
+use crate::systemd::SdNotify;
 use crate::tmpfs::TmpfsMount;
 use crate::ulimit::Ulimit;
 
@@ -43,6 +44,9 @@ pub struct AppOptions {
     /// Limits of its processes, which replace gantry's own; one per resource.
     #[serde(default)]
     pub ulimits: Vec<Ulimit>,
+    /// The source of its readiness.
+    #[serde(default)]
+    pub sdnotify: SdNotify,
 }
 
 impl AppOptions {

@@ -22,6 +22,8 @@ pub enum EventKind {
     AppCreated,
     /// An app was started.
     AppStarted,
+    /// An app has reported that it is ready.
+    AppReady,
     /// An app ended.
     AppExited,
     /// An app was removed from a running pod.
@@ -42,7 +44,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
@@ -50,6 +52,7 @@ impl EventKind {
         Self::PodGarbageCollected,
         Self::AppCreated,
         Self::AppStarted,
+        Self::AppReady,
         Self::AppExited,
         Self::AppRemoved,
         Self::PodPaused,
@@ -71,6 +74,7 @@ impl EventKind {
             Self::PodGarbageCollected => "pod-garbage-collected",
             Self::AppCreated => "app-created",
             Self::AppStarted => "app-started",
+            Self::AppReady => "app-ready",
             Self::AppExited => "app-exited",
             Self::AppRemoved => "app-removed",
             Self::PodPaused => "pod-paused",

@@ -427,9 +427,12 @@ impl Supervisor {
             (Some(started), Some(how)) => AppState::Exited { started: started.clone(), how },
             (None, _) => AppState::Created,
         };
-        let status = |app: &App| {
-            let (name, number) = (app.plan.name.clone(), app.output.app_number);
-            AppStatus { app: name, number, state: state(app), paused: app.is_paused }
+        let status = |app: &App| AppStatus {
+            app: app.plan.name.clone(),
+            number: app.output.app_number,
+            state: state(app),
+            paused: app.is_paused,
+            notified: app.notify.as_ref().map(|notify| notify.state.clone()),
         };
         self.pod.apps.values().map(status).collect()
     }

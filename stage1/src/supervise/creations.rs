@@ -155,6 +155,9 @@ impl Supervisor {
     pub(super) fn begin_creation(&mut self, token: Token<App>, start: StartRequest) {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         removal::forget_container(&app.plan.name);
+        if let Some(notify) = &mut app.notify {
+            notify.reset();
+        }
         let (plan, init) = (&self.pod.plan, self.pod.init.pid);
         let begun = make_stdio(&app.plan, &self.pod.jail.null, app.ids.uid).and_then(|mut stdio| {
             let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };

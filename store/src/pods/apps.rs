@@ -6,7 +6,7 @@ use gantry_model::{AppName, ErrorKind, ImageId, Kind, Phase, PodId, VolumeName};
 use rusqlite::{OptionalExtension as _, Transaction, params};
 use thiserror::Error;
 
-use super::{NewApp, PodRow, load, row};
+use super::{NewApp, PodRow, load, readiness, row};
 use crate::db::Sync;
 use crate::{Store, StoreError};
 
@@ -101,8 +101,8 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
         .optional()?
         .unwrap_or(0);
     tx.prepare_cached(
-        "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at)
-            SELECT ?1, ?2, ?3, id, ?5, ?6, 'creating', ?7 FROM image WHERE id = ?4",
+        "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at, readiness)
+            SELECT ?1, ?2, ?3, id, ?5, ?6, 'creating', ?7, ?8 FROM image WHERE id = ?4",
     )?
     .execute(params![
         id,
@@ -111,6 +111,7 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
         app.image.to_string(),
         app.image_name,
         row::map_text(&app.annotations)?,
-        now
+        now,
+        readiness::initial(app)
     ])
 }

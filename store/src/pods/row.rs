@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use gantry_model::{
-    AppEnd, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, Phase, PodEnd, PodId, Process, Timestamp,
-    VolumeName, id::shown,
+    AppEnd, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, Phase, PodEnd, PodId, Process, Readiness,
+    Timestamp, VolumeName, id::shown,
 };
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
@@ -20,7 +20,7 @@ pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
-    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.added_at, app.paused";
+    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.added_at, app.paused, app.readiness";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
@@ -94,6 +94,16 @@ impl<'a, 'b> Columns<'a, 'b> {
     /// The next column as a time, or NULL.
     pub(crate) fn time(&mut self) -> rusqlite::Result<Option<Timestamp>> {
         Ok(self.get::<Option<i64>>()?.map(Timestamp))
+    }
+
+    /// The next column as the readiness of an app, or NULL.
+    fn readiness(&mut self) -> rusqlite::Result<Option<Readiness>> {
+        let name = self.get::<Option<String>>()?;
+        let read = |name: String| {
+            let unknown = || self.invalid(format!("'{}' is no readiness of an app", shown(&name)));
+            Readiness::from_name(&name).ok_or_else(unknown)
+        };
+        name.map(read).transpose()
     }
 
     /// The column just read has an invalid value.
@@ -183,7 +193,7 @@ fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlit
 
 /// Reads an app; its pod's id is the first column.
 pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
-    /// The columns before the one that only added apps have.
+    /// The columns before those that only some apps have.
     const ADDED: usize = 13;
     let mut columns = Columns { row, next: 1 };
     let mut last = Columns { row, next: ADDED };
@@ -195,6 +205,7 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
         state: app_state(&mut columns)?,
         added: last.time()?,
         paused: last.get()?,
+        readiness: last.readiness()?,
     })
 }
 
@@ -364,7 +375,7 @@ pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite:
     };
     conn.prepare_cached(
         "UPDATE app SET state = ?3, attempt = ?4, started_at = ?5, pid = ?6, ended_at = ?7, exit_code = ?8,
-            signal = ?9, oom = ?10, paused = paused AND ?3 = 'running' WHERE pod = ?1 AND name = ?2",
+            signal = ?9, oom = ?10, paused = paused AND ?3 = 'running', readiness = ?11 WHERE pod = ?1 AND name = ?2",
     )?
     .execute(params![
         pod,
@@ -377,6 +388,7 @@ pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite:
         code,
         signal,
         end.map(|end| end.oom),
+        app.readiness.map(Readiness::as_str),
     ])
     .map(drop)
 }

@@ -21,7 +21,13 @@ fn exited(attempt: u32) -> AppState {
 }
 
 fn new_app(app: &str, image: &Digest) -> NewApp {
-    NewApp { name: name(app), image: image.clone(), image_name: "i".into(), annotations: Default::default() }
+    NewApp {
+        name: name(app),
+        image: image.clone(),
+        image_name: "i".into(),
+        annotations: Default::default(),
+        notifies: false,
+    }
 }
 
 /// A running sandbox without apps.

@@ -15,13 +15,15 @@ use crate::grammar::{PodOptions, Pull, Request};
 use crate::pods::OnePod;
 use crate::progress;
 use crate::render::json;
+use crate::service_manager::{self, ServiceManager};
 use crate::signals::Signals;
 use crate::terminal::DetachKeys;
 use crate::{environment, exit};
 
 /// Prepares a pod and runs it, in the foreground or detached.
 pub(crate) fn run(request: Request) -> Result<u8, Failure> {
-    let ResolvedRequest { context, spec, options } = resolve_request(request, "run")?;
+    let ResolvedRequest { context, mut spec, options } = resolve_request(request, "run")?;
+    let manager = ServiceManager::connect_for(&mut spec);
     let foreground_pod = foreground_pod(&spec, &options);
     let proxy = signal_proxy(&options);
     let picks = !options.quiet && spec.ports.iter().any(|port| port.host_port == 0);
@@ -38,14 +40,17 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     save_id(options.uuid_file.as_deref(), id)?;
     let show = if options.detach { Show::No } else { foreground::show_output() };
     let started = pod.start(RunOptions { show, remove: options.remove });
-    let running = started.map_err(|error| with_hint(error.into(), options.hint.as_deref(), false))?;
+    let mut running = started.map_err(|error| with_hint(error.into(), options.hint.as_deref(), false))?;
     tracing::debug!(pod = %running.id, "the pod is running");
     print_warnings(&running);
     if picks {
         print_published_ports(&running);
     }
     if options.detach {
-        return print_id(running.id);
+        return report_and_print_id(&engine, &running, manager);
+    }
+    if let Some(manager) = manager {
+        manager.report_foreground(&mut running);
     }
     follow(&engine, foreground_pod(running.id), running, signals, options.remove)
 }
@@ -155,7 +160,9 @@ impl RunCommand for RunPrepared {
         let engine = context.open("run-prepared")?;
         let id = self.pod.only(&engine)?;
         // Before the start: a pod whose output cannot be shown is not started.
-        let (apps, interactive) = foreground::manifest_apps(&engine.manifest(id)?);
+        let manifest = engine.manifest(id)?;
+        let (apps, interactive) = foreground::manifest_apps(&manifest);
+        let manager = ServiceManager::connect(service_manager::readiness_sources(&manifest));
         let proxy = if self.sig_proxy { SignalProxy::On } else { SignalProxy::Off };
         let interactive = interactive.into_iter().next();
         let shown =
@@ -163,11 +170,14 @@ impl RunCommand for RunPrepared {
         if self.detach {
             let running = engine.start(id, net, RunOptions { show: Show::No, remove: self.rm })?;
             print_warnings(&running);
-            return print_id(id);
+            return report_and_print_id(&engine, &running, manager);
         }
         let signals = foreground::catch(proxy).map_err(io("catch", "signals"))?;
-        let running = engine.start(id, net, RunOptions { show: foreground::show_output(), remove: self.rm })?;
+        let mut running = engine.start(id, net, RunOptions { show: foreground::show_output(), remove: self.rm })?;
         print_warnings(&running);
+        if let Some(manager) = manager {
+            manager.report_foreground(&mut running);
+        }
         follow(&engine, shown, running, Some(signals), self.rm)
     }
 }
@@ -278,6 +288,14 @@ fn with_hint(failure: Failure, hint: Option<&str>, image_of_several: bool) -> Fa
 fn save_id(path: Option<&Path>, id: PodId) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
     std::fs::write(path, id.to_string()).map_err(io("write the pod's id to", path.display().to_string()))
+}
+
+/// Reports a detached pod to the service manager, once it is ready, and prints its id.
+fn report_and_print_id(engine: &Engine, running: &Running, manager: Option<ServiceManager>) -> Result<u8, Failure> {
+    if let Some(manager) = manager {
+        manager.report_detached(engine, running)?;
+    }
+    print_id(running.id)
 }
 
 fn print_id(id: PodId) -> Result<u8, Failure> {

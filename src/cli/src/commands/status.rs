@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gantry_engine::PodRow;
-use gantry_model::{AppState, PodNetwork};
+use gantry_engine::{Notified, PodRow};
+use gantry_model::{AppName, AppState, PodNetwork, Readiness};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -71,11 +71,14 @@ impl RunCommand for Status {
                 return Ok(exit::OK);
             }
             let shown = network::summary(&row, Families::Both)?;
+            // A supervisor that does not reply is no reason to hide the rest.
+            let notified = engine.notifications(&row).unwrap_or_default();
             json::to_stdout(|out| {
                 if several {
                     writeln!(out, "{}id={id}", if std::mem::take(&mut first) { "" } else { "\n" })?;
                 }
-                write_status(out, &row, &shown, &networks)
+                write_status(out, &row, &shown, &networks)?;
+                write_readiness(out, &row, &notified)
             })?;
             Ok(exit::OK)
         })?;
@@ -131,6 +134,19 @@ fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodN
             AppState::Exited { end, .. } => writeln!(out, "app-{}={}", app.name, end.how.exit_code())?,
             AppState::Started { .. } if app.paused && !row.paused => writeln!(out, "app-{}=paused", app.name)?,
             AppState::Waiting | AppState::Creating | AppState::Created | AppState::Started { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+/// Writes `ready-NAME=BOOL` and `status-NAME=TEXT` for apps that report their readiness.
+fn write_readiness(out: &mut dyn Write, row: &PodRow, notified: &[(AppName, Notified)]) -> io::Result<()> {
+    for app in row.apps.iter().filter(|app| app.state.is_running()) {
+        let Some(readiness) = app.readiness else { continue };
+        writeln!(out, "ready-{}={}", app.name, readiness == Readiness::Ready)?;
+        let text = notified.iter().find(|(name, _)| *name == app.name).map(|(_, notified)| notified.status.as_str());
+        if let Some(text) = text.filter(|text| !text.is_empty()) {
+            writeln!(out, "status-{}={}", app.name, escape::text(text))?;
         }
     }
     Ok(())

@@ -27,6 +27,8 @@ pub(crate) struct Wait {
 enum Condition {
     /// The pod runs; podman's -1 is printed in place of an exit code
     Running,
+    /// The pod runs, and its apps with --sdnotify=app have sent READY=1; printed as for running
+    Ready,
     /// The pod has exited
     #[default]
     #[value(alias = "stopped")]
@@ -45,11 +47,16 @@ impl RunCommand for Wait {
                 Condition::Running => {
                     engine.wait_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "running", limit))?
                 }
+                Condition::Ready => {
+                    engine.wait_apps_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "ready", limit))?
+                }
                 Condition::Exited => engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "over", limit))?,
             };
             let code = match (self.condition, view.exit_code()) {
-                (Condition::Running, None) if view.supervisor().is_some() => -1,
-                (Condition::Running, Some(_)) => return Err(CliError::Refused(format!("pod {id} has exited")).into()),
+                (Condition::Running | Condition::Ready, None) if view.supervisor().is_some() => -1,
+                (Condition::Running | Condition::Ready, Some(_)) => {
+                    return Err(CliError::Refused(format!("pod {id} has exited")).into());
+                }
                 (Condition::Exited, Some(code)) => code,
                 (_, None) => return Err(CliError::NeverStarted { id, phase: view.row.phase.name() }.into()),
             };

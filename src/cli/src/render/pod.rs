@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
-//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom paused]
+//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom paused readiness]
 //! user_annotations user_labels
 //! ```
 //!
@@ -91,6 +91,9 @@ pub(crate) struct AppJson<'a> {
     signal: Option<u8>,
     oom: Option<bool>,
     paused: bool,
+    /// `starting` or `ready`; absent for an app that does not report its readiness.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    readiness: Option<&'static str>,
 }
 
 impl<'a> PodJson<'a> {
@@ -146,6 +149,7 @@ impl<'a> AppJson<'a> {
             signal: None,
             oom: None,
             paused: row.paused,
+            readiness: row.readiness.map(gantry_model::Readiness::as_str),
         };
         match row.state {
             AppState::Waiting | AppState::Creating | AppState::Created => app,
@@ -188,6 +192,7 @@ pub(crate) mod tests {
             annotations: BTreeMap::new(),
             added: None,
             paused: false,
+            readiness: None,
             state,
         };
         PodRow {

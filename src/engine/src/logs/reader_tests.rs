@@ -328,6 +328,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
         added: None,
         paused: false,
         state: gantry_model::AppState::Waiting,
+        readiness: None,
         annotations: std::collections::BTreeMap::new(),
     }
 }

@@ -38,6 +38,7 @@
 //!                                               {"remove": ...}
 //!     "new_privileges": false, "oom_score_adj": 100, "stop_signal": 15,
 //!     "terminal": false, "stdin": false,
+//!     "sdnotify": "app",                        ready | app | none; default ready
 //!     "annotations": {}, "labels": {} } ],
 //!   "volumes": [ { "name": "data", "read_only": false,
 //!                  "kind": { "host": { "source": "/srv/data", "recursive": false } } },
@@ -58,12 +59,18 @@ use gantry_model::id::IdError;
 use gantry_model::net::PortSpec;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
+use gantry_model::systemd::SdNotify;
 use gantry_model::{AppName, AppSpec, ulimit};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
 use crate::manifest::limits;
 use crate::manifest::net::{Hosts, Port, Resolver};
+
+/// Whether a setting has its default and is left out.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -141,6 +148,8 @@ pub(crate) struct App {
     terminal: bool,
     #[serde(default)]
     stdin: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    sdnotify: SdNotify,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
     #[serde(default)]
@@ -401,6 +410,7 @@ impl From<&AppSpec> for App {
             stop_signal: app.stop_signal,
             terminal: app.options.terminal,
             stdin: app.options.stdin,
+            sdnotify: app.options.sdnotify,
             annotations: app.user_annotations.clone(),
             labels: app.user_labels.clone(),
         }
@@ -445,6 +455,7 @@ impl TryFrom<App> for AppSpec {
                 tmpfs: app.tmpfs.into_iter().map(spec::TmpfsMount::from).collect(),
                 devices: app.devices.into_iter().map(DeviceSpec::from).collect(),
                 ulimits: app.ulimits.into_iter().map(ulimit::Ulimit::from).collect(),
+                sdnotify: app.sdnotify,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

@@ -107,6 +107,8 @@ impl<'a> AppHistories<'a> {
                 Fact::AppRemoved { app } => apps.entry(app).or_default().removed = true,
                 Fact::Failed(_)
                 | Fact::Stopping { .. }
+                // See `pods::readiness`.
+                | Fact::AppReady { .. }
                 | Fact::Paused { .. }
                 | Fact::Resumed { .. }
                 | Fact::LimitsUpdated { .. }

@@ -29,6 +29,7 @@ use gantry_contract::start;
 use gantry_fetch::{Progress, PullPolicy};
 use gantry_model::id::shown;
 use gantry_model::spec::{AddedAppSpec, VolumeKind, VolumeSpec};
+use gantry_model::systemd::SdNotify;
 use gantry_model::{AppName, AppState, ErrorKind, Phase, PodId, PodSpec};
 use gantry_store::{Moved, NewApp, PodRow};
 use rustix::fs::CWD;
@@ -104,6 +105,7 @@ impl Engine {
             image: image.id.clone(),
             image_name: recorded_name(&spec.app.image, image),
             annotations: spec.app.user_annotations.clone(),
+            notifies: spec.app.options.sdnotify == SdNotify::App,
         };
         let named: BTreeSet<_> = PodSpec { volumes: planned.volumes.clone(), ..PodSpec::default() }.named_volumes();
         for name in &named {

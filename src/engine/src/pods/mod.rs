@@ -16,6 +16,7 @@ pub(crate) mod plan;
 pub(crate) mod plan_net;
 pub(crate) mod pod_dir;
 pub(crate) mod prepare;
+pub(crate) mod readiness;
 pub(crate) mod reconcile;
 pub(crate) mod rm;
 pub(crate) mod run;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gantry_contract::control::{Reply, Request};
 use gantry_contract::output::{HEADER_LEN, Header, Kind as Frame};
+use gantry_model::systemd::MAX_NOTIFICATION;
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::PipeFlags;
@@ -82,6 +83,28 @@ pub struct OutputStream {
     filled: std::ops::Range<usize>,
     /// The current frame, and how many of its bytes have not been returned yet.
     frame: Option<(Header, usize)>,
+    notifications: NotificationHandler,
+}
+
+type HandleNotification = dyn FnMut(Notification<'_>) + Send;
+
+/// Called with the notifications of apps.
+#[derive(Default)]
+struct NotificationHandler(Option<Box<HandleNotification>>);
+
+impl std::fmt::Debug for NotificationHandler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("NotificationHandler").field(&self.0.is_some()).finish()
+    }
+}
+
+/// A notification of an app (sd_notify(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Notification<'a> {
+    /// The app's index in the pod.
+    pub app: usize,
+    /// `NAME=VALUE` lines with names that the supervisor knows.
+    pub text: &'a str,
 }
 
 impl OutputStream {
@@ -90,7 +113,22 @@ impl OutputStream {
         let (pipe, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         // Fewer switches between the processes; a user at the limit for pipes gets a smaller one.
         let _ = rustix::pipe::fcntl_setpipe_size(&writer, PIPE_SIZE);
-        Ok((Self { id, pipe, buffer: vec![0; 64 << 10], filled: 0..0, frame: None }, writer))
+        Ok((
+            Self {
+                id,
+                pipe,
+                buffer: vec![0; 64 << 10],
+                filled: 0..0,
+                frame: None,
+                notifications: NotificationHandler::default(),
+            },
+            writer,
+        ))
+    }
+
+    /// Passes the notifications of apps to `handle`, while the output is read. They are discarded otherwise.
+    pub fn on_notification(&mut self, handle: impl FnMut(Notification<'_>) + Send + 'static) {
+        self.notifications.0 = Some(Box::new(handle));
     }
 
     /// The next bytes, if any are available. `None`: every app has ended and all output was read.
@@ -101,6 +139,9 @@ impl OutputStream {
         loop {
             match self.frame {
                 Some((Header { kind: Frame::End, .. }, _)) => return Ok(None),
+                Some((header @ Header { kind: Frame::Notification, .. }, left)) if left > 0 => {
+                    self.read_notification(header, left)?;
+                }
                 Some((header, left)) if left > 0 => {
                     if self.filled.is_empty() {
                         self.fill()?;
@@ -143,6 +184,25 @@ impl OutputStream {
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(errno) => Err(OutputError::Io { id: self.id, source: errno.into() }),
         }
+    }
+
+    /// Reads a whole notification and passes it on. Its bytes are never returned as output.
+    fn read_notification(&mut self, header: Header, length: usize) -> Result<(), OutputError> {
+        if length > MAX_NOTIFICATION {
+            return Err(OutputError::Garbled(self.id));
+        }
+        while self.filled.len() < length {
+            self.fill()?;
+        }
+        let start = self.filled.start;
+        self.filled.start += length;
+        self.frame = None;
+        if let (Some(handle), Ok(text)) =
+            (&mut self.notifications.0, std::str::from_utf8(&self.buffer[start..start + length]))
+        {
+            handle(Notification { app: header.app.into(), text });
+        }
+        Ok(())
     }
 
     /// Appends more data from the pipe to the buffer.

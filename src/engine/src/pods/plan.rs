@@ -9,6 +9,7 @@ use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::id::shown;
 use gantry_model::spec::{self, SpecError, VolumeKind, VolumeSpec};
+use gantry_model::systemd::{self, SdNotify};
 use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
@@ -224,6 +225,11 @@ fn environment(app: &AppSpec, config: &ImageConfig, hostname: &str) -> Result<Ve
                 merged.push((name, value));
             }
         }
+    }
+    if app.options.sdnotify == SdNotify::App {
+        // One of the image or of the caller would name a socket outside of the pod.
+        merged.retain(|(name, _)| *name != "NOTIFY_SOCKET");
+        merged.push(("NOTIFY_SOCKET", systemd::NOTIFY_SOCKET));
     }
     Ok(merged.into_iter().map(|(name, value)| format!("{name}={value}")).collect())
 }

@@ -17,6 +17,7 @@ use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_fetch::{FetchError, Note, Platform, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
+use gantry_model::systemd::SdNotify;
 use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodName, PodSpec, VolumeName};
 use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow};
 use thiserror::Error;
@@ -392,6 +393,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         image: image.id.clone(),
         image_name: recorded_name(&app.image, image),
         annotations: app.user_annotations.clone(),
+        notifies: app.options.sdnotify == SdNotify::App,
     };
     NewPod {
         id,

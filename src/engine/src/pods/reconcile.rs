@@ -173,8 +173,11 @@ impl Engine {
         match (correction(&row.phase, held, ready.is_some()), ready) {
             (Correction::None, _) => Ok(Some(row)),
             (Correction::RecordAppChanges, _) => match self.record_app_changes(row, journal)? {
-                Some(row) => match self.record_pauses(row, journal)? {
-                    Some(row) => self.undo_abandoned_adds(row, journal),
+                Some(row) => match self.record_readiness(row, journal)? {
+                    Some(row) => match self.record_pauses(row, journal)? {
+                        Some(row) => self.undo_abandoned_adds(row, journal),
+                        None => Ok(None),
+                    },
                     None => Ok(None),
                 },
                 None => Ok(None),

@@ -68,7 +68,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     let id = PodId::from_random([n; 16]);
     let lock = engine.store.make_pod_dir(id).unwrap();
     let (image, annotations) = (image.clone(), std::collections::BTreeMap::new());
-    let app = NewApp { name: "a".parse().unwrap(), image, image_name: "x".into(), annotations };
+    let app = NewApp { name: "a".parse().unwrap(), image, image_name: "x".into(), annotations, notifies: false };
     let pod = NewPod {
         id,
         created: gantry_store::now(),

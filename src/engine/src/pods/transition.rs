@@ -113,7 +113,7 @@ impl Engine {
                 let _left_for_doctor = repair::repair(&self.pod_dir(row.id));
             }
         }
-        let mut row = row.clone();
+        let Some(mut row) = self.record_readiness(row.clone(), journal)? else { return Ok(None) };
         // Usually the end of each app is one change, which is part of the step.
         if AppHistories::from_journal(journal).is_far_ahead(&app_states(&row)) {
             match self.record_app_changes(row, journal)? {
@@ -215,8 +215,7 @@ fn with_app_changes(mut row: PodRow, states: &[(AppName, AppState)], removed: &[
     row.apps.retain(|app| !removed.contains(&app.name));
     for app in &mut row.apps {
         if let Some((_, state)) = states.iter().find(|(name, _)| *name == app.name) {
-            app.state = *state;
-            app.paused &= state.is_running();
+            app.set_state(*state);
         }
     }
     row

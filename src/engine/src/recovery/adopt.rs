@@ -27,6 +27,7 @@ use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
 use gantry_model::spec::VolumeKind;
+use gantry_model::systemd::SdNotify;
 use gantry_model::{
     AppName, Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp, VolumeName,
 };
@@ -483,7 +484,13 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
         let image =
             images.find(&app.layers, asked.as_deref()).ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
         let image_name = recorded_name(asked.as_deref().unwrap_or_default(), image);
-        Ok(NewApp { name, image: image.id.clone(), image_name, annotations })
+        Ok(NewApp {
+            name,
+            image: image.id.clone(),
+            image_name,
+            annotations,
+            notifies: app.options.sdnotify == SdNotify::App,
+        })
     };
     plan.apps.iter().map(app).collect()
 }

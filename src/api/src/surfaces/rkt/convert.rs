@@ -76,6 +76,7 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         EventKind::ImageImported => EventType::ImageImported,
         EventKind::ImageRemoved => EventType::ImageRemoved,
         EventKind::AppCreated
+        | EventKind::AppReady
         | EventKind::AppRemoved
         | EventKind::PodPaused
         | EventKind::PodResumed

@@ -175,6 +175,7 @@ impl Test {
                     event.kind,
                     EventKind::AppCreated
                         | EventKind::AppStarted
+                        | EventKind::AppReady
                         | EventKind::AppExited
                         | EventKind::AppRemoved
                         | EventKind::AppPaused

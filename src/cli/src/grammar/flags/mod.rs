@@ -5,6 +5,7 @@ mod pod;
 mod pod_limits;
 mod privileges;
 mod resources;
+mod systemd;
 
 use super::Verb;
 use super::draft::{Bind, Draft};
@@ -127,7 +128,8 @@ impl Flag {
 use Scope::Pod;
 
 /// The flags, by file.
-static GROUPS: &[&[Flag]] = &[pod::FLAGS, pod_limits::FLAGS, app::FLAGS, resources::FLAGS, privileges::FLAGS];
+static GROUPS: &[&[Flag]] =
+    &[pod::FLAGS, pod_limits::FLAGS, app::FLAGS, resources::FLAGS, privileges::FLAGS, systemd::FLAGS];
 
 /// Every flag of `run`, `prepare`, `app sandbox` and `app add`.
 pub(super) fn all() -> impl Iterator<Item = &'static Flag> {

@@ -142,6 +142,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
             added: None,
             paused: false,
             state: AppState::Waiting,
+            readiness: None,
         }],
     }
 }

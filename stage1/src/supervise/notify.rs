@@ -1,0 +1,36 @@
+//! Notifications of apps (sd_notify(3)).
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use gantry_contract::journal::Fact;
+
+use super::{EventSource, Supervisor};
+use crate::app::App;
+use crate::table::Token;
+
+impl Supervisor {
+    /// The descriptors to poll for notifications. While a foreground is blocked, none is received: it would grow the
+    /// foreground's backlog.
+    pub(super) fn watched_notifications(&self, blocked: bool) -> impl Iterator<Item = (EventSource, BorrowedFd<'_>)> {
+        self.pod.apps.iter().filter(move |_| !blocked).filter_map(|(token, app)| {
+            let notify = app.notify.as_ref()?;
+            Some((EventSource::Notification(token), notify.receiver.as_ref().unwrap_or(&notify.socket).as_fd()))
+        })
+    }
+
+    pub(super) fn handle_notification(&mut self, token: Token<App>) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let Some(notify) = &mut app.notify else { return };
+        if let Some(receiver) = notify.receiver.take() {
+            // It has exited.
+            self.ending.push(receiver);
+            return;
+        }
+        let Some(notification) = notify.receive(&self.pod.plan.pod, &app.plan.name) else { return };
+        let Some(started) = app.started.as_ref().filter(|_| app.running.is_some()) else { return };
+        if notification.makes_ready {
+            self.journal.append(Fact::AppReady { app: app.plan.name.clone(), attempt: started.attempt });
+        }
+        self.foregrounds.send_notification(app.output.app_number, notification.text.as_bytes());
+    }
+}

@@ -1,0 +1,161 @@
+//! Cooperation with systemd: readiness of apps, gantry under a unit, and systemd as an app's program.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+
+use gantry_tests::{DEADLINE, Gantry, Signal, app, pod_id, wait_for};
+
+/// The socket of a service manager, as systemd has one for each unit of Type=notify.
+struct Manager {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl Manager {
+    fn new(g: &Gantry) -> Self {
+        let path = g.scratch().join("manager");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        socket.set_read_timeout(Some(DEADLINE)).unwrap();
+        Self { socket, path }
+    }
+
+    fn receive(&self) -> String {
+        let mut bytes = [0; 4096];
+        let count = self.socket.recv(&mut bytes).expect("a notification");
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    }
+
+    fn has_message(&self) -> bool {
+        self.socket.set_nonblocking(true).unwrap();
+        let received = self.socket.recv(&mut [0; 1]).is_ok();
+        self.socket.set_nonblocking(false).unwrap();
+        received
+    }
+}
+
+/// A line of `gantry status`.
+fn status_line(g: &Gantry, pod: &str, key: &str) -> Option<String> {
+    let status = g.run(&["status", pod]).ok().stdout;
+    status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=').map(str::to_owned))
+}
+
+#[test]
+fn an_app_reports_its_readiness() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let script = ["--", "seq", "notify", "STATUS=loading", "--", "wait-file", "/go", "--", "notify"];
+    let rest = ["READY=1\nSTATUS=up\nMAINPID=1", "READY=1", "--", "sleep", "1000"];
+    let pod = pod_id(&g.run(&[&["run", "-d", "--sdnotify=app", &image, "--name=web"], &script[..], &rest[..]].concat()).ok());
+    wait_for("the status text", || status_line(&g, &pod, "status-web").filter(|text| text == "loading"));
+    assert_eq!(status_line(&g, &pod, "ready-web").as_deref(), Some("false"));
+    let json = g.run(&["status", "-o", "json", &pod]).ok().json();
+    assert_eq!(app(&json, "web")["readiness"], "starting");
+    let late = g.run(&["wait", "--condition=ready", "--time=100ms", &pod]);
+    assert_ne!(late.code, 0, "{late}");
+    g.run(&["exec", &pod, "--", "/bin/app", "touch-ready", "/go"]).succeeded();
+    assert_eq!(g.run(&["wait", "--condition=ready", &pod]).ok().text(), "-1");
+    assert_eq!(status_line(&g, &pod, "ready-web").as_deref(), Some("true"));
+    assert_eq!(status_line(&g, &pod, "status-web").as_deref(), Some("up"));
+    let json = g.run(&["status", "-o", "json", &pod]).ok().json();
+    assert_eq!(app(&json, "web")["readiness"], "ready");
+    // Once, however often the app sends it and the pod is read.
+    let events = g.run(&["events", "--since=1h", "--filter=type=app-ready"]).ok().stdout;
+    assert_eq!(events.matches("app-ready").count(), 1, "{events}");
+    // Another start is not ready.
+    g.run(&["exec", &pod, "--", "/bin/app", "rm", "/go"]).succeeded();
+    g.run(&["restart", &format!("{pod}/web")]).succeeded();
+    assert_eq!(status_line(&g, &pod, "ready-web").as_deref(), Some("false"));
+    g.run(&["exec", &pod, "--", "/bin/app", "touch-ready", "/go"]).succeeded();
+    g.run(&["wait", "--condition=ready", &pod]).succeeded();
+    let events = g.run(&["events", "--since=1h", "--filter=type=app-ready"]).ok().stdout;
+    assert!(events.contains("attempt=1") && events.matches("app-ready").count() == 2, "{events}");
+}
+
+#[test]
+fn an_app_without_readiness_is_ready_when_it_runs() {
+    let g = Gantry::new();
+    let pod = pod_id(&g.run(&["run", "-d", &g.fixture(), "--", "sleep", "1000"]).ok());
+    assert_eq!(g.run(&["wait", "--condition=ready", &pod]).ok().text(), "-1");
+    assert_eq!(status_line(&g, &pod, "ready-fixture"), None);
+    let env = g.run(&["exec", &pod, "--", "/bin/app", "env"]).ok().stdout;
+    assert!(!env.contains("NOTIFY_SOCKET"), "{env}");
+    let _ = g.app(&["--sdnotify=maybe"], &["true"]).exits(125).stderr_contains(&["none of app, ready and none"]);
+}
+
+#[test]
+fn an_app_cannot_speak_for_another() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let line = ["run", "-d", "--cap-add=SYS_PTRACE", &image, "--name=a", "--sdnotify=app", "--", "sleep", "1000", "---"];
+    let pod = pod_id(&g.run(&[&line[..], &[&image, "--name=b", "--", "sleep", "1000"]].concat()).ok());
+    let json = g.run(&["status", "-o", "json", &pod]).ok().json();
+    // The path through /proc leads to the other app's socket; its supervisor knows the sender's cgroup.
+    let pids = g.run(&["exec", "--app=b", &pod, "--", "/bin/app", "pids"]).ok().stdout;
+    assert_eq!(app(&json, "a")["readiness"], "starting");
+    let sent: Vec<i32> = (2..9)
+        .map(|pid| {
+            let socket = format!("NOTIFY_SOCKET=/proc/{pid}/root/dev/gantry/notify");
+            let send = ["exec", "--app=b", "--env", &socket, &pod, "--", "/bin/app", "notify", "READY=1"];
+            g.run(&send).code
+        })
+        .collect();
+    assert!(sent.contains(&0), "no process of the other app was found: {sent:?} {pids}");
+    assert_eq!(status_line(&g, &pod, "ready-a").as_deref(), Some("false"));
+    // The directory is read-only, so that the app can neither replace its socket nor fill the supervisor's memory.
+    let write = g.run(&["exec", "--app=a", &pod, "--", "/bin/app", "write", "/dev/gantry/x", "x"]);
+    let _ = write.exits(1).stderr_contains(&["Read-only"]);
+    g.run(&["exec", "--app=a", "--env=NOTIFY_SOCKET=/dev/gantry/notify", &pod, "--", "/bin/app", "notify", "READY=1"])
+        .succeeded();
+    g.run(&["wait", "--condition=ready", &pod]).succeeded();
+}
+
+#[test]
+fn a_foreground_pod_is_reported_to_the_service_manager() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    for (flag, messages) in [
+        ("--sdnotify=ready", vec!["READY=1\nMAINPID=PID"]),
+        ("--sdnotify=app", vec!["STATUS=up", "READY=1\nMAINPID=PID", "WATCHDOG=1", "STOPPING=1"]),
+    ] {
+        let manager = Manager::new(&g);
+        let verbs = ["--", "seq", "env", "--", "notify", "STATUS=up\nREADY=1", "WATCHDOG=1", "STOPPING=1\nX=1", "--"];
+        let notify = flag.ends_with("app");
+        let verbs = if notify { &verbs[..] } else { &verbs[..1] };
+        let line = [&["run", "--rm", flag, &image][..], verbs, &["sleep", "1000"]].concat();
+        let mut command = g.command(&line);
+        command.env("NOTIFY_SOCKET", &manager.path).env("WATCHDOG_USEC", "5000000");
+        let run = g.spawn_command(&mut command);
+        for message in messages {
+            let got = manager.receive();
+            // The command's own process is the main process.
+            assert_eq!(got, message.replace("=PID", &format!("={}", run.pid())), "{flag}");
+        }
+        assert!(!manager.has_message(), "{flag}");
+        if notify {
+            assert!(run.stdout().contains("WATCHDOG_USEC=5000000"), "{}", run.stdout());
+        }
+        // As systemd stops a unit with KillMode=mixed.
+        run.signal(Signal::TERM);
+        let _ = run.wait().exits(143);
+        std::fs::remove_file(&manager.path).unwrap();
+    }
+    let manager = Manager::new(&g);
+    let mut command = g.command(&["run", "--rm", "--sdnotify=none", &image, "true"]);
+    g.spawn_command(command.env("NOTIFY_SOCKET", &manager.path)).wait().succeeded();
+    assert!(!manager.has_message());
+}
+
+#[test]
+fn a_detached_pod_is_reported_with_its_supervisor() {
+    let g = Gantry::new();
+    let manager = Manager::new(&g);
+    let image = g.fixture();
+    let verbs = ["--", "seq", "wait-file", "/go", "--", "notify", "READY=1", "--", "sleep", "1000"];
+    let mut command = g.command(&[&["run", "-d", "--sdnotify=app", &image, "--name=web"], &verbs[..]].concat());
+    let run = g.spawn_command(command.env("NOTIFY_SOCKET", &manager.path));
+    let pod = wait_for("the pod", || g.list().first().and_then(|pod| Some(pod["id"].as_str()?.to_owned())));
+    wait_for("the app", || g.run(&["exec", &pod, "--", "/bin/app", "touch-ready", "/go"]).code.eq(&0).then_some(()));
+    let out = run.wait().ok();
+    let status = g.run(&["status", "-o", "json", out.text()]).ok().json();
+    assert_eq!(manager.receive(), format!("MAINPID={}\nREADY=1", status["pid"]));
+}
