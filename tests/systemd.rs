@@ -14,22 +14,27 @@ struct Manager {
 impl Manager {
     fn new(g: &Gantry) -> Self {
         let path = g.scratch().join("manager");
-        let socket = UnixDatagram::bind(&path).unwrap();
-        socket.set_read_timeout(Some(DEADLINE)).unwrap();
-        Self { socket, path }
+        let bound = UnixDatagram::bind(&path).and_then(|socket| {
+            socket.set_read_timeout(Some(DEADLINE))?;
+            Ok(socket)
+        });
+        match bound {
+            Ok(socket) => Self { socket, path },
+            Err(error) => panic!("cannot bind {}: {error}", path.display()),
+        }
     }
 
     fn receive(&self) -> String {
         let mut bytes = [0; 4096];
-        let count = self.socket.recv(&mut bytes).expect("a notification");
-        String::from_utf8_lossy(&bytes[..count]).into_owned()
+        match self.socket.recv(&mut bytes) {
+            Ok(count) => String::from_utf8_lossy(&bytes[..count]).into_owned(),
+            Err(error) => panic!("no notification came: {error}"),
+        }
     }
 
     fn has_message(&self) -> bool {
-        self.socket.set_nonblocking(true).unwrap();
-        let received = self.socket.recv(&mut [0; 1]).is_ok();
-        self.socket.set_nonblocking(false).unwrap();
-        received
+        let received = self.socket.set_nonblocking(true).and_then(|()| self.socket.recv(&mut [0; 1]));
+        self.socket.set_nonblocking(false).is_ok() && received.is_ok()
     }
 }
 
@@ -45,7 +50,8 @@ fn an_app_reports_its_readiness() {
     let image = g.fixture();
     let script = ["--", "seq", "notify", "STATUS=loading", "--", "wait-file", "/go", "--", "notify"];
     let rest = ["READY=1\nSTATUS=up\nMAINPID=1", "READY=1", "--", "sleep", "1000"];
-    let pod = pod_id(&g.run(&[&["run", "-d", "--sdnotify=app", &image, "--name=web"], &script[..], &rest[..]].concat()).ok());
+    let pod =
+        pod_id(&g.run(&[&["run", "-d", "--sdnotify=app", &image, "--name=web"], &script[..], &rest[..]].concat()).ok());
     wait_for("the status text", || status_line(&g, &pod, "status-web").filter(|text| text == "loading"));
     assert_eq!(status_line(&g, &pod, "ready-web").as_deref(), Some("false"));
     let json = g.run(&["status", "-o", "json", &pod]).ok().json();
@@ -86,7 +92,8 @@ fn an_app_without_readiness_is_ready_when_it_runs() {
 fn an_app_cannot_speak_for_another() {
     let g = Gantry::new();
     let image = g.fixture();
-    let line = ["run", "-d", "--cap-add=SYS_PTRACE", &image, "--name=a", "--sdnotify=app", "--", "sleep", "1000", "---"];
+    let line =
+        ["run", "-d", "--cap-add=SYS_PTRACE", &image, "--name=a", "--sdnotify=app", "--", "sleep", "1000", "---"];
     let pod = pod_id(&g.run(&[&line[..], &[&image, "--name=b", "--", "sleep", "1000"]].concat()).ok());
     let json = g.run(&["status", "-o", "json", &pod]).ok().json();
     // The path through /proc leads to the other app's socket; its supervisor knows the sender's cgroup.

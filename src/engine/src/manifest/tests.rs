@@ -7,6 +7,7 @@ use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol}
 use gantry_model::spec::{
     AppOptions, Capabilities, DeviceIoLimits, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec,
 };
+use gantry_model::systemd::SdNotify;
 use gantry_model::ulimit::{Resource, Ulimit};
 use gantry_model::{AppName, AppSpec, NetMode};
 use proptest::collection::{btree_map, btree_set, vec};
@@ -106,6 +107,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             devices: limits[2].map(|_| "/dev/fuse:/dev/x:r".parse().unwrap()).into_iter().collect(),
             ulimits: limits[1].map(ulimit).into_iter().collect(),
             tmpfs: limits[0].map(|size| tmpfs(size, rest.2)).into_iter().collect(),
+            sdnotify: if rest.2[0] { SdNotify::App } else { SdNotify::None },
         },
         stop_signal: rest.3.1,
     })
