@@ -259,3 +259,66 @@ fn limits_of_added_apps() {
     assert_eq!(g.json(&["inspect", &pod])["limits"]["apps"]["it"], json!({ "memory": 48 << 20 }));
     g.run(&["stop", "--force", &pod]).succeeded();
 }
+
+/// What an app sees of its cgroup: its own as the root, read-only.
+#[test]
+fn an_app_sees_its_own_cgroup() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=it", "--memory=64m", "--pids-limit=50"], &["sleep", "forever"]);
+    let (_, is_v2) = cgroup_of(g.app_pid(&pod, "it"), "memory", 0);
+    let (memory, dir) = if is_v2 { ("memory.max", "") } else { ("memory/memory.limit_in_bytes", "memory/") };
+    let exec = |verb: &[&str]| g.run(&[&["exec", &pod, "--", "/bin/app"], verb].concat());
+    let limit = exec(&["cat", &format!("/sys/fs/cgroup/{memory}")]).ok().stdout;
+    assert_eq!(limit.trim(), (64 << 20).to_string());
+    let pids = exec(&["cat", if is_v2 { "/sys/fs/cgroup/pids.max" } else { "/sys/fs/cgroup/pids/pids.max" }]);
+    assert_eq!(pids.ok().stdout.trim(), "50");
+    // The pod's processes of other apps are in other cgroups; this one begins a namespace.
+    let groups = exec(&["cat", "/proc/self/cgroup"]).ok().stdout;
+    assert!(groups.lines().all(|line| line.ends_with(":/")), "{groups}");
+    // Neither the cgroups above nor those beside it.
+    let names = exec(&["ls", "/sys/fs/cgroup"]).ok().stdout;
+    let all = exec(&["ls", &format!("/sys/fs/cgroup/{dir}")]).ok().stdout;
+    assert!(!names.contains("gantry") && !all.contains("release_agent") && !all.contains("it\n"), "{names}{all}");
+    for file in ["cgroup.procs", &memory.replace("memory/", "")] {
+        let file = format!("/sys/fs/cgroup/{dir}{file}");
+        let _ = exec(&["write", &file, "0"]).exits(1).stderr_contains(&["Read-only file system"]);
+    }
+    let _ = exec(&["write", "/sys/fs/cgroup/new", "x"]).exits(1).stderr_contains(&["Read-only file system"]);
+    g.run(&["update", "--memory=96m", &pod]).succeeded();
+    assert_eq!(exec(&["cat", &format!("/sys/fs/cgroup/{memory}")]).ok().stdout.trim(), (96 << 20).to_string());
+    g.run(&["restart", &pod]).succeeded();
+    assert_eq!(exec(&["cat", &format!("/sys/fs/cgroup/{memory}")]).ok().stdout.trim(), (96 << 20).to_string());
+    g.run(&["stop", "--force", &pod]).succeeded();
+    // A user other than root sees the same, and no capability is left of those that mounting it needed.
+    let out = g.app(&["--user=1000"], &["seq", "caps", "--", "ls", "/sys/fs/cgroup"]).ok().stdout;
+    assert!(out.contains("CapPrm: 0000000000000000") && out.contains("CapEff: 0000000000000000"), "{out}");
+    assert!(out.contains("pids"), "{out}");
+    let all = g.app(&["--cap-drop=all"], &["caps"]).ok().stdout;
+    assert!(all.contains("CapBnd: 0000000000000000") && all.contains("CapPrm: 0000000000000000"), "{all}");
+}
+
+/// Debian's OpenJDK, of the host, sizes its heap by the memory limit of the app.
+#[test]
+fn java_sizes_its_heap() {
+    let g = Gantry::new();
+    let mut volumes = vec!["--volume=/usr:/usr:ro", "--volume=/usr/lib:/lib:ro", "--tmpfs=/tmp"];
+    if std::path::Path::new("/usr/lib64").exists() {
+        volumes.push("--volume=/usr/lib64:/lib64:ro");
+    }
+    let java = std::fs::canonicalize("/usr/bin/java").ok().and_then(|path| path.to_str().map(str::to_owned));
+    let Some(java) = java else { panic!("there is no /usr/bin/java: `./dev setup tests` brings it") };
+    // Debian keeps the configuration, which the JDK links to, in /etc/java-NN-openjdk.
+    let name = java.split('/').find(|part| part.starts_with("java-")).unwrap_or_default();
+    let etc = name.rsplit_once('-').map(|(name, _architecture)| format!("/etc/{name}")).unwrap_or_default();
+    let etc = format!("--volume={etc}:{etc}:ro");
+    let exec = format!("--exec={java}");
+    let heap = |memory: &str| -> u64 {
+        let image = g.fixture();
+        let flags = ["run", "--net=none", "--quiet", "--rm", memory, &etc];
+        let java = [&image, &exec, "--", "-XX:+PrintFlagsFinal", "-XX:MaxRAMPercentage=50", "-version"];
+        let out = g.run(&[&flags[..], &volumes, &java].concat()).ok().stdout;
+        let size = out.lines().find_map(|line| line.split_once(" MaxHeapSize ")?.1.split_ascii_whitespace().nth(1));
+        size.and_then(|size| size.parse().ok()).unwrap_or_else(|| panic!("{out}"))
+    };
+    assert_eq!((heap("--memory=256m") >> 20, heap("--memory=512m") >> 20), (128, 256));
+}

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | v2 (alone) | `PARENT/UUID`, the supervisor in `PARENT/UUID/_supervisor` | `PARENT/UUID/APP` |
 //! | v1 memory, cpu, cpuacct, pids, blkio; freezer without v2 | `PARENT/UUID` | `PARENT/UUID/APP` |
-//! | v1 cpuset, hugetlb, if a limit needs them | `PARENT/UUID` | `PARENT/UUID/APP` |
+//! | v1 cpuset, hugetlb, if a limit needs them or the app is to see it | `PARENT/UUID` | `PARENT/UUID/APP` |
 //! | v2 beside v1 (`unified`) | as v2, without controllers: to kill processes and confine devices | as v2 |
 //!
 //! libcontainer sees no hierarchy: it would parse the mount table 24 times, and it manages every cgroup that it sees.
@@ -24,6 +24,7 @@ use gantry_model::spec::Limits;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::cgroup_view::CgroupView;
 use crate::devices::{self, Device};
 use crate::failure::{Attempt, Result, failure};
 use crate::kernel_costs::CgroupMove;
@@ -234,6 +235,16 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Makes the pod's cgroup in the v1 hierarchy of cpuset for an app with limits by which programs size themselves:
+    /// Java (until 25) looks at none of them unless it finds this hierarchy, too.
+    pub(crate) fn require_view(&mut self, limits: &Limits) -> Result<()> {
+        let is_v1 = self.spare_roots.iter().any(|root| root.hierarchy().has_v1_controller("cpuset"));
+        if is_v1 && (limits.memory.is_some() || limits.cpu_bandwidth().is_some()) {
+            self.require_controllers(&["cpuset"])?;
+        }
+        Ok(())
+    }
+
     /// Makes the cgroups of an app in the hierarchies that it is not in yet, and moves its processes there.
     pub(crate) fn extend_app(&self, name: &str, app: &mut AppCgroup) -> Result<()> {
         for hierarchy in &self.hierarchies {
@@ -319,6 +330,11 @@ impl AppCgroup {
     fn join(&self, is_born_inside: bool) -> io::Result<()> {
         let mut cgroups = self.cgroups.iter().filter(|cgroup| !(is_born_inside && cgroup.is_v2()));
         cgroups.try_for_each(Cgroup::join)
+    }
+
+    /// What the app sees of them.
+    pub(crate) fn view(&self) -> CgroupView {
+        CgroupView::from_cgroups(&self.cgroups)
     }
 
     /// Sets the limits of new cgroups, which have none; returns those that have no effect on this host.

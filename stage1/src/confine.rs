@@ -14,6 +14,10 @@ use crate::seccomp::Filters;
 use crate::sys::{self, Executable};
 use crate::ulimits;
 
+/// The capabilities that a process has until it is locked down, besides those of its app: to mount its cgroups, to load
+/// a filter without no_new_privs, and to drop both from the bounding set.
+pub(crate) const ADMIN: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SETPCAP);
+
 /// Confines the processes of an app. Computed once per app.
 #[derive(Debug, Clone)]
 pub(crate) struct Confinement {
@@ -39,15 +43,14 @@ impl Confinement {
     }
 
     /// Raises the ambient set, through which a user other than root keeps capabilities across execve.
-    fn raise_ambient(&self, uid: u32) -> io::Result<()> {
+    fn raise_ambient(&self, uid: u32, is_admin: bool) -> io::Result<()> {
         if uid == 0 || self.ambient.is_empty() {
             return Ok(());
         }
         let mut sets = self.sets(uid);
-        if self.needs_admin() {
-            let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP;
-            sets.effective |= needed;
-            sets.permitted |= needed;
+        if is_admin {
+            sets.effective |= ADMIN;
+            sets.permitted |= ADMIN;
         }
         rustix::thread::set_capabilities(None, sets)?;
         for capability in self.ambient.iter() {
@@ -89,23 +92,27 @@ impl Confinement {
     /// and allocates nothing.
     ///
     /// The order is: signals, descriptors, resource limits, the ambient and the bounding set, the filter, and last the
-    /// capability that loading the filter needed.
-    pub(crate) fn lock_down(&self, uid: u32) -> Result<(), Unexecutable> {
-        self.try_lock_down(uid)
+    /// capability that loading the filter needed. `is_admin`: the process has [`ADMIN`] besides the capabilities of the
+    /// app.
+    pub(crate) fn lock_down(&self, uid: u32, is_admin: bool) -> Result<(), Unexecutable> {
+        self.try_lock_down(uid, is_admin)
             .map_err(|error| Unexecutable { kind: "internal", message: format!("cannot confine the app: {error}") })
     }
 
-    fn try_lock_down(&self, uid: u32) -> io::Result<()> {
+    fn try_lock_down(&self, uid: u32, is_admin: bool) -> io::Result<()> {
         sys::reset_signals();
         sys::close_all_on_exec()?;
         ulimits::apply(&self.ulimits)?;
-        self.raise_ambient(uid)?;
+        self.raise_ambient(uid, is_admin)?;
         if !self.new_privileges {
             rustix::thread::set_no_new_privs(true)?;
         }
-        if self.needs_admin() {
+        if is_admin {
             // Otherwise root would get CAP_SYS_ADMIN and CAP_SETPCAP back at execve.
             drop_bounding(!self.capabilities)?;
+        }
+        if is_admin && !self.needs_admin() {
+            rustix::thread::set_capabilities(None, self.sets(uid))?;
         }
         if let Some(filters) = &self.filters {
             sys::load_seccomp(&filters.first)?;

@@ -147,6 +147,8 @@ pub(crate) struct ProcessInputs<'a> {
     pub(crate) confinement: &'a Confinement,
     /// The devices of the host that the app gets.
     pub(crate) devices: &'a [Device],
+    /// The app's cgroups.
+    pub(crate) cgroup: &'a AppCgroup,
     /// The pod's PID 1.
     pub(crate) init: Pid,
 }
@@ -175,7 +177,8 @@ impl ProcessInputs<'_> {
         let path = format!("/bundles/{}/config.json", app.name);
         std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))?;
         let command = Command { argv: app.argv.clone(), env: spec::environment(&app.env, self.ids) };
-        let process = launcher::create(&app.name, command, self.confinement, self.ids.uid, stdio)?;
+        let view = self.cgroup.view();
+        let process = launcher::create(&app.name, command, self.confinement, self.ids.uid, view, stdio)?;
         self.set_oom_score(process.waiting.pid)?;
         let null = terminal::open_null(process.waiting.pid).attempt(|| "cannot open /dev/null of the app")?;
         Ok(MadeProcess { process, null })
@@ -222,8 +225,8 @@ fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 impl PreparedApp {
     /// The inputs of making its process.
     pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Pid) -> ProcessInputs<'a> {
-        let Self { plan: app, ids, confinement, devices, .. } = self;
-        ProcessInputs { plan, app, ids, confinement, devices, init }
+        let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;
+        ProcessInputs { plan, app, ids, confinement, devices, cgroup, init }
     }
 
     /// The app, with the ends of the stdio of its first process.
@@ -260,8 +263,8 @@ impl PreparedApp {
 impl App {
     /// The inputs of making another process.
     pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Pid) -> ProcessInputs<'a> {
-        let Self { plan: app, ids, confinement, devices, .. } = self;
-        ProcessInputs { plan, app, ids, confinement, devices, init }
+        let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;
+        ProcessInputs { plan, app, ids, confinement, devices, cgroup, init }
     }
 
     /// Records that the waiting process has executed the app's program.

@@ -29,10 +29,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags};
-use rustix::thread::CapabilitySet;
 
 use crate::app::App;
-use crate::confine::{self, Command};
+use crate::confine::{self, ADMIN, Command};
 use crate::failure::{Attempt, Result, failure};
 use crate::launcher::EXECVE_TIMEOUT;
 use crate::program::Unexecutable;
@@ -230,7 +229,8 @@ impl Helper<'_> {
         })?;
         process.close_all_but(&[failed_writer.as_raw_fd(), messages.as_raw_fd()]).map_err(cannot_enter)?;
         let program = confine::prepare(&command)?;
-        self.app.confinement.lock_down(self.ids.uid)?;
+        let confinement = &self.app.confinement;
+        confinement.lock_down(self.ids.uid, confinement.needs_admin())?;
         // The app's filter may deny the system calls that an allocation makes.
         let forked = sys::fork(self.thread, libc::CLONE_PARENT, |_| {
             let (step, error) = self.execute(&program, messages);
@@ -247,15 +247,15 @@ impl Helper<'_> {
         }
     }
 
-    /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount
-    /// namespace. The supervisor is in the other namespaces already.
+    /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount and cgroup
+    /// namespaces. The supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
         if let Some(score) = self.app.plan.options.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
         }
         ulimits::raise(&self.app.plan.options.ulimits)?;
         sys::setns(self.init.as_fd(), libc::CLONE_NEWPID)?;
-        sys::setns(self.target.as_fd(), libc::CLONE_NEWNS)?;
+        sys::setns(self.target.as_fd(), libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {
             (Some(given), _) => set_client_stdio(given, self.null, self.ids.uid),
@@ -313,10 +313,9 @@ impl Helper<'_> {
         let mut sets = confinement.sets(self.ids.uid);
         let mut bounding = confinement.capabilities;
         if confinement.needs_admin() {
-            let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP;
-            bounding |= needed;
-            sets.effective |= needed;
-            sets.permitted |= needed;
+            bounding |= ADMIN;
+            sets.effective |= ADMIN;
+            sets.permitted |= ADMIN;
         }
         confine::drop_bounding(!bounding)?;
         rustix::thread::set_keep_capabilities(true)?;

@@ -147,6 +147,9 @@ impl Launch {
         let ineffective = self.cgroups.set_pod_limits(None, &plan.limits, &self.block_devices);
         self.cgroups.warn(&ineffective?);
         let mut cgroups = Vec::with_capacity(plan.apps.len());
+        for limits in plan.apps.iter().map(|app| &app.options.limits).chain([&plan.limits]) {
+            self.cgroups.require_view(limits)?;
+        }
         for app in &plan.apps {
             self.app_cgroups.push(app.name.clone());
             cgroups.push(self.cgroups.app(&app.name, &app.options.limits, &self.block_devices).of_app(&app.name)?);

@@ -32,6 +32,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags};
 
+use crate::cgroup_view::CgroupView;
 use crate::confine::{self, Command, Confinement};
 use crate::failure::{Attempt, Result, failure};
 use crate::refusal;
@@ -74,6 +75,7 @@ pub(crate) fn create(
     command: Command,
     confinement: &Confinement,
     uid: u32,
+    view: CgroupView,
     stdio: Stdio,
 ) -> Result<CreatedApp> {
     let _thread = SingleThreaded::check().attempt(|| "cannot make a container")?;
@@ -85,6 +87,7 @@ pub(crate) fn create(
         command: Rc::new(command),
         confinement: confinement.clone(),
         uid,
+        view: Rc::new(view),
         mark: Rc::new(ForkMark::new().attempt(|| "cannot mark the supervisor's process")?),
         supervisor_fds: supervisor_fds(&its_end, &stdio)?.into(),
         channel: Rc::new(its_end),
@@ -197,6 +200,7 @@ struct AppExecutor {
     command: Rc<Command>,
     confinement: Confinement,
     uid: u32,
+    view: Rc<CgroupView>,
     mark: Rc<ForkMark>,
     supervisor_fds: Rc<[RawFd]>,
     channel: Rc<OwnedFd>,
@@ -204,8 +208,10 @@ struct AppExecutor {
 
 impl Executor for AppExecutor {
     fn exec(&self, _: &Spec) -> std::result::Result<(), ExecutorError> {
+        // An app that does not see its cgroup runs nevertheless.
+        let _without_a_view = self.view.enter();
         match confine::prepare(&self.command).and_then(|program| {
-            self.confinement.lock_down(self.uid)?;
+            self.confinement.lock_down(self.uid, true)?;
             Ok(program)
         }) {
             Ok(program) => {

@@ -12,6 +12,7 @@
 mod app;
 mod attaching;
 mod cgroup;
+mod cgroup_view;
 mod confine;
 mod control;
 mod copy;

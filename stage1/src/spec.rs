@@ -2,10 +2,9 @@
 //! itself does what that ignores (seccomp, resources) or does not offer it (propagation).
 
 use gantry_contract::plan::{App, Plan};
-use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
-use crate::confine::{Confinement, names};
+use crate::confine::{ADMIN, Confinement, names};
 use crate::devices::Device;
 use crate::mounts::is_left_to_libcontainer;
 use crate::root::root_path;
@@ -71,13 +70,9 @@ pub(crate) fn config(
 }
 
 fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
-    let mut own = confinement.sets(ids.uid).permitted;
-    let mut bounding = confinement.capabilities;
-    if confinement.needs_admin() {
-        // They are dropped right after the filter is loaded (confine.rs).
-        own |= CapabilitySet::SYS_ADMIN | CapabilitySet::SETPCAP;
-        bounding |= own;
-    }
+    // They are dropped when the process is locked down (confine.rs).
+    let own = confinement.sets(ids.uid).permitted | ADMIN;
+    let bounding = confinement.capabilities | own;
     let mut process = json!({
         "terminal": app.options.terminal,
         "user": { "uid": ids.uid, "gid": ids.gid, "additionalGids": ids.groups, "umask": 0o022 },

@@ -325,6 +325,9 @@ impl Supervisor {
         if !self.pod.cgroups.remove(name) {
             return Ok(false);
         }
+        if let Some(app) = self.pod.apps.get(token) {
+            self.pod.cgroups.require_view(&app.plan.options.limits)?;
+        }
         let cgroup = self.pod.cgroups.app(name, &Limits::default(), &self.pod.block_devices)?;
         if let Some(app) = self.pod.apps.get_mut(token) {
             app.cgroup = cgroup;

@@ -139,6 +139,7 @@ impl Supervisor {
     fn prepare_new(&mut self, request: &AddApp, number: u16) -> Result<(PreparedApp, Maker, AppStdio)> {
         // The default limits until the process is made; the app's own follow in `complete_add`.
         self.pod.cgroups.require_controllers(&extra_controllers(&request.app.options.limits).collect::<Vec<_>>())?;
+        self.pod.cgroups.require_view(&request.app.options.limits)?;
         self.pod.block_devices.extend(request.block_devices.clone());
         let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default(), &self.pod.block_devices)?;
         let etc = self.pod.etc_files()?;
