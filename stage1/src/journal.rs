@@ -1,11 +1,25 @@
 //! Writes the journal: one `write` per fact, to a file opened for appending.
+//!
+//! A journal that has grown long is replaced by a shorter one of the same meaning ([`journal::compact`]), which is
+//! written beside it and renamed. Nothing is appended meanwhile.
+//!
+//! | killed after | left behind | removed by |
+//! |---|---|---|
+//! | the new file was made | `journal.new`; the journal is whole | the engine, when it finalizes the pod |
+//! | the rename | the new journal, which is whole | |
+//!
+//! Neither file is synced: a power cut may lose facts, and the pod has ended then. Its row has those that were
+//! reconciled.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use gantry_contract::journal::{Fact, Record, line};
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use gantry_contract::files::{JOURNAL, NEW_JOURNAL};
+use gantry_contract::journal::{self, Fact, Record, line};
+use gantry_host::file::read_stream;
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::failure::{Attempt, Result};
@@ -13,11 +27,24 @@ use crate::failure::{Attempt, Result};
 /// Disk space reserved for the journal, in bytes.
 const RESERVED: u64 = 16 << 10;
 
+/// The size in bytes at which a journal is replaced: this one, or twice that of the last compaction.
+const MIN_COMPACTED_SIZE: u64 = 512 << 10;
+
+/// How many of the newest facts of each app stay: some 30 attempts.
+const MAX_FACTS_PER_APP: usize = 128;
+
+/// The maximum size of a journal that is compacted, in bytes. Compactions keep it far below.
+const MAX_SIZE: u64 = 64 << 20;
+
 /// The open journal of this pod.
 pub(crate) struct Journal {
     file: OwnedFd,
     /// Whether the file ends within a line because the disk was full.
     is_torn: Cell<bool>,
+    /// Its size in bytes.
+    size: Cell<u64>,
+    /// The size at which it is replaced.
+    compact_at: u64,
 }
 
 /// Nanoseconds since the epoch.
@@ -29,16 +56,52 @@ pub(crate) fn now() -> i64 {
 impl Journal {
     /// Opens the journal of the pod directory, empty.
     pub(crate) fn create(pod_dir: &OwnedFd) -> Result<Self> {
+        Self::create_file(pod_dir, JOURNAL).attempt(|| "cannot make the pod's journal")
+    }
+
+    fn create_file(pod_dir: &OwnedFd, name: &str) -> rustix::io::Result<Self> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(pod_dir, gantry_contract::files::JOURNAL, flags, Mode::from_raw_mode(0o600))
-            .attempt(|| "cannot make the pod's journal")?;
+        let file = rustix::fs::openat(pod_dir, name, flags, Mode::from_raw_mode(0o600))?;
         // The last facts must fit when the disk is full. File systems without fallocate do without the reserve.
         let reserved = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVED);
         if let Err(full @ (Errno::NOSPC | Errno::DQUOT)) = reserved {
-            return Err(full).attempt(|| "cannot reserve disk space for the pod's journal");
+            return Err(full);
         }
-        Ok(Self { file, is_torn: Cell::new(false) })
+        Ok(Self { file, is_torn: Cell::new(false), size: Cell::new(0), compact_at: MIN_COMPACTED_SIZE })
+    }
+
+    /// Replaces the journal by a shorter one if it has grown long. Takes some milliseconds.
+    pub(crate) fn compact_if_long(&mut self, pod_dir: &OwnedFd) {
+        if self.size.get() < self.compact_at {
+            return;
+        }
+        match self.compact(pod_dir) {
+            Ok(shorter) => *self = shorter,
+            Err(error) => {
+                tracing::warn!("cannot shorten the journal: {error}");
+                self.compact_at = self.size.get() + MIN_COMPACTED_SIZE;
+                let _removed_by_the_engine = rustix::fs::unlinkat(pod_dir, NEW_JOURNAL, AtFlags::empty());
+            }
+        }
+    }
+
+    fn compact(&self, pod_dir: &OwnedFd) -> rustix::io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = File::from(rustix::fs::openat(pod_dir, JOURNAL, flags, Mode::empty())?);
+        let bytes = read_stream(file, MAX_SIZE).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let bytes = journal::compact(&bytes, MAX_FACTS_PER_APP);
+        let mut shorter = Self::create_file(pod_dir, NEW_JOURNAL)?;
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let written = rustix::io::retry_on_intr(|| rustix::io::write(&shorter.file, rest))?;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        rustix::fs::renameat(pod_dir, NEW_JOURNAL, pod_dir, JOURNAL)?;
+        let size = bytes.len() as u64;
+        shorter.size.set(size);
+        shorter.compact_at = MIN_COMPACTED_SIZE.max(size.saturating_mul(2));
+        Ok(shorter)
     }
 
     /// Appends a fact. On a full disk it is lost: the supervisor logs a warning and keeps the pod running, and the
@@ -50,7 +113,11 @@ impl Journal {
             bytes.insert(0, b'\n');
         }
         let why = match rustix::io::retry_on_intr(|| rustix::io::write(&self.file, &bytes)) {
-            Ok(written) if written == bytes.len() => return self.is_torn.set(false),
+            Ok(written) if written == bytes.len() => {
+                // The file is opened for appending: its end.
+                self.size.set(rustix::fs::tell(&self.file).unwrap_or(0));
+                return self.is_torn.set(false);
+            }
             Ok(written) => {
                 self.is_torn.set(written > 0 || self.is_torn.get());
                 "the disk is full".to_owned()
@@ -70,7 +137,7 @@ mod tests {
     #[test]
     fn a_torn_record_does_not_damage_the_next() {
         let (reader, file) = rustix::pipe::pipe_with(PipeFlags::NONBLOCK).unwrap();
-        let journal = Journal { file, is_torn: Cell::new(false) };
+        let journal = Journal { file, is_torn: Cell::new(false), size: Cell::new(0), compact_at: MIN_COMPACTED_SIZE };
         let long = Fact::Stopping { reason: "x".repeat(100_000) };
         journal.append(long);
         assert!(journal.is_torn.get());
@@ -81,5 +148,30 @@ mod tests {
         let parsed = gantry_contract::journal::parse(&bytes[..torn + rest]);
         assert_eq!(parsed.records.iter().map(|r| &r.fact).collect::<Vec<_>>(), [&Fact::Ended]);
         assert!(!journal.is_torn.get());
+    }
+
+    #[test]
+    fn a_long_journal_is_replaced() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = OwnedFd::from(File::open(temp.path()).unwrap());
+        let mut journal = Journal::create(&dir).unwrap();
+        let read = || gantry_contract::journal::parse(&std::fs::read(temp.path().join(JOURNAL)).unwrap());
+        let mut compactions = 0;
+        for attempt in 0..20_000 {
+            journal.append(Fact::AppStopping { app: "a".into(), attempt });
+            let before = journal.size.get();
+            journal.compact_if_long(&dir);
+            compactions += usize::from(journal.size.get() < before);
+            assert!(journal.size.get() < 2 * MIN_COMPACTED_SIZE);
+        }
+        assert!(compactions >= 2, "{compactions}");
+        assert_eq!(read().records.last().map(|r| &r.fact), Some(&Fact::AppStopping { app: "a".into(), attempt: 19_999 }));
+        // A directory in the place of the new file: the journal stays, and is tried again when it has grown.
+        std::fs::create_dir(temp.path().join(NEW_JOURNAL)).unwrap();
+        journal.compact_at = 0;
+        journal.compact_if_long(&dir);
+        assert_eq!(journal.compact_at, journal.size.get() + MIN_COMPACTED_SIZE);
+        journal.append(Fact::Ended);
+        assert_eq!(read().records.last().map(|r| &r.fact), Some(&Fact::Ended));
     }
 }

@@ -387,6 +387,7 @@ impl Supervisor {
             }
             self.record_dropped(token);
         }
+        self.journal.compact_if_long(&self.pod.jail.pod_dir);
         self.connections.retain(|connection| connection.deadline > now);
         self.accept_after = self.accept_after.filter(|at| *at > now);
         self.time_out_execs(now);

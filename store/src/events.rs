@@ -217,6 +217,20 @@ impl Store {
         })
     }
 
+    /// The newest kept event of this kind with this subject: a pod's UUID or an image's id.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn last_event(&self, kind: EventKind, subject: &str) -> Result<Option<Event>, StoreError> {
+        self.conn
+            .prepare_cached(
+                "SELECT seq, boot, kind, at, subject, name, data FROM event WHERE kind = ?1 AND subject = ?2
+                    ORDER BY seq DESC LIMIT 1",
+            )
+            .and_then(|mut one| one.query_row(params![kind.as_str(), subject], read).optional())
+            .map_err(StoreError::sql("read the last event"))
+    }
+
     /// The number after which every kept event of `since` or later lies; a trimmed number if events of that time may be
     /// gone, so that [`Self::events_page`] reports the gap.
     ///

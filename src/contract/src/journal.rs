@@ -2,7 +2,13 @@
 //!
 //! A reader takes the complete lines and ignores a torn last one (left by a crash of the host; a `kill -9` does not
 //! tear a single `write`). Reconciling updates the database from the journal.
+//!
+//! The supervisor replaces a journal that has grown long by a shorter one of the same meaning ([`compact`]), under the
+//! same name. A reader that has the former file open reads it as it was at that moment.
 
+mod compact;
+
+pub use compact::compact;
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, ProcessExit, start};
@@ -95,6 +101,24 @@ pub enum Fact {
     /// A fact of a newer supervisor that this reader does not know.
     #[serde(other, skip_serializing)]
     Unknown,
+}
+
+impl Fact {
+    /// The app that it concerns; `None`: the pod.
+    #[must_use]
+    pub fn app(&self) -> Option<&str> {
+        match self {
+            Self::AppStarted(started) => Some(&started.app),
+            Self::AppCreated { app }
+            | Self::AppReady { app, .. }
+            | Self::AppStopping { app, .. }
+            | Self::AppRemoved { app }
+            | Self::AppExited { app, .. }
+            | Self::LogDropped { app, .. } => Some(app),
+            Self::Paused { app } | Self::Resumed { app } | Self::LimitsUpdated { app } => app.as_deref(),
+            Self::Ready(_) | Self::Failed(_) | Self::Stopping { .. } | Self::Ended | Self::Unknown => None,
+        }
+    }
 }
 
 /// One line, with its newline.

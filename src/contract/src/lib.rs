@@ -40,6 +40,8 @@ pub mod files {
     pub const PLAN: &str = "plan.json";
     /// The journal.
     pub const JOURNAL: &str = "journal";
+    /// A shorter journal that is about to replace it.
+    pub const NEW_JOURNAL: &str = "journal.new";
     /// The control socket (Unix seqpacket, mode 0600). Deep data directories make its path longer than `sun_path`:
     /// both sides go through `/proc/self/fd/N/control`.
     pub const CONTROL: &str = "control";

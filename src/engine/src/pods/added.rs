@@ -97,7 +97,7 @@ impl Engine {
     /// Writes the record in place of the last one.
     pub(crate) fn write_added_apps(&self, id: PodId, added: &AddedApps, _lock: &AppsLock) -> Result<(), PodError> {
         let dir = self.pod_dir(id);
-        let (path, temp) = (dir.join(ADDED), dir.join("added.json.new"));
+        let (path, temp) = (dir.join(ADDED), dir.join(pod_dir::NEW_ADDED));
         let bytes = serde_json::to_vec(added).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
         pod_dir::write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
         std::fs::rename(&temp, &path).map_err(PodError::io("write", path))

@@ -285,3 +285,7 @@ mod tests {
         assert_eq!(histories.names().collect::<Vec<_>>(), [name("a")]);
     }
 }
+
+#[cfg(test)]
+#[path = "compaction_tests.rs"]
+mod compaction_tests;

@@ -21,6 +21,11 @@ pub(crate) const MANIFEST: &str = "pod.json";
 /// A marker: the pod is to be removed as soon as it has ended.
 const REMOVE_WHEN_ENDED: &str = "remove-when-ended";
 
+/// A plan that is about to replace another one.
+const NEW_PLAN: &str = "plan.json.new";
+/// A record of added apps ([`crate::pods::added`]) that is about to replace another one.
+pub(crate) const NEW_ADDED: &str = "added.json.new";
+
 const MAX_JOURNAL: u64 = 64 << 20;
 pub(crate) const MAX_PLAN: u64 = 64 << 20;
 
@@ -89,7 +94,7 @@ pub(crate) fn fill(dir: &Path, plan: &Plan) -> Result<(), PodError> {
 pub(crate) fn write_plan(dir: &Path, plan: &Plan) -> Result<(), PodError> {
     let path = dir.join(files::PLAN);
     let bytes = serde_json::to_vec(plan).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
-    let temp = dir.join("plan.json.new");
+    let temp = dir.join(NEW_PLAN);
     write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
     std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
 }
@@ -134,6 +139,13 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
         }
     }
     Ok(())
+}
+
+/// Removes the temporary files of killed processes. The caller holds the pod's lock.
+pub(crate) fn remove_temporary_files(dir: &Path) {
+    for name in [NEW_PLAN, NEW_ADDED, files::NEW_JOURNAL] {
+        let _absent_or_left_for_rm = std::fs::remove_file(dir.join(name));
+    }
 }
 
 /// Marks the pod to be removed as soon as it has ended, by the first process that notices.

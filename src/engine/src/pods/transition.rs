@@ -12,6 +12,7 @@ use gantry_store::{Change, Moved, Networks, PodRow, StoreError};
 use crate::logs::repair;
 use crate::pods::app_history::{AppChanges, AppHistories};
 use crate::pods::outcome::{self, Observation};
+use crate::pods::pod_dir;
 use crate::{Engine, PodError};
 
 impl Engine {
@@ -82,6 +83,9 @@ impl Engine {
     /// Gives up the preparation of a pod: removes its resources from the host, then records the phase.
     pub(crate) fn abort(&self, row: &PodRow, failure: Option<String>) -> Result<Option<PodRow>, PodError> {
         self.remove_leftovers(row.id);
+        if self.writes.get() {
+            pod_dir::remove_temporary_files(&self.pod_dir(row.id));
+        }
         self.step(row, Change { failure, ..Change::along(Edge::Aborted(gantry_store::now())) })
     }
 
@@ -112,6 +116,9 @@ impl Engine {
                 // `doctor --deep` reports a log that could not be repaired.
                 let _left_for_doctor = repair::repair(&self.pod_dir(row.id));
             }
+        }
+        if self.writes.get() {
+            pod_dir::remove_temporary_files(&self.pod_dir(row.id));
         }
         let Some(mut row) = self.record_readiness(row.clone(), journal)? else { return Ok(None) };
         // Usually the end of each app is one change, which is part of the step.

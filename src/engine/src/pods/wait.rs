@@ -5,7 +5,8 @@ use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use gantry_model::{AppName, AppState, Phase, PodEnd, PodId};
+use gantry_contract::journal::Fact;
+use gantry_model::{AppName, AppState, Event, EventKind, Phase, PodEnd, PodId};
 
 use crate::host::process::{self, Deadline};
 use crate::pods::app_history::AppHistories;
@@ -17,7 +18,8 @@ use crate::{Engine, PodError};
 /// Poll interval for a pod without a supervisor.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Keeps a running pod's journal open, so that its end is known even if the pod is removed as soon as it has ended.
+/// Keeps a running pod's journal open, so that its end is known even if the pod is removed as soon as it has ended. A
+/// journal that the supervisor has replaced meanwhile lacks the end; then the event of the end has it.
 #[derive(Debug)]
 pub struct EndWatch {
     id: PodId,
@@ -80,10 +82,27 @@ impl Engine {
     fn end_by_journal(&self, watch: &EndWatch) -> Result<Ended, PodError> {
         let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
         let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
+        if !journal.records.iter().any(|record| record.fact == Fact::Ended)
+            && let Some(end) = self.recorded_end(watch.id)?
+        {
+            return Ok(Ended { end, out_of_memory: Vec::new() });
+        }
         let apps: Vec<_> = AppHistories::from_journal(&journal).names().map(|app| (app, AppState::Waiting)).collect();
         let observation = Observation { now: gantry_store::now(), restarted: false, sandbox: watch.sandbox };
         let outcome = outcome::outcome(&apps, &journal, observation);
         Ok(Ended::new(outcome.end, outcome.apps))
+    }
+
+    /// The end of a pod, from its event.
+    fn recorded_end(&self, id: PodId) -> Result<Option<PodEnd>, PodError> {
+        let event = self.store.last_event(EventKind::PodExited, &id.to_string()).map_err(PodError::store)?;
+        let end = |event: Event| {
+            let data = event.event.data;
+            let exit_code = data.get("exit_code")?.parse().ok()?;
+            let failed_app = data.get("failed_app").and_then(|app| app.parse().ok());
+            Some(PodEnd { exit_code, failed_app, reason: data.get("reason").cloned().unwrap_or_default() })
+        };
+        Ok(event.and_then(end))
     }
 
     /// Waits until the pod is in a final phase. `None`: the deadline passed.
