@@ -165,7 +165,10 @@ mod tests {
             assert!(journal.size.get() < 2 * MIN_COMPACTED_SIZE);
         }
         assert!(compactions >= 2, "{compactions}");
-        assert_eq!(read().records.last().map(|r| &r.fact), Some(&Fact::AppStopping { app: "a".into(), attempt: 19_999 }));
+        assert_eq!(
+            read().records.last().map(|r| &r.fact),
+            Some(&Fact::AppStopping { app: "a".into(), attempt: 19_999 })
+        );
         // A directory in the place of the new file: the journal stays, and is tried again when it has grown.
         std::fs::create_dir(temp.path().join(NEW_JOURNAL)).unwrap();
         journal.compact_at = 0;

@@ -146,7 +146,7 @@ pub enum RemoveImageError {
         pods: Vec<PodId>,
     },
     /// There is none.
-    #[error("there is no image {0}: 'gantry image list' shows those there are")]
+    #[error("there is no image {0}: 'gantry image list' lists the images")]
     NotFound(ImageId),
     /// The database.
     #[error(transparent)]

@@ -188,7 +188,9 @@ CREATE TABLE volume (
 CREATE TABLE pod_volume (
     pod TEXT NOT NULL REFERENCES pod (id) ON DELETE CASCADE,
     volume TEXT NOT NULL REFERENCES volume (name),
-    PRIMARY KEY (pod, volume)
+    -- The app of a running pod that was added with it, and with which the row goes; empty: the pod was created with it.
+    app TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (pod, volume, app)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_volume_volume ON pod_volume (volume);
 ";

@@ -285,7 +285,7 @@ impl Kind for StepError {
 #[derive(Debug, Error)]
 pub enum ResolveError {
     /// No pod's id begins so.
-    #[error("there is no pod {prefix}: 'gantry list' shows those there are")]
+    #[error("there is no pod {prefix}: 'gantry list' lists the pods")]
     NotFound {
         /// The prefix.
         prefix: PodPrefix,
@@ -500,7 +500,7 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
             return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
         }
     }
-    match row::refer_to_volumes(tx, &id, &pod.volumes).map_err(sql())? {
+    match row::refer_to_volumes(tx, &id, None, &pod.volumes).map_err(sql())? {
         Some(missing) => Err(InsertPodError::NoSuchVolume(missing)),
         None => Ok(()),
     }

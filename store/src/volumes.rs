@@ -50,7 +50,7 @@ struct Description {
 #[derive(Debug, Error)]
 pub enum RemoveVolumeError {
     /// There is none.
-    #[error("there is no volume '{0}': 'gantry volume list' shows those there are")]
+    #[error("there is no volume '{0}': 'gantry volume list' lists the volumes")]
     NotFound(VolumeName),
     /// Pods refer to it.
     #[error("volume '{name}' is used by {}: remove those first", pods_text(pods))]

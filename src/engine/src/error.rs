@@ -103,10 +103,10 @@ impl Kind for EngineError {
 #[derive(Debug, Error)]
 pub enum PodError {
     /// No such pod.
-    #[error("there is no pod {0}: 'gantry list' shows those there are")]
+    #[error("there is no pod {0}: 'gantry list' lists the pods")]
     NotFound(PodPrefix),
     /// No pod has this id or name.
-    #[error("there is no pod '{}': 'gantry list' shows those there are", gantry_model::id::shown(.0))]
+    #[error("there is no pod '{}': 'gantry list' lists the pods", gantry_model::id::shown(.0))]
     NoSuchPod(String),
     /// Several pods have this name.
     #[error(

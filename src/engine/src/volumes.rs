@@ -14,7 +14,7 @@ use crate::{Engine, PodError};
 #[derive(Debug, Error)]
 pub enum VolumeError {
     /// No such volume.
-    #[error("there is no volume '{0}': 'gantry volume list' shows those there are")]
+    #[error("there is no volume '{0}': 'gantry volume list' lists the volumes")]
     NotFound(VolumeName),
     /// The volume cannot be removed.
     #[error(transparent)]

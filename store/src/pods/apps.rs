@@ -83,7 +83,8 @@ impl Store {
             if insert(tx, id, app, self.now().0).map_err(sql())? == 0 {
                 return Err(AddAppError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
             }
-            if let Some(missing) = row::refer_to_volumes(tx, &id.to_string(), volumes).map_err(sql())? {
+            if let Some(missing) = row::refer_to_volumes(tx, &id.to_string(), Some(&app.name), volumes).map_err(sql())?
+            {
                 return Err(AddAppError::NoSuchVolume(missing));
             }
             load(tx, id).map_err(sql())?.ok_or(AddAppError::NotRunning { id, phase: "removed" })

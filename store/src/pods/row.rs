@@ -327,10 +327,12 @@ pub(crate) fn write_networks(conn: &Connection, pod: PodId, got: &Networks) -> r
     update.execute(params![pod.to_string(), got.text()]).map(drop)
 }
 
-/// Adds the volumes to those that the pod keeps from being removed. Returns the first one that does not exist.
+/// Adds the volumes to those that the pod, or an `app` that is added to it, keeps from being removed. Returns the first
+/// one that does not exist.
 pub(crate) fn refer_to_volumes(
     conn: &Connection,
     pod: &str,
+    app: Option<&AppName>,
     volumes: &BTreeSet<VolumeName>,
 ) -> rusqlite::Result<Option<VolumeName>> {
     for name in volumes {
@@ -341,18 +343,19 @@ pub(crate) fn refer_to_volumes(
         if !exists {
             return Ok(Some(name.clone()));
         }
-        conn.prepare_cached("INSERT INTO pod_volume (pod, volume) VALUES (?1, ?2) ON CONFLICT DO NOTHING")?
-            .execute([pod, name.as_str()])?;
+        conn.prepare_cached("INSERT INTO pod_volume (pod, volume, app) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING")?
+            .execute([pod, name.as_str(), app.map_or("", AppName::as_str)])?;
     }
     Ok(None)
 }
 
-/// Deletes the rows of apps.
+/// Deletes the rows of apps, with the references to the volumes that they were added with.
 pub(crate) fn delete_apps(conn: &Connection, pod: PodId, names: &[AppName]) -> rusqlite::Result<()> {
     let pod = pod.to_string();
     names.iter().try_for_each(|name| {
-        let mut delete = conn.prepare_cached("DELETE FROM app WHERE pod = ?1 AND name = ?2")?;
-        delete.execute([pod.as_str(), name.as_str()]).map(drop)
+        let key = [pod.as_str(), name.as_str()];
+        conn.prepare_cached("DELETE FROM pod_volume WHERE pod = ?1 AND app = ?2")?.execute(key)?;
+        conn.prepare_cached("DELETE FROM app WHERE pod = ?1 AND name = ?2")?.execute(key).map(drop)
     })
 }
 

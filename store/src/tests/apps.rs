@@ -115,9 +115,12 @@ fn added_apps_protect_their_image_and_volumes() {
     let missing = store.add_app(pod.id, &new_app("c", &digest("none")), &Default::default()).unwrap_err();
     assert!(matches!(missing, AddAppError::NoSuchImage { .. }), "{missing}");
     assert!(matches!(store.remove_image(&image), Err(RemoveImageError::InUse { .. })));
-    assert!(store.remove_volume(&volume).is_err());
-    let pod = update(store, &pod, &[], &[name("a"), name("b")]);
+    let pod = update(store, &pod, &[], &[name("a")]);
+    assert!(store.remove_volume(&volume).is_err(), "the other app has it");
+    let pod = update(store, &pod, &[], &[name("b")]);
     assert_eq!(pod.apps, []);
+    assert_eq!(store.volume(&volume).unwrap().unwrap().pods, [].into());
+    store.remove_volume(&volume).unwrap();
     store.remove_image(&image).unwrap();
 }
 

@@ -25,7 +25,7 @@ use crate::{Engine, ImageView, PodError, RmError, Secrets};
 #[derive(Debug, Error)]
 pub enum ImageError {
     /// No image has this name or id.
-    #[error("there is no image '{0}' in the store: 'gantry image list' shows those there are")]
+    #[error("there is no image '{0}' in the store: 'gantry image list' lists the images")]
     NotFound(String),
     /// Several images match.
     #[error("'{name}' fits several images: {}", .some.join(", "))]

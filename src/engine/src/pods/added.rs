@@ -2,8 +2,8 @@
 //! manifest, which describe the pod as it was created.
 //!
 //! Written before the supervisor is asked to add an app, while the lock on `apps.lock` is held. So an entry without a
-//! row is the leftover of a command that was killed, and the next one drops it. Manifests, `inspect` and the adoption
-//! of a pod whose row was lost read it.
+//! row is the leftover of a command that was killed, and the next one drops it; or the row was lost with the database,
+//! if the supervisor has the app. Manifests, `inspect` and the adoption of pods and apps whose rows were lost read it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -101,6 +101,11 @@ impl Engine {
         let bytes = serde_json::to_vec(added).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
         pod_dir::write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
         std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
+    }
+
+    /// Removes what a killed process left of [`Self::write_added_apps`].
+    pub(crate) fn remove_temporary_record(&self, id: PodId, _lock: &AppsLock) {
+        let _absent_or_left_for_rm = std::fs::remove_file(self.pod_dir(id).join(pod_dir::NEW_ADDED));
     }
 
     /// Drops an app from the record.

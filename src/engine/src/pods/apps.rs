@@ -15,7 +15,8 @@
 //! | add | the creation | Creating, journal says created | Created |
 //! | start, restart | the request | Created or Exited, journal says started | running, attempt + 1 |
 //! | stop, restart | the request | running, journal says exited | Exited |
-//! | remove | the request | Exited, journal says removed | no row |
+//! | remove | the request | Exited, journal says removed | no row; its entry in `added.json` goes with it |
+//! | any of them | the database was replaced by a backup | no row, on record in `added.json`, journal says created | a row again |
 //! | any | | the pod has ended | Creating: no row. Created: stays. Running: Exited |
 
 use std::collections::BTreeSet;
@@ -31,7 +32,7 @@ use gantry_model::id::shown;
 use gantry_model::spec::{AddedAppSpec, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{AppName, AppState, ErrorKind, Phase, PodId, PodSpec};
-use gantry_store::{Moved, NewApp, PodRow};
+use gantry_store::{AppRow, Moved, NewApp, PodRow};
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
@@ -91,7 +92,11 @@ impl Engine {
         self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
         let row = self.running_pod(id)?;
         let (plan, mut added) = self.plan_and_added_apps(id)?;
-        added.apps.retain(|app| row.apps.iter().any(|known| known.name.as_str() == app.app.name));
+        let unlisted = unknown_apps(&row, &self.journal(id).map_err(EngineError::from_cause)?);
+        added.apps.retain(|app| {
+            let mut names = row.apps.iter().map(|known| &known.name).chain(&unlisted);
+            names.any(|name| name.as_str() == app.app.name)
+        });
         let names: Vec<VolumeSpec> = added.apps.iter().flat_map(|app| app.volumes.clone()).collect();
         check(&spec, &row, &plan, &names)?;
         let chains = image.layers.iter().map(|layer| &layer.chain).collect();
@@ -211,7 +216,8 @@ impl Engine {
     /// [`EngineError`]
     pub fn remove_app(&self, id: PodId, app: &AppName, force: bool) -> Result<(), EngineError> {
         need_root("remove an app").map_err(EngineError::from_cause)?;
-        if self.app_of_running_pod(id, app)?.is_running() {
+        let chosen = self.find_app_of_running_pod(id, app)?;
+        if chosen.state.is_running() {
             if !force {
                 let why = format!("app '{app}' of pod {id} is running: stop it first, or remove it with --force");
                 return Err(EngineError::new(ErrorKind::Refused, why));
@@ -220,10 +226,13 @@ impl Engine {
         }
         let lock = self.lock_apps_or_fail(id)?;
         self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
-        // Another process may have removed it, and a third one may have added another app of this name.
-        if self.app_of_running_pod(id, app)?.is_running() {
-            let why = format!("app '{app}' of pod {id} was started again by another process");
-            return Err(EngineError::new(ErrorKind::Refused, why));
+        let app_now = self.find_app_of_running_pod(id, app)?;
+        let changed = match app_now.added == chosen.added {
+            false => Some("was removed by another process, and another app of this name was added"),
+            true => app_now.state.is_running().then_some("was started again by another process"),
+        };
+        if let Some(changed) = changed {
+            return Err(EngineError::new(ErrorKind::Refused, format!("app '{app}' of pod {id} {changed}")));
         }
         self.ask_to_remove(id, app, REQUEST_TIMEOUT).map_err(EngineError::from_cause)?;
         self.forget_added_app(id, app.as_str(), &lock).map_err(EngineError::from_cause)?;
@@ -251,6 +260,7 @@ impl Engine {
 
     /// The same, for the holder of the lock: rows and journal are what the dead process left.
     fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(), PodError> {
+        self.remove_temporary_record(id, lock);
         let journal = self.journal(id)?;
         let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
         let Some(row) = self.record_app_changes(row, &journal)? else { return Ok(()) };
@@ -260,15 +270,35 @@ impl Engine {
         for app in row.apps.iter().filter(|app| app.state == AppState::Creating) {
             self.undo_add(id, &app.name, lock);
         }
-        // An app that was created after its row was deleted. One that is on record lost its row with the database.
+        // An app that is on record lost its row with the database; another one was created after its row was deleted.
         let unknown = unknown_apps(&row, &journal);
-        if !unknown.is_empty() {
-            let recorded = self.added_apps(id)?;
-            for app in unknown.iter().filter(|app| recorded.apps.iter().all(|known| known.app.name != app.as_str())) {
-                self.undo_add(id, app, lock);
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let recorded = self.added_apps(id)?;
+        for app in &unknown {
+            match recorded.apps.iter().find(|known| known.app.name == app.as_str()) {
+                Some(recorded) => self.adopt_added_app(id, recorded)?,
+                None => self.undo_add(id, app, lock),
             }
         }
-        Ok(())
+        let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
+        self.record_app_changes(row, &journal).map(drop)
+    }
+
+    /// Drops removed apps from the record, where the command that removed them was killed. The command itself holds the
+    /// lock until it has done so.
+    pub(crate) fn forget_removed_apps(&self, id: PodId, removed: &[AppName]) -> Result<(), PodError> {
+        let lock = match self.lock_apps(id, Duration::ZERO) {
+            Ok(Some(lock)) => lock,
+            Ok(None) | Err(PodError::NotFound(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        self.remove_temporary_record(id, &lock);
+        // Another app of the name may have been added meanwhile.
+        let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
+        let is_unused = |name: &&AppName| row.apps.iter().all(|app| app.name != **name);
+        removed.iter().filter(is_unused).try_for_each(|name| self.forget_added_app(id, name.as_str(), &lock))
     }
 
     /// Undoes the addition of an app that may or may not have been created. A failure leaves the row as it is, to be
@@ -319,10 +349,16 @@ impl Engine {
     }
 
     fn app_of_running_pod(&self, id: PodId, app: &AppName) -> Result<AppState, EngineError> {
+        self.find_app_of_running_pod(id, app).map(|row| row.state)
+    }
+
+    fn find_app_of_running_pod(&self, id: PodId, app: &AppName) -> Result<AppRow, EngineError> {
         let row = self.running_pod(id)?;
         select_app(&row, Some(app)).map_err(EngineError::from_cause)?;
-        let state = row.apps.iter().find(|known| known.name == *app).map(|known| known.state);
-        Ok(state.unwrap_or(AppState::Creating))
+        row.apps
+            .into_iter()
+            .find(|known| known.name == *app)
+            .ok_or_else(|| EngineError::new(ErrorKind::NotFound, format!("pod {id} has no app '{app}'")))
     }
 
     /// Sends a request that starts an attempt of an app, and records the start. Another process may have started the

@@ -68,7 +68,12 @@ impl Engine {
                 // As in `finalize`: the journal has the changes, and gantryd writes them into the database it restored.
                 Err(error) if was_replaced(&error) => row = with_app_changes(row, states, removed),
                 Err(error) => return Err(error),
-                Ok(Moved::Yes(Some(moved))) => row = moved,
+                Ok(Moved::Yes(Some(moved))) => {
+                    row = moved;
+                    if !removed.is_empty() {
+                        self.forget_removed_apps(row.id, removed)?;
+                    }
+                }
                 // The row may be newer than the journal that was read: an app may have been removed, and another one
                 // of its name added.
                 Ok(Moved::Lost(Some(moved))) => {

@@ -13,6 +13,7 @@
 //! | a pod directory without a manifest that never ran | left to `gc`: its preparer was killed before it was a pod |
 //! | a pod directory, unlocked, of which no pod can be made | moved to `lost-pods/` |
 //! | the same, locked | left alone: it runs. `doctor` reports it |
+//! | an app that was added to a running pod, without a row | a row, when the pod is reconciled ([`crate::pods::apps`]) |
 //!
 //! The plan of a pod decides: it names the layers, and layers without an image would be collected. The manifest adds
 //! user annotations and labels. An existing row is right, and `reconcile` corrects it as usual.
@@ -26,16 +27,18 @@ use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
-use gantry_model::spec::VolumeKind;
+use gantry_model::spec::{VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{
     AppName, Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp, VolumeName,
 };
 use gantry_store::{
-    Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow, PodState, Store,
+    AddAppError, Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow,
+    PodState, Store,
 };
 
 use crate::images::view::recorded_name;
+use crate::pods::added::AddedApp;
 use crate::pods::app_history::AppHistories;
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
@@ -372,6 +375,31 @@ impl Engine {
         }
     }
 
+    /// Writes the row of an app that was added to a running pod, and whose row was lost with the database. Without its
+    /// image the app stays without a row until the image is here again.
+    pub(crate) fn adopt_added_app(&self, id: PodId, added: &AddedApp) -> Result<(), PodError> {
+        let images = Images::read(&self.store)?;
+        let Ok(name) = added.app.name.parse() else { return Ok(()) };
+        let requested = added.manifest.get("image").and_then(serde_json::Value::as_str);
+        let Some(image) = images.find(&added.app.layers, requested) else { return Ok(()) };
+        let annotations = added.manifest.get("annotations").cloned().map(serde_json::from_value);
+        let app = NewApp {
+            name,
+            image: image.id.clone(),
+            image_name: recorded_name(requested.unwrap_or_default(), image),
+            annotations: annotations.and_then(Result::ok).unwrap_or_default(),
+            notifies: added.app.options.sdnotify == SdNotify::App,
+        };
+        let volumes = self.existing_volumes(&added.volumes)?;
+        match self.store.add_app(id, &app, &volumes) {
+            // Another process was faster, or the pod has ended.
+            Ok(_) | Err(AddAppError::Exists { .. } | AddAppError::NotRunning { .. }) => Ok(()),
+            // Removed since.
+            Err(AddAppError::NoSuchImage { .. } | AddAppError::NoSuchVolume(_)) => Ok(()),
+            Err(AddAppError::Store(error)) => Err(PodError::from(error)),
+        }
+    }
+
     fn give_up(&self, id: PodId, lock: Option<gantry_store::PodLock>, why: String) -> Result<Adoption, PodError> {
         let Some(lock) = lock else { return Ok(Adoption::Locked(why)) };
         self.remove_leftovers(id);
@@ -412,7 +440,7 @@ impl Engine {
             _ => plan,
         };
         let apps = apps(&plan, spec.as_ref(), images)?;
-        let volumes = self.volumes_of(&plan).map_err(|error| NotAdoptable::Damaged(error.to_string()))?;
+        let volumes = self.existing_volumes(&plan.volumes).map_err(|error| NotAdoptable::Damaged(error.to_string()))?;
         let made = [pod_dir::MANIFEST, files::PLAN].iter().find_map(|name| modified(&self.pod_dir(id).join(name)));
         Ok(NewPod {
             id,
@@ -428,10 +456,10 @@ impl Engine {
         })
     }
 
-    /// The named volumes of a plan that exist. Starting a pod without one of its volumes fails.
-    fn volumes_of(&self, plan: &Plan) -> Result<BTreeSet<VolumeName>, PodError> {
+    /// The named volumes among these that exist. Starting a pod without one of its volumes fails.
+    fn existing_volumes(&self, volumes: &[VolumeSpec]) -> Result<BTreeSet<VolumeName>, PodError> {
         let mut there = BTreeSet::new();
-        for volume in &plan.volumes {
+        for volume in volumes {
             let VolumeKind::Named { volume } = &volume.kind else { continue };
             if self.store.volume(volume)?.is_some() {
                 there.insert(volume.clone());
