@@ -63,6 +63,11 @@ impl Gantry {
             let leases = files_below(&self.dir().join("net")).into_iter().filter(|path| is_lease(path));
             found.extend(leases.map(|path| leftover("lease", &path)));
         }
+        // A file that replaces another one has this suffix until it is renamed.
+        let pods = entries(&self.dir().join("pods"));
+        let new =
+            pods.iter().flat_map(|pod| entries(pod)).filter(|path| path.extension().is_some_and(|end| end == "new"));
+        found.extend(new.map(|path| leftover("temporary file", &path)));
         let tmp = self.dir().join("tmp");
         found.extend(entries(&tmp).into_iter().map(|path| format!("temporary file: {}", path.display())));
         found
