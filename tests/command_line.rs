@@ -50,7 +50,7 @@ fn commands_of_other_tools_get_a_hint() {
         (&["st", "x"], &["is ambiguous: status, stop"]),
         (&["rm", "--everything"], &["--everything"]),
         (&["run", "--init", "x"], &["--init", "leave it out"]),
-        (&["run", "--health-cmd=x", "x"], &["--health-cmd", "not run"]),
+        (&["run", "--health-interval=x", "x"], &["--health-interval", "'x'"]),
     ] {
         let out = g.run(line).exits(FAILED).stderr_contains(says);
         assert!(!out.stderr.contains("tip:") && out.stdout.is_empty(), "{out}");

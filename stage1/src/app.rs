@@ -11,6 +11,7 @@ use crate::cgroup::AppCgroup;
 use crate::confine::Confinement;
 use crate::devices::Device;
 use crate::foreground::Foregrounds;
+use crate::health::AppHealth;
 use crate::journal::now;
 use crate::launcher::WaitingApp;
 use crate::logs::{Log, PartialLine, Stream};
@@ -68,6 +69,8 @@ pub(crate) struct App {
     pub(crate) notify: Option<NotifySocket>,
     /// The volumes that were added to the pod with it.
     pub(crate) volumes: Vec<String>,
+    /// Its health, if it has a health check.
+    pub(crate) health: Option<Box<AppHealth>>,
     /// The initial size of its terminal (rows, columns).
     pub(crate) terminal_size: Option<(u16, u16)>,
 }

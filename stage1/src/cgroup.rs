@@ -399,10 +399,14 @@ impl AppCgroup {
         self.cgroups.memory_events().ok().flatten().unwrap_or_default().oom_kills
     }
 
+    /// Its processes.
+    pub(crate) fn members(&self) -> Vec<Pid> {
+        self.cgroups.iter().next().and_then(|cgroup| cgroup.members().ok()).unwrap_or_default()
+    }
+
     /// Opens its processes, except those that exit meanwhile.
     pub(crate) fn open_members(&self) -> Vec<OwnedFd> {
-        let members = self.cgroups.iter().next().and_then(|cgroup| cgroup.members().ok()).unwrap_or_default();
-        members.into_iter().filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect()
+        self.members().into_iter().filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect()
     }
 
     /// Freezes its processes, or thaws them. Either may take a moment.

@@ -19,6 +19,7 @@ use crate::cgroup::AppCgroup;
 use crate::confine::{self, Command, Confinement};
 use crate::devices::Device;
 use crate::failure::{Attempt, Result, failure};
+use crate::health::AppHealth;
 use crate::journal::now;
 use crate::launcher::{self, Stdio, WaitingApp};
 use crate::logs::{Log, PartialLine, Stream};
@@ -235,6 +236,7 @@ impl PreparedApp {
         let pace = Pace::new(self.plan.options.limits.cpu_limit_milli(), Instant::now());
         let sources = sources.into_iter().collect();
         let output = AppOutput { app_number: self.number, log: self.log, sources, eager, flush_at: None, pace };
+        let health = AppHealth::new(&self.plan.options.health, Instant::now());
         App {
             plan: self.plan,
             root: self.root,
@@ -255,6 +257,7 @@ impl PreparedApp {
             operation: None,
             notify: self.notify,
             volumes: Vec::new(),
+            health,
             terminal_size: None,
         }
     }
@@ -274,6 +277,9 @@ impl App {
         self.running = Some(waiting.pidfd);
         self.started = Some(started.clone());
         self.exit = None;
+        if let Some(health) = &mut self.health {
+            health.begin(attempt, Instant::now());
+        }
         started
     }
 }

@@ -16,6 +16,7 @@ mod apps;
 mod creations;
 mod ending;
 mod freeze;
+mod health;
 mod limits;
 mod notify;
 mod requests;
@@ -120,6 +121,8 @@ enum EventSource {
     Notification(Token<App>),
     /// The maker of an app's process has sent a message or died.
     Creation(Token<Creation>),
+    /// A probe of an app's health has output, was connected, or has ended.
+    Probe(Token<App>),
     /// A new connection to the control socket.
     Listener,
     /// PID 1 has exited.
@@ -173,6 +176,7 @@ impl Supervisor {
     /// Runs until the pod has ended and its resources are released.
     pub(crate) fn run(&mut self) {
         self.clean = CleanMapping::list();
+        self.check_health(Instant::now());
         while self.is_active() {
             self.poll_once();
         }
@@ -245,7 +249,10 @@ impl Supervisor {
         fds.push((EventSource::Signals, self.signals.as_fd()));
         let foregrounds = self.foregrounds.watched();
         let foregrounds = foregrounds.map(|(token, fd, events)| (EventSource::Foreground(token), fd, events));
-        foregrounds.chain(fds.into_iter().map(|(source, fd)| (source, fd, PollFlags::IN))).collect()
+        foregrounds
+            .chain(self.watched_probes())
+            .chain(fds.into_iter().map(|(source, fd)| (source, fd, PollFlags::IN)))
+            .collect()
     }
 
     /// The time until the next deadline; `None`: there is none.
@@ -261,6 +268,7 @@ impl Supervisor {
         let deadlines = deadlines.chain(execs).chain(late_lines).chain(paused).chain(of_end);
         let deadlines = deadlines.chain(self.operation_deadlines(now)).chain(self.creation_deadlines(now));
         let deadlines = deadlines.chain(self.pause_deadline(now));
+        let deadlines = deadlines.chain(self.health_deadlines());
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
 
@@ -277,6 +285,7 @@ impl Supervisor {
             EventSource::AppExecution(token) => self.handle_execution(token),
             EventSource::WaitingExit(token) => self.end_waiting(token),
             EventSource::Creation(token) => self.handle_creation(token),
+            EventSource::Probe(token) => self.advance_probe(token),
             EventSource::AppExit(token) => self.handle_app_exit(token),
             EventSource::Notification(token) => self.handle_notification(token),
             EventSource::Listener => self.accept_connection(),
@@ -334,6 +343,7 @@ impl Supervisor {
         let Some(how) = app.running.as_ref().and_then(reap) else { return };
         app.forget_process();
         app.exit = Some(how);
+        app.abort_probe(&mut self.ending);
         let oom = app.cgroup.oom_kills() > app.oom_kills_before;
         let (attempt, stop) = (app.plan.attempt, app.stop.take());
         self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt, how, oom });
@@ -394,6 +404,7 @@ impl Supervisor {
         self.check_operations(now);
         self.check_creations(now);
         self.check_pause(now);
+        self.check_health(now);
         self.ending.retain(|process| reap(process).is_none());
         if self.kill_deadline.is_some_and(|at| at <= now) {
             self.kill_deadline = None;

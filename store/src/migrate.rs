@@ -161,6 +161,9 @@ CREATE TABLE app (
     readiness TEXT CHECK (readiness IN ('starting', 'ready')),
     -- Whether its processes are frozen on request.
     paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    -- The health of the last start, and the number of its change in the journal. NULL: no health check.
+    health TEXT CHECK (health IN ('starting', 'healthy', 'unhealthy')),
+    health_number INTEGER NOT NULL DEFAULT 0 CHECK (health_number >= 0),
     CHECK (paused = 0 OR state = 'running'),
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),

@@ -6,6 +6,7 @@
 
 mod apps;
 pub(crate) mod condition;
+pub(crate) mod health;
 pub(crate) mod list;
 mod names;
 mod networks;
@@ -29,6 +30,7 @@ use list::load;
 
 pub use apps::AddAppError;
 pub use condition::{CgroupCondition, PodWhere};
+pub use health::{HealthChange, HealthRecord};
 pub use names::RenamePodError;
 pub use networks::{NetworkSummary, Networks};
 pub use readiness::ReadyReport;
@@ -122,6 +124,8 @@ pub struct AppRow {
     pub added: Option<Timestamp>,
     /// Whether its processes are frozen on request.
     pub paused: bool,
+    /// Its recorded health; of an app that does not run, that at its end.
+    pub health: HealthRecord,
     /// Its state.
     pub state: AppState,
     /// The readiness of its last start; `None`: it does not report any.

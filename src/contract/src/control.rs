@@ -22,6 +22,7 @@
 
 use std::collections::BTreeMap;
 
+use gantry_model::HealthState;
 use gantry_model::spec::{Limits, VolumeSpec};
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +67,12 @@ pub enum Request {
     Detach,
     /// Reopen the log file of an app, after it was renamed (CRI `ReopenContainerLog`).
     ReopenLog {
+        /// The app.
+        app: String,
+    },
+    /// Report the health of an app and the last results of its probe. Replied to by `Health`; refused if the app has no
+    /// health check. A supervisor that is older than health checks fails to parse it.
+    Health {
         /// The app.
         app: String,
     },
@@ -144,7 +151,8 @@ impl Request {
             | Self::Output
             | Self::Detach
             | Self::ReopenLog { .. }
-            | Self::UpdateLimits(_) => false,
+            | Self::UpdateLimits(_)
+            | Self::Health { .. } => false,
         }
     }
 }
@@ -220,6 +228,8 @@ pub enum Reply {
         /// The end of the process.
         how: ProcessExit,
     },
+    /// To `Health`.
+    Health(HealthReport),
     /// To `StartApp` and `RestartApp`: the app's program was executed.
     AppStarted(start::Started),
     /// To `UpdateLimits`.
@@ -268,6 +278,42 @@ pub struct AppStatus {
     /// What it has sent to its notification socket since its last start; `None`: it has no such socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notified: Option<Notified>,
+    /// Its health, while it runs; `None`: it has no health check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthState>,
+}
+
+/// The health of an app. After its end: the health at the end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthReport {
+    /// The state.
+    pub state: HealthState,
+    /// The number of failures in a row. Those of the start period do not count.
+    pub failures: u32,
+    /// The last results, oldest first; at most [`MAX_HEALTH_RESULTS`].
+    pub results: Vec<HealthResult>,
+}
+
+/// The number of results of probes that the supervisor keeps for each app.
+pub const MAX_HEALTH_RESULTS: usize = 5;
+
+/// The maximum length of the output of a probe that is kept, in bytes.
+pub const MAX_HEALTH_OUTPUT: usize = 4096;
+
+/// The result of a probe.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthResult {
+    /// When it began, in nanoseconds since the epoch.
+    pub started: i64,
+    /// When it ended, in nanoseconds since the epoch.
+    pub ended: i64,
+    /// Whether the app is healthy by it.
+    pub success: bool,
+    /// The exit code of a command that was executed and has exited; 128 + n after signal n.
+    pub exit_code: Option<i32>,
+    /// The beginning of the output of a command, the status line of an HTTP server, or the error. Without control
+    /// characters other than tabs and newlines.
+    pub output: String,
 }
 
 /// What an app has sent to its notification socket (sd_notify(3)) since its last start.

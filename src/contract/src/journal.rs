@@ -9,6 +9,7 @@
 mod compact;
 
 pub use compact::compact;
+use gantry_model::HealthState;
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, ProcessExit, start};
@@ -87,6 +88,23 @@ pub enum Fact {
         /// The app; `None`: the pod.
         app: Option<String>,
     },
+    /// The health of an app has changed. Of an app that changes all the time, some changes are not recorded.
+    HealthChanged {
+        /// Its name.
+        app: String,
+        /// The number of the start.
+        attempt: u32,
+        /// The number of the change, from 1, also across restarts of the app.
+        number: u32,
+        /// The new state.
+        health: HealthState,
+        /// The number of failures in a row.
+        #[serde(default)]
+        failures: u32,
+        /// The beginning of the output of the last probe; empty when the app was started.
+        #[serde(default)]
+        output: String,
+    },
     /// Log bytes were dropped because the log file could not be written.
     LogDropped {
         /// The app.
@@ -114,6 +132,7 @@ impl Fact {
             | Self::AppStopping { app, .. }
             | Self::AppRemoved { app }
             | Self::AppExited { app, .. }
+            | Self::HealthChanged { app, .. }
             | Self::LogDropped { app, .. } => Some(app),
             Self::Paused { app } | Self::Resumed { app } | Self::LimitsUpdated { app } => app.as_deref(),
             Self::Ready(_) | Self::Failed(_) | Self::Stopping { .. } | Self::Ended | Self::Unknown => None,

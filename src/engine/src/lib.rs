@@ -74,6 +74,7 @@ pub use volumes::VolumeError;
 
 /// The items of the crates below that callers need, so that they import the engine alone.
 pub use gantry_contract::control::Notified;
+pub use gantry_contract::control::{HealthReport, HealthResult};
 pub use gantry_contract::network::{Member, Network};
 pub use gantry_contract::{plan::LogLimits, start::Ready};
 pub use gantry_fetch::export::{ArchiveFormat, ExportError};
@@ -85,4 +86,4 @@ pub use gantry_store::{
     AppRow, Backup, FAILURE, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError,
     Severity, Store, Swept, VolumeRow, now,
 };
-pub use gantry_store::{NetworkSummary, Networks};
+pub use gantry_store::{HealthRecord, NetworkSummary, Networks};

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use gantry_model::health::HealthSettings;
 use gantry_model::id::shown;
 use gantry_model::{Digest, ErrorKind, Kind};
 use serde::Deserialize;
@@ -37,6 +38,8 @@ pub struct ImageConfig {
     pub volumes: Vec<String>,
     /// Ports such as `80/tcp`, sorted.
     pub exposed_ports: Vec<String>,
+    /// The health check (docker's `HEALTHCHECK`, which the OCI specification does not have).
+    pub health: HealthSettings,
     /// Labels.
     pub labels: BTreeMap<String, String>,
     /// The digests of the unpacked layers, bottom first; at most [`MAX_LAYERS`].
@@ -99,23 +102,32 @@ struct ImageConfigJson {
     architecture: String,
     variant: Option<String>,
     #[serde(default, deserialize_with = "run_configuration")]
-    config: Option<oci_spec::image::Config>,
+    config: RunConfiguration,
     rootfs: RootFsJson,
+}
+
+/// The execution settings: those of the specification, and docker's health check beside them.
+#[derive(Default)]
+struct RunConfiguration {
+    config: oci_spec::image::Config,
+    health: HealthSettings,
 }
 
 /// The keys of `Volumes` and `ExposedPorts` are what counts. The specification has empty objects as their values, and
 /// oci-spec insists on them; Docker takes anything, and some tools write null.
-fn run_configuration<'de, D: serde::Deserializer<'de>>(json: D) -> Result<Option<oci_spec::image::Config>, D::Error> {
+fn run_configuration<'de, D: serde::Deserializer<'de>>(json: D) -> Result<RunConfiguration, D::Error> {
     let Some(mut config) = Option::<serde_json::Map<String, serde_json::Value>>::deserialize(json)? else {
-        return Ok(None);
+        return Ok(RunConfiguration::default());
     };
+    let health = config.remove("Healthcheck").map(crate::healthcheck::parse).unwrap_or_default();
     for member in ["Volumes", "ExposedPorts"] {
         let keys = config.get_mut(member).and_then(serde_json::Value::as_object_mut);
         for value in keys.into_iter().flat_map(|keys| keys.values_mut()) {
             *value = serde_json::Value::Object(serde_json::Map::new());
         }
     }
-    serde_json::from_value(config.into()).map(Some).map_err(serde::de::Error::custom)
+    let config = serde_json::from_value(config.into()).map_err(serde::de::Error::custom)?;
+    Ok(RunConfiguration { config, health })
 }
 
 #[derive(Deserialize)]
@@ -136,7 +148,7 @@ pub fn parse(bytes: &[u8]) -> Result<ImageConfig, ConfigError> {
     if rootfs.kind != "layers" {
         return Err(ConfigError::Value(format!("rootfs type '{}' is not 'layers'", shown(&rootfs.kind))));
     }
-    let run = document.config.unwrap_or_default();
+    let RunConfiguration { config: run, health } = document.config;
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let config = ImageConfig {
         entrypoint: run.entrypoint().clone().unwrap_or_default(),
@@ -147,6 +159,7 @@ pub fn parse(bytes: &[u8]) -> Result<ImageConfig, ConfigError> {
         stop_signal: given(run.stop_signal()).map(|name| parse_signal(&name)).transpose()?,
         volumes: check_volumes(run.volumes().clone().unwrap_or_default())?,
         exposed_ports: sorted(run.exposed_ports().clone().unwrap_or_default()),
+        health,
         labels: run.labels().clone().unwrap_or_default().into_iter().collect(),
         diff_ids: parse_diff_ids(&rootfs.diff_ids.unwrap_or_default())?,
         os: document.os,

@@ -15,6 +15,7 @@ mod checked;
 pub mod config;
 pub mod error;
 pub mod export;
+mod healthcheck;
 mod import;
 mod layers;
 pub mod layout;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceSpec;
+use crate::health::HealthSettings;
 use crate::id::shown;
 use crate::limits::Limits;
 use crate::spec::{SpecError, check_count, out_of_range};
@@ -47,6 +48,9 @@ pub struct AppOptions {
     /// The source of its readiness.
     #[serde(default)]
     pub sdnotify: SdNotify,
+    /// The health check: of the user in a specification, completed with the image's in a plan.
+    #[serde(default, skip_serializing_if = "HealthSettings::is_empty")]
+    pub health: HealthSettings,
 }
 
 impl AppOptions {
@@ -60,6 +64,7 @@ impl AppOptions {
         self.limits.validate()?;
         self.validate_ulimits()?;
         self.validate_devices()?;
+        self.health.validate()?;
         match self.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
             Some(adj) => Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000")),
             None => Ok(()),

@@ -36,6 +36,12 @@ pub enum EventKind {
     AppPaused,
     /// A paused app runs again.
     AppResumed,
+    /// An app with a health check was started: no probe has succeeded yet.
+    AppHealthStarting,
+    /// An app became healthy.
+    AppHealthy,
+    /// An app became unhealthy.
+    AppUnhealthy,
     /// An image was imported into the store.
     ImageImported,
     /// An image was removed from the store.
@@ -44,7 +50,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
@@ -59,6 +65,9 @@ impl EventKind {
         Self::PodResumed,
         Self::AppPaused,
         Self::AppResumed,
+        Self::AppHealthStarting,
+        Self::AppHealthy,
+        Self::AppUnhealthy,
         Self::ImageImported,
         Self::ImageRemoved,
     ];
@@ -81,6 +90,9 @@ impl EventKind {
             Self::PodResumed => "pod-resumed",
             Self::AppPaused => "app-paused",
             Self::AppResumed => "app-resumed",
+            Self::AppHealthStarting => "app-health-starting",
+            Self::AppHealthy => "app-healthy",
+            Self::AppUnhealthy => "app-unhealthy",
             Self::ImageImported => "image-imported",
             Self::ImageRemoved => "image-removed",
         }

@@ -58,7 +58,8 @@ impl Supervisor {
             | Request::Attach { .. }
             | Request::Output
             | Request::Detach
-            | Request::ReopenLog { .. } => {
+            | Request::ReopenLog { .. }
+            | Request::Health { .. } => {
                 refuse(&client, "", failure(ErrorKind::Internal, "the request does not change an app"))
             }
         }
@@ -147,6 +148,10 @@ impl Supervisor {
         match (outcome, app.waiting.take()) {
             (Ok(()), Some(waiting)) => {
                 let started = app.record_start(waiting, start.attempt);
+                // Before the start: a reader that sees the start does not take the former health for that of this start.
+                if let Some(fact) = app.take_health_change() {
+                    self.journal.append(fact);
+                }
                 self.journal.append(Fact::AppStarted(started.clone()));
                 control::reply(&start.client, &Reply::AppStarted(started), None);
             }
@@ -211,7 +216,7 @@ impl Supervisor {
     }
 
     /// Asks a running app to stop. A further request can only shorten the grace.
-    fn signal_stop(
+    pub(super) fn signal_stop(
         &mut self,
         token: Token<App>,
         grace: Duration,
@@ -436,6 +441,7 @@ impl Supervisor {
             state: state(app),
             paused: app.is_paused,
             notified: app.notify.as_ref().map(|notify| notify.state.clone()),
+            health: app.health.as_ref().filter(|_| app.running.is_some()).map(|health| health.state()),
         };
         self.pod.apps.values().map(status).collect()
     }

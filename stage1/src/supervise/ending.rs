@@ -18,6 +18,7 @@ impl Supervisor {
     /// cgroups.
     pub(super) fn finish(&mut self) {
         self.abort_changes();
+        self.abort_probes();
         self.end_sessions();
         end_init(&self.pod.init);
         self.kill_ending();

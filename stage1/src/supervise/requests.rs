@@ -81,6 +81,10 @@ impl Supervisor {
                 let warnings = self.update_limits(&update)?;
                 control::reply(client, &Reply::LimitsUpdated { warnings }, None);
             }
+            Request::Health { app } => {
+                let report = self.health_report(&app)?;
+                control::reply(client, &Reply::Health(report), None);
+            }
             Request::AddApp(_)
             | Request::StartApp { .. }
             | Request::StopApp { .. }

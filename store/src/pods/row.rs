@@ -20,7 +20,8 @@ pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
-    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.added_at, app.paused, app.readiness";
+    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.added_at, app.paused, \
+    app.readiness, app.health, app.health_number";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
@@ -206,6 +207,7 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
         added: last.time()?,
         paused: last.get()?,
         readiness: last.readiness()?,
+        health: super::health::read(&mut last)?,
     })
 }
 

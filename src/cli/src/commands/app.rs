@@ -264,6 +264,9 @@ fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<(
             if app.paused {
                 line("paused", "true")?;
             }
+            if let Some(health) = app.health() {
+                line("health", health.as_str())?;
+            }
             line("pid", &pid.to_string())
         }
         AppState::Exited { started, end, .. } => {

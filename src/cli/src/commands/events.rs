@@ -239,7 +239,7 @@ struct EventJson<'a> {
 struct EventDataJson<'a>(&'a BTreeMap<String, String>);
 
 /// The keys of numbers.
-const NUMBERS: [&str; 4] = ["exit_code", "attempt", "signal", "size"];
+const NUMBERS: [&str; 5] = ["exit_code", "attempt", "signal", "size", "failures"];
 /// The keys of booleans.
 const BOOLEANS: [&str; 2] = ["oom", "lost"];
 

@@ -275,6 +275,11 @@ fn shown_state(row: &PodRow, number: usize) -> String {
     let state = pod_state(row);
     let shows_apps = row.sandbox || row.apps.len() > 1;
     let own = row.apps.get(number).filter(|_| shows_apps).and_then(app_state);
+    let state = match row.apps.first() {
+        // With one app, the pod's health is the app's.
+        Some(app) if !shows_apps && !row.paused => with_health(state, app),
+        _ => state,
+    };
     match (number, own) {
         (0, Some(own)) if own != state => {
             // Not 'exited (139)/exited (0)' but 'exited (139)/(0)'.
@@ -299,8 +304,16 @@ fn app_state(app: &AppRow) -> Option<String> {
         AppState::Waiting => None,
         AppState::Creating | AppState::Created => Some(app.state.name().to_owned()),
         AppState::Started { .. } if app.paused => Some("paused".to_owned()),
-        AppState::Started { .. } => Some("running".to_owned()),
+        AppState::Started { .. } => Some(with_health("running".to_owned(), app)),
         AppState::Exited { end, .. } => Some(format!("exited ({})", end.how.exit_code())),
+    }
+}
+
+/// The state of an app that runs, and its health if it has a health check.
+fn with_health(state: String, app: &AppRow) -> String {
+    match app.health() {
+        Some(health) => format!("{state} ({})", health.as_str()),
+        None => state,
     }
 }
 

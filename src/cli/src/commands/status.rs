@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gantry_engine::{Notified, PodRow};
-use gantry_model::{AppName, AppState, PodNetwork, Readiness};
+use gantry_engine::{HealthReport, Notified, PodRow};
+use gantry_model::{AppName, AppState, HealthState, PodNetwork, Readiness};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -26,6 +26,9 @@ pub(crate) struct Status {
     /// Wait until the pod is running or has exited, at most for this long
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_wait, value_name = "DURATION")]
     wait_ready: Option<Wait>,
+    /// Wait until every app with a health check is healthy, at most for this long
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_wait, value_name = "DURATION")]
+    wait_healthy: Option<Wait>,
     /// Output format
     #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     format: OutputFormat,
@@ -61,6 +64,9 @@ impl RunCommand for Status {
             if let Some((deadline, limit)) = deadline(self.wait_ready) {
                 engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "ready", limit))?;
             }
+            if let Some((deadline, limit)) = deadline(self.wait_healthy) {
+                super::wait::wait_health(&engine, id, HealthState::Healthy, deadline, limit)?;
+            }
             if let Some((deadline, limit)) = deadline(self.wait) {
                 engine.wait(id, deadline)?.ok_or(CliError::TimedOut(id, "over", limit))?;
             }
@@ -73,12 +79,14 @@ impl RunCommand for Status {
             let shown = network::summary(&row, Families::Both)?;
             // A supervisor that does not reply is no reason to hide the rest.
             let notified = engine.notifications(&row).unwrap_or_default();
+            let health = engine.health_reports(&row);
             json::to_stdout(|out| {
                 if several {
                     writeln!(out, "{}id={id}", if std::mem::take(&mut first) { "" } else { "\n" })?;
                 }
                 write_status(out, &row, &shown, &networks)?;
-                write_readiness(out, &row, &notified)
+                write_readiness(out, &row, &notified)?;
+                health.iter().try_for_each(|(app, report)| write_health(out, app, report))
             })?;
             Ok(exit::OK)
         })?;
@@ -150,6 +158,17 @@ fn write_readiness(out: &mut dyn Write, row: &PodRow, notified: &[(AppName, Noti
         }
     }
     Ok(())
+}
+
+/// Writes the health of an app, and the last results of its probe, oldest first.
+fn write_health(out: &mut dyn Write, app: &AppName, report: &HealthReport) -> io::Result<()> {
+    writeln!(out, "health-{app}={},failures={}", report.state.as_str(), report.failures)?;
+    report.results.iter().try_for_each(|result| {
+        let ended = gantry_model::Timestamp(result.ended).rfc3339();
+        let outcome = if result.success { "ok" } else { "failed" };
+        let code = result.exit_code.map(|code| format!(",exit-code={code}")).unwrap_or_default();
+        writeln!(out, "health-result-{app}={ended},{outcome}{code},{}", escape::text(&result.output))
+    })
 }
 
 #[cfg(test)]

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use gantry_engine::{Engine, PodView};
+use gantry_model::{HealthState, Phase, PodId};
+
 use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
@@ -33,6 +36,30 @@ enum Condition {
     #[default]
     #[value(alias = "stopped")]
     Exited,
+    /// Every app with a health check is healthy; podman's -1 is printed
+    Healthy,
+    /// An app is unhealthy; podman's -1 is printed
+    Unhealthy,
+}
+
+/// Waits for a state of health. Fails if the pod ends first, or has no health check.
+pub(super) fn wait_health(
+    engine: &Engine,
+    id: PodId,
+    health: HealthState,
+    time: Option<Duration>,
+    limit: Duration,
+) -> Result<PodView, Failure> {
+    let view = engine.wait_health(id, health, time)?.ok_or(CliError::TimedOut(id, health.as_str(), limit))?;
+    let has_ended = || format!("pod {id} is {} and can no longer become {}", view.row.phase.name(), health.as_str());
+    match view.row.phase {
+        Phase::Running { .. } if view.row.apps.iter().all(|app| app.health.number == 0) => {
+            let why = format!("no app of pod {id} has a health check: give one with --health-cmd when it is created");
+            Err(CliError::Refused(why).into())
+        }
+        Phase::Running { .. } => Ok(view),
+        _ => Err(CliError::Refused(has_ended()).into()),
+    }
 }
 
 /// Waits until pods have exited and prints their exit codes. A pod that was never started has none.
@@ -50,9 +77,12 @@ impl RunCommand for Wait {
                 Condition::Ready => {
                     engine.wait_apps_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "ready", limit))?
                 }
+                Condition::Healthy => wait_health(&engine, id, HealthState::Healthy, self.time, limit)?,
+                Condition::Unhealthy => wait_health(&engine, id, HealthState::Unhealthy, self.time, limit)?,
                 Condition::Exited => engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "over", limit))?,
             };
             let code = match (self.condition, view.exit_code()) {
+                (Condition::Healthy | Condition::Unhealthy, _) => -1,
                 (Condition::Running | Condition::Ready, None) if view.supervisor().is_some() => -1,
                 (Condition::Running | Condition::Ready, Some(_)) => {
                     return Err(CliError::Refused(format!("pod {id} has exited")).into());

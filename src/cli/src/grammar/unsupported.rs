@@ -34,12 +34,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("secret", "mount a file: --volume /path/of/secret:/run/secrets/name:ro"),
     ("log-driver", LOGS),
     ("log-opt", LOGS),
-    ("health-cmd", HEALTH),
-    ("health-interval", HEALTH),
-    ("health-retries", HEALTH),
-    ("health-timeout", HEALTH),
-    ("health-start-period", HEALTH),
-    ("no-healthcheck", "leave it out: health checks of images are not run"),
     ("stop-timeout", "give the time to 'gantry stop --time', or set stop-grace in /etc/gantry/config.toml"),
     ("timeout", "use timeout(1): timeout 60 gantry run …"),
     ("memory-swappiness", "use --memory-swap"),
@@ -71,7 +65,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 ];
 
 const LOGS: &str = "output goes to the pod's log files; [log] in /etc/gantry/config.toml sets their size";
-const HEALTH: &str = "health checks are not run";
 const CPU: &str = "use --cpu, in cores";
 const STAGE1: &str = "the supervisor is gantry-stage1 beside gantry, or the one named by GANTRY_STAGE1";
 

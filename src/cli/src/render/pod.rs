@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
-//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom paused readiness]
+//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom paused readiness health]
 //! user_annotations user_labels
 //! ```
 //!
@@ -94,6 +94,7 @@ pub(crate) struct AppJson<'a> {
     /// `starting` or `ready`; absent for an app that does not report its readiness.
     #[serde(skip_serializing_if = "Option::is_none")]
     readiness: Option<&'static str>,
+    health: Option<&'static str>,
 }
 
 impl<'a> PodJson<'a> {
@@ -150,6 +151,7 @@ impl<'a> AppJson<'a> {
             oom: None,
             paused: row.paused,
             readiness: row.readiness.map(gantry_model::Readiness::as_str),
+            health: row.health().map(gantry_model::HealthState::as_str),
         };
         match row.state {
             AppState::Waiting | AppState::Creating | AppState::Created => app,
@@ -193,6 +195,7 @@ pub(crate) mod tests {
             added: None,
             paused: false,
             readiness: None,
+            health: gantry_engine::HealthRecord::default(),
             state,
         };
         PodRow {
@@ -223,7 +226,7 @@ pub(crate) mod tests {
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {
             format!(
-                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"paused":false}}"#
+                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"paused":false,"health":null}}"#
             )
         };
         let want = format!(

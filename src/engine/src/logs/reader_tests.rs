@@ -327,6 +327,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
         image_name: "x".to_owned(),
         added: None,
         paused: false,
+        health: gantry_store::HealthRecord::default(),
         state: gantry_model::AppState::Waiting,
         readiness: None,
         annotations: std::collections::BTreeMap::new(),

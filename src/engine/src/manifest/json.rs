@@ -37,6 +37,10 @@
 //!     "seccomp": "default",                     default | unconfined | {"retain": {"names": [...], "errno": 1}} |
 //!                                               {"remove": ...}
 //!     "new_privileges": false, "oom_score_adj": 100, "stop_signal": 15,
+//!     "health": { "probe": {"command": ["/bin/sh", "-c", "…"]},    | "disabled" | {"tcp": {"host": …, "port": 5432}} |
+//!                                               {"http": {"host": "127.0.0.1", "port": 80, "path": "/"}}
+//!                 "interval_ms": 30000, "timeout_ms": 30000, "retries": 3, "start_period_ms": 0,
+//!                 "start_interval_ms": 5000, "on_failure": "none" },  | "restart" | "stop" | "kill"
 //!     "terminal": false, "stdin": false,
 //!     "sdnotify": "app",                        ready | app | none; default ready
 //!     "annotations": {}, "labels": {} } ],
@@ -64,6 +68,7 @@ use gantry_model::{AppName, AppSpec, ulimit};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
+use crate::manifest::health::Health;
 use crate::manifest::limits;
 use crate::manifest::net::{Hosts, Port, Resolver};
 
@@ -134,6 +139,8 @@ pub(crate) struct App {
     devices: Vec<Device>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     ulimits: Vec<Ulimit>,
+    #[serde(default, skip_serializing_if = "Health::is_empty")]
+    health: Health,
     #[serde(default)]
     capabilities: Capabilities,
     #[serde(default)]
@@ -395,6 +402,7 @@ impl From<&AppSpec> for App {
             limits: app.options.limits.clone(),
             devices: app.options.devices.iter().map(Device::from).collect(),
             ulimits: app.options.ulimits.iter().map(Ulimit::from).collect(),
+            health: Health::from(&app.options.health),
             capabilities: match &app.capabilities {
                 spec::Capabilities::Default => Capabilities::Default,
                 spec::Capabilities::Retain(names) => Capabilities::Retain(names.clone()),
@@ -456,6 +464,7 @@ impl TryFrom<App> for AppSpec {
                 devices: app.devices.into_iter().map(DeviceSpec::from).collect(),
                 ulimits: app.ulimits.into_iter().map(ulimit::Ulimit::from).collect(),
                 sdnotify: app.sdnotify,
+                health: app.health.into(),
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

@@ -2,6 +2,7 @@
 //! takes appc's ([`crate::manifest::appc`]), which has an `acKind`. [`json`] describes the fields.
 
 pub(crate) mod appc;
+mod health;
 pub(crate) mod json;
 mod limits;
 pub(crate) mod net;
@@ -207,6 +208,7 @@ impl Engine {
             "journal": journal.records,
             "journal_damaged_lines": journal.damaged,
             "supervisor": status,
+            "health": self.health_reports(&view.row),
             "dir": view.dir.to_string_lossy(),
             "cgroup": view.cgroup,
             "supervisor_log": self.supervisor_log(id).to_string_lossy(),

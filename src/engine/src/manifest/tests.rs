@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use gantry_model::health::{HealthAction, HealthProbe, HealthSettings};
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
 use gantry_model::spec::{
     AppOptions, Capabilities, DeviceIoLimits, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec,
@@ -59,6 +60,18 @@ fn tmpfs(size: u64, flags: [bool; 4]) -> TmpfsMount {
     TmpfsMount { target: "/t".into(), size, mode: 0o750, uid: 1, gid: 2, exec: flags[1], read_only: flags[2] }
 }
 
+fn health(interval: u64) -> HealthSettings {
+    let host = IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]);
+    let probe = match interval % 4 {
+        0 => HealthProbe::Disabled,
+        1 => HealthProbe::shell("x"),
+        2 => HealthProbe::Tcp { host, port: 1 },
+        _ => HealthProbe::Http { host, port: 1, path: "/".into() },
+    };
+    let on_failure = (interval > 9).then_some(HealthAction::Restart);
+    HealthSettings { probe: Some(probe), interval_ms: Some(interval), on_failure, ..HealthSettings::default() }
+}
+
 fn ulimit(soft: u64) -> Ulimit {
     Ulimit { resource: Resource::Nofile, soft: Some(soft), hard: None }
 }
@@ -108,6 +121,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             ulimits: limits[1].map(ulimit).into_iter().collect(),
             tmpfs: limits[0].map(|size| tmpfs(size, rest.2)).into_iter().collect(),
             sdnotify: if rest.2[0] { SdNotify::App } else { SdNotify::None },
+            health: limits[1].map(health).unwrap_or_default(),
         },
         stop_signal: rest.3.1,
     })

@@ -112,6 +112,7 @@ impl<'a> AppHistories<'a> {
                 | Fact::Paused { .. }
                 | Fact::Resumed { .. }
                 | Fact::LimitsUpdated { .. }
+                | Fact::HealthChanged { .. }
                 | Fact::LogDropped { .. }
                 | Fact::Ended
                 | Fact::Unknown => {}

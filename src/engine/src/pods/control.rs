@@ -175,6 +175,7 @@ pub(crate) fn unexpected(id: PodId, answer: &Reply) -> ControlError {
         Reply::Ended { .. } => "it says that a program has ended",
         Reply::LimitsUpdated { .. } => "it says that limits were changed",
         Reply::AppStarted(_) => "it says that an app was started",
+        Reply::Health(_) => "it tells the health of an app",
         Reply::Failed(_) => "it says that it failed",
     };
     ControlError::Garbled { id, why: format!("{why}, which was not asked for") }

@@ -7,6 +7,7 @@ pub(crate) mod control;
 pub(crate) mod exec;
 pub(crate) mod filter;
 pub(crate) mod gc;
+pub(crate) mod health;
 pub(crate) mod kill;
 pub(crate) mod names;
 pub(crate) mod outcome;

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
+use gantry_model::health::HealthSettings;
 use gantry_model::id::shown;
 use gantry_model::spec::{self, SpecError, VolumeKind, VolumeSpec};
 use gantry_model::systemd::{self, SdNotify};
@@ -169,8 +170,19 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         required_capabilities: app.capabilities.required().into_iter().collect(),
         ambient_capabilities: app.capabilities.ambient().into_iter().collect(),
         stop_signal: app.stop_signal.or(config.stop_signal).unwrap_or(STOP_SIGNAL),
-        options: app.options.clone(),
+        options: gantry_model::spec::AppOptions { health: health(app, config)?, ..app.options.clone() },
     })
+}
+
+/// The health check: the user's settings, then the image's. Settings without a probe would have no effect.
+fn health(app: &AppSpec, config: &ImageConfig) -> Result<HealthSettings, PlanError> {
+    let user = &app.options.health;
+    let health = user.clone().or_image(&config.health);
+    if !user.is_empty() && health.probe.is_none() {
+        let why = "its image has no health check, and none is given: add --health-cmd, --health-http or --health-tcp";
+        return Err(PlanError::new(ErrorKind::Invalid, format!("app '{}': {why}", app.name)));
+    }
+    Ok(health)
 }
 
 fn layers(app: &AppSpec, image: &Image<'_>) -> Result<Vec<String>, PlanError> {

@@ -63,7 +63,7 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     wire::ImageFormat { r#type: kind.into(), version: version.to_owned() }
 }
 
-/// The type of an event. rkt has none for apps that are added to and removed from running pods, and for pausing.
+/// The type of an event. rkt has none for apps that are added to and removed from running pods, for pausing and for health.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,
@@ -81,7 +81,10 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         | EventKind::PodPaused
         | EventKind::PodResumed
         | EventKind::AppPaused
-        | EventKind::AppResumed => EventType::Undefined,
+        | EventKind::AppResumed
+        | EventKind::AppHealthStarting
+        | EventKind::AppHealthy
+        | EventKind::AppUnhealthy => EventType::Undefined,
     }
 }
 

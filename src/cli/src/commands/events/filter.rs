@@ -179,6 +179,9 @@ impl Test {
                         | EventKind::AppExited
                         | EventKind::AppRemoved
                         | EventKind::AppPaused
+                        | EventKind::AppHealthStarting
+                        | EventKind::AppHealthy
+                        | EventKind::AppUnhealthy
                         | EventKind::AppResumed
                 );
                 is_app_event && event.name == name.as_str()

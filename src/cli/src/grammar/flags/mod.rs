@@ -1,6 +1,7 @@
 //! The flags of `run` and `prepare`: names, values, effects, and their clap description.
 
 mod app;
+mod health;
 mod pod;
 mod pod_limits;
 mod privileges;
@@ -129,7 +130,7 @@ use Scope::Pod;
 
 /// The flags, by file.
 static GROUPS: &[&[Flag]] =
-    &[pod::FLAGS, pod_limits::FLAGS, app::FLAGS, resources::FLAGS, privileges::FLAGS, systemd::FLAGS];
+    &[pod::FLAGS, pod_limits::FLAGS, app::FLAGS, resources::FLAGS, privileges::FLAGS, systemd::FLAGS, health::FLAGS];
 
 /// Every flag of `run`, `prepare`, `app sandbox` and `app add`.
 pub(super) fn all() -> impl Iterator<Item = &'static Flag> {

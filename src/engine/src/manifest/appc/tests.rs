@@ -141,6 +141,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
             annotations,
             added: None,
             paused: false,
+            health: gantry_store::HealthRecord::default(),
             state: AppState::Waiting,
             readiness: None,
         }],

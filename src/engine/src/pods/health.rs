@@ -1,0 +1,241 @@
+//! The health of apps: rows follow the journal; the last results of a probe come from the supervisor.
+//!
+//! The supervisor journals each change before anything acts on it, and [`Engine::reconcile`] records it with its event.
+//! A command that is killed in between leaves a row that is behind the journal until the next reconciliation. Changes
+//! are numbered, so none is reported twice.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gantry_contract::control::{HealthReport, Reply, Request};
+use gantry_contract::journal::{Fact, Parsed};
+use gantry_host::inotify::Inotify;
+use gantry_model::{AppName, HealthState, Phase, PodId, Timestamp};
+use gantry_store::{HealthChange, Moved, PodRow};
+
+use crate::host::process::{self, Deadline};
+use crate::pods::control::unexpected;
+use crate::pods::view::PodView;
+use crate::{Engine, EngineError, PodError};
+
+/// Poll interval of a wait for a state of health, if the pod's directory cannot be watched.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The maximum time between two looks at the row, although its directory is watched: the supervisor may have died.
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+impl Engine {
+    /// The health of an app of a running pod, with the last results of its probe.
+    ///
+    /// # Errors
+    /// [`EngineError`]: the pod does not run, or the app has no health check.
+    pub fn health_report(&self, id: PodId, app: &AppName) -> Result<HealthReport, EngineError> {
+        match self.ask(id, &Request::Health { app: app.to_string() }).map_err(EngineError::from_cause)? {
+            (Reply::Health(report), _) => Ok(report),
+            (other, _) => Err(EngineError::from_cause(unexpected(id, &other))),
+        }
+    }
+
+    /// The health of each app of a pod that runs and has a health check, as far as the supervisor replies.
+    #[must_use]
+    pub fn health_reports(&self, row: &PodRow) -> BTreeMap<AppName, HealthReport> {
+        let apps = row.apps.iter().filter(|app| app.health().is_some());
+        apps.filter_map(|app| Some((app.name.clone(), self.health_report(row.id, &app.name).ok()?))).collect()
+    }
+
+    /// Waits until every app with a health check has this health. `None`: the deadline passed. Returns early if that
+    /// cannot be any more: the pod has ended, or no app that runs has a health check.
+    ///
+    /// # Errors
+    /// [`PodError`], also when the pod is gone by then.
+    pub fn wait_health(
+        &self,
+        id: PodId,
+        health: HealthState,
+        deadline: Option<Duration>,
+    ) -> Result<Option<PodView>, PodError> {
+        let deadline = Deadline::maybe(deadline);
+        // Before the first look at the row: no change is missed.
+        let changes = Inotify::new().ok().filter(|changes| changes.watch(&self.pod_dir(id)).is_ok());
+        loop {
+            let view = self.status(id)?;
+            if is_reached(&view.row, health) || view.row.phase.is_final() || self.has_no_health_check(&view.row) {
+                return Ok(Some(view));
+            }
+            if deadline.passed() {
+                return Ok(None);
+            }
+            let waited = match &changes {
+                Some(changes) => {
+                    use std::os::fd::AsFd as _;
+                    let waited = process::readable(&[changes.as_fd()], deadline.at_most(MAX_POLL_INTERVAL));
+                    // The row is read again, whatever has changed.
+                    let _any_change = changes.read_changes(|_| {});
+                    waited
+                }
+                None => process::readable(&[], deadline.at_most(POLL_INTERVAL)),
+            };
+            waited.map_err(PodError::io("wait for the health of", &view.dir))?;
+        }
+    }
+
+    /// Whether no app of a running pod has a health check.
+    fn has_no_health_check(&self, row: &PodRow) -> bool {
+        if !matches!(row.phase, Phase::Running { .. }) || row.apps.iter().any(|app| app.health.number > 0) {
+            return false;
+        }
+        // The row may be younger than the first change.
+        let status = self.supervisor_status(row.id).ok();
+        status.and_then(|status| status.apps).is_some_and(|apps| apps.iter().all(|app| app.health.is_none()))
+    }
+
+    /// Records the changes of health in the journal that belong to the attempts which a running pod's row has. Called
+    /// before each later state of an app is recorded, so that the events are in their order. `None`: there are none.
+    pub(crate) fn record_health(&self, row: &PodRow, journal: &Parsed) -> Result<Option<Moved>, PodError> {
+        let changes = due_changes(row, journal);
+        if changes.is_empty() || !matches!(row.phase, Phase::Running { .. }) {
+            return Ok(None);
+        }
+        if !self.writes.get() {
+            let mut row = row.clone();
+            changes.iter().for_each(|change| change.apply_to(&mut row));
+            return Ok(Some(Moved::Yes(Some(row))));
+        }
+        self.store.record_health(row.id, row.generation, &changes).map(Some).map_err(PodError::store)
+    }
+}
+
+/// Whether the journal has changes of health that a row does not have.
+pub(crate) fn has_new_health(row: &PodRow, journal: &Parsed) -> bool {
+    !new_changes(row, journal).is_empty()
+}
+
+/// The new changes that belong to the attempt which the row has, or an earlier one.
+fn due_changes(row: &PodRow, journal: &Parsed) -> Vec<HealthChange> {
+    let mut changes = new_changes(row, journal);
+    let attempt = |name: &AppName| row.apps.iter().find(|app| app.name == *name).and_then(|app| app.state.attempt());
+    changes.retain(|change| attempt(&change.app).is_some_and(|attempt| change.attempt <= attempt));
+    changes
+}
+
+/// Whether every app that runs and has a health check has this health, and there is one; for unhealthy: any.
+fn is_reached(row: &PodRow, wanted: HealthState) -> bool {
+    let mut states = row.apps.iter().filter_map(gantry_store::AppRow::health).peekable();
+    match wanted {
+        HealthState::Unhealthy => states.any(|state| state == wanted),
+        HealthState::Starting | HealthState::Healthy => states.peek().is_some() && states.all(|state| state == wanted),
+    }
+}
+
+/// The changes that the row does not have, in their order. An app that was removed and added again counts from 1: the
+/// changes before its removal are not its own.
+fn new_changes(row: &PodRow, journal: &Parsed) -> Vec<HealthChange> {
+    let mut changes: Vec<HealthChange> = Vec::new();
+    for record in &journal.records {
+        match &record.fact {
+            Fact::AppRemoved { app } => changes.retain(|change| change.app.as_str() != app),
+            Fact::HealthChanged { app, attempt, number, health, failures, output } => {
+                let Ok(app) = app.parse::<AppName>() else { continue };
+                let change = HealthChange {
+                    app,
+                    at: Timestamp(record.at),
+                    attempt: *attempt,
+                    number: *number,
+                    state: *health,
+                    failures: *failures,
+                    output: output.clone(),
+                };
+                if change.is_new(row) {
+                    changes.push(change);
+                }
+            }
+            // They change no health.
+            _ => {}
+        }
+    }
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_contract::journal::Record;
+
+    fn row() -> PodRow {
+        PodRow {
+            id: PodId::from_random([1; 16]),
+            generation: gantry_model::Generation(0),
+            created: Timestamp(0),
+            prepared: None,
+            net: gantry_model::NetMode::None,
+            networks: gantry_store::Networks::default(),
+            hostname: "h".into(),
+            name: None,
+            sandbox: false,
+            paused: false,
+            phase: Phase::Embryo,
+            apps: vec![gantry_store::AppRow {
+                name: "a".parse().unwrap(),
+                image: gantry_model::Digest::from_hash(gantry_model::id::Algorithm::Sha256, &[0; 32]).unwrap(),
+                image_name: "x".into(),
+                annotations: std::collections::BTreeMap::new(),
+                added: None,
+                paused: false,
+                readiness: None,
+                health: gantry_store::HealthRecord::default(),
+                state: gantry_model::AppState::Started { at: Timestamp(1), pid: 1, attempt: 0 },
+            }],
+            user_annotations: std::collections::BTreeMap::new(),
+            user_labels: std::collections::BTreeMap::new(),
+        }
+    }
+
+    fn changed(app: &str, number: u32, health: HealthState) -> Fact {
+        Fact::HealthChanged { app: app.into(), attempt: 0, number, health, failures: 0, output: String::new() }
+    }
+
+    fn numbers(row: &PodRow, facts: Vec<Fact>) -> Vec<u32> {
+        let records = facts.into_iter().map(|fact| Record { at: 1, fact }).collect();
+        due_changes(row, &Parsed { records, damaged: 0 }).iter().map(|change| change.number).collect()
+    }
+
+    #[test]
+    fn changes_are_recorded_once() {
+        use HealthState::{Healthy, Starting};
+        let mut row = row();
+        let two = || vec![changed("a", 1, Starting), changed("b", 1, Starting), changed("a", 2, Healthy)];
+        assert_eq!(numbers(&row, two()), [1, 2]);
+        let state = std::mem::replace(&mut row.apps[0].state, gantry_model::AppState::Created);
+        assert!(numbers(&row, two()).is_empty(), "its start comes first");
+        row.apps[0].state = state;
+        row.apps[0].health = gantry_store::HealthRecord { state: Some(Starting), number: 1 };
+        assert_eq!(numbers(&row, two()), [2]);
+        row.apps[0].health.number = 2;
+        assert!(numbers(&row, two()).is_empty());
+    }
+
+    #[test]
+    fn changes_of_an_earlier_app_of_the_name_are_not_its_own() {
+        use HealthState::{Healthy, Starting};
+        let removed = Fact::AppRemoved { app: "a".into() };
+        let facts = vec![changed("a", 1, Starting), changed("a", 2, Healthy), removed, changed("a", 1, Starting)];
+        assert_eq!(numbers(&row(), facts), [1]);
+    }
+
+    #[test]
+    fn all_apps_must_be_healthy_and_one_is_unhealthy() {
+        use HealthState::{Healthy, Starting, Unhealthy};
+        let mut row = row();
+        assert!(!is_reached(&row, Healthy), "no health check");
+        row.apps.push(row.apps[0].clone());
+        for (states, healthy, unhealthy) in [
+            ([Some(Healthy), None], true, false),
+            ([Some(Healthy), Some(Starting)], false, false),
+            ([Some(Healthy), Some(Unhealthy)], false, true),
+        ] {
+            for (app, state) in row.apps.iter_mut().zip(states) {
+                app.health.state = state;
+            }
+            assert_eq!((is_reached(&row, Healthy), is_reached(&row, Unhealthy)), (healthy, unhealthy), "{states:?}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Health checks of apps: runs their probes, journals changes, and acts on an app that becomes unhealthy.
+//!
+//! A probe is due only while its app runs, is not paused, and neither the app nor the pod is being stopped. An app
+//! without a health check costs nothing here; one with a check wakes the event loop when a probe begins and ends.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use gantry_contract::control::{HealthReport, HealthResult};
+use gantry_contract::journal::Fact;
+use gantry_model::ErrorKind;
+use gantry_model::health::HealthAction;
+use rustix::event::PollFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::{EventSource, SIGKILL, Supervisor};
+use crate::app::{App, StartRequest};
+use crate::failure::{Result, failure};
+use crate::probe::{Probe, ProbeOutcome};
+use crate::table::Token;
+
+/// Maximum number of probes that begin before other events are handled: each takes a fork.
+const MAX_BEGINNINGS: usize = 4;
+
+impl App {
+    /// Whether its probes run: it runs, and is neither paused nor being stopped.
+    fn is_probed(&self) -> bool {
+        self.running.is_some() && self.stop.is_none() && !self.is_paused
+    }
+
+    /// The change of its health to be journaled, if there is one.
+    pub(super) fn take_health_change(&mut self) -> Option<Fact> {
+        self.health.as_mut()?.take_change(&self.plan.name, Instant::now())
+    }
+
+    /// Kills the probe that runs.
+    pub(super) fn abort_probe(&mut self, ending: &mut Vec<OwnedFd>) {
+        let Some(health) = &mut self.health else { return };
+        if let Some(probe) = health.probe.take() {
+            health.schedule(Instant::now());
+            probe.kill(self, ending);
+        }
+    }
+}
+
+impl Supervisor {
+    /// The descriptors of probes to poll.
+    pub(super) fn watched_probes(&self) -> impl Iterator<Item = (EventSource, BorrowedFd<'_>, PollFlags)> {
+        let probes =
+            self.pod.apps.iter().filter_map(|(token, app)| Some((token, app.health.as_ref()?.probe.as_ref()?)));
+        probes
+            .flat_map(|(token, probe)| probe.watched().map(move |(fd, events)| (EventSource::Probe(token), fd, events)))
+    }
+
+    /// When [`Self::check_health`] has work.
+    pub(super) fn health_deadlines(&self) -> impl Iterator<Item = Instant> {
+        let is_stopping = self.is_stopping;
+        self.pod.apps.values().filter_map(move |app| {
+            let health = app.health.as_ref()?;
+            (health.probe.is_some() || (app.is_probed() && !is_stopping)).then(|| health.deadline())
+        })
+    }
+
+    /// Journals changes, times out probes, and begins those that are due.
+    pub(super) fn check_health(&mut self, now: Instant) {
+        let mut beginnings = 0;
+        for token in self.pod.apps.tokens() {
+            let Some(app) = self.pod.apps.get_mut(token).filter(|app| app.health.is_some()) else { continue };
+            if app.is_paused {
+                app.abort_probe(&mut self.ending);
+            }
+            let Some(health) = &mut app.health else { continue };
+            if app.running.is_some()
+                && let Some(fact) = health.take_change(&app.plan.name, now)
+            {
+                self.journal.append(fact);
+            }
+            let timeout = health.check().timeout;
+            if let Some(probe) = health.probe.take_if(|probe| probe.deadline <= now) {
+                let result = probe.time_out(app, timeout, &mut self.ending);
+                self.record_health(token, result);
+                continue;
+            }
+            if !health.is_due(now) || self.is_stopping || beginnings == MAX_BEGINNINGS || !app.is_probed() {
+                continue;
+            }
+            beginnings += 1;
+            let health = &app.health;
+            let Some(probe) = health.as_ref().map(|health| health.check().probe.clone()) else { continue };
+            let begun = Probe::begin(app, &self.pod.init.pidfd, &self.pod.jail.null, &probe, timeout);
+            match begun {
+                Ok(probe) => {
+                    if let Some(app) = self.pod.apps.get_mut(token)
+                        && let Some(health) = &mut app.health
+                    {
+                        health.probe = Some(probe);
+                    }
+                }
+                Err(result) => self.record_health(token, result),
+            }
+        }
+    }
+
+    /// A descriptor of a probe is ready.
+    pub(super) fn advance_probe(&mut self, token: Token<App>) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let Some(health) = &mut app.health else { return };
+        let Some(probe) = health.probe.take() else { return };
+        match probe.advance(&mut self.buffer, &mut self.ending) {
+            ProbeOutcome::Running(probe) => health.probe = Some(probe),
+            ProbeOutcome::Ended(result) => self.record_health(token, result),
+        }
+    }
+
+    /// Records the result of a probe, and acts if the app has become unhealthy. An app that is being stopped keeps its
+    /// health.
+    fn record_health(&mut self, token: Token<App>, result: HealthResult) {
+        let now = Instant::now();
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let is_probed = app.is_probed() && !self.is_stopping;
+        let Some(health) = app.health.as_mut().filter(|_| is_probed) else { return };
+        let action = health.record(result, now);
+        if let Some(fact) = health.take_change(&app.plan.name, now) {
+            self.journal.append(fact);
+        }
+        let grace = Duration::from_millis(self.pod.plan.stop_grace_ms);
+        match action {
+            None | Some(HealthAction::None) => {}
+            Some(HealthAction::Stop) => self.signal_stop(token, grace, None, None),
+            Some(HealthAction::Kill) => {
+                app.signal(SIGKILL);
+                app.cgroup.kill();
+            }
+            Some(HealthAction::Restart) => self.restart_unhealthy(token, grace),
+        }
+    }
+
+    fn restart_unhealthy(&mut self, token: Token<App>, grace: Duration) {
+        let Some(app) = self.pod.apps.get(token) else { return };
+        let last = app.started.as_ref().map_or(0, |started| started.attempt);
+        let client = detached_client();
+        match (last.checked_add(1), client) {
+            (Some(attempt), Ok(client)) => {
+                self.signal_stop(token, grace, None, Some(StartRequest { attempt, client }));
+            }
+            _ => tracing::warn!("cannot restart the unhealthy app '{}'", app.plan.name),
+        }
+    }
+
+    pub(super) fn health_report(&self, app: &str) -> Result<HealthReport> {
+        let app = self.app(self.find_app(app)?)?;
+        let none = || failure(ErrorKind::Refused, format!("app '{}' has no health check", app.plan.name));
+        app.health.as_ref().map(|health| health.report()).ok_or_else(none)
+    }
+
+    /// Kills every probe: the pod has ended.
+    pub(super) fn abort_probes(&mut self) {
+        for app in self.pod.apps.values_mut() {
+            app.abort_probe(&mut self.ending);
+        }
+    }
+}
+
+/// The client of a restart that no client requested: replies to it fail.
+fn detached_client() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(|(client, _)| client)
+}
