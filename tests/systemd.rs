@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
-use gantry_tests::{DEADLINE, Gantry, Signal, app, pod_id, wait_for};
+use gantry_tests::{DEADLINE, Gantry, Signal, app, pod_id, systemd_image, wait_for};
 
 /// The socket of a service manager, as systemd has one for each unit of Type=notify.
 struct Manager {
@@ -80,9 +80,9 @@ fn an_app_reports_its_readiness() {
 #[test]
 fn an_app_without_readiness_is_ready_when_it_runs() {
     let g = Gantry::new();
-    let pod = pod_id(&g.run(&["run", "-d", &g.fixture(), "--", "sleep", "1000"]).ok());
+    let pod = pod_id(&g.run(&["run", "-d", &g.fixture(), "--name=it", "--", "sleep", "1000"]).ok());
     assert_eq!(g.run(&["wait", "--condition=ready", &pod]).ok().text(), "-1");
-    assert_eq!(status_line(&g, &pod, "ready-fixture"), None);
+    assert_eq!(status_line(&g, &pod, "ready-it"), None);
     let env = g.run(&["exec", &pod, "--", "/bin/app", "env"]).ok().stdout;
     assert!(!env.contains("NOTIFY_SOCKET"), "{env}");
     let _ = g.app(&["--sdnotify=maybe"], &["true"]).exits(125).stderr_contains(&["none of app, ready and none"]);
@@ -165,4 +165,83 @@ fn a_detached_pod_is_reported_with_its_supervisor() {
     let out = run.wait().ok();
     let status = g.run(&["status", "-o", "json", out.text()]).ok().json();
     assert_eq!(manager.receive(), format!("MAINPID={}\nREADY=1", status["pid"]));
+}
+
+/// A service that runs until systemd stops it.
+const SERVICE: &str = "[Service]\nExecStart=/bin/sleep 1000\n";
+
+#[test]
+fn systemd_runs_in_a_pod() {
+    let g = Gantry::new();
+    let image = g.import("systemd", &systemd_image(&[("work.service", SERVICE)]));
+    let pod = pod_id(&g.run(&["run", "-d", "--name=host", "--sdnotify=app", &image]).ok());
+    // systemd sends READY=1 when it has started its default target.
+    g.run(&["wait", "--condition=ready", &pod]).succeeded();
+    let exec = |line: &[&str]| g.run(&[&["exec", &pod, "--"], line].concat());
+    let state = wait_for("the end of systemd's start", || {
+        let state = exec(&["systemctl", "is-system-running"]).text().to_owned();
+        (state != "starting" && state != "initializing").then_some(state)
+    });
+    assert_eq!(state, "running", "{}", exec(&["systemctl", "list-units", "--failed", "--no-pager"]));
+    assert_eq!(exec(&["systemctl", "is-active", "multi-user.target"]).ok().text(), "active");
+    assert_eq!(exec(&["systemctl", "is-active", "work.service"]).ok().text(), "active");
+    assert_eq!(exec(&["cat", "/proc/1/comm"]).ok().text(), "systemd");
+    assert_eq!(exec(&["cat", "/etc/machine-id"]).ok().text(), pod.replace('-', ""));
+    let slice = "/sys/fs/cgroup/system.slice/work.service/cgroup.procs";
+    assert!(!exec(&["cat", slice]).ok().text().is_empty());
+    // The limits of the app are outside of its cgroup namespace.
+    assert!(exec(&["cat", "/sys/fs/cgroup/cgroup.procs"]).ok().text().is_empty());
+    let write = exec(&["sh", "-c", "echo 1 >/proc/sysrq-trigger"]);
+    assert_ne!(write.code, 0, "{write}");
+    assert_eq!(exec(&["cat", "/proc/kallsyms"]).ok().text(), "");
+    // A restart makes another PID namespace, with an empty cgroup.
+    g.run(&["restart", &format!("{pod}/host")]).succeeded();
+    g.run(&["wait", "--condition=ready", &pod]).succeeded();
+    assert_eq!(exec(&["systemctl", "is-active", "work.service"]).ok().text(), "active");
+    // SIGRTMIN+3: systemd stops its units and halts.
+    g.run(&["stop", "--time=30", &pod]).succeeded();
+    let json = g.run(&["status", "-o", "json", &pod]).ok().json();
+    assert_eq!((&json["exit_code"], &app(&json, "host")["signal"]), (&0.into(), &serde_json::Value::Null), "{json}");
+}
+
+#[test]
+fn the_program_decides_over_systemd_mode() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let first = |flags: &[&str], image: &str| {
+        let pids = g.run(&[&["run", "--rm"], flags, &[image, "--", "pids"]].concat()).ok().stdout;
+        pids.lines().next().map(str::to_owned).unwrap_or_default()
+    };
+    assert!(first(&[], &image).contains("gantry-init"));
+    assert_eq!(first(&["--systemd=always"], &image), "1 0 R app");
+    let mounts = g.app(&["--systemd=always"], &["mounts"]).ok().stdout;
+    for target in [" /run ", " /run/lock ", " /tmp ", " /sys/fs/cgroup "] {
+        assert!(mounts.contains(target), "{target}: {mounts}");
+    }
+    let _ = g.app(&["--systemd=always", "--user=1000"], &["true"]).exits(125).stderr_contains(&["must run as root"]);
+    let _ = g.app(&["--systemd=maybe"], &["true"]).exits(125).stderr_contains(&["none of auto, always and false"]);
+    // The capabilities that made the namespaces are gone.
+    let caps = |flags: &[&str]| {
+        let caps = g.app(flags, &["caps"]).ok().stdout;
+        caps.lines().filter(|line| line.starts_with("Cap")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(caps(&["--systemd=always"]), caps(&[]));
+    // Its output, its exit code and its end are those of any app.
+    let _ = g.app(&["--systemd=always"], &["exit", "7"]).exits(7);
+    // The kernel drops signals of PID 1 to itself.
+    let _ = g.app(&["--systemd=always"], &["raise", "KILL"]).exits(1).stderr_contains(&["still alive"]);
+    let _ = g.app(&["--systemd=always"], &["nothing-of-this-name"]).exits(2);
+    let _ = g.run(&["run", "--rm", "--systemd=always", &image, "--exec=/nothing"]).exits(127);
+}
+
+#[test]
+fn an_app_with_a_pid_namespace_ends_with_its_supervisor() {
+    let g = Gantry::new();
+    let pod = pod_id(&g.run(&["run", "-d", "--systemd=always", &g.fixture(), "--name=it", "--", "sleep", "1000"]).ok());
+    let json = g.run(&["status", "-o", "json", &pod]).ok().json();
+    let pid = app(&json, "it")["pid"].as_u64().unwrap();
+    let supervisor = i32::try_from(json["pid"].as_i64().unwrap()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+    let path = format!("/proc/{pid}");
+    wait_for("the end of the app", || (!std::path::Path::new(&path).exists()).then_some(()));
 }

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cgroup_view::CgroupView;
+use crate::delegation;
 use crate::devices::{self, Device};
 use crate::failure::{Attempt, Result, failure};
 use crate::kernel_costs::CgroupMove;
@@ -68,6 +69,8 @@ pub(crate) struct Cgroups {
 /// The cgroups of an app.
 pub(crate) struct AppCgroup {
     cgroups: CgroupSet,
+    /// Where its processes are on v2 if it manages its cgroups itself.
+    delegated: Option<Cgroup>,
 }
 
 impl Cgroups {
@@ -176,7 +179,7 @@ impl Cgroups {
     /// Makes the cgroups of an app and sets its limits.
     pub(crate) fn app(&self, name: &str, limits: &Limits, devices: &BlockDevices) -> Result<AppCgroup> {
         let cgroups = self.hierarchies.iter().map(|hierarchy| create(&hierarchy.pod, name)).collect::<Result<_>>()?;
-        let app = AppCgroup { cgroups };
+        let app = AppCgroup { cgroups, delegated: None };
         self.warn(&app.set_limits(limits, devices)?);
         Ok(app)
     }
@@ -266,7 +269,11 @@ impl Cgroups {
     /// Removes an app's cgroups; returns whether all are removed. One that is not empty yet (EBUSY) is left, at last to
     /// the engine.
     pub(crate) fn remove(&self, app: &str) -> bool {
-        let removed = self.hierarchies.iter().map(|hierarchy| hierarchy.pod.remove(app));
+        let removed = self.hierarchies.iter().map(|hierarchy| match hierarchy.root.is_v2() {
+            // It may have cgroups of its own.
+            true => hierarchy.pod.remove_tree(app),
+            false => hierarchy.pod.remove(app),
+        });
         removed.fold(true, |all, removed| all & matches!(removed, Ok(()) | Err(Errno::NOENT)))
     }
 
@@ -299,8 +306,22 @@ impl PodCgroup {
 impl AppCgroup {
     /// Moves a process to the cgroups.
     pub(crate) fn add(&self, pid: Pid) -> Result<()> {
-        let moved = self.cgroups.add(pid);
-        moved.or_else(|(cgroup, error)| Err(error).attempt(|| format!("cannot move a process to the cgroup {cgroup}")))
+        self.of_processes()
+            .try_for_each(|cgroup| cgroup.add(pid).attempt(|| format!("cannot move a process to the cgroup {cgroup}")))
+    }
+
+    /// Delegates a part of it to the app, which has no processes yet.
+    pub(crate) fn delegate(&mut self) -> Result<()> {
+        self.delegated = Some(delegation::delegate(self.cgroups.v2())?);
+        Ok(())
+    }
+
+    /// The cgroups that its processes start in.
+    fn of_processes(&self) -> impl Iterator<Item = &Cgroup> {
+        self.cgroups.iter().map(|cgroup| match &self.delegated {
+            Some(delegated) if cgroup.is_v2() => delegated,
+            _ => cgroup,
+        })
     }
 
     /// Forks a process into the cgroups and runs `child` there. On v2 it is born in its cgroup, and on v1 it moves
@@ -310,13 +331,35 @@ impl AppCgroup {
         thread: SingleThreaded,
         child: impl FnOnce(ForkedChild, io::Result<()>) -> Infallible,
     ) -> io::Result<Pid> {
+        self.fork(thread, self.delegated.as_ref().or(self.cgroups.v2()), child)
+    }
+
+    /// As [`Self::fork_into`]; on v2, the new process is in the cgroup of the app's main process.
+    pub(crate) fn fork_beside(
+        &self,
+        thread: SingleThreaded,
+        main: Option<Pid>,
+        child: impl FnOnce(ForkedChild, io::Result<()>) -> Infallible,
+    ) -> io::Result<Pid> {
+        let beside = match (&self.delegated, main) {
+            (Some(delegated), Some(main)) => Some(delegation::open_cgroup_of(main, delegated)?),
+            _ => None,
+        };
+        self.fork(thread, beside.as_ref().or(self.delegated.as_ref()).or(self.cgroups.v2()), child)
+    }
+
+    fn fork(
+        &self,
+        thread: SingleThreaded,
+        v2: Option<&Cgroup>,
+        child: impl FnOnce(ForkedChild, io::Result<()>) -> Infallible,
+    ) -> io::Result<Pid> {
         // The first attempt must not use up the closure.
         let child = Cell::new(Some(child));
         let run = |process: ForkedChild, is_born_inside: bool| match child.take() {
-            Some(child) => child(process, self.join(is_born_inside)),
+            Some(child) => child(process, self.join(v2.filter(|_| !is_born_inside))),
             None => sys::exit_now(127),
         };
-        let v2 = self.cgroups.v2();
         let born = v2.map(|cgroup| sys::fork_into_cgroup(thread, cgroup.as_fd(), |process| run(process, true)));
         match born {
             Some(Ok(pid)) => Ok(pid),
@@ -326,10 +369,10 @@ impl AppCgroup {
         }
     }
 
-    /// Moves this process, which has one thread, to the cgroups.
-    fn join(&self, is_born_inside: bool) -> io::Result<()> {
-        let mut cgroups = self.cgroups.iter().filter(|cgroup| !(is_born_inside && cgroup.is_v2()));
-        cgroups.try_for_each(Cgroup::join)
+    /// Moves this process, which has one thread, to the cgroups of v1, and to this one of v2.
+    fn join(&self, v2: Option<&Cgroup>) -> io::Result<()> {
+        let v1 = self.cgroups.iter().filter(|cgroup| !cgroup.is_v2());
+        v2.into_iter().chain(v1).try_for_each(Cgroup::join)
     }
 
     /// What the app sees of them.
@@ -401,7 +444,7 @@ impl AppCgroup {
 
     /// Its processes.
     pub(crate) fn members(&self) -> Vec<Pid> {
-        self.cgroups.iter().next().and_then(|cgroup| cgroup.members().ok()).unwrap_or_default()
+        self.of_processes().next().and_then(|cgroup| cgroup.members().ok()).unwrap_or_default()
     }
 
     /// Opens its processes, except those that exit meanwhile.
@@ -422,7 +465,11 @@ impl AppCgroup {
 
     /// Whether no process is in it.
     pub(crate) fn is_empty(&self) -> bool {
-        match self.cgroups.has_members() {
+        let populated = match (&self.delegated, self.cgroups.v2()) {
+            (Some(_), Some(v2)) => v2.is_populated(),
+            _ => self.cgroups.has_members(),
+        };
+        match populated {
             Ok(has_members) => !has_members,
             // It was removed.
             Err(error) => error.raw_os_error() == Some(libc::ENODEV),

@@ -31,6 +31,8 @@ pub(crate) struct Confinement {
     pub(crate) new_privileges: bool,
     /// The resource limits that the user gave.
     pub(crate) ulimits: std::rc::Rc<[Ulimit]>,
+    /// Whether the app is PID 1 of a PID namespace of its own ([`crate::own_namespaces`]).
+    pub(crate) has_own_namespaces: bool,
 }
 
 impl Confinement {

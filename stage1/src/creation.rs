@@ -28,12 +28,14 @@ use crate::pace::Pace;
 use crate::spec::AppFiles;
 use crate::user::{self, Ids};
 use crate::volumes::AppMount;
-use crate::{etc, mounts, root, seccomp, spec, terminal, ulimits, volumes};
+use crate::{etc, mounts, own_namespaces, root, seccomp, spec, terminal, ulimits, volumes};
 
 /// The inputs of creating an app.
 pub(crate) struct AppCreation<'a> {
     /// The app.
     pub(crate) app: &'a plan::App,
+    /// The pod's UUID.
+    pub(crate) pod: &'a str,
     /// Its number in the output protocol.
     pub(crate) number: u16,
     /// The devices of the host that it gets.
@@ -69,7 +71,7 @@ pub(crate) struct PreparedApp {
 
 impl AppCreation<'_> {
     /// Makes all of the app but its process.
-    pub(crate) fn prepare(self, cgroup: AppCgroup) -> Result<PreparedApp> {
+    pub(crate) fn prepare(self, mut cgroup: AppCgroup) -> Result<PreparedApp> {
         let root = root::mount_root(self.app)?;
         root::check_mount_points(&root)?;
         let ids = user::resolve(
@@ -81,6 +83,11 @@ impl AppCreation<'_> {
         root::make_working_dir(&root, &self.app.cwd)?;
         let mut etc = root::Etc::default();
         etc.write(self.etc, &root, &[])?;
+        if own_namespaces::applies_to(self.app) {
+            own_namespaces::check_user(&ids)?;
+            etc.write(&[etc::machine_id(self.pod)], &root, &[])?;
+            cgroup.delegate()?;
+        }
         let confinement = self.confinement()?;
         let log = open_log(&self.app.name, self.app.attempt, self.log)?;
         let notify = notify::has_socket(self.app).then(|| NotifySocket::create(&self.app.name)).transpose()?;
@@ -119,7 +126,9 @@ impl AppCreation<'_> {
         let new_privileges = self.app.options.new_privileges;
         let filters = seccomp::filters(&self.app.options.seccomp, &names, new_privileges)?;
         let ulimits = self.app.options.ulimits.clone().into();
-        Ok(Confinement { capabilities, ambient, filters: filters.map(Rc::new), new_privileges, ulimits })
+        let has_own_namespaces = own_namespaces::applies_to(self.app);
+        let filters = filters.map(Rc::new);
+        Ok(Confinement { capabilities, ambient, filters, new_privileges, ulimits, has_own_namespaces })
     }
 }
 

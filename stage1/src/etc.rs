@@ -66,6 +66,11 @@ pub(crate) fn files(
     Ok(files)
 }
 
+/// machine-id(5) of an app that systemd runs in: the pod's UUID.
+pub(crate) fn machine_id(pod: &str) -> File {
+    File { name: "machine-id", text: format!("{}\n", pod.replace('-', "")).into_bytes(), required: false }
+}
+
 fn hosts(plan: &Plan, host: &HostFiles, attached: &[PodNetwork]) -> Result<File> {
     let entries = match &plan.hosts {
         HostsSpec::Host => return host_copy("hosts", host.hosts.as_ref()),

@@ -163,7 +163,8 @@ pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Ve
     sockopt::set_socket_passcred(&messages, true).attempt(what)?;
     let thread = SingleThreaded::check().attempt(what)?;
     let helper = Helper { thread, app, target, null, init, request, ids: ids(app, request)?, stdio };
-    let pid = app.cgroup.fork_into(thread, |process, joined| {
+    let main = app.started.as_ref().and_then(|started| Pid::from_raw(started.pid.cast_signed()));
+    let pid = app.cgroup.fork_beside(thread, main, |process, joined| {
         // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
         let _best_effort = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let (failed_writer, theirs) = move_descriptors(failed_writer, theirs).unwrap_or_else(|_| sys::exit_now(127));
@@ -254,7 +255,8 @@ impl Helper<'_> {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
         }
         ulimits::raise(&self.app.plan.options.ulimits)?;
-        sys::setns(self.init.as_fd(), libc::CLONE_NEWPID)?;
+        let of_pid_namespace = if self.app.confinement.has_own_namespaces { self.target } else { self.init };
+        sys::setns(of_pid_namespace.as_fd(), libc::CLONE_NEWPID)?;
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {

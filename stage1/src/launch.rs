@@ -166,7 +166,7 @@ impl Launch {
         for (((number, app), cgroup), devices) in (0..).zip(&plan.apps).zip(cgroups).zip(devices) {
             let _span = tracing::info_span!("app", app = app.name).entered();
             let (devices_confined, log) = (self.devices_confined, plan.log);
-            let creation = AppCreation { app, number, devices, devices_confined, etc: &etc, log };
+            let creation = AppCreation { app, pod: &plan.pod, number, devices, devices_confined, etc: &etc, log };
             created.push(self.create_app(plan, &jail, init, creation, cgroup).of_app(&app.name)?);
         }
         // In quick succession: then only the first move waits for a grace period (kernel_costs).

@@ -16,7 +16,8 @@
 //! added to a running pod, the apps that may trace it are frozen until it is locked down ([`crate::maker`]).
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
+use std::convert::Infallible;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -27,19 +28,23 @@ use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::oci_spec::runtime::Spec;
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::cgroup_view::CgroupView;
 use crate::confine::{self, Command, Confinement};
 use crate::failure::{Attempt, Result, failure};
-use crate::refusal;
+use crate::program::Unexecutable;
 use crate::sys::{self, ForkMark, SingleThreaded};
+use crate::{own_namespaces, passing, refusal};
 
 /// Timeout of a started process to reach its execve.
 pub(crate) const EXECVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Timeout of the exit of a process that has forked the first process of a PID namespace.
+const FORK_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
 /// The stdio of an app's process.
 pub(crate) struct Stdio {
@@ -82,12 +87,18 @@ pub(crate) fn create(
     let (channel, its_end) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .attempt(|| "cannot make a socket pair")?;
+    if confinement.has_own_namespaces {
+        // The app's process is forked by the one that libcontainer makes; its message tells which it is.
+        sockopt::set_socket_passcred(&channel, true).attempt(|| "cannot make a socket pair")?;
+    }
     let program = command.argv.first().cloned().unwrap_or_default();
+    let has_terminal = stdio.console.is_some();
     let executor = AppExecutor {
         command: Rc::new(command),
         confinement: confinement.clone(),
         uid,
         view: Rc::new(view),
+        has_terminal,
         mark: Rc::new(ForkMark::new().attempt(|| "cannot mark the supervisor's process")?),
         supervisor_fds: supervisor_fds(&its_end, &stdio)?.into(),
         channel: Rc::new(its_end),
@@ -141,8 +152,9 @@ impl CreatedApp {
         self.container
             .start()
             .map_err(|error| failure(ErrorKind::Internal, format!("cannot start the container: {}", chain(&error))))?;
-        match self.waiting.receive()?.as_slice() {
-            [PROCEED] => Ok(()),
+        let (report, sender) = self.waiting.receive()?;
+        match report.as_slice() {
+            [PROCEED] => sender.map_or(Ok(()), |sender| self.waiting.follow(sender)),
             [] => Err(failure(ErrorKind::Internal, "the container's process ended before it was confined")),
             report => Err(refusal::read(report, &self.waiting.program)),
         }
@@ -158,15 +170,34 @@ impl WaitingApp {
 
     /// Receives whether the program was executed, after [`Self::proceed`]. Blocks until then.
     pub(crate) fn outcome(&self) -> Result<()> {
-        match self.receive()?.as_slice() {
+        match self.receive()?.0.as_slice() {
             // execve closed the other end.
             [] => Ok(()),
             report => Err(refusal::read(report, &self.program)),
         }
     }
 
-    /// Receives the next message; empty if the process has closed its end.
-    fn receive(&self) -> Result<Vec<u8>> {
+    /// Replaces the process by the one that it forked and that has sent a message, and reaps it.
+    fn follow(&mut self, sender: Pid) -> Result<()> {
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        if sender == self.pid {
+            return Ok(());
+        }
+        let what = || "cannot find the first process of the app's PID namespace";
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        // It exits right after the fork. A process that hangs in the kernel is reaped with the pod.
+        let _exited_or_late = poll(&mut fds, Some(&FORK_TIMEOUT));
+        let _reaped = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        // A child of this process only: the number may come from a process that an app controls.
+        waitid(WaitId::Pid(sender), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)
+            .attempt(what)?;
+        self.pidfd = rustix::process::pidfd_open(sender, PidfdFlags::empty()).attempt(what)?;
+        self.pid = sender;
+        Ok(())
+    }
+
+    /// Receives the next message, with its sender if the kernel reports it; empty if the process has closed its end.
+    fn receive(&self) -> Result<(Vec<u8>, Option<Pid>)> {
         let deadline = Instant::now() + EXECVE_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -180,8 +211,8 @@ impl WaitingApp {
             }
             // Every message is one write, and the next one follows only after a reply.
             let mut buffer = [0u8; 8192];
-            match rustix::io::read(&self.channel, &mut buffer) {
-                Ok(length) => return Ok(buffer[..length].to_vec()),
+            match passing::receive(&self.channel, &mut buffer, RecvFlags::empty()) {
+                Ok(received) => return Ok((buffer[..received.bytes].to_vec(), received.sender)),
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(error).attempt(|| "cannot read whether the program was executed"),
             }
@@ -201,15 +232,15 @@ struct AppExecutor {
     confinement: Confinement,
     uid: u32,
     view: Rc<CgroupView>,
+    has_terminal: bool,
     mark: Rc<ForkMark>,
     supervisor_fds: Rc<[RawFd]>,
     channel: Rc<OwnedFd>,
 }
 
-impl Executor for AppExecutor {
-    fn exec(&self, _: &Spec) -> std::result::Result<(), ExecutorError> {
-        // An app that does not see its cgroup runs nevertheless.
-        let _without_a_view = self.view.enter();
+impl AppExecutor {
+    /// Executes the program in this process.
+    fn execute(&self) -> ! {
         match confine::prepare(&self.command).and_then(|program| {
             self.confinement.lock_down(self.uid, true)?;
             Ok(program)
@@ -226,6 +257,38 @@ impl Executor for AppExecutor {
             Err(why) => refusal::send(&*self.channel, &why),
         }
         sys::exit_now(127)
+    }
+
+    /// Forks the first process of a new PID namespace, which executes the program, and exits.
+    fn fork_first_process(&self) -> std::result::Result<Infallible, Unexecutable> {
+        let cannot = |error: std::io::Error| Unexecutable {
+            kind: ErrorKind::of_io(&error).as_str(),
+            message: format!("cannot make the app's own namespaces: {error}"),
+        };
+        let thread = SingleThreaded::check().map_err(cannot)?;
+        own_namespaces::enter_cgroup_namespace().map_err(cannot)?;
+        let forked = sys::fork(thread, libc::CLONE_NEWPID | libc::CLONE_PARENT, |_| {
+            if let Err(error) = own_namespaces::set_up_first_process(self.has_terminal) {
+                refusal::send(&*self.channel, &cannot(error));
+                sys::exit_now(127)
+            }
+            self.execute()
+        });
+        forked.map_err(cannot)?;
+        sys::exit_now(0)
+    }
+}
+
+impl Executor for AppExecutor {
+    fn exec(&self, _: &Spec) -> std::result::Result<(), ExecutorError> {
+        if self.confinement.has_own_namespaces {
+            let Err(why) = self.fork_first_process();
+            refusal::send(&*self.channel, &why);
+            sys::exit_now(127)
+        }
+        // An app that does not see its cgroup runs nevertheless.
+        let _without_a_view = self.view.enter();
+        self.execute()
     }
 
     /// libcontainer calls this in the container's process before that waits for its start.

@@ -13,7 +13,7 @@ use crate::user::Ids;
 use crate::volumes::AppMount;
 
 /// Paths hidden from apps: the list of docker and podman, with rkt's additions.
-const MASKED: [&str; 15] = [
+pub(crate) const MASKED: [&str; 15] = [
     "/proc/acpi",
     "/proc/asound",
     "/proc/interrupts",
@@ -33,7 +33,7 @@ const MASKED: [&str; 15] = [
 
 /// Paths that apps may only read: podman's list, and files whose mode alone would let root of any container write them:
 /// PID 1's settings (its OOM score, for instance) and the kernel's dynamic debug messages.
-const READ_ONLY: [&str; 7] =
+pub(crate) const READ_ONLY: [&str; 7] =
     ["/proc/1", "/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// The files of an app on top of those that every app has.

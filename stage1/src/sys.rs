@@ -482,6 +482,12 @@ pub(crate) fn controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSCTTY as _, 0) }.into()).map(drop)
 }
 
+/// The same for a terminal that may be the controlling one of another session; needs CAP_SYS_ADMIN.
+pub(crate) fn steal_controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: TIOCSCTTY takes an integer.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSCTTY as _, 1) }.into()).map(drop)
+}
+
 /// Opens the other end of a pseudo-terminal by its master, not by a path, which an app could have replaced.
 pub(crate) fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const TIOCGPTPEER: libc::c_int = 0x5441;

@@ -13,6 +13,7 @@ pub mod appc;
 mod authority;
 mod binaries;
 mod debian_registry;
+mod debian_systemd;
 pub mod faulty_registry;
 mod gantry;
 mod invariants;
@@ -28,6 +29,7 @@ mod wait;
 
 pub use authority::{Authority, Issued, Validity};
 pub use debian_registry::{DebianRegistry, PASSWORD, RegistryOptions, USER, write_index};
+pub use debian_systemd::systemd_image;
 pub use gantry::{Gantry, app, pod_id};
 pub use net::{NetworkNamespace, Space};
 pub use output::{Out, json_lines};

@@ -9,7 +9,7 @@ use crate::health::HealthSettings;
 use crate::id::shown;
 use crate::limits::Limits;
 use crate::spec::{SpecError, check_count, out_of_range};
-use crate::systemd::SdNotify;
+use crate::systemd::{SdNotify, SystemdMode};
 use crate::tmpfs::TmpfsMount;
 use crate::ulimit::Ulimit;
 
@@ -51,6 +51,9 @@ pub struct AppOptions {
     /// The health check: of the user in a specification, completed with the image's in a plan.
     #[serde(default, skip_serializing_if = "HealthSettings::is_empty")]
     pub health: HealthSettings,
+    /// Whether its program is systemd; in a plan never [`SystemdMode::Auto`].
+    #[serde(default)]
+    pub systemd: SystemdMode,
 }
 
 impl AppOptions {

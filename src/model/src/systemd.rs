@@ -45,6 +45,64 @@ impl FromStr for SdNotify {
     }
 }
 
+/// Whether an app's program is systemd, which needs to be PID 1, to manage its cgroup, and to write to `/run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SystemdMode {
+    /// If the program is named like systemd or an init ([`is_systemd`]).
+    #[default]
+    Auto,
+    /// Yes.
+    Always,
+    /// No.
+    False,
+}
+
+impl SystemdMode {
+    /// Whether the mode applies to this program: [`Self::Always`] or [`Self::False`].
+    #[must_use]
+    pub fn resolve(self, program: &str) -> Self {
+        match self {
+            Self::Auto if is_systemd(program) => Self::Always,
+            Self::Auto => Self::False,
+            other => other,
+        }
+    }
+
+    /// The word of the command line and of the pod manifest.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Always => "always",
+            Self::False => "false",
+        }
+    }
+}
+
+impl FromStr for SystemdMode {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        match text {
+            "auto" | "true" => Ok(Self::Auto),
+            "always" => Ok(Self::Always),
+            "false" => Ok(Self::False),
+            _ => Err(SpecError::new(format!("'{}' is none of auto, always and false", shown(text)))),
+        }
+    }
+}
+
+/// Whether a program with this name is taken for systemd, as podman does.
+#[must_use]
+pub fn is_systemd(program: &str) -> bool {
+    let base = program.rsplit('/').next().unwrap_or(program);
+    base == "systemd" || matches!(program, "/sbin/init" | "/usr/sbin/init" | "/usr/local/sbin/init")
+}
+
+/// SIGRTMIN+3, on which systemd halts (systemd(1), "SIGNALS"). Of the real-time signals, the C library keeps two.
+pub const HALT_SIGNAL: u8 = 37;
+
 /// Whether an app is ready. Only apps with [`SdNotify::App`] have a readiness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Readiness {
@@ -84,6 +142,21 @@ pub const MAX_NOTIFICATION: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn systemd_is_recognized_by_its_name() {
+        for (program, want) in [
+            ("/lib/systemd/systemd", SystemdMode::Always),
+            ("systemd", SystemdMode::Always),
+            ("/sbin/init", SystemdMode::Always),
+            ("init", SystemdMode::False),
+            ("/usr/bin/systemd-run", SystemdMode::False),
+        ] {
+            assert_eq!(SystemdMode::Auto.resolve(program), want, "{program}");
+        }
+        assert_eq!(SystemdMode::Always.resolve("sh"), SystemdMode::Always);
+        assert_eq!("true".parse(), Ok(SystemdMode::Auto));
+    }
 
     #[test]
     fn words_of_podman_are_understood() {

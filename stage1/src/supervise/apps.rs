@@ -333,7 +333,10 @@ impl Supervisor {
         if let Some(app) = self.pod.apps.get(token) {
             self.pod.cgroups.require_view(&app.plan.options.limits)?;
         }
-        let cgroup = self.pod.cgroups.app(name, &Limits::default(), &self.pod.block_devices)?;
+        let mut cgroup = self.pod.cgroups.app(name, &Limits::default(), &self.pod.block_devices)?;
+        if self.pod.apps.get(token).is_some_and(|app| app.confinement.has_own_namespaces) {
+            cgroup.delegate()?;
+        }
         if let Some(app) = self.pod.apps.get_mut(token) {
             app.cgroup = cgroup;
         }

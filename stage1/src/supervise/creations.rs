@@ -144,7 +144,15 @@ impl Supervisor {
         let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default(), &self.pod.block_devices)?;
         let etc = self.pod.etc_files()?;
         let (devices_confined, log) = (self.pod.devices_confined, self.pod.plan.log);
-        let creation = AppCreation { app: &request.app, number, devices: Vec::new(), devices_confined, etc: &etc, log };
+        let creation = AppCreation {
+            app: &request.app,
+            pod: &self.pod.plan.pod,
+            number,
+            devices: Vec::new(),
+            devices_confined,
+            etc: &etc,
+            log,
+        };
         let app = creation.prepare(cgroup)?;
         let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.ids.uid)?;
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };

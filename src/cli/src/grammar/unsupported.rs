@@ -49,7 +49,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("expose", "pods reach every port of each other; --port publishes one on the host"),
     ("runtime", "there is one runtime"),
     ("isolation", "there is one kind of isolation"),
-    ("systemd", "an app is not process 1 of its pod, which systemd needs"),
     ("tz", "set it in the environment: --env TZ=Europe/Berlin, with time zones in the image"),
     ("umask", "set it in the app's command: -- sh -c 'umask 027; exec PROGRAM'"),
     ("label-file", "write --label NAME=VALUE"),

@@ -43,6 +43,7 @@
 //!                 "start_interval_ms": 5000, "on_failure": "none" },  | "restart" | "stop" | "kill"
 //!     "terminal": false, "stdin": false,
 //!     "sdnotify": "app",                        ready | app | none; default ready
+//!     "systemd": "always",                      auto | always | false; default auto
 //!     "annotations": {}, "labels": {} } ],
 //!   "volumes": [ { "name": "data", "read_only": false,
 //!                  "kind": { "host": { "source": "/srv/data", "recursive": false } } },
@@ -63,7 +64,7 @@ use gantry_model::id::IdError;
 use gantry_model::net::PortSpec;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
-use gantry_model::systemd::SdNotify;
+use gantry_model::systemd::{SdNotify, SystemdMode};
 use gantry_model::{AppName, AppSpec, ulimit};
 use serde::{Deserialize, Serialize};
 
@@ -157,6 +158,8 @@ pub(crate) struct App {
     stdin: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     sdnotify: SdNotify,
+    #[serde(default, skip_serializing_if = "is_default")]
+    systemd: SystemdMode,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
     #[serde(default)]
@@ -419,6 +422,7 @@ impl From<&AppSpec> for App {
             terminal: app.options.terminal,
             stdin: app.options.stdin,
             sdnotify: app.options.sdnotify,
+            systemd: app.options.systemd,
             annotations: app.user_annotations.clone(),
             labels: app.user_labels.clone(),
         }
@@ -465,6 +469,7 @@ impl TryFrom<App> for AppSpec {
                 ulimits: app.ulimits.into_iter().map(ulimit::Ulimit::from).collect(),
                 sdnotify: app.sdnotify,
                 health: app.health.into(),
+                systemd: app.systemd,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

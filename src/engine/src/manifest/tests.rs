@@ -8,7 +8,7 @@ use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol}
 use gantry_model::spec::{
     AppOptions, Capabilities, DeviceIoLimits, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec,
 };
-use gantry_model::systemd::SdNotify;
+use gantry_model::systemd::{SdNotify, SystemdMode};
 use gantry_model::ulimit::{Resource, Ulimit};
 use gantry_model::{AppName, AppSpec, NetMode};
 use proptest::collection::{btree_map, btree_set, vec};
@@ -122,6 +122,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             tmpfs: limits[0].map(|size| tmpfs(size, rest.2)).into_iter().collect(),
             sdnotify: if rest.2[0] { SdNotify::App } else { SdNotify::None },
             health: limits[1].map(health).unwrap_or_default(),
+            systemd: if rest.2[1] { SystemdMode::Always } else { SystemdMode::Auto },
         },
         stop_signal: rest.3.1,
     })

@@ -9,8 +9,8 @@ use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::health::HealthSettings;
 use gantry_model::id::shown;
-use gantry_model::spec::{self, SpecError, VolumeKind, VolumeSpec};
-use gantry_model::systemd::{self, SdNotify};
+use gantry_model::spec::{self, AppOptions, SpecError, TmpfsMount, VolumeKind, VolumeSpec};
+use gantry_model::systemd::{self, SdNotify, SystemdMode};
 use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
@@ -155,6 +155,12 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         return Err(PlanError::new(ErrorKind::Exhausted, message));
     }
     let (user, group) = identity(app, config)?;
+    let mounts = mounts(app, config, volumes)?;
+    let options = AppOptions { health: health(app, config)?, ..options(app, &argv, &mounts) };
+    let default_stop_signal = match options.systemd {
+        SystemdMode::Always => systemd::HALT_SIGNAL,
+        SystemdMode::Auto | SystemdMode::False => STOP_SIGNAL,
+    };
     Ok(out::App {
         name: app.name.to_string(),
         attempt: 0,
@@ -165,12 +171,12 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         cwd: working_dir(app, config)?,
         user,
         group,
-        mounts: mounts(app, config, volumes)?,
+        mounts,
         capabilities: app.capabilities.names().into_iter().collect(),
         required_capabilities: app.capabilities.required().into_iter().collect(),
         ambient_capabilities: app.capabilities.ambient().into_iter().collect(),
-        stop_signal: app.stop_signal.or(config.stop_signal).unwrap_or(STOP_SIGNAL),
-        options: gantry_model::spec::AppOptions { health: health(app, config)?, ..app.options.clone() },
+        stop_signal: app.stop_signal.or(config.stop_signal).unwrap_or(default_stop_signal),
+        options,
     })
 }
 
@@ -183,6 +189,32 @@ fn health(app: &AppSpec, config: &ImageConfig) -> Result<HealthSettings, PlanErr
         return Err(PlanError::new(ErrorKind::Invalid, format!("app '{}': {why}", app.name)));
     }
     Ok(health)
+}
+
+/// The options of the plan: those of the user, and for systemd the file systems in memory that it expects
+/// (<https://systemd.io/CONTAINER_INTERFACE>), unless others are mounted there.
+fn options(app: &AppSpec, argv: &[String], mounts: &[out::Mount]) -> AppOptions {
+    let program = argv.first().map_or("", String::as_str);
+    let mut options = AppOptions { systemd: app.options.systemd.resolve(program), ..app.options.clone() };
+    if options.systemd == SystemdMode::Always {
+        for (target, mode) in [("/run", 0o755), ("/run/lock", 0o1777), ("/tmp", 0o1777)] {
+            let is_mounted = mounts.iter().any(|mount| mount.target == target)
+                || options.tmpfs.iter().any(|tmpfs| spec::normal(&tmpfs.target) == target);
+            if !is_mounted {
+                let target = target.to_owned();
+                options.tmpfs.push(TmpfsMount {
+                    target,
+                    size: None,
+                    mode,
+                    uid: 0,
+                    gid: 0,
+                    exec: true,
+                    read_only: false,
+                });
+            }
+        }
+    }
+    options
 }
 
 fn layers(app: &AppSpec, image: &Image<'_>) -> Result<Vec<String>, PlanError> {

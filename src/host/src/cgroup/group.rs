@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -74,6 +74,47 @@ impl Cgroup {
         let dir = rustix::fs::openat(&self.dir, below, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let path = if self.path.is_empty() { below.to_owned() } else { format!("{}/{below}", self.path) };
         Ok(Self { hierarchy: Arc::clone(&self.hierarchy), path, dir })
+    }
+
+    /// Opens the cgroup `below` this one, which must exist.
+    ///
+    /// # Errors
+    /// Of openat2(2).
+    pub fn open(&self, below: &str) -> io::Result<Self> {
+        let (flags, beneath) = (OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::BENEATH);
+        let dir = rustix::fs::openat2(&self.dir, below, flags, Mode::empty(), beneath)?;
+        Ok(Self { hierarchy: Arc::clone(&self.hierarchy), path: format!("{}/{below}", self.path), dir })
+    }
+
+    /// Removes the cgroup `below` this one with the cgroups in it, in which no processes are.
+    ///
+    /// # Errors
+    /// Of rmdir(2): [`Errno::BUSY`] if one of them has processes.
+    pub fn remove_tree(&self, below: &str) -> rustix::io::Result<()> {
+        match self.remove(below) {
+            Err(Errno::BUSY) => {}
+            other => return other,
+        }
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let dir = rustix::fs::openat(&self.dir, below, flags, Mode::empty())?;
+        let names: Vec<_> = rustix::fs::Dir::read_from(&dir)?
+            .filter_map(Result::ok)
+            .filter(|entry| {
+                entry.file_type() == FileType::Directory && !matches!(entry.file_name().to_bytes(), b"." | b"..")
+            })
+            .filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned))
+            .collect();
+        let inner = Self { hierarchy: Arc::clone(&self.hierarchy), path: format!("{}/{below}", self.path), dir };
+        names.iter().try_for_each(|name| inner.remove_tree(name))?;
+        self.remove(below)
+    }
+
+    /// Whether a process is in it or below it (v2).
+    ///
+    /// # Errors
+    /// Of reading `cgroup.events`.
+    pub fn is_populated(&self) -> io::Result<bool> {
+        Ok(self.read("cgroup.events")?.lines().any(|line| line == "populated 1"))
     }
 
     /// Removes the empty cgroup `below` this one.

@@ -1,0 +1,78 @@
+//! The namespaces of an app that is PID 1 of a PID namespace of its own and manages its cgroup, as systemd does.
+//!
+//! libcontainer makes the app's process in the pod's PID namespace. Before that process is locked down, it enters a
+//! cgroup namespace whose root is the app's delegated cgroup, mounts it, and forks PID 1 of the new PID namespace. With
+//! CLONE_PARENT that process is a child of the supervisor (or of the maker), which waits for it like for any app; the
+//! first process exits. The new namespace is nested in the pod's: it ends with the pod's PID 1.
+//!
+//! /proc shows the PID namespace of its mount, so it is mounted again. That uncovers the paths that libcontainer has
+//! masked or made read-only, and they are covered again before the app is executed.
+
+use std::io;
+
+use gantry_contract::plan::App;
+use gantry_model::ErrorKind;
+use gantry_model::systemd::SystemdMode;
+use rustix::fs::FileType;
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind_recursive, mount_remount, unmount};
+
+use crate::failure::{Result, failure};
+use crate::user::Ids;
+use crate::{spec, sys};
+
+/// Where systemd and other programs expect the cgroup file system.
+const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
+
+const QUIET: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+
+/// Whether the app gets namespaces of its own.
+pub(crate) fn applies_to(app: &App) -> bool {
+    app.options.systemd == SystemdMode::Always
+}
+
+/// Refuses a user that systemd cannot run as.
+pub(crate) fn check_user(ids: &Ids) -> Result<()> {
+    let why = "systemd must run as root: leave out --user, or run it like any program with --systemd=false";
+    if ids.uid == 0 { Ok(()) } else { Err(failure(ErrorKind::Invalid, why)) }
+}
+
+/// Enters the cgroup namespace, mounts the app's cgroup, and unmounts the pod's /proc.
+pub(crate) fn enter_cgroup_namespace() -> io::Result<()> {
+    sys::unshare(libc::CLONE_NEWCGROUP)?;
+    mount("cgroup2", CGROUP_MOUNT, "cgroup2", QUIET, None)?;
+    Ok(unmount("/proc", UnmountFlags::DETACH)?)
+}
+
+/// Makes this process, PID 1 of a new PID namespace, the leader of a session, and mounts /proc of the namespace.
+pub(crate) fn set_up_first_process(has_terminal: bool) -> io::Result<()> {
+    rustix::process::setsid()?;
+    if has_terminal {
+        // The process that forked this one may not have exited; its session has the terminal until then.
+        sys::steal_controlling_terminal(rustix::stdio::stdin())?;
+    }
+    mount("proc", "/proc", "proc", QUIET, None)?;
+    let in_proc = |path: &&&str| path.starts_with("/proc/");
+    spec::MASKED.iter().filter(in_proc).try_for_each(|path| mask(path))?;
+    // /proc/1 is the app itself.
+    spec::READ_ONLY.iter().filter(in_proc).filter(|path| **path != "/proc/1").try_for_each(|path| protect(path))
+}
+
+/// Hides a file or directory, if it exists.
+fn mask(path: &str) -> io::Result<()> {
+    match rustix::fs::lstat(path) {
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
+            Ok(mount("tmpfs", path, "tmpfs", QUIET | MountFlags::RDONLY, c"mode=0555,size=4k")?)
+        }
+        Ok(_) => Ok(mount_bind_recursive("/dev/null", path)?),
+    }
+}
+
+/// Makes a file or directory read-only, if it exists.
+fn protect(path: &str) -> io::Result<()> {
+    match mount_bind_recursive(path, path) {
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        other => Ok(other.and_then(|()| mount_remount(path, MountFlags::BIND | MountFlags::RDONLY | QUIET, c""))?),
+    }
+}
