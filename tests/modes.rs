@@ -117,7 +117,8 @@ fn a_paused_pod_is_stopped_killed_and_removed() {
         g.run(&["kill", "--signal", signal, &pod]).succeeded();
         g.wait_state(&pod, "exited");
     }
-    let pod = g.detached(&[], &["sleep", "forever"]);
+    let pod = g.detached(&[], &["ignore", "SIGUSR1"]);
+    g.wait_log(&pod, "ignoring");
     g.run(&["pause", &pod]).succeeded();
     // Another signal waits.
     g.run(&["kill", "--signal=SIGUSR1", &pod]).succeeded();
@@ -163,4 +164,125 @@ fn a_killed_pause_leaves_a_consistent_pod() {
 
 fn app_name(status: &Value) -> &str {
     status["apps"][0]["name"].as_str().unwrap()
+}
+
+#[test]
+fn apps_have_their_own_stop_timeouts() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let ignore = ["--", "ignore", "SIGTERM"];
+    // A long grace of the host does not matter: SIGKILL follows at once.
+    let pod = pod_id(&g.run(&[&["run", "--net=none", "-d", &image, "--stop-timeout=0"], &ignore[..]].concat()).ok());
+    g.wait_log(&pod, "ignoring");
+    g.run(&["stop", &pod]).succeeded();
+    assert_eq!(g.wait_state(&pod, "exited")["exit_code"], 137);
+    let manifest = g.run(&["cat-manifest", &pod]).ok().json();
+    assert_eq!(manifest["apps"][0]["stop_timeout_ms"], 0);
+    // An added app, by each command that stops it; an explicit time overrides it.
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    let add = |name: &str, time: &str| {
+        g.run(&[&["app", "add", &pod, &image, "--name", name, "--stop-timeout", time], &ignore[..]].concat())
+            .succeeded();
+        let app = format!("{pod}/{name}");
+        g.run(&["app", "start", &app]).succeeded();
+        app
+    };
+    let (now, late) = (add("now", "0s"), add("late", "10m"));
+    wait_for("both to ignore SIGTERM", || {
+        (g.run(&["logs", &pod]).ok().stdout.matches("ignoring").count() == 2).then_some(())
+    });
+    g.run(&["app", "stop", &now]).succeeded();
+    g.run(&["app", "stop", "--time=0", &late]).succeeded();
+    for app in [&now, &late] {
+        assert_eq!(g.json(&["app", "status", app])["exit_code"], 137);
+    }
+    let _ = g.app(&["--stop-timeout=soon"], &["true"]).exits(FAILED).stderr_contains(&["--stop-timeout"]);
+}
+
+#[test]
+fn apps_have_ids_labels_and_annotations() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let sleep = ["--", "sleep", "forever"];
+    let pod = pod_id(&g.run(&[&["run", "--net=none", "-d", &image, "--name=one"], &sleep[..]].concat()).ok());
+    let flags = ["--name=two", "--user-label=tier=web", "--user-annotation=note=a=b"];
+    g.run(&[&["app", "add", &pod, &image], &flags[..], &sleep].concat()).succeeded();
+    let status = g.status(&pod);
+    let (one, two) = (app(&status, "one"), app(&status, "two"));
+    let ids = [&one["id"], &two["id"]].map(|id| id.as_str().unwrap().to_owned());
+    assert!(ids.iter().all(|id| id.len() == 64 && id.bytes().all(|c| c.is_ascii_hexdigit())), "{ids:?}");
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!((&two["labels"], &two["annotations"]), (&json!({"tier": "web"}), &json!({"note": "a=b"})));
+    assert_eq!(one["labels"], json!({}));
+    // An app is found by its id wherever POD/APP is taken.
+    g.run(&["app", "start", &ids[1]]).succeeded();
+    assert_eq!(g.json(&["app", "status", &ids[1][..12]])["state"], "running");
+    assert_eq!(g.run(&["restart", "--force", &ids[1]]).ok().text(), format!("{pod}/two"));
+    assert_eq!(g.run(&["pause", &ids[1]]).ok().text(), format!("{pod}/two"));
+    assert_eq!(g.status(&pod)["paused"], false);
+    g.run(&["unpause", &ids[1]]).succeeded();
+    assert_eq!(app(&g.status(&pod), "two")["id"], ids[1].as_str(), "an id is for life");
+    let list = |filter: &str| g.run(&["app", "list", "-q", &pod, "--filter", filter]).ok().text().to_owned();
+    assert_eq!(list("label=tier=web"), "two");
+    assert_eq!(list("label=tier=db"), "");
+    assert_eq!(list("annotation=note"), "two");
+    assert_eq!(list(&format!("id={}", ids[0])), "one");
+    assert_eq!(list("state=running"), "one\ntwo");
+    let full = g.run(&["app", "list", "--full", &pod]).ok().stdout;
+    assert!(full.contains(&ids[0]) && full.contains("tier=web"), "{full}");
+}
+
+#[test]
+fn logs_are_reopened_after_a_rename() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["lines", "forever", "20", "500"]);
+    let log = wait_for("the log", || {
+        let dir = std::fs::read_dir(g.dir().join("pods").join(&pod).join("logs")).ok()?.next()?.ok()?.path();
+        dir.join("0.log").exists().then(|| dir.join("0.log"))
+    });
+    let parts: Vec<_> = (0..3).map(|n| log.with_extension(format!("log.old-{n}"))).collect();
+    for part in &parts {
+        wait_for("output", || std::fs::metadata(&log).ok().filter(|meta| meta.len() > 0));
+        // As logrotate does, with `create` left to the program.
+        std::fs::rename(&log, part).unwrap();
+        g.run(&["logs", "--reopen", &pod]).succeeded();
+        assert!(log.exists(), "the log file was not made again");
+    }
+    g.run(&["stop", "--force", &pod]).succeeded();
+    let _ = g.run(&["logs", "--reopen", &pod]).exits(FAILED).stderr_contains(&["exited"]);
+    let text: String = parts.iter().chain([&log]).map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let numbers: Vec<u64> = text
+        .lines()
+        .map(|line| {
+            let text = line.split_once(" F line ").unwrap_or_else(|| panic!("{line}")).1;
+            text.split(' ').next().unwrap().parse().unwrap()
+        })
+        .collect();
+    let first = numbers[0];
+    assert!(numbers.iter().copied().eq(first..first + numbers.len() as u64), "lines were lost or reordered");
+}
+
+#[test]
+fn mounts_as_docker_spells_them() {
+    let g = Gantry::new();
+    let mounts = g.app(&["--mount", "type=tmpfs,target=/m,tmpfs-size=1m,tmpfs-mode=0750,readonly"], &["mounts"]);
+    let mounts = mounts.ok().stdout;
+    let line = mounts.lines().find(|line| line.split(' ').nth(4) == Some("/m")).unwrap();
+    assert!(line.contains("size=1024k") && line.contains("mode=750") && line.contains(" ro,"), "{line}");
+    let source = g.scratch().join("source");
+    std::fs::create_dir_all(&source).unwrap();
+    let bind = format!("type=bind,src={},dst=/b,bind-propagation=rprivate", source.display());
+    let _ = g.app(&["--mount", &bind], &["write", "/b/x", "text"]).ok();
+    assert_eq!(std::fs::read_to_string(source.join("x")).unwrap(), "text\n");
+    // Without a type, docker means a volume.
+    let _ = g.app(&["--mount", "source=kept,target=/v"], &["write", "/v/x", "text"]).ok();
+    assert_eq!(g.app(&["--mount", "type=volume,src=kept,dst=/v"], &["cat", "/v/x"]).ok().stdout, "text\n");
+    for (mount, why) in [
+        ("type=bind,source=/x,target=/y,bind-propagation=shared", "propagate"),
+        ("type=npipe,source=/x,target=/y", "a type of mount"),
+        ("type=bind,source=/x,target=/y,tmpfs-size=1", "type=tmpfs"),
+        ("type=tmpfs", "target"),
+    ] {
+        let _ = g.app(&["--mount", mount], &["true"]).exits(FAILED).stderr_contains(&[why]);
+    }
 }

@@ -9,8 +9,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use gantry_contract::plan::LogLimits;
-use gantry_model::Timestamp;
+use gantry_model::{ErrorKind, Timestamp};
 use rustix::fs::{Mode, OFlags};
+
+use crate::failure::{Result, failure};
 
 const TAG_PARTIAL: &str = "P";
 const TAG_FULL: &str = "F";
@@ -83,21 +85,23 @@ impl Log {
             why: String::new(),
             records: Vec::with_capacity(4096),
         };
-        log.reopen();
+        let _dropped_and_counted = log.reopen();
         log
     }
 
-    /// Opens the file by its name again, after it was renamed.
-    pub(crate) fn reopen(&mut self) {
+    /// Opens the file by its name again, after it was renamed. Without a file, output is dropped and counted.
+    pub(crate) fn reopen(&mut self) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         match rustix::fs::openat(&self.dir, &self.name, flags, Mode::from_raw_mode(0o640)) {
             Ok(file) => {
                 self.written = rustix::fs::fstat(&file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
                 self.file = Some(file);
+                Ok(())
             }
             Err(error) => {
                 self.file = None;
                 self.why = format!("cannot open the log file: {error}");
+                Err(failure(ErrorKind::of_io(&error.into()), self.why.clone()))
             }
         }
     }
@@ -180,7 +184,7 @@ impl Log {
             self.rotate();
         }
         if self.file.is_none() {
-            self.reopen();
+            let _dropped_and_counted = self.reopen();
         }
         let mut left = &records[..];
         while let (Some(file), false) = (&self.file, left.is_empty()) {
@@ -235,7 +239,7 @@ impl Log {
             Ok(rustix::fs::renameat(&self.dir, &self.name, &self.dir, older(1))?)
         })();
         match result {
-            Ok(()) => self.reopen(),
+            Ok(()) => drop(self.reopen()),
             // The file grows beyond its limit rather than being lost.
             Err(error) => self.why = format!("cannot rotate the log file: {error}"),
         }
@@ -315,7 +319,7 @@ mod tests {
         let (path, mut log) = log(LogLimits::default());
         std::fs::remove_file(path.join("0.log")).unwrap();
         std::fs::create_dir(path.join("0.log")).unwrap();
-        log.reopen();
+        log.reopen().unwrap_err();
         log.write(Stream::Stdout, &mut PartialLine::default(), b"gone\n", 1, false);
         assert!(log.take_dropped().is_some_and(|(bytes, _)| bytes > 5));
         assert!(log.take_dropped().is_none());

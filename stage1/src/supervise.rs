@@ -311,7 +311,7 @@ impl Supervisor {
         let stop_signals = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
         let received = sys::read_signals(&self.signals);
         if received.iter().any(|&signal| stop_signals.iter().any(|&stop| stop.unsigned_abs() == signal)) {
-            self.stop_on_request("supervisor-signal", Duration::from_millis(self.pod.plan.stop_grace_ms));
+            self.stop_on_request("supervisor-signal", self.stop_grace());
         }
     }
 
@@ -361,8 +361,16 @@ impl Supervisor {
         if let Some(start) = restart {
             self.begin_clear(token, NextOperation::Start(start));
         } else if how != ProcessExit::Code(0) && !was_stopped && !self.pod.plan.sandbox {
-            self.stop("app-failed", Duration::from_millis(self.pod.plan.stop_grace_ms));
+            self.stop("app-failed", self.stop_grace());
         }
+    }
+
+    /// The time that running apps get to stop: the longest of their own, or the pod's.
+    fn stop_grace(&self) -> Duration {
+        let default = self.pod.plan.stop_grace_ms;
+        let running = self.pod.apps.values().filter(|app| app.running.is_some());
+        let times = running.map(|app| app.plan.options.stop_timeout_ms.unwrap_or(default));
+        Duration::from_millis(times.max().unwrap_or(default))
     }
 
     /// Sends every app its stop signal, and kills those that still run after `grace`. A further call can only shorten

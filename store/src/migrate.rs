@@ -164,9 +164,12 @@ CREATE TABLE app (
     -- The health of the last start, and the number of its change in the journal. NULL: no health check.
     health TEXT CHECK (health IN ('starting', 'healthy', 'unhealthy')),
     health_number INTEGER NOT NULL DEFAULT 0 CHECK (health_number >= 0),
-    CHECK (paused = 0 OR state = 'running'),
+    -- Its own id, by which other APIs name it.
+    app_id TEXT NOT NULL UNIQUE CHECK (length(app_id) = 64),
+    labels TEXT NOT NULL DEFAULT '{}' CHECK (json_type(labels) = 'object'),
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),
+    CHECK (paused = 0 OR state = 'running'),
     CHECK ((state IN ('waiting', 'creating', 'created')) = (attempt IS NULL)),
     CHECK (state NOT IN ('waiting', 'creating', 'created') OR started_at IS NULL),
     CHECK (state <> 'running' OR started_at IS NOT NULL),

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::phase::Stepped;
 use gantry_model::{
-    AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodPrefix,
+    AppId, AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodPrefix,
     Readiness, Refused, Timestamp, VolumeName, step,
 };
 use rusqlite::{Connection, Transaction, params};
@@ -69,10 +69,14 @@ pub struct NewApp {
     pub image: ImageId,
     /// The name by which the image was requested.
     pub image_name: String,
+    /// Its id; `None`: a random one.
+    pub id: Option<AppId>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
     /// Whether it reports its readiness itself.
     pub notifies: bool,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// A pod as the store knows it.
@@ -114,12 +118,16 @@ pub struct PodRow {
 pub struct AppRow {
     /// Its name in the pod.
     pub name: AppName,
+    /// Its id, which no other app of any pod has.
+    pub id: AppId,
     /// Its image.
     pub image: ImageId,
     /// The name by which the image was requested.
     pub image_name: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
     /// When it was added to the running pod; `None` for an app that was created with its pod.
     pub added: Option<Timestamp>,
     /// Whether its processes are frozen on request.
@@ -481,22 +489,27 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     // A select instead of the foreign key alone, whose message could not say which image it was.
     let mut insert = tx
         .prepare_cached(
-            "INSERT INTO app (pod, position, name, image, image_name, annotations, state, readiness)
-                SELECT ?1, ?2, ?3, id, ?5, ?6, 'waiting', ?7 FROM image WHERE id = ?4",
+            "INSERT INTO app (pod, position, name, image, image_name, annotations, state, app_id, labels, readiness)
+                SELECT ?1, ?2, ?3, id, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9
+                FROM image WHERE id = ?4",
         )
         .map_err(sql())?;
     for (position, app) in pod.apps.iter().enumerate() {
         let inserted = row::map_text(&app.annotations)
             .and_then(|annotations| {
-                let image = app.image.to_string();
+                let (image, labels) = (app.image.to_string(), row::map_text(&app.labels)?);
+                let (name, app_id) = (app.name.as_str(), app.id.as_ref().map(AppId::as_str));
+                let readiness = readiness::initial(app);
                 insert.execute(params![
                     id,
                     position,
-                    app.name.as_str(),
+                    name,
                     image,
                     app.image_name,
                     annotations,
-                    readiness::initial(app)
+                    app_id,
+                    labels,
+                    readiness
                 ])
             })
             .map_err(sql())?;

@@ -98,8 +98,10 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         name: name.parse().unwrap(),
         image: image.clone(),
         image_name: "i".into(),
+        id: None,
         annotations: annotations(name),
         notifies: false,
+        labels: Default::default(),
     };
     NewPod {
         id,

@@ -97,7 +97,7 @@ pub(crate) fn follow(
     terminal::restore();
     if outcome.is_err() && pod.own {
         // The first failure is the one to report. If stopping fails too, the pod stays in `gantry list`.
-        let _still_running = engine.stop(pod.id, engine.options().stop_grace, false);
+        let _still_running = engine.stop(pod.id, engine.stop_grace(pod.id, None), false);
     }
     outcome
 }
@@ -236,9 +236,10 @@ impl SignalWatch {
         let (options, id) = (self.options.clone(), self.id);
         tracing::debug!(pod = %id, force, "stop the pod");
         let started = thread("stop", move || {
-            let grace = options.stop_grace;
             let stopped = Engine::open(options).map_err(Failure::from);
-            if let Err(failure) = stopped.and_then(|engine| Ok(engine.stop(id, grace, force).map(drop)?)) {
+            if let Err(failure) =
+                stopped.and_then(|engine| Ok(engine.stop(id, engine.stop_grace(id, None), force).map(drop)?))
+            {
                 failure.print(false);
             }
         });

@@ -5,6 +5,7 @@
 //! [`commands`] (a file per command or group), [`foreground`] (a pod in the foreground) and [`exit`] (the exit codes).
 #![forbid(unsafe_code)]
 
+mod app_filter;
 mod cli;
 mod command_words;
 mod commands;

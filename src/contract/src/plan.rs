@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use gantry_model::AppId;
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{AppOptions, Limits, VolumeSpec};
 use gantry_model::sysctl::SysctlName;
@@ -122,6 +123,9 @@ pub struct ImageSize {
 pub struct App {
     /// Its name.
     pub name: String,
+    /// Its id; `None` in plans of older engines. The supervisor does not use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<AppId>,
     /// The number of the start, from 0.
     pub attempt: u32,
     /// Directories below `trees_dir`, topmost layer first; at most 128.

@@ -70,8 +70,10 @@ impl Home {
             name: name.parse().unwrap(),
             image: image.clone(),
             image_name: "x".into(),
+            id: None,
             annotations: notes(name),
             notifies: false,
+            labels: BTreeMap::new(),
         };
         let new = NewPod {
             id,

@@ -54,6 +54,9 @@ pub struct AppOptions {
     /// Whether its program is systemd; in a plan never [`SystemdMode::Auto`].
     #[serde(default)]
     pub systemd: SystemdMode,
+    /// The time between its stop signal and SIGKILL, in milliseconds; `None`: the time that the host sets for all pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_timeout_ms: Option<u64>,
 }
 
 impl AppOptions {

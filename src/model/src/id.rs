@@ -21,6 +21,9 @@ pub enum IdError {
         shown(.0)
     )]
     AppName(String),
+    /// Not the id of an app.
+    #[error("'{}' is not the id of an app: expected 64 lower-case hexadecimal digits", shown(.0))]
+    AppId(String),
     /// Not the name of a volume.
     #[error(
         "'{}' is not the name of a volume: expected 1 to 64 letters, digits, '_', '.' and '-', beginning with a letter or digit",

@@ -9,6 +9,7 @@
 //! Start reading at [`phase`], the state machine of a pod. Then [`spec`] (the user's request) and [`event`].
 
 pub mod app;
+mod app_id;
 mod app_options;
 mod capabilities;
 pub mod device;
@@ -33,6 +34,7 @@ mod tmpfs;
 pub mod ulimit;
 
 pub use app::{AppEnd, AppOutcome, AppState};
+pub use app_id::AppId;
 pub use error::{ErrorKind, Kind};
 pub use event::{Event, EventKind, NewEvent};
 pub use health::HealthState;

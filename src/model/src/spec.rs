@@ -14,7 +14,7 @@ pub use crate::limits::{
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
 pub use crate::tmpfs::TmpfsMount;
-use crate::{AppName, VolumeName};
+use crate::{AppId, AppName, VolumeName};
 
 /// A pod as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -53,6 +53,8 @@ pub struct PodSpec {
 pub struct AppSpec {
     /// Its name in the pod.
     pub name: AppName,
+    /// Its id; `None`: a random one.
+    pub id: Option<AppId>,
     /// The image as written by the user, for people to read.
     pub image: String,
     /// Replaces the image's entrypoint and arguments.
@@ -87,6 +89,7 @@ impl AppSpec {
     pub fn new(name: AppName, image: String) -> Self {
         Self {
             name,
+            id: None,
             image,
             exec: None,
             args: Vec::new(),

@@ -2,8 +2,8 @@
 //!
 //! Each app is frozen by its own cgroup, so that the supervisor and PID 1, which reaps, run on. The kernel freezes a
 //! process when it next returns to user mode or sleeps interruptibly: [`Supervisor::check_pause`] polls until all are
-//! frozen, and thaws them again after [`FREEZE_TIMEOUT`]. A signal other than SIGKILL that a frozen process receives
-//! takes effect when the process is thawed.
+//! frozen, and thaws them again after [`FREEZE_TIMEOUT`]. A signal that a frozen process handles takes effect when
+//! it is thawed; one that ends it does so at once on v2.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::{AppName, ErrorKind, ImageId, Kind, Phase, PodId, VolumeName};
-use rusqlite::{OptionalExtension as _, Transaction, params};
+use gantry_model::{AppId, AppName, ErrorKind, ImageId, Kind, Phase, PodId, VolumeName};
+use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 use thiserror::Error;
 
 use super::{NewApp, PodRow, load, readiness, row};
@@ -59,6 +59,25 @@ impl Kind for AddAppError {
 }
 
 impl Store {
+    /// The apps whose ids have this prefix, at most `limit`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn apps_with_id(&self, prefix: &str, limit: usize) -> Result<Vec<(PodId, AppName)>, StoreError> {
+        const DOING: &str = "find the app";
+        let find = |conn: &Connection| -> rusqlite::Result<Vec<(PodId, AppName)>> {
+            let mut select = conn.prepare_cached(
+                "SELECT pod, name FROM app WHERE app_id >= ?1 AND app_id < ?1 || 'g' ORDER BY app_id LIMIT ?2",
+            )?;
+            let read = |row: &Row<'_>| {
+                let mut columns = row::Columns::new(row);
+                Ok((columns.parsed()?, columns.parsed()?))
+            };
+            select.query_map(params![prefix, i64::try_from(limit).unwrap_or(i64::MAX)], read)?.collect()
+        };
+        self.read(DOING, |tx| find(tx).map_err(StoreError::sql(DOING)))
+    }
+
     /// Inserts an app of a running pod in the state Creating. From now on its image and its volumes cannot be removed.
     /// Returns the pod's new row.
     ///
@@ -102,8 +121,10 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
         .optional()?
         .unwrap_or(0);
     tx.prepare_cached(
-        "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at, readiness)
-            SELECT ?1, ?2, ?3, id, ?5, ?6, 'creating', ?7, ?8 FROM image WHERE id = ?4",
+        "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at, app_id, labels,
+            readiness)
+            SELECT ?1, ?2, ?3, id, ?5, ?6, 'creating', ?7, coalesce(?8, lower(hex(randomblob(32)))), ?9, ?10
+            FROM image WHERE id = ?4",
     )?
     .execute(params![
         id,
@@ -113,6 +134,8 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
         app.image_name,
         row::map_text(&app.annotations)?,
         now,
+        app.id.as_ref().map(AppId::as_str),
+        row::map_text(&app.labels)?,
         readiness::initial(app)
     ])
 }

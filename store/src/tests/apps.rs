@@ -23,9 +23,11 @@ fn exited(attempt: u32) -> AppState {
 fn new_app(app: &str, image: &Digest) -> NewApp {
     NewApp {
         name: name(app),
+        id: None,
         image: image.clone(),
         image_name: "i".into(),
         annotations: Default::default(),
+        labels: Default::default(),
         notifies: false,
     }
 }

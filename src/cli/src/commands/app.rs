@@ -7,6 +7,7 @@ use gantry_engine::{AppRow, Engine, PodRow};
 use gantry_model::{AppName, AppState, PodId, Timestamp};
 
 use super::stop::parse_duration;
+use crate::app_filter::{self, AppCondition};
 use crate::cli::RawArguments;
 use crate::commands::RunCommand;
 use crate::context::{self, Context};
@@ -50,8 +51,9 @@ impl RunCommand for App {
             }
             Self::Stop(args) => {
                 let engine = context.open("app stop")?;
-                let grace = args.grace.of(&engine);
-                args.apps.for_each(context, &engine, |id, app| engine.stop_app(id, app, grace).map_err(Failure::from))
+                args.apps.for_each(context, &engine, |id, app| {
+                    Ok(engine.stop_app(id, app, args.grace.resolve(&engine, id, app))?)
+                })
             }
             Self::Rm(args) => {
                 let engine = context.open("app rm")?;
@@ -105,8 +107,13 @@ pub(super) fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
     }
 }
 
-/// Finds an app by `POD/APP`, or by a pod and `--app`; without both, the pod's only app.
-fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Result<(PodId, AppName), Failure> {
+/// Finds an app by its id, by `POD/APP`, or by a pod and `--app`; without these, the pod's only app.
+pub(super) fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Result<(PodId, AppName), Failure> {
+    if app.is_none()
+        && let Some(found) = engine.find_app_by_id(text)?
+    {
+        return Ok(found);
+    }
     let (pod, named) = split(text)?;
     if named.is_some() && app.is_some() && named.as_ref() != app {
         return Err(Failure::usage("name the app after the pod or with --app, not both"));
@@ -129,14 +136,18 @@ pub(crate) struct Grace {
     /// Send SIGKILL at once
     #[arg(long, short)]
     force: bool,
-    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds
+    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds (default: --stop-timeout of the app)
     #[arg(long, short, value_parser = parse_duration, value_name = "DURATION", conflicts_with = "force")]
     time: Option<Duration>,
 }
 
 impl Grace {
-    fn of(&self, engine: &Engine) -> Duration {
-        if self.force { Duration::ZERO } else { self.time.unwrap_or(engine.options().stop_grace) }
+    fn resolve(&self, engine: &Engine, id: PodId, app: &AppName) -> Duration {
+        match self.time {
+            _ if self.force => Duration::ZERO,
+            Some(time) => time,
+            None => engine.stop_grace(id, Some(app)),
+        }
     }
 }
 
@@ -178,11 +189,10 @@ impl RunCommand for Restart {
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("restart")?;
-        let grace = self.grace.of(&engine);
         Ok(context::for_each(&self.apps, context.globals.debug, CommandKind::Query, &mut |text| {
             let (pod, named) = split(text)?;
             let (id, apps) = match (&named, &self.app) {
-                (None, None) => {
+                (None, None) if engine.find_app_by_id(text)?.is_none() => {
                     let row = engine.status(pods::find(&engine, pod)?)?.row;
                     let started = row.apps.into_iter().filter(|app| app.state.attempt().is_some());
                     let apps: Vec<_> = started.map(|app| app.name).collect();
@@ -198,7 +208,7 @@ impl RunCommand for Restart {
             };
             let mut failed = None;
             for app in apps {
-                match engine.restart_app(id, &app, grace) {
+                match engine.restart_app(id, &app, self.grace.resolve(&engine, id, &app)) {
                     Ok(()) => json::to_stdout(|out| writeln!(out, "{id}/{app}"))?,
                     Err(error) => failed = failed.or(Some(error)),
                 }
@@ -250,6 +260,7 @@ impl Status {
 fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<()> {
     let mut line = |key: &str, value: &str| writeln!(out, "{key}={}", escape::text(value));
     line("name", app.name.as_str())?;
+    line("id", app.id.as_str())?;
     line("state", app.state.name())?;
     line("image", &app.image_name)?;
     line("image-id", &app.image.to_string())?;
@@ -285,6 +296,9 @@ fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<(
 pub(crate) struct List {
     #[command(flatten)]
     pod: pods::OnePod,
+    /// Only apps that match: id=, name=, state=, label=NAME[=VALUE] or annotation=NAME[=VALUE]; all have to match
+    #[arg(long, value_parser = app_filter::parse, value_name = "KEY=VALUE")]
+    filter: Vec<AppCondition>,
     #[command(flatten)]
     output: Output,
 }
@@ -292,7 +306,8 @@ pub(crate) struct List {
 impl List {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open_to_read()?;
-        let row = engine.status(self.pod.only(&engine)?)?.row;
+        let mut row = engine.status(self.pod.only(&engine)?)?.row;
+        row.apps.retain(|app| self.filter.iter().all(|condition| condition.is_met(app)));
         json::to_stdout(|out| match self.output.format {
             _ if self.output.quiet => row.apps.iter().try_for_each(|app| writeln!(out, "{}", app.name)),
             OutputFormat::Table => table(out, &row, &self.output, gantry_engine::now()),
@@ -303,7 +318,10 @@ impl List {
 }
 
 fn table(out: &mut dyn Write, pod: &PodRow, output: &Output, now: Timestamp) -> io::Result<()> {
-    let mut table = Table::new(&["APP", "IMAGE NAME", "STATE", "ATTEMPT", "CREATED", "STARTED"]);
+    const HEADER: [&str; 8] = ["APP", "IMAGE NAME", "STATE", "ATTEMPT", "CREATED", "STARTED", "ID", "LABELS"];
+    // Ids and labels make lines long.
+    const SHORT: usize = 6;
+    let mut table = Table::new(if output.full { &HEADER } else { &HEADER[..SHORT] });
     let shown = |at: Timestamp| if output.full { at.rfc3339().to_string() } else { time::relative(now, at) };
     for app in &pod.apps {
         let (state, started) = match app.state {
@@ -312,14 +330,18 @@ fn table(out: &mut dyn Write, pod: &PodRow, output: &Output, now: Timestamp) -> 
             AppState::Exited { started, end, .. } => (format!("exited ({})", end.how.exit_code()), started),
             AppState::Waiting | AppState::Creating | AppState::Created => (app.state.name().to_owned(), None),
         };
-        table.row([
+        let labels: Vec<_> = app.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let cells = [
             app.name.to_string(),
             app.image_name.clone(),
             state,
             app.state.attempt().map(|attempt| attempt.to_string()).unwrap_or_default(),
             shown(app.added.unwrap_or(pod.created)),
             started.map(shown).unwrap_or_default(),
-        ]);
+            app.id.to_string(),
+            labels.join(","),
+        ];
+        table.row(cells.into_iter().take(if output.full { HEADER.len() } else { SHORT }));
     }
     table.write(out, !output.no_legend)
 }
@@ -342,8 +364,9 @@ mod tests {
         write_status(&mut out, &pod, &pod.apps[1]).unwrap();
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[..3], ["name=b", "state=exited", "image=evil\\u{1b}[2J"]);
-        assert_eq!(lines[4..6], ["created=1970-01-01T00:00:00.000000000Z", "attempt=0"]);
-        assert_eq!(lines[7..], ["ended=1970-01-01T00:00:02.000000000Z", "exit-code=139", "oom=false"]);
+        assert_eq!(lines[0], "name=b");
+        assert_eq!(lines[2..4], ["state=exited", "image=evil\\u{1b}[2J"]);
+        assert_eq!(lines[5..7], ["created=1970-01-01T00:00:00.000000000Z", "attempt=0"]);
+        assert_eq!(lines[8..], ["ended=1970-01-01T00:00:02.000000000Z", "exit-code=139", "oom=false"]);
     }
 }

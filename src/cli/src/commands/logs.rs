@@ -43,6 +43,9 @@ pub(crate) struct Logs {
     /// Prefix every line with its time
     #[arg(short, long)]
     timestamps: bool,
+    /// Make the supervisor open the log files anew, after they were renamed, and print nothing
+    #[arg(long, conflicts_with_all = ["follow", "tail", "since", "until", "filter", "timestamps"])]
+    reopen: bool,
     /// Output format
     #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     format: LogFormat,
@@ -63,6 +66,18 @@ fn condition(text: &str) -> Result<Condition, String> {
         Some(("stream", "stdout")) => Ok(Condition::Stderr(false)),
         Some(("stream", "stderr")) => Ok(Condition::Stderr(true)),
         _ => Err(format!("'{}' is not a filter: expected app=NAME, stream=stdout or stream=stderr", shown(text))),
+    }
+}
+
+impl Logs {
+    fn reopen_logs(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("logs --reopen")?;
+        let id = self.pod.only(&engine)?;
+        match self.app.is_empty() {
+            true => engine.reopen_log(id, None)?,
+            false => self.app.iter().try_for_each(|app| engine.reopen_log(id, Some(app)))?,
+        }
+        Ok(exit::OK)
     }
 }
 
@@ -97,6 +112,9 @@ impl RunCommand for Logs {
     const KIND: CommandKind = CommandKind::Query;
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
+        if self.reopen {
+            return self.reopen_logs(context);
+        }
         let now = gantry_engine::now();
         let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
         let (apps, stderr) = conditions(self);

@@ -3,7 +3,7 @@
 use gantry_engine::Engine;
 use gantry_model::{AppName, PodId};
 
-use super::app::split;
+use super::app::{find_app, split};
 use crate::commands::RunCommand;
 use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
@@ -64,14 +64,13 @@ impl PauseTargets {
         mut act: impl FnMut(PodId, Option<&AppName>) -> Result<(), Failure>,
     ) -> Result<u8, Failure> {
         Ok(context::for_each(&self.targets, context.globals.debug, CommandKind::Query, &mut |text| {
-            let (pod, named) = split(text)?;
-            if named.is_some() && self.app.is_some() && named != self.app {
-                return Err(Failure::usage("name the app after the pod or with --app, not both"));
-            }
-            let id = pods::find(engine, pod)?;
-            let app = named.as_ref().or(self.app.as_ref());
-            act(id, app)?;
-            json::to_stdout(|out| match app {
+            let is_pod = self.app.is_none() && split(text)?.1.is_none() && engine.find_app_by_id(text)?.is_none();
+            let (id, app) = match is_pod {
+                true => (pods::find(engine, text)?, None),
+                false => find_app(engine, text, self.app.as_ref()).map(|(id, app)| (id, Some(app)))?,
+            };
+            act(id, app.as_ref())?;
+            json::to_stdout(|out| match &app {
                 Some(app) => writeln!(out, "{id}/{app}"),
                 None => writeln!(out, "{id}"),
             })?;

@@ -20,7 +20,7 @@ pub(crate) struct Stop {
     /// Send SIGKILL at once
     #[arg(long, short)]
     force: bool,
-    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds
+    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds (default: --stop-timeout of the apps)
     #[arg(long, short, value_parser = parse_duration, value_name = "DURATION", conflicts_with = "force")]
     time: Option<Duration>,
 }
@@ -40,9 +40,8 @@ impl RunCommand for Stop {
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("stop")?;
-        let grace = self.time.unwrap_or(engine.options().stop_grace);
         self.pods.for_each(&engine, context.globals.debug, is_running, |id| {
-            let stopped = engine.stop(id, grace, self.force)?;
+            let stopped = engine.stop(id, self.time.unwrap_or_else(|| engine.stop_grace(id, None)), self.force)?;
             if let Some(why) = stopped.unwritten {
                 crate::failure::warn(&format!("pod {id} has exited, but its end could not be recorded: {why}"));
             }

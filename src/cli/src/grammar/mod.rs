@@ -23,6 +23,7 @@
 
 mod draft;
 mod flags;
+mod mount;
 mod network;
 mod parse;
 mod second_word;

@@ -34,7 +34,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("secret", "mount a file: --volume /path/of/secret:/run/secrets/name:ro"),
     ("log-driver", LOGS),
     ("log-opt", LOGS),
-    ("stop-timeout", "give the time to 'gantry stop --time', or set stop-grace in /etc/gantry/config.toml"),
     ("timeout", "use timeout(1): timeout 60 gantry run …"),
     ("memory-swappiness", "use --memory-swap"),
     ("kernel-memory", "use --memory"),

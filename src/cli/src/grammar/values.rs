@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use gantry_model::spec::{ALL_CAPABILITIES, DeviceIoRate, HugePageSize, MountSpec, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{ALL_CAPABILITIES, DeviceIoRate, HugePageSize, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, VolumeName, id::shown, quantity};
 
 use super::draft::{Bind, BindSource};
@@ -268,43 +268,6 @@ fn octal(value: &str) -> Result<u32, ValueError> {
     match mode.filter(|mode| *mode <= 0o7777) {
         Some(mode) => Ok(mode),
         None => invalid(value, "permission bits such as 0755"),
-    }
-}
-
-/// The value of --mount: rkt's `volume=NAME,target=/p`, or docker's `type=bind,source=/h,target=/p`.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Mount {
-    Volume(MountSpec),
-    Bind(Bind),
-}
-
-pub(super) fn mount(value: &str) -> Result<Mount, ValueError> {
-    let (mut volume, mut kind, mut source, mut target, mut read_only) = (None, None, None, None, false);
-    for part in value.split(',') {
-        let (key, value) = part.split_once('=').unwrap_or((part, "true"));
-        match key {
-            "volume" => volume = Some(value.parse::<AppName>()?),
-            "type" => kind = Some(value),
-            "source" | "src" => source = Some(value.to_owned()),
-            "target" | "dst" | "destination" => target = Some(value.to_owned()),
-            "readOnly" | "readonly" | "ro" => read_only = boolean(value)?,
-            _ => return invalid(key, "a key of a mount: volume, target or readOnly; or type=bind, source, target"),
-        }
-    }
-    match (volume, kind, source, target) {
-        (Some(volume), None, None, Some(target)) => Ok(Mount::Volume(MountSpec { volume, target, read_only })),
-        (None, Some("bind"), Some(source), Some(target)) => {
-            Ok(Mount::Bind(Bind { source: BindSource::Host(source), target, read_only }))
-        }
-        (None, Some("volume"), source, Some(target)) => {
-            let source = source.map(|name| name.parse()).transpose()?;
-            let source = source.map_or(BindSource::Anonymous, BindSource::Named);
-            Ok(Mount::Bind(Bind { source, target, read_only }))
-        }
-        (None, Some(kind), _, _) if kind != "bind" && kind != "volume" => {
-            invalid(kind, "a type of mount: bind or volume; for an empty one, use --volume")
-        }
-        _ => invalid(value, "volume=NAME,target=/path or type=bind,source=/host/path,target=/path"),
     }
 }
 

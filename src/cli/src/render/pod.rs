@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
-//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom paused readiness health]
-//! user_annotations user_labels
+//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom paused readiness health
+//! id annotations labels] user_annotations user_labels
 //! ```
 //!
 //! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
@@ -95,6 +95,9 @@ pub(crate) struct AppJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     readiness: Option<&'static str>,
     health: Option<&'static str>,
+    id: &'a str,
+    annotations: &'a BTreeMap<String, String>,
+    labels: &'a BTreeMap<String, String>,
 }
 
 impl<'a> PodJson<'a> {
@@ -152,6 +155,9 @@ impl<'a> AppJson<'a> {
             paused: row.paused,
             readiness: row.readiness.map(gantry_model::Readiness::as_str),
             health: row.health().map(gantry_model::HealthState::as_str),
+            id: row.id.as_str(),
+            annotations: &row.annotations,
+            labels: &row.labels,
         };
         match row.state {
             AppState::Waiting | AppState::Creating | AppState::Created => app,
@@ -191,7 +197,9 @@ pub(crate) mod tests {
             name: name.parse().unwrap(),
             image: gantry_model::ImageId::clone(&image),
             image_name: "evil\u{1b}[2J".into(),
+            id: gantry_model::AppId::from_random([1; 32]),
             annotations: BTreeMap::new(),
+            labels: BTreeMap::new(),
             added: None,
             paused: false,
             readiness: None,
@@ -223,10 +231,11 @@ pub(crate) mod tests {
     #[test]
     fn json_field_names_are_stable() {
         let json = serde_json::to_string(&PodJson::from_row(&ended())).unwrap();
+        let id = "01".repeat(32);
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {
             format!(
-                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"paused":false,"health":null}}"#
+                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"paused":false,"health":null,"id":"{id}","annotations":{{}},"labels":{{}}}}"#
             )
         };
         let want = format!(

@@ -325,6 +325,8 @@ fn app_row(app: usize) -> gantry_store::AppRow {
         name: name(app),
         image,
         image_name: "x".to_owned(),
+        id: gantry_model::AppId::from_random([1; 32]),
+        labels: std::collections::BTreeMap::new(),
         added: None,
         paused: false,
         health: gantry_store::HealthRecord::default(),

@@ -41,6 +41,7 @@
 //!                                               {"http": {"host": "127.0.0.1", "port": 80, "path": "/"}}
 //!                 "interval_ms": 30000, "timeout_ms": 30000, "retries": 3, "start_period_ms": 0,
 //!                 "start_interval_ms": 5000, "on_failure": "none" },  | "restart" | "stop" | "kill"
+//!     "stop_timeout_ms": 30000,
 //!     "terminal": false, "stdin": false,
 //!     "sdnotify": "app",                        ready | app | none; default ready
 //!     "systemd": "always",                      auto | always | false; default auto
@@ -152,6 +153,8 @@ pub(crate) struct App {
     oom_score_adj: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stop_signal: Option<u8>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stop_timeout_ms: Option<u64>,
     #[serde(default)]
     terminal: bool,
     #[serde(default)]
@@ -419,6 +422,7 @@ impl From<&AppSpec> for App {
             new_privileges: app.options.new_privileges,
             oom_score_adj: app.options.oom_score_adj,
             stop_signal: app.stop_signal,
+            stop_timeout_ms: app.options.stop_timeout_ms,
             terminal: app.options.terminal,
             stdin: app.options.stdin,
             sdnotify: app.options.sdnotify,
@@ -439,6 +443,7 @@ impl TryFrom<App> for AppSpec {
         };
         Ok(Self {
             name: app.name.parse::<AppName>()?,
+            id: None,
             image: app.image,
             exec: app.exec,
             args: app.args,
@@ -470,6 +475,7 @@ impl TryFrom<App> for AppSpec {
                 sdnotify: app.sdnotify,
                 health: app.health.into(),
                 systemd: app.systemd,
+                stop_timeout_ms: app.stop_timeout_ms,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

@@ -90,6 +90,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
     let rest = (capabilities(), seccomp(), any::<[bool; 4]>(), any::<(Option<i32>, Option<u8>)>());
     (command, who, world, limits, rest).prop_map(|(command, who, world, limits, rest)| AppSpec {
         name: command.0,
+        id: None,
         image: command.1,
         exec: command.2,
         args: command.3,
@@ -123,6 +124,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             sdnotify: if rest.2[0] { SdNotify::App } else { SdNotify::None },
             health: limits[1].map(health).unwrap_or_default(),
             systemd: if rest.2[1] { SystemdMode::Always } else { SystemdMode::Auto },
+            stop_timeout_ms: limits[0],
         },
         stop_signal: rest.3.1,
     })

@@ -44,6 +44,7 @@ use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::{ExecError, select_app};
 use crate::pods::plan;
+use crate::pods::prepare::assign_id;
 use crate::pods::update::block_devices;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
 
@@ -70,11 +71,12 @@ impl Engine {
     pub fn add_app(
         &self,
         id: PodId,
-        spec: AddedAppSpec,
+        mut spec: AddedAppSpec,
         policy: PullPolicy,
         progress: &dyn Progress,
     ) -> Result<(), EngineError> {
         need_root("add an app to a pod").map_err(EngineError::from_cause)?;
+        assign_id(&mut spec.app).map_err(EngineError::from_cause)?;
         self.running_pod(id)?;
         // Before the lock: fetching an image may take minutes.
         let app = PodSpec { apps: vec![spec.app.clone()], volumes: spec.volumes.clone(), ..PodSpec::default() };
@@ -109,8 +111,10 @@ impl Engine {
             name: spec.app.name.clone(),
             image: image.id.clone(),
             image_name: recorded_name(&spec.app.image, image),
+            id: spec.app.id.clone(),
             annotations: spec.app.user_annotations.clone(),
             notifies: spec.app.options.sdnotify == SdNotify::App,
+            labels: spec.app.user_labels.clone(),
         };
         let named: BTreeSet<_> = PodSpec { volumes: planned.volumes.clone(), ..PodSpec::default() }.named_volumes();
         for name in &named {
@@ -222,7 +226,7 @@ impl Engine {
                 let why = format!("app '{app}' of pod {id} is running: stop it first, or remove it with --force");
                 return Err(EngineError::new(ErrorKind::Refused, why));
             }
-            self.stop_app(id, app, self.options.stop_grace)?;
+            self.stop_app(id, app, self.stop_grace(id, Some(app)))?;
         }
         let lock = self.lock_apps_or_fail(id)?;
         self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;

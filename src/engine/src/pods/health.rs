@@ -175,6 +175,8 @@ mod tests {
             phase: Phase::Embryo,
             apps: vec![gantry_store::AppRow {
                 name: "a".parse().unwrap(),
+                id: gantry_model::AppId::from_random([1; 32]),
+                labels: std::collections::BTreeMap::new(),
                 image: gantry_model::Digest::from_hash(gantry_model::id::Algorithm::Sha256, &[0; 32]).unwrap(),
                 image_name: "x".into(),
                 annotations: std::collections::BTreeMap::new(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod added;
 pub(crate) mod app_history;
+pub(crate) mod app_ref;
 pub(crate) mod apps;
 pub(crate) mod control;
 pub(crate) mod exec;

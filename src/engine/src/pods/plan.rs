@@ -163,6 +163,7 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
     };
     Ok(out::App {
         name: app.name.to_string(),
+        id: app.id.clone(),
         attempt: 0,
         layers: layers(app, image)?,
         image_size: image.size,

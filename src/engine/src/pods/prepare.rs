@@ -18,7 +18,9 @@ use gantry_fetch::{FetchError, Note, Platform, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
 use gantry_model::spec::SpecError;
 use gantry_model::systemd::SdNotify;
-use gantry_model::{AppName, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodName, PodSpec, VolumeName};
+use gantry_model::{
+    AppId, AppName, AppSpec, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodName, PodSpec, VolumeName,
+};
 use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow};
 use thiserror::Error;
 
@@ -216,6 +218,9 @@ impl Engine {
     /// [`PrepareError`]; nothing is left of the pod then.
     pub fn create(&self, mut request: Prepare<'_>) -> Result<Embryo<'_>, PrepareError> {
         need_root("prepare a pod")?;
+        for app in &mut request.spec.apps {
+            assign_id(app)?;
+        }
         let net = self.resolve_net(&mut request.spec).clone();
         // The specification was validated before the default network was filled in.
         if !request.spec.ports.is_empty() {
@@ -388,12 +393,14 @@ impl Engine {
 }
 
 fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPod {
-    let app = |(app, image): (&gantry_model::AppSpec, &ImageRow)| NewApp {
+    let app = |(app, image): (&AppSpec, &ImageRow)| NewApp {
         name: app.name.clone(),
         image: image.id.clone(),
         image_name: recorded_name(&app.image, image),
+        id: app.id.clone(),
         annotations: app.user_annotations.clone(),
         notifies: app.options.sdnotify == SdNotify::App,
+        labels: app.user_labels.clone(),
     };
     NewPod {
         id,
@@ -409,11 +416,19 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
     }
 }
 
-fn random() -> Result<[u8; 16], PodError> {
-    let mut bytes = [0; 16];
+/// Gives an app an id, unless the caller has chosen one.
+pub(crate) fn assign_id(app: &mut AppSpec) -> Result<(), PodError> {
+    if app.id.is_none() {
+        app.id = Some(AppId::from_random(random()?));
+    }
+    Ok(())
+}
+
+fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], PodError> {
+    let mut bytes = [0; LENGTH];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     match got.map_err(PodError::io("read random numbers from", Path::new("the kernel")))? {
-        16 => Ok(bytes),
+        count if count == LENGTH => Ok(bytes),
         _ => Err(PodError::io("read random numbers from", "the kernel")(io::Error::from(io::ErrorKind::UnexpectedEof))),
     }
 }

@@ -68,7 +68,9 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     let id = PodId::from_random([n; 16]);
     let lock = engine.store.make_pod_dir(id).unwrap();
     let (image, annotations) = (image.clone(), std::collections::BTreeMap::new());
-    let app = NewApp { name: "a".parse().unwrap(), image, image_name: "x".into(), annotations, notifies: false };
+    let labels = std::collections::BTreeMap::new();
+    let name = "a".parse().unwrap();
+    let app = NewApp { name, id: None, image, image_name: "x".into(), annotations, labels, notifies: false };
     let pod = NewPod {
         id,
         created: gantry_store::now(),
@@ -336,6 +338,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
     use gantry_contract::plan::{App, LogLimits, Net, Plan};
     let app = App {
         name: "a".into(),
+        id: None,
         attempt: 0,
         layers: Vec::new(),
         image_size: None,

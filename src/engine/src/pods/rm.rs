@@ -97,7 +97,7 @@ impl Engine {
     pub fn rm(&self, id: PodId, force: bool) -> Result<(), RmError> {
         need_root("remove a pod")?;
         match self.reconcile_pod(id)?.phase {
-            Phase::Running { .. } if force => match self.stop(id, self.options.stop_grace, false) {
+            Phase::Running { .. } if force => match self.stop(id, self.stop_grace(id, None), false) {
                 Ok(_) => {}
                 // Another process stopped it, and has removed it.
                 Err(StopError::Pod(PodError::NotFound(_))) => return Ok(()),

@@ -382,12 +382,17 @@ impl Engine {
         let Ok(name) = added.app.name.parse() else { return Ok(()) };
         let requested = added.manifest.get("image").and_then(serde_json::Value::as_str);
         let Some(image) = images.find(&added.app.layers, requested) else { return Ok(()) };
-        let annotations = added.manifest.get("annotations").cloned().map(serde_json::from_value);
+        let map = |field: &str| {
+            let map = added.manifest.get(field).cloned().map(serde_json::from_value);
+            map.and_then(Result::ok).unwrap_or_default()
+        };
         let app = NewApp {
             name,
+            id: added.app.id.clone(),
             image: image.id.clone(),
             image_name: recorded_name(requested.unwrap_or_default(), image),
-            annotations: annotations.and_then(Result::ok).unwrap_or_default(),
+            annotations: map("annotations"),
+            labels: map("labels"),
             notifies: added.app.options.sdnotify == SdNotify::App,
         };
         let volumes = self.existing_volumes(&added.volumes)?;
@@ -508,15 +513,18 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
             app.name.parse().map_err(|_| NotAdoptable::Damaged(format!("its plan names an app '{}'", app.name)))?;
         let asked = spec.and_then(|spec| spec.apps.iter().find(|asked| asked.name == name));
         let annotations = asked.map(|asked| asked.user_annotations.clone()).unwrap_or_default();
+        let labels = asked.map(|asked| asked.user_labels.clone()).unwrap_or_default();
         let asked = asked.map(|asked| asked.image.clone());
         let image =
             images.find(&app.layers, asked.as_deref()).ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
         let image_name = recorded_name(asked.as_deref().unwrap_or_default(), image);
         Ok(NewApp {
             name,
+            id: app.id.clone(),
             image: image.id.clone(),
             image_name,
             annotations,
+            labels,
             notifies: app.options.sdnotify == SdNotify::App,
         })
     };

@@ -3,6 +3,7 @@
 use super::Scope::App;
 use super::{Flag, push_bind, switch, valued};
 use crate::grammar::draft::Draft;
+use crate::grammar::mount::{self, Mount};
 use crate::grammar::values::{self, ValueError};
 
 /// The app: program, user, environment, mounts.
@@ -62,7 +63,8 @@ pub(super) static FLAGS: &[Flag] = &[
         App,
         &["mount"],
         "MOUNT",
-        "Mount a volume or a directory: volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path, or type=volume,source=VOLUME,target=/path",
+        "Mount a volume or a directory: volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path, type=volume,source=VOLUME,target=/path, \
+         or type=tmpfs,target=/path[,tmpfs-size=64Mi][,tmpfs-mode=1777]",
         set_mount,
     ),
     valued(
@@ -90,6 +92,17 @@ pub(super) static FLAGS: &[Flag] = &[
             Ok(())
         },
     ),
+    valued(
+        App,
+        &["stop-timeout"],
+        "DURATION",
+        "Time between the stop signal and SIGKILL: 30s, 2m, or seconds (default: stop-grace of the host, 10s)",
+        |d, v| {
+            let time = crate::commands::stop::parse_duration(v).map_err(ValueError::Invalid)?;
+            d.app().options.stop_timeout_ms = Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+            Ok(())
+        },
+    ),
     valued(App, &["user-annotation", "annotation"], "NAME=VALUE", "A free-form annotation of the app", |d, v| {
         d.app().annotations.extend([values::pair(v)?]);
         Ok(())
@@ -101,9 +114,10 @@ pub(super) static FLAGS: &[Flag] = &[
 ];
 
 fn set_mount(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
-    match values::mount(value)? {
-        values::Mount::Volume(mount) => draft.app().mounts.push(mount),
-        values::Mount::Bind(bind) => push_bind(draft, bind),
+    match mount::parse(value)? {
+        Mount::Volume(mount) => draft.app().mounts.push(mount),
+        Mount::Bind(bind) => push_bind(draft, bind),
+        Mount::Tmpfs(tmpfs) => draft.app().options.tmpfs.push(tmpfs),
     }
     Ok(())
 }

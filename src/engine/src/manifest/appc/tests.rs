@@ -42,6 +42,7 @@ fn config() -> ImageConfig {
 pub(crate) fn planned_app() -> plan::App {
     plan::App {
         name: "a".into(),
+        id: None,
         attempt: 0,
         image_size: None,
         layers: Vec::new(),
@@ -138,7 +139,9 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
             name: "a".parse().unwrap(),
             image: digest(),
             image_name: image_name.into(),
+            id: gantry_model::AppId::from_random([1; 32]),
             annotations,
+            labels: BTreeMap::new(),
             added: None,
             paused: false,
             health: gantry_store::HealthRecord::default(),

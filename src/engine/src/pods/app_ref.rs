@@ -1,0 +1,72 @@
+//! Apps by their own ids, and their settings in the plan.
+
+use std::time::Duration;
+
+use gantry_contract::control::{Reply, Request};
+use gantry_model::{AppId, AppName, ErrorKind, PodId};
+
+use crate::error::need_root;
+use crate::pods::control::unexpected;
+use crate::pods::exec::{running, select_app};
+use crate::{Engine, EngineError};
+
+/// The minimum length of the prefix of an app's id: as many digits as docker shows.
+const MIN_APP_PREFIX: usize = 12;
+
+impl Engine {
+    /// The app with this id, or with this prefix of at least 12 digits; `None`: there is none, or the text is not an
+    /// id.
+    ///
+    /// # Errors
+    /// [`EngineError`], also if several apps have the prefix.
+    pub fn find_app_by_id(&self, text: &str) -> Result<Option<(PodId, AppName)>, EngineError> {
+        if text.len() < MIN_APP_PREFIX || !AppId::is_prefix(text) {
+            return Ok(None);
+        }
+        let found = self.store.apps_with_id(text, 2).map_err(EngineError::from_cause)?;
+        match <[_; 1]>::try_from(found) {
+            Ok([only]) => Ok(Some(only)),
+            Err(found) if found.is_empty() => Ok(None),
+            Err(_) => {
+                let why = format!("{text} is the beginning of the ids of several apps: give more digits");
+                Err(EngineError::new(ErrorKind::Invalid, why))
+            }
+        }
+    }
+
+    /// The time between the stop signal of an app and SIGKILL, as the app was created with or as the host sets it; of a
+    /// pod, the longest time of its apps.
+    #[must_use]
+    pub fn stop_grace(&self, id: PodId, app: Option<&AppName>) -> Duration {
+        let default = self.options.stop_grace;
+        let Ok(plan) = self.plan(id) else { return default };
+        let added = self.added_apps(id).unwrap_or_default();
+        let apps = plan.apps.iter().chain(added.apps.iter().map(|added| &added.app));
+        let apps = apps.filter(|known| app.is_none_or(|name| name.as_str() == known.name));
+        let times = apps.map(|app| app.options.stop_timeout_ms.map_or(default, Duration::from_millis));
+        times.max().unwrap_or(default)
+    }
+
+    /// Makes the supervisor open the log file of an app anew, after another program renamed it; without an app, the
+    /// files of all apps. Output that was read before is in the renamed file, and no line is lost.
+    ///
+    /// # Errors
+    /// [`EngineError`]: the pod does not run, or has no such app; the file cannot be opened.
+    pub fn reopen_log(&self, id: PodId, app: Option<&AppName>) -> Result<(), EngineError> {
+        need_root("reopen a log").map_err(EngineError::from_cause)?;
+        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        let row = running(row).map_err(EngineError::from_cause)?;
+        let apps = match app {
+            Some(app) => vec![select_app(&row, Some(app)).map_err(EngineError::from_cause)?],
+            None => row.apps.iter().map(|app| app.name.clone()).collect(),
+        };
+        for app in apps {
+            match self.ask(id, &Request::ReopenLog { app: app.to_string() }) {
+                Ok((Reply::Done, _)) => {}
+                Ok((other, _)) => return Err(EngineError::from_cause(unexpected(id, &other))),
+                Err(error) => return Err(EngineError::from_cause(error)),
+            }
+        }
+        Ok(())
+    }
+}
