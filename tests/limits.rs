@@ -206,6 +206,11 @@ fn update_changes_limits_that_survive_a_restart() {
     assert_eq!(g.run(&["update", "--pod", "--memory=256m", "--pids-limit=300", &pod]).ok().stdout, format!("{pod}\n"));
     assert_eq!((memory(pid, 1), pids(pid, 1).as_deref()), (Some(256 << 20), Some("300")));
     assert_eq!(g.json(&["inspect", &pod])["limits"]["pod"], json!({ "memory": 256 << 20, "pids": 300 }));
+    // An app without processors of its own follows the pod's.
+    for (list, want) in [("--cpuset-cpus=0", "0".to_owned()), ("--cpuset-cpus=", processors(std::process::id()))] {
+        g.run(&["update", "--pod", list, &pod]).succeeded();
+        assert_eq!(processors(pid), want, "{list}");
+    }
     g.run(&["stop", "--force", &pod]).succeeded();
     let _ = g.run(&["update", "--memory=96m", &pod]).exits(125).stderr_contains(&["only the limits of a running pod"]);
 }

@@ -30,7 +30,7 @@ impl Supervisor {
             return Err(failure(ErrorKind::Busy, "another client has changed the limits meanwhile: try again"));
         }
         self.pod.block_devices.extend(update.block_devices.clone());
-        let extra: Vec<_> = extra_controllers(&update.new).collect();
+        let extra: Vec<_> = extra_controllers(&update.new).chain(extra_controllers(&update.old)).collect();
         self.pod.cgroups.require_controllers(&extra)?;
         let ineffective = match &update.app {
             Some(name) => self.change_app_limits(name, &update.old, &update.new, !extra.is_empty()).of_app(name)?,
