@@ -219,7 +219,8 @@ fn update_changes_limits_that_survive_a_restart() {
 #[test]
 fn a_refused_update_changes_nothing() {
     let g = Gantry::new();
-    let pod = g.detached(&["--name=it", "--memory=256m", "--pids-limit=100"], &["alloc", "64", "hold"]);
+    let flags = [&["--name=it", "--memory=256m", "--pids-limit=100"][..], &host_programs()].concat();
+    let pod = g.detached(&flags, &["alloc", "64", "hold"]);
     let pid = g.app_pid(&pod, "it");
     let used = || limit(pid, "memory", 0, "memory.usage_in_bytes", "memory.current")?.parse::<u64>().ok();
     wait_for("the app to have its memory", || used().filter(|used| *used > 60 << 20));
@@ -232,9 +233,13 @@ fn a_refused_update_changes_nothing() {
         let _ = g.run(&line).exits(125).stderr_contains(&[why]);
         assert_eq!((memory(pid, 0), pids(pid, 0).as_deref()), (Some(256 << 20), Some("100")), "{flags:?}");
     }
-    // The app runs on, and takes the next change.
-    g.run(&["update", "--memory=128m", &pod]).succeeded();
-    assert_eq!((memory(pid, 0), g.app_pid(&pod, "it")), (Some(128 << 20), pid));
+    // The app runs on, and takes the next change. The kernel reclaims page cache of files that the app wrote.
+    let dd = ["/usr/bin/dd", "if=/dev/zero", "of=/file", "bs=1M", "count=96", "conv=fsync"];
+    g.run(&[&["exec", &pod, "--"], &dd[..]].concat()).succeeded();
+    assert!(used().is_some_and(|used| used > 128 << 20), "{:?}", used());
+    g.run(&["update", "--memory=96m", &pod]).succeeded();
+    assert_eq!((memory(pid, 0), g.app_pid(&pod, "it")), (Some(96 << 20), pid));
+    assert!(used().is_some_and(|used| used <= 96 << 20), "{:?}", used());
     // Nothing is changed without a change, and in no app that does not exist.
     let _ = g.run(&["update", &pod]).exits(125).stderr_contains(&["name a limit"]);
     let _ = g.run(&["update", "--memory=1g", &format!("{pod}/other")]).exits(1).stderr_contains(&["other"]);
@@ -265,7 +270,16 @@ fn limits_of_added_apps() {
     g.run(&["stop", "--force", &pod]).succeeded();
 }
 
-/// What an app sees of its cgroup: its own as the root, read-only.
+/// Flags that let an app execute programs of the host.
+fn host_programs() -> Vec<&'static str> {
+    let mut volumes = vec!["--volume=/usr:/usr:ro", "--volume=/usr/lib:/lib:ro", "--tmpfs=/tmp"];
+    if std::path::Path::new("/usr/lib64").exists() {
+        volumes.push("--volume=/usr/lib64:/lib64:ro");
+    }
+    volumes
+}
+
+/// An app's own cgroup is the root of its view, read-only.
 #[test]
 fn an_app_sees_its_own_cgroup() {
     let g = Gantry::new();
@@ -306,10 +320,7 @@ fn an_app_sees_its_own_cgroup() {
 #[test]
 fn java_sizes_its_heap() {
     let g = Gantry::new();
-    let mut volumes = vec!["--volume=/usr:/usr:ro", "--volume=/usr/lib:/lib:ro", "--tmpfs=/tmp"];
-    if std::path::Path::new("/usr/lib64").exists() {
-        volumes.push("--volume=/usr/lib64:/lib64:ro");
-    }
+    let volumes = host_programs();
     let java = std::fs::canonicalize("/usr/bin/java").ok().and_then(|path| path.to_str().map(str::to_owned));
     let Some(java) = java else { panic!("there is no /usr/bin/java: `./dev setup tests` brings it") };
     // Debian keeps the configuration, which the JDK links to, in /etc/java-NN-openjdk.

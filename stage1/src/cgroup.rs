@@ -34,7 +34,7 @@ use crate::sys::{self, ForkedChild, SingleThreaded};
 
 /// The v1 hierarchies that pods use, besides `devices`.
 const V1_CONTROLLERS: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
-/// Those that only pods with such a limit use ([`limits::extra_controllers`]).
+/// The controllers that are used only for such a limit ([`limits::extra_controllers`]).
 const EXTRA_CONTROLLERS: [&str; 2] = ["cpuset", "hugetlb"];
 /// The controllers that are enabled on v2, unless a v1 hierarchy has them.
 const V2_CONTROLLERS: [(&str, &str); 4] = [("memory", "memory"), ("cpu", "cpu"), ("pids", "pids"), ("io", "blkio")];
@@ -200,6 +200,11 @@ impl Cgroups {
         self.warned.borrow().clone()
     }
 
+    /// The cgroups of the pod.
+    pub(crate) fn open_pod(&self) -> Result<CgroupSet> {
+        self.hierarchies.iter().map(|hierarchy| create(&hierarchy.root, &self.path)).collect()
+    }
+
     /// Sets the limits of the new pod, or changes those that are set. Returns the limits without effect.
     pub(crate) fn set_pod_limits(
         &self,
@@ -210,8 +215,7 @@ impl Cgroups {
         if new.is_empty() && old.is_none_or(Limits::is_empty) {
             return Ok(Vec::new());
         }
-        let open = |hierarchy: &PodCgroup| create(&hierarchy.root, &self.path);
-        let cgroups: CgroupSet = self.hierarchies.iter().map(open).collect::<Result<_>>()?;
+        let cgroups = self.open_pod()?;
         let limited = LimitedCgroup { cgroups: &cgroups, owner: LimitsOwner::Pod, devices };
         match old {
             None => limited.set(new),
@@ -375,7 +379,7 @@ impl AppCgroup {
         v2.into_iter().chain(v1).try_for_each(Cgroup::join)
     }
 
-    /// What the app sees of them.
+    /// The app's view of them.
     pub(crate) fn view(&self) -> CgroupView {
         CgroupView::from_cgroups(&self.cgroups)
     }
@@ -395,8 +399,8 @@ impl AppCgroup {
         self.limited(devices).change(old, new)
     }
 
-    /// On v1, gives an app without a list of processors or memory nodes of its own that of the pod. Fails silently while
-    /// the pod's own does not include it; the caller repeats it after the pod's has changed.
+    /// On v1, gives an app without a list of processors or memory nodes the pod's. Fails silently while the pod's own
+    /// does not include it; the caller repeats it after the pod's has changed.
     pub(crate) fn follow_cpuset(&self, own: &Limits, pod: &Limits) {
         let Some(cpuset) = self.cgroups.v1("cpuset") else { return };
         for (file, own, pod) in
@@ -410,7 +414,8 @@ impl AppCgroup {
         }
     }
 
-    fn limited<'a>(&'a self, devices: &'a BlockDevices) -> LimitedCgroup<'a> {
+    /// The cgroups, for their limits.
+    pub(crate) fn limited<'a>(&'a self, devices: &'a BlockDevices) -> LimitedCgroup<'a> {
         LimitedCgroup { cgroups: &self.cgroups, owner: LimitsOwner::App, devices }
     }
 

@@ -1,15 +1,15 @@
-//! What an app sees of its cgroups: its own, as the root of a cgroup namespace, read-only at `/sys/fs/cgroup`. Runtimes
-//! of languages size their heaps and thread pools by it.
+//! An app's view of its cgroups: they are the root of a cgroup namespace, and mounted read-only at `/sys/fs/cgroup`.
+//! Language runtimes size their heaps and thread pools by their limits.
 //!
 //! | hierarchies | `/sys/fs/cgroup` |
 //! |---|---|
 //! | v2 alone | the app's cgroup |
 //! | v1, or v1 beside v2 | a tmpfs with a directory for each v1 hierarchy that the app is in, as with docker |
 //!
-//! The app's process mounts it, after it was moved to its cgroups and before it is locked down: the namespace begins at
-//! the cgroups of the process that makes it, and in it a mounted hierarchy begins there too. The files of other cgroups,
-//! the `release_agent` among them, are in no mount of the app. [`crate::launcher`] gives the process the capabilities
-//! for it, which it drops when it is locked down.
+//! The app's process mounts it after the move to its cgroups and before it is locked down: the namespace begins at the
+//! cgroups of the process that makes it, and so does each hierarchy that is mounted in it. No mount of the app has the
+//! files of other cgroups, such as `release_agent`. The process has the capabilities for it ([`crate::confine::ADMIN`])
+//! until it is locked down.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -257,6 +257,19 @@ impl LimitedCgroup<'_> {
         })
     }
 
+    /// Whether the new memory limit is below the memory in use, so that the kernel has to reclaim some. Refuses a limit
+    /// below the memory that cannot be reclaimed.
+    pub(crate) fn needs_reclaim(&self, old: &Limits, new: &Limits) -> Result<bool> {
+        let Some(limit) = new.memory.filter(|_| old.memory != new.memory) else { return Ok(false) };
+        self.check_memory(limit)?;
+        Ok(self.cgroups.memory_usage().ok().flatten().is_some_and(|usage| usage.current > limit))
+    }
+
+    /// Sets the limits of memory and swap alone. Blocks while the kernel reclaims memory.
+    pub(crate) fn lower_memory(&self, new: &Limits) -> Result<()> {
+        self.set_memory(new.memory, new.memory_swap, &mut Vec::new())
+    }
+
     fn apply(&self, new: &Limits, old: Option<&Limits>) -> Result<Vec<IneffectiveLimit>> {
         let settings = settings(new, old, self.devices, self.owner)?;
         let mut ineffective = Vec::new();

@@ -32,6 +32,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::creations::Creation;
 use self::freeze::PauseRequest;
+use self::limits::Reclaim;
 use self::sessions::Session;
 use crate::app::{App, NextOperation, Operation, OutputSource, reap};
 use crate::control::{Connection, MAX_CONNECTIONS};
@@ -64,6 +65,8 @@ pub(crate) struct Supervisor {
     sessions: Table<Session>,
     /// The processes of apps that are being made.
     creations: Table<Creation>,
+    /// Memory limits that are being lowered.
+    reclaims: Table<Reclaim>,
     /// Cgroups of removed apps that were not empty.
     old_cgroups: Vec<String>,
     /// Whether apps that may trace other processes are frozen, or may be.
@@ -123,6 +126,8 @@ enum EventSource {
     Creation(Token<Creation>),
     /// A probe of an app's health has output, was connected, or has ended.
     Probe(Token<App>),
+    /// The helper that lowers a memory limit has exited.
+    Reclaim(Token<Reclaim>),
     /// A new connection to the control socket.
     Listener,
     /// PID 1 has exited.
@@ -149,6 +154,7 @@ impl Supervisor {
             connections: Table::default(),
             sessions: Table::default(),
             creations: Table::default(),
+            reclaims: Table::default(),
             old_cgroups: Vec::new(),
             are_tracers_frozen: false,
             is_paused: false,
@@ -237,6 +243,7 @@ impl Supervisor {
             fds.extend(app.running.as_ref().map(|pidfd| (EventSource::AppExit(app_token), pidfd.as_fd())));
         }
         fds.extend(self.watched_notifications(blocked));
+        fds.extend(self.reclaims.iter().map(|(token, r)| (EventSource::Reclaim(token), r.helper.as_fd())));
         let creations = self.creations.iter();
         fds.extend(creations.map(|(token, c)| (EventSource::Creation(token), c.maker.socket.as_fd())));
         if self.connections.len() < MAX_CONNECTIONS && self.accept_after.is_none() {
@@ -264,6 +271,7 @@ impl Supervisor {
         let paused = with_output.filter_map(|app| app.output.pace.resumes_at(now));
         let of_end = self.foreground_deadline.filter(|_| self.has_ended).into_iter().chain(self.drain_deadline);
         let requests = self.connections.values().map(|connection| connection.deadline);
+        let requests = requests.chain(self.reclaims.values().map(|reclaim| reclaim.deadline));
         let deadlines = requests.chain(self.kill_deadline).chain(self.accept_after);
         let deadlines = deadlines.chain(execs).chain(late_lines).chain(paused).chain(of_end);
         let deadlines = deadlines.chain(self.operation_deadlines(now)).chain(self.creation_deadlines(now));
@@ -286,6 +294,7 @@ impl Supervisor {
             EventSource::WaitingExit(token) => self.end_waiting(token),
             EventSource::Creation(token) => self.handle_creation(token),
             EventSource::Probe(token) => self.advance_probe(token),
+            EventSource::Reclaim(token) => self.handle_reclaim(token),
             EventSource::AppExit(token) => self.handle_app_exit(token),
             EventSource::Notification(token) => self.handle_notification(token),
             EventSource::Listener => self.accept_connection(),
@@ -411,6 +420,7 @@ impl Supervisor {
         self.time_out_execs(now);
         self.check_operations(now);
         self.check_creations(now);
+        self.check_reclaims(now);
         self.check_pause(now);
         self.check_health(now);
         self.ending.retain(|process| reap(process).is_none());

@@ -1,34 +1,135 @@
 //! Changes limits while the pod runs.
 //!
-//! Lowering a memory limit makes the kernel reclaim page cache, during which the event loop waits; memory that cannot
-//! be reclaimed is refused before ([`crate::limits`]). On cgroup v1, the first limit of a controller that pods do not
-//! use otherwise (cpuset, hugetlb) moves the app's processes, each of which may wait for a grace period.
+//! A memory limit below the memory in use makes the kernel reclaim page cache, which may take seconds. A helper process
+//! sets such a limit ([`Reclaim`]); the rest of the change follows when it has exited. Memory that cannot be reclaimed
+//! is refused before ([`crate::limits`]). On cgroup v1, the first limit of a controller that pods do not use otherwise
+//! (cpuset, hugetlb) moves the app's processes, each of which may wait for a grace period.
 
-use std::os::fd::AsFd as _;
-use std::time::Instant;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::{Duration, Instant};
 
-use gantry_contract::control::UpdateLimits;
+use gantry_contract::control::{Reply, UpdateLimits};
 use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
 use gantry_model::spec::Limits;
+use rustix::process::{PidfdFlags, Signal};
 
 use super::{Supervisor, no_such_app};
-use crate::failure::{OfApp as _, Result, failure};
-use crate::limits::{IneffectiveLimit, extra_controllers, warnings};
+use crate::app::reap;
+use crate::control;
+use crate::failure::{Attempt as _, OfApp as _, Result, failure};
+use crate::limits::{IneffectiveLimit, LimitedCgroup, LimitsOwner, extra_controllers, warnings};
 use crate::pace::Pace;
+use crate::sys::{self, SingleThreaded};
+use crate::table::Token;
 use crate::updated_limits;
 
+/// Timeout of lowering a memory limit.
+const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A helper process that lowers a memory limit below the memory in use. SIGKILL ends the reclaim.
+pub(super) struct Reclaim {
+    pub(super) helper: OwnedFd,
+    pub(super) deadline: Instant,
+    update: UpdateLimits,
+    client: OwnedFd,
+}
+
 impl Supervisor {
-    /// Sets and records new limits; returns warnings about those without effect.
-    pub(super) fn update_limits(&mut self, update: &UpdateLimits) -> Result<Vec<String>> {
+    /// Begins a change of limits; the client gets its reply when it is complete.
+    pub(super) fn begin_update(&mut self, update: UpdateLimits, client: OwnedFd) {
+        match self.check_update(&update).and_then(|()| self.start_reclaim(&update)) {
+            Ok(None) => self.finish_update(&update, &client),
+            Ok(Some(helper)) => {
+                let deadline = Instant::now() + RECLAIM_TIMEOUT;
+                self.reclaims.insert(Reclaim { helper, deadline, update, client });
+            }
+            Err(why) => control::reply(&client, &Reply::Failed(why), None),
+        }
+    }
+
+    fn check_update(&self, update: &UpdateLimits) -> Result<()> {
         self.check_is_open()?;
         let known = match &update.app {
             Some(name) => &self.app(self.find_app(name)?)?.plan.options.limits,
             None => &self.pod.plan.limits,
         };
-        if *known != update.old {
-            return Err(failure(ErrorKind::Busy, "another client has changed the limits meanwhile: try again"));
+        let is_under_way = self.reclaims.values().any(|reclaim| reclaim.update.app == update.app);
+        if *known != update.old || is_under_way {
+            return Err(failure(ErrorKind::Busy, "another client is changing the limits or has: try again"));
         }
+        Ok(())
+    }
+
+    /// Starts a helper process if the new memory limit is below the memory in use.
+    fn start_reclaim(&self, update: &UpdateLimits) -> Result<Option<OwnedFd>> {
+        let pod;
+        let limited = match &update.app {
+            Some(name) => self.app(self.find_app(name)?)?.cgroup.limited(&self.pod.block_devices),
+            None => {
+                pod = self.pod.cgroups.open_pod()?;
+                LimitedCgroup { cgroups: &pod, owner: LimitsOwner::Pod, devices: &self.pod.block_devices }
+            }
+        };
+        if !limited.needs_reclaim(&update.old, &update.new)? {
+            return Ok(None);
+        }
+        let what = || "cannot start a process that lowers the memory limit";
+        let pid = sys::fork(SingleThreaded::check().attempt(what)?, 0, |_| {
+            let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            let lowered = limited.lower_memory(&update.new);
+            sys::exit_now(i32::from(lowered.is_err()))
+        });
+        let helper = rustix::process::pidfd_open(pid.attempt(what)?, PidfdFlags::empty()).attempt(what)?;
+        Ok(Some(helper))
+    }
+
+    /// The helper process has exited.
+    pub(super) fn handle_reclaim(&mut self, token: Token<Reclaim>) {
+        let Some(how) = self.reclaims.get(token).and_then(|reclaim| reap(&reclaim.helper)) else { return };
+        let Some(reclaim) = self.reclaims.remove(token) else { return };
+        if how == gantry_contract::ProcessExit::Code(0) {
+            return self.finish_update(&reclaim.update, &reclaim.client);
+        }
+        self.fail_reclaim(&reclaim, failure(ErrorKind::Refused, "its memory in use cannot be reclaimed"));
+    }
+
+    /// Ends helper processes that take too long.
+    pub(super) fn check_reclaims(&mut self, now: Instant) {
+        let late = self.reclaims.iter().filter(|(_, reclaim)| reclaim.deadline <= now);
+        for token in late.map(|(token, _)| token).collect::<Vec<_>>() {
+            let Some(reclaim) = self.reclaims.remove(token) else { continue };
+            // It fails only if the process has exited.
+            let _already_ended = rustix::process::pidfd_send_signal(&reclaim.helper, Signal::KILL);
+            let seconds = RECLAIM_TIMEOUT.as_secs();
+            let why = format!("its memory in use was not reclaimed within {seconds} s");
+            self.fail_reclaim(&reclaim, failure(ErrorKind::TimedOut, why));
+            self.ending.push(reclaim.helper);
+        }
+    }
+
+    fn fail_reclaim(&mut self, reclaim: &Reclaim, why: gantry_contract::Failure) {
+        let Reclaim { update, client, .. } = reclaim;
+        // The helper may have set some of the new limits.
+        let _former_limits = match &update.app {
+            Some(name) => self.change_app_limits(name, &update.new, &update.old, false),
+            None => self.change_pod_limits(&update.new, &update.old, false),
+        };
+        let message = format!("cannot lower the memory limit: {}", why.message);
+        control::reply(client, &Reply::Failed(gantry_contract::Failure { message, ..why }), None);
+    }
+
+    fn finish_update(&mut self, update: &UpdateLimits, client: &OwnedFd) {
+        let reply = match self.update_limits(update) {
+            Ok(warnings) => Reply::LimitsUpdated { warnings },
+            Err(why) => Reply::Failed(why),
+        };
+        control::reply(client, &reply, None);
+    }
+
+    /// Sets and records new limits; returns warnings about those without effect.
+    fn update_limits(&mut self, update: &UpdateLimits) -> Result<Vec<String>> {
+        self.check_update(update)?;
         self.pod.block_devices.extend(update.block_devices.clone());
         let extra: Vec<_> = extra_controllers(&update.new).chain(extra_controllers(&update.old)).collect();
         self.pod.cgroups.require_controllers(&extra)?;

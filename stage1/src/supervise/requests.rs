@@ -22,6 +22,7 @@ impl Supervisor {
             Ok((request, fds)) if request.changes_apps() => {
                 return self.change_apps(request, fds, connection.socket);
             }
+            Ok((Request::UpdateLimits(update), _)) => return self.begin_update(*update, connection.socket),
             Ok((request, fds)) => self.fulfil(request, fds, &connection.socket),
             Err(why) => Err(why),
         };
@@ -77,15 +78,12 @@ impl Supervisor {
                 }
                 control::reply(client, &Reply::Done, None);
             }
-            Request::UpdateLimits(update) => {
-                let warnings = self.update_limits(&update)?;
-                control::reply(client, &Reply::LimitsUpdated { warnings }, None);
-            }
             Request::Health { app } => {
                 let report = self.health_report(&app)?;
                 control::reply(client, &Reply::Health(report), None);
             }
-            Request::AddApp(_)
+            Request::UpdateLimits(_)
+            | Request::AddApp(_)
             | Request::StartApp { .. }
             | Request::StopApp { .. }
             | Request::RestartApp { .. }

@@ -24,10 +24,12 @@ use crate::{Engine, EngineError, PodError};
 
 /// Attempts at a change while other processes change the same limits.
 const MAX_ATTEMPTS: usize = 20;
+/// The pause between them.
+const BUSY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
 
 impl Engine {
-    /// Changes limits of an app of a running pod, or of the pod as a whole: all of them, or none. Returns warnings about
-    /// limits that have no effect on this host.
+    /// Changes limits of an app of a running pod, or of the whole pod: all of them, or none. Returns warnings about
+    /// limits without effect on this host.
     ///
     /// # Errors
     /// [`EngineError`]: an invalid limit, or one that the kernel refuses; the former limits are in effect then.
@@ -49,7 +51,10 @@ impl Engine {
         let mut attempts = 1;
         loop {
             match self.try_update_limits(id, app, changes) {
-                Err(error) if error.kind() == ErrorKind::Busy && attempts < MAX_ATTEMPTS => attempts += 1,
+                Err(error) if error.kind() == ErrorKind::Busy && attempts < MAX_ATTEMPTS => {
+                    std::thread::sleep(BUSY_INTERVAL);
+                    attempts += 1;
+                }
                 result => return result,
             }
         }
