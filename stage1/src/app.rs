@@ -17,6 +17,7 @@ use crate::launcher::WaitingApp;
 use crate::logs::{Log, PartialLine, Stream};
 use crate::notify::NotifySocket;
 use crate::pace::Pace;
+use crate::supervise::Restarts;
 use crate::table::{Table, Token};
 use crate::user::Ids;
 
@@ -63,6 +64,8 @@ pub(crate) struct App {
     pub(crate) oom_kills_before: u64,
     /// The request to stop it, until its main process has exited.
     pub(crate) stop: Option<StopRequest>,
+    /// Its restarts by its policy.
+    pub(crate) restarts: Restarts,
     /// The operation on it that is under way.
     pub(crate) operation: Option<Operation>,
     /// Its notification socket, if it has one.
@@ -89,8 +92,8 @@ pub(crate) struct StopRequest {
 pub(crate) struct StartRequest {
     /// The number of the start.
     pub(crate) attempt: u32,
-    /// The client that waits for it.
-    pub(crate) client: OwnedFd,
+    /// The client that waits for it; `None`: the restart policy starts it.
+    pub(crate) client: Option<OwnedFd>,
 }
 
 /// An operation that takes time. An app has at most one.

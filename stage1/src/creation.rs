@@ -30,6 +30,9 @@ use crate::user::{self, Ids};
 use crate::volumes::AppMount;
 use crate::{etc, mounts, own_namespaces, root, seccomp, spec, terminal, ulimits, volumes};
 
+/// The logs of this many attempts of an app are kept.
+const KEPT_ATTEMPTS: u32 = 5;
+
 /// The inputs of creating an app.
 pub(crate) struct AppCreation<'a> {
     /// The app.
@@ -142,6 +145,19 @@ pub(crate) fn open_log(app: &str, attempt: u32, limits: LogLimits) -> Result<Log
     let dir = rustix::fs::open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
         .attempt(|| format!("cannot open the log directory of '{app}'"))?;
     Ok(Log::open(dir, format!("{attempt}.log"), limits))
+}
+
+/// Removes the log of the attempt that is too old to be kept, when a later one is made.
+pub(crate) fn remove_old_logs(app: &str, attempt: u32) {
+    let Some(old) = attempt.checked_sub(KEPT_ATTEMPTS) else { return };
+    let path = format!("/pod/{}/{app}", gantry_contract::files::LOGS);
+    let Ok(dir) = rustix::fs::open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) else {
+        return;
+    };
+    let remove = |name: &str| rustix::fs::unlinkat(&dir, name, rustix::fs::AtFlags::empty());
+    let _may_not_exist = remove(&format!("{old}.log"));
+    // Rotated files are numbered without gaps.
+    (1_u32..).map_while(|number| remove(&format!("{old}.log.{number}")).ok()).for_each(drop);
 }
 
 /// The inputs of making an app's process.
@@ -263,6 +279,7 @@ impl PreparedApp {
             input,
             oom_kills_before: 0,
             stop: None,
+            restarts: crate::supervise::Restarts::default(),
             operation: None,
             notify: self.notify,
             volumes: Vec::new(),
@@ -289,6 +306,7 @@ impl App {
         if let Some(health) = &mut self.health {
             health.begin(attempt, Instant::now());
         }
+        self.restarts.record_start();
         started
     }
 }

@@ -10,7 +10,7 @@
 //! another entry in its place. Events are handled in the order of [`Supervisor::watched`].
 //!
 //! A pod ends when its last app has exited, or when one fails; then the others are stopped. A sandbox ends only when it
-//! is stopped. Apps are added, started, stopped and removed while the pod runs: [`apps`], [`creations`].
+//! is stopped. Apps with a restart policy are started again ([`restarts`]). Apps are added, started, stopped and removed while the pod runs: [`apps`], [`creations`].
 
 mod apps;
 mod creations;
@@ -20,6 +20,7 @@ mod health;
 mod limits;
 mod notify;
 mod requests;
+mod restarts;
 mod sessions;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,6 +34,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use self::creations::Creation;
 use self::freeze::PauseRequest;
 use self::limits::Reclaim;
+pub(crate) use self::restarts::Restarts;
 use self::sessions::Session;
 use crate::app::{App, NextOperation, Operation, OutputSource, reap};
 use crate::control::{Connection, MAX_CONNECTIONS};
@@ -277,6 +279,7 @@ impl Supervisor {
         let deadlines = deadlines.chain(self.operation_deadlines(now)).chain(self.creation_deadlines(now));
         let deadlines = deadlines.chain(self.pause_deadline(now));
         let deadlines = deadlines.chain(self.health_deadlines());
+        let deadlines = deadlines.chain(self.restart_deadlines());
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
 
@@ -355,8 +358,9 @@ impl Supervisor {
         app.abort_probe(&mut self.ending);
         let oom = app.cgroup.oom_kills() > app.oom_kills_before;
         let (attempt, stop) = (app.plan.attempt, app.stop.take());
-        self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt, how, oom });
-        let was_stopped = stop.is_some();
+        let was_stopped = stop.is_some() || self.is_stopping;
+        let restart_at = if was_stopped { None } else { app.plan_restart(how) };
+        self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt, how, oom, restart_at });
         let restart = stop.and_then(|stop| self.complete_stop(stop));
         if restart.is_none() && !self.is_active() {
             // The end of PID 1 kills the processes that the last app left behind.
@@ -369,7 +373,7 @@ impl Supervisor {
         }
         if let Some(start) = restart {
             self.begin_clear(token, NextOperation::Start(start));
-        } else if how != ProcessExit::Code(0) && !was_stopped && !self.pod.plan.sandbox {
+        } else if how != ProcessExit::Code(0) && !was_stopped && restart_at.is_none() && !self.pod.plan.sandbox {
             self.stop("app-failed", self.stop_grace());
         }
     }
@@ -423,6 +427,7 @@ impl Supervisor {
         self.check_reclaims(now);
         self.check_pause(now);
         self.check_health(now);
+        self.check_restarts(now);
         self.ending.retain(|process| reap(process).is_none());
         if self.kill_deadline.is_some_and(|at| at <= now) {
             self.kill_deadline = None;

@@ -149,6 +149,7 @@ fn of_app(pod: PodId, app: &AppRow, to: &AppState, now: Timestamp) -> Vec<NewEve
                     AppOutcome::Signaled(signal) => more.push(("signal", signal.to_string())),
                     AppOutcome::Lost => more.push(("lost", true.to_string())),
                 }
+                more.extend(end.restart_at.map(|at| ("restart_at", at.rfc3339().to_string())));
                 events.push(told(EventKind::AppExited, end.at, attempt, more));
             }
         }

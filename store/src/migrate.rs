@@ -167,6 +167,8 @@ CREATE TABLE app (
     -- Its own id, by which other APIs name it.
     app_id TEXT NOT NULL UNIQUE CHECK (length(app_id) = 64),
     labels TEXT NOT NULL DEFAULT '{}' CHECK (json_type(labels) = 'object'),
+    -- When the restart policy starts an app again that has ended.
+    restart_at INTEGER CHECK (restart_at IS NULL OR state = 'exited'),
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),
     CHECK (paused = 0 OR state = 'running'),

@@ -345,5 +345,8 @@ pub enum AppState {
         started: start::Started,
         /// The exit of the main process.
         how: ProcessExit,
+        /// When its restart policy starts it again, in nanoseconds since the epoch. `None`: it does not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        restart_at: Option<i64>,
     },
 }

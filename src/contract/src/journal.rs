@@ -72,6 +72,9 @@ pub enum Fact {
         how: ProcessExit,
         /// Whether the kernel killed one of its processes for lack of memory.
         oom: bool,
+        /// When its restart policy starts it again, in nanoseconds since the epoch. `None`: it does not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        restart_at: Option<i64>,
     },
     /// The processes of an app, or of every running app, were frozen on request.
     Paused {

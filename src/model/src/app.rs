@@ -35,6 +35,8 @@ pub struct AppEnd {
     pub oom: bool,
     /// When the supervisor saw it end.
     pub at: Timestamp,
+    /// When its restart policy starts it again. `None`: it does not, or the app was stopped before that time.
+    pub restart_at: Option<Timestamp>,
 }
 
 impl AppOutcome {
@@ -147,7 +149,8 @@ impl AppState {
             Self::Waiting | Self::Creating => (0, 0, 0),
             Self::Created => (1, 0, 0),
             Self::Started { attempt, .. } => (2, *attempt, 0),
-            Self::Exited { attempt, .. } => (2, *attempt, 1),
+            // A restart that was planned may be cancelled.
+            Self::Exited { attempt, end, .. } => (2, *attempt, if end.restart_at.is_some() { 1 } else { 2 }),
         }
     }
 }
@@ -162,7 +165,12 @@ mod tests {
     }
 
     fn exited(attempt: u32) -> AppState {
-        let end = AppEnd { how: AppOutcome::Exited(0), oom: false, at: Timestamp(2) };
+        let end = AppEnd { how: AppOutcome::Exited(0), oom: false, at: Timestamp(2), restart_at: None };
+        AppState::Exited { started: Some(Timestamp(1)), end, attempt }
+    }
+
+    fn to_be_restarted(attempt: u32) -> AppState {
+        let end = AppEnd { how: AppOutcome::Exited(1), oom: false, at: Timestamp(2), restart_at: Some(Timestamp(3)) };
         AppState::Exited { started: Some(Timestamp(1)), end, attempt }
     }
 
@@ -173,6 +181,7 @@ mod tests {
             Just(AppState::Created),
             any::<u32>().prop_map(started),
             any::<u32>().prop_map(exited),
+            any::<u32>().prop_map(to_be_restarted),
         ]
     }
 
@@ -196,6 +205,12 @@ running None -> exited, running
 exited Some(1) -> running, (gone)
 running None -> ";
         assert_eq!(drawn.join("\n"), want);
+    }
+
+    #[test]
+    fn a_planned_restart_can_be_cancelled_and_not_planned_again() {
+        assert!(to_be_restarted(0).precedes(&exited(0)) && to_be_restarted(0).precedes(&started(1)));
+        assert!(!exited(0).precedes(&to_be_restarted(0)));
     }
 
     proptest! {

@@ -8,6 +8,7 @@ use crate::device::DeviceSpec;
 use crate::health::HealthSettings;
 use crate::id::shown;
 use crate::limits::Limits;
+use crate::restart::RestartPolicy;
 use crate::spec::{SpecError, check_count, out_of_range};
 use crate::systemd::{SdNotify, SystemdMode};
 use crate::tmpfs::TmpfsMount;
@@ -57,6 +58,9 @@ pub struct AppOptions {
     /// The time between its stop signal and SIGKILL, in milliseconds; `None`: the time that the host sets for all pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_timeout_ms: Option<u64>,
+    /// When it is started again after it has ended.
+    #[serde(default)]
+    pub restart: RestartPolicy,
 }
 
 impl AppOptions {
@@ -71,6 +75,11 @@ impl AppOptions {
         self.validate_ulimits()?;
         self.validate_devices()?;
         self.health.validate()?;
+        if self.restart != RestartPolicy::No && (self.terminal || self.stdin) {
+            return Err(SpecError::new(
+                "--restart cannot be combined with -i and -t: a later start would not have the terminal or the input",
+            ));
+        }
         match self.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
             Some(adj) => Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000")),
             None => Ok(()),

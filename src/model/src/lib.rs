@@ -26,6 +26,7 @@ pub mod phase;
 pub mod quantity;
 pub mod query;
 pub mod resolv_conf;
+pub mod restart;
 pub mod spec;
 pub mod sysctl;
 pub mod systemd;

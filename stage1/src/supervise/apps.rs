@@ -42,10 +42,10 @@ impl Supervisor {
     pub(super) fn change_apps(&mut self, request: Request, fds: Vec<OwnedFd>, client: OwnedFd) {
         match request {
             Request::AddApp(request) => self.add_app(&request, fds, client),
-            Request::StartApp { app, attempt } => self.start_app(&app, StartRequest { attempt, client }),
+            Request::StartApp { app, attempt } => self.start_app(&app, StartRequest { attempt, client: Some(client) }),
             Request::StopApp { app, grace_ms } => self.stop_app(&app, Duration::from_millis(grace_ms), client),
             Request::RestartApp { app, attempt, grace_ms } => {
-                self.restart_app(&app, StartRequest { attempt, client }, Duration::from_millis(grace_ms));
+                self.restart_app(&app, StartRequest { attempt, client: Some(client) }, Duration::from_millis(grace_ms));
             }
             Request::RemoveApp { app } => self.remove_app(&app, client),
             Request::Pause { app } => self.pause(app, client),
@@ -77,7 +77,7 @@ impl Supervisor {
         match self.check_start(name, start.attempt) {
             Ok(token) if self.reply_if_started(token, &start) => {}
             Ok(token) => self.begin_start(token, start),
-            Err(why) => refuse(&start.client, name, why),
+            Err(why) => start.refuse(name, why),
         }
     }
 
@@ -85,7 +85,7 @@ impl Supervisor {
     fn check_start(&self, name: &str, attempt: u32) -> Result<Token<App>> {
         let token = self.find_app(name)?;
         let app = self.app(token)?;
-        let last = app.started.as_ref().map(|started| started.attempt);
+        let last = app.last_attempt();
         if last == Some(attempt) && app.running.is_some() {
             return Ok(token);
         }
@@ -109,7 +109,7 @@ impl Supervisor {
         let Some(app) = self.pod.apps.get(token) else { return false };
         let started = app.started.as_ref().filter(|started| started.attempt == start.attempt && app.running.is_some());
         started.is_some_and(|started| {
-            control::reply(&start.client, &Reply::AppStarted(started.clone()), None);
+            start.reply(&Reply::AppStarted(started.clone()));
             true
         })
     }
@@ -128,12 +128,11 @@ impl Supervisor {
     pub(super) fn begin_execute(&mut self, token: Token<App>, start: StartRequest) {
         let log = self.pod.plan.log;
         let Some(app) = self.pod.apps.get_mut(token) else { return };
-        let name = app.plan.name.clone();
         match proceed(app, start.attempt, log) {
             Ok(()) => app.operation = Some(Operation::Execute { deadline: Instant::now() + EXECVE_TIMEOUT, start }),
             Err(why) => {
                 app.operation = None;
-                refuse(&start.client, &name, why);
+                self.fail_start(token, start, why);
                 self.end_waiting(token);
             }
         }
@@ -153,12 +152,12 @@ impl Supervisor {
                     self.journal.append(fact);
                 }
                 self.journal.append(Fact::AppStarted(started.clone()));
-                control::reply(&start.client, &Reply::AppStarted(started), None);
+                start.reply(&Reply::AppStarted(started));
             }
             (outcome, waiting) => {
                 app.waiting = waiting;
                 let why = outcome.err().unwrap_or_else(|| no_such_app(&app.plan.name));
-                control::reply(&start.client, &Reply::Failed(why), None);
+                self.fail_start(token, start, why);
                 self.end_waiting(token);
             }
         }
@@ -181,6 +180,7 @@ impl Supervisor {
         if app.running.is_none() {
             return match check_is_idle(app) {
                 Ok(()) => {
+                    self.cancel_restart(token);
                     self.end_waiting(token);
                     control::reply(&client, &Reply::Done, None);
                 }
@@ -193,7 +193,7 @@ impl Supervisor {
     fn restart_app(&mut self, name: &str, start: StartRequest, grace: Duration) {
         let token = match self.find_app(name) {
             Ok(token) => token,
-            Err(why) => return refuse(&start.client, name, why),
+            Err(why) => return start.refuse(name, why),
         };
         let runs = self.pod.apps.get(token).filter(|app| app.running.is_some());
         let Some(app) = runs else { return self.start_app(name, start) };
@@ -211,7 +211,7 @@ impl Supervisor {
         });
         match checked {
             Ok(()) => self.signal_stop(token, grace, None, Some(start)),
-            Err(why) => refuse(&start.client, name, why),
+            Err(why) => start.refuse(name, why),
         }
     }
 
@@ -239,7 +239,7 @@ impl Supervisor {
             if client.is_some()
                 && let Some(start) = stop.restart.take()
             {
-                refuse(&start.client, &app.plan.name, failure(ErrorKind::Refused, "the app was stopped"));
+                start.refuse(&app.plan.name, failure(ErrorKind::Refused, "the app was stopped"));
             }
             stop.clients.extend(client);
             return;
@@ -310,18 +310,29 @@ impl Supervisor {
         let why = "processes of the app have not ended, although they were killed";
         match renewed {
             Ok(true) => {}
-            Ok(false) if is_late => return refuse(then.client(), &name, failure(ErrorKind::TimedOut, why)),
+            Ok(false) if is_late => return self.fail_next(token, then, failure(ErrorKind::TimedOut, why)),
             Ok(false) => {
                 app.operation = Some(Operation::Clear { deadline, then });
                 return;
             }
-            Err(why) => return refuse(then.client(), &name, why),
+            Err(why) => return self.fail_next(token, then, why),
         }
         app.output.close(&mut self.foregrounds, &mut self.buffer);
         self.record_dropped(token);
         match then {
             NextOperation::Start(start) => self.begin_creation(token, start),
             NextOperation::Remove(client) => self.finish_removal(token, &client),
+        }
+    }
+
+    /// The operation that was to follow cannot be done.
+    fn fail_next(&mut self, token: Token<App>, then: NextOperation, why: Failure) {
+        match then {
+            NextOperation::Start(start) => self.fail_start(token, start, why),
+            NextOperation::Remove(client) => {
+                let name = self.pod.apps.get(token).map(|app| app.plan.name.clone()).unwrap_or_default();
+                refuse(&client, &name, why);
+            }
         }
     }
 
@@ -395,15 +406,12 @@ impl Supervisor {
     /// Aborts the start or removal of an app.
     pub(super) fn abort_operation(&mut self, token: Token<App>, why: &Failure) {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
-        let name = app.plan.name.clone();
         match app.operation.take() {
             Some(Operation::Execute { start, .. }) => {
-                refuse(&start.client, &name, why.clone());
+                self.fail_start(token, start, why.clone());
                 self.end_waiting(token);
             }
-            Some(Operation::Clear { then, .. }) => {
-                refuse(then.client(), &name, why.clone());
-            }
+            Some(Operation::Clear { then, .. }) => self.fail_next(token, then, why.clone()),
             Some(Operation::Create) | None => {}
         }
     }
@@ -415,8 +423,9 @@ impl Supervisor {
         for token in self.pod.apps.tokens() {
             self.abort_operation(token, &why);
             let Some(app) = self.pod.apps.get_mut(token) else { continue };
+            app.restarts.cancel();
             if let Some(start) = app.stop.as_mut().and_then(|stop| stop.restart.take()) {
-                refuse(&start.client, &app.plan.name, why.clone());
+                start.refuse(&app.plan.name, why.clone());
             }
         }
     }
@@ -428,14 +437,16 @@ impl Supervisor {
             app.operation.as_ref().is_some_and(|operation| !removes(operation))
         };
         (self.pod.plan.sandbox && !self.is_stopping)
-            || self.pod.apps.values().any(|app| app.running.is_some() || is_starting(app))
+            || self.pod.apps.values().any(|app| app.running.is_some() || is_starting(app) || app.restarts.is_pending())
     }
 
     /// The status of each app.
     pub(super) fn app_statuses(&self) -> Vec<AppStatus> {
         let state = |app: &App| match (&app.started, app.exit) {
             (Some(started), None) => AppState::Running(started.clone()),
-            (Some(started), Some(how)) => AppState::Exited { started: started.clone(), how },
+            (Some(started), Some(how)) => {
+                AppState::Exited { started: started.clone(), how, restart_at: app.restarts.next_at() }
+            }
             (None, _) => AppState::Created,
         };
         let status = |app: &App| AppStatus {
@@ -456,10 +467,18 @@ impl Operation {
     }
 }
 
-impl NextOperation {
-    fn client(&self) -> &OwnedFd {
-        match self {
-            Self::Start(StartRequest { client, .. }) | Self::Remove(client) => client,
+impl StartRequest {
+    /// Replies to the client that waits for the start.
+    fn reply(&self, reply: &Reply) {
+        if let Some(client) = &self.client {
+            control::reply(client, reply, None);
+        }
+    }
+
+    /// Tells the client that waits for the start that it fails.
+    fn refuse(&self, app: &str, why: Failure) {
+        if let Some(client) = &self.client {
+            refuse(client, app, why);
         }
     }
 }
@@ -480,6 +499,7 @@ fn proceed(app: &mut App, attempt: u32, log: gantry_contract::plan::LogLimits) -
     if app.plan.attempt != attempt {
         app.output.log = creation::open_log(&app.plan.name, attempt, log)?;
         app.plan.attempt = attempt;
+        creation::remove_old_logs(&app.plan.name, attempt);
     }
     app.oom_kills_before = app.cgroup.oom_kills();
     waiting.proceed()

@@ -179,7 +179,7 @@ impl Supervisor {
                 let target = Target::Old(token, start);
                 self.creations.insert(Creation { maker, phase: Phase::Fill, stdio, program, target });
             }
-            Err(why) => refuse(&start.client, &app.plan.name, why),
+            Err(why) => self.fail_start(token, start, why),
         }
     }
 
@@ -241,7 +241,7 @@ impl Supervisor {
                         self.begin_execute(token, start);
                     }
                     Err(why) => {
-                        refuse(&start.client, &app.plan.name, why);
+                        self.fail_start(token, start, why);
                         self.end_waiting(token);
                     }
                 }
@@ -290,7 +290,7 @@ impl Supervisor {
                 let Some(app) = self.pod.apps.get_mut(token) else { return };
                 self.ending.extend(creation.maker.kill(&app.cgroup));
                 app.operation = None;
-                refuse(&start.client, &app.plan.name, why);
+                self.fail_start(token, start, why);
             }
         }
     }

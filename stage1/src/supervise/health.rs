@@ -11,7 +11,6 @@ use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
 use gantry_model::health::HealthAction;
 use rustix::event::PollFlags;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::{EventSource, SIGKILL, Supervisor};
 use crate::app::{App, StartRequest};
@@ -137,13 +136,9 @@ impl Supervisor {
 
     fn restart_unhealthy(&mut self, token: Token<App>, grace: Duration) {
         let Some(app) = self.pod.apps.get(token) else { return };
-        let last = app.started.as_ref().map_or(0, |started| started.attempt);
-        let client = detached_client();
-        match (last.checked_add(1), client) {
-            (Some(attempt), Ok(client)) => {
-                self.signal_stop(token, grace, None, Some(StartRequest { attempt, client }));
-            }
-            _ => tracing::warn!("cannot restart the unhealthy app '{}'", app.plan.name),
+        match app.last_attempt().unwrap_or(0).checked_add(1) {
+            Some(attempt) => self.signal_stop(token, grace, None, Some(StartRequest { attempt, client: None })),
+            None => tracing::warn!("cannot restart the unhealthy app '{}'", app.plan.name),
         }
     }
 
@@ -159,10 +154,4 @@ impl Supervisor {
             app.abort_probe(&mut self.ending);
         }
     }
-}
-
-/// The client of a restart that no client requested: replies to it fail.
-fn detached_client() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(|(client, _)| client)
 }

@@ -20,8 +20,8 @@ pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
-    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.added_at, app.paused, \
-    app.readiness, app.health, app.health_number, app.app_id, app.labels";
+    app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.restart_at, app.added_at, \
+    app.paused, app.readiness, app.health, app.health_number, app.app_id, app.labels";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
@@ -195,7 +195,8 @@ fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlit
 /// Reads an app; its pod's id is the first column.
 pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
     /// The columns before those that only some apps have.
-    const ADDED: usize = 13;
+    /// The columns before the one that only added apps have.
+    const ADDED: usize = 14;
     let mut columns = Columns { row, next: 1 };
     let mut last = Columns { row, next: ADDED };
     Ok(AppRow {
@@ -234,7 +235,11 @@ fn app_state(columns: &mut Columns<'_, '_>) -> rusqlite::Result<AppState> {
                 (None, None) => AppOutcome::Lost,
                 (Some(_), Some(_)) => return Err(columns.invalid("an app has both an exit code and a signal")),
             };
-            Ok(AppState::Exited { started, end: AppEnd { how, oom: columns.get()?, at }, attempt })
+            Ok(AppState::Exited {
+                started,
+                end: AppEnd { how, oom: columns.get()?, at, restart_at: columns.time()? },
+                attempt,
+            })
         }
         other => Err(columns.invalid(format!("'{}' is not a state of an app", shown(other)))),
     }
@@ -382,7 +387,8 @@ pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite:
     };
     conn.prepare_cached(
         "UPDATE app SET state = ?3, attempt = ?4, started_at = ?5, pid = ?6, ended_at = ?7, exit_code = ?8,
-            signal = ?9, oom = ?10, paused = paused AND ?3 = 'running', readiness = ?11 WHERE pod = ?1 AND name = ?2",
+            signal = ?9, oom = ?10, paused = paused AND ?3 = 'running', readiness = ?11, restart_at = ?12
+            WHERE pod = ?1 AND name = ?2",
     )?
     .execute(params![
         pod,
@@ -396,6 +402,7 @@ pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite:
         signal,
         end.map(|end| end.oom),
         app.readiness.map(Readiness::as_str),
+        end.and_then(|end| end.restart_at).map(|at| at.0),
     ])
     .map(drop)
 }

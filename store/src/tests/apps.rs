@@ -16,7 +16,7 @@ fn started(attempt: u32) -> AppState {
 }
 
 fn exited(attempt: u32) -> AppState {
-    let end = AppEnd { how: AppOutcome::Exited(3), oom: false, at: Timestamp(30) };
+    let end = AppEnd { how: AppOutcome::Exited(3), oom: false, at: Timestamp(30), restart_at: None };
     AppState::Exited { started: Some(Timestamp(20)), end, attempt }
 }
 

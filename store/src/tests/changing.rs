@@ -18,7 +18,11 @@ fn started(attempt: u32) -> AppState {
 }
 
 fn exited(how: AppOutcome, attempt: u32) -> AppState {
-    AppState::Exited { started: Some(Timestamp(20)), end: AppEnd { how, oom: true, at: Timestamp(30) }, attempt }
+    AppState::Exited {
+        started: Some(Timestamp(20)),
+        end: AppEnd { how, oom: true, at: Timestamp(30), restart_at: None },
+        attempt,
+    }
 }
 
 /// Walks a new pod to Running; returns the row.
@@ -325,7 +329,11 @@ fn any_app() -> impl Strategy<Value = AppState> {
         }),
         (any::<Option<i64>>(), how, any::<bool>(), any::<i64>(), any::<u32>()).prop_map(
             |(start, how, oom, at, attempt)| {
-                AppState::Exited { started: start.map(Timestamp), end: AppEnd { how, oom, at: Timestamp(at) }, attempt }
+                AppState::Exited {
+                    started: start.map(Timestamp),
+                    end: AppEnd { how, oom, at: Timestamp(at), restart_at: None },
+                    attempt,
+                }
             }
         ),
     ]

@@ -14,7 +14,7 @@ use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pods;
-use crate::render::pod::AppJson;
+use crate::render::pod::{AppJson, exited_state};
 use crate::render::table::Table;
 use crate::render::{Output, OutputFormat, escape, json, time};
 
@@ -286,6 +286,9 @@ fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<(
             }
             line("ended", &end.at.rfc3339().to_string())?;
             line("exit-code", &end.how.exit_code().to_string())?;
+            if let Some(at) = end.restart_at {
+                line("restart-at", &at.rfc3339().to_string())?;
+            }
             line("oom", &end.oom.to_string())
         }
     }
@@ -327,7 +330,7 @@ fn table(out: &mut dyn Write, pod: &PodRow, output: &Output, now: Timestamp) -> 
         let (state, started) = match app.state {
             AppState::Started { at, .. } if app.paused => ("paused".to_owned(), Some(at)),
             AppState::Started { at, .. } => (app.state.name().to_owned(), Some(at)),
-            AppState::Exited { started, end, .. } => (format!("exited ({})", end.how.exit_code()), started),
+            AppState::Exited { started, end, .. } => (exited_state(&end), started),
             AppState::Waiting | AppState::Creating | AppState::Created => (app.state.name().to_owned(), None),
         };
         let labels: Vec<_> = app.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();

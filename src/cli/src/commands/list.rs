@@ -305,7 +305,7 @@ fn app_state(app: &AppRow) -> Option<String> {
         AppState::Creating | AppState::Created => Some(app.state.name().to_owned()),
         AppState::Started { .. } if app.paused => Some("paused".to_owned()),
         AppState::Started { .. } => Some(with_health("running".to_owned(), app)),
-        AppState::Exited { end, .. } => Some(format!("exited ({})", end.how.exit_code())),
+        AppState::Exited { end, .. } => Some(pod::exited_state(&end)),
     }
 }
 

@@ -139,7 +139,12 @@ fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodN
     }
     for app in &row.apps {
         match app.state {
-            AppState::Exited { end, .. } => writeln!(out, "app-{}={}", app.name, end.how.exit_code())?,
+            AppState::Exited { end, .. } => {
+                writeln!(out, "app-{}={}", app.name, end.how.exit_code())?;
+                if let Some(at) = end.restart_at {
+                    writeln!(out, "app-{}-restart-at={}", app.name, at.rfc3339())?;
+                }
+            }
             AppState::Started { .. } if app.paused && !row.paused => writeln!(out, "app-{}=paused", app.name)?,
             AppState::Waiting | AppState::Creating | AppState::Created | AppState::Started { .. } => {}
         }

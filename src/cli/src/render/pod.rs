@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
-//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom paused readiness health
-//! id annotations labels] user_annotations user_labels
+//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom restart_at paused
+//! readiness health id annotations labels] user_annotations user_labels
 //! ```
 //!
 //! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use gantry_engine::{AppRow, PodRow};
-use gantry_model::{AppOutcome, AppState, FormerPhase, Phase, PodEnd, PodNetwork, Timestamp};
+use gantry_model::{AppEnd, AppOutcome, AppState, FormerPhase, Phase, PodEnd, PodNetwork, Timestamp};
 use serde::Serialize;
 
 use super::json::{DisplayJson, TimeJson};
@@ -90,6 +90,7 @@ pub(crate) struct AppJson<'a> {
     exit_code: Option<i32>,
     signal: Option<u8>,
     oom: Option<bool>,
+    restart_at: Option<TimeJson>,
     paused: bool,
     /// `starting` or `ready`; absent for an app that does not report its readiness.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -137,6 +138,12 @@ impl<'a> PodJson<'a> {
     }
 }
 
+/// The state of an app that has ended, for tables.
+pub(crate) fn exited_state(end: &AppEnd) -> String {
+    let state = if end.restart_at.is_some() { "restarting" } else { "exited" };
+    format!("{state} ({})", end.how.exit_code())
+}
+
 impl<'a> AppJson<'a> {
     pub(crate) fn from_row(row: &'a AppRow) -> Self {
         let app = Self {
@@ -152,6 +159,7 @@ impl<'a> AppJson<'a> {
             exit_code: None,
             signal: None,
             oom: None,
+            restart_at: None,
             paused: row.paused,
             readiness: row.readiness.map(gantry_model::Readiness::as_str),
             health: row.health().map(gantry_model::HealthState::as_str),
@@ -174,6 +182,7 @@ impl<'a> AppJson<'a> {
                     AppOutcome::Exited(_) | AppOutcome::Lost => None,
                 },
                 oom: Some(end.oom),
+                restart_at: end.restart_at.map(TimeJson),
                 ..app
             },
         }
@@ -183,14 +192,14 @@ impl<'a> AppJson<'a> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use gantry_model::{AppEnd, Generation};
+    use gantry_model::Generation;
 
     /// A pod that ended, of two apps with a hostile image name.
     pub(crate) fn ended() -> PodRow {
         let image = format!("sha256:{}", "ab".repeat(32)).parse().unwrap();
         let how = |how| AppState::Exited {
             started: Some(Timestamp(1_000_000_000)),
-            end: AppEnd { how, oom: false, at: Timestamp(2_000_000_000) },
+            end: AppEnd { how, oom: false, at: Timestamp(2_000_000_000), restart_at: None },
             attempt: 0,
         };
         let app = |name: &str, state| AppRow {
@@ -235,7 +244,7 @@ pub(crate) mod tests {
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {
             format!(
-                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"paused":false,"health":null,"id":"{id}","annotations":{{}},"labels":{{}}}}"#
+                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"restart_at":null,"paused":false,"health":null,"id":"{id}","annotations":{{}},"labels":{{}}}}"#
             )
         };
         let want = format!(

@@ -39,9 +39,9 @@ impl Subject {
     fn push(&mut self, line: usize, kind: Kind, fact: &Fact) {
         match fact {
             Fact::AppStopping { attempt, .. } => drop(self.stopping.insert(*attempt)),
-            Fact::AppExited { attempt, how, .. } => {
+            Fact::AppExited { attempt, how, restart_at, .. } => {
                 let was_requested = self.stopping.remove(attempt);
-                if *how != ProcessExit::Code(0) && !was_requested {
+                if *how != ProcessExit::Code(0) && !was_requested && restart_at.is_none() {
                     self.failure.get_or_insert(self.lines.len());
                 }
             }
@@ -133,7 +133,7 @@ mod tests {
     fn attempt(app: &str, attempt: u32, code: u8) -> [Fact; 2] {
         let started = Started { app: app.into(), attempt, pid: 7, at: 1 };
         let how = ProcessExit::Code(code);
-        [Fact::AppStarted(started), Fact::AppExited { app: app.into(), attempt, how, oom: false }]
+        [Fact::AppStarted(started), Fact::AppExited { app: app.into(), attempt, how, oom: false, restart_at: None }]
     }
 
     #[test]

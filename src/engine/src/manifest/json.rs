@@ -32,6 +32,7 @@
 //!                 "hugetlb": { "2MB": 4194304 } },               all optional; cpu_milli or cpu_quota
 //!     "devices": [ { "source": "/dev/fuse", "target": "/dev/fuse", "read": true, "write": true } ],
 //!     "ulimits": [ { "name": "nofile", "soft": 1024, "hard": null } ],                 null: unlimited
+//!     "restart": "no",                          no | always | {"on-failure": {"max_restarts": 3}}
 //!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} |
 //!                                               {"adjust": {"add": [...], "drop": [...]}}
 //!     "seccomp": "default",                     default | unconfined | {"retain": {"names": [...], "errno": 1}} |
@@ -63,6 +64,7 @@ use gantry_contract::plan::{self, Plan};
 use gantry_model::device::DeviceSpec;
 use gantry_model::id::IdError;
 use gantry_model::net::PortSpec;
+use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
 use gantry_model::systemd::{SdNotify, SystemdMode};
@@ -143,6 +145,8 @@ pub(crate) struct App {
     ulimits: Vec<Ulimit>,
     #[serde(default, skip_serializing_if = "Health::is_empty")]
     health: Health,
+    #[serde(default)]
+    restart: RestartPolicy,
     #[serde(default)]
     capabilities: Capabilities,
     #[serde(default)]
@@ -409,6 +413,7 @@ impl From<&AppSpec> for App {
             devices: app.options.devices.iter().map(Device::from).collect(),
             ulimits: app.options.ulimits.iter().map(Ulimit::from).collect(),
             health: Health::from(&app.options.health),
+            restart: app.options.restart,
             capabilities: match &app.capabilities {
                 spec::Capabilities::Default => Capabilities::Default,
                 spec::Capabilities::Retain(names) => Capabilities::Retain(names.clone()),
@@ -476,6 +481,7 @@ impl TryFrom<App> for AppSpec {
                 health: app.health.into(),
                 systemd: app.systemd,
                 stop_timeout_ms: app.stop_timeout_ms,
+                restart: app.restart,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use gantry_model::health::{HealthAction, HealthProbe, HealthSettings};
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
+use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{
     AppOptions, Capabilities, DeviceIoLimits, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec,
 };
@@ -120,6 +121,11 @@ fn app() -> impl Strategy<Value = AppSpec> {
             oom_score_adj: rest.3.0,
             devices: limits[2].map(|_| "/dev/fuse:/dev/x:r".parse().unwrap()).into_iter().collect(),
             ulimits: limits[1].map(ulimit).into_iter().collect(),
+            restart: if rest.2[0] {
+                RestartPolicy::Always
+            } else {
+                RestartPolicy::OnFailure { max_restarts: rest.3.1.map(u32::from) }
+            },
             tmpfs: limits[0].map(|size| tmpfs(size, rest.2)).into_iter().collect(),
             sdnotify: if rest.2[0] { SdNotify::App } else { SdNotify::None },
             health: limits[1].map(health).unwrap_or_default(),

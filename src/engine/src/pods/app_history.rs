@@ -64,10 +64,25 @@ impl AppHistory {
     }
 
     fn exited(&mut self, place: usize, attempt: u32, end: AppEnd) {
-        if !end.how.is_success() && !self.stopping.contains(&attempt) {
+        if !end.how.is_success() && !self.stopping.contains(&attempt) && end.restart_at.is_none() {
             self.failure.get_or_insert((place, end.how));
         }
         self.push(AppState::Exited { started: None, end, attempt });
+    }
+
+    /// An app was asked to stop, which cancels its next start, too.
+    fn stop(&mut self, attempt: u32) {
+        self.stopping.push(attempt);
+        self.cancel_restart();
+    }
+
+    fn cancel_restart(&mut self) {
+        if let Some(AppState::Exited { started, end: end @ AppEnd { restart_at: Some(_), .. }, attempt }) =
+            self.states.last()
+        {
+            let end = AppEnd { restart_at: None, ..*end };
+            self.states.push(AppState::Exited { started: *started, end, attempt: *attempt });
+        }
     }
 
     /// The states after that of the row, in order.
@@ -99,14 +114,15 @@ impl<'a> AppHistories<'a> {
                     apps.insert(app, history);
                 }
                 Fact::AppStarted(app) => apps.entry(&app.app).or_default().push(started(app)),
-                Fact::AppStopping { app, attempt } => apps.entry(app).or_default().stopping.push(*attempt),
-                Fact::AppExited { app, attempt, how, oom } => {
-                    let end = AppEnd { how: (*how).into(), oom: *oom, at: Timestamp(record.at) };
+                Fact::AppStopping { app, attempt } => apps.entry(app).or_default().stop(*attempt),
+                Fact::AppExited { app, attempt, how, oom, restart_at } => {
+                    let restart_at = restart_at.map(Timestamp);
+                    let end = AppEnd { how: (*how).into(), oom: *oom, at: Timestamp(record.at), restart_at };
                     apps.entry(app).or_default().exited(place, *attempt, end);
                 }
                 Fact::AppRemoved { app } => apps.entry(app).or_default().removed = true,
+                Fact::Stopping { .. } => apps.values_mut().for_each(AppHistory::cancel_restart),
                 Fact::Failed(_)
-                | Fact::Stopping { .. }
                 // See `pods::readiness`.
                 | Fact::AppReady { .. }
                 | Fact::Paused { .. }
@@ -209,7 +225,7 @@ mod tests {
     }
 
     fn exited(app: &str, attempt: u32, code: u8) -> Fact {
-        Fact::AppExited { app: app.into(), attempt, how: ProcessExit::Code(code), oom: false }
+        Fact::AppExited { app: app.into(), attempt, how: ProcessExit::Code(code), oom: false, restart_at: None }
     }
 
     fn removed(app: &str) -> Fact {

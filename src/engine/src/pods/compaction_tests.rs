@@ -37,7 +37,7 @@ fn simulate(steps: &[(u8, u8)]) -> Vec<Fact> {
             continue;
         };
         let last = known.attempts.saturating_sub(1);
-        let exited = |how| Fact::AppExited { app: app.clone(), attempt: last, how, oom: false };
+        let exited = |how| Fact::AppExited { app: app.clone(), attempt: last, how, oom: false, restart_at: None };
         match (known.running, action % 8) {
             (true, 0) => {
                 facts.extend([Fact::AppStopping { app: app.clone(), attempt: last }, exited(ProcessExit::Signal(15))])

@@ -34,7 +34,7 @@ const LOST_EXIT_CODE: i32 = 137;
 pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Observation) -> Outcome {
     let histories = AppHistories::from_journal(journal);
     let ended = journal.records.iter().find(|record| record.fact == Fact::Ended).map(|record| Timestamp(record.at));
-    let lost_end = AppEnd { how: AppOutcome::Lost, oom: false, at: ended.unwrap_or(seen.now) };
+    let lost_end = AppEnd { how: AppOutcome::Lost, oom: false, at: ended.unwrap_or(seen.now), restart_at: None };
     let (mut states, mut removed) = (Vec::with_capacity(apps.len()), Vec::new());
     for (name, row) in apps {
         let last = match histories.last_state(name, row) {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     fn exited(app: &str, how: ProcessExit) -> Fact {
-        Fact::AppExited { app: app.into(), attempt: 0, how, oom: false }
+        Fact::AppExited { app: app.into(), attempt: 0, how, oom: false, restart_at: None }
     }
 
     fn stopping(reason: &str) -> Fact {
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn an_oom_kill_is_the_reason() {
         let how = ProcessExit::Signal(9);
-        let oom = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: true };
+        let oom = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: true, restart_at: None };
         let got = outcome(
             &running(&["a"]),
             &journal(vec![oom, Fact::Ended]),
@@ -198,7 +198,7 @@ mod tests {
             &journal(vec![]),
             Observation { now: Timestamp(9), restarted: false, sandbox: false },
         );
-        let end = AppEnd { how: AppOutcome::Lost, oom: false, at: Timestamp(9) };
+        let end = AppEnd { how: AppOutcome::Lost, oom: false, at: Timestamp(9), restart_at: None };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(5)), end, attempt: 0 })]);
     }
 
@@ -218,7 +218,7 @@ mod tests {
             &journal,
             Observation { now: Timestamp(9), restarted: false, sandbox: false },
         );
-        let end = AppEnd { how: AppOutcome::Exited(0), oom: false, at: Timestamp(101) };
+        let end = AppEnd { how: AppOutcome::Exited(0), oom: false, at: Timestamp(101), restart_at: None };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(50)), end, attempt: 0 })]);
         assert_eq!(
             crate::pods::transition::started_apps(&ready)[0].1,
@@ -233,8 +233,13 @@ mod tests {
         let started =
             |app: &str, attempt| Fact::AppStarted(start::Started { app: app.into(), attempt, pid: 6, at: 50 });
         let facts = || {
-            let exited =
-                |attempt, code| Fact::AppExited { app: "a".into(), attempt, how: ProcessExit::Code(code), oom: false };
+            let exited = |attempt, code| Fact::AppExited {
+                app: "a".into(),
+                attempt,
+                how: ProcessExit::Code(code),
+                oom: false,
+                restart_at: None,
+            };
             vec![created("a"), started("a", 0), exited(0, 3), started("a", 1), created("b"), stopping("stop")]
         };
         let rows: Vec<_> =

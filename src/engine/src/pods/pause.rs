@@ -123,7 +123,13 @@ mod tests {
     #[test]
     fn the_journal_tells_what_is_paused() {
         let started = |app: &str| Fact::AppStarted(Started { app: app.into(), attempt: 0, pid: 7, at: 50 });
-        let exited = |app: &str| Fact::AppExited { app: app.into(), attempt: 0, how: ProcessExit::Code(0), oom: false };
+        let exited = |app: &str| Fact::AppExited {
+            app: app.into(),
+            attempt: 0,
+            how: ProcessExit::Code(0),
+            oom: false,
+            restart_at: None,
+        };
         let paused = |app: Option<&str>| Fact::Paused { app: app.map(str::to_owned) };
         let resumed = |app: Option<&str>| Fact::Resumed { app: app.map(str::to_owned) };
         let both = || vec![started("a"), started("b")];

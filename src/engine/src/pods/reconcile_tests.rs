@@ -114,7 +114,7 @@ fn write_journal(engine: &Engine, id: PodId, facts: Vec<Fact>) {
 }
 
 fn exited(code: u8) -> Fact {
-    Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(code), oom: false }
+    Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(code), oom: false, restart_at: None }
 }
 
 fn phase(engine: &Engine, id: PodId) -> Phase {
@@ -457,7 +457,8 @@ fn running_pods_with_lost_rows_are_adopted() {
     let (engine, image) = engine(home.path());
     let id = |n: u8| PodId::from_random([n; 16]);
     let made = |n: u8| (engine.store.make_pod_dir(id(n)).unwrap(), engine.pod_dir(id(n)));
-    let ended = Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(5), oom: false };
+    let ended =
+        Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(5), oom: false, restart_at: None };
     // Ended, running, never complete, and with a damaged plan.
     let (_, dir) = made(1);
     crate::pods::pod_dir::fill(&dir, &plan(id(1))).unwrap();

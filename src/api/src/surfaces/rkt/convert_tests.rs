@@ -47,7 +47,8 @@ fn phases_become_pod_states() {
 #[test]
 fn app_states_are_converted() {
     let at = Timestamp(1);
-    let ended = |how| AppState::Exited { started: Some(at), end: AppEnd { how, oom: false, at }, attempt: 0 };
+    let ended =
+        |how| AppState::Exited { started: Some(at), end: AppEnd { how, oom: false, at, restart_at: None }, attempt: 0 };
     for (state, want) in [
         (AppState::Waiting, (wire::AppState::Undefined, 0)),
         (AppState::Creating, (wire::AppState::Undefined, 0)),

@@ -6,6 +6,7 @@ mod pod;
 mod pod_limits;
 mod privileges;
 mod resources;
+mod restart;
 mod systemd;
 
 use super::Verb;
@@ -129,8 +130,16 @@ impl Flag {
 use Scope::Pod;
 
 /// The flags, by file.
-static GROUPS: &[&[Flag]] =
-    &[pod::FLAGS, pod_limits::FLAGS, app::FLAGS, resources::FLAGS, privileges::FLAGS, systemd::FLAGS, health::FLAGS];
+static GROUPS: &[&[Flag]] = &[
+    pod::FLAGS,
+    pod_limits::FLAGS,
+    app::FLAGS,
+    resources::FLAGS,
+    restart::FLAGS,
+    privileges::FLAGS,
+    systemd::FLAGS,
+    health::FLAGS,
+];
 
 /// Every flag of `run`, `prepare`, `app sandbox` and `app add`.
 pub(super) fn all() -> impl Iterator<Item = &'static Flag> {
