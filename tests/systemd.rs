@@ -245,3 +245,88 @@ fn an_app_with_a_pid_namespace_ends_with_its_supervisor() {
     let path = format!("/proc/{pid}");
     wait_for("the end of the app", || (!std::path::Path::new(&path).exists()).then_some(()));
 }
+
+/// The words of a line of `ExecStart=` and the like, as systemd splits them, and standard input.
+fn service_command(unit: &str, runtime_dir: &str) -> (Vec<String>, String) {
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap_or_default();
+    let line = line.replace("%t", runtime_dir).replace("%%", "%").replace("$$", "$");
+    let words = line.split(' ').map(str::to_owned).collect();
+    let input = unit.lines().filter_map(|line| line.strip_prefix("StandardInputText="));
+    let input: String = input.map(|line| line.replace("%%", "%").replace("\\\\", "\\") + "\n").collect();
+    (words, input)
+}
+
+/// Lets systemd check a unit.
+#[track_caller]
+fn verify(path: &std::path::Path) {
+    let verified = std::process::Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(path).output();
+    match verified {
+        Ok(output) => assert!(output.status.success() && output.stderr.is_empty(), "{}: {output:?}", path.display()),
+        Err(error) => panic!("cannot execute systemd-analyze: {error}; ./dev setup tests installs it"),
+    }
+}
+
+#[test]
+fn a_generated_service_runs_a_pod_like_the_original() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let env = "--env=TEXT=50% of \"$HOME\" \\ end";
+    let line = ["run", "-d", "--pod-name=shop", &image, "--name=web", "--memory=64Mi", env, "--", "sleep", "1000"];
+    let pod = pod_id(&g.run(&line).ok());
+    let manifest = g.run(&["cat-manifest", &pod]).ok().json();
+    let dir = g.scratch();
+    let made = g.run(&["generate", "systemd", "shop", "--files", dir.to_str().unwrap(), "--restart-policy=always"]);
+    let path = dir.join("shop.service");
+    assert_eq!(made.ok().text(), path.display().to_string());
+    verify(&path);
+    let unit = std::fs::read_to_string(&path).unwrap();
+    assert!(unit.contains("\nRestart=always\n") && unit.contains("\nType=notify\n"), "{unit}");
+    assert_eq!(g.run(&["generate", "systemd", &pod, "--name=other"]).ok().stdout.matches("other").count(), 5);
+    g.run(&["rm", "--force", &pod]).succeeded();
+    let (words, input) = service_command(&unit, dir.to_str().unwrap());
+    let manager = Manager::new(&g);
+    let file = dir.join("input");
+    std::fs::write(&file, input).unwrap();
+    let mut command = std::process::Command::new(&words[0]);
+    // The data directory and the configuration come from the unit.
+    command.args(&words[1..]).env("NOTIFY_SOCKET", &manager.path);
+    let run = g.spawn_with(&mut command, std::fs::File::open(&file).unwrap().into());
+    assert_eq!(manager.receive(), format!("READY=1\nMAINPID={}", run.pid()));
+    let again = g.run(&["cat-manifest", "shop"]).ok().json();
+    assert_eq!(again["apps"], manifest["apps"]);
+    run.signal(Signal::TERM);
+    let _ = run.wait().exits(143);
+    assert!(g.list().is_empty());
+    let terminal = pod_id(&g.run(&["prepare", "-t", &image, "true"]).ok());
+    let _ = g.run(&["generate", "systemd", &terminal]).exits(125).stderr_contains(&["a service does not have"]);
+}
+
+#[test]
+fn pod_files_become_services() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let (files, out) = (g.scratch().join("pods"), g.scratch().join("out"));
+    std::fs::create_dir_all(&files).unwrap();
+    std::fs::create_dir_all(&out).unwrap();
+    let text = format!(
+        "[Pod]\nNetwork=none\n[App web]\nImage={image}\nMemory=64Mi\nArgs=args one\n\
+         [App other]\nImage={image}\nArgs=true\n[Service]\nRestartSec=3\n[Install]\nWantedBy=multi-user.target\n"
+    );
+    std::fs::write(files.join("shop.pod"), text).unwrap();
+    std::fs::write(files.join("bad.pod"), format!("[App a]\nImage={image}\nMemroy=1Gi\n")).unwrap();
+    let generate = ["generate", "units", files.to_str().unwrap(), out.to_str().unwrap()];
+    let _ = g.run(&generate).exits(125).stderr_contains(&["bad.pod:3: [App NAME] has no key Memroy=", "memory=?"]);
+    let path = out.join("shop.service");
+    verify(&path);
+    let unit = std::fs::read_to_string(&path).unwrap();
+    assert!(unit.contains("\nRestartSec=3\n") && unit.contains("SourcePath="), "{unit}");
+    let link = std::fs::read_link(out.join("multi-user.target.wants/shop.service")).unwrap();
+    assert_eq!(link, PathBuf::from("../shop.service"));
+    assert!(!out.join("bad.service").exists());
+    let (words, _) = service_command(&unit, g.scratch().to_str().unwrap());
+    let mut command = std::process::Command::new(&words[0]);
+    let run = g.spawn_command(command.args(&words[1..])).wait().ok();
+    assert!(run.stdout.contains("[web] [\"one\"]"), "{run}");
+    // Without a directory of pod files, there is nothing to do.
+    g.run(&["generate", "units", "/nonexistent/pods", out.to_str().unwrap()]).succeeded();
+}

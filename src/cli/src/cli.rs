@@ -134,6 +134,9 @@ commands! {
     /// Manage named volumes
     #[command(subcommand, infer_subcommands = true)]
     Volume(commands::volume::Volume),
+    /// Make systemd units that run pods
+    #[command(subcommand, infer_subcommands = true)]
+    Generate(commands::generate::Generate),
     /// Check the host and the data directory
     Doctor(commands::doctor::Doctor),
     /// Print a completion script for a shell

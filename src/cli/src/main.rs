@@ -21,6 +21,7 @@ mod image_lookup;
 mod live_output;
 #[cfg(test)]
 mod man;
+mod pod_file;
 mod pod_filter;
 mod pods;
 mod printer;
@@ -33,6 +34,7 @@ mod signal_name;
 mod signals;
 mod suggest;
 mod terminal;
+mod units;
 mod unknown_command;
 
 use std::process::ExitCode;

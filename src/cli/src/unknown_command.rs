@@ -65,7 +65,6 @@ const WORDS: &[(&str, &str, &str)] = &[
         "compose",
         "several apps that share a network are one pod: 'gantry run IMAGE -- ARG --- IMAGE'; compose files are not read",
     ),
-    ("", "generate", "docs/examples has a systemd unit for a pod"),
     ("", "healthcheck", "health checks are not run"),
     ("", "delete", "'gantry rm POD' removes a pod"),
     ("", "remove", "'gantry rm POD' removes a pod"),

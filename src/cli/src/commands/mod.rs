@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod fetch;
+pub(crate) mod generate;
 pub(crate) mod image;
 pub(crate) mod image_archive;
 pub(crate) mod image_inspect;

@@ -33,9 +33,9 @@ mod unsupported;
 mod values;
 
 pub(crate) use draft::merged_environment;
-pub(crate) use flags::describe;
 #[cfg(test)]
 pub(crate) use flags::{APP_FLAGS, POD_FLAGS};
+pub(crate) use flags::{Flag, all as all_flags, describe};
 pub(crate) use parse::parse;
 pub(crate) use second_word::ImageLookup;
 /// The values of limits, which `gantry update` has in common with `run`.

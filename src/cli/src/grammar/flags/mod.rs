@@ -83,6 +83,16 @@ impl Flag {
         self.names.contains(&name)
     }
 
+    /// Whether it is a flag of the pod, and not of an app.
+    pub(crate) fn is_of_pod(&self) -> bool {
+        self.scope == Scope::Pod
+    }
+
+    /// Whether it takes no value, or a boolean one.
+    pub(crate) fn is_switch(&self) -> bool {
+        self.arity == Arity::Switch
+    }
+
     /// Its name and aliases.
     pub(crate) fn longs(&self) -> impl Iterator<Item = &'static str> + use<> {
         self.names.iter().copied()
@@ -142,7 +152,7 @@ static GROUPS: &[&[Flag]] = &[
 ];
 
 /// Every flag of `run`, `prepare`, `app sandbox` and `app add`.
-pub(super) fn all() -> impl Iterator<Item = &'static Flag> {
+pub(crate) fn all() -> impl Iterator<Item = &'static Flag> {
     GROUPS.iter().copied().flatten()
 }
 

@@ -1,0 +1,366 @@
+//! Pod files: units that systemd does not know, `/etc/gantry/pods/NAME.pod`, from which a systemd generator makes
+//! services.
+//!
+//! ```text
+//! [Unit]
+//! After=db.service
+//!
+//! [Pod]
+//! Network=default
+//! Port=8080:http
+//!
+//! [App web]
+//! Image=registry.example/web:1
+//! Memory=64Mi
+//! Args=--listen 8080 "--title=a b"
+//!
+//! [Service]
+//! Restart=always
+//!
+//! [Install]
+//! WantedBy=multi-user.target
+//! ```
+//!
+//! The keys of `[Pod]` and `[App NAME]` are the flags of `gantry run`, as `ReadOnly=` or `read-only=`. `[Unit]` and
+//! `[Service]` are copied. An unknown section or key is an error with the file, the line and the nearest key.
+
+use gantry_model::{AppName, PodName};
+
+use crate::grammar::{self, Caller, Flag, ImageLookup, Parsed, Verb};
+use crate::suggest;
+
+/// A mistake in a pod file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct PodFileError {
+    /// The number of the line, from 1.
+    pub(crate) line: usize,
+    /// The reason.
+    pub(crate) why: String,
+}
+
+/// A valid pod file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct PodFile {
+    /// The lines of `[Unit]`.
+    pub(crate) unit: Vec<String>,
+    /// The lines of `[Service]`.
+    pub(crate) service: Vec<String>,
+    /// The units that want or require the service: the directory of the links, such as `multi-user.target.wants`.
+    pub(crate) wanted_by: Vec<String>,
+    /// The words after `gantry run`.
+    pub(crate) words: Vec<String>,
+    /// Whether readiness is reported to systemd.
+    pub(crate) notifies: bool,
+}
+
+/// Flags that a service has, or that need a caller.
+const RESERVED: [&str; 13] = [
+    "detach",
+    "rm",
+    "uuid-file-save",
+    "pod-manifest",
+    "keep-stdin",
+    "interactive",
+    "tty",
+    "quiet",
+    "sig-proxy",
+    "detach-keys",
+    "inherit-env",
+    "name",
+    "help",
+];
+
+/// Keys of `[Service]` that would not run the pod.
+const RESERVED_SERVICE_KEYS: [&str; 6] =
+    ["ExecStart", "Type", "StandardInput", "StandardInputText", "StandardInputData", "KillMode"];
+
+/// A section of the file.
+enum Section {
+    Unit,
+    Service,
+    Install,
+    Pod,
+    App(usize),
+}
+
+/// An app while the file is read.
+struct AppSection {
+    /// The line of its header.
+    line: usize,
+    name: AppName,
+    image: Option<String>,
+    flags: Vec<String>,
+    args: Vec<String>,
+}
+
+/// Parses a pod file. `name` is that of the pod, unless the file has another.
+///
+/// # Errors
+/// The first [`PodFileError`].
+pub(crate) fn parse(text: &str, name: &str) -> Result<PodFile, PodFileError> {
+    let mut file = PodFile::default();
+    let (mut pod_flags, mut apps) = (Vec::new(), Vec::<AppSection>::new());
+    let mut section = None;
+    for (line, text) in logical_lines(text) {
+        let fail = |why: String| PodFileError { line, why };
+        if let Some(header) = text.strip_prefix('[') {
+            let header = header.strip_suffix(']').ok_or_else(|| fail("a section begins with [NAME]".to_owned()))?;
+            section = Some(parse_header(header, line, &mut apps).map_err(fail)?);
+            continue;
+        }
+        let (key, value) = text.split_once('=').ok_or_else(|| fail("this is not KEY=VALUE".to_owned()))?;
+        let (key, value) = (key.trim(), value.trim());
+        match &section {
+            None => return Err(fail("a key must be in a section: [Pod], [App NAME], [Unit], [Service]".to_owned())),
+            Some(Section::Unit) => file.unit.push(format!("{key}={value}")),
+            Some(Section::Service) if RESERVED_SERVICE_KEYS.contains(&key) => {
+                return Err(fail(format!("{key}= is that of the pod and cannot be changed")));
+            }
+            Some(Section::Service) => file.service.push(format!("{key}={value}")),
+            Some(Section::Install) => file.wanted_by.extend(install_links(key, value).map_err(fail)?),
+            Some(Section::Pod) => {
+                let flag = find_flag(key, true).map_err(fail)?;
+                pod_flags.push(flag_word(flag, value).map_err(fail)?);
+            }
+            Some(Section::App(number)) => {
+                let Some(app) = apps.get_mut(*number) else { continue };
+                match key.to_ascii_lowercase().as_str() {
+                    "image" if app.image.is_some() => return Err(fail("an app has one Image=".to_owned())),
+                    "image" => app.image = Some(value.to_owned()),
+                    "args" => app.args.extend(split_words(value).map_err(fail)?),
+                    _ => {
+                        let flag = find_flag(key, false).map_err(fail)?;
+                        app.flags.push(flag_word(flag, value).map_err(fail)?);
+                    }
+                }
+            }
+        }
+    }
+    let whole = |why: &str| PodFileError { line: 1, why: why.to_owned() };
+    if apps.is_empty() {
+        return Err(whole("a pod needs an app: [App NAME] with Image="));
+    }
+    if !pod_flags.iter().any(|word: &String| word.starts_with("--pod-name=")) {
+        let name: PodName = name.parse().map_err(|_| whole("the name of the file cannot be the name of a pod"))?;
+        pod_flags.insert(0, format!("--pod-name={name}"));
+    }
+    file.words = pod_flags;
+    for (number, app) in apps.iter().enumerate() {
+        let image = app.image.as_ref();
+        let missing = || PodFileError { line: app.line, why: format!("app '{}' needs Image=", app.name) };
+        file.words.extend((number > 0).then(|| "---".to_owned()));
+        file.words.push(image.ok_or_else(missing)?.clone());
+        file.words.push(format!("--name={}", app.name));
+        file.words.extend(app.flags.iter().cloned());
+        // Always, so that the next image is not taken for a command.
+        file.words.push("--".to_owned());
+        file.words.extend(app.args.iter().cloned());
+    }
+    file.notifies = check(&file.words).map_err(|why| whole(&why))?;
+    Ok(file)
+}
+
+/// The lines without comments, those that end with a backslash joined with the next one; with their numbers.
+fn logical_lines(text: &str) -> Vec<(usize, String)> {
+    let mut lines: Vec<(usize, String)> = Vec::new();
+    let mut continues = false;
+    for (number, line) in (1..).zip(text.lines()) {
+        let trimmed = line.trim();
+        if trimmed.starts_with(['#', ';']) || (trimmed.is_empty() && !continues) {
+            continue;
+        }
+        let (part, goes_on) = trimmed.strip_suffix('\\').map_or((trimmed, false), |part| (part.trim_end(), true));
+        match lines.last_mut().filter(|_| continues) {
+            Some((_, last)) => {
+                last.push(' ');
+                last.push_str(part);
+            }
+            None => lines.push((number, part.to_owned())),
+        }
+        continues = goes_on;
+    }
+    lines
+}
+
+fn parse_header(header: &str, line: usize, apps: &mut Vec<AppSection>) -> Result<Section, String> {
+    match header.split_once(' ').unwrap_or((header, "")) {
+        ("Unit", "") => Ok(Section::Unit),
+        ("Service", "") => Ok(Section::Service),
+        ("Install", "") => Ok(Section::Install),
+        ("Pod", "") => Ok(Section::Pod),
+        ("App", name) => {
+            let name: AppName = name.trim().parse().map_err(|error| format!("[App NAME]: {error}"))?;
+            if apps.iter().any(|app| app.name == name) {
+                return Err(format!("there are two sections [App {name}]"));
+            }
+            apps.push(AppSection { line, name, image: None, flags: Vec::new(), args: Vec::new() });
+            Ok(Section::App(apps.len() - 1))
+        }
+        _ => {
+            let near = suggest::nearest(header, ["Unit", "Service", "Install", "Pod", "App"]);
+            let hint = near.map_or(String::new(), |near| format!(": did you mean [{near}]?"));
+            Err(format!("there is no section [{}]{hint}", gantry_model::id::shown(header)))
+        }
+    }
+}
+
+/// `ReadOnly` and `read-only` as the name of a flag.
+fn flag_name(key: &str) -> String {
+    let mut name = String::new();
+    let mut was_lower = false;
+    for c in key.chars() {
+        if c.is_ascii_uppercase() && was_lower {
+            name.push('-');
+        }
+        was_lower = c.is_ascii_lowercase() || c.is_ascii_digit();
+        name.push(c.to_ascii_lowercase());
+    }
+    name
+}
+
+/// The flag of a key of `[Pod]`, or else of `[App NAME]`.
+fn find_flag(key: &str, of_pod: bool) -> Result<&'static Flag, String> {
+    let name = flag_name(key);
+    let usable = || {
+        let flags = grammar::all_flags().filter(|flag| flag.is_of_pod() == of_pod);
+        flags.filter(|flag| flag.longs().all(|long| !RESERVED.contains(&long)))
+    };
+    if let Some(flag) = usable().find(|flag| flag.longs().any(|long| long == name)) {
+        return Ok(flag);
+    }
+    let section = if of_pod { "[Pod]" } else { "[App NAME]" };
+    let own = if of_pod { &[][..] } else { &["image", "args"] };
+    let known = usable().flat_map(Flag::longs).chain(own.iter().copied());
+    let hint = match suggest::nearest(&name, known) {
+        Some(near) => format!(": did you mean {near}=?"),
+        None => String::new(),
+    };
+    Err(format!("{section} has no key {}={hint}", gantry_model::id::shown(key)))
+}
+
+/// The word of the command line, after the value was checked.
+fn flag_word(flag: &Flag, value: &str) -> Result<String, String> {
+    let value = match (flag.is_switch(), value) {
+        (true, "yes" | "on" | "1") => "true",
+        (true, "no" | "off" | "0") => "false",
+        (_, value) => value,
+    };
+    let word = format!("--{}={value}", flag.long());
+    // Alone, so that the error is that of this line.
+    let line = [word.clone(), "docker://example.invalid/a:1".to_owned(), "--".to_owned(), "x".to_owned()];
+    check(&line).map(|_| word)
+}
+
+/// Parses the words of a command line; returns whether readiness is reported.
+fn check(words: &[String]) -> Result<bool, String> {
+    let caller = Caller { variable: &|_| None, directory: Some("/".into()), look_up_image: &|_, _| ImageLookup::Found };
+    match grammar::parse(Verb::Run, words, &caller) {
+        Ok(Parsed::Pod(request)) => {
+            let silent = gantry_model::systemd::SdNotify::None;
+            Ok(request.spec.apps.iter().any(|app| app.options.sdnotify != silent))
+        }
+        Ok(Parsed::Help) => Err("--help is no setting".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn install_links(key: &str, value: &str) -> Result<Vec<String>, String> {
+    let kind = match key {
+        "WantedBy" => "wants",
+        "RequiredBy" => "requires",
+        _ => {
+            let hint = suggest::nearest(key, ["WantedBy", "RequiredBy"]).map_or("", |_| ": did you mean WantedBy=?");
+            return Err(format!("[Install] has no key {}={hint}", gantry_model::id::shown(key)));
+        }
+    };
+    let is_unit = |name: &str| {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@:\\".contains(c);
+        name.chars().all(is_plain) && !name.starts_with('.')
+    };
+    let link = |name: &str| match is_unit(name) {
+        true => Ok(format!("{name}.{kind}")),
+        false => Err(format!("'{}' is not the name of a unit", gantry_model::id::shown(name))),
+    };
+    value.split_whitespace().map(link).collect()
+}
+
+/// Splits words at spaces; quotes keep a word together, and a backslash takes the next character as it is.
+fn split_words(text: &str) -> Result<Vec<String>, String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match (quote, c) {
+            (Some('\''), '\\') => word.get_or_insert_default().push(c),
+            (_, '\\') => {
+                word.get_or_insert_default().push(chars.next().ok_or("the text ends with a backslash")?);
+            }
+            (Some(open), c) if open == c => quote = None,
+            (None, '"' | '\'') => {
+                quote = Some(c);
+                word.get_or_insert_default();
+            }
+            (None, c) if c.is_whitespace() => words.extend(word.take()),
+            (_, c) => word.get_or_insert_default().push(c),
+        }
+    }
+    match quote {
+        Some(quote) => Err(format!("the closing {quote} is missing")),
+        None => {
+            words.extend(word);
+            Ok(words)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_become_flags() {
+        let text = "# A comment\n[Unit]\nAfter=db.service\n[Pod]\nNetwork=none\n\n[App web]\nImage=docker://x/web:1\n\
+                    Memory=64Mi\nReadOnly=yes\nEnv=A=b c\nArgs=serve \\\n  \"a b\" 'c\\d' e\\ f\n\
+                    [App job]\nImage=docker://x/job:1\nsdnotify=none\n\
+                    [Service]\nRestart=always\n[Install]\nWantedBy=multi-user.target default.target\n";
+        let file = parse(text, "shop").unwrap();
+        let want = "--pod-name=shop --network=none docker://x/web:1 --name=web --memory=64Mi --readonly-rootfs=true \
+                    --environment=A=b c -- serve a b c\\d e f --- docker://x/job:1 --name=job --sdnotify=none --";
+        assert_eq!(file.words.join(" "), want);
+        assert!(file.words.contains(&"a b".to_owned()) && file.words.contains(&"e f".to_owned()), "{:?}", file.words);
+        assert_eq!(file.unit, ["After=db.service"]);
+        assert_eq!(file.service, ["Restart=always"]);
+        assert_eq!(file.wanted_by, ["multi-user.target.wants", "default.target.wants"]);
+        assert!(file.notifies, "one app does");
+    }
+
+    #[test]
+    fn mistakes_have_their_line() {
+        let app = "[App a]\nImage=docker://x/a:1\n";
+        for (text, line, why) in [
+            ("[Pod]\nNetwrok=none\n", 2, "did you mean network=?"),
+            ("[Pods]\n", 1, "did you mean [Pod]?"),
+            ("Network=none\n", 1, "must be in a section"),
+            (&format!("{app}Memroy=1Gi\n"), 3, "did you mean memory=?"),
+            (&format!("{app}Memory=much\n"), 3, "--memory"),
+            (&format!("{app}Network=none\n"), 3, "[App NAME] has no key"),
+            (&format!("{app}Args=\"x\n"), 3, "the closing \" is missing"),
+            (&format!("{app}{app}"), 3, "two sections [App a]"),
+            ("[App a]\n", 1, "needs Image="),
+            ("[Pod]\nDetach=yes\n", 2, "has no key"),
+            (&format!("{app}[Service]\nExecStart=/bin/x\n"), 4, "cannot be changed"),
+            (&format!("{app}[Install]\nWantedBy=../x\n"), 4, "is not the name of a unit"),
+            ("", 1, "a pod needs an app"),
+        ] {
+            let error = parse(text, "p").unwrap_err();
+            assert!(error.line == line && error.why.contains(why), "{text}: {error:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn parser_never_panics(text: String) {
+            let _ = parse(&text, "p");
+            let _ = split_words(&text);
+        }
+    }
+}
