@@ -197,6 +197,8 @@ fn update_changes_limits_that_survive_a_restart() {
     let limits = g.json(&["inspect", &pod])["limits"].clone();
     let want = json!({ "memory": 96 << 20, "cpu_milli": 1000, "cpuset_cpus": "0", "pids": 50 });
     assert_eq!(limits, json!({ "pod": {}, "apps": { "it": want } }));
+    let status = g.run(&["app", "status", &app]).ok().stdout;
+    assert!(status.contains("\nlimit-memory=100663296\n") && status.contains("\nlimit-cpuset_cpus=0\n"), "{status}");
     // 0 removes a limit.
     g.run(&["update", "--memory=0", "--cpus=0", "--cpuset-cpus=", &app]).succeeded();
     let pid = g.app_pid(&pod, "it");

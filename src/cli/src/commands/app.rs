@@ -238,11 +238,14 @@ impl Status {
             let row = engine.status(id)?.row;
             let Some(app) = row.apps.iter().find(|app| app.name == name) else { return Ok(exit::NOT_FOUND) };
             if self.format == OutputFormat::Table {
+                // The plan of a pod that is being prepared is not there yet.
+                let limits = engine.limits_in_effect(id).unwrap_or_default();
                 json::to_stdout(|out| {
                     if several {
                         writeln!(out, "id={id}")?;
                     }
-                    write_status(out, &row, app)
+                    write_status(out, &row, app)?;
+                    write_limits(out, &limits["apps"][name.as_str()])
                 })?;
             } else {
                 found.push(app.clone());
@@ -254,6 +257,15 @@ impl Status {
         json::to_stdout(|out| json::write_one_or_several(out, self.format, is_list, documents))?;
         Ok(worst)
     }
+}
+
+/// Writes the limits in effect of an app, one a line.
+fn write_limits(out: &mut dyn Write, limits: &serde_json::Value) -> io::Result<()> {
+    for (name, limit) in limits.as_object().into_iter().flatten() {
+        let text = limit.as_str().map_or_else(|| limit.to_string(), str::to_owned);
+        writeln!(out, "limit-{name}={}", escape::text(&text))?;
+    }
+    Ok(())
 }
 
 /// Writes the state of an app in lines as `gantry status` does.

@@ -191,6 +191,14 @@ impl Engine {
         }
     }
 
+    /// The limits in effect of a pod (`pod`) and of its apps (`apps`, by name), as in a manifest.
+    ///
+    /// # Errors
+    /// [`ManifestError`] when the pod does not exist or has no plan.
+    pub fn limits_in_effect(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
+        Ok(json::limits_of_plan(&self.effective_plan(id)?))
+    }
+
     /// Everything about a pod beyond its status: `manifest`, `plan`, `limits` (those in effect, of the `pod` and of its
     /// `apps`), `journal`, `supervisor` (its status, while it runs), `dir`, `cgroup`, `supervisor_log`. Unavailable parts are null.
     ///
