@@ -266,8 +266,27 @@ impl Cgroups {
     /// On top of the default devices, they may use `given`.
     pub(crate) fn confine_devices(&self, given: &[Device]) -> bool {
         let v2 = self.hierarchies.iter().find(|hierarchy| hierarchy.root.is_v2());
-        v2.is_some_and(|hierarchy| devices::attach(hierarchy.pod.as_fd(), given).is_ok())
-            || devices::confine_v1(&self.path, given).is_ok()
+        let v2 = v2.map(|hierarchy| devices::attach(hierarchy.pod.as_fd(), given));
+        if matches!(v2, Some(Ok(()))) {
+            return true;
+        }
+        let v1 = match devices::confine_v1(&self.path, given) {
+            Ok(warnings) => {
+                self.warned.borrow_mut().extend(warnings);
+                return true;
+            }
+            Err(error) => error,
+        };
+        let v2 = match v2 {
+            Some(Err(error)) => format!("the kernel refuses the program for cgroup v2: {error}"),
+            Some(Ok(())) | None => "cgroup v2 is not mounted".to_owned(),
+        };
+        let warning = format!("the devices of the pod cannot be confined: {v2}; cgroup v1: {v1}");
+        tracing::warn!("{warning}");
+        if !given.is_empty() {
+            self.warned.borrow_mut().push(warning);
+        }
+        false
     }
 
     /// Removes an app's cgroups; returns whether all are removed. One that is not empty yet (EBUSY) is left, at last to

@@ -105,8 +105,9 @@ pub(crate) fn attach(cgroup: BorrowedFd<'_>, given: &[Device]) -> io::Result<()>
     sys::attach_device_program(&program(given), cgroup)
 }
 
-/// Creates the cgroup `path` in the devices controller of cgroup v1, writes the list to it, and joins it.
-pub(crate) fn confine_v1(path: &str, given: &[Device]) -> io::Result<()> {
+/// Creates the cgroup `path` in the devices controller of cgroup v1, writes the list to it, and joins it. Returns a
+/// warning for each given device that the host does not permit.
+pub(crate) fn confine_v1(path: &str, given: &[Device]) -> io::Result<Vec<String>> {
     let roots = CgroupSet::open_roots(&["devices"])?;
     let root = roots.v1("devices").ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     let cgroup = root.create(path)?;
@@ -118,15 +119,20 @@ pub(crate) fn confine_v1(path: &str, given: &[Device]) -> io::Result<()> {
         let minor = minor.map_or("*".to_owned(), |minor| minor.to_string());
         cgroup.write("devices.allow", &format!("c {major}:{minor} rwm"))?;
     }
+    let mut warnings = Vec::new();
     for device in given {
         let rule = device.v1_rule();
         // A cgroup above this one may deny it. The pod is confined nevertheless.
         if let Err(error) = cgroup.write("devices.allow", &rule) {
-            tracing::warn!("the host does not permit the device '{}' ({rule}): {error}", shown(&device.target));
+            let target = shown(&device.target);
+            let why = "a cgroup above the pod's denies it (devices.list)";
+            let warning = format!("the device '{target}' cannot be used: writing '{rule}' fails: {error}; {why}");
+            tracing::warn!("{warning}");
+            warnings.push(warning);
         }
     }
     // The supervisor, which has one thread, joins: every process of the pod is its descendant.
-    cgroup.join()
+    cgroup.join().map(|()| warnings)
 }
 
 const R0: u8 = 0;

@@ -1,12 +1,13 @@
 //! A cgroup in one hierarchy.
 
+use std::ffi::CString;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -14,6 +15,11 @@ use super::{Hierarchy, Version};
 
 /// Attempts at creating a cgroup whose parent is removed at the same time.
 const MAX_CREATE_ATTEMPTS: usize = 16;
+
+/// The depth to which cgroups in a cgroup are followed.
+const MAX_DEPTH: usize = 32;
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
 /// A cgroup in one hierarchy: an open directory. Displays as its path on the host.
 #[derive(Debug)]
@@ -117,12 +123,27 @@ impl Cgroup {
         Ok(self.read("cgroup.events")?.lines().any(|line| line == "populated 1"))
     }
 
-    /// Removes the empty cgroup `below` this one.
+    /// Removes the cgroup `below` this one, with those in it, if no process is in any of them.
     ///
     /// # Errors
-    /// Of rmdir(2): [`Errno::BUSY`] if it has processes or cgroups.
+    /// Of rmdir(2): [`Errno::BUSY`] if it has processes.
     pub fn remove(&self, below: &str) -> rustix::io::Result<()> {
+        match rustix::fs::unlinkat(&self.dir, below, AtFlags::REMOVEDIR) {
+            Err(Errno::BUSY) => {}
+            result => return result,
+        }
+        // Programs such as systemd make cgroups in their own.
+        let dir = rustix::fs::openat(&self.dir, below, DIRECTORY, Mode::empty())?;
+        remove_children(dir.as_fd(), MAX_DEPTH)?;
         rustix::fs::unlinkat(&self.dir, below, AtFlags::REMOVEDIR)
+    }
+
+    /// Whether a process is in it or in a cgroup below it.
+    ///
+    /// # Errors
+    /// Of reading its files.
+    pub fn has_processes(&self) -> io::Result<bool> {
+        has_members_below(self.dir.as_fd(), MAX_DEPTH)
     }
 
     /// On v2, enables controllers for the children of this cgroup and of each from it down to `below`: a cgroup has a
@@ -180,13 +201,13 @@ impl Cgroup {
         self.write("cgroup.kill", "1")
     }
 
-    /// Sends SIGKILL to each of its processes, once; returns how many there were. Processes forked meanwhile may be
-    /// missed.
+    /// Sends SIGKILL to each process in it and below it, once; returns how many there were. Processes forked meanwhile
+    /// may be missed.
     ///
     /// # Errors
     /// Of reading the members, or of killing one.
     pub fn kill_members(&self) -> io::Result<usize> {
-        kill_members(self.dir.as_fd())
+        kill_members_below(self.dir.as_fd(), MAX_DEPTH)
     }
 
     /// Freezes or thaws its processes: v2, Linux 5.2 (`cgroup.freeze`), or the v1 freezer. [`Self::is_frozen`] tells
@@ -248,7 +269,70 @@ fn prefixes(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(end, _)| end).chain([path.len()]).filter_map(|end| path.get(..end))
 }
 
-/// See [`Cgroup::kill_members`].
+/// The cgroups in a cgroup. One that is removed meanwhile is left out.
+fn open_children(dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<(CString, OwnedFd)>> {
+    let mut children = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        if entry.file_type() != FileType::Directory || matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
+        }
+        match rustix::fs::openat(dir, entry.file_name(), DIRECTORY, Mode::empty()) {
+            Ok(child) => children.push((entry.file_name().to_owned(), child)),
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(children)
+}
+
+/// Removes the cgroups in a cgroup, deepest first. Those with processes stay.
+fn remove_children(dir: BorrowedFd<'_>, depth: usize) -> rustix::io::Result<()> {
+    for (name, child) in open_children(dir)? {
+        if depth > 0 {
+            remove_children(child.as_fd(), depth - 1)?;
+        }
+        match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT | Errno::BUSY) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn has_members_below(dir: BorrowedFd<'_>, depth: usize) -> io::Result<bool> {
+    if !parse_pids(&read_at(dir, "cgroup.procs")?).is_empty() {
+        return Ok(true);
+    }
+    if depth > 0 {
+        for (_, child) in open_children(dir)? {
+            match has_members_below(child.as_fd(), depth - 1) {
+                Ok(false) => {}
+                // It was removed meanwhile.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => {}
+                found => return found,
+            }
+        }
+    }
+    Ok(false)
+}
+
+fn kill_members_below(dir: BorrowedFd<'_>, depth: usize) -> io::Result<usize> {
+    let mut count = kill_members(dir)?;
+    if depth > 0 {
+        for (_, child) in open_children(dir)? {
+            match kill_members_below(child.as_fd(), depth - 1) {
+                Ok(more) => count += more,
+                // It was removed meanwhile.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(count)
+}
+
+/// Sends SIGKILL to each process in a cgroup, once; returns how many there were.
 pub(super) fn kill_members(dir: BorrowedFd<'_>) -> io::Result<usize> {
     let members = parse_pids(&read_at(dir, "cgroup.procs")?);
     for pid in &members {

@@ -1,6 +1,7 @@
 //! The mounted cgroup hierarchies.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ pub enum Version {
 /// A mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hierarchy {
-    /// Its first mount point.
+    /// Its mount point: of several, the first that leads to its root.
     pub root: PathBuf,
     /// Its version.
     pub version: Version,
@@ -36,23 +37,45 @@ pub struct Hierarchy {
 /// # Errors
 /// Of reading `/proc/self/mountinfo`.
 pub fn mounted_hierarchies() -> io::Result<Vec<Hierarchy>> {
-    Ok(parse_mountinfo(&std::fs::read_to_string("/proc/self/mountinfo")?))
+    let text = std::fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(choose_mounts(parse_mounts(&text), |hierarchy| hierarchy.open_dir().is_ok()))
 }
 
 /// The cgroup hierarchies in the text of `/proc/PID/mountinfo` (proc_pid_mountinfo(5)), each once. Other lines and
 /// malformed ones are skipped.
 #[must_use]
 pub fn parse_mountinfo(text: &str) -> Vec<Hierarchy> {
-    let mut hierarchies: Vec<Hierarchy> = Vec::new();
-    for hierarchy in text.lines().filter_map(parse_mount) {
-        if hierarchies.iter().all(|other| other.device != hierarchy.device) {
-            hierarchies.push(hierarchy);
-        }
-    }
-    hierarchies
+    choose_mounts(parse_mounts(text), |_| true)
 }
 
-fn parse_mount(line: &str) -> Option<Hierarchy> {
+/// One mount of each hierarchy: the first of its root that can be reached, or of a part of it, or else the first.
+fn choose_mounts(mounts: Vec<(Hierarchy, bool)>, is_reachable: impl Fn(&Hierarchy) -> bool) -> Vec<Hierarchy> {
+    let mut chosen: Vec<Hierarchy> = Vec::new();
+    for (hierarchy, _) in &mounts {
+        if chosen.iter().any(|other| other.device == hierarchy.device) {
+            continue;
+        }
+        let same = || mounts.iter().filter(|(other, _)| other.device == hierarchy.device);
+        // A single mount is not tried: its user finds out.
+        let best = match same().nth(1) {
+            None => None,
+            Some(_) => {
+                let whole = same().filter(|(_, is_whole)| *is_whole);
+                let mut candidates = whole.chain(same().filter(|(_, is_whole)| !is_whole)).map(|(mount, _)| mount);
+                candidates.find(|mount| is_reachable(mount))
+            }
+        };
+        chosen.push(best.unwrap_or(hierarchy).clone());
+    }
+    chosen
+}
+
+fn parse_mounts(text: &str) -> Vec<(Hierarchy, bool)> {
+    text.lines().filter_map(parse_mount).collect()
+}
+
+/// A mount of a hierarchy, and whether it is of its root.
+fn parse_mount(line: &str) -> Option<(Hierarchy, bool)> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut file_system = file_system.split(' ');
     let version = match file_system.next()? {
@@ -63,14 +86,15 @@ fn parse_mount(line: &str) -> Option<Hierarchy> {
     let mut mount = mount.split(' ').skip(2);
     let (major, minor) = mount.next()?.split_once(':')?;
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
-    let root = PathBuf::from(unescape(mount.nth(1)?));
+    let is_whole = mount.next()? == "/";
+    let root = PathBuf::from(unescape(mount.next()?));
     let options = file_system.nth(1).unwrap_or("");
     let is_controller = |name: &&str| !matches!(*name, "rw" | "ro" | "xattr" | "noprefix" | "clone_children" | "");
     let controllers = match version {
         Version::V1 => options.split(',').filter(is_controller).map(str::to_owned).collect(),
         Version::V2 => Vec::new(),
     };
-    Some(Hierarchy { root, version, controllers, device })
+    Some((Hierarchy { root, version, controllers, device }, is_whole))
 }
 
 /// The kernel writes space, tab, newline and backslash as three octal digits.
@@ -94,11 +118,15 @@ impl Hierarchy {
     /// # Errors
     /// Of open(2); [`io::ErrorKind::NotFound`] also if another file system is mounted over it.
     pub fn open_root(self: &Arc<Self>) -> io::Result<Cgroup> {
+        Ok(Cgroup::new(Arc::clone(self), String::new(), self.open_dir()?))
+    }
+
+    fn open_dir(&self) -> io::Result<OwnedFd> {
         let dir = rustix::fs::open(&self.root, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         if rustix::fs::fstat(&dir)?.st_dev != self.device {
             return Err(io::Error::new(io::ErrorKind::NotFound, "another file system is mounted over it"));
         }
-        Ok(Cgroup::new(Arc::clone(self), String::new(), dir))
+        Ok(dir)
     }
 
     /// The path of a process's cgroup in this hierarchy, from the text of its `/proc/PID/cgroup`.
@@ -151,6 +179,23 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_that_can_be_reached_is_preferred() {
+        let text = "1 2 0:3 /part /part rw - cgroup2 none rw
+1 2 0:3 / /covered rw - cgroup2 none rw
+1 2 0:3 / /whole rw - cgroup2 none rw
+1 2 0:4 /only /only rw - cgroup cgroup rw,cpu
+";
+        let roots = |reachable: &[&str]| -> Vec<String> {
+            let is_reachable = |mount: &Hierarchy| reachable.iter().any(|path| mount.root == PathBuf::from(path));
+            let chosen = choose_mounts(parse_mounts(text), is_reachable);
+            chosen.iter().map(|mount| mount.root.display().to_string()).collect()
+        };
+        assert_eq!(roots(&["/part", "/whole"]), ["/whole", "/only"]);
+        assert_eq!(roots(&["/part"]), ["/part", "/only"]);
+        assert_eq!(roots(&[]), ["/part", "/only"]);
+    }
+
+    #[test]
     fn finds_the_path_of_a_process() {
         let own = "5:cpu,cpuacct:/\n4:memory:/session:1\n3:pids,name=x:/p\n0::/x\n";
         let paths: Vec<_> = parse_mountinfo(HYBRID).iter().map(|hierarchy| hierarchy.find_path(own)).collect();
@@ -159,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_covered_mount_point_is_not_found() {
-        let mount = parse_mount("1 2 0:3 / /tmp rw - cgroup2 none rw").unwrap();
+        let (mount, _) = parse_mount("1 2 0:3 / /tmp rw - cgroup2 none rw").unwrap();
         assert_eq!(Arc::new(mount).open_root().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

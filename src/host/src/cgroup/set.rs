@@ -94,16 +94,16 @@ impl CgroupSet {
         self.iter().try_for_each(|cgroup| cgroup.add(pid).map_err(|error| (cgroup, error)))
     }
 
-    /// Whether a process is in it.
+    /// Whether a process is in it or in a cgroup below it.
     ///
     /// # Errors
-    /// Of reading the members.
+    /// Of reading its files.
     pub fn has_members(&self) -> io::Result<bool> {
-        // The hierarchies have the same members.
-        self.cgroups.first().map_or(Ok(false), |cgroup| Ok(!cgroup.members()?.is_empty()))
+        // The hierarchies have the same members, at this level or below it.
+        self.cgroups.first().map_or(Ok(false), Cgroup::has_processes)
     }
 
-    /// Kills every process in it: at once where the kernel can (v2, Linux 5.14), or else one by one until none is left.
+    /// Kills every process in it and below it: at once where the kernel can (v2, Linux 5.14), or else one by one until none is left.
     /// Without v2, thaws it.
     ///
     /// # Errors
@@ -117,6 +117,7 @@ impl CgroupSet {
             if cgroup.kill_members()? == 0 {
                 break;
             }
+            // SIGKILL takes effect when a v1 cgroup is thawed.
             if let Some(freezer) = self.v1("freezer") {
                 freezer.set_frozen(false)?;
             }

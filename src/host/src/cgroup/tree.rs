@@ -186,6 +186,34 @@ mod tests {
         });
     }
 
+    /// A program may make cgroups in its own.
+    #[test]
+    fn processes_in_nested_cgroups_count() {
+        for_each_hierarchy("nested", |cgroup, child| {
+            let nested = cgroup.create("a/b").unwrap();
+            // A new cpuset has no processors.
+            if nested.add(rustix::process::Pid::from_child(&child)).is_ok() {
+                let top = cgroup.path_of("");
+                let (parent, name) = (top.parent().unwrap().to_owned(), "app");
+                let above = Arc::new(cgroup.hierarchy().clone()).open_root().unwrap();
+                let above = above.create(parent.strip_prefix(above.path_of("")).unwrap().to_str().unwrap()).unwrap();
+                let set = CgroupSet::from_iter([cgroup]);
+                assert!(set.has_members().unwrap(), "{}", top.display());
+                assert_eq!(above.remove(name), Err(Errno::BUSY), "{}", top.display());
+                let reaper = reap(child);
+                set.kill().unwrap();
+                assert_eq!(reaper.join().unwrap().signal(), Some(9), "{}", top.display());
+                gantry_tests::wait_for("the cgroup to be empty", || (!set.has_members().unwrap()).then_some(()));
+                above.remove(name).unwrap();
+                assert!(!top.exists());
+            } else {
+                let mut child = child;
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+        });
+    }
+
     #[test]
     fn freezes_and_kills_in_every_hierarchy() {
         for_each_hierarchy("freeze", |cgroup, child| {
