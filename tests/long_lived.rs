@@ -146,3 +146,26 @@ fn temporary_records_are_removed() {
     g.wait_state(&pod, "exited");
     assert!(!temporary.exists());
 }
+
+#[test]
+fn logs_follow_apps_that_are_added() {
+    let g = Gantry::new();
+    let pod = sandbox(&g);
+    let image = g.fixture();
+    let mut logs = g.spawn(&["logs", "--follow", &pod]);
+    for (round, name) in ["one", "two", "one"].into_iter().enumerate() {
+        let (app, text) = (format!("{pod}/{name}"), format!("line-{round}"));
+        let name_flag = format!("--name={name}");
+        g.run(&["app", "add", &pod, &image, &name_flag, "--", "seq", "print", &text, "--", "sleep", "forever"])
+            .succeeded();
+        g.run(&["app", "start", &app]).succeeded();
+        logs.wait_for_stdout(&text);
+        // Another app of the name has another log.
+        if name == "one" {
+            g.run(&["app", "rm", "--force", &app]).succeeded();
+        }
+    }
+    g.run(&["stop", "--force", &pod]).succeeded();
+    let out = logs.wait().ok();
+    assert_eq!(out.stdout.matches("line-").count(), 3, "{out}");
+}

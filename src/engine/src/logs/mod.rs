@@ -195,9 +195,10 @@ impl Waiting {
         match &mut self.watch {
             Some(watch) => {
                 watch.forget();
-                self.watch.take_if(|watch| !watch.has_writers());
+                // Another watch follows, at once if an app was added.
+                self.watch.take_if(|watch| !watch.has_writers() || watch.dirs != reader.dirs());
             }
-            None if self.backoff >= MAX_BACKOFF => self.watch = Watch::new(writers(), &reader.dirs()),
+            None if self.backoff >= MAX_BACKOFF => self.watch = Watch::new(writers(), reader.dirs()),
             None => self.backoff *= 2,
         }
         Ok(())
@@ -207,6 +208,8 @@ impl Waiting {
 /// An inotify watch on log directories.
 struct Watch {
     inotify: Option<Inotify>,
+    /// The directories.
+    dirs: Vec<PathBuf>,
     /// Whether it covers every directory.
     complete: bool,
     /// The running processes that may write.
@@ -215,13 +218,13 @@ struct Watch {
 
 impl Watch {
     /// `None` when no process may write any longer.
-    fn new(writers: Vec<OwnedFd>, dirs: &[PathBuf]) -> Option<Self> {
-        let mut watch = Self { inotify: None, complete: false, writers };
+    fn new(writers: Vec<OwnedFd>, dirs: Vec<PathBuf>) -> Option<Self> {
+        let mut watch = Self { inotify: None, dirs, complete: false, writers };
         if !watch.has_writers() {
             return None;
         }
         let Ok(inotify) = Inotify::new() else { return Some(watch) };
-        watch.complete = dirs.iter().filter(|dir| inotify.watch(dir).is_err()).count() == 0;
+        watch.complete = watch.dirs.iter().filter(|dir| inotify.watch(dir).is_err()).count() == 0;
         watch.inotify = Some(inotify);
         Some(watch)
     }

@@ -15,8 +15,10 @@
 //! clock was set back, a log crosses a bound several times; lines within the bounds may then be missing before the
 //! position found for `since`, and after that for `until`. Without bounds the clock has no effect.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirEntryExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -43,6 +45,52 @@ pub struct LogReader {
     merge: Merge,
     until: Option<Timestamp>,
     stage: Stage,
+    /// The directory of the logs of all apps, if the reader follows all of them: apps may be added.
+    all: Option<NewApps>,
+}
+
+/// Finds the apps that are added to a pod while its logs are followed.
+#[derive(Debug)]
+struct NewApps {
+    /// The pod's directory.
+    pod: PathBuf,
+    /// The apps that the reader has, and the inode of the directory of each: it is new if the app is removed and
+    /// another one of its name added. `None`: it did not exist yet.
+    known: BTreeMap<AppName, Option<u64>>,
+}
+
+impl NewApps {
+    /// A reader has the logs of these apps.
+    fn after(pod: &Path, apps: &[AppName]) -> Self {
+        let dir = |app: &AppName| pod.join(files::LOGS).join(app.as_str());
+        let inode = |app: &AppName| rustix::fs::lstat(dir(app)).ok().map(|dir| dir.st_ino);
+        Self { pod: pod.to_owned(), known: apps.iter().map(|app| (app.clone(), inode(app))).collect() }
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.pod.join(files::LOGS)
+    }
+
+    /// The logs of apps that were added since the last call.
+    fn find(&mut self) -> Vec<AppLog> {
+        // The supervisor makes the directory. Without it there are no apps, or the pod was removed.
+        let Ok(entries) = std::fs::read_dir(self.dir()) else { return Vec::new() };
+        let mut new = Vec::new();
+        for entry in entries.flatten() {
+            let Some(app) = entry.file_name().to_str().and_then(|name| name.parse::<AppName>().ok()) else { continue };
+            match self.known.insert(app.clone(), Some(entry.ino())) {
+                Some(None) => {}
+                Some(Some(inode)) if inode == entry.ino() => {}
+                None | Some(Some(_)) => new.push(app),
+            }
+        }
+        let block = block_for(self.known.len());
+        let log = |app: AppName| {
+            let dir = LogDir::new(&self.pod, Path::new(files::LOGS).join(app.as_str()));
+            AppLog::new(app, dir, None, block)
+        };
+        new.into_iter().map(log).collect()
+    }
 }
 
 /// The lines that may follow.
@@ -91,7 +139,7 @@ impl LogReader {
     /// The directories that change when there are more lines. They may not exist before the pod is started.
     #[must_use]
     pub fn dirs(&self) -> Vec<PathBuf> {
-        self.merge.logs.iter().map(|log| log.dir().path()).collect()
+        self.merge.logs.iter().map(|log| log.dir().path()).chain(self.all.iter().map(NewApps::dir)).collect()
     }
 
     /// The maximum time to wait for more; `None`: unlimited.
@@ -120,6 +168,7 @@ impl LogReader {
             merge: Merge { id, logs: Vec::new(), stderr: query.stderr, since: query.since, until: query.until },
             until: query.until.filter(|_| query.follow),
             stage: if query.follow { stage_of(row, boot) } else { Stage::Over },
+            all: (query.follow && query.apps.is_empty()).then(|| NewApps::after(dir, &apps)),
         };
         // Check for the end first, then read: nothing is written after the end.
         reader.advance(|| Ok(Some(row.clone())))?;
@@ -160,6 +209,9 @@ impl LogReader {
         sink: &mut dyn FnMut(LineRef<'_>),
     ) -> Result<Pulled, LogsError> {
         self.advance(row)?;
+        if let (Some(all), Stage::Running(_) | Stage::Over) = (&mut self.all, &self.stage) {
+            self.merge.logs.extend(all.find());
+        }
         let mut given = 0;
         let more = self.merge.give(|_, line, size| {
             if let Some(line) = line {

@@ -118,7 +118,7 @@ fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
     (0..apps).for_each(|app| opening.add(&name(app), dir).unwrap());
     let merge =
         Merge { id, logs: opening.finish().unwrap(), stderr: query.stderr, since: query.since, until: query.until };
-    LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over }
+    LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over, all: None }
 }
 
 /// All lines that a reader returns, and the number of pulls.
@@ -253,7 +253,8 @@ fn later_lines_are_merged_by_time() {
     let mut opening = Opening { query: &query, id, over: false, logs: Vec::new() };
     (0..2).for_each(|app| opening.add(&name(app), dir.path()).unwrap());
     let merge = Merge { id, logs: opening.finish().unwrap(), stderr: None, since: None, until: None };
-    let mut reader = LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Waiting };
+    let mut reader =
+        LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Waiting, all: None };
     let append = |app: usize, second: i64| {
         let path = dir.path().join(files::LOGS).join(name(app).as_str()).join("0.log");
         let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
@@ -393,7 +394,7 @@ fn following_ends_at_its_deadline() {
     let mut past = open(gantry_store::now().before(Duration::from_secs(1)));
     assert_eq!(past.pull(|| Ok(Some(row.clone())), 100, &mut |_| {}).unwrap(), Pulled::End);
     let mut future = open(Timestamp(gantry_store::now().0 + 100_000_000));
-    assert_eq!(future.dirs(), [dir.path().join("logs/app0")]);
+    assert_eq!(future.dirs(), [dir.path().join("logs/app0"), dir.path().join("logs")]);
     let mut wait = future.wait_at_most();
     assert!(wait.is_some_and(|wait| wait > Duration::from_millis(10)), "{wait:?}");
     while future.pull(|| Ok(Some(row.clone())), 100, &mut |_| {}).unwrap() == Pulled::Waiting {

@@ -7,7 +7,7 @@ fn a_watch_reports_writes_and_rotations() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("a")).unwrap();
     let own = || process::open_pid(std::process::id()).into_iter().collect();
-    let watch = Watch::new(own(), &[dir.path().join("a")]).unwrap();
+    let watch = Watch::new(own(), vec![dir.path().join("a")]).unwrap();
     assert!(watch.complete);
     let inotify = watch.inotify.as_ref().unwrap();
     let is_readable = || process::readable(&[inotify.as_fd()], Deadline::after(Duration::ZERO)).unwrap().is_some();
@@ -23,20 +23,20 @@ fn a_watch_reports_writes_and_rotations() {
         assert!(is_readable());
         watch.forget();
     }
-    let two = Watch::new(own(), &[dir.path().join("a"), dir.path().join("b")]).unwrap();
+    let two = Watch::new(own(), vec![dir.path().join("a"), dir.path().join("b")]).unwrap();
     assert!(!two.complete, "then it polls");
 }
 
 #[test]
 fn a_watch_ends_with_the_last_writer() {
     let dir = tempfile::tempdir().unwrap();
-    let dirs = [dir.path().to_owned()];
-    assert!(Watch::new(Vec::new(), &dirs).is_none());
+    let dirs = vec![dir.path().to_owned()];
+    assert!(Watch::new(Vec::new(), dirs.clone()).is_none());
     let mut children: Vec<_> = (0..2)
         .map(|_| std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap())
         .collect();
     let writers = children.iter().filter_map(|child| process::open_pid(child.id())).collect();
-    let mut watch = Watch::new(writers, &dirs).unwrap();
+    let mut watch = Watch::new(writers, dirs).unwrap();
     for left in [2, 1, 0] {
         assert_eq!((watch.has_writers(), watch.writers.len()), (left > 0, left));
         let Some(mut child) = children.pop() else { break };
