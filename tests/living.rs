@@ -345,6 +345,7 @@ fn exchanged_links_do_not_move_a_mount() {
                     pod.done(&remove("probe"));
                 } else {
                     refused += 1;
+                    println!("{}", reply["failed"]["message"]);
                     assert_ne!(reply["failed"]["kind"], "timed-out", "{reply}");
                 }
             }
@@ -353,7 +354,7 @@ fn exchanged_links_do_not_move_a_mount() {
         adds.unwrap();
     });
     println!("{added} added, {refused} refused");
-    assert!(added > 0, "none was added");
+    assert!(refused <= 20, "a busy neighbour must not keep apps from being added");
     assert_eq!(fs::read_dir(&inner).unwrap().count(), 1, "made in the inner volume");
     g.run(&["stop", "--force", &pod.id]).succeeded();
     g.wait_state(&pod.id, "exited");

@@ -33,6 +33,12 @@ use crate::{etc, mounts, own_namespaces, root, seccomp, spec, terminal, ulimits,
 /// The logs of this many attempts of an app are kept.
 const KEPT_ATTEMPTS: u32 = 5;
 
+/// How often the targets of mounts are resolved while other apps may change them.
+const MAX_RESOLVE_ATTEMPTS: usize = 64;
+
+/// Kinds of failure that do not come from a path that changes.
+const PERMANENT: [ErrorKind; 3] = [ErrorKind::Exhausted, ErrorKind::TimedOut, ErrorKind::Busy];
+
 /// The inputs of creating an app.
 pub(crate) struct AppCreation<'a> {
     /// The app.
@@ -135,6 +141,11 @@ impl AppCreation<'_> {
     }
 }
 
+/// Whether a path is below another one, as written.
+fn is_path_inside(path: &str, outer: &str) -> bool {
+    path.strip_prefix(outer.trim_end_matches('/')).is_some_and(|rest| rest.len() > 1 && rest.starts_with('/'))
+}
+
 /// Opens the log of an attempt.
 pub(crate) fn open_log(app: &str, attempt: u32, limits: LogLimits) -> Result<Log> {
     let path = format!("/pod/{}/{app}", gantry_contract::files::LOGS);
@@ -191,6 +202,23 @@ impl ProcessInputs<'_> {
     /// Makes the missing volumes of the app, and returns its mounts with their targets resolved in its root.
     pub(crate) fn prepare_mounts(&self, root: &OwnedFd) -> Result<Vec<AppMount>> {
         volumes::prepare_mounts(self.plan, self.app, root)
+    }
+
+    /// The same while other apps run. They may exchange directories and links in a volume inside of which another volume
+    /// is mounted; a target that leads to a forbidden place at one moment need not do so at the next.
+    pub(crate) fn prepare_mounts_beside_apps(&self, root: &OwnedFd) -> Result<Vec<AppMount>> {
+        let targets = || self.app.mounts.iter().map(|mount| mount.target.as_str());
+        let is_inside = |target: &str| targets().any(|outer| is_path_inside(target, outer));
+        let mut attempts = if targets().any(is_inside) { MAX_RESOLVE_ATTEMPTS } else { 1 };
+        loop {
+            attempts -= 1;
+            match self.prepare_mounts(root) {
+                Err(why) if attempts > 0 && PERMANENT.iter().all(|kind| why.kind != kind.as_str()) => {
+                    std::thread::sleep(mounts::RETRY_INTERVAL);
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Makes a process that waits for its start. `root` is the app's root in this mount namespace.

@@ -19,6 +19,7 @@ use crate::init::{self, Init};
 use crate::jail::{self, Jail};
 use crate::launcher::{Stdio, reap_all};
 use crate::limits::{self, BlockDevices};
+use crate::mounts::check_targets;
 use crate::network::{self, AttachError, PodNetwork};
 use crate::sys::SingleThreaded;
 use crate::table::Table;
@@ -199,6 +200,7 @@ impl Launch {
         let prepared = creation.prepare(cgroup)?;
         let inputs = prepared.process_inputs(plan, init);
         let mounts = inputs.prepare_mounts(&prepared.root)?;
+        check_targets(&mounts, false)?;
         let mut stdio = make_stdio(inputs.app, &jail.null, inputs.ids.uid)?;
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
         let made = inputs.make(&prepared.root, &mounts, given)?;

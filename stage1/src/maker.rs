@@ -170,8 +170,8 @@ fn run(process: &ForkedChild, inputs: ProcessInputs<'_>, stdio: Stdio, socket: &
     // An app that is started again has had write access to its root.
     root::check_mount_points(&root)?;
     root::make_working_dir(&root, &inputs.app.cwd)?;
-    let prepared = inputs.prepare_mounts(&root)?;
-    mounts::check_targets(&prepared)?;
+    let prepared = inputs.prepare_mounts_beside_apps(&root)?;
+    mounts::check_targets(&prepared, true)?;
     rustix::net::send(socket, &[FILLED], SendFlags::NOSIGNAL).attempt(what)?;
     let mut proceed = [0u8; 1];
     if !matches!(rustix::io::read(socket, &mut proceed), Ok(1)) {

@@ -10,9 +10,10 @@
 //! itself sees the root without them. libcontainer binds the second with everything below it. It then mounts /proc,
 //! /sys and /dev over the root, which no volume may cover ([`crate::volumes`]). Targets below /dev are therefore left
 //! to libcontainer. No other app has that tmpfs; but a volume inside a volume there would be mounted by path, which
-//! [`check_targets`] refuses once apps run.
+//! [`check_targets`] refuses.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::time::Duration;
 
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
@@ -26,6 +27,13 @@ use rustix::mount::{
 use crate::failure::{Attempt, Result, failure};
 use crate::sys::{self, MountAttributes};
 use crate::volumes::AppMount;
+
+/// How often a mount inside a volume is tried whose directories another app may exchange meanwhile. Half of the tries
+/// fail where that happens in a tight loop.
+const MAX_ATTEMPTS: usize = 64;
+
+/// The pause between two tries. Without it, all would see the state in which the scheduler interrupted the other app.
+pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The mount of an app's root with its volumes, if it has any. It is unmounted when this is dropped.
 pub(crate) struct AttachedMounts(Option<OwnedFd>);
@@ -44,16 +52,15 @@ pub(crate) fn is_left_to_libcontainer(mount: &AppMount) -> bool {
     mount.target.starts_with("/dev/")
 }
 
-/// Refuses the mounts of an app that would be mounted by path in a directory that running apps can change.
-pub(crate) fn check_targets(mounts: &[AppMount]) -> Result<()> {
+/// Refuses mounts that libcontainer would make by path in a directory that other apps can change: inside a volume, which
+/// running pods may share; and once apps of the pod run, in its `/dev/shm`.
+pub(crate) fn check_targets(mounts: &[AppMount], do_apps_run: bool) -> Result<()> {
     for mount in mounts.iter().filter(|mount| is_left_to_libcontainer(mount)) {
-        let is_inside = |outer: &AppMount| {
-            let rest = mount.target.strip_prefix(outer.target.as_str());
-            rest.is_some_and(|rest| rest.starts_with('/'))
-        };
-        if mount.target.starts_with("/dev/shm/") || mounts.iter().any(is_inside) {
+        let is_shared = |outer: &AppMount| !outer.is_tmpfs() && is_inside(mount, outer);
+        let is_in_shm = do_apps_run && mount.target.starts_with("/dev/shm/");
+        if is_in_shm || mounts.iter().any(is_shared) {
             let target = shown(&mount.target);
-            let why = "other apps of the running pod can change its directory; mount it elsewhere";
+            let why = "other apps can change its directory; mount it outside of /dev";
             return Err(failure(ErrorKind::Refused, format!("cannot mount a volume at '{target}': {why}")));
         }
     }
@@ -72,17 +79,41 @@ pub(crate) fn attach(root: &OwnedFd, mounts: &[AppMount]) -> Result<AttachedMoun
         let what = || format!("cannot mount at '{}'", shown(&mount.target));
         let tree = if mount.is_tmpfs() { make_tmpfs(mount) } else { clone_volume(mount) };
         let tree = tree.attempt(what)?;
-        let target = open_target(root, &mount.target, is_directory(&tree).attempt(what)?).attempt(what)?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        move_mount(&tree, "", &target, "", flags).attempt(what)?;
-        let found = open_beneath(root, &mount.target, OFlags::PATH);
-        let is_in_place = found.and_then(|found| Ok(mount_id(&found)? == mount_id(&tree)?));
-        if is_in_place != Ok(true) {
-            let why = "its directory was replaced while it was mounted";
-            return Err(failure(ErrorKind::Refused, format!("{}: {why}", what())));
+        let is_dir = is_directory(&tree).attempt(what)?;
+        let mut attempts = if mounts.iter().any(|outer| is_inside(mount, outer)) { MAX_ATTEMPTS } else { 1 };
+        while !is_attached(root, &tree, &mount.target, is_dir).or_else(|error| match attempts {
+            0 | 1 => Err(error).attempt(what),
+            _ => Ok(false),
+        })? {
+            attempts = attempts.saturating_sub(1);
+            if attempts == 0 {
+                let why = "its directory was replaced while it was mounted";
+                return Err(failure(ErrorKind::Refused, format!("{}: {why}", what())));
+            }
+            std::thread::sleep(RETRY_INTERVAL);
         }
     }
     Ok(attached)
+}
+
+/// Moves a mount to its target, also from where an earlier attempt has put it; returns whether the target's path leads
+/// to it.
+fn is_attached(root: &OwnedFd, tree: &OwnedFd, path: &str, is_dir: bool) -> rustix::io::Result<bool> {
+    let target = open_target(root, path, is_dir)?;
+    if mount_id(&target)? == mount_id(tree)? {
+        // Where an earlier attempt has left it.
+        return Ok(true);
+    }
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(tree, "", &target, "", flags)?;
+    let found = open_beneath(root, path, OFlags::PATH);
+    Ok(found.and_then(|found| Ok(mount_id(&found)? == mount_id(tree)?)) == Ok(true))
+}
+
+/// Whether a mount's target is in the directory that another mount covers.
+fn is_inside(mount: &AppMount, outer: &AppMount) -> bool {
+    let rest = mount.target.strip_prefix(outer.target.as_str());
+    rest.is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// Mounts the root a second time, on top of itself.
