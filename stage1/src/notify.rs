@@ -37,7 +37,7 @@ pub(crate) struct NotifySocket {
     pub(crate) socket: OwnedFd,
     /// The process that receives a notification with descriptors. Meanwhile the socket is not read.
     pub(crate) receiver: Option<OwnedFd>,
-    /// What the app has reported.
+    /// The readiness and the status that the app has reported.
     pub(crate) state: Notified,
 }
 

@@ -55,7 +55,7 @@ impl Engine {
         }
     }
 
-    /// What the apps of a running pod have sent to their notification sockets. Empty, without a request to the
+    /// The readiness and the status texts that the apps of a running pod have reported. Empty, without a request to the
     /// supervisor, if no app of the row reports its readiness.
     ///
     /// # Errors
