@@ -107,8 +107,9 @@ impl Systemd {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Units {
     /// Directory of the pod files, NAME.pod
+    // Not `dir`: that is the global flag.
     #[arg(value_name = "DIR")]
-    dir: PathBuf,
+    pod_files: PathBuf,
     /// Directory to write NAME.service to, with the links of [Install]
     #[arg(value_name = "OUT")]
     out: PathBuf,
@@ -117,9 +118,9 @@ pub(crate) struct Units {
 impl Units {
     /// Makes a service of each file; those with mistakes are reported, and the others still follow.
     fn generate(&self, context: &Context) -> Result<u8, Failure> {
-        let entries = match std::fs::read_dir(&self.dir) {
+        let entries = match std::fs::read_dir(&self.pod_files) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(exit::OK),
-            entries => entries.map_err(io("read", self.dir.display().to_string()))?,
+            entries => entries.map_err(io("read", self.pod_files.display().to_string()))?,
         };
         let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "pod"));
