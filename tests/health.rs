@@ -1,4 +1,5 @@
 //! Health checks of apps: each kind of probe, hostile servers and programs, actions, images, and what commands show.
+//! Kills by the OOM killer: of children and main processes, by the limits of the app and of the pod.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -345,4 +346,55 @@ fn added_apps_and_manifests_have_health_checks() {
     let again = format!("--pod-manifest={}", file.display());
     let again = pod_id(&g.run(&["prepare", "--quiet", &again]).ok());
     assert_eq!(g.run(&["cat-manifest", &again]).ok().json()["apps"], manifest.json()["apps"]);
+}
+
+/// The data of the app's events of this type.
+#[track_caller]
+fn data_of(g: &Gantry, pod: &str, kind: &str) -> Vec<Value> {
+    let out = g.run(&["events", "-o", "json", "--since=1h", &format!("--filter=pod={pod}")]).ok();
+    let events = out.stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap_or_default());
+    events.filter(|event| event["type"] == kind).map(|event| event["data"].clone()).collect()
+}
+
+#[test]
+fn a_main_process_is_killed_at_the_limit_of_its_app() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--memory=32Mi", "--name=web"], &["alloc", "256", "hold"]);
+    let status = g.wait_state(&pod, "exited");
+    assert_eq!(status["reason"], "app web ran out of memory: its memory limit was reached");
+    let web = app(&status, "web");
+    assert_eq!((&web["oom"], &web["oom_kills"], &web["oom_level"]), (&json!(true), &json!(1), &json!("app")));
+    let told = data_of(&g, &pod, "app-oom");
+    let [event] = &told[..] else { panic!("one event: {told:?}") };
+    assert_eq!((&event["level"], &event["kills"], &event["process"]), (&json!("app"), &json!(1), &json!("main")));
+    let told = events(&g, &pod, "web");
+    assert_eq!(told, ["app-started", "app-oom", "app-exited"], "in the order in which it happened");
+}
+
+#[test]
+fn a_child_that_is_killed_is_reported_while_its_app_runs() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--memory=32Mi", "--name=web"], &["sleep", "forever"]);
+    let _killed = g.run(&["exec", &pod, "--", "/bin/app", "alloc", "256"]).exits(137);
+    let web = wait_for("the kill to be reported", || {
+        Some(app(&g.status(&pod), "web")).filter(|app| app["oom_kills"].as_u64() >= Some(1))
+    });
+    assert_eq!((&web["state"], &web["oom_level"]), (&json!("running"), &json!("app")), "{web}");
+    assert!(g.run(&["status", &pod]).ok().stdout.contains("oom-web=kills=1,level=app\n"));
+    let told = data_of(&g, &pod, "app-oom");
+    assert_eq!((told.len(), &told[0]["process"]), (1, &json!("child")), "{told:?}");
+    // A second one, after the first was reported.
+    let _killed = g.run(&["exec", &pod, "--", "/bin/app", "alloc", "256"]).exits(137);
+    wait_for("the second kill to be reported", || (app(&g.status(&pod), "web")["oom_kills"] == 2).then_some(()));
+}
+
+#[test]
+fn an_app_is_killed_at_the_limit_of_its_pod() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let line = ["run", "--net=none", "--detach", "--pod-memory=32Mi", &image, "--name=web", "--memory=1Gi"];
+    let pod = pod_id(&g.run(&[&line[..], &["--", "alloc", "256", "hold"]].concat()).ok());
+    let status = g.wait_state(&pod, "exited");
+    assert_eq!(status["reason"], "app web ran out of memory: the memory limit of the pod was reached");
+    assert_eq!(app(&status, "web")["oom_level"], "pod");
 }

@@ -16,6 +16,7 @@ use crate::journal::now;
 use crate::launcher::WaitingApp;
 use crate::logs::{Log, PartialLine, Stream};
 use crate::notify::NotifySocket;
+use crate::oom::OomTracker;
 use crate::pace::Pace;
 use crate::supervise::Restarts;
 use crate::table::{Table, Token};
@@ -72,6 +73,8 @@ pub(crate) struct App {
     pub(crate) notify: Option<NotifySocket>,
     /// The volumes that were added to the pod with it.
     pub(crate) volumes: Vec<String>,
+    /// The kills of its processes by the OOM killer.
+    pub(crate) oom: OomTracker,
     /// Its health, if it has a health check.
     pub(crate) health: Option<Box<AppHealth>>,
     /// The initial size of its terminal (rows, columns).

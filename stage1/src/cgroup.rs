@@ -176,6 +176,13 @@ impl Cgroups {
         Ok(())
     }
 
+    /// How often the pod's memory limit could not be kept; `kills` processes of an app were killed.
+    pub(crate) fn memory_failures(&self, kills: u64) -> u64 {
+        let of_v1 = self.hierarchies.iter().find(|one| one.pod.hierarchy().has_v1_controller("memory"));
+        let with_memory = of_v1.or_else(|| self.hierarchies.iter().find(|one| one.pod.is_v2()));
+        with_memory.and_then(|one| one.pod.memory_failures(kills).ok()).unwrap_or(0)
+    }
+
     /// Makes the cgroups of an app and sets its limits.
     pub(crate) fn app(&self, name: &str, limits: &Limits, devices: &BlockDevices) -> Result<AppCgroup> {
         let cgroups = self.hierarchies.iter().map(|hierarchy| create(&hierarchy.pod, name)).collect::<Result<_>>()?;
@@ -459,6 +466,16 @@ impl AppCgroup {
             }
         }
         Err(failure(ErrorKind::Busy, format!("cannot move the app to the cgroup {cgroup}: it forks all the time")))
+    }
+
+    /// Its cgroup in the hierarchy with the memory controller.
+    pub(crate) fn memory(&self) -> Option<&Cgroup> {
+        self.cgroups.with_controller("memory")
+    }
+
+    /// How often its memory limit could not be kept; `kills` of its processes were killed.
+    pub(crate) fn memory_failures(&self, kills: u64) -> u64 {
+        self.memory().and_then(|cgroup| cgroup.memory_failures(kills).ok()).unwrap_or(0)
     }
 
     /// How many processes of the app the OOM killer has killed.

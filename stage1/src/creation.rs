@@ -306,6 +306,7 @@ impl PreparedApp {
             output,
             input,
             oom_kills_before: 0,
+            oom: crate::oom::OomTracker::default(),
             stop: None,
             restarts: crate::supervise::Restarts::default(),
             operation: None,

@@ -37,6 +37,7 @@ mod maker;
 mod mounts;
 mod network;
 mod notify;
+mod oom;
 mod own_namespaces;
 mod pace;
 mod passing;

@@ -19,6 +19,7 @@ mod freeze;
 mod health;
 mod limits;
 mod notify;
+mod oom;
 mod requests;
 mod restarts;
 mod sessions;
@@ -126,6 +127,8 @@ enum EventSource {
     Notification(Token<App>),
     /// The maker of an app's process has sent a message or died.
     Creation(Token<Creation>),
+    /// A process of an app was killed by the OOM killer, perhaps.
+    Oom(Token<App>),
     /// A probe of an app's health has output, was connected, or has ended.
     Probe(Token<App>),
     /// The helper that lowers a memory limit has exited.
@@ -184,6 +187,7 @@ impl Supervisor {
     /// Runs until the pod has ended and its resources are released.
     pub(crate) fn run(&mut self) {
         self.clean = CleanMapping::list();
+        self.watch_limited_apps();
         self.check_health(Instant::now());
         while self.is_active() {
             self.poll_once();
@@ -260,6 +264,7 @@ impl Supervisor {
         let foregrounds = foregrounds.map(|(token, fd, events)| (EventSource::Foreground(token), fd, events));
         foregrounds
             .chain(self.watched_probes())
+            .chain(self.watched_oom())
             .chain(fds.into_iter().map(|(source, fd)| (source, fd, PollFlags::IN)))
             .collect()
     }
@@ -278,7 +283,7 @@ impl Supervisor {
         let deadlines = deadlines.chain(execs).chain(late_lines).chain(paused).chain(of_end);
         let deadlines = deadlines.chain(self.operation_deadlines(now)).chain(self.creation_deadlines(now));
         let deadlines = deadlines.chain(self.pause_deadline(now));
-        let deadlines = deadlines.chain(self.health_deadlines());
+        let deadlines = deadlines.chain(self.health_deadlines()).chain(self.oom_deadlines());
         let deadlines = deadlines.chain(self.restart_deadlines());
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
@@ -298,6 +303,7 @@ impl Supervisor {
             EventSource::Creation(token) => self.handle_creation(token),
             EventSource::Probe(token) => self.advance_probe(token),
             EventSource::Reclaim(token) => self.handle_reclaim(token),
+            EventSource::Oom(token) => self.handle_oom(token),
             EventSource::AppExit(token) => self.handle_app_exit(token),
             EventSource::Notification(token) => self.handle_notification(token),
             EventSource::Listener => self.accept_connection(),
@@ -356,7 +362,9 @@ impl Supervisor {
         app.forget_process();
         app.exit = Some(how);
         app.abort_probe(&mut self.ending);
-        let oom = app.cgroup.oom_kills() > app.oom_kills_before;
+        let oom_kills = self.record_oom_kills(token, how == ProcessExit::Signal(SIGKILL));
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let oom = oom_kills > app.oom_kills_before;
         let (attempt, stop) = (app.plan.attempt, app.stop.take());
         let was_stopped = stop.is_some() || self.is_stopping;
         let restart_at = if was_stopped { None } else { app.plan_restart(how) };
@@ -428,6 +436,7 @@ impl Supervisor {
         self.check_pause(now);
         self.check_health(now);
         self.check_restarts(now);
+        self.check_oom(now);
         self.ending.retain(|process| reap(process).is_none());
         if self.kill_deadline.is_some_and(|at| at <= now) {
             self.kill_deadline = None;

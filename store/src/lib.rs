@@ -95,7 +95,7 @@ pub use pods::{
     AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,
     NewPod, PodRow, PodWhere, ReadyReport, RenamePodError, ResolveError, StepError,
 };
-pub use pods::{HealthChange, HealthRecord};
+pub use pods::{AppReport, HealthChange, HealthRecord, OomRecord, OomReport};
 pub use record::Record;
 pub use restore::{DataDir, DataDirLock};
 pub use sweep::Swept;

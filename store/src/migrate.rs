@@ -169,6 +169,9 @@ CREATE TABLE app (
     labels TEXT NOT NULL DEFAULT '{}' CHECK (json_type(labels) = 'object'),
     -- When the restart policy starts an app again that has ended.
     restart_at INTEGER CHECK (restart_at IS NULL OR state = 'exited'),
+    -- Processes that the OOM killer has killed, over all starts, and the limit that was reached by the last one.
+    oom_kills INTEGER NOT NULL DEFAULT 0 CHECK (oom_kills >= 0),
+    oom_level TEXT CHECK (oom_level IN ('app', 'pod', 'host')),
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),
     CHECK (paused = 0 OR state = 'running'),

@@ -10,8 +10,10 @@ pub(crate) mod health;
 pub(crate) mod list;
 mod names;
 mod networks;
+pub(crate) mod oom;
 pub(crate) mod pause;
 mod readiness;
+pub(crate) mod reports;
 pub(crate) mod row;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +35,9 @@ pub use condition::{CgroupCondition, PodWhere};
 pub use health::{HealthChange, HealthRecord};
 pub use names::RenamePodError;
 pub use networks::{NetworkSummary, Networks};
+pub use oom::{OomRecord, OomReport};
 pub use readiness::ReadyReport;
+pub use reports::AppReport;
 
 /// A pod to be inserted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,6 +138,8 @@ pub struct AppRow {
     pub paused: bool,
     /// Its recorded health; of an app that does not run, that at its end.
     pub health: HealthRecord,
+    /// Its processes that the OOM killer has killed.
+    pub oom: OomRecord,
     /// Its state.
     pub state: AppState,
     /// The readiness of its last start; `None`: it does not report any.

@@ -9,7 +9,7 @@
 mod compact;
 
 pub use compact::compact;
-use gantry_model::HealthState;
+use gantry_model::{HealthState, OomLevel};
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, ProcessExit, start};
@@ -108,6 +108,21 @@ pub enum Fact {
         #[serde(default)]
         output: String,
     },
+    /// The OOM killer killed processes of an app.
+    AppOomKilled {
+        /// Its name.
+        app: String,
+        /// The number of the start.
+        attempt: u32,
+        /// The number of processes that were killed.
+        kills: u64,
+        /// The number over all starts of the app, these included.
+        total: u64,
+        /// The limit that was reached.
+        level: OomLevel,
+        /// Whether the main process is among them.
+        main: bool,
+    },
     /// Log bytes were dropped because the log file could not be written.
     LogDropped {
         /// The app.
@@ -136,6 +151,7 @@ impl Fact {
             | Self::AppRemoved { app }
             | Self::AppExited { app, .. }
             | Self::HealthChanged { app, .. }
+            | Self::AppOomKilled { app, .. }
             | Self::LogDropped { app, .. } => Some(app),
             Self::Paused { app } | Self::Resumed { app } | Self::LimitsUpdated { app } => app.as_deref(),
             Self::Ready(_) | Self::Failed(_) | Self::Stopping { .. } | Self::Ended | Self::Unknown => None,

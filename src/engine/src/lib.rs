@@ -86,4 +86,4 @@ pub use gantry_store::{
     AppRow, Backup, FAILURE, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError,
     Severity, Store, Swept, VolumeRow, now,
 };
-pub use gantry_store::{HealthRecord, NetworkSummary, Networks};
+pub use gantry_store::{HealthRecord, NetworkSummary, Networks, OomRecord};

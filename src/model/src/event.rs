@@ -42,6 +42,8 @@ pub enum EventKind {
     AppHealthy,
     /// An app became unhealthy.
     AppUnhealthy,
+    /// The OOM killer killed processes of an app.
+    AppOom,
     /// An image was imported into the store.
     ImageImported,
     /// An image was removed from the store.
@@ -50,7 +52,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
@@ -68,6 +70,7 @@ impl EventKind {
         Self::AppHealthStarting,
         Self::AppHealthy,
         Self::AppUnhealthy,
+        Self::AppOom,
         Self::ImageImported,
         Self::ImageRemoved,
     ];
@@ -93,6 +96,7 @@ impl EventKind {
             Self::AppHealthStarting => "app-health-starting",
             Self::AppHealthy => "app-healthy",
             Self::AppUnhealthy => "app-unhealthy",
+            Self::AppOom => "app-oom",
             Self::ImageImported => "image-imported",
             Self::ImageRemoved => "image-removed",
         }

@@ -153,6 +153,7 @@ impl Supervisor {
                 }
                 self.journal.append(Fact::AppStarted(started.clone()));
                 start.reply(&Reply::AppStarted(started));
+                self.begin_oom_record(token);
             }
             (outcome, waiting) => {
                 app.waiting = waiting;

@@ -150,6 +150,7 @@ impl Supervisor {
             return Err(why);
         }
         self.journal.append(Fact::LimitsUpdated { app: update.app.clone() });
+        self.watch_limited_apps();
         Ok(warnings(&ineffective))
     }
 

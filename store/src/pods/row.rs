@@ -21,7 +21,7 @@ pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
     app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.restart_at, app.added_at, \
-    app.paused, app.readiness, app.health, app.health_number, app.app_id, app.labels";
+    app.paused, app.readiness, app.health, app.health_number, app.app_id, app.labels, app.oom_kills, app.oom_level";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
@@ -211,6 +211,7 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
         health: super::health::read(&mut last)?,
         id: last.parsed()?,
         labels: last.map()?,
+        oom: super::oom::read(&mut last)?,
     })
 }
 

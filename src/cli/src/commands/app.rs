@@ -301,7 +301,11 @@ fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<(
             if let Some(at) = end.restart_at {
                 line("restart-at", &at.rfc3339().to_string())?;
             }
-            line("oom", &end.oom.to_string())
+            line("oom", &end.oom.to_string())?;
+            match app.oom.level {
+                Some(level) => line("oom-level", level.as_str()),
+                None => Ok(()),
+            }
         }
     }
 }

@@ -86,6 +86,7 @@ impl RunCommand for Status {
                 }
                 write_status(out, &row, &shown, &networks)?;
                 write_readiness(out, &row, &notified)?;
+                write_oom_kills(out, &row)?;
                 health.iter().try_for_each(|(app, report)| write_health(out, app, report))
             })?;
             Ok(exit::OK)
@@ -163,6 +164,13 @@ fn write_readiness(out: &mut dyn Write, row: &PodRow, notified: &[(AppName, Noti
         }
     }
     Ok(())
+}
+
+/// Writes `oom-NAME=kills=N,level=LEVEL` for apps of which the OOM killer killed processes.
+fn write_oom_kills(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
+    let mut killed = row.apps.iter().filter_map(|app| Some((app, app.oom.level?)));
+    killed
+        .try_for_each(|(app, level)| writeln!(out, "oom-{}=kills={},level={}", app.name, app.oom.kills, level.as_str()))
 }
 
 /// Writes the health of an app, and the last results of its probe, oldest first.

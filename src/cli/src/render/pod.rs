@@ -3,7 +3,7 @@
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
 //! paused apps[name state image image_id pid attempt added started ended exit_code signal oom restart_at paused
-//! readiness health id annotations labels] user_annotations user_labels
+//! readiness health id annotations labels oom_kills oom_level] user_annotations user_labels
 //! ```
 //!
 //! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
@@ -99,6 +99,8 @@ pub(crate) struct AppJson<'a> {
     id: &'a str,
     annotations: &'a BTreeMap<String, String>,
     labels: &'a BTreeMap<String, String>,
+    oom_kills: u64,
+    oom_level: Option<&'static str>,
 }
 
 impl<'a> PodJson<'a> {
@@ -166,6 +168,8 @@ impl<'a> AppJson<'a> {
             id: row.id.as_str(),
             annotations: &row.annotations,
             labels: &row.labels,
+            oom_kills: row.oom.kills,
+            oom_level: row.oom.level.map(gantry_model::OomLevel::as_str),
         };
         match row.state {
             AppState::Waiting | AppState::Creating | AppState::Created => app,
@@ -213,6 +217,7 @@ pub(crate) mod tests {
             paused: false,
             readiness: None,
             health: gantry_engine::HealthRecord::default(),
+            oom: gantry_engine::OomRecord::default(),
             state,
         };
         PodRow {
@@ -244,7 +249,7 @@ pub(crate) mod tests {
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {
             format!(
-                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"restart_at":null,"paused":false,"health":null,"id":"{id}","annotations":{{}},"labels":{{}}}}"#
+                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"restart_at":null,"paused":false,"health":null,"id":"{id}","annotations":{{}},"labels":{{}},"oom_kills":0,"oom_level":null}}"#
             )
         };
         let want = format!(

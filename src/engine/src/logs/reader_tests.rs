@@ -331,6 +331,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
         added: None,
         paused: false,
         health: gantry_store::HealthRecord::default(),
+        oom: gantry_store::OomRecord::default(),
         state: gantry_model::AppState::Waiting,
         readiness: None,
         annotations: std::collections::BTreeMap::new(),

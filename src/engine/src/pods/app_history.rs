@@ -129,6 +129,7 @@ impl<'a> AppHistories<'a> {
                 | Fact::Resumed { .. }
                 | Fact::LimitsUpdated { .. }
                 | Fact::HealthChanged { .. }
+                | Fact::AppOomKilled { .. }
                 | Fact::LogDropped { .. }
                 | Fact::Ended
                 | Fact::Unknown => {}

@@ -1,17 +1,13 @@
-//! The health of apps: rows follow the journal; the last results of a probe come from the supervisor.
-//!
-//! The supervisor journals each change before anything acts on it, and [`Engine::reconcile`] records it with its event.
-//! A command that is killed in between leaves a row that is behind the journal until the next reconciliation. Changes
-//! are numbered, so none is reported twice.
+//! The health of apps: the last results of a probe, which only the supervisor has, and waiting for a state.
+//! [`crate::pods::reports`] records the changes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gantry_contract::control::{HealthReport, Reply, Request};
-use gantry_contract::journal::{Fact, Parsed};
 use gantry_host::inotify::Inotify;
-use gantry_model::{AppName, HealthState, Phase, PodId, Timestamp};
-use gantry_store::{HealthChange, Moved, PodRow};
+use gantry_model::{AppName, HealthState, Phase, PodId};
+use gantry_store::PodRow;
 
 use crate::host::process::{self, Deadline};
 use crate::pods::control::unexpected;
@@ -87,34 +83,6 @@ impl Engine {
         let status = self.supervisor_status(row.id).ok();
         status.and_then(|status| status.apps).is_some_and(|apps| apps.iter().all(|app| app.health.is_none()))
     }
-
-    /// Records the changes of health in the journal that belong to the attempts which a running pod's row has. Called
-    /// before each later state of an app is recorded, so that the events are in their order. `None`: there are none.
-    pub(crate) fn record_health(&self, row: &PodRow, journal: &Parsed) -> Result<Option<Moved>, PodError> {
-        let changes = due_changes(row, journal);
-        if changes.is_empty() || !matches!(row.phase, Phase::Running { .. }) {
-            return Ok(None);
-        }
-        if !self.writes.get() {
-            let mut row = row.clone();
-            changes.iter().for_each(|change| change.apply_to(&mut row));
-            return Ok(Some(Moved::Yes(Some(row))));
-        }
-        self.store.record_health(row.id, row.generation, &changes).map(Some).map_err(PodError::store)
-    }
-}
-
-/// Whether the journal has changes of health that a row does not have.
-pub(crate) fn has_new_health(row: &PodRow, journal: &Parsed) -> bool {
-    !new_changes(row, journal).is_empty()
-}
-
-/// The new changes that belong to the attempt which the row has, or an earlier one.
-fn due_changes(row: &PodRow, journal: &Parsed) -> Vec<HealthChange> {
-    let mut changes = new_changes(row, journal);
-    let attempt = |name: &AppName| row.apps.iter().find(|app| app.name == *name).and_then(|app| app.state.attempt());
-    changes.retain(|change| attempt(&change.app).is_some_and(|attempt| change.attempt <= attempt));
-    changes
 }
 
 /// Whether every app that runs and has a health check has this health, and there is one; for unhealthy: any.
@@ -126,41 +94,13 @@ fn is_reached(row: &PodRow, wanted: HealthState) -> bool {
     }
 }
 
-/// The changes that the row does not have, in their order. An app that was removed and added again counts from 1: the
-/// changes before its removal are not its own.
-fn new_changes(row: &PodRow, journal: &Parsed) -> Vec<HealthChange> {
-    let mut changes: Vec<HealthChange> = Vec::new();
-    for record in &journal.records {
-        match &record.fact {
-            Fact::AppRemoved { app } => changes.retain(|change| change.app.as_str() != app),
-            Fact::HealthChanged { app, attempt, number, health, failures, output } => {
-                let Ok(app) = app.parse::<AppName>() else { continue };
-                let change = HealthChange {
-                    app,
-                    at: Timestamp(record.at),
-                    attempt: *attempt,
-                    number: *number,
-                    state: *health,
-                    failures: *failures,
-                    output: output.clone(),
-                };
-                if change.is_new(row) {
-                    changes.push(change);
-                }
-            }
-            // They change no health.
-            _ => {}
-        }
-    }
-    changes
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use gantry_contract::journal::Record;
+    use gantry_model::Timestamp;
 
-    fn row() -> PodRow {
+    /// A pod with one app, which runs.
+    pub(crate) fn row() -> PodRow {
         PodRow {
             id: PodId::from_random([1; 16]),
             generation: gantry_model::Generation(0),
@@ -184,43 +124,12 @@ mod tests {
                 paused: false,
                 readiness: None,
                 health: gantry_store::HealthRecord::default(),
+                oom: gantry_store::OomRecord::default(),
                 state: gantry_model::AppState::Started { at: Timestamp(1), pid: 1, attempt: 0 },
             }],
             user_annotations: std::collections::BTreeMap::new(),
             user_labels: std::collections::BTreeMap::new(),
         }
-    }
-
-    fn changed(app: &str, number: u32, health: HealthState) -> Fact {
-        Fact::HealthChanged { app: app.into(), attempt: 0, number, health, failures: 0, output: String::new() }
-    }
-
-    fn numbers(row: &PodRow, facts: Vec<Fact>) -> Vec<u32> {
-        let records = facts.into_iter().map(|fact| Record { at: 1, fact }).collect();
-        due_changes(row, &Parsed { records, damaged: 0 }).iter().map(|change| change.number).collect()
-    }
-
-    #[test]
-    fn changes_are_recorded_once() {
-        use HealthState::{Healthy, Starting};
-        let mut row = row();
-        let two = || vec![changed("a", 1, Starting), changed("b", 1, Starting), changed("a", 2, Healthy)];
-        assert_eq!(numbers(&row, two()), [1, 2]);
-        let state = std::mem::replace(&mut row.apps[0].state, gantry_model::AppState::Created);
-        assert!(numbers(&row, two()).is_empty(), "its start comes first");
-        row.apps[0].state = state;
-        row.apps[0].health = gantry_store::HealthRecord { state: Some(Starting), number: 1 };
-        assert_eq!(numbers(&row, two()), [2]);
-        row.apps[0].health.number = 2;
-        assert!(numbers(&row, two()).is_empty());
-    }
-
-    #[test]
-    fn changes_of_an_earlier_app_of_the_name_are_not_its_own() {
-        use HealthState::{Healthy, Starting};
-        let removed = Fact::AppRemoved { app: "a".into() };
-        let facts = vec![changed("a", 1, Starting), changed("a", 2, Healthy), removed, changed("a", 1, Starting)];
-        assert_eq!(numbers(&row(), facts), [1]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub(crate) mod pod_dir;
 pub(crate) mod prepare;
 pub(crate) mod readiness;
 pub(crate) mod reconcile;
+pub(crate) mod reports;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod stop;

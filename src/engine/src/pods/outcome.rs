@@ -2,7 +2,7 @@
 //! that computes an exit code.
 
 use gantry_contract::journal::{Fact, Parsed};
-use gantry_model::{AppEnd, AppName, AppOutcome, AppState, PodEnd, Timestamp};
+use gantry_model::{AppEnd, AppName, AppOutcome, AppState, OomLevel, PodEnd, Timestamp};
 
 use crate::pods::app_history::AppHistories;
 
@@ -91,10 +91,27 @@ fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppSta
         (Some("stop"), _) => "stopped".to_owned(),
         (Some("kill"), _) => "killed".to_owned(),
         (Some("supervisor-signal"), _) => "the supervisor was told to end".to_owned(),
-        (Some("app-failed") | None, Some(app)) if ran_out_of_memory(app) => format!("app {app} ran out of memory"),
+        (Some("app-failed") | None, Some(app)) if ran_out_of_memory(app) => {
+            format!("app {app} ran out of memory{}", reached_limit(journal, app))
+        }
         (Some("app-failed") | None, Some(app)) => format!("app {app} failed"),
         (Some("app-failed") | None, None) => "all apps ended".to_owned(),
         (Some(other), _) => gantry_model::id::shown(other),
+    }
+}
+
+/// The limit that was reached when the OOM killer last killed a process of the app, as the end of a sentence.
+fn reached_limit(journal: &Parsed, app: &AppName) -> &'static str {
+    let level = journal.records.iter().rev().find_map(|record| match &record.fact {
+        Fact::AppOomKilled { app: killed, level, .. } if killed == app.as_str() => Some(*level),
+        // No kill of this app.
+        _ => None,
+    });
+    match level {
+        None => "",
+        Some(OomLevel::App) => ": its memory limit was reached",
+        Some(OomLevel::Pod) => ": the memory limit of the pod was reached",
+        Some(OomLevel::Host) => ": a memory limit above the pod was reached, or the host had none left",
     }
 }
 
@@ -182,13 +199,19 @@ mod tests {
     #[test]
     fn an_oom_kill_is_the_reason() {
         let how = ProcessExit::Signal(9);
-        let oom = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: true, restart_at: None };
+        let oom = || Fact::AppExited { app: "a".into(), attempt: 0, how, oom: true, restart_at: None };
         let got = outcome(
             &running(&["a"]),
-            &journal(vec![oom, Fact::Ended]),
+            &journal(vec![oom(), Fact::Ended]),
             Observation { now: Timestamp(9), restarted: false, sandbox: false },
         );
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "app a ran out of memory"));
+        let level = OomLevel::Pod;
+        let killed = Fact::AppOomKilled { app: "a".into(), attempt: 0, kills: 1, total: 1, level, main: true };
+        let reason = "app a ran out of memory: the memory limit of the pod was reached";
+        let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
+        let got = outcome(&running(&["a"]), &journal(vec![killed, oom(), Fact::Ended]), seen);
+        assert_eq!(got.end.reason, reason);
     }
 
     #[test]

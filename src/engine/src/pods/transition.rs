@@ -11,9 +11,9 @@ use gantry_store::{Change, Moved, Networks, PodRow, StoreError};
 
 use crate::logs::repair;
 use crate::pods::app_history::{AppChanges, AppHistories};
-use crate::pods::health::has_new_health;
 use crate::pods::outcome::{self, Observation};
 use crate::pods::pod_dir;
+use crate::pods::reports::has_new_reports;
 use crate::{Engine, PodError};
 
 impl Engine {
@@ -56,7 +56,7 @@ impl Engine {
     pub(crate) fn record_app_changes(&self, mut row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let histories = AppHistories::from_journal(journal);
         loop {
-            match self.record_health(&row, journal)? {
+            match self.record_reports(&row, journal)? {
                 None => {}
                 Some(Moved::Yes(Some(moved))) => row = moved,
                 Some(Moved::Lost(Some(moved))) => {
@@ -137,7 +137,7 @@ impl Engine {
         }
         let Some(mut row) = self.record_readiness(row.clone(), journal)? else { return Ok(None) };
         // Usually the end of each app is one change, which is part of the step.
-        if AppHistories::from_journal(journal).is_far_ahead(&app_states(&row)) || has_new_health(&row, journal) {
+        if AppHistories::from_journal(journal).is_far_ahead(&app_states(&row)) || has_new_reports(&row, journal) {
             match self.record_app_changes(row, journal)? {
                 Some(recorded) if matches!(recorded.phase, Phase::Running { .. }) => row = recorded,
                 other => return Ok(other),

@@ -193,6 +193,14 @@ impl Cgroup {
         Ok(rustix::fs::openat(&self.dir, "cgroup.procs", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?)
     }
 
+    /// Opens one of its files to read it.
+    ///
+    /// # Errors
+    /// Of open(2).
+    pub fn open_file(&self, file: &str) -> io::Result<OwnedFd> {
+        Ok(rustix::fs::openat(&self.dir, file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
     /// Kills all processes in it and below it at once.
     ///
     /// # Errors

@@ -77,6 +77,25 @@ pub struct DeviceIo {
     pub writes: u64,
 }
 
+impl Cgroup {
+    /// How often its own memory limit made the OOM killer necessary, given that the killer has killed `kills` processes.
+    /// cgroup v1 has no such counter, and Linux 6.18 does not count in `memory.failcnt`: if the usage has ever reached
+    /// the limit, each kill counts.
+    ///
+    /// # Errors
+    /// Of reading the files.
+    pub fn memory_failures(&self, kills: u64) -> io::Result<u64> {
+        /// The kernel charges up to 64 pages at once, and gives up with as much left.
+        const MAX_UNUSED: u64 = 64 * 4096;
+        if self.is_v2() {
+            return Ok(read_existing(self, "memory.events.local")?.map_or(0, |events| flat_value(&events, "oom")));
+        }
+        let peak = read_value(self, "memory.max_usage_in_bytes")?.unwrap_or(0);
+        let limit = read_value(self, "memory.limit_in_bytes")?.unwrap_or(u64::MAX);
+        Ok(if peak.saturating_add(MAX_UNUSED) >= limit { kills } else { 0 })
+    }
+}
+
 /// Counters; `None` if the controller is not mounted or, on v2, not enabled for the cgroup.
 impl CgroupSet {
     /// Reads the CPU time. On v2, it is there without the controller, but for the periods.

@@ -84,7 +84,8 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         | EventKind::AppResumed
         | EventKind::AppHealthStarting
         | EventKind::AppHealthy
-        | EventKind::AppUnhealthy => EventType::Undefined,
+        | EventKind::AppUnhealthy
+        | EventKind::AppOom => EventType::Undefined,
     }
 }
 

@@ -182,6 +182,7 @@ impl Test {
                         | EventKind::AppHealthStarting
                         | EventKind::AppHealthy
                         | EventKind::AppUnhealthy
+                        | EventKind::AppOom
                         | EventKind::AppResumed
                 );
                 is_app_event && event.name == name.as_str()

@@ -145,6 +145,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
             added: None,
             paused: false,
             health: gantry_store::HealthRecord::default(),
+            oom: gantry_store::OomRecord::default(),
             state: AppState::Waiting,
             readiness: None,
         }],

@@ -1,0 +1,123 @@
+//! Reports of the supervisor about apps that run: rows follow the journal.
+//!
+//! The supervisor journals each change of health and each kill by the OOM killer before anything acts on it, and
+//! [`Engine::reconcile`] records it with its event. A command that is killed in between leaves a row that is behind the
+//! journal until the next reconciliation. Reports are numbered, so none is recorded twice.
+
+use gantry_contract::journal::{Fact, Parsed};
+use gantry_model::{AppName, Phase, Timestamp};
+use gantry_store::{AppReport, HealthChange, Moved, OomReport, PodRow};
+
+use crate::{Engine, PodError};
+
+impl Engine {
+    /// Records the reports in the journal that belong to the attempts which a running pod's row has. Called before each
+    /// later state of an app is recorded, so that the events are in their order. `None`: there are none.
+    pub(crate) fn record_reports(&self, row: &PodRow, journal: &Parsed) -> Result<Option<Moved>, PodError> {
+        let reports = due_reports(row, journal);
+        if reports.is_empty() || !matches!(row.phase, Phase::Running { .. }) {
+            return Ok(None);
+        }
+        if !self.writes.get() {
+            let mut row = row.clone();
+            reports.iter().for_each(|report| report.apply_to(&mut row));
+            return Ok(Some(Moved::Yes(Some(row))));
+        }
+        self.store.record_reports(row.id, row.generation, &reports).map(Some).map_err(PodError::store)
+    }
+}
+
+/// Whether the journal has reports that a row does not have.
+pub(crate) fn has_new_reports(row: &PodRow, journal: &Parsed) -> bool {
+    !new_reports(row, journal).is_empty()
+}
+
+/// The new reports that belong to the attempt which the row has, or to an earlier one.
+fn due_reports(row: &PodRow, journal: &Parsed) -> Vec<AppReport> {
+    let mut reports = new_reports(row, journal);
+    let attempt = |name: &AppName| row.apps.iter().find(|app| app.name == *name).and_then(|app| app.state.attempt());
+    reports.retain(|report| attempt(report.app()).is_some_and(|attempt| report.attempt() <= attempt));
+    reports
+}
+
+/// The reports that the row does not have, in their order. An app that was removed and added again counts from 1: the
+/// reports before its removal are not its own.
+fn new_reports(row: &PodRow, journal: &Parsed) -> Vec<AppReport> {
+    let mut reports: Vec<AppReport> = Vec::new();
+    for record in &journal.records {
+        let at = Timestamp(record.at);
+        let report = match &record.fact {
+            Fact::AppRemoved { app } => {
+                reports.retain(|report| report.app().as_str() != app);
+                continue;
+            }
+            Fact::HealthChanged { app, attempt, number, health, failures, output } => {
+                let Ok(app) = app.parse::<AppName>() else { continue };
+                let (attempt, number, state, failures) = (*attempt, *number, *health, *failures);
+                AppReport::Health(HealthChange { app, at, attempt, number, state, failures, output: output.clone() })
+            }
+            Fact::AppOomKilled { app, attempt, kills, total, level, main } => {
+                let Ok(app) = app.parse::<AppName>() else { continue };
+                let (attempt, kills, total, level, main) = (*attempt, *kills, *total, *level, *main);
+                AppReport::Oom(OomReport { app, at, attempt, kills, total, level, main })
+            }
+            // No reports.
+            _ => continue,
+        };
+        if report.is_new(row) {
+            reports.push(report);
+        }
+    }
+    reports
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::health::tests::row;
+    use gantry_contract::journal::Record;
+    use gantry_model::{AppState, HealthState, OomLevel};
+    use gantry_store::{HealthRecord, OomRecord};
+
+    fn changed(app: &str, number: u32, health: HealthState) -> Fact {
+        Fact::HealthChanged { app: app.into(), attempt: 0, number, health, failures: 0, output: String::new() }
+    }
+
+    fn killed(total: u64) -> Fact {
+        Fact::AppOomKilled { app: "a".into(), attempt: 0, kills: 1, total, level: OomLevel::App, main: false }
+    }
+
+    fn numbers(row: &PodRow, facts: Vec<Fact>) -> Vec<u64> {
+        let records = facts.into_iter().map(|fact| Record { at: 1, fact }).collect();
+        let number = |report: &AppReport| match report {
+            AppReport::Health(change) => u64::from(change.number),
+            AppReport::Oom(report) => report.total + 100,
+        };
+        due_reports(row, &Parsed { records, damaged: 0 }).iter().map(number).collect()
+    }
+
+    #[test]
+    fn reports_are_recorded_once() {
+        use HealthState::{Healthy, Starting};
+        let mut row = row();
+        let all = || vec![changed("a", 1, Starting), changed("b", 1, Starting), killed(2), changed("a", 2, Healthy)];
+        assert_eq!(numbers(&row, all()), [1, 102, 2]);
+        let state = std::mem::replace(&mut row.apps[0].state, AppState::Created);
+        assert!(numbers(&row, all()).is_empty(), "its start comes first");
+        row.apps[0].state = state;
+        row.apps[0].health = HealthRecord { state: Some(Starting), number: 1 };
+        row.apps[0].oom = OomRecord { kills: 2, level: Some(OomLevel::App) };
+        assert_eq!(numbers(&row, all()), [2]);
+        row.apps[0].health.number = 2;
+        assert!(numbers(&row, all()).is_empty());
+    }
+
+    #[test]
+    fn reports_about_an_earlier_app_of_the_name_are_not_its_own() {
+        use HealthState::{Healthy, Starting};
+        let removed = Fact::AppRemoved { app: "a".into() };
+        let facts =
+            vec![changed("a", 1, Starting), killed(1), changed("a", 2, Healthy), removed, changed("a", 1, Starting)];
+        assert_eq!(numbers(&row(), facts), [1]);
+    }
+}

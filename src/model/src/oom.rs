@@ -1,0 +1,36 @@
+//! Kills by the kernel's OOM killer.
+
+use serde::{Deserialize, Serialize};
+
+/// The limit of memory that was reached when the OOM killer killed a process of an app.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OomLevel {
+    /// The app's.
+    App,
+    /// The pod's.
+    Pod,
+    /// That of a cgroup above the pod, or the memory of the host.
+    Host,
+}
+
+impl OomLevel {
+    /// All levels.
+    pub const ALL: [Self; 3] = [Self::App, Self::Pod, Self::Host];
+
+    /// The word for tables, JSON and the database.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::App => "app",
+            Self::Pod => "pod",
+            Self::Host => "host",
+        }
+    }
+
+    /// The level of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|level| level.as_str() == name)
+    }
+}

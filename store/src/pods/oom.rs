@@ -1,0 +1,55 @@
+//! Kills by the OOM killer, with an event for each report.
+
+use std::collections::BTreeMap;
+
+use gantry_model::{AppName, EventKind, NewEvent, OomLevel, PodId, Timestamp};
+
+use super::AppRow;
+use super::row::Columns;
+
+/// The processes of an app that the OOM killer has killed, as recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OomRecord {
+    /// Their number, over all starts of the app.
+    pub kills: u64,
+    /// The limit that was reached when the last one was killed.
+    pub level: Option<OomLevel>,
+}
+
+/// The OOM killer killed processes of an app.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OomReport {
+    /// The app.
+    pub app: AppName,
+    /// When.
+    pub at: Timestamp,
+    /// The number of the start of the app.
+    pub attempt: u32,
+    /// The number of processes that were killed.
+    pub kills: u64,
+    /// The number of processes that were killed over all starts of the app, these included.
+    pub total: u64,
+    /// The limit that was reached.
+    pub level: OomLevel,
+    /// Whether the main process is among them.
+    pub main: bool,
+}
+
+impl OomReport {
+    pub(super) fn to_event(&self, pod: PodId, app: &AppRow) -> NewEvent {
+        let data = BTreeMap::from([
+            ("attempt".to_owned(), self.attempt.to_string()),
+            ("image_id".to_owned(), app.image.to_string()),
+            ("kills".to_owned(), self.kills.to_string()),
+            ("level".to_owned(), self.level.as_str().to_owned()),
+            ("process".to_owned(), if self.main { "main" } else { "child" }.to_owned()),
+        ]);
+        NewEvent { kind: EventKind::AppOom, at: self.at, id: pod.to_string(), name: self.app.to_string(), data }
+    }
+}
+
+/// Reads the columns `oom_kills` and `oom_level`.
+pub(super) fn read(columns: &mut Columns<'_, '_>) -> rusqlite::Result<OomRecord> {
+    let kills = columns.get()?;
+    Ok(OomRecord { kills, level: columns.get::<Option<String>>()?.and_then(|name| OomLevel::from_name(&name)) })
+}
