@@ -248,8 +248,8 @@ impl Helper<'_> {
         }
     }
 
-    /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount and cgroup
-    /// namespaces. The supervisor is in the other namespaces already.
+    /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount and
+    /// cgroup namespaces. The supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
         if let Some(score) = self.app.plan.options.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
