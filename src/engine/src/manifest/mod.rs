@@ -173,8 +173,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The plan of a pod with the apps that were added to it and the limits in effect; `None` when it never had one or it
-    /// is lost.
+    /// The plan of a pod with the apps that were added to it and the limits in effect; `None` when it never had one or
+    /// it is lost.
     fn plan_if_readable(&self, id: PodId) -> Result<Option<Plan>, PodError> {
         let path = self.pod_dir(id).join(files::PLAN);
         match pod_dir::read(&path, pod_dir::MAX_PLAN) {
@@ -201,8 +201,8 @@ impl Engine {
     }
 
     /// Everything about a pod beyond its status: `manifest`, `plan`, `limits` (those in effect, of the `pod` and of its
-    /// `apps`), `journal`, `supervisor` (its status, while it runs), `dir`, `cgroup`, `supervisor_log`. Unavailable parts
-    /// are null.
+    /// `apps`), `journal`, `supervisor` (its status, while it runs), `dir`, `cgroup`, `supervisor_log`. Unavailable
+    /// parts are null.
     ///
     /// # Errors
     /// [`ManifestError`] when the pod does not exist.
