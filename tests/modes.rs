@@ -286,3 +286,114 @@ fn mounts_as_docker_spells_them() {
         let _ = g.app(&["--mount", mount], &["true"]).exits(FAILED).stderr_contains(&[why]);
     }
 }
+
+#[test]
+fn privileged_apps_are_not_confined() {
+    let g = Gantry::new();
+    let plain = g.app(&[], &["caps"]).ok().stdout;
+    let caps = g.app(&["--privileged"], &["caps"]).ok().stdout;
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("no {name}: {text}"));
+        line.split_whitespace().last().unwrap().to_owned()
+    };
+    assert_eq!((field(&plain, "Seccomp:").as_str(), field(&caps, "Seccomp:").as_str()), ("2", "0"), "{caps}");
+    assert_eq!(field(&caps, "NoNewPrivs:"), "0");
+    let bits = |text: &str| u64::from_str_radix(&field(text, "CapBnd:"), 16).unwrap();
+    assert!(bits(&caps).count_ones() > bits(&plain).count_ones(), "{caps}");
+    let mounts = g.app(&["--privileged"], &["mounts"]).ok().stdout;
+    let at = |target: &str| mounts.lines().find(|line| line.split(' ').nth(4) == Some(target));
+    assert!(at("/sys").unwrap().contains(" rw,"), "{mounts}");
+    assert!(at("/proc/sys").is_none() && at("/proc/kcore").is_none(), "{mounts}");
+    let names = g.app(&["--privileged"], &["ls", "/dev"]).ok().stdout;
+    let own = g.app(&[], &["ls", "/dev"]).ok().stdout;
+    assert!(names.lines().count() > own.lines().count(), "no devices of the host: {names}");
+    // Beside it, an ordinary app is confined as ever.
+    let image = g.fixture();
+    let line = ["run", "--net=none", "-d", &image, "--name=all", "--privileged", "--", "sleep", "forever", "---"];
+    let pod = pod_id(&g.run(&[&line[..], &[&image, "--name=one", "--", "sleep", "forever"]].concat()).ok());
+    let caps = g.run(&["exec", &pod, "--app=one", "--", "/bin/app", "caps"]).ok().stdout;
+    assert_eq!((field(&caps, "Seccomp:").as_str(), bits(&caps)), ("2", bits(&plain)), "{caps}");
+    let caps = g.run(&["exec", &pod, "--app=all", "--", "/bin/app", "caps"]).ok().stdout;
+    assert_eq!(field(&caps, "Seccomp:"), "0", "a program executed in it is privileged, too");
+    assert_eq!(g.run(&["cat-manifest", &pod]).ok().json()["apps"][0]["privileged"], true);
+    // A privileged app can be added only where the pod allows it.
+    let add = |pod: &str| g.run(&["app", "add", pod, &image, "--name=late", "--privileged", "--", "sleep", "forever"]);
+    let plain_sandbox = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    let _ = add(&plain_sandbox).exits(FAILED).stderr_contains(&["--privileged"]);
+    let sandbox = pod_id(&g.run(&["app", "sandbox", "--net=none", "--privileged"]).ok());
+    add(&sandbox).succeeded();
+    g.run(&["app", "start", &format!("{sandbox}/late")]).succeeded();
+    let late = g.run(&["exec", &sandbox, "--app=late", "--", "/bin/app", "ls", "/dev"]).ok().stdout;
+    assert_eq!(late.lines().count(), names.lines().count(), "{late}");
+}
+
+#[test]
+fn devices_of_directories_and_of_added_apps() {
+    let g = Gantry::new();
+    // A directory with a node of a harmless device, and something that is none.
+    let dir = g.scratch().join("devices");
+    std::fs::create_dir_all(dir.join("deep")).unwrap();
+    std::fs::write(dir.join("file"), "x").unwrap();
+    let kind = rustix::fs::FileType::CharacterDevice;
+    let mode = rustix::fs::Mode::from_raw_mode(0o640);
+    for (name, minor) in [("zero", 5), ("deep/full", 7)] {
+        let node = rustix::fs::makedev(1, minor);
+        rustix::fs::mknodat(rustix::fs::CWD, dir.join(name), kind, mode, node).unwrap();
+    }
+    let flag = format!("--device={}:/dev/mine", dir.display());
+    let stat = g.app(&[&flag], &["stat", "/dev/mine/zero", "/dev/mine/deep/full"]).ok().stdout;
+    assert_eq!(stat.lines().filter(|line| line.starts_with("char 0640")).count(), 2, "{stat}");
+    assert_eq!(g.app(&[&flag], &["ls", "/dev/mine"]).ok().stdout, "deep\nzero\n");
+    let _ = g.app(&["--device=/etc:/dev/etc"], &["true"]).exits(FAILED).stderr_contains(&["no device"]);
+
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    let image = g.fixture();
+    let add = |name: &str, flags: &[&str]| {
+        let name = format!("--name={name}");
+        g.run(&[&["app", "add", &pod, &image, &name], flags, &["--", "sleep", "forever"]].concat())
+    };
+    let fuse = std::path::Path::new("/dev/fuse").exists();
+    let device = if fuse { "/dev/fuse" } else { "/dev/zero:/dev/other" };
+    let target = device.rsplit(':').next().unwrap();
+    add("with", &["--device", device]).succeeded();
+    add("without", &[]).succeeded();
+    g.run(&["app", "start", &format!("{pod}/with"), &format!("{pod}/without")]).succeeded();
+    let open = |app: &str| g.run(&["exec", &pod, "--app", app, "--", "/bin/app", "open-try", target]);
+    assert!(open("with").code == 0, "{:?}", open("with"));
+    assert_ne!(open("without").code, 0, "another app has no node of it");
+    // Also after a restart, which makes the app a new cgroup.
+    g.run(&["restart", "--force", &format!("{pod}/with")]).succeeded();
+    assert_eq!(open("with").code, 0);
+    let _ = add("none", &["--device=/no/such:/dev/x"]).exits(FAILED).stderr_contains(&["/no/such"]);
+}
+
+#[test]
+fn added_apps_take_input_and_terminals() {
+    let g = Gantry::new();
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    let image = g.fixture();
+    g.run(&["app", "add", "-i", &pod, &image, "--name=echo", "--", "echo-stdin"]).succeeded();
+    g.run(&["app", "start", &format!("{pod}/echo")]).succeeded();
+    let mut attach = g.spawn_with_stdin(&["attach", &pod, "--app=echo"]);
+    attach.write("hello\n");
+    g.wait_log(&pod, "hello");
+    attach.close_stdin();
+    // The end of the input ends the app, and not the sandbox.
+    let echo = format!("{pod}/echo");
+    wait_for("the app to exit", || {
+        Some(g.json(&["app", "status", &echo])).filter(|app| app["state"] == "exited" && app["exit_code"] == 0)
+    });
+    g.run(&["app", "add", "-t", &pod, &image, "--name=term", "--", "tty"]).succeeded();
+    for attempt in 0..2 {
+        g.run(&["app", "start", &format!("{pod}/term")]).succeeded();
+        wait_for("the terminal's output", || {
+            let said = g.run(&["logs", &pod, "--app=term"]).ok().stdout;
+            (said.matches("0=true 1=true 2=true").count() == attempt + 1).then_some(())
+        });
+        wait_for("the app to exit", || {
+            Some(g.json(&["app", "status", &format!("{pod}/term")])).filter(|app| app["state"] == "exited")
+        });
+    }
+    g.run(&["stop", "--force", &pod]).succeeded();
+    let _ = attach.wait();
+}

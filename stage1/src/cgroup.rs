@@ -26,7 +26,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::cgroup_view::CgroupView;
 use crate::delegation;
-use crate::devices::{self, Device};
+use crate::devices::{Device, DeviceConfinement};
 use crate::failure::{Attempt, Result, failure};
 use crate::kernel_costs::CgroupMove;
 use crate::limits::{self, BlockDevices, IneffectiveLimit, LimitedCgroup, LimitsOwner};
@@ -269,31 +269,41 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Confines the devices that processes of the pod may use; returns whether the host has a way to.
-    /// On top of the default devices, they may use `given`.
-    pub(crate) fn confine_devices(&self, given: &[Device]) -> bool {
-        let v2 = self.hierarchies.iter().find(|hierarchy| hierarchy.root.is_v2());
-        let v2 = v2.map(|hierarchy| devices::attach(hierarchy.pod.as_fd(), given));
-        if matches!(v2, Some(Ok(()))) {
-            return true;
-        }
-        let v1 = match devices::confine_v1(&self.path, given) {
-            Ok(warnings) => {
+    /// Confines the devices that processes of the pod may use to the default ones and these; `None`: the host has no
+    /// way to.
+    pub(crate) fn confine_devices(&self, given: &[Device]) -> Option<DeviceConfinement> {
+        let v2 = self.v2().map(|pod| DeviceConfinement::attach(pod.as_fd(), given));
+        let v2 = match v2 {
+            Some(Ok(confinement)) => return Some(confinement),
+            Some(Err(error)) => format!("the kernel refuses the program for cgroup v2: {error}"),
+            None => "cgroup v2 is not mounted".to_owned(),
+        };
+        let v1 = match DeviceConfinement::join_v1(&self.path, given) {
+            Ok((confinement, warnings)) => {
                 self.warned.borrow_mut().extend(warnings);
-                return true;
+                return Some(confinement);
             }
             Err(error) => error,
-        };
-        let v2 = match v2 {
-            Some(Err(error)) => format!("the kernel refuses the program for cgroup v2: {error}"),
-            Some(Ok(())) | None => "cgroup v2 is not mounted".to_owned(),
         };
         let warning = format!("the devices of the pod cannot be confined: {v2}; cgroup v1: {v1}");
         tracing::warn!("{warning}");
         if !given.is_empty() {
             self.warned.borrow_mut().push(warning);
         }
-        false
+        None
+    }
+
+    /// Allows the processes of the pod more devices; `all` are the former ones and the new ones.
+    pub(crate) fn extend_devices(&self, confinement: &mut DeviceConfinement, all: &[Device]) -> Result<()> {
+        let extended = confinement.extend(self.v2().map(|pod| pod.as_fd()), all);
+        let warnings = extended.attempt(|| "cannot allow the pod more devices")?;
+        self.warned.borrow_mut().extend(warnings);
+        Ok(())
+    }
+
+    /// The pod's cgroup of v2.
+    fn v2(&self) -> Option<&Cgroup> {
+        self.hierarchies.iter().find(|hierarchy| hierarchy.root.is_v2()).map(|hierarchy| &hierarchy.pod)
     }
 
     /// Removes an app's cgroups; returns whether all are removed. One that is not empty yet (EBUSY) is left, at last to
@@ -334,6 +344,12 @@ impl PodCgroup {
 }
 
 impl AppCgroup {
+    /// Confines the devices that the app may use to the default ones and its own, by cgroup v2 alone; returns whether
+    /// the host has a way to.
+    pub(crate) fn confine_devices(&self, given: &[Device]) -> bool {
+        self.cgroups.v2().is_some_and(|cgroup| DeviceConfinement::attach(cgroup.as_fd(), given).is_ok())
+    }
+
     /// Moves a process to the cgroups.
     pub(crate) fn add(&self, pid: Pid) -> Result<()> {
         self.of_processes()

@@ -49,7 +49,7 @@ pub(crate) struct AppCreation<'a> {
     pub(crate) number: u16,
     /// The devices of the host that it gets.
     pub(crate) devices: Vec<Device>,
-    /// Whether the pod's devices are confined.
+    /// Whether its devices are confined, or all allowed on purpose.
     pub(crate) devices_confined: bool,
     /// The files of /etc.
     pub(crate) etc: &'a [etc::File],

@@ -3,17 +3,18 @@
 //! mknod(2) of any device is allowed, as with docker and runc: the node cannot be opened.
 //!
 //! An app has nodes of its own devices only. The confinement is that of the whole pod, so that an app with CAP_MKNOD
-//! can make a node of a device that another app of its pod was given.
+//! can make a node of a device that another app of its pod was given. In a pod whose apps may be privileged, each app that
+//! is not has a confinement of its own, on cgroup v2.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use gantry_contract::plan::App;
-use gantry_host::cgroup::CgroupSet;
+use gantry_contract::plan::{App, HostDevice};
+use gantry_host::cgroup::{Cgroup, CgroupSet};
+use gantry_host::device::{DeviceNode, list_devices};
 use gantry_model::ErrorKind;
-use gantry_model::device::DeviceSpec;
+use gantry_model::device::{DeviceSpec, is_provided};
 use gantry_model::id::shown;
-use rustix::fs::FileType;
 
 use crate::failure::{Attempt, Result, failure};
 use crate::sys::{self, EbpfInsn};
@@ -48,31 +49,48 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Reads the numbers of the devices of an app on the host.
+    /// Reads the nodes of an app's devices on the host: of a directory, all below it; of a privileged app, all of /dev.
     pub(crate) fn read_all(app: &App) -> Result<Vec<Self>> {
-        app.options.devices.iter().map(Self::read).collect()
+        let mut devices = Vec::new();
+        for spec in &app.options.devices {
+            let what = || format!("cannot use '{}' as a device", shown(&spec.source));
+            let nodes = list_devices(&spec.source, |_| false).attempt(what)?;
+            if nodes.is_empty() {
+                return Err(failure(ErrorKind::Invalid, format!("{}: no device is below it", what())));
+            }
+            let access = (spec.read, spec.write);
+            devices.extend(nodes.iter().filter_map(|node| Self::from_node(&spec.target_of(&node.below), node, access)));
+        }
+        if app.options.privileged {
+            let nodes = list_devices("/dev", is_provided).attempt(|| "cannot list the devices of the host")?;
+            for node in nodes {
+                let target = format!("/dev/{}", node.below);
+                if devices.iter().all(|known| known.target != target) {
+                    devices.extend(Self::from_node(&target, &node, (true, true)));
+                }
+            }
+        }
+        Ok(devices)
     }
 
-    fn read(spec: &DeviceSpec) -> Result<Self> {
-        let what = || format!("cannot use '{}' as a device", shown(&spec.source));
-        let stat = rustix::fs::stat(&spec.source).attempt(what)?;
-        let is_block = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice => true,
-            FileType::CharacterDevice => false,
-            _ => return Err(failure(ErrorKind::Invalid, format!("{}: it is not a device", what()))),
+    /// `None`: the kernel's numbers are larger than those of OCI runtimes.
+    fn from_node(target: &str, node: &DeviceNode, (read, write): (bool, bool)) -> Option<Self> {
+        let DeviceNode { below: _, is_block, major, minor, mode, uid, gid } = *node;
+        let (major, minor) = (i32::try_from(major).ok()?, i32::try_from(minor).ok()?);
+        Some(Self { target: target.to_owned(), is_block, major, minor, read, write, mode, uid, gid })
+    }
+
+    /// The devices of an app that is added, whose nodes the engine has read.
+    pub(crate) fn from_request(devices: &[HostDevice]) -> Result<Vec<Self>> {
+        let device = |device: &HostDevice| {
+            let HostDevice { ref target, is_block, major, minor, read, write, mode, uid, gid } = *device;
+            let invalid = || failure(ErrorKind::Invalid, format!("'{}' cannot be a device of an app", shown(target)));
+            let spec = DeviceSpec { source: target.clone(), target: target.clone(), read, write };
+            spec.validate().map_err(|_| invalid())?;
+            let node = DeviceNode { below: String::new(), is_block, major, minor, mode, uid, gid };
+            Self::from_node(target, &node, (read, write)).ok_or_else(invalid)
         };
-        let number = |number: u32| i32::try_from(number).map_err(|_| failure(ErrorKind::Invalid, what()));
-        Ok(Self {
-            target: spec.target.clone(),
-            is_block,
-            major: number(rustix::fs::major(stat.st_rdev))?,
-            minor: number(rustix::fs::minor(stat.st_rdev))?,
-            read: spec.read,
-            write: spec.write,
-            mode: stat.st_mode & 0o777,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-        })
+        devices.iter().map(device).collect()
     }
 
     /// The node for libcontainer ("Devices" of the OCI runtime specification).
@@ -100,25 +118,56 @@ impl Device {
     }
 }
 
-/// Attaches the program to a cgroup2 directory.
-pub(crate) fn attach(cgroup: BorrowedFd<'_>, given: &[Device]) -> io::Result<()> {
-    sys::attach_device_program(&program(given), cgroup)
+/// The confinement of a pod's devices, or of an app's.
+pub(crate) enum DeviceConfinement {
+    /// By this program, which is attached to a cgroup of v2.
+    Program(OwnedFd),
+    /// By this cgroup of the v1 controller.
+    Controller(Cgroup),
 }
 
-/// Creates the cgroup `path` in the devices controller of cgroup v1, writes the list to it, and joins it. Returns a
-/// warning for each given device that the host does not permit.
-pub(crate) fn confine_v1(path: &str, given: &[Device]) -> io::Result<Vec<String>> {
-    let roots = CgroupSet::open_roots(&["devices"])?;
-    let root = roots.v1("devices").ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-    let cgroup = root.create(path)?;
-    cgroup.write("devices.deny", "a")?;
-    for text in ["c *:* m", "b *:* m"] {
-        cgroup.write("devices.allow", text)?;
+impl DeviceConfinement {
+    /// Attaches a program to a cgroup of v2.
+    pub(crate) fn attach(cgroup: BorrowedFd<'_>, given: &[Device]) -> io::Result<Self> {
+        sys::attach_device_program(&program(given), cgroup, None).map(Self::Program)
     }
-    for (major, minor) in ALLOWED {
-        let minor = minor.map_or("*".to_owned(), |minor| minor.to_string());
-        cgroup.write("devices.allow", &format!("c {major}:{minor} rwm"))?;
+
+    /// Creates the cgroup `path` in the devices controller of v1, writes the list to it, and joins it. Returns a
+    /// warning for each given device that the host does not permit.
+    pub(crate) fn join_v1(path: &str, given: &[Device]) -> io::Result<(Self, Vec<String>)> {
+        let roots = CgroupSet::open_roots(&["devices"])?;
+        let root = roots.v1("devices").ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let cgroup = root.create(path)?;
+        cgroup.write("devices.deny", "a")?;
+        for text in ["c *:* m", "b *:* m"] {
+            cgroup.write("devices.allow", text)?;
+        }
+        for (major, minor) in ALLOWED {
+            let minor = minor.map_or("*".to_owned(), |minor| minor.to_string());
+            cgroup.write("devices.allow", &format!("c {major}:{minor} rwm"))?;
+        }
+        let warnings = allow_v1(&cgroup, given);
+        // The supervisor, which has one thread, joins: every process of the pod is its descendant.
+        cgroup.join()?;
+        Ok((Self::Controller(cgroup), warnings))
     }
+
+    /// Allows more devices: `all` are the former ones and the new ones, `cgroup` is the cgroup of v2. Returns a warning
+    /// for each device that the host does not permit.
+    pub(crate) fn extend(&mut self, cgroup: Option<BorrowedFd<'_>>, all: &[Device]) -> io::Result<Vec<String>> {
+        match (self, cgroup) {
+            (Self::Program(attached), Some(cgroup)) => {
+                *attached = sys::attach_device_program(&program(all), cgroup, Some(attached.as_fd()))?;
+                Ok(Vec::new())
+            }
+            (Self::Program(_), None) => Err(io::Error::from(io::ErrorKind::NotFound)),
+            (Self::Controller(cgroup), _) => Ok(allow_v1(cgroup, all)),
+        }
+    }
+}
+
+/// Allows devices in a cgroup of v1.
+fn allow_v1(cgroup: &Cgroup, given: &[Device]) -> Vec<String> {
     let mut warnings = Vec::new();
     for device in given {
         let rule = device.v1_rule();
@@ -131,8 +180,7 @@ pub(crate) fn confine_v1(path: &str, given: &[Device]) -> io::Result<Vec<String>
             warnings.push(warning);
         }
     }
-    // The supervisor, which has one thread, joins: every process of the pod is its descendant.
-    cgroup.join().map(|()| warnings)
+    warnings
 }
 
 const R0: u8 = 0;

@@ -42,6 +42,7 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         log: LogLimits::default(),
         stop_grace_ms: 0,
         sandbox: false,
+        privileged: false,
         limits: gantry_model::spec::Limits::default(),
     }
 }

@@ -13,7 +13,7 @@ use rustix::process::{DumpableBehavior, Pid, Signal};
 use crate::app::{App, AppInput, OutputSource};
 use crate::cgroup::{AppCgroup, Cgroups};
 use crate::creation::{AppCreation, MadeProcess, PreparedApp, make_stdio};
-use crate::devices::Device;
+use crate::devices::{Device, DeviceConfinement};
 use crate::failure::{Attempt, OfApp, Result, failure};
 use crate::init::{self, Init};
 use crate::jail::{self, Jail};
@@ -42,8 +42,10 @@ pub(crate) struct Pod {
     pub(crate) init: Init,
     /// Its apps, in the order in which they were created.
     pub(crate) apps: Table<App>,
-    /// Whether its devices are confined.
-    pub(crate) devices_confined: bool,
+    /// The confinement of its devices; `None`: each app's are confined, or the host has no way to.
+    pub(crate) devices: Option<DeviceConfinement>,
+    /// The devices of the host that the pod may use.
+    allowed_devices: Vec<Device>,
     /// The number of the next app that is added; `None`: all were used.
     pub(crate) next_number: Option<u16>,
     host: etc::HostFiles,
@@ -96,12 +98,13 @@ pub(crate) fn launch(
         init: None,
         app_cgroups: Vec::new(),
         terminal_size,
-        devices_confined: false,
+        devices: None,
+        allowed_devices: Vec::new(),
     };
     match launch.run(&plan, lock) {
         Ok((jail, apps, host)) => match launch.init {
             Some(init) => {
-                let Launch { cgroups, block_devices, network, devices_confined, .. } = launch;
+                let Launch { cgroups, block_devices, network, devices, allowed_devices, .. } = launch;
                 let next_number = u16::try_from(plan.apps.len()).ok();
                 Ok(Pod {
                     plan,
@@ -112,7 +115,8 @@ pub(crate) fn launch(
                     init,
                     apps,
                     thread,
-                    devices_confined,
+                    devices,
+                    allowed_devices,
                     host,
                     next_number,
                 })
@@ -136,14 +140,33 @@ struct Launch {
     /// The names of the apps that have cgroups.
     app_cgroups: Vec<String>,
     terminal_size: Option<(u16, u16)>,
-    devices_confined: bool,
+    devices: Option<DeviceConfinement>,
+    allowed_devices: Vec<Device>,
+}
+
+/// Confines the devices of an app, unless those of its pod are, or it is privileged; returns whether they are confined.
+/// A privileged app may use all.
+pub(crate) fn confine_app(
+    plan: &Plan,
+    pod: Option<&DeviceConfinement>,
+    app: &plan::App,
+    cgroup: &AppCgroup,
+    devices: &[Device],
+) -> bool {
+    match plan.privileged {
+        true => app.options.privileged || cgroup.confine_devices(devices),
+        false => pod.is_some(),
+    }
 }
 
 impl Launch {
     fn run(&mut self, plan: &Plan, lock: &OwnedFd) -> Result<(Jail, Table<App>, etc::HostFiles)> {
         let devices =
             plan.apps.iter().map(|app| Device::read_all(app).of_app(&app.name)).collect::<Result<Vec<_>>>()?;
-        self.devices_confined = self.cgroups.confine_devices(&devices.concat());
+        if !plan.privileged {
+            self.allowed_devices = devices.concat();
+            self.devices = self.cgroups.confine_devices(&self.allowed_devices);
+        }
         self.block_devices = limits::read_block_devices(plan)?;
         let ineffective = self.cgroups.set_pod_limits(None, &plan.limits, &self.block_devices);
         self.cgroups.warn(&ineffective?);
@@ -166,7 +189,8 @@ impl Launch {
         let mut created = Vec::with_capacity(plan.apps.len());
         for (((number, app), cgroup), devices) in (0..).zip(&plan.apps).zip(cgroups).zip(devices) {
             let _span = tracing::info_span!("app", app = app.name).entered();
-            let (devices_confined, log) = (self.devices_confined, plan.log);
+            let devices_confined = confine_app(plan, self.devices.as_ref(), app, &cgroup, &devices);
+            let log = plan.log;
             let creation = AppCreation { app, pod: &plan.pod, number, devices, devices_confined, etc: &etc, log };
             created.push(self.create_app(plan, &jail, init, creation, cgroup).of_app(&app.name)?);
         }
@@ -353,6 +377,22 @@ impl Pod {
             let _left_for_engine = self.cgroups.remove(&app.plan.name);
         }
         self.cgroups.leave_and_remove();
+    }
+
+    /// Allows the devices of an app that is added to a pod whose devices are confined as one. They stay allowed until
+    /// the pod ends, but only this app gets nodes of them.
+    pub(crate) fn allow_devices(&mut self, new: &[Device]) -> Result<()> {
+        let Some(confinement) = self.devices.as_mut().filter(|_| !new.is_empty()) else { return Ok(()) };
+        let mut all = self.allowed_devices.clone();
+        all.extend(new.iter().filter(|device| !self.allowed_devices.contains(device)).cloned());
+        self.cgroups.extend_devices(confinement, &all)?;
+        self.allowed_devices = all;
+        Ok(())
+    }
+
+    /// Confines the devices of an app in a new cgroup, as [`confine_app`].
+    pub(crate) fn confine_app(&self, app: &plan::App, cgroup: &AppCgroup, devices: &[Device]) -> bool {
+        confine_app(&self.plan, self.devices.as_ref(), app, cgroup, devices)
     }
 
     /// The files of /etc of an app that is added.

@@ -57,14 +57,14 @@ pub(crate) fn config(
         "ociVersion": "1.0.2",
         "root": { "path": root_path(&app.name), "readonly": app.options.read_only_root },
         "process": process(app, ids, confinement),
-        "mounts": mounts(files.mounts),
+        "mounts": mounts(files.mounts, app.options.privileged),
         "linux": {
             // Never empty and never the root: libcontainer kills the processes in this cgroup when it cleans up.
             "cgroupsPath": format!("/{}/{}/{}", plan.cgroup_parent.trim_matches('/'), plan.pod, app.name),
             "namespaces": [ { "type": "mount" }, { "type": "pid", "path": format!("/proc/{init}/ns/pid") } ],
             "devices": files.devices.iter().map(Device::node).collect::<Vec<_>>(),
-            "maskedPaths": MASKED,
-            "readonlyPaths": READ_ONLY,
+            "maskedPaths": if app.options.privileged { &[][..] } else { &MASKED[..] },
+            "readonlyPaths": if app.options.privileged { &[][..] } else { &READ_ONLY[..] },
         },
     })
 }
@@ -102,7 +102,7 @@ pub(crate) fn environment(env: &[String], ids: &Ids) -> Vec<String> {
     env
 }
 
-fn mounts(own: &[AppMount]) -> Vec<Value> {
+fn mounts(own: &[AppMount], is_privileged: bool) -> Vec<Value> {
     let mount = |target: &str, kind: &str, source: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": source, "options": options });
     let quiet = ["nosuid", "noexec", "nodev"];
     let mut mounts = vec![
@@ -116,7 +116,7 @@ fn mounts(own: &[AppMount]) -> Vec<Value> {
         ),
         mount("/dev/shm", "bind", "/shm", &["bind", "nosuid", "noexec", "nodev"]),
         mount("/dev/mqueue", "mqueue", "mqueue", &quiet),
-        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", if is_privileged { "rw" } else { "ro" }]),
     ];
     let left = own.iter().filter(|mount| is_left_to_libcontainer(mount));
     mounts.extend(left.map(|AppMount { target, kind, source, options }| {

@@ -564,9 +564,13 @@ pub(crate) struct EbpfInsn {
     pub(crate) immediate: i32,
 }
 
-/// Loads a `BPF_PROG_TYPE_CGROUP_DEVICE` program and attaches it to a cgroup2 directory. It lives as long as the
-/// cgroup.
-pub(crate) fn attach_device_program(program: &[EbpfInsn], cgroup: BorrowedFd<'_>) -> io::Result<()> {
+/// Loads a `BPF_PROG_TYPE_CGROUP_DEVICE` program and attaches it to a cgroup2 directory, in place of another program if
+/// one is given (Linux 5.6). It lives as long as the cgroup.
+pub(crate) fn attach_device_program(
+    program: &[EbpfInsn],
+    cgroup: BorrowedFd<'_>,
+    in_place_of: Option<BorrowedFd<'_>>,
+) -> io::Result<OwnedFd> {
     #[repr(C)]
     #[derive(Default)]
     struct Load {
@@ -583,6 +587,8 @@ pub(crate) fn attach_device_program(program: &[EbpfInsn], cgroup: BorrowedFd<'_>
         program: u32,
         attach_type: u32,
         flags: u32,
+        replaced: u32,
+        padding: u32,
         rest: [u64; 4],
     }
     const PROG_LOAD: libc::c_long = 5;
@@ -590,6 +596,7 @@ pub(crate) fn attach_device_program(program: &[EbpfInsn], cgroup: BorrowedFd<'_>
     const TYPE_CGROUP_DEVICE: u32 = 15;
     const ATTACH_DEVICE: u32 = 6;
     const ALLOW_MULTI: u32 = 2;
+    const REPLACE: u32 = 4;
     let load = Load {
         prog_type: TYPE_CGROUP_DEVICE,
         insn_cnt: u32::try_from(program.len()).unwrap_or(u32::MAX),
@@ -607,11 +614,13 @@ pub(crate) fn attach_device_program(program: &[EbpfInsn], cgroup: BorrowedFd<'_>
         target: cgroup.as_raw_fd().unsigned_abs(),
         program: loaded.as_raw_fd().unsigned_abs(),
         attach_type: ATTACH_DEVICE,
-        flags: ALLOW_MULTI,
+        flags: ALLOW_MULTI | if in_place_of.is_some() { REPLACE } else { 0 },
+        replaced: in_place_of.map_or(0, |program| program.as_raw_fd().unsigned_abs()),
         ..Attach::default()
     };
-    // SAFETY: as above, for BPF_PROG_ATTACH; both descriptors are open.
-    check(unsafe { libc::syscall(libc::SYS_bpf, PROG_ATTACH, &raw const attach, size_of::<Attach>()) }).map(drop)
+    // SAFETY: as above, for BPF_PROG_ATTACH; all descriptors are open.
+    check(unsafe { libc::syscall(libc::SYS_bpf, PROG_ATTACH, &raw const attach, size_of::<Attach>()) })?;
+    Ok(loaded)
 }
 
 /// Blocks SIGCHLD, so that [`wait_for_child_signal`] cannot miss one.

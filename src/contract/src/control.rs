@@ -175,6 +175,9 @@ pub struct AddApp {
     /// The block devices in its limits: major and minor number by path. The supervisor does not see the host's files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub block_devices: BTreeMap<String, (u32, u32)>,
+    /// The devices of the host that it gets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<plan::HostDevice>,
 }
 
 /// A change of limits.

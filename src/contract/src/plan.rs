@@ -56,6 +56,10 @@ pub struct Plan {
     /// pod nor stops the other apps.
     #[serde(default)]
     pub sandbox: bool,
+    /// Whether apps of it may be privileged: then the devices of each app are confined on their own, where cgroup v2
+    /// allows that, instead of those of the pod.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub privileged: bool,
     /// Resource limits of all apps together: those of the pod's cgroup.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
@@ -89,6 +93,29 @@ pub struct Networks {
     /// Ports of the host that lead to the pod.
     #[serde(default)]
     pub ports: Vec<PodPort>,
+}
+
+/// A device of the host, as its node was read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostDevice {
+    /// The path of its node in the app, below `/dev`.
+    pub target: String,
+    /// Whether it is a block device; otherwise a character device.
+    pub is_block: bool,
+    /// Its major number.
+    pub major: u32,
+    /// Its minor number.
+    pub minor: u32,
+    /// Whether the app may read it.
+    pub read: bool,
+    /// Whether the app may write it.
+    pub write: bool,
+    /// Permission bits of the node.
+    pub mode: u32,
+    /// Owner of the node.
+    pub uid: u32,
+    /// Group of the node.
+    pub gid: u32,
 }
 
 /// A volume's place in an app.

@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `cgroup` | cgroups of v1, v2 and hybrid hosts: create, join, kill, freeze, limits, counters, remove |
+//! | `device` | device nodes of the host |
 //! | `file` | bounded reads |
 //! | `inotify` | changes of directories |
 //! | `lock` | flock(2) with a timeout |
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cgroup;
+pub mod device;
 pub mod file;
 pub mod inotify;
 pub mod lock;

@@ -61,6 +61,11 @@ pub struct AppOptions {
     /// When it is started again after it has ended.
     #[serde(default)]
     pub restart: RestartPolicy,
+    /// Whether it is confined in nothing but its namespaces and limits, as docker's `--privileged`: it has every
+    /// capability, all devices of the host and no system call filter, and may write all of /proc and /sys. It is equal
+    /// to root on the host.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub privileged: bool,
 }
 
 impl AppOptions {

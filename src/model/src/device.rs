@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::id::shown;
 use crate::spec::SpecError;
 
-/// A device of the host in an app.
+/// A device of the host in an app, or all devices below a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSpec {
     /// The absolute path of the device on the host.
@@ -57,7 +57,19 @@ const PROVIDED: [&str; 15] = [
     "tty", "zero",
 ];
 
+/// Whether gantry makes this node or directory of `/dev` itself (a path relative to it), or mounts something there.
+#[must_use]
+pub fn is_provided(name: &str) -> bool {
+    name == "urandom" || PROVIDED.contains(&name.split('/').next().unwrap_or_default())
+}
+
 impl DeviceSpec {
+    /// The path in the app of a node below the source, which is a directory, or of the source itself.
+    #[must_use]
+    pub fn target_of(&self, below: &str) -> String {
+        if below.is_empty() { self.target.clone() } else { format!("{}/{below}", self.target) }
+    }
+
     /// Checks the paths and that there is some access.
     ///
     /// # Errors
@@ -70,7 +82,7 @@ impl DeviceSpec {
         let Some(name) = name else {
             return Err(SpecError::new(format!("device target '{target}' is not below /dev")));
         };
-        if name == "urandom" || PROVIDED.contains(&name.split('/').next().unwrap_or_default()) {
+        if is_provided(name) {
             return Err(SpecError::new(format!("device target '{target}' is provided by gantry")));
         }
         if !self.read && !self.write {

@@ -24,6 +24,8 @@ pub struct PodSpec {
     /// Whether it is a sandbox: a pod that may have no apps, is not ended by the end or failure of an app, and runs
     /// until it is stopped.
     pub sandbox: bool,
+    /// Whether apps of it may be privileged, also those that are added while it runs.
+    pub privileged: bool,
     /// The volumes that apps may mount, by name.
     pub volumes: Vec<VolumeSpec>,
     /// The networks; `None`: the engine's default.
@@ -266,22 +268,17 @@ impl AddedAppSpec {
     /// # Errors
     /// The first [`SpecError`] found.
     pub fn validate(&self, pod: &PodSpec) -> Result<(), SpecError> {
-        if self.app.options.terminal || self.app.options.stdin {
+        if self.app.options.privileged && !pod.privileged {
             return Err(SpecError::new(
-                "an app that is added to a running pod cannot have a terminal or an open stdin",
-            ));
-        }
-        if !self.app.options.devices.is_empty() {
-            return Err(SpecError::new(
-                "an app that is added to a running pod cannot have devices: a pod's are confined when it starts",
+                "a privileged app can be added only to a pod that was started with --privileged",
             ));
         }
         let mut whole = pod.clone();
-        // An interactive app of the pod is no obstacle.
+        whole.apps.push(self.app.clone());
+        // Only the foreground of `run` shows a single interactive app.
         for app in &mut whole.apps {
             (app.options.terminal, app.options.stdin) = (false, false);
         }
-        whole.apps.push(self.app.clone());
         whole.volumes.extend(self.volumes.iter().cloned());
         whole.validate()
     }

@@ -14,6 +14,7 @@ use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::spec::Limits;
 use rustix::process::Signal;
+use rustix::thread::CapabilitySet;
 
 use super::{SIGKILL, Supervisor, no_such_app};
 use crate::app::{App, AppInput, NextOperation, Operation, StartRequest, StopRequest};
@@ -348,6 +349,12 @@ impl Supervisor {
         let mut cgroup = self.pod.cgroups.app(name, &Limits::default(), &self.pod.block_devices)?;
         if self.pod.apps.get(token).is_some_and(|app| app.confinement.has_own_namespaces) {
             cgroup.delegate()?;
+        }
+        if let Some(app) = self.pod.apps.get(token)
+            && !self.pod.confine_app(&app.plan, &cgroup, &app.devices)
+            && app.confinement.capabilities.contains(CapabilitySet::MKNOD)
+        {
+            return Err(failure(ErrorKind::Unavailable, format!("cannot confine the devices of app '{name}' again")));
         }
         if let Some(app) = self.pod.apps.get_mut(token) {
             app.cgroup = cgroup;

@@ -16,6 +16,7 @@ use super::Supervisor;
 use super::apps::refuse;
 use crate::app::{App, AppInput, Operation, OutputSource, StartRequest};
 use crate::creation::{AppCreation, PreparedApp, make_stdio};
+use crate::devices::Device;
 use crate::failure::{Result, failure};
 use crate::launcher::{Stdio, WaitingApp};
 use crate::limits::extra_controllers;
@@ -99,8 +100,8 @@ impl Supervisor {
         let name = &request.app.name;
         let invalid = |error| failure(ErrorKind::Invalid, format!("'{}' cannot name an app: {error}", shown(name)));
         name.parse::<AppName>().map_err(invalid)?;
-        if !request.app.options.devices.is_empty() {
-            let why = "an app that is added to a running pod cannot have devices: a pod's are confined when it starts";
+        if request.app.options.privileged && !self.pod.plan.privileged {
+            let why = "a privileged app can be added only to a pod that was started with --privileged";
             return Err(failure(ErrorKind::Invalid, why));
         }
         if self.find_app(name).is_ok() || self.is_being_added(name) {
@@ -143,12 +144,15 @@ impl Supervisor {
         self.pod.block_devices.extend(request.block_devices.clone());
         let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default(), &self.pod.block_devices)?;
         let etc = self.pod.etc_files()?;
-        let (devices_confined, log) = (self.pod.devices_confined, self.pod.plan.log);
+        let devices = Device::from_request(&request.devices)?;
+        self.pod.allow_devices(&devices)?;
+        let devices_confined = self.pod.confine_app(&request.app, &cgroup, &devices);
+        let log = self.pod.plan.log;
         let creation = AppCreation {
             app: &request.app,
             pod: &self.pod.plan.pod,
             number,
-            devices: Vec::new(),
+            devices,
             devices_confined,
             etc: &etc,
             log,

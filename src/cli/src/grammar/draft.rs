@@ -166,6 +166,7 @@ impl<'a> Draft<'a> {
         let mut spec = PodSpec { apps, volumes: volumes.list, ..self.pod };
         self.network.onto(&mut spec);
         spec.sandbox = self.verb == Verb::Sandbox;
+        spec.privileged = spec.sandbox && self.common.options.privileged;
         // An added app may mount volumes of its pod: the engine validates it.
         if self.verb != Verb::AddApp {
             spec.validate()?;

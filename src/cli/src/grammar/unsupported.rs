@@ -20,7 +20,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("stdout", "output goes to the logs and to the foreground"),
     ("stderr", "output goes to the logs and to the foreground"),
     ("attach", "the foreground shows standard output and standard error; -i feeds standard input"),
-    ("privileged", "name the capabilities with --cap-add, or use --insecure-options=all-run"),
     ("device-cgroup-rule", "use --device"),
     ("gpus", "name the devices with --device"),
     ("init", "leave it out: every pod has an init process that reaps"),

@@ -1,6 +1,7 @@
 //! The engine's view of the host: processes, cgroups, networks.
 
 pub(crate) mod cgroup;
+pub(crate) mod devices;
 pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod stage1;

@@ -12,6 +12,7 @@
 //!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
 //!   "hostname": "web-1",                        optional
 //!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
+//!   "privileged": true,                         apps of it may be privileged; default: if one of `apps` is
 //!   "shm_size": 67108864,
 //!   "sysctls": { "net.core.somaxconn": "1024" },
 //!   "limits": { "memory": 1073741824 },          of all apps together; fields as in an app's
@@ -42,7 +43,7 @@
 //!                                               {"http": {"host": "127.0.0.1", "port": 80, "path": "/"}}
 //!                 "interval_ms": 30000, "timeout_ms": 30000, "retries": 3, "start_period_ms": 0,
 //!                 "start_interval_ms": 5000, "on_failure": "none" },  | "restart" | "stop" | "kill"
-//!     "stop_timeout_ms": 30000,
+//!     "stop_timeout_ms": 30000, "privileged": false,
 //!     "terminal": false, "stdin": false,
 //!     "sdnotify": "app",                        ready | app | none; default ready
 //!     "systemd": "always",                      auto | always | false; default auto
@@ -97,6 +98,8 @@ pub(crate) struct Pod {
     hostname: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sandbox: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    privileged: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shm_size: Option<u64>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -159,6 +162,8 @@ pub(crate) struct App {
     stop_signal: Option<u8>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stop_timeout_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    privileged: bool,
     #[serde(default)]
     terminal: bool,
     #[serde(default)]
@@ -312,6 +317,7 @@ impl From<&PodSpec> for Pod {
         let PodSpec {
             apps,
             sandbox,
+            privileged,
             volumes,
             net,
             ports,
@@ -332,6 +338,7 @@ impl From<&PodSpec> for Pod {
             hosts: hosts.into(),
             hostname: hostname.clone(),
             sandbox: *sandbox,
+            privileged: *privileged,
             shm_size: *shm_size,
             sysctls: sysctls.clone(),
             limits: limits.clone(),
@@ -355,6 +362,7 @@ impl TryFrom<Pod> for PodSpec {
             hosts,
             hostname,
             sandbox,
+            privileged,
             shm_size,
             sysctls,
             limits,
@@ -372,6 +380,7 @@ impl TryFrom<Pod> for PodSpec {
             hosts: hosts.into(),
             hostname,
             sandbox,
+            privileged,
             shm_size,
             sysctls,
             limits,
@@ -428,6 +437,7 @@ impl From<&AppSpec> for App {
             oom_score_adj: app.options.oom_score_adj,
             stop_signal: app.stop_signal,
             stop_timeout_ms: app.options.stop_timeout_ms,
+            privileged: app.options.privileged,
             terminal: app.options.terminal,
             stdin: app.options.stdin,
             sdnotify: app.options.sdnotify,
@@ -482,6 +492,7 @@ impl TryFrom<App> for AppSpec {
                 systemd: app.systemd,
                 stop_timeout_ms: app.stop_timeout_ms,
                 restart: app.restart,
+                privileged: app.privileged,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

@@ -131,6 +131,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             health: limits[1].map(health).unwrap_or_default(),
             systemd: if rest.2[1] { SystemdMode::Always } else { SystemdMode::Auto },
             stop_timeout_ms: limits[0],
+            privileged: rest.2[3],
         },
         stop_signal: rest.3.1,
     })
@@ -203,6 +204,7 @@ fn pod() -> impl Strategy<Value = PodSpec> {
             PodSpec {
                 apps,
                 sandbox,
+                privileged: sandbox,
                 volumes,
                 net,
                 ports,

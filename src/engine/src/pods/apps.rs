@@ -37,13 +37,14 @@ use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::error::need_root;
+use crate::host::devices;
 use crate::host::process::Deadline;
 use crate::images::view::recorded_name;
 use crate::pods::added::{AddedApp, AddedApps, AppsLock};
 use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::{ExecError, select_app};
-use crate::pods::plan;
+use crate::pods::plan::{self, AddedAppPlan};
 use crate::pods::prepare::assign_id;
 use crate::pods::update::block_devices;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
@@ -133,7 +134,9 @@ impl Engine {
             .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned.volumes))
             .and_then(|mounts| {
                 let block_devices = block_devices(&planned.app.options.limits)?;
-                let request = AddApp { app: planned.app, volumes: planned.volumes, terminal_size: None, block_devices };
+                let devices = devices::read_devices(&planned.app.options)?;
+                let AddedAppPlan { app, volumes } = planned;
+                let request = AddApp { app, volumes, terminal_size: None, block_devices, devices };
                 self.ask_app(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT)
                     .map_err(EngineError::from_cause)
             });
@@ -483,6 +486,7 @@ fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -
         volumes: plan.volumes.clone(),
         net: Some(row.net.clone()),
         hostname: Some(row.hostname.clone()),
+        privileged: plan.privileged,
         limits: plan.limits.clone(),
         ..PodSpec::default()
     };

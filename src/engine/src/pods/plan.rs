@@ -9,7 +9,7 @@ use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::health::HealthSettings;
 use gantry_model::id::shown;
-use gantry_model::spec::{self, AppOptions, SpecError, TmpfsMount, VolumeKind, VolumeSpec};
+use gantry_model::spec::{self, AppOptions, Capabilities, Seccomp, SpecError, TmpfsMount, VolumeKind, VolumeSpec};
 use gantry_model::systemd::{self, SdNotify, SystemdMode};
 use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
 use gantry_store::Layout;
@@ -121,6 +121,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         log: setting.log,
         stop_grace_ms: setting.stop_grace_ms,
         sandbox: spec.sandbox,
+        privileged: spec.privileged || spec.apps.iter().any(|app| app.options.privileged),
         limits: spec.limits.clone(),
     })
 }
@@ -157,6 +158,7 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
     let (user, group) = identity(app, config)?;
     let mounts = mounts(app, config, volumes)?;
     let options = AppOptions { health: health(app, config)?, ..options(app, &argv, &mounts) };
+    let (capabilities, options) = confinement(app, options);
     let default_stop_signal = match options.systemd {
         SystemdMode::Always => systemd::HALT_SIGNAL,
         SystemdMode::Auto | SystemdMode::False => STOP_SIGNAL,
@@ -173,9 +175,9 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         user,
         group,
         mounts,
-        capabilities: app.capabilities.names().into_iter().collect(),
-        required_capabilities: app.capabilities.required().into_iter().collect(),
-        ambient_capabilities: app.capabilities.ambient().into_iter().collect(),
+        capabilities: capabilities.names().into_iter().collect(),
+        required_capabilities: capabilities.required().into_iter().collect(),
+        ambient_capabilities: capabilities.ambient().into_iter().collect(),
         stop_signal: app.stop_signal.or(config.stop_signal).unwrap_or(default_stop_signal),
         options,
     })
@@ -216,6 +218,22 @@ fn options(app: &AppSpec, argv: &[String], mounts: &[out::Mount]) -> AppOptions 
         }
     }
     options
+}
+
+/// The capabilities and options of an app. A privileged one has every capability and no filter unless others were
+/// given, and its programs may gain privileges.
+fn confinement(app: &AppSpec, mut options: AppOptions) -> (Capabilities, AppOptions) {
+    let mut capabilities = app.capabilities.clone();
+    if options.privileged {
+        options.new_privileges = true;
+        if options.seccomp == Seccomp::Default {
+            options.seccomp = Seccomp::Unconfined;
+        }
+        if capabilities == Capabilities::Default {
+            capabilities = Capabilities::All;
+        }
+    }
+    (capabilities, options)
 }
 
 fn layers(app: &AppSpec, image: &Image<'_>) -> Result<Vec<String>, PlanError> {

@@ -372,6 +372,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         log: LogLimits::default(),
         stop_grace_ms: 1,
         sandbox: false,
+        privileged: false,
         limits: gantry_model::spec::Limits::default(),
     }
 }

@@ -54,7 +54,7 @@ impl Flag {
     /// Whether it is a flag of this command.
     pub(super) fn applies_to(&self, verb: Verb) -> bool {
         /// The flags of the pod that an added app has, too.
-        const OF_ADDED_APP: [&str; 9] = [
+        const OF_ADDED_APP: [&str; 12] = [
             "volume",
             "platform",
             "pull-policy",
@@ -64,6 +64,9 @@ impl Flag {
             "set-env",
             "set-env-file",
             "quiet",
+            "keep-stdin",
+            "tty",
+            "interactive",
         ];
         /// The flags of pods with an interactive app.
         const INTERACTIVE: [&str; 3] = ["keep-stdin", "tty", "interactive"];
@@ -71,9 +74,10 @@ impl Flag {
             Verb::Run => true,
             Verb::Prepare => !self.run_only,
             Verb::Sandbox => {
-                self.scope == Scope::Pod
-                    && (!self.run_only || self.long() == "rm")
-                    && !INTERACTIVE.contains(&self.long())
+                self.long() == "privileged"
+                    || self.scope == Scope::Pod
+                        && (!self.run_only || self.long() == "rm")
+                        && !INTERACTIVE.contains(&self.long())
             }
             Verb::AddApp => self.scope == Scope::App || OF_ADDED_APP.contains(&self.long()),
         }

@@ -7,11 +7,22 @@ use crate::grammar::values::{self, ValueError};
 
 /// Capabilities, system calls, devices.
 pub(super) static FLAGS: &[Flag] = &[
+    switch(
+        App,
+        &["privileged"],
+        "Give the app every capability, all devices of the host, no system call filter, and a writable /proc and /sys: it \
+         is then equal to root on the host; of a sandbox: allow such apps",
+        |d, v| {
+            d.app().options.privileged = values::boolean(v)?;
+            Ok(())
+        },
+    ),
     valued(
         App,
         &["device"],
         "HOST[:CONTAINER][:ACCESS]",
-        "Give the app a device of the host: /dev/fuse, /dev/sdb:/dev/disk:r; ACCESS is r, w or rw (default rw)",
+        "Give the app a device of the host, or all below a directory: /dev/fuse, /dev/sdb:/dev/disk:r, /dev/snd; ACCESS is r, w or rw \
+         (default rw)",
         |d, v| {
             d.app().options.devices.push(v.parse()?);
             Ok(())

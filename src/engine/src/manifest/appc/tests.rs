@@ -115,6 +115,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         log: plan::LogLimits::default(),
         stop_grace_ms: 0,
         sandbox: false,
+        privileged: false,
         limits: Limits::default(),
     }
 }
