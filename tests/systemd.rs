@@ -78,7 +78,7 @@ fn an_app_reports_its_readiness() {
 }
 
 #[test]
-fn an_app_without_readiness_is_ready_when_it_runs() {
+fn running_apps_without_readiness_are_ready() {
     let g = Gantry::new();
     let pod = pod_id(&g.run(&["run", "-d", &g.fixture(), "--name=it", "--", "sleep", "1000"]).ok());
     assert_eq!(g.run(&["wait", "--condition=ready", &pod]).ok().text(), "-1");
@@ -117,7 +117,7 @@ fn an_app_cannot_speak_for_another() {
 }
 
 #[test]
-fn a_foreground_pod_is_reported_to_the_service_manager() {
+fn foreground_pods_are_reported_to_the_service_manager() {
     let g = Gantry::new();
     let image = g.fixture();
     for (flag, messages) in [
@@ -235,7 +235,7 @@ fn the_program_decides_over_systemd_mode() {
 }
 
 #[test]
-fn an_app_with_a_pid_namespace_ends_with_its_supervisor() {
+fn apps_in_systemd_mode_end_with_their_supervisor() {
     let g = Gantry::new();
     let pod = pod_id(&g.run(&["run", "-d", "--systemd=always", &g.fixture(), "--name=it", "--", "sleep", "1000"]).ok());
     let json = g.run(&["status", "-o", "json", &pod]).ok().json();
@@ -267,7 +267,7 @@ fn verify(path: &std::path::Path) {
 }
 
 #[test]
-fn a_generated_service_runs_a_pod_like_the_original() {
+fn generated_services_run_pods_like_the_original() {
     let g = Gantry::new();
     let image = g.fixture();
     let env = "--env=TEXT=50% of \"$HOME\" \\ end";

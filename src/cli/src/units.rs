@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_has_the_lines_of_the_user_last() {
+    fn lines_of_the_user_come_last() {
         let service = PodService {
             name: "web",
             source: "a test",

@@ -107,6 +107,7 @@ fn due_reports(row: &PodRow, journal: &Parsed) -> Vec<ReadyReport> {
                 Some(Some(Timestamp(record.at)))
             }
             Fact::AppRemoved { app } if app == name.as_str() => Some(None),
+            // It says nothing about the readiness.
             _ => None,
         });
         Some(ReadyReport { app: name.clone(), attempt, at: at.flatten()? })
