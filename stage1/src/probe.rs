@@ -1,8 +1,8 @@
 //! A running probe of an app's health: a program in the app, or a connection to one of its ports.
 //!
 //! The app controls the other end. It may reply slowly, without end, or never: every probe has a deadline, output
-//! beyond [`MAX_READ`] ends it, and no operation here blocks. A program runs exactly as one of `gantry exec`. Connections
-//! are made in the pod's network namespace, which the supervisor is in.
+//! beyond [`MAX_READ`] ends it, and no operation here blocks. A program runs exactly as one of `gantry exec`.
+//! Connections are made in the pod's network namespace, which the supervisor is in.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -148,7 +148,7 @@ impl Supervisor {
         match (outcome, app.waiting.take()) {
             (Ok(()), Some(waiting)) => {
                 let started = app.record_start(waiting, start.attempt);
-                // Before the start: a reader that sees the start does not take the former health for that of this start.
+                // Before the start: a reader that sees the start does not take the former health for its own.
                 if let Some(fact) = app.take_health_change() {
                     self.journal.append(fact);
                 }

@@ -133,7 +133,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn all_apps_must_be_healthy_and_one_is_unhealthy() {
+    fn all_must_be_healthy_or_one_unhealthy() {
         use HealthState::{Healthy, Starting, Unhealthy};
         let mut row = row();
         assert!(!is_reached(&row, Healthy), "no health check");

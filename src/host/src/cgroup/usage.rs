@@ -78,7 +78,7 @@ pub struct DeviceIo {
 }
 
 impl Cgroup {
-    /// How often its own memory limit made the OOM killer necessary, given that the killer has killed `kills` processes.
+    /// How often its own memory limit made the OOM killer necessary, given that it has killed `kills` processes.
     /// cgroup v1 has no such counter, and Linux 6.18 does not count in `memory.failcnt`: if the usage has ever reached
     /// the limit, each kill counts.
     ///
