@@ -36,6 +36,8 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
     let ended = journal.records.iter().find(|record| record.fact == Fact::Ended).map(|record| Timestamp(record.at));
     let lost_end = AppEnd { how: AppOutcome::Lost, oom: false, at: ended.unwrap_or(seen.now), restart_at: None };
     let (mut states, mut removed) = (Vec::with_capacity(apps.len()), Vec::new());
+    // An app was to be started again by its restart policy.
+    let mut was_restarting = false;
     for (name, row) in apps {
         let last = match histories.last_state(name, row) {
             _ if histories.is_removed(name, row) => None,
@@ -44,7 +46,11 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
                 Some(AppState::Exited { started: Some(at), end: lost_end, attempt })
             }
             AppState::Waiting => Some(AppState::Exited { started: None, end: lost_end, attempt: 0 }),
-            state @ (AppState::Created | AppState::Exited { .. }) => Some(state),
+            AppState::Exited { started, end, attempt } => {
+                was_restarting |= end.restart_at.is_some();
+                Some(AppState::Exited { started, end: AppEnd { restart_at: None, ..end }, attempt })
+            }
+            AppState::Created => Some(AppState::Created),
         };
         match last {
             Some(state) => states.push((name.clone(), state)),
@@ -52,7 +58,7 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
         }
     }
     let lost = states.iter().find(|(_, state)| end_of(state).is_some_and(|end| end.how == AppOutcome::Lost));
-    let is_lost = lost.is_some() || (seen.sandbox && ended.is_none());
+    let is_lost = lost.is_some() || ((seen.sandbox || was_restarting) && ended.is_none());
     let last_exit = states.iter().filter_map(|(_, state)| end_of(state)).map(|end| end.at).max();
     let at = ended.or(if is_lost { None } else { last_exit }).unwrap_or(seen.now);
     let failed = match seen.sandbox {
@@ -65,7 +71,7 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
         (true, None, false) => "the supervisor was killed".to_owned(),
         _ => reason(journal, failed.as_ref().map(|(name, _)| name), &states),
     };
-    let unrecorded = if seen.sandbox && is_lost && ended.is_none() { LOST_EXIT_CODE } else { 0 };
+    let unrecorded = if is_lost && ended.is_none() { LOST_EXIT_CODE } else { 0 };
     let exit_code = failed.as_ref().map_or(unrecorded, |(_, how)| how.exit_code());
     Outcome { apps: states, removed, at, end: PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason } }
 }
@@ -223,6 +229,18 @@ mod tests {
         );
         let end = AppEnd { how: AppOutcome::Lost, oom: false, at: Timestamp(9), restart_at: None };
         assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(5)), end, attempt: 0 })]);
+    }
+
+    #[test]
+    fn a_restart_that_never_came_is_lost() {
+        let (how, restart_at) = (ProcessExit::Code(1), Some(200));
+        let planned = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: false, restart_at };
+        let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
+        let got = outcome(&running(&["a"]), &journal(vec![planned.clone()]), seen);
+        assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "the supervisor was killed"));
+        assert_eq!(end_of(&got.apps[0].1).map(|end| end.restart_at), Some(None));
+        let got = outcome(&running(&["a"]), &journal(vec![planned, stopping("stop"), Fact::Ended]), seen);
+        assert_eq!((got.end.exit_code, got.end.reason.as_str()), (0, "stopped"));
     }
 
     #[test]
