@@ -309,11 +309,7 @@ impl Cgroups {
     /// Removes an app's cgroups; returns whether all are removed. One that is not empty yet (EBUSY) is left, at last to
     /// the engine.
     pub(crate) fn remove(&self, app: &str) -> bool {
-        let removed = self.hierarchies.iter().map(|hierarchy| match hierarchy.root.is_v2() {
-            // It may have cgroups of its own.
-            true => hierarchy.pod.remove_tree(app),
-            false => hierarchy.pod.remove(app),
-        });
+        let removed = self.hierarchies.iter().map(|hierarchy| hierarchy.pod.remove_tree(app));
         removed.fold(true, |all, removed| all & matches!(removed, Ok(()) | Err(Errno::NOENT)))
     }
 

@@ -10,7 +10,8 @@
 //! another entry in its place. Events are handled in the order of [`Supervisor::watched`].
 //!
 //! A pod ends when its last app has exited, or when one fails; then the others are stopped. A sandbox ends only when it
-//! is stopped. Apps with a restart policy are started again ([`restarts`]). Apps are added, started, stopped and removed while the pod runs: [`apps`], [`creations`].
+//! is stopped. Apps with a restart policy are started again ([`restarts`]). Apps are added, started, stopped and removed
+//! while the pod runs: [`apps`], [`creations`].
 
 mod apps;
 mod creations;
@@ -380,6 +381,11 @@ impl Supervisor {
             app.cgroup.kill();
         }
         if let Some(start) = restart {
+            if start.client.is_some()
+                && let Some(app) = self.pod.apps.get_mut(token)
+            {
+                app.restarts.forget_count();
+            }
             self.begin_clear(token, NextOperation::Start(start));
         } else if how != ProcessExit::Code(0) && !was_stopped && restart_at.is_none() && !self.pod.plan.sandbox {
             self.stop("app-failed", self.stop_grace());

@@ -1,7 +1,7 @@
 //! Restart policies of apps: when an app that has ended is started again, and after which delay.
 //!
-//! The supervisor restarts apps of a running pod; gantryd starts pods again whose supervisor died. An app that was
-//! stopped on request is never restarted by its policy.
+//! The supervisor restarts the apps of its pod, as long as it lives itself. An app that was stopped on request is never
+//! restarted by its policy.
 
 use std::fmt;
 use std::str::FromStr;

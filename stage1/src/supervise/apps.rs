@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use gantry_contract::Failure;
 use gantry_contract::control::{AppState, AppStatus, Reply, Request};
 use gantry_contract::journal::Fact;
+use gantry_contract::start::Started;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::spec::Limits;
@@ -117,7 +118,8 @@ impl Supervisor {
 
     /// Starts an app that does not run: executes its program in the process that waits for it, or makes one first.
     fn begin_start(&mut self, token: Token<App>, start: StartRequest) {
-        let Some(app) = self.pod.apps.get(token) else { return };
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        app.restarts.forget_count();
         if app.waiting.is_some() {
             self.begin_execute(token, start);
         } else {
@@ -453,7 +455,10 @@ impl Supervisor {
         let state = |app: &App| match (&app.started, app.exit) {
             (Some(started), None) => AppState::Running(started.clone()),
             (Some(started), Some(how)) => {
-                AppState::Exited { started: started.clone(), how, restart_at: app.restarts.next_at() }
+                // The last attempt may be one that could not be started.
+                let attempt = app.last_attempt().unwrap_or(started.attempt);
+                let started = Started { attempt, ..started.clone() };
+                AppState::Exited { started, how, restart_at: app.restarts.next_at() }
             }
             (None, _) => AppState::Created,
         };

@@ -58,6 +58,11 @@ impl Restarts {
         self.next = None;
     }
 
+    /// A start on request: restarts are counted anew.
+    pub(crate) fn forget_count(&mut self) {
+        self.count = 0;
+    }
+
     /// Cancels the next start; returns whether one was to come.
     pub(crate) fn cancel(&mut self) -> bool {
         self.next.take().is_some()

@@ -195,7 +195,6 @@ fn garbage(columns: &mut Columns<'_, '_>, started: Option<Timestamp>) -> rusqlit
 /// Reads an app; its pod's id is the first column.
 pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
     /// The columns before those that only some apps have.
-    /// The columns before the one that only added apps have.
     const ADDED: usize = 14;
     let mut columns = Columns { row, next: 1 };
     let mut last = Columns { row, next: ADDED };

@@ -31,7 +31,7 @@ use gantry_fetch::{Progress, PullPolicy};
 use gantry_model::id::shown;
 use gantry_model::spec::{AddedAppSpec, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
-use gantry_model::{AppName, AppState, ErrorKind, Phase, PodId, PodSpec};
+use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec};
 use gantry_store::{AppRow, Moved, NewApp, PodRow};
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -48,6 +48,9 @@ use crate::pods::plan::{self, AddedAppPlan};
 use crate::pods::prepare::assign_id;
 use crate::pods::update::block_devices;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
+
+/// How often the start of an app is tried whose restart policy starts it at the same time.
+const MAX_START_TRIES: u32 = 5;
 
 /// The time another process may take to add an app or to remove one.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
@@ -170,13 +173,24 @@ impl Engine {
     /// [`EngineError`]
     pub fn start_app(&self, id: PodId, app: &AppName) -> Result<(), EngineError> {
         need_root("start an app").map_err(EngineError::from_cause)?;
-        let state = self.app_of_running_pod(id, app)?;
-        if state.is_running() {
-            return Ok(());
+        let mut tries = 0;
+        loop {
+            let state = self.app_of_running_pod(id, app)?;
+            if state.is_running() {
+                return Ok(());
+            }
+            let attempt = next_attempt(id, app, &state)?;
+            let request = Request::StartApp { app: app.to_string(), attempt };
+            tries += 1;
+            match self.ask_to_start(id, app, attempt, &request, REQUEST_TIMEOUT) {
+                // The restart policy used the number meanwhile, and the app has exited again.
+                Err(error)
+                    if tries < MAX_START_TRIES
+                        && error.kind() == ErrorKind::Refused
+                        && self.app_of_running_pod(id, app)?.attempt() >= Some(attempt) => {}
+                result => return result,
+            }
         }
-        let attempt = next_attempt(id, app, &state)?;
-        let request = Request::StartApp { app: app.to_string(), attempt };
-        self.ask_to_start(id, app, attempt, &request, REQUEST_TIMEOUT)
     }
 
     /// Stops an app: its stop signal, and SIGKILL after the grace period. Returns when it has exited. Does nothing if
@@ -386,8 +400,12 @@ impl Engine {
             Ok(other) => Err(EngineError::from_cause(unexpected(id, &other))),
             Err(error) => {
                 let apps = row.map(|row| row.apps).unwrap_or_default();
-                let last = apps.iter().find(|known| known.name == *app).and_then(|known| known.state.attempt());
-                if last.is_some_and(|last| last >= attempt) { Ok(()) } else { Err(EngineError::from_cause(error)) }
+                let state = apps.iter().find(|known| known.name == *app).map(|known| &known.state);
+                let was_started = state.is_some_and(|state| {
+                    // Without a refusal, the reply was lost: the start that the journal has was this one.
+                    state.attempt().is_some_and(|last| last >= attempt) && (state.is_running() || !is_refusal(&error))
+                });
+                if was_started { Ok(()) } else { Err(EngineError::from_cause(error)) }
             }
         }
     }

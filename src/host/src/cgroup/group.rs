@@ -92,26 +92,17 @@ impl Cgroup {
         Ok(Self { hierarchy: Arc::clone(&self.hierarchy), path: format!("{}/{below}", self.path), dir })
     }
 
-    /// Removes the cgroup `below` this one with the cgroups in it, in which no processes are.
+    /// Removes the cgroup `below` this one, and the cgroups in it: programs such as systemd make cgroups in their own.
     ///
     /// # Errors
     /// Of rmdir(2): [`Errno::BUSY`] if one of them has processes.
     pub fn remove_tree(&self, below: &str) -> rustix::io::Result<()> {
         match self.remove(below) {
             Err(Errno::BUSY) => {}
-            other => return other,
+            result => return result,
         }
-        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let dir = rustix::fs::openat(&self.dir, below, flags, Mode::empty())?;
-        let names: Vec<_> = rustix::fs::Dir::read_from(&dir)?
-            .filter_map(Result::ok)
-            .filter(|entry| {
-                entry.file_type() == FileType::Directory && !matches!(entry.file_name().to_bytes(), b"." | b"..")
-            })
-            .filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned))
-            .collect();
-        let inner = Self { hierarchy: Arc::clone(&self.hierarchy), path: format!("{}/{below}", self.path), dir };
-        names.iter().try_for_each(|name| inner.remove_tree(name))?;
+        let dir = rustix::fs::openat(&self.dir, below, DIRECTORY, Mode::empty())?;
+        remove_children(dir.as_fd(), MAX_DEPTH)?;
         self.remove(below)
     }
 
@@ -123,18 +114,11 @@ impl Cgroup {
         Ok(self.read("cgroup.events")?.lines().any(|line| line == "populated 1"))
     }
 
-    /// Removes the cgroup `below` this one, with those in it, if no process is in any of them.
+    /// Removes the cgroup `below` this one. The cgroups of others in it stay, also if they are empty.
     ///
     /// # Errors
-    /// Of rmdir(2): [`Errno::BUSY`] if it has processes.
+    /// Of rmdir(2): [`Errno::BUSY`] if it has processes or cgroups.
     pub fn remove(&self, below: &str) -> rustix::io::Result<()> {
-        match rustix::fs::unlinkat(&self.dir, below, AtFlags::REMOVEDIR) {
-            Err(Errno::BUSY) => {}
-            result => return result,
-        }
-        // Programs such as systemd make cgroups in their own.
-        let dir = rustix::fs::openat(&self.dir, below, DIRECTORY, Mode::empty())?;
-        remove_children(dir.as_fd(), MAX_DEPTH)?;
         rustix::fs::unlinkat(&self.dir, below, AtFlags::REMOVEDIR)
     }
 

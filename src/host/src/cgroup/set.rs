@@ -103,8 +103,8 @@ impl CgroupSet {
         self.cgroups.first().map_or(Ok(false), Cgroup::has_processes)
     }
 
-    /// Kills every process in it and below it: at once where the kernel can (v2, Linux 5.14), or else one by one until none is left.
-    /// Without v2, thaws it.
+    /// Kills every process in it and below it: at once where the kernel can (v2, Linux 5.14), or else one by one until
+    /// none is left. Without v2, thaws it.
     ///
     /// # Errors
     /// Of reading the members, or of killing one.

@@ -199,12 +199,15 @@ mod tests {
                 let above = above.create(parent.strip_prefix(above.path_of("")).unwrap().to_str().unwrap()).unwrap();
                 let set = CgroupSet::from_iter([cgroup]);
                 assert!(set.has_members().unwrap(), "{}", top.display());
-                assert_eq!(above.remove(name), Err(Errno::BUSY), "{}", top.display());
+                assert_eq!(above.remove_tree(name), Err(Errno::BUSY), "{}", top.display());
                 let reaper = reap(child);
                 set.kill().unwrap();
                 assert_eq!(reaper.join().unwrap().signal(), Some(9), "{}", top.display());
                 gantry_tests::wait_for("the cgroup to be empty", || (!set.has_members().unwrap()).then_some(()));
-                above.remove(name).unwrap();
+                // The parent of all pods is removed with the last one, and not the empty cgroups of a pod that starts.
+                assert_eq!(above.remove(name), Err(Errno::BUSY), "it has empty cgroups");
+                assert!(top.join("a/b").exists());
+                above.remove_tree(name).unwrap();
                 assert!(!top.exists());
             } else {
                 let mut child = child;
