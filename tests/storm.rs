@@ -1,8 +1,8 @@
-//! A storm: commands that change pods and their apps run side by side, and commands, supervisors and the node daemon are
-//! killed at random moments. Afterwards the invariants hold, and nothing hangs.
+//! A storm: commands that change pods and their apps run side by side, and commands, supervisors and the node daemon
+//! are killed at random moments. Afterwards the invariants hold, and nothing hangs.
 //!
-//! `GANTRY_STORM_SECONDS` is its length (20 by default), `GANTRY_STORM_SEED` repeats the choices of an earlier storm, as
-//! far as timing allows.
+//! `GANTRY_STORM_SECONDS` is its length (20 by default), `GANTRY_STORM_SEED` repeats the choices of an earlier storm,
+//! as far as timing allows.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;

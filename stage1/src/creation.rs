@@ -204,8 +204,8 @@ impl ProcessInputs<'_> {
         volumes::prepare_mounts(self.plan, self.app, root)
     }
 
-    /// The same while other apps run. They may exchange directories and links in a volume inside of which another volume
-    /// is mounted; a target that leads to a forbidden place at one moment need not do so at the next.
+    /// The same while other apps run. They may exchange directories and links in a volume inside of which another
+    /// volume is mounted; a target that leads to a forbidden place at one moment need not do so at the next.
     pub(crate) fn prepare_mounts_beside_apps(&self, root: &OwnedFd) -> Result<Vec<AppMount>> {
         let targets = || self.app.mounts.iter().map(|mount| mount.target.as_str());
         let is_inside = |target: &str| targets().any(|outer| is_path_inside(target, outer));

@@ -52,8 +52,8 @@ pub(crate) fn is_left_to_libcontainer(mount: &AppMount) -> bool {
     mount.target.starts_with("/dev/")
 }
 
-/// Refuses mounts that libcontainer would make by path in a directory that other apps can change: inside a volume, which
-/// running pods may share; and once apps of the pod run, in its `/dev/shm`.
+/// Refuses mounts that libcontainer would make by path in a directory that other apps can change: inside a volume,
+/// which running pods may share; and once apps of the pod run, in its `/dev/shm`.
 pub(crate) fn check_targets(mounts: &[AppMount], do_apps_run: bool) -> Result<()> {
     for mount in mounts.iter().filter(|mount| is_left_to_libcontainer(mount)) {
         let is_shared = |outer: &AppMount| !outer.is_tmpfs() && is_inside(mount, outer);
