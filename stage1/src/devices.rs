@@ -3,8 +3,8 @@
 //! mknod(2) of any device is allowed, as with docker and runc: the node cannot be opened.
 //!
 //! An app has nodes of its own devices only. The confinement is that of the whole pod, so that an app with CAP_MKNOD
-//! can make a node of a device that another app of its pod was given. In a pod whose apps may be privileged, each app that
-//! is not has a confinement of its own, on cgroup v2.
+//! can make a node of a device that another app of its pod was given. In a pod whose apps may be privileged, each app
+//! that is not has a confinement of its own, on cgroup v2.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
