@@ -141,11 +141,14 @@ fn servers_decide_the_health() {
     serve(&g, &pod, 7005, |stream| reply(stream, b""));
     serve(&g, &pod, 7006, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
     serve(&g, &pod, 7007, |mut stream| {
+        let timeout = std::time::Duration::from_millis(100);
+        stream.set_read_timeout(Some(timeout)).unwrap_or_else(|error| panic!("{error}"));
         for byte in b"HTTP/1.1 200 OK".iter().cycle() {
+            // The client sends nothing more: the read ends after its timeout.
+            let _timed_out = stream.read(&mut [0]);
             if stream.write_all(&[*byte]).is_err() {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(100));
         }
     });
     serve(&g, &pod, 7008, |mut stream| {
@@ -357,7 +360,7 @@ fn data_of(g: &Gantry, pod: &str, kind: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_main_process_is_killed_at_the_limit_of_its_app() {
+fn main_processes_are_killed_at_the_limit() {
     let g = Gantry::new();
     let pod = g.detached(&["--memory=32Mi", "--name=web"], &["alloc", "256", "hold"]);
     let status = g.wait_state(&pod, "exited");
@@ -372,7 +375,7 @@ fn a_main_process_is_killed_at_the_limit_of_its_app() {
 }
 
 #[test]
-fn a_child_that_is_killed_is_reported_while_its_app_runs() {
+fn kills_of_child_processes_are_reported_at_once() {
     let g = Gantry::new();
     let pod = g.detached(&["--memory=32Mi", "--name=web"], &["sleep", "forever"]);
     let _killed = g.run(&["exec", &pod, "--", "/bin/app", "alloc", "256"]).exits(137);
@@ -389,7 +392,7 @@ fn a_child_that_is_killed_is_reported_while_its_app_runs() {
 }
 
 #[test]
-fn an_app_is_killed_at_the_limit_of_its_pod() {
+fn apps_are_killed_at_the_pod_limit() {
     let g = Gantry::new();
     let image = g.fixture();
     let line = ["run", "--net=none", "--detach", "--pod-memory=32Mi", &image, "--name=web", "--memory=1Gi"];

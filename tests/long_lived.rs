@@ -63,7 +63,7 @@ fn a_long_journal_is_compacted() {
 
 /// The foreground has the first journal open; another process removes the pod as soon as it has ended.
 #[test]
-fn a_compaction_keeps_the_exit_code_of_a_foreground() {
+fn compaction_keeps_the_exit_code() {
     let g = Gantry::new();
     let image = g.fixture();
     let daemon = g.start_daemon(&[]);

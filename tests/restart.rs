@@ -29,7 +29,7 @@ fn events(g: &Gantry, pod: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_failing_app_is_restarted_up_to_its_limit() {
+fn failing_apps_are_restarted_up_to_the_limit() {
     let g = Gantry::new();
     let pod = start(&g, "on-failure:2", &["seq", "print", "here", "--", "exit", "3"]);
     let status = g.wait_state(&pod, "exited");

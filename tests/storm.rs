@@ -153,7 +153,7 @@ fn from_environment<T: FromStr>(name: &str, default: T) -> T {
 }
 
 #[test]
-fn a_storm_of_changes_and_kills_leaves_nothing_behind() {
+fn changes_and_kills_leave_nothing_behind() {
     let length = Duration::from_secs(from_environment("GANTRY_STORM_SECONDS", 20));
     let seed = from_environment("GANTRY_STORM_SEED", u64::try_from(now_ns()).unwrap_or_default() | 1);
     println!("GANTRY_STORM_SEED={seed} GANTRY_STORM_SECONDS={}", length.as_secs());

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_in_a_row_make_an_app_unhealthy_once() {
+    fn consecutive_failures_make_an_app_unhealthy() {
         let (mut health, now) = health(0);
         assert_eq!(health.deadline(), now + Duration::from_secs(30), "no start period");
         let mut seen = Vec::new();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_app_that_flaps_does_not_fill_the_journal() {
+    fn flapping_apps_do_not_fill_the_journal() {
         let (mut health, now) = health(0);
         let mut flap = |rounds: u32, at: Instant| {
             let mut facts = 0;

@@ -1,8 +1,8 @@
 //! Kills of an app's processes by the OOM killer: how many, and because of which limit.
 //!
 //! The kernel counts the killed processes of a cgroup (`oom_kill`). On cgroup v2 it also counts how often each limit
-//! made that necessary (`oom` of `memory.events.local`); on v1, a limit counts that was reached at all. The lowest limit
-//! whose counter has risen is the one that was reached.
+//! made that necessary (`oom` of `memory.events.local`); on v1, a limit counts that was reached at all. The lowest
+//! limit whose counter has risen is the one that was reached.
 //!
 //! A child that is killed while its app runs is found by a watch, which only apps with a memory limit of their own or
 //! of their pod have. On v2 the kernel notifies of changes of `memory.events`, on v1 of each OOM of the cgroup or one

@@ -9,9 +9,9 @@
 //! ([`crate::table`]). So an event may find that its entry was removed by an earlier event of the same poll, but never
 //! another entry in its place. Events are handled in the order of [`Supervisor::watched`].
 //!
-//! A pod ends when its last app has exited, or when one fails; then the others are stopped. A sandbox ends only when it
-//! is stopped. Apps with a restart policy are started again ([`restarts`]). Apps are added, started, stopped and removed
-//! while the pod runs: [`apps`], [`creations`].
+//! A pod ends when its last app has exited, or when one fails; then the others are stopped. A sandbox ends only when
+//! it is stopped. Apps with a restart policy are started again ([`restarts`]). Apps are added, started, stopped and
+//! removed while the pod runs: [`apps`], [`creations`].
 
 mod apps;
 mod creations;

@@ -208,7 +208,7 @@ running None -> ";
     }
 
     #[test]
-    fn a_planned_restart_can_be_cancelled_and_not_planned_again() {
+    fn a_planned_restart_can_be_cancelled() {
         assert!(to_be_restarted(0).precedes(&exited(0)) && to_be_restarted(0).precedes(&started(1)));
         assert!(!exited(0).precedes(&to_be_restarted(0)));
     }

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_the_user_precede_those_of_the_image() {
+    fn user_settings_precede_image_settings() {
         let image = HealthSettings {
             probe: Some(HealthProbe::shell("true")),
             interval_ms: Some(1000),

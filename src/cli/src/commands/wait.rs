@@ -58,7 +58,12 @@ pub(super) fn wait_health(
             Err(CliError::Refused(why).into())
         }
         Phase::Running { .. } => Ok(view),
-        _ => Err(CliError::Refused(has_ended()).into()),
+        Phase::Embryo
+        | Phase::Preparing
+        | Phase::AbortedPrepare { .. }
+        | Phase::Prepared { .. }
+        | Phase::Exited { .. }
+        | Phase::Garbage { .. } => Err(CliError::Refused(has_ended()).into()),
     }
 }
 

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_about_an_earlier_app_of_the_name_are_not_its_own() {
+    fn reports_of_former_apps_are_ignored() {
         use HealthState::{Healthy, Starting};
         let removed = Fact::AppRemoved { app: "a".into() };
         let facts =

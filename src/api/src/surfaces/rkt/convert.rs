@@ -63,7 +63,8 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     wire::ImageFormat { r#type: kind.into(), version: version.to_owned() }
 }
 
-/// The type of an event. rkt has none for apps that are added to and removed from running pods, for pausing and for health.
+/// The type of an event. rkt has none for apps that are added to and removed from running pods, for pausing and for
+/// health.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,

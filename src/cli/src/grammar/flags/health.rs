@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_have_a_shell_form_and_an_exec_form() {
+    fn commands_have_shell_and_exec_forms() {
         let argv = |text: &str| match command(text) {
             Ok(HealthProbe::Command(argv)) => argv.join("|"),
             Ok(other) => format!("{other:?}"),
