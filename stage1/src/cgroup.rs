@@ -18,7 +18,7 @@ use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use gantry_host::cgroup::{Cgroup, CgroupSet};
+use gantry_host::cgroup::{Cgroup, CgroupSet, ReadCounters as _};
 use gantry_model::ErrorKind;
 use gantry_model::spec::Limits;
 use rustix::io::Errno;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use gantry_contract::plan::Plan;
-use gantry_host::cgroup::{Cgroup, CgroupSet};
+use gantry_host::cgroup::{Cgroup, CgroupSet, ReadCounters as _};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::spec::{DEFAULT_CPU_PERIOD, DEFAULT_PIDS_LIMIT, DeviceIoLimits, Limits};

@@ -17,6 +17,7 @@
 //! | `host` | processes, cgroups and networks of the host |
 //! | `doctor` | checks of the host, the store and the pods |
 //! | `recovery` | gantryd's start with a damaged or restored database |
+//! | `stats` | samples of what pods and apps use |
 //! | `observer` | the read-only handle for surfaces |
 //! | `commits` | waiting for commits to the database |
 //! | `events`, `volumes`, `settings`, `error` | one subject each |
@@ -36,6 +37,7 @@ mod observer;
 mod pods;
 mod recovery;
 mod settings;
+mod stats;
 mod volumes;
 
 pub use commits::{CommitSubscription, CommitWatcher, Commits};
@@ -70,6 +72,7 @@ pub use pods::wait::{EndWatch, Ended};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, open_for_keeping};
 pub use settings::{KeeperSettings, Settings};
+pub use stats::{ProcessInfo, SampleScope, Sampler, list_processes};
 pub use volumes::VolumeError;
 
 /// The items of the crates below that callers need, so that they import the engine alone.

@@ -29,6 +29,7 @@ pub mod query;
 pub mod resolv_conf;
 pub mod restart;
 pub mod spec;
+pub mod stats;
 pub mod sysctl;
 pub mod systemd;
 pub mod time;

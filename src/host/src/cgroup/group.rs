@@ -89,7 +89,9 @@ impl Cgroup {
     pub fn open(&self, below: &str) -> io::Result<Self> {
         let (flags, beneath) = (OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::BENEATH);
         let dir = rustix::fs::openat2(&self.dir, below, flags, Mode::empty(), beneath)?;
-        Ok(Self { hierarchy: Arc::clone(&self.hierarchy), path: format!("{}/{below}", self.path), dir })
+        // An absolute path would replace the hierarchy's root in `path_of`.
+        let path = if self.path.is_empty() { below.to_owned() } else { format!("{}/{below}", self.path) };
+        Ok(Self { hierarchy: Arc::clone(&self.hierarchy), path, dir })
     }
 
     /// Removes the cgroup `below` this one, and the cgroups in it: programs such as systemd make cgroups in their own.

@@ -5,19 +5,22 @@
 //! | [`Hierarchy`] | a mounted hierarchy, from mountinfo |
 //! | [`Cgroup`] | a cgroup in one hierarchy, by descriptor |
 //! | [`CgroupSet`] | a cgroup in all hierarchies, with its limits and counters |
+//! | [`CounterFiles`] | the files of its counters, held open for sampling |
 //! | [`remove_tree`] | kills and removes a cgroup by its path, with all cgroups below it |
 //!
 //! A cgroup opened before a process leaves the host's mount tree can be used after it. Moving a process may wait for a
 //! grace period (RCU) of the kernel; [`Cgroup::add`] and [`Cgroup::join`] say when.
 
+mod counters;
 mod group;
 mod hierarchy;
 mod set;
 mod tree;
 mod usage;
 
+pub use counters::CounterFiles;
 pub use group::Cgroup;
 pub use hierarchy::{Hierarchy, Version, mounted_hierarchies, parse_mountinfo};
 pub use set::CgroupSet;
 pub use tree::{has_processes, remove_tree};
-pub use usage::{CpuUsage, DeviceIo, MemoryEvents, MemoryUsage, PidsUsage};
+pub use usage::{CpuUsage, DeviceIo, MemoryEvents, MemoryUsage, PidsUsage, PressureUsage, ReadCounters};

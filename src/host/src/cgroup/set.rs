@@ -51,6 +51,18 @@ impl CgroupSet {
         hierarchies.filter_map(open).collect()
     }
 
+    /// Opens the cgroup `below` this one in each hierarchy that has it.
+    ///
+    /// # Errors
+    /// Of open(2).
+    pub fn open(&self, below: &str) -> io::Result<Self> {
+        let open = |cgroup: &Cgroup| match cgroup.open(below) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            result => Some(result),
+        };
+        self.iter().filter_map(open).collect()
+    }
+
     /// The cgroup of each hierarchy.
     pub fn iter(&self) -> std::slice::Iter<'_, Cgroup> {
         self.cgroups.iter()

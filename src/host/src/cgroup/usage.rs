@@ -96,18 +96,51 @@ impl Cgroup {
     }
 }
 
-/// Counters; `None` if the controller is not mounted or, on v2, not enabled for the cgroup.
-impl CgroupSet {
+/// The time that processes waited for a resource (pressure stall information), since the cgroup was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PressureUsage {
+    /// At least one of them waited for the CPU.
+    pub cpu_some: Duration,
+    /// At least one of them waited for memory.
+    pub memory_some: Duration,
+    /// All of them waited for memory.
+    pub memory_full: Duration,
+    /// At least one of them waited for I/O.
+    pub io_some: Duration,
+    /// All of them waited for I/O.
+    pub io_full: Duration,
+}
+
+/// The files of a cgroup in all hierarchies, opened for each reading ([`CgroupSet`]) or held open
+/// ([`super::CounterFiles`]).
+///
+/// The counters are `None` if the controller is not mounted or, on v2, not enabled for the cgroup.
+pub trait ReadCounters {
+    /// The cgroup in all hierarchies.
+    fn cgroups(&self) -> &CgroupSet;
+
+    /// Reads a file of the cgroup that [`CgroupSet::with_controller`] finds (the v2 one: no controller); `None` if it
+    /// is absent: the controller is not enabled, or the kernel lacks the counter.
+    ///
+    /// # Errors
+    /// Of open(2) or read(2).
+    fn read_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<String>>;
+
+    /// The number in a file; `None` if the file is absent, and for `max`.
+    ///
+    /// # Errors
+    /// As [`Self::read_counter`].
+    fn read_number(&self, controller: &str, file: &'static str) -> io::Result<Option<u64>> {
+        Ok(self.read_counter(Some(controller), file)?.and_then(|text| text.trim().parse().ok()))
+    }
+
     /// Reads the CPU time. On v2, it is there without the controller, but for the periods.
     ///
     /// # Errors
     /// Of reading the files.
-    pub fn cpu_usage(&self) -> io::Result<Option<CpuUsage>> {
-        let cpu = self.with_controller("cpu");
-        let bandwidth = match cpu {
-            Some(cgroup) => read_existing(cgroup, "cpu.stat")?.unwrap_or_default(),
-            None => String::new(),
-        };
+    fn cpu_usage(&self) -> io::Result<Option<CpuUsage>> {
+        let cpu = self.cgroups().with_controller("cpu");
+        let bandwidth = self.read_counter(Some("cpu"), "cpu.stat")?.unwrap_or_default();
         let throttled = match cpu.is_some_and(Cgroup::is_v2) {
             true => Duration::from_micros(flat_value(&bandwidth, "throttled_usec")),
             false => Duration::from_nanos(flat_value(&bandwidth, "throttled_time")),
@@ -118,14 +151,22 @@ impl CgroupSet {
             throttled,
             ..CpuUsage::default()
         };
-        let Some(cgroup) = self.with_controller("cpuacct") else { return Ok(None) };
+        let Some(cgroup) = self.cgroups().with_controller("cpuacct") else { return Ok(None) };
         if cgroup.is_v2() {
-            let Some(stat) = read_existing(cgroup, "cpu.stat")? else { return Ok(None) };
+            let stat = match cpu.is_some_and(Cgroup::is_v2) {
+                true => bandwidth,
+                false => self.read_counter(None, "cpu.stat")?.unwrap_or_default(),
+            };
+            if stat.is_empty() {
+                return Ok(None);
+            }
             let time = |key| Duration::from_micros(flat_value(&stat, key));
             let (total, user, system) = (time("usage_usec"), time("user_usec"), time("system_usec"));
             return Ok(Some(CpuUsage { total, user, system, ..usage }));
         }
-        let time = |file| Ok::<_, io::Error>(Duration::from_nanos(read_value(cgroup, file)?.unwrap_or(0)));
+        let time = |file: &'static str| {
+            Ok::<_, io::Error>(Duration::from_nanos(self.read_number("cpuacct", file)?.unwrap_or(0)))
+        };
         let (total, user, system) = (time("cpuacct.usage")?, time("cpuacct.usage_user")?, time("cpuacct.usage_sys")?);
         Ok(Some(CpuUsage { total, user, system, ..usage }))
     }
@@ -134,27 +175,27 @@ impl CgroupSet {
     ///
     /// # Errors
     /// Of reading the files.
-    pub fn memory_usage(&self) -> io::Result<Option<MemoryUsage>> {
-        let Some(cgroup) = self.with_controller("memory") else { return Ok(None) };
-        let stat = read_existing(cgroup, "memory.stat")?.unwrap_or_default();
+    fn memory_usage(&self) -> io::Result<Option<MemoryUsage>> {
+        let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
+        let stat = self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default();
         if cgroup.is_v2() {
-            let Some(current) = read_value(cgroup, "memory.current")? else { return Ok(None) };
+            let Some(current) = self.read_number("memory", "memory.current")? else { return Ok(None) };
             return Ok(Some(MemoryUsage {
                 current,
-                limit: read_value(cgroup, "memory.max")?,
-                peak: read_value(cgroup, "memory.peak")?,
-                swap: read_value(cgroup, "memory.swap.current")?,
+                limit: self.read_number("memory", "memory.max")?,
+                peak: self.read_number("memory", "memory.peak")?,
+                swap: self.read_number("memory", "memory.swap.current")?,
                 anonymous: flat_value(&stat, "anon"),
                 file: flat_value(&stat, "file"),
                 inactive_file: flat_value(&stat, "inactive_file"),
             }));
         }
-        let current = read_value(cgroup, "memory.usage_in_bytes")?.unwrap_or(0);
-        let with_swap = read_value(cgroup, "memory.memsw.usage_in_bytes")?;
+        let current = self.read_number("memory", "memory.usage_in_bytes")?.unwrap_or(0);
+        let with_swap = self.read_number("memory", "memory.memsw.usage_in_bytes")?;
         Ok(Some(MemoryUsage {
             current,
-            limit: read_value(cgroup, "memory.limit_in_bytes")?.filter(|limit| *limit < MIN_V1_UNLIMITED),
-            peak: read_value(cgroup, "memory.max_usage_in_bytes")?,
+            limit: self.read_number("memory", "memory.limit_in_bytes")?.filter(|limit| *limit < MIN_V1_UNLIMITED),
+            peak: self.read_number("memory", "memory.max_usage_in_bytes")?,
             swap: with_swap.map(|bytes| bytes.saturating_sub(current)),
             anonymous: flat_value(&stat, "total_rss"),
             file: flat_value(&stat, "total_cache"),
@@ -166,13 +207,13 @@ impl CgroupSet {
     ///
     /// # Errors
     /// Of reading the files.
-    pub fn memory_events(&self) -> io::Result<Option<MemoryEvents>> {
-        let Some(cgroup) = self.with_controller("memory") else { return Ok(None) };
+    fn memory_events(&self) -> io::Result<Option<MemoryEvents>> {
+        let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
         let file = if cgroup.is_v2() { "memory.events" } else { "memory.oom_control" };
-        let Some(events) = read_existing(cgroup, file)? else { return Ok(None) };
+        let Some(events) = self.read_counter(Some("memory"), file)? else { return Ok(None) };
         let limit_hits = match cgroup.is_v2() {
             true => flat_value(&events, "max"),
-            false => read_value(cgroup, "memory.failcnt")?.unwrap_or(0),
+            false => self.read_number("memory", "memory.failcnt")?.unwrap_or(0),
         };
         Ok(Some(MemoryEvents { limit_hits, oom_kills: flat_value(&events, "oom_kill") }))
     }
@@ -181,25 +222,74 @@ impl CgroupSet {
     ///
     /// # Errors
     /// Of reading the files.
-    pub fn pids_usage(&self) -> io::Result<Option<PidsUsage>> {
-        let Some(cgroup) = self.with_controller("pids") else { return Ok(None) };
-        let Some(current) = read_value(cgroup, "pids.current")? else { return Ok(None) };
-        Ok(Some(PidsUsage { current, limit: read_value(cgroup, "pids.max")? }))
+    fn pids_usage(&self) -> io::Result<Option<PidsUsage>> {
+        let Some(current) = self.read_number("pids", "pids.current")? else { return Ok(None) };
+        Ok(Some(PidsUsage { current, limit: self.read_number("pids", "pids.max")? }))
     }
 
     /// Reads the input and output of each block device that was used.
     ///
     /// # Errors
     /// Of reading the files.
-    pub fn io_usage(&self) -> io::Result<Option<Vec<DeviceIo>>> {
-        if let Some(cgroup) = self.v1("blkio") {
-            let bytes = read_existing(cgroup, "blkio.throttle.io_service_bytes_recursive")?;
-            let operations = read_existing(cgroup, "blkio.throttle.io_serviced_recursive")?;
+    fn io_usage(&self) -> io::Result<Option<Vec<DeviceIo>>> {
+        if self.cgroups().v1("blkio").is_some() {
+            let bytes = self.read_counter(Some("blkio"), "blkio.throttle.io_service_bytes_recursive")?;
+            let operations = self.read_counter(Some("blkio"), "blkio.throttle.io_serviced_recursive")?;
             return Ok(bytes.map(|bytes| parse_blkio(&bytes, &operations.unwrap_or_default())));
         }
-        let Some(cgroup) = self.v2() else { return Ok(None) };
-        Ok(read_existing(cgroup, "io.stat")?.map(|text| text.lines().filter_map(parse_io_stat).collect()))
+        let text = self.read_counter(None, "io.stat")?;
+        Ok(text.map(|text| text.lines().filter_map(parse_io_stat).collect()))
     }
+
+    /// Reads how long its processes waited; `None` without v2, or where the kernel has no PSI.
+    ///
+    /// # Errors
+    /// Of reading the files.
+    fn pressure(&self) -> io::Result<Option<PressureUsage>> {
+        let Some(cpu) = self.read_counter(None, "cpu.pressure")? else { return Ok(None) };
+        let memory = self.read_counter(None, "memory.pressure")?.unwrap_or_default();
+        let io = self.read_counter(None, "io.pressure")?.unwrap_or_default();
+        Ok(Some(PressureUsage {
+            cpu_some: pressure_total(&cpu, "some"),
+            memory_some: pressure_total(&memory, "some"),
+            memory_full: pressure_total(&memory, "full"),
+            io_some: pressure_total(&io, "some"),
+            io_full: pressure_total(&io, "full"),
+        }))
+    }
+}
+
+impl ReadCounters for CgroupSet {
+    fn cgroups(&self) -> &CgroupSet {
+        self
+    }
+
+    fn read_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<String>> {
+        match self.of_counter(controller).map(|cgroup| cgroup.read(file)).transpose() {
+            // Without PSI, the files may exist and fail.
+            Err(error) if error.kind() == io::ErrorKind::NotFound || is_unsupported(&error) => Ok(None),
+            result => result,
+        }
+    }
+}
+
+impl CgroupSet {
+    /// The cgroup with a counter of this controller; of v2, without one.
+    pub(super) fn of_counter(&self, controller: Option<&str>) -> Option<&Cgroup> {
+        controller.map_or_else(|| self.v2(), |controller| self.with_controller(controller))
+    }
+}
+
+/// A kernel started with `psi=0` has the files; reading them fails with EOPNOTSUPP.
+pub(super) fn is_unsupported(error: &io::Error) -> bool {
+    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::OPNOTSUPP)
+}
+
+/// The total of a line of a pressure file: `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`.
+fn pressure_total(text: &str, line: &str) -> Duration {
+    let line = text.lines().find_map(|text| text.strip_prefix(line)).unwrap_or("");
+    let total = line.rsplit_once("total=").and_then(|(_, total)| total.trim().parse().ok());
+    Duration::from_micros(total.unwrap_or(0))
 }
 
 /// Reads a file; `None` if it is absent: the controller is not enabled, or the kernel lacks the counter.
@@ -280,6 +370,14 @@ mod tests {
             (flat_value(text, "oom"), flat_value(text, "oom_kill"), flat_value(text, "oom_group_kill")),
             (3, 2, 0)
         );
+    }
+
+    #[test]
+    fn reads_pressure() {
+        let text =
+            "some avg10=0.00 avg60=1.00 avg300=0.00 total=123\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=45\n";
+        let totals = [pressure_total(text, "some"), pressure_total(text, "full"), pressure_total("", "some")];
+        assert_eq!(totals, [123, 45, 0].map(Duration::from_micros));
     }
 
     #[test]

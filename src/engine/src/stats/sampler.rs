@@ -1,0 +1,224 @@
+//! Samples the counters of running pods.
+//!
+//! A command samples once or a few times and opens each file for it. gantryd samples all pods again and again: it holds
+//! the descriptors, so that a sample is one pread(2) per file. A pod that ends, or whose app starts again in a new
+//! cgroup, has its descriptors closed with the next sample.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::time::Duration;
+
+use gantry_host::cgroup::{CgroupSet, CounterFiles, ReadCounters};
+use gantry_model::stats::{
+    AppStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureStats, ResourceUsage,
+    parse_net_dev,
+};
+use gantry_model::{AppState, Phase, PodId};
+
+use crate::PodView;
+
+/// The v1 controllers that have counters.
+const CONTROLLERS: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "blkio"];
+/// The size of a read of `/proc/PID/net/dev`.
+const NET_DEV_CHUNK: usize = 4 << 10;
+/// A pod with more interfaces than fit is sampled in part.
+const MAX_NET_DEV: usize = 256 << 10;
+
+/// The extent of a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SampleScope {
+    /// Pods as a whole.
+    Pods,
+    /// Pods and each of their apps.
+    Apps,
+}
+
+/// Takes samples of running pods.
+#[derive(Debug)]
+pub struct Sampler {
+    roots: CgroupSet,
+    /// The network namespace of this process: device and inode.
+    own_network: Option<(u64, u64)>,
+    /// Held descriptors; `None`: files are opened for each sample.
+    held: Option<HashMap<PodId, HeldPod>>,
+}
+
+/// The held descriptors of a pod.
+#[derive(Debug)]
+struct HeldPod {
+    counters: CounterFiles,
+    /// `None`: the pod is in the host's network.
+    net_dev: Option<File>,
+    /// By the name and the attempt of the app.
+    apps: HashMap<(String, u32), CounterFiles>,
+}
+
+impl Sampler {
+    /// A sampler that opens files for each sample.
+    ///
+    /// # Errors
+    /// Of opening the cgroup hierarchies.
+    pub fn open() -> io::Result<Self> {
+        let own_network = namespace_identity("/proc/self/ns/net");
+        Ok(Self { roots: CgroupSet::open_roots(&CONTROLLERS)?, own_network, held: None })
+    }
+
+    /// The same sampler, which holds descriptors between samples. They number some twelve per pod and per app.
+    #[must_use]
+    pub fn holding_descriptors(self) -> Self {
+        Self { held: Some(HashMap::new()), ..self }
+    }
+
+    /// Samples the running ones of these pods. A pod or app that ends meanwhile is left out.
+    pub fn sample(&mut self, views: &[PodView], scope: SampleScope) -> Vec<PodStats> {
+        let mut held = self.held.take();
+        let mut samples = Vec::with_capacity(views.len());
+        let mut kept = HashMap::with_capacity(held.as_ref().map_or(0, HashMap::len));
+        for view in views {
+            let known = held.as_mut().and_then(|held| held.remove(&view.row.id));
+            // Reading fails if the pod has ended.
+            let Ok(Some((sample, pod))) = self.sample_pod(view, known, scope) else { continue };
+            samples.push(sample);
+            if held.is_some() {
+                kept.insert(view.row.id, pod);
+            }
+        }
+        self.held = held.map(|_| kept);
+        samples
+    }
+
+    fn sample_pod(
+        &self,
+        view: &PodView,
+        known: Option<HeldPod>,
+        scope: SampleScope,
+    ) -> io::Result<Option<(PodStats, HeldPod)>> {
+        let Phase::Running { since, supervisor } = &view.row.phase else { return Ok(None) };
+        let mut pod = match known {
+            Some(pod) => pod,
+            None => self.open_pod(view, supervisor.pid)?,
+        };
+        let mut apps = Vec::new();
+        if scope == SampleScope::Apps {
+            let mut former = std::mem::take(&mut pod.apps);
+            for app in &view.row.apps {
+                let AppState::Started { at, pid, attempt } = app.state else { continue };
+                let key = (app.name.to_string(), attempt);
+                let counters = match former.remove(&key) {
+                    Some(counters) => counters,
+                    None => CounterFiles::new(pod.counters.cgroups().open(app.name.as_str())?),
+                };
+                // It has ended, or starts again.
+                let Ok(usage) = read_usage(&counters) else { continue };
+                pod.apps.insert(key, counters);
+                apps.push(AppStats {
+                    name: app.name.clone(),
+                    image: app.image.clone(),
+                    image_name: app.image_name.clone(),
+                    attempt,
+                    pid,
+                    started: at,
+                    usage,
+                });
+            }
+        }
+        let sample = PodStats {
+            id: view.row.id,
+            name: view.row.name.clone(),
+            started: *since,
+            sampled: gantry_store::now(),
+            usage: match &self.held {
+                Some(_) => read_usage(&pod.counters)?,
+                None => read_usage(pod.counters.cgroups())?,
+            },
+            interfaces: pod.net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
+            apps,
+        };
+        Ok(Some((sample, pod)))
+    }
+
+    fn open_pod(&self, view: &PodView, supervisor: u32) -> io::Result<HeldPod> {
+        let counters = CounterFiles::new(self.roots.open(view.cgroup.trim_start_matches('/'))?);
+        if counters.cgroups().is_empty() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let network = namespace_identity(format!("/proc/{supervisor}/ns/net"));
+        let net_dev = match network.is_some() && network == self.own_network {
+            true => None,
+            // Opening it binds the file to the pod's network namespace. The row was reconciled before, and a reused
+            // pid shows in the pod's cgroup, which is gone then.
+            false => Some(File::open(format!("/proc/{supervisor}/net/dev"))?),
+        };
+        Ok(HeldPod { counters, net_dev, apps: HashMap::new() })
+    }
+}
+
+fn namespace_identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
+    let stat = rustix::fs::stat(path.as_ref()).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn read_usage(counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
+    let cpu = counters.cpu_usage()?.map(|cpu| CpuStats {
+        total_ns: nanoseconds(cpu.total),
+        user_ns: nanoseconds(cpu.user),
+        system_ns: nanoseconds(cpu.system),
+        periods: cpu.periods,
+        throttled_periods: cpu.throttled_periods,
+        throttled_ns: nanoseconds(cpu.throttled),
+    });
+    let memory = match counters.memory_usage()? {
+        None => None,
+        Some(memory) => {
+            let events = counters.memory_events()?.unwrap_or_default();
+            Some(MemoryStats {
+                usage: memory.current,
+                working_set: memory.current.saturating_sub(memory.inactive_file),
+                rss: memory.anonymous,
+                cache: memory.file,
+                swap: memory.swap,
+                limit: memory.limit,
+                peak: memory.peak,
+                failures: events.limit_hits,
+                oom_kills: events.oom_kills,
+            })
+        }
+    };
+    let pids = counters.pids_usage()?.map(|pids| PidsStats { current: pids.current, limit: pids.limit });
+    let device = |io: gantry_host::cgroup::DeviceIo| DeviceStats {
+        major: io.device.0,
+        minor: io.device.1,
+        read_bytes: io.read_bytes,
+        written_bytes: io.written_bytes,
+        reads: io.reads,
+        writes: io.writes,
+    };
+    let io = counters.io_usage()?.map(|devices| devices.into_iter().map(device).collect());
+    let pressure = counters.pressure()?.map(|pressure| PressureStats {
+        cpu_some_ns: nanoseconds(pressure.cpu_some),
+        memory_some_ns: nanoseconds(pressure.memory_some),
+        memory_full_ns: nanoseconds(pressure.memory_full),
+        io_some_ns: nanoseconds(pressure.io_some),
+        io_full_ns: nanoseconds(pressure.io_full),
+    });
+    Ok(ResourceUsage { cpu, memory, pids, io, pressure })
+}
+
+fn read_interfaces(net_dev: &File) -> io::Result<Vec<InterfaceUsage>> {
+    let (mut text, mut chunk) = (Vec::new(), [0; NET_DEV_CHUNK]);
+    while text.len() < MAX_NET_DEV {
+        let length = rustix::io::pread(net_dev.as_fd(), &mut chunk[..], text.len() as u64)?;
+        if length == 0 {
+            break;
+        }
+        text.extend_from_slice(chunk.get(..length).unwrap_or_default());
+    }
+    Ok(parse_net_dev(&String::from_utf8_lossy(&text)))
+}
