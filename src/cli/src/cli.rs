@@ -73,6 +73,10 @@ commands! {
     Status(commands::status::Status),
     /// Wait until pods have exited and print their exit codes
     Wait(commands::wait::Wait),
+    /// Show what running pods use of the host
+    Stats(commands::stats::Stats),
+    /// List the processes of a pod
+    Top(commands::top::Top),
     /// Show the output of apps
     Logs(commands::logs::Logs),
     /// Show events

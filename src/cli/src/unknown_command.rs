@@ -21,8 +21,6 @@ const WORDS: &[(&str, &str, &str)] = &[
     ),
     ("", "df", "'gantry image list' shows the sizes of images; 'du -sh' of the data directory those of pods"),
     ("", "info", "'gantry doctor' checks the host, 'gantry version' prints the version"),
-    ("", "top", "use 'gantry exec POD ps', where the image has ps"),
-    ("", "stats", "the pod's cgroup has the figures: 'gantry inspect POD' shows where it is"),
     ("", "pause", "send a signal: 'gantry kill --signal=STOP POD'"),
     ("", "unpause", "send a signal: 'gantry kill --signal=CONT POD'"),
     (

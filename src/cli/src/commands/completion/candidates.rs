@@ -170,7 +170,9 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
         ("restart" | "pause" | "unpause" | "app start" | "app stop" | "app rm" | "app status", _) => apps(names),
         ("app add", 1) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("app list" | "rename", 0) => pods(names, |_| true),
-        ("app add", 0) | ("stop" | "kill", _) | ("exec" | "attach" | "port", 0) => pods(names, is(&["running"])),
+        ("app add", 0) | ("stop" | "kill" | "stats", _) | ("exec" | "attach" | "port" | "top", 0) => {
+            pods(names, is(&["running"]))
+        }
         ("run-prepared", 0) => pods(names, is(&["prepared"])),
         ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(names, |_| true),
         ("completion", 0) => Candidates::from_words(["bash", "zsh", "fish"]),
