@@ -23,7 +23,7 @@ fn sample(g: &Gantry, pod: &str) -> Value {
 }
 
 #[test]
-fn a_sample_has_the_counters_of_pod_and_apps() {
+fn samples_count_pods_and_apps() {
     let g = Gantry::new();
     let pod = two_writers(&g);
     let first = sample(&g, "writers");

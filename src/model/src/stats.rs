@@ -1,5 +1,5 @@
-//! The resource usage of pods and apps: one sample of their counters. Bytes, nanoseconds and counts; counters count from
-//! the creation of the cgroup or the interface, so a rate is the difference of two samples.
+//! The resource usage of pods and apps: one sample of their counters. Bytes, nanoseconds and counts; counters count
+//! from the creation of the cgroup or the interface, so a rate is the difference of two samples.
 
 use serde::Serialize;
 
