@@ -42,7 +42,7 @@ fn commands_of_other_tools_get_a_hint() {
     let g = Gantry::new();
     for (line, says) in [
         (&["prune"][..], &["gantry gc"][..]),
-        (&["update", "x"], &["limits are given with"]),
+        (&["diff", "x"], &["cannot be shown"]),
         (&["create", "x"], &["gantry prepare"]),
         (&["cp", "a", "b"], &["gantry exec -i"]),
         (&["image", "prune"], &["gantry image gc"]),

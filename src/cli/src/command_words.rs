@@ -67,7 +67,7 @@ mod tests {
             ("list", "list"),
             ("ps", "list"),
             ("ls", "list"),
-            ("stat", "status"),
+            ("statu", "status"),
             ("im", "image"),
             ("images", "images"),
             ("vers", "version"),

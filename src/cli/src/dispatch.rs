@@ -277,7 +277,7 @@ mod tests {
             ("images", "Images"),
             ("rmi x", "Rmi"),
             ("image ls", "Image"),
-            ("stat 12", "Status"),
+            ("statu 12", "Status"),
             ("vers", "Version"),
             ("events -f --filter type=pod-exited --filter app=x", "Events"),
             ("ev", "Events"),

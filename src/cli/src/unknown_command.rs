@@ -21,8 +21,6 @@ const WORDS: &[(&str, &str, &str)] = &[
     ),
     ("", "df", "'gantry image list' shows the sizes of images; 'du -sh' of the data directory those of pods"),
     ("", "info", "'gantry doctor' checks the host, 'gantry version' prints the version"),
-    ("", "pause", "send a signal: 'gantry kill --signal=STOP POD'"),
-    ("", "unpause", "send a signal: 'gantry kill --signal=CONT POD'"),
     (
         "",
         "cp",
@@ -63,7 +61,7 @@ const WORDS: &[(&str, &str, &str)] = &[
         "compose",
         "several apps that share a network are one pod: 'gantry run IMAGE -- ARG --- IMAGE'; compose files are not read",
     ),
-    ("", "healthcheck", "health checks are not run"),
+    ("", "healthcheck", "health checks run by themselves: 'gantry status POD' shows their results"),
     ("", "delete", "'gantry rm POD' removes a pod"),
     ("", "remove", "'gantry rm POD' removes a pod"),
     ("", "show", "'gantry status POD' shows a pod's state, 'gantry inspect POD' everything"),

@@ -36,7 +36,8 @@ fn cost_of_each_operation() {
         let id = pod_id(n).to_string();
         home.store.conn.prepare_cached(sql).unwrap().execute(rusqlite::params![id, n as i64]).unwrap();
         let sql = "INSERT INTO app (pod, position, name, image, image_name, annotations, state, attempt, started_at,
-            ended_at, exit_code, oom) VALUES (?1, 0, 'app', ?2, 'docker.io/library/i:1', '{}', 'exited', 0, 1, 2, 0, 0)";
+            ended_at, exit_code, oom, app_id)
+            VALUES (?1, 0, 'app', ?2, 'docker.io/library/i:1', '{}', 'exited', 0, 1, 2, 0, 0, lower(hex(randomblob(32))))";
         home.store.conn.prepare_cached(sql).unwrap().execute([id, image.to_string()]).unwrap();
     }
     home.store.conn.execute_batch("COMMIT; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();

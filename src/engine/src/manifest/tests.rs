@@ -273,7 +273,7 @@ fn invalid_manifests_are_rejected() {
         "",
         "{}",
         r#"{"version":2,"apps":[]}"#,
-        r#"{"version":1,"apps":[],"privileged":true}"#,
+        r#"{"version":1,"apps":[],"priviledged":true}"#,
         r#"{"version":1,"apps":[{"name":"a","image":"x","limits":{"memroy":1}}]}"#,
         r#"{"version":1,"apps":[{"name":"../a","image":"x"}]}"#,
         r#"{"version":1,"apps":[{"name":"a"}]}"#,

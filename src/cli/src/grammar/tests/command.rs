@@ -209,7 +209,7 @@ fn an_added_app_follows_its_pod() {
         ("12", "the image is missing"),
         ("12 img --net=host", "--net is not a flag of 'gantry app add'"),
         ("12 img -d", "-d is not a flag of 'gantry app add'"),
-        ("12 img -it", "-i is not a flag of 'gantry app add'"),
+        ("12 img --rm", "--rm is not a flag of 'gantry app add'"),
         ("12 img -- x --- other", "one app is added at a time"),
         ("12 -- x", "there is no image before it"),
     ] {
