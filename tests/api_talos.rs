@@ -1,7 +1,7 @@
 //! The Talos node API: its contract by reflection, and its calls by a client that shares only the .proto files.
 
 use gantry_tests::api::Served;
-use gantry_tests::python::{repository, run_script, script};
+use gantry_tests::python::{repository, run_script, script, spawn_script};
 use gantry_tests::{Gantry, json_lines, pod_id, wait_for};
 use serde_json::{Value, json};
 
@@ -164,6 +164,65 @@ fn logs_have_the_lines_asked_for() {
     assert_eq!((&code[..], &text[..]), ("NOT_FOUND", "container \"nosuchcontainer\" not found"));
     let ids = message(&address, "machine.MachineService/LogsContainers", &json!({}));
     assert!(ids["ids"].as_array().is_some_and(|ids| ids.contains(&json!(pod))), "{ids}");
+    served.end();
+    g.remove_all();
+}
+
+/// The events of a stream until one has this text, without the first message, which has no data.
+#[track_caller]
+fn events(address: &str, request: &Value, until: &str) -> Vec<Value> {
+    let mut client = spawn_script("talos.py", &[address, "machine.MachineService/Events", &request.to_string()]);
+    let said = client.wait_for_stdout(until);
+    drop(client);
+    let mut events = json_lines(&said[..=said.rfind('\n').unwrap_or_default()]);
+    let hello = events.remove(0);
+    assert!(hello["id"].as_str().is_some_and(|id| id.len() == 20) && hello["data"] == json!({}), "{hello}");
+    events
+}
+
+#[test]
+fn events_continue_the_history() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let pod = g.detached(&[], &["exit", "3"]);
+    g.wait_state(&pod, "exited");
+    let all = events(&address, &json!({ "tail_events": -1 }), &format!("\"{pod}\", \"action\": \"FAILED\""));
+    let seen: Vec<(&str, &str)> = all
+        .iter()
+        .filter_map(|event| Some((event["data"]["service"].as_str()?, event["data"]["action"].as_str()?)))
+        .filter(|(service, _)| service.starts_with(&pod))
+        .collect();
+    let app = seen.iter().find(|(service, _)| service.contains(':')).map_or("", |(service, _)| service);
+    assert_eq!(seen, [(&pod[..], "PREPARING"), (&pod, "RUNNING"), (app, "RUNNING"), (app, "FAILED"), (&pod, "FAILED")]);
+    let ids: Vec<&str> = all.iter().filter_map(|event| event["id"].as_str()).collect();
+    assert!(ids.is_sorted() && ids.iter().all(|id| id.len() == 20), "{ids:?}");
+    // After an id, and the last ones.
+    let failed = "\"action\": \"FAILED\"";
+    let later = events(&address, &json!({ "tail_id": ids[ids.len() - 2] }), failed);
+    assert_eq!(later.len(), 1, "{later:?}");
+    let last = events(&address, &json!({ "tail_events": 1 }), failed);
+    assert_eq!(last, later);
+    let both = json!({ "tail_events": 1, "tail_seconds": 1 });
+    assert_eq!(failure(&address, "machine.MachineService/Events", &both).0, "INVALID_ARGUMENT");
+    served.end();
+    g.remove_all();
+}
+
+#[test]
+fn stats_count_memory_and_cpu_time() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let image = g.fixture();
+    g.run(&["run", "--net=none", "-d", "--pod-name=web", &image, "--name=a", "--", "sleep", "600"]).succeeded();
+    for method in ["machine.MachineService/Stats", "os.OSService/Stats"] {
+        let rows = message(&address, method, &json!({ "namespace": "taloscontainers" }))["stats"].clone();
+        let ids: Vec<&str> = rows.as_array().into_iter().flatten().filter_map(|row| row["id"].as_str()).collect();
+        assert_eq!(ids, ["web", "web:a"], "{rows}");
+        let number = |row: &Value, key: &str| row[key].as_str().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+        assert!(number(&rows[1], "memory_usage") > 0 && number(&rows[1], "cpu_usage") > 0, "{rows}");
+    }
+    let system = message(&address, "machine.MachineService/Stats", &json!({ "namespace": "system" }));
+    assert_eq!(system["stats"][0]["id"], "gantryd", "{system}");
     served.end();
     g.remove_all();
 }

@@ -38,10 +38,21 @@ def descriptors():
     return pool
 
 
-def say(message):
-    """One line of JSON."""
+def say(message, pool=None):
+    """One line of JSON. Talos' type URLs have no host, so the data of an event is decoded here."""
     if not isinstance(message, dict):
+        any_ = message.data if message.DESCRIPTOR.full_name == "machine.Event" else None
+        inner = None
+        if any_ is not None:
+            kind = any_.type_url.rsplit("/", 1)[-1]
+            inner = {}
+            if kind:
+                found = message_factory.GetMessageClass(pool.FindMessageTypeByName(kind)).FromString(any_.value)
+                inner = json_format.MessageToDict(found, preserving_proto_field_name=True)
+            message.ClearField("data")
         message = json_format.MessageToDict(message, preserving_proto_field_name=True)
+        if inner is not None:
+            message["data"] = inner
     print(json.dumps(message), flush=True)
 
 
@@ -66,7 +77,7 @@ def main():
         try:
             replies = call(json_format.Parse(args.request, request()), timeout=DEADLINE, metadata=metadata)
             for message in replies if method.server_streaming else [replies]:
-                say(message)
+                say(message, pool)
         except grpc.RpcError as error:
             say({"code": error.code().name, "details": error.details()})
             sys.exit(FAILED)

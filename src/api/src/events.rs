@@ -60,6 +60,11 @@ impl EventCursor {
         Ok(Self { context: Arc::clone(context), news, until, position, gap: None, end: None })
     }
 
+    /// The number of the last event taken.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
     /// Moves on to this event number.
     pub(crate) fn advance(&mut self, to: u64) {
         self.position = to;

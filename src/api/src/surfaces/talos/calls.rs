@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 
 use super::logs::LogSelection;
 use super::node::{MessageStream, Node};
-use super::{containers, host, logs, names, restart};
+use super::{containers, events, host, logs, names, restart, stats};
 use crate::bridge::Weight;
 
 impl Node {
@@ -57,6 +57,31 @@ impl Node {
         let open = async |peer, request| {
             let selection = LogSelection::parse(request, now())?;
             logs::stream(&self.context, self.streams.acquire(peer)?, selection).await
+        };
+        Ok(Response::new(self.stream(request, open).await?))
+    }
+
+    /// Stats, also of `os.OSService`.
+    pub(super) async fn stats(
+        &self,
+        request: Request<wire::StatsRequest>,
+    ) -> Result<Response<wire::StatsResponse>, Status> {
+        let sample = |peer, request| {
+            let sample = move |observer: &Observer| stats::sample(observer, &request);
+            self.context.reader.call(peer, Weight::Heavy, sample)
+        };
+        let messages = self.unary(request, sample).await?;
+        Ok(Response::new(wire::StatsResponse { messages }))
+    }
+
+    /// Events.
+    pub(super) async fn events(
+        &self,
+        request: Request<wire::EventsRequest>,
+    ) -> Result<Response<MessageStream<wire::Event>>, Status> {
+        let open = async |peer, request| {
+            let selection = events::EventSelection::parse(request)?;
+            events::subscribe(&self.context, self.streams.acquire(peer)?, selection).await
         };
         Ok(Response::new(self.stream(request, open).await?))
     }

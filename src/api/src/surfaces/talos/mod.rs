@@ -7,6 +7,7 @@
 
 mod calls;
 mod containers;
+mod events;
 mod host;
 mod logs;
 mod names;
@@ -15,7 +16,9 @@ mod refusals;
 mod restart;
 mod roles;
 mod services;
+mod stats;
 mod targets;
+mod xid;
 
 use std::sync::Arc;
 

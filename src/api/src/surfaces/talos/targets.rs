@@ -42,6 +42,7 @@ node_messages!(
     machine::Container,
     machine::CpUsInfo,
     machine::DiskStats,
+    machine::Event,
     machine::Hostname,
     machine::LoadAvg,
     machine::LogsContainer,

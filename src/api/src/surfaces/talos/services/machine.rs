@@ -89,8 +89,8 @@ impl MachineService for Machine {
         Err(control_plane("etcd"))
     }
 
-    async fn events(&self, _: Request<machine::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
-        Err(not_served("Events"))
+    async fn events(&self, request: Request<machine::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
+        self.0.events(request).await
     }
 
     async fn generate_configuration(
@@ -216,8 +216,8 @@ impl MachineService for Machine {
         Err(machine_control())
     }
 
-    async fn stats(&self, _: Request<machine::StatsRequest>) -> Result<Response<machine::StatsResponse>, Status> {
-        Err(not_served("Stats"))
+    async fn stats(&self, request: Request<machine::StatsRequest>) -> Result<Response<machine::StatsResponse>, Status> {
+        self.0.stats(request).await
     }
 
     async fn system_stat(&self, request: Request<()>) -> Result<Response<machine::SystemStatResponse>, Status> {

@@ -42,7 +42,7 @@ impl OsService for Os {
         self.0.restart(request).await
     }
 
-    async fn stats(&self, _: Request<machine::StatsRequest>) -> Result<Response<machine::StatsResponse>, Status> {
-        Err(not_served("Stats"))
+    async fn stats(&self, request: Request<machine::StatsRequest>) -> Result<Response<machine::StatsResponse>, Status> {
+        self.0.stats(request).await
     }
 }
