@@ -217,7 +217,7 @@ fn manifest_has_the_devices_and_bad_ones_fail() {
     assert_eq!(app(&manifest, "a")["devices"], want);
     for (flag, why) in [
         ("--device=/dev/no-such", "cannot use '/dev/no-such' as a device"),
-        ("--device=/etc/passwd:/dev/x", "it is not a device"),
+        ("--device=/etc/passwd:/dev/x", "it is neither a device nor a directory"),
         ("--device=/dev/kmsg:/kmsg", "is not below /dev"),
         ("--device=/dev/kmsg:/dev/null", "is provided by gantry"),
     ] {

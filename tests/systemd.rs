@@ -131,7 +131,7 @@ fn foreground_pods_are_reported_to_the_service_manager() {
         let line = [&["run", "--rm", flag, &image][..], verbs, &["sleep", "1000"]].concat();
         let mut command = g.command(&line);
         command.env("NOTIFY_SOCKET", &manager.path).env("WATCHDOG_USEC", "5000000");
-        let run = g.spawn_command(&mut command);
+        let mut run = g.spawn_command(&mut command);
         for message in messages {
             let got = manager.receive();
             // The command's own process is the main process.
@@ -139,7 +139,7 @@ fn foreground_pods_are_reported_to_the_service_manager() {
         }
         assert!(!manager.has_message(), "{flag}");
         if notify {
-            assert!(run.stdout().contains("WATCHDOG_USEC=5000000"), "{}", run.stdout());
+            run.wait_for_stdout("WATCHDOG_USEC=5000000");
         }
         // As systemd stops a unit with KillMode=mixed.
         run.signal(Signal::TERM);

@@ -477,7 +477,9 @@ impl Gantry {
                 // It does not end with its apps.
                 self.run(&["stop", "--force", id]).succeeded();
             } else if pod["phase"] == "running" {
-                self.run(&["kill", id]).succeeded();
+                // It may be about to end by itself.
+                let killed = self.run(&["kill", id]);
+                assert!(killed.code == 0 || self.status(id)["phase"] != "running", "{killed}");
                 self.run(&["status", "--wait", id]).succeeded();
             }
             self.run(&["rm", id]).succeeded();
