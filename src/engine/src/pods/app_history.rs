@@ -188,7 +188,9 @@ impl<'a> AppHistories<'a> {
         &self,
         apps: impl IntoIterator<Item = &'n AppName>,
     ) -> Option<(&'n AppName, AppOutcome)> {
-        let failure = |name: &'n AppName| Some((self.0.get(name.as_str())?.failure?, name));
+        // The pod outlived the failure of an app that was removed since.
+        let history = |name: &AppName| self.0.get(name.as_str()).filter(|history| !history.removed);
+        let failure = |name: &'n AppName| Some((history(name)?.failure?, name));
         let first = apps.into_iter().filter_map(failure).min_by_key(|((place, _), _)| *place);
         first.map(|((_, how), name)| (name, how))
     }
