@@ -51,6 +51,8 @@ pub(crate) struct PodFile {
     pub(crate) words: Vec<String>,
     /// Whether readiness is reported to systemd.
     pub(crate) notifies: bool,
+    /// The longest stop timeout of its apps, in milliseconds, if one has any.
+    pub(crate) stop_timeout_ms: Option<u64>,
 }
 
 /// Flags that a service has, or that need a caller.
@@ -137,11 +139,12 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<PodFile, PodFileError> {
         }
     }
     let whole = |why: &str| PodFileError { line: 1, why: why.to_owned() };
+    // The service and the file with the pod's id are named after it, also if the pod has another name.
+    let name: PodName = name.parse().map_err(|_| whole("the name of the file cannot be the name of a pod"))?;
     if apps.is_empty() {
         return Err(whole("a pod needs an app: [App NAME] with Image="));
     }
     if !pod_flags.iter().any(|word: &String| word.starts_with("--pod-name=")) {
-        let name: PodName = name.parse().map_err(|_| whole("the name of the file cannot be the name of a pod"))?;
         pod_flags.insert(0, format!("--pod-name={name}"));
     }
     file.words = pod_flags;
@@ -156,7 +159,7 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<PodFile, PodFileError> {
         file.words.push("--".to_owned());
         file.words.extend(app.args.iter().cloned());
     }
-    file.notifies = check(&file.words).map_err(|why| whole(&why))?;
+    (file.notifies, file.stop_timeout_ms) = check(&file.words).map_err(|why| whole(&why))?;
     Ok(file)
 }
 
@@ -246,18 +249,27 @@ fn flag_word(flag: &Flag, value: &str) -> Result<String, String> {
         (_, value) => value,
     };
     let word = format!("--{}={value}", flag.long());
-    // Alone, so that the error is that of this line.
+    // Alone, so that the error is that of this line. The whole command line is checked at the end.
     let line = [word.clone(), "docker://example.invalid/a:1".to_owned(), "--".to_owned(), "x".to_owned()];
-    check(&line).map(|_| word)
+    match grammar::check_values(Verb::Run, &line, &caller()) {
+        Ok(()) => Ok(word),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
-/// Parses the words of a command line; returns whether readiness is reported.
-fn check(words: &[String]) -> Result<bool, String> {
-    let caller = Caller { variable: &|_| None, directory: Some("/".into()), look_up_image: &|_, _| ImageLookup::Found };
-    match grammar::parse(Verb::Run, words, &caller) {
+fn caller() -> Caller<'static> {
+    Caller { variable: &|_| None, directory: Some("/".into()), look_up_image: &|_, _| ImageLookup::Found }
+}
+
+/// Parses the words of a command line; returns whether readiness is reported, and the longest stop timeout of the apps
+/// in milliseconds.
+fn check(words: &[String]) -> Result<(bool, Option<u64>), String> {
+    match grammar::parse(Verb::Run, words, &caller()) {
         Ok(Parsed::Pod(request)) => {
             let silent = gantry_model::systemd::SdNotify::None;
-            Ok(request.spec.apps.iter().any(|app| app.options.sdnotify != silent))
+            let apps = &request.spec.apps;
+            let stop_timeout = apps.iter().filter_map(|app| app.options.stop_timeout_ms).max();
+            Ok((apps.iter().any(|app| app.options.sdnotify != silent), stop_timeout))
         }
         Ok(Parsed::Help) => Err("--help is no setting".to_owned()),
         Err(error) => Err(error.to_string()),
@@ -331,6 +343,15 @@ mod tests {
         assert_eq!(file.service, ["Restart=always"]);
         assert_eq!(file.wanted_by, ["multi-user.target.wants", "default.target.wants"]);
         assert!(file.notifies, "one app does");
+    }
+
+    #[test]
+    fn keys_may_depend_on_each_other() {
+        let text = "[Pod]\nVolume=data,kind=empty\n[App a]\nImage=docker://x/a:1\nMemory=1Gi\nMemorySwap=2Gi\n\
+                    Mount=volume=data,target=/data\nStopTimeout=120s\n";
+        assert_eq!(parse(text, "shop").unwrap().stop_timeout_ms, Some(120_000));
+        assert!(parse("[App a]\nImage=docker://x/a:1\nMemorySwap=2Gi\n", "shop").is_err());
+        assert!(parse(text, "my shop").is_err());
     }
 
     #[test]

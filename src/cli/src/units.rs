@@ -94,6 +94,10 @@ impl PodService<'_> {
         push(&mut text, &format!("Restart={}", self.restart.as_str()));
         // An app that SIGTERM ended, or SIGKILL after its grace.
         push(&mut text, "SuccessExitStatus=143 137");
+        if self.restart == RestartCondition::OnFailure {
+            // It is also the code of an app that was killed for lack of memory. systemd ignores this during a stop.
+            push(&mut text, "RestartForceExitStatus=137");
+        }
         let id_file = format!("--uuid-file=%t/gantry-{name}.id");
         let remove = self.command_line("-", &["rm", "--force"], &[id_file]);
         // A pod that outlived its `gantry run`, which was killed.

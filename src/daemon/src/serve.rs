@@ -47,10 +47,14 @@ pub(crate) struct ListenAddresses<'a> {
 /// Opens the sockets of all APIs. `passed`: sockets of rkt's API from the service manager.
 pub(crate) fn endpoints(passed: Vec<Listener>, addresses: ListenAddresses<'_>) -> anyhow::Result<Vec<Endpoint>> {
     let ListenAddresses { rkt, talos, run_dir } = addresses;
-    let rkt = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
+    let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
         ListenSpec::Passed => passed,
         spec => open(spec, RKT_SOCKET, rkt::SOCKET_ACCESS)?,
     };
+    // Several gantryd with sockets of their own do not compete for the default one.
+    let is_default = rkt.is_none() || run_dir.is_some();
+    let none = [NONE.to_owned()];
+    let talos = talos.or((!is_default).then_some(&none[..]));
     let talos = listen_spec("machine-listen", false, talos, run_dir)?;
     if let ListenSpec::Addresses(addresses) = &talos
         && let Some(tcp) = addresses.iter().find(|address| matches!(address, Address::Tcp(..)))
@@ -59,8 +63,8 @@ pub(crate) fn endpoints(passed: Vec<Listener>, addresses: ListenAddresses<'_>) -
     }
     let talos = open(talos, TALOS_SOCKET, talos::SOCKET_ACCESS)?;
     let mut endpoints = Vec::new();
-    if !rkt.is_empty() {
-        endpoints.push(rkt::endpoint(rkt));
+    if !rkt_listeners.is_empty() {
+        endpoints.push(rkt::endpoint(rkt_listeners));
     }
     if !talos.is_empty() {
         endpoints.push(talos::endpoint(talos));

@@ -83,7 +83,7 @@ impl Systemd {
             words: &[format!("--pod-name={name}"), "--pod-manifest=/dev/stdin".to_owned()],
             input: Some(&text),
             notifies: sources.is_empty() || sources.iter().any(|(_, source)| *source != SdNotify::None),
-            grace: engine.options().stop_grace,
+            grace: engine.stop_grace(id, None),
             restart: self.restart_policy,
             unit_lines: &[],
             service_lines: &[],
@@ -167,7 +167,10 @@ impl Units {
             words: &pod.words,
             input: None,
             notifies: pod.notifies,
-            grace: context.options().map_or(FALLBACK_GRACE, |options| options.stop_grace),
+            grace: pod
+                .stop_timeout_ms
+                .map_or(Duration::ZERO, Duration::from_millis)
+                .max(context.options().map_or(FALLBACK_GRACE, |options| options.stop_grace)),
             restart: RestartCondition::default(),
             unit_lines: &unit_lines,
             service_lines: &pod.service,

@@ -36,7 +36,7 @@ pub(crate) use draft::merged_environment;
 #[cfg(test)]
 pub(crate) use flags::{APP_FLAGS, POD_FLAGS};
 pub(crate) use flags::{Flag, all as all_flags, describe};
-pub(crate) use parse::parse;
+pub(crate) use parse::{check_values, parse};
 pub(crate) use second_word::ImageLookup;
 /// The values of limits, which `gantry update` has in common with `run`.
 pub(crate) mod limit_values {

@@ -24,16 +24,20 @@ pub(crate) fn parse(verb: Verb, words: &[String], caller: &Caller<'_>) -> Result
     read(verb, words, caller, Reading::Free)
 }
 
+/// Parses the flags and their values alone, without checking whether they fit together.
+///
+/// # Errors
+/// [`UsageError`]
+pub(crate) fn check_values(verb: Verb, words: &[String], caller: &Caller<'_>) -> Result<(), UsageError> {
+    parser(verb, words, caller, Reading::Free).read().map(drop)
+}
+
+fn parser<'a>(verb: Verb, words: &'a [String], caller: &'a Caller<'a>, reading: Reading) -> Parser<'a> {
+    Parser { verb, words, next: 0, reading, draft: Draft::new(verb, caller), globals: Vec::new(), image_hint: None }
+}
+
 pub(super) fn read(verb: Verb, words: &[String], caller: &Caller<'_>, reading: Reading) -> Result<Parsed, UsageError> {
-    let mut parser = Parser {
-        verb,
-        words,
-        next: 0,
-        reading,
-        draft: Draft::new(verb, caller),
-        globals: Vec::new(),
-        image_hint: None,
-    };
+    let mut parser = parser(verb, words, caller, reading);
     match parser.read() {
         Err(error) => Err(match parser.image_hint {
             Some(hint) => UsageError::SecondImage { error: Box::new(error), hint },

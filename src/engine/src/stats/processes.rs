@@ -1,6 +1,7 @@
 //! The processes of a running pod, as the host sees them.
 
 use std::fs;
+use std::io::Read as _;
 
 use gantry_host::cgroup::CgroupSet;
 use gantry_model::{AppName, AppState};
@@ -9,6 +10,9 @@ use crate::PodView;
 
 /// Clock ticks per second in `/proc/PID/stat` (`USER_HZ`, 100 on every architecture of Linux that gantry runs on).
 const TICKS_PER_SECOND: u64 = 100;
+
+/// The most bytes of a command line.
+const MAX_COMMAND_LINE: u64 = 4096;
 
 /// A process of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +78,13 @@ fn read_process(app: &AppName, pid: u32) -> Option<ProcessInfo> {
     };
     // The effective user is the second one; a zombie has no memory.
     let (user, resident) = (value("Uid:", 1)?, value("VmRSS:", 0).unwrap_or(0));
-    let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut arguments = Vec::new();
+    // An app can make its command line megabytes long.
+    let read = fs::File::open(format!("/proc/{pid}/cmdline"))
+        .and_then(|file| file.take(MAX_COMMAND_LINE).read_to_end(&mut arguments));
+    if read.is_err() {
+        arguments.clear();
+    }
     let arguments = String::from_utf8_lossy(&arguments).trim_end_matches('\0').replace('\0', " ");
     Some(ProcessInfo {
         app: app.clone(),

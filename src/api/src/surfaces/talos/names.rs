@@ -109,11 +109,11 @@ pub(super) struct Selection {
     pub(super) app: Option<AppRow>,
 }
 
-/// Finds a pod or an app by its id, or by the pod's UUID or a prefix of it. Among several, one that runs comes first,
-/// then the newest.
+/// Finds a pod or an app by its id, or by the pod's UUID or a prefix of it. Among several of an id, one that runs comes
+/// first, then the newest.
 ///
 /// # Errors
-/// NOT_FOUND with Talos' text. INVALID_ARGUMENT with the candidates: several that run, or none of several runs.
+/// NOT_FOUND with Talos' text. INVALID_ARGUMENT with the candidates: several run, or a prefix has several pods.
 pub(super) fn find(observer: &Observer, namespace: &Namespace, id: &str) -> Result<Selection, Status> {
     check_text("id", id)?;
     let none = || Status::not_found(format!("container \"{}\" not found", shown(id)));
@@ -127,13 +127,19 @@ pub(super) fn find(observer: &Observer, namespace: &Namespace, id: &str) -> Resu
     let views = observer.pods(&[]).map_err(|error| status::from_error(&error))?;
     let mut named: Vec<&PodView> = views.iter().filter(|view| namespace.contains(&view.row)).collect();
     let is_exact = |view: &&PodView| pod_id(&view.row) == pod || view.row.id.to_string() == pod;
-    if named.iter().any(is_exact) {
+    let by_id = named.iter().any(is_exact);
+    if by_id {
         named.retain(is_exact);
     } else {
         named.retain(|view| view.row.id.to_string().starts_with(&pod.to_lowercase()));
     }
     let running: Vec<&PodView> = named.iter().copied().filter(|view| view.supervisor().is_some()).collect();
-    let candidates = if running.is_empty() { named } else { running };
+    let newest = || named.iter().copied().max_by_key(|view| view.row.created).into_iter().collect();
+    let candidates: Vec<&PodView> = match running.is_empty() {
+        true if by_id => newest(),
+        true => named,
+        false => running,
+    };
     let view = match &candidates[..] {
         [] => return Err(none()),
         [only] => only,

@@ -82,7 +82,13 @@ impl Targets {
         if metadata.contains_key("proxyfrom") {
             return Ok(Self::This);
         }
-        let nodes = names(metadata, "nodes")?;
+        // A name that is given twice gets one entry.
+        let mut nodes: Vec<String> = Vec::new();
+        for name in names(metadata, "nodes")? {
+            if !nodes.contains(&name) {
+                nodes.push(name);
+            }
+        }
         let mut single = names(metadata, "node")?;
         match (single.pop(), single.is_empty()) {
             (None, _) => {}
@@ -187,8 +193,8 @@ fn names(metadata: &MetadataMap, key: &str) -> Result<Vec<String>, Status> {
 /// Whether this is a name or an address of this host.
 fn is_this_node(name: &str) -> bool {
     if let Ok(address) = name.parse::<IpAddr>() {
-        // The kernel binds a socket to an address of this host only.
-        return UdpSocket::bind((address, 0)).is_ok();
+        // The kernel binds a socket to an address of this host only, unless `ip_nonlocal_bind` is set.
+        return !address.is_unspecified() && !address.is_multicast() && UdpSocket::bind((address, 0)).is_ok();
     }
     let own = rustix::system::uname();
     let own = own.nodename().to_string_lossy().to_lowercase();
@@ -265,9 +271,15 @@ mod tests {
 
     #[test]
     fn own_names_and_addresses_are_recognized() {
-        for (name, own) in
-            [("::1", true), ("127.8.8.8", true), ("LOCALHOST.", true), ("192.0.2.1", false), ("x.y", false)]
-        {
+        for (name, own) in [
+            ("::1", true),
+            ("127.8.8.8", true),
+            ("0.0.0.0", false),
+            ("224.0.0.1", false),
+            ("LOCALHOST.", true),
+            ("192.0.2.1", false),
+            ("x.y", false),
+        ] {
             assert_eq!(is_this_node(name), own, "{name}");
         }
     }

@@ -4,8 +4,14 @@ use gantry_proto::talos::machine::{MountStat, Mounts};
 use rustix::fs::OFlags;
 use tonic::Status;
 
-/// File systems whose server may be on another host: asking for their size can block for ever.
-const REMOTE: [&str; 8] = ["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs", "fuse.sshfs"];
+/// File systems with a server that may not answer, so that asking for their size can block for ever, and automounts,
+/// which opening would mount.
+const REMOTE: [&str; 12] =
+    ["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs", "autofs", "lustre", "gfs2", "ocfs2", "beegfs"];
+
+fn may_block(kind: &str) -> bool {
+    kind.starts_with("fuse") || REMOTE.contains(&kind)
+}
 
 /// Reads the mounts in their order. A file system that cannot be examined has size 0, which talosctl hides.
 ///
@@ -14,7 +20,7 @@ const REMOTE: [&str; 8] = ["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "afs", "
 pub(in super::super) fn read() -> Result<Mounts, Status> {
     let mounts = procfs::mounts().map_err(super::unreadable("/proc/mounts"))?;
     let stats = mounts.into_iter().filter_map(|mount| {
-        let (size, available) = match REMOTE.contains(&mount.fs_vfstype.as_str()) {
+        let (size, available) = match may_block(&mount.fs_vfstype) {
             true => (0, 0),
             false => sizes(&mount.fs_file)?,
         };

@@ -1,5 +1,7 @@
 //! Processes: all processes of the host.
 
+use std::io::Read as _;
+
 use gantry_proto::talos::machine::{Process, ProcessInfo};
 use tonic::Status;
 
@@ -30,9 +32,20 @@ fn process_info(process: &procfs::process::Process) -> Option<ProcessInfo> {
         resident_memory: stat.rss.saturating_mul(procfs::page_size()),
         command: stat.comm,
         executable,
-        args: args(&process.cmdline().unwrap_or_default()),
+        args: args(&command_line(process)),
         label: String::new(),
     })
+}
+
+/// The beginning of the arguments: an app can make them megabytes long.
+fn command_line(process: &procfs::process::Process) -> Vec<String> {
+    let mut bytes = Vec::new();
+    let Ok(file) = std::fs::File::open(format!("/proc/{}/cmdline", process.pid())) else { return Vec::new() };
+    if file.take(MAX_ARGS as u64).read_to_end(&mut bytes).is_err() {
+        return Vec::new();
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    text.trim_end_matches('\0').split('\0').map(str::to_owned).collect()
 }
 
 /// The arguments, joined by blanks. talosctl panics if they are only blanks.
