@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use gantry_engine::{EndWatch, Ended, Engine, KillError, LogQuery, Options, OutputStream, Show};
+use gantry_engine::{EndWatch, Ended, Engine, KillError, LogQuery, Options, OutputStream, PodError, Show};
 use gantry_model::{AppName, ErrorKind, Kind as _, PodId};
 use signal_hook::consts::SIGWINCH;
 
@@ -169,16 +169,21 @@ fn thread(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(),
 fn attach_stdin(engine: &Engine, id: PodId, interactive: &Interactive) -> Result<Option<OwnedFd>, Failure> {
     match engine.attach(id, Some(&interactive.app)) {
         Ok(channel) => Ok(Some(channel)),
-        Err(error) => match engine.wait(id, Some(Duration::ZERO))? {
-            Some(_) => Ok(None),
-            None if app_has_ended(engine, id, &interactive.app)? => Ok(None),
-            None => Err(error.into()),
+        Err(error) => match engine.wait(id, Some(Duration::ZERO)) {
+            // A pod of `run --rm` that has ended is removed by the first command that notices, such as this one.
+            Ok(Some(_)) | Err(PodError::NotFound(_)) => Ok(None),
+            Ok(None) if app_has_ended(engine, id, &interactive.app)? => Ok(None),
+            Ok(None) => Err(error.into()),
+            Err(error) => Err(error.into()),
         },
     }
 }
 
 fn app_has_ended(engine: &Engine, id: PodId, app: &AppName) -> Result<bool, Failure> {
-    let view = engine.status(id)?;
+    let view = match engine.status(id) {
+        Err(PodError::NotFound(_)) => return Ok(true),
+        view => view?,
+    };
     let state = view.row.apps.iter().find(|row| row.name == *app).map(|row| row.state);
     Ok(matches!(state, Some(gantry_model::AppState::Exited { .. })))
 }
