@@ -122,7 +122,8 @@ impl Supervisor {
         if let Some(fact) = health.take_change(&app.plan.name, now) {
             self.journal.append(fact);
         }
-        let grace = Duration::from_millis(self.pod.plan.stop_grace_ms);
+        let default_grace = self.pod.plan.stop_grace_ms;
+        let grace = Duration::from_millis(app.plan.options.stop_timeout_ms.unwrap_or(default_grace));
         match action {
             None | Some(HealthAction::None) => {}
             Some(HealthAction::Stop) => self.signal_stop(token, grace, None, None),

@@ -97,7 +97,7 @@ impl App {
 impl Supervisor {
     /// Starts the apps whose time has come.
     pub(super) fn check_restarts(&mut self, now: Instant) {
-        if self.is_paused {
+        if self.starts_are_paused() {
             return;
         }
         for token in self.pod.apps.tokens() {
@@ -118,9 +118,15 @@ impl Supervisor {
         }
     }
 
+    /// Whether the pod is paused as a whole, or about to be.
+    fn starts_are_paused(&self) -> bool {
+        self.is_paused || self.pausing.is_some()
+    }
+
     /// When [`Self::check_restarts`] has work.
     pub(super) fn restart_deadlines(&self) -> impl Iterator<Item = Instant> {
-        let apps = self.pod.apps.values().filter(|app| !self.is_paused && app.operation.is_none());
+        let are_paused = self.starts_are_paused();
+        let apps = self.pod.apps.values().filter(move |app| !are_paused && app.operation.is_none());
         apps.filter_map(|app| app.restarts.next.as_ref().map(|next| next.due))
     }
 
