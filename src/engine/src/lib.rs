@@ -80,7 +80,7 @@ pub use gantry_contract::control::Notified;
 pub use gantry_contract::control::{HealthReport, HealthResult};
 pub use gantry_contract::network::{Member, Network};
 pub use gantry_contract::{plan::LogLimits, start::Ready};
-pub use gantry_fetch::export::{ArchiveFormat, ExportError};
+pub use gantry_fetch::export::{ArchiveFormat, ExportError, tar};
 pub use gantry_fetch::{
     Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy, platform::PlatformError,
 };

@@ -5,7 +5,7 @@
 //! digests.
 
 mod layer;
-mod tar;
+pub mod tar;
 
 use std::collections::BTreeSet;
 use std::fs::File;

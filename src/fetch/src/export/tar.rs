@@ -3,38 +3,52 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use crate::unpack::entries::Meta;
+pub use crate::unpack::entries::Meta;
 
 const BLOCK: usize = 512;
 
 /// The type of an entry: the byte in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum TarKind {
+pub enum TarKind {
+    /// A regular file.
     File = b'0',
+    /// A hard link.
     HardLink = b'1',
+    /// A symbolic link.
     Symlink = b'2',
+    /// A character device.
     Char = b'3',
+    /// A block device.
     Block = b'4',
+    /// A directory.
     Directory = b'5',
+    /// A FIFO.
     Fifo = b'6',
 }
 
 /// An entry; its data follows.
-pub(crate) struct TarEntry<'a> {
-    pub(crate) path: &'a [u8],
-    pub(crate) kind: TarKind,
-    pub(crate) meta: &'a Meta,
+#[derive(Debug, Clone)]
+pub struct TarEntry<'a> {
+    /// The path in the archive.
+    pub path: &'a [u8],
+    /// The type.
+    pub kind: TarKind,
+    /// Mode, owner, time and extended attributes.
+    pub meta: &'a Meta,
     /// Bytes of data that follow.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Target of a link.
-    pub(crate) link: &'a [u8],
+    pub link: &'a [u8],
     /// Major and minor number of a device.
-    pub(crate) device: (u32, u32),
+    pub device: (u32, u32),
 }
 
 /// Writes the header of an entry, preceded by an extended header if needed.
-pub(crate) fn write_header(out: &mut dyn Write, entry: &TarEntry<'_>) -> io::Result<()> {
+///
+/// # Errors
+/// The error of the writer.
+pub fn write_header(out: &mut dyn Write, entry: &TarEntry<'_>) -> io::Result<()> {
     let records = extensions(entry);
     if !records.is_empty() {
         let mut body = Vec::new();
@@ -51,13 +65,19 @@ pub(crate) fn write_header(out: &mut dyn Write, entry: &TarEntry<'_>) -> io::Res
 }
 
 /// Pads the last block of an entry's data.
-pub(crate) fn write_padding(out: &mut dyn Write, size: u64) -> io::Result<()> {
+///
+/// # Errors
+/// The error of the writer.
+pub fn write_padding(out: &mut dyn Write, size: u64) -> io::Result<()> {
     let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
     if over == 0 { Ok(()) } else { out.write_all(&[0; BLOCK][over..]) }
 }
 
 /// Ends the archive.
-pub(crate) fn write_end(out: &mut dyn Write) -> io::Result<()> {
+///
+/// # Errors
+/// The error of the writer.
+pub fn write_end(out: &mut dyn Write) -> io::Result<()> {
     out.write_all(&[0; 2 * BLOCK])
 }
 

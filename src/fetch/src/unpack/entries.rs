@@ -67,12 +67,16 @@ pub(crate) enum EntryKind {
 
 /// Owner, mode, time and attributes, checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Meta {
+pub struct Meta {
+    /// Permission bits, with set-user-ID, set-group-ID and the sticky bit.
     pub mode: u32,
+    /// The owner.
     pub uid: u32,
+    /// The group.
     pub gid: u32,
     /// Seconds and nanoseconds, clamped to what file systems hold.
     pub mtime: (i64, u32),
+    /// Extended attributes.
     pub xattrs: Vec<Xattr>,
 }
 
