@@ -1,43 +1,9 @@
 //! The Talos node API: its contract by reflection, and its calls by a client that shares only the .proto files.
 
-use gantry_tests::api::Served;
 use gantry_tests::python::{repository, run_script, script, spawn_script};
+use gantry_tests::talos::{FAILED, call, decode_base64, failure, message, serve};
 use gantry_tests::{Gantry, json_lines, pod_id, wait_for};
 use serde_json::{Value, json};
-
-/// The exit code of a client whose call failed.
-const FAILED: i32 = 3;
-
-/// A gantryd that serves both APIs, and the address of the Talos node API.
-#[track_caller]
-fn serve(g: &Gantry) -> (Served, String) {
-    let address = format!("unix:{}", g.scratch().join("machine.sock").display());
-    (g.serve(&["--machine-listen", &address]), address)
-}
-
-/// The messages of a reply.
-#[track_caller]
-fn call(address: &str, method: &str, request: &Value) -> Vec<Value> {
-    json_lines(&run_script("talos.py", &[address, method, &request.to_string()]).ok().stdout)
-}
-
-/// The only message of a unary reply.
-#[track_caller]
-fn message(address: &str, method: &str, request: &Value) -> Value {
-    let replies = call(address, method, request);
-    let messages = replies[0]["messages"].as_array().unwrap_or_else(|| panic!("no messages: {replies:?}"));
-    assert_eq!(messages.len(), 1, "{replies:?}");
-    messages[0].clone()
-}
-
-/// The code and the text of a call that fails.
-#[track_caller]
-fn failure(address: &str, method: &str, request: &Value) -> (String, String) {
-    let out = run_script("talos.py", &[address, method, &request.to_string()]).exits(FAILED);
-    let said = json_lines(&out.stdout).remove(0);
-    let text = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
-    (text("code"), text("details"))
-}
 
 fn request(id: &str) -> Value {
     json!({ "namespace": "taloscontainers", "id": id })
@@ -50,15 +16,7 @@ fn logs(address: &str, id: &str, tail_lines: i32) -> String {
     wanted["tail_lines"] = tail_lines.into();
     let replies = call(address, "machine.MachineService/Logs", &wanted);
     let encoded = replies.iter().map(|reply| reply["bytes"].as_str().unwrap_or_default());
-    encoded.flat_map(base64).map(char::from).collect()
-}
-
-/// Decodes base64 with padding (RFC 4648, section 4).
-fn base64(text: &str) -> Vec<u8> {
-    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let digits = text.bytes().filter_map(|byte| DIGITS.iter().position(|digit| *digit == byte));
-    let bits: Vec<u8> = digits.flat_map(|digit| (0..6).rev().map(move |bit| u8::from(digit >> bit & 1 == 1))).collect();
-    bits.chunks_exact(8).map(|byte| byte.iter().fold(0, |sum, bit| sum << 1 | bit)).collect()
+    encoded.flat_map(decode_base64).map(char::from).collect()
 }
 
 #[test]

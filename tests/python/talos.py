@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """A client of the Talos node API in Python's gRPC: it shares the .proto files with the server and nothing else.
 
-  talos.py [--nodes NAME]... [--node NAME]... ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
+  talos.py [--nodes NAME]... [--node NAME]... [--stall N] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
 
 ADDRESS is unix:/path; REQUEST is the request as JSON with the names of the .proto files ({} if omitted). Each message of
 the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are omitted. Exit code 3: the call
-failed, and the line is {"code": "NOT_FOUND", "details": "..."}.
+failed, and the line is {"code": "NOT_FOUND", "details": "..."}. With --stall, the client stops reading after N messages.
 """
 import argparse
 import glob
 import json
 import os
+import signal
 import sys
 import tempfile
 
@@ -60,6 +61,7 @@ def main():
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--nodes", action="append", default=[])
     parser.add_argument("--node", action="append", default=[])
+    parser.add_argument("--stall", type=int)
     parser.add_argument("address")
     parser.add_argument("method")
     parser.add_argument("request", nargs="?", default="{}")
@@ -76,8 +78,10 @@ def main():
         metadata = [("nodes", node) for node in args.nodes] + [("node", node) for node in args.node]
         try:
             replies = call(json_format.Parse(args.request, request()), timeout=DEADLINE, metadata=metadata)
-            for message in replies if method.server_streaming else [replies]:
+            for number, message in enumerate(replies if method.server_streaming else [replies]):
                 say(message, pool)
+                while number + 1 == args.stall:
+                    signal.pause()
         except grpc.RpcError as error:
             say({"code": error.code().name, "details": error.details()})
             sys.exit(FAILED)

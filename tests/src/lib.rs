@@ -24,6 +24,7 @@ mod pty;
 pub mod python;
 mod running;
 mod small_disk;
+pub mod talos;
 mod time;
 mod wait;
 

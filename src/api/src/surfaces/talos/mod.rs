@@ -8,6 +8,8 @@
 mod calls;
 mod containers;
 mod events;
+mod file_calls;
+mod files;
 mod host;
 mod logs;
 mod names;

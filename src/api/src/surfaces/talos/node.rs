@@ -15,6 +15,8 @@ use crate::quota::Quota;
 
 /// Maximum streams.
 const MAX_STREAMS: usize = 1024;
+/// Maximum calls that read files, each of which has a thread.
+const MAX_FILE_JOBS: usize = 32;
 
 /// A stream of messages.
 pub(super) type MessageStream<M> = Pin<Box<dyn Stream<Item = Result<M, Status>> + Send>>;
@@ -24,12 +26,13 @@ pub(super) struct Node {
     pub(super) context: Arc<Context>,
     pub(super) writer: Arc<Bridge<Engine>>,
     pub(super) streams: Quota,
+    pub(super) file_jobs: Quota,
 }
 
 impl Node {
     /// The node of a server.
     pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
-        Self { context, writer, streams: Quota::new(MAX_STREAMS) }
+        Self { context, writer, streams: Quota::new(MAX_STREAMS), file_jobs: Quota::new(MAX_FILE_JOBS) }
     }
 
     /// Executes a unary call, unless it names other nodes only, and returns the messages of the reply.

@@ -73,6 +73,11 @@ impl Role {
     }
 }
 
+/// Whether the peer is an administrator.
+pub(super) fn is_administrator(peer: Peer) -> bool {
+    Role::of_peer(peer) == Some(Role::Admin)
+}
+
 /// Whether the peer may call the method.
 ///
 /// # Errors

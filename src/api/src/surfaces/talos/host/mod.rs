@@ -2,6 +2,7 @@
 
 pub(super) mod cpu;
 pub(super) mod devices;
+pub(super) mod kernel_log;
 pub(super) mod memory;
 pub(super) mod mounts;
 pub(super) mod processes;

@@ -49,8 +49,8 @@ impl MachineService for Machine {
         self.0.containers(request).await
     }
 
-    async fn copy(&self, _: Request<machine::CopyRequest>) -> Result<Response<Self::CopyStream>, Status> {
-        Err(not_served("Copy"))
+    async fn copy(&self, request: Request<machine::CopyRequest>) -> Result<Response<Self::CopyStream>, Status> {
+        self.0.copy(request).await
     }
 
     async fn disk_stats(&self, request: Request<()>) -> Result<Response<machine::DiskStatsResponse>, Status> {
@@ -59,13 +59,13 @@ impl MachineService for Machine {
 
     async fn disk_usage(
         &self,
-        _: Request<machine::DiskUsageRequest>,
+        request: Request<machine::DiskUsageRequest>,
     ) -> Result<Response<Self::DiskUsageStream>, Status> {
-        Err(not_served("DiskUsage"))
+        self.0.disk_usage(request).await
     }
 
-    async fn dmesg(&self, _: Request<machine::DmesgRequest>) -> Result<Response<Self::DmesgStream>, Status> {
-        Err(not_served("Dmesg"))
+    async fn dmesg(&self, request: Request<machine::DmesgRequest>) -> Result<Response<Self::DmesgStream>, Status> {
+        self.0.dmesg(request).await
     }
 
     async fn etcd_forfeit_leadership(
@@ -122,8 +122,8 @@ impl MachineService for Machine {
         Err(control_plane("kubeconfig"))
     }
 
-    async fn list(&self, _: Request<machine::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
-        Err(not_served("List"))
+    async fn list(&self, request: Request<machine::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
+        self.0.list(request).await
     }
 
     async fn load_avg(&self, request: Request<()>) -> Result<Response<machine::LoadAvgResponse>, Status> {
@@ -157,8 +157,8 @@ impl MachineService for Machine {
         self.0.processes(request).await
     }
 
-    async fn read(&self, _: Request<machine::ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
-        Err(not_served("Read"))
+    async fn read(&self, request: Request<machine::ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
+        self.0.read(request).await
     }
 
     async fn reboot(&self, _: Request<()>) -> Result<Response<machine::RebootResponse>, Status> {

@@ -7,7 +7,6 @@ use gantry_proto::talos::{common, machine};
 use tonic::{Request, Response, Status};
 
 use super::super::node::{MessageStream, Node};
-use super::super::refusals::not_served;
 
 /// See the module.
 pub(in super::super) struct Os(pub(in super::super) Arc<Node>);
@@ -23,8 +22,8 @@ impl OsService for Os {
         self.0.containers(request).await
     }
 
-    async fn dmesg(&self, _: Request<machine::DmesgRequest>) -> Result<Response<Self::DmesgStream>, Status> {
-        Err(not_served("Dmesg"))
+    async fn dmesg(&self, request: Request<machine::DmesgRequest>) -> Result<Response<Self::DmesgStream>, Status> {
+        self.0.dmesg(request).await
     }
 
     async fn memory(&self, request: Request<()>) -> Result<Response<machine::MemoryResponse>, Status> {
