@@ -8,6 +8,7 @@ use gantry_engine::{CommitWatcher, Observer, Options};
 use tokio::sync::watch;
 
 use crate::bridge::Bridge;
+use crate::daemon_log::DaemonLog;
 use crate::dir_watch::DirWatch;
 use crate::hub::Hub;
 
@@ -22,6 +23,8 @@ pub struct Config {
     pub config_dir: PathBuf,
     /// Whether gantryd reconciles and collects garbage; health reports it as the service `gantryd`.
     pub reconciles: bool,
+    /// gantryd's own log.
+    pub daemon_log: Arc<DaemonLog>,
 }
 
 /// See the module. A surface that changes something gets its read-write bridge from [`crate::surface::Services`].

@@ -11,6 +11,7 @@
 //! | `bridge` | from async tasks to the synchronous engine: read-only and read-write handles |
 //! | `hub`, `events` | events as they are committed; cursors of subscribers |
 //! | `logs`, `dir_watch` | streams of log lines; changes of log directories |
+//! | `daemon_log` | the newest lines of gantryd's own log |
 //! | [`listen`], `accept`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
@@ -27,6 +28,7 @@
 mod accept;
 mod bridge;
 mod context;
+mod daemon_log;
 mod deadline;
 mod dir_watch;
 mod events;
@@ -45,6 +47,7 @@ mod surfaces;
 mod warnings;
 
 pub use context::Config;
+pub use daemon_log::DaemonLog;
 pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;

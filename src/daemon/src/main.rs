@@ -22,10 +22,11 @@ mod watcher;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
-use gantry_api::{ListenError, Listener};
+use gantry_api::{DaemonLog, ListenError, Listener};
 use gantry_engine::{CommitWatcher, Keeping, Settings};
 use gantry_logging::{Filter, LogFormat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -90,7 +91,8 @@ fn main() -> ExitCode {
     // Before any thread starts: it removes variables from the environment.
     let passed = Listener::passed();
     let args = Args::parse();
-    match start_logging(&args).and_then(|()| run(args, passed)) {
+    let daemon_log = Arc::new(DaemonLog::default());
+    match start_logging(&args, &daemon_log).and_then(|()| run(args, passed, daemon_log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error:#}");
@@ -100,20 +102,22 @@ fn main() -> ExitCode {
 }
 
 /// Logs with the default filter where the environment's is invalid, so that this failure is logged, too.
-fn start_logging(args: &Args) -> anyhow::Result<()> {
+fn start_logging(args: &Args, daemon_log: &Arc<DaemonLog>) -> anyhow::Result<()> {
     let filter = Filter::from_flag_or_env(args.log_level.clone());
     let (filter, result) = match filter {
         Ok(filter) => (filter, Ok(())),
         Err(error) => (None, Err(error.into())),
     };
-    gantry_logging::init(filter.unwrap_or_else(|| Filter::level(LevelFilter::INFO)), args.log_format);
+    let daemon_log = Arc::clone(daemon_log);
+    let filter = filter.unwrap_or_else(|| Filter::level(LevelFilter::INFO));
+    gantry_logging::init_with_copy(filter, args.log_format, move |line| daemon_log.add(line));
     gantry_logging::log_panics();
     result
 }
 
 /// Returns after SIGTERM or SIGINT. A running collection ends with the process, as with `kill -9`; the next one
 /// continues it.
-fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result<()> {
+fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<DaemonLog>) -> anyhow::Result<()> {
     let settings = args.settings()?;
     let passed = passed?;
     if !rustix::process::geteuid().is_root() {
@@ -132,7 +136,7 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
         warn!("cannot watch {dir} for commits: {error}; polling the database instead ({sysctls})");
     }
-    let api = Api::start(api_config(&settings, commits.clone(), condition.can_write()), endpoints)?;
+    let api = Api::start(api_config(&settings, commits.clone(), condition.can_write(), daemon_log), endpoints)?;
     let ended = if condition.can_write() {
         let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits)?;
         keeper.start();
@@ -156,12 +160,18 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>) -> anyhow::Result
 }
 
 /// The configuration of the API server.
-fn api_config(settings: &Settings, commits: CommitWatcher, reconciles: bool) -> gantry_api::Config {
+fn api_config(
+    settings: &Settings,
+    commits: CommitWatcher,
+    reconciles: bool,
+    daemon_log: Arc<DaemonLog>,
+) -> gantry_api::Config {
     gantry_api::Config {
         options: settings.options.clone(),
         commits,
         config_dir: settings.config.parent().map(Path::to_owned).unwrap_or_default(),
         reconciles,
+        daemon_log,
     }
 }
 

@@ -14,8 +14,10 @@ mod json;
 mod text;
 
 use std::fmt;
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use thiserror::Error;
 use tracing::Level;
@@ -58,9 +60,43 @@ impl FromStr for LogFormat {
 /// Sends the events of all threads to standard error from now on, each as one line in one write. Lines begin with a
 /// priority (sd-daemon(3)) if standard error is the systemd journal. Later calls have no effect.
 pub fn init(filter: Filter, format: LogFormat) {
-    let subscriber = subscriber_to(std::io::stderr, filter, format, stderr_is_journal());
+    install(std::io::stderr, filter, format);
+}
+
+/// Like [`init`], and passes each line to `copy`, too, which must not log and must not wait.
+pub fn init_with_copy(filter: Filter, format: LogFormat, copy: impl Fn(&[u8]) + Send + Sync + 'static) {
+    let copy: Arc<LineCopy> = Arc::new(copy);
+    install(move || CopyingWriter { copy: Arc::clone(&copy) }, filter, format);
+}
+
+fn install<W>(writer: W, filter: Filter, format: LogFormat)
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let subscriber = subscriber_to(writer, filter, format, stderr_is_journal());
     // Fails if a subscriber is installed already: the first one stays.
     let _first_one_stays = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// Receives lines.
+type LineCopy = dyn Fn(&[u8]) + Send + Sync;
+
+/// Passes each line to `copy`, then writes it to standard error.
+struct CopyingWriter {
+    copy: Arc<LineCopy>,
+}
+
+impl io::Write for CopyingWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // Standard error may be closed or full.
+        (self.copy)(line);
+        io::stderr().write_all(line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Logs panics as errors, with the format of other events, instead of printing them.

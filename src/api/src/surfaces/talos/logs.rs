@@ -9,6 +9,7 @@ use gantry_proto::talos::machine::LogsRequest;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
+use super::daemon_logs::{self, DaemonLogSelection};
 use super::names::{self, Namespace};
 use crate::context::Context;
 use crate::logs::{LogEncoder, stream_logs};
@@ -47,12 +48,25 @@ impl LogSelection {
         Ok(Self { namespace, id, query, with_prefix })
     }
 
-    fn open(self, observer: &Observer) -> Result<LogReader, Status> {
-        let Self { namespace, id, mut query, .. } = self;
-        if namespace == Namespace::System {
-            let id = gantry_engine::model::id::shown(&id);
+    /// The lines of gantryd that are selected; `None`: those of a pod or an app.
+    ///
+    /// # Errors
+    /// NOT_FOUND with Talos' text: another id in the namespace `system`.
+    fn daemon(&self) -> Result<Option<DaemonLogSelection>, Status> {
+        if self.namespace != Namespace::System {
+            return Ok(None);
+        }
+        if self.id != names::DAEMON {
+            let id = gantry_engine::model::id::shown(&self.id);
             return Err(Status::not_found(format!("log \"{id}\" was not registered")));
         }
+        // No line before the request is selected by its time.
+        let tail = if self.query.since.is_some() { Some(0) } else { self.query.tail_total };
+        Ok(Some(DaemonLogSelection { tail, follow: self.query.follow }))
+    }
+
+    fn open(self, observer: &Observer) -> Result<LogReader, Status> {
+        let Self { namespace, id, mut query, .. } = self;
         let selection = names::find(observer, &namespace, &id)?;
         query.apps = selection.app.map(|app| app.name).into_iter().collect();
         observer.open_logs(selection.pod, &query).map_err(|error| status::from_error(&error))
@@ -68,6 +82,9 @@ pub(super) async fn stream(
     permit: QuotaPermit,
     selection: LogSelection,
 ) -> Result<ReceiverStream<Result<Data, Status>>, Status> {
+    if let Some(selection) = selection.daemon()? {
+        return Ok(daemon_logs::stream(context, permit, selection));
+    }
     let follow = selection.query.follow;
     let encoder = DataEncoder { with_prefix: selection.with_prefix, ..DataEncoder::default() };
     stream_logs(context, permit, follow, encoder, |observer| selection.open(observer)).await

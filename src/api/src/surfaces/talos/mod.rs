@@ -7,10 +7,13 @@
 
 mod calls;
 mod containers;
+mod daemon_logs;
 mod events;
 mod file_calls;
 mod files;
 mod host;
+mod image_calls;
+mod images;
 mod logs;
 mod names;
 mod node;

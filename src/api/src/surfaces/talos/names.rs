@@ -152,7 +152,7 @@ pub(super) fn find(observer: &Observer, namespace: &Namespace, id: &str) -> Resu
     Ok(Selection { pod: view.row.id, app })
 }
 
-/// The ids of all pods that were started, and of their apps.
+/// The ids of gantryd, of all pods that were started, and of their apps.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -166,6 +166,7 @@ pub(super) fn log_ids(observer: &Observer) -> Result<LogsContainer, Status> {
             std::iter::once(pod).chain(apps)
         })
         .collect();
+    ids.push(DAEMON.to_owned());
     ids.sort();
     Ok(LogsContainer { metadata: None, ids })
 }

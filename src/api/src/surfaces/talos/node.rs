@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use gantry_engine::Engine;
+use tokio::sync::Semaphore;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Status};
 
@@ -17,6 +18,8 @@ use crate::quota::Quota;
 const MAX_STREAMS: usize = 1024;
 /// Maximum calls that read files, each of which has a thread.
 const MAX_FILE_JOBS: usize = 32;
+/// Maximum images that are fetched at a time; further calls wait.
+const MAX_PULLS: usize = 4;
 
 /// A stream of messages.
 pub(super) type MessageStream<M> = Pin<Box<dyn Stream<Item = Result<M, Status>> + Send>>;
@@ -27,12 +30,19 @@ pub(super) struct Node {
     pub(super) writer: Arc<Bridge<Engine>>,
     pub(super) streams: Quota,
     pub(super) file_jobs: Quota,
+    pub(super) pulls: Arc<Semaphore>,
 }
 
 impl Node {
     /// The node of a server.
     pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
-        Self { context, writer, streams: Quota::new(MAX_STREAMS), file_jobs: Quota::new(MAX_FILE_JOBS) }
+        Self {
+            context,
+            writer,
+            streams: Quota::new(MAX_STREAMS),
+            file_jobs: Quota::new(MAX_FILE_JOBS),
+            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
+        }
     }
 
     /// Executes a unary call, unless it names other nodes only, and returns the messages of the reply.

@@ -46,6 +46,8 @@ node_messages!(
     machine::Event,
     machine::FileInfo,
     machine::Hostname,
+    machine::ImageListResponse,
+    machine::ImagePull,
     machine::LoadAvg,
     machine::LogsContainer,
     machine::Memory,

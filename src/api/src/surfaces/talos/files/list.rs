@@ -143,7 +143,7 @@ fn go_mode(mode: RawMode) -> u32 {
 
 /// The extended attributes of a file: as many as fit into [`MAX_XATTRS`].
 fn xattrs(handle: &OwnedFd, stat: &Stat) -> Vec<Xattr> {
-    // Those of a link would be read through its O_PATH descriptor, which the kernel refuses.
+    // A path through the O_PATH descriptor of a link would be that of its target.
     if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
         return Vec::new();
     }

@@ -4,8 +4,8 @@
 //! directory tree. A call runs on a thread of its own, which waits for its client: a directory of a network file system
 //! may block for ever, and must not hold one of the bridge's threads.
 //!
-//! Files in the data directory belong to apps, which are hostile. Every file is opened with O_PATH first; devices, FIFOs
-//! and sockets are never opened for reading, and links are followed only where a request names one.
+//! Files in the data directory belong to apps, which are hostile. Every file is opened with O_PATH first; devices,
+//! FIFOs and sockets are never opened for reading, and links are followed only where a request names one.
 
 mod access;
 mod copy;

@@ -106,16 +106,16 @@ impl MachineService for Machine {
 
     async fn image_list(
         &self,
-        _: Request<machine::ImageListRequest>,
+        request: Request<machine::ImageListRequest>,
     ) -> Result<Response<Self::ImageListStream>, Status> {
-        Err(not_served("ImageList"))
+        self.0.image_list(request).await
     }
 
     async fn image_pull(
         &self,
-        _: Request<machine::ImagePullRequest>,
+        request: Request<machine::ImagePullRequest>,
     ) -> Result<Response<machine::ImagePullResponse>, Status> {
-        Err(not_served("ImagePull"))
+        self.0.image_pull(request).await
     }
 
     async fn kubeconfig(&self, _: Request<()>) -> Result<Response<Self::KubeconfigStream>, Status> {
