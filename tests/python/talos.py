@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """A client of the Talos node API in Python's gRPC: it shares the .proto files with the server and nothing else.
 
-  talos.py [--nodes NAME]... [--node NAME]... [--stall N] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
+  talos.py [--nodes NAME]... [--node NAME]... [--stall N] [TLS] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
+  talos.py [TLS] ADDRESS every
 
-ADDRESS is unix:/path; REQUEST is the request as JSON with the names of the .proto files ({} if omitted). Each message of
-the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are omitted. Exit code 3: the call
+The second form calls every method with an empty request, and prints {"method": "...", "code": "...", "details": "..."}.
+ADDRESS is unix:/path, or HOST:PORT with TLS: --ca FILE [--certificate FILE --key FILE]. REQUEST is the request as JSON
+with the names of the .proto files ({} if omitted). Each message of the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are omitted. Exit code 3: the call
 failed, and the line is {"code": "NOT_FOUND", "details": "..."}. With --stall, the client stops reading after N messages.
 """
 import argparse
@@ -57,22 +59,65 @@ def say(message, pool=None):
     print(json.dumps(message), flush=True)
 
 
+def connect(args):
+    """A channel to the server."""
+    # gRPC's C core sends the socket's path as :authority, which HTTP/2 forbids; see client.py.
+    options = [("grpc.default_authority", "localhost")]
+    if not args.ca:
+        return grpc.insecure_channel(args.address, options=options)
+    read = lambda path: open(path, "rb").read() if path else None
+    credentials = grpc.ssl_channel_credentials(read(args.ca), read(args.key), read(args.certificate))
+    return grpc.secure_channel(args.address, credentials)
+
+
+def call_every(channel, pool):
+    """Calls every method of proto/talos; of a stream, reads the first message."""
+    services = [service for file in pool_files(pool) for service in file.services_by_name.values()]
+    for service in sorted(services, key=lambda service: service.full_name):
+        for method in service.methods:
+            request = message_factory.GetMessageClass(method.input_type)
+            reply = message_factory.GetMessageClass(method.output_type)
+            make = channel.unary_stream if method.server_streaming else channel.unary_unary
+            name = f"{service.full_name}/{method.name}"
+            call = make("/" + name, request.SerializeToString, reply.FromString)
+            line = {"method": name, "code": "OK", "details": ""}
+            try:
+                replies = call(request(), timeout=DEADLINE)
+                if method.server_streaming:
+                    next(replies, None)
+                    replies.cancel()
+            except grpc.RpcError as error:
+                line.update(code=error.code().name, details=error.details())
+            say(line)
+
+
+def pool_files(pool):
+    """The files of proto/talos."""
+    names = (os.path.relpath(path, PROTO) for path in glob.glob(os.path.join(PROTO, "talos", "*.proto")))
+    return [pool.FindFileByName(name) for name in sorted(names)]
+
+
 def main():
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--nodes", action="append", default=[])
     parser.add_argument("--node", action="append", default=[])
     parser.add_argument("--stall", type=int)
+    parser.add_argument("--ca")
+    parser.add_argument("--certificate")
+    parser.add_argument("--key")
     parser.add_argument("address")
     parser.add_argument("method")
     parser.add_argument("request", nargs="?", default="{}")
     args = parser.parse_args()
     pool = descriptors()
+    if args.method == "every":
+        with connect(args) as channel:
+            return call_every(channel, pool)
     service, name = args.method.split("/")
     method = pool.FindServiceByName(service).methods_by_name[name]
     request = message_factory.GetMessageClass(method.input_type)
     reply = message_factory.GetMessageClass(method.output_type)
-    # gRPC's C core sends the socket's path as :authority, which HTTP/2 forbids; see client.py.
-    with grpc.insecure_channel(args.address, options=[("grpc.default_authority", "localhost")]) as channel:
+    with connect(args) as channel:
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
         call = make("/" + args.method, request.SerializeToString, reply.FromString)
         metadata = [("nodes", node) for node in args.nodes] + [("node", node) for node in args.node]

@@ -89,8 +89,23 @@ impl Authority {
     /// When openssl fails.
     #[track_caller]
     pub fn issue(&self, name: &str, validity: Validity) -> Issued {
+        self.issue_to(&[], name, validity)
+    }
+
+    /// Issues a certificate to a client of these organizations.
+    ///
+    /// # Panics
+    /// When openssl fails.
+    #[track_caller]
+    pub fn issue_to_member(&self, organizations: &[&str], validity: Validity) -> Issued {
+        self.issue_to(organizations, "DNS:client.example", validity)
+    }
+
+    #[track_caller]
+    fn issue_to(&self, organizations: &[&str], name: &str, validity: Validity) -> Issued {
         let count = fs::read_dir(self.home.path()).map_or(0, Iterator::count);
         let file = |ending: &str| format!("issued-{count}.{ending}");
+        let organizations: String = organizations.iter().map(|organization| format!("/O={organization}")).collect();
         let (key, request, certificate, extensions) = (file("key"), file("csr"), file("cert"), file("ext"));
         let text =
             format!("basicConstraints=CA:false\nsubjectAltName={name}\nextendedKeyUsage=serverAuth,clientAuth\n");
@@ -104,7 +119,7 @@ impl Authority {
             "ec_paramgen_curve:P-256",
             "-nodes",
             "-subj",
-            &format!("/CN={count}"),
+            &format!("/CN={count}{organizations}"),
             "-keyout",
             &key,
             "-out",
@@ -155,7 +170,7 @@ impl Authority {
         self.write(
             "ca.cnf",
             "[ca]\ndefault_ca=it\n[it]\ndatabase=index.txt\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\n\
-             policy=any\nunique_subject=no\n[any]\ncommonName=supplied\n",
+             policy=any\nunique_subject=no\n[any]\ncommonName=supplied\norganizationName=optional\n",
         );
     }
 

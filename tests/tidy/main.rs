@@ -61,6 +61,7 @@ const DIRECT_BANS: &[(&str, &[&str], &str)] = &[
     ("tonic", &["api", "proto", "tests"], "only the surfaces speak gRPC"),
     ("prost", &["api", "proto", "tests"], "wire types stop at the door: the model and the engine have their own"),
     ("tracing-subscriber", &["logging"], "one crate defines what a log line looks like; libraries only emit events"),
+    ("tokio-rustls", &["api"], "one crate serves over TLS"),
     ("listenfd", &["api"], "one crate receives sockets from a service manager"),
     ("clap", &["cli", "daemon"], "only programs parse arguments"),
     ("anyhow", &["cli", "daemon", "fixtures", "tests"], "a library's errors have types"),

@@ -9,13 +9,18 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
+use tracing::debug;
 
+use crate::handshake::{Authenticated, HandshakeCounts, authenticate};
 use crate::listen::{Listener, Socket, SocketFile};
-use crate::peer::{ConnectionInfo, Peer};
+use crate::peer::{Caller, ConnectionInfo, Peer};
 use crate::quota::{Quota, QuotaPermit};
 use crate::surface::Surface;
+use crate::tls::MutualTls;
 
 /// Maximum connections of a surface, without those of root; [`crate::peer`] has the shares. A TCP connection beyond its
 /// share waits in the kernel's queue until another one ends. A user's connection beyond its share is closed, because it
@@ -33,7 +38,9 @@ const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Connection {
     stream: Stream,
     preface: Option<Preface>,
-    peer: Peer,
+    caller: Caller,
+    /// Completes when the client's certificate is no longer accepted. The connection then fails.
+    refused: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     _permit: QuotaPermit,
 }
 
@@ -44,9 +51,33 @@ struct Preface {
 }
 
 impl Connection {
-    fn new(stream: Stream, peer: Peer, permit: QuotaPermit) -> Self {
+    fn new(stream: Stream, caller: impl Into<Caller>, permit: QuotaPermit) -> Self {
         let preface = Preface { received: 0, deadline: Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)) };
-        Self { stream, preface: Some(preface), peer, _permit: permit }
+        Self { stream, preface: Some(preface), caller: caller.into(), refused: None, _permit: permit }
+    }
+
+    /// A connection after its handshake. `None`: the surface does not admit the client, or its share is used up.
+    fn with_tls(tls: &MutualTls, authenticated: Authenticated, quota: &Quota, surface: &dyn Surface) -> Option<Self> {
+        let Authenticated { stream, client, chain } = authenticated;
+        let peer = client.peer();
+        if !surface.admits(peer) {
+            return None;
+        }
+        let permit = quota.acquire(peer).ok()?;
+        let caller = Caller { peer, certificate: Some(client) };
+        let connection = Self::new(Stream::Tls(Box::new(stream)), caller, permit);
+        Some(Self { refused: Some(Box::pin(tls.wait_until_refused(chain))), ..connection })
+    }
+
+    /// Fails if the client's certificate is no longer accepted.
+    fn check_certificate(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(refused) = &mut self.refused else { return Ok(()) };
+        if refused.as_mut().poll(cx).is_pending() {
+            return Ok(());
+        }
+        // A completed future must not be polled again, and the connection must fail again.
+        self.refused = Some(Box::pin(std::future::poll_fn(|_| Poll::Ready(()))));
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, "the client's certificate is no longer accepted"))
     }
 
     /// Counts bytes of the preface, and fails if it is late.
@@ -64,12 +95,13 @@ impl Connection {
 
 enum Stream {
     Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
     Unix(UnixStream),
 }
 
 /// The accepting tasks of one surface. Dropping this ends them and closes the sockets.
 pub(crate) struct Acceptors {
-    tasks: tokio::task::JoinSet<()>,
+    tasks: JoinSet<()>,
     files: Vec<SocketFile>,
 }
 
@@ -81,14 +113,22 @@ impl Acceptors {
     pub(crate) fn start(
         listeners: Vec<Listener>,
         surface: &Arc<dyn Surface>,
+        tls: Option<&MutualTls>,
     ) -> io::Result<(Self, ReceiverStream<Result<Connection, io::Error>>)> {
         let quota = Arc::new(Quota::new(MAX_CONNECTIONS));
         let (sender, connections) = mpsc::channel(1);
-        let mut acceptors = Self { tasks: tokio::task::JoinSet::new(), files: Vec::new() };
+        let mut acceptors = Self { tasks: JoinSet::new(), files: Vec::new() };
+        let handshakes = HandshakeCounts::default();
         for listener in listeners {
             acceptors.files.extend(listener.file);
-            let socket = AcceptSocket::new(listener.socket)?;
-            acceptors.tasks.spawn(accept(socket, Arc::clone(&quota), Arc::clone(surface), sender.clone()));
+            let (quota, surface, sender) = (Arc::clone(&quota), Arc::clone(surface), sender.clone());
+            match (AcceptSocket::new(listener.socket)?, tls) {
+                (AcceptSocket::Tcp(listener), Some(tls)) => {
+                    let tls = TlsListener { listener, tls: tls.clone(), handshakes: handshakes.clone() };
+                    acceptors.tasks.spawn(accept_tls(tls, quota, surface, sender))
+                }
+                (socket, _) => acceptors.tasks.spawn(accept(socket, quota, surface, sender)),
+            };
         }
         Ok((acceptors, ReceiverStream::new(connections)))
     }
@@ -164,11 +204,60 @@ async fn accept(
                 }
             }
             Ok(None) => {}
-            // The client gave up before it was accepted.
-            Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
-            // No descriptors or memory left.
-            Err(_) => tokio::time::sleep(ACCEPT_BACKOFF).await,
+            Err(error) => wait_after(&error).await,
         }
+    }
+}
+
+/// A listening socket whose connections need a certificate.
+struct TlsListener {
+    listener: TcpListener,
+    tls: MutualTls,
+    handshakes: HandshakeCounts,
+}
+
+/// Accepts connections, each with a task for its handshake: a slow client delays no other.
+async fn accept_tls(
+    socket: TlsListener,
+    quota: Arc<Quota>,
+    surface: Arc<dyn Surface>,
+    sender: mpsc::Sender<io::Result<Connection>>,
+) {
+    let mut tasks = JoinSet::new();
+    while !sender.is_closed() {
+        while tasks.try_join_next().is_some() {}
+        // The share of clients without a certificate limits the handshakes in progress.
+        let permit = quota.acquire_when_free(Peer::Network).await;
+        let (stream, address) = match socket.listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                wait_after(&error).await;
+                continue;
+            }
+        };
+        let Some(handshake) = socket.handshakes.acquire(address.ip()) else { continue };
+        let _only_slower = stream.set_nodelay(true);
+        let (tls, quota, surface, sender) = (socket.tls.clone(), quota.clone(), surface.clone(), sender.clone());
+        tasks.spawn(async move {
+            let authenticated = authenticate(&tls, stream, address).await;
+            drop((permit, handshake));
+            match authenticated {
+                Ok(authenticated) => {
+                    if let Some(connection) = Connection::with_tls(&tls, authenticated, &quota, surface.as_ref()) {
+                        let _server_may_have_ended = sender.send(Ok(connection)).await;
+                    }
+                }
+                Err(error) => debug!("TLS handshake with {address} failed: {error}"),
+            }
+        });
+    }
+}
+
+/// Waits after accept(2) failed for lack of descriptors or memory.
+async fn wait_after(error: &io::Error) {
+    // Otherwise the client gave up before it was accepted.
+    if !matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) {
+        tokio::time::sleep(ACCEPT_BACKOFF).await;
     }
 }
 
@@ -176,15 +265,17 @@ impl Connected for Connection {
     type ConnectInfo = ConnectionInfo;
 
     fn connect_info(&self) -> ConnectionInfo {
-        ConnectionInfo::new(self.peer)
+        ConnectionInfo::new(self.caller.clone())
     }
 }
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.check_certificate(cx)?;
         let before = buf.filled().len();
         let polled = match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
         };
         self.check_preface(buf.filled().len() - before, cx)?;
@@ -196,6 +287,7 @@ impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
@@ -207,6 +299,7 @@ impl AsyncWrite for Connection {
     ) -> Poll<io::Result<usize>> {
         match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
     }
@@ -214,6 +307,7 @@ impl AsyncWrite for Connection {
     fn is_write_vectored(&self) -> bool {
         match &self.stream {
             Stream::Tcp(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
             Stream::Unix(stream) => stream.is_write_vectored(),
         }
     }
@@ -221,6 +315,7 @@ impl AsyncWrite for Connection {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
             Stream::Unix(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
@@ -228,6 +323,7 @@ impl AsyncWrite for Connection {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }

@@ -138,7 +138,7 @@ impl<H: EngineHandle> Bridge<H> {
     ) -> Result<T, Status> {
         let max_waiting = match peer {
             Peer::Network => MAX_WAITING / 2,
-            Peer::User { .. } => MAX_WAITING,
+            Peer::Certificate { .. } | Peer::User { .. } => MAX_WAITING,
             Peer::Root => usize::MAX,
         };
         self.submit(weight, max_waiting, job).await

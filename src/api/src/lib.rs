@@ -13,6 +13,7 @@
 //! | `logs`, `dir_watch` | streams of log lines; changes of log directories |
 //! | `daemon_log` | the newest lines of gantryd's own log |
 //! | [`listen`], `accept`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
+//! | `tls`, `handshake` | mutual TLS: certificates, their reload, the identity of a client |
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
 //! | `warnings` | the limit on warnings about failed calls |
@@ -32,6 +33,7 @@ mod daemon_log;
 mod deadline;
 mod dir_watch;
 mod events;
+mod handshake;
 mod health;
 mod hub;
 pub mod listen;
@@ -44,6 +46,7 @@ pub mod server;
 mod status;
 mod surface;
 mod surfaces;
+mod tls;
 mod warnings;
 
 pub use context::Config;
@@ -52,3 +55,4 @@ pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;
 pub use surfaces::{rkt, talos};
+pub use tls::{MutualTls, TlsError, TlsFiles};

@@ -1,8 +1,9 @@
-//! Identifies the client of a connection by its kernel credentials, and derives its limits and access rights.
+//! Identifies the client of a connection by its kernel credentials or its certificate, and derives its limits and access rights.
 //!
 //! | peer | share of connections and of streams | values of environment variables |
 //! |---|---|---|
 //! | TCP, any address | half, for all TCP clients together | hidden |
+//! | certificate, over mutual TLS | an eighth per certificate, half for all together | hidden |
 //! | other user, over a unix socket | an eighth per user, half for all together | shown to the group `gantry` |
 //! | root, over a unix socket | unlimited | shown |
 //!
@@ -12,13 +13,18 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use gantry_engine::model::id::shown;
 use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tonic::Extensions;
 use tonic::codegen::http;
 
+use crate::handshake::ClientCertificate;
+
 /// The group whose members may read secrets (values of environment variables).
 pub(crate) const GROUP: &str = "gantry";
+/// The organization (O=) of administrators in the certificates of clients, as Talos has it.
+pub(crate) const ADMINISTRATORS: &str = "os:admin";
 /// Maximum size of the user and group databases; larger files are ignored.
 const MAX_DATABASE: u64 = 4 << 20;
 
@@ -27,6 +33,13 @@ const MAX_DATABASE: u64 = 4 << 20;
 pub(crate) enum Peer {
     /// Over TCP: any user of this host, or of any host that can reach the address.
     Network,
+    /// The holder of a certificate, over mutual TLS.
+    Certificate {
+        /// A hash of the certificate.
+        hash: u64,
+        /// Whether [`ADMINISTRATORS`] is one of its organizations.
+        administrator: bool,
+    },
     /// A process of root, over a unix socket.
     Root,
     /// A process of another user, over a unix socket.
@@ -56,15 +69,10 @@ impl Peer {
         extensions.get().map_or(Self::Network, |connection: &ConnectionInfo| connection.peer)
     }
 
-    /// The client of a request, before its message is decoded.
-    pub(crate) fn of_http(extensions: &http::Extensions) -> Self {
-        extensions.get().map_or(Self::Network, |connection: &ConnectionInfo| connection.peer)
-    }
-
     /// Whether the client may see the values of environment variables.
     pub(crate) fn sees_secrets(self) -> bool {
         match self {
-            Self::Network => false,
+            Self::Network | Self::Certificate { .. } => false,
             Self::Root => true,
             Self::User { member, .. } => member,
         }
@@ -75,6 +83,7 @@ impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Network => f.write_str("tcp"),
+            Self::Certificate { .. } => f.write_str("tls"),
             Self::Root => f.write_str("uid=0"),
             Self::User { uid, .. } => write!(f, "uid={uid}"),
         }
@@ -86,8 +95,46 @@ impl fmt::Display for Peer {
 pub(crate) struct ConnectionInfo {
     /// Its client.
     pub(crate) peer: Peer,
+    /// The client's certificate, over mutual TLS.
+    pub(crate) certificate: Option<Arc<ClientCertificate>>,
     /// Permits for the lists that it may request at a time.
     pub(crate) lists: Arc<Semaphore>,
+}
+
+/// The sender of a request, with its certificate.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    /// The client.
+    pub(crate) peer: Peer,
+    /// Its certificate, over mutual TLS.
+    pub(crate) certificate: Option<Arc<ClientCertificate>>,
+}
+
+impl Caller {
+    /// The sender of a request, before its message is decoded.
+    pub(crate) fn of_http(extensions: &http::Extensions) -> Self {
+        match extensions.get::<ConnectionInfo>() {
+            None => Self::from(Peer::Network),
+            Some(connection) => Self { peer: connection.peer, certificate: connection.certificate.clone() },
+        }
+    }
+}
+
+impl From<Peer> for Caller {
+    fn from(peer: Peer) -> Self {
+        Self { peer, certificate: None }
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.certificate {
+            None => self.peer.fmt(f),
+            Some(certificate) => {
+                write!(f, "tls:{}@{}", shown(&certificate.subject.common_name), certificate.address)
+            }
+        }
+    }
 }
 
 fn is_member(uid: u32, gid: u32) -> bool {

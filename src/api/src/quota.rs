@@ -24,6 +24,8 @@ struct Used {
     root: usize,
     network: usize,
     users: usize,
+    certificates: usize,
+    by_certificate: HashMap<u64, usize>,
     by_user: HashMap<u32, usize>,
 }
 
@@ -48,6 +50,8 @@ impl Quota {
         let (count, share) = match peer {
             Peer::Root => (0, usize::MAX),
             Peer::Network => (used.network, self.limit / 2),
+            Peer::Certificate { .. } if used.certificates >= self.limit / 2 => (used.certificates, self.limit / 2),
+            Peer::Certificate { hash, .. } => (used.by_certificate.get(&hash).copied().unwrap_or(0), self.limit / 8),
             Peer::User { .. } if used.users >= self.limit / 2 => (used.users, self.limit / 2),
             Peer::User { uid, .. } => (used.by_user.get(&uid).copied().unwrap_or(0), self.limit / 8),
         };
@@ -75,7 +79,7 @@ impl Quota {
     /// The number in use.
     pub(crate) fn used(&self) -> usize {
         let used = self.shared.lock();
-        used.root + used.network + used.users
+        used.root + used.network + used.certificates + used.users
     }
 }
 
@@ -98,6 +102,14 @@ impl Used {
                 add(of_user);
                 if *of_user == 0 {
                     self.by_user.remove(&uid);
+                }
+            }
+            Peer::Certificate { hash, .. } => {
+                add(&mut self.certificates);
+                let of_certificate = self.by_certificate.entry(hash).or_default();
+                add(of_certificate);
+                if *of_certificate == 0 {
+                    self.by_certificate.remove(&hash);
                 }
             }
         }
@@ -126,14 +138,17 @@ mod tests {
         let network = take(Peer::Network, 20);
         let first = take(user(1), 20);
         let others: Vec<_> = (2..20).flat_map(|uid| take(user(uid), 20)).collect();
+        let certificates: Vec<_> =
+            (0..20).flat_map(|hash| take(Peer::Certificate { hash, administrator: true }, 20)).collect();
         let root = take(Peer::Root, 100);
         assert_eq!((network.len(), first.len(), others.len(), root.len()), (8, 2, 6, 100));
-        assert_eq!(quota.used(), 116);
+        assert_eq!(certificates.len(), 8);
+        assert_eq!(quota.used(), 124);
         let refused = quota.acquire(user(1)).map(drop).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         drop(first);
         assert_eq!(take(user(30), 20).len(), 2, "a dropped permit is free again");
-        drop((network, others, root));
+        drop((network, others, certificates, root));
         assert_eq!(quota.used(), 0);
         assert!(quota.shared.lock().by_user.is_empty());
     }

@@ -16,7 +16,7 @@ use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
 use tonic::{Extensions, Response, Status};
 
-use crate::peer::{ConnectionInfo, Peer};
+use crate::peer::{Caller, ConnectionInfo, Peer};
 
 /// Maximum lists of one connection that are made or read at a time; further ones wait.
 const MAX_LISTS_PER_CONNECTION: usize = 4;
@@ -28,8 +28,9 @@ const MAX_UNREAD_KIB: usize = 1 << 19;
 
 impl ConnectionInfo {
     /// A connection of this client, without any list.
-    pub(crate) fn new(peer: Peer) -> Self {
-        Self { peer, lists: Arc::new(Semaphore::new(MAX_LISTS_PER_CONNECTION)) }
+    pub(crate) fn new(caller: Caller) -> Self {
+        let Caller { peer, certificate } = caller;
+        Self { peer, certificate, lists: Arc::new(Semaphore::new(MAX_LISTS_PER_CONNECTION)) }
     }
 }
 
@@ -67,7 +68,7 @@ impl ListPermit {
 
     /// Waits for a permit of the connection. Validate the request first, so that an invalid one does not wait.
     pub(crate) async fn acquire(extensions: &Extensions) -> Self {
-        let Some(ConnectionInfo { lists, peer }) = extensions.get() else { return Self::not_needed(Peer::Network) };
+        let Some(ConnectionInfo { lists, peer, .. }) = extensions.get() else { return Self::not_needed(Peer::Network) };
         // Fails only if the semaphore is closed, which does not happen.
         Self { peer: *peer, permit: Arc::clone(lists).acquire_owned().await.ok().map(Arc::new) }
     }
@@ -83,7 +84,7 @@ impl ResponseBudget {
         let budget = match list.peer {
             Peer::Root => None,
             Peer::Network => Some(&self.network),
-            Peer::User { .. } => Some(&self.users),
+            Peer::Certificate { .. } | Peer::User { .. } => Some(&self.users),
         };
         let memory = budget.map(|budget| Arc::clone(budget).try_acquire_many_owned(size)).transpose();
         let memory =
@@ -235,7 +236,7 @@ mod tests {
     fn lists_are_limited_per_connection() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut request = Extensions::default();
-        request.insert(ConnectionInfo::new(Peer::Root));
+        request.insert(ConnectionInfo::new(Peer::Root.into()));
         let permits: Vec<ListPermit> =
             (0..MAX_LISTS_PER_CONNECTION).map(|_| runtime.block_on(ListPermit::acquire(&request))).collect();
         let mut next = std::pin::pin!(ListPermit::acquire(&request));

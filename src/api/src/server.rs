@@ -121,19 +121,22 @@ pub fn serve(config: Config, endpoints: Vec<Endpoint>) -> Result<Running, ServeE
     });
     let mut collected = Vec::new();
     let mut names = Vec::new();
-    for Endpoint { surface, listeners } in endpoints {
+    for Endpoint { surface, listeners, tls } in endpoints {
         let services = Services::collect(&surface, &context)
             .map_err(ServeError::system("start the threads that write to the engine"))?;
         let (routes, surface_names) = services.into_parts();
         names.extend(surface_names);
-        collected.push((surface, listeners, routes));
+        if let Some(tls) = tls.clone() {
+            runtime.spawn(tls.watch_files());
+        }
+        collected.push((surface, listeners, tls, routes));
     }
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let health = runtime.block_on(Health::new(reporter, names, reconciles));
     let mut surfaces = Vec::new();
-    for (surface, listeners, routes) in collected {
-        let (acceptors, incoming) =
-            Acceptors::start(listeners, &surface).map_err(ServeError::system("register the listening sockets"))?;
+    for (surface, listeners, tls, routes) in collected {
+        let (acceptors, incoming) = Acceptors::start(listeners, &surface, tls.as_ref())
+            .map_err(ServeError::system("register the listening sockets"))?;
         let reflection = Reflection::new(surface.as_ref());
         let router = limited()
             .add_routes(routes)

@@ -19,8 +19,9 @@ use crate::bridge::Bridge;
 use crate::context::Context;
 use crate::deadline::Deadline;
 use crate::listen::Listener;
-use crate::peer::Peer;
+use crate::peer::{Caller, Peer};
 use crate::responses::HoldPermits;
+use crate::tls::MutualTls;
 use crate::warnings::WarningLimit;
 
 /// A surface's access to the engine.
@@ -43,12 +44,12 @@ pub(crate) trait Surface: Send + Sync + 'static {
     /// Whether this peer may connect. The connection of another peer is closed at once.
     fn admits(&self, peer: Peer) -> bool;
 
-    /// Whether this peer may call a method (`package.Service/Method`). All methods on the surface's sockets pass here,
+    /// Whether this caller may call a method (`package.Service/Method`). All methods on the surface's sockets pass here,
     /// those of `grpc.health.v1.Health` and `grpc.reflection` too.
     ///
     /// # Errors
     /// PERMISSION_DENIED or UNAUTHENTICATED: the answer to the call.
-    fn authorize(&self, peer: Peer, method: &str) -> Result<(), Status>;
+    fn authorize(&self, caller: &Caller, method: &str) -> Result<(), Status>;
 
     /// Adds its gRPC services. Called once, inside the runtime.
     fn add_services(&self, context: &Arc<Context>, services: &mut Services);
@@ -58,12 +59,19 @@ pub(crate) trait Surface: Send + Sync + 'static {
 pub struct Endpoint {
     pub(crate) surface: Arc<dyn Surface>,
     pub(crate) listeners: Vec<Listener>,
+    /// TCP connections use mutual TLS; `None`: they have no TLS.
+    pub(crate) tls: Option<MutualTls>,
 }
 
 impl Endpoint {
     /// Serves a surface on these sockets.
     pub(crate) fn new(surface: impl Surface, listeners: Vec<Listener>) -> Self {
-        Self { surface: Arc::new(surface), listeners }
+        Self { surface: Arc::new(surface), listeners, tls: None }
+    }
+
+    /// Requires mutual TLS of TCP connections.
+    pub(crate) fn with_tls(self, tls: Option<MutualTls>) -> Self {
+        Self { tls, ..self }
     }
 
     /// The addresses of its sockets, as logged: `tcp:127.0.0.1:15441`, `unix:/run/gantry/api.sock`.
@@ -154,11 +162,11 @@ where
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let peer = Peer::of_http(request.extensions());
+        let caller = Caller::of_http(request.extensions());
         let method = request.uri().path().trim_start_matches('/');
         let number = NEXT_REQUEST.fetch_add(1, Ordering::Relaxed);
-        let span = info_span!("request", request = number, method, %peer);
-        if let Err(status) = self.surface.authorize(peer, method) {
+        let span = info_span!("request", request = number, method, peer = %caller);
+        if let Err(status) = self.surface.authorize(&caller, method) {
             span.in_scope(|| debug!("call refused: {}", status.message()));
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }

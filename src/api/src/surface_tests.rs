@@ -19,7 +19,7 @@ use crate::bridge::Weight;
 use crate::events::EventCursor;
 use crate::hub::EventEncoder;
 use crate::listen::SocketAccess;
-use crate::peer::Peer;
+use crate::peer::{Caller, Peer};
 use crate::surface::Access;
 
 /// Only root may connect. No client may call `Forbidden`, watch health, or use reflection.
@@ -38,7 +38,7 @@ impl Surface for VolumeSurface {
         peer == Peer::Root
     }
 
-    fn authorize(&self, _peer: Peer, method: &str) -> Result<(), Status> {
+    fn authorize(&self, _caller: &Caller, method: &str) -> Result<(), Status> {
         match method {
             "test.Volumes/Create" | "test.Volumes/Events" | "grpc.health.v1.Health/Check" => Ok(()),
             _ => Err(Status::permission_denied("no peer may call this method")),

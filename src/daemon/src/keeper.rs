@@ -24,6 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use gantry_api::MutualTls;
 use gantry_engine::{CommitWatcher, Engine, PodError, PodRow, PodView, Settings};
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
@@ -33,6 +34,7 @@ use tracing::{debug, error, info, info_span, warn};
 use crate::Args;
 use crate::collector::{Collector, DueWork};
 use crate::network::Networking;
+use crate::serve;
 use crate::signals::Signals;
 use crate::watcher::{WakeUps, Watcher};
 
@@ -65,6 +67,8 @@ pub(crate) struct Keeper {
     engine: Engine,
     signals: Signals,
     watcher: Watcher,
+    /// The certificates of the Talos node API.
+    certificates: Option<MutualTls>,
     collector: Collector,
     /// The apps of each watched pod whose end was logged.
     logged_ends: HashMap<PodId, BTreeSet<AppName>>,
@@ -108,6 +112,7 @@ impl Keeper {
             engine: engine.into_background(),
             signals,
             watcher,
+            certificates: None,
             collector: Collector::new(),
             logged_ends: HashMap::new(),
             retries: BTreeMap::new(),
@@ -124,6 +129,11 @@ impl Keeper {
             next_collection: now,
             next_backup: now,
         })
+    }
+
+    /// Reads these certificates again with the configuration.
+    pub(crate) fn with_certificates(self, certificates: Option<MutualTls>) -> Self {
+        Self { certificates, ..self }
     }
 
     /// Reconciles all pods that are not exited, and watches the running ones.
@@ -394,6 +404,7 @@ impl Keeper {
                 self.next_collection = self.next_collection.min(Instant::now() + self.settings.keeper.interval);
                 self.next_backup = self.next_backup.min(Instant::now() + self.settings.keeper.backup);
                 networking.reload(&self.settings);
+                serve::reload_certificates(self.certificates.as_ref(), &self.settings);
                 info!("configuration read again");
             }
             Err(error) => error!("configuration not read again, the old one stays in effect: {error:#}"),

@@ -52,8 +52,9 @@ pub(crate) struct Args {
     /// connect to a TCP address sees all pods, images and logs [default: unix:/run/gantry/api.sock]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
-    /// Address of the Talos node API: unix:/PATH; can be repeated; or 'none'. Root is an administrator, members of the
-    /// group gantry are readers [default: unix:/run/gantry/machine.sock]
+    /// Address of the Talos node API: unix:/PATH, HOST:PORT or [IPV6]:PORT; can be repeated; or 'none'. Root is an
+    /// administrator, members of the group gantry are readers. TCP needs the certificates of 'machine-tls' in the
+    /// configuration [default: unix:/run/gantry/machine.sock; with certificates also port 50000 of all addresses]
     #[arg(long, value_name = "ADDR")]
     machine_listen: Vec<String>,
     /// Directory of the default sockets, created if absent [default: /run/gantry]
@@ -130,7 +131,8 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let Keeping { engine, condition, lock: _lock, .. } = keeping;
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
-    let endpoints = serve::endpoints(passed, args.listen_addresses(&settings))?;
+    let tls = serve::load_certificates(&settings)?;
+    let endpoints = serve::endpoints(passed, args.listen_addresses(&settings), tls.clone())?;
     let commits = CommitWatcher::start(&settings.options).context("cannot watch the database")?;
     if let Err(error) = commits.check() {
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
@@ -138,7 +140,7 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     }
     let api = Api::start(api_config(&settings, commits.clone(), condition.can_write(), daemon_log), endpoints)?;
     let ended = if condition.can_write() {
-        let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits)?;
+        let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits)?.with_certificates(tls);
         keeper.start();
         // After the first reconciliation has released the networks of pods that ended in the meantime.
         let mut networking = Networking::start(&settings, commits);

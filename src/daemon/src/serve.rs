@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use gantry_api::{Address, Config, Endpoint, Listener, Running, SocketAccess, rkt, talos};
+use gantry_api::{Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, rkt, talos};
+use gantry_engine::{MachineTls, Settings};
 use tracing::{info, warn};
 
 /// The directory of the default socket. The default is not a TCP address, because every user of the host and every pod
@@ -17,6 +18,10 @@ const RKT_SOCKET: &str = "api.sock";
 const TALOS_SOCKET: &str = "machine.sock";
 /// The value of `listen` and `machine-listen` that disables an API.
 const NONE: &str = "none";
+/// The default TCP addresses of the Talos node API when it has certificates: the port of Talos.
+const TALOS_TCP: [(&str, u16); 2] = [("0.0.0.0", 50000), ("::", 50000)];
+/// The kernel's list of IPv6 addresses. It does not exist if IPv6 is disabled.
+const IPV6_ADDRESSES: &str = "/proc/net/if_inet6";
 /// Time for open calls when gantryd ends.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -45,7 +50,12 @@ pub(crate) struct ListenAddresses<'a> {
 }
 
 /// Opens the sockets of all APIs. `passed`: sockets of rkt's API from the service manager.
-pub(crate) fn endpoints(passed: Vec<Listener>, addresses: ListenAddresses<'_>) -> anyhow::Result<Vec<Endpoint>> {
+/// `tls`: the certificates of the Talos node API.
+pub(crate) fn endpoints(
+    passed: Vec<Listener>,
+    addresses: ListenAddresses<'_>,
+    tls: Option<MutualTls>,
+) -> anyhow::Result<Vec<Endpoint>> {
     let ListenAddresses { rkt, talos, run_dir } = addresses;
     let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
         ListenSpec::Passed => passed,
@@ -56,20 +66,58 @@ pub(crate) fn endpoints(passed: Vec<Listener>, addresses: ListenAddresses<'_>) -
     let none = [NONE.to_owned()];
     let talos = talos.or((!is_default).then_some(&none[..]));
     let talos = listen_spec("machine-listen", false, talos, run_dir)?;
-    if let ListenSpec::Addresses(addresses) = &talos
-        && let Some(tcp) = addresses.iter().find(|address| matches!(address, Address::Tcp(..)))
-    {
-        bail!("'machine-listen' names {tcp}: the Talos node API is served on unix sockets only, 'unix:/path'");
-    }
-    let talos = open(talos, TALOS_SOCKET, talos::SOCKET_ACCESS)?;
+    let talos = open_talos(talos, tls.is_some())?;
     let mut endpoints = Vec::new();
     if !rkt_listeners.is_empty() {
         endpoints.push(rkt::endpoint(rkt_listeners));
     }
     if !talos.is_empty() {
-        endpoints.push(talos::endpoint(talos));
+        endpoints.push(talos::endpoint(talos, tls));
     }
     Ok(endpoints)
+}
+
+/// Opens the sockets of the Talos node API.
+fn open_talos(spec: ListenSpec, has_certificates: bool) -> anyhow::Result<Vec<Listener>> {
+    let is_default = matches!(spec, ListenSpec::Default(_));
+    if let ListenSpec::Addresses(addresses) = &spec
+        && !has_certificates
+        && let Some(tcp) = addresses.iter().find(|address| matches!(address, Address::Tcp(..)))
+    {
+        bail!(
+            "'machine-listen' names {tcp}, but TCP needs mutual TLS: make certificates with 'gantry pki', and name them \
+             under 'machine-tls' in the configuration"
+        );
+    }
+    let mut listeners = open(spec, TALOS_SOCKET, talos::SOCKET_ACCESS)?;
+    if is_default && has_certificates {
+        for (host, port) in TALOS_TCP {
+            if host.contains(':') && !Path::new(IPV6_ADDRESSES).exists() {
+                continue;
+            }
+            listeners.extend(Listener::open(&Address::Tcp(host.to_owned(), port), talos::SOCKET_ACCESS)?);
+        }
+    }
+    Ok(listeners)
+}
+
+/// Reads the certificates of the Talos node API.
+pub(crate) fn load_certificates(settings: &Settings) -> anyhow::Result<Option<MutualTls>> {
+    let files = settings.machine_tls.as_ref().map(tls_files);
+    files.map(|files| MutualTls::load(files).context("cannot serve the Talos node API over TCP")).transpose()
+}
+
+/// Uses the certificates of a configuration that was read again.
+pub(crate) fn reload_certificates(tls: Option<&MutualTls>, settings: &Settings) {
+    match (tls, &settings.machine_tls) {
+        (Some(tls), files) => tls.set_files(files.as_ref().map(tls_files)),
+        (None, Some(_)) => warn!("'machine-tls' is new in the configuration: restart gantryd to serve over TCP"),
+        (None, None) => {}
+    }
+}
+
+fn tls_files(tls: &MachineTls) -> TlsFiles {
+    TlsFiles { authorities: tls.ca.clone(), certificate: tls.certificate.clone(), key: tls.key.clone() }
 }
 
 /// Opens the sockets of one API; `name` is that of its default socket.

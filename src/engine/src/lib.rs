@@ -17,12 +17,13 @@
 //! | `host` | processes, cgroups and networks of the host |
 //! | `doctor` | checks of the host, the store and the pods |
 //! | `recovery` | gantryd's start with a damaged or restored database |
+//! | [`pki`] | certificates of the node API |
 //! | `stats` | samples of what pods and apps use |
 //! | `observer` | the read-only handle for surfaces |
 //! | `commits` | waiting for commits to the database |
 //! | `events`, `volumes`, `settings`, `error` | one subject each |
 //!
-//! The modules are private. The items that the command line, the API and gantryd use are exported here.
+//! Most modules are private. The items that the command line, the API and gantryd use are exported here.
 
 mod commits;
 mod doctor;
@@ -34,6 +35,7 @@ mod images;
 mod logs;
 mod manifest;
 mod observer;
+pub mod pki;
 mod pods;
 mod recovery;
 mod settings;
@@ -71,7 +73,7 @@ pub use pods::view::PodView;
 pub use pods::wait::{EndWatch, Ended};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, open_for_keeping};
-pub use settings::{KeeperSettings, Settings};
+pub use settings::{KeeperSettings, MachineTls, Settings};
 pub use stats::{ProcessInfo, SampleScope, Sampler, list_processes};
 pub use volumes::VolumeError;
 

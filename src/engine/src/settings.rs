@@ -11,9 +11,13 @@
 //! gc-grace = "30m"                 # gantryd: how long a pod stays after its end
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
 //! listen = ["unix:/run/x.sock"]    # gantryd: addresses of rkt's API, or ["none"]
-//! machine-listen = ["none"]         # gantryd: addresses of the Talos node API, or ["none"]
+//! machine-listen = ["none"]        # gantryd: addresses of the Talos node API, or ["none"]
 //! events-kept = 100000             # gantryd: how many events stay when older ones are deleted
 //! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
+//! [machine-tls]                    # gantryd: mutual TLS of the Talos node API, which TCP addresses need; PEM files
+//! ca = "/etc/gantry/pki/ca.crt"    # the authorities of clients
+//! certificate = "/etc/gantry/pki/server.crt"
+//! key = "/etc/gantry/pki/server.key"
 //! [log]
 //! max-size = "10Mi"                # a log file of an app is rotated at this size
 //! max-files = 5                    # the number of files that are kept, the current one included
@@ -71,12 +75,25 @@ struct File {
     machine_listen: Option<Vec<String>>,
     events_kept: Option<u64>,
     backup_interval: Option<String>,
+    machine_tls: Option<MachineTls>,
     #[serde(default)]
     log: Log,
     #[serde(default)]
     fetch: Fetch,
     #[serde(default)]
     network: Network,
+}
+
+/// The files of mutual TLS of the Talos node API, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct MachineTls {
+    /// The certificates of the authorities of clients.
+    pub ca: PathBuf,
+    /// The server's certificate.
+    pub certificate: PathBuf,
+    /// The key of the server's certificate.
+    pub key: PathBuf,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -117,6 +134,8 @@ pub struct Settings {
     pub listen: Option<Vec<String>>,
     /// The addresses on which gantryd serves the Talos node API, as written; `None`: not configured.
     pub machine_listen: Option<Vec<String>>,
+    /// The certificates of the Talos node API; `None`: it is not served over TCP.
+    pub machine_tls: Option<MachineTls>,
     /// The absolute path of the configuration file, which may not exist.
     pub config: PathBuf,
 }
@@ -180,6 +199,7 @@ impl Settings {
             keeper: KeeperSettings::default(),
             listen: None,
             machine_listen: None,
+            machine_tls: None,
             config,
         };
         settings.options.fetch.default_registry = registry;
@@ -233,6 +253,12 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     }
     settings.listen = file.listen;
     settings.machine_listen = file.machine_listen;
+    if let Some(tls) = &file.machine_tls
+        && let Some(path) = [&tls.ca, &tls.certificate, &tls.key].into_iter().find(|path| !path.is_absolute())
+    {
+        return Err(format!("machine-tls: '{}' is not an absolute path", shown(&path.display().to_string())));
+    }
+    settings.machine_tls = file.machine_tls;
     apply_fetch(file.fetch, &mut settings.options.fetch)?;
     apply_network(file.network, &mut settings.options.network)?;
     let keeper = &mut settings.keeper;
@@ -349,10 +375,12 @@ mod tests {
     fn every_setting_is_parsed() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
-                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
-        let Settings { options, keeper, listen, machine_listen, config } = settings(all).unwrap();
+                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\n\
+                   machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
+        let Settings { options, keeper, listen, machine_listen, machine_tls, config } = settings(all).unwrap();
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
         assert_eq!(machine_listen.as_deref(), Some(&["none".to_owned()][..]));
+        assert_eq!(machine_tls, Some(MachineTls { ca: "/c".into(), certificate: "/d".into(), key: "/e".into() }));
         assert!(config.is_absolute() && config.ends_with("config.toml"), "{config:?}");
         assert_eq!((options.dir.as_path(), options.cgroup_parent.as_str()), (Path::new("/d"), "/a/b"));
         assert_eq!(options.fetch.default_registry.as_deref(), Some("docker.io"));
@@ -417,6 +445,8 @@ mod tests {
             ("listen = 'unix:/a'", "line 1"),
             ("backup-interval = '1ms'", "backup-interval"),
             ("expire-prepared = '1'", "expire-prepared"),
+            ("machine-tls = { ca = '/c', certificate = '/d' }", "line 1"),
+            ("machine-tls = { ca = '/c', certificate = 'd', key = '/e' }", "machine-tls: 'd' is not an absolute path"),
             ("events-kept = 999", "events-kept: must be 1000 to 10000000"),
             ("events-kept = 10000001", "events-kept"),
             ("events-kept = -1", "line 1"),

@@ -20,7 +20,7 @@ use tonic::Status;
 
 use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
-use crate::peer::{GROUP, Peer};
+use crate::peer::{Caller, GROUP, Peer};
 use crate::surface::{Access, Endpoint, Services, Surface};
 
 /// Its socket files are open to their owner and to the group `gantry`.
@@ -52,7 +52,7 @@ impl Surface for RktSurface {
         true
     }
 
-    fn authorize(&self, _peer: Peer, _method: &str) -> Result<(), Status> {
+    fn authorize(&self, _caller: &Caller, _method: &str) -> Result<(), Status> {
         Ok(())
     }
 

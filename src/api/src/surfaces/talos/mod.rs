@@ -43,8 +43,9 @@ use self::node::Node;
 use self::services::{Machine, Os, Others};
 use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
-use crate::peer::{GROUP, Peer};
+use crate::peer::{Caller, GROUP, Peer};
 use crate::surface::{Access, Endpoint, Services, Surface};
+use crate::tls::MutualTls;
 
 /// Its socket files are open to their owner and to the group `gantry`, whose members may read.
 pub const SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(GROUP) };
@@ -52,10 +53,10 @@ pub const SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(
 /// Maximum bytes of a request.
 const MAX_REQUEST: usize = 1 << 20;
 
-/// Serves the Talos node API on these sockets.
+/// Serves the Talos node API on these sockets. TCP connections need mutual TLS.
 #[must_use]
-pub fn endpoint(listeners: Vec<Listener>) -> Endpoint {
-    Endpoint::new(TalosSurface, listeners)
+pub fn endpoint(listeners: Vec<Listener>, tls: Option<MutualTls>) -> Endpoint {
+    Endpoint::new(TalosSurface, listeners).with_tls(tls)
 }
 
 struct TalosSurface;
@@ -69,16 +70,16 @@ impl Surface for TalosSurface {
         Access::ReadWrite
     }
 
-    /// A TCP client has no identity, so it is not admitted.
+    /// A TCP client without a certificate has no identity, so it is not admitted.
     fn admits(&self, peer: Peer) -> bool {
         match peer {
-            Peer::Root | Peer::User { .. } => true,
+            Peer::Root | Peer::User { .. } | Peer::Certificate { .. } => true,
             Peer::Network => false,
         }
     }
 
-    fn authorize(&self, peer: Peer, method: &str) -> Result<(), Status> {
-        roles::authorize(peer, method)
+    fn authorize(&self, caller: &Caller, method: &str) -> Result<(), Status> {
+        roles::authorize(caller, method)
     }
 
     fn add_services(&self, context: &Arc<Context>, services: &mut Services) {

@@ -1,117 +1,180 @@
-//! Which peers may call which methods: the roles of Talos. Over the unix socket, root is an administrator, and members
-//! of the group `gantry` are readers.
+//! Which callers may call which methods: the roles of Talos.
+//!
+//! | caller | roles |
+//! |---|---|
+//! | root, over a unix socket | `os:admin` |
+//! | a member of the group `gantry`, over a unix socket | `os:reader` |
+//! | the holder of a certificate | those that its subject has as organizations |
+//! | others | none |
+
+use std::fmt;
 
 use tonic::Status;
 
-use crate::peer::Peer;
+use crate::peer::{ADMINISTRATORS, Caller, Peer};
 
-/// A role, from the least to the most powerful.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// A role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// `os:reader`: lists, statistics and logs; no contents of files.
+    /// Lists, statistics and logs; no contents of files.
     Reader,
-    /// `os:operator`: starts, stops and restarts, too.
+    /// What a reader may, and to start, stop and restart.
     Operator,
-    /// `os:admin`: everything.
+    /// Everything.
     Admin,
+    /// Snapshots of etcd, which gantryd does not serve.
+    EtcdBackup,
 }
 
 impl Role {
-    /// The role of a peer; `None`: it has none.
-    fn of_peer(peer: Peer) -> Option<Self> {
-        match peer {
-            Peer::Root => Some(Self::Admin),
-            Peer::User { member: true, .. } => Some(Self::Reader),
-            Peer::User { member: false, .. } | Peer::Network => None,
+    const ALL: [Self; 4] = [Self::Admin, Self::Operator, Self::Reader, Self::EtcdBackup];
+
+    /// The name, as in certificates.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Reader => "os:reader",
+            Self::Operator => "os:operator",
+            Self::Admin => ADMINISTRATORS,
+            Self::EtcdBackup => "os:etcd:backup",
         }
     }
+}
 
-    /// The role that a method (`package.Service/Method`) needs. A method without a rule needs the highest, as in Talos.
-    fn needed_for(method: &str) -> Self {
-        const READER: [&str; 29] = [
-            "CPUInfo",
-            "Containers",
-            "DiskStats",
-            "DiskUsage",
-            "Dmesg",
-            "Events",
-            "Hostname",
-            "ImageList",
-            "List",
-            "LoadAvg",
-            "Logs",
-            "LogsContainers",
-            "Memory",
-            "Mounts",
-            "NetworkDeviceStats",
-            "Processes",
-            "ServiceList",
-            "Stats",
-            "SystemStat",
-            "Version",
-            "Interfaces",
-            "Routes",
-            "Time",
-            "TimeCheck",
-            "Check",
-            "Ready",
-            "Watch",
-            "Disks",
-            "Get",
-        ];
-        const OPERATOR: [&str; 7] =
-            ["Restart", "ServiceRestart", "ServiceStart", "ServiceStop", "Reboot", "Shutdown", "ImagePull"];
-        let (service, name) = method.split_once('/').unwrap_or((method, ""));
-        if service.starts_with("grpc.") {
-            return Self::Reader;
-        }
-        match name {
-            name if READER.contains(&name) => Self::Reader,
-            name if OPERATOR.contains(&name) => Self::Operator,
-            _ => Self::Admin,
-        }
+/// The roles of a caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Roles(Vec<Role>);
+
+impl Roles {
+    /// The roles of a caller.
+    pub(super) fn of_caller(caller: &Caller) -> Self {
+        Self(match (caller.peer, &caller.certificate) {
+            (Peer::Root, _) => vec![Role::Admin],
+            (Peer::User { member: true, .. }, _) => vec![Role::Reader],
+            (Peer::Certificate { .. }, Some(certificate)) => {
+                let has = |role: &Role| certificate.subject.organizations.iter().any(|one| one == role.name());
+                Role::ALL.into_iter().filter(has).collect()
+            }
+            (Peer::User { member: false, .. } | Peer::Network | Peer::Certificate { .. }, _) => Vec::new(),
+        })
+    }
+
+    /// Whether one of the roles permits the method (`package.Service/Method`).
+    fn permit(&self, method: &str) -> bool {
+        self.0.iter().any(|role| permitted_roles(method).contains(role))
+    }
+}
+
+impl fmt::Display for Roles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.0.iter().map(|role| role.name()).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+/// The roles that permit a method. A method without a rule needs an administrator, as in Talos.
+fn permitted_roles(method: &str) -> &'static [Role] {
+    let (service, name) = method.split_once('/').unwrap_or((method, ""));
+    match (service, name) {
+        // Health and reflection.
+        (service, _) if service.starts_with("grpc.") => &Role::ALL,
+        (
+            "machine.MachineService",
+            "CPUInfo" | "Containers" | "DiskStats" | "DiskUsage" | "Dmesg" | "Events" | "Hostname" | "ImageList"
+            | "List" | "LoadAvg" | "Logs" | "LogsContainers" | "Memory" | "Mounts" | "NetworkDeviceStats" | "Processes"
+            | "ServiceList" | "Stats" | "SystemStat" | "Version",
+        )
+        | ("os.OSService", "Containers" | "Dmesg" | "Memory" | "Processes" | "Stats")
+        | ("cluster.ClusterService", "HealthCheck")
+        | ("health.Health", "Check" | "Ready" | "Watch")
+        | ("inspect.InspectService", "ControllerRuntimeDependencies")
+        | ("network.NetworkService", "Interfaces" | "Routes")
+        | ("resource.ResourceService", "Get" | "List" | "Watch")
+        | ("storage.StorageService", "Disks")
+        | ("time.TimeService", "Time" | "TimeCheck") => &[Role::Admin, Role::Operator, Role::Reader],
+        (
+            "machine.MachineService",
+            "ImagePull" | "Reboot" | "Restart" | "ServiceRestart" | "ServiceStart" | "ServiceStop" | "Shutdown",
+        )
+        | ("os.OSService", "Restart") => &[Role::Admin, Role::Operator],
+        ("machine.MachineService", "EtcdSnapshot") => &[Role::Admin, Role::Operator, Role::EtcdBackup],
+        _ => &[Role::Admin],
     }
 }
 
 /// Whether the peer is an administrator.
 pub(super) fn is_administrator(peer: Peer) -> bool {
-    Role::of_peer(peer) == Some(Role::Admin)
+    match peer {
+        Peer::Root => true,
+        Peer::Certificate { administrator, .. } => administrator,
+        Peer::User { .. } | Peer::Network => false,
+    }
 }
 
-/// Whether the peer may call the method.
+/// Whether the caller may call the method.
 ///
 /// # Errors
 /// PERMISSION_DENIED with Talos' text.
-pub(super) fn authorize(peer: Peer, method: &str) -> Result<(), Status> {
-    match Role::of_peer(peer) {
-        Some(role) if role >= Role::needed_for(method) => Ok(()),
-        _ => Err(Status::permission_denied("not authorized")),
+pub(super) fn authorize(caller: &Caller, method: &str) -> Result<(), Status> {
+    match Roles::of_caller(caller).permit(method) {
+        true => Ok(()),
+        false => Err(Status::permission_denied("not authorized")),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use gantry_engine::pki::CertificateSubject;
+
     use super::*;
+    use crate::handshake::ClientCertificate;
+
+    const READER: [bool; 8] = [true, true, true, false, false, false, false, false];
+    const OPERATOR: [bool; 8] = [true, true, true, true, true, false, false, false];
+    const METHODS: [&str; 8] = [
+        "machine.MachineService/Containers",
+        "os.OSService/Stats",
+        "grpc.health.v1.Health/Check",
+        "machine.MachineService/Restart",
+        "machine.MachineService/Reboot",
+        "machine.MachineService/Read",
+        "machine.MachineService/Copy",
+        "machine.MachineService/FromTheFuture",
+    ];
+
+    fn holder(organizations: &[&str]) -> Caller {
+        let organizations = organizations.iter().map(ToString::to_string).collect();
+        let subject = CertificateSubject { organizations, ..CertificateSubject::default() };
+        let certificate = ClientCertificate { subject, address: ([127, 0, 0, 1], 1).into(), hash: 7 };
+        Caller { peer: Peer::Certificate { hash: 7, administrator: false }, certificate: Some(Arc::new(certificate)) }
+    }
 
     #[test]
-    fn readers_read_and_root_does_everything() {
-        let reader = Peer::User { uid: 7, member: true };
+    fn roles_permit_methods() {
+        let user = |member| Caller::from(Peer::User { uid: 7, member });
+        let health_only = [false, false, true, false, false, false, false, false];
         let rows = [
-            ("machine.MachineService/Containers", true),
-            ("os.OSService/Stats", true),
-            ("grpc.health.v1.Health/Check", true),
-            ("machine.MachineService/Restart", false),
-            ("machine.MachineService/Read", false),
-            ("machine.MachineService/Copy", false),
-            ("machine.MachineService/Bootstrap", false),
-            ("machine.MachineService/FromTheFuture", false),
+            (Peer::Root.into(), [true; 8]),
+            (user(true), READER),
+            (user(false), [false; 8]),
+            (Peer::Network.into(), [false; 8]),
+            (Peer::Certificate { hash: 7, administrator: false }.into(), [false; 8]),
+            (holder(&["os:admin"]), [true; 8]),
+            (holder(&["os:operator"]), OPERATOR),
+            (holder(&["os:reader"]), READER),
+            (holder(&["os:reader", "x", "os:operator"]), OPERATOR),
+            (holder(&["os:etcd:backup"]), health_only),
+            (holder(&["os:impersonator", "os:Admin", "admin", ""]), [false; 8]),
+            (holder(&[]), [false; 8]),
         ];
-        for (method, allowed) in rows {
-            assert_eq!(authorize(reader, method).is_ok(), allowed, "{method}");
-            assert!(authorize(Peer::Root, method).is_ok(), "{method}");
-            for peer in [Peer::Network, Peer::User { uid: 7, member: false }] {
-                assert_eq!(authorize(peer, method).unwrap_err().message(), "not authorized");
+        for (caller, wanted) in rows {
+            for (method, wanted) in METHODS.into_iter().zip(wanted) {
+                let result = authorize(&caller, method);
+                assert_eq!(result.is_ok(), wanted, "{caller:?} {method}");
+                assert!(wanted || result.unwrap_err().message() == "not authorized");
             }
         }
+        assert_eq!(Roles::of_caller(&holder(&["os:reader", "os:admin"])).to_string(), "os:admin,os:reader");
     }
 }
