@@ -24,6 +24,7 @@ use crate::journal::now;
 use crate::launcher::{self, Stdio, WaitingApp};
 use crate::logs::{Log, PartialLine, Stream};
 use crate::notify::{self, NotifySocket};
+use crate::oom::OomTracker;
 use crate::pace::Pace;
 use crate::spec::AppFiles;
 use crate::user::{self, Ids};
@@ -98,6 +99,7 @@ impl AppCreation<'_> {
             cgroup.delegate()?;
         }
         let confinement = self.confinement()?;
+        remove_old_logs(&self.app.name, self.app.attempt);
         let log = open_log(&self.app.name, self.app.attempt, self.log)?;
         let notify = notify::has_socket(self.app).then(|| NotifySocket::create(&self.app.name)).transpose()?;
         Ok(PreparedApp {
@@ -289,7 +291,8 @@ impl PreparedApp {
         let pace = Pace::new(self.plan.options.limits.cpu_limit_milli(), Instant::now());
         let sources = sources.into_iter().collect();
         let output = AppOutput { app_number: self.number, log: self.log, sources, eager, flush_at: None, pace };
-        let health = AppHealth::new(&self.plan.options.health, Instant::now());
+        let health = AppHealth::new(&self.plan.options.health, self.plan.health_changes, Instant::now());
+        let oom = OomTracker::with_total(self.plan.oom_kills);
         App {
             plan: self.plan,
             root: self.root,
@@ -306,7 +309,7 @@ impl PreparedApp {
             output,
             input,
             oom_kills_before: 0,
-            oom: crate::oom::OomTracker::default(),
+            oom,
             stop: None,
             restarts: crate::supervise::Restarts::default(),
             operation: None,

@@ -50,10 +50,11 @@ struct JournaledHealth {
 }
 
 impl AppHealth {
-    /// The health of an app that is about to be started; `None`: it has no health check.
-    pub(crate) fn new(settings: &HealthSettings, now: Instant) -> Option<Box<Self>> {
+    /// The health of an app that is about to be started, with the number of changes that were recorded of it; `None`: it
+    /// has no health check.
+    pub(crate) fn new(settings: &HealthSettings, changes: u32, now: Instant) -> Option<Box<Self>> {
         let check = settings.resolve()?;
-        let journaled = JournaledHealth { last: None, number: 0, quota: MAX_JOURNAL_BURST, raised: now };
+        let journaled = JournaledHealth { last: None, number: changes, quota: MAX_JOURNAL_BURST, raised: now };
         let health = Self {
             check,
             state: HealthState::Starting,
@@ -199,7 +200,7 @@ mod tests {
             ..HealthSettings::default()
         };
         let now = Instant::now();
-        let mut health = AppHealth::new(&settings, now).unwrap();
+        let mut health = AppHealth::new(&settings, 0, now).unwrap();
         health.begin(0, now);
         (health, now)
     }

@@ -62,6 +62,11 @@ struct OomWatch {
 }
 
 impl OomTracker {
+    /// A tracker of an app of which so many kills were journaled in former runs of the pod.
+    pub(crate) fn with_total(total: u64) -> Self {
+        Self { total, ..Self::default() }
+    }
+
     /// Begins to watch the memory cgroup of an app; without success, kills are found when the app exits.
     pub(crate) fn watch(&mut self, cgroup: Option<&Cgroup>) {
         self.watch = cgroup.and_then(|cgroup| OomWatch::new(cgroup).ok());

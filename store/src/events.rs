@@ -57,6 +57,9 @@ pub(crate) fn of_step(
     if let (Some(event), Some(failure)) = (&mut of_pod, asked.failure()) {
         event.data.insert("reason".to_owned(), failure.to_owned());
     }
+    if let (Some(event), Some(at)) = (&mut of_pod, asked.restart_at()) {
+        event.data.insert("restart_at".to_owned(), at.rfc3339().to_string());
+    }
     match asked.edge {
         Some(Edge::Ended { .. }) => events.extend(of_pod),
         // At its start, the pod's event precedes its apps'.
@@ -90,7 +93,8 @@ fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
             (EventKind::PodExited, *at)
         }
         Edge::Swept => (EventKind::PodGarbageCollected, now),
-        Edge::Prepare | Edge::Marked(_) | Edge::Discarded(_) | Edge::Deleting(_) => return None,
+        Edge::StartFailed => (EventKind::PodStartFailed, now),
+        Edge::Prepare | Edge::Restart | Edge::Marked(_) | Edge::Discarded(_) | Edge::Deleting(_) => return None,
     };
     Some(NewEvent { kind, at, id: pod.to_string(), name: pod.to_string(), data })
 }

@@ -217,7 +217,10 @@ impl Store {
 
     fn check_pods(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
         for pod in self.pods(&PodQuery::default())? {
-            let needs_dir = matches!(pod.phase, Phase::Prepared { .. } | Phase::Running { .. } | Phase::Exited { .. });
+            let needs_dir = matches!(
+                pod.phase,
+                Phase::Prepared { .. } | Phase::Running { .. } | Phase::Exited { .. } | Phase::Starting { .. }
+            );
             if needs_dir && !self.layout.pod_dir(&pod.id).is_dir() {
                 let now = self.pod(pod.id)?;
                 if now.is_some_and(|now| now.phase == pod.phase) {

@@ -88,7 +88,7 @@ CREATE TABLE pod (
     id TEXT PRIMARY KEY CHECK (length(id) = 36),
     generation INTEGER NOT NULL CHECK (generation >= 0),
     phase TEXT NOT NULL CHECK (phase IN
-        ('embryo', 'preparing', 'aborted-prepare', 'prepared', 'running', 'exited', 'garbage')),
+        ('embryo', 'preparing', 'aborted-prepare', 'prepared', 'running', 'exited', 'starting', 'garbage')),
     created INTEGER NOT NULL,
     net TEXT NOT NULL,
     hostname TEXT NOT NULL,
@@ -116,15 +116,23 @@ CREATE TABLE pod (
     name TEXT,
     -- Whether its apps are frozen on request, and none is started.
     paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    -- When gantryd starts the pod again, its tries without a healthy run, its starts since the last one on request,
+    -- and why the last start failed.
+    restart_at INTEGER CHECK (restart_at IS NULL OR phase IN ('exited', 'starting')),
+    restart_tries INTEGER NOT NULL DEFAULT 0 CHECK (restart_tries >= 0),
+    restart_count INTEGER NOT NULL DEFAULT 0 CHECK (restart_count >= 0),
+    restart_failure TEXT,
+    -- Whether it was requested to stop since its last start.
+    stop_requested INTEGER NOT NULL DEFAULT 0 CHECK (stop_requested IN (0, 1)),
     CHECK (paused = 0 OR phase = 'running'),
     CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
-    CHECK (phase NOT IN ('prepared', 'running', 'exited') OR prepared_at IS NOT NULL),
+    CHECK (phase NOT IN ('prepared', 'running', 'exited', 'starting') OR prepared_at IS NOT NULL),
     CHECK ((phase = 'aborted-prepare') = (aborted_at IS NOT NULL)),
     CHECK ((phase = 'running') = (supervisor_pid IS NOT NULL)),
     CHECK ((phase = 'running') = (supervisor_start IS NOT NULL)),
     CHECK ((phase = 'running') = (supervisor_boot IS NOT NULL)),
-    CHECK ((phase IN ('running', 'exited') OR was IS 'exited') = (started_at IS NOT NULL)),
-    CHECK ((phase = 'exited' OR was IS 'exited') = (ended_at IS NOT NULL)),
+    CHECK ((phase IN ('running', 'exited', 'starting') OR was IS 'exited') = (started_at IS NOT NULL)),
+    CHECK ((phase IN ('exited', 'starting') OR was IS 'exited') = (ended_at IS NOT NULL)),
     CHECK ((ended_at IS NULL) = (exit_code IS NULL)),
     CHECK ((ended_at IS NULL) = (reason IS NULL)),
     CHECK (ended_at IS NOT NULL OR failed_app IS NULL),
@@ -136,6 +144,7 @@ CREATE TABLE pod (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_created ON pod (created, id);
 CREATE INDEX pod_phase ON pod (phase);
+CREATE INDEX pod_restart ON pod (restart_at) WHERE restart_at IS NOT NULL;
 CREATE INDEX pod_deleting ON pod (deleting_at) WHERE deleting_at IS NOT NULL;
 CREATE UNIQUE INDEX pod_name ON pod (name) WHERE name IS NOT NULL;
 
@@ -172,6 +181,8 @@ CREATE TABLE app (
     -- Processes that the OOM killer has killed, over all starts, and the limit that was reached by the last one.
     oom_kills INTEGER NOT NULL DEFAULT 0 CHECK (oom_kills >= 0),
     oom_level TEXT CHECK (oom_level IN ('app', 'pod', 'host')),
+    -- Its restart policy, as the flag has it.
+    restart TEXT NOT NULL DEFAULT 'no',
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),
     CHECK (paused = 0 OR state = 'running'),

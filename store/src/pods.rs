@@ -14,11 +14,13 @@ pub(crate) mod oom;
 pub(crate) mod pause;
 mod readiness;
 pub(crate) mod reports;
+mod restarts;
 pub(crate) mod row;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::phase::Stepped;
+use gantry_model::restart::{PodRestart, RestartPolicy};
 use gantry_model::{
     AppId, AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodPrefix,
     Readiness, Refused, Timestamp, VolumeName, step,
@@ -81,6 +83,8 @@ pub struct NewApp {
     pub notifies: bool,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
+    /// Its restart policy.
+    pub restart: RestartPolicy,
 }
 
 /// A pod as the store knows it.
@@ -115,6 +119,8 @@ pub struct PodRow {
     pub user_annotations: BTreeMap<String, String>,
     /// Labels of the user.
     pub user_labels: BTreeMap<String, String>,
+    /// Its restarts by gantryd.
+    pub restart: PodRestart,
 }
 
 /// An app as the store knows it.
@@ -144,6 +150,8 @@ pub struct AppRow {
     pub state: AppState,
     /// The readiness of its last start; `None`: it does not report any.
     pub readiness: Option<Readiness>,
+    /// Its restart policy.
+    pub restart: RestartPolicy,
 }
 
 impl AppRow {
@@ -169,8 +177,10 @@ pub struct Change {
     /// Its networks; recorded with [`Edge::Started`], ignored otherwise.
     pub networks: Networks,
     /// Why it could not be started; recorded with [`Edge::Aborted`], in its event and as the annotation [`FAILURE`],
-    /// and ignored otherwise.
+    /// with [`Edge::StartFailed`] in its event, and ignored otherwise.
     pub failure: Option<String>,
+    /// Its restarts from now on; `None`: unchanged. An edge out of Exited and Starting cancels the next one.
+    pub restart: Option<PodRestart>,
     /// Whether it must survive a power cut before this is acknowledged.
     pub durable: bool,
 }
@@ -188,6 +198,7 @@ impl Change {
             removed_apps: Vec::new(),
             networks: Networks::default(),
             failure: None,
+            restart: None,
             durable: false,
         }
     }
@@ -201,12 +212,23 @@ pub(crate) struct Step<'a> {
     pub(crate) removed_apps: &'a [AppName],
     networks: Option<&'a Networks>,
     failure: Option<&'a str>,
+    restart: Option<&'a PodRestart>,
 }
 
 impl<'a> Step<'a> {
     /// Why it could not be started, if the start has failed for good.
-    pub(crate) fn failure(&self) -> Option<&'a str> {
+    fn final_failure(&self) -> Option<&'a str> {
         self.failure.filter(|_| matches!(self.edge, Some(Edge::Aborted(_))))
+    }
+
+    /// Why it could not be started.
+    pub(crate) fn failure(&self) -> Option<&'a str> {
+        self.failure.filter(|_| matches!(self.edge, Some(Edge::Aborted(_) | Edge::StartFailed)))
+    }
+
+    /// When gantryd starts it again.
+    pub(crate) fn restart_at(&self) -> Option<Timestamp> {
+        self.restart.and_then(|restart| restart.at)
     }
 
     /// The pod's networks, when it is started.
@@ -356,9 +378,10 @@ impl Store {
     /// [`StepError`].
     pub fn step(&self, id: PodId, seen: Generation, change: Change) -> Result<Moved, StepError> {
         let sync = if change.durable { Sync::Now } else { Sync::Soon };
-        let Change { edge, apps, removed_apps, networks, failure, durable: _ } = &change;
-        let failure = failure.as_deref();
-        self.change(id, seen, sync, Step { edge: Some(edge), apps, removed_apps, networks: Some(networks), failure })
+        let Change { edge, apps, removed_apps, networks, failure, restart, durable: _ } = &change;
+        let (failure, restart) = (failure.as_deref(), restart.as_ref());
+        let networks = Some(networks);
+        self.change(id, seen, sync, Step { edge: Some(edge), apps, removed_apps, networks, failure, restart })
     }
 
     /// Changes the states of apps of a running pod and deletes the rows of others, if its generation is still `seen`.
@@ -372,7 +395,8 @@ impl Store {
         apps: &[(AppName, AppState)],
         removed_apps: &[AppName],
     ) -> Result<Moved, StepError> {
-        self.change(id, seen, Sync::Soon, Step { edge: None, apps, removed_apps, networks: None, failure: None })
+        let step = Step { edge: None, apps, removed_apps, networks: None, failure: None, restart: None };
+        self.change(id, seen, Sync::Soon, step)
     }
 
     /// Changes the network of a prepared pod, as `run-prepared --net` requests. `None`: it is no longer prepared, or
@@ -394,7 +418,8 @@ impl Store {
 
     /// A pod that ends must reach its end on a full disk, too: the space set aside is released for it.
     fn change(&self, id: PodId, seen: Generation, sync: Sync, asked: Step<'_>) -> Result<Moved, StepError> {
-        let begins = matches!(asked.edge, Some(Edge::Prepare | Edge::Prepared(_) | Edge::Started { .. }));
+        let begins =
+            matches!(asked.edge, Some(Edge::Prepare | Edge::Prepared(_) | Edge::Restart | Edge::Started { .. }));
         match self.change_once(id, seen, sync, asked) {
             Err(StepError::Store(error)) if error.is_full() && !begins => {
                 self.make_room()?;
@@ -423,7 +448,7 @@ impl Store {
             let mut after = after(&pod, to, &asked, &apps);
             store(tx, id, after.as_ref())
                 .and_then(|()| row::delete_apps(tx, id, asked.removed_apps))
-                .and_then(|()| match (&mut after, asked.failure()) {
+                .and_then(|()| match (&mut after, asked.final_failure()) {
                     (Some(pod), Some(failure)) => {
                         pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
                         row::write_annotations(tx, pod)
@@ -495,8 +520,8 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     // A select instead of the foreign key alone, whose message could not say which image it was.
     let mut insert = tx
         .prepare_cached(
-            "INSERT INTO app (pod, position, name, image, image_name, annotations, state, app_id, labels, readiness)
-                SELECT ?1, ?2, ?3, id, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9
+            "INSERT INTO app (pod, position, name, image, image_name, annotations, state, app_id, labels, readiness,
+                restart) SELECT ?1, ?2, ?3, id, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9, ?10
                 FROM image WHERE id = ?4",
         )
         .map_err(sql())?;
@@ -515,7 +540,8 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
                     annotations,
                     app_id,
                     labels,
-                    readiness
+                    readiness,
+                    app.restart.to_string()
                 ])
             })
             .map_err(sql())?;
@@ -546,6 +572,15 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState
         pod.name = None;
     }
     pod.paused &= matches!(pod.phase, Phase::Running { .. });
+    if let Some(restart) = asked.restart {
+        pod.restart.clone_from(restart);
+    }
+    if matches!(asked.edge, Some(Edge::Started { .. })) {
+        pod.restart = pod.restart.after_start();
+    }
+    if !matches!(pod.phase, Phase::Exited { .. } | Phase::Starting { .. }) {
+        pod.restart.at = None;
+    }
     if let Some(networks) = asked.got() {
         pod.networks.clone_from(networks);
     }

@@ -101,6 +101,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         id: None,
         annotations: annotations(name),
         notifies: false,
+        restart: Default::default(),
         labels: Default::default(),
     };
     NewPod {

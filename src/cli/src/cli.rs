@@ -86,9 +86,11 @@ commands! {
     Exec(commands::exec::Exec),
     /// Attach to the output of a pod and the input of an app
     Attach(commands::attach::Attach),
+    /// Start pods that have exited
+    Start(commands::start::Start),
     /// Stop running pods
     Stop(commands::stop::Stop),
-    /// Restart apps of running pods
+    /// Restart the apps of running pods, and pods that have exited
     Restart(commands::app::Restart),
     /// Freeze the processes of pods or apps
     Pause(commands::pause::Pause),

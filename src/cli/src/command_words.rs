@@ -79,7 +79,7 @@ mod tests {
         }
         assert_eq!(complete(image, "image", "l").map_err(|_| ()).as_deref().unwrap_or("list"), "list");
         for (word, want) in [
-            ("st", "'st' is ambiguous: status, stats, stop"),
+            ("st", "'st' is ambiguous: status, stats, start, stop"),
             ("prune", "there is no command 'prune': 'gantry gc' removes"),
             ("lsit", "did you mean 'list'?"),
             ("xyzzy", "'gantry help' lists all"),

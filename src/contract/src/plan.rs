@@ -155,6 +155,12 @@ pub struct App {
     pub id: Option<AppId>,
     /// The number of the start, from 0.
     pub attempt: u32,
+    /// The number of the last recorded change of its health, in former runs of the pod.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub health_changes: u32,
+    /// The number of its processes that the OOM killer killed in former runs of the pod.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub oom_kills: u64,
     /// Directories below `trees_dir`, topmost layer first; at most 128.
     pub layers: Vec<String>,
     /// The size of the layers, which bounds the copies made of them. `None` in plans of older engines.
@@ -186,6 +192,10 @@ pub struct App {
     /// The options that do not depend on the image.
     #[serde(flatten)]
     pub options: AppOptions,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Rotation of log files.

@@ -308,7 +308,7 @@ impl Keeper {
         match &view.row.phase {
             Phase::Running { .. } => self.check_running(&view),
             // Not running. Its start will be a commit, which wakes the loop.
-            Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } => self.forget(id),
+            Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } | Phase::Starting { .. } => self.forget(id),
             Phase::AbortedPrepare { .. } => {
                 info!("pod {id}: preparation aborted");
                 self.forget(id);

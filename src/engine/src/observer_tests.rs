@@ -73,6 +73,7 @@ impl Home {
             id: None,
             annotations: notes(name),
             notifies: false,
+            restart: Default::default(),
             labels: BTreeMap::new(),
         };
         let new = NewPod {

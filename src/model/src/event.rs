@@ -16,6 +16,8 @@ pub enum EventKind {
     PodStarted,
     /// A pod became Exited.
     PodExited,
+    /// An exited pod could not be started again.
+    PodStartFailed,
     /// A pod was removed.
     PodGarbageCollected,
     /// An app was added to a running pod.
@@ -52,11 +54,12 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
         Self::PodExited,
+        Self::PodStartFailed,
         Self::PodGarbageCollected,
         Self::AppCreated,
         Self::AppStarted,
@@ -83,6 +86,7 @@ impl EventKind {
             Self::PodPrepareAborted => "pod-prepare-aborted",
             Self::PodStarted => "pod-started",
             Self::PodExited => "pod-exited",
+            Self::PodStartFailed => "pod-start-failed",
             Self::PodGarbageCollected => "pod-garbage-collected",
             Self::AppCreated => "app-created",
             Self::AppStarted => "app-started",

@@ -1,7 +1,8 @@
 //! Restart policies of apps: when an app that has ended is started again, and after which delay.
 //!
 //! The supervisor restarts the apps of its pod, as long as it lives itself. An app that was stopped on request is never
-//! restarted by its policy.
+//! restarted by its policy. A pod whose supervisor died, because it was killed or the host was restarted, is started
+//! again by gantryd ([`PodRestart`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,9 +10,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::AppOutcome;
 use crate::id::shown;
 use crate::spec::SpecError;
+use crate::{AppOutcome, Timestamp};
 
 /// The delay before the first restart. Each further one doubles it.
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
@@ -19,6 +20,11 @@ const MIN_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// An app that ran this long was healthy: its restarts are counted anew.
 pub const HEALTHY_RUN: Duration = Duration::from_secs(10);
+
+/// The delay before gantryd starts a pod again whose last start failed or did not last. Each further one doubles it.
+const MIN_POD_BACKOFF: Duration = Duration::from_secs(1);
+/// The longest of these delays.
+const MAX_POD_BACKOFF: Duration = Duration::from_secs(300);
 
 /// When an app that has ended is started again (docker's `--restart`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -46,6 +52,87 @@ impl RestartPolicy {
             Self::OnFailure { max_restarts } => !end.is_success() && max_restarts.is_none_or(|max| restarts < max),
             Self::Always => true,
         }
+    }
+
+    /// Whether a pod with such an app is started again when its supervisor died, after this many tries in a row.
+    #[must_use]
+    pub fn restarts_pod(self, tries: u32) -> bool {
+        self.restarts(AppOutcome::Lost, tries)
+    }
+}
+
+/// The restarts of a pod by gantryd, as recorded.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodRestart {
+    /// When gantryd starts the pod again, which has ended. `None`: it does not.
+    pub at: Option<Timestamp>,
+    /// Starts by gantryd in a row, without a run of [`HEALTHY_RUN`] after one of them.
+    pub tries: u32,
+    /// Starts by gantryd since the last start on request.
+    pub count: u32,
+    /// Why the last start failed; `None`: it did not, or was not the last one.
+    pub failure: Option<String>,
+    /// Whether the pod was requested to stop since its last start.
+    pub is_stop_requested: bool,
+}
+
+impl PodRestart {
+    /// Before the pod is started again: on request, or by gantryd.
+    #[must_use]
+    pub fn before_start(&self, is_requested: bool) -> Self {
+        match is_requested {
+            true => Self { at: self.at, ..Self::default() },
+            false => {
+                let (tries, count) = (self.tries.saturating_add(1), self.count.saturating_add(1));
+                Self { tries, count, ..self.clone() }
+            }
+        }
+    }
+
+    /// After the start.
+    #[must_use]
+    pub fn after_start(&self) -> Self {
+        Self { tries: self.tries, count: self.count, ..Self::default() }
+    }
+
+    /// After a start that failed. A pod that waited to be started again still does, unless it was stopped meanwhile.
+    #[must_use]
+    pub fn after_failed_start(&self, failure: String, now: Timestamp) -> Self {
+        let at = self.at.filter(|_| !self.is_stop_requested).map(|_| now.after(pod_backoff(self.tries)));
+        Self { at, failure: Some(failure), ..self.clone() }
+    }
+
+    /// After the end of a run of this length. `is_lost`: the supervisor did not end by itself or on request; then the
+    /// policies of the pod's apps decide.
+    #[must_use]
+    pub fn after_end(
+        &self,
+        is_lost: bool,
+        policies: impl IntoIterator<Item = RestartPolicy>,
+        ran: Duration,
+        now: Timestamp,
+    ) -> Self {
+        let tries = if ran >= HEALTHY_RUN { 0 } else { self.tries };
+        let is_due =
+            is_lost && !self.is_stop_requested && policies.into_iter().any(|policy| policy.restarts_pod(tries));
+        Self { at: is_due.then(|| now.after(pod_backoff(tries))), tries, ..self.clone() }
+    }
+
+    /// After a request to stop it.
+    #[must_use]
+    pub fn after_stop_request(&self) -> Self {
+        Self { at: None, is_stop_requested: true, ..self.clone() }
+    }
+}
+
+/// The delay before gantryd starts a pod again, after this many tries in a row: none, 1 s, doubled each time, at most
+/// five minutes.
+fn pod_backoff(tries: u32) -> Duration {
+    match tries.checked_sub(1) {
+        None => Duration::ZERO,
+        Some(doublings) => MIN_POD_BACKOFF
+            .saturating_mul(1_u32.checked_shl(doublings.min(30)).unwrap_or(u32::MAX))
+            .min(MAX_POD_BACKOFF),
     }
 }
 
@@ -122,6 +209,42 @@ mod tests {
         assert!(!limited.restarts(good, 0));
         assert!(RestartPolicy::OnFailure { max_restarts: None }.restarts(bad, u32::MAX));
         assert!(RestartPolicy::Always.restarts(good, u32::MAX) && !RestartPolicy::No.restarts(bad, 0));
+    }
+
+    #[test]
+    fn lost_pods_wait_longer_after_each_try() {
+        let now = Timestamp(1_000_000_000_000);
+        let always = [RestartPolicy::No, RestartPolicy::Always];
+        let seconds = |restart: &PodRestart| restart.at.map(|at| at.since(now).as_secs());
+        let mut restart = PodRestart::default().after_end(true, always, Duration::ZERO, now);
+        assert_eq!(seconds(&restart), Some(0));
+        for want in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
+            restart = restart.before_start(false).after_failed_start("port in use".into(), now);
+            assert_eq!(seconds(&restart), Some(want), "{restart:?}");
+        }
+        let started = restart.before_start(false).after_start();
+        assert_eq!((started.at, started.count, started.failure.clone()), (None, 12, None));
+        assert_eq!(seconds(&started.after_end(true, always, Duration::from_secs(9), now)), Some(300));
+        assert_eq!(seconds(&started.after_end(true, always, HEALTHY_RUN, now)), Some(0));
+        assert_eq!(restart.before_start(true).after_start(), PodRestart::default());
+    }
+
+    #[test]
+    fn only_lost_pods_that_were_not_stopped_are_restarted() {
+        let now = Timestamp(5);
+        let after = |restart: &PodRestart, is_lost, policy| {
+            restart.after_end(is_lost, [policy], Duration::ZERO, now).at.is_some()
+        };
+        let none = PodRestart::default();
+        let limited = RestartPolicy::OnFailure { max_restarts: Some(1) };
+        assert!(after(&none, true, RestartPolicy::Always) && after(&none, true, limited));
+        assert!(!after(&none, true, RestartPolicy::No) && !after(&none, false, RestartPolicy::Always));
+        assert!(!after(&none.before_start(false), true, limited));
+        let stopped = none.after_stop_request();
+        assert!(!after(&stopped, true, RestartPolicy::Always));
+        let waiting = none.after_end(true, [RestartPolicy::Always], Duration::ZERO, now).before_start(false);
+        assert_eq!(waiting.after_stop_request().after_failed_start("x".into(), now).at, None);
+        assert!(after(&stopped.before_start(true), true, RestartPolicy::Always));
     }
 
     proptest! {

@@ -122,8 +122,8 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
         .unwrap_or(0);
     tx.prepare_cached(
         "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at, app_id, labels,
-            readiness)
-            SELECT ?1, ?2, ?3, id, ?5, ?6, 'creating', ?7, coalesce(?8, lower(hex(randomblob(32)))), ?9, ?10
+            readiness, restart)
+            SELECT ?1, ?2, ?3, id, ?5, ?6, 'creating', ?7, coalesce(?8, lower(hex(randomblob(32)))), ?9, ?10, ?11
             FROM image WHERE id = ?4",
     )?
     .execute(params![
@@ -136,6 +136,7 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
         now,
         app.id.as_ref().map(AppId::as_str),
         row::map_text(&app.labels)?,
-        readiness::initial(app)
+        readiness::initial(app),
+        app.restart.to_string()
     ])
 }

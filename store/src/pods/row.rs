@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
+use gantry_model::restart::PodRestart;
 use gantry_model::{
     AppEnd, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, Phase, PodEnd, PodId, Process, Readiness,
     Timestamp, VolumeName, id::shown,
@@ -14,14 +15,16 @@ use super::{AppRow, Networks, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
-    pod.sandbox, pod.paused, pod.user_annotations, pod.user_labels, pod.prepared_at, pod.phase, pod.aborted_at, pod.started_at, pod.supervisor_pid, \
-    pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
+    pod.sandbox, pod.paused, pod.user_annotations, pod.user_labels, pod.restart_at, pod.restart_tries, \
+    pod.restart_count, pod.restart_failure, pod.stop_requested, pod.prepared_at, pod.phase, pod.aborted_at, \
+    pod.started_at, pod.supervisor_pid, pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
     pod.marked_at, pod.was, pod.deleting_at";
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
     app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.restart_at, app.added_at, \
-    app.paused, app.readiness, app.health, app.health_number, app.app_id, app.labels, app.oom_kills, app.oom_level";
+    app.paused, app.readiness, app.health, app.health_number, app.app_id, app.labels, app.oom_kills, app.oom_level, \
+    app.restart";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
@@ -138,12 +141,23 @@ pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
         paused: columns.get()?,
         user_annotations: columns.map()?,
         user_labels: columns.map()?,
+        restart: restart(&mut columns)?,
         prepared: columns.time()?,
         phase: Phase::Embryo,
         apps: Vec::new(),
     };
     pod.phase = phase(&mut columns, pod.prepared)?;
     Ok(pod)
+}
+
+fn restart(columns: &mut Columns<'_, '_>) -> rusqlite::Result<PodRestart> {
+    Ok(PodRestart {
+        at: columns.time()?,
+        tries: columns.get()?,
+        count: columns.get()?,
+        failure: columns.get()?,
+        is_stop_requested: columns.get()?,
+    })
 }
 
 fn phase(columns: &mut Columns<'_, '_>, prepared: Option<Timestamp>) -> rusqlite::Result<Phase> {
@@ -164,6 +178,11 @@ fn phase(columns: &mut Columns<'_, '_>, prepared: Option<Timestamp>) -> rusqlite
             columns.next += 3;
             let (at, end) = ended(columns)?;
             Phase::Exited { started: columns.present(started)?, at, end }
+        }
+        "starting" => {
+            columns.next += 3;
+            let (at, end) = ended(columns)?;
+            Phase::Starting { started: columns.present(started)?, at, end }
         }
         GARBAGE => garbage(columns, started)?,
         other => return Err(columns.invalid(format!("'{}' is not a phase", shown(other)))),
@@ -211,6 +230,7 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
         id: last.parsed()?,
         labels: last.map()?,
         oom: super::oom::read(&mut last)?,
+        restart: last.parsed()?,
     })
 }
 
@@ -268,7 +288,9 @@ impl<'a> PhaseColumns<'a> {
             Phase::Running { since, supervisor } => {
                 Self { started: Some(since.0), supervisor: Some(supervisor), ..none }
             }
-            Phase::Exited { started, at, end } => Self { started: Some(started.0), ended: Some((at.0, end)), ..none },
+            Phase::Exited { started, at, end } | Phase::Starting { started, at, end } => {
+                Self { started: Some(started.0), ended: Some((at.0, end)), ..none }
+            }
             Phase::Garbage { marked, was, deleting } => {
                 let none = Self { marked: Some(marked.0), deleting: deleting.map(|at| at.0), ..none };
                 match was {
@@ -301,7 +323,8 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
             started_at = ?6, supervisor_pid = ?7, supervisor_start = ?8, supervisor_boot = ?9, ended_at = ?10,
             exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16,
             name = CASE WHEN ?3 IN ('aborted-prepare', 'garbage') THEN NULL ELSE name END,
-            paused = paused AND ?3 = 'running' WHERE id = ?1",
+            paused = paused AND ?3 = 'running', restart_at = ?17, restart_tries = ?18, restart_count = ?19,
+            restart_failure = ?20, stop_requested = ?21 WHERE id = ?1",
     )?
     .execute(params![
         pod.id.to_string(),
@@ -320,6 +343,11 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
         columns.marked,
         columns.was,
         columns.deleting,
+        pod.restart.at.map(|at| at.0),
+        pod.restart.tries,
+        pod.restart.count,
+        pod.restart.failure,
+        pod.restart.is_stop_requested,
     ])
     .map(drop)
 }

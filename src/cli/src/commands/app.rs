@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use gantry_engine::{AppRow, Engine, PodRow};
-use gantry_model::{AppName, AppState, PodId, Timestamp};
+use gantry_model::{AppName, AppState, Phase, PodId, Timestamp};
 
 use super::stop::parse_duration;
 use crate::app_filter::{self, AppCondition};
@@ -183,7 +183,8 @@ pub(crate) struct Restart {
     grace: Grace,
 }
 
-/// Stops running apps of running pods and starts them again; apps that have exited are started.
+/// Stops running apps of running pods and starts them again; apps that have exited are started. A pod that has exited
+/// is started again as a whole.
 impl RunCommand for Restart {
     const KIND: CommandKind = CommandKind::Query;
 
@@ -194,6 +195,13 @@ impl RunCommand for Restart {
             let (id, apps) = match (&named, &self.app) {
                 (None, None) if engine.find_app_by_id(text)?.is_none() => {
                     let row = engine.status(pods::find(&engine, pod)?)?.row;
+                    if matches!(row.phase, Phase::Exited { .. } | Phase::Starting { .. }) {
+                        super::start::start_pod(&engine, row.id)?;
+                        let started = engine.status(row.id)?.row.apps.into_iter();
+                        let names: Vec<_> = started.map(|app| app.name).collect();
+                        json::to_stdout(|out| names.iter().try_for_each(|app| writeln!(out, "{}/{app}", row.id)))?;
+                        return Ok(exit::OK);
+                    }
                     let started = row.apps.into_iter().filter(|app| app.state.attempt().is_some());
                     let apps: Vec<_> = started.map(|app| app.name).collect();
                     if apps.is_empty() {

@@ -41,7 +41,8 @@ pub(crate) struct List {
     /// Print ids only
     #[arg(short, long)]
     quiet: bool,
-    /// Only pods in these phases: embryo, preparing, aborted-prepare, prepared, running, exited, garbage, deleting
+    /// Only pods in these phases: embryo, preparing, aborted-prepare, prepared, running, exited, starting, garbage,
+    /// deleting
     #[arg(long, alias = "state", value_delimiter = ',', value_parser = phase, value_name = "PHASE,…")]
     phase: Vec<&'static str>,
     /// Only pods with an app of this name

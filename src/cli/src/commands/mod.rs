@@ -21,6 +21,7 @@ pub(crate) mod port;
 pub(crate) mod rename;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod start;
 pub(crate) mod stats;
 pub(crate) mod status;
 pub(crate) mod stop;

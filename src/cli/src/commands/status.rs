@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gantry_engine::{HealthReport, Notified, PodRow};
+use gantry_engine::{AppRow, HealthReport, Notified, PodRow};
 use gantry_model::{AppName, AppState, HealthState, PodNetwork, Readiness};
 
 use crate::commands::RunCommand;
@@ -135,6 +135,7 @@ fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodN
         writeln!(out, "exit-code={}", end.exit_code)?;
         writeln!(out, "reason={}", escape::text(&end.reason))?;
     }
+    write_restarts(out, row)?;
     if let Some(failure) = row.user_annotations.get(gantry_engine::FAILURE) {
         writeln!(out, "reason={}", escape::text(failure))?;
     }
@@ -142,15 +143,43 @@ fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodN
         match app.state {
             AppState::Exited { end, .. } => {
                 writeln!(out, "app-{}={}", app.name, end.how.exit_code())?;
+                write_app_restarts(out, app)?;
                 if let Some(at) = end.restart_at {
                     writeln!(out, "app-{}-restart-at={}", app.name, at.rfc3339())?;
                 }
             }
-            AppState::Started { .. } if app.paused && !row.paused => writeln!(out, "app-{}=paused", app.name)?,
-            AppState::Waiting | AppState::Creating | AppState::Created | AppState::Started { .. } => {}
+            AppState::Started { .. } => {
+                if app.paused && !row.paused {
+                    writeln!(out, "app-{}=paused", app.name)?;
+                }
+                write_app_restarts(out, app)?;
+            }
+            AppState::Waiting | AppState::Creating | AppState::Created => {}
         }
     }
     Ok(())
+}
+
+/// Writes `app-NAME-restarts=N` for an app that was started more than once.
+fn write_app_restarts(out: &mut dyn Write, app: &AppRow) -> io::Result<()> {
+    match app.state.attempt() {
+        None | Some(0) => Ok(()),
+        Some(restarts) => writeln!(out, "app-{}-restarts={restarts}", app.name),
+    }
+}
+
+/// Writes `restarts=N`, `restart-at=TIME` and `restart-failure=TEXT` of a pod that gantryd has started again or will.
+fn write_restarts(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
+    if row.restart.count > 0 {
+        writeln!(out, "restarts={}", row.restart.count)?;
+    }
+    if let Some(at) = row.restart.at {
+        writeln!(out, "restart-at={}", at.rfc3339())?;
+    }
+    match &row.restart.failure {
+        Some(failure) => writeln!(out, "restart-failure={}", escape::text(failure)),
+        None => Ok(()),
+    }
 }
 
 /// Writes `ready-NAME=BOOL` and `status-NAME=TEXT` for apps that report their readiness.

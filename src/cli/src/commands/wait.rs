@@ -63,6 +63,7 @@ pub(super) fn wait_health(
         | Phase::AbortedPrepare { .. }
         | Phase::Prepared { .. }
         | Phase::Exited { .. }
+        | Phase::Starting { .. }
         | Phase::Garbage { .. } => Err(CliError::Refused(has_ended()).into()),
     }
 }

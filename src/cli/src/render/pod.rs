@@ -3,7 +3,8 @@
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
 //! paused apps[name state image image_id pid attempt added started ended exit_code signal oom restart_at paused
-//! readiness health id annotations labels oom_kills oom_level] user_annotations user_labels
+//! readiness health id annotations labels oom_kills oom_level restart] user_annotations user_labels restarts
+//! restart_at restart_failure
 //! ```
 //!
 //! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
@@ -34,7 +35,9 @@ pub(crate) fn pod_run(phase: &Phase) -> PodRun<'_> {
         Phase::Running { since, supervisor } => {
             PodRun { started: Some(*since), pid: Some(supervisor.pid), ..PodRun::default() }
         }
-        Phase::Exited { started, at, end } | Phase::Garbage { was: FormerPhase::Exited { started, at, end }, .. } => {
+        Phase::Exited { started, at, end }
+        | Phase::Starting { started, at, end }
+        | Phase::Garbage { was: FormerPhase::Exited { started, at, end }, .. } => {
             PodRun { started: Some(*started), ended: Some(*at), end: Some(end), pid: None }
         }
         Phase::Garbage { was: FormerPhase::Aborted | FormerPhase::Prepared, .. } => PodRun::default(),
@@ -63,6 +66,12 @@ pub(crate) struct PodJson<'a> {
     apps: Vec<AppJson<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
     user_labels: &'a BTreeMap<String, String>,
+    /// Starts by gantryd since the last one on request.
+    restarts: u32,
+    /// When gantryd starts the pod again.
+    restart_at: Option<TimeJson>,
+    /// Why the last start of an exited pod failed.
+    restart_failure: Option<&'a str>,
 }
 
 /// The attachments of a pod. Both variants print the same JSON, except for white space.
@@ -101,6 +110,8 @@ pub(crate) struct AppJson<'a> {
     labels: &'a BTreeMap<String, String>,
     oom_kills: u64,
     oom_level: Option<&'static str>,
+    /// The restart policy.
+    restart: DisplayJson<gantry_model::restart::RestartPolicy>,
 }
 
 impl<'a> PodJson<'a> {
@@ -136,6 +147,9 @@ impl<'a> PodJson<'a> {
             apps: row.apps.iter().map(AppJson::from_row).collect(),
             user_annotations: &row.user_annotations,
             user_labels: &row.user_labels,
+            restarts: row.restart.count,
+            restart_at: row.restart.at.map(TimeJson),
+            restart_failure: row.restart.failure.as_deref(),
         }
     }
 }
@@ -170,6 +184,7 @@ impl<'a> AppJson<'a> {
             labels: &row.labels,
             oom_kills: row.oom.kills,
             oom_level: row.oom.level.map(gantry_model::OomLevel::as_str),
+            restart: DisplayJson(row.restart),
         };
         match row.state {
             AppState::Waiting | AppState::Creating | AppState::Created => app,
@@ -218,6 +233,7 @@ pub(crate) mod tests {
             readiness: None,
             health: gantry_engine::HealthRecord::default(),
             oom: gantry_engine::OomRecord::default(),
+            restart: Default::default(),
             state,
         };
         PodRow {
@@ -239,6 +255,7 @@ pub(crate) mod tests {
             apps: vec![app("a", how(AppOutcome::Exited(0))), app("b", how(AppOutcome::Signaled(11)))],
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
+            restart: Default::default(),
         }
     }
 
@@ -249,11 +266,11 @@ pub(crate) mod tests {
         let image_id = format!("sha256:{}", "ab".repeat(32));
         let app = |name, code, signal| {
             format!(
-                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"restart_at":null,"paused":false,"health":null,"id":"{id}","annotations":{{}},"labels":{{}},"oom_kills":0,"oom_level":null}}"#
+                r#"{{"name":"{name}","state":"exited","image":"evil\u001b[2J","image_id":"{image_id}","pid":null,"attempt":0,"added":null,"started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000000Z","exit_code":{code},"signal":{signal},"oom":false,"restart_at":null,"paused":false,"health":null,"id":"{id}","annotations":{{}},"labels":{{}},"oom_kills":0,"oom_level":null,"restart":"no"}}"#
             )
         };
         let want = format!(
-            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"sandbox":false,"paused":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}}}}"#,
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"sandbox":false,"paused":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}},"restarts":0,"restart_at":null,"restart_failure":null}}"#,
             app("a", 0, "null"),
             app("b", 139, "11"),
         );

@@ -52,7 +52,8 @@ impl Engine {
         let pods = self.list(&PodQuery::default())?;
         let users = pods.into_iter().filter(|pod| pod.row.apps.iter().any(|app| app.image == image.id));
         let (ended, others): (Vec<_>, Vec<_>) = users.partition(|pod| {
-            matches!(pod.row.phase, Phase::Exited { .. } | Phase::AbortedPrepare { .. } | Phase::Garbage { .. })
+            pod.row.restart.at.is_none()
+                && matches!(pod.row.phase, Phase::Exited { .. } | Phase::AbortedPrepare { .. } | Phase::Garbage { .. })
         });
         if !others.is_empty() {
             let pods = others.iter().map(|pod| pod.row.id).collect();

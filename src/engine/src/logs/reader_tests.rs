@@ -300,6 +300,7 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
         apps: Vec::new(),
         user_annotations: std::collections::BTreeMap::new(),
         user_labels: std::collections::BTreeMap::new(),
+        restart: Default::default(),
     }
 }
 
@@ -332,6 +333,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
         paused: false,
         health: gantry_store::HealthRecord::default(),
         oom: gantry_store::OomRecord::default(),
+        restart: Default::default(),
         state: gantry_model::AppState::Waiting,
         readiness: None,
         annotations: std::collections::BTreeMap::new(),

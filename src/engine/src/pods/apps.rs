@@ -118,6 +118,7 @@ impl Engine {
             id: spec.app.id.clone(),
             annotations: spec.app.user_annotations.clone(),
             notifies: spec.app.options.sdnotify == SdNotify::App,
+            restart: spec.app.options.restart,
             labels: spec.app.user_labels.clone(),
         };
         let named: BTreeSet<_> = PodSpec { volumes: planned.volumes.clone(), ..PodSpec::default() }.named_volumes();

@@ -8,6 +8,8 @@
 //! 4. Resources of networks that dead pods left, or that belong to no pod, are removed.
 //! 5. Ended pods of `run --rm` are deleted, without a grace period.
 //!
+//! A pod that gantryd is to start again stays.
+//!
 //! A dry run changes nothing: rows are not reconciled either.
 
 use std::collections::HashSet;
@@ -103,7 +105,7 @@ fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, 
         _ => vec![(Mark, why), (Delete, "its grace period is over")],
     };
     let mut due = match phase {
-        Phase::Embryo | Phase::Preparing | Phase::Running { .. } => vec![],
+        Phase::Embryo | Phase::Preparing | Phase::Running { .. } | Phase::Starting { .. } => vec![],
         Phase::AbortedPrepare { at } => over(*at, "its preparation was aborted"),
         Phase::Prepared { at } if old(*at, options.expire_prepared) && !options.mark_only => {
             vec![(Mark, "it was prepared too long ago"), (Delete, "it was prepared too long ago")]
@@ -202,6 +204,10 @@ impl Engine {
             report.steps.push(GcStep { id, action: GcAction::Delete, why: "it was run with --rm and has ended" });
             return Ok(());
         }
+        if row.restart.at.is_some() {
+            // gantryd starts it again.
+            return Ok(());
+        }
         let now = gantry_store::now();
         let due = decide(&row.phase, now, options);
         let deletes = due.iter().any(|(action, _)| *action == GcAction::Delete);
@@ -255,7 +261,7 @@ impl Engine {
                     _free_or_absent => Ok(self.step(row, change(Edge::Discarded(now)))?),
                 };
             }
-            // No process starts a pod in another phase.
+            // A process that starts an exited pod at the same time is either first, or refused.
             _ => Edge::Marked(now),
         };
         Ok(self.step(row, change(edge))?)

@@ -125,10 +125,12 @@ pub(crate) mod tests {
                 readiness: None,
                 health: gantry_store::HealthRecord::default(),
                 oom: gantry_store::OomRecord::default(),
+                restart: Default::default(),
                 state: gantry_model::AppState::Started { at: Timestamp(1), pid: 1, attempt: 0 },
             }],
             user_annotations: std::collections::BTreeMap::new(),
             user_labels: std::collections::BTreeMap::new(),
+            restart: Default::default(),
         }
     }
 

@@ -21,6 +21,7 @@ pub(crate) mod prepare;
 pub(crate) mod readiness;
 pub(crate) mod reconcile;
 pub(crate) mod reports;
+pub(crate) mod restart;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod stop;

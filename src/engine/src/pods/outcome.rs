@@ -15,6 +15,9 @@ pub(crate) struct Outcome {
     pub(crate) removed: Vec<AppName>,
     pub(crate) at: Timestamp,
     pub(crate) end: PodEnd,
+    /// Whether the pod ended neither by itself nor on request: its supervisor was killed or received a signal, or the
+    /// host was restarted.
+    pub(crate) is_lost: bool,
 }
 
 /// The circumstances in which the end is determined.
@@ -72,8 +75,23 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
         _ => reason(journal, failed.as_ref().map(|(name, _)| name), &states),
     };
     let unrecorded = if is_lost && ended.is_none() { LOST_EXIT_CODE } else { 0 };
+    let is_lost = match stop_reason(journal) {
+        Some("stop" | "kill") => false,
+        Some("supervisor-signal") => true,
+        _ => is_lost && ended.is_none(),
+    };
     let exit_code = failed.as_ref().map_or(unrecorded, |(_, how)| how.exit_code());
-    Outcome { apps: states, removed, at, end: PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason } }
+    let end = PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason };
+    Outcome { apps: states, removed, at, end, is_lost }
+}
+
+/// Why the supervisor stopped the pod, if it did.
+fn stop_reason(journal: &Parsed) -> Option<&str> {
+    journal.records.iter().find_map(|record| match &record.fact {
+        Fact::Stopping { reason } => Some(reason.as_str()),
+        // Not a stop request.
+        _ => None,
+    })
 }
 
 fn end_of(state: &AppState) -> Option<AppEnd> {
@@ -88,12 +106,7 @@ fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppSta
         let end = states.iter().find(|(name, _)| name == app).and_then(|(_, state)| end_of(state));
         end.is_some_and(|end| end.oom)
     };
-    let asked = journal.records.iter().find_map(|record| match &record.fact {
-        Fact::Stopping { reason } => Some(reason.as_str()),
-        // Not a stop request.
-        _ => None,
-    });
-    match (asked, failed) {
+    match (stop_reason(journal), failed) {
         (Some("stop"), _) => "stopped".to_owned(),
         (Some("kill"), _) => "killed".to_owned(),
         (Some("supervisor-signal"), _) => "the supervisor was told to end".to_owned(),
@@ -198,6 +211,11 @@ mod tests {
             );
             let end = PodEnd { exit_code, failed_app: failed.map(name), reason: reason.to_owned() };
             assert_eq!((got.end, got.at), (end, Timestamp(at)), "{shown}");
+            assert_eq!(
+                got.is_lost,
+                matches!(reason, "the supervisor was killed" | "the host was restarted"),
+                "{shown}"
+            );
             assert!(got.apps.iter().all(|(_, state)| matches!(state, AppState::Exited { .. })), "{shown}");
         }
     }
@@ -218,6 +236,23 @@ mod tests {
         let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
         let got = outcome(&running(&["a"]), &journal(vec![killed, oom(), Fact::Ended]), seen);
         assert_eq!(got.end.reason, reason);
+    }
+
+    /// Stop reasons and whether the end was recorded → whether the pod was lost.
+    #[test]
+    fn a_pod_that_was_stopped_is_not_lost() {
+        for (asked, has_ended, want) in [
+            ("stop", false, false),
+            ("kill", false, false),
+            ("supervisor-signal", true, true),
+            ("supervisor-signal", false, true),
+            ("app-failed", true, false),
+            ("app-failed", false, true),
+        ] {
+            let facts = [stopping(asked)].into_iter().chain(has_ended.then_some(Fact::Ended)).collect();
+            let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
+            assert_eq!(outcome(&running(&["a"]), &journal(facts), seen).is_lost, want, "{asked} {has_ended}");
+        }
     }
 
     #[test]

@@ -167,6 +167,8 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         name: app.name.to_string(),
         id: app.id.clone(),
         attempt: 0,
+        health_changes: 0,
+        oom_kills: 0,
         layers: layers(app, image)?,
         image_size: image.size,
         argv,

@@ -120,6 +120,16 @@ pub(crate) fn open_plan(dir: &Path) -> Result<File, PodError> {
     open(&path).map_err(PodError::io("open", path))
 }
 
+/// A plan in memory, as the stdin of a supervisor.
+pub(crate) fn plan_in_memory(plan: &Plan) -> io::Result<File> {
+    use std::io::Seek as _;
+    let memory = rustix::fs::memfd_create("plan", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(memory);
+    file.write_all(&serde_json::to_vec(plan)?)?;
+    file.rewind()?;
+    Ok(file)
+}
+
 /// Opens the log for a supervisor's stderr.
 pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
     let path = dir.join(files::SUPERVISOR_LOG);

@@ -400,6 +400,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         id: app.id.clone(),
         annotations: app.user_annotations.clone(),
         notifies: app.options.sdnotify == SdNotify::App,
+        restart: app.options.restart,
         labels: app.user_labels.clone(),
     };
     NewPod {

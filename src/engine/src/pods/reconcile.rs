@@ -16,6 +16,9 @@
 //! | the same, and the pod has ended since | the same, lock free | Running, then Exited |
 //! | a supervisor that had not become ready | Embryo or Preparing, lock free | AbortedPrepare |
 //! | a supervisor of a running pod, or the host | Running, lock free | Exited |
+//! | `start` after it spawned | Starting, lock held, journal says ready | Running |
+//! | the same, and the pod has ended since | Starting, lock free, journal says ready | Running, then Exited |
+//! | `start` before that, or a supervisor that had not become ready | Starting, lock free | Exited, as before |
 //!
 //! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared.
 
@@ -29,6 +32,7 @@ use crate::Engine;
 use crate::error::PodError;
 use crate::host::process::{self, Deadline};
 use crate::pods::pod_dir;
+use crate::pods::restart::START_INTERRUPTED;
 use crate::pods::transition::{cannot_be_written, ready_record};
 
 /// The maximum adjustment of the wall clock while the host is up; beyond it, a pod seems to be of an earlier boot.
@@ -43,6 +47,8 @@ enum Correction {
     Abort,
     /// It runs, but its row does not say so.
     MarkRunning,
+    /// A start after its end failed.
+    RecordFailedStart,
     /// It ran and ended, but its row does not even say that it ran.
     MarkRunningAndFinalize,
     /// It ended.
@@ -54,12 +60,17 @@ enum Correction {
 /// The table in the module's head.
 fn correction(phase: &Phase, held: bool, ready: bool) -> Correction {
     match (phase, held, ready) {
-        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. }, true, true) => Correction::MarkRunning,
-        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. }, false, true) => Correction::MarkRunningAndFinalize,
+        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } | Phase::Starting { .. }, held, true) => {
+            match held {
+                true => Correction::MarkRunning,
+                false => Correction::MarkRunningAndFinalize,
+            }
+        }
+        (Phase::Starting { .. }, false, false) => Correction::RecordFailedStart,
         (Phase::Embryo | Phase::Preparing, false, false) => Correction::Abort,
         (Phase::Running { .. }, false, _) => Correction::Finalize,
         (Phase::Running { .. }, true, _) => Correction::RecordAppChanges,
-        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. }, true, false)
+        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } | Phase::Starting { .. }, true, false)
         | (Phase::Prepared { .. }, false, false) => Correction::None,
         (Phase::AbortedPrepare { .. } | Phase::Exited { .. } | Phase::Garbage { .. }, _, _) => Correction::None,
     }
@@ -183,6 +194,7 @@ impl Engine {
                 None => Ok(None),
             },
             (Correction::Abort, _) => self.abort(&row, None),
+            (Correction::RecordFailedStart, _) => self.record_failed_start(&row, START_INTERRUPTED.to_owned()),
             (Correction::Finalize, _) => self.finalize(&row, journal),
             (Correction::MarkRunning, Some(ready)) => self.mark_running(row, ready),
             (Correction::MarkRunningAndFinalize, Some(ready)) => match self.mark_running(row, ready)? {

@@ -5,6 +5,7 @@ use std::path::Path;
 use gantry_contract::journal::{self, Fact, Record};
 use gantry_contract::{ProcessExit, files, start};
 use gantry_model::query::PodQuery;
+use gantry_model::restart::PodRestart;
 use gantry_model::{AppName, AppState, BootId, Digest, Edge, NetMode, PodEnd, Timestamp, phase::FormerPhase};
 use gantry_store::{Change, ImageFormat, NewApp, NewImage, NewPod};
 
@@ -17,6 +18,7 @@ fn facts_determine_the_next_step() {
     let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
     let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
     let running = Phase::Running { since: t, supervisor };
+    let starting = Phase::Starting { started: t, at: t, end: end.clone() };
     let rows = [
         // phase, (held, ready): yes yes, yes no, no yes, no no
         (
@@ -37,6 +39,15 @@ fn facts_determine_the_next_step() {
         ),
         (Phase::AbortedPrepare { at: t }, [Correction::None; 4]),
         (Phase::Exited { started: t, at: t, end }, [Correction::None; 4]),
+        (
+            starting,
+            [
+                Correction::MarkRunning,
+                Correction::None,
+                Correction::MarkRunningAndFinalize,
+                Correction::RecordFailedStart,
+            ],
+        ),
         (Phase::Garbage { marked: t, was: FormerPhase::Prepared, deleting: None }, [Correction::None; 4]),
         (Phase::Garbage { marked: t, was: FormerPhase::Prepared, deleting: Some(t) }, [Correction::None; 4]),
     ];
@@ -70,7 +81,16 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     let (image, annotations) = (image.clone(), std::collections::BTreeMap::new());
     let labels = std::collections::BTreeMap::new();
     let name = "a".parse().unwrap();
-    let app = NewApp { name, id: None, image, image_name: "x".into(), annotations, labels, notifies: false };
+    let app = NewApp {
+        name,
+        id: None,
+        image,
+        image_name: "x".into(),
+        annotations,
+        labels,
+        notifies: false,
+        restart: Default::default(),
+    };
     let pod = NewPod {
         id,
         created: gantry_store::now(),
@@ -340,6 +360,8 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         name: "a".into(),
         id: None,
         attempt: 0,
+        health_changes: 0,
+        oom_kills: 0,
         layers: Vec::new(),
         image_size: None,
         argv: vec!["/x".into()],
@@ -552,4 +574,54 @@ fn one_unrecoverable_row_does_not_block_others() {
     for id in [ids[0], ids[2]] {
         assert!(engine.store.pod(id).unwrap().is_some(), "{id}");
     }
+}
+
+/// An exited pod whose row says Starting, as left by a `start` that was killed; the journal of its first run is gone.
+fn restarting(engine: &Engine, image: &Digest, n: u8, restart: PodRestart) -> PodRow {
+    let (row, lock) = embryo(engine, image, n);
+    write_journal(engine, row.id, vec![Fact::Ready(ready()), exited(3), Fact::Ended]);
+    drop(lock);
+    let row = engine.reconcile_pod(row.id).unwrap();
+    assert!(matches!(row.phase, Phase::Exited { .. }));
+    crate::pods::pod_dir::forget_start(&engine.pod_dir(row.id)).unwrap();
+    let change = Change { restart: Some(restart), ..Change::along(Edge::Restart) };
+    engine.step(&row, change).unwrap().unwrap()
+}
+
+#[test]
+fn a_killed_start_leaves_the_former_end() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let row = restarting(&engine, &image, 1, PodRestart::default());
+    let lock = engine.lock_pod(row.id).unwrap();
+    assert!(matches!(phase(&engine, row.id), Phase::Starting { .. }), "its starter is alive");
+    drop(lock);
+    let row = engine.reconcile_pod(row.id).unwrap();
+    let Phase::Exited { end, .. } = &row.phase else { panic!("{:?}", row.phase) };
+    assert_eq!(end.exit_code, 3);
+    assert_eq!((row.restart.at, row.restart.failure.as_deref()), (None, Some(START_INTERRUPTED)));
+    // A pod that waited for gantryd waits again.
+    let waiting = PodRestart { at: Some(Timestamp(1)), tries: 1, count: 1, ..PodRestart::default() };
+    let row = restarting(&engine, &image, 2, waiting);
+    let row = engine.reconcile_pod(row.id).unwrap();
+    assert!(row.restart.at.is_some_and(|at| at > gantry_store::now()), "{:?}", row.restart);
+    assert_eq!(engine.store.pods_to_restart().unwrap().len(), 1);
+}
+
+#[test]
+fn a_pod_outlives_the_killed_process_that_started_it_again() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let waiting = PodRestart { at: Some(Timestamp(1)), tries: 1, count: 1, ..PodRestart::default() };
+    let row = restarting(&engine, &image, 1, waiting);
+    let lock = engine.lock_pod(row.id).unwrap();
+    let again = start::Started { app: "a".into(), attempt: 1, pid: 8, at: gantry_store::now().0 };
+    let ready = start::Ready { apps: vec![again], ..ready() };
+    write_journal(&engine, row.id, vec![Fact::Ready(ready)]);
+    let row = engine.reconcile_pod(row.id).unwrap();
+    assert!(matches!(row.phase, Phase::Running { .. }), "{:?}", row.phase);
+    assert_eq!(row.apps[0].state.attempt(), Some(1));
+    assert_eq!((row.restart.at, row.restart.count), (None, 1));
+    drop(lock);
+    assert!(matches!(phase(&engine, row.id), Phase::Exited { .. }));
 }

@@ -97,15 +97,19 @@ impl Engine {
     pub fn rm(&self, id: PodId, force: bool) -> Result<(), RmError> {
         need_root("remove a pod")?;
         match self.reconcile_pod(id)?.phase {
-            Phase::Running { .. } if force => match self.stop(id, self.stop_grace(id, None), false) {
-                Ok(_) => {}
-                // Another process stopped it, and has removed it.
-                Err(StopError::Pod(PodError::NotFound(_))) => return Ok(()),
-                Err(source) => return Err(RmError::Stop { id, source: Box::new(source) }),
-            },
+            Phase::Running { .. } | Phase::Starting { .. } if force => {
+                match self.stop(id, self.stop_grace(id, None), false) {
+                    Ok(_) => {}
+                    // Another process stopped it, and has removed it.
+                    Err(StopError::Pod(PodError::NotFound(_))) => return Ok(()),
+                    Err(source) => return Err(RmError::Stop { id, source: Box::new(source) }),
+                }
+            }
             Phase::Running { .. } => return Err(RmError::Running(id)),
             // Reconciled, these two have a living preparer.
             Phase::Embryo | Phase::Preparing => return Err(RmError::Preparing(id)),
+            // Reconciled, it has a living starter.
+            Phase::Starting { .. } => return Err(RmError::Busy(id)),
             Phase::AbortedPrepare { .. } | Phase::Prepared { .. } | Phase::Exited { .. } | Phase::Garbage { .. } => {}
         }
         self.dispose_or_wait(id)
@@ -132,6 +136,7 @@ impl Engine {
             | Phase::Preparing
             | Phase::Prepared { .. }
             | Phase::Running { .. }
+            | Phase::Starting { .. }
             | Phase::AbortedPrepare { .. } => false,
         }))
     }
@@ -203,6 +208,8 @@ impl Engine {
                 Phase::Embryo | Phase::Preparing => Edge::Aborted(now),
                 Phase::AbortedPrepare { .. } | Phase::Exited { .. } => Edge::Marked(now),
                 Phase::Prepared { .. } => Edge::Discarded(now),
+                // The process that started it again is dead.
+                Phase::Starting { .. } => Edge::StartFailed,
                 // Dead, since this process holds the lock; its end was not recorded yet.
                 Phase::Running { .. } => match self.finalize(&row, journal)? {
                     Some(next) => {

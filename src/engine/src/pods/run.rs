@@ -16,29 +16,45 @@ use gantry_store::{Change, PodRow};
 use thiserror::Error;
 
 use crate::error::need_root;
+use crate::host::process::{self, Deadline};
 use crate::pods::output::{OutputStream, Show};
 use crate::pods::plan::PlanError;
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
 use crate::pods::prepare::{Embryo, EmbryoParts};
+use crate::pods::restart::has_restart_policy;
 use crate::pods::supervisor::Spawned;
 use crate::pods::wait::EndWatch;
 use crate::{Engine, EngineError, PodError};
 
 /// The maximum length of the recorded reason of a failed start, in bytes.
-const MAX_REASON: usize = 1024;
+pub(crate) const MAX_REASON: usize = 1024;
 
 /// A pod could not be started.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// It is not prepared.
-    #[error("pod {id} is {phase} and cannot be started: only a prepared pod can, and only once")]
+    #[error("pod {id} is {phase}, not prepared: 'gantry start {id}' starts a pod that has exited")]
     NotPrepared {
         /// The pod.
         id: PodId,
         /// Its phase.
         phase: &'static str,
     },
+    /// It is neither prepared nor exited.
+    #[error("pod {id} is {phase} and cannot be started: only a prepared or exited pod can")]
+    NotStartable {
+        /// The pod.
+        id: PodId,
+        /// Its phase.
+        phase: &'static str,
+    },
+    /// It was run with `--rm`, and is removed.
+    #[error("pod {0} was run with --rm and is being removed: it cannot be started again")]
+    Removed(PodId),
+    /// It has no apps any more.
+    #[error("pod {0} has no apps and cannot be started again: remove it with 'gantry rm {0}'")]
+    NoApps(PodId),
     /// It was prepared with published ports, which the requested network does not support.
     #[error("pod {id} was prepared with ports and cannot be started with this network")]
     Port {
@@ -62,7 +78,9 @@ pub enum StartError {
 impl Kind for StartError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotPrepared { .. } => ErrorKind::Refused,
+            Self::NotPrepared { .. } | Self::NotStartable { .. } | Self::Removed(_) | Self::NoApps(_) => {
+                ErrorKind::Refused
+            }
             Self::Busy(_) => ErrorKind::Busy,
             Self::Port { source, .. } => source.kind(),
             Self::Supervisor(error) => error.kind(),
@@ -96,6 +114,13 @@ pub struct Running {
 }
 
 impl Running {
+    /// Whether the supervisor's process has ended. Dropping this reaps it then.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let now = Deadline::after(std::time::Duration::ZERO);
+        !matches!(process::readable(&[self.pidfd.as_fd()], now), Ok(None))
+    }
+
     /// Waits for the supervisor's process to end and reaps it. `Engine::wait` reports how the pod ended.
     ///
     /// # Errors
@@ -210,7 +235,11 @@ impl Engine {
         let written = pod_dir::write_manifest(&dir, &spec)
             .and_then(|()| self.step(&row, Change::along(Edge::Prepare)))
             .map_err(StartError::from)
-            .and_then(|row| row.ok_or(StartError::Busy(id)));
+            .and_then(|row| row.ok_or(StartError::Busy(id)))
+            .and_then(|row| match has_restart_policy(&row) {
+                true => pod_dir::sync(&dir).map(|()| row).map_err(StartError::from),
+                false => Ok(row),
+            });
         let ready = self.read_start_reply(&mut spawned)?;
         // Opened before the row says Running: from then on the pod can end and be removed at any time.
         let end = self.watch_end_if_shown(options.show, &row);
@@ -234,12 +263,10 @@ impl Engine {
         let _superseded_by_the_row = pod_dir::forget_start(&self.pod_dir(id));
         // `abort` removes the leftovers. Without a row, only gc would.
         let Ok(row) = self.row_under_lock(id) else { return self.remove_leftovers(id) };
-        let mut reason = chain(error);
-        reason.truncate(reason.floor_char_boundary(MAX_REASON));
-        let _left_to_reconcile = self.abort(&row, Some(reason));
+        let _left_to_reconcile = self.abort(&row, Some(failure_reason(error)));
     }
 
-    fn watch_end_if_shown(&self, show: Show, row: &PodRow) -> Result<Option<EndWatch>, PodError> {
+    pub(crate) fn watch_end_if_shown(&self, show: Show, row: &PodRow) -> Result<Option<EndWatch>, PodError> {
         match show {
             Show::No => Ok(None),
             Show::Output { .. } => self.watch_end_of(row.id, row.sandbox).map(Some),
@@ -256,7 +283,7 @@ impl Engine {
     }
 
     /// The row as stored, for the holder of the lock (reconciling would find the lock held).
-    fn row_under_lock(&self, id: PodId) -> Result<PodRow, PodError> {
+    pub(crate) fn row_under_lock(&self, id: PodId) -> Result<PodRow, PodError> {
         self.store.pod(id).map_err(PodError::store)?.ok_or_else(|| PodError::NotFound(id.into()))
     }
 
@@ -267,8 +294,15 @@ impl Engine {
     }
 }
 
+/// The cause of a failed start, as recorded.
+pub(crate) fn failure_reason(error: &dyn std::error::Error) -> String {
+    let mut reason = chain(error);
+    reason.truncate(reason.floor_char_boundary(MAX_REASON));
+    reason
+}
+
 /// Kills a pod whose row could not be moved to Running: every running pod is recorded in the store.
-fn kill_unrecorded(spawned: &mut Spawned) {
+pub(crate) fn kill_unrecorded(spawned: &mut Spawned) {
     let _ends_with_its_supervisor = crate::host::process::kill(&spawned.pidfd);
     spawned.end();
 }
@@ -280,7 +314,7 @@ fn prepared(row: PodRow) -> Result<PodRow, StartError> {
     }
 }
 
-fn running(spawned: Spawned, ready: Ready, end: Option<EndWatch>) -> Running {
+pub(crate) fn running(spawned: Spawned, ready: Ready, end: Option<EndWatch>) -> Running {
     let (id, child, pidfd, output) = spawned.into_parts();
     Running { id, ready, output, end, pidfd, child }
 }

@@ -9,11 +9,16 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::host::process::{self, Deadline};
+use crate::pods::restart::has_restart_policy;
+use crate::pods::transition::cannot_be_written;
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
 /// The time a supervisor may take beyond the grace period: to kill, to drain pipes, to write its journal.
 const SLACK: Duration = Duration::from_secs(5);
+
+/// The time a start in progress may take.
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A pod could not be stopped.
 #[derive(Debug, Error)]
@@ -75,7 +80,19 @@ impl Engine {
     pub fn stop(&self, id: PodId, grace: Duration, force: bool) -> Result<Stopped, StopError> {
         need_root("stop a pod")?;
         self.unwritten.replace(None);
-        let view = self.status(id)?;
+        let mut row = self.reconcile_pod(id)?;
+        if matches!(row.phase, Phase::Starting { .. }) {
+            // A failed start is not repeated.
+            self.record_stop_request(row)?;
+            row = self.wait_for_start(id, START_TIMEOUT)?;
+        }
+        // From here on, whatever ends the pod, gantryd does not start it again.
+        let row = match self.record_stop_request(row.clone()) {
+            // The journal has the request, too, unless the supervisor does not react to it.
+            Err(error) if cannot_be_written(&error) => row,
+            recorded => recorded?,
+        };
+        let view = self.view(row);
         match &view.row.phase {
             Phase::Running { .. } => {}
             phase if phase.is_final() => return Ok(self.stopped(view, true, false)),
@@ -86,14 +103,18 @@ impl Engine {
         // The cause of a failed request does not matter: the pod has ended, or its supervisor is killed below.
         let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Reply::Done, _)));
         let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };
-        if let Some(view) = self.wait_or_gone(&view, patience)? {
-            return Ok(self.stopped(view, false, false));
+        let (view, escalated) = match self.wait_or_gone(&view, patience)? {
+            Some(view) => (view, false),
+            None => {
+                self.escalate(&view)?;
+                (self.wait_or_gone(&view, SLACK)?.ok_or(StopError::Stuck(id))?, true)
+            }
+        };
+        if has_restart_policy(&view.row) && self.unwritten.borrow().is_none() {
+            // A power cut must not undo the request.
+            self.store.make_durable().map_err(PodError::store)?;
         }
-        self.escalate(&view)?;
-        match self.wait_or_gone(&view, SLACK)? {
-            Some(view) => Ok(self.stopped(view, false, true)),
-            None => Err(StopError::Stuck(id)),
-        }
+        Ok(self.stopped(view, false, escalated))
     }
 
     /// The pod when it has ended; `before`, if another process has removed it in the meantime (`run --rm`).

@@ -3,6 +3,7 @@
 //! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and
 //! the locked pod directory, which it owns from then on.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
@@ -48,9 +49,20 @@ impl Engine {
     /// Starts the supervisor of a pod whose plan is written. The supervisor then owns the lock: the pod is alive as
     /// long as the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
     pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, StartError> {
+        self.spawn_with_plan(id, dir, pod_dir::open_plan(dir)?, lock, show)
+    }
+
+    /// The same with another plan than that in the pod directory.
+    pub(crate) fn spawn_with_plan(
+        &self,
+        id: PodId,
+        dir: &Path,
+        plan: File,
+        lock: PodLock,
+        show: Show,
+    ) -> Result<Spawned, StartError> {
         let attempt = attempt(id);
         let program = self.stage1().map_err(|places| attempt.missing(&places))?;
-        let plan = pod_dir::open_plan(dir)?;
         let log = pod_dir::open_supervisor_log(dir)?;
         let (output, output_writer) = match show {
             Show::No => (None, None),

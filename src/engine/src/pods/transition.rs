@@ -14,6 +14,7 @@ use crate::pods::app_history::{AppChanges, AppHistories};
 use crate::pods::outcome::{self, Observation};
 use crate::pods::pod_dir;
 use crate::pods::reports::has_new_reports;
+use crate::pods::restart::has_restart_policy;
 use crate::{Engine, PodError};
 
 impl Engine {
@@ -36,7 +37,7 @@ impl Engine {
             let (edge, apps, networks) = match row.phase {
                 Phase::Embryo => (Edge::Prepare, Vec::new(), Networks::default()),
                 Phase::Preparing => (Edge::Prepared(at), Vec::new(), Networks::default()),
-                Phase::Prepared { .. } => (
+                Phase::Prepared { .. } | Phase::Starting { .. } => (
                     Edge::Started { at, supervisor: supervisor.clone() },
                     started_apps(ready),
                     attached_networks(ready).map_err(PodError::store)?,
@@ -45,7 +46,9 @@ impl Engine {
                     return Ok(Some(row));
                 }
             };
-            match self.step(&row, Change { apps, networks, ..Change::along(edge) })? {
+            // gantryd starts the pod again after a reboot: it is acknowledged only when that is certain.
+            let durable = matches!(edge, Edge::Started { .. }) && has_restart_policy(&row);
+            match self.step(&row, Change { apps, networks, durable, ..Change::along(edge) })? {
                 Some(next) => row = next,
                 None => return Ok(None),
             }
@@ -146,8 +149,9 @@ impl Engine {
         let now = gantry_store::now();
         let observation = Observation { now, restarted, sandbox: row.sandbox };
         let outcome = outcome::outcome(&app_states(&row), journal, observation);
+        let restart = self.restart_after_end(&row, &outcome, now);
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
-        let change = Change { apps: outcome.apps, removed_apps: outcome.removed, ..Change::along(edge) };
+        let change = Change { apps: outcome.apps, removed_apps: outcome.removed, restart, ..Change::along(edge) };
         match self.step(&row, change.clone()) {
             // The caller still learns how the pod ended; gantryd records it in the database it restored.
             Err(error) if was_replaced(&error) => Ok(Some(row_after(&row, change))),
@@ -218,6 +222,9 @@ fn row_after(row: &PodRow, change: Change) -> PodRow {
     }
     if let Ok(gantry_model::phase::Stepped::To(phase)) = gantry_model::step(&row.phase, change.edge) {
         moved.phase = phase;
+        if let Some(restart) = change.restart {
+            moved.restart = restart;
+        }
         moved.paused &= matches!(moved.phase, Phase::Running { .. });
     }
     moved

@@ -12,6 +12,7 @@ use crate::host::process::{self, Deadline};
 use crate::pods::app_history::AppHistories;
 use crate::pods::outcome::{self, Observation};
 use crate::pods::pod_dir;
+use crate::pods::transition::ready_record;
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
@@ -65,7 +66,21 @@ impl Engine {
     /// # Errors
     /// [`PodError`].
     pub fn wait_end(&self, watch: &EndWatch) -> Result<Ended, PodError> {
-        match self.wait(watch.id, None) {
+        let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
+        let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
+        let watched = ready_record(&journal).map(|ready| (ready.supervisor, ready.start_ticks));
+        // gantryd may have started the pod again.
+        let is_other_run = |phase: &Phase| match phase {
+            Phase::Running { supervisor, .. } => {
+                watched.is_some_and(|watched| watched != (supervisor.pid, supervisor.start_ticks))
+            }
+            Phase::Starting { .. } => true,
+            // It does not run again.
+            _ => false,
+        };
+        let ended = self.wait_until(watch.id, Deadline::maybe(None), |phase| phase.is_final() || is_other_run(phase));
+        match ended {
+            Ok(Some(PodView { row, .. })) if is_other_run(&row.phase) => self.end_by_journal(watch),
             Ok(Some(PodView { row, .. })) => match row.phase.end() {
                 Some((_, end)) => {
                     let end = end.clone();

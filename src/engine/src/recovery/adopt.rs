@@ -394,6 +394,7 @@ impl Engine {
             annotations: map("annotations"),
             labels: map("labels"),
             notifies: added.app.options.sdnotify == SdNotify::App,
+            restart: added.app.options.restart,
         };
         let volumes = self.existing_volumes(&added.volumes)?;
         match self.store.add_app(id, &app, &volumes) {
@@ -526,6 +527,7 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
             annotations,
             labels,
             notifies: app.options.sdnotify == SdNotify::App,
+            restart: app.options.restart,
         })
     };
     plan.apps.iter().map(app).collect()

@@ -12,7 +12,8 @@ pub(super) fn pod_state(phase: &Phase) -> PodState {
         Phase::Embryo => PodState::Embryo,
         Phase::Preparing => PodState::Preparing,
         Phase::AbortedPrepare { .. } => PodState::AbortedPrepare,
-        Phase::Prepared { .. } => PodState::Prepared,
+        // rkt's pods run once; this one is complete and about to run.
+        Phase::Prepared { .. } | Phase::Starting { .. } => PodState::Prepared,
         Phase::Running { .. } => PodState::Running,
         Phase::Exited { .. } => PodState::Exited,
         Phase::Garbage { deleting: Some(_), .. } => PodState::Deleting,
@@ -20,18 +21,18 @@ pub(super) fn pod_state(phase: &Phase) -> PodState {
     }
 }
 
-/// The name of the phase with this state; `None` for the state that no pod has.
-pub(super) fn phase_name(state: PodState) -> Option<&'static str> {
+/// The names of the phases with this state; none for the state that no pod has.
+pub(super) fn phase_names(state: PodState) -> &'static [&'static str] {
     match state {
-        PodState::Undefined => None,
-        PodState::Embryo => Some("embryo"),
-        PodState::Preparing => Some("preparing"),
-        PodState::Prepared => Some("prepared"),
-        PodState::Running => Some("running"),
-        PodState::AbortedPrepare => Some("aborted-prepare"),
-        PodState::Exited => Some("exited"),
-        PodState::Deleting => Some("deleting"),
-        PodState::Garbage => Some("garbage"),
+        PodState::Undefined => &[],
+        PodState::Embryo => &["embryo"],
+        PodState::Preparing => &["preparing"],
+        PodState::Prepared => &["prepared", "starting"],
+        PodState::Running => &["running"],
+        PodState::AbortedPrepare => &["aborted-prepare"],
+        PodState::Exited => &["exited"],
+        PodState::Deleting => &["deleting"],
+        PodState::Garbage => &["garbage"],
     }
 }
 
@@ -39,7 +40,7 @@ pub(super) fn phase_name(state: PodState) -> Option<&'static str> {
 pub(super) fn marked_at(phase: &Phase) -> Option<Timestamp> {
     match phase {
         Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Prepared { .. } => None,
-        Phase::Running { .. } | Phase::Exited { .. } => None,
+        Phase::Running { .. } | Phase::Exited { .. } | Phase::Starting { .. } => None,
         Phase::Garbage { marked, .. } => Some(*marked),
     }
 }
@@ -63,8 +64,8 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     wire::ImageFormat { r#type: kind.into(), version: version.to_owned() }
 }
 
-/// The type of an event. rkt has none for apps that are added to and removed from running pods, for pausing and for
-/// health.
+/// The type of an event. rkt has none for pods that are started again, for apps that are added to and removed
+/// from running pods, for pausing and for health.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,
@@ -76,7 +77,8 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         EventKind::AppExited => EventType::AppExited,
         EventKind::ImageImported => EventType::ImageImported,
         EventKind::ImageRemoved => EventType::ImageRemoved,
-        EventKind::AppCreated
+        EventKind::PodStartFailed
+        | EventKind::AppCreated
         | EventKind::AppReady
         | EventKind::AppRemoved
         | EventKind::PodPaused

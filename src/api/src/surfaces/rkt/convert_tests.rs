@@ -28,17 +28,18 @@ fn phases_become_pod_states() {
         (Phase::Prepared { at: t }, PodState::Prepared, None, None),
         (Phase::Running { since: t, supervisor }, PodState::Running, Some(t), None),
         (Phase::Exited { started: t, at: Timestamp(6), end: end() }, PodState::Exited, Some(t), None),
+        (Phase::Starting { started: t, at: Timestamp(6), end: end() }, PodState::Prepared, Some(t), None),
         (garbage(FormerPhase::Aborted, None), PodState::Garbage, None, Some(Timestamp(9))),
         (garbage(FormerPhase::Prepared, None), PodState::Garbage, None, Some(Timestamp(9))),
         (garbage(exited(), None), PodState::Garbage, Some(t), Some(Timestamp(9))),
         (garbage(exited(), Some(t)), PodState::Deleting, Some(t), Some(Timestamp(9))),
     ] {
         assert_eq!(pod_state(&phase), state);
-        assert_eq!(phase_name(state), Some(phase.name()), "{phase:?}");
+        assert!(phase_names(state).contains(&phase.name()), "{phase:?}");
         assert_eq!((phase.started_at(), super::marked_at(&phase)), (started_at, marked_at), "{phase:?}");
     }
-    assert_eq!(phase_name(PodState::Undefined), None);
-    let all = (0..9).filter_map(|n| phase_name(PodState::try_from(n).unwrap())).collect::<Vec<_>>();
+    assert!(phase_names(PodState::Undefined).is_empty());
+    let all = (0..9).flat_map(|n| phase_names(PodState::try_from(n).unwrap())).copied().collect::<Vec<_>>();
     let mut names = Phase::NAMES.to_vec();
     names.retain(|name| !all.contains(name));
     assert_eq!((all.len(), names.len()), (Phase::NAMES.len(), 0), "a phase without a state: {names:?}");

@@ -71,7 +71,11 @@ fn phases(budget: &mut ValueBudget, field: &str, states: Vec<i32>) -> Result<Vec
     for state in states {
         let known =
             PodState::try_from(state).map_err(|_| invalid_field(field, &format!("there is no PodState {state}")))?;
-        phases.extend(convert::phase_name(known).filter(|phase| !phases.contains(phase)));
+        for phase in convert::phase_names(known) {
+            if !phases.contains(phase) {
+                phases.push(*phase);
+            }
+        }
     }
     Ok(phases)
 }

@@ -42,7 +42,7 @@ fn daemon(namespace: &Namespace) -> ContainerInfo {
 /// Whether the pod runs or has run.
 pub(super) fn was_started(view: &PodView) -> bool {
     match view.row.phase {
-        Phase::Running { .. } | Phase::Exited { .. } => true,
+        Phase::Running { .. } | Phase::Exited { .. } | Phase::Starting { .. } => true,
         Phase::Embryo
         | Phase::Preparing
         | Phase::AbortedPrepare { .. }

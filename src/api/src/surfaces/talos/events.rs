@@ -213,7 +213,7 @@ fn service_state(event: &NewEvent) -> Option<ServiceStateEvent> {
     let ended = if succeeded { Action::Finished } else { Action::Failed };
     let action = match event.kind {
         EventKind::PodPrepared => Action::Preparing,
-        EventKind::PodPrepareAborted => Action::Failed,
+        EventKind::PodPrepareAborted | EventKind::PodStartFailed => Action::Failed,
         EventKind::PodStarted
         | EventKind::AppStarted
         | EventKind::AppReady

@@ -173,6 +173,7 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
         ("app add", 0) | ("stop" | "kill" | "stats", _) | ("exec" | "attach" | "port" | "top", 0) => {
             pods(names, is(&["running"]))
         }
+        ("start", _) => pods(names, is(&["exited", "prepared"])),
         ("run-prepared", 0) => pods(names, is(&["prepared"])),
         ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(names, |_| true),
         ("completion", 0) => Candidates::from_words(["bash", "zsh", "fish"]),

@@ -300,7 +300,7 @@ mod tests {
         for (text, want) in [
             ("type", "type, id, name, pod, app, image"),
             ("label=x", "type, id, name, pod, app, image"),
-            ("type=died", "pod-exited, pod-garbage-collected"),
+            ("type=died", "pod-exited, pod-start-failed, pod-garbage-collected"),
             ("id=", "value of 'id'"),
             ("id=xyz", "'xyz'"),
             ("id=sha256:xyz", "sha256:xyz"),

@@ -1,0 +1,212 @@
+//! Starting a pod again that has exited: on request (`start`, `restart`), or by gantryd, because its supervisor died
+//! and an app of it has a restart policy.
+//!
+//! The pod keeps its directory: writable layers, volumes, logs. Attempts continue, so each start has exit records and
+//! logs of its own. The supervisor gets the plan of the pod with the apps that were added and without those that were
+//! removed, from memory; the plan in the directory stays that of the creation.
+//!
+//! # What a kill leaves behind
+//!
+//! The lock on the pod directory is held from the first step on, and passes to the supervisor: a pod is never started
+//! twice. The journal of the former run goes first, so that it is not taken for that of the new one; the row has all of
+//! it.
+//!
+//! | killed after | found | becomes |
+//! |---|---|---|
+//! | the journal was removed | Exited, lock free | the same |
+//! | the row | Starting, lock free, no journal | Exited, with the former end |
+//! | the supervisor was spawned | Starting, lock held | Running, when the journal says ready |
+//! | the supervisor died | Starting, lock free, no ready record | Exited, with the former end; leftovers removed |
+//! | it was ready, and died | Starting, lock free, journal says ready | Running, then Exited |
+//!
+//! A pod that waited for gantryd to start it waits again after a failure, longer each time. Whether it waits is part of
+//! the step that records its end, which is repeated until it is recorded. So gantryd, which only reads rows, forgets no
+//! pod.
+
+use gantry_contract::plan::Plan;
+use gantry_model::restart::{PodRestart, RestartPolicy};
+use gantry_model::{AppState, Edge, Phase, PodId, Timestamp};
+use gantry_store::{Change, Moved, PodRow};
+
+use crate::error::need_root;
+use crate::host::process::Deadline;
+use crate::pods::added::AddedApp;
+use crate::pods::outcome::Outcome;
+use crate::pods::output::Show;
+use crate::pods::pod_dir;
+use crate::pods::run::{RunOptions, Running, StartError, failure_reason, kill_unrecorded, running};
+use crate::{Engine, PodError};
+
+/// Why a start did not end, if nothing recorded it.
+pub(crate) const START_INTERRUPTED: &str = "the process that started it was killed";
+
+/// Whether gantryd starts the pod again when its supervisor died.
+pub(crate) fn has_restart_policy(row: &PodRow) -> bool {
+    row.apps.iter().any(|app| app.restart != RestartPolicy::No)
+}
+
+impl Engine {
+    /// Starts a prepared pod, or an exited one again. `None`: it runs already.
+    ///
+    /// # Errors
+    /// [`StartError`]; then the pod is as before, and the processes of the start are gone.
+    pub fn start_again(&self, id: PodId) -> Result<Option<Running>, StartError> {
+        need_root("start a pod")?;
+        let row = self.reconcile_pod(id)?;
+        match row.phase {
+            Phase::Running { .. } => Ok(None),
+            Phase::Prepared { .. } => self.start(id, None, RunOptions { show: Show::No, remove: false }).map(Some),
+            Phase::Exited { .. } => self.start_exited(id, true),
+            Phase::Starting { .. } => Err(StartError::Busy(id)),
+            Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => {
+                Err(StartError::NotStartable { id, phase: row.phase.name() })
+            }
+        }
+    }
+
+    /// Starts a pod again that waits for it, if it still does and its time has come. `None`: it does not wait.
+    ///
+    /// # Errors
+    /// [`StartError`]; then the pod waits for the next try.
+    pub fn start_waiting_pod(&self, id: PodId) -> Result<Option<Running>, StartError> {
+        need_root("start a pod")?;
+        match self.reconcile_pod(id)?.phase {
+            Phase::Exited { .. } => self.start_exited(id, false),
+            // Another process started or removed it.
+            _ => Ok(None),
+        }
+    }
+
+    /// Starts an exited pod, on request or because it waits for it.
+    fn start_exited(&self, id: PodId, is_requested: bool) -> Result<Option<Running>, StartError> {
+        let dir = self.pod_dir(id);
+        let lock = self.lock_pod(id)?.ok_or(StartError::Busy(id))?;
+        // Under the lock the row stays true, but for requests to stop the pod.
+        let row = self.row_under_lock(id)?;
+        let is_waiting = row.restart.at.is_some_and(|at| at <= gantry_store::now());
+        match row.phase {
+            Phase::Exited { .. } if is_requested || is_waiting => {}
+            Phase::Exited { .. } | Phase::Running { .. } => return Ok(None),
+            ref other => return Err(StartError::NotStartable { id, phase: other.name() }),
+        }
+        if pod_dir::is_to_be_removed(&dir) {
+            return Err(StartError::Removed(id));
+        }
+        pod_dir::forget_start(&dir)?;
+        let restart = Some(row.restart.before_start(is_requested));
+        let Some(row) = self.step(&row, Change { restart, ..Change::along(Edge::Restart) })? else {
+            return Err(StartError::Busy(id));
+        };
+        if !matches!(row.phase, Phase::Starting { .. }) {
+            return Err(StartError::Busy(id));
+        }
+        self.spawn_again(row, lock).map(Some).inspect_err(|error| self.clean_up_failed_restart(id, error))
+    }
+
+    /// Spawns the supervisor of a pod whose row says Starting, and waits until it is ready.
+    fn spawn_again(&self, row: PodRow, lock: gantry_store::PodLock) -> Result<Running, StartError> {
+        let (id, dir) = (row.id, self.pod_dir(row.id));
+        // The end of the last run may not have removed all.
+        self.remove_leftovers(id);
+        let row = self.resolve_plan(row, None)?;
+        let plan = self.restart_plan(&row)?;
+        if plan.apps.is_empty() && !plan.sandbox {
+            return Err(StartError::NoApps(id));
+        }
+        let plan = pod_dir::plan_in_memory(&plan).map_err(PodError::io("pass on the plan of the pod in", &dir))?;
+        let mut spawned = self.spawn_with_plan(id, &dir, plan, lock, Show::No)?;
+        let ready = self.read_start_reply(&mut spawned)?;
+        match self.mark_running(row, &ready) {
+            Ok(Some(row)) if matches!(row.phase, Phase::Running { .. } | Phase::Exited { .. }) => {
+                Ok(running(spawned, ready, None))
+            }
+            other => {
+                kill_unrecorded(&mut spawned);
+                Err(other.map_or_else(StartError::from, |_| StartError::Busy(id)))
+            }
+        }
+    }
+
+    /// The plan of the next start: of the apps that the pod has, with their next attempts.
+    fn restart_plan(&self, row: &PodRow) -> Result<Plan, PodError> {
+        let mut added = self.added_apps(row.id)?;
+        let find = |name: &str| row.apps.iter().find(|app| app.name.as_str() == name);
+        added.apps.retain(|AddedApp { app, .. }| find(&app.name).is_some_and(|app| app.added.is_some()));
+        let mut plan = self.plan(row.id)?;
+        plan.apps.retain(|app| find(&app.name).is_some_and(|app| app.added.is_none()));
+        let mut plan = added.onto(plan);
+        for app in &mut plan.apps {
+            let Some(row) = find(&app.name) else { continue };
+            app.attempt = match row.state {
+                AppState::Waiting | AppState::Creating | AppState::Created => 0,
+                AppState::Started { attempt, .. } | AppState::Exited { attempt, .. } => attempt.saturating_add(1),
+            };
+            (app.health_changes, app.oom_kills) = (row.health.number, row.oom.kills);
+        }
+        Ok(plan)
+    }
+
+    /// After a failed start: removes what it left, and records the failure, unless another process did.
+    fn clean_up_failed_restart(&self, id: PodId, error: &StartError) {
+        let Ok(Some(_lock)) = self.lock_pod(id) else { return };
+        if let Ok(row) = self.row_under_lock(id)
+            && matches!(row.phase, Phase::Starting { .. })
+        {
+            let _left_to_reconcile = self.record_failed_start(&row, failure_reason(error));
+        }
+    }
+
+    /// Moves a pod whose start failed back to Exited. The caller holds the lock, or the pod has no directory.
+    pub(crate) fn record_failed_start(&self, row: &PodRow, failure: String) -> Result<Option<PodRow>, PodError> {
+        self.remove_leftovers(row.id);
+        if self.writes.get() {
+            pod_dir::forget_start(&self.pod_dir(row.id))?;
+        }
+        let mut row = row.clone();
+        loop {
+            let restart = Some(row.restart.after_failed_start(failure.clone(), gantry_store::now()));
+            let change = Change { restart, failure: Some(failure.clone()), ..Change::along(Edge::StartFailed) };
+            match self.step(&row, change)? {
+                // A request to stop it came first.
+                Some(moved) if matches!(moved.phase, Phase::Starting { .. }) => row = moved,
+                other => return Ok(other),
+            }
+        }
+    }
+
+    /// The restarts of a pod after this end; `None`: unchanged.
+    pub(crate) fn restart_after_end(&self, row: &PodRow, outcome: &Outcome, now: Timestamp) -> Option<PodRestart> {
+        if !has_restart_policy(row) {
+            return None;
+        }
+        let policies = row.apps.iter().map(|app| app.restart);
+        let ran = row.phase.started_at().map_or(std::time::Duration::ZERO, |since| outcome.at.since(since));
+        let is_lost = outcome.is_lost && !pod_dir::is_to_be_removed(&self.pod_dir(row.id));
+        Some(row.restart.after_end(is_lost, policies, ran, now))
+    }
+
+    /// Records that the pod is to be stopped, and is not to be started again by gantryd. Synced if the pod has exited
+    /// and waits to be started again; otherwise the caller syncs the end.
+    pub(crate) fn record_stop_request(&self, mut row: PodRow) -> Result<PodRow, PodError> {
+        loop {
+            let is_recorded = row.restart.at.is_none() && row.restart.is_stop_requested;
+            let is_over = row.phase.is_final() && row.restart.at.is_none();
+            if !has_restart_policy(&row) || is_recorded || is_over {
+                return Ok(row);
+            }
+            let (id, restart) = (row.id, row.restart.after_stop_request());
+            match self.store.set_restart(id, row.generation, restart, row.phase.is_final()).map_err(PodError::store)? {
+                Moved::Yes(Some(moved)) => return Ok(moved),
+                Moved::Lost(Some(moved)) => row = moved,
+                Moved::Yes(None) | Moved::Lost(None) => return Err(PodError::NotFound(id.into())),
+            }
+        }
+    }
+
+    /// Waits until a start of this pod has succeeded or failed.
+    pub(crate) fn wait_for_start(&self, id: PodId, within: std::time::Duration) -> Result<PodRow, PodError> {
+        let is_decided = |phase: &Phase| !matches!(phase, Phase::Starting { .. });
+        let view = self.wait_until(id, Deadline::after(within), is_decided)?;
+        view.map_or_else(|| self.reconcile_pod(id), |view| Ok(view.row))
+    }
+}
