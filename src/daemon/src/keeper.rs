@@ -9,6 +9,7 @@
 //! | an app of a running pod ended | inotify on its directory (journal) | reconcile the pod: the app's row and event |
 //! | a command started a pod | a commit ([`CommitWatcher`]) | watch its supervisor |
 //! | a preparing command was killed | poll while a pod is preparing | reconcile the pod after [`PREPARE_TIMEOUT`] |
+//! | a pod waits to be started again | a timer | start it, in another thread ([`Restarts`]) |
 //! | a commit | the same | sync within [`SYNC_DELAY`] |
 //! | timers | | collect garbage and back up the database, in another thread |
 //!
@@ -34,6 +35,7 @@ use tracing::{debug, error, info, info_span, warn};
 use crate::Args;
 use crate::collector::{Collector, DueWork};
 use crate::network::Networking;
+use crate::restarts::Restarts;
 use crate::serve;
 use crate::signals::Signals;
 use crate::watcher::{WakeUps, Watcher};
@@ -51,7 +53,7 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
 const BACKUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The phases in which a process works on a pod.
-const ACTIVE: [&str; 3] = ["embryo", "preparing", "running"];
+const ACTIVE: [&str; 4] = ["embryo", "preparing", "running", "starting"];
 
 /// Why a pod could not be reconciled.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,6 +72,7 @@ pub(crate) struct Keeper {
     /// The certificates of the Talos node API.
     certificates: Option<MutualTls>,
     collector: Collector,
+    restarts: Restarts,
     /// The apps of each watched pod whose end was logged.
     logged_ends: HashMap<PodId, BTreeSet<AppName>>,
     /// Pods to reconcile again, with the last failure.
@@ -114,6 +117,7 @@ impl Keeper {
             watcher,
             certificates: None,
             collector: Collector::new(),
+            restarts: Restarts::default(),
             logged_ends: HashMap::new(),
             retries: BTreeMap::new(),
             last_failure: None,
@@ -138,7 +142,7 @@ impl Keeper {
 
     /// Reconciles all pods that are not exited, and watches the running ones.
     pub(crate) fn start(&mut self) {
-        let prepared = self.engine.store().pods(&PodQuery::in_phases(&["embryo", "preparing", "prepared"]));
+        let prepared = self.engine.store().pods(&PodQuery::in_phases(&["embryo", "preparing", "prepared", "starting"]));
         for row in prepared.unwrap_or_default() {
             if self.signals.end() {
                 return;
@@ -191,6 +195,7 @@ impl Keeper {
             self.read_rows();
         }
         self.sync_if_due(SYNC_DELAY);
+        self.restarts.start_due(&self.settings.options);
         self.start_due_work(now);
     }
 
@@ -222,7 +227,8 @@ impl Keeper {
             .into_iter()
             .flatten()
             .min();
-        first.map_or(POLL_INTERVAL, |due| due.saturating_duration_since(Instant::now()))
+        let until_first = first.map_or(POLL_INTERVAL, |due| due.saturating_duration_since(Instant::now()));
+        self.restarts.until_due(gantry_engine::now()).map_or(until_first, |until| until.min(until_first))
     }
 
     fn note_commit(&mut self, now: Instant) {
@@ -261,6 +267,10 @@ impl Keeper {
             Ok(rows) => rows,
             Err(error) => return self.log_failure(&anyhow::Error::from(error)),
         };
+        match self.engine.store().pods_to_restart() {
+            Ok(waiting) => self.restarts.set_waiting(waiting),
+            Err(error) => return self.log_failure(&anyhow::Error::from(error)),
+        }
         self.last_failure = None;
         self.preparing = false;
         let now = gantry_engine::now();

@@ -6,6 +6,7 @@
 //! unfinished work.
 //!
 //! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups),
+//! [`restarts`] (pods whose supervisor died),
 //! [`serve`] (the API) and [`network`] (the resolver, and [`firewall`]: restores gantry's nftables). It always starts:
 //! [`condition`] reports a damaged database, `open_for_keeping` handles it.
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ mod firewall;
 mod keeper;
 mod network;
 mod notify;
+mod restarts;
 mod serve;
 mod signals;
 mod watcher;
