@@ -236,9 +236,11 @@ fn host_calls_describe_this_host() {
         let (code, said) = failure(&address, &format!("machine.MachineService/{call}"), &json!({}));
         assert_eq!((&code[..], &said[..]), ("UNIMPLEMENTED", text));
     }
-    for method in
-        ["network.NetworkService/Routes", "securityapi.SecurityService/ReadFile", "cluster.ClusterService/HealthCheck"]
-    {
+    for method in [
+        "inspect.InspectService/ControllerRuntimeDependencies",
+        "securityapi.SecurityService/ReadFile",
+        "cluster.ClusterService/HealthCheck",
+    ] {
         assert_eq!(failure(&address, method, &json!({})).0, "UNIMPLEMENTED", "{method}");
     }
     served.end();

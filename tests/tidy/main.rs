@@ -20,7 +20,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("contract", &["model"]),
     ("store", &["model", "host"]),
     ("fetch", &["model", "host", "store"]),
-    // net and netlink: to list networks and to watch nftables; only gantry-stage1 changes them.
+    // net and netlink: to list networks, interfaces and routes and to watch nftables; only gantry-stage1 changes them.
     ("engine", &["model", "host", "store", "fetch", "contract", "net", "netlink"]),
     ("proto", &[]),
     ("api", &["model", "host", "engine", "proto"]),

@@ -23,6 +23,8 @@ pub struct Config {
     pub config_dir: PathBuf,
     /// Whether gantryd reconciles and collects garbage; health reports it as the service `gantryd`.
     pub reconciles: bool,
+    /// The time server that Talos' Time asks.
+    pub time_server: Option<String>,
     /// gantryd's own log.
     pub daemon_log: Arc<DaemonLog>,
 }

@@ -44,8 +44,14 @@ impl Home {
         let engine = Engine::open(Options::new(dir.path().join("data"))).unwrap();
         let options = engine.options().clone();
         let commits = CommitWatcher::start(&options).unwrap();
-        let daemon_log = Arc::default();
-        let config = Config { options, commits, config_dir: "/etc/gantry".into(), reconciles: true, daemon_log };
+        let config = Config {
+            options,
+            commits,
+            config_dir: "/etc/gantry".into(),
+            reconciles: true,
+            time_server: None,
+            daemon_log: Arc::default(),
+        };
         let listeners = Listener::open(&Address::Unix(dir.path().join("api.sock")), rkt::SOCKET_ACCESS).unwrap();
         let mut endpoints = further(dir.path());
         endpoints.push(rkt::endpoint(listeners));

@@ -175,6 +175,7 @@ fn api_config(
         commits,
         config_dir: settings.config.parent().map(Path::to_owned).unwrap_or_default(),
         reconciles,
+        time_server: settings.time_server.clone(),
         daemon_log,
     }
 }

@@ -1,8 +1,8 @@
 //! The operations on pods and images, each a method of [`Engine`]. Synchronous.
 //!
 //! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`; `gantry_net` to list networks and
-//! `gantry_netlink` to watch nftables. Knows nothing of the command line or of any API; must never know tokio, SQL or
-//! libcontainer. It starts one program only, `gantry-stage1` (`host::stage1`).
+//! `gantry_netlink` to list interfaces and routes and to watch nftables. Knows nothing of the command line or of any
+//! API; must never know tokio, SQL or libcontainer. It starts one program only, `gantry-stage1` (`host::stage1`).
 //!
 //! Start reading at `pods::prepare` and `pods::run`, then `pods::reconcile`: every call first reconciles the rows it
 //! reads with the facts (locks, journals), so that every command reports the truth whatever was killed before.
@@ -47,6 +47,7 @@ pub use doctor::store::examine;
 pub use engine::{Engine, NetworkOptions, OpenError, Options};
 pub use error::{Cause, EngineError, PodError};
 pub use events::{COMMIT_TIMEOUT, EventPage};
+pub use host::interfaces::{HostInterface, HostRoute, NetlinkError, list_interfaces, list_routes};
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
 pub use images::inspect::{HistoryStep, ImageDetails, LayerDetails};
 pub use images::login;

@@ -12,6 +12,7 @@
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
 //! listen = ["unix:/run/x.sock"]    # gantryd: addresses of rkt's API, or ["none"]
 //! machine-listen = ["none"]        # gantryd: addresses of the Talos node API, or ["none"]
+//! time-server = "time.example"     # gantryd: the server whose time the Talos node API shows; none by default
 //! events-kept = 100000             # gantryd: how many events stay when older ones are deleted
 //! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
 //! [machine-tls]                    # gantryd: mutual TLS of the Talos node API, which TCP addresses need; PEM files
@@ -73,6 +74,7 @@ struct File {
     expire_prepared: Option<String>,
     listen: Option<Vec<String>>,
     machine_listen: Option<Vec<String>>,
+    time_server: Option<String>,
     events_kept: Option<u64>,
     backup_interval: Option<String>,
     machine_tls: Option<MachineTls>,
@@ -136,6 +138,8 @@ pub struct Settings {
     pub machine_listen: Option<Vec<String>>,
     /// The certificates of the Talos node API; `None`: it is not served over TCP.
     pub machine_tls: Option<MachineTls>,
+    /// The time server that the Talos node API asks.
+    pub time_server: Option<String>,
     /// The absolute path of the configuration file, which may not exist.
     pub config: PathBuf,
 }
@@ -200,6 +204,7 @@ impl Settings {
             listen: None,
             machine_listen: None,
             machine_tls: None,
+            time_server: None,
             config,
         };
         settings.options.fetch.default_registry = registry;
@@ -259,6 +264,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
         return Err(format!("machine-tls: '{}' is not an absolute path", shown(&path.display().to_string())));
     }
     settings.machine_tls = file.machine_tls;
+    settings.time_server = file.time_server;
     apply_fetch(file.fetch, &mut settings.options.fetch)?;
     apply_network(file.network, &mut settings.options.network)?;
     let keeper = &mut settings.keeper;
@@ -375,9 +381,11 @@ mod tests {
     fn every_setting_is_parsed() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
-                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\n\
+                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\ntime-server = 't'\n\
                    machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
-        let Settings { options, keeper, listen, machine_listen, machine_tls, config } = settings(all).unwrap();
+        let Settings { options, keeper, listen, machine_listen, machine_tls, time_server, config } =
+            settings(all).unwrap();
+        assert_eq!(time_server.as_deref(), Some("t"));
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
         assert_eq!(machine_listen.as_deref(), Some(&["none".to_owned()][..]));
         assert_eq!(machine_tls, Some(MachineTls { ca: "/c".into(), certificate: "/d".into(), key: "/e".into() }));

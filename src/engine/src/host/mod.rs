@@ -2,6 +2,7 @@
 
 pub(crate) mod cgroup;
 pub(crate) mod devices;
+pub(crate) mod interfaces;
 pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod stage1;

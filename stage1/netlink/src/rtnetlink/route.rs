@@ -226,6 +226,28 @@ pub struct RouteFilter {
     pub table: Option<u32>,
 }
 
+/// A route as the kernel lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnRoute {
+    /// The route.
+    pub route: Route,
+    /// The origin (`rtm_protocol`): 2 the kernel, 3 the boot, 4 an administrator …
+    pub protocol: u8,
+    /// `RTNH_F_*` and `RTM_F_*`.
+    pub flags: u32,
+}
+
+/// Parses an RTM_NEWROUTE; None for other messages and families.
+pub(super) fn parse_own(message: &Message<'_>) -> std::result::Result<Option<OwnRoute>, Malformed> {
+    let Some(route) = parse(message)? else { return Ok(None) };
+    let (fixed, _) = message.split(RTMSG)?;
+    let [_, _, _, _, _, protocol, _, _, flags @ ..] = fixed else {
+        return Err(Malformed("a route without its fixed part"));
+    };
+    let flags = flags.try_into().map(u32::from_ne_bytes).unwrap_or_default();
+    Ok(Some(OwnRoute { route, protocol: *protocol, flags }))
+}
+
 /// Parses an RTM_NEWROUTE; None for other messages and families.
 pub(super) fn parse(message: &Message<'_>) -> std::result::Result<Option<Route>, Malformed> {
     if message.kind != RTM_NEWROUTE {
@@ -324,6 +346,23 @@ impl Socket {
     /// # Errors
     /// Errors of the kernel; more than 100 000 routes.
     pub fn routes(&mut self, filter: &RouteFilter) -> Result<Vec<Route>> {
+        self.dump_routes(filter, &parse, &|route| *route)
+    }
+
+    /// Lists routes, with their origins and flags.
+    ///
+    /// # Errors
+    /// As [`Self::routes`].
+    pub fn own_routes(&mut self, filter: &RouteFilter) -> Result<Vec<OwnRoute>> {
+        self.dump_routes(filter, &parse_own, &|own| own.route)
+    }
+
+    fn dump_routes<T>(
+        &mut self,
+        filter: &RouteFilter,
+        parse: &dyn Fn(&Message<'_>) -> std::result::Result<Option<T>, Malformed>,
+        route_of: &dyn Fn(&T) -> Route,
+    ) -> Result<Vec<T>> {
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
             if filter.v4.is_some_and(|v4| v4 != (family == AF_INET)) {
@@ -340,14 +379,15 @@ impl Socket {
                     }
                 });
             };
-            match self.channel().dump(&request, format_args!("list the routes"), &parse) {
+            match self.channel().dump(&request, format_args!("list the routes"), parse) {
                 Ok(some) => found.extend(some),
                 // The table, the interface or the address family does not exist.
                 Err(Error::Kernel { errno: Errno::NOENT | Errno::NODEV | Errno::AFNOSUPPORT, .. }) => {}
                 Err(other) => return Err(other),
             }
         }
-        found.retain(|route| {
+        found.retain(|found| {
+            let route = route_of(found);
             filter.device.is_none_or(|device| route.device == Some(device))
                 && filter.table.is_none_or(|table| route.table == Some(table))
         });

@@ -40,7 +40,7 @@ use gantry_proto::talos::time::time_service_server::TimeServiceServer;
 use tonic::Status;
 
 use self::node::Node;
-use self::services::{Machine, Os, Others};
+use self::services::{Clock, Machine, Network, NodeHealth, Os, Others, Storage};
 use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
 use crate::peer::{Caller, GROUP, Peer};
@@ -87,14 +87,14 @@ impl Surface for TalosSurface {
         let Some(writer) = services.writer() else { return };
         let node = Arc::new(Node::new(Arc::clone(context), writer));
         services.add(MachineServiceServer::new(Machine(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
-        services.add(OsServiceServer::new(Os(node)).max_decoding_message_size(MAX_REQUEST));
+        services.add(OsServiceServer::new(Os(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
         services.add(ClusterServiceServer::new(Others));
-        services.add(HealthServer::new(Others));
+        services.add(HealthServer::new(NodeHealth(Arc::clone(&node))));
         services.add(InspectServiceServer::new(Others));
-        services.add(NetworkServiceServer::new(Others));
+        services.add(NetworkServiceServer::new(Network(Arc::clone(&node))));
         services.add(ResourceServiceServer::new(Others));
         services.add(SecurityServiceServer::new(Others));
-        services.add(StorageServiceServer::new(Others));
-        services.add(TimeServiceServer::new(Others));
+        services.add(StorageServiceServer::new(Storage(Arc::clone(&node))));
+        services.add(TimeServiceServer::new(Clock(node)));
     }
 }

@@ -17,11 +17,13 @@ use tonic::{Code, Status};
 
 /// Maximum nodes of a call.
 const MAX_NODES: usize = 256;
+/// Maximum bytes of a unary reply: old clients accept 4 MiB.
+const MAX_REPLY: usize = (4 << 20) - (64 << 10);
 /// The text of Talos for a node that a call cannot be forwarded to.
 const NOT_FORWARDED: &str = "no request forwarding";
 
 /// A message that carries the name of the node that sent it.
-pub(super) trait NodeMessage: Default + Clone {
+pub(super) trait NodeMessage: prost::Message + Default + Clone {
     /// Sets the metadata.
     fn set_metadata(&mut self, metadata: Metadata);
 }
@@ -36,7 +38,7 @@ macro_rules! node_messages {
     };
 }
 
-use gantry_proto::talos::{common, machine};
+use gantry_proto::talos::{common, machine, network, storage, time};
 node_messages!(
     common::Data,
     machine::Container,
@@ -58,6 +60,10 @@ node_messages!(
     machine::Stats,
     machine::SystemStat,
     machine::Version,
+    network::Interfaces,
+    network::Routes,
+    storage::DisksResponse,
+    time::Time,
 );
 
 /// See the module.
@@ -122,13 +128,26 @@ impl Targets {
     pub(super) fn replies<M: NodeMessage>(&self, result: Option<Result<M, Status>>) -> Result<Vec<M>, Status> {
         let refused = || Err(Status::permission_denied(NOT_FORWARDED));
         let targets = match self {
-            Self::This => return result.unwrap_or_else(refused).map(|message| vec![message]),
+            Self::This => {
+                let message = result.unwrap_or_else(refused)?;
+                check_size(message.encoded_len())?;
+                return Ok(vec![message]);
+            }
             Self::Named(targets) => targets,
         };
+        // A call may have many names of this node, and each gets a copy.
+        let size = result.as_ref().and_then(|result| result.as_ref().ok()).map_or(0, prost::Message::encoded_len);
+        let mut total = 0;
         let reply = |target: &Target| {
             let own = result.as_ref().filter(|_| target.is_this_node).map(Result::as_ref);
             match own {
-                Some(Ok(message)) => target.mark(message.clone()),
+                Some(Ok(message)) => {
+                    total += size;
+                    match check_size(total) {
+                        Ok(()) => target.mark(message.clone()),
+                        Err(status) => target.failure(&status),
+                    }
+                }
                 Some(Err(status)) => target.failure(status),
                 None => target.failure(&Status::permission_denied(NOT_FORWARDED)),
             }
@@ -174,6 +193,14 @@ impl Target {
         });
         message
     }
+}
+
+/// Refuses a reply that old clients could not receive.
+fn check_size(bytes: usize) -> Result<(), Status> {
+    if bytes <= MAX_REPLY {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!("the reply would have {bytes} bytes: clients accept {MAX_REPLY}")))
 }
 
 /// The values of a key, each a node without a port.
@@ -256,6 +283,18 @@ mod tests {
         assert_eq!(metadata[1].status.as_ref().map(|status| status.code), Some(7));
         assert_eq!((&metadata[0].error[..], &metadata[2].error[..]), ("", ""));
         assert_eq!(targets.refusals::<Hostname>().len(), 1);
+    }
+
+    #[test]
+    fn replies_stay_below_the_limit_of_clients() {
+        let large = hostname(&"h".repeat(MAX_REPLY / 2));
+        let names = [("nodes", "127.0.0.1"), ("nodes", "127.0.0.2"), ("nodes", "localhost")];
+        let replies = targets(&names).unwrap().replies(Some(Ok(large.clone()))).unwrap();
+        let failed = replies.iter().filter(|reply| reply.hostname.is_empty()).count();
+        assert_eq!((replies.len(), failed), (3, 2));
+        assert_eq!(targets(&[]).unwrap().replies(Some(Ok(large))).unwrap().len(), 1);
+        let larger = hostname(&"h".repeat(MAX_REPLY + 1));
+        assert_eq!(targets(&[]).unwrap().replies(Some(Ok(larger))).unwrap_err().code(), Code::ResourceExhausted);
     }
 
     #[test]

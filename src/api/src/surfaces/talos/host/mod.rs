@@ -1,10 +1,13 @@
 //! Calls that read the host, most of them from /proc.
 
+pub(super) mod block_devices;
+pub(super) mod clock;
 pub(super) mod cpu;
 pub(super) mod devices;
 pub(super) mod kernel_log;
 pub(super) mod memory;
 pub(super) mod mounts;
+pub(super) mod network;
 pub(super) mod processes;
 
 use gantry_proto::talos::machine::{FeaturesInfo, Hostname, LoadAvg, PlatformInfo, Version, VersionInfo};

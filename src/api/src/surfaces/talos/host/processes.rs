@@ -7,6 +7,8 @@ use tonic::Status;
 
 /// Maximum bytes of the arguments of a process.
 const MAX_ARGS: usize = 4096;
+/// Maximum bytes of the arguments of all processes; those of further ones are left out.
+const MAX_ALL_ARGS: usize = 1 << 20;
 
 /// Reads the processes. One that ends meanwhile is left out.
 ///
@@ -14,7 +16,16 @@ const MAX_ARGS: usize = 4096;
 /// INTERNAL: /proc cannot be read.
 pub(in super::super) fn read() -> Result<Process, Status> {
     let found = procfs::process::all_processes().map_err(super::unreadable("/proc"))?;
-    let processes = found.filter_map(|process| process_info(&process.ok()?)).collect();
+    let mut left = MAX_ALL_ARGS;
+    let processes = found.filter_map(|process| {
+        let mut info = process_info(&process.ok()?)?;
+        match left.checked_sub(info.args.len()) {
+            Some(rest) => left = rest,
+            None => info.args.clear(),
+        }
+        Some(info)
+    });
+    let processes = processes.collect();
     Ok(Process { metadata: None, processes })
 }
 

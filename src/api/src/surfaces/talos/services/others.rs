@@ -2,14 +2,10 @@
 //! service`.
 
 use gantry_proto::talos::cluster::cluster_service_server::ClusterService;
-use gantry_proto::talos::health::health_server::Health;
 use gantry_proto::talos::inspect::inspect_service_server::InspectService;
-use gantry_proto::talos::network::network_service_server::NetworkService;
 use gantry_proto::talos::resource::resource_service_server::ResourceService;
 use gantry_proto::talos::securityapi::security_service_server::SecurityService;
-use gantry_proto::talos::storage::storage_service_server::StorageService;
-use gantry_proto::talos::time::time_service_server::TimeService;
-use gantry_proto::talos::{cluster, health, inspect, network, resource, securityapi, storage, time};
+use gantry_proto::talos::{cluster, inspect, resource, securityapi};
 use tonic::{Request, Response, Status};
 
 use super::super::node::MessageStream;
@@ -18,45 +14,6 @@ use super::super::refusals::{control_plane, not_served};
 /// See the module.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Others;
-
-#[tonic::async_trait]
-impl NetworkService for Others {
-    async fn interfaces(&self, _: Request<()>) -> Result<Response<network::InterfacesResponse>, Status> {
-        Err(not_served("Interfaces"))
-    }
-
-    async fn routes(&self, _: Request<()>) -> Result<Response<network::RoutesResponse>, Status> {
-        Err(not_served("Routes"))
-    }
-}
-
-#[tonic::async_trait]
-impl TimeService for Others {
-    async fn time(&self, _: Request<()>) -> Result<Response<time::TimeResponse>, Status> {
-        Err(not_served("Time"))
-    }
-
-    async fn time_check(&self, _: Request<time::TimeRequest>) -> Result<Response<time::TimeResponse>, Status> {
-        Err(not_served("TimeCheck"))
-    }
-}
-
-#[tonic::async_trait]
-impl Health for Others {
-    type WatchStream = MessageStream<health::HealthCheckResponse>;
-
-    async fn check(&self, _: Request<()>) -> Result<Response<health::HealthCheckResponse>, Status> {
-        Err(not_served("Check"))
-    }
-
-    async fn ready(&self, _: Request<()>) -> Result<Response<health::ReadyCheckResponse>, Status> {
-        Err(not_served("Ready"))
-    }
-
-    async fn watch(&self, _: Request<health::HealthWatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(not_served("Watch"))
-    }
-}
 
 #[tonic::async_trait]
 impl ClusterService for Others {
@@ -95,13 +52,6 @@ impl ResourceService for Others {
 
     async fn watch(&self, _: Request<resource::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         Err(not_served("Watch"))
-    }
-}
-
-#[tonic::async_trait]
-impl StorageService for Others {
-    async fn disks(&self, _: Request<()>) -> Result<Response<storage::DisksResponse>, Status> {
-        Err(not_served("Disks"))
     }
 }
 
