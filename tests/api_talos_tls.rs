@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::path::Path;
 
+use gantry_proto::talos::machine::{RestartRequest, RestartResponse, VersionResponse};
 use gantry_tests::api::Served;
 use gantry_tests::python::{run_script, spawn_script};
+use gantry_tests::tls_client::{self, ClientFiles};
 use gantry_tests::{Authority, Gantry, Issued, Validity, json_lines, wait_for};
 use rustix::process::Signal;
 use serde_json::json;
@@ -251,4 +253,115 @@ fn tcp_needs_certificates() {
     let config = g.write("bad.toml", &configuration(&g.scratch(), "none.crt"));
     let out = g.spawn_command(&mut g.daemon(&["--config", &config, "--machine-listen", "127.0.0.1:0"])).wait().exits(1);
     out.stderr_contains(&["cannot serve the Talos node API over TCP", "none.crt"]);
+}
+
+/// Runs `gantry pki`.
+#[track_caller]
+fn pki(g: &Gantry, args: &[&str]) -> gantry_tests::Out {
+    let dir = g.scratch().join("pki").display().to_string();
+    g.run(&[&["pki", args[0], "--pki-dir", &dir], &args[1..]].concat())
+}
+
+#[track_caller]
+fn mode(path: &Path) -> u32 {
+    let metadata = std::fs::metadata(path).unwrap_or_else(|error| panic!("no {}: {error}", path.display()));
+    std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o7777
+}
+
+/// The output of openssl.
+#[track_caller]
+fn openssl(args: &[&str]) -> String {
+    let output = std::process::Command::new("openssl").args(args).output();
+    let output = output.unwrap_or_else(|error| panic!("cannot start openssl: {error}"));
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn pki_makes_certificates_that_others_accept() {
+    let g = Gantry::new();
+    pki(&g, &["server", "127.0.0.1"]).exits(125).stderr_contains(&["there is no authority", "gantry pki init"]);
+    let out = pki(&g, &["init"]).ok();
+    let dir = g.scratch().join("pki");
+    assert_eq!(out.stdout, format!("{0}/ca.key\n{0}/ca.crt\n", dir.display()));
+    pki(&g, &["server", "node.example", "192.0.2.7", "fd00::7", "--ttl=1h"]).succeeded();
+    pki(&g, &["client", "ann", "--role=os:operator", "--role=os:reader", "--endpoint=192.0.2.7"]).succeeded();
+    for (name, want) in [("ca.key", 0o600), ("server.key", 0o600), ("ann.key", 0o600), ("ann.talosconfig", 0o600)] {
+        assert_eq!(mode(&dir.join(name)), want, "{name}");
+    }
+    assert_eq!((mode(&dir), mode(&dir.join("ca.crt"))), (0o700, 0o644));
+    // Existing files are not overwritten without --force.
+    let file = |name: &str| dir.join(name).display().to_string();
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap_or_default();
+    let before = read("ca.key");
+    pki(&g, &["init"]).exits(125).stderr_contains(&["ca.key exists already", "--force"]);
+    pki(&g, &["client", "ann"]).exits(125).stderr_contains(&["exists already"]);
+    assert_eq!(read("ca.key"), before);
+    // As OpenSSL reads them.
+    let (authority, server, client) = (file("ca.crt"), file("server.crt"), file("ann.crt"));
+    assert!(
+        openssl(&["verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", &authority, &server]).ends_with("OK\n")
+    );
+    assert!(
+        openssl(&["verify", "-x509_strict", "-purpose", "sslclient", "-CAfile", &authority, &client]).ends_with("OK\n")
+    );
+    let text = openssl(&["x509", "-noout", "-text", "-in", &server]);
+    for part in
+        ["DNS:node.example", "DNS:localhost", "IP Address:192.0.2.7", "IP Address:FD00:0:0:0:0:0:0:7", "ED25519"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let subject = openssl(&["x509", "-noout", "-subject", "-nameopt", "multiline", "-in", &client]);
+    assert!(subject.contains("os:operator") && subject.contains("os:reader") && subject.contains("ann"), "{subject}");
+    let serials = [&server, &client].map(|path| openssl(&["x509", "-noout", "-serial", "-in", path]));
+    assert!(serials[0] != serials[1] && serials.iter().all(|serial| serial.trim_end().len() == 7 + 32), "{serials:?}");
+    // The key of the configuration of talosctl has Talos' label.
+    let config = read("ann.talosconfig");
+    let value = |key: &str| {
+        let line = config.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap_or_default();
+        let path = g.write("encoded", &format!("{}\n", line.trim_start_matches(':').trim()));
+        openssl(&["base64", "-d", "-A", "-in", &path])
+    };
+    assert_eq!((value("ca"), value("crt")), (read("ca.crt"), read("ann.crt")), "{config}");
+    assert_eq!(value("key"), read("ann.key").replace("PRIVATE KEY", "ED25519 PRIVATE KEY"));
+    assert!(config.contains("- \"192.0.2.7\"\n"), "{config}");
+    // The authority is replaced as a whole.
+    pki(&g, &["init", "--force", "--name=second"]).succeeded();
+    assert_ne!(read("ca.key"), before);
+    assert_eq!(mode(&dir.join("ca.key")), 0o600);
+    pki(&g, &["client", "ca"]).exits(125).stderr_contains(&["a client cannot be called 'ca'"]);
+    pki(&g, &["client", "../x"]).exits(125).stderr_contains(&["is not a name"]);
+    pki(&g, &["client", "bob", "--ttl=0"]).exits(125).stderr_contains(&["one second to a hundred years"]);
+}
+
+#[test]
+fn certificates_of_pki_serve_and_identify() {
+    let g = Gantry::new();
+    let dir = g.scratch().join("pki");
+    pki(&g, &["init"]).succeeded();
+    pki(&g, &["server"]).succeeded();
+    // The label that Talos gives Ed25519 keys.
+    let key = std::fs::read_to_string(dir.join("server.key")).unwrap_or_default();
+    let _labelled = g.write("pki/server.key", &key.replace("PRIVATE KEY", "ED25519 PRIVATE KEY"));
+    let config = g.write("gantryd.toml", &configuration(&dir, "ca.crt"));
+    let served = g.serve(&["--config", &config, "--machine-listen", "127.0.0.1:0"]);
+    let addresses = served.addresses();
+    let address = addresses.iter().find_map(|one| one.strip_prefix("tcp:")).unwrap_or_default();
+    let runtime = tokio::runtime::Runtime::new().unwrap_or_else(|error| panic!("no runtime: {error}"));
+    for (name, role, may_restart) in [("ann", "os:reader", false), ("bob", "os:operator", true)] {
+        pki(&g, &["client", name, "--role", role]).succeeded();
+        let files = ["ca.crt".to_owned(), format!("{name}.crt"), format!("{name}.key")].map(|name| dir.join(name));
+        let [authority, certificate, key] = &files;
+        let _inside = runtime.enter();
+        let channel = tls_client::connect(address, ClientFiles { authority, certificate, key });
+        let version = tls_client::call(channel.clone(), "/machine.MachineService/Version", ());
+        let version: VersionResponse = runtime.block_on(version).unwrap_or_else(|status| panic!("{name}: {status}"));
+        assert_eq!(version.messages.len(), 1);
+        let request =
+            RestartRequest { namespace: "taloscontainers".into(), id: "x".into(), ..RestartRequest::default() };
+        let restart = tls_client::call(channel, "/machine.MachineService/Restart", request);
+        let Err(status): Result<RestartResponse, _> = runtime.block_on(restart) else { panic!("{name} restarted x") };
+        assert_eq!(status.message() != "not authorized", may_restart, "{name}: {status}");
+    }
+    served.end();
 }

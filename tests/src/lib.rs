@@ -26,6 +26,7 @@ mod running;
 mod small_disk;
 pub mod talos;
 mod time;
+pub mod tls_client;
 mod wait;
 
 pub use authority::{Authority, Issued, Validity};

@@ -143,6 +143,9 @@ commands! {
     /// Make systemd units that run pods
     #[command(subcommand, infer_subcommands = true)]
     Generate(commands::generate::Generate),
+    /// Make the certificates of the node API
+    #[command(subcommand, infer_subcommands = true)]
+    Pki(commands::pki::Pki),
     /// Check the host and the data directory
     Doctor(commands::doctor::Doctor),
     /// Print a completion script for a shell

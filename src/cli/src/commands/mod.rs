@@ -17,6 +17,7 @@ pub(crate) mod login;
 pub(crate) mod logs;
 pub(crate) mod network;
 pub(crate) mod pause;
+pub(crate) mod pki;
 pub(crate) mod port;
 pub(crate) mod rename;
 pub(crate) mod rm;

@@ -45,6 +45,11 @@ impl<'a> DerReader<'a> {
         self.read_tagged(tag).map(Self)
     }
 
+    /// The bytes that are not read.
+    pub(super) fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
     /// The tag of the next element.
     pub(super) fn next_tag(self) -> Option<u8> {
         self.0.first().copied()

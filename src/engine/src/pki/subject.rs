@@ -12,6 +12,8 @@ pub(super) const ORGANIZATION: [u8; 3] = [0x55, 0x04, 0x0a];
 pub(super) const UTF8_STRING: u8 = 0x0c;
 /// PrintableString.
 const PRINTABLE_STRING: u8 = 0x13;
+/// BIT STRING.
+const BIT_STRING: u8 = 0x03;
 /// IA5String.
 const IA5_STRING: u8 = 0x16;
 
@@ -29,7 +31,7 @@ impl CertificateSubject {
     /// UTF8String, PrintableString and IA5String are skipped.
     #[must_use]
     pub fn from_certificate(certificate: &[u8]) -> Option<Self> {
-        Self::from_name(read_name(certificate)?)
+        Self::from_name(read_to_subject(certificate)?.enter(SEQUENCE)?)
     }
 
     fn from_name(mut name: DerReader<'_>) -> Option<Self> {
@@ -52,8 +54,8 @@ impl CertificateSubject {
     }
 }
 
-/// The elements of the subject of a certificate in DER.
-fn read_name(certificate: &[u8]) -> Option<DerReader<'_>> {
+/// The elements of a certificate in DER, from its subject on.
+fn read_to_subject(certificate: &[u8]) -> Option<DerReader<'_>> {
     let mut signed = DerReader::new(certificate).enter(SEQUENCE)?.enter(SEQUENCE)?;
     if signed.next_tag() == Some(VERSION) {
         signed.read_element()?;
@@ -62,7 +64,25 @@ fn read_name(certificate: &[u8]) -> Option<DerReader<'_>> {
     for _ in 0..4 {
         signed.read_element()?;
     }
-    signed.enter(SEQUENCE)
+    Some(signed)
+}
+
+/// The subject of a certificate, in DER.
+pub(super) fn read_name_bytes(certificate: &[u8]) -> Option<&[u8]> {
+    let mut signed = read_to_subject(certificate)?;
+    let from = signed.rest();
+    signed.read_tagged(SEQUENCE)?;
+    from.get(..from.len() - signed.rest().len())
+}
+
+/// The public key of a certificate, without its algorithm.
+pub(super) fn read_public_key(certificate: &[u8]) -> Option<&[u8]> {
+    let mut signed = read_to_subject(certificate)?;
+    signed.read_element()?;
+    let mut info = signed.enter(SEQUENCE)?;
+    info.read_tagged(SEQUENCE)?;
+    // The first byte is the number of unused bits.
+    info.read_tagged(BIT_STRING)?.strip_prefix(&[0])
 }
 
 #[cfg(test)]

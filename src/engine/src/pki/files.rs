@@ -1,0 +1,176 @@
+//! The files of certificates and keys: PEM (RFC 7468).
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use gantry_host::file::{read_bounded, sync_dir};
+use gantry_model::ErrorKind;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+
+use crate::EngineError;
+
+/// Maximum bytes of a file.
+const MAX_FILE: u64 = 64 << 10;
+/// Characters of a line of PEM.
+const LINE_LENGTH: usize = 64;
+/// The mode of a file with a key.
+const SECRET: Mode = Mode::from_raw_mode(0o600);
+/// The mode of other files.
+const PUBLIC: Mode = Mode::from_raw_mode(0o644);
+
+/// A file to be written.
+pub(super) struct PemFile {
+    name: String,
+    text: String,
+    mode: Mode,
+}
+
+impl PemFile {
+    /// `NAME.key`.
+    pub(super) fn key(name: &str, pkcs8: &[u8]) -> Self {
+        Self { name: format!("{name}.key"), text: encode_pem("PRIVATE KEY", pkcs8), mode: SECRET }
+    }
+
+    /// `NAME.crt`.
+    pub(super) fn certificate(name: &str, der: &[u8]) -> Self {
+        Self { name: format!("{name}.crt"), text: encode_pem("CERTIFICATE", der), mode: PUBLIC }
+    }
+
+    /// Another file that contains a key.
+    pub(super) fn secret(name: String, text: String) -> Self {
+        Self { name, text, mode: SECRET }
+    }
+}
+
+/// Encodes DER as PEM.
+pub(super) fn encode_pem(label: &str, der: &[u8]) -> String {
+    let encoded = STANDARD.encode(der);
+    let lines: Vec<&str> =
+        encoded.as_bytes().chunks(LINE_LENGTH).filter_map(|line| str::from_utf8(line).ok()).collect();
+    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
+}
+
+/// Reads the first item of a PEM file whose label ends with this one: Talos labels keys `ED25519 PRIVATE KEY`.
+///
+/// # Errors
+/// The file cannot be read or has no such item.
+pub(super) fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, EngineError> {
+    let failed = |kind, problem: &str| EngineError::new(kind, format!("cannot use {}: {problem}", path.display()));
+    let bytes = read_bounded(path, MAX_FILE).map_err(|error| failed(ErrorKind::of_io(&error), &error.to_string()))?;
+    let text = String::from_utf8_lossy(&bytes);
+    decode_pem(&text, label).ok_or_else(|| failed(ErrorKind::Invalid, &format!("it has no {label} in PEM")))
+}
+
+fn decode_pem(text: &str, label: &str) -> Option<Vec<u8>> {
+    let is_begin = |line: &str| {
+        let label_of_line = line.strip_prefix("-----BEGIN ").and_then(|rest| rest.strip_suffix("-----"));
+        label_of_line.is_some_and(|found| found == label || found.ends_with(&format!(" {label}")))
+    };
+    let mut lines = text.lines().map(str::trim).skip_while(|line| !is_begin(line)).skip(1);
+    let mut encoded = String::new();
+    loop {
+        match lines.next()? {
+            line if line.starts_with("-----END ") => return STANDARD.decode(encoded).ok(),
+            line => encoded.push_str(line),
+        }
+    }
+}
+
+/// Makes the directory of an authority.
+///
+/// # Errors
+/// It cannot be made.
+pub(super) fn make_dir(dir: &Path) -> Result<(), EngineError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed("make", dir))
+}
+
+/// Writes files in this order, each as a whole and durably. Returns their paths.
+///
+/// # Errors
+/// A file exists and `replace` is not set; nothing was written. A file cannot be written.
+pub(super) fn write_files(dir: &Path, files: &[PemFile], replace: bool) -> Result<Vec<PathBuf>, EngineError> {
+    let paths: Vec<PathBuf> = files.iter().map(|file| dir.join(&file.name)).collect();
+    if !replace && let Some(path) = paths.iter().find(|path| path.symlink_metadata().is_ok()) {
+        return Err(already_exists(path));
+    }
+    for (file, path) in files.iter().zip(&paths) {
+        write_file(dir, file, path, replace)?;
+    }
+    File::open(dir).and_then(sync_dir_of).map_err(failed("sync", dir))?;
+    Ok(paths)
+}
+
+fn sync_dir_of(dir: File) -> io::Result<()> {
+    sync_dir(&dir)
+}
+
+fn already_exists(path: &Path) -> EngineError {
+    let text = format!("{} exists already; --force replaces it", path.display());
+    EngineError::new(ErrorKind::AlreadyExists, text)
+}
+
+/// The file has no name until it is complete, so that a `kill -9` leaves no part of it.
+fn write_file(dir: &Path, file: &PemFile, path: &Path, replace: bool) -> Result<(), EngineError> {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let unnamed = rustix::fs::open(dir, flags, SECRET).map_err(io::Error::from).map_err(failed("write in", dir))?;
+    let mut unnamed = File::from(unnamed);
+    unnamed
+        .write_all(file.text.as_bytes())
+        // The umask must not decide.
+        .and_then(|()| Ok(rustix::fs::fchmod(&unnamed, file.mode)?))
+        .and_then(|()| unnamed.sync_all())
+        .map_err(failed("write", path))?;
+    let link = |to: &Path| {
+        let from = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&unnamed));
+        rustix::fs::linkat(CWD, from, CWD, to, AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from)
+    };
+    if !replace {
+        return link(path).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => already_exists(path),
+            _ => failed("write", path)(error),
+        });
+    }
+    // linkat(2) replaces no file.
+    let beside = dir.join(format!(".{}.new", file.name));
+    match std::fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &beside)(error)),
+        Ok(()) | Err(_) => {}
+    }
+    link(&beside).and_then(|()| std::fs::rename(&beside, path)).map_err(failed("write", path))
+}
+
+fn failed(attempt: &'static str, path: &Path) -> impl Fn(io::Error) -> EngineError {
+    let path = path.display().to_string();
+    move |error| {
+        let kind = ErrorKind::of_io(&error);
+        EngineError::new(kind, format!("cannot {attempt} {path}")).caused_by(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pem_is_read_back(bytes: Vec<u8>, before: String) {
+            let before: String = before.replace('-', "");
+            for label in ["PRIVATE KEY", "ED25519 PRIVATE KEY"] {
+                let text = format!("{before}\n{}", encode_pem(label, &bytes));
+                prop_assert_eq!(decode_pem(&text, "PRIVATE KEY"), Some(bytes.clone()));
+                prop_assert_eq!(decode_pem(&text, "CERTIFICATE"), None);
+            }
+        }
+
+        #[test]
+        fn decoder_never_panics(text: String) {
+            let _item = decode_pem(&format!("-----BEGIN CERTIFICATE-----\n{text}"), "CERTIFICATE");
+        }
+    }
+}
