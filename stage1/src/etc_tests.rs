@@ -33,6 +33,7 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net,
+        former_addresses: Vec::new(),
         resolv,
         hosts: HostsSpec::default(),
         cgroup_parent: "/g".into(),

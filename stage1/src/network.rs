@@ -199,6 +199,7 @@ fn attach(
     join_cgroups: impl FnOnce() -> Result<()>,
 ) -> Result<PodNetwork> {
     let chosen = pod::select_networks(networks).map_err(|error| failure::of(&error))?;
+    let chosen = chosen.preferring(&plan.former_addresses);
     let has_plugins = chosen.runs_plugins();
     let mut join_cgroups = Some(join_cgroups);
     if !has_plugins && let Some(join) = join_cgroups.take() {

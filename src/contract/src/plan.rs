@@ -4,6 +4,7 @@
 //! groups, programs and working directories inside the mounted root, beneath it.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use gantry_model::AppId;
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
@@ -32,6 +33,9 @@ pub struct Plan {
     pub sysctls: BTreeMap<SysctlName, String>,
     /// The network.
     pub net: Net,
+    /// The addresses of the former run of the pod, which it gets again if they are free.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former_addresses: Vec<IpAddr>,
     /// `/etc/resolv.conf`.
     #[serde(default)]
     pub resolv: DnsSpec,

@@ -96,6 +96,7 @@ fn attachment() -> Attachment {
         args: vec![("IP".into(), "10.1.2.3".into())],
         capability_args: json!({"portMappings": [1], "mac": "x", "dns": 2}).as_object().unwrap().clone(),
         cni_args: json!({"label": "v"}).as_object().unwrap().clone(),
+        preferred_addresses: Vec::new(),
     }
 }
 

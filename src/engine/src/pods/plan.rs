@@ -112,6 +112,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         shm_size: spec.shm_size.unwrap_or(spec::DEFAULT_SHM_SIZE),
         sysctls: spec.sysctls.clone(),
         net: plan_net::net(mode, ports, plan_net::host(setting.network, setting.layout))?,
+        former_addresses: Vec::new(),
         resolv: spec.dns.clone(),
         hosts: plan_net::hosts(&spec.hosts),
         cgroup_parent: setting.cgroup_parent.to_owned(),

@@ -385,6 +385,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net: Net::Host,
+        former_addresses: Vec::new(),
         resolv: gantry_model::net::DnsSpec::default(),
         hosts: gantry_model::net::HostsSpec::default(),
         cgroup_parent: "/gantry-engine-test".into(),

@@ -143,6 +143,10 @@ impl Engine {
             };
             (app.health_changes, app.oom_kills) = (row.health.number, row.oom.kills);
         }
+        // A damaged record costs the addresses only.
+        let former = row.networks.read().unwrap_or_default();
+        let addresses = former.iter().flat_map(|network| &network.addresses);
+        plan.former_addresses = addresses.map(|address| address.address).collect();
         Ok(plan)
     }
 

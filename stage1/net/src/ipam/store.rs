@@ -67,6 +67,22 @@ impl Store {
         sets: &[RangeSet],
         requested: &[IpAddr],
     ) -> Result<Vec<AssignedAddress>, IpamError> {
+        self.allocate_preferring(owner, sets, requested, &[])
+    }
+
+    /// As [`Self::allocate`], but where no address of a set is requested, a preferred one that is free comes before the
+    /// next in turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::allocate`]. A preferred address that is leased or in no set is no error.
+    pub fn allocate_preferring(
+        &self,
+        owner: &Owner,
+        sets: &[RangeSet],
+        requested: &[IpAddr],
+        preferred: &[IpAddr],
+    ) -> Result<Vec<AssignedAddress>, IpamError> {
         if sets.is_empty() || sets.len() > MAX_ADDRESSES || requested.len() > sets.len() {
             let problem = format!(
                 "{} addresses were requested, but there are {} sets of ranges (1 to {MAX_ADDRESSES} are possible)",
@@ -78,6 +94,11 @@ impl Store {
         let matched = self.match_requested(sets, requested)?;
         let _locked = self.dir.lock(self.wait)?;
         self.undo_incomplete(owner)?;
+        let matched = sets.iter().zip(matched).map(|(set, requested)| match requested {
+            Some(address) => Ok(Some(address)),
+            None => self.find_free(set, preferred),
+        });
+        let matched = matched.collect::<Result<Vec<_>, _>>()?;
         let chosen = sets.iter().zip(&matched).map(|(set, requested)| self.choose(set, *requested));
         let chosen = chosen.collect::<Result<Vec<_>, _>>()?;
         let addresses: Vec<IpAddr> = chosen.iter().map(|(_, address)| *address).collect();
@@ -189,6 +210,18 @@ impl Store {
             }
         }
         Ok(matched)
+    }
+
+    /// The first of these addresses that is in the set and free.
+    fn find_free(&self, set: &[Range], addresses: &[IpAddr]) -> Result<Option<IpAddr>, IpamError> {
+        let is_gateway = |address: IpAddr| set.iter().any(|range| range.gateway == address);
+        let in_set = |address: IpAddr| set.iter().any(|range| range.contains(address)) && !is_gateway(address);
+        for &address in addresses.iter().filter(|address| in_set(**address)) {
+            if self.dir.holder(address)?.is_none() {
+                return Ok(Some(address));
+            }
+        }
+        Ok(None)
     }
 
     /// Chooses the address of a set, and returns it with its range.

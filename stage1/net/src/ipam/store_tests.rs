@@ -80,6 +80,12 @@ fn requested_addresses_are_allocated_or_rejected() {
     assert!(store.held_by(&owner("b")).unwrap().is_empty(), "all or none");
     // A requested address does not change the order of allocation.
     assert_eq!(store.allocate(&owner("b"), &sets, &[]).unwrap()[0].address.address(), ip("10.1.0.2"));
+    // A preferred address is allocated if it is free; it is no error otherwise.
+    let preferred = [ip("192.0.2.1"), ip("10.1.0.9"), ip("10.1.0.8"), ip("10.1.0.7")];
+    let given = store.allocate_preferring(&owner("c"), &sets, &[], &preferred).unwrap();
+    assert_eq!(given[0].address.address(), ip("10.1.0.8"));
+    let given = store.allocate_preferring(&owner("d"), &sets, &[], &preferred[..3]).unwrap();
+    assert_eq!(given[0].address.address(), ip("10.1.0.3"));
 }
 
 #[test]

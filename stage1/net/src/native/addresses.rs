@@ -33,7 +33,7 @@ pub(super) struct Assignment {
     pub(super) dns: Dns,
     /// The subnets of the network.
     pub(super) prefixes: BTreeSet<Prefix>,
-    /// No address was requested: all were allocated in turn.
+    /// No address was requested or preferred: all were allocated in turn.
     pub(super) in_turn: bool,
 }
 
@@ -141,14 +141,16 @@ fn host_local(
     let requested = requested_addresses(&attachment.args, Some(&requested_ips(chain, attachment)))?;
     let owner = Owner::new(&attachment.container_id, &attachment.interface)?;
     let store = Store::open(leases, &network.name, LOCK_TIMEOUT)?;
-    let assigned = store.allocate(&owner, &local.ranges, &requested)?;
+    let preferred = &attachment.preferred_addresses;
+    let assigned = store.allocate_preferring(&owner, &local.ranges, &requested, preferred)?;
+    let has_preferred = assigned.iter().any(|one| preferred.contains(&one.address.address()));
     let ips = assigned.into_iter().map(|one| StaticAddress { address: one.address, gateway: Some(one.gateway) });
     Ok(Assignment {
         ips: ips.collect(),
         routes: local.routes,
         dns: local.resolv_conf.as_deref().map(resolv::read).transpose()?.unwrap_or_default(),
         prefixes: local.ranges.iter().flatten().map(|range| range.subnet.network()).collect(),
-        in_turn: requested.is_empty(),
+        in_turn: requested.is_empty() && !has_preferred,
     })
 }
 

@@ -91,6 +91,7 @@ impl CacheEntry {
             args: self.cni_args.clone(),
             capability_args: self.capability_args.clone(),
             cni_args: self.args.clone(),
+            preferred_addresses: Vec::new(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Runs one command of one plugin: its variables, its configuration, its result.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ pub struct Attachment {
     pub capability_args: Map<String, Value>,
     /// Values for `args.cni`, which every plugin gets.
     pub cni_args: Map<String, Value>,
+    /// Addresses to allocate if they are free and no other is requested; plugins do not get them.
+    pub preferred_addresses: Vec<IpAddr>,
 }
 
 impl Attachment {

@@ -26,7 +26,7 @@ use crate::config::CniVersion;
 use crate::native::{self, Ends};
 use crate::netlink::{Namespace, Socket};
 use crate::nft::{self, State};
-use crate::plugin::NetworkResult;
+use crate::plugin::{Attachment, NetworkResult};
 
 /// The attachment of one pod.
 struct AttachOperation<'a> {
@@ -43,7 +43,7 @@ pub(super) fn attach(
     selection: &NetworkSelection<'_>,
     namespaces: &Namespaces<'_>,
 ) -> Result<(Vec<PodNetwork>, HeldPorts)> {
-    let NetworkSelection { wanted, choices } = selection;
+    let NetworkSelection { wanted, choices, preferred: _ } = selection;
     let Namespaces { host, own, keeper } = *namespaces;
     detach_earlier_attempt(pod, wanted, host)?;
     let state = StateDir::open(&wanted.host)?;
@@ -96,7 +96,7 @@ fn with_picked<'a>(
             port.host_port = free.next().map_or(0, |picked| picked.host_port);
         }
     }
-    Ok(NetworkSelection { wanted: selection.wanted, choices })
+    Ok(NetworkSelection { wanted: selection.wanted, choices, preferred: selection.preferred.clone() })
 }
 
 /// Detaches the networks of an earlier supervisor of the pod, which was killed. The caller has the pod's lock.
@@ -178,7 +178,8 @@ impl AttachOperation<'_> {
         ends: &mut Ends<'_>,
         entries: &mut State,
     ) -> Result<NetworkResult> {
-        let attachment = network.attachment(self.pod.id, netns);
+        let preferred_addresses = self.selection.preferred.clone();
+        let attachment = Attachment { preferred_addresses, ..network.attachment(self.pod.id, netns) };
         if choice.plugins.is_none() {
             let failed = NetworkError::attempt(format!("{ATTACH} '{}'", network.name));
             let added = native::add(&choice.network, &attachment, ends).map_err(failed)?;

@@ -9,6 +9,7 @@
 //! The record is authoritative: a lease, a cached result or an interface of gantry's whose pod has no record, looked up
 //! after the resource was seen, is orphaned.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gantry_contract::network::{Host, Network};
@@ -50,9 +51,17 @@ pub struct Pod<'a> {
 pub struct NetworkSelection<'a> {
     wanted: &'a Networks,
     choices: Vec<select::SelectedNetwork>,
+    /// Addresses that the pod gets if they are free.
+    preferred: Vec<IpAddr>,
 }
 
 impl NetworkSelection<'_> {
+    /// Lets the pod have these addresses if they are free and no others are requested.
+    #[must_use]
+    pub fn preferring(self, addresses: &[IpAddr]) -> Self {
+        Self { preferred: addresses.to_vec(), ..self }
+    }
+
     /// Whether plugins create some of the networks.
     #[must_use]
     pub fn runs_plugins(&self) -> bool {
@@ -65,7 +74,7 @@ impl NetworkSelection<'_> {
 /// # Errors
 /// [`NetworkError`]: a network is missing or unusable, or no network can publish the ports.
 pub fn select_networks(wanted: &Networks) -> Result<NetworkSelection<'_>, NetworkError> {
-    Ok(NetworkSelection { wanted, choices: select::select_networks(wanted)? })
+    Ok(NetworkSelection { wanted, choices: select::select_networks(wanted)?, preferred: Vec::new() })
 }
 
 /// Attaches a pod to its networks, in its own namespace, where the calling thread is. Sets the loopback interface up.

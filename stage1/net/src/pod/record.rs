@@ -136,6 +136,7 @@ impl NetworkRecord {
             args: self.args.clone(),
             capability_args: self.capability_args.clone(),
             cni_args: self.cni_args.clone(),
+            preferred_addresses: Vec::new(),
         }
     }
 }

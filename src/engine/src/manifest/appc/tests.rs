@@ -97,6 +97,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net: plan::Net::Networks(networks),
+        former_addresses: Vec::new(),
         resolv: DnsSpec::Network,
         hosts: HostsSpec::default(),
         cgroup_parent: "/gantry".into(),
