@@ -5,6 +5,7 @@
 //! row is the leftover of a command that was killed, and the next one drops it; or the row was lost with the database,
 //! if the supervisor has the app. Manifests, `inspect` and the adoption of pods and apps whose rows were lost read it.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -101,6 +102,15 @@ impl Engine {
         let bytes = serde_json::to_vec(added).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
         pod_dir::write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
         std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
+    }
+
+    /// Makes the record and the rows durable: gantryd starts the pod again with these apps, also after a power cut.
+    pub(crate) fn sync_added_apps(&self, id: PodId, _lock: &AppsLock) -> Result<(), PodError> {
+        let dir = self.pod_dir(id);
+        for path in [dir.join(ADDED), dir] {
+            File::open(&path).and_then(|file| file.sync_all()).map_err(PodError::io("sync", path))?;
+        }
+        self.store.make_durable().map_err(PodError::store)
     }
 
     /// Removes what a killed process left of [`Self::write_added_apps`].

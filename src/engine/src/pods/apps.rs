@@ -29,6 +29,7 @@ use gantry_contract::plan::Plan;
 use gantry_contract::start;
 use gantry_fetch::{Progress, PullPolicy};
 use gantry_model::id::shown;
+use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{AddedAppSpec, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec};
@@ -155,9 +156,21 @@ impl Engine {
                 return Err(error);
             }
         }
+        self.record_created_app(id, &spec, &lock)
+    }
+
+    /// Records an app that the supervisor has created; with a restart policy durably, for gantryd starts it again with
+    /// its pod.
+    fn record_created_app(&self, id: PodId, spec: &AddedAppSpec, lock: &AppsLock) -> Result<(), EngineError> {
         // The journal has the creation.
         let _left_to_reconcile = self.reconcile_pod(id);
-        Ok(())
+        if spec.app.options.restart == RestartPolicy::No {
+            return Ok(());
+        }
+        self.sync_added_apps(id, lock).map_err(|error| {
+            self.undo_add(id, &spec.app.name, lock);
+            EngineError::from_cause(error)
+        })
     }
 
     /// The app of this name; without a name, the pod's only app.
