@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use gantry_tests::{Gantry, Out, Running, Signal, app, json_lines, pod_id, wait_for};
+use gantry_tests::net::HOST4;
+use gantry_tests::{Gantry, Out, Running, Signal, Space, app, json_lines, pod_id, wait_for};
 use rustix::process::{Pid, kill_process};
 use serde_json::Value;
 
@@ -82,7 +83,7 @@ fn start_of_other_pods() {
     g.run(&["stop", "--time=0", &prepared, &running]).succeeded();
     g.run(&["gc", "--mark-only"]).succeeded();
     let _ = g.run(&["start", &prepared]).exits(125).stderr_contains(&["garbage", "cannot be started"]);
-    let _ = g.run(&["start", "nothing"]).exits(125).stderr_contains(&["nothing"]);
+    let _ = g.run(&["start", "nothing"]).exits(1).stderr_contains(&["nothing"]);
 }
 
 #[test]
@@ -360,4 +361,65 @@ fn gantryd_killed_at_any_point_starts_a_pod_once() {
         assert_eq!(app(&g.status(&pod), "a")["attempt"], attempt);
     }
     g.run(&["stop", "--time=0", &pod]).succeeded();
+}
+
+#[test]
+fn a_foreground_ends_with_the_run_that_it_shows() {
+    let g = Gantry::new();
+    let keeper = g.start_daemon(&[]);
+    let image = g.fixture();
+    let mut run = g.spawn(&["run", "--net=none", "--restart=always", &image, "--name=a", "--", "obey", "SIGTERM", "0"]);
+    run.wait_for_stdout("obeying");
+    let pod = g.list()[0]["id"].as_str().unwrap_or_default().to_owned();
+    kill(g.supervisor(&pod));
+    let _ = run.wait().exits(137);
+    wait_attempt(&g, &pod, 1);
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    let _ = keeper.terminate();
+}
+
+#[test]
+fn a_pod_that_is_to_be_removed_is_not_started_again() {
+    let g = Gantry::new();
+    let keeper = g.start_daemon(&[]);
+    let pod = with_policy(&g, "always", &["--rm"]);
+    kill(g.supervisor(&pod));
+    wait_for("the removal", || g.list().is_empty().then_some(()));
+    let _ = keeper.terminate();
+}
+
+#[test]
+fn a_pod_started_again_keeps_its_free_addresses_and_needs_its_ports() {
+    let space = Space::new();
+    let g = Gantry::in_space(&space);
+    let keeper = g.start_daemon(&[]);
+    let ports = ["--restart=always", "-p", "8080:7000"];
+    let pod = g.server(&[&ports[..], &["--name=a"]].concat(), "7000");
+    let addresses = (g.ip4(&pod), g.ip6(&pod));
+    kill(g.supervisor(&pod));
+    wait_attempt(&g, &pod, 1);
+    assert_eq!((g.ip4(&pod), g.ip6(&pod)), addresses);
+    g.wait_log(&pod, "listening");
+    assert!(space.outside().ask("tcp", HOST4, 8080).contains(&format!(" to {} ", addresses.0)));
+    // Another pod gets the address and the port.
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    let other = g.server(&["-p", "8080:7000", &format!("--net=default:IP={}", addresses.0)], "7000");
+    assert_eq!(g.ip4(&other), addresses.0);
+    let out = g.run(&["start", &pod]);
+    assert!(out.code != 0 && out.stderr.contains("8080"), "{out}");
+    // Lost while the port is in use: gantryd tries until it is free.
+    g.run(&["stop", "--time=0", &other]).succeeded();
+    g.run(&["start", &pod]).succeeded();
+    let _ = keeper.terminate();
+    kill(g.supervisor(&pod));
+    g.wait_state(&pod, "exited");
+    g.run(&["start", &other]).succeeded();
+    let keeper = g.start_daemon(&[]);
+    let failed = wait_for("a failed start", || Some(g.status(&pod)).filter(|pod| pod["restart_failure"].is_string()));
+    assert!(failed["restart_failure"].as_str().is_some_and(|why| why.contains("8080")), "{failed}");
+    assert!(g.run(&["list"]).ok().text().contains("restarting (137)"));
+    g.run(&["stop", "--time=0", &other]).succeeded();
+    wait_attempt(&g, &pod, 3);
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    let _ = keeper.terminate();
 }

@@ -284,7 +284,7 @@ fn shown_state(row: &PodRow, number: usize) -> String {
     match (number, own) {
         (0, Some(own)) if own != state => {
             // Not 'exited (139)/exited (0)' but 'exited (139)/(0)'.
-            let word = format!("{} ", row.phase.name());
+            let word = format!("{} ", state.split(' ').next().unwrap_or_default());
             format!("{state}/{}", own.strip_prefix(&word).unwrap_or(&own))
         }
         (0, _) => state,
@@ -294,6 +294,8 @@ fn shown_state(row: &PodRow, number: usize) -> String {
 
 fn pod_state(row: &PodRow) -> String {
     match pod::pod_run(&row.phase).end {
+        // gantryd starts it again, as the supervisor does an app.
+        Some(end) if row.restart.at.is_some() => format!("restarting ({})", end.exit_code),
         Some(end) => format!("{} ({})", row.phase.name(), end.exit_code),
         None if row.paused => "paused".to_owned(),
         _ => row.phase.name().to_owned(),
