@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Add;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -36,6 +37,25 @@ pub(crate) enum Weight {
     Light,
     /// Reads that grow with the contents of the store, and changes.
     Heavy,
+}
+
+/// The jobs of a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct QueueDepth {
+    /// Light jobs that wait.
+    pub(crate) light: usize,
+    /// Heavy jobs that wait.
+    pub(crate) heavy: usize,
+    /// Heavy jobs under way.
+    pub(crate) busy: usize,
+}
+
+impl Add for QueueDepth {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { light: self.light + other.light, heavy: self.heavy + other.heavy, busy: self.busy + other.busy }
+    }
 }
 
 /// A handle to the engine that a worker thread opens and keeps.
@@ -124,6 +144,12 @@ impl<H: EngineHandle> Bridge<H> {
             std::thread::Builder::new().name(format!("bridge-{number}")).spawn(move || run_jobs(&shared))?;
         }
         Ok(bridge)
+    }
+
+    /// The number of jobs that wait or run.
+    pub(crate) fn depth(&self) -> QueueDepth {
+        let queue = self.shared.lock();
+        QueueDepth { light: queue.light.len(), heavy: queue.heavy.len(), busy: queue.busy }
     }
 
     /// Runs a job on a thread of the bridge.

@@ -3,14 +3,18 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use gantry_engine::{CommitWatcher, Observer, Options};
+use gantry_engine::{CommitWatcher, Observer, Options, SampleCache, SampleSet};
 use tokio::sync::watch;
+use tonic::Status;
 
 use crate::bridge::Bridge;
 use crate::daemon_log::DaemonLog;
 use crate::dir_watch::DirWatch;
 use crate::hub::Hub;
+use crate::metrics::{Metrics, Operation};
+use crate::status;
 
 /// The configuration of the server.
 #[derive(Debug, Clone)]
@@ -27,6 +31,12 @@ pub struct Config {
     pub time_server: Option<String>,
     /// gantryd's own log.
     pub daemon_log: Arc<DaemonLog>,
+    /// The samples of running pods.
+    pub samples: Arc<SampleCache>,
+    /// The interval at which gantryd samples; metrics are of a sample no older than this.
+    pub sample_interval: Duration,
+    /// The metrics of gantryd.
+    pub metrics: Arc<Metrics>,
 }
 
 /// See the module. A surface that changes something gets its read-write bridge from [`crate::surface::Services`].
@@ -44,6 +54,20 @@ pub(crate) struct Context {
 }
 
 impl Context {
+    /// A sample of all running pods that is at most this old. Blocks while one is taken.
+    ///
+    /// # Errors
+    /// The status of the engine's error.
+    pub(crate) fn sample(&self, observer: &Observer, max_age: Duration) -> Result<Arc<SampleSet>, Status> {
+        let Config { samples, metrics, .. } = &self.config;
+        let begun = Instant::now();
+        let result = samples.sample(observer, max_age).map_err(|error| status::from_error(&error));
+        if result.as_ref().map_or(true, |set| set.begun >= begun) {
+            metrics.record(Operation::Sample, begun.elapsed(), result.is_ok());
+        }
+        result
+    }
+
     /// Returns when streams have to end.
     pub(crate) async fn drained(&self) {
         let mut draining = self.draining.clone();

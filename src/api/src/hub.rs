@@ -22,6 +22,7 @@ use tonic::Status;
 use tracing::warn;
 
 use crate::bridge::EngineHandle;
+use crate::metrics::Metrics;
 use crate::status;
 
 /// Maximum events in the ring.
@@ -120,6 +121,7 @@ struct Shared {
     /// The number of the last event that was read.
     last: watch::Sender<u64>,
     ended: AtomicBool,
+    metrics: Arc<Metrics>,
 }
 
 /// See the module. Its thread ends when it is dropped.
@@ -132,10 +134,10 @@ impl Hub {
     ///
     /// # Errors
     /// The process can start no more threads.
-    pub(crate) fn start(options: Options, commits: CommitWatcher) -> io::Result<Self> {
+    pub(crate) fn start(options: Options, commits: CommitWatcher, metrics: Arc<Metrics>) -> io::Result<Self> {
         let ring = RwLock::new(Ring { from: u64::MAX, ..Ring::default() });
         let (encoders, last) = (AtomicUsize::new(0), watch::Sender::new(0));
-        let shared = Arc::new(Shared { commits, encoders, ring, last, ended: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { commits, encoders, ring, last, ended: AtomicBool::new(false), metrics });
         let thread_shared = Arc::clone(&shared);
         std::thread::Builder::new().name("events".to_owned()).spawn(move || thread_shared.run(&options))?;
         Ok(Self { shared })
@@ -237,6 +239,7 @@ impl Shared {
             ring.restart(gone.max(*at));
         }
         for event in page.events {
+            self.metrics.count_event(event.event.kind);
             ring.push(HubEvent::new(event));
         }
         drop(ring);

@@ -15,6 +15,7 @@
 //! | [`listen`], `accept`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
 //! | `tls`, `handshake` | mutual TLS: certificates, their reload, the identity of a client |
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
+//! | [`metrics`] | what gantryd counts, and `/metrics` |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
 //! | `warnings` | the limit on warnings about failed calls |
 //! | `surfaces` | one folder per surface: [`rkt`], [`talos`] |
@@ -38,6 +39,7 @@ mod health;
 mod hub;
 pub mod listen;
 mod logs;
+pub mod metrics;
 mod peer;
 mod quota;
 mod request;
@@ -52,6 +54,7 @@ mod warnings;
 pub use context::Config;
 pub use daemon_log::DaemonLog;
 pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
+pub use metrics::{Metrics, Operation, Removal};
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;
 pub use surfaces::{rkt, talos};

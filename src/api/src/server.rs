@@ -20,6 +20,8 @@ use crate::context::{Config, Context};
 use crate::dir_watch::DirWatch;
 use crate::health::Health;
 use crate::hub::Hub;
+use crate::listen::Listener;
+use crate::metrics::http::{MetricsServer, MetricsSource};
 use crate::surface::{Endpoint, Gate, Services, Surface};
 
 /// Threads of the runtime.
@@ -84,6 +86,7 @@ pub struct Running {
     draining: watch::Sender<bool>,
     stopping: watch::Sender<bool>,
     surfaces: Vec<RunningSurface>,
+    metrics: MetricsServer,
 }
 
 /// The server of one surface.
@@ -92,11 +95,15 @@ struct RunningSurface {
     server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-/// Serves each surface on its own sockets, from the return of this call on.
+/// Serves each surface on its own sockets, and the metrics on these, from the return of this call on.
 ///
 /// # Errors
 /// [`ServeError`].
-pub fn serve(config: Config, endpoints: Vec<Endpoint>) -> Result<Running, ServeError> {
+pub fn serve(
+    config: Config,
+    endpoints: Vec<Endpoint>,
+    metrics_listeners: Vec<Listener>,
+) -> Result<Running, ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .thread_stack_size(STACK)
@@ -110,20 +117,26 @@ pub fn serve(config: Config, endpoints: Vec<Endpoint>) -> Result<Running, ServeE
     let inside = runtime.enter();
     let reconciles = config.reconciles;
     let (options, commits) = (config.options.clone(), config.commits.clone());
+    let metrics = Arc::clone(&config.metrics);
+    let contracts = endpoints.iter().map(|endpoint| endpoint.surface.descriptors());
+    metrics.register_methods(contracts.chain([tonic_health::pb::FILE_DESCRIPTOR_SET]));
     let context = Arc::new(Context {
         config,
         reader: Arc::new(
             Bridge::start(options.clone()).map_err(ServeError::system("start the threads that read the engine"))?,
         ),
-        hub: Hub::start(options, commits).map_err(ServeError::system("start the thread that reads events"))?,
+        hub: Hub::start(options, commits, Arc::clone(&metrics))
+            .map_err(ServeError::system("start the thread that reads events"))?,
         dir_watch: DirWatch::new(),
         draining: is_draining,
     });
     let mut collected = Vec::new();
     let mut names = Vec::new();
+    let mut writers = Vec::new();
     for Endpoint { surface, listeners, tls } in endpoints {
         let services = Services::collect(&surface, &context)
             .map_err(ServeError::system("start the threads that write to the engine"))?;
+        writers.extend(services.writer().as_ref().map(Arc::downgrade));
         let (routes, surface_names) = services.into_parts();
         names.extend(surface_names);
         if let Some(tls) = tls.clone() {
@@ -140,9 +153,13 @@ pub fn serve(config: Config, endpoints: Vec<Endpoint>) -> Result<Running, ServeE
         let reflection = Reflection::new(surface.as_ref());
         let router = limited()
             .add_routes(routes)
-            .add_service(Gate::new(&surface, health_service.clone()))
-            .add_service(Gate::new(&surface, reflection.builder().build_v1().map_err(Reflection::failed)?))
-            .add_service(Gate::new(&surface, reflection.builder().build_v1alpha().map_err(Reflection::failed)?));
+            .add_service(Gate::new(&surface, &metrics, health_service.clone()))
+            .add_service(Gate::new(&surface, &metrics, reflection.builder().build_v1().map_err(Reflection::failed)?))
+            .add_service(Gate::new(
+                &surface,
+                &metrics,
+                reflection.builder().build_v1alpha().map_err(Reflection::failed)?,
+            ));
         let mut is_stopping = is_stopping.clone();
         let server = runtime.spawn(router.serve_with_incoming_shutdown(incoming, async move {
             // An error means that the sender was dropped without draining: stop as well.
@@ -150,8 +167,10 @@ pub fn serve(config: Config, endpoints: Vec<Endpoint>) -> Result<Running, ServeE
         }));
         surfaces.push(RunningSurface { acceptors, server });
     }
+    let metrics = MetricsServer::start(metrics_listeners, MetricsSource::new(context, writers))
+        .map_err(ServeError::system("register the listening sockets of metrics"))?;
     drop(inside);
-    Ok(Running { runtime, health, draining, stopping, surfaces })
+    Ok(Running { runtime, health, draining, stopping, surfaces, metrics })
 }
 
 /// Server reflection on the sockets of one surface: its contracts and health.
@@ -198,12 +217,12 @@ impl Running {
     /// # Errors
     /// [`ServeError`]: a socket file could not be removed, or a server had failed. All servers have ended.
     pub fn drain(self, timeout: Duration) -> Result<(), ServeError> {
-        let Self { runtime, health, draining, stopping, surfaces } = self;
+        let Self { runtime, health, draining, stopping, surfaces, metrics } = self;
         let result = runtime.block_on(async {
             let deadline = tokio::time::Instant::now() + timeout;
             health.end().await;
             let _no_stream_may_be_open = draining.send(true);
-            let mut result = Ok(());
+            let mut result = metrics.end().await.map_err(ServeError::system("remove the socket file"));
             let mut servers = Vec::new();
             for RunningSurface { acceptors, server } in surfaces {
                 let removed = acceptors.end().await.map_err(ServeError::system("remove the socket file"));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use gantry_engine::model::spec::{AppSpec, PodSpec};
 use gantry_engine::model::{AppName, PodId};
-use gantry_engine::{CommitWatcher, Engine, Note, Observer, Options, Prepare, Progress, PullPolicy};
+use gantry_engine::{CommitWatcher, Engine, Note, Observer, Options, Prepare, Progress, PullPolicy, SampleCache};
 use gantry_proto::rkt::v1alpha::public_api_client::PublicApiClient;
 use gantry_proto::rkt::v1alpha::{self as wire, EventType};
 use tokio_stream::StreamExt as _;
@@ -51,11 +51,14 @@ impl Home {
             reconciles: true,
             time_server: None,
             daemon_log: Arc::default(),
+            samples: Arc::new(SampleCache::new(64)),
+            sample_interval: DEADLINE,
+            metrics: Arc::default(),
         };
         let listeners = Listener::open(&Address::Unix(dir.path().join("api.sock")), rkt::SOCKET_ACCESS).unwrap();
         let mut endpoints = further(dir.path());
         endpoints.push(rkt::endpoint(listeners));
-        let server = serve(config, endpoints).unwrap();
+        let server = serve(config, endpoints, Vec::new()).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         Self { dir, engine, server: Some(server), runtime }
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context as TaskContext, Poll};
+use std::time::{Duration, Instant};
 
 use gantry_engine::{Engine, Options};
 use tonic::body::Body;
@@ -19,6 +20,7 @@ use crate::bridge::Bridge;
 use crate::context::Context;
 use crate::deadline::Deadline;
 use crate::listen::Listener;
+use crate::metrics::Metrics;
 use crate::peer::{Caller, Peer};
 use crate::responses::HoldPermits;
 use crate::tls::MutualTls;
@@ -83,6 +85,7 @@ impl Endpoint {
 /// Collects the services of one surface.
 pub(crate) struct Services {
     surface: Arc<dyn Surface>,
+    metrics: Arc<Metrics>,
     writer: Option<Arc<Bridge<Engine>>>,
     routes: RoutesBuilder,
     names: Vec<&'static str>,
@@ -99,7 +102,9 @@ impl Services {
             Access::ReadOnly => None,
             Access::ReadWrite => Some(Arc::new(Bridge::start(options.clone())?)),
         };
-        let mut services = Self { surface: Arc::clone(surface), writer, routes: Routes::builder(), names: Vec::new() };
+        let metrics = Arc::clone(&context.config.metrics);
+        let mut services =
+            Self { surface: Arc::clone(surface), metrics, writer, routes: Routes::builder(), names: Vec::new() };
         surface.add_services(context, &mut services);
         Ok(services)
     }
@@ -119,7 +124,7 @@ impl Services {
     {
         self.names.push(S::NAME);
         let service = Deadline(HoldPermits(service));
-        self.routes.add_service(Gate::new(&self.surface, service));
+        self.routes.add_service(Gate::new(&self.surface, &self.metrics, service));
     }
 
     /// The routes, and the names of the services.
@@ -132,13 +137,14 @@ impl Services {
 #[derive(Clone)]
 pub(crate) struct Gate<S> {
     surface: Arc<dyn Surface>,
+    metrics: Arc<Metrics>,
     service: S,
 }
 
 impl<S> Gate<S> {
-    /// Puts a service behind the access rules of this surface.
-    pub(crate) fn new(surface: &Arc<dyn Surface>, service: S) -> Self {
-        Self { surface: Arc::clone(surface), service }
+    /// Puts a service behind the access rules of this surface, and counts its calls.
+    pub(crate) fn new(surface: &Arc<dyn Surface>, metrics: &Arc<Metrics>, service: S) -> Self {
+        Self { surface: Arc::clone(surface), metrics: Arc::clone(metrics), service }
     }
 }
 
@@ -168,12 +174,14 @@ where
         let span = info_span!("request", request = number, method, peer = %caller);
         if let Err(status) = self.surface.authorize(&caller, method) {
             span.in_scope(|| debug!("call refused: {}", status.message()));
+            self.metrics.record_call(method, status.code(), Duration::ZERO);
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
+        let (method, metrics, begun) = (method.to_owned(), Arc::clone(&self.metrics), Instant::now());
         let response = span.in_scope(|| self.service.call(request));
         let logged = async move {
             let response = response.await?;
-            log_response(&response);
+            metrics.record_call(&method, log_response(&response), begun.elapsed());
             Ok(response)
         };
         Box::pin(logged.instrument(span))
@@ -181,16 +189,18 @@ where
 }
 
 /// Logs a failure of the server as a warning, within [`WARNING_LIMIT`]; everything else is for debugging. The status of
-/// a stream that failed later is not in its first headers.
-fn log_response(response: &http::Response<Body>) {
-    match Status::from_header_map(response.headers()) {
-        None => debug!("call answered"),
-        Some(status) => match status.code() {
-            Code::Ok => debug!("call answered"),
-            Code::Internal | Code::DataLoss | Code::Unknown => WARNING_LIMIT.log_failure(status.message()),
-            _ => debug!("call refused: {}", status.message()),
-        },
+/// a stream that failed later is not in its first headers. Returns the status code.
+fn log_response(response: &http::Response<Body>) -> Code {
+    let Some(status) = Status::from_header_map(response.headers()) else {
+        debug!("call answered");
+        return Code::Ok;
+    };
+    match status.code() {
+        Code::Ok => debug!("call answered"),
+        Code::Internal | Code::DataLoss | Code::Unknown => WARNING_LIMIT.log_failure(status.message()),
+        _ => debug!("call refused: {}", status.message()),
     }
+    status.code()
 }
 
 impl<S: NamedService> NamedService for Gate<S> {

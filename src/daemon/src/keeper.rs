@@ -22,10 +22,11 @@
 //! watched are reconciled every second.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use gantry_api::MutualTls;
+use gantry_api::{Metrics, MutualTls, Operation};
 use gantry_engine::{CommitWatcher, Engine, PodError, PodRow, PodView, Settings};
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
@@ -71,6 +72,7 @@ pub(crate) struct Keeper {
     watcher: Watcher,
     /// The certificates of the Talos node API.
     certificates: Option<MutualTls>,
+    metrics: Arc<Metrics>,
     collector: Collector,
     restarts: Restarts,
     /// The apps of each watched pod whose end was logged.
@@ -106,6 +108,7 @@ impl Keeper {
         engine: Engine,
         signals: Signals,
         commits: &CommitWatcher,
+        metrics: Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         let watcher = Watcher::new(&signals, commits).context("cannot watch the pods")?;
         let now = Instant::now();
@@ -116,7 +119,8 @@ impl Keeper {
             signals,
             watcher,
             certificates: None,
-            collector: Collector::new(),
+            collector: Collector::new(Arc::clone(&metrics)),
+            metrics,
             restarts: Restarts::default(),
             logged_ends: HashMap::new(),
             retries: BTreeMap::new(),
@@ -263,7 +267,8 @@ impl Keeper {
         (self.next_read, self.last_read) = (None, Instant::now());
         // Before the rows are read, so that a later commit changes it.
         self.last_stamp = self.wal_stamp();
-        let rows = match self.engine.store().pods(&PodQuery::in_phases(&ACTIVE)) {
+        let read = || self.engine.store().pods(&PodQuery::in_phases(&ACTIVE));
+        let rows = match self.metrics.time(Operation::ReadRows, read) {
             Ok(rows) => rows,
             Err(error) => return self.log_failure(&anyhow::Error::from(error)),
         };
@@ -310,7 +315,11 @@ impl Keeper {
     fn reconcile(&mut self, id: PodId) {
         let _span = info_span!("pod", pod = %id).entered();
         debug!("reconciling pod {id}");
-        let view = match self.engine.status(id) {
+        let begun = Instant::now();
+        let result = self.engine.status(id);
+        let succeeded = matches!(result, Ok(_) | Err(PodError::NotFound(_)));
+        self.metrics.record(Operation::Reconcile, begun.elapsed(), succeeded);
+        let view = match result {
             Ok(view) => view,
             Err(PodError::NotFound(_)) => return self.forget(id),
             Err(error) => return self.retry_later(id, format!("{:#}", anyhow::Error::from(error))),
@@ -384,7 +393,7 @@ impl Keeper {
         }
         // Before the sync, so that a later commit schedules another one.
         self.unsynced = None;
-        if let Err(error) = self.engine.store().make_durable() {
+        if let Err(error) = self.metrics.time(Operation::Sync, || self.engine.store().make_durable()) {
             self.unsynced = Some(Instant::now());
             self.log_failure(&anyhow::Error::from(error));
         }

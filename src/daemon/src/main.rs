@@ -6,8 +6,8 @@
 //! unfinished work.
 //!
 //! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups),
-//! [`restarts`] (pods whose supervisor died),
-//! [`serve`] (the API) and [`network`] (the resolver, and [`firewall`]: restores gantry's nftables). It always starts:
+//! [`restarts`] (pods whose supervisor died), [`serve`] (the API), [`sampling`] (the counters of running pods) and
+//! [`network`] (the resolver, and [`firewall`]: restores gantry's nftables). It always starts:
 //! [`condition`] reports a damaged database, `open_for_keeping` handles it.
 #![forbid(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod keeper;
 mod network;
 mod notify;
 mod restarts;
+mod sampling;
 mod serve;
 mod signals;
 mod watcher;
@@ -37,6 +38,7 @@ use tracing::{error, info, warn};
 
 use crate::keeper::Keeper;
 use crate::network::Networking;
+use crate::sampling::Sampling;
 use crate::serve::{Api, ListenAddresses};
 use crate::signals::Signals;
 
@@ -59,6 +61,10 @@ pub(crate) struct Args {
     /// configuration [default: unix:/run/gantry/machine.sock; with certificates also port 50000 of all addresses]
     #[arg(long, value_name = "ADDR")]
     machine_listen: Vec<String>,
+    /// Address of the metrics for Prometheus, served at /metrics: HOST:PORT, [IPV6]:PORT or unix:/PATH; can be repeated;
+    /// or 'none'. Every client that can connect sees the names of all pods and images [default: 127.0.0.1:15442]
+    #[arg(long, value_name = "ADDR")]
+    metrics_listen: Vec<String>,
     /// Directory of the default sockets, created if absent [default: /run/gantry]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
@@ -85,6 +91,7 @@ impl Args {
         ListenAddresses {
             rkt: given(&self.listen, &settings.listen),
             talos: given(&self.machine_listen, &settings.machine_listen),
+            metrics: given(&self.metrics_listen, &settings.metrics_listen),
             run_dir: self.run_dir.as_deref(),
         }
     }
@@ -133,6 +140,7 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let Keeping { engine, condition, lock: _lock, .. } = keeping;
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
+    let metrics_listeners = serve::metrics_listeners(args.listen_addresses(&settings))?;
     let tls = serve::load_certificates(&settings)?;
     let endpoints = serve::endpoints(passed, args.listen_addresses(&settings), tls.clone())?;
     let commits = CommitWatcher::start(&settings.options).context("cannot watch the database")?;
@@ -140,9 +148,13 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
         warn!("cannot watch {dir} for commits: {error}; polling the database instead ({sysctls})");
     }
-    let api = Api::start(api_config(&settings, commits.clone(), condition.can_write(), daemon_log), endpoints)?;
+    let config = api_config(&settings, commits.clone(), condition.can_write(), daemon_log);
+    let (samples, metrics) = (Arc::clone(&config.samples), Arc::clone(&config.metrics));
+    let api = Api::start(config, endpoints, metrics_listeners)?;
+    let _sampling = Sampling::start(settings.options.clone(), samples, Arc::clone(&metrics), settings.sample_interval);
     let ended = if condition.can_write() {
-        let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits)?.with_certificates(tls);
+        let mut keeper =
+            Keeper::new(args, settings.clone(), engine, signals, &commits, metrics)?.with_certificates(tls);
         keeper.start();
         // After the first reconciliation has released the networks of pods that ended in the meantime.
         let mut networking = Networking::start(&settings, commits);
@@ -177,6 +189,9 @@ fn api_config(
         reconciles,
         time_server: settings.time_server.clone(),
         daemon_log,
+        samples: Arc::new(sampling::sample_cache()),
+        sample_interval: settings.sample_interval,
+        metrics: Arc::default(),
     }
 }
 

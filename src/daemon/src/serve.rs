@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use gantry_api::metrics::http::METRICS_SOCKET_ACCESS;
 use gantry_api::{Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, rkt, talos};
 use gantry_engine::{MachineTls, Settings};
 use tracing::{info, warn};
@@ -16,7 +17,9 @@ const DEFAULT_RUN_DIR: &str = "/run/gantry";
 const RKT_SOCKET: &str = "api.sock";
 /// The name of the default socket of the Talos node API.
 const TALOS_SOCKET: &str = "machine.sock";
-/// The value of `listen` and `machine-listen` that disables an API.
+/// The default address of metrics.
+const METRICS_ADDRESS: &str = "127.0.0.1:15442";
+/// The value of `listen`, `machine-listen` and `metrics-listen` that disables an API.
 const NONE: &str = "none";
 /// The default TCP addresses of the Talos node API when it has certificates: the port of Talos.
 const TALOS_TCP: [(&str, u16); 2] = [("0.0.0.0", 50000), ("::", 50000)];
@@ -45,6 +48,8 @@ pub(crate) struct ListenAddresses<'a> {
     pub(crate) rkt: Option<&'a [String]>,
     /// The Talos node API.
     pub(crate) talos: Option<&'a [String]>,
+    /// The metrics.
+    pub(crate) metrics: Option<&'a [String]>,
     /// The directory of the default sockets.
     pub(crate) run_dir: Option<&'a Path>,
 }
@@ -56,7 +61,7 @@ pub(crate) fn endpoints(
     addresses: ListenAddresses<'_>,
     tls: Option<MutualTls>,
 ) -> anyhow::Result<Vec<Endpoint>> {
-    let ListenAddresses { rkt, talos, run_dir } = addresses;
+    let ListenAddresses { rkt, talos, run_dir, .. } = addresses;
     let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
         ListenSpec::Passed => passed,
         spec => open(spec, RKT_SOCKET, rkt::SOCKET_ACCESS)?,
@@ -120,6 +125,31 @@ fn tls_files(tls: &MachineTls) -> TlsFiles {
     TlsFiles { authorities: tls.ca.clone(), certificate: tls.certificate.clone(), key: tls.key.clone() }
 }
 
+/// Opens the sockets of the metrics. The default address is not required: if it is in use, a warning is logged.
+pub(crate) fn metrics_listeners(addresses: ListenAddresses<'_>) -> anyhow::Result<Vec<Listener>> {
+    let Some(given) = addresses.metrics else {
+        // Several gantryd with sockets of their own do not compete for the default address.
+        if addresses.rkt.is_some() || addresses.run_dir.is_some() {
+            return Ok(Vec::new());
+        }
+        let opened = Listener::open(&METRICS_ADDRESS.parse()?, METRICS_SOCKET_ACCESS);
+        return Ok(opened.unwrap_or_else(|error| {
+            warn!("no metrics are served: {:#}; 'metrics-listen' sets another address", anyhow::Error::from(error));
+            Vec::new()
+        }));
+    };
+    match listen_spec("metrics-listen", false, Some(given), None)? {
+        ListenSpec::Addresses(addresses) => {
+            let mut listeners = Vec::new();
+            for address in addresses {
+                listeners.extend(Listener::open(&address, METRICS_SOCKET_ACCESS)?);
+            }
+            Ok(listeners)
+        }
+        ListenSpec::None | ListenSpec::Passed | ListenSpec::Default(_) => Ok(Vec::new()),
+    }
+}
+
 /// Opens the sockets of one API; `name` is that of its default socket.
 fn open(spec: ListenSpec, name: &str, access: SocketAccess) -> anyhow::Result<Vec<Listener>> {
     let addresses = match spec {
@@ -169,16 +199,23 @@ pub(crate) struct Api(Option<Running>);
 
 impl Api {
     /// Serves these APIs, and logs their addresses.
-    pub(crate) fn start(config: Config, endpoints: Vec<Endpoint>) -> anyhow::Result<Self> {
-        if endpoints.is_empty() {
+    pub(crate) fn start(config: Config, endpoints: Vec<Endpoint>, metrics: Vec<Listener>) -> anyhow::Result<Self> {
+        if endpoints.is_empty() && metrics.is_empty() {
             return Ok(Self(None));
         }
+        let serves_calls = !endpoints.is_empty();
+        let metrics_addresses: Vec<String> = metrics.iter().map(|listener| listener.name().to_owned()).collect();
         let addresses: Vec<String> = endpoints.iter().flat_map(Endpoint::addresses).map(str::to_owned).collect();
-        let running = gantry_api::serve(config, endpoints)?;
+        let running = gantry_api::serve(config, endpoints, metrics)?;
         for address in addresses {
             info!("serving on {address}");
         }
-        info!("API service running");
+        for address in metrics_addresses {
+            info!("metrics on {address}, path /metrics");
+        }
+        if serves_calls {
+            info!("API service running");
+        }
         Ok(Self(Some(running)))
     }
 

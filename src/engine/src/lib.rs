@@ -75,7 +75,10 @@ pub use pods::wait::{EndWatch, Ended};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, open_for_keeping};
 pub use settings::{KeeperSettings, MachineTls, Settings};
-pub use stats::{ProcessInfo, SampleScope, Sampler, list_processes};
+pub use stats::{
+    CounterSelection, ProcessInfo, SampleCache, SampleError, SampleScope, SampleSet, SampledPod, Sampler,
+    list_processes,
+};
 pub use volumes::VolumeError;
 
 /// The items of the crates below that callers need, so that they import the engine alone.

@@ -49,6 +49,14 @@ impl Observer {
         Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
     }
 
+    /// The number of pods in each phase that has any, by the phase's name; pods being deleted count as `garbage`.
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn count_pods(&self) -> Result<Vec<(String, u64)>, PodError> {
+        self.engine.store.count_pods().map_err(PodError::store)
+    }
+
     /// The pod with this prefix of its id.
     ///
     /// # Errors

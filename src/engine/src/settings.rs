@@ -13,6 +13,8 @@
 //! listen = ["unix:/run/x.sock"]    # gantryd: addresses of rkt's API, or ["none"]
 //! machine-listen = ["none"]        # gantryd: addresses of the Talos node API, or ["none"]
 //! time-server = "time.example"     # gantryd: the server whose time the Talos node API shows; none by default
+//! metrics-listen = ["127.0.0.1:15442"]   # gantryd: addresses of /metrics for Prometheus, or []
+//! sample-interval = "10s"          # gantryd: how often the counters of running pods are sampled
 //! events-kept = 100000             # gantryd: how many events stay when older ones are deleted
 //! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
 //! [machine-tls]                    # gantryd: mutual TLS of the Talos node API, which TCP addresses need; PEM files
@@ -55,6 +57,10 @@ const DEFAULT_CONFIG: &str = "/etc/gantry/config.toml";
 const MAX_CONFIG: u64 = 1 << 20;
 /// The shortest interval of garbage collection, which reads all rows.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// The interval of samples, as of cAdvisor in a kubelet.
+const DEFAULT_SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+/// The allowed intervals of samples: each reads some 20 files per pod and per app.
+const SAMPLE_INTERVAL: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 /// Each directory is read at every start.
 const MAX_DIRS: usize = 32;
 /// The allowed timeouts of a plugin.
@@ -75,6 +81,8 @@ struct File {
     listen: Option<Vec<String>>,
     machine_listen: Option<Vec<String>>,
     time_server: Option<String>,
+    metrics_listen: Option<Vec<String>>,
+    sample_interval: Option<String>,
     events_kept: Option<u64>,
     backup_interval: Option<String>,
     machine_tls: Option<MachineTls>,
@@ -140,6 +148,10 @@ pub struct Settings {
     pub machine_tls: Option<MachineTls>,
     /// The time server that the Talos node API asks.
     pub time_server: Option<String>,
+    /// The addresses on which gantryd serves metrics, as written; `None`: not configured.
+    pub metrics_listen: Option<Vec<String>>,
+    /// The interval at which gantryd samples the counters of running pods.
+    pub sample_interval: Duration,
     /// The absolute path of the configuration file, which may not exist.
     pub config: PathBuf,
 }
@@ -205,6 +217,8 @@ impl Settings {
             machine_listen: None,
             machine_tls: None,
             time_server: None,
+            metrics_listen: None,
+            sample_interval: DEFAULT_SAMPLE_INTERVAL,
             config,
         };
         settings.options.fetch.default_registry = registry;
@@ -265,6 +279,13 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     }
     settings.machine_tls = file.machine_tls;
     settings.time_server = file.time_server;
+    settings.metrics_listen = file.metrics_listen;
+    if let Some(text) = file.sample_interval {
+        settings.sample_interval = quantity::duration(&text).map_err(|error| format!("sample-interval: {error}"))?;
+        if !SAMPLE_INTERVAL.contains(&settings.sample_interval) {
+            return Err("sample-interval: must be 1s to 1h".to_owned());
+        }
+    }
     apply_fetch(file.fetch, &mut settings.options.fetch)?;
     apply_network(file.network, &mut settings.options.network)?;
     let keeper = &mut settings.keeper;
@@ -381,10 +402,12 @@ mod tests {
     fn every_setting_is_parsed() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
-                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\ntime-server = 't'\n\
+                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\nmetrics-listen = []\n\
+                   sample-interval = '1m'\ntime-server = 't'\n\
                    machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
-        let Settings { options, keeper, listen, machine_listen, machine_tls, time_server, config } =
-            settings(all).unwrap();
+        let all = settings(all).unwrap();
+        assert_eq!((all.metrics_listen, all.sample_interval), (Some(Vec::new()), Duration::from_secs(60)));
+        let Settings { options, keeper, listen, machine_listen, machine_tls, time_server, config, .. } = all;
         assert_eq!(time_server.as_deref(), Some("t"));
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
         assert_eq!(machine_listen.as_deref(), Some(&["none".to_owned()][..]));
@@ -452,6 +475,7 @@ mod tests {
             ("gc-grace = 'soon'", "gc-grace"),
             ("listen = 'unix:/a'", "line 1"),
             ("backup-interval = '1ms'", "backup-interval"),
+            ("sample-interval = '0'", "sample-interval: must be 1s to 1h"),
             ("expire-prepared = '1'", "expire-prepared"),
             ("machine-tls = { ca = '/c', certificate = '/d' }", "line 1"),
             ("machine-tls = { ca = '/c', certificate = 'd', key = '/e' }", "machine-tls: 'd' is not an absolute path"),

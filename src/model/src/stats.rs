@@ -44,6 +44,23 @@ pub struct AppStats {
     /// Its processes.
     #[serde(flatten)]
     pub usage: ResourceUsage,
+    /// Its CPU limit and weight; `None` unless they were sampled.
+    #[serde(skip)]
+    pub cpu_limits: Option<CpuLimitStats>,
+    /// The number of its processes; threads count in [`ResourceUsage::pids`]. `None` unless they were sampled.
+    #[serde(skip)]
+    pub processes: Option<u64>,
+}
+
+/// The CPU limit and weight of an app.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuLimitStats {
+    /// The period of the limit, in microseconds.
+    pub period_us: u64,
+    /// The CPU time in each period, in microseconds; `None`: unlimited.
+    pub quota_us: Option<u64>,
+    /// The weight, 1024 by default.
+    pub shares: u64,
 }
 
 /// The counters of a cgroup; `None`: the host does not have the controller.

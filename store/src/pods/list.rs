@@ -31,6 +31,20 @@ impl Store {
         Ok(pods)
     }
 
+    /// The number of pods in each phase that has any, by the phase's name; pods being deleted count as `garbage`.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn count_pods(&self) -> Result<Vec<(String, u64)>, StoreError> {
+        const DOING: &str = "count the pods";
+        self.read(DOING, |tx| {
+            let mut statement =
+                tx.prepare_cached("SELECT phase, count(*) FROM pod GROUP BY phase").map_err(StoreError::sql(DOING))?;
+            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).map_err(StoreError::sql(DOING))?;
+            rows.collect::<rusqlite::Result<_>>().map_err(StoreError::sql(DOING))
+        })
+    }
+
     /// Reads all fields of the pods' rows, including those that lists only copy.
     ///
     /// # Errors

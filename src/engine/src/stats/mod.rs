@@ -3,10 +3,13 @@
 //! | module | contents |
 //! |---|---|
 //! | `sampler` | [`Sampler`]: counters of cgroups and interfaces, for `gantry stats` and for gantryd |
+//! | `cache` | [`SampleCache`]: the samples that gantryd takes, shared by its surfaces |
 //! | `processes` | [`ProcessInfo`]: the processes of a pod |
 
+mod cache;
 mod processes;
 mod sampler;
 
+pub use cache::{SampleCache, SampleError, SampleSet, SampledPod};
 pub use processes::{ProcessInfo, list_processes};
-pub use sampler::{SampleScope, Sampler};
+pub use sampler::{CounterSelection, SampleScope, Sampler};

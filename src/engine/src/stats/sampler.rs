@@ -11,10 +11,10 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_host::cgroup::{CgroupSet, CounterFiles, ReadCounters};
+use gantry_host::cgroup::{CgroupSet, CounterFiles, DeviceIo, ReadCounters};
 use gantry_model::stats::{
-    AppStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureStats, ResourceUsage,
-    parse_net_dev,
+    AppStats, CpuLimitStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureStats,
+    ResourceUsage, parse_net_dev,
 };
 use gantry_model::{AppState, Phase, PodId};
 
@@ -26,6 +26,16 @@ const CONTROLLERS: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "blkio"];
 const NET_DEV_CHUNK: usize = 4 << 10;
 /// A pod with more interfaces than fit is sampled in part.
 const MAX_NET_DEV: usize = 256 << 10;
+
+/// The counters of a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CounterSelection {
+    /// CPU time as a whole, working set, memory limit, threads and bytes of block devices: six files per cgroup. The
+    /// other counters are 0.
+    Summary,
+    /// All counters.
+    All,
+}
 
 /// The extent of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,13 +50,18 @@ pub enum SampleScope {
 #[derive(Debug)]
 pub struct Sampler {
     roots: CgroupSet,
+    counters: CounterSelection,
     /// The network namespace of this process: device and inode.
     own_network: Option<(u64, u64)>,
-    /// Held descriptors; `None`: files are opened for each sample.
-    held: Option<HashMap<PodId, HeldPod>>,
+    /// Whether descriptors are held between samples; if not, files are opened for each sample.
+    holds: bool,
+    /// Held descriptors.
+    held: HashMap<PodId, HeldPod>,
+    /// Maximum held descriptors. The files of further pods are opened for each sample.
+    max_held: usize,
 }
 
-/// The held descriptors of a pod.
+/// The descriptors of a pod.
 #[derive(Debug)]
 struct HeldPod {
     counters: CounterFiles,
@@ -56,6 +71,13 @@ struct HeldPod {
     apps: HashMap<(String, u32), CounterFiles>,
 }
 
+impl HeldPod {
+    fn descriptor_count(&self) -> usize {
+        let apps: usize = self.apps.values().map(CounterFiles::descriptor_count).sum();
+        self.counters.descriptor_count() + usize::from(self.net_dev.is_some()) + apps
+    }
+}
+
 impl Sampler {
     /// A sampler that opens files for each sample.
     ///
@@ -63,30 +85,54 @@ impl Sampler {
     /// Of opening the cgroup hierarchies.
     pub fn open() -> io::Result<Self> {
         let own_network = namespace_identity("/proc/self/ns/net");
-        Ok(Self { roots: CgroupSet::open_roots(&CONTROLLERS)?, own_network, held: None })
+        let roots = CgroupSet::open_roots(&CONTROLLERS)?;
+        Ok(Self {
+            roots,
+            counters: CounterSelection::All,
+            own_network,
+            holds: false,
+            held: HashMap::new(),
+            max_held: 0,
+        })
     }
 
-    /// The same sampler, which holds descriptors between samples. They number some twelve per pod and per app.
+    /// The same sampler, which holds at most `max` descriptors between samples. They number some 20 per pod and per
+    /// app.
     #[must_use]
-    pub fn holding_descriptors(self) -> Self {
-        Self { held: Some(HashMap::new()), ..self }
+    pub fn holding_descriptors(self, max: usize) -> Self {
+        Self { holds: true, max_held: max, ..self }
+    }
+
+    /// The same sampler, which reads these counters only.
+    #[must_use]
+    pub fn reading(self, counters: CounterSelection) -> Self {
+        Self { counters, ..self }
+    }
+
+    /// The number of descriptors that it holds between samples.
+    #[must_use]
+    pub fn held_descriptors(&self) -> usize {
+        self.held.values().map(HeldPod::descriptor_count).sum()
     }
 
     /// Samples the running ones of these pods. A pod or app that ends meanwhile is left out.
     pub fn sample(&mut self, views: &[PodView], scope: SampleScope) -> Vec<PodStats> {
-        let mut held = self.held.take();
+        let mut held = std::mem::take(&mut self.held);
         let mut samples = Vec::with_capacity(views.len());
-        let mut kept = HashMap::with_capacity(held.as_ref().map_or(0, HashMap::len));
+        let mut descriptors = 0;
+        let mut kept = HashMap::with_capacity(held.len());
         for view in views {
-            let known = held.as_mut().and_then(|held| held.remove(&view.row.id));
+            let known = held.remove(&view.row.id);
             // Reading fails if the pod has ended.
             let Ok(Some((sample, pod))) = self.sample_pod(view, known, scope) else { continue };
             samples.push(sample);
-            if held.is_some() {
+            let count = pod.descriptor_count();
+            if self.holds && descriptors + count <= self.max_held {
+                descriptors += count;
                 kept.insert(view.row.id, pod);
             }
         }
-        self.held = held.map(|_| kept);
+        self.held = kept;
         samples
     }
 
@@ -112,7 +158,11 @@ impl Sampler {
                     None => CounterFiles::new(pod.counters.cgroups().open(app.name.as_str())?),
                 };
                 // It has ended, or starts again.
-                let Ok(usage) = read_usage(&counters) else { continue };
+                let Ok(usage) = self.read_usage(&counters) else { continue };
+                let (cpu_limits, processes) = match (self.holds, self.counters) {
+                    (true, CounterSelection::All) => read_details(&counters),
+                    _ => (None, None),
+                };
                 pod.apps.insert(key, counters);
                 apps.push(AppStats {
                     name: app.name.clone(),
@@ -122,6 +172,8 @@ impl Sampler {
                     pid,
                     started: at,
                     usage,
+                    cpu_limits,
+                    processes,
                 });
             }
         }
@@ -130,14 +182,21 @@ impl Sampler {
             name: view.row.name.clone(),
             started: *since,
             sampled: gantry_store::now(),
-            usage: match &self.held {
-                Some(_) => read_usage(&pod.counters)?,
-                None => read_usage(pod.counters.cgroups())?,
+            usage: match self.holds {
+                true => self.read_usage(&pod.counters)?,
+                false => self.read_usage(pod.counters.cgroups())?,
             },
             interfaces: pod.net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
             apps,
         };
         Ok(Some((sample, pod)))
+    }
+
+    fn read_usage(&self, counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
+        match self.counters {
+            CounterSelection::Summary => read_summary(counters),
+            CounterSelection::All => read_usage(counters),
+        }
     }
 
     fn open_pod(&self, view: &PodView, supervisor: u32) -> io::Result<HeldPod> {
@@ -163,6 +222,45 @@ fn namespace_identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Reads the CPU limits and the number of processes of an app. Their files are opened each time.
+fn read_details(counters: &CounterFiles) -> (Option<CpuLimitStats>, Option<u64>) {
+    let microseconds = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    // Reading fails if the app has ended; its usage was read before.
+    let limits = counters.cgroups().cpu_limits().ok().flatten().map(|limits| CpuLimitStats {
+        period_us: microseconds(limits.period),
+        quota_us: limits.quota.map(microseconds),
+        shares: limits.shares,
+    });
+    (limits, counters.cgroups().process_count().ok().flatten())
+}
+
+fn read_summary(counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
+    let cpu = counters.cpu_total()?.map(|total| CpuStats { total_ns: nanoseconds(total), ..CpuStats::default() });
+    let memory = counters.memory_summary()?.map(|memory| MemoryStats {
+        usage: memory.current,
+        working_set: memory.current.saturating_sub(memory.inactive_file),
+        rss: memory.anonymous,
+        cache: memory.file,
+        limit: memory.limit,
+        ..MemoryStats::default()
+    });
+    let pids = counters.pids_current()?.map(|current| PidsStats { current, limit: None });
+    let io = counters.io_bytes()?.map(device_stats);
+    Ok(ResourceUsage { cpu, memory, pids, io, pressure: None })
+}
+
+fn device_stats(devices: Vec<DeviceIo>) -> Vec<DeviceStats> {
+    let device = |io: DeviceIo| DeviceStats {
+        major: io.device.0,
+        minor: io.device.1,
+        read_bytes: io.read_bytes,
+        written_bytes: io.written_bytes,
+        reads: io.reads,
+        writes: io.writes,
+    };
+    devices.into_iter().map(device).collect()
 }
 
 fn read_usage(counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
@@ -192,15 +290,7 @@ fn read_usage(counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
         }
     };
     let pids = counters.pids_usage()?.map(|pids| PidsStats { current: pids.current, limit: pids.limit });
-    let device = |io: gantry_host::cgroup::DeviceIo| DeviceStats {
-        major: io.device.0,
-        minor: io.device.1,
-        read_bytes: io.read_bytes,
-        written_bytes: io.written_bytes,
-        reads: io.reads,
-        writes: io.writes,
-    };
-    let io = counters.io_usage()?.map(|devices| devices.into_iter().map(device).collect());
+    let io = counters.io_usage()?.map(device_stats);
     let pressure = counters.pressure()?.map(|pressure| PressureStats {
         cpu_some_ns: nanoseconds(pressure.cpu_some),
         memory_some_ns: nanoseconds(pressure.memory_some),

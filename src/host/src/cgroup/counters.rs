@@ -32,6 +32,12 @@ impl CounterFiles {
     pub fn new(cgroups: CgroupSet) -> Self {
         Self { cgroups, files: RefCell::default() }
     }
+
+    /// The number of descriptors that it holds: the directory in each hierarchy, and the files that were read.
+    #[must_use]
+    pub fn descriptor_count(&self) -> usize {
+        self.cgroups.iter().count() + self.files.borrow().iter().filter(|file| file.file.is_some()).count()
+    }
 }
 
 /// Reading fails with ENODEV once the cgroup was removed.
@@ -84,5 +90,8 @@ mod tests {
         held.pids_usage().unwrap();
         held.io_usage().unwrap();
         held.pressure().unwrap();
+        let count = held.descriptor_count();
+        held.cpu_usage().unwrap();
+        assert!(count > 0 && held.descriptor_count() == count);
     }
 }

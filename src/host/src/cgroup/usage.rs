@@ -62,6 +62,17 @@ pub struct PidsUsage {
     pub limit: Option<u64>,
 }
 
+/// The CPU limit and weight of a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CpuLimits {
+    /// The period of the limit (CFS bandwidth control).
+    pub period: Duration,
+    /// The CPU time that the cgroup may use in each period; `None`: unlimited.
+    pub quota: Option<Duration>,
+    /// The weight in the terms of v1 (`cpu.shares`, 2 to 262144, 1024 by default).
+    pub shares: u64,
+}
+
 /// Input and output of a block device, since the cgroup was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceIo {
@@ -171,6 +182,43 @@ pub trait ReadCounters {
         Ok(Some(CpuUsage { total, user, system, ..usage }))
     }
 
+    /// Reads the CPU time in user and kernel mode alone: one file.
+    ///
+    /// # Errors
+    /// Of reading the file.
+    fn cpu_total(&self) -> io::Result<Option<Duration>> {
+        let Some(cgroup) = self.cgroups().with_controller("cpuacct") else { return Ok(None) };
+        if cgroup.is_v2() {
+            let stat = self.read_counter(None, "cpu.stat")?;
+            return Ok(stat.map(|stat| Duration::from_micros(flat_value(&stat, "usage_usec"))));
+        }
+        Ok(self.read_number("cpuacct", "cpuacct.usage")?.map(Duration::from_nanos))
+    }
+
+    /// Reads the memory usage and limit without peak and swap: three files.
+    ///
+    /// # Errors
+    /// Of reading the files.
+    fn memory_summary(&self) -> io::Result<Option<MemoryUsage>> {
+        let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
+        let [current, limit] = match cgroup.is_v2() {
+            true => ["memory.current", "memory.max"],
+            false => ["memory.usage_in_bytes", "memory.limit_in_bytes"],
+        };
+        let Some(current) = self.read_number("memory", current)? else { return Ok(None) };
+        let stat = self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default();
+        let value = |v2, v1| flat_value(&stat, if cgroup.is_v2() { v2 } else { v1 });
+        Ok(Some(MemoryUsage {
+            current,
+            limit: self.read_number("memory", limit)?.filter(|limit| *limit < MIN_V1_UNLIMITED),
+            peak: None,
+            swap: None,
+            anonymous: value("anon", "total_rss"),
+            file: value("file", "total_cache"),
+            inactive_file: value("inactive_file", "total_inactive_file"),
+        }))
+    }
+
     /// Reads the memory usage.
     ///
     /// # Errors
@@ -227,6 +275,26 @@ pub trait ReadCounters {
         Ok(Some(PidsUsage { current, limit: self.read_number("pids", "pids.max")? }))
     }
 
+    /// Reads the number of threads that exist: one file.
+    ///
+    /// # Errors
+    /// Of reading the file.
+    fn pids_current(&self) -> io::Result<Option<u64>> {
+        self.read_number("pids", "pids.current")
+    }
+
+    /// Reads the bytes that were read and written on each block device, without the operations: one file.
+    ///
+    /// # Errors
+    /// Of reading the file.
+    fn io_bytes(&self) -> io::Result<Option<Vec<DeviceIo>>> {
+        if self.cgroups().v1("blkio").is_some() {
+            let bytes = self.read_counter(Some("blkio"), "blkio.throttle.io_service_bytes_recursive")?;
+            return Ok(bytes.map(|bytes| parse_blkio(&bytes, "")));
+        }
+        self.io_usage()
+    }
+
     /// Reads the input and output of each block device that was used.
     ///
     /// # Errors
@@ -257,6 +325,51 @@ pub trait ReadCounters {
             io_full: pressure_total(&io, "full"),
         }))
     }
+}
+
+impl CgroupSet {
+    /// Reads the CPU limit and weight; `None` if the controller is absent. They change only on request, so no
+    /// descriptors are held for them.
+    ///
+    /// # Errors
+    /// Of reading the files.
+    pub fn cpu_limits(&self) -> io::Result<Option<CpuLimits>> {
+        let Some(cgroup) = self.with_controller("cpu") else { return Ok(None) };
+        if cgroup.is_v2() {
+            let Some(max) = read_existing(cgroup, "cpu.max")? else { return Ok(None) };
+            let weight = read_value(cgroup, "cpu.weight")?.unwrap_or(100);
+            return Ok(Some(CpuLimits { shares: shares_of_weight(weight), ..parse_cpu_max(&max) }));
+        }
+        let Some(period) = read_value(cgroup, "cpu.cfs_period_us")? else { return Ok(None) };
+        Ok(Some(CpuLimits {
+            period: Duration::from_micros(period),
+            // -1, which is no u64: unlimited.
+            quota: read_value(cgroup, "cpu.cfs_quota_us")?.map(Duration::from_micros),
+            shares: read_value(cgroup, "cpu.shares")?.unwrap_or(1024),
+        }))
+    }
+
+    /// Counts the processes in the cgroup, without those in cgroups below it; `None` if no hierarchy is used.
+    ///
+    /// # Errors
+    /// Of reading `cgroup.procs`.
+    pub fn process_count(&self) -> io::Result<Option<u64>> {
+        let Some(cgroup) = self.iter().next() else { return Ok(None) };
+        Ok(Some(cgroup.read("cgroup.procs")?.lines().count() as u64))
+    }
+}
+
+/// `QUOTA PERIOD` in microseconds; the quota may be `max`.
+fn parse_cpu_max(text: &str) -> CpuLimits {
+    let mut fields = text.split_whitespace();
+    let quota = fields.next().and_then(|quota| quota.parse().ok()).map(Duration::from_micros);
+    let period = fields.next().and_then(|period| period.parse().ok()).unwrap_or(100_000);
+    CpuLimits { period: Duration::from_micros(period), quota, shares: 0 }
+}
+
+/// The weight of v2 (1 to 10000) in the terms of v1 (2 to 262144), the inverse of what container runtimes set.
+fn shares_of_weight(weight: u64) -> u64 {
+    2 + weight.saturating_sub(1).saturating_mul(262_142) / 9999
 }
 
 impl ReadCounters for CgroupSet {
@@ -373,6 +486,14 @@ mod tests {
     }
 
     #[test]
+    fn cpu_limits_are_parsed() {
+        let limits = parse_cpu_max("50000 100000\n");
+        assert_eq!((limits.quota, limits.period), (Some(Duration::from_millis(50)), Duration::from_millis(100)));
+        assert_eq!(parse_cpu_max("max 20000").quota, None);
+        assert_eq!([1, 100, 10_000].map(shares_of_weight), [2, 2597, 262_144]);
+    }
+
+    #[test]
     fn reads_pressure() {
         let text =
             "some avg10=0.00 avg60=1.00 avg300=0.00 total=123\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=45\n";
@@ -405,5 +526,10 @@ mod tests {
         roots.memory_events().unwrap();
         roots.pids_usage().unwrap();
         roots.io_usage().unwrap();
+        let (total, whole) = (roots.cpu_total().unwrap(), roots.cpu_usage().unwrap());
+        assert!(total <= whole.map(|cpu| cpu.total), "{total:?} {whole:?}");
+        let (summary, memory) = (roots.memory_summary().unwrap(), roots.memory_usage().unwrap());
+        assert_eq!(summary.is_some(), memory.is_some());
+        roots.cpu_limits().unwrap();
     }
 }

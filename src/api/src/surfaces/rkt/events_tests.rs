@@ -23,7 +23,7 @@ fn subscribers() -> (tempfile::TempDir, Subscribers) {
     let dir = tempfile::tempdir().unwrap();
     let options = Options::new(dir.path().join("data"));
     let commits = CommitWatcher::start(&options).unwrap();
-    let hub = Hub::start(options, commits).unwrap();
+    let hub = Hub::start(options, commits, std::sync::Arc::default()).unwrap();
     let subscribers = Subscribers::new(&hub);
     (dir, subscribers)
 }

@@ -1,5 +1,7 @@
 //! The calls that are served. `os.OSService` has some of them too.
 
+use std::sync::Arc;
+
 use gantry_engine::{Observer, now};
 use gantry_proto::talos::common::Data;
 use gantry_proto::talos::machine as wire;
@@ -67,7 +69,8 @@ impl Node {
         request: Request<wire::StatsRequest>,
     ) -> Result<Response<wire::StatsResponse>, Status> {
         let sample = |peer, request| {
-            let sample = move |observer: &Observer| stats::sample(observer, &request);
+            let context = Arc::clone(&self.context);
+            let sample = move |observer: &Observer| stats::sample(&context, observer, &request);
             self.context.reader.call(peer, Weight::Heavy, sample)
         };
         let messages = self.unary(request, sample).await?;

@@ -1,34 +1,32 @@
 //! Stats: one sample of each running pod and app: the working set in bytes, and the CPU time since the start in
 //! nanoseconds.
 
-use gantry_engine::model::stats::{PodStats, ResourceUsage};
-use gantry_engine::{Observer, PodView, SampleScope, Sampler};
+use std::time::Duration;
+
+use gantry_engine::model::stats::ResourceUsage;
+use gantry_engine::{Observer, SampledPod};
 use gantry_proto::talos::common::ContainerDriver;
 use gantry_proto::talos::machine::{Stat, Stats, StatsRequest};
 use tonic::Status;
 
 use super::names::{self, Namespace};
-use crate::status;
+use crate::context::Context;
+
+/// Maximum age of a sample. Clients compute rates from two calls, a second or more apart.
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// The rows that a request selects. Pods that do not run have none.
 ///
 /// # Errors
 /// INVALID_ARGUMENT; the store or the cgroups cannot be read.
-pub(super) fn sample(observer: &Observer, request: &StatsRequest) -> Result<Stats, Status> {
+pub(super) fn sample(context: &Context, observer: &Observer, request: &StatsRequest) -> Result<Stats, Status> {
     let (namespace, driver) = Namespace::parse(&request.namespace, request.driver)?;
     if namespace == Namespace::System {
         return Ok(Stats { metadata: None, stats: vec![daemon(&namespace)?] });
     }
-    let views = observer.pods(&[]).map_err(|error| status::from_error(&error))?;
-    let is_shown = |view: &PodView| view.supervisor().is_some() && namespace.contains(&view.row);
-    let views: Vec<PodView> = views.into_iter().filter(is_shown).collect();
-    let mut sampler =
-        Sampler::open().map_err(|error| Status::internal(format!("cannot open the cgroup hierarchies: {error}")))?;
-    let mut stats = Vec::new();
-    for sample in sampler.sample(&views, SampleScope::Apps) {
-        let Some(view) = views.iter().find(|view| view.row.id == sample.id) else { continue };
-        stats.extend(rows(&namespace, driver, view, &sample));
-    }
+    let samples = context.sample(observer, MAX_AGE)?;
+    let shown = samples.pods.iter().filter(|pod| namespace.contains(&pod.view.row));
+    let mut stats: Vec<Stat> = shown.flat_map(|pod| rows(&namespace, driver, pod)).collect();
     stats.sort_by(|one, other| one.id.cmp(&other.id));
     Ok(Stats { metadata: None, stats })
 }
@@ -48,7 +46,8 @@ fn daemon(namespace: &Namespace) -> Result<Stat, Status> {
     })
 }
 
-fn rows(namespace: &Namespace, driver: ContainerDriver, view: &PodView, sample: &PodStats) -> Vec<Stat> {
+fn rows(namespace: &Namespace, driver: ContainerDriver, pod: &SampledPod) -> Vec<Stat> {
+    let SampledPod { view, stats: sample } = pod;
     let pod_id = names::pod_id(&view.row);
     let row = |id: String, name: String, usage: &ResourceUsage| Stat {
         namespace: namespace.name().to_owned(),

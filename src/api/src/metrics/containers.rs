@@ -1,0 +1,285 @@
+//! The metrics of pods and apps, under cAdvisor's names and with the labels that the kubelet gives them.
+//!
+//! A pod has the label `container=""`, as the cgroup of a Kubernetes pod has. Each sample has the time at which the
+//! counters were read.
+
+use std::collections::HashMap;
+
+use gantry_engine::model::Timestamp;
+use gantry_engine::model::stats::{AppStats, ResourceUsage, TrafficStats};
+use gantry_engine::{PodRow, SampledPod};
+
+use super::exposition::{Exposition, Labels, MetricType, MetricValue};
+use MetricType::{Counter, Gauge, Untyped};
+use MetricValue::{Count, Nanoseconds};
+
+/// Labels and annotations of pods that a kubelet made.
+const KUBERNETES_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+const KUBERNETES_NAME: &str = "io.kubernetes.pod.name";
+
+/// A pod or an app.
+struct Target<'a> {
+    labels: Labels,
+    usage: &'a ResourceUsage,
+    /// `None`: a pod.
+    app: Option<&'a AppStats>,
+    started: Timestamp,
+    sampled: Timestamp,
+}
+
+impl Target<'_> {
+    fn sampled_ms(&self) -> i64 {
+        self.sampled.0 / 1_000_000
+    }
+}
+
+/// A metric with one sample per target.
+struct TargetMetric {
+    name: &'static str,
+    kind: MetricType,
+    help: &'static str,
+    value: fn(&Target<'_>) -> Option<MetricValue>,
+}
+
+const fn metric(
+    name: &'static str,
+    kind: MetricType,
+    help: &'static str,
+    value: fn(&Target<'_>) -> Option<MetricValue>,
+) -> TargetMetric {
+    TargetMetric { name, kind, help, value }
+}
+
+const CPU_METRICS: &[TargetMetric] = &[
+    metric("container_cpu_user_seconds_total", Counter, "CPU time in user mode.", |target| {
+        Some(Nanoseconds(target.usage.cpu?.user_ns))
+    }),
+    metric("container_cpu_system_seconds_total", Counter, "CPU time in kernel mode.", |target| {
+        Some(Nanoseconds(target.usage.cpu?.system_ns))
+    }),
+    metric("container_cpu_cfs_periods_total", Counter, "Periods of the CPU limit.", |target| {
+        Some(Count(target.usage.cpu?.periods))
+    }),
+    metric("container_cpu_cfs_throttled_periods_total", Counter, "Periods in which the CPU limit was reached.", |t| {
+        Some(Count(t.usage.cpu?.throttled_periods))
+    }),
+    metric(
+        "container_cpu_cfs_throttled_seconds_total",
+        Counter,
+        "Time that threads waited for the next period.",
+        |t| Some(Nanoseconds(t.usage.cpu?.throttled_ns)),
+    ),
+];
+
+const MEMORY_METRICS: &[TargetMetric] = &[
+    metric("container_memory_usage_bytes", Gauge, "All charged memory, with page cache.", |target| {
+        Some(Count(target.usage.memory?.usage))
+    }),
+    metric("container_memory_working_set_bytes", Gauge, "Charged memory without inactive page cache.", |target| {
+        Some(Count(target.usage.memory?.working_set))
+    }),
+    metric("container_memory_rss", Gauge, "Anonymous memory in bytes.", |target| Some(Count(target.usage.memory?.rss))),
+    metric("container_memory_cache", Gauge, "Page cache in bytes.", |target| Some(Count(target.usage.memory?.cache))),
+    metric("container_memory_swap", Gauge, "Swap in bytes.", |target| Some(Count(target.usage.memory?.swap?))),
+    metric("container_memory_max_usage_bytes", Gauge, "The highest usage.", |target| {
+        Some(Count(target.usage.memory?.peak?))
+    }),
+    metric("container_memory_failcnt", Untyped, "Allocations that reached the memory limit.", |target| {
+        Some(Count(target.usage.memory?.failures))
+    }),
+    metric("container_oom_events_total", Counter, "Processes that the OOM killer has killed.", |target| {
+        Some(Count(target.usage.memory?.oom_kills))
+    }),
+];
+
+const PROCESS_METRICS: &[TargetMetric] = &[
+    metric("container_processes", Gauge, "Processes of the container.", |target| Some(Count(target.app?.processes?))),
+    metric("container_threads", Gauge, "Threads of the container.", |target| Some(Count(target.usage.pids?.current))),
+    metric("container_threads_max", Gauge, "Limit of threads of the container; 0: none.", |target| {
+        Some(Count(target.usage.pids?.limit.unwrap_or(0)))
+    }),
+    metric("container_start_time_seconds", Gauge, "Time of the start, since the epoch.", |target| {
+        Some(Nanoseconds(u64::try_from(target.started.0).ok()?))
+    }),
+    metric("container_last_seen", Gauge, "Time of the sample, in seconds since the epoch.", |target| {
+        Some(Count(u64::try_from(target.sampled.0).ok()? / 1_000_000_000))
+    }),
+];
+
+const PRESSURE_METRICS: &[TargetMetric] = &[
+    metric("container_pressure_cpu_waiting_seconds_total", Counter, "Time that tasks waited for the CPU.", |target| {
+        Some(Nanoseconds(target.usage.pressure?.cpu_some_ns))
+    }),
+    metric(
+        "container_pressure_memory_waiting_seconds_total",
+        Counter,
+        "Time that tasks waited for memory.",
+        |target| Some(Nanoseconds(target.usage.pressure?.memory_some_ns)),
+    ),
+    metric("container_pressure_memory_stalled_seconds_total", Counter, "Time that all tasks waited for memory.", |t| {
+        Some(Nanoseconds(t.usage.pressure?.memory_full_ns))
+    }),
+    metric("container_pressure_io_waiting_seconds_total", Counter, "Time that tasks waited for I/O.", |target| {
+        Some(Nanoseconds(target.usage.pressure?.io_some_ns))
+    }),
+    metric("container_pressure_io_stalled_seconds_total", Counter, "Time that all tasks waited for I/O.", |target| {
+        Some(Nanoseconds(target.usage.pressure?.io_full_ns))
+    }),
+];
+
+const SPEC_METRICS: &[TargetMetric] = &[
+    metric("container_spec_memory_limit_bytes", Gauge, "The memory limit; 0: none.", |target| {
+        Some(Count(target.usage.memory?.limit.unwrap_or(0)))
+    }),
+    metric("container_spec_cpu_period", Gauge, "The period of the CPU limit in microseconds.", |target| {
+        Some(Count(target.app?.cpu_limits?.period_us))
+    }),
+    metric("container_spec_cpu_quota", Gauge, "The CPU time in each period in microseconds.", |target| {
+        Some(Count(target.app?.cpu_limits?.quota_us?))
+    }),
+    metric("container_spec_cpu_shares", Gauge, "The CPU weight; 1024 by default.", |target| {
+        Some(Count(target.app?.cpu_limits?.shares))
+    }),
+    metric("gantry_container_restarts_total", Counter, "Starts of the container after its first one.", |target| {
+        Some(Count(target.app?.attempt.into()))
+    }),
+];
+
+/// A metric of an interface.
+struct InterfaceMetric {
+    name: &'static str,
+    help: &'static str,
+    is_receive: bool,
+    value: fn(&TrafficStats) -> u64,
+}
+
+const fn interface_metric(
+    name: &'static str,
+    help: &'static str,
+    is_receive: bool,
+    value: fn(&TrafficStats) -> u64,
+) -> InterfaceMetric {
+    InterfaceMetric { name, help, is_receive, value }
+}
+
+const INTERFACE_METRICS: &[InterfaceMetric] = &[
+    interface_metric("container_network_receive_bytes_total", "Bytes received.", true, |t| t.bytes),
+    interface_metric("container_network_receive_packets_total", "Packets received.", true, |t| t.packets),
+    interface_metric("container_network_receive_errors_total", "Packets received with errors.", true, |t| t.errors),
+    interface_metric("container_network_receive_packets_dropped_total", "Received packets dropped.", true, |t| t.drops),
+    interface_metric("container_network_transmit_bytes_total", "Bytes sent.", false, |t| t.bytes),
+    interface_metric("container_network_transmit_packets_total", "Packets sent.", false, |t| t.packets),
+    interface_metric("container_network_transmit_errors_total", "Errors while sending packets.", false, |t| t.errors),
+    interface_metric("container_network_transmit_packets_dropped_total", "Sent packets dropped.", false, |t| t.drops),
+];
+
+/// Writes the metrics of these pods and their apps.
+pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
+    let targets: Vec<Target<'_>> = pods.iter().flat_map(targets).collect();
+    let help = "CPU time in user and kernel mode.";
+    let mut family = out.family("container_cpu_usage_seconds_total", Counter, help);
+    for target in &targets {
+        let Some(cpu) = target.usage.cpu else { continue };
+        family.sample_at(&target.labels.with("cpu", "total"), Nanoseconds(cpu.total_ns), target.sampled_ms());
+    }
+    let tables = [CPU_METRICS, MEMORY_METRICS, PROCESS_METRICS, PRESSURE_METRICS, SPEC_METRICS];
+    for metric in tables.into_iter().flatten() {
+        let mut family = out.family(metric.name, metric.kind, metric.help);
+        for target in &targets {
+            if let Some(value) = (metric.value)(target) {
+                family.sample_at(&target.labels, value, target.sampled_ms());
+            }
+        }
+    }
+    write_devices(out, &targets);
+    write_interfaces(out, pods);
+}
+
+/// The pod and its apps.
+fn targets(pod: &SampledPod) -> Vec<Target<'_>> {
+    let SampledPod { view, stats } = pod;
+    let mut targets = vec![Target {
+        labels: labels(&view.row, &view.cgroup, &view.row.id.to_string(), "", ""),
+        usage: &stats.usage,
+        app: None,
+        started: stats.started,
+        sampled: stats.sampled,
+    }];
+    targets.extend(stats.apps.iter().map(|app| {
+        let row = view.row.apps.iter().find(|row| row.name == app.name);
+        let name = row.map(|row| row.id.to_string()).unwrap_or_default();
+        let cgroup = format!("{}/{}", view.cgroup, app.name);
+        Target {
+            labels: labels(&view.row, &cgroup, &name, &app.image_name, app.name.as_str()),
+            usage: &app.usage,
+            app: Some(app),
+            started: app.started,
+            sampled: stats.sampled,
+        }
+    }));
+    targets
+}
+
+fn labels(pod: &PodRow, id: &str, name: &str, image: &str, container: &str) -> Labels {
+    let kubernetes = |key| pod.user_labels.get(key).or_else(|| pod.user_annotations.get(key)).cloned();
+    let own_name = || pod.name.as_ref().map_or_else(|| pod.id.to_string(), ToString::to_string);
+    let mut labels = Labels::default();
+    for (label, value) in [
+        ("container", container),
+        ("id", id),
+        ("image", image),
+        ("name", name),
+        ("namespace", &kubernetes(KUBERNETES_NAMESPACE).unwrap_or_default()),
+        ("pod", &kubernetes(KUBERNETES_NAME).unwrap_or_else(own_name)),
+    ] {
+        labels.push(label, value);
+    }
+    labels
+}
+
+fn write_devices(out: &mut Exposition, targets: &[Target<'_>]) {
+    let mut names = HashMap::new();
+    for device in targets.iter().flat_map(|target| target.usage.io.iter().flatten()) {
+        let number = (device.major, device.minor);
+        names.entry(number).or_insert_with(|| device_name(number));
+    }
+    type DeviceValue = fn(&gantry_engine::model::stats::DeviceStats) -> u64;
+    let metrics: [(&'static str, &str, DeviceValue); 4] = [
+        ("container_fs_reads_bytes_total", "Bytes read from block devices.", |io| io.read_bytes),
+        ("container_fs_writes_bytes_total", "Bytes written to block devices.", |io| io.written_bytes),
+        ("container_fs_reads_total", "Read operations on block devices.", |io| io.reads),
+        ("container_fs_writes_total", "Write operations on block devices.", |io| io.writes),
+    ];
+    for (name, help, value) in metrics {
+        let mut family = out.family(name, Counter, help);
+        for target in targets {
+            for device in target.usage.io.iter().flatten() {
+                let Some(label) = names.get(&(device.major, device.minor)) else { continue };
+                family.sample_at(&target.labels.with("device", label), Count(value(device)), target.sampled_ms());
+            }
+        }
+    }
+}
+
+/// `/dev/NAME` as the kernel names it, or `MAJOR:MINOR` of a device that was removed.
+fn device_name((major, minor): (u32, u32)) -> String {
+    let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/uevent")).unwrap_or_default();
+    match text.lines().find_map(|line| line.strip_prefix("DEVNAME=")) {
+        Some(name) => format!("/dev/{name}"),
+        None => format!("{major}:{minor}"),
+    }
+}
+
+fn write_interfaces(out: &mut Exposition, pods: &[SampledPod]) {
+    for metric in INTERFACE_METRICS {
+        let mut family = out.family(metric.name, Counter, metric.help);
+        for SampledPod { view, stats } in pods {
+            let pod = labels(&view.row, &view.cgroup, &view.row.id.to_string(), "", "");
+            for interface in &stats.interfaces {
+                let traffic = if metric.is_receive { &interface.receive } else { &interface.transmit };
+                let value = Count((metric.value)(traffic));
+                family.sample_at(&pod.with("interface", &interface.name), value, stats.sampled.0 / 1_000_000);
+            }
+        }
+    }
+}

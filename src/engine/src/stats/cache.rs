@@ -1,0 +1,156 @@
+//! The samples that gantryd takes: one sampler with held descriptors, whose latest samples all surfaces share.
+//!
+//! A thread of gantryd takes a sample at an interval. A surface states how old its sample may be: within that time it
+//! gets the latest one without any reading, so that clients that ask often cost nothing; else it takes the next one
+//! itself, on its own thread. One sample is taken at a time. A pod or an app that was started since the last sample
+//! always leads to a new one.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gantry_model::query::PodFilter;
+use gantry_model::stats::PodStats;
+use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId};
+use thiserror::Error;
+
+use super::{SampleScope, Sampler};
+use crate::{Observer, PodError, PodView};
+
+/// No sample could be taken.
+#[derive(Debug, Error)]
+pub enum SampleError {
+    /// The running pods cannot be listed.
+    #[error("cannot list the running pods")]
+    Pods(#[source] PodError),
+    /// The cgroup hierarchies cannot be opened.
+    #[error("cannot open the cgroup hierarchies")]
+    Cgroups(#[source] io::Error),
+}
+
+impl Kind for SampleError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Pods(error) => error.kind(),
+            Self::Cgroups(error) => ErrorKind::of_io(error),
+        }
+    }
+}
+
+/// A running pod and its sample, with its apps.
+#[derive(Debug, Clone)]
+pub struct SampledPod {
+    /// The pod when it was sampled.
+    pub view: PodView,
+    /// Its sample.
+    pub stats: PodStats,
+}
+
+impl SampledPod {
+    /// Whether the sample has the start of the pod and of each app that this later view shows.
+    fn is_current(&self, view: &PodView) -> bool {
+        let mut running = view.row.apps.iter().filter_map(|app| match app.state {
+            AppState::Started { attempt, .. } => Some((&app.name, attempt)),
+            // Only running apps have a sample.
+            _ => None,
+        });
+        let is_sampled = |(name, attempt): (&AppName, u32)| {
+            self.view.row.apps.iter().any(|app| {
+                app.name == *name
+                    && matches!(app.state, AppState::Started { attempt: sampled, .. } if sampled == attempt)
+            })
+        };
+        self.view.row.phase == view.row.phase && running.all(is_sampled)
+    }
+}
+
+/// One sample of all running pods, in the order of their ids.
+#[derive(Debug, Clone)]
+pub struct SampleSet {
+    /// When it was begun.
+    pub begun: Instant,
+    /// The time that it took.
+    pub duration: Duration,
+    /// The number of descriptors that the sampler holds since.
+    pub descriptors: usize,
+    /// The pods. One that ended while it was sampled is left out.
+    pub pods: Vec<SampledPod>,
+}
+
+impl SampleSet {
+    /// The sample of a pod.
+    #[must_use]
+    pub fn pod(&self, id: PodId) -> Option<&SampledPod> {
+        let at = self.pods.binary_search_by_key(&id, |pod| pod.view.row.id).ok()?;
+        self.pods.get(at)
+    }
+
+    /// Whether the set has each of these running pods and apps.
+    fn covers(&self, views: &[PodView]) -> bool {
+        views.iter().all(|view| self.pod(view.row.id).is_some_and(|pod| pod.is_current(view)))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct SampleCache {
+    /// `None`: not opened yet, or it failed.
+    sampler: Mutex<Option<Sampler>>,
+    latest: Mutex<Option<Arc<SampleSet>>>,
+    max_held: usize,
+}
+
+impl SampleCache {
+    /// A cache without a sample, whose sampler holds at most `max_held` descriptors.
+    #[must_use]
+    pub fn new(max_held: usize) -> Self {
+        Self { sampler: Mutex::default(), latest: Mutex::default(), max_held }
+    }
+
+    /// The latest sample, if there is one.
+    #[must_use]
+    pub fn latest(&self) -> Option<Arc<SampleSet>> {
+        lock(&self.latest).clone()
+    }
+
+    /// A sample of all running pods that was begun at most `max_age` ago: the latest one, or a new one. Waits while
+    /// another thread takes one.
+    ///
+    /// # Errors
+    /// [`SampleError`].
+    pub fn sample(&self, observer: &Observer, max_age: Duration) -> Result<Arc<SampleSet>, SampleError> {
+        let mut sampler = lock(&self.sampler);
+        let begun = Instant::now();
+        let running = PodFilter { phases: vec!["running"], ..PodFilter::default() };
+        let views = observer.pods(&[running]).map_err(SampleError::Pods)?;
+        if let Some(latest) = self.latest()
+            && begun.saturating_duration_since(latest.begun) < max_age
+            && latest.covers(&views)
+        {
+            return Ok(latest);
+        }
+        let opened = match sampler.take() {
+            Some(sampler) => sampler,
+            None => Sampler::open().map_err(SampleError::Cgroups)?.holding_descriptors(self.max_held),
+        };
+        let sampler = sampler.insert(opened);
+        let mut stats: HashMap<PodId, PodStats> =
+            sampler.sample(&views, SampleScope::Apps).into_iter().map(|stats| (stats.id, stats)).collect();
+        let pods = views.into_iter().filter_map(|view| {
+            let stats = stats.remove(&view.row.id)?;
+            Some(SampledPod { view, stats })
+        });
+        let mut pods: Vec<SampledPod> = pods.collect();
+        pods.sort_by_key(|pod| pod.view.row.id);
+        let (duration, descriptors) = (begun.elapsed(), sampler.held_descriptors());
+        let set = Arc::new(SampleSet { begun, duration, descriptors, pods });
+        *lock(&self.latest) = Some(Arc::clone(&set));
+        Ok(set)
+    }
+}
+
+/// After a panic, the contents are still whole: each is replaced at once.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
