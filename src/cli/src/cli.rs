@@ -1,7 +1,7 @@
 //! The command line as clap describes it. The arguments of `run`, `prepare`, `app sandbox` and `app add` are parsed by
 //! [`crate::grammar`]; clap has these commands for the help, the completions and the manual page.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{self, RunCommand};
 use crate::context::Context;
@@ -29,27 +29,77 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Declares the commands: the variants of [`Command`], and the dispatch to the arguments of each.
+/// The arguments of a command, which the derived description of [`Cli`] leaves out: [`DESCRIBE`] adds them, to all
+/// commands or to the one that is used.
+#[derive(Debug)]
+pub(crate) struct Undescribed<T>(T);
+
+impl<T: FromArgMatches> FromArgMatches for Undescribed<T> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        T::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl<T: Args> Args for Undescribed<T> {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        command
+    }
+}
+
+impl<T: Subcommand> Subcommand for Undescribed<T> {
+    fn augment_subcommands(command: clap::Command) -> clap::Command {
+        command
+    }
+
+    fn augment_subcommands_for_update(command: clap::Command) -> clap::Command {
+        command
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        T::has_subcommand(name)
+    }
+}
+
+/// Adds the arguments of a command to its description.
+type Describe = fn(clap::Command) -> clap::Command;
+
+/// Declares the commands: the variants of [`Command`], their descriptions, and the dispatch to the arguments of each.
+/// A `group` has subcommands.
 macro_rules! commands {
-    ($($(#[$attribute:meta])* $name:ident($arguments:ty),)*) => {
+    (@arguments group $arguments:ty) => { $arguments };
+    (@arguments $arguments:ty) => { $arguments };
+    (@describe group $arguments:ty) => { <$arguments as Subcommand>::augment_subcommands };
+    (@describe $arguments:ty) => { <$arguments as Args>::augment_args };
+    ($($(#[$attribute:meta])* $name:ident($($arguments:tt)+),)*) => {
         /// A command.
         #[derive(Debug, Subcommand)]
         pub(crate) enum Command {
-            $($(#[$attribute])* $name($arguments),)*
+            $($(#[$attribute])* $name(Undescribed<commands!(@arguments $($arguments)+)>),)*
         }
+
+        /// The descriptions of the commands, in their order.
+        const DESCRIBE: &[Describe] = &[$(commands!(@describe $($arguments)+),)*];
 
         impl Command {
             /// The kind of the command.
             pub(crate) fn kind(&self) -> CommandKind {
                 match self {
-                    $(Self::$name(_) => <$arguments as RunCommand>::KIND,)*
+                    $(Self::$name(_) => <commands!(@arguments $($arguments)+) as RunCommand>::KIND,)*
                 }
             }
 
             /// Runs the command.
             pub(crate) fn run(&self, context: &Context) -> Result<u8, Failure> {
                 match self {
-                    $(Self::$name(arguments) => arguments.run(context),)*
+                    $(Self::$name(arguments) => arguments.0.run(context),)*
                 }
             }
         }
@@ -114,10 +164,10 @@ commands! {
     CatManifest(commands::inspect::CatManifest),
     /// Manage the apps of running pods
     #[command(subcommand, infer_subcommands = true)]
-    App(commands::app::App),
+    App(group commands::app::App),
     /// Manage images
     #[command(subcommand, infer_subcommands = true)]
-    Image(commands::image::Image),
+    Image(group commands::image::Image),
     /// List images
     #[command(hide = true)]
     Images(commands::image::List),
@@ -136,16 +186,16 @@ commands! {
     Logout(commands::login::Logout),
     /// Manage networks
     #[command(subcommand, infer_subcommands = true)]
-    Network(commands::network::Network),
+    Network(group commands::network::Network),
     /// Manage named volumes
     #[command(subcommand, infer_subcommands = true)]
-    Volume(commands::volume::Volume),
+    Volume(group commands::volume::Volume),
     /// Make systemd units that run pods
     #[command(subcommand, infer_subcommands = true)]
-    Generate(commands::generate::Generate),
+    Generate(group commands::generate::Generate),
     /// Make the certificates of the node API
     #[command(subcommand, infer_subcommands = true)]
-    Pki(commands::pki::Pki),
+    Pki(group commands::pki::Pki),
     /// Check the host and the data directory
     Doctor(commands::doctor::Doctor),
     /// Print a completion script for a shell
@@ -169,10 +219,20 @@ impl RunCommand for RawArguments {
     }
 }
 
-/// clap's description of the whole command line, without the flags of `run`, `prepare`, `app sandbox` and `app add`.
-pub(crate) fn command() -> clap::Command {
-    use clap::CommandFactory as _;
+/// clap's description of the command line with the global flags and the names of the commands, without their
+/// arguments: describing all of them would take longer than parsing the command line.
+pub(crate) fn names() -> clap::Command {
     Cli::command()
+}
+
+/// Adds the arguments of one command to [`names`].
+pub(crate) fn describe_command(names: clap::Command, name: &str) -> clap::Command {
+    describe_commands(names, |command| command.get_name() == name)
+}
+
+/// The description with the arguments of all commands but those of `run`, `prepare`, `app sandbox` and `app add`.
+pub(crate) fn command() -> clap::Command {
+    describe_commands(names(), |_| true)
 }
 
 /// [`command`] with all flags: for the help, the completions and the manual page.
@@ -185,4 +245,12 @@ pub(crate) fn full_command() -> clap::Command {
             app.mut_subcommand("sandbox", |command| describe(command, Verb::Sandbox))
                 .mut_subcommand("add", |command| describe(command, Verb::AddApp))
         })
+}
+
+fn describe_commands(names: clap::Command, is_described: impl Fn(&clap::Command) -> bool) -> clap::Command {
+    let mut descriptions = DESCRIBE.iter();
+    names.mut_subcommands(|command| match descriptions.next() {
+        Some(describe) if is_described(&command) => describe(command),
+        _ => command,
+    })
 }

@@ -33,14 +33,14 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
             .unwrap_or_else(|failure| failed(&failure, CommandKind::Action, false));
     }
     let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
-    let Some(at) = first_argument(&words) else { return other(crate::cli::command(), words, None, debug) };
+    let Some(at) = first_argument(&words) else { return other(crate::cli::names(), words, None, debug) };
     if let Some(verb) = verb(&words[at]) {
         return run_or_prepare(verb, words, at);
     }
-    let description = crate::cli::command();
-    if let Err(failure) = complete(&description, &mut words, at) {
-        return failed(&failure, CommandKind::Action, debug);
-    }
+    let description = match complete(&mut words, at) {
+        Ok(description) => description,
+        Err(failure) => return failed(&failure, CommandKind::Action, debug),
+    };
     if let Some((verb, of_group)) = app_verb(&words, at) {
         words.remove(of_group);
         return run_or_prepare(verb, words, at);
@@ -56,14 +56,18 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     }
 }
 
-/// Replaces the abbreviated command at this index by its full name, and the subcommand of a group likewise.
-fn complete(description: &clap::Command, words: &mut [String], at: usize) -> Result<(), Failure> {
-    words[at] = command_words::complete(description, "", &words[at])?;
+/// Replaces the abbreviated command at this index by its full name, and the subcommand of a group likewise. Returns the
+/// description of the command.
+fn complete(words: &mut [String], at: usize) -> Result<clap::Command, Failure> {
+    let names = crate::cli::names();
+    words[at] = command_words::complete(&names, "", &words[at])?;
+    let description = crate::cli::describe_command(names, &words[at]);
     let group = description.find_subcommand(&words[at]).filter(|command| command.has_subcommands());
-    let Some((group, more)) = group.zip(first_argument(&words[at + 1..])) else { return Ok(()) };
-    let at = at + 1 + more;
-    words[at] = command_words::complete(group, group.get_name(), &words[at])?;
-    Ok(())
+    if let Some((group, more)) = group.zip(first_argument(&words[at + 1..])) {
+        let at = at + 1 + more;
+        words[at] = command_words::complete(group, group.get_name(), &words[at])?;
+    }
+    Ok(description)
 }
 
 /// Inserts `--` before the program of `exec` if a flag selects the pod. clap would take the program for the pod, and
@@ -179,7 +183,7 @@ fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debu
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
-            crate::failure::print_stderr(&crate::cli::command().render_help().to_string());
+            crate::failure::print_stderr(&crate::cli::names().render_help().to_string());
             return exit::FAILED;
         }
         Err(error) => return shown_by_clap(error),

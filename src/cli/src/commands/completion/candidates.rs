@@ -183,7 +183,7 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
         (name, _) if name.starts_with("image ") && !matches!(name, "image list" | "image gc") => {
             Candidates { files: true, ..Candidates::from_words(names.images()) }
         }
-        ("help", 0) => commands(&crate::cli::command()),
+        ("help", 0) => commands(&crate::cli::names()),
         _ => Candidates::default(),
     }
 }
