@@ -390,7 +390,7 @@ fn response_headers_precede_the_first_event() {
     for _ in 0..20 {
         let begin = Instant::now();
         let mut listener = api.listen(EventFilter::default());
-        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
         // After the response headers, no event is missed.
         let dir = g.dir().display().to_string();
         let writer = spawn_script("database.py", &[&dir, "events", "1"]);

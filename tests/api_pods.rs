@@ -322,7 +322,7 @@ fn a_damaged_pod_is_listed() {
 fn at_once<T>(what: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let answer = what();
-    assert!(begin.elapsed() < Duration::from_secs(2), "it took {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());
     answer
 }
 

@@ -9,14 +9,13 @@ use std::time::Duration;
 use gantry_proto::rkt::v1alpha::{EventFilter, EventType};
 use gantry_tests::{Gantry, Out, Running, Signal, pod_id, wait_for};
 
-/// Ends gantryd with this signal. It must take less than a second; the test allows half a second more for slow
-/// machines.
+/// Ends gantryd with this signal. It takes less than a second; the test allows for a machine that is busy with others.
 #[track_caller]
 fn end(daemon: Running, signal: Signal) -> Out {
     let begin = std::time::Instant::now();
     daemon.signal(signal);
     let out = daemon.wait().ok();
-    assert!(begin.elapsed() < Duration::from_millis(1500), "{:?}: {out}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}: {out}", begin.elapsed());
     assert!(!out.stderr.contains("error:") && !out.stderr.contains("panicked"), "{out}");
     out
 }
