@@ -156,6 +156,10 @@ commands! {
     Rm(commands::rm::Rm),
     /// Remove pods that exited or expired some time ago
     Gc(commands::rm::Gc),
+    /// Remove ended pods, and images and volumes that are not in use
+    Prune(commands::prune::Prune),
+    /// Show what images, pods and volumes use of the disk
+    Df(commands::df::Df),
     /// Show the complete record of pods as JSON
     Inspect(commands::inspect::Inspect),
     /// Show the published ports of a pod
@@ -196,6 +200,8 @@ commands! {
     /// Make the certificates of the node API
     #[command(subcommand, infer_subcommands = true)]
     Pki(group commands::pki::Pki),
+    /// Show facts about the host and the data directory
+    Info(commands::info::Info),
     /// Check the host and the data directory
     Doctor(commands::doctor::Doctor),
     /// Print a completion script for a shell

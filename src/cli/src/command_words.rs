@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(complete(image, "image", "l").map_err(|_| ()).as_deref().unwrap_or("list"), "list");
         for (word, want) in [
             ("st", "'st' is ambiguous: status, stats, start, stop"),
-            ("prune", "there is no command 'prune': 'gantry gc' removes"),
+            ("system", "there is no command 'system': 'gantry prune' removes"),
             ("lsit", "did you mean 'list'?"),
             ("xyzzy", "'gantry help' lists all"),
             ("\u{1b}[2J", "there is no command '\\u{1b}[2J'"),

@@ -8,19 +8,7 @@ const WORDS: &[(&str, &str, &str)] = &[
         "'gantry run-prepared POD' starts a prepared pod; a pod that has ended does not run again: use 'gantry run'",
     ),
     ("", "create", "'gantry prepare IMAGE' makes a pod without starting it"),
-    (
-        "",
-        "prune",
-        "'gantry gc' removes ended pods, 'gantry image gc' images, 'gantry volume prune' volumes that are not in use",
-    ),
-    (
-        "",
-        "system",
-        "'gantry gc' and 'gantry image gc' remove what is not in use, 'gantry doctor' checks the host, \
-                    'gantry image list' shows sizes",
-    ),
-    ("", "df", "'gantry image list' shows the sizes of images; 'du -sh' of the data directory those of pods"),
-    ("", "info", "'gantry doctor' checks the host, 'gantry version' prints the version"),
+    ("", "system", "'gantry prune' removes what is not in use, 'gantry df' shows sizes, 'gantry info' the host"),
     (
         "",
         "cp",

@@ -19,6 +19,8 @@
 //! | `recovery` | gantryd's start with a damaged or restored database |
 //! | [`pki`] | certificates of the node API |
 //! | `stats` | samples of what pods and apps use |
+//! | `usage`, `prune` | the disk usage, and how to reclaim it |
+//! | `info` | facts about the host and the store |
 //! | `observer` | the read-only handle for surfaces |
 //! | `commits` | waiting for commits to the database |
 //! | `events`, `volumes`, `settings`, `error` | one subject each |
@@ -32,14 +34,17 @@ mod error;
 mod events;
 mod host;
 mod images;
+mod info;
 mod logs;
 mod manifest;
 mod observer;
 pub mod pki;
 mod pods;
+mod prune;
 mod recovery;
 mod settings;
 mod stats;
+mod usage;
 mod volumes;
 
 pub use commits::{CommitSubscription, CommitWatcher, Commits};
@@ -55,6 +60,7 @@ pub use images::remove::ImageRemoved;
 pub use images::save::ImageSaveError;
 pub use images::view::{ImageView, name_and_version};
 pub use images::{ImageError, ImageGc};
+pub use info::{HostInfo, Info, StoreInfo};
 pub use logs::reader::{LineRef, LogReader, Pulled};
 pub use logs::{LogQuery, LogSink, LogsError};
 pub use manifest::appc::{Secrets, VERSION as APPC_VERSION};
@@ -72,6 +78,7 @@ pub use pods::run::{RunOptions, Running, StartError};
 pub use pods::stop::{StopError, Stopped};
 pub use pods::view::PodView;
 pub use pods::wait::{EndWatch, Ended};
+pub use prune::{PruneOptions, PruneReport};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, open_for_keeping};
 pub use settings::{KeeperSettings, MachineTls, Settings};
@@ -79,6 +86,7 @@ pub use stats::{
     CounterSelection, ProcessInfo, SampleCache, SampleError, SampleScope, SampleSet, SampledPod, Sampler,
     list_processes,
 };
+pub use usage::{AppDiskUsage, ImageUsage, PodDiskUsage, StoreUsage, VolumeUsage};
 pub use volumes::VolumeError;
 
 /// The items of the crates below that callers need, so that they import the engine alone.
@@ -90,6 +98,7 @@ pub use gantry_fetch::export::{ArchiveFormat, ExportError, tar};
 pub use gantry_fetch::{
     Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy, platform::PlatformError,
 };
+pub use gantry_host::tree::TreeUsage;
 pub use gantry_model as model;
 pub use gantry_store::{
     AppRow, Backup, FAILURE, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError,

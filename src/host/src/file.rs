@@ -8,6 +8,9 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+/// The initial size of a buffer. Most files below `/proc` fit, whose size is not known.
+const MIN_CAPACITY: usize = 512;
+
 /// Reads a whole file of at most `limit` bytes. A FIFO or a device in its place does not block and is an error.
 ///
 /// # Errors
@@ -16,10 +19,12 @@ use rustix::io::Errno;
 pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"));
     }
-    read_stream(file, limit)
+    // One byte more, so that the end of the file is found without growing the buffer.
+    read_sized(file, limit, metadata.len().saturating_add(1))
 }
 
 /// Reads a stream to its end, at most `limit` bytes.
@@ -27,7 +32,14 @@ pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The error of the stream; [`io::ErrorKind::FileTooLarge`] if it is longer.
 pub fn read_stream(stream: impl io::Read, limit: u64) -> io::Result<Vec<u8>> {
-    let bytes = read_truncated(stream, limit.saturating_add(1))?;
+    read_sized(stream, limit, 0)
+}
+
+/// [`read_stream`] of an expected size.
+fn read_sized(stream: impl io::Read, limit: u64, size: u64) -> io::Result<Vec<u8>> {
+    let size = usize::try_from(size.min(limit)).unwrap_or(0).max(MIN_CAPACITY);
+    let mut bytes = Vec::with_capacity(size);
+    stream.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than {limit} bytes")));
     }

@@ -8,6 +8,7 @@
 //! | `inotify` | changes of directories |
 //! | `lock` | flock(2) with a timeout |
 //! | `stamp` | whether a file is still the same |
+//! | `tree` | the space that a directory tree uses |
 //!
 //! Imports nothing of the workspace and knows no pods.
 #![forbid(unsafe_code)]
@@ -18,3 +19,4 @@ pub mod file;
 pub mod inotify;
 pub mod lock;
 pub mod stamp;
+pub mod tree;

@@ -7,7 +7,6 @@ pub(crate) mod store;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_host::cgroup::Version;
 use gantry_model::error::chain;
 use gantry_model::query::PodQuery;
 use gantry_store::{Finding, Severity};
@@ -16,6 +15,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use crate::host::process;
 use crate::host::process::Deadline;
 use crate::host::stage1;
+use crate::info::controllers;
 use crate::{Engine, PodError};
 
 /// The delays after which an apparent problem of networks is checked again before it is reported.
@@ -49,7 +49,7 @@ impl Engine {
         Ok(findings)
     }
 
-    fn check_host(&self, findings: &mut Vec<Finding>) {
+    pub(crate) fn check_host(&self, findings: &mut Vec<Finding>) {
         if !rustix::process::geteuid().is_root() {
             fail(findings, "not running as root", "run gantry as root: pods need it");
         }
@@ -77,14 +77,7 @@ impl Engine {
     }
 
     fn check_controllers(&self, findings: &mut Vec<Finding>) {
-        let mut known: Vec<String> = Vec::new();
-        for hierarchy in self.hierarchies() {
-            known.extend(hierarchy.controllers.iter().cloned());
-            if hierarchy.version == Version::V2 {
-                let text = std::fs::read_to_string(hierarchy.root.join("cgroup.controllers")).unwrap_or_default();
-                known.extend(text.split_ascii_whitespace().map(str::to_owned));
-            }
-        }
+        let known = controllers(self.hierarchies());
         if self.hierarchies().is_empty() {
             fail(findings, "no cgroup hierarchy is mounted", "mount cgroup2 on /sys/fs/cgroup");
             return;

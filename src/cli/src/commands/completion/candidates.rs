@@ -319,7 +319,7 @@ mod tests {
         for (line, want) in [
             ("rename b", "batch bbbbbbbb"),
             ("net", "network"),
-            ("p", "pause pki prepare pull ps port"),
+            ("p", "pause pki prepare prune pull ps port"),
             ("network ", "list ls inspect reload"),
             ("--dir /x image l", "list load ls"),
             ("network inspect l", "lan"),

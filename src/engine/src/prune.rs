@@ -1,0 +1,129 @@
+//! `prune`: removes what is not in use at once: ended pods, images and volumes without pods.
+
+use std::collections::HashSet;
+
+use gantry_model::query::PodQuery;
+use gantry_model::{Digest, PodId, VolumeName};
+use gantry_store::{ImageRow, PodRow, RemoveImageError, VolumeRow};
+
+use crate::error::need_root;
+use crate::{Engine, EngineError};
+
+/// Selects what `prune` removes among what is not in use.
+pub struct PruneOptions<'a> {
+    /// Ended pods.
+    pub pods: &'a dyn Fn(&PodRow) -> bool,
+    /// Images that no pod uses.
+    pub images: &'a dyn Fn(&ImageRow) -> bool,
+    /// Volumes that no pod mounts.
+    pub volumes: &'a dyn Fn(&VolumeRow) -> bool,
+    /// Change nothing; report what would be removed.
+    pub dry_run: bool,
+}
+
+/// What `prune` has removed, or would remove.
+#[derive(Debug, Default)]
+pub struct PruneReport {
+    /// The pods, oldest first.
+    pub pods: Vec<PodId>,
+    /// The images, by the time of their import.
+    pub images: Vec<ImageRow>,
+    /// The volumes, by name.
+    pub volumes: Vec<VolumeName>,
+    /// Bytes of the disk that were freed, or would be.
+    pub bytes: u64,
+    /// Why selected objects were not removed. They stay as they are, or are removed by the next `prune` or `gc`.
+    pub failures: Vec<EngineError>,
+}
+
+impl Engine {
+    /// Removes the selected pods that have ended, then the selected images and volumes that no pod has.
+    ///
+    /// # Errors
+    /// [`EngineError`] when the objects cannot be listed. Failures of single objects are in the report.
+    pub fn prune(&self, options: &PruneOptions<'_>) -> Result<PruneReport, EngineError> {
+        need_root("remove pods, images and volumes").map_err(EngineError::from_cause)?;
+        let mut report = PruneReport::default();
+        self.prune_pods(options, &mut report)?;
+        self.prune_images(options, &mut report)?;
+        self.prune_volumes(options, &mut report)?;
+        Ok(report)
+    }
+
+    fn prune_pods(&self, options: &PruneOptions<'_>, report: &mut PruneReport) -> Result<(), EngineError> {
+        for view in self.list(&PodQuery::default()).map_err(EngineError::from_cause)? {
+            if !view.row.phase.is_final() || !(options.pods)(&view.row) {
+                continue;
+            }
+            let id = view.row.id;
+            let bytes = self.pod_disk_usage(view.row)?.total.bytes;
+            match if options.dry_run { Ok(()) } else { self.rm(id, false) } {
+                Ok(()) => {
+                    report.pods.push(id);
+                    report.bytes += bytes;
+                }
+                Err(error) => report.failures.push(EngineError::from_cause(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn prune_images(&self, options: &PruneOptions<'_>, report: &mut PruneReport) -> Result<(), EngineError> {
+        let pods = self.store().pods(&PodQuery::default()).map_err(EngineError::from_cause)?;
+        let left = pods.iter().filter(|pod| !report.pods.contains(&pod.id));
+        let used: HashSet<_> = left.flat_map(|pod| pod.apps.iter().map(|app| &app.image)).collect();
+        let mut kept_layers: HashSet<Digest> = HashSet::new();
+        for image in self.image_list().map_err(EngineError::from_cause)? {
+            let is_selected = !used.contains(&image.id) && (options.images)(&image);
+            let removed = match is_selected && !options.dry_run {
+                true => self.store().remove_image(&image.id).map(drop),
+                false => Ok(()),
+            };
+            match removed {
+                Ok(()) if is_selected => report.images.push(image),
+                // In the meantime a pod uses it, or another process removed it.
+                Ok(()) | Err(RemoveImageError::InUse { .. } | RemoveImageError::NotFound(_)) => {
+                    kept_layers.extend(image.layers.into_iter().map(|layer| layer.chain));
+                }
+                Err(error) => report.failures.push(EngineError::from_cause(error)),
+            }
+        }
+        report.bytes += match options.dry_run {
+            true => self.layer_bytes(&report.images, &kept_layers)?,
+            false => self.store().sweep_images().map_err(EngineError::from_cause)?.bytes,
+        };
+        Ok(())
+    }
+
+    /// Bytes of the layers that these images have and no other image has.
+    fn layer_bytes(&self, images: &[ImageRow], kept: &HashSet<Digest>) -> Result<u64, EngineError> {
+        let layers: HashSet<&Digest> = images.iter().flat_map(|image| image.layers.iter().map(|l| &l.chain)).collect();
+        let mut bytes = 0;
+        for chain in layers.into_iter().filter(|chain| !kept.contains(*chain)) {
+            let row = self.store().layer(chain).map_err(EngineError::from_cause)?;
+            bytes += row.map_or(0, |row| row.size);
+        }
+        Ok(bytes)
+    }
+
+    fn prune_volumes(&self, options: &PruneOptions<'_>, report: &mut PruneReport) -> Result<(), EngineError> {
+        for volume in self.volumes().map_err(EngineError::from_cause)? {
+            let is_used = volume.pods.iter().any(|pod| !report.pods.contains(pod));
+            if is_used || !(options.volumes)(&volume) {
+                continue;
+            }
+            let removed = match options.dry_run {
+                true => self.volume_disk_usage(&volume.name).map(|usage| usage.bytes),
+                false => self.volume_rm(&volume.name).map_err(EngineError::from_cause),
+            };
+            match removed {
+                Ok(bytes) => {
+                    report.volumes.push(volume.name);
+                    report.bytes += bytes;
+                }
+                Err(error) => report.failures.push(error),
+            }
+        }
+        Ok(())
+    }
+}
