@@ -7,6 +7,7 @@ use gantry_model::{Digest, PodId, VolumeName};
 use gantry_store::{ImageRow, PodRow, RemoveImageError, VolumeRow};
 
 use crate::error::need_root;
+use crate::usage::has_ended;
 use crate::{Engine, EngineError};
 
 /// Selects what `prune` removes among what is not in use.
@@ -52,7 +53,7 @@ impl Engine {
 
     fn prune_pods(&self, options: &PruneOptions<'_>, report: &mut PruneReport) -> Result<(), EngineError> {
         for view in self.list(&PodQuery::default()).map_err(EngineError::from_cause)? {
-            if !view.row.phase.is_final() || !(options.pods)(&view.row) {
+            if !has_ended(&view.row) || !(options.pods)(&view.row) {
                 continue;
             }
             let id = view.row.id;

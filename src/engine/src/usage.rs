@@ -58,10 +58,10 @@ pub struct PodDiskUsage {
 }
 
 impl PodDiskUsage {
-    /// Whether the pod has ended, so that removing it frees its space.
+    /// Whether the pod has ended for good, so that removing it frees its space.
     #[must_use]
     pub fn is_reclaimable(&self) -> bool {
-        self.row.phase.is_final()
+        has_ended(&self.row)
     }
 }
 
@@ -168,6 +168,11 @@ struct LayerUse {
     images: usize,
     /// Whether a pod uses one of the images.
     is_used: bool,
+}
+
+/// Whether a pod has ended and does not wait to be started again.
+pub(crate) fn has_ended(row: &PodRow) -> bool {
+    row.phase.is_final() && row.restart.at.is_none()
 }
 
 /// The usage of a directory; none if it does not exist.
