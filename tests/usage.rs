@@ -1,7 +1,5 @@
 //! The disk usage, `prune` and `info`.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
-
 use gantry_tests::{Gantry, pod_id};
 use serde_json::Value;
 
