@@ -5,7 +5,8 @@
 //!
 //! Start reading at [`pull`]: one fetch from a reference to a committed image. [`source`] is the interface of
 //! registries ([`registry`]), archives and layout directories; [`manifest`] and [`config`] parse the documents of the
-//! OCI image specification; [`unpack`] turns one layer's stream into a directory.
+//! OCI image specification; [`unpack`] turns one layer's stream into a directory. [`transfer`] copies file trees as tar
+//! streams, with the reader and the writer of layers.
 
 pub mod archive;
 pub mod auth_file;
@@ -28,6 +29,7 @@ pub mod pull;
 pub mod registry;
 pub mod settings;
 pub mod source;
+pub mod transfer;
 pub mod unpack;
 
 pub use caps::Caps;

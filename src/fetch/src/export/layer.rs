@@ -105,7 +105,7 @@ impl LayerWriter<'_> {
 }
 
 /// The names in a directory, in the order of their bytes.
-fn sorted_names(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+pub(crate) fn sorted_names(dir: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
     let mut found = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;

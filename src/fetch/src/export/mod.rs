@@ -4,7 +4,7 @@
 //! the originals. Their digests differ if another tool wrote the originals; the exported configuration names the new
 //! digests.
 
-mod layer;
+pub(crate) mod layer;
 pub mod tar;
 
 use std::collections::BTreeSet;

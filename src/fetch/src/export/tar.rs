@@ -49,7 +49,38 @@ pub struct TarEntry<'a> {
 /// # Errors
 /// The error of the writer.
 pub fn write_header(out: &mut dyn Write, entry: &TarEntry<'_>) -> io::Result<()> {
-    let records = extensions(entry);
+    write_headers(out, entry, extensions(entry))
+}
+
+/// Writes the header of a file with holes, and its map (GNU tar manual, "Storing Sparse Files", version 1.0); the bytes
+/// of the spans follow, then the padding of the returned size. `entry.size` is the sum of the spans.
+pub(crate) fn write_sparse_header(
+    out: &mut dyn Write,
+    entry: TarEntry<'_>,
+    real_size: u64,
+    spans: &[(u64, u64)],
+) -> io::Result<u64> {
+    let mut map = format!("{}\n", spans.len()).into_bytes();
+    for (offset, length) in spans {
+        map.extend_from_slice(format!("{offset}\n{length}\n").as_bytes());
+    }
+    map.resize(map.len().next_multiple_of(BLOCK), 0);
+    let size = entry.size + map.len() as u64;
+    let entry = TarEntry { size, ..entry };
+    let mut records = extensions(&entry);
+    let values = [
+        ("GNU.sparse.major", b"1".to_vec()),
+        ("GNU.sparse.minor", b"0".to_vec()),
+        ("GNU.sparse.name", entry.path.to_vec()),
+        ("GNU.sparse.realsize", real_size.to_string().into_bytes()),
+    ];
+    records.extend(values.map(|(key, value)| (key.as_bytes().to_vec(), value)));
+    write_headers(out, &entry, records)?;
+    out.write_all(&map)?;
+    Ok(size)
+}
+
+fn write_headers(out: &mut dyn Write, entry: &TarEntry<'_>, records: BTreeMap<Vec<u8>, Vec<u8>>) -> io::Result<()> {
     if !records.is_empty() {
         let mut body = Vec::new();
         for (key, value) in &records {
