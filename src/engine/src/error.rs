@@ -72,6 +72,22 @@ impl EngineError {
         Self::new(error.kind(), "").caused_by(error)
     }
 
+    /// Whether a reader of the output has closed it.
+    #[must_use]
+    pub fn is_broken_pipe(&self) -> bool {
+        let mut cause = self.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static));
+        while let Some(error) = cause {
+            if error
+                .downcast_ref::<std::io::Error>()
+                .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+            {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+
     pub(crate) fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self { source: Some(Box::new(source)), ..self }
     }

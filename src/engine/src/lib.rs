@@ -14,6 +14,7 @@
 //! | `manifest` | the pod manifest, and appc's |
 //! | `logs` | log files: repair, read, merge, follow |
 //! | `images` | fetch, list, inspect, tag, save, remove; registry credentials |
+//! | `files` | copying files of apps, and what an app changed |
 //! | `host` | processes, cgroups and networks of the host |
 //! | `doctor` | checks of the host, the store and the pods |
 //! | `recovery` | gantryd's start with a damaged or restored database |
@@ -32,6 +33,7 @@ mod doctor;
 mod engine;
 mod error;
 mod events;
+mod files;
 mod host;
 mod images;
 mod info;
@@ -52,6 +54,8 @@ pub use doctor::store::examine;
 pub use engine::{Engine, NetworkOptions, OpenError, Options};
 pub use error::{Cause, EngineError, PodError};
 pub use events::{COMMIT_TIMEOUT, EventPage};
+pub use files::copy::{CopyOptions, CopySource, CopyTarget};
+pub use files::diff::{FileChange, FileChangeKind};
 pub use host::interfaces::{HostInterface, HostRoute, NetlinkError, list_interfaces, list_routes};
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
 pub use images::inspect::{HistoryStep, ImageDetails, LayerDetails};

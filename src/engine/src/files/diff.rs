@@ -1,0 +1,268 @@
+//! `diff`: what an app changed in its root, read from its writable layer.
+//!
+//! The writable layer of a running app is read beneath its overlay: only names and attributes, so a change meanwhile
+//! shows or not, and nothing else happens. The files and mount points that gantry makes are left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+
+use gantry_model::systemd::NOTIFY_DIR;
+use gantry_model::{AppName, PodId};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+use super::{failed, from_cause, refused};
+use crate::error::need_root;
+use crate::{Engine, EngineError};
+
+/// Maximum memory for the names of changed files, in bytes.
+const MAX_NAME_BYTES: usize = 256 << 20;
+/// The attribute that makes an overlayfs directory hide lower ones.
+const OPAQUE: &str = "trusted.overlay.opaque";
+/// The files in an app's root that gantry writes.
+const OWN_FILES: [&str; 5] = ["etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "etc/machine-id"];
+/// The mount points that gantry makes in every app.
+const OWN_DIRECTORIES: [&str; 3] = ["proc", "sys", "dev"];
+
+/// How a file differs from the image's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileChangeKind {
+    /// The image has it, and its contents or its attributes may differ.
+    Changed,
+    /// The image lacks it.
+    Added,
+    /// The image has it, and the app lacks it.
+    Deleted,
+}
+
+impl FileChangeKind {
+    /// The letter for lists.
+    #[must_use]
+    pub fn letter(self) -> char {
+        match self {
+            Self::Changed => 'C',
+            Self::Added => 'A',
+            Self::Deleted => 'D',
+        }
+    }
+
+    /// The word for JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Changed => "changed",
+            Self::Added => "added",
+            Self::Deleted => "deleted",
+        }
+    }
+}
+
+/// A file that differs from the image's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileChange {
+    /// Its absolute path in the app's root. Bytes that are not UTF-8 are replaced.
+    pub path: String,
+    /// The difference.
+    pub kind: FileChangeKind,
+}
+
+/// Differences by path, relative to the root.
+type RawChanges = BTreeMap<Vec<u8>, RawChange>;
+
+/// A difference, before those that gantry made are left out.
+struct RawChange {
+    kind: FileChangeKind,
+    /// Whether gantry may have made it: it is an empty file, a directory, or a directory with the image's attributes.
+    is_plain: bool,
+}
+
+impl Engine {
+    /// The files of an app that differ from its image, by path.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn file_changes(&self, id: PodId, app: &AppName) -> Result<Vec<FileChange>, EngineError> {
+        need_root("compare files of a pod").map_err(from_cause)?;
+        let view = self.status(id).map_err(from_cause)?;
+        let stored = self.stored_root(&view, app)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let upper = match rustix::fs::open(&stored.upper, flags, Mode::empty()) {
+            Ok(upper) => upper,
+            // It was never started.
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            Err(error) => return Err(failed("open", &stored.upper.to_string_lossy(), error)),
+        };
+        let mut own = BTreeSet::new();
+        for path in OWN_DIRECTORIES.into_iter().chain([NOTIFY_DIR]).chain(stored.mount_targets()) {
+            let mut path = path.trim_matches('/');
+            // With the directories above it, which gantry makes too.
+            while !path.is_empty() {
+                own.insert(path.as_bytes().to_vec());
+                path = path.rsplit_once('/').map_or("", |(above, _)| above);
+            }
+        }
+        let changes = stored.with_layers(|layers| {
+            let changes = compare(&upper, layers);
+            changes.map_err(|(path, error)| failed("compare", &String::from_utf8_lossy(&path), error))
+        })?;
+        let Some(changes) = changes else {
+            return Err(refused("the app has changed too many files to list them"));
+        };
+        Ok(without_own(changes, &own))
+    }
+}
+
+/// Compares a writable layer with the layers below; `None`: there are too many differences.
+fn compare(upper: &OwnedFd, layers: &OwnedFd) -> Result<Option<RawChanges>, (Vec<u8>, Errno)> {
+    let mut changes = BTreeMap::new();
+    let mut name_bytes = 0;
+    let mut ahead = vec![Vec::new()];
+    while let Some(path) = ahead.pop() {
+        let failed = |error| (path.clone(), error);
+        let dir = match open_real(upper, &path) {
+            Ok(dir) => dir,
+            // Removed meanwhile.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        let lower = match open_real(layers, &path) {
+            Ok(lower) => Some(lower),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => None,
+            Err(error) => return Err(failed(error)),
+        };
+        let names = read_names(&dir).map_err(failed)?;
+        if let Some(lower) = lower.as_ref().filter(|_| is_opaque(&dir)) {
+            for name in read_names(lower).map_err(failed)? {
+                if !names.contains(&name) {
+                    name_bytes += path.len() + name.len();
+                    changes.insert(join(&path, &name), RawChange { kind: FileChangeKind::Deleted, is_plain: false });
+                }
+            }
+        }
+        for name in names {
+            let Some(stat) = stat(&dir, &name).map_err(failed)? else { continue };
+            let below = match &lower {
+                Some(lower) => self::stat(lower, &name).map_err(failed)?,
+                None => None,
+            };
+            let path = join(&path, &name);
+            name_bytes += path.len();
+            if name_bytes > MAX_NAME_BYTES {
+                return Ok(None);
+            }
+            let change = match (kind(&stat), below) {
+                (FileType::CharacterDevice, _) if stat.st_rdev == 0 => {
+                    RawChange { kind: FileChangeKind::Deleted, is_plain: false }
+                }
+                (FileType::Directory, None) => RawChange { kind: FileChangeKind::Added, is_plain: true },
+                (FileType::Directory, Some(below)) => {
+                    let attributes = |stat: &Stat| (stat.st_mode, stat.st_uid, stat.st_gid);
+                    RawChange { kind: FileChangeKind::Changed, is_plain: attributes(&stat) == attributes(&below) }
+                }
+                (other, None) => {
+                    let is_plain = other == FileType::RegularFile && stat.st_size == 0;
+                    RawChange { kind: FileChangeKind::Added, is_plain }
+                }
+                (_, Some(_)) => RawChange { kind: FileChangeKind::Changed, is_plain: false },
+            };
+            if kind(&stat) == FileType::Directory {
+                ahead.push(path.clone());
+            }
+            changes.insert(path, change);
+        }
+    }
+    Ok(Some(changes))
+}
+
+/// Leaves out the files and mount points that gantry makes, and the directories that differ only by them.
+fn without_own(changes: RawChanges, own: &BTreeSet<Vec<u8>>) -> Vec<FileChange> {
+    let mut kept = Vec::new();
+    // Directories with a change below that is kept, and with one that is left out.
+    let (mut has_kept, mut has_own) = (BTreeSet::new(), BTreeSet::new());
+    // A directory precedes what is in it.
+    for (path, change) in changes.into_iter().rev() {
+        let is_own_file = OWN_FILES.iter().any(|file| file.as_bytes() == path);
+        let is_own = match change.kind {
+            FileChangeKind::Deleted => false,
+            _ if is_own_file => true,
+            FileChangeKind::Added => change.is_plain && (own.contains(&path) || has_own.contains(&path)),
+            FileChangeKind::Changed => change.is_plain && has_own.contains(&path),
+        } && !has_kept.contains(&path);
+        let above = path.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |at| &path[..at]).to_vec();
+        if is_own {
+            has_own.insert(above);
+        } else {
+            has_kept.insert(above);
+            kept.push(FileChange { path: format!("/{}", String::from_utf8_lossy(&path)), kind: change.kind });
+        }
+    }
+    kept.reverse();
+    kept
+}
+
+fn open_real(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd, Errno> {
+    let path = if path.is_empty() { b"." } else { path };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat2(root, path, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+}
+
+fn read_names(dir: &OwnedFd) -> Result<BTreeSet<Vec<u8>>, Errno> {
+    let mut names = BTreeSet::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.insert(name.to_vec());
+        }
+    }
+    Ok(names)
+}
+
+fn is_opaque(dir: &OwnedFd) -> bool {
+    let mut value = [0u8; 1];
+    matches!(rustix::fs::fgetxattr(dir, OPAQUE, &mut value[..]), Ok(1)) && value == *b"y"
+}
+
+fn stat(dir: &OwnedFd, name: &[u8]) -> Result<Option<Stat>, Errno> {
+    match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    if directory.is_empty() { name.to_vec() } else { [directory, b"/", name].concat() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_files_are_left_out() {
+        use FileChangeKind::{Added, Changed, Deleted};
+        let raw = [
+            ("dev", Added, true),
+            ("etc", Changed, true),
+            ("etc/hosts", Changed, false),
+            ("etc/mtab", Added, false),
+            ("data", Added, true),
+            ("data/place", Added, true),
+            ("tmp", Changed, true),
+            ("usr", Changed, true),
+            ("usr/hosts", Deleted, false),
+            ("mine", Added, true),
+        ];
+        let changes = raw.map(|(path, kind, is_plain)| (path.as_bytes().to_vec(), RawChange { kind, is_plain }));
+        let own: BTreeSet<Vec<u8>> = ["dev", "data", "data/place"].map(|path| path.as_bytes().to_vec()).into();
+        let kept = without_own(changes.into(), &own);
+        let lines: Vec<String> =
+            kept.iter().map(|change| format!("{} {}", change.kind.letter(), change.path)).collect();
+        assert_eq!(lines, ["A /mine", "C /tmp", "C /usr", "D /usr/hosts"]);
+    }
+}

@@ -1,0 +1,344 @@
+//! Opens the root of an app.
+//!
+//! | the app | its root |
+//! |---|---|
+//! | runs | `/proc/PID/root`: its mounts included |
+//! | does not run | an overlay of its layers and its writable layer, with its volumes, mounted in a mount namespace of one thread |
+//!
+//! The mounts of the second kind are seen by no other process, and the kernel removes them with the thread: a `kill -9`
+//! leaves nothing behind. They are made only of what the plan names, and no symbolic link of the image is followed out
+//! of the root.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gantry_contract::files;
+use gantry_contract::plan::{App, Plan};
+use gantry_model::spec::{VolumeKind, VolumeSpec};
+use gantry_model::{AppName, AppState, ErrorKind, Phase, PodId};
+use gantry_store::{PodLock, PodRow, PodState};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, mount, mount_bind, mount_bind_recursive, mount_change, mount_remount,
+};
+
+use super::{failed, from_cause, refused};
+use crate::host::process;
+use crate::{Engine, EngineError, PodView};
+
+/// Maximum length of mount options: one page (mount(2)).
+const MAX_MOUNT_OPTIONS: usize = 4095;
+/// Maximum number of attempts to resolve a path while an app renames directories.
+const MAX_RETRIES: usize = 64;
+
+/// What is done with the files of an app.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FileAccess {
+    Read,
+    Write,
+}
+
+/// The root of an app that does not run, as paths.
+#[derive(Debug)]
+pub(super) struct StoredRoot {
+    /// The directory of the layers.
+    trees: PathBuf,
+    /// The names of the layers in it, the topmost first.
+    layers: Vec<String>,
+    /// The pod's directory of apps, over which the root is mounted.
+    mount_point: PathBuf,
+    /// The app's writable layer, and the work directory beside it.
+    pub(super) upper: PathBuf,
+    work: PathBuf,
+    volumes: Vec<StoredVolume>,
+    /// Its working directory, and where file systems in memory are mounted.
+    directories: Vec<String>,
+}
+
+/// A volume of an app that does not run.
+#[derive(Debug)]
+struct StoredVolume {
+    source: PathBuf,
+    target: String,
+    recursive: bool,
+    read_only: bool,
+}
+
+impl Engine {
+    /// Calls `work` with the root of an app; the second argument takes warnings.
+    pub(super) fn with_app_root<T: Send>(
+        &self,
+        id: PodId,
+        app: &AppName,
+        access: FileAccess,
+        work: impl FnOnce(&OwnedFd, &mut Vec<String>) -> Result<T, EngineError> + Send,
+    ) -> Result<T, EngineError> {
+        let view = self.status(id).map_err(from_cause)?;
+        if let Some(pid) = running_pid(&view.row, app) {
+            let root = open_running_root(&view, app, pid)?;
+            return work(&root, &mut Vec::new());
+        }
+        let _lock = self.check_stored(&view.row, app, access)?;
+        let stored = self.stored_root(&view, app)?;
+        if access == FileAccess::Write {
+            stored.make_writable_layer()?;
+        }
+        in_mount_namespace(|| {
+            let mut warnings = Vec::new();
+            let root = stored.mount(access, &mut warnings)?;
+            work(&root, &mut warnings)
+        })
+    }
+
+    /// Whether the files of an app that does not run may be used. For writing, the pod's lock is held meanwhile, so that
+    /// the pod is neither started nor removed: two overlays must not write into one directory.
+    fn check_stored(&self, row: &PodRow, app: &AppName, access: FileAccess) -> Result<Option<PodLock>, EngineError> {
+        let id = row.id;
+        match (&row.phase, access) {
+            (Phase::Prepared { .. } | Phase::Exited { .. } | Phase::Running { .. }, FileAccess::Read) => Ok(None),
+            (Phase::Running { .. }, FileAccess::Write) => Err(refused(format!(
+                "app '{app}' of pod {id} does not run, and its pod does: start the app or stop the pod, and copy then"
+            ))),
+            (Phase::Prepared { .. } | Phase::Exited { .. }, FileAccess::Write) => {
+                let PodState::Free(lock) = self.lock_in_time(id).map_err(from_cause)? else {
+                    let why = format!("pod {id} is in use by another command: try again");
+                    return Err(EngineError::new(ErrorKind::Busy, why));
+                };
+                // Read under the lock: the pod may have been started or removed before it was taken.
+                match self.store.pod(id).map_err(from_cause)?.map(|row| row.phase) {
+                    Some(Phase::Prepared { .. } | Phase::Exited { .. }) => Ok(Some(lock)),
+                    _ => Err(EngineError::new(ErrorKind::Busy, format!("pod {id} is in use: try again"))),
+                }
+            }
+            (other, _) => Err(refused(format!("pod {id} is {}: it has no files to copy", other.name()))),
+        }
+    }
+
+    /// The root of an app that does not run, or the layers of one that does.
+    pub(super) fn stored_root(&self, view: &PodView, name: &AppName) -> Result<StoredRoot, EngineError> {
+        let id = view.row.id;
+        let plan: Plan = self.added_apps(id).map_err(from_cause)?.onto(self.plan(id).map_err(from_cause)?);
+        let app = plan.apps.iter().rev().find(|app| app.name == name.as_str());
+        let app = app.ok_or_else(|| refused(format!("the plan of pod {id} has no app '{name}'")))?;
+        let dir = self.pod_dir(id);
+        let own = dir.join(files::APPS).join(name.as_str());
+        Ok(StoredRoot {
+            trees: PathBuf::from(&plan.trees_dir),
+            layers: app.layers.clone(),
+            mount_point: dir.join(files::APPS),
+            upper: own.join("upper"),
+            work: own.join("work"),
+            volumes: self.stored_volumes(&plan, app, &dir),
+            directories: app.options.tmpfs.iter().map(|tmpfs| tmpfs.target.clone()).chain([app.cwd.clone()]).collect(),
+        })
+    }
+
+    fn stored_volumes(&self, plan: &Plan, app: &App, dir: &Path) -> Vec<StoredVolume> {
+        let mut volumes: Vec<StoredVolume> = Vec::new();
+        for place in &app.mounts {
+            let Some(volume) = plan.volumes.iter().find(|volume| volume.name.as_str() == place.volume) else {
+                continue;
+            };
+            let VolumeSpec { name, kind, read_only } = volume;
+            let (source, recursive) = match kind {
+                VolumeKind::Host { source, recursive } => (PathBuf::from(source), *recursive),
+                VolumeKind::Named { volume } => (self.volume_data(volume), false),
+                VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
+                    (dir.join(files::VOLUMES).join(name.as_str()), false)
+                }
+            };
+            let read_only = *read_only || place.read_only;
+            volumes.push(StoredVolume { source, target: place.target.clone(), recursive, read_only });
+        }
+        volumes.sort_by_key(|volume| volume.target.matches('/').count());
+        volumes
+    }
+}
+
+impl StoredRoot {
+    /// The paths at which gantry makes directories and files: mount points, and the working directory.
+    pub(super) fn mount_targets(&self) -> impl Iterator<Item = &str> {
+        self.volumes.iter().map(|volume| volume.target.as_str()).chain(self.directories.iter().map(String::as_str))
+    }
+
+    /// Makes the writable layer of an app that was never started.
+    fn make_writable_layer(&self) -> Result<(), EngineError> {
+        let above = self.upper.parent().unwrap_or(&self.upper);
+        for dir in [above, &self.upper, &self.work] {
+            match rustix::fs::mkdir(dir, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(failed("make directory", &dir.to_string_lossy(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Mounts the root in the mount namespace of this thread, and opens it.
+    fn mount(&self, access: FileAccess, warnings: &mut Vec<String>) -> Result<OwnedFd, EngineError> {
+        let upper = open_path(&self.upper);
+        let root = match (upper, access) {
+            (Ok(upper), FileAccess::Write) => {
+                let work =
+                    open_path(&self.work).map_err(|error| failed("open", &self.work.to_string_lossy(), error))?;
+                let options =
+                    format!("upperdir=/proc/self/fd/{},workdir=/proc/self/fd/{}", upper.as_raw_fd(), work.as_raw_fd());
+                self.mount_overlay(&self.layers, Some(options))?
+            }
+            (Ok(upper), FileAccess::Read) => {
+                let mut layers = vec![format!("/proc/self/fd/{}", upper.as_raw_fd())];
+                layers.extend(self.layers.iter().cloned());
+                self.mount_overlay(&layers, None)?
+            }
+            // It was never started: there is nothing but the image.
+            (Err(Errno::NOENT), _) => self.mount_layers()?,
+            (Err(error), _) => return Err(failed("open", &self.upper.to_string_lossy(), error)),
+        };
+        for volume in &self.volumes {
+            if let Err(error) = volume.mount(&root) {
+                warnings
+                    .push(format!("the volume at {} is left out: {error}", gantry_model::id::shown(&volume.target)));
+            }
+        }
+        Ok(root)
+    }
+
+    /// Mounts the image alone in the mount namespace of this thread, and opens it.
+    fn mount_layers(&self) -> Result<OwnedFd, EngineError> {
+        match &self.layers[..] {
+            // An overlay without a writable layer needs two directories.
+            [only] => {
+                let path = self.trees.join(only);
+                open_path(&path).map_err(|error| failed("open", &path.to_string_lossy(), error))
+            }
+            layers => self.mount_overlay(layers, None),
+        }
+    }
+
+    fn mount_overlay(&self, lower: &[String], upper: Option<String>) -> Result<OwnedFd, EngineError> {
+        let doing = |error: Errno| failed("mount the app's root over", &self.mount_point.to_string_lossy(), error);
+        let mut options = format!("lowerdir={}", lower.join(":"));
+        if let Some(upper) = &upper {
+            options = format!("{options},{upper}");
+        }
+        if options.len() > MAX_MOUNT_OPTIONS {
+            return Err(refused("the image has too many layers for one overlay mount"));
+        }
+        let options = CString::new(options).map_err(|_| refused("the name of a layer has a NUL byte"))?;
+        // With relative paths the options of 128 layers fit into a page. The working directory is this thread's own.
+        rustix::process::chdir(&self.trees).map_err(|error| failed("enter", &self.trees.to_string_lossy(), error))?;
+        let flags = match upper {
+            Some(_) => MountFlags::NODEV | MountFlags::NOSUID,
+            None => MountFlags::NODEV | MountFlags::NOSUID | MountFlags::RDONLY,
+        };
+        mount("overlay", &self.mount_point, "overlay", flags, options.as_c_str()).map_err(doing)?;
+        open_path(&self.mount_point).map_err(doing)
+    }
+
+    /// Calls `work` with the root of the image alone.
+    pub(super) fn with_layers<T: Send>(
+        &self,
+        work: impl FnOnce(&OwnedFd) -> Result<T, EngineError> + Send,
+    ) -> Result<T, EngineError> {
+        in_mount_namespace(|| work(&self.mount_layers()?))
+    }
+}
+
+impl StoredVolume {
+    fn mount(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
+        let source = open_path(&self.source)?;
+        let open_target = || open_beneath(root, self.target.as_str(), OFlags::PATH);
+        let target = open_target()?;
+        let (from, to) = (fd_path(&source), fd_path(&target));
+        if self.recursive {
+            mount_bind_recursive(&from, &to)?
+        } else {
+            mount_bind(&from, &to)?
+        }
+        if self.read_only {
+            let mounted = open_target()?;
+            mount_remount(fd_path(&mounted), MountFlags::BIND | MountFlags::RDONLY, c"")?;
+        }
+        Ok(())
+    }
+}
+
+fn fd_path(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+fn open_path(path: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens a file beneath the root of an app, following symbolic links as the app does. Links of /proc that lead
+/// elsewhere are refused.
+pub(super) fn open_beneath(
+    root: &OwnedFd,
+    path: impl rustix::path::Arg + Copy,
+    flags: OFlags,
+) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let mut result = Err(Errno::AGAIN);
+    for _ in 0..MAX_RETRIES {
+        result = rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve);
+        // A rename elsewhere makes the kernel unable to prove that the path stays beneath the root.
+        if !matches!(result, Err(Errno::AGAIN)) {
+            break;
+        }
+    }
+    result
+}
+
+/// Runs `work` in a thread with a mount namespace of its own.
+fn in_mount_namespace<T: Send>(work: impl FnOnce() -> Result<T, EngineError> + Send) -> Result<T, EngineError> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            unshare_mounts().map_err(|error| failed("make a mount namespace for", "the app's root", error))?;
+            work()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn unshare_mounts() -> Result<(), Errno> {
+    // rustix deprecates it because CLONE_FILES is unsound in threads. CLONE_NEWNS changes neither descriptors nor the
+    // memory of the process; with it, the working directory becomes the thread's own.
+    #[expect(deprecated, reason = "the safe function is sound with this flag")]
+    rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNS)?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+}
+
+/// The main process of an app that runs.
+fn running_pid(row: &PodRow, name: &AppName) -> Option<u32> {
+    let Phase::Running { .. } = row.phase else { return None };
+    let app = row.apps.iter().find(|app| app.name == *name)?;
+    match app.state {
+        AppState::Started { pid, .. } => Some(pid),
+        AppState::Waiting | AppState::Creating | AppState::Created | AppState::Exited { .. } => None,
+    }
+}
+
+/// Opens the root of a process that is proven to be the app's while its pidfd shows that it lives: it is in the app's
+/// cgroup, which it cannot leave.
+fn open_running_root(view: &PodView, app: &AppName, pid: u32) -> Result<OwnedFd, EngineError> {
+    let ended = || refused(format!("app '{app}' of pod {} has just ended: try again", view.row.id));
+    let pidfd = process::open_pid(pid).ok_or_else(ended)?;
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|_| ended())?;
+    let own = format!("/{}/{app}", view.row.id);
+    let is_own = cgroups.lines().any(|line| line.ends_with(&own) || line.contains(&format!("{own}/")));
+    let root = rustix::fs::open(format!("/proc/{pid}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt"));
+    let namespaces = (namespace(&pid.to_string()), namespace("self"));
+    let has_ended = !matches!(process::readable(&[pidfd.as_fd()], process::Deadline::after(Duration::ZERO)), Ok(None));
+    if has_ended || !is_own {
+        return Err(ended());
+    }
+    match namespaces {
+        (Ok(theirs), Ok(ours)) if theirs != ours => {}
+        _ => return Err(refused(format!("app '{app}' has no mount namespace of its own"))),
+    }
+    root.map_err(|error| failed("open the root of app", app.as_str(), error))
+}
