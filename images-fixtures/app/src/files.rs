@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::time::{Duration, Instant};
 
 use crate::output::put;
-use crate::{Failure, OK, Outcome};
+use crate::{Failure, OK, Outcome, sys};
 
 fn failed(path: &str, error: &std::io::Error) -> Failure {
     Failure::Failed(format!("{path}: {error}"))
@@ -16,6 +16,30 @@ fn only(args: &[String]) -> Result<&str, Failure> {
     match args {
         [path] => Ok(path),
         _ => Err(Failure::Usage),
+    }
+}
+
+pub(crate) fn sparse(args: &[String]) -> Outcome {
+    let [path, bytes] = args else { return Err(Failure::Usage) };
+    let length = bytes.parse().map_err(|_| Failure::Usage)?;
+    fs::File::create(path).and_then(|file| file.set_len(length)).map_err(|error| failed(path, &error))?;
+    Ok(OK)
+}
+
+pub(crate) fn make_fifo(args: &[String]) -> Outcome {
+    let path = only(args)?;
+    sys::make_fifo(path).map_err(|error| failed(path, &error))?;
+    Ok(OK)
+}
+
+/// Prints a line when it has begun.
+pub(crate) fn swap_link(args: &[String]) -> Outcome {
+    let [dir, target] = args else { return Err(Failure::Usage) };
+    let link = format!("{dir}.link");
+    std::os::unix::fs::symlink(target, &link).map_err(|error| failed(&link, &error))?;
+    put(b"swapping\n")?;
+    loop {
+        sys::exchange(dir, &link).map_err(|error| failed(dir, &error))?;
     }
 }
 

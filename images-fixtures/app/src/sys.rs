@@ -147,6 +147,22 @@ pub(crate) fn make_device(path: &str, major: u32, minor: u32) -> io::Result<()> 
     checked(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(major, minor)) }).map(drop)
 }
 
+/// Makes a FIFO.
+pub(crate) fn make_fifo(path: &str) -> io::Result<()> {
+    let path = c_path(path)?;
+    // SAFETY: the path is NUL-terminated and outlives the call.
+    checked(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }).map(drop)
+}
+
+/// Exchanges two files atomically.
+pub(crate) fn exchange(one: &str, other: &str) -> io::Result<()> {
+    let (one, other) = (c_path(one)?, c_path(other)?);
+    let (here, flags) = (c_long::from(libc::AT_FDCWD), c_long::from(libc::RENAME_EXCHANGE));
+    // SAFETY: both paths are NUL-terminated and outlive the call.
+    let done = unsafe { libc::syscall(libc::SYS_renameat2, here, one.as_ptr(), here, other.as_ptr(), flags) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Mounts a tmpfs.
 pub(crate) fn mount_tmpfs(path: &str) -> io::Result<()> {
     let path = c_path(path)?;

@@ -134,6 +134,10 @@ commands! {
     /// Run a program in an app
     #[command(visible_alias = "enter")]
     Exec(commands::exec::Exec),
+    /// Copy files between a pod and this host
+    Cp(commands::cp::Cp),
+    /// List the files of an app that differ from its image
+    Diff(commands::diff::Diff),
     /// Attach to the output of a pod and the input of an app
     Attach(commands::attach::Attach),
     /// Start pods that have exited

@@ -9,13 +9,7 @@ const WORDS: &[(&str, &str, &str)] = &[
     ),
     ("", "create", "'gantry prepare IMAGE' makes a pod without starting it"),
     ("", "system", "'gantry prune' removes what is not in use, 'gantry df' shows sizes, 'gantry info' the host"),
-    (
-        "",
-        "cp",
-        "pass an archive: 'gantry exec -i POD tar -xC /path <FILE.tar' and 'gantry exec POD tar -cC /path . >FILE.tar'",
-    ),
-    ("", "diff", "the differences of a pod's files to its image cannot be shown"),
-    ("", "export", "pass an archive: 'gantry exec POD tar -cC / .', where the image has tar"),
+    ("", "export", "'gantry cp POD:/ -' writes the files of an app as a tar archive"),
     (
         "",
         "import",

@@ -3,7 +3,9 @@
 pub(crate) mod app;
 pub(crate) mod attach;
 pub(crate) mod completion;
+pub(crate) mod cp;
 pub(crate) mod df;
+pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod exec;

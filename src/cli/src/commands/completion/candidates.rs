@@ -166,8 +166,10 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
     let is = |phases: &'static [&str]| move |pod: &Pod| phases.contains(&pod.phase);
     match (name, words.len()) {
         ("run" | "prepare" | "fetch", _) => Candidates { files: true, ..Candidates::from_words(names.images()) },
-        ("exec", 1..) => Candidates::files(),
-        ("restart" | "pause" | "unpause" | "app start" | "app stop" | "app rm" | "app status", _) => apps(names),
+        ("exec", 1..) | ("cp", _) => Candidates::files(),
+        ("restart" | "pause" | "unpause" | "diff" | "app start" | "app stop" | "app rm" | "app status", _) => {
+            apps(names)
+        }
         ("app add", 1) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("app list" | "rename", 0) => pods(names, |_| true),
         ("app add", 0) | ("stop" | "kill" | "stats", _) | ("exec" | "attach" | "port" | "top", 0) => {

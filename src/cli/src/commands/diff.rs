@@ -1,0 +1,57 @@
+//! `gantry diff`.
+
+use gantry_engine::FileChange;
+use gantry_model::AppName;
+use serde::Serialize;
+
+use super::app::find_app;
+use crate::commands::RunCommand;
+use crate::context::Context;
+use crate::exit::{self, CommandKind};
+use crate::failure::Failure;
+use crate::render::{OutputFormat, escape, json};
+
+/// Arguments of `diff`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Diff {
+    /// A pod, or an app as POD/APP
+    #[arg(value_name = "POD[/APP]")]
+    target: String,
+    /// The app, for a pod without /APP
+    #[arg(long, value_name = "NAME")]
+    app: Option<AppName>,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    output: OutputFormat,
+}
+
+/// A changed file as JSON. The field names are stable.
+#[derive(Serialize)]
+struct FileChangeJson<'a> {
+    /// `added`, `changed` or `deleted`.
+    kind: &'static str,
+    /// Absolute path in the app.
+    path: &'a str,
+}
+
+/// Lists the files of an app that differ from its image: `A` added, `C` changed, `D` deleted.
+impl RunCommand for Diff {
+    const KIND: CommandKind = CommandKind::Query;
+
+    fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let engine = context.open("diff")?;
+        let (id, app) = find_app(&engine, &self.target, self.app.as_ref())?;
+        let changes = engine.file_changes(id, &app)?;
+        json::to_stdout(|out| match self.output {
+            OutputFormat::Table => changes
+                .iter()
+                .try_for_each(|FileChange { path, kind }| writeln!(out, "{} {}", kind.letter(), escape::text(path))),
+            format => json::write_items(
+                out,
+                format,
+                changes.iter().map(|change| FileChangeJson { kind: change.kind.as_str(), path: &change.path }),
+            ),
+        })?;
+        Ok(exit::OK)
+    }
+}
