@@ -64,7 +64,7 @@ fn files_are_copied_out_of_a_running_app() {
     assert_eq!(fs::read_link(at("link")).unwrap(), Path::new("/bin/app"));
     g.run(&["cp", "-L", &format!("{pod}:/bin/app-absolute"), &at("program")]).succeeded();
     assert!(fs::symlink_metadata(at("program")).unwrap().is_file());
-    // What does not go.
+    // Refused copies.
     for (from, to, why) in [
         ("/data/none", at("x"), "cannot open '/data/none'"),
         ("/data/note", at("none/x"), "cannot open the directory"),

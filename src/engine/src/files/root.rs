@@ -34,7 +34,7 @@ const MAX_MOUNT_OPTIONS: usize = 4095;
 /// Maximum number of attempts to resolve a path while an app renames directories.
 const MAX_RETRIES: usize = 64;
 
-/// What is done with the files of an app.
+/// An access to the files of an app.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileAccess {
     Read,
@@ -93,8 +93,8 @@ impl Engine {
         })
     }
 
-    /// Whether the files of an app that does not run may be used. For writing, the pod's lock is held meanwhile, so that
-    /// the pod is neither started nor removed: two overlays must not write into one directory.
+    /// Checks that the files of an app that does not run may be used. For writing, the pod's lock is held meanwhile, so
+    /// that the pod is neither started nor removed: two overlays must not write into one directory.
     fn check_stored(&self, row: &PodRow, app: &AppName, access: FileAccess) -> Result<Option<PodLock>, EngineError> {
         let id = row.id;
         match (&row.phase, access) {

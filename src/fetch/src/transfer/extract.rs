@@ -47,7 +47,7 @@ pub struct ExtractOptions {
     pub is_new: bool,
 }
 
-/// What was left out.
+/// The files that were left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extracted {
     /// Number of devices and FIFOs.

@@ -38,7 +38,7 @@ pub struct PackOptions {
     pub skip: Option<(u64, u64)>,
 }
 
-/// What was left out.
+/// The files that were left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Packed {
     /// Number of devices, FIFOs and sockets.
