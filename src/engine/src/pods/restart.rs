@@ -23,6 +23,8 @@
 //! the step that records its end, which is repeated until it is recorded. So gantryd, which only reads rows, forgets no
 //! pod.
 
+use std::time::Duration;
+
 use gantry_contract::plan::Plan;
 use gantry_model::restart::{PodRestart, RestartPolicy};
 use gantry_model::{AppState, Edge, Phase, PodId, Timestamp};
@@ -36,6 +38,11 @@ use crate::pods::output::Show;
 use crate::pods::pod_dir;
 use crate::pods::run::{RunOptions, Running, StartError, failure_reason, kill_unrecorded, running};
 use crate::{Engine, PodError};
+
+/// The time that a start by another process may take.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(90);
+/// The pause before a pod is examined again that another process holds.
+const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why a start did not end, if nothing recorded it.
 pub(crate) const START_INTERRUPTED: &str = "the process that started it was killed";
@@ -52,14 +59,22 @@ impl Engine {
     /// [`StartError`]; then the pod is as before, and the processes of the start are gone.
     pub fn start_again(&self, id: PodId) -> Result<Option<Running>, StartError> {
         need_root("start a pod")?;
-        let row = self.reconcile_pod(id)?;
-        match row.phase {
-            Phase::Running { .. } => Ok(None),
-            Phase::Prepared { .. } => self.start(id, None, RunOptions { show: Show::No, remove: false }).map(Some),
-            Phase::Exited { .. } => self.start_exited(id, true),
-            Phase::Starting { .. } => Err(StartError::Busy(id)),
-            Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => {
-                Err(StartError::NotStartable { id, phase: row.phase.name() })
+        let deadline = Deadline::after(START_TIMEOUT);
+        loop {
+            let row = self.wait_for_start(id, deadline)?;
+            let started = match row.phase {
+                Phase::Running { .. } => return Ok(None),
+                Phase::Prepared { .. } => self.start(id, None, RunOptions { show: Show::No, remove: false }).map(Some),
+                Phase::Exited { .. } => self.start_exited(id, true),
+                Phase::Starting { .. } => return Err(StartError::Busy(id)),
+                Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => {
+                    return Err(StartError::NotStartable { id, phase: row.phase.name() });
+                }
+            };
+            match started {
+                // Another process, perhaps gantryd, starts it: its start counts, or its failure.
+                Err(StartError::Busy(_)) if !deadline.passed() => std::thread::sleep(BUSY_POLL_INTERVAL),
+                other => return other,
             }
         }
     }
@@ -184,7 +199,7 @@ impl Engine {
             return None;
         }
         let policies = row.apps.iter().map(|app| app.restart);
-        let ran = row.phase.started_at().map_or(std::time::Duration::ZERO, |since| outcome.at.since(since));
+        let ran = row.phase.started_at().map_or(Duration::ZERO, |since| outcome.at.since(since));
         let is_lost = outcome.is_lost && !pod_dir::is_to_be_removed(&self.pod_dir(row.id));
         Some(row.restart.after_end(is_lost, policies, ran, now))
     }
@@ -207,10 +222,10 @@ impl Engine {
         }
     }
 
-    /// Waits until a start of this pod has succeeded or failed.
-    pub(crate) fn wait_for_start(&self, id: PodId, within: std::time::Duration) -> Result<PodRow, PodError> {
+    /// Waits until a start of this pod by another process has succeeded or failed.
+    pub(crate) fn wait_for_start(&self, id: PodId, deadline: Deadline) -> Result<PodRow, PodError> {
         let is_decided = |phase: &Phase| !matches!(phase, Phase::Starting { .. });
-        let view = self.wait_until(id, Deadline::after(within), is_decided)?;
+        let view = self.wait_until(id, deadline, is_decided)?;
         view.map_or_else(|| self.reconcile_pod(id), |view| Ok(view.row))
     }
 }

@@ -9,16 +9,13 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::host::process::{self, Deadline};
-use crate::pods::restart::has_restart_policy;
+use crate::pods::restart::{START_TIMEOUT, has_restart_policy};
 use crate::pods::transition::cannot_be_written;
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
 /// The time a supervisor may take beyond the grace period: to kill, to drain pipes, to write its journal.
 const SLACK: Duration = Duration::from_secs(5);
-
-/// The time a start in progress may take.
-const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A pod could not be stopped.
 #[derive(Debug, Error)]
@@ -84,7 +81,7 @@ impl Engine {
         if matches!(row.phase, Phase::Starting { .. }) {
             // A failed start is not repeated.
             self.record_stop_request(row)?;
-            row = self.wait_for_start(id, START_TIMEOUT)?;
+            row = self.wait_for_start(id, Deadline::after(START_TIMEOUT))?;
         }
         // From here on, whatever ends the pod, gantryd does not start it again.
         let row = match self.record_stop_request(row.clone()) {
