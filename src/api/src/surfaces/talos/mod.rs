@@ -18,6 +18,7 @@ mod logs;
 mod names;
 mod node;
 mod refusals;
+mod resources;
 mod restart;
 mod roles;
 mod services;
@@ -40,7 +41,7 @@ use gantry_proto::talos::time::time_service_server::TimeServiceServer;
 use tonic::Status;
 
 use self::node::Node;
-use self::services::{Clock, Machine, Network, NodeHealth, Os, Others, Storage};
+use self::services::{Clock, Machine, Network, NodeHealth, Os, Others, Resources, Storage};
 use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
 use crate::peer::{Caller, GROUP, Peer};
@@ -92,7 +93,7 @@ impl Surface for TalosSurface {
         services.add(HealthServer::new(NodeHealth(Arc::clone(&node))));
         services.add(InspectServiceServer::new(Others));
         services.add(NetworkServiceServer::new(Network(Arc::clone(&node))));
-        services.add(ResourceServiceServer::new(Others));
+        services.add(ResourceServiceServer::new(Resources(Arc::clone(&node))));
         services.add(SecurityServiceServer::new(Others));
         services.add(StorageServiceServer::new(Storage(Arc::clone(&node))));
         services.add(TimeServiceServer::new(Clock(node)));

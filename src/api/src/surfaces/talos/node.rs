@@ -20,6 +20,8 @@ const MAX_STREAMS: usize = 1024;
 const MAX_FILE_JOBS: usize = 32;
 /// Maximum images that are fetched at a time; further calls wait.
 const MAX_PULLS: usize = 4;
+/// Maximum watches of resources, each of which reads the store after a change.
+const MAX_WATCHES: usize = 64;
 
 /// A stream of messages.
 pub(super) type MessageStream<M> = Pin<Box<dyn Stream<Item = Result<M, Status>> + Send>>;
@@ -31,6 +33,7 @@ pub(super) struct Node {
     pub(super) streams: Quota,
     pub(super) file_jobs: Quota,
     pub(super) pulls: Arc<Semaphore>,
+    pub(super) watches: Quota,
 }
 
 impl Node {
@@ -42,6 +45,7 @@ impl Node {
             streams: Quota::new(MAX_STREAMS),
             file_jobs: Quota::new(MAX_FILE_JOBS),
             pulls: Arc::new(Semaphore::new(MAX_PULLS)),
+            watches: Quota::new(MAX_WATCHES),
         }
     }
 

@@ -38,7 +38,7 @@ macro_rules! node_messages {
     };
 }
 
-use gantry_proto::talos::{common, machine, network, storage, time};
+use gantry_proto::talos::{common, machine, network, resource, storage, time};
 node_messages!(
     common::Data,
     machine::Container,
@@ -62,6 +62,9 @@ node_messages!(
     machine::Version,
     network::Interfaces,
     network::Routes,
+    resource::Get,
+    resource::ListResponse,
+    resource::WatchResponse,
     storage::DisksResponse,
     time::Time,
 );

@@ -5,6 +5,7 @@ mod machine;
 mod network;
 mod os;
 mod others;
+mod resource;
 mod storage;
 mod time;
 
@@ -13,5 +14,6 @@ pub(super) use machine::Machine;
 pub(super) use network::Network;
 pub(super) use os::Os;
 pub(super) use others::Others;
+pub(super) use resource::Resources;
 pub(super) use storage::Storage;
 pub(super) use time::Clock;

@@ -3,9 +3,8 @@
 
 use gantry_proto::talos::cluster::cluster_service_server::ClusterService;
 use gantry_proto::talos::inspect::inspect_service_server::InspectService;
-use gantry_proto::talos::resource::resource_service_server::ResourceService;
 use gantry_proto::talos::securityapi::security_service_server::SecurityService;
-use gantry_proto::talos::{cluster, inspect, resource, securityapi};
+use gantry_proto::talos::{cluster, inspect, securityapi};
 use tonic::{Request, Response, Status};
 
 use super::super::node::MessageStream;
@@ -34,24 +33,6 @@ impl InspectService for Others {
         _: Request<()>,
     ) -> Result<Response<inspect::ControllerRuntimeDependenciesResponse>, Status> {
         Err(not_served("ControllerRuntimeDependencies"))
-    }
-}
-
-#[tonic::async_trait]
-impl ResourceService for Others {
-    type ListStream = MessageStream<resource::ListResponse>;
-    type WatchStream = MessageStream<resource::WatchResponse>;
-
-    async fn get(&self, _: Request<resource::GetRequest>) -> Result<Response<resource::GetResponse>, Status> {
-        Err(not_served("Get"))
-    }
-
-    async fn list(&self, _: Request<resource::ListRequest>) -> Result<Response<Self::ListStream>, Status> {
-        Err(not_served("List"))
-    }
-
-    async fn watch(&self, _: Request<resource::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Err(not_served("Watch"))
     }
 }
 
