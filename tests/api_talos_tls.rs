@@ -365,3 +365,71 @@ fn certificates_of_pki_serve_and_identify() {
     }
     served.end();
 }
+
+#[test]
+fn calls_that_change_something_are_audited() {
+    let g = Gantry::new();
+    let node = Node::serve(&g);
+    let pod = g.detached(&[], &["sleep", "600"]);
+    let operator = node.clients.issue_to_member(&["os:operator"], Validity::Now);
+    let reader = node.clients.issue_to_member(&["os:reader"], Validity::Now);
+    let request = json!({ "namespace": "taloscontainers", "id": pod }).to_string();
+    for (client, code) in [(&operator, 0), (&reader, FAILED)] {
+        let line = node.line(Some(client), &["machine.MachineService/Restart", &request]);
+        let out = run_script("talos.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(out.code, code, "{out}");
+    }
+    assert_eq!(node.call(&operator, "machine.MachineService/Reboot"), "UNIMPLEMENTED");
+    assert_eq!(node.call(&operator, VERSION), "OK");
+    let events = g.run(&["events", "--filter=type=node-called", "-o", "json"]).ok();
+    let calls: Vec<(String, String, String)> = json_lines(&events.stdout)
+        .iter()
+        .map(|event| {
+            let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+            assert!(text(&event["name"]).starts_with("tls:") && event["data"]["roles"] == "os:operator", "{event}");
+            (text(&event["id"]), text(&event["data"]["outcome"]), text(&event["data"]["request"]))
+        })
+        .collect();
+    // The refused call and the one that changes nothing have no event.
+    assert_eq!(calls.len(), 2, "{calls:?}");
+    assert_eq!((&calls[0].0[..], &calls[0].1[..]), ("machine.MachineService/Restart", "OK"));
+    assert!(calls[0].2.contains(&pod), "{calls:?}");
+    assert_eq!((&calls[1].0[..], &calls[1].1[..]), ("machine.MachineService/Reboot", "UNIMPLEMENTED"));
+    let out = node.served.end();
+    let lines: Vec<&str> = out.stderr.lines().filter(|line| line.contains("roles=")).collect();
+    assert_eq!(lines.len(), 3, "{out}");
+    assert!(lines[0].contains("outcome=\"OK\"") && lines[0].contains("os:operator"), "{out}");
+    assert!(lines[1].contains("outcome=\"PERMISSION_DENIED\"") && lines[1].contains("os:reader"), "{out}");
+    g.remove_all();
+}
+
+#[test]
+fn machine_control_is_for_administrators() {
+    let g = Gantry::new();
+    let (rebooted, ended) = (g.scratch().join("rebooted"), g.scratch().join("ended"));
+    let mut node = Node::serve(&g);
+    let control = |is_permitted: bool| {
+        format!(
+            "machine-control = {is_permitted}\nreboot-command = ['/usr/bin/touch', '{}']\n\
+             shutdown-command = ['/usr/bin/touch', '{}']\n{}",
+            rebooted.display(),
+            ended.display(),
+            configuration(&g.scratch(), "ca.crt")
+        )
+    };
+    let [admin, operator] =
+        ["os:admin", "os:operator"].map(|role| node.clients.issue_to_member(&[role], Validity::Now));
+    for (is_permitted, codes) in [(true, ["OK", "PERMISSION_DENIED"]), (false, ["UNIMPLEMENTED"; 2])] {
+        let _changed = g.write("gantryd.toml", &control(is_permitted));
+        let daemon = node.served.daemon();
+        let count = daemon.stderr().matches("configuration read again").count();
+        daemon.signal(Signal::HUP);
+        wait_for("the configuration", || {
+            (node.served.daemon().stderr().matches("configuration read again").count() > count).then_some(())
+        });
+        let got = [&operator, &admin].map(|client| node.call(client, "machine.MachineService/Reboot"));
+        assert_eq!([&got[1][..], &got[0][..]], codes);
+    }
+    assert!(rebooted.exists() && !ended.exists());
+    node.served.end();
+}

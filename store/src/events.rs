@@ -192,6 +192,15 @@ pub(crate) fn append(store: &Store, tx: &Transaction<'_>, events: &[NewEvent]) -
 }
 
 impl Store {
+    /// Writes an event that belongs to no change of a row.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn record_event(&self, event: &NewEvent) -> Result<(), StoreError> {
+        const DOING: &str = "record an event";
+        self.write(DOING, Sync::Now, |tx| append(self, tx, std::slice::from_ref(event)).map_err(StoreError::sql(DOING)))
+    }
+
     /// At most `limit` events with numbers above `seq`, oldest first.
     ///
     /// # Errors

@@ -14,6 +14,7 @@
 //! | `daemon_log` | the newest lines of gantryd's own log |
 //! | [`listen`], `accept`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
 //! | `tls`, `handshake` | mutual TLS: certificates, their reload, the identity of a client |
+//! | `audit` | the log and the events of calls that change something |
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
 //! | [`metrics`] | what gantryd counts, and `/metrics` |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
@@ -28,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod audit;
 mod bridge;
 mod context;
 mod daemon_log;

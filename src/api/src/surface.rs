@@ -16,6 +16,7 @@ use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Code, Status};
 use tracing::{Instrument as _, debug, info_span};
 
+use crate::audit::AuditedCall;
 use crate::bridge::Bridge;
 use crate::context::Context;
 use crate::deadline::Deadline;
@@ -52,6 +53,11 @@ pub(crate) trait Surface: Send + Sync + 'static {
     /// # Errors
     /// PERMISSION_DENIED or UNAUTHENTICATED: the answer to the call.
     fn authorize(&self, caller: &Caller, method: &str) -> Result<(), Status>;
+
+    /// Begins to audit a call of this method. `None`: it changes nothing, or the surface has no audit.
+    fn audit(&self, _caller: &Caller, _method: &str) -> Option<AuditedCall> {
+        None
+    }
 
     /// Adds its gRPC services. Called once, inside the runtime.
     fn add_services(&self, context: &Arc<Context>, services: &mut Services);
@@ -167,21 +173,34 @@ where
         self.service.poll_ready(cx)
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let caller = Caller::of_http(request.extensions());
         let method = request.uri().path().trim_start_matches('/');
         let number = NEXT_REQUEST.fetch_add(1, Ordering::Relaxed);
         let span = info_span!("request", request = number, method, peer = %caller);
+        let audited = self.surface.audit(&caller, method);
         if let Err(status) = self.surface.authorize(&caller, method) {
-            span.in_scope(|| debug!("call refused: {}", status.message()));
+            span.in_scope(|| {
+                debug!("call refused: {}", status.message());
+                if let Some(audited) = audited {
+                    audited.refuse(&status);
+                }
+            });
             self.metrics.record_call(method, status.code(), Duration::ZERO);
             return Box::pin(std::future::ready(Ok(status.into_http())));
         }
         let (method, metrics, begun) = (method.to_owned(), Arc::clone(&self.metrics), Instant::now());
+        if let Some(audited) = &audited {
+            request.extensions_mut().insert(audited.notes());
+        }
         let response = span.in_scope(|| self.service.call(request));
         let logged = async move {
             let response = response.await?;
-            metrics.record_call(&method, log_response(&response), begun.elapsed());
+            let code = log_response(&response);
+            metrics.record_call(&method, code, begun.elapsed());
+            if let Some(audited) = audited {
+                audited.finish(code).await;
+            }
             Ok(response)
         };
         Box::pin(logged.instrument(span))

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use gantry_api::{Metrics, MutualTls, Operation};
+use gantry_api::{Metrics, Operation};
 use gantry_engine::{CommitWatcher, Engine, PodError, PodRow, PodView, Settings};
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
@@ -37,7 +37,7 @@ use crate::Args;
 use crate::collector::{Collector, DueWork};
 use crate::network::Networking;
 use crate::restarts::Restarts;
-use crate::serve;
+use crate::serve::NodeSettings;
 use crate::signals::Signals;
 use crate::watcher::{WakeUps, Watcher};
 
@@ -70,8 +70,8 @@ pub(crate) struct Keeper {
     engine: Engine,
     signals: Signals,
     watcher: Watcher,
-    /// The certificates of the Talos node API.
-    certificates: Option<MutualTls>,
+    /// Follow the configuration.
+    node_settings: Option<NodeSettings>,
     metrics: Arc<Metrics>,
     collector: Collector,
     restarts: Restarts,
@@ -118,7 +118,7 @@ impl Keeper {
             engine: engine.into_background(),
             signals,
             watcher,
-            certificates: None,
+            node_settings: None,
             collector: Collector::new(Arc::clone(&metrics)),
             metrics,
             restarts: Restarts::default(),
@@ -139,9 +139,9 @@ impl Keeper {
         })
     }
 
-    /// Reads these certificates again with the configuration.
-    pub(crate) fn with_certificates(self, certificates: Option<MutualTls>) -> Self {
-        Self { certificates, ..self }
+    /// Reads these settings again with the configuration.
+    pub(crate) fn with_node_settings(self, node_settings: NodeSettings) -> Self {
+        Self { node_settings: Some(node_settings), ..self }
     }
 
     /// Reconciles all pods that are not exited, and watches the running ones.
@@ -423,7 +423,9 @@ impl Keeper {
                 self.next_collection = self.next_collection.min(Instant::now() + self.settings.keeper.interval);
                 self.next_backup = self.next_backup.min(Instant::now() + self.settings.keeper.backup);
                 networking.reload(&self.settings);
-                serve::reload_certificates(self.certificates.as_ref(), &self.settings);
+                if let Some(node) = &self.node_settings {
+                    node.reload(&self.settings);
+                }
                 info!("configuration read again");
             }
             Err(error) => error!("configuration not read again, the old one stays in effect: {error:#}"),

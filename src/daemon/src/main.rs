@@ -39,7 +39,7 @@ use tracing::{error, info, warn};
 use crate::keeper::Keeper;
 use crate::network::Networking;
 use crate::sampling::Sampling;
-use crate::serve::{Api, ListenAddresses};
+use crate::serve::{Api, ListenAddresses, NodeSettings};
 use crate::signals::Signals;
 
 /// gantryd reconciles pods, collects garbage, backs up the database and serves the API. Pods run without it.
@@ -141,8 +141,8 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
     let metrics_listeners = serve::metrics_listeners(args.listen_addresses(&settings))?;
-    let tls = serve::load_certificates(&settings)?;
-    let endpoints = serve::endpoints(passed, args.listen_addresses(&settings), tls.clone())?;
+    let node = NodeSettings::load(&settings)?;
+    let endpoints = serve::endpoints(passed, args.listen_addresses(&settings), node.clone())?;
     let commits = CommitWatcher::start(&settings.options).context("cannot watch the database")?;
     if let Err(error) = commits.check() {
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
@@ -154,7 +154,7 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let _sampling = Sampling::start(settings.options.clone(), samples, Arc::clone(&metrics), settings.sample_interval);
     let ended = if condition.can_write() {
         let mut keeper =
-            Keeper::new(args, settings.clone(), engine, signals, &commits, metrics)?.with_certificates(tls);
+            Keeper::new(args, settings.clone(), engine, signals, &commits, metrics)?.with_node_settings(node);
         keeper.start();
         // After the first reconciliation has released the networks of pods that ended in the meantime.
         let mut networking = Networking::start(&settings, commits);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use gantry_api::metrics::http::METRICS_SOCKET_ACCESS;
+use gantry_api::talos::MachineControl;
 use gantry_api::{Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, rkt, talos};
 use gantry_engine::{MachineTls, Settings};
 use tracing::{info, warn};
@@ -55,11 +56,10 @@ pub(crate) struct ListenAddresses<'a> {
 }
 
 /// Opens the sockets of all APIs. `passed`: sockets of rkt's API from the service manager.
-/// `tls`: the certificates of the Talos node API.
 pub(crate) fn endpoints(
     passed: Vec<Listener>,
     addresses: ListenAddresses<'_>,
-    tls: Option<MutualTls>,
+    node: NodeSettings,
 ) -> anyhow::Result<Vec<Endpoint>> {
     let ListenAddresses { rkt, talos, run_dir, .. } = addresses;
     let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
@@ -71,13 +71,13 @@ pub(crate) fn endpoints(
     let none = [NONE.to_owned()];
     let talos = talos.or((!is_default).then_some(&none[..]));
     let talos = listen_spec("machine-listen", false, talos, run_dir)?;
-    let talos = open_talos(talos, tls.is_some())?;
+    let talos = open_talos(talos, node.tls.is_some())?;
     let mut endpoints = Vec::new();
     if !rkt_listeners.is_empty() {
         endpoints.push(rkt::endpoint(rkt_listeners));
     }
     if !talos.is_empty() {
-        endpoints.push(talos::endpoint(talos, tls));
+        endpoints.push(talos::endpoint(talos, node.tls, node.control));
     }
     Ok(endpoints)
 }
@@ -106,19 +106,37 @@ fn open_talos(spec: ListenSpec, has_certificates: bool) -> anyhow::Result<Vec<Li
     Ok(listeners)
 }
 
-/// Reads the certificates of the Talos node API.
-pub(crate) fn load_certificates(settings: &Settings) -> anyhow::Result<Option<MutualTls>> {
-    let files = settings.machine_tls.as_ref().map(tls_files);
-    files.map(|files| MutualTls::load(files).context("cannot serve the Talos node API over TCP")).transpose()
+/// The parts of the Talos node API that change with the configuration, without a restart.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeSettings {
+    tls: Option<MutualTls>,
+    control: MachineControl,
 }
 
-/// Uses the certificates of a configuration that was read again.
-pub(crate) fn reload_certificates(tls: Option<&MutualTls>, settings: &Settings) {
-    match (tls, &settings.machine_tls) {
-        (Some(tls), files) => tls.set_files(files.as_ref().map(tls_files)),
-        (None, Some(_)) => warn!("'machine-tls' is new in the configuration: restart gantryd to serve over TCP"),
-        (None, None) => {}
+impl NodeSettings {
+    /// Reads the certificates.
+    pub(crate) fn load(settings: &Settings) -> anyhow::Result<Self> {
+        let files = settings.machine_tls.as_ref().map(tls_files);
+        let tls = files.map(MutualTls::load).transpose().context("cannot serve the Talos node API over TCP")?;
+        let node = Self { tls, control: MachineControl::default() };
+        node.control.set(machine_commands(settings));
+        Ok(node)
     }
+
+    /// Follows a configuration that was read again.
+    pub(crate) fn reload(&self, settings: &Settings) {
+        self.control.set(machine_commands(settings));
+        match (&self.tls, &settings.machine_tls) {
+            (Some(tls), files) => tls.set_files(files.as_ref().map(tls_files)),
+            (None, Some(_)) => warn!("'machine-tls' is new in the configuration: restart gantryd to serve over TCP"),
+            (None, None) => {}
+        }
+    }
+}
+
+fn machine_commands(settings: &Settings) -> Option<talos::MachineCommands> {
+    let commands = settings.machine_commands.clone()?;
+    Some(talos::MachineCommands { reboot: commands.reboot, shutdown: commands.shutdown })
 }
 
 fn tls_files(tls: &MachineTls) -> TlsFiles {

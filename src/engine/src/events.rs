@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use gantry_model::query::EventQuery;
-use gantry_model::{Event, Timestamp};
+use gantry_model::{Event, NewEvent, Timestamp};
 
 use crate::{Engine, Observer, PodError};
 
@@ -33,6 +33,14 @@ pub struct EventPage {
 }
 
 impl Engine {
+    /// Writes an event that belongs to no change of a pod or image, durably.
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn record_event(&self, event: &NewEvent) -> Result<(), PodError> {
+        self.store.record_event(event).map_err(PodError::store)
+    }
+
     /// The cursor from which to read so that no event of this query is missed:
     ///
     /// * with `since`: from that time. If events of that time may have been deleted, the first page reports a gap.

@@ -85,7 +85,7 @@ pub use pods::wait::{EndWatch, Ended};
 pub use prune::{PruneOptions, PruneReport};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, open_for_keeping};
-pub use settings::{KeeperSettings, MachineTls, Settings};
+pub use settings::{KeeperSettings, MachineCommands, MachineTls, Settings};
 pub use stats::{
     CounterSelection, ProcessInfo, SampleCache, SampleError, SampleScope, SampleSet, SampledPod, Sampler,
     list_processes,

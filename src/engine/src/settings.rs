@@ -17,6 +17,9 @@
 //! sample-interval = "10s"          # gantryd: how often the counters of running pods are sampled
 //! events-kept = 100000             # gantryd: how many events stay when older ones are deleted
 //! backup-interval = "1h"           # gantryd: how often a changed database is copied to DIR/backups; "0": never
+//! machine-control = false          # gantryd: administrators of the Talos node API may reboot and power off the host
+//! reboot-command = ["/sbin/shutdown", "-r", "now"]
+//! shutdown-command = ["/sbin/shutdown", "-P", "now"]
 //! [machine-tls]                    # gantryd: mutual TLS of the Talos node API, which TCP addresses need; PEM files
 //! ca = "/etc/gantry/pki/ca.crt"    # the authorities of clients
 //! certificate = "/etc/gantry/pki/server.crt"
@@ -68,6 +71,10 @@ const PLUGIN_LIMIT: std::ops::RangeInclusive<Duration> = Duration::from_millis(1
 /// With fewer, a follower that stops for a moment on a busy host would miss some; with more, backups become slow.
 const EVENTS_KEPT: std::ops::RangeInclusive<u64> = 1000..=10_000_000;
 
+/// The default commands. With systemd as with SysV init, shutdown(8) asks the service manager and returns.
+const REBOOT_COMMAND: [&str; 3] = ["/sbin/shutdown", "-r", "now"];
+const SHUTDOWN_COMMAND: [&str; 3] = ["/sbin/shutdown", "-P", "now"];
+
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct File {
@@ -87,11 +94,24 @@ struct File {
     backup_interval: Option<String>,
     machine_tls: Option<MachineTls>,
     #[serde(default)]
+    machine_control: bool,
+    reboot_command: Option<Vec<String>>,
+    shutdown_command: Option<Vec<String>>,
+    #[serde(default)]
     log: Log,
     #[serde(default)]
     fetch: Fetch,
     #[serde(default)]
     network: Network,
+}
+
+/// The commands that reboot and power off the host, each a program with its arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineCommands {
+    /// Reboots.
+    pub reboot: Vec<String>,
+    /// Powers off.
+    pub shutdown: Vec<String>,
 }
 
 /// The files of mutual TLS of the Talos node API, in PEM.
@@ -152,6 +172,8 @@ pub struct Settings {
     pub metrics_listen: Option<Vec<String>>,
     /// The interval at which gantryd samples the counters of running pods.
     pub sample_interval: Duration,
+    /// The commands that reboot and power off the host for clients of the Talos node API; `None`: clients may not.
+    pub machine_commands: Option<MachineCommands>,
     /// The absolute path of the configuration file, which may not exist.
     pub config: PathBuf,
 }
@@ -216,6 +238,7 @@ impl Settings {
             listen: None,
             machine_listen: None,
             machine_tls: None,
+            machine_commands: None,
             time_server: None,
             metrics_listen: None,
             sample_interval: DEFAULT_SAMPLE_INTERVAL,
@@ -278,6 +301,22 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
         return Err(format!("machine-tls: '{}' is not an absolute path", shown(&path.display().to_string())));
     }
     settings.machine_tls = file.machine_tls;
+    let mut commands = Vec::new();
+    for (key, words, default) in [
+        ("reboot-command", file.reboot_command, REBOOT_COMMAND),
+        ("shutdown-command", file.shutdown_command, SHUTDOWN_COMMAND),
+    ] {
+        let words = words.unwrap_or_else(|| default.map(str::to_owned).to_vec());
+        if !words.first().is_some_and(|program| program.starts_with('/'))
+            || words.iter().any(|word| word.contains('\0'))
+        {
+            return Err(format!("{key}: must begin with the absolute path of a program"));
+        }
+        commands.push(words);
+    }
+    if let (true, Ok([reboot, shutdown])) = (file.machine_control, <[_; 2]>::try_from(commands)) {
+        settings.machine_commands = Some(MachineCommands { reboot, shutdown });
+    }
     settings.time_server = file.time_server;
     settings.metrics_listen = file.metrics_listen;
     if let Some(text) = file.sample_interval {
@@ -404,14 +443,31 @@ mod tests {
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
                    backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\nmetrics-listen = []\n\
                    sample-interval = '1m'\ntime-server = 't'\n\
+                   machine-control = true\nreboot-command = ['/r']\n\
                    machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
         let all = settings(all).unwrap();
         assert_eq!((all.metrics_listen, all.sample_interval), (Some(Vec::new()), Duration::from_secs(60)));
-        let Settings { options, keeper, listen, machine_listen, machine_tls, time_server, config, .. } = all;
+        let Settings {
+            options,
+            keeper,
+            listen,
+            machine_listen,
+            machine_tls,
+            machine_commands,
+            time_server,
+            config,
+            ..
+        } = all;
         assert_eq!(time_server.as_deref(), Some("t"));
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
         assert_eq!(machine_listen.as_deref(), Some(&["none".to_owned()][..]));
         assert_eq!(machine_tls, Some(MachineTls { ca: "/c".into(), certificate: "/d".into(), key: "/e".into() }));
+        let commands = machine_commands.unwrap();
+        assert_eq!(
+            (&commands.reboot[..], &commands.shutdown[..]),
+            (&["/r".to_owned()][..], &SHUTDOWN_COMMAND.map(str::to_owned)[..])
+        );
+        assert_eq!(settings("reboot-command = ['/r']").unwrap().machine_commands, None);
         assert!(config.is_absolute() && config.ends_with("config.toml"), "{config:?}");
         assert_eq!((options.dir.as_path(), options.cgroup_parent.as_str()), (Path::new("/d"), "/a/b"));
         assert_eq!(options.fetch.default_registry.as_deref(), Some("docker.io"));
@@ -479,6 +535,8 @@ mod tests {
             ("expire-prepared = '1'", "expire-prepared"),
             ("machine-tls = { ca = '/c', certificate = '/d' }", "line 1"),
             ("machine-tls = { ca = '/c', certificate = 'd', key = '/e' }", "machine-tls: 'd' is not an absolute path"),
+            ("reboot-command = ['reboot']", "reboot-command: must begin with the absolute path"),
+            ("shutdown-command = []", "shutdown-command"),
             ("events-kept = 999", "events-kept: must be 1000 to 10000000"),
             ("events-kept = 10000001", "events-kept"),
             ("events-kept = -1", "line 1"),

@@ -50,11 +50,13 @@ pub enum EventKind {
     ImageImported,
     /// An image was removed from the store.
     ImageRemoved,
+    /// A client of the node API called a method that changes something.
+    NodeCalled,
 }
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
@@ -76,6 +78,7 @@ impl EventKind {
         Self::AppOom,
         Self::ImageImported,
         Self::ImageRemoved,
+        Self::NodeCalled,
     ];
 
     /// The stable name, as stored and shown.
@@ -103,6 +106,7 @@ impl EventKind {
             Self::AppOom => "app-oom",
             Self::ImageImported => "image-imported",
             Self::ImageRemoved => "image-removed",
+            Self::NodeCalled => "node-called",
         }
     }
 
@@ -120,9 +124,9 @@ pub struct NewEvent {
     pub kind: EventKind,
     /// When.
     pub at: Timestamp,
-    /// The pod's UUID or the image's id.
+    /// The pod's UUID, the image's id, or the method of a call.
     pub id: String,
-    /// The app's name for app events, the image's name for image events, the pod's UUID otherwise.
+    /// The app's name for app events, the image's name for image events, the client for calls, the pod's UUID otherwise.
     pub name: String,
     /// Facts for the reader, such as `exit_code`, `reason`, `image_id`.
     pub data: BTreeMap<String, String>,

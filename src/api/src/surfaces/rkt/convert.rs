@@ -65,7 +65,7 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
 }
 
 /// The type of an event. rkt has none for pods that are started again, for apps that are added to and removed
-/// from running pods, for pausing and for health.
+/// from running pods, for pausing, for health and for calls of the node API.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,
@@ -88,7 +88,8 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         | EventKind::AppHealthStarting
         | EventKind::AppHealthy
         | EventKind::AppUnhealthy
-        | EventKind::AppOom => EventType::Undefined,
+        | EventKind::AppOom
+        | EventKind::NodeCalled => EventType::Undefined,
     }
 }
 

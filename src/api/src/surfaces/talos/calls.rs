@@ -7,6 +7,7 @@ use gantry_proto::talos::common::Data;
 use gantry_proto::talos::machine as wire;
 use tonic::{Request, Response, Status};
 
+use super::control::MachineAction;
 use super::logs::LogSelection;
 use super::node::{MessageStream, Node};
 use super::{containers, events, host, logs, names, restart, stats};
@@ -37,6 +38,26 @@ impl Node {
         };
         let messages = self.unary(request, restart).await?;
         Ok(Response::new(wire::RestartResponse { messages }))
+    }
+
+    /// Reboot.
+    pub(super) async fn reboot(&self, request: Request<()>) -> Result<Response<wire::RebootResponse>, Status> {
+        let reboot = async |peer, ()| {
+            self.control.execute(peer, MachineAction::Reboot).await?;
+            Ok(wire::Reboot::default())
+        };
+        let messages = self.unary(request, reboot).await?;
+        Ok(Response::new(wire::RebootResponse { messages }))
+    }
+
+    /// Shutdown.
+    pub(super) async fn shutdown(&self, request: Request<()>) -> Result<Response<wire::ShutdownResponse>, Status> {
+        let shutdown = async |peer, ()| {
+            self.control.execute(peer, MachineAction::Shutdown).await?;
+            Ok(wire::Shutdown::default())
+        };
+        let messages = self.unary(request, shutdown).await?;
+        Ok(Response::new(wire::ShutdownResponse { messages }))
     }
 
     /// Memory, also of `os.OSService`.

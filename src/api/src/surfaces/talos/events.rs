@@ -207,7 +207,7 @@ impl Subscriber {
     }
 }
 
-/// The event of a service; `None` for events of images.
+/// The event of a service; `None` for events of images and of calls.
 fn service_state(event: &NewEvent) -> Option<ServiceStateEvent> {
     let succeeded = event.data.get("exit_code").is_none_or(|code| code == "0");
     let ended = if succeeded { Action::Finished } else { Action::Failed };
@@ -227,7 +227,7 @@ fn service_state(event: &NewEvent) -> Option<ServiceStateEvent> {
         EventKind::AppCreated => Action::Initialized,
         EventKind::PodPaused | EventKind::AppPaused => Action::Waiting,
         EventKind::PodGarbageCollected | EventKind::AppRemoved => Action::Skipped,
-        EventKind::ImageImported | EventKind::ImageRemoved => return None,
+        EventKind::ImageImported | EventKind::ImageRemoved | EventKind::NodeCalled => return None,
     };
     let is_app = event.name != event.id;
     let service = if is_app { format!("{}:{}", event.id, event.name) } else { event.id.clone() };

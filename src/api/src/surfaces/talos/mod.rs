@@ -7,6 +7,7 @@
 
 mod calls;
 mod containers;
+mod control;
 mod daemon_logs;
 mod events;
 mod file_calls;
@@ -26,8 +27,9 @@ mod stats;
 mod targets;
 mod xid;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use gantry_engine::Engine;
 use gantry_proto::talos::cluster::cluster_service_server::ClusterServiceServer;
 use gantry_proto::talos::health::health_server::HealthServer;
 use gantry_proto::talos::inspect::inspect_service_server::InspectServiceServer;
@@ -40,8 +42,11 @@ use gantry_proto::talos::storage::storage_service_server::StorageServiceServer;
 use gantry_proto::talos::time::time_service_server::TimeServiceServer;
 use tonic::Status;
 
+pub use self::control::{MachineCommands, MachineControl};
 use self::node::Node;
 use self::services::{Clock, Machine, Network, NodeHealth, Os, Others, Resources, Storage};
+use crate::audit::AuditedCall;
+use crate::bridge::Bridge;
 use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
 use crate::peer::{Caller, GROUP, Peer};
@@ -54,13 +59,18 @@ pub const SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(
 /// Maximum bytes of a request.
 const MAX_REQUEST: usize = 1 << 20;
 
-/// Serves the Talos node API on these sockets. TCP connections need mutual TLS.
+/// Serves the Talos node API on these sockets. TCP connections need mutual TLS. `control`: whether clients may reboot.
 #[must_use]
-pub fn endpoint(listeners: Vec<Listener>, tls: Option<MutualTls>) -> Endpoint {
-    Endpoint::new(TalosSurface, listeners).with_tls(tls)
+pub fn endpoint(listeners: Vec<Listener>, tls: Option<MutualTls>, control: MachineControl) -> Endpoint {
+    Endpoint::new(TalosSurface { control, writer: OnceLock::new() }, listeners).with_tls(tls)
 }
 
-struct TalosSurface;
+#[derive(Default)]
+struct TalosSurface {
+    control: MachineControl,
+    /// Set when the services are added.
+    writer: OnceLock<Arc<Bridge<Engine>>>,
+}
 
 impl Surface for TalosSurface {
     fn descriptors(&self) -> &'static [u8] {
@@ -83,10 +93,17 @@ impl Surface for TalosSurface {
         roles::authorize(caller, method)
     }
 
+    fn audit(&self, caller: &Caller, method: &str) -> Option<AuditedCall> {
+        let writer = self.writer.get().filter(|_| roles::is_mutating(method))?;
+        let roles = roles::Roles::of_caller(caller).to_string();
+        Some(AuditedCall::new(caller, roles, method, Arc::clone(writer)))
+    }
+
     fn add_services(&self, context: &Arc<Context>, services: &mut Services) {
         // The surface's access is read-write, so a writer exists.
         let Some(writer) = services.writer() else { return };
-        let node = Arc::new(Node::new(Arc::clone(context), writer));
+        self.writer.get_or_init(|| Arc::clone(&writer));
+        let node = Arc::new(Node::new(Arc::clone(context), writer, self.control.clone()));
         services.add(MachineServiceServer::new(Machine(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
         services.add(OsServiceServer::new(Os(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
         services.add(ClusterServiceServer::new(Others));

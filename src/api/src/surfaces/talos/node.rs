@@ -1,5 +1,6 @@
 //! The node: what the services share, and the treatment of every call.
 
+use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -8,7 +9,9 @@ use tokio::sync::Semaphore;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Status};
 
+use super::control::MachineControl;
 use super::targets::{NodeMessage, Targets};
+use crate::audit::CallNotes;
 use crate::bridge::{Bridge, Weight};
 use crate::context::Context;
 use crate::peer::Peer;
@@ -30,6 +33,7 @@ pub(super) type MessageStream<M> = Pin<Box<dyn Stream<Item = Result<M, Status>> 
 pub(super) struct Node {
     pub(super) context: Arc<Context>,
     pub(super) writer: Arc<Bridge<Engine>>,
+    pub(super) control: MachineControl,
     pub(super) streams: Quota,
     pub(super) file_jobs: Quota,
     pub(super) pulls: Arc<Semaphore>,
@@ -38,10 +42,11 @@ pub(super) struct Node {
 
 impl Node {
     /// The node of a server.
-    pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
+    pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>, control: MachineControl) -> Self {
         Self {
             context,
             writer,
+            control,
             streams: Quota::new(MAX_STREAMS),
             file_jobs: Quota::new(MAX_FILE_JOBS),
             pulls: Arc::new(Semaphore::new(MAX_PULLS)),
@@ -59,16 +64,19 @@ impl Node {
         call: impl FnOnce(Peer, Q) -> F + Send,
     ) -> Result<Vec<M>, Status>
     where
-        Q: Send,
+        Q: Debug + Send,
         M: NodeMessage + Send,
         F: Future<Output = Result<M, Status>> + Send,
     {
         let (metadata, extensions, message) = request.into_parts();
+        CallNotes::set_request(&extensions, &message);
         let targets = Targets::parse(&metadata)?;
         if !targets.include_this_node() {
+            CallNotes::set_outcome(&extensions, Err(&Targets::not_forwarded()));
             return targets.replies(None);
         }
         let result = call(Peer::of(&extensions), message).await;
+        CallNotes::set_outcome(&extensions, result.as_ref().map(drop));
         targets.replies(Some(result))
     }
 

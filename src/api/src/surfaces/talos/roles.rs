@@ -101,6 +101,33 @@ fn permitted_roles(method: &str) -> &'static [Role] {
     }
 }
 
+/// Whether the method changes something, here or on a Talos node.
+pub(super) fn is_mutating(method: &str) -> bool {
+    let (service, name) = method.split_once('/').unwrap_or((method, ""));
+    matches!(
+        (service, name),
+        (
+            "machine.MachineService",
+            "ApplyConfiguration"
+                | "Bootstrap"
+                | "EtcdForfeitLeadership"
+                | "EtcdLeaveCluster"
+                | "ImagePull"
+                | "Reboot"
+                | "Recover"
+                | "Reset"
+                | "Restart"
+                | "Rollback"
+                | "ServiceRestart"
+                | "ServiceStart"
+                | "ServiceStop"
+                | "Shutdown"
+                | "Upgrade"
+        ) | ("os.OSService", "Restart")
+            | ("securityapi.SecurityService", "Certificate" | "WriteFile")
+    )
+}
+
 /// Whether the peer is an administrator.
 pub(super) fn is_administrator(peer: Peer) -> bool {
     match peer {

@@ -56,7 +56,9 @@ node_messages!(
     machine::Mounts,
     machine::NetworkDeviceStats,
     machine::Process,
+    machine::Reboot,
     machine::Restart,
+    machine::Shutdown,
     machine::Stats,
     machine::SystemStat,
     machine::Version,
@@ -106,7 +108,7 @@ impl Targets {
         match (single.pop(), single.is_empty()) {
             (None, _) => {}
             (Some(node), true) if is_this_node(&node) => return Ok(Self::This),
-            (Some(_), true) => return Err(Status::permission_denied(NOT_FORWARDED)),
+            (Some(_), true) => return Err(Self::not_forwarded()),
             (Some(_), false) => return Err(Status::invalid_argument("node metadata must be single-valued")),
         }
         if nodes.is_empty() {
@@ -114,6 +116,11 @@ impl Targets {
         }
         let target = |name: String| Target { is_this_node: is_this_node(&name), name };
         Ok(Self::Named(nodes.into_iter().map(target).collect()))
+    }
+
+    /// The refusal of a call for another node.
+    pub(super) fn not_forwarded() -> Status {
+        Status::permission_denied(NOT_FORWARDED)
     }
 
     /// Whether the call is executed here.
@@ -129,7 +136,7 @@ impl Targets {
     /// # Errors
     /// The error of a call that names no nodes.
     pub(super) fn replies<M: NodeMessage>(&self, result: Option<Result<M, Status>>) -> Result<Vec<M>, Status> {
-        let refused = || Err(Status::permission_denied(NOT_FORWARDED));
+        let refused = || Err(Self::not_forwarded());
         let targets = match self {
             Self::This => {
                 let message = result.unwrap_or_else(refused)?;
@@ -152,7 +159,7 @@ impl Targets {
                     }
                 }
                 Some(Err(status)) => target.failure(status),
-                None => target.failure(&Status::permission_denied(NOT_FORWARDED)),
+                None => target.failure(&Self::not_forwarded()),
             }
         };
         Ok(targets.iter().map(reply).collect())
@@ -171,7 +178,7 @@ impl Targets {
     pub(super) fn refusals<M: NodeMessage>(&self) -> Vec<M> {
         let Self::Named(targets) = self else { return Vec::new() };
         let others = targets.iter().filter(|target| !target.is_this_node);
-        others.map(|target| target.failure(&Status::permission_denied(NOT_FORWARDED))).collect()
+        others.map(|target| target.failure(&Self::not_forwarded())).collect()
     }
 }
 

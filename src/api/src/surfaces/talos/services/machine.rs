@@ -161,8 +161,8 @@ impl MachineService for Machine {
         self.0.read(request).await
     }
 
-    async fn reboot(&self, _: Request<()>) -> Result<Response<machine::RebootResponse>, Status> {
-        Err(machine_control())
+    async fn reboot(&self, request: Request<()>) -> Result<Response<machine::RebootResponse>, Status> {
+        self.0.reboot(request).await
     }
 
     async fn recover(&self, _: Request<machine::RecoverRequest>) -> Result<Response<machine::RecoverResponse>, Status> {
@@ -212,8 +212,8 @@ impl MachineService for Machine {
         Err(not_served("ServiceStop"))
     }
 
-    async fn shutdown(&self, _: Request<()>) -> Result<Response<machine::ShutdownResponse>, Status> {
-        Err(machine_control())
+    async fn shutdown(&self, request: Request<()>) -> Result<Response<machine::ShutdownResponse>, Status> {
+        self.0.shutdown(request).await
     }
 
     async fn stats(&self, request: Request<machine::StatsRequest>) -> Result<Response<machine::StatsResponse>, Status> {
