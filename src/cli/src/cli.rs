@@ -125,7 +125,7 @@ commands! {
     Wait(commands::wait::Wait),
     /// Show what running pods use of the host
     Stats(commands::stats::Stats),
-    /// List the processes of a pod
+    /// List the processes of a pod, or show all running pods live
     Top(commands::top::Top),
     /// Show the output of apps
     Logs(commands::logs::Logs),

@@ -1,10 +1,12 @@
-//! The caller's terminal: its size, its colours, and raw mode, which is undone whenever the process exits.
+//! The caller's terminal: its size, its colours, raw mode and the alternate screen, which are undone whenever the process exits.
 //!
 //! A release build aborts on panic without running destructors, so a panic hook restores the terminal. After SIGKILL it
 //! stays raw; reset(1) restores it.
 
+use std::io::Write as _;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::termios::{
@@ -61,6 +63,33 @@ impl RawMode {
     }
 }
 
+/// The alternate screen in raw mode, without a cursor, while this value exists.
+pub(crate) struct FullScreen {
+    _mode: RawMode,
+}
+
+/// Whether the alternate screen is shown.
+static IN_FULL_SCREEN: AtomicBool = AtomicBool::new(false);
+/// Saves the cursor and shows the alternate screen, then hides the cursor (xterm's private modes 1049 and 25).
+const ENTER_SCREEN: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[2J";
+/// Shows the cursor and the normal screen.
+const LEAVE_SCREEN: &[u8] = b"\x1b[?25h\x1b[?1049l";
+
+impl FullScreen {
+    /// Shows the alternate screen; raw mode, so that keys arrive at once. `None`: standard input is not a terminal.
+    ///
+    /// # Errors
+    /// The mode cannot be changed, or the terminal cannot be written to.
+    pub(crate) fn enter() -> std::io::Result<Option<Self>> {
+        let Some(mode) = RawMode::enter()? else { return Ok(None) };
+        IN_FULL_SCREEN.store(true, Ordering::SeqCst);
+        let mut stdout = std::io::stdout();
+        stdout.write_all(ENTER_SCREEN)?;
+        stdout.flush()?;
+        Ok(Some(Self { _mode: mode }))
+    }
+}
+
 impl Drop for RawMode {
     fn drop(&mut self) {
         restore();
@@ -69,6 +98,10 @@ impl Drop for RawMode {
 
 /// Restores the terminal if its mode was changed. For exits that run no destructors.
 pub(crate) fn restore() {
+    if IN_FULL_SCREEN.swap(false, Ordering::SeqCst) {
+        // Not through the buffer of std, whose lock a panicking thread may hold.
+        let _hung_up = rustix::io::write(rustix::stdio::stdout(), LEAVE_SCREEN);
+    }
     if let Some((terminal, saved)) = lock().take() {
         // This fails only if the terminal has hung up, and then there is nothing to restore.
         let _hung_up = tcsetattr(terminal, OptionalActions::Now, &saved);

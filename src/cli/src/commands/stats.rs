@@ -135,7 +135,7 @@ impl CpuRates {
         self.0.get(&(sample.id, String::new())).copied()
     }
 
-    fn app(&self, sample: &PodStats, app: &AppStats) -> Option<f64> {
+    pub(crate) fn app(&self, sample: &PodStats, app: &AppStats) -> Option<f64> {
         self.0.get(&(sample.id, app.name.to_string())).copied()
     }
 }
@@ -181,9 +181,9 @@ impl Sampling {
 /// A line of the table.
 pub(crate) struct StatsRow<'a> {
     sample: &'a PodStats,
-    id: String,
+    pub(crate) id: String,
     pub(crate) name: String,
-    app: String,
+    pub(crate) app: String,
     pub(crate) cpu: Option<f64>,
     pub(crate) usage: &'a ResourceUsage,
     /// Of the pod; apps share its network.
@@ -246,20 +246,20 @@ pub(crate) fn stats_table(rows: &[StatsRow<'_>]) -> Table {
 }
 
 /// The cell of a counter that the host does not have, or that is not an app's own.
-const NO_VALUE: &str = "-";
+pub(crate) const NO_VALUE: &str = "-";
 
 impl StatsRow<'_> {
-    fn cpu_percent(&self) -> String {
+    pub(crate) fn cpu_percent(&self) -> String {
         self.cpu.map_or_else(|| NO_VALUE.to_owned(), |percent| format!("{percent:.1}%"))
     }
 
-    fn memory(&self) -> (String, String) {
+    pub(crate) fn memory(&self) -> (String, String) {
         let memory = self.usage.memory;
         let shown = |bytes: Option<u64>| bytes.map_or_else(|| NO_VALUE.to_owned(), size::human);
         (shown(memory.map(|memory| memory.working_set)), shown(memory.and_then(|memory| memory.limit)))
     }
 
-    fn memory_percent(&self) -> String {
+    pub(crate) fn memory_percent(&self) -> String {
         let share = self.usage.memory.and_then(|memory| {
             let limit = memory.limit.filter(|limit| *limit > 0)?;
             // Tenths of a percent, rounded.
@@ -268,7 +268,7 @@ impl StatsRow<'_> {
         share.map_or_else(|| NO_VALUE.to_owned(), |tenths| format!("{}.{}%", tenths / 10, tenths % 10))
     }
 
-    fn network(&self) -> String {
+    pub(crate) fn network(&self) -> String {
         if !self.is_pod || self.sample.interfaces.is_empty() {
             return NO_VALUE.to_owned();
         }
@@ -276,7 +276,7 @@ impl StatsRow<'_> {
         format!("{} / {}", size::human(received), size::human(sent))
     }
 
-    fn block(&self) -> String {
+    pub(crate) fn block(&self) -> String {
         if self.usage.io.is_none() {
             return NO_VALUE.to_owned();
         }
@@ -284,7 +284,7 @@ impl StatsRow<'_> {
         format!("{} / {}", size::human(read), size::human(written))
     }
 
-    fn pids(&self) -> String {
+    pub(crate) fn pids(&self) -> String {
         self.usage.pids.map_or_else(|| NO_VALUE.to_owned(), |pids| pids.current.to_string())
     }
 }

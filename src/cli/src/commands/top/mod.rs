@@ -1,37 +1,68 @@
-//! `gantry top`.
+//! `gantry top`: the processes of a pod, or a live view of all pods.
+
+mod keys;
+mod live;
+
+use std::io::{self, IsTerminal as _};
+use std::time::Duration;
 
 use gantry_engine::list_processes;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
-use crate::failure::{Failure, io};
+use crate::failure::{Failure, io as io_failure};
 use crate::pods;
 use crate::render::table::{Table, terminal_width};
 use crate::render::{json, size};
 
+/// Minimum time between two samples of the live view.
+const MIN_DELAY: Duration = Duration::from_millis(100);
+
 /// Arguments of `top`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Without a pod: a live view of all running pods on the terminal. Keys: q quits, h shows all keys, \
+    P, M, N and T sort by CPU, memory, name and CPU time, r reverses the order, i hides idle pods, a shows apps."
+)]
 pub(crate) struct Top {
-    /// Pod: its id, its name, a unique prefix of the id, the name of an app, or the host name
+    /// Pod: its id, its name, a unique prefix of the id, the name of an app, or the host name [default: a live view of
+    /// all running pods]
     #[arg(value_name = "POD")]
-    pod: String,
-    /// Omit the header line
-    #[arg(long, alias = "no-headers", alias = "noheading")]
+    pod: Option<String>,
+    /// Time between two samples of the live view [default: 2s]
+    #[arg(
+        short = 'd', long, alias = "interval", value_parser = crate::commands::stop::parse_duration,
+        value_name = "DURATION", conflicts_with = "pod"
+    )]
+    delay: Option<Duration>,
+    /// Omit the header line of the processes
+    #[arg(long, alias = "no-headers", alias = "noheading", requires = "pod")]
     no_legend: bool,
-    /// Full command lines
+    /// Full command lines, and full ids in the live view
     #[arg(long, visible_alias = "no-trunc")]
     full: bool,
 }
 
-/// Lists the processes of a pod.
+/// The default time between two samples.
+const DEFAULT_DELAY: Duration = Duration::from_secs(2);
+
+/// Lists the processes of a pod, or shows all pods.
 impl RunCommand for Top {
     const KIND: CommandKind = CommandKind::Query;
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
+        let Some(pod) = &self.pod else {
+            if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+                return Err(live::not_a_terminal());
+            }
+            let delay = self.delay.unwrap_or(DEFAULT_DELAY).max(MIN_DELAY);
+            return live::run(&context.open_to_read()?, delay, self.full);
+        };
         let engine = context.open_to_read()?;
-        let view = engine.status(pods::find(&engine, &self.pod)?)?;
-        let processes = list_processes(&view).map_err(io("list the processes of pod", view.row.id.to_string()))?;
+        let view = engine.status(pods::find(&engine, pod)?)?;
+        let processes =
+            list_processes(&view).map_err(io_failure("list the processes of pod", view.row.id.to_string()))?;
         let mut table =
             Table::new(&["APP", "PID", "PPID", "UID", "S", "THREADS", "TIME", "RSS", "COMMAND"]).cutting(&[8]);
         for process in processes {
