@@ -208,7 +208,7 @@ impl Subscriber {
 }
 
 /// The event of a service; `None` for events of images and of calls.
-fn service_state(event: &NewEvent) -> Option<ServiceStateEvent> {
+pub(super) fn service_state(event: &NewEvent) -> Option<ServiceStateEvent> {
     let succeeded = event.data.get("exit_code").is_none_or(|code| code == "0");
     let ended = if succeeded { Action::Finished } else { Action::Failed };
     let action = match event.kind {

@@ -4,7 +4,8 @@ use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use gantry_engine::Engine;
+use gantry_engine::model::Timestamp;
+use gantry_engine::{Engine, now};
 use tokio::sync::Semaphore;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Status};
@@ -34,6 +35,8 @@ pub(super) struct Node {
     pub(super) context: Arc<Context>,
     pub(super) writer: Arc<Bridge<Engine>>,
     pub(super) control: MachineControl,
+    /// When gantryd was started.
+    pub(super) started: Timestamp,
     pub(super) streams: Quota,
     pub(super) file_jobs: Quota,
     pub(super) pulls: Arc<Semaphore>,
@@ -47,6 +50,7 @@ impl Node {
             context,
             writer,
             control,
+            started: now(),
             streams: Quota::new(MAX_STREAMS),
             file_jobs: Quota::new(MAX_FILE_JOBS),
             pulls: Arc::new(Semaphore::new(MAX_PULLS)),

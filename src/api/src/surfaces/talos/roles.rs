@@ -18,7 +18,7 @@ use crate::peer::{ADMINISTRATORS, Caller, Peer};
 pub(super) enum Role {
     /// Lists, statistics and logs; no contents of files.
     Reader,
-    /// What a reader may, and to start, stop and restart.
+    /// The calls of readers, and starting, stopping and restarting.
     Operator,
     /// Everything.
     Admin,

@@ -58,6 +58,10 @@ node_messages!(
     machine::Process,
     machine::Reboot,
     machine::Restart,
+    machine::ServiceList,
+    machine::ServiceRestart,
+    machine::ServiceStart,
+    machine::ServiceStop,
     machine::Shutdown,
     machine::Stats,
     machine::SystemStat,
@@ -256,6 +260,8 @@ fn go_name(code: Code) -> String {
 mod tests {
     use super::*;
     use machine::Hostname;
+    use proptest::prelude::*;
+    use tonic::metadata::MetadataKey;
 
     fn targets(pairs: &[(&'static str, &str)]) -> Result<Targets, Status> {
         let mut metadata = MetadataMap::new();
@@ -334,6 +340,23 @@ mod tests {
             ("x.y", false),
         ] {
             assert_eq!(is_this_node(name), own, "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn decoder_never_panics(key in "nodes|node|proxyfrom", values in proptest::collection::vec("[ -~]{0,40}", 0..6)) {
+            let mut metadata = MetadataMap::new();
+            for value in &values {
+                metadata.append(MetadataKey::from_bytes(key.as_bytes()).unwrap(), value.parse().unwrap());
+            }
+            if let Ok(targets) = Targets::parse(&metadata) {
+                // Each node has one entry, whether the call was executed or not.
+                let names: std::collections::BTreeSet<&str> = values.iter().map(|value| value.trim()).collect();
+                let replies = targets.replies(targets.include_this_node().then(|| Ok(Hostname::default())));
+                let wanted = if key == "nodes" && !values.is_empty() { names.len() } else { 1 };
+                prop_assert_eq!(replies.unwrap().len(), wanted);
+            }
         }
     }
 }

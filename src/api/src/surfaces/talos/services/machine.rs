@@ -187,29 +187,29 @@ impl MachineService for Machine {
         Err(machine_control())
     }
 
-    async fn service_list(&self, _: Request<()>) -> Result<Response<machine::ServiceListResponse>, Status> {
-        Err(not_served("ServiceList"))
+    async fn service_list(&self, request: Request<()>) -> Result<Response<machine::ServiceListResponse>, Status> {
+        self.0.service_list(request).await
     }
 
     async fn service_restart(
         &self,
-        _: Request<machine::ServiceRestartRequest>,
+        request: Request<machine::ServiceRestartRequest>,
     ) -> Result<Response<machine::ServiceRestartResponse>, Status> {
-        Err(not_served("ServiceRestart"))
+        self.0.service_restart(request).await
     }
 
     async fn service_start(
         &self,
-        _: Request<machine::ServiceStartRequest>,
+        request: Request<machine::ServiceStartRequest>,
     ) -> Result<Response<machine::ServiceStartResponse>, Status> {
-        Err(not_served("ServiceStart"))
+        self.0.service_start(request).await
     }
 
     async fn service_stop(
         &self,
-        _: Request<machine::ServiceStopRequest>,
+        request: Request<machine::ServiceStopRequest>,
     ) -> Result<Response<machine::ServiceStopResponse>, Status> {
-        Err(not_served("ServiceStop"))
+        self.0.service_stop(request).await
     }
 
     async fn shutdown(&self, request: Request<()>) -> Result<Response<machine::ShutdownResponse>, Status> {

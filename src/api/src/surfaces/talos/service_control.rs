@@ -1,0 +1,134 @@
+//! ServiceStart, ServiceStop and ServiceRestart. A pod is started, also again when it has exited, and stopped; a
+//! restart of a running pod restarts its running apps. The parts of gantryd run as long as it does.
+
+use std::time::Duration;
+
+use gantry_engine::model::id::shown;
+use gantry_engine::model::{AppName, PodId};
+use gantry_engine::{Engine, Observer};
+use gantry_proto::talos::machine::service_state_event::Action;
+use tonic::Status;
+
+use super::node::Node;
+use super::service_list::{NodeService, pod_state, read_services};
+use crate::bridge::Weight;
+use crate::peer::Peer;
+use crate::request::check_text;
+use crate::status;
+
+/// The time between the stop signal and SIGKILL, as Talos has it.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A change of a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ServiceAction {
+    /// ServiceStart.
+    Start,
+    /// ServiceStop.
+    Stop,
+    /// ServiceRestart.
+    Restart,
+}
+
+impl ServiceAction {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::Restart => "restart",
+        }
+    }
+
+    fn participle(self) -> &'static str {
+        match self {
+            Self::Start => "started",
+            Self::Stop => "stopped",
+            Self::Restart => "restarted",
+        }
+    }
+}
+
+/// The change of a pod that an action needs.
+#[derive(Debug, PartialEq, Eq)]
+enum PodChange {
+    None,
+    Start(PodId),
+    Stop(PodId),
+    RestartApps(PodId, Vec<AppName>),
+}
+
+/// Changes a service, and returns the text of the reply.
+///
+/// # Errors
+/// NOT_FOUND with Talos' text. FAILED_PRECONDITION with Talos' text: a part of gantryd. The errors of the engine.
+pub(super) async fn change_service(
+    node: &Node,
+    peer: Peer,
+    action: ServiceAction,
+    id: String,
+) -> Result<String, Status> {
+    check_text("id", &id)?;
+    let config = node.context.config.clone();
+    let name = id.clone();
+    let plan = move |observer: &Observer| {
+        let mut services = read_services(observer, &config)?;
+        let by_uuid = |service: &NodeService| service.pod().is_some_and(|pod| pod.to_string() == name);
+        let service = match services.remove(&name) {
+            Some(service) => service,
+            None => services
+                .into_values()
+                .find(by_uuid)
+                .ok_or_else(|| Status::not_found(format!("service \"{}\" not defined", shown(&name))))?,
+        };
+        plan_change(action, &name, &service)
+    };
+    let change = node.context.reader.call(peer, Weight::Light, plan).await?;
+    if change != PodChange::None {
+        node.writer.call(peer, Weight::Heavy, move |engine| apply_change(engine, &change)).await?;
+    }
+    Ok(format!("Service \"{}\" {}", shown(&id), action.participle()))
+}
+
+/// A service that is in the wanted state already is a success, before permissions, as in Talos.
+fn plan_change(action: ServiceAction, id: &str, service: &NodeService) -> Result<PodChange, Status> {
+    let (pod, state) = match service {
+        NodeService::Part(part) => (None, part.state()),
+        NodeService::Pod(view) => (Some(view), pod_state(view)),
+    };
+    let is_running = matches!(state, Action::Running | Action::Starting);
+    match (action, is_running) {
+        (ServiceAction::Start, true) => return Ok(PodChange::None),
+        // A pod that waits to be started again must not be.
+        (ServiceAction::Stop, false) if state != Action::Waiting => return Ok(PodChange::None),
+        _ => {}
+    }
+    let Some(view) = pod else {
+        let (id, action) = (shown(id), action.name());
+        let text = format!("service \"{id}\" doesn't support {action} operation via API");
+        return Err(Status::failed_precondition(text));
+    };
+    let pod = view.row.id;
+    Ok(match (action, is_running) {
+        (ServiceAction::Stop, _) => PodChange::Stop(pod),
+        (ServiceAction::Restart, true) => {
+            let running = view.row.apps.iter().filter(|app| app.state.is_running());
+            PodChange::RestartApps(pod, running.map(|app| app.name.clone()).collect())
+        }
+        (ServiceAction::Start | ServiceAction::Restart, _) => PodChange::Start(pod),
+    })
+}
+
+fn apply_change(engine: &Engine, change: &PodChange) -> Result<(), Status> {
+    match change {
+        PodChange::None => Ok(()),
+        PodChange::Start(pod) => engine.start_again(*pod).map(drop).map_err(|error| status::from_error(&error)),
+        PodChange::Stop(pod) => {
+            let stopped = engine.stop(*pod, engine.stop_grace(*pod, None), false);
+            stopped.map(drop).map_err(|error| status::from_error(&error))
+        }
+        PodChange::RestartApps(pod, apps) => apps
+            .iter()
+            .try_for_each(|app| engine.restart_app(*pod, app, GRACE))
+            .map_err(|error| status::from_error(&error)),
+    }
+}
