@@ -194,6 +194,9 @@ fn a_removed_authority_admits_no_new_and_no_open_calls() {
     let out = stream.wait().exits(FAILED);
     assert_eq!(json_lines(&out.stdout).pop().map(|last| last["code"].clone()), Some(json!("UNAVAILABLE")), "{out}");
     assert_eq!((node.call(&old, VERSION), node.call(&new, VERSION)), ("UNAVAILABLE".to_owned(), "OK".to_owned()));
+    for (method, (code, details)) in node.call_every(Some(&old)) {
+        assert_eq!(code, "UNAVAILABLE", "{method} {details}");
+    }
     // An invalid file changes nothing; a missing one removes all authorities.
     let _invalid = g.write("ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
     node.served.daemon().wait_for_stderr("the previous one stays in effect");

@@ -1,4 +1,5 @@
-//! Identifies the client of a connection by its kernel credentials or its certificate, and derives its limits and access rights.
+//! Identifies the client of a connection by its kernel credentials or its certificate, and derives its limits and
+//! access rights.
 //!
 //! | peer | share of connections and of streams | values of environment variables |
 //! |---|---|---|

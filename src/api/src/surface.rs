@@ -47,8 +47,8 @@ pub(crate) trait Surface: Send + Sync + 'static {
     /// Whether this peer may connect. The connection of another peer is closed at once.
     fn admits(&self, peer: Peer) -> bool;
 
-    /// Whether this caller may call a method (`package.Service/Method`). All methods on the surface's sockets pass here,
-    /// those of `grpc.health.v1.Health` and `grpc.reflection` too.
+    /// Whether this caller may call a method (`package.Service/Method`). All methods on the surface's sockets pass
+    /// here, those of `grpc.health.v1.Health` and `grpc.reflection` too.
     ///
     /// # Errors
     /// PERMISSION_DENIED or UNAUTHENTICATED: the answer to the call.

@@ -105,7 +105,7 @@ struct LoadedFiles {
     checked: FileStamps,
 }
 
-/// What a handshake needs.
+/// The credentials of handshakes.
 #[derive(Debug)]
 struct Credentials {
     identity: Arc<CertifiedKey>,

@@ -355,6 +355,8 @@ fn short(id: &str, full: bool) -> Cow<'_, str> {
     match id.parse::<Digest>() {
         _ if full => id.into(),
         Ok(digest) => format!("{}:{}", digest.algorithm().as_str(), digest.short()).into(),
+        // The method of a call.
+        Err(_) if id.contains('/') => id.into(),
         Err(_) => id.get(..8).unwrap_or(id).into(),
     }
 }

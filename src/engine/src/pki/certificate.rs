@@ -75,7 +75,7 @@ fn random_bytes<const N: usize>() -> Result<[u8; N], EngineError> {
     Ok(bytes)
 }
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CertificatePurpose<'a> {
     /// Signing certificates.

@@ -180,6 +180,7 @@ fn ambiguous(id: &str, candidates: &[&PodView]) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use tonic::Code;
 
     #[test]
@@ -195,6 +196,15 @@ mod tests {
         ] {
             let status = Namespace::parse(namespace, driver).unwrap_err();
             assert_eq!((status.code(), status.message()), (Code::InvalidArgument, text));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn namespaces_never_panic_and_keep_their_names(namespace: String, driver: i32) {
+            if let Ok((parsed, _)) = Namespace::parse(&namespace, driver) {
+                prop_assert_eq!(parsed.name(), namespace);
+            }
         }
     }
 }
