@@ -125,13 +125,15 @@ fn a_sandbox_is_started_again_with_its_present_apps() {
         let apps = status["apps"].as_array().cloned().unwrap_or_default();
         apps.iter().map(|app| format!("{} {} {}", app["name"], app["state"], app["attempt"])).collect::<Vec<_>>()
     };
-    assert_eq!(states(&status), [r#""a" "running" 1"#, r#""c" "running" 0"#]);
+    assert_eq!(states(&status), [r#""a" "running" 1"#, r#""c" "created" null"#]);
+    g.run(&["app", "start", &format!("{pod}/c")]).succeeded();
+    assert_eq!(states(&g.status(&pod)), [r#""a" "running" 1"#, r#""c" "running" 0"#]);
     // Apps are added and removed as before.
     g.run(&["app", "add", &pod, &image, "--name=b", "--", "sleep", "forever"]).succeeded();
     g.run(&["app", "rm", "--force", &format!("{pod}/a")]).succeeded();
     g.run(&["stop", "--time=0", &pod]).succeeded();
     g.run(&["start", &pod]).succeeded();
-    assert_eq!(states(&g.status(&pod)), [r#""c" "running" 1"#, r#""b" "running" 0"#]);
+    assert_eq!(states(&g.status(&pod)), [r#""c" "running" 1"#, r#""b" "created" null"#]);
     g.run(&["stop", "--time=0", &pod]).succeeded();
 }
 
@@ -226,6 +228,41 @@ fn a_pod_that_ended_by_its_policy_stays_exited() {
         assert_eq!((&status["exit_code"], &last["attempt"]), (&code.into(), &attempt.into()), "{status}");
         assert_eq!((&status["restart_at"], &status["restarts"]), (&Value::Null, &0.into()), "{status}");
     }
+    let _ = keeper.terminate();
+}
+
+#[test]
+fn gantryd_does_not_start_apps_that_were_stopped() {
+    let g = Gantry::new();
+    let keeper = g.start_daemon(&[]);
+    let image = g.fixture();
+    let app_of = |name: &'static str| ["--name", name, "--restart=always", "--", "obey", "SIGTERM", "0"];
+    let first = [&["run", "--net=none", "-d", &image][..], &app_of("a")].concat();
+    let pod = pod_id(&g.run(&[&first[..], &["---", &image], &app_of("b")].concat()).ok());
+    let stopped = format!("{pod}/b");
+    wait_attempt(&g, &pod, 0);
+    g.run(&["app", "stop", "--force", &stopped]).succeeded();
+    for attempt in 1..=2 {
+        kill(g.supervisor(&pod));
+        let status = wait_attempt(&g, &pod, attempt);
+        let app = app(&status, "b");
+        assert_eq!((&app["state"], &app["attempt"]), (&"exited".into(), &0.into()), "{status}");
+    }
+    // A request starts it again, alone or with its pod.
+    g.run(&["app", "start", &stopped]).succeeded();
+    assert_eq!(app(&g.status(&pod), "b")["attempt"], 1);
+    kill(g.supervisor(&pod));
+    let status = wait_attempt(&g, &pod, 3);
+    assert_eq!(
+        (&app(&status, "b")["state"], &app(&status, "b")["attempt"]),
+        (&"running".into(), &2.into()),
+        "{status}"
+    );
+    g.run(&["app", "stop", "--force", &stopped]).succeeded();
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    g.run(&["start", &pod]).succeeded();
+    assert_eq!(app(&g.status(&pod), "b")["attempt"], 3);
+    g.run(&["stop", "--time=0", &pod]).succeeded();
     let _ = keeper.terminate();
 }
 

@@ -62,10 +62,15 @@ struct CreatedApp {
 }
 
 impl CreatedApp {
-    /// Executes the program and waits until that is done.
+    /// Executes the program and waits until that is done. The process of an app that is held waits for a request.
     fn execute(self) -> Result<App> {
-        let attempt = self.prepared.plan.attempt;
+        let (attempt, is_held) = (self.prepared.plan.attempt, self.prepared.plan.is_held);
         let waiting = self.made.process.waiting;
+        if is_held {
+            let mut app = self.prepared.into_app(self.made.null, self.sources, self.input);
+            app.waiting = Some(waiting);
+            return Ok(app);
+        }
         waiting.proceed()?;
         waiting.outcome()?;
         let mut app = self.prepared.into_app(self.made.null, self.sources, self.input);

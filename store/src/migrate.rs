@@ -122,6 +122,8 @@ CREATE TABLE pod (
     restart_tries INTEGER NOT NULL DEFAULT 0 CHECK (restart_tries >= 0),
     restart_count INTEGER NOT NULL DEFAULT 0 CHECK (restart_count >= 0),
     restart_failure TEXT,
+    -- The names of apps that were stopped on request before the pod ended, with commas. NULL: none.
+    restart_held TEXT,
     -- Whether it was requested to stop since its last start.
     stop_requested INTEGER NOT NULL DEFAULT 0 CHECK (stop_requested IN (0, 1)),
     CHECK (paused = 0 OR phase = 'running'),

@@ -162,6 +162,9 @@ pub struct App {
     /// The number of the last recorded change of its health, in former runs of the pod.
     #[serde(default, skip_serializing_if = "is_default")]
     pub health_changes: u32,
+    /// Whether it is created and not started, until a request starts it; `attempt` is that of its last start then.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub is_held: bool,
     /// The number of its processes that the OOM killer killed in former runs of the pod.
     #[serde(default, skip_serializing_if = "is_default")]
     pub oom_kills: u64,

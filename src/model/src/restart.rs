@@ -4,6 +4,7 @@
 //! restarted by its policy. A pod whose supervisor died, because it was killed or the host was restarted, is started
 //! again by gantryd ([`PodRestart`]).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::shown;
 use crate::spec::SpecError;
-use crate::{AppOutcome, Timestamp};
+use crate::{AppName, AppOutcome, Timestamp};
 
 /// The delay before the first restart. Each further one doubles it.
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
@@ -74,6 +75,8 @@ pub struct PodRestart {
     pub failure: Option<String>,
     /// Whether the pod was requested to stop since its last start.
     pub is_stop_requested: bool,
+    /// The apps that were stopped on request before the pod ended: gantryd does not start them with the pod.
+    pub held_apps: BTreeSet<AppName>,
 }
 
 impl PodRestart {
@@ -92,7 +95,8 @@ impl PodRestart {
     /// After the start.
     #[must_use]
     pub fn after_start(&self) -> Self {
-        Self { tries: self.tries, count: self.count, ..Self::default() }
+        let held_apps = self.held_apps.clone();
+        Self { tries: self.tries, count: self.count, held_apps, ..Self::default() }
     }
 
     /// After a start that failed. A pod that waited to be started again still does, unless it was stopped meanwhile.
@@ -103,7 +107,7 @@ impl PodRestart {
     }
 
     /// After the end of a run of this length. `is_lost`: the supervisor did not end by itself or on request; then the
-    /// policies of the pod's apps decide.
+    /// policies of the pod's apps decide, but for those that are held.
     #[must_use]
     pub fn after_end(
         &self,

@@ -16,7 +16,7 @@ use super::{AppRow, Networks, PodRow};
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
     pod.sandbox, pod.paused, pod.user_annotations, pod.user_labels, pod.restart_at, pod.restart_tries, \
-    pod.restart_count, pod.restart_failure, pod.stop_requested, pod.prepared_at, pod.phase, pod.aborted_at, \
+    pod.restart_count, pod.restart_failure, pod.stop_requested, pod.restart_held, pod.prepared_at, pod.phase, pod.aborted_at, \
     pod.started_at, pod.supervisor_pid, pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
     pod.marked_at, pod.was, pod.deleting_at";
 
@@ -78,6 +78,12 @@ impl<'a, 'b> Columns<'a, 'b> {
         known(text).ok_or_else(|| self.invalid(format!("'{}' is not a word gantry writes here", shown(text))))
     }
 
+    /// The next column as names of apps with commas between them; none where it is NULL.
+    fn names(&mut self) -> rusqlite::Result<BTreeSet<AppName>> {
+        let Some(text) = self.get::<Option<String>>()? else { return Ok(BTreeSet::new()) };
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|error| self.invalid(error))
+    }
+
     /// The next column as a JSON object of strings.
     pub(crate) fn map(&mut self) -> rusqlite::Result<BTreeMap<String, String>> {
         match self.text()? {
@@ -126,6 +132,12 @@ pub(crate) fn map_text(map: &BTreeMap<String, String>) -> rusqlite::Result<Strin
     serde_json::to_string(map).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 
+/// Names of apps as the text of a column; NULL where there are none.
+fn names_text(names: &BTreeSet<AppName>) -> Option<String> {
+    let names: Vec<&str> = names.iter().map(AppName::as_str).collect();
+    (!names.is_empty()).then(|| names.join(","))
+}
+
 /// Reads a pod, without its apps.
 pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
     let mut columns = Columns::new(row);
@@ -157,6 +169,7 @@ fn restart(columns: &mut Columns<'_, '_>) -> rusqlite::Result<PodRestart> {
         count: columns.get()?,
         failure: columns.get()?,
         is_stop_requested: columns.get()?,
+        held_apps: columns.names()?,
     })
 }
 
@@ -324,7 +337,7 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
             exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16,
             name = CASE WHEN ?3 IN ('aborted-prepare', 'garbage') THEN NULL ELSE name END,
             paused = paused AND ?3 = 'running', restart_at = ?17, restart_tries = ?18, restart_count = ?19,
-            restart_failure = ?20, stop_requested = ?21 WHERE id = ?1",
+            restart_failure = ?20, stop_requested = ?21, restart_held = ?22 WHERE id = ?1",
     )?
     .execute(params![
         pod.id.to_string(),
@@ -348,6 +361,7 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
         pod.restart.count,
         pod.restart.failure,
         pod.restart.is_stop_requested,
+        names_text(&pod.restart.held_apps),
     ])
     .map(drop)
 }

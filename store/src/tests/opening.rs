@@ -183,7 +183,9 @@ fn check_fixture(store: &Store) {
     assert_eq!(names, others.chain(["starting"]).collect::<Vec<_>>());
     assert_eq!(pods[3].user_annotations["k"], "v");
     let failure = Some("f".to_owned());
-    let restart = PodRestart { at: Some(Timestamp(150)), tries: 2, count: 3, failure, is_stop_requested: true };
+    let held_apps = ["a", "b"].map(|name| name.parse().unwrap()).into();
+    let restart =
+        PodRestart { at: Some(Timestamp(150)), tries: 2, count: 3, failure, is_stop_requested: true, held_apps };
     assert_eq!((&pods[8].restart, &pods[5].restart), (&restart, &PodRestart::default()));
     let Phase::Garbage { was: FormerPhase::Exited { at, .. }, .. } = &pods[6].phase else { panic!("{:?}", pods[6]) };
     assert_eq!(*at, Timestamp(140));

@@ -169,6 +169,7 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         id: app.id.clone(),
         attempt: 0,
         health_changes: 0,
+        is_held: false,
         oom_kills: 0,
         layers: layers(app, image)?,
         image_size: image.size,

@@ -361,6 +361,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         id: None,
         attempt: 0,
         health_changes: 0,
+        is_held: false,
         oom_kills: 0,
         layers: Vec::new(),
         image_size: None,

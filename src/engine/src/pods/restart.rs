@@ -23,11 +23,13 @@
 //! the step that records its end, which is repeated until it is recorded. So gantryd, which only reads rows, forgets no
 //! pod.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::plan::Plan;
 use gantry_model::restart::{PodRestart, RestartPolicy};
-use gantry_model::{AppState, Edge, Phase, PodId, Timestamp};
+use gantry_model::{AppName, AppState, Edge, Phase, PodId, Timestamp};
 use gantry_store::{Change, Moved, PodRow};
 
 use crate::error::need_root;
@@ -50,6 +52,23 @@ pub(crate) const START_INTERRUPTED: &str = "the process that started it was kill
 /// Whether gantryd starts the pod again when its supervisor died.
 pub(crate) fn has_restart_policy(row: &PodRow) -> bool {
     row.apps.iter().any(|app| app.restart != RestartPolicy::No)
+}
+
+/// The apps of a pod that were stopped on request in the run that ended, or before it and not started since.
+fn held_apps(row: &PodRow, journal: &Parsed) -> BTreeSet<AppName> {
+    let mut stopped: BTreeMap<&str, bool> = BTreeMap::new();
+    for record in &journal.records {
+        match &record.fact {
+            Fact::Ready(ready) => stopped.extend(ready.apps.iter().map(|app| (app.app.as_str(), false))),
+            Fact::AppStarted(app) => drop(stopped.insert(&app.app, false)),
+            Fact::AppStopping { app, .. } => drop(stopped.insert(app, true)),
+            // It neither starts nor stops an app on request.
+            _ => {}
+        }
+    }
+    let is_held =
+        |name: &AppName| stopped.get(name.as_str()).copied().unwrap_or_else(|| row.restart.held_apps.contains(name));
+    row.apps.iter().map(|app| &app.name).filter(|name| is_held(name)).cloned().collect()
 }
 
 impl Engine {
@@ -142,7 +161,8 @@ impl Engine {
         }
     }
 
-    /// The plan of the next start: of the apps that the pod has, with their next attempts.
+    /// The plan of the next start: of the apps that the pod has, with their next attempts. Held are apps that were never
+    /// started, and if gantryd starts the pod, those that were stopped on request.
     fn restart_plan(&self, row: &PodRow) -> Result<Plan, PodError> {
         let mut added = self.added_apps(row.id)?;
         let find = |name: &str| row.apps.iter().find(|app| app.name.as_str() == name);
@@ -150,11 +170,15 @@ impl Engine {
         let mut plan = self.plan(row.id)?;
         plan.apps.retain(|app| find(&app.name).is_some_and(|app| app.added.is_none()));
         let mut plan = added.onto(plan);
+        let held = &row.restart.held_apps;
         for app in &mut plan.apps {
             let Some(row) = find(&app.name) else { continue };
-            app.attempt = match row.state {
-                AppState::Waiting | AppState::Creating | AppState::Created => 0,
-                AppState::Started { attempt, .. } | AppState::Exited { attempt, .. } => attempt.saturating_add(1),
+            let attempt = row.state.attempt();
+            app.is_held = row.state == AppState::Created || held.contains(&row.name);
+            app.attempt = match (app.is_held, attempt) {
+                (_, None) => 0,
+                (true, Some(last)) => last,
+                (false, Some(last)) => last.saturating_add(1),
             };
             (app.health_changes, app.oom_kills) = (row.health.number, row.oom.kills);
         }
@@ -194,14 +218,22 @@ impl Engine {
     }
 
     /// The restarts of a pod after this end; `None`: unchanged.
-    pub(crate) fn restart_after_end(&self, row: &PodRow, outcome: &Outcome, now: Timestamp) -> Option<PodRestart> {
+    pub(crate) fn restart_after_end(
+        &self,
+        row: &PodRow,
+        journal: &Parsed,
+        outcome: &Outcome,
+        now: Timestamp,
+    ) -> Option<PodRestart> {
         if !has_restart_policy(row) {
             return None;
         }
-        let policies = row.apps.iter().map(|app| app.restart);
+        let held_apps = held_apps(row, journal);
+        let policies = row.apps.iter().filter(|app| !held_apps.contains(&app.name)).map(|app| app.restart);
         let ran = row.phase.started_at().map_or(Duration::ZERO, |since| outcome.at.since(since));
         let is_lost = outcome.is_lost && !pod_dir::is_to_be_removed(&self.pod_dir(row.id));
-        Some(row.restart.after_end(is_lost, policies, ran, now))
+        let restart = row.restart.after_end(is_lost, policies, ran, now);
+        Some(PodRestart { held_apps, ..restart })
     }
 
     /// Records that the pod is to be stopped, and is not to be started again by gantryd. Synced if the pod has exited

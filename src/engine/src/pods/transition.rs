@@ -149,7 +149,7 @@ impl Engine {
         let now = gantry_store::now();
         let observation = Observation { now, restarted, sandbox: row.sandbox };
         let outcome = outcome::outcome(&app_states(&row), journal, observation);
-        let restart = self.restart_after_end(&row, &outcome, now);
+        let restart = self.restart_after_end(&row, journal, &outcome, now);
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
         let change = Change { apps: outcome.apps, removed_apps: outcome.removed, restart, ..Change::along(edge) };
         match self.step(&row, change.clone()) {

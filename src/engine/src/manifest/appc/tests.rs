@@ -45,6 +45,7 @@ pub(crate) fn planned_app() -> plan::App {
         id: None,
         attempt: 0,
         health_changes: 0,
+        is_held: false,
         oom_kills: 0,
         image_size: None,
         layers: Vec::new(),
