@@ -41,10 +41,10 @@ fn a_command_needs_no_separator() {
 fn commands_of_other_tools_get_a_hint() {
     let g = Gantry::new();
     for (line, says) in [
-        (&["prune"][..], &["gantry gc"][..]),
-        (&["diff", "x"], &["cannot be shown"]),
+        (&["system", "df"][..], &["gantry df"][..]),
+        (&["export", "x"], &["gantry cp"]),
         (&["create", "x"], &["gantry prepare"]),
-        (&["cp", "a", "b"], &["gantry exec -i"]),
+        (&["cp", "a", "b"], &["POD:PATH"]),
         (&["image", "prune"], &["gantry image gc"]),
         (&["network", "create", "x"], &["/etc/gantry/net.d"]),
         (&["st", "x"], &["is ambiguous: status, stats, stop"]),
@@ -230,6 +230,46 @@ fn lists_are_filtered_sorted_and_formatted() {
 
 /// Events are logged on request only, by flag or variable, in both formats; also by `run`, whose flags clap does not
 /// parse.
+#[test]
+fn lists_of_images_volumes_and_apps_take_filters_and_templates() {
+    let g = Gantry::new();
+    let id = g.fixture();
+    g.run(&["image", "tag", &id, "example.com/team/web:1", "example.com/team/db"]).succeeded();
+    let lines = |args: &[&str]| -> Vec<String> { g.run(args).ok().stdout.lines().map(str::to_owned).collect() };
+    let names = ["example.com/team/web 1", "example.com/team/db latest"];
+    let listed = lines(&["images", "--format", "{{.Repository}} {{.Tag}}", "-f", "reference=team/*"]);
+    assert!(names.iter().all(|name| listed.iter().any(|line| line == name)), "{listed:?}");
+    for (filter, count) in [("name=web", 1), ("name=web:1", 1), ("name=web:2", 0), ("dangling=true", 0)] {
+        assert_eq!(lines(&["image", "ls", "-q", "--filter", filter]).len(), count, "{filter}");
+    }
+    assert_eq!(lines(&["images", "-q", "--no-trunc", "db"]), [id.as_str()]);
+    assert_eq!(lines(&["images", "--sort=size", "--format={{.FullID}}", "web"])[0], id);
+    g.run(&["volume", "create", "--label=tier=a", "first", "second"]).succeeded();
+    let pod = g.detached(&["--volume=second:/data"], &["sleep", "forever"]);
+    assert_eq!(lines(&["volume", "ls", "-q", "-f", "dangling=true"]), ["first"]);
+    assert_eq!(lines(&["volume", "ls", "-q", "-f", "label=tier=a", "-f", "name=s*"]), ["second"]);
+    let format = "--format={{.Name}} {{.Labels}} {{.Pods}}";
+    assert_eq!(
+        lines(&["volume", "ls", "--sort=name", format]),
+        ["first tier=a ".to_owned(), format!("second tier=a {pod}")]
+    );
+    assert_eq!(lines(&["volume", "ls", "--format=json"]).len(), 1);
+    let apps = lines(&["app", "ls", &pod, "--sort=name", "--format", "{{.Name}} {{.State}} {{json .}}"]);
+    assert!(apps.len() == 1 && apps[0].contains(" running {\"name\":"), "{apps:?}");
+    for args in [&["network", "ls", "-q"][..], &["network", "ls", "--format={{.Name}}", "--sort=name"]] {
+        assert!(!lines(args).is_empty(), "{args:?}");
+    }
+    assert_eq!(lines(&["network", "ls", "-q", "-f", "name=no-such-*"]), [""; 0]);
+    for (args, why) in [
+        (&["volume", "ls", "--format={{.Nmae}}"][..], "is not a field"),
+        (&["images", "--format=yaml"], "neither an output format"),
+        (&["images", "--filter=colour=red"], "is not a key"),
+        (&["network", "ls", "--sort=colour"], "colour"),
+    ] {
+        drop(g.run(args).exits(FAILED).stderr_contains(&[why]));
+    }
+}
+
 #[test]
 fn events_are_logged_on_request() {
     let g = Gantry::new();

@@ -80,8 +80,8 @@ fn files_are_copied_out_of_a_running_app() {
         assert_ne!(out.code, 0, "{out}");
         drop(out.stderr_contains(&[why]));
     }
-    let _ = g.run(&["cp", "nothing:/etc", &at("x")]).exits(1);
-    let _ = g.run(&["cp", &at("name"), &at("x")]).exits(125);
+    drop(g.run(&["cp", "nothing:/etc", &at("x")]).exits(1));
+    drop(g.run(&["cp", &at("name"), &at("x")]).exits(125));
     assert!(!Path::new(&at("x")).exists());
 }
 
@@ -158,7 +158,7 @@ fn exited_and_prepared_apps_have_files() {
     let volume = format!("--volume={}:/mounted:ro", at("volume"));
     let verb = ["seq", "write", "/data/note", "late", "--", "rm", "/lower", "--", "rm", "/data/owned"];
     let pod = g.detached(&[&volume], &verb);
-    let _ = g.wait_state(&pod, "exited");
+    let _status = g.wait_state(&pod, "exited");
     copy(&g, &format!("{pod}:/"), &at("root"));
     assert_eq!(text(at("root/data/note")), "late\n");
     assert_eq!(text(at("root/replaced/new")), "from the upper layer\n");
@@ -170,7 +170,7 @@ fn exited_and_prepared_apps_have_files() {
     copy(&g, &at("volume/inside"), &format!("{pod}:/data/copied"));
     copy(&g, &format!("{pod}:/data/copied"), &at("again"));
     assert_eq!(text(at("again")), "of the volume");
-    let _ = g.run(&["cp", &at("again"), &format!("{pod}:/mounted")]).exits(125);
+    drop(g.run(&["cp", &at("again"), &format!("{pod}:/mounted")]).exits(125));
     assert_eq!(fs::read_dir(at("volume")).unwrap().count(), 1);
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(&pod), "a mount of the copy is on the host");
@@ -222,15 +222,15 @@ fn swapped_links_lead_nowhere() {
     let verb = ["seq", "mkdir", "/swap", "--", "mkdir", "/swap/in", "--", "write", "/swap/in/file", "of the app", "--"];
     let secret = at("secret");
     let pod = g.detached(&[], &[&verb[..], &["swap-link", "/swap/in", &secret]].concat());
-    let _ = g.wait_log(&pod, "swapping");
+    let _log = g.wait_log(&pod, "swapping");
     let mut succeeded = 0;
     for round in 0..40 {
         // Whether a copy succeeds depends on the moment.
         let out = g.run(&["cp", "--quiet", &format!("{pod}:/swap/in/file"), &at("got/file")]);
         succeeded += u32::from(out.code == 0);
-        let _ = g.run(&["cp", "--quiet", &format!("{pod}:/swap"), &at(&format!("got/tree{round}"))]);
-        let _ = g.run(&["cp", "--quiet", &at("given/."), &format!("{pod}:/swap/in")]);
-        let _ = g.run(&["cp", "--quiet", &at("given"), &format!("{pod}:/swap")]);
+        let _may_fail = g.run(&["cp", "--quiet", &format!("{pod}:/swap"), &at(&format!("got/tree{round}"))]);
+        let _may_fail = g.run(&["cp", "--quiet", &at("given/."), &format!("{pod}:/swap/in")]);
+        let _may_fail = g.run(&["cp", "--quiet", &at("given"), &format!("{pod}:/swap")]);
     }
     assert!(succeeded > 0, "no copy succeeded: the test shows nothing");
     let found = Command::new("grep").args(["-rl", "of the host", &at("got")]).output().unwrap();
@@ -247,7 +247,7 @@ fn changes_are_listed() {
     let verb = ["seq", "write", "/data/note", "x", "--", "rm", "/lower/kept", "--", "rm", "/replaced", "--"];
     let more = ["mkdir", "/replaced", "--", "write", "/replaced/other", "y", "--", "write", "/etc/passwd", "z"];
     let pod = g.detached(&["--tmpfs=/scratch/here"], &[&verb[..], &more].concat());
-    let _ = g.wait_state(&pod, "exited");
+    let _status = g.wait_state(&pod, "exited");
     let want = [
         "C /data",
         "A /data/note",
@@ -263,12 +263,12 @@ fn changes_are_listed() {
     assert_eq!(out.stdout.lines().collect::<Vec<_>>(), want);
     let json = g.json(&["diff", &pod]);
     assert_eq!(json[1], serde_json::json!({"kind": "added", "path": "/data/note"}));
-    let _ = g.run(&["diff", &format!("{pod}/none")]).exits(1);
+    drop(g.run(&["diff", &format!("{pod}/none")]).exits(1));
     // An image with a single layer.
     let layer = ["bin", "dev", "etc", "proc", "sys"].iter().fold(Layer::new(), |layer, dir| layer.dir(dir, 0o755));
     let layer = layer.file("bin/app", g.app_bytes(), 0o755);
     let image = g.import("single", &Image::builder().layer(layer).entrypoint(&["/bin/app"]).build().unwrap());
     let pod = g.run(&["run", "--net=none", "--detach", &image, "--", "write", "/made", "x"]).ok().text().to_owned();
-    let _ = g.wait_state(&pod, "exited");
+    let _status = g.wait_state(&pod, "exited");
     assert_eq!(g.run(&["diff", &pod]).ok().stdout, "A /made\n");
 }

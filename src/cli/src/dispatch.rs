@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ffi::OsString;
 
 use clap::FromArgMatches as _;
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::cli::Cli;
 use crate::commands;
@@ -17,7 +17,7 @@ use crate::exit::{self, CommandKind};
 use crate::failure::{CliError, Failure};
 use crate::globals::first_argument;
 use crate::grammar::{self, Caller, Parsed, Verb};
-use crate::{command_words, image_lookup};
+use crate::{command_words, image_lookup, suggest};
 
 /// Runs the command line (without the program's name), prints a failure, and returns the exit code.
 pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
@@ -178,10 +178,13 @@ fn help(verb: Verb) -> String {
 fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debug: bool) -> u8 {
     let name = at.map(|at| words[at].clone()).unwrap_or_default();
     let parsed = description
-        .try_get_matches_from(std::iter::once("gantry".to_owned()).chain(words))
+        .try_get_matches_from(std::iter::once("gantry".to_owned()).chain(words.iter().cloned()))
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
+        Err(error) if error.kind() == ErrorKind::UnknownArgument => {
+            return shown_by_clap(with_nearest_flag(error, &words, at));
+        }
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
             crate::failure::print_stderr(&crate::cli::names().render_help().to_string());
             return exit::FAILED;
@@ -191,6 +194,37 @@ fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debu
     let context = Context::new(cli.globals, name);
     let outcome = context.globals.start_logging().and_then(|()| cli.command.run(&context));
     outcome.unwrap_or_else(|failure| failed(&failure, cli.command.kind(), debug))
+}
+
+/// Names the flag of the command that is nearest to the unknown one, as the parser of `run` does. clap finds some only.
+fn with_nearest_flag(mut error: clap::Error, words: &[String], at: Option<usize>) -> clap::Error {
+    let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else { return error };
+    let unknown = unknown.split('=').next().unwrap_or_default().to_owned();
+    let mut root = crate::cli::command();
+    root.build();
+    let mut command = &root;
+    for word in at.map_or(&[][..], |at| &words[at..]).iter().filter(|word| !word.starts_with('-')).take(2) {
+        command = command.find_subcommand(word).unwrap_or(command);
+    }
+    let near = match unknown.strip_prefix("--") {
+        Some(long) => {
+            let flags = command.get_arguments().filter(|flag| !flag.is_hide_set());
+            let longs: Vec<&str> =
+                flags.flat_map(|flag| flag.get_long_and_visible_aliases().unwrap_or_default()).collect();
+            suggest::nearest(long, longs).map(|near| format!("--{near}"))
+        }
+        None => {
+            let other_case = |short: &char| {
+                unknown[1..].chars().next().is_some_and(|c| c != *short && c.eq_ignore_ascii_case(short))
+            };
+            let shorts = command.get_arguments().filter_map(clap::Arg::get_short);
+            shorts.into_iter().find(other_case).map(|near| format!("-{near}"))
+        }
+    };
+    if let Some(near) = near {
+        error.insert(ContextKind::SuggestedArg, ContextValue::String(near));
+    }
+    error
 }
 
 /// Prints help and version to standard output, and usage errors to standard error in the form of all other failures.
@@ -268,6 +302,62 @@ mod tests {
             separate_program(&crate::cli::command(), &mut words, 1);
             assert_eq!(words.join(" "), want, "{line}");
         }
+    }
+
+    /// The commands without subcommands, with the words that name them.
+    fn leaves<'a>(command: &'a clap::Command, words: Vec<String>, into: &mut Vec<(Vec<String>, &'a clap::Command)>) {
+        if !command.has_subcommands() {
+            into.push((words, command));
+            return;
+        }
+        for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+            leaves(below, [&words[..], &[below.get_name().to_owned()]].concat(), into);
+        }
+    }
+
+    /// The error of a flag that the command lacks.
+    fn refusal(root: &clap::Command, words: &[String], flag: &str) -> String {
+        let words = [words, &[flag.to_owned()]].concat();
+        let error =
+            root.clone().try_get_matches_from(std::iter::once("gantry".to_owned()).chain(words.iter().cloned()));
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnknownArgument, "{words:?}");
+        with_nearest_flag(error, &words, Some(0)).to_string()
+    }
+
+    #[test]
+    fn misspelt_flags_are_refused_with_the_nearest_one() {
+        let (mut root, plain) = (crate::cli::command(), crate::cli::command());
+        root.build();
+        let mut commands = Vec::new();
+        leaves(&root, Vec::new(), &mut commands);
+        // Not those of the other parser, which has its own test.
+        commands.retain(|(_, command)| command.get_arguments().all(|flag| flag.get_id().as_str() != "words"));
+        let mut tried = 0;
+        for (words, command) in commands {
+            let flags = || command.get_arguments().filter(|flag| !flag.is_hide_set());
+            let longs: Vec<&str> =
+                flags().flat_map(|flag| flag.get_long_and_visible_aliases().unwrap_or_default()).collect();
+            for long in longs.iter().filter(|long| long.len() > 3 && !long.starts_with("no-")) {
+                let misspelt = format!("--{}{}", &long[..1], &long[2..]);
+                for flag in [misspelt.clone(), format!("{misspelt}=value")] {
+                    let text = refusal(&plain, &words, &flag);
+                    assert!(text.contains("a similar argument exists: '--"), "{words:?} {flag}: {text}");
+                    tried += 1;
+                }
+            }
+            let shorts: Vec<char> = flags().filter_map(clap::Arg::get_short).collect();
+            for short in shorts.iter().filter(|short| short.is_ascii_lowercase()) {
+                let upper = short.to_ascii_uppercase();
+                if !shorts.contains(&upper) {
+                    let text = refusal(&plain, &words, &format!("-{upper}"));
+                    assert!(text.contains(&format!("a similar argument exists: '-{short}'")), "{words:?}: {text}");
+                }
+            }
+            let text = refusal(&plain, &words, "--xyzzyx");
+            assert!(!text.contains("a similar argument exists"), "{words:?}: {text}");
+        }
+        assert!(tried > 300, "only {tried} flags were tried");
     }
 
     #[test]

@@ -2,11 +2,6 @@
 
 /// Hints by word and by the command that the word follows ("" for the first word).
 const WORDS: &[(&str, &str, &str)] = &[
-    (
-        "",
-        "start",
-        "'gantry run-prepared POD' starts a prepared pod; a pod that has ended does not run again: use 'gantry run'",
-    ),
     ("", "create", "'gantry prepare IMAGE' makes a pod without starting it"),
     ("", "system", "'gantry prune' removes what is not in use, 'gantry df' shows sizes, 'gantry info' the host"),
     ("", "export", "'gantry cp POD:/ -' writes the files of an app as a tar archive"),
@@ -93,6 +88,8 @@ mod tests {
         let root = crate::cli::command();
         for (group, word, text) in WORDS {
             assert!(!text.ends_with('.') && !text.contains("  "), "{group} {word}: {text}");
+            let parent = if group.is_empty() { Some(&root) } else { root.find_subcommand(group) };
+            assert!(parent.is_some_and(|parent| parent.find_subcommand(word).is_none()), "{group} {word} exists");
             for words in advised(text) {
                 let command = root.find_subcommand(words[0]);
                 assert!(command.is_some(), "{group} {word}: 'gantry {}' does not exist", words[0]);

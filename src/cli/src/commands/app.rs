@@ -14,9 +14,10 @@ use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pods;
+use crate::render::listing::{self, ListOutput, ListedItem, Listing};
 use crate::render::pod::{AppJson, exited_state};
 use crate::render::table::Table;
-use crate::render::{Output, OutputFormat, escape, json, time};
+use crate::render::{OutputFormat, escape, json, time};
 
 /// The subcommands of `app`.
 #[derive(Debug, clap::Subcommand)]
@@ -326,8 +327,41 @@ pub(crate) struct List {
     /// Only apps that match: id=, name=, state=, label=NAME[=VALUE] or annotation=NAME[=VALUE]; all have to match
     #[arg(long, value_parser = app_filter::parse, value_name = "KEY=VALUE")]
     filter: Vec<AppCondition>,
+    /// Sort key; without it, in the order in which the apps were added
+    #[arg(long, value_enum, value_name = "KEY")]
+    sort: Option<AppSort>,
     #[command(flatten)]
-    output: Output,
+    output: Listing,
+}
+
+/// Sort keys of apps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum AppSort {
+    /// By name
+    Name,
+    /// By state
+    #[value(alias = "status")]
+    State,
+    /// Last added first
+    Created,
+}
+
+/// The fields of a template, in the order of [`template_item`].
+const FIELDS: [&str; 8] = ["Name", "ID", "Image", "ImageID", "State", "Attempt", "CreatedAt", "Labels"];
+
+fn template_item<'a>(pod: &PodRow, app: &'a AppRow) -> ListedItem<AppJson<'a>> {
+    let labels: Vec<_> = app.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let cells = vec![
+        app.name.to_string(),
+        app.id.to_string(),
+        app.image_name.clone(),
+        app.image.to_string(),
+        if app.paused { "paused".to_owned() } else { app.state.name().to_owned() },
+        app.state.attempt().map(|attempt| attempt.to_string()).unwrap_or_default(),
+        app.added.unwrap_or(pod.created).rfc3339().to_string(),
+        labels.join(","),
+    ];
+    ListedItem { cells, json: AppJson::from_row(app) }
 }
 
 impl List {
@@ -335,16 +369,31 @@ impl List {
         let engine = context.open_to_read()?;
         let mut row = engine.status(self.pod.only(&engine)?)?.row;
         row.apps.retain(|app| self.filter.iter().all(|condition| condition.is_met(app)));
-        json::to_stdout(|out| match self.output.format {
-            _ if self.output.quiet => row.apps.iter().try_for_each(|app| writeln!(out, "{}", app.name)),
-            OutputFormat::Table => table(out, &row, &self.output, gantry_engine::now()),
-            format => json::write_items(out, format, row.apps.iter().map(AppJson::from_row)),
-        })?;
+        match self.sort {
+            None => {}
+            Some(AppSort::Name) => row.apps.sort_by(|a, b| a.name.cmp(&b.name)),
+            Some(AppSort::State) => row.apps.sort_by_key(|app| app.state.name()),
+            Some(AppSort::Created) => row.apps.sort_by_key(|app| std::cmp::Reverse(app.added)),
+        }
+        match self.output.parse_output(&FIELDS)? {
+            ListOutput::Quiet => {
+                json::to_stdout(|out| row.apps.iter().try_for_each(|app| writeln!(out, "{}", app.name)))?;
+            }
+            ListOutput::Format(OutputFormat::Table) => {
+                json::to_stdout(|out| table(out, &row, &self.output, gantry_engine::now()))?;
+            }
+            ListOutput::Format(format) => {
+                json::to_stdout(|out| json::write_items(out, format, row.apps.iter().map(AppJson::from_row)))?;
+            }
+            ListOutput::Template(template) => {
+                listing::write_template(&template, row.apps.iter().map(|app| template_item(&row, app)))?;
+            }
+        }
         Ok(exit::OK)
     }
 }
 
-fn table(out: &mut dyn Write, pod: &PodRow, output: &Output, now: Timestamp) -> io::Result<()> {
+fn table(out: &mut dyn Write, pod: &PodRow, output: &Listing, now: Timestamp) -> io::Result<()> {
     const HEADER: [&str; 8] = ["APP", "IMAGE NAME", "STATE", "ATTEMPT", "CREATED", "STARTED", "ID", "LABELS"];
     // Ids and labels make lines long.
     const SHORT: usize = 6;

@@ -1,5 +1,6 @@
 //! `gantry image`, and its short forms `images` and `rmi`.
 
+use std::cmp::Reverse;
 use std::io::{self, IsTerminal as _, Write};
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, print_stderr};
 use crate::render::image::ImageListJson;
 use crate::render::json;
+use crate::render::listing::{self, ListFilter, ListOutput, ListedItem, Listing};
 use crate::render::table::Table;
-use crate::render::{Output, OutputFormat, escape, size, time};
+use crate::render::{OutputFormat, escape, size, time};
 
 /// The subcommands of `image`.
 #[derive(Debug, clap::Subcommand)]
@@ -63,9 +65,104 @@ impl RunCommand for Image {
 
 /// Arguments of `image list`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Values of one key are alternatives; all keys must match. '*' in a name stands for any characters.\n\n\
+    Fields of templates, one line per name: .ID, .FullID, .Name, .Repository, .Tag, .Digest, .Size, .Created, .CreatedAt, \
+    .LastUsed, .Layers; {{json .}} is the whole image. The times are those of the import."
+)]
 pub(crate) struct List {
+    /// Only images of this name; it may omit the registry, the tag, or both
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
     #[command(flatten)]
-    output: Output,
+    output: Listing,
+    /// Only images that match: name= or reference= (a name as for NAME), id= or dangling=true|false (without a name)
+    #[arg(short = 'f', long, value_parser = parse_filter, value_name = "KEY=VALUE")]
+    filter: Vec<ListFilter>,
+    /// Sort key
+    #[arg(long, value_enum, value_name = "KEY")]
+    sort: Option<ImageSort>,
+    /// No effect, accepted for docker's 'images -a': all images are always listed
+    #[arg(long, short)]
+    all: bool,
+}
+
+/// Sort keys of images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum ImageSort {
+    /// Last imported first
+    #[value(alias = "imported")]
+    Created,
+    /// Last used first
+    Used,
+    /// Largest first
+    Size,
+    /// By name
+    #[value(alias = "repository")]
+    Name,
+    /// By id
+    Id,
+}
+
+/// The fields of a template, in the order of [`template_items`].
+const FIELDS: [&str; 11] =
+    ["ID", "FullID", "Name", "Repository", "Tag", "Digest", "Size", "Created", "CreatedAt", "LastUsed", "Layers"];
+
+fn parse_filter(text: &str) -> Result<ListFilter, String> {
+    ListFilter::parse(text, &["name", "reference", "id", "dangling"])
+}
+
+fn is_met(row: &ImageRow, key: &str, value: &str) -> bool {
+    match key {
+        "id" => row.id.hex().starts_with(value) || row.id.to_string().starts_with(value),
+        "dangling" => row.names.is_empty() == (value == "true"),
+        _ => row.names.iter().any(|name| matches_name(name, value)),
+    }
+}
+
+/// Whether an image has this name, which may omit the registry, the tag, or both.
+fn matches_name(name: &str, pattern: &str) -> bool {
+    let (repository, _) = split_name(name);
+    [name, repository].into_iter().any(|name| {
+        let ends = name.match_indices('/').map(|(at, _)| &name[at + 1..]);
+        std::iter::once(name).chain(ends).any(|name| listing::matches_pattern(pattern, name))
+    })
+}
+
+/// The repository, and the tag or digest after it.
+fn split_name(name: &str) -> (&str, &str) {
+    if let Some(split) = name.split_once('@') {
+        return split;
+    }
+    match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => (repository, tag),
+        _ => (name, ""),
+    }
+}
+
+/// An item for each name, and one for an image without names.
+fn template_items(row: &ImageRow, disk_size: u64, now: Timestamp) -> Vec<ListedItem<ImageListJson<'_>>> {
+    const NONE: &str = "<none>";
+    let names = if row.names.is_empty() { vec![NONE] } else { row.names.iter().map(String::as_str).collect() };
+    let item = |name: &str| {
+        let (repository, tag) = split_name(name);
+        let tag = if tag.is_empty() || name.contains('@') { NONE } else { tag };
+        let cells = vec![
+            shown_id(row, false),
+            row.id.to_string(),
+            name.to_owned(),
+            repository.to_owned(),
+            tag.to_owned(),
+            row.id.to_string(),
+            size::human(disk_size),
+            time::relative(now, row.imported),
+            row.imported.rfc3339().to_string(),
+            row.last_used.rfc3339().to_string(),
+            row.layers.len().to_string(),
+        ];
+        ListedItem { cells, json: ImageListJson::from_row(row, disk_size) }
+    };
+    names.into_iter().map(item).collect()
 }
 
 /// Lists images.
@@ -74,21 +171,41 @@ impl RunCommand for List {
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open_to_read()?;
-        let images = engine.image_list()?;
+        let mut images = engine.image_list()?;
+        images.retain(|row| {
+            let is_named = |name: &String| row.names.iter().any(|is| matches_name(is, name));
+            self.name.as_ref().is_none_or(is_named)
+                && listing::matches_all(&self.filter, |key, value| is_met(row, key, value))
+        });
         let sizes = engine.image_disk_sizes(&images)?;
+        match self.sort {
+            None => {}
+            Some(ImageSort::Created) => images.sort_by_key(|row| Reverse(row.imported)),
+            Some(ImageSort::Used) => images.sort_by_key(|row| Reverse(row.last_used)),
+            Some(ImageSort::Size) => images.sort_by_key(|row| Reverse(sizes.get(&row.id).copied())),
+            Some(ImageSort::Name) => images.sort_by(|a, b| a.names.cmp(&b.names)),
+            Some(ImageSort::Id) => images.sort_by(|a, b| a.id.cmp(&b.id)),
+        }
         let with_sizes = || images.iter().map(|row| (row, sizes.get(&row.id).copied().unwrap_or_default()));
         // Lines are truncated only on a terminal.
         let width =
             std::io::stdout().is_terminal().then(crate::terminal::size).flatten().map(|size| usize::from(size.ws_col));
-        json::to_stdout(|out| match self.output.format {
-            _ if self.output.quiet => {
+        let now = gantry_engine::now();
+        match self.output.parse_output(&FIELDS)? {
+            ListOutput::Quiet => json::to_stdout(|out| {
                 images.iter().try_for_each(|row| writeln!(out, "{}", shown_id(row, self.output.full)))
+            })?,
+            ListOutput::Format(OutputFormat::Table) => {
+                json::to_stdout(|out| table(out, with_sizes(), &self.output, width, now))?;
             }
-            OutputFormat::Table => table(out, with_sizes(), &self.output, width, gantry_engine::now()),
-            format => {
+            ListOutput::Format(format) => json::to_stdout(|out| {
                 json::write_items(out, format, with_sizes().map(|(row, size)| ImageListJson::from_row(row, size)))
+            })?,
+            ListOutput::Template(template) => {
+                let items = with_sizes().flat_map(|(row, size)| template_items(row, size, now));
+                listing::write_template(&template, items)?;
             }
-        })?;
+        }
         Ok(exit::OK)
     }
 }
@@ -122,7 +239,7 @@ fn truncate_name(name: String, most: usize) -> String {
 fn table<'a>(
     out: &mut dyn Write,
     images: impl Iterator<Item = (&'a ImageRow, u64)>,
-    output: &Output,
+    output: &Listing,
     width: Option<usize>,
     now: Timestamp,
 ) -> io::Result<()> {
@@ -287,7 +404,7 @@ mod tests {
 
     #[test]
     fn the_table_fits_80_columns() {
-        let output = Output { format: OutputFormat::Table, no_legend: false, full: false, quiet: false };
+        let output = Listing::default();
         let digest = format!("registry.example:5000/team/product@sha256:{}", "cd".repeat(32));
         let images = [row(&["registry.example:5000/a/rather/long/name/of/an/image:v1.2.3", &digest])];
         let mut out = Vec::new();
@@ -314,7 +431,7 @@ mod tests {
 
     #[test]
     fn images_are_rendered_as_table_and_json() {
-        let output = Output { format: OutputFormat::Table, no_legend: false, full: false, quiet: false };
+        let output = Listing::default();
         let mut out = Vec::new();
         let images = [row(&["docker.io/library/alpine:3", "x\n:1"]), row(&[])];
         let sized = || images.iter().map(|row| (row, 5 << 20));

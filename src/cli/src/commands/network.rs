@@ -11,6 +11,7 @@ use crate::commands::RunCommand;
 use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
+use crate::render::listing::{self, ListFilter, ListOutput, ListedItem, Listing};
 use crate::render::table::{Table, terminal_width};
 use crate::render::{Indented, OutputFormat, json};
 
@@ -40,16 +41,59 @@ impl RunCommand for Network {
 
 /// Arguments of `network list`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Values of one key are alternatives; all keys must match. '*' in a name stands for any characters.\n\n\
+    Fields of templates: .Name, .Source, .Type, .Interface, .Subnets, .Gateways, .Pods (their number), .Problem; \
+    {{json .}} is the whole network. --quiet leaves out networks that cannot be used."
+)]
 pub(crate) struct List {
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
-    /// Omit the header line
-    #[arg(long, alias = "no-headers", alias = "noheading")]
-    no_legend: bool,
-    /// Print only the names, without unusable networks
-    #[arg(short = 'q', long)]
-    quiet: bool,
+    #[command(flatten)]
+    output: Listing,
+    /// Only networks that match: name=, type= or driver= (of a plugin), pod= or dangling=true|false (without pods)
+    #[arg(short = 'f', long, value_parser = parse_filter, value_name = "KEY=VALUE")]
+    filter: Vec<ListFilter>,
+    /// Sort key; without it, in the order in which networks are considered
+    #[arg(long, value_enum, value_name = "KEY")]
+    sort: Option<NetworkSort>,
+}
+
+/// Sort keys of networks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum NetworkSort {
+    /// By name
+    Name,
+    /// By the number of pods, most first
+    Pods,
+}
+
+/// The fields of a template, in the order of [`template_item`].
+const FIELDS: [&str; 8] = ["Name", "Source", "Type", "Interface", "Subnets", "Gateways", "Pods", "Problem"];
+
+fn parse_filter(text: &str) -> Result<ListFilter, String> {
+    ListFilter::parse(text, &["name", "type", "driver", "pod", "dangling"])
+}
+
+fn is_met(network: &Configured, key: &str, value: &str) -> bool {
+    match key {
+        "name" => network.name.as_ref().is_some_and(|name| listing::matches_pattern(value, name)),
+        "pod" => network.pods.iter().any(|member| member.pod.starts_with(value)),
+        "dangling" => network.pods.is_empty() == (value == "true"),
+        _ => network.plugins.iter().any(|plugin| plugin == value),
+    }
+}
+
+fn template_item<'a>(network: &'a Configured, pods: &'a [(&'a str, PodNetwork)]) -> ListedItem<NetworkJson<'a>> {
+    let cells = vec![
+        network.name.clone().unwrap_or_default(),
+        network.source.clone(),
+        network.plugins.join(","),
+        network.interface.clone().unwrap_or_default(),
+        network.subnets.join(","),
+        network.gateways.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        network.pods.len().to_string(),
+        network.problem.clone().unwrap_or_default(),
+    ];
+    ListedItem { cells, json: NetworkJson::from_network(network, pods) }
 }
 
 /// Arguments of `network inspect`.
@@ -123,19 +167,31 @@ fn configuration(text: &str) -> serde_json::Value {
 
 /// Lists networks.
 fn list(context: &Context, args: &List) -> Result<u8, Failure> {
-    let networks = context.open_to_read()?.networks()?;
-    json::to_stdout(|out| match args.format {
-        _ if args.quiet => usable(&networks).try_for_each(|name| writeln!(out, "{name}")),
-        OutputFormat::Table => table(out, &networks, !args.no_legend, terminal_width()),
-        format => {
-            let pods: Vec<_> = networks.iter().map(attachments).collect();
-            json::write_items(
-                out,
-                format,
-                networks.iter().zip(&pods).map(|(network, pods)| NetworkJson::from_network(network, pods)),
-            )
+    let mut networks = context.open_to_read()?.networks()?;
+    networks.retain(|network| listing::matches_all(&args.filter, |key, value| is_met(network, key, value)));
+    match args.sort {
+        None => {}
+        Some(NetworkSort::Name) => networks.sort_by(|a, b| a.name.cmp(&b.name)),
+        Some(NetworkSort::Pods) => networks.sort_by_key(|network| std::cmp::Reverse(network.pods.len())),
+    }
+    let pods: Vec<_> = networks.iter().map(attachments).collect();
+    let with_pods = || networks.iter().zip(&pods);
+    match args.output.parse_output(&FIELDS)? {
+        ListOutput::Quiet => {
+            json::to_stdout(|out| usable(&networks).try_for_each(|name| writeln!(out, "{name}")))?;
         }
-    })?;
+        ListOutput::Format(OutputFormat::Table) => {
+            let width = terminal_width().filter(|_| !args.output.full);
+            json::to_stdout(|out| table(out, &networks, !args.output.no_legend, width))?;
+        }
+        ListOutput::Format(format) => json::to_stdout(|out| {
+            let documents = with_pods().map(|(network, pods)| NetworkJson::from_network(network, pods));
+            json::write_items(out, format, documents)
+        })?,
+        ListOutput::Template(template) => {
+            listing::write_template(&template, with_pods().map(|(network, pods)| template_item(network, pods)))?;
+        }
+    }
     Ok(exit::OK)
 }
 

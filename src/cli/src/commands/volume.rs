@@ -13,8 +13,9 @@ use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::render::json::{self, DisplayJson, TimeJson};
+use crate::render::listing::{self, ListFilter, ListOutput, ListedItem, Listing};
 use crate::render::table::Table;
-use crate::render::{Indented, Output, OutputFormat, size, time};
+use crate::render::{Indented, OutputFormat, size, time};
 
 /// The subcommands of `volume`.
 #[derive(Debug, clap::Subcommand)]
@@ -67,9 +68,60 @@ fn label(text: &str) -> Result<(String, String), String> {
 
 /// Arguments of `volume list`.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Values of one key are alternatives; all keys, and all labels, must match. '*' in a name stands for \
+    any characters.\n\nFields of templates: .Name, .Created, .CreatedAt, .Labels, .Mountpoint, .Pods; {{json .}} is the \
+    whole volume."
+)]
 pub(crate) struct List {
     #[command(flatten)]
-    output: Output,
+    output: Listing,
+    /// Only volumes that match: name=, label=NAME[=VALUE], pod= or dangling=true|false (mounted by no pod)
+    #[arg(short = 'f', long, value_parser = parse_filter, value_name = "KEY=VALUE")]
+    filter: Vec<ListFilter>,
+    /// Sort key
+    #[arg(long, value_enum, default_value_t, value_name = "KEY")]
+    sort: VolumeSort,
+}
+
+/// Sort keys of volumes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+enum VolumeSort {
+    /// By name
+    #[default]
+    Name,
+    /// Newest first
+    Created,
+}
+
+/// The fields of a template, in the order of [`template_item`].
+const FIELDS: [&str; 6] = ["Name", "Created", "CreatedAt", "Labels", "Mountpoint", "Pods"];
+
+fn parse_filter(text: &str) -> Result<ListFilter, String> {
+    ListFilter::parse(text, &["name", "label", "pod", "dangling"])
+}
+
+fn is_met(row: &VolumeRow, key: &str, value: &str) -> bool {
+    match key {
+        "name" => listing::matches_pattern(value, row.name.as_str()),
+        "label" => listing::has_label(&row.labels, value),
+        "pod" => row.pods.iter().any(|pod| pod.to_string().starts_with(value)),
+        _ => row.pods.is_empty() == (value == "true"),
+    }
+}
+
+fn template_item<'a>(engine: &Engine, row: &'a VolumeRow, now: Timestamp) -> ListedItem<VolumeJson<'a>> {
+    let json = VolumeJson::from_row(engine, row);
+    let labels: Vec<_> = row.labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let cells = vec![
+        row.name.to_string(),
+        time::relative(now, row.created),
+        row.created.rfc3339().to_string(),
+        labels.join(","),
+        json.path.clone(),
+        row.pods.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+    ];
+    ListedItem { cells, json }
 }
 
 /// Arguments of `volume inspect`.
@@ -134,12 +186,27 @@ fn create(context: &Context, args: &Create) -> Result<u8, Failure> {
 
 fn list(context: &Context, args: &List) -> Result<u8, Failure> {
     let engine = context.open_to_read()?;
-    let volumes = engine.volumes()?;
-    json::to_stdout(|out| match args.output.format {
-        _ if args.output.quiet => volumes.iter().try_for_each(|row| writeln!(out, "{}", row.name)),
-        OutputFormat::Table => table(out, &volumes, args.output.full, !args.output.no_legend, gantry_engine::now()),
-        format => json::write_items(out, format, volumes.iter().map(|row| VolumeJson::from_row(&engine, row))),
-    })?;
+    let mut volumes = engine.volumes()?;
+    volumes.retain(|row| listing::matches_all(&args.filter, |key, value| is_met(row, key, value)));
+    match args.sort {
+        VolumeSort::Name => volumes.sort_by(|a, b| a.name.cmp(&b.name)),
+        VolumeSort::Created => volumes.sort_by_key(|row| std::cmp::Reverse(row.created)),
+    }
+    let now = gantry_engine::now();
+    match args.output.parse_output(&FIELDS)? {
+        ListOutput::Quiet => {
+            json::to_stdout(|out| volumes.iter().try_for_each(|row| writeln!(out, "{}", row.name)))?;
+        }
+        ListOutput::Format(OutputFormat::Table) => {
+            json::to_stdout(|out| table(out, &volumes, args.output.full, !args.output.no_legend, now))?;
+        }
+        ListOutput::Format(format) => json::to_stdout(|out| {
+            json::write_items(out, format, volumes.iter().map(|row| VolumeJson::from_row(&engine, row)))
+        })?,
+        ListOutput::Template(template) => {
+            listing::write_template(&template, volumes.iter().map(|row| template_item(&engine, row, now)))?;
+        }
+    }
     Ok(exit::OK)
 }
 

@@ -252,10 +252,15 @@ impl<'a> Parser<'a> {
         let mut known: Vec<&str> =
             flags::all().filter(|flag| flag.applies_to(self.verb)).flat_map(Flag::longs).collect();
         known.extend(globals.iter().map(String::as_str));
-        let hint = suggest::nearest(flag.trim_start_matches('-'), known)
-            .filter(|_| flag.starts_with("--"))
-            .map(|near| format!(": did you mean --{near}?"))
-            .unwrap_or_default();
+        let near = match flag.strip_prefix("--") {
+            Some(long) => suggest::nearest(long, known).map(|near| format!("--{near}")),
+            None => {
+                let other_case = |short: &char| flag[1..].starts_with(|c: char| c.eq_ignore_ascii_case(short));
+                let shorts = flags::all().filter(|flag| flag.applies_to(self.verb)).filter_map(|flag| flag.short);
+                shorts.into_iter().find(other_case).map(|near| format!("-{near}"))
+            }
+        };
+        let hint = near.map(|near| format!(": did you mean {near}?")).unwrap_or_default();
         UsageError::UnknownFlag { flag, hint, verb: self.verb.as_str() }
     }
 

@@ -226,6 +226,7 @@ fn errors_name_the_flag_and_the_value() {
         ("a --memroy=1", "did you mean --memory?"),
         ("a --xyzzy", "unknown flag --xyzzy (see"),
         ("a -x", "unknown flag -x"),
+        ("a -D", "unknown flag -D: did you mean -d?"),
         ("a --memory", "--memory needs a value: --memory=BYTES"),
         ("a --memory=12x", "--memory: '12x' is not an amount of memory"),
         ("a --memory=1", "--memory 1 is out of range"),
@@ -279,6 +280,20 @@ fn errors_name_the_flag_and_the_value() {
         let error = parsed(line).err().unwrap_or_else(|| panic!("{line}: it is accepted")).to_string();
         assert!(error.contains(want), "{line}: {error}");
         assert!(!error.ends_with('.') && !error.contains('\n'), "{line}: {error}");
+    }
+}
+
+#[test]
+fn misspelt_flags_are_refused_with_the_nearest_one() {
+    for verb in [Verb::Run, Verb::Prepare, Verb::Sandbox, Verb::AddApp] {
+        for long in flags::all().filter(|flag| flag.applies_to(verb)).flat_map(super::flags::Flag::longs) {
+            if long.len() > 3 && !long.starts_with("no-") {
+                for flag in [format!("--{}{}", &long[..1], &long[2..]), format!("--{}{}=x", &long[..1], &long[2..])] {
+                    let error = parse(verb, &[flag.clone(), "a".to_owned()]).unwrap_err().to_string();
+                    assert!(error.contains("did you mean --"), "{verb:?} {flag}: {error}");
+                }
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod escape;
 pub(crate) mod image;
 pub(crate) mod json;
+pub(crate) mod listing;
 pub(crate) mod network;
 pub(crate) mod pod;
 pub(crate) mod size;
