@@ -34,7 +34,7 @@ fn wait_attempt(g: &Gantry, pod: &str, attempt: u64) -> Value {
 }
 
 #[test]
-fn an_exited_pod_is_started_again_in_its_directory() {
+fn exited_pods_start_again_in_place() {
     let g = Gantry::new();
     let pod = g.detached(&["--name=a", "--pod-name=web"], &["obey", "SIGTERM", "3"]);
     for attempt in 0..7_u64 {
@@ -87,7 +87,7 @@ fn start_of_other_pods() {
 }
 
 #[test]
-fn a_failed_start_leaves_the_pod_as_it_was() {
+fn failed_starts_leave_the_pod_exited() {
     let g = Gantry::new();
     let dir = g.scratch().join("source");
     std::fs::create_dir_all(&dir).unwrap_or_else(|error| panic!("{error}"));
@@ -109,7 +109,7 @@ fn a_failed_start_leaves_the_pod_as_it_was() {
 }
 
 #[test]
-fn a_sandbox_is_started_again_with_its_present_apps() {
+fn sandboxes_start_with_their_present_apps() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
@@ -188,7 +188,7 @@ fn with_policy(g: &Gantry, policy: &str, flags: &[&str]) -> String {
 }
 
 #[test]
-fn gantryd_starts_a_pod_again_whose_supervisor_was_killed() {
+fn gantryd_restarts_pods_of_killed_supervisors() {
     let g = Gantry::new();
     let mut keeper = g.start_daemon(&[]);
     let pod = with_policy(&g, "always", &[]);
@@ -217,7 +217,7 @@ fn gantryd_starts_a_pod_again_whose_supervisor_was_killed() {
 }
 
 #[test]
-fn a_pod_that_ended_by_its_policy_stays_exited() {
+fn satisfied_policies_leave_the_pod_exited() {
     let g = Gantry::new();
     let keeper = g.start_daemon(&[]);
     let failed = g.detached(&["--restart=on-failure:1", "--name=a"], &["exit", "3"]);
@@ -283,7 +283,7 @@ fn in_next_boot(g: &Gantry, model: &Command) -> Command {
 }
 
 #[test]
-fn pods_with_a_policy_are_started_after_a_reboot() {
+fn policies_restart_pods_after_a_reboot() {
     let g = Gantry::new();
     let always = with_policy(&g, "always", &[]);
     let on_failure = with_policy(&g, "on-failure", &[]);
@@ -338,7 +338,7 @@ impl UnstartablePod {
 }
 
 #[test]
-fn a_pod_that_cannot_be_started_is_tried_again() {
+fn failed_restarts_are_tried_again() {
     let g = Gantry::new();
     let keeper = g.start_daemon(&[]);
     let unstartable = UnstartablePod::start(&g);
@@ -376,7 +376,7 @@ fn stop_and_rm_cancel_a_restart() {
 }
 
 #[test]
-fn gantryd_killed_at_any_point_starts_a_pod_once() {
+fn a_killed_gantryd_starts_pods_once() {
     let g = Gantry::new();
     let pod = with_policy(&g, "always", &[]);
     let mut attempt = 0;
@@ -401,7 +401,7 @@ fn gantryd_killed_at_any_point_starts_a_pod_once() {
 }
 
 #[test]
-fn a_foreground_ends_with_the_run_that_it_shows() {
+fn a_foreground_ends_with_its_run() {
     let g = Gantry::new();
     let keeper = g.start_daemon(&[]);
     let image = g.fixture();
@@ -416,7 +416,7 @@ fn a_foreground_ends_with_the_run_that_it_shows() {
 }
 
 #[test]
-fn a_pod_that_is_to_be_removed_is_not_started_again() {
+fn pods_of_run_rm_are_not_restarted() {
     let g = Gantry::new();
     let keeper = g.start_daemon(&[]);
     let pod = with_policy(&g, "always", &["--rm"]);
@@ -426,7 +426,7 @@ fn a_pod_that_is_to_be_removed_is_not_started_again() {
 }
 
 #[test]
-fn a_pod_started_again_keeps_its_free_addresses_and_needs_its_ports() {
+fn restarted_pods_keep_free_addresses_and_ports() {
     let space = Space::new();
     let g = Gantry::in_space(&space);
     let keeper = g.start_daemon(&[]);

@@ -50,8 +50,8 @@ struct JournaledHealth {
 }
 
 impl AppHealth {
-    /// The health of an app that is about to be started, with the number of changes that were recorded of it; `None`: it
-    /// has no health check.
+    /// The health of an app that is about to be started, and of which so many changes were recorded; `None`: it has no
+    /// health check.
     pub(crate) fn new(settings: &HealthSettings, changes: u32, now: Instant) -> Option<Box<Self>> {
         let check = settings.resolve()?;
         let journaled = JournaledHealth { last: None, number: changes, quota: MAX_JOURNAL_BURST, raised: now };

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn only_lost_pods_that_were_not_stopped_are_restarted() {
+    fn only_lost_pods_are_restarted() {
         let now = Timestamp(5);
         let after = |restart: &PodRestart, is_lost, policy| {
             restart.after_end(is_lost, [policy], Duration::ZERO, now).at.is_some()

@@ -611,7 +611,7 @@ fn a_killed_start_leaves_the_former_end() {
 }
 
 #[test]
-fn a_pod_outlives_the_killed_process_that_started_it_again() {
+fn restarted_pods_outlive_their_starter() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
     let waiting = PodRestart { at: Some(Timestamp(1)), tries: 1, count: 1, ..PodRestart::default() };

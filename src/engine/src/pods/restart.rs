@@ -161,8 +161,8 @@ impl Engine {
         }
     }
 
-    /// The plan of the next start: of the apps that the pod has, with their next attempts. Held are apps that were never
-    /// started, and if gantryd starts the pod, those that were stopped on request.
+    /// The plan of the next start: of the apps that the pod has, with their next attempts. Apps that were never started
+    /// are held, and if gantryd starts the pod, those that were stopped on request.
     fn restart_plan(&self, row: &PodRow) -> Result<Plan, PodError> {
         let mut added = self.added_apps(row.id)?;
         let find = |name: &str| row.apps.iter().find(|app| app.name.as_str() == name);
