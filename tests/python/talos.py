@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """A client of the Talos node API in Python's gRPC: it shares the .proto files with the server and nothing else.
 
-  talos.py [--nodes NAME]... [--node NAME]... [--stall N] [TLS] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
+  talos.py [--nodes NAME]... [--node NAME]... [--stall N] [--repeat N] [TLS] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
   talos.py [TLS] ADDRESS every
 
-The second form calls every method with an empty request, and prints {"method": "...", "code": "...", "details": "..."}.
-ADDRESS is unix:/path, or HOST:PORT with TLS: --ca FILE [--certificate FILE --key FILE]. REQUEST is the request as JSON
-with the names of the .proto files ({} if omitted). Each message of the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are omitted. Exit code 3: the call
-failed, and the line is {"code": "NOT_FOUND", "details": "..."}. With --stall, the client stops reading after N messages.
+The second form calls every method with an empty request, and prints {"method": "...", "code": "...", "details": "..."};
+a stream that has no message within two seconds is OK. ADDRESS is unix:/path, or HOST:PORT with TLS: --ca FILE
+[--certificate FILE --key FILE]. REQUEST is the request as JSON with the names of the .proto files ({} if omitted). Each
+message of the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are omitted. Exit code
+3: the call failed, and the line is {"code": "NOT_FOUND", "details": "..."}. With --stall, the client stops reading after
+N messages. With --repeat, it opens a stream N times, and cancels it after its first message.
 """
 import argparse
 import glob
@@ -23,6 +25,7 @@ from grpc_tools import protoc
 
 PROTO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto")
 DEADLINE = 60
+FIRST_MESSAGE = 2
 FAILED = 3
 
 
@@ -82,12 +85,14 @@ def call_every(channel, pool):
             call = make("/" + name, request.SerializeToString, reply.FromString)
             line = {"method": name, "code": "OK", "details": ""}
             try:
-                replies = call(request(), timeout=DEADLINE)
+                replies = call(request(), timeout=FIRST_MESSAGE if method.server_streaming else DEADLINE)
                 if method.server_streaming:
                     next(replies, None)
                     replies.cancel()
             except grpc.RpcError as error:
-                line.update(code=error.code().name, details=error.details())
+                waits = method.server_streaming and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+                if not waits:
+                    line.update(code=error.code().name, details=error.details())
             say(line)
 
 
@@ -102,6 +107,7 @@ def main():
     parser.add_argument("--nodes", action="append", default=[])
     parser.add_argument("--node", action="append", default=[])
     parser.add_argument("--stall", type=int)
+    parser.add_argument("--repeat", type=int, default=0)
     parser.add_argument("--ca")
     parser.add_argument("--certificate")
     parser.add_argument("--key")
@@ -122,6 +128,12 @@ def main():
         call = make("/" + args.method, request.SerializeToString, reply.FromString)
         metadata = [("nodes", node) for node in args.nodes] + [("node", node) for node in args.node]
         try:
+            for _ in range(args.repeat):
+                stream = call(json_format.Parse(args.request, request()), timeout=DEADLINE, metadata=metadata)
+                next(stream)
+                stream.cancel()
+            if args.repeat:
+                return
             replies = call(json_format.Parse(args.request, request()), timeout=DEADLINE, metadata=metadata)
             for number, message in enumerate(replies if method.server_streaming else [replies]):
                 say(message, pool)
