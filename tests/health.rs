@@ -335,6 +335,13 @@ fn added_apps_and_manifests_have_health_checks() {
     assert_eq!(app(&g.status(&pod), "web")["health"], "healthy");
     g.run(&["restart", &format!("{pod}/web")]).succeeded();
     wait_health(&g, &pod, "web", "healthy");
+    // A sandbox outlives its apps: without one that runs, no wait for health ends by itself.
+    let other = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    let add = ["app", "add", &other, &image, "--name=brief", r#"--health-cmd=["/bin/false"]"#, "--health-interval=1h"];
+    g.run(&[&add[..], &["--", "sleep", "0.2"]].concat()).succeeded();
+    g.run(&["app", "start", &format!("{other}/brief")]).succeeded();
+    let waited = g.run(&["wait", "--condition=healthy", "--time=60s", &other]);
+    let _refused = waited.exits(FAILED).stderr_contains(&["with a health check has exited"]);
     let told = events(&g, &pod, "web");
     let health: Vec<_> = told.iter().filter(|kind| kind.contains("health")).map(String::as_str).collect();
     assert_eq!(health, ["app-health-starting", "app-healthy", "app-health-starting", "app-healthy"]);

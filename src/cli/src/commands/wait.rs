@@ -57,6 +57,11 @@ pub(super) fn wait_health(
             let why = format!("no app of pod {id} has a health check: give one with --health-cmd when it is created");
             Err(CliError::Refused(why).into())
         }
+        Phase::Running { .. } if view.row.apps.iter().all(|app| app.health() != Some(health)) => {
+            let why =
+                format!("every app of pod {id} with a health check has exited: none can become {}", health.as_str());
+            Err(CliError::Refused(why).into())
+        }
         Phase::Running { .. } => Ok(view),
         Phase::Embryo
         | Phase::Preparing

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use gantry_contract::control::{HealthReport, Reply, Request};
 use gantry_host::inotify::Inotify;
-use gantry_model::{AppName, HealthState, Phase, PodId};
-use gantry_store::PodRow;
+use gantry_model::{AppEnd, AppName, AppState, HealthState, Phase, PodId};
+use gantry_store::{AppRow, PodRow};
 
 use crate::host::process::{self, Deadline};
 use crate::pods::control::unexpected;
@@ -54,7 +54,7 @@ impl Engine {
         let changes = Inotify::new().ok().filter(|changes| changes.watch(&self.pod_dir(id)).is_ok());
         loop {
             let view = self.status(id)?;
-            if is_reached(&view.row, health) || view.row.phase.is_final() || self.has_no_health_check(&view.row) {
+            if is_reached(&view.row, health) || view.row.phase.is_final() || self.runs_no_checked_app(&view.row) {
                 return Ok(Some(view));
             }
             if deadline.passed() {
@@ -74,9 +74,10 @@ impl Engine {
         }
     }
 
-    /// Whether no app of a running pod has a health check.
-    fn has_no_health_check(&self, row: &PodRow) -> bool {
-        if !matches!(row.phase, Phase::Running { .. }) || row.apps.iter().any(|app| app.health.number > 0) {
+    /// Whether a pod runs, and none of its apps that run, or will be started without a request, has a health check.
+    fn runs_no_checked_app(&self, row: &PodRow) -> bool {
+        let is_checked = |app: &AppRow| app.health.number > 0 && (!is_exited(app) || waits_for_restart(app));
+        if !matches!(row.phase, Phase::Running { .. }) || row.apps.iter().any(is_checked) {
             return false;
         }
         // The row may be younger than the first change.
@@ -85,13 +86,25 @@ impl Engine {
     }
 }
 
-/// Whether every app that runs and has a health check has this health, and there is one; for unhealthy: any.
+/// Whether every app that runs and has a health check has this health, and there is one; for unhealthy: any. An app
+/// with a health check that waits for its restart has none.
 fn is_reached(row: &PodRow, wanted: HealthState) -> bool {
-    let mut states = row.apps.iter().filter_map(gantry_store::AppRow::health).peekable();
+    let mut states = row.apps.iter().filter_map(AppRow::health).peekable();
+    let will_be_checked = |app: &AppRow| app.health.number > 0 && waits_for_restart(app);
     match wanted {
         HealthState::Unhealthy => states.any(|state| state == wanted),
-        HealthState::Starting | HealthState::Healthy => states.peek().is_some() && states.all(|state| state == wanted),
+        HealthState::Starting | HealthState::Healthy => {
+            states.peek().is_some() && states.all(|state| state == wanted) && !row.apps.iter().any(will_be_checked)
+        }
     }
+}
+
+fn is_exited(app: &AppRow) -> bool {
+    matches!(app.state, AppState::Exited { .. })
+}
+
+fn waits_for_restart(app: &AppRow) -> bool {
+    matches!(app.state, AppState::Exited { end: AppEnd { restart_at: Some(_), .. }, .. })
 }
 
 #[cfg(test)]
@@ -131,6 +144,19 @@ pub(crate) mod tests {
             user_annotations: std::collections::BTreeMap::new(),
             user_labels: std::collections::BTreeMap::new(),
             restart: Default::default(),
+        }
+    }
+
+    #[test]
+    fn an_app_that_waits_for_its_restart_is_not_healthy() {
+        let mut row = row();
+        row.apps[0].health.state = Some(HealthState::Healthy);
+        row.apps.push(row.apps[0].clone());
+        row.apps[1].health.number = 3;
+        for (restart_at, healthy) in [(Some(Timestamp(9)), false), (None, true)] {
+            let end = AppEnd { how: gantry_model::AppOutcome::Exited(1), oom: false, at: Timestamp(2), restart_at };
+            row.apps[1].state = AppState::Exited { started: Some(Timestamp(1)), end, attempt: 0 };
+            assert_eq!(is_reached(&row, HealthState::Healthy), healthy, "{restart_at:?}");
         }
     }
 
