@@ -17,6 +17,7 @@ use crate::devices::{Device, DeviceConfinement};
 use crate::failure::{Attempt, OfApp, Result, failure};
 use crate::init::{self, Init};
 use crate::jail::{self, Jail};
+use crate::kernel_log::KernelLog;
 use crate::launcher::{Stdio, reap_all};
 use crate::limits::{self, BlockDevices};
 use crate::mounts::check_targets;
@@ -46,6 +47,8 @@ pub(crate) struct Pod {
     pub(crate) devices: Option<DeviceConfinement>,
     /// The devices of the host that the pod may use.
     allowed_devices: Vec<Device>,
+    /// The kernel log, if this host lets gantry read it.
+    pub(crate) kernel_log: Option<KernelLog>,
     /// The number of the next app that is added; `None`: all were used.
     pub(crate) next_number: Option<u16>,
     host: etc::HostFiles,
@@ -94,6 +97,8 @@ pub(crate) fn launch(
     }
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).attempt(|| "cannot become not dumpable")?;
     updated_limits::load(&mut plan);
+    // Before the pod's devices are confined, and this process with them.
+    let kernel_log = KernelLog::open();
     let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod, &limits::extra_controllers_of_plan(&plan))?;
     let mut launch = Launch {
         thread,
@@ -122,6 +127,7 @@ pub(crate) fn launch(
                     thread,
                     devices,
                     allowed_devices,
+                    kernel_log,
                     host,
                     next_number,
                 })

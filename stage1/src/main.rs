@@ -29,6 +29,7 @@ mod init;
 mod jail;
 mod journal;
 mod kernel_costs;
+mod kernel_log;
 mod launch;
 mod launcher;
 mod limits;

@@ -183,6 +183,8 @@ CREATE TABLE app (
     -- Processes that the OOM killer has killed, over all starts, and the limit that was reached by the last one.
     oom_kills INTEGER NOT NULL DEFAULT 0 CHECK (oom_kills >= 0),
     oom_level TEXT CHECK (oom_level IN ('app', 'pod', 'host')),
+    oom_victim TEXT,
+    oom_victim_pid INTEGER,
     -- Its restart policy, as the flag has it.
     restart TEXT NOT NULL DEFAULT 'no',
     PRIMARY KEY (pod, position),

@@ -9,7 +9,7 @@
 mod compact;
 
 pub use compact::compact;
-use gantry_model::{HealthState, OomLevel};
+use gantry_model::{HealthState, OomLevel, OomVictim};
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, ProcessExit, start};
@@ -122,6 +122,9 @@ pub enum Fact {
         level: OomLevel,
         /// Whether the main process is among them.
         main: bool,
+        /// The last process that was killed; `None`: the kernel log does not name it, or cannot be read.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        victim: Option<OomVictim>,
     },
     /// Log bytes were dropped because the log file could not be written.
     LogDropped {

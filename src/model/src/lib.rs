@@ -44,7 +44,7 @@ pub use health::HealthState;
 pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodName, PodPrefix, VolumeName};
 pub use image_ref::{ImageRef, RegistryRef};
 pub use net::{NetMode, PodNetwork};
-pub use oom::OomLevel;
+pub use oom::{OomLevel, OomVictim};
 pub use phase::{Edge, FormerPhase, Phase, PodEnd, Process, Refused, step};
 pub use spec::{AddedAppSpec, AppSpec, PodSpec};
 pub use systemd::Readiness;

@@ -14,6 +14,15 @@ pub enum OomLevel {
     Host,
 }
 
+/// A process that the OOM killer has killed, as in the kernel log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OomVictim {
+    /// The name of its main thread: at most 15 bytes, which the process may have set itself.
+    pub name: String,
+    /// Its PID on the host.
+    pub pid: u32,
+}
+
 impl OomLevel {
     /// All levels.
     pub const ALL: [Self; 3] = [Self::App, Self::Pod, Self::Host];

@@ -78,7 +78,13 @@ impl Supervisor {
             app_failures: app.cgroup.memory_failures(kills),
             pod_failures: self.pod.cgroups.memory_failures(kills),
         };
-        let level = now.level_since(&app.oom.seen, app_is_limited, pod_is_limited);
+        // The kernel log is exact. On v1, the counters tell only that a limit was reached at some time.
+        let log = self.pod.kernel_log.as_mut();
+        let logged = log.and_then(|log| log.take_last_kill(&self.pod.plan.pod, &app.plan.name));
+        let level = match &logged {
+            Some(kill) => kill.level,
+            None => now.level_since(&app.oom.seen, app_is_limited, pod_is_limited),
+        };
         app.oom.seen = now;
         app.oom.total += killed;
         self.journal.append(Fact::AppOomKilled {
@@ -88,6 +94,7 @@ impl Supervisor {
             total: app.oom.total,
             level,
             main,
+            victim: logged.map(|kill| kill.victim),
         });
         kills
     }

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use gantry_model::{AppName, EventKind, NewEvent, OomLevel, PodId, Timestamp};
+use gantry_model::{AppName, EventKind, NewEvent, OomLevel, OomVictim, PodId, Timestamp};
 
 use super::AppRow;
 use super::row::Columns;
 
 /// The processes of an app that the OOM killer has killed, as recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct OomRecord {
     /// Their number, over all starts of the app.
     pub kills: u64,
     /// The limit that was reached when the last one was killed.
     pub level: Option<OomLevel>,
+    /// The last one, if the kernel log named it.
+    pub victim: Option<OomVictim>,
 }
 
 /// The OOM killer killed processes of an app.
@@ -33,23 +35,31 @@ pub struct OomReport {
     pub level: OomLevel,
     /// Whether the main process is among them.
     pub main: bool,
+    /// The last process that was killed, if the kernel log named it.
+    pub victim: Option<OomVictim>,
 }
 
 impl OomReport {
     pub(super) fn to_event(&self, pod: PodId, app: &AppRow) -> NewEvent {
-        let data = BTreeMap::from([
+        let mut data = BTreeMap::from([
             ("attempt".to_owned(), self.attempt.to_string()),
             ("image_id".to_owned(), app.image.to_string()),
             ("kills".to_owned(), self.kills.to_string()),
             ("level".to_owned(), self.level.as_str().to_owned()),
             ("process".to_owned(), if self.main { "main" } else { "child" }.to_owned()),
         ]);
+        if let Some(OomVictim { name, pid }) = &self.victim {
+            data.extend([("victim".to_owned(), name.clone()), ("victim_pid".to_owned(), pid.to_string())]);
+        }
         NewEvent { kind: EventKind::AppOom, at: self.at, id: pod.to_string(), name: self.app.to_string(), data }
     }
 }
 
-/// Reads the columns `oom_kills` and `oom_level`.
+/// Reads the columns `oom_kills`, `oom_level`, `oom_victim` and `oom_victim_pid`.
 pub(super) fn read(columns: &mut Columns<'_, '_>) -> rusqlite::Result<OomRecord> {
     let kills = columns.get()?;
-    Ok(OomRecord { kills, level: columns.get::<Option<String>>()?.and_then(|name| OomLevel::from_name(&name)) })
+    let level = columns.get::<Option<String>>()?.and_then(|name| OomLevel::from_name(&name));
+    let (name, pid) = (columns.get::<Option<String>>()?, columns.get::<Option<u32>>()?);
+    let victim = name.zip(pid).map(|(name, pid)| OomVictim { name, pid });
+    Ok(OomRecord { kills, level, victim })
 }

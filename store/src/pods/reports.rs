@@ -57,7 +57,10 @@ impl AppReport {
                 Self::Health(change) => {
                     app.health = HealthRecord { state: Some(change.state), number: change.number };
                 }
-                Self::Oom(report) => app.oom = OomRecord { kills: report.total, level: Some(report.level) },
+                Self::Oom(report) => {
+                    let (kills, level, victim) = (report.total, Some(report.level), report.victim.clone());
+                    app.oom = OomRecord { kills, level, victim };
+                }
             }
         }
     }
@@ -99,12 +102,15 @@ fn write(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
     let id = pod.id.to_string();
     conn.prepare_cached("UPDATE pod SET generation = ?2 WHERE id = ?1")?.execute(params![id, pod.generation.0])?;
     let mut update = conn.prepare_cached(
-        "UPDATE app SET health = ?3, health_number = ?4, oom_kills = ?5, oom_level = ?6 WHERE pod = ?1 AND name = ?2",
+        "UPDATE app SET health = ?3, health_number = ?4, oom_kills = ?5, oom_level = ?6, \
+         oom_victim = ?7, oom_victim_pid = ?8 WHERE pod = ?1 AND name = ?2",
     )?;
     pod.apps.iter().try_for_each(|app| {
         let HealthRecord { state, number } = app.health;
-        let OomRecord { kills, level } = app.oom;
+        let OomRecord { kills, level, ref victim } = app.oom;
+        let (victim, victim_pid) =
+            (victim.as_ref().map(|victim| &victim.name), victim.as_ref().map(|victim| victim.pid));
         let (state, level) = (state.map(HealthState::as_str), level.map(OomLevel::as_str));
-        update.execute(params![id, app.name.as_str(), state, number, kills, level]).map(drop)
+        update.execute(params![id, app.name.as_str(), state, number, kills, level, victim, victim_pid]).map(drop)
     })
 }

@@ -24,7 +24,7 @@ pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
     app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.restart_at, app.added_at, \
     app.paused, app.readiness, app.health, app.health_number, app.app_id, app.labels, app.oom_kills, app.oom_level, \
-    app.restart";
+    app.oom_victim, app.oom_victim_pid, app.restart";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";

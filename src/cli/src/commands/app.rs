@@ -311,8 +311,11 @@ fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<(
                 line("restart-at", &at.rfc3339().to_string())?;
             }
             line("oom", &end.oom.to_string())?;
-            match app.oom.level {
-                Some(level) => line("oom-level", level.as_str()),
+            if let Some(level) = app.oom.level {
+                line("oom-level", level.as_str())?;
+            }
+            match &app.oom.victim {
+                Some(victim) => line("oom-victim", &format!("{} {}", victim.pid, victim.name)),
                 None => Ok(()),
             }
         }

@@ -239,7 +239,7 @@ struct EventJson<'a> {
 struct EventDataJson<'a>(&'a BTreeMap<String, String>);
 
 /// The keys of numbers.
-const NUMBERS: [&str; 6] = ["exit_code", "attempt", "signal", "size", "failures", "kills"];
+const NUMBERS: [&str; 7] = ["exit_code", "attempt", "signal", "size", "failures", "kills", "victim_pid"];
 /// The keys of booleans.
 const BOOLEANS: [&str; 2] = ["oom", "lost"];
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use gantry_engine::{AppRow, HealthReport, Notified, PodRow};
-use gantry_model::{AppName, AppState, HealthState, PodNetwork, Readiness};
+use gantry_model::{AppName, AppState, HealthState, OomVictim, PodNetwork, Readiness};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -195,11 +195,17 @@ fn write_readiness(out: &mut dyn Write, row: &PodRow, notified: &[(AppName, Noti
     Ok(())
 }
 
-/// Writes `oom-NAME=kills=N,level=LEVEL` for apps of which the OOM killer killed processes.
+/// Writes `oom-NAME=kills=N,level=LEVEL,pid=PID,process=NAME` for apps of which the OOM killer killed processes. The
+/// last two are those of the last victim, and absent if the kernel log did not name it.
 fn write_oom_kills(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
     let mut killed = row.apps.iter().filter_map(|app| Some((app, app.oom.level?)));
-    killed
-        .try_for_each(|(app, level)| writeln!(out, "oom-{}=kills={},level={}", app.name, app.oom.kills, level.as_str()))
+    killed.try_for_each(|(app, level)| {
+        write!(out, "oom-{}=kills={},level={}", app.name, app.oom.kills, level.as_str())?;
+        match &app.oom.victim {
+            Some(OomVictim { name, pid }) => writeln!(out, ",pid={pid},process={}", escape::text(name)),
+            None => writeln!(out),
+        }
+    })
 }
 
 /// Writes the health of an app, and the last results of its probe, oldest first.

@@ -3,8 +3,8 @@
 //! ```text
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
 //! paused apps[name state image image_id pid attempt added started ended exit_code signal oom restart_at paused
-//! readiness health id annotations labels oom_kills oom_level restart] user_annotations user_labels restarts
-//! restart_at restart_failure
+//! readiness health id annotations labels oom_kills oom_level oom_victim[name pid] restart] user_annotations
+//! user_labels restarts restart_at restart_failure
 //! ```
 //!
 //! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
@@ -110,6 +110,9 @@ pub(crate) struct AppJson<'a> {
     labels: &'a BTreeMap<String, String>,
     oom_kills: u64,
     oom_level: Option<&'static str>,
+    /// The last process that was killed; absent if the kernel log did not name it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oom_victim: Option<&'a gantry_model::OomVictim>,
     /// The restart policy.
     restart: DisplayJson<gantry_model::restart::RestartPolicy>,
 }
@@ -184,6 +187,7 @@ impl<'a> AppJson<'a> {
             labels: &row.labels,
             oom_kills: row.oom.kills,
             oom_level: row.oom.level.map(gantry_model::OomLevel::as_str),
+            oom_victim: row.oom.victim.as_ref(),
             restart: DisplayJson(row.restart),
         };
         match row.state {

@@ -231,7 +231,8 @@ mod tests {
         );
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "app a ran out of memory"));
         let level = OomLevel::Pod;
-        let killed = Fact::AppOomKilled { app: "a".into(), attempt: 0, kills: 1, total: 1, level, main: true };
+        let killed =
+            Fact::AppOomKilled { app: "a".into(), attempt: 0, kills: 1, total: 1, level, main: true, victim: None };
         let reason = "app a ran out of memory: the memory limit of the pod was reached";
         let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
         let got = outcome(&running(&["a"]), &journal(vec![killed, oom(), Fact::Ended]), seen);

@@ -56,10 +56,11 @@ fn new_reports(row: &PodRow, journal: &Parsed) -> Vec<AppReport> {
                 let (attempt, number, state, failures) = (*attempt, *number, *health, *failures);
                 AppReport::Health(HealthChange { app, at, attempt, number, state, failures, output: output.clone() })
             }
-            Fact::AppOomKilled { app, attempt, kills, total, level, main } => {
+            Fact::AppOomKilled { app, attempt, kills, total, level, main, victim } => {
                 let Ok(app) = app.parse::<AppName>() else { continue };
                 let (attempt, kills, total, level, main) = (*attempt, *kills, *total, *level, *main);
-                AppReport::Oom(OomReport { app, at, attempt, kills, total, level, main })
+                let victim = victim.clone();
+                AppReport::Oom(OomReport { app, at, attempt, kills, total, level, main, victim })
             }
             // No reports.
             _ => continue,
@@ -84,7 +85,8 @@ mod tests {
     }
 
     fn killed(total: u64) -> Fact {
-        Fact::AppOomKilled { app: "a".into(), attempt: 0, kills: 1, total, level: OomLevel::App, main: false }
+        let (app, level) = ("a".into(), OomLevel::App);
+        Fact::AppOomKilled { app, attempt: 0, kills: 1, total, level, main: false, victim: None }
     }
 
     fn numbers(row: &PodRow, facts: Vec<Fact>) -> Vec<u64> {
@@ -106,7 +108,7 @@ mod tests {
         assert!(numbers(&row, all()).is_empty(), "its start comes first");
         row.apps[0].state = state;
         row.apps[0].health = HealthRecord { state: Some(Starting), number: 1 };
-        row.apps[0].oom = OomRecord { kills: 2, level: Some(OomLevel::App) };
+        row.apps[0].oom = OomRecord { kills: 2, level: Some(OomLevel::App), victim: None };
         assert_eq!(numbers(&row, all()), [2]);
         row.apps[0].health.number = 2;
         assert!(numbers(&row, all()).is_empty());
