@@ -8,6 +8,7 @@ use gantry_model::ulimit::Ulimit;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use crate::own_namespaces::AppNamespaces;
 use crate::program::{self, Unexecutable};
 use crate::refusal::Step;
 use crate::seccomp::Filters;
@@ -31,8 +32,8 @@ pub(crate) struct Confinement {
     pub(crate) new_privileges: bool,
     /// The resource limits that the user gave.
     pub(crate) ulimits: std::rc::Rc<[Ulimit]>,
-    /// Whether the app is PID 1 of a PID namespace of its own ([`crate::own_namespaces`]).
-    pub(crate) has_own_namespaces: bool,
+    /// The namespaces of the app.
+    pub(crate) namespaces: AppNamespaces,
 }
 
 impl Confinement {

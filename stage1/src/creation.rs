@@ -25,6 +25,7 @@ use crate::launcher::{self, Stdio, WaitingApp};
 use crate::logs::{Log, PartialLine, Stream};
 use crate::notify::{self, NotifySocket};
 use crate::oom::OomTracker;
+use crate::own_namespaces::AppNamespaces;
 use crate::pace::Pace;
 use crate::spec::AppFiles;
 use crate::user::{self, Ids};
@@ -93,7 +94,7 @@ impl AppCreation<'_> {
         root::make_working_dir(&root, &self.app.cwd)?;
         let mut etc = root::Etc::default();
         etc.write(self.etc, &root, &[])?;
-        if own_namespaces::applies_to(self.app) {
+        if AppNamespaces::from_app(self.app).manages_cgroup {
             own_namespaces::check_user(&ids)?;
             etc.write(&[etc::machine_id(self.pod)], &root, &[])?;
             cgroup.delegate()?;
@@ -137,9 +138,9 @@ impl AppCreation<'_> {
         let new_privileges = self.app.options.new_privileges;
         let filters = seccomp::filters(&self.app.options.seccomp, &names, new_privileges)?;
         let ulimits = self.app.options.ulimits.clone().into();
-        let has_own_namespaces = own_namespaces::applies_to(self.app);
+        let namespaces = AppNamespaces::from_app(self.app);
         let filters = filters.map(Rc::new);
-        Ok(Confinement { capabilities, ambient, filters, new_privileges, ulimits, has_own_namespaces })
+        Ok(Confinement { capabilities, ambient, filters, new_privileges, ulimits, namespaces })
     }
 }
 

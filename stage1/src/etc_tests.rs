@@ -30,6 +30,8 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         pod_dir: String::new(),
         trees_dir: String::new(),
         hostname: "gantry-x".into(),
+        ipc: gantry_model::namespaces::IpcMode::Pod,
+        uts: gantry_model::namespaces::UtsMode::Pod,
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net,

@@ -25,6 +25,7 @@ use std::time::Instant;
 
 use gantry_contract::control;
 use gantry_model::ErrorKind;
+use gantry_model::namespaces::PidMode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
 use rustix::pipe::PipeFlags;
@@ -248,15 +249,18 @@ impl Helper<'_> {
         }
     }
 
-    /// Joins the pod's PID namespace, which applies to processes forked from here on, and then the app's mount and
+    /// Joins the app's PID namespace, which applies to processes forked from here on, and then the app's mount and
     /// cgroup namespaces. The supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
         if let Some(score) = self.app.plan.options.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
         }
         ulimits::raise(&self.app.plan.options.ulimits)?;
-        let of_pid_namespace = if self.app.confinement.has_own_namespaces { self.target } else { self.init };
-        sys::setns(of_pid_namespace.as_fd(), libc::CLONE_NEWPID)?;
+        match self.app.confinement.namespaces.pid {
+            PidMode::Pod => sys::setns(self.init.as_fd(), libc::CLONE_NEWPID)?,
+            PidMode::App => sys::setns(self.target.as_fd(), libc::CLONE_NEWPID)?,
+            PidMode::Host => {}
+        }
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {

@@ -19,6 +19,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use gantry_contract::plan::Plan;
 use gantry_model::ErrorKind;
+use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::spec::VolumeKind;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::mount::{
@@ -42,9 +43,12 @@ pub(crate) struct Jail {
 pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .attempt(|| "cannot open /dev/null")?;
-    sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS)
-        .attempt(|| "cannot make the pod's namespaces")?;
-    rustix::system::sethostname(plan.hostname.as_bytes()).attempt(|| "cannot set the pod's hostname")?;
+    let of_ipc = if plan.ipc == IpcMode::Host { 0 } else { libc::CLONE_NEWIPC };
+    let of_uts = if plan.uts == UtsMode::Host { 0 } else { libc::CLONE_NEWUTS };
+    sys::unshare(libc::CLONE_NEWNS | of_ipc | of_uts).attempt(|| "cannot make the pod's namespaces")?;
+    if plan.uts == UtsMode::Pod {
+        rustix::system::sethostname(plan.hostname.as_bytes()).attempt(|| "cannot set the pod's hostname")?;
+    }
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .attempt(|| "cannot make the pod's mounts invisible to the host")?;
     // Opened in this mount namespace: a mount of another one cannot be bound.
@@ -86,6 +90,19 @@ fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
     Ok(trees)
 }
 
+/// Mounts what is /dev/shm in the apps.
+fn mount_shm(plan: &Plan) -> std::io::Result<()> {
+    match plan.ipc {
+        IpcMode::Pod => {
+            let options = CString::new(format!("mode=1777,size={}", plan.shm_size))?;
+            let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+            Ok(mount("shm", "shm", "tmpfs", quiet, options.as_c_str())?)
+        }
+        IpcMode::Host => Ok(mount_bind("/dev/shm", "shm")?),
+        IpcMode::None => Ok(()),
+    }
+}
+
 /// Mounts the new root over the pod directory, fills it and makes it the root.
 fn build_root(plan: &Plan, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
     let over = plan.pod_dir.as_str();
@@ -99,9 +116,7 @@ fn build_root(plan: &Plan, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
     mount_bind(fd_path(pod_dir), "pod").attempt(|| "cannot bind the pod directory")?;
     mount_bind(fd_path(trees), "trees").attempt(|| "cannot bind the layers")?;
     mount("proc", "proc", "proc", quiet, None).attempt(|| "cannot mount /proc for the supervisor")?;
-    let options = CString::new(format!("mode=1777,size={}", plan.shm_size)).map_err(std::io::Error::from);
-    let mounted = options.and_then(|options| Ok(mount("shm", "shm", "tmpfs", quiet, options.as_c_str())?));
-    mounted.attempt(|| "cannot mount the pod's /dev/shm")?;
+    mount_shm(plan).attempt(|| "cannot mount the pod's /dev/shm")?;
     rustix::process::pivot_root(".", ".").attempt(|| {
         // pivot_root fails with EINVAL if the root is the initramfs.
         "cannot make the supervisor's root the root (a host that runs from its initramfs must switch_root to a tmpfs first)"

@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use gantry_model::ErrorKind;
 use gantry_model::error::chain;
+use gantry_model::namespaces::PidMode;
 use libcontainer::container::Container;
 use libcontainer::container::builder::ContainerBuilder;
 use libcontainer::oci_spec::runtime::Spec;
@@ -87,7 +88,7 @@ pub(crate) fn create(
     let (channel, its_end) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .attempt(|| "cannot make a socket pair")?;
-    if confinement.has_own_namespaces {
+    if confinement.namespaces.pid == PidMode::App {
         // The app's process is forked by the one that libcontainer makes; its message tells which it is.
         sockopt::set_socket_passcred(&channel, true).attempt(|| "cannot make a socket pair")?;
     }
@@ -266,9 +267,16 @@ impl AppExecutor {
             message: format!("cannot make the app's own namespaces: {error}"),
         };
         let thread = SingleThreaded::check().map_err(cannot)?;
-        own_namespaces::enter_cgroup_namespace().map_err(cannot)?;
+        let namespaces = self.confinement.namespaces;
+        if namespaces.manages_cgroup {
+            own_namespaces::enter_delegated_cgroup().map_err(cannot)?;
+        } else {
+            // An app that does not see its cgroup runs nevertheless.
+            let _without_a_view = self.view.enter();
+        }
+        own_namespaces::unmount_proc().map_err(cannot)?;
         let forked = sys::fork(thread, libc::CLONE_NEWPID | libc::CLONE_PARENT, |_| {
-            if let Err(error) = own_namespaces::set_up_first_process(self.has_terminal) {
+            if let Err(error) = own_namespaces::set_up_first_process(namespaces, self.has_terminal) {
                 refusal::send(&*self.channel, &cannot(error));
                 sys::exit_now(127)
             }
@@ -281,7 +289,7 @@ impl AppExecutor {
 
 impl Executor for AppExecutor {
     fn exec(&self, _: &Spec) -> std::result::Result<(), ExecutorError> {
-        if self.confinement.has_own_namespaces {
+        if self.confinement.namespaces.pid == PidMode::App {
             let Err(why) = self.fork_first_process();
             refusal::send(&*self.channel, &why);
             sys::exit_now(127)

@@ -1,9 +1,9 @@
-//! The namespaces of an app that is PID 1 of a PID namespace of its own and manages its cgroup, as systemd does.
+//! The namespaces of an app that is PID 1 of a PID namespace of its own; if it is systemd, it manages its cgroup, too.
 //!
-//! libcontainer makes the app's process in the pod's PID namespace. Before that process is locked down, it enters a
-//! cgroup namespace whose root is the app's delegated cgroup, mounts it, and forks PID 1 of the new PID namespace. With
-//! CLONE_PARENT that process is a child of the supervisor (or of the maker), which waits for it like for any app; the
-//! first process exits. The new namespace is nested in the pod's: it ends with the pod's PID 1.
+//! libcontainer makes the app's process in the pod's PID namespace. Before that process is locked down, it enters its
+//! cgroup namespace (systemd: one whose root is the app's delegated cgroup, which it mounts), and forks PID 1 of the new
+//! PID namespace. With CLONE_PARENT that process is a child of the supervisor (or of the maker), which waits for it like
+//! for any app; the first process exits. The new namespace is nested in the pod's: it ends with the pod's PID 1.
 //!
 //! /proc shows the PID namespace of its mount, so it is mounted again. That uncovers the paths that libcontainer has
 //! masked or made read-only, and they are covered again before the app is executed.
@@ -12,6 +12,7 @@ use std::io;
 
 use gantry_contract::plan::App;
 use gantry_model::ErrorKind;
+use gantry_model::namespaces::PidMode;
 use gantry_model::systemd::SystemdMode;
 use rustix::fs::FileType;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind_recursive, mount_remount, unmount};
@@ -25,9 +26,24 @@ const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 
 const QUIET: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
-/// Whether the app gets namespaces of its own.
-pub(crate) fn applies_to(app: &App) -> bool {
-    app.options.systemd == SystemdMode::Always
+/// The namespaces of an app's process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AppNamespaces {
+    /// Its PID namespace.
+    pub(crate) pid: PidMode,
+    /// Whether it manages the cgroup that is delegated to it.
+    pub(crate) manages_cgroup: bool,
+    /// Whether no path in /proc is masked or read-only.
+    has_whole_proc: bool,
+}
+
+impl AppNamespaces {
+    /// Those that an app's options ask for.
+    pub(crate) fn from_app(app: &App) -> Self {
+        let manages_cgroup = app.options.systemd == SystemdMode::Always;
+        let pid = if manages_cgroup { PidMode::App } else { app.options.pid };
+        Self { pid, manages_cgroup, has_whole_proc: app.options.privileged }
+    }
 }
 
 /// Refuses a user that systemd cannot run as.
@@ -36,21 +52,28 @@ pub(crate) fn check_user(ids: &Ids) -> Result<()> {
     if ids.uid == 0 { Ok(()) } else { Err(failure(ErrorKind::Invalid, why)) }
 }
 
-/// Enters the cgroup namespace, mounts the app's cgroup, and unmounts the pod's /proc.
-pub(crate) fn enter_cgroup_namespace() -> io::Result<()> {
+/// Enters a cgroup namespace and mounts the app's cgroup, which the app may change.
+pub(crate) fn enter_delegated_cgroup() -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWCGROUP)?;
-    mount("cgroup2", CGROUP_MOUNT, "cgroup2", QUIET, None)?;
+    Ok(mount("cgroup2", CGROUP_MOUNT, "cgroup2", QUIET, None)?)
+}
+
+/// Unmounts /proc of the pod's PID namespace.
+pub(crate) fn unmount_proc() -> io::Result<()> {
     Ok(unmount("/proc", UnmountFlags::DETACH)?)
 }
 
 /// Makes this process, PID 1 of a new PID namespace, the leader of a session, and mounts /proc of the namespace.
-pub(crate) fn set_up_first_process(has_terminal: bool) -> io::Result<()> {
+pub(crate) fn set_up_first_process(namespaces: AppNamespaces, has_terminal: bool) -> io::Result<()> {
     rustix::process::setsid()?;
     if has_terminal {
         // The process that forked this one may not have exited; its session has the terminal until then.
         sys::steal_controlling_terminal(rustix::stdio::stdin())?;
     }
     mount("proc", "/proc", "proc", QUIET, None)?;
+    if namespaces.has_whole_proc {
+        return Ok(());
+    }
     let in_proc = |path: &&&str| path.starts_with("/proc/");
     spec::MASKED.iter().filter(in_proc).try_for_each(|path| mask(path))?;
     // /proc/1 is the app itself.

@@ -2,6 +2,7 @@
 //! itself does what that ignores (seccomp, resources) or does not offer it (propagation).
 
 use gantry_contract::plan::{App, Plan};
+use gantry_model::namespaces::{IpcMode, PidMode};
 use serde_json::{Value, json};
 
 use crate::confine::{ADMIN, Confinement, names};
@@ -57,16 +58,27 @@ pub(crate) fn config(
         "ociVersion": "1.0.2",
         "root": { "path": root_path(&app.name), "readonly": app.options.read_only_root },
         "process": process(app, ids, confinement),
-        "mounts": mounts(files.mounts, app.options.privileged),
+        "mounts": mounts(plan, files.mounts, app.options.privileged),
         "linux": {
             // Never empty and never the root: libcontainer kills the processes in this cgroup when it cleans up.
             "cgroupsPath": format!("/{}/{}/{}", plan.cgroup_parent.trim_matches('/'), plan.pod, app.name),
-            "namespaces": [ { "type": "mount" }, { "type": "pid", "path": format!("/proc/{init}/ns/pid") } ],
+            "namespaces": namespaces(app, init),
             "devices": files.devices.iter().map(Device::node).collect::<Vec<_>>(),
             "maskedPaths": if app.options.privileged { &[][..] } else { &MASKED[..] },
             "readonlyPaths": if app.options.privileged { &[][..] } else { &READ_ONLY[..] },
         },
     })
+}
+
+/// The namespaces of the process that libcontainer makes. One with a PID namespace of its own gets that later, inside the
+/// pod's ([`crate::own_namespaces`]).
+fn namespaces(app: &App, init: i32) -> Value {
+    match app.options.pid {
+        PidMode::Pod | PidMode::App => {
+            json!([{ "type": "mount" }, { "type": "pid", "path": format!("/proc/{init}/ns/pid") }])
+        }
+        PidMode::Host => json!([{ "type": "mount" }]),
+    }
 }
 
 fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
@@ -102,7 +114,7 @@ pub(crate) fn environment(env: &[String], ids: &Ids) -> Vec<String> {
     env
 }
 
-fn mounts(own: &[AppMount], is_privileged: bool) -> Vec<Value> {
+fn mounts(plan: &Plan, own: &[AppMount], is_privileged: bool) -> Vec<Value> {
     let mount = |target: &str, kind: &str, source: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": source, "options": options });
     let quiet = ["nosuid", "noexec", "nodev"];
     let mut mounts = vec![
@@ -118,6 +130,9 @@ fn mounts(own: &[AppMount], is_privileged: bool) -> Vec<Value> {
         mount("/dev/mqueue", "mqueue", "mqueue", &quiet),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", if is_privileged { "rw" } else { "ro" }]),
     ];
+    if plan.ipc == IpcMode::None {
+        mounts.retain(|mount| mount["destination"] != "/dev/shm");
+    }
     let left = own.iter().filter(|mount| is_left_to_libcontainer(mount));
     mounts.extend(left.map(|AppMount { target, kind, source, options }| {
         json!({ "destination": target, "type": kind, "source": source, "options": options })

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use gantry_model::AppId;
+use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{AppOptions, Limits, VolumeSpec};
 use gantry_model::sysctl::SysctlName;
@@ -25,6 +26,12 @@ pub struct Plan {
     pub trees_dir: String,
     /// Hostname in the pod.
     pub hostname: String,
+    /// The IPC namespace.
+    #[serde(default, skip_serializing_if = "IpcMode::is_pod")]
+    pub ipc: IpcMode,
+    /// The UTS namespace. With the host's, `hostname` is the host's name.
+    #[serde(default, skip_serializing_if = "UtsMode::is_pod")]
+    pub uts: UtsMode,
     /// The size of `/dev/shm` in bytes.
     #[serde(default = "default_shm_size")]
     pub shm_size: u64,

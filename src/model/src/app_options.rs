@@ -8,6 +8,7 @@ use crate::device::DeviceSpec;
 use crate::health::HealthSettings;
 use crate::id::shown;
 use crate::limits::Limits;
+use crate::namespaces::PidMode;
 use crate::restart::RestartPolicy;
 use crate::spec::{SpecError, check_count, out_of_range};
 use crate::systemd::{SdNotify, SystemdMode};
@@ -66,6 +67,9 @@ pub struct AppOptions {
     /// to root on the host.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub privileged: bool,
+    /// Its PID namespace.
+    #[serde(default)]
+    pub pid: PidMode,
 }
 
 impl AppOptions {
@@ -84,6 +88,9 @@ impl AppOptions {
             return Err(SpecError::new(
                 "--restart cannot be combined with -i and -t: a later start would not have the terminal or the input",
             ));
+        }
+        if self.systemd == SystemdMode::Always && self.pid == PidMode::Host {
+            return Err(SpecError::new("--pid=host cannot be combined with --systemd=always: systemd must be PID 1"));
         }
         match self.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
             Some(adj) => Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000")),

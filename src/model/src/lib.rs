@@ -20,6 +20,7 @@ pub mod health;
 pub mod id;
 pub mod image_ref;
 mod limits;
+pub mod namespaces;
 pub mod net;
 mod net_check;
 pub mod oom;

@@ -11,6 +11,7 @@ use crate::id::shown;
 pub use crate::limits::{
     CpusetList, DEFAULT_CPU_PERIOD, DEFAULT_PIDS_LIMIT, DeviceIoLimits, DeviceIoRate, HugePageSize, LimitChange, Limits,
 };
+use crate::namespaces::{IpcMode, UtsMode};
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
 pub use crate::tmpfs::TmpfsMount;
@@ -38,6 +39,10 @@ pub struct PodSpec {
     pub hosts: HostsSpec,
     /// Hostname in the pod; `None`: `gantry-<uuid>`.
     pub hostname: Option<String>,
+    /// The IPC namespace.
+    pub ipc: IpcMode,
+    /// The UTS namespace.
+    pub uts: UtsMode,
     /// The size of `/dev/shm`, which the apps share, in bytes; `None`: [`DEFAULT_SHM_SIZE`].
     pub shm_size: Option<u64>,
     /// Kernel settings of the pod's namespaces, by name.
@@ -248,7 +253,28 @@ impl PodSpec {
         if let Some(size) = self.shm_size.filter(|size| !(4096..=i64::MAX.unsigned_abs()).contains(size)) {
             return Err(out_of_range("--shm-size", size, "at least 4096 bytes"));
         }
+        self.validate_namespaces()?;
         self.hostname.as_deref().map_or(Ok(()), check_hostname)
+    }
+
+    fn validate_namespaces(&self) -> Result<(), SpecError> {
+        let host_setting = self.sysctls.keys().find(|name| {
+            let is_ipc = self.ipc == IpcMode::Host && name.is_ipc();
+            is_ipc || (self.uts == UtsMode::Host && name.path() == "kernel/domainname")
+        });
+        if let Some(name) = host_setting {
+            let name = name.path().replace('/', ".");
+            return Err(SpecError::new(format!(
+                "sysctl {name} cannot be set: the pod shares that namespace with the host"
+            )));
+        }
+        if self.uts == UtsMode::Host && self.hostname.is_some() {
+            return Err(SpecError::new("--hostname cannot be combined with --uts=host"));
+        }
+        if self.ipc != IpcMode::Pod && self.shm_size.is_some() {
+            return Err(SpecError::new("--shm-size needs a /dev/shm of the pod's own: leave out --ipc"));
+        }
+        Ok(())
     }
 }
 

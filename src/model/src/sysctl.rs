@@ -33,6 +33,12 @@ impl SysctlName {
         &self.0
     }
 
+    /// Whether it belongs to the IPC namespace.
+    #[must_use]
+    pub fn is_ipc(&self) -> bool {
+        IPC.contains(&self.0.as_str()) || self.0.starts_with("fs/mqueue/")
+    }
+
     /// Whether it belongs to the network namespace, which a pod may share with the host.
     #[must_use]
     pub fn is_network(&self) -> bool {

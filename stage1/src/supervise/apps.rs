@@ -349,7 +349,7 @@ impl Supervisor {
             self.pod.cgroups.require_view(&app.plan.options.limits)?;
         }
         let mut cgroup = self.pod.cgroups.app(name, &Limits::default(), &self.pod.block_devices)?;
-        if self.pod.apps.get(token).is_some_and(|app| app.confinement.has_own_namespaces) {
+        if self.pod.apps.get(token).is_some_and(|app| app.confinement.namespaces.manages_cgroup) {
             cgroup.delegate()?;
         }
         if let Some(app) = self.pod.apps.get(token)

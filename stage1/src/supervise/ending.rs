@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gantry_contract::journal::Fact;
+use gantry_model::namespaces::PidMode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
@@ -20,6 +21,7 @@ impl Supervisor {
         self.abort_changes();
         self.abort_probes();
         self.end_sessions();
+        self.kill_host_processes();
         end_init(&self.pod.init);
         self.kill_ending();
         self.sessions.clear();
@@ -40,6 +42,15 @@ impl Supervisor {
         let _left_for_rm = rustix::fs::unlinkat(&self.pod.jail.pod_dir, control, rustix::fs::AtFlags::empty());
         self.remove_old_cgroups();
         self.pod.remove_cgroups();
+    }
+
+    /// Kills the processes of apps in the host's PID namespace, which do not end with the pod's PID 1.
+    fn kill_host_processes(&mut self) {
+        for app in self.pod.apps.values().filter(|app| app.confinement.namespaces.pid == PidMode::Host) {
+            let members = app.cgroup.open_members();
+            app.cgroup.kill();
+            self.ending.extend(members);
+        }
     }
 
     /// Kills and reaps the processes that are about to exit. The helpers among them, which delete files of removed

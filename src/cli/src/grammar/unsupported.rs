@@ -23,8 +23,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("device-cgroup-rule", "use --device"),
     ("gpus", "name the devices with --device"),
     ("init", "leave it out: every pod has an init process that reaps"),
-    ("pid", "the apps of a pod share one PID namespace, which no other pod or the host shares"),
-    ("uts", "every pod has its own host name: use --hostname"),
     ("userns", "apps run in the host's user namespace"),
     ("cgroupns", "leave it out: every app has a cgroup namespace of its own"),
     ("cgroup-parent", "it is set for all pods: cgroup-parent in /etc/gantry/config.toml"),

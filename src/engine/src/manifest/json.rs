@@ -11,6 +11,8 @@
 //!                                               "options": [...], "domain": "example.com"}}
 //!   "hosts": { "entries": [ { "address": "10.0.0.1", "names": ["db"] } ] },          {"entries": [...]} | "host"
 //!   "hostname": "web-1",                        optional
+//!   "ipc": "host",                              pod | none | host; default pod
+//!   "uts": "host",                              pod | host; default pod
 //!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
 //!   "privileged": true,                         apps of it may be privileged; default: if one of `apps` is
 //!   "shm_size": 67108864,
@@ -44,6 +46,7 @@
 //!                 "interval_ms": 30000, "timeout_ms": 30000, "retries": 3, "start_period_ms": 0,
 //!                 "start_interval_ms": 5000, "on_failure": "none" },  | "restart" | "stop" | "kill"
 //!     "stop_timeout_ms": 30000, "privileged": false,
+//!     "pid": "pod",                             pod | app | host
 //!     "terminal": false, "stdin": false,
 //!     "sdnotify": "app",                        ready | app | none; default ready
 //!     "systemd": "always",                      auto | always | false; default auto
@@ -64,6 +67,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_contract::plan::{self, Plan};
 use gantry_model::device::DeviceSpec;
 use gantry_model::id::IdError;
+use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
 use gantry_model::net::PortSpec;
 use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{self, PodSpec};
@@ -96,6 +100,10 @@ pub(crate) struct Pod {
     hosts: Hosts,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hostname: Option<String>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    ipc: IpcMode,
+    #[serde(default, skip_serializing_if = "is_default")]
+    uts: UtsMode,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sandbox: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -164,6 +172,8 @@ pub(crate) struct App {
     stop_timeout_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     privileged: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pid: PidMode,
     #[serde(default)]
     terminal: bool,
     #[serde(default)]
@@ -324,6 +334,8 @@ impl From<&PodSpec> for Pod {
             dns,
             hosts,
             hostname,
+            ipc,
+            uts,
             shm_size,
             sysctls,
             limits,
@@ -337,6 +349,8 @@ impl From<&PodSpec> for Pod {
             dns: dns.into(),
             hosts: hosts.into(),
             hostname: hostname.clone(),
+            ipc: *ipc,
+            uts: *uts,
             sandbox: *sandbox,
             privileged: *privileged,
             shm_size: *shm_size,
@@ -361,6 +375,8 @@ impl TryFrom<Pod> for PodSpec {
             dns,
             hosts,
             hostname,
+            ipc,
+            uts,
             sandbox,
             privileged,
             shm_size,
@@ -379,6 +395,8 @@ impl TryFrom<Pod> for PodSpec {
             dns: dns.into(),
             hosts: hosts.into(),
             hostname,
+            ipc,
+            uts,
             sandbox,
             privileged,
             shm_size,
@@ -438,6 +456,7 @@ impl From<&AppSpec> for App {
             stop_signal: app.stop_signal,
             stop_timeout_ms: app.options.stop_timeout_ms,
             privileged: app.options.privileged,
+            pid: app.options.pid,
             terminal: app.options.terminal,
             stdin: app.options.stdin,
             sdnotify: app.options.sdnotify,
@@ -493,6 +512,7 @@ impl TryFrom<App> for AppSpec {
                 stop_timeout_ms: app.stop_timeout_ms,
                 restart: app.restart,
                 privileged: app.privileged,
+                pid: app.pid,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use gantry_model::health::{HealthAction, HealthProbe, HealthSettings};
+use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
 use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{
@@ -132,6 +133,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             systemd: if rest.2[1] { SystemdMode::Always } else { SystemdMode::Auto },
             stop_timeout_ms: limits[0],
             privileged: rest.2[3],
+            pid: if rest.2[1] { PidMode::App } else { PidMode::Host },
         },
         stop_signal: rest.3.1,
     })
@@ -211,6 +213,8 @@ fn pod() -> impl Strategy<Value = PodSpec> {
                 dns,
                 hosts,
                 hostname,
+                ipc: if sandbox { IpcMode::None } else { IpcMode::Host },
+                uts: if sandbox { UtsMode::Host } else { UtsMode::Pod },
                 shm_size,
                 sysctls,
                 limits: pod_limits(sandbox),

@@ -29,6 +29,7 @@ use gantry_contract::plan::Plan;
 use gantry_contract::start;
 use gantry_fetch::{Progress, PullPolicy};
 use gantry_model::id::shown;
+use gantry_model::namespaces::UtsMode;
 use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{AddedAppSpec, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
@@ -517,7 +518,9 @@ fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -
         sandbox: true,
         volumes: plan.volumes.clone(),
         net: Some(row.net.clone()),
-        hostname: Some(row.hostname.clone()),
+        hostname: (plan.uts == UtsMode::Pod).then(|| row.hostname.clone()),
+        ipc: plan.ipc,
+        uts: plan.uts,
         privileged: plan.privileged,
         limits: plan.limits.clone(),
         ..PodSpec::default()

@@ -9,6 +9,7 @@ use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
 use gantry_model::health::HealthSettings;
 use gantry_model::id::shown;
+use gantry_model::namespaces::{PidMode, UtsMode};
 use gantry_model::spec::{self, AppOptions, Capabilities, Seccomp, SpecError, TmpfsMount, VolumeKind, VolumeSpec};
 use gantry_model::systemd::{self, SdNotify, SystemdMode};
 use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
@@ -85,6 +86,9 @@ pub(crate) struct Image<'a> {
 
 /// The host name of a pod; by default with as many digits of its id as in lists, so that a prompt stays short.
 pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
+    if spec.uts == UtsMode::Host {
+        return rustix::system::uname().nodename().to_string_lossy().into_owned();
+    }
     spec.hostname.clone().unwrap_or_else(|| {
         let id = id.to_string();
         format!("gantry-{}", id.get(..8).unwrap_or(&id))
@@ -109,6 +113,8 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         pod_dir: setting.layout.pod_dir(&setting.id).to_string_lossy().into_owned(),
         trees_dir: setting.layout.trees_dir().to_string_lossy().into_owned(),
         hostname,
+        ipc: spec.ipc,
+        uts: spec.uts,
         shm_size: spec.shm_size.unwrap_or(spec::DEFAULT_SHM_SIZE),
         sysctls: spec.sysctls.clone(),
         net: plan_net::net(mode, ports, plan_net::host(setting.network, setting.layout))?,
@@ -202,8 +208,14 @@ fn health(app: &AppSpec, config: &ImageConfig) -> Result<HealthSettings, PlanErr
 /// (<https://systemd.io/CONTAINER_INTERFACE>), unless others are mounted there.
 fn options(app: &AppSpec, argv: &[String], mounts: &[out::Mount]) -> AppOptions {
     let program = argv.first().map_or("", String::as_str);
-    let mut options = AppOptions { systemd: app.options.systemd.resolve(program), ..app.options.clone() };
+    let systemd = match (app.options.systemd, app.options.pid) {
+        // In the host's PID namespace it cannot be PID 1.
+        (SystemdMode::Auto, PidMode::Host) => SystemdMode::False,
+        (mode, _) => mode.resolve(program),
+    };
+    let mut options = AppOptions { systemd, ..app.options.clone() };
     if options.systemd == SystemdMode::Always {
+        options.pid = PidMode::App;
         for (target, mode) in [("/run", 0o755), ("/run/lock", 0o1777), ("/tmp", 0o1777)] {
             let is_mounted = mounts.iter().any(|mount| mount.target == target)
                 || options.tmpfs.iter().any(|tmpfs| spec::normal(&tmpfs.target) == target);

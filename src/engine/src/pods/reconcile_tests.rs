@@ -383,6 +383,8 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         pod_dir: String::new(),
         trees_dir: String::new(),
         hostname: "host".into(),
+        ipc: gantry_model::namespaces::IpcMode::Pod,
+        uts: gantry_model::namespaces::UtsMode::Pod,
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net: Net::Host,

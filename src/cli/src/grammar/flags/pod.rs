@@ -180,10 +180,22 @@ pub(super) static FLAGS: &[Flag] = &[
     })
     .short('l')
     .in_manifest(),
-    valued(Pod, &["ipc"], "private", "IPC namespace; accepted for docker, always private", |_, v| match v {
-        "private" | "auto" => Ok(()),
-        _ => Err(ValueError::Unsupported("every pod has its own IPC namespace")),
-    }),
+    valued(
+        Pod,
+        &["ipc"],
+        "MODE",
+        "IPC namespace: private (default), none (private, and no /dev/shm), or host",
+        |d, v| {
+            d.pod.ipc = v.parse()?;
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(Pod, &["uts"], "MODE", "UTS namespace, which has the host name: private (default) or host", |d, v| {
+        d.pod.uts = v.parse()?;
+        Ok(())
+    })
+    .in_manifest(),
     switch(Pod, &["quiet"], "Suppress progress output", |d, v| {
         d.options.quiet = values::boolean(v)?;
         Ok(())

@@ -19,6 +19,16 @@ pub(super) static FLAGS: &[Flag] = &[
     ),
     valued(
         App,
+        &["pid"],
+        "MODE",
+        "PID namespace: pod (default), app (its own, in which it is PID 1; also private), or host",
+        |d, v| {
+            d.app().options.pid = v.parse()?;
+            Ok(())
+        },
+    ),
+    valued(
+        App,
         &["device"],
         "HOST[:CONTAINER][:ACCESS]",
         "Give the app a device of the host, or all below a directory: /dev/fuse, /dev/sdb:/dev/disk:r, /dev/snd; ACCESS is r, w or rw \

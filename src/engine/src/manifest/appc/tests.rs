@@ -95,6 +95,8 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         pod_dir: String::new(),
         trees_dir: String::new(),
         hostname: String::new(),
+        ipc: gantry_model::namespaces::IpcMode::Pod,
+        uts: gantry_model::namespaces::UtsMode::Pod,
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net: plan::Net::Networks(networks),
