@@ -268,7 +268,7 @@ fn errors_name_the_flag_and_the_value() {
         ("a --seccomp=mode=retain,errno=EX,read", "'EX' is not an error"),
         ("a --stop-signal=NOPE", "is not a signal"),
         ("a -e =x", "environment variable"),
-        ("a --ipc=parent", "not supported"),
+        ("a --ipc=parent", "--ipc: 'parent' is none of private, none and host"),
         ("--pod-manifest=/m a", "image 'a' cannot be combined with --pod-manifest"),
         ("--pod-manifest=/m --set-env A=1", "--set-env cannot be combined"),
         ("--pod-manifest=/m --memory=1Gi", "--memory cannot be combined"),
