@@ -1,5 +1,7 @@
 //! Namespaces that apps share with the host, or have of their own.
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
+
 use gantry_tests::{Gantry, app, pod_id, wait_for};
 
 /// The link of a namespace of a process.
