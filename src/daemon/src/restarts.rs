@@ -1,9 +1,9 @@
 //! Starts pods again that wait for it: their supervisor died, and an app of them has a restart policy.
 //!
 //! The rows say which pods wait, and until when; this module only keeps the time and starts each in a thread of its
-//! own, so that a slow start does not delay the keeper. A start is recorded in the row before anything else, and the lock
-//! on the pod directory passes to its supervisor. So gantryd, killed at any point, neither forgets a pod nor starts it
-//! twice.
+//! own, so that a slow start does not delay the keeper. A start is recorded in the row before anything else, and the
+//! lock on the pod directory passes to its supervisor. So gantryd, killed at any point, neither forgets a pod nor
+//! starts it twice.
 
 use std::collections::HashMap;
 use std::thread::JoinHandle;
