@@ -81,7 +81,7 @@ fn pods_are_services() {
 }
 
 #[test]
-fn parts_of_gantryd_run_as_long_as_it_does() {
+fn parts_of_gantryd_cannot_be_stopped() {
     let g = Gantry::new();
     let address = format!("unix:{}", g.scratch().join("machine.sock").display());
     let served = g.serve(&["--machine-listen", &address]);

@@ -172,7 +172,7 @@ fn roles_of_the_certificate_decide() {
 }
 
 #[test]
-fn a_removed_authority_admits_no_new_and_no_open_calls() {
+fn a_removed_authority_ends_open_and_new_calls() {
     let g = Gantry::new();
     let mut node = Node::serve(&g);
     let other = Authority::new();
@@ -218,7 +218,7 @@ fn a_removed_authority_admits_no_new_and_no_open_calls() {
 }
 
 #[test]
-fn a_renewed_server_certificate_is_used_without_a_restart() {
+fn a_renewed_server_certificate_needs_no_restart() {
     let g = Gantry::new();
     let mut node = Node::serve(&g);
     let client = node.clients.issue_to_member(&["os:reader"], Validity::Now);

@@ -278,8 +278,8 @@ fn read_identity(files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
     let pem = read_file(&files.key)?;
     let invalid = |problem: &dyn ToString| TlsError::invalid(&files.key, problem.to_string());
     let mut pem = String::from_utf8(pem).map_err(|error| invalid(&error))?;
-    for (talos, standard) in KEY_LABELS {
-        pem = pem.replace(talos, standard);
+    for (label, standard) in KEY_LABELS {
+        pem = pem.replace(label, standard);
     }
     let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| invalid(&error))?;
     let certified = CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider());

@@ -126,7 +126,7 @@ pub struct NewEvent {
     pub at: Timestamp,
     /// The pod's UUID, the image's id, or the method of a call.
     pub id: String,
-    /// The app's name for app events, the image's name for image events, the client for calls, the pod's UUID otherwise.
+    /// The app's name for app events, the image's name for image events, the client for calls, else the pod's UUID.
     pub name: String,
     /// Facts for the reader, such as `exit_code`, `reason`, `image_id`.
     pub data: BTreeMap<String, String>,
