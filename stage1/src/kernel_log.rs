@@ -1,5 +1,6 @@
 //! Kills by the OOM killer in the kernel log (`/dev/kmsg`): the process that was killed, and the cgroup whose limit was
-//! reached. The kernel writes the line before it kills (`dump_oom_victim` in mm/oom_kill.c), at most ten in five seconds:
+//! reached. The kernel writes the line before it kills (`dump_oom_victim` in mm/oom_kill.c), at most ten in five
+//! seconds:
 //!
 //! ```text
 //! oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=web,mems_allowed=0,oom_memcg=/gantry/POD/web,
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn kills_of_the_pod() {
+    fn kills_of_the_pod_are_parsed() {
         for (rest, want) in [
             (
                 ",oom_memcg=/gantry/uuid/web,task_memcg=/gantry/uuid/web,task=app,pid=7,uid=0",
