@@ -46,8 +46,8 @@ APP_NAME = "it"
 class Daemon:
     """A gantryd of a data directory, with its API on a unix socket."""
 
-    def __init__(self, world, gantry):
-        self.world, self.gantry = world, gantry
+    def __init__(self, world, gantry, *flags):
+        self.world, self.gantry, self.flags = world, gantry, flags
         self.address = "unix:" + os.path.join(gantry.directory + "-run", "api.sock")
         self.log = gantry.directory + "-gantryd.log"
         self.process = None
@@ -62,7 +62,7 @@ class Daemon:
         with open(self.log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 [os.path.join(self.gantry.programs, "gantryd"), "--dir", self.gantry.directory, "--config", config,
-                 "--run-dir", run_dir, "--listen", self.address],
+                 "--run-dir", run_dir, "--listen", self.address, *self.flags],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         wait_for(self.serves, "gantryd to serve")
         self.rest()

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{self, IsTerminal as _, Write};
 use std::time::Duration;
 
-use gantry_engine::{Engine, PodView, SampleScope, Sampler};
+use gantry_engine::{CounterSelection, Engine, PodView, SampleScope, Sampler};
 use gantry_model::query::PodQuery;
 use gantry_model::stats::{AppStats, InterfaceUsage, PodStats, ResourceUsage};
 use gantry_model::{PodId, Timestamp};
@@ -75,7 +75,7 @@ impl RunCommand for Stats {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open_to_read()?;
         let ids = self.pods.iter().map(|pod| pods::find(&engine, pod)).collect::<Result<Vec<_>, _>>()?;
-        let mut sampling = Sampling::start(ids, self.scope())?;
+        let mut sampling = Sampling::start(ids, self.scope(), self.counters())?;
         let is_screen = !self.no_stream
             && self.output == OutputFormat::Table
             && self.format.is_none()
@@ -97,6 +97,14 @@ impl Stats {
         match self.apps || self.output != OutputFormat::Table || self.format.is_some() {
             true => SampleScope::Apps,
             false => SampleScope::Pods,
+        }
+    }
+
+    /// The counters that are printed.
+    fn counters(&self) -> CounterSelection {
+        match self.output == OutputFormat::Table && self.format.is_none() {
+            true => CounterSelection::Summary,
+            false => CounterSelection::All,
         }
     }
 
@@ -142,8 +150,9 @@ impl CpuRates {
 
 impl Sampling {
     /// Samples these pods, or all running ones.
-    pub(crate) fn start(ids: Vec<PodId>, scope: SampleScope) -> Result<Self, Failure> {
-        let sampler = Sampler::open().map_err(crate::failure::io("open the cgroups of", "this host"))?;
+    pub(crate) fn start(ids: Vec<PodId>, scope: SampleScope, counters: CounterSelection) -> Result<Self, Failure> {
+        let sampler =
+            Sampler::open().map_err(crate::failure::io("open the cgroups of", "this host"))?.reading(counters);
         Ok(Self { ids, scope, sampler, before: HashMap::new() })
     }
 

@@ -11,7 +11,7 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_host::cgroup::{CgroupSet, CounterFiles, DeviceIo, ReadCounters};
+use gantry_host::cgroup::{CgroupSet, CounterFiles, CountersAt, DeviceIo, ReadCounters};
 use gantry_model::stats::{
     AppStats, CpuLimitStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureStats,
     ResourceUsage, parse_net_dev,
@@ -123,17 +123,62 @@ impl Sampler {
         let mut kept = HashMap::with_capacity(held.len());
         for view in views {
             let known = held.remove(&view.row.id);
+            if !self.holds {
+                // Reading fails if the pod has ended.
+                samples.extend(self.sample_once(view, scope).ok().flatten());
+                continue;
+            }
             // Reading fails if the pod has ended.
             let Ok(Some((sample, pod))) = self.sample_pod(view, known, scope) else { continue };
             samples.push(sample);
             let count = pod.descriptor_count();
-            if self.holds && descriptors + count <= self.max_held {
+            if descriptors + count <= self.max_held {
                 descriptors += count;
                 kept.insert(view.row.id, pod);
             }
         }
         self.held = kept;
         samples
+    }
+
+    /// Samples a pod without holding descriptors; `None` if it does not run.
+    fn sample_once(&self, view: &PodView, scope: SampleScope) -> io::Result<Option<PodStats>> {
+        let Phase::Running { since, supervisor } = &view.row.phase else { return Ok(None) };
+        let path = view.cgroup.trim_start_matches('/');
+        let usage = self.read_usage_at(path)?;
+        let net_dev = self.open_net_dev(supervisor.pid)?;
+        let mut apps = Vec::new();
+        for app in view.row.apps.iter().filter(|_| scope == SampleScope::Apps) {
+            let AppState::Started { at, pid, attempt } = app.state else { continue };
+            // It has ended, or starts again.
+            let Ok(usage) = self.read_usage_at(&format!("{path}/{}", app.name)) else { continue };
+            apps.push(AppStats {
+                name: app.name.clone(),
+                image: app.image.clone(),
+                image_name: app.image_name.clone(),
+                attempt,
+                pid,
+                started: at,
+                usage,
+                cpu_limits: None,
+                processes: None,
+            });
+        }
+        Ok(Some(PodStats {
+            id: view.row.id,
+            name: view.row.name.clone(),
+            started: *since,
+            sampled: gantry_store::now(),
+            usage,
+            interfaces: net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
+            apps,
+        }))
+    }
+
+    fn read_usage_at(&self, path: &str) -> io::Result<ResourceUsage> {
+        let counters = CountersAt::new(&self.roots, path);
+        let usage = self.read_usage(&counters)?;
+        if counters.has_files() { Ok(usage) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
     fn sample_pod(
@@ -159,9 +204,9 @@ impl Sampler {
                 };
                 // It has ended, or starts again.
                 let Ok(usage) = self.read_usage(&counters) else { continue };
-                let (cpu_limits, processes) = match (self.holds, self.counters) {
-                    (true, CounterSelection::All) => read_details(&counters),
-                    _ => (None, None),
+                let (cpu_limits, processes) = match self.counters {
+                    CounterSelection::All => read_details(&counters),
+                    CounterSelection::Summary => (None, None),
                 };
                 pod.apps.insert(key, counters);
                 apps.push(AppStats {
@@ -182,10 +227,7 @@ impl Sampler {
             name: view.row.name.clone(),
             started: *since,
             sampled: gantry_store::now(),
-            usage: match self.holds {
-                true => self.read_usage(&pod.counters)?,
-                false => self.read_usage(pod.counters.cgroups())?,
-            },
+            usage: self.read_usage(&pod.counters)?,
             interfaces: pod.net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
             apps,
         };
@@ -204,14 +246,18 @@ impl Sampler {
         if counters.cgroups().is_empty() {
             return Err(io::ErrorKind::NotFound.into());
         }
+        Ok(HeldPod { counters, net_dev: self.open_net_dev(supervisor)?, apps: HashMap::new() })
+    }
+
+    /// Opens the list of interfaces of a pod; `None`: it is in the host's network. Opening it binds the file to the
+    /// pod's network namespace. The row was reconciled before, and a reused pid shows in the pod's cgroup, which is gone
+    /// then.
+    fn open_net_dev(&self, supervisor: u32) -> io::Result<Option<File>> {
         let network = namespace_identity(format!("/proc/{supervisor}/ns/net"));
-        let net_dev = match network.is_some() && network == self.own_network {
-            true => None,
-            // Opening it binds the file to the pod's network namespace. The row was reconciled before, and a reused
-            // pid shows in the pod's cgroup, which is gone then.
-            false => Some(File::open(format!("/proc/{supervisor}/net/dev"))?),
-        };
-        Ok(HeldPod { counters, net_dev, apps: HashMap::new() })
+        if network.is_some() && network == self.own_network {
+            return Ok(None);
+        }
+        File::open(format!("/proc/{supervisor}/net/dev")).map(Some)
     }
 }
 

@@ -1,11 +1,12 @@
-//! The counters of a cgroup by held descriptors: a sample is one pread(2) per file.
+//! The counters of a cgroup by held descriptors (a sample is one pread(2) per file), or by its path, without opening its
+//! directories.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::usage::is_unsupported;
-use super::{CgroupSet, ReadCounters};
+use super::{Cgroup, CgroupSet, ReadCounters};
 
 /// The size of a read. The kernel writes each counter file as one record, which this exceeds.
 const BUFFER_SIZE: usize = 16 << 10;
@@ -37,6 +38,51 @@ impl CounterFiles {
     #[must_use]
     pub fn descriptor_count(&self) -> usize {
         self.cgroups.iter().count() + self.files.borrow().iter().filter(|file| file.file.is_some()).count()
+    }
+}
+
+/// The counters of the cgroup at a path, for one sample: each file is opened, read at once and closed.
+#[derive(Debug)]
+pub struct CountersAt<'a> {
+    roots: &'a CgroupSet,
+    path: &'a str,
+    has_files: Cell<bool>,
+}
+
+impl<'a> CountersAt<'a> {
+    /// The counters of the cgroup at this path below these roots; the path has no symbolic links, as no cgroup has.
+    #[must_use]
+    pub fn new(roots: &'a CgroupSet, path: &'a str) -> Self {
+        Self { roots, path, has_files: Cell::new(false) }
+    }
+
+    /// Whether any file was found. If not, the cgroup does not exist.
+    #[must_use]
+    pub fn has_files(&self) -> bool {
+        self.has_files.get()
+    }
+}
+
+impl ReadCounters for CountersAt<'_> {
+    /// The roots, which have the same controllers.
+    fn cgroups(&self) -> &CgroupSet {
+        self.roots
+    }
+
+    fn read_counter(&self, controller: Option<&str>, name: &'static str) -> io::Result<Option<String>> {
+        let Some(root) = self.roots.of_counter(controller) else { return Ok(None) };
+        let text = read_once(root, &format!("{}/{name}", self.path))?;
+        self.has_files.set(self.has_files.get() || text.is_some());
+        Ok(text)
+    }
+}
+
+/// Reads a counter file of a cgroup; `None` if it is absent or not supported.
+pub(super) fn read_once(cgroup: &Cgroup, name: &str) -> io::Result<Option<String>> {
+    match cgroup.open_file(name) {
+        Ok(file) => read_held(&file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -90,6 +136,11 @@ mod tests {
         held.pids_usage().unwrap();
         held.io_usage().unwrap();
         held.pressure().unwrap();
+        let at = CountersAt::new(&opened, ".");
+        assert_eq!(at.cpu_total().unwrap().is_some(), opened.cpu_total().unwrap().is_some());
+        assert!(at.has_files());
+        let absent = CountersAt::new(&opened, "no/such/cgroup");
+        assert!(absent.cpu_total().unwrap().is_none() && !absent.has_files());
         let count = held.descriptor_count();
         held.cpu_usage().unwrap();
         assert!(count > 0 && held.descriptor_count() == count);

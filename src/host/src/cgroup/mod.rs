@@ -5,7 +5,7 @@
 //! | [`Hierarchy`] | a mounted hierarchy, from mountinfo |
 //! | [`Cgroup`] | a cgroup in one hierarchy, by descriptor |
 //! | [`CgroupSet`] | a cgroup in all hierarchies, with its limits and counters |
-//! | [`CounterFiles`] | the files of its counters, held open for sampling |
+//! | [`CounterFiles`], [`CountersAt`] | the files of its counters: held open for sampling, or read once |
 //! | [`remove_tree`] | kills and removes a cgroup by its path, with all cgroups below it |
 //!
 //! A cgroup opened before a process leaves the host's mount tree can be used after it. Moving a process may wait for a
@@ -18,7 +18,7 @@ mod set;
 mod tree;
 mod usage;
 
-pub use counters::CounterFiles;
+pub use counters::{CounterFiles, CountersAt};
 pub use group::Cgroup;
 pub use hierarchy::{Hierarchy, Version, mounted_hierarchies, parse_mountinfo};
 pub use set::CgroupSet;

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use super::counters::read_once;
 use super::{Cgroup, CgroupSet};
 
 /// A memory limit that is not set reads on v1 as the largest multiple of a page below 2^63.
@@ -99,7 +100,7 @@ impl Cgroup {
         /// The kernel charges up to 64 pages at once, and gives up with as much left.
         const MAX_UNUSED: u64 = 64 * 4096;
         if self.is_v2() {
-            return Ok(read_existing(self, "memory.events.local")?.map_or(0, |events| flat_value(&events, "oom")));
+            return Ok(read_once(self, "memory.events.local")?.map_or(0, |events| flat_value(&events, "oom")));
         }
         let peak = read_value(self, "memory.max_usage_in_bytes")?.unwrap_or(0);
         let limit = read_value(self, "memory.limit_in_bytes")?.unwrap_or(u64::MAX);
@@ -336,7 +337,7 @@ impl CgroupSet {
     pub fn cpu_limits(&self) -> io::Result<Option<CpuLimits>> {
         let Some(cgroup) = self.with_controller("cpu") else { return Ok(None) };
         if cgroup.is_v2() {
-            let Some(max) = read_existing(cgroup, "cpu.max")? else { return Ok(None) };
+            let Some(max) = read_once(cgroup, "cpu.max")? else { return Ok(None) };
             let weight = read_value(cgroup, "cpu.weight")?.unwrap_or(100);
             return Ok(Some(CpuLimits { shares: shares_of_weight(weight), ..parse_cpu_max(&max) }));
         }
@@ -378,11 +379,7 @@ impl ReadCounters for CgroupSet {
     }
 
     fn read_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<String>> {
-        match self.of_counter(controller).map(|cgroup| cgroup.read(file)).transpose() {
-            // Without PSI, the files may exist and fail.
-            Err(error) if error.kind() == io::ErrorKind::NotFound || is_unsupported(&error) => Ok(None),
-            result => result,
-        }
+        self.of_counter(controller).map_or(Ok(None), |cgroup| read_once(cgroup, file))
     }
 }
 
@@ -405,18 +402,9 @@ fn pressure_total(text: &str, line: &str) -> Duration {
     Duration::from_micros(total.unwrap_or(0))
 }
 
-/// Reads a file; `None` if it is absent: the controller is not enabled, or the kernel lacks the counter.
-fn read_existing(cgroup: &Cgroup, file: &str) -> io::Result<Option<String>> {
-    match cgroup.read(file) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// The number in a file; `None` if the file is absent, and for `max`.
 fn read_value(cgroup: &Cgroup, file: &str) -> io::Result<Option<u64>> {
-    Ok(read_existing(cgroup, file)?.and_then(|text| text.trim().parse().ok()))
+    Ok(read_once(cgroup, file)?.and_then(|text| text.trim().parse().ok()))
 }
 
 /// The number of a key in a flat keyed file (`KEY VALUE` lines); 0 if it is absent.

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use gantry_engine::{Engine, SampleScope};
+use gantry_engine::{CounterSelection, Engine, SampleScope};
 use gantry_model::stats::{PodStats, ResourceUsage};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
@@ -255,7 +255,7 @@ pub(super) fn run(engine: &Engine, delay: Duration, full: bool) -> Result<u8, Fa
     let caught = ENDING.into_iter().chain([SIGQUIT, SIGWINCH, SIGCONT]);
     // Before the screen changes, so that no signal can leave it changed.
     let mut signals = Signals::catch(caught).map_err(io_failure("catch", "signals"))?;
-    let mut sampling = Sampling::start(Vec::new(), SampleScope::Apps)?;
+    let mut sampling = Sampling::start(Vec::new(), SampleScope::Apps, CounterSelection::Summary)?;
     let enter = || match FullScreen::enter().map_err(io_failure("change the mode of", "the terminal"))? {
         Some(screen) => Ok(screen),
         None => Err(not_a_terminal()),
