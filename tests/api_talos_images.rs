@@ -53,7 +53,7 @@ fn images_are_pulled_and_listed() {
 }
 
 #[test]
-fn the_daemon_log_is_a_log_of_the_system_namespace() {
+fn daemon_log_belongs_to_the_system_namespace() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let request = |tail: i32| json!({ "namespace": "system", "id": "gantryd", "tail_lines": tail });

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn trees_are_visited_in_order_and_links_are_not_followed() {
+    fn trees_are_visited_in_order_without_following_links() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("b/c")).unwrap();
         std::fs::write(dir.path().join("b/file"), "x").unwrap();
