@@ -231,7 +231,7 @@ fn lists_are_filtered_sorted_and_formatted() {
 /// Events are logged on request only, by flag or variable, in both formats; also by `run`, whose flags clap does not
 /// parse.
 #[test]
-fn lists_of_images_volumes_and_apps_take_filters_and_templates() {
+fn all_lists_take_filters_and_templates() {
     let g = Gantry::new();
     let id = g.fixture();
     g.run(&["image", "tag", &id, "example.com/team/web:1", "example.com/team/db"]).succeeded();

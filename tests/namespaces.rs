@@ -19,7 +19,7 @@ fn stop(g: &Gantry, pod: &str) {
 }
 
 #[test]
-fn an_app_is_the_first_process_of_its_own_namespace() {
+fn an_app_is_alone_in_its_namespace() {
     let g = Gantry::new();
     let out = g.app(&["--pid=app"], &["pids"]).ok().stdout;
     assert_eq!(out.lines().count(), 1, "{out}");
@@ -47,7 +47,7 @@ fn an_app_is_the_first_process_of_its_own_namespace() {
 }
 
 #[test]
-fn an_app_in_the_host_namespace_ends_with_its_pod() {
+fn an_app_with_host_pids_ends_with_its_pod() {
     let g = Gantry::new();
     let pod = g.detached(&["--pid=host", "--name=it"], &["fork-children", "3", "forever"]);
     let pid = g.app_pid(&pod, "it");
@@ -69,7 +69,7 @@ fn an_app_in_the_host_namespace_ends_with_its_pod() {
 }
 
 #[test]
-fn processes_in_the_host_namespace_are_killed_after_the_supervisor() {
+fn apps_with_host_pids_are_killed_later() {
     let g = Gantry::new();
     let pod = g.detached(&["--pid=host", "--name=it"], &["sleep", "forever"]);
     let pid = g.app_pid(&pod, "it");
@@ -111,7 +111,7 @@ fn added_apps_have_namespaces_of_their_choice() {
 }
 
 #[test]
-fn a_pod_shares_ipc_and_host_name_with_the_host() {
+fn ipc_and_host_name_are_shared_on_request() {
     let g = Gantry::new();
     let pod = g.detached(&["--ipc=host", "--uts=host", "--name=it"], &["sleep", "forever"]);
     let pid = g.app_pid(&pod, "it");

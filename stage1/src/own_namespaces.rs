@@ -1,9 +1,9 @@
 //! The namespaces of an app that is PID 1 of a PID namespace of its own; if it is systemd, it manages its cgroup, too.
 //!
 //! libcontainer makes the app's process in the pod's PID namespace. Before that process is locked down, it enters its
-//! cgroup namespace (systemd: one whose root is the app's delegated cgroup, which it mounts), and forks PID 1 of the new
-//! PID namespace. With CLONE_PARENT that process is a child of the supervisor (or of the maker), which waits for it like
-//! for any app; the first process exits. The new namespace is nested in the pod's: it ends with the pod's PID 1.
+//! cgroup namespace (systemd: one whose root is the app's delegated cgroup, which it mounts), and forks PID 1 of the
+//! new PID namespace. With CLONE_PARENT that process is a child of the supervisor (or of the maker), which waits for it
+//! like for any app; the first process exits. The new namespace is nested in the pod's: it ends with the pod's PID 1.
 //!
 //! /proc shows the PID namespace of its mount, so it is mounted again. That uncovers the paths that libcontainer has
 //! masked or made read-only, and they are covered again before the app is executed.

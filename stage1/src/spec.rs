@@ -70,8 +70,8 @@ pub(crate) fn config(
     })
 }
 
-/// The namespaces of the process that libcontainer makes. One with a PID namespace of its own gets that later, inside the
-/// pod's ([`crate::own_namespaces`]).
+/// The namespaces of the process that libcontainer makes. One with a PID namespace of its own gets that later, inside
+/// the pod's ([`crate::own_namespaces`]).
 fn namespaces(app: &App, init: i32) -> Value {
     match app.options.pid {
         PidMode::Pod | PidMode::App => {

@@ -1,4 +1,5 @@
-//! The caller's terminal: its size, its colours, raw mode and the alternate screen, which are undone whenever the process exits.
+//! The caller's terminal: its size, its colours, raw mode and the alternate screen, which are undone whenever the
+//! process exits.
 //!
 //! A release build aborts on panic without running destructors, so a panic hook restores the terminal. After SIGKILL it
 //! stays raw; reset(1) restores it.

@@ -61,8 +61,8 @@ pub(crate) struct Args {
     /// configuration [default: unix:/run/gantry/machine.sock; with certificates also port 50000 of all addresses]
     #[arg(long, value_name = "ADDR")]
     machine_listen: Vec<String>,
-    /// Address of the metrics for Prometheus, served at /metrics: HOST:PORT, [IPV6]:PORT or unix:/PATH; can be repeated;
-    /// or 'none'. Every client that can connect sees the names of all pods and images [default: 127.0.0.1:15442]
+    /// Address of the metrics for Prometheus, served at /metrics: HOST:PORT, [IPV6]:PORT or unix:/PATH; can be
+    /// repeated; or 'none'. Every client that can connect sees the names of all pods and images [default: 127.0.0.1:15442]
     #[arg(long, value_name = "ADDR")]
     metrics_listen: Vec<String>,
     /// Directory of the default sockets, created if absent [default: /run/gantry]

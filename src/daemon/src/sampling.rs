@@ -9,8 +9,8 @@ use gantry_engine::{Observer, Options, SampleCache};
 use rustix::process::{Resource, getrlimit};
 use tracing::{error, warn};
 
-/// The share of the limit of open files that the sampler may hold: one of this many parts. The rest is for pods, clients
-/// and the database.
+/// The share of the limit of open files that the sampler may hold: one of this many parts. The rest is for pods,
+/// clients and the database.
 const LIMIT_PARTS: u64 = 2;
 /// Maximum held descriptors without a limit of open files.
 const MAX_DESCRIPTORS: u64 = 1 << 20;

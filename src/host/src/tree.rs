@@ -22,9 +22,9 @@ pub struct TreeUsage {
     pub is_complete: bool,
 }
 
-/// Reads the usage of what is in a directory, of at most `max_entries` names, without following links or crossing mounts.
-/// Any depth takes two descriptors. The tree may belong to a running, hostile app: directories that are moved while they
-/// are read end the reading of their branch.
+/// Reads the usage of what is in a directory, of at most `max_entries` names, without following links or crossing
+/// mounts. Any depth takes two descriptors. The tree may belong to a running, hostile app: a directory that is moved
+/// while it is read ends the walk.
 ///
 /// # Errors
 /// Of reading the directory itself; what vanishes below it is no error.

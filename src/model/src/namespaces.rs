@@ -14,8 +14,8 @@ pub enum PidMode {
     /// The pod's, whose PID 1 is gantry's.
     #[default]
     Pod,
-    /// One of its own, in which it is PID 1: it must reap the processes that it inherits, and the kernel ignores signals
-    /// to it for which it has no handler (pid_namespaces(7)).
+    /// One of its own, in which it is PID 1: it must reap the processes that it inherits, and the kernel ignores
+    /// signals to it for which it has no handler (pid_namespaces(7)).
     App,
     /// The host's: the app sees all processes of the host, and may signal those that its capabilities allow.
     Host,

@@ -110,6 +110,7 @@ impl Engine {
                 // Read under the lock: the pod may have been started or removed before it was taken.
                 match self.store.pod(id).map_err(from_cause)?.map(|row| row.phase) {
                     Some(Phase::Prepared { .. } | Phase::Exited { .. }) => Ok(Some(lock)),
+                    // In every other phase, another command works on it.
                     _ => Err(EngineError::new(ErrorKind::Busy, format!("pod {id} is in use: try again"))),
                 }
             }

@@ -250,8 +250,8 @@ impl Sampler {
     }
 
     /// Opens the list of interfaces of a pod; `None`: it is in the host's network. Opening it binds the file to the
-    /// pod's network namespace. The row was reconciled before, and a reused pid shows in the pod's cgroup, which is gone
-    /// then.
+    /// pod's network namespace. The row was reconciled before, and a reused pid shows in the pod's cgroup, which is
+    /// gone then.
     fn open_net_dev(&self, supervisor: u32) -> io::Result<Option<File>> {
         let network = namespace_identity(format!("/proc/{supervisor}/ns/net"));
         if network.is_some() && network == self.own_network {

@@ -1,3 +1,5 @@
+//! Tests of copying between file systems and archives.
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;

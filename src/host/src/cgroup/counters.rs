@@ -1,5 +1,5 @@
-//! The counters of a cgroup by held descriptors (a sample is one pread(2) per file), or by its path, without opening its
-//! directories.
+//! The counters of a cgroup by held descriptors (a sample is one pread(2) per file), or by its path, without opening
+//! its directories.
 
 use std::cell::{Cell, RefCell};
 use std::io;
