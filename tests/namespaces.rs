@@ -47,7 +47,7 @@ fn an_app_is_alone_in_its_namespace() {
 }
 
 #[test]
-fn an_app_with_host_pids_ends_with_its_pod() {
+fn apps_with_host_pids_end_with_their_pod() {
     let g = Gantry::new();
     let pod = g.detached(&["--pid=host", "--name=it"], &["fork-children", "3", "forever"]);
     let pid = g.app_pid(&pod, "it");

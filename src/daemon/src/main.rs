@@ -62,7 +62,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDR")]
     machine_listen: Vec<String>,
     /// Address of the metrics for Prometheus, served at /metrics: HOST:PORT, [IPV6]:PORT or unix:/PATH; can be
-    /// repeated; or 'none'. Every client that can connect sees the names of all pods and images [default: 127.0.0.1:15442]
+    /// repeated; or 'none'. Every client that can connect sees the names of all pods and images [default:
+    /// 127.0.0.1:15442]
     #[arg(long, value_name = "ADDR")]
     metrics_listen: Vec<String>,
     /// Directory of the default sockets, created if absent [default: /run/gantry]

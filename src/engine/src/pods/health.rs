@@ -148,7 +148,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn apps_that_wait_for_a_restart_are_not_healthy() {
+    fn apps_awaiting_a_restart_are_not_healthy() {
         let mut row = row();
         row.apps[0].health.state = Some(HealthState::Healthy);
         row.apps.push(row.apps[0].clone());
