@@ -47,7 +47,7 @@ fn commands_of_other_tools_get_a_hint() {
         (&["cp", "a", "b"], &["POD:PATH"]),
         (&["image", "prune"], &["gantry image gc"]),
         (&["network", "create", "x"], &["/etc/gantry/net.d"]),
-        (&["st", "x"], &["is ambiguous: status, stats, stop"]),
+        (&["st", "x"], &["is ambiguous: status, stats, start, stop"]),
         (&["rm", "--everything"], &["--everything"]),
         (&["run", "--init", "x"], &["--init", "leave it out"]),
         (&["run", "--health-interval=x", "x"], &["--health-interval", "'x'"]),
