@@ -228,8 +228,6 @@ fn lists_are_filtered_sorted_and_formatted() {
     });
 }
 
-/// Events are logged on request only, by flag or variable, in both formats; also by `run`, whose flags clap does not
-/// parse.
 #[test]
 fn all_lists_take_filters_and_templates() {
     let g = Gantry::new();
@@ -270,6 +268,8 @@ fn all_lists_take_filters_and_templates() {
     }
 }
 
+/// Events are logged on request only, by flag or variable, in both formats; also by `run`, whose flags clap does not
+/// parse.
 #[test]
 fn events_are_logged_on_request() {
     let g = Gantry::new();
