@@ -7,16 +7,18 @@
 //! | `file` | bounded reads |
 //! | `inotify` | changes of directories |
 //! | `lock` | flock(2) with a timeout |
+//! | `project` | project quotas |
 //! | `stamp` | whether a file is still the same |
 //! | `tree` | the space that a directory tree uses |
 //!
 //! Imports nothing of the workspace and knows no pods.
-#![forbid(unsafe_code)]
 
 pub mod cgroup;
 pub mod device;
 pub mod file;
 pub mod inotify;
 pub mod lock;
+pub mod project;
 pub mod stamp;
+mod sys;
 pub mod tree;

@@ -1,0 +1,96 @@
+//! System calls without a safe wrapper in rustix. All `unsafe` code of this crate is here, each block with its argument.
+#![expect(unsafe_code, reason = "all unsafe code of the crate is in this module")]
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use rustix::ioctl::{Getter, Setter, opcode};
+
+/// `quotactl_fd(2)`: the same number on all architectures that gantry is built for.
+const SYS_QUOTACTL_FD: libc::c_long = 443;
+
+/// The limits and the usage of a quota: `struct if_nextdqblk` of `linux/quota.h`. `struct if_dqblk` is the same with
+/// padding in place of the id.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct QuotaBlock {
+    /// The limit, in units of 1 KiB.
+    pub(crate) hard_blocks: u64,
+    pub(crate) soft_blocks: u64,
+    /// Used bytes.
+    pub(crate) bytes: u64,
+    pub(crate) hard_inodes: u64,
+    pub(crate) soft_inodes: u64,
+    pub(crate) inodes: u64,
+    pub(crate) block_time: u64,
+    pub(crate) inode_time: u64,
+    /// The fields that Q_SETQUOTA sets (`QIF_…`).
+    pub(crate) valid: u32,
+    pub(crate) id: u32,
+}
+
+/// A quotactl(2) command with a [`QuotaBlock`]: Q_GETQUOTA or Q_SETQUOTA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum QuotaCommand {
+    Get = 0x80_0007,
+    Set = 0x80_0008,
+}
+
+/// Reads or sets the quota of a project on the file system of `fd`.
+pub(crate) fn project_quota(
+    fd: BorrowedFd<'_>,
+    command: QuotaCommand,
+    project: u32,
+    block: &mut QuotaBlock,
+) -> io::Result<()> {
+    /// The type of project quotas.
+    const PRJQUOTA: u32 = 2;
+    let command = (command as u32) << 8 | PRJQUOTA;
+    // SAFETY: the kernel reads or writes one `struct if_dqblk`, which is as large as the block, behind the pointer. All
+    // bit patterns are valid.
+    let result = unsafe {
+        libc::syscall(
+            SYS_QUOTACTL_FD,
+            libc::c_long::from(fd.as_raw_fd()),
+            libc::c_ulong::from(command),
+            libc::c_ulong::from(project),
+            std::ptr::from_mut(block),
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The attributes of a file: `struct fsxattr` of `linux/fs.h`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct FileAttributes {
+    /// Flags (`FS_XFLAG_…`).
+    pub(crate) flags: u32,
+    extent_size: u32,
+    extents: u32,
+    /// The project.
+    pub(crate) project: u32,
+    cow_extent_size: u32,
+    padding: [u8; 8],
+}
+
+/// `FS_IOC_FSGETXATTR`.
+pub(crate) fn file_attributes(fd: BorrowedFd<'_>) -> io::Result<FileAttributes> {
+    // SAFETY: the kernel writes one `struct fsxattr`, of which all bit patterns are valid; the opcode has its size.
+    let attributes = unsafe {
+        let getter = Getter::<{ opcode::read::<FileAttributes>(b'X', 31) }, FileAttributes>::new();
+        rustix::ioctl::ioctl(fd, getter)
+    };
+    Ok(attributes?)
+}
+
+/// `FS_IOC_FSSETXATTR`.
+pub(crate) fn set_file_attributes(fd: BorrowedFd<'_>, attributes: FileAttributes) -> io::Result<()> {
+    // SAFETY: the kernel reads one `struct fsxattr`; the opcode has its size.
+    let result = unsafe {
+        let setter = Setter::<{ opcode::write::<FileAttributes>(b'X', 32) }, FileAttributes>::new(attributes);
+        rustix::ioctl::ioctl(fd, setter)
+    };
+    Ok(result?)
+}
