@@ -136,7 +136,12 @@ impl AppCreation<'_> {
         let ambient = confine::capability_set(&self.app.ambient_capabilities) & capabilities;
         let names: Vec<String> = confine::names(capabilities).into_iter().map(str::to_owned).collect();
         let new_privileges = self.app.options.new_privileges;
-        let filters = seccomp::filters(&self.app.options.seccomp, &names, new_privileges)?;
+        let filters = seccomp::filters(
+            &self.app.options.seccomp,
+            &names,
+            new_privileges,
+            self.app.options.storage_limit.is_some(),
+        )?;
         let ulimits = self.app.options.ulimits.clone().into();
         let namespaces = AppNamespaces::from_app(self.app);
         let filters = filters.map(Rc::new);

@@ -70,7 +70,13 @@ pub struct AppOptions {
     /// Its PID namespace.
     #[serde(default)]
     pub pid: PidMode,
+    /// The limit of bytes for its writable layer and its logs together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_limit: Option<u64>,
 }
+
+/// The least storage limit: below it, the app's root cannot be made.
+const MIN_STORAGE_LIMIT: u64 = 1 << 20;
 
 impl AppOptions {
     /// Adds a limit in place of an earlier one of the same resource.
@@ -84,6 +90,15 @@ impl AppOptions {
         self.validate_ulimits()?;
         self.validate_devices()?;
         self.health.validate()?;
+        if let Some(limit) = self.storage_limit.filter(|limit| *limit < MIN_STORAGE_LIMIT) {
+            return Err(out_of_range("--storage-limit", limit, "at least 1Mi"));
+        }
+        if self.storage_limit.is_some() && (self.privileged || self.seccomp == Seccomp::Unconfined) {
+            return Err(SpecError::new(
+                "--storage-limit cannot be combined with --privileged or an unconfined system call filter: such an app \
+                 can take its files out of the limit",
+            ));
+        }
         if self.restart != RestartPolicy::No && (self.terminal || self.stdin) {
             return Err(SpecError::new(
                 "--restart cannot be combined with -i and -t: a later start would not have the terminal or the input",

@@ -44,12 +44,26 @@ pub struct AppStats {
     /// Its processes.
     #[serde(flatten)]
     pub usage: ResourceUsage,
+    /// What it uses of its storage limit; `None`: no limit, or not sampled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageUsage>,
     /// Its CPU limit and weight; `None` unless they were sampled.
     #[serde(skip)]
     pub cpu_limits: Option<CpuLimitStats>,
     /// The number of its processes; threads count in [`ResourceUsage::pids`]. `None` unless they were sampled.
     #[serde(skip)]
     pub processes: Option<u64>,
+}
+
+/// The disk space of an app with a storage limit: of its writable layer and its logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct StorageUsage {
+    /// Used bytes.
+    pub bytes: u64,
+    /// Files and directories.
+    pub inodes: u64,
+    /// The limit of bytes.
+    pub limit: u64,
 }
 
 /// The CPU limit and weight of an app.

@@ -50,15 +50,24 @@ pub(crate) struct Filters {
     pub(crate) last: Option<Vec<Insn>>,
 }
 
-/// The filters of an app with these capabilities; `None` if it is unconfined.
-pub(crate) fn filters(seccomp: &Seccomp, capabilities: &[String], new_privileges: bool) -> Result<Option<Filters>> {
+/// The filters of an app with these capabilities; `None` if it is unconfined. With a storage limit, the app cannot
+/// change the project of its files, which overlayfs would pass on to the file system below: the limit counts a project.
+pub(crate) fn filters(
+    seccomp: &Seccomp,
+    capabilities: &[String],
+    new_privileges: bool,
+    has_storage_limit: bool,
+) -> Result<Option<Filters>> {
     if let Seccomp::Retain { names, .. } = seccomp
         && !names.iter().any(|name| name == "execve")
     {
         let why = "a list of retained system calls must contain execve, without which the app cannot be started";
         return Err(failure(ErrorKind::Invalid, why));
     }
-    let Some((rules, default)) = rules(seccomp, capabilities)? else { return Ok(None) };
+    let Some((mut rules, default)) = rules(seccomp, capabilities)? else { return Ok(None) };
+    if has_storage_limit {
+        profile::fix_project(&mut rules);
+    }
     let own = || compile::compile(&rules, &default);
     let filters = match start::rules(&rules, &default, new_privileges) {
         None => Filters { first: own()?, last: None },
@@ -119,7 +128,7 @@ mod tests {
     #[test]
     fn call_lists_do_not_allow_address_families() {
         let names = std::collections::BTreeSet::from(["socket", "read", "execve"].map(str::to_owned));
-        let filters = |seccomp: &Seccomp| super::filters(seccomp, &[], false).unwrap().unwrap();
+        let filters = |seccomp: &Seccomp| super::filters(seccomp, &[], false, false).unwrap().unwrap();
         let filter = filters(&Seccomp::Retain { names: names.clone(), errno: 1 }).last.unwrap();
         let refused = |insn: &Insn| insn.k == 0x0005_0000 | libc::EAFNOSUPPORT as u32;
         assert_eq!(
@@ -134,16 +143,30 @@ mod tests {
     #[test]
     fn a_list_without_execve_is_refused() {
         let names = ["read".to_owned()].into();
-        assert!(filters(&Seccomp::Retain { names, errno: 1 }, &[], false).is_err());
+        assert!(filters(&Seccomp::Retain { names, errno: 1 }, &[], false, false).is_err());
     }
 
     #[test]
     fn an_unneeded_second_filter_is_not_made() {
-        let default = filters(&Seccomp::Default, &[], false).unwrap().unwrap();
+        let default = filters(&Seccomp::Default, &[], false, false).unwrap().unwrap();
         assert!(default.last.is_none());
         let names = ["setsid".to_owned()].into();
         let removed = Seccomp::Remove { names, errno: 1 };
-        assert!(filters(&removed, &[], false).unwrap().unwrap().last.is_some());
-        assert!(filters(&removed, &[], true).unwrap().unwrap().last.is_none(), "it could not be loaded");
+        assert!(filters(&removed, &[], false, false).unwrap().unwrap().last.is_some());
+        assert!(filters(&removed, &[], true, false).unwrap().unwrap().last.is_none(), "it could not be loaded");
+    }
+
+    #[test]
+    fn a_storage_limit_fixes_the_project_of_files() {
+        let ioctl = numbers::number("ioctl").unwrap();
+        for (seccomp, is_allowed) in [
+            (Seccomp::Default, true),
+            (Seccomp::Remove { names: ["ioctl".to_owned()].into(), errno: 1 }, false),
+            (Seccomp::Retain { names: ["execve".to_owned()].into(), errno: 1 }, false),
+        ] {
+            let (mut rules, _) = rules(&seccomp, &[]).unwrap().unwrap();
+            profile::fix_project(&mut rules);
+            assert_eq!(matches!(rules.get(&ioctl), Some(Action::When(..))), is_allowed, "{seccomp:?}");
+        }
     }
 }

@@ -67,6 +67,17 @@ pub(super) fn socket_rules(capabilities: &[String]) -> Vec<(u32, Action)> {
         .collect()
 }
 
+/// Denies the app to change the project of its files; changes nothing where it may not use ioctl(2) at all.
+pub(super) fn fix_project(rules: &mut BTreeMap<u32, Action>) {
+    /// `FS_IOC_FSSETXATTR` of `linux/fs.h`.
+    const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
+    let Some(action) = number("ioctl").and_then(|number| rules.get_mut(&number)) else { return };
+    if matches!(action, Action::Allow) {
+        let sets_project = Condition { argument: 1, mask: u32::MAX, value: FS_IOC_FSSETXATTR };
+        *action = Action::When(vec![(sets_project, EPERM)], Box::new(Action::Allow));
+    }
+}
+
 /// The position of the flags in the arguments of clone(2).
 const CLONE_FLAGS: u8 = 0;
 

@@ -45,7 +45,7 @@
 //!                                               {"http": {"host": "127.0.0.1", "port": 80, "path": "/"}}
 //!                 "interval_ms": 30000, "timeout_ms": 30000, "retries": 3, "start_period_ms": 0,
 //!                 "start_interval_ms": 5000, "on_failure": "none" },  | "restart" | "stop" | "kill"
-//!     "stop_timeout_ms": 30000, "privileged": false,
+//!     "stop_timeout_ms": 30000, "privileged": false, "storage_limit": 1073741824,
 //!     "pid": "pod",                             pod | app | host
 //!     "terminal": false, "stdin": false,
 //!     "sdnotify": "app",                        ready | app | none; default ready
@@ -174,6 +174,8 @@ pub(crate) struct App {
     privileged: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pid: PidMode,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    storage_limit: Option<u64>,
     #[serde(default)]
     terminal: bool,
     #[serde(default)]
@@ -457,6 +459,7 @@ impl From<&AppSpec> for App {
             stop_timeout_ms: app.options.stop_timeout_ms,
             privileged: app.options.privileged,
             pid: app.options.pid,
+            storage_limit: app.options.storage_limit,
             terminal: app.options.terminal,
             stdin: app.options.stdin,
             sdnotify: app.options.sdnotify,
@@ -513,6 +516,7 @@ impl TryFrom<App> for AppSpec {
                 restart: app.restart,
                 privileged: app.privileged,
                 pid: app.pid,
+                storage_limit: app.storage_limit,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

@@ -114,6 +114,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
                 pids: limits[3],
                 ..Limits::default()
             },
+            storage_limit: (!rest.2[3] && rest.1 != Seccomp::Unconfined).then_some(1 << 30),
             seccomp: rest.1,
             read_only_root: rest.2[0],
             new_privileges: rest.2[1],

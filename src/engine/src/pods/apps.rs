@@ -48,6 +48,7 @@ use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::{ExecError, select_app};
 use crate::pods::plan::{self, AddedAppPlan};
 use crate::pods::prepare::assign_id;
+use crate::pods::storage_limit;
 use crate::pods::update::block_devices;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
 
@@ -83,6 +84,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         need_root("add an app to a pod").map_err(EngineError::from_cause)?;
         assign_id(&mut spec.app).map_err(EngineError::from_cause)?;
+        self.check_storage_limits(std::iter::once(&spec.app))?;
         self.running_pod(id)?;
         // Before the lock: fetching an image may take minutes.
         let app = PodSpec { apps: vec![spec.app.clone()], volumes: spec.volumes.clone(), ..PodSpec::default() };
@@ -137,6 +139,7 @@ impl Engine {
         let sent = self
             .write_added_apps(id, &added, &lock)
             .map_err(EngineError::from_cause)
+            .and_then(|()| storage_limit::limit_app(&self.pod_dir(id), &planned.app).map_err(EngineError::from_cause))
             .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned.volumes))
             .and_then(|mounts| {
                 let block_devices = block_devices(&planned.app.options.limits)?;
@@ -271,6 +274,8 @@ impl Engine {
             return Err(EngineError::new(ErrorKind::Refused, format!("app '{app}' of pod {id} {changed}")));
         }
         self.ask_to_remove(id, app, REQUEST_TIMEOUT).map_err(EngineError::from_cause)?;
+        // Killed before this, the removal of the pod removes the limit.
+        storage_limit::release(&self.pod_dir(id), Some(app)).map_err(EngineError::from_cause)?;
         self.forget_added_app(id, app.as_str(), &lock).map_err(EngineError::from_cause)?;
         // Deletes the row, since the journal has the removal.
         self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause)

@@ -25,6 +25,7 @@ pub(crate) mod restart;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod stop;
+pub(crate) mod storage_limit;
 pub(crate) mod supervisor;
 pub(crate) mod transition;
 pub(crate) mod update;

@@ -13,6 +13,7 @@ use gantry_host::file::{read_stream, read_truncated};
 use gantry_model::{PodId, PodSpec};
 use rustix::fs::OFlags;
 
+use crate::pods::storage_limit;
 use crate::{Engine, PodError, manifest};
 
 /// The pod's manifest as requested (see [`crate::manifest`]). The supervisor does not read it.
@@ -87,6 +88,7 @@ pub(crate) fn fill(dir: &Path, plan: &Plan) -> Result<(), PodError> {
         let path = dir.join(name);
         rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(PodError::io("make directory", path))?;
     }
+    storage_limit::limit_apps(dir, &plan.apps)?;
     write_plan(dir, plan)
 }
 

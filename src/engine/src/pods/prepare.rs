@@ -229,6 +229,7 @@ impl Engine {
         if request.starts_now {
             self.check_choice(&net)?;
         }
+        self.check_storage_limits(request.spec.apps.iter())?;
         let root = self.store.layout().root();
         if root.to_str().is_none() {
             return Err(PrepareError::Path(root.to_owned()));

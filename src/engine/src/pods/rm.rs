@@ -22,6 +22,7 @@ use crate::error::need_root;
 use crate::host::process::Deadline;
 use crate::pods::pod_dir;
 use crate::pods::stop::StopError;
+use crate::pods::storage_limit;
 use crate::{Engine, EngineError, PodError};
 
 /// Poll interval of waiting for a deletion by another process.
@@ -169,6 +170,7 @@ impl Engine {
         let cgroups = self.remove_cgroups(id);
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;
         cgroups.map_err(|source| RmError::Cgroup { id, source })?;
+        storage_limit::release(&self.pod_dir(id), None)?;
         self.delete_dir(lock, id)?;
         let row = if full {
             let row = self.store.pod(id).map_err(PodError::store)?;

@@ -23,6 +23,7 @@ use crate::pods::plan_net;
 use crate::pods::pod_dir;
 use crate::pods::prepare::{Embryo, EmbryoParts};
 use crate::pods::restart::has_restart_policy;
+use crate::pods::storage_limit;
 use crate::pods::supervisor::Spawned;
 use crate::pods::wait::EndWatch;
 use crate::{Engine, EngineError, PodError};
@@ -207,6 +208,7 @@ impl Engine {
     /// first: killed in between, the next start finds the row behind the plan and updates it.
     pub(crate) fn resolve_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<PodRow, StartError> {
         let mut written = self.plan(row.id)?;
+        storage_limit::check_limits(&self.pod_dir(row.id), &written.apps)?;
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
         let host = plan_net::host(&self.options.network, self.store.layout());
         let resolved = plan_net::net(&net, plan_net::ports_of(&written.net), host)

@@ -16,9 +16,10 @@ use gantry_model::stats::{
     AppStats, CpuLimitStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureStats,
     ResourceUsage, parse_net_dev,
 };
-use gantry_model::{AppState, Phase, PodId};
+use gantry_model::{AppName, AppState, Phase, PodId};
 
 use crate::PodView;
+use crate::pods::storage_limit::{AppProject, find_project};
 
 /// The v1 controllers that have counters.
 const CONTROLLERS: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "blkio"];
@@ -68,12 +69,26 @@ struct HeldPod {
     /// `None`: the pod is in the host's network.
     net_dev: Option<File>,
     /// By the name and the attempt of the app.
-    apps: HashMap<(String, u32), CounterFiles>,
+    apps: HashMap<(String, u32), HeldApp>,
+}
+
+/// The descriptors of an app.
+#[derive(Debug)]
+struct HeldApp {
+    counters: CounterFiles,
+    /// `None`: it has no storage limit, or that is not sampled.
+    project: Option<AppProject>,
+}
+
+impl HeldApp {
+    fn descriptor_count(&self) -> usize {
+        self.counters.descriptor_count() + usize::from(self.project.is_some())
+    }
 }
 
 impl HeldPod {
     fn descriptor_count(&self) -> usize {
-        let apps: usize = self.apps.values().map(CounterFiles::descriptor_count).sum();
+        let apps: usize = self.apps.values().map(HeldApp::descriptor_count).sum();
         self.counters.descriptor_count() + usize::from(self.net_dev.is_some()) + apps
     }
 }
@@ -198,17 +213,19 @@ impl Sampler {
             for app in &view.row.apps {
                 let AppState::Started { at, pid, attempt } = app.state else { continue };
                 let key = (app.name.to_string(), attempt);
-                let counters = match former.remove(&key) {
-                    Some(counters) => counters,
-                    None => CounterFiles::new(pod.counters.cgroups().open(app.name.as_str())?),
+                let held = match former.remove(&key) {
+                    Some(held) => held,
+                    None => self.open_app(view, &pod, &app.name)?,
                 };
                 // It has ended, or starts again.
-                let Ok(usage) = self.read_usage(&counters) else { continue };
+                let Ok(usage) = self.read_usage(&held.counters) else { continue };
                 let (cpu_limits, processes) = match self.counters {
-                    CounterSelection::All => read_details(&counters),
+                    CounterSelection::All => read_details(&held.counters),
                     CounterSelection::Summary => (None, None),
                 };
-                pod.apps.insert(key, counters);
+                // The limit may have been removed with the app.
+                let storage = held.project.as_ref().and_then(|project| project.usage().ok().flatten());
+                pod.apps.insert(key, held);
                 apps.push(AppStats {
                     name: app.name.clone(),
                     image: app.image.clone(),
@@ -217,6 +234,7 @@ impl Sampler {
                     pid,
                     started: at,
                     usage,
+                    storage,
                     cpu_limits,
                     processes,
                 });
@@ -239,6 +257,15 @@ impl Sampler {
             CounterSelection::Summary => read_summary(counters),
             CounterSelection::All => read_usage(counters),
         }
+    }
+
+    fn open_app(&self, view: &PodView, pod: &HeldPod, app: &AppName) -> io::Result<HeldApp> {
+        let counters = CounterFiles::new(pod.counters.cgroups().open(app.as_str())?);
+        let project = match self.counters {
+            CounterSelection::Summary => None,
+            CounterSelection::All => find_project(&view.dir, app.as_str())?,
+        };
+        Ok(HeldApp { counters, project })
     }
 
     fn open_pod(&self, view: &PodView, supervisor: u32) -> io::Result<HeldPod> {

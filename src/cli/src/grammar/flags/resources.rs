@@ -78,6 +78,16 @@ pub(super) static FLAGS: &[Flag] = &[
         d.app().options.limits.pids = Some(values::number(v, "a number of processes")?);
         Ok(())
     }),
+    valued(
+        App,
+        &["storage-limit"],
+        "BYTES",
+        "Limit of the writable layer and the logs together: 512Mi, 10Gi (needs project quotas)",
+        |d, v| {
+            d.app().options.storage_limit = Some(gantry_model::quantity::memory(v)?);
+            Ok(())
+        },
+    ),
     valued(App, &["io-weight"], "N", "Relative weight of input and output, 1 to 10000 (default 100)", |d, v| {
         d.app().options.limits.io_weight = Some(values::number(v, "a weight")?);
         Ok(())
