@@ -1,8 +1,6 @@
 //! `--storage-limit` where the file system has no project quotas. tests/vm has the checks of a limit: the kernel of this
 //! host may lack project quotas.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
-
 use gantry_fixtures::{Image, Layer};
 use gantry_tests::{Gantry, SmallDisk};
 

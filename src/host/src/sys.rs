@@ -1,4 +1,5 @@
-//! System calls without a safe wrapper in rustix. All `unsafe` code of this crate is here, each block with its argument.
+//! System calls without a safe wrapper in rustix. All `unsafe` code of this crate is here, each block with its
+//! argument.
 #![expect(unsafe_code, reason = "all unsafe code of the crate is in this module")]
 
 use std::io;

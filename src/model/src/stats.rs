@@ -44,7 +44,7 @@ pub struct AppStats {
     /// Its processes.
     #[serde(flatten)]
     pub usage: ResourceUsage,
-    /// What it uses of its storage limit; `None`: no limit, or not sampled.
+    /// Its disk space under its storage limit; `None`: no limit, or not sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageUsage>,
     /// Its CPU limit and weight; `None` unless they were sampled.

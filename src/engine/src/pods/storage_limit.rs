@@ -1,7 +1,7 @@
 //! `--storage-limit`: the space of an app's writable layer and its logs, limited by a project quota.
 //!
-//! The directories `apps/APP` and `logs/APP` of the pod get a project of their own before the supervisor fills them. The
-//! file `storage-limits` of the pod directory has a line `APP PROJECT` for each, written and synced first.
+//! The directories `apps/APP` and `logs/APP` of the pod get a project of their own before the supervisor fills them.
+//! The file `storage-limits` of the pod directory has a line `APP PROJECT` for each, written and synced first.
 //!
 //! | killed | leaves | removed by |
 //! |---|---|---|
@@ -133,7 +133,7 @@ pub(crate) fn find_project(dir: &Path, app: &str) -> io::Result<Option<AppProjec
 }
 
 impl AppProject {
-    /// What the app uses of its limit; `None`: the limit was removed.
+    /// The usage and the limit; `None`: the limit was removed.
     pub(crate) fn usage(&self) -> io::Result<Option<StorageUsage>> {
         let ProjectUsage { bytes, inodes, limit } = project::usage(&self.dir, self.project)?;
         Ok(limit.map(|limit| StorageUsage { bytes, inodes, limit }))
