@@ -1,5 +1,5 @@
-//! `--storage-limit` where the file system has no project quotas. tests/vm has the checks of a limit: the kernel of this
-//! host may lack project quotas.
+//! `--storage-limit` where the file system has no project quotas. tests/vm has the checks of a limit: the kernel of
+//! this host may lack project quotas.
 
 use gantry_fixtures::{Image, Layer};
 use gantry_tests::{Gantry, SmallDisk};
