@@ -175,6 +175,7 @@ impl Sampler {
                 pid,
                 started: at,
                 usage,
+                storage: self.find_project(view, &app.name)?.and_then(|project| project.usage().ok().flatten()),
                 cpu_limits: None,
                 processes: None,
             });
@@ -261,11 +262,15 @@ impl Sampler {
 
     fn open_app(&self, view: &PodView, pod: &HeldPod, app: &AppName) -> io::Result<HeldApp> {
         let counters = CounterFiles::new(pod.counters.cgroups().open(app.as_str())?);
-        let project = match self.counters {
-            CounterSelection::Summary => None,
-            CounterSelection::All => find_project(&view.dir, app.as_str())?,
-        };
-        Ok(HeldApp { counters, project })
+        Ok(HeldApp { counters, project: self.find_project(view, app)? })
+    }
+
+    /// The project of an app with a storage limit, if that is sampled.
+    fn find_project(&self, view: &PodView, app: &AppName) -> io::Result<Option<AppProject>> {
+        match self.counters {
+            CounterSelection::Summary => Ok(None),
+            CounterSelection::All => find_project(&view.dir, app.as_str()),
+        }
     }
 
     fn open_pod(&self, view: &PodView, supervisor: u32) -> io::Result<HeldPod> {
