@@ -215,6 +215,6 @@ fn a_stuck_exec_does_not_block_other_commands() {
     });
     let begin = std::time::Instant::now();
     let _ = g.run(&["stop", "--force", &pod]).ok();
-    assert!(begin.elapsed() < std::time::Duration::from_secs(5), "the supervisor was held up");
+    assert!(begin.elapsed() < std::time::Duration::from_secs(9), "the supervisor was held up");
     g.check_invariants();
 }

@@ -147,13 +147,13 @@ impl Served {
         found.unwrap_or_else(|| panic!("{path} has no memory size: {status}"))
     }
 
-    /// Terminates gantryd, which must exit within five seconds with code 0 and without an error.
+    /// Terminates gantryd, which must exit within 30 seconds, on a busy machine too, with code 0 and without an error.
     #[track_caller]
     pub fn end(self) -> Out {
         let begin = Instant::now();
         self.daemon.signal(crate::Signal::TERM);
         let out = self.daemon.wait().ok();
-        assert!(begin.elapsed() < Duration::from_secs(5), "it took {:?} to end: {out}", begin.elapsed());
+        assert!(begin.elapsed() < Duration::from_secs(30), "it took {:?} to end: {out}", begin.elapsed());
         assert!(!out.stderr.contains("error:") && !out.stderr.contains("panicked"), "{out}");
         out
     }
