@@ -1,12 +1,13 @@
 //! The record of limits that were changed while the pod ran ([`gantry_contract::limits`]).
 
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 
 use gantry_contract::files;
 use gantry_contract::limits::{MAX_RECORD, UpdatedLimits};
 use gantry_contract::plan::Plan;
 use gantry_host::file::read_stream;
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::failure::{Attempt, Result};
@@ -38,13 +39,25 @@ fn read(dir: impl AsFd, path: &str) -> std::io::Result<Option<UpdatedLimits>> {
 /// which the next change replaces.
 pub(crate) fn change(dir: impl AsFd + Copy, change: impl FnOnce(&mut UpdatedLimits)) -> Result<()> {
     let what = || "cannot record the new limits";
-    let mut limits = read(dir, files::LIMITS).unwrap_or_default().unwrap_or_default();
+    let mut limits = match read(dir, files::LIMITS) {
+        Ok(limits) => limits.unwrap_or_default(),
+        // A damaged record is replaced; one that cannot be read now may hold the limits of other apps.
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof) => {
+            tracing::warn!("the damaged {} is replaced: {error}", files::LIMITS);
+            UpdatedLimits::default()
+        }
+        Err(error) => return Err(error).attempt(what),
+    };
     change(&mut limits);
     let text = serde_json::to_vec(&limits).map_err(std::io::Error::from).attempt(what)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = rustix::fs::openat(dir, TEMPORARY, flags, Mode::RUSR | Mode::WUSR).attempt(what)?;
-    std::io::Write::write_all(&mut std::fs::File::from(file), &text).attempt(what)?;
-    rustix::fs::renameat(dir, TEMPORARY, dir, files::LIMITS).attempt(what)
+    let written = std::io::Write::write_all(&mut std::fs::File::from(file), &text)
+        .and_then(|()| Ok(rustix::fs::renameat(dir, TEMPORARY, dir, files::LIMITS)?));
+    if written.is_err() {
+        let _replaced_by_the_next_change = rustix::fs::unlinkat(dir, TEMPORARY, AtFlags::empty());
+    }
+    written.attempt(what)
 }
 
 /// Drops an app that was removed from the record: another app may get its name.
