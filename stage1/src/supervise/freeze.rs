@@ -89,6 +89,11 @@ impl Supervisor {
             check_is_idle(app)?;
             match (&app.running, name) {
                 (Some(_), _) if app.is_paused => {}
+                // Frozen, it could not exit within its stop timeout.
+                (Some(_), _) if app.stop.is_some() => {
+                    let why = format!("app '{}' is being stopped", app.plan.name);
+                    return Err(failure(ErrorKind::Busy, why));
+                }
                 (Some(_), _) => apps.push(token),
                 (None, Some(name)) => {
                     return Err(failure(ErrorKind::Refused, format!("app '{name}' does not run")));
@@ -211,8 +216,11 @@ impl Supervisor {
         is_thawed
     }
 
-    /// Fails while the pod is paused: no app is started then.
+    /// Fails while the pod is paused, or is about to be: no app is started then.
     pub(super) fn check_is_not_paused(&self) -> Result<()> {
+        if self.pausing.is_some() {
+            return Err(failure(ErrorKind::Busy, "the pod is being paused by another command"));
+        }
         match self.is_paused {
             true => Err(failure(ErrorKind::Refused, "the pod is paused: resume it with 'gantry unpause'")),
             false => Ok(()),
