@@ -8,7 +8,7 @@
 //! barrier of sd_notify_barrier(3).
 
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use gantry_contract::control::{MAX_STATUS_TEXT, Notified};
 use gantry_model::systemd::{MAX_NOTIFICATION, SdNotify};
@@ -152,8 +152,12 @@ fn receive_bytes(socket: &OwnedFd, bytes: &mut [u8], flags: RecvFlags) -> Option
 /// Forks a process that receives the next message with its descriptors, and closes them by its exit.
 fn fork_receiver(socket: &OwnedFd) -> Option<OwnedFd> {
     let thread = SingleThreaded::check().ok()?;
-    let pid = sys::fork(thread, 0, |_| {
+    let pid = sys::fork(thread, 0, |process| {
         let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+        // It may hang for long: copies of other descriptors would keep pipes and connections open.
+        if process.close_all_but(&[socket.as_raw_fd()]).is_err() {
+            sys::exit_now(1);
+        }
         let received = passing::receive(socket, &mut [0u8; 1], RecvFlags::DONTWAIT);
         sys::exit_now(u8::from(matches!(received, Err(error) if error != Errno::AGAIN)).into())
     });
@@ -166,12 +170,13 @@ fn is_member(process: Pid, pod: &str, app: &str) -> bool {
     std::fs::read_to_string(path).is_ok_and(|text| is_in_cgroup(&text, pod, app))
 }
 
-/// The same for the text of its `/proc/PID/cgroup`.
+/// The same for the text of its `/proc/PID/cgroup`. The first element with the pod's ID is the pod's cgroup: an app that
+/// manages its cgroups may name some of its own after the pod and another app.
 fn is_in_cgroup(text: &str, pod: &str, app: &str) -> bool {
-    let below = format!("/{pod}/{app}");
+    let pod = format!("/{pod}/");
     text.lines()
         .filter_map(|line| line.splitn(3, ':').nth(2))
-        .any(|path| path.split_once(&below).is_some_and(|(_, rest)| rest.is_empty() || rest.starts_with('/')))
+        .any(|path| path.split_once(&pod).is_some_and(|(_, below)| below.split('/').next() == Some(app)))
 }
 
 /// Whether an app has a notification socket.
@@ -211,6 +216,8 @@ mod tests {
             ("/gantry/p/a/init.scope", true),
             ("/gantry/p/ab", false),
             ("/gantry/p/b", false),
+            ("/gantry/p/b/_delegated/p/a", false),
+            ("/container/gantry/p/a", true),
             ("/gantry/p", false),
             ("/", false),
         ] {
