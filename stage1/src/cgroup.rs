@@ -183,6 +183,11 @@ impl Cgroups {
         with_memory.and_then(|one| one.pod.memory_failures(kills).ok()).unwrap_or(0)
     }
 
+    /// Whether memory is limited by cgroup v2.
+    pub(crate) fn has_v2_memory(&self) -> bool {
+        !self.hierarchies.iter().any(|one| one.pod.hierarchy().has_v1_controller("memory"))
+    }
+
     /// Makes the cgroups of an app and sets its limits.
     pub(crate) fn app(&self, name: &str, limits: &Limits, devices: &BlockDevices) -> Result<AppCgroup> {
         let cgroups = self.hierarchies.iter().map(|hierarchy| create(&hierarchy.pod, name)).collect::<Result<_>>()?;

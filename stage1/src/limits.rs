@@ -90,8 +90,7 @@ fn differs<T: PartialEq>(new: &T, old: Option<&T>, none: &T) -> bool {
 fn settings(new: &Limits, old: Option<&Limits>, devices: &BlockDevices, owner: LimitsOwner) -> Result<Vec<Setting>> {
     let mut all = Vec::new();
     if differs(&new.memory_high, old.map(|old| &old.memory_high), &None) {
-        let high = new.memory_high.map_or("max".to_owned(), |bytes| bytes.to_string());
-        all.push(Setting::new("--memory-high", "memory", &[], &[("memory.high", &high)]));
+        all.push(memory_high(new));
     }
     if differs(&new.memory_reservation, old.map(|old| &old.memory_reservation), &None) {
         let v1 = new.memory_reservation.map_or("-1".to_owned(), |bytes| bytes.to_string());
@@ -138,6 +137,11 @@ fn settings(new: &Limits, old: Option<&Limits>, devices: &BlockDevices, owner: L
         all.push(Setting::new("--hugetlb-limit", "hugetlb", &[(&v1, "-1")], &[(&v2, "max")]));
     }
     Ok(all)
+}
+
+fn memory_high(new: &Limits) -> Setting {
+    let high = new.memory_high.map_or("max".to_owned(), |bytes| bytes.to_string());
+    Setting::new("--memory-high", "memory", &[], &[("memory.high", &high)])
 }
 
 fn cpu_bandwidth(new: &Limits, old: Option<&Limits>) -> Option<Setting> {
@@ -257,17 +261,29 @@ impl LimitedCgroup<'_> {
         })
     }
 
-    /// Whether the new memory limit is below the memory in use, so that the kernel has to reclaim some. Refuses a limit
-    /// below the memory that cannot be reclaimed.
+    /// Whether a memory limit is lowered, so that the kernel may have to reclaim memory. The usage may grow until the
+    /// limit is written, so it does not decide. Refuses a hard limit below the memory that cannot be reclaimed.
     pub(crate) fn needs_reclaim(&self, old: &Limits, new: &Limits) -> Result<bool> {
-        let Some(limit) = new.memory.filter(|_| old.memory != new.memory) else { return Ok(false) };
-        self.check_memory(limit)?;
-        Ok(self.cgroups.memory_usage().ok().flatten().is_some_and(|usage| usage.current > limit))
+        let is_lower = |new: Option<u64>, old: Option<u64>| new.is_some_and(|new| old.is_none_or(|old| new < old));
+        if let Some(limit) = new.memory.filter(|_| old.memory != new.memory) {
+            self.check_memory(limit)?;
+        }
+        Ok(match self.cgroups.with_controller("memory") {
+            None => false,
+            Some(cgroup) if cgroup.is_v2() && is_lower(new.memory_high, old.memory_high) => true,
+            Some(_) => is_lower(new.memory, old.memory),
+        })
     }
 
     /// Sets the limits of memory and swap alone. Blocks while the kernel reclaims memory.
-    pub(crate) fn lower_memory(&self, new: &Limits) -> Result<()> {
-        self.set_memory(new.memory, new.memory_swap, &mut Vec::new())
+    pub(crate) fn lower_memory(&self, old: &Limits, new: &Limits) -> Result<()> {
+        if (new.memory, new.memory_swap) != (old.memory, old.memory_swap) {
+            self.set_memory(new.memory, new.memory_swap, &mut Vec::new())?;
+        }
+        if new.memory_high != old.memory_high {
+            let _warned_later = self.write(&memory_high(new))?;
+        }
+        Ok(())
     }
 
     fn apply(&self, new: &Limits, old: Option<&Limits>) -> Result<Vec<IneffectiveLimit>> {

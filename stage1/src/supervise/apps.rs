@@ -365,8 +365,10 @@ impl Supervisor {
     }
 
     fn finish_removal(&mut self, token: Token<App>, client: &OwnedFd) {
-        let Some(app) = self.pod.apps.remove(token) else { return };
+        let Some(mut app) = self.pod.apps.remove(token) else { return };
+        self.end_receiver(&mut app);
         let name = app.plan.name;
+        self.abort_reclaims(Some(&name));
         let volumes = self.release_volumes(&name, app.volumes);
         let removed = removal::remove_files(app.output.app_number, &name, Some(app.root), &volumes);
         self.remove_cgroup_later(&name);

@@ -22,6 +22,10 @@ impl Supervisor {
         self.abort_probes();
         self.end_sessions();
         self.kill_host_processes();
+        self.abort_reclaims(None);
+        let receivers = self.pod.apps.values_mut().filter_map(|app| app.notify.as_mut()?.receiver.take());
+        // Killed with the others.
+        self.ending.extend(receivers);
         end_init(&self.pod.init);
         self.kill_ending();
         self.sessions.clear();

@@ -5,7 +5,7 @@
 //! is refused before ([`crate::limits`]). On cgroup v1, the first limit of a controller that pods do not use otherwise
 //! (cpuset, hugetlb) moves the app's processes, each of which may wait for a grace period.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::control::{Reply, UpdateLimits};
@@ -39,7 +39,7 @@ impl Supervisor {
     /// Begins a change of limits; the client gets its reply when it is complete.
     pub(super) fn begin_update(&mut self, update: UpdateLimits, client: OwnedFd) {
         match self.check_update(&update).and_then(|()| self.start_reclaim(&update)) {
-            Ok(None) => self.finish_update(&update, &client),
+            Ok(None) => self.finish_update(&update, &client, false),
             Ok(Some(helper)) => {
                 let deadline = Instant::now() + RECLAIM_TIMEOUT;
                 self.reclaims.insert(Reclaim { helper, deadline, update, client });
@@ -75,9 +75,13 @@ impl Supervisor {
             return Ok(None);
         }
         let what = || "cannot start a process that lowers the memory limit";
-        let pid = sys::fork(SingleThreaded::check().attempt(what)?, 0, |_| {
+        let pid = sys::fork(SingleThreaded::check().attempt(what)?, 0, |process| {
             let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-            let lowered = limited.lower_memory(&update.new);
+            let kept: Vec<_> = limited.cgroups.iter().map(|cgroup| cgroup.as_fd().as_raw_fd()).collect();
+            if process.close_all_but(&kept).is_err() {
+                sys::exit_now(1);
+            }
+            let lowered = limited.lower_memory(&update.old, &update.new);
             sys::exit_now(i32::from(lowered.is_err()))
         });
         let helper = rustix::process::pidfd_open(pid.attempt(what)?, PidfdFlags::empty()).attempt(what)?;
@@ -89,7 +93,7 @@ impl Supervisor {
         let Some(how) = self.reclaims.get(token).and_then(|reclaim| reap(&reclaim.helper)) else { return };
         let Some(reclaim) = self.reclaims.remove(token) else { return };
         if how == gantry_contract::ProcessExit::Code(0) {
-            return self.finish_update(&reclaim.update, &reclaim.client);
+            return self.finish_update(&reclaim.update, &reclaim.client, true);
         }
         self.fail_reclaim(&reclaim, failure(ErrorKind::Refused, "its memory in use cannot be reclaimed"));
     }
@@ -108,19 +112,36 @@ impl Supervisor {
         }
     }
 
+    /// Ends the helper processes that lower the memory limit of an app that is removed, or all.
+    pub(super) fn abort_reclaims(&mut self, app: Option<&str>) {
+        let concerns = |reclaim: &Reclaim| app.is_none() || reclaim.update.app.as_deref() == app;
+        let tokens: Vec<_> =
+            self.reclaims.iter().filter(|(_, reclaim)| concerns(reclaim)).map(|(token, _)| token).collect();
+        for token in tokens {
+            let Some(reclaim) = self.reclaims.remove(token) else { continue };
+            // It fails only if the process has exited.
+            let _already_ended = rustix::process::pidfd_send_signal(&reclaim.helper, Signal::KILL);
+            self.ending.push(reclaim.helper);
+            let why = failure(ErrorKind::Refused, "cannot lower the memory limit: the app or the pod ends");
+            control::reply(&reclaim.client, &Reply::Failed(why), None);
+        }
+    }
+
     fn fail_reclaim(&mut self, reclaim: &Reclaim, why: gantry_contract::Failure) {
         let Reclaim { update, client, .. } = reclaim;
         // The helper may have set some of the new limits.
-        let _former_limits = match &update.app {
-            Some(name) => self.change_app_limits(name, &update.new, &update.old, false),
-            None => self.change_pod_limits(&update.new, &update.old, false),
-        };
+        let _former_limits = self.restore_limits(update);
         let message = format!("cannot lower the memory limit: {}", why.message);
         control::reply(client, &Reply::Failed(gantry_contract::Failure { message, ..why }), None);
     }
 
-    fn finish_update(&mut self, update: &UpdateLimits, client: &OwnedFd) {
-        let reply = match self.update_limits(update) {
+    fn finish_update(&mut self, update: &UpdateLimits, client: &OwnedFd, is_memory_lowered: bool) {
+        let updated = self.update_limits(update, is_memory_lowered);
+        if updated.is_err() && is_memory_lowered {
+            // The helper has set these limits; they may be in force although the rest was refused.
+            let _former_limits = self.restore_limits(update);
+        }
+        let reply = match updated {
             Ok(warnings) => Reply::LimitsUpdated { warnings },
             Err(why) => Reply::Failed(why),
         };
@@ -128,14 +149,19 @@ impl Supervisor {
     }
 
     /// Sets and records new limits; returns warnings about those without effect.
-    fn update_limits(&mut self, update: &UpdateLimits) -> Result<Vec<String>> {
+    fn update_limits(&mut self, update: &UpdateLimits, is_memory_lowered: bool) -> Result<Vec<String>> {
         self.check_update(update)?;
+        let mut old = update.old.clone();
+        if is_memory_lowered && self.pod.cgroups.has_v2_memory() {
+            // Writing memory.high once more would reclaim once more.
+            old.memory_high = update.new.memory_high;
+        }
         self.pod.block_devices.extend(update.block_devices.clone());
         let extra: Vec<_> = extra_controllers(&update.new).chain(extra_controllers(&update.old)).collect();
         self.pod.cgroups.require_controllers(&extra)?;
         let ineffective = match &update.app {
-            Some(name) => self.change_app_limits(name, &update.old, &update.new, !extra.is_empty()).of_app(name)?,
-            None => self.change_pod_limits(&update.old, &update.new, !extra.is_empty())?,
+            Some(name) => self.change_app_limits(name, &old, &update.new, !extra.is_empty()).of_app(name)?,
+            None => self.change_pod_limits(&old, &update.new, !extra.is_empty())?,
         };
         let recorded = updated_limits::change(self.pod.jail.pod_dir.as_fd(), |limits| match &update.app {
             Some(name) => drop(limits.apps.insert(name.clone(), update.new.clone())),
@@ -143,15 +169,20 @@ impl Supervisor {
         });
         if let Err(why) = recorded {
             // Without the record, a restart of the pod would lose the limits.
-            let _former_limits = match &update.app {
-                Some(name) => self.change_app_limits(name, &update.new, &update.old, false),
-                None => self.change_pod_limits(&update.new, &update.old, false),
-            };
+            let _former_limits = self.restore_limits(update);
             return Err(why);
         }
         self.journal.append(Fact::LimitsUpdated { app: update.app.clone() });
         self.watch_limited_apps();
         Ok(warnings(&ineffective))
+    }
+
+    /// Sets the former limits again after a failure.
+    fn restore_limits(&mut self, update: &UpdateLimits) -> Result<Vec<IneffectiveLimit>> {
+        match &update.app {
+            Some(name) => self.change_app_limits(name, &update.new, &update.old, false),
+            None => self.change_pod_limits(&update.new, &update.old, false),
+        }
     }
 
     fn change_app_limits(

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use gantry_contract::journal::Fact;
+use rustix::process::Signal;
 
 use super::{EventSource, Supervisor};
 use crate::app::App;
@@ -16,6 +17,15 @@ impl Supervisor {
             let notify = app.notify.as_ref()?;
             Some((EventSource::Notification(token), notify.receiver.as_ref().unwrap_or(&notify.socket).as_fd()))
         })
+    }
+
+    /// Kills the process that receives descriptors of an app, if one does. It is reaped with those that are ending.
+    pub(super) fn end_receiver(&mut self, app: &mut App) {
+        if let Some(receiver) = app.notify.as_mut().and_then(|notify| notify.receiver.take()) {
+            // It fails only if the process has exited.
+            let _already_ended = rustix::process::pidfd_send_signal(&receiver, Signal::KILL);
+            self.ending.push(receiver);
+        }
     }
 
     pub(super) fn handle_notification(&mut self, token: Token<App>) {
