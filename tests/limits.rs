@@ -229,6 +229,7 @@ fn a_refused_update_changes_nothing() {
     for (flags, why) in [
         (&["--memory=16m", "--pids-limit=5"][..], "cannot be reclaimed"),
         (&["--memory=512m", "--pids-limit=5", "--cpuset-cpus=4000"], "cannot set cpuset.cpus"),
+        (&["--memory=160m", "--pids-limit=5", "--cpuset-cpus=4000"], "cannot set cpuset.cpus"),
         (&["--memory-swap=1m"], "--memory-swap"),
     ] {
         let line = [&["update"][..], flags, &[&pod]].concat();

@@ -170,8 +170,8 @@ fn is_member(process: Pid, pod: &str, app: &str) -> bool {
     std::fs::read_to_string(path).is_ok_and(|text| is_in_cgroup(&text, pod, app))
 }
 
-/// The same for the text of its `/proc/PID/cgroup`. The first element with the pod's ID is the pod's cgroup: an app that
-/// manages its cgroups may name some of its own after the pod and another app.
+/// The same for the text of its `/proc/PID/cgroup`. The first element with the pod's ID is the pod's cgroup: an app
+/// that manages its cgroups may name some of its own after the pod and another app.
 fn is_in_cgroup(text: &str, pod: &str, app: &str) -> bool {
     let pod = format!("/{pod}/");
     text.lines()
