@@ -145,6 +145,28 @@ fn a_paused_pod_is_stopped_killed_and_removed() {
     let _ = g.run(&["pause", &pod]).exits(FAILED).stderr_contains(&["exited"]);
 }
 
+/// Frozen, it could not exit within its stop timeout.
+#[test]
+fn a_stopping_app_is_not_paused() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=one"], &["ignore", "SIGTERM"]);
+    g.wait_log(&pod, "ignoring");
+    let one = format!("{pod}/one");
+    let stop = g.spawn(&["app", "stop", "--time=600", &one]);
+    g.wait_log(&pod, "got SIGTERM");
+    // The command waits for the stop, and the app takes the next signal meanwhile.
+    let pause = g.spawn(&["pause", &one]);
+    g.run(&["kill", "--signal=SIGTERM", &pod]).succeeded();
+    wait_for("the second signal", || {
+        (g.run(&["logs", &pod]).ok().stdout.matches("got SIGTERM").count() >= 2).then_some(())
+    });
+    g.run(&["stop", "--force", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+    let _ = pause.wait().exits(FAILED);
+    let _ = stop.wait();
+    g.check_invariants();
+}
+
 #[test]
 fn a_killed_pause_leaves_a_consistent_pod() {
     let g = Gantry::new();
