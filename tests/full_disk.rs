@@ -177,15 +177,24 @@ fn a_full_disk_can_be_emptied_repeatedly() {
     }
 }
 
+/// Waits until the supervisor of a pod is gone, which holds a lock on the pod's directory, without recording the end.
+#[track_caller]
+fn wait_for_supervisor_exit(disk: &SmallDisk<'_>, pod: &str) {
+    let dir = disk.data().join("pods").join(pod);
+    wait_for("the end of the supervisor", || {
+        let journal = std::fs::read_to_string(dir.join("journal")).unwrap();
+        let lock = std::fs::File::open(&dir).unwrap();
+        (journal.contains("\"ended\"") && lock.try_lock_shared().is_ok()).then_some(())
+    });
+}
+
 #[test]
 fn pods_can_be_stopped_on_a_full_disk() {
     let g = Gantry::new();
     let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));
     let run = |verb: &[&str]| pod_id(&disk.run(&[&["run", "--net=none", "-d", &image, "--"], verb].concat()).ok());
     let (ends, stays) = (run(&["seq", "print", "words", "--", "sleep", "0.2"]), run(&["sleep", "forever"]));
-    let (id, dir) = (ends.clone(), disk.data());
-    let ended = move || std::fs::read_to_string(dir.join("pods").join(&id).join("journal")).unwrap().contains("ended");
-    wait_for("the end of the pod", || ended().then_some(()));
+    wait_for_supervisor_exit(&disk, &ends);
     fill_for_good(&disk);
     let looks = |disk: &SmallDisk<'_>| {
         let list = disk.run(&["list", "-o", "json"]).ok().json();
@@ -203,9 +212,7 @@ fn pods_can_be_stopped_on_a_full_disk() {
     disk.run(&["doctor"]).succeeded();
     // The same on a file system that was remounted read-only.
     let again = run(&["sleep", "0.2"]);
-    let (id, dir) = (again.clone(), disk.data());
-    let ended = move || std::fs::read_to_string(dir.join("pods").join(&id).join("journal")).unwrap().contains("ended");
-    wait_for("the end of the pod", || ended().then_some(()));
+    wait_for_supervisor_exit(&disk, &again);
     disk.remount("ro");
     let list = disk.run(&["list", "-o", "json"]).ok().json();
     assert!(list.as_array().unwrap().iter().all(|row| row["phase"] == "exited"), "{list}");

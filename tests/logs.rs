@@ -203,7 +203,8 @@ fn without_follow_reading_ends_at_the_present() {
     let out = g.run(&["logs", &pod]).ok();
     let first: u64 = out.stdout[5..11].parse().unwrap();
     let mut last = "";
-    for (want, line) in (first..).zip(out.stdout.lines().take(400)) {
+    // The lines of one file: the next one may have been rotated away while it was read.
+    for (want, line) in (first..).zip(out.stdout.lines().take(200)) {
         assert!(line.starts_with(&format!("line {want:06}")), "line {want} is missing between '{last}' and '{line}'");
         last = line;
     }

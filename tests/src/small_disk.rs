@@ -154,7 +154,10 @@ impl<'g> SmallDisk<'g> {
     /// When that fails.
     #[track_caller]
     pub fn drain(&self) {
-        if let Err(error) = fs::remove_file(self.data().join("../filler")) {
+        let removed = fs::remove_file(self.data().join("../filler"));
+        // ext4 frees the blocks of a deleted file when its journal is committed.
+        let drained = removed.and_then(|()| Ok(rustix::fs::syncfs(File::open(self.data())?)?));
+        if let Err(error) = drained {
             panic!("cannot delete the filler: {error}");
         }
     }
