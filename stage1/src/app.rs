@@ -31,6 +31,16 @@ const MAX_READS: usize = 16;
 /// Maximum read from an app with a CPU limit, in bytes: a few lines may use up its share.
 const MAX_LIMITED_READ: usize = 8 << 10;
 
+/// Time after which reading from one output ends, so that other events are handled. Bytes do not bound it: a buffer of
+/// empty lines becomes as many records, and a slow or busy host takes seconds for what takes milliseconds elsewhere.
+const READ_TIME_LIMIT: Duration = Duration::from_millis(5);
+
+/// Minimum size of a read, in bytes.
+const MIN_READ: usize = 4 << 10;
+
+/// Maximum size of a read, in bytes: that of the buffer and of a pipe.
+pub(crate) const MAX_READ: usize = 64 << 10;
+
 /// An app of the pod.
 pub(crate) struct App {
     /// Its part of the plan; `attempt` is that of the log.
@@ -151,6 +161,29 @@ pub(crate) struct AppOutput {
     pub(crate) flush_at: Option<Instant>,
     /// Limits the supervisor's CPU time for this output to the app's limit.
     pub(crate) pace: Pace,
+    /// The size of reads.
+    pub(crate) read_size: ReadSize,
+}
+
+/// The size of reads from an app's outputs: as large as the host can process well within [`READ_TIME_LIMIT`].
+#[derive(Debug)]
+pub(crate) struct ReadSize(usize);
+
+impl Default for ReadSize {
+    fn default() -> Self {
+        Self(MAX_READ / 4)
+    }
+}
+
+impl ReadSize {
+    /// Adapts it to a read of `length` bytes that took this time to process.
+    fn adapt(&mut self, length: usize, took: Duration) {
+        if took > READ_TIME_LIMIT {
+            self.0 = (self.0 / 2).max(MIN_READ);
+        } else if length >= self.0 && took < READ_TIME_LIMIT / 4 {
+            self.0 = (self.0 * 2).min(MAX_READ);
+        }
+    }
 }
 
 /// One output of an app.
@@ -165,23 +198,28 @@ pub(crate) struct OutputSource {
 
 impl AppOutput {
     /// Reads available output for the foregrounds and the log; returns whether the output has ended. It stops after
-    /// [`MAX_READS`] reads, so that an app that writes without pause does not starve other events, and as soon as a
-    /// foreground is blocked.
+    /// [`MAX_READS`] reads or [`READ_TIME_LIMIT`], so that an app that writes without pause does not starve other
+    /// events, and as soon as a foreground is blocked.
     pub(crate) fn pump(
         &mut self,
         token: Token<OutputSource>,
         foregrounds: &mut Foregrounds,
         buffer: &mut [u8],
     ) -> bool {
-        let (reads, size) = if self.pace.is_limited() { (1, MAX_LIMITED_READ) } else { (MAX_READS, buffer.len()) };
-        let buffer = &mut buffer[..size];
+        let (reads, max_size) = if self.pace.is_limited() { (1, MAX_LIMITED_READ) } else { (MAX_READS, MAX_READ) };
+        let deadline = Instant::now() + READ_TIME_LIMIT;
         let Some(source) = self.sources.get_mut(token) else { return true };
         let mut has_ended = false;
         for _ in 0..reads {
             if foregrounds.are_blocked() {
                 break;
             }
-            match rustix::io::read(&source.fd, &mut *buffer) {
+            let begin = Instant::now();
+            if begin >= deadline {
+                break;
+            }
+            let size = self.read_size.0.min(max_size).min(buffer.len());
+            match rustix::io::read(&source.fd, &mut buffer[..size]) {
                 // The master of a terminal that no process has open reports EIO.
                 Ok(0) | Err(rustix::io::Errno::IO) => {
                     self.log.end(source.stream, &mut source.partial, now());
@@ -191,6 +229,7 @@ impl AppOutput {
                 Ok(n) => {
                     foregrounds.send(self.app_number, source.stream, &buffer[..n]);
                     self.log.write(source.stream, &mut source.partial, &buffer[..n], now(), self.eager);
+                    self.read_size.adapt(n, begin.elapsed());
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => break,
@@ -218,7 +257,7 @@ impl AppOutput {
         for token in self.sources.tokens() {
             self.pump(token, foregrounds, buffer);
             if let Some(source) = self.sources.get_mut(token) {
-                // What a blocked foreground does not take any more is at least in the log.
+                // Output that a blocked foreground does not read any more is at least in the log.
                 while let Ok(length @ 1..) = rustix::io::retry_on_intr(|| rustix::io::read(&source.fd, &mut *buffer)) {
                     self.log.write(source.stream, &mut source.partial, &buffer[..length], now(), self.eager);
                 }
@@ -280,6 +319,24 @@ mod tests {
         assert_eq!(reap(&pidfd), None, "it runs");
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn reads_shrink_on_slow_hosts_and_grow_back() {
+        let (slow, fast) = (READ_TIME_LIMIT * 100, READ_TIME_LIMIT / 100);
+        let mut size = ReadSize::default();
+        for _ in 0..10 {
+            size.adapt(size.0, slow);
+        }
+        assert_eq!(size.0, MIN_READ);
+        size.adapt(MIN_READ / 2, fast);
+        assert_eq!(size.0, MIN_READ, "there was no more to read");
+        size.adapt(MIN_READ, READ_TIME_LIMIT / 2);
+        assert_eq!(size.0, MIN_READ, "twice as much would take too long");
+        for _ in 0..10 {
+            size.adapt(size.0, fast);
+        }
+        assert_eq!(size.0, MAX_READ);
     }
 
     /// `waitid` fails with ECHILD. Taken for "it runs", the readable pidfd would keep the event loop busy for ever.

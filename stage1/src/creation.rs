@@ -14,7 +14,7 @@ use rustix::pipe::PipeFlags;
 use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 
-use crate::app::{App, AppInput, AppOutput, OutputSource};
+use crate::app::{App, AppInput, AppOutput, OutputSource, ReadSize};
 use crate::cgroup::AppCgroup;
 use crate::confine::{self, Command, Confinement};
 use crate::devices::Device;
@@ -296,7 +296,8 @@ impl PreparedApp {
         let eager = self.plan.options.terminal || self.plan.options.stdin;
         let pace = Pace::new(self.plan.options.limits.cpu_limit_milli(), Instant::now());
         let sources = sources.into_iter().collect();
-        let output = AppOutput { app_number: self.number, log: self.log, sources, eager, flush_at: None, pace };
+        let (app_number, read_size) = (self.number, ReadSize::default());
+        let output = AppOutput { app_number, log: self.log, sources, eager, flush_at: None, pace, read_size };
         let health = AppHealth::new(&self.plan.options.health, self.plan.health_changes, Instant::now());
         let oom = OomTracker::with_total(self.plan.oom_kills);
         App {

@@ -9,15 +9,14 @@
 //!   `cgroup_threadgroup_rwsem` for writing, which waits for a grace period, also if the process is in the cgroup
 //!   already. It does not wait if another writer had the lock in the last 10 ms or so. Measured on Linux 6.18, hybrid,
 //!   2 CPUs: 8 to 16 ms for a first move, 0.1 ms for the moves after it. Two ways avoid the lock. On v1 a single thread
-//!   that moves itself, by writing 0 to `tasks`, takes none: 0.1 ms; the supervisor does that. On v2 a process can be
-//!   born in its cgroup (`clone3` with `CLONE_INTO_CGROUP`); the helper of an exec is. `cgroup.threads` is no way: it
-//!   refuses to leave a domain (EOPNOTSUPP).
+//!   that moves itself, by writing 0 to `tasks`, takes none: 0.1 ms. On v2 a process can be born in its cgroup
+//!   (`clone3` with `CLONE_INTO_CGROUP`). The makers of apps and the helpers of execs do both.
+//!   `cgroup.threads` is no way: it refuses to leave a domain (EOPNOTSUPP).
 //!
-//!   On v2 a helper process moves the supervisor while the supervisor works on. That is on purpose: libcontainer clones
-//!   the apps without a cgroup, so they have to be moved, and their moves find the lock taken by the supervisor's just
-//!   before. If the supervisor cloned itself into its cgroup when it executes itself again (`CLONE_INTO_CGROUP` and
-//!   `CLONE_PARENT`), `run` would be slower, because the first app's move would wait in the foreground. Besides, the
-//!   engine would have to learn a second PID before the start reply, and to kill and reap both processes.
+//!   Only the supervisor itself still has to be moved on v2, unless it was started in the root cgroup of a hybrid host.
+//!   A helper process moves it while the makers work. It is not cloned into its cgroup when it executes itself again
+//!   (`CLONE_INTO_CGROUP` with `CLONE_PARENT`), because the engine would have to learn a second PID before the start
+//!   reply, and to kill and reap both processes.
 //! * **Closing nftables sockets** and **removing the bridge and rules that no pod needs any more**
 //!   ([`finish_in_background`]). Both wait for one or two grace periods, at the end of the supervisor, which the caller
 //!   of `run` waits for.

@@ -1,10 +1,10 @@
-//! Limits the supervisor's CPU time for an app's output to the app's CPU limit.
+//! Limits the supervisor's CPU time for an app's output and notifications to the app's CPU limit.
 //!
 //! Processing a line costs the supervisor more than writing it costs the app: a timestamp, a record, a log rotation. An
 //! app limited to 5 % of a core could make its supervisor, which is not in the app's cgroup, use a whole core. So each
 //! app with a CPU limit has a token bucket of the supervisor's CPU time, which fills at the rate of the limit and pays
-//! for reading the app's output. While the balance is negative, the output is not read: the pipe fills, and the app
-//! blocks in write(2) as on a slow disk.
+//! for reading the app's output and its notifications. While the balance is negative, neither is read: the pipe and the
+//! socket's queue fill, and the app blocks in write(2) and sendmsg(2) as on a slow disk.
 
 use std::time::{Duration, Instant};
 

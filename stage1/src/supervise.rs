@@ -57,7 +57,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(200);
 
 /// Size of the buffer that output is read into, in bytes.
-const BUFFER_SIZE: usize = 64 << 10;
+const BUFFER_SIZE: usize = crate::app::MAX_READ;
 
 /// The state of the event loop.
 pub(crate) struct Supervisor {
@@ -249,7 +249,7 @@ impl Supervisor {
             }));
             fds.extend(app.running.as_ref().map(|pidfd| (EventSource::AppExit(app_token), pidfd.as_fd())));
         }
-        fds.extend(self.watched_notifications(blocked));
+        fds.extend(self.watched_notifications(blocked, now));
         fds.extend(self.reclaims.iter().map(|(token, r)| (EventSource::Reclaim(token), r.helper.as_fd())));
         let creations = self.creations.iter();
         fds.extend(creations.map(|(token, c)| (EventSource::Creation(token), c.maker.socket.as_fd())));
@@ -275,8 +275,9 @@ impl Supervisor {
         let now = Instant::now();
         let execs = self.sessions.values().filter_map(|session| Some(session.pending.as_ref()?.deadline));
         let late_lines = self.pod.apps.values().filter_map(|app| app.output.flush_at);
-        let with_output = self.pod.apps.values().filter(|app| !app.output.sources.is_empty());
-        let paused = with_output.filter_map(|app| app.output.pace.resumes_at(now));
+        let apps = self.pod.apps.values();
+        let with_input = apps.filter(|app| !app.output.sources.is_empty() || app.notify.is_some());
+        let paused = with_input.filter_map(|app| app.output.pace.resumes_at(now));
         let of_end = self.foreground_deadline.filter(|_| self.has_ended).into_iter().chain(self.drain_deadline);
         let requests = self.connections.values().map(|connection| connection.deadline);
         let requests = requests.chain(self.reclaims.values().map(|reclaim| reclaim.deadline));
