@@ -208,6 +208,38 @@ fn devices_of_the_host() {
 }
 
 #[test]
+fn devices_of_a_removed_app_are_denied_again() {
+    let g = Gantry::new();
+    let (image, device) = (g.fixture(), spare_device());
+    let number = rustix::fs::stat(device).unwrap().st_rdev;
+    let (major, minor) = (rustix::fs::major(number).to_string(), rustix::fs::minor(number).to_string());
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    let add =
+        |name: &str, flag: &str| g.run(&["app", "add", &pod, &image, "--name", name, flag, "--", "sleep", "1000"]);
+    add("probe", "--cap-add=MKNOD").succeeded();
+    g.run(&["app", "start", &format!("{pod}/probe")]).succeeded();
+    // The confinement is that of the pod.
+    let open = |node: &str| g.run(&["exec", "--app=probe", &pod, "--", "/bin/app", "mknod-try", node, &major, &minor]);
+    let _ = open("/dev/before").exits(3).stdout_contains("open: EPERM");
+    let (all, read) = (format!("--device={device}"), format!("--device={device}:/dev/mine:r"));
+    add("first", &all).succeeded();
+    add("second", &all).succeeded();
+    add("reader", &read).succeeded();
+    let _ = open("/dev/with-three").ok();
+    g.run(&["app", "rm", &format!("{pod}/first")]).succeeded();
+    let _ = open("/dev/with-two").ok();
+    g.run(&["app", "rm", &format!("{pod}/second")]).succeeded();
+    g.run(&["app", "rm", &format!("{pod}/reader")]).succeeded();
+    let _ = open("/dev/without").exits(3).stdout_contains("open: EPERM");
+    // So are those of an app that cannot be added.
+    let out = g.run(&["app", "add", &pod, &image, "--name=broken", &all, "--exec=/no-such-program"]);
+    let _ = out.exits(127);
+    let _ = open("/dev/after-failure").exits(3).stdout_contains("open: EPERM");
+    add("first", &all).succeeded();
+    let _ = open("/dev/again").ok();
+}
+
+#[test]
 fn manifest_has_the_devices_and_bad_ones_fail() {
     let g = Gantry::new();
     let image = g.fixture();

@@ -306,6 +306,16 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Denies the processes of the pod the devices of `former` that are not in `left`.
+    pub(crate) fn restrict_devices(
+        &self,
+        confinement: &mut DeviceConfinement,
+        former: &[Device],
+        left: &[Device],
+    ) -> io::Result<()> {
+        confinement.restrict(self.v2().map(|pod| pod.as_fd()), former, left)
+    }
+
     /// The pod's cgroup of v2.
     fn v2(&self) -> Option<&Cgroup> {
         self.hierarchies.iter().find(|hierarchy| hierarchy.root.is_v2()).map(|hierarchy| &hierarchy.pod)

@@ -108,13 +108,32 @@ impl Device {
 
     /// A line for `devices.allow` of cgroup v1.
     fn v1_rule(&self) -> String {
+        self.v1_rule_of(self.read, self.write)
+    }
+
+    fn v1_rule_of(&self, read: bool, write: bool) -> String {
         let kind = if self.is_block { 'b' } else { 'c' };
-        let access = match (self.read, self.write) {
+        let access = match (read, write) {
             (true, true) => "rwm",
             (true, false) => "rm",
             (false, _) => "wm",
         };
         format!("{kind} {}:{} {access}", self.major, self.minor)
+    }
+
+    /// A line for `devices.deny` of cgroup v1: the access to this device that neither the others nor the default list
+    /// gives; `None`: they give all of it. Denying removes access from the rule of exactly these numbers, so that the
+    /// others keep theirs at every moment.
+    fn v1_denial(&self, others: &[Self]) -> Option<String> {
+        let is_default = |&(major, minor): &(i32, Option<i32>)| (major, minor) == (self.major, Some(self.minor));
+        if !self.is_block && ALLOWED.iter().any(is_default) {
+            return None;
+        }
+        let numbers = |device: &Self| (device.is_block, device.major, device.minor);
+        let same = || others.iter().filter(|other| numbers(other) == numbers(self));
+        let read = self.read && !same().any(|other| other.read);
+        let write = self.write && !same().any(|other| other.write);
+        (read || write).then(|| self.v1_rule_of(read, write))
     }
 }
 
@@ -162,6 +181,27 @@ impl DeviceConfinement {
             }
             (Self::Program(_), None) => Err(io::Error::from(io::ErrorKind::NotFound)),
             (Self::Controller(cgroup), _) => Ok(allow_v1(cgroup, all)),
+        }
+    }
+
+    /// Denies the devices of `former` that are not in `left`; `cgroup` is the cgroup of v2.
+    pub(crate) fn restrict(
+        &mut self,
+        cgroup: Option<BorrowedFd<'_>>,
+        former: &[Device],
+        left: &[Device],
+    ) -> io::Result<()> {
+        match (self, cgroup) {
+            (Self::Program(attached), Some(cgroup)) => {
+                *attached = sys::attach_device_program(&program(left), cgroup, Some(attached.as_fd()))?;
+                Ok(())
+            }
+            (Self::Program(_), None) => Err(io::Error::from(io::ErrorKind::NotFound)),
+            (Self::Controller(cgroup), _) => {
+                let gone = former.iter().filter(|device| !left.contains(device));
+                gone.filter_map(|device| device.v1_denial(left))
+                    .try_for_each(|rule| cgroup.write("devices.deny", &rule))
+            }
         }
     }
 }
@@ -266,4 +306,26 @@ fn jump_if_any(register: u8, bits: i32, skip: i16) -> EbpfInsn {
 
 fn jump_unless(register: u8, value: i32, skip: i16) -> EbpfInsn {
     op(0x55, register, 0, skip, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(minor: i32, read: bool, write: bool) -> Device {
+        let target = "/dev/x".to_owned();
+        Device { target, is_block: false, major: 1, minor, read, write, mode: 0o600, uid: 0, gid: 0 }
+    }
+
+    #[test]
+    fn denials_leave_other_apps_and_defaults() {
+        let kmsg = device(11, true, true);
+        assert_eq!(kmsg.v1_denial(&[]).as_deref(), Some("c 1:11 rwm"));
+        assert_eq!(kmsg.v1_denial(&[device(12, true, true)]).as_deref(), Some("c 1:11 rwm"), "another device");
+        assert_eq!(kmsg.v1_denial(&[device(11, true, false)]).as_deref(), Some("c 1:11 wm"), "readable elsewhere");
+        assert_eq!(kmsg.v1_denial(&[device(11, true, false), device(11, false, true)]), None);
+        assert_eq!(device(3, true, true).v1_denial(&[]), None, "/dev/null");
+        let disk = Device { is_block: true, ..device(3, true, true) };
+        assert_eq!(disk.v1_denial(&[]).as_deref(), Some("b 1:3 rwm"), "a block device of the same numbers");
+    }
 }

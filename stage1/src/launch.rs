@@ -390,8 +390,8 @@ impl Pod {
         self.cgroups.leave_and_remove();
     }
 
-    /// Allows the devices of an app that is added to a pod whose devices are confined as one. They stay allowed until
-    /// the pod ends, but only this app gets nodes of them.
+    /// Allows the devices of an app that is added to a pod whose devices are confined as one, until
+    /// [`Self::restrict_devices`]. Only this app gets nodes of them.
     pub(crate) fn allow_devices(&mut self, new: &[Device]) -> Result<()> {
         let Some(confinement) = self.devices.as_mut().filter(|_| !new.is_empty()) else { return Ok(()) };
         let mut all = self.allowed_devices.clone();
@@ -399,6 +399,19 @@ impl Pod {
         self.cgroups.extend_devices(confinement, &all)?;
         self.allowed_devices = all;
         Ok(())
+    }
+
+    /// Denies the devices that no app has any more; `used` are those of the apps in the pod. After a failure, the next
+    /// removal tries again.
+    pub(crate) fn restrict_devices(&mut self, used: Vec<Device>) {
+        let Some(confinement) = &mut self.devices else { return };
+        if self.allowed_devices.iter().all(|device| used.contains(device)) {
+            return;
+        }
+        match self.cgroups.restrict_devices(confinement, &self.allowed_devices, &used) {
+            Ok(()) => self.allowed_devices = used,
+            Err(error) => tracing::warn!("cannot deny the pod the devices of a removed app: {error}"),
+        }
     }
 
     /// Confines the devices of an app in a new cgroup, as [`confine_app`].

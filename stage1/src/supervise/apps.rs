@@ -372,6 +372,7 @@ impl Supervisor {
         let volumes = self.release_volumes(&name, app.volumes);
         let removed = removal::remove_files(app.output.app_number, &name, Some(app.root), &volumes);
         self.remove_cgroup_later(&name);
+        self.restrict_devices();
         updated_limits::forget(self.pod.jail.pod_dir.as_fd(), &name);
         self.journal.append(Fact::AppRemoved { app: name.clone() });
         match removed {

@@ -355,6 +355,15 @@ impl Supervisor {
             Err(why) => tracing::warn!("{}", why.message),
         }
         self.remove_cgroup_later(name);
+        self.restrict_devices();
+    }
+
+    /// Denies the pod the devices of an app that was removed, or whose add has failed.
+    pub(super) fn restrict_devices(&mut self) {
+        let of_apps = self.pod.apps.values().flat_map(|app| &app.devices);
+        let new = self.creations.values().filter_map(Creation::new_app);
+        let used = of_apps.chain(new.flat_map(|new| &new.app.devices)).cloned().collect();
+        self.pod.restrict_devices(used);
     }
 
     /// Removes the cgroup of an app, as soon as the processes in it have ended.
