@@ -240,6 +240,23 @@ fn an_unhealthy_app_is_restarted_stopped_or_killed() {
 }
 
 #[test]
+fn restarts_of_an_unhealthy_app_back_off() {
+    let g = Gantry::new();
+    let check = [r#"--health-cmd=["/bin/false"]"#, "--health-interval=100ms", "--health-retries=1"];
+    let flags = [&check[..], &["--health-on-failure=restart", "--name=web"]].concat();
+    let pod = g.detached(&flags, &["obey", "TERM", "7"]);
+    let status = wait_for("the back-off of a later restart", || {
+        Some(app(&g.status(&pod), "web"))
+            .filter(|app| app["restart_at"].is_string() && app["attempt"].as_u64() >= Some(2))
+    });
+    assert_eq!(status["state"], "exited", "{status}");
+    wait_for("the next attempt", || (app(&g.status(&pod), "web")["attempt"].as_u64() >= Some(3)).then_some(()));
+    g.run(&["stop", &pod]).succeeded();
+    let status = g.wait_state(&pod, "exited");
+    assert_eq!(app(&status, "web")["restart_at"], Value::Null, "{status}");
+}
+
+#[test]
 fn failures_of_the_start_period_do_not_count() {
     let g = Gantry::new();
     let flags = [

@@ -369,9 +369,15 @@ impl Supervisor {
         let oom = oom_kills > app.oom_kills_before;
         let (attempt, stop) = (app.plan.attempt, app.stop.take());
         let was_stopped = stop.is_some() || self.is_stopping;
-        let restart_at = if was_stopped { None } else { app.plan_restart(how) };
+        // Without a client: the app was stopped because it is unhealthy.
+        let is_unhealthy = stop.as_ref().and_then(|stop| stop.restart.as_ref()).is_some_and(|it| it.client.is_none());
+        let restart_at = match (is_unhealthy, was_stopped) {
+            (true, _) => Some(app.schedule_restart()),
+            (false, true) => None,
+            (false, false) => app.plan_restart(how),
+        };
         self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt, how, oom, restart_at });
-        let restart = stop.and_then(|stop| self.complete_stop(stop));
+        let restart = stop.and_then(|stop| self.complete_stop(stop)).filter(|_| !is_unhealthy);
         if restart.is_none() && !self.is_active() {
             // The end of PID 1 kills the processes that the last app left behind.
             return;

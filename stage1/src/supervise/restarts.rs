@@ -1,4 +1,5 @@
-//! Restarts apps whose main process has ended, by their policy ([`gantry_model::restart`]).
+//! Restarts apps whose main process has ended, by their policy ([`gantry_model::restart`]), or after they were stopped
+//! as unhealthy. Both restarts have the same back-off and the same count.
 //!
 //! An exit and the time of the next start are one fact of the journal. A start that fails counts as an attempt that has
 //! exited: with 127 if the command was not found, 126 if it cannot be executed, else 125. While the pod is paused,
@@ -63,6 +64,13 @@ impl Restarts {
         self.count = 0;
     }
 
+    /// The main process has ended: after a healthy run, restarts are counted anew.
+    fn end_run(&mut self) {
+        if self.started.take().is_some_and(|started| started.elapsed() >= HEALTHY_RUN) {
+            self.count = 0;
+        }
+    }
+
     /// Cancels the next start; returns whether one was to come.
     pub(crate) fn cancel(&mut self) -> bool {
         self.next.take().is_some()
@@ -77,20 +85,21 @@ impl App {
 
     /// Plans the next start of an app that has ended so by itself; returns its time in nanoseconds since the epoch.
     pub(super) fn plan_restart(&mut self, how: ProcessExit) -> Option<i64> {
+        self.restarts.end_run();
+        self.plan.options.restart.restarts(how.into(), self.restarts.count).then(|| self.schedule_restart())
+    }
+
+    /// Schedules the next start after the back-off; returns its time in nanoseconds since the epoch.
+    pub(super) fn schedule_restart(&mut self) -> i64 {
         let restarts = &mut self.restarts;
-        if restarts.started.take().is_some_and(|started| started.elapsed() >= HEALTHY_RUN) {
-            restarts.count = 0;
-        }
-        if !self.plan.options.restart.restarts(how.into(), restarts.count) {
-            return None;
-        }
+        restarts.end_run();
         let wall = now();
         // The nanoseconds of the clock are random enough to spread the starts of several apps.
         let delay = backoff(restarts.count, u32::try_from(wall.rem_euclid(1_000_000_007)).unwrap_or(0));
         restarts.count = restarts.count.saturating_add(1);
         let at = wall.saturating_add(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX));
         restarts.next = Some(NextStart { due: Instant::now() + delay, at });
-        Some(at)
+        at
     }
 }
 
