@@ -8,7 +8,8 @@ use prost::Message as _;
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     rkt(&out)?;
-    talos(&out)
+    talos(&out)?;
+    aurae(&out)
 }
 
 /// Generates messages and client; in the server, lists and streams return messages that are encoded already (see
@@ -58,5 +59,18 @@ fn talos(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
             config.extern_path(format!(".os.{name}"), format!("crate::talos::machine::{name}"))
         })
         .compile_fds(files.clone())?;
+    Ok(())
+}
+
+/// Generates messages and servers of Aurae v0.
+fn aurae(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
+    let files = ["meta", "observe", "runtime", "schedule"].map(|package| format!("aurae/{package}.proto"));
+    println!("cargo::rerun-if-changed=aurae");
+    let files = protox::compile(files, ["."])?;
+    std::fs::write(out.join("aurae.bin"), files.encode_to_vec())?;
+
+    let generated = out.join("aurae");
+    std::fs::create_dir_all(&generated)?;
+    tonic_prost_build::configure().build_client(false).out_dir(&generated).compile_fds(files)?;
     Ok(())
 }

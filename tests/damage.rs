@@ -352,7 +352,7 @@ fn unrecoverable_pod_directories_are_set_aside() {
     g.wait_state(&exited, "exited");
     let fixture = g.fixture();
     let prepared = pod_id(&g.run(&["prepare", "--net=none", &fixture, "--", "true"]).ok());
-    let running = g.detached(&[], &["obey", "SIGTERM", "0"]);
+    let running = g.detached(&["--namespace=batch"], &["obey", "SIGTERM", "0"]);
     for (pod, file) in [(&exited, "plan.json"), (&prepared, "pod.json"), (&running, "pod.json")] {
         fs::write(g.dir().join("pods").join(pod).join(file), "{").unwrap();
     }
@@ -366,7 +366,8 @@ fn unrecoverable_pod_directories_are_set_aside() {
     let log = g.dir().join("lost-pods").join(&exited).join("logs");
     assert!(log.is_dir(), "its log is kept");
     // The plan of the running pod suffices.
-    assert_eq!(g.status(&running)["phase"], "running");
+    let status = g.status(&running);
+    assert_eq!((&status["phase"], &status["namespace"]), (&"running".into(), &"batch".into()));
     assert_eq!(g.list().len(), 1);
     let doctor = g.run(&["doctor"]).ok().stdout;
     assert!(doctor.contains(&exited) && doctor.contains(&prepared), "{doctor}");

@@ -150,6 +150,8 @@ fn each_event_is_recorded_once() {
     let life = |apps: &[&str], codes: &[&str], code: &str| {
         let mut told = said(&["pod-prepared ", "pod-started "]);
         told.extend(apps.iter().map(|app| format!("app-started {app} ")));
+        // This one was stopped.
+        told.extend(apps.contains(&"four").then(|| "pod-stopping  ".to_owned()));
         let mut over: Vec<_> = apps.iter().zip(codes).map(|(app, code)| format!("app-exited {app} {code}")).collect();
         over.sort();
         told.extend(over);

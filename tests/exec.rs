@@ -181,10 +181,11 @@ fn the_null_device_belongs_to_the_app() {
     held.wait_for_stdout("in");
     let host = std::fs::metadata("/dev/null").unwrap();
     let host = (host.st_dev(), host.st_ino());
+    let supervisor = g.supervisor(&pod).to_string();
     let mut looked = 0;
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let group = std::fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
-        if !group.contains(&pod) || group.contains("_supervisor") {
+        if !group.contains(&pod) || process.file_name() == *supervisor {
             continue;
         }
         if let Ok(stdin) = std::fs::metadata(process.path().join("fd/0")) {

@@ -267,6 +267,47 @@ fn add_survives_kills_at_any_point() {
 }
 
 #[test]
+fn one_command_adds_and_starts() {
+    let g = Gantry::new();
+    let pod = sandbox(&g, &[]);
+    let app = format!("{pod}/it");
+    assert_eq!(add(&g, &pod, &["--name=it", "--start"], &["sleep", "forever"]).ok().text(), "it");
+    let seen = state(&g, &app);
+    assert_eq!((&seen["state"], &seen["attempt"]), (&json!("running"), &json!(0)), "{seen}");
+    assert_eq!(events(&g, &pod, "it"), ["app-created", "app-started"]);
+    let _ = add(&g, &pod, &["--name=it", "--start"], &["true"]).exits(FAILED).stderr_contains(&["already has an app"]);
+    // Nothing is left of an app that cannot be added.
+    let _ = add(&g, &pod, &["--name=two", "--start", "--exec=/no/such"], &["true"]).exits(127);
+    assert_eq!(g.run(&["app", "list", "-q", &pod]).ok().text(), "it");
+    let _ = g.run(&["run", "--start", "image"]).exits(FAILED).stderr_contains(&["--start is not a flag of"]);
+    g.check_invariants();
+}
+
+#[test]
+fn add_with_start_survives_kills() {
+    let g = Gantry::new();
+    let pod = sandbox(&g, &[]);
+    let image = g.fixture();
+    let app = format!("{pod}/it");
+    let line = || words(&add_line(&pod, &image, &["--name=it", "--start"], &["sleep", "forever"]));
+    kill_at_each_step(&g, 20, line, |step| {
+        // The supervisor may still be creating it or starting it.
+        let listed = wait_for("the app to be created or not", || {
+            let listed = g.json(&["app", "list", &pod]);
+            listed.as_array().is_none_or(|apps| apps.iter().all(|app| app["state"] != "creating")).then_some(listed)
+        });
+        if listed.as_array().is_some_and(|apps| !apps.is_empty()) {
+            // Added or started; a start completes either.
+            g.run(&["app", "start", &app]).succeeded();
+            let seen = state(&g, &app);
+            assert_eq!((&seen["state"], &seen["attempt"]), (&json!("running"), &json!(0)), "step {step}: {seen}");
+            g.run(&["app", "rm", "--force", &app]).succeeded();
+        }
+        g.check_invariants();
+    });
+}
+
+#[test]
 fn starts_and_stops_survive_kills_at_any_point() {
     let g = Gantry::new();
     let pod = sandbox(&g, &[]);

@@ -100,6 +100,32 @@ fn pods_and_operations_are_counted() {
 }
 
 #[test]
+fn metrics_follow_updated_limits() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let image = g.fixture();
+    let flags = ["run", "--net=none", "-d", "--pod-name=web", &image, "--name=one"];
+    g.run(&[&flags[..], &["--memory=64Mi", "--pids-limit=100", "--", "sleep", "forever"]].concat()).succeeded();
+    let limits = |text: &str| {
+        let labels = [r#"container="one""#];
+        ["container_spec_memory_limit_bytes", "container_threads_max"].map(|name| value(text, name, &labels))
+    };
+    assert_eq!(limits(&scrape(&address)), [f64::from(64 << 20), 100.0]);
+    g.run(&["update", "--memory=96Mi", "--pids-limit=200", "web/one"]).succeeded();
+    wait_for("the new limits", || (limits(&scrape(&address)) == [f64::from(96 << 20), 200.0]).then_some(()));
+    // A new attempt has another cgroup, with the limits in effect.
+    g.run(&["restart", "--force", "web/one"]).succeeded();
+    wait_for("the sample of the new attempt", || {
+        let text = scrape(&address);
+        let restarted = value(&text, "gantry_container_restarts_total", &[r#"container="one""#]) == 1.0;
+        (restarted && limits(&text) == [f64::from(96 << 20), 200.0]).then_some(())
+    });
+    g.run(&["stop", "web"]).succeeded();
+    served.end();
+    g.remove_all();
+}
+
+#[test]
 fn promtool_accepts_the_metrics() {
     let g = Gantry::new();
     let (served, address) = serve(&g);

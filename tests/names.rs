@@ -31,6 +31,15 @@ fn a_pod_is_found_by_its_name() {
 }
 
 #[test]
+fn a_sandbox_has_a_name() {
+    let g = Gantry::new();
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none", "--pod-name=box"]).ok());
+    assert_eq!(g.status("box")["id"], pod);
+    g.run(&["app", "sandbox", "--net=none", "--pod-name=box"]).exits(FAILED).stderr_contains(&["has the name 'box'"]);
+    g.run(&["rm", "--force", "box"]).succeeded();
+}
+
+#[test]
 fn a_name_belongs_to_one_pod() {
     let g = Gantry::new();
     let first = g.detached(&["--pod-name=web"], &["sleep", "forever"]);

@@ -1,7 +1,5 @@
 //! Pods that are started again: on request, and by gantryd after their supervisor died.
 
-use std::process::Command;
-
 use gantry_tests::net::HOST4;
 use gantry_tests::{Gantry, Out, Running, Signal, Space, app, json_lines, pod_id, wait_for};
 use rustix::process::{Pid, kill_process};
@@ -65,8 +63,8 @@ fn exited_pods_start_again_in_place() {
         .unwrap_or_default();
     logs.sort();
     assert_eq!(logs, ["2.log", "3.log", "4.log", "5.log", "6.log"]);
-    let runs = ["pod-started", "pod-exited"].repeat(7);
-    assert_eq!(pod_events(&g, &pod)[1..], runs);
+    let runs = ["pod-starting", "pod-started", "pod-stopping", "pod-exited"].repeat(7);
+    assert_eq!(pod_events(&g, &pod)[1..], runs[1..]);
 }
 
 #[test]
@@ -266,22 +264,6 @@ fn gantryd_does_not_start_apps_that_were_stopped() {
     let _ = keeper.terminate();
 }
 
-/// A command in a simulated next boot of the host.
-fn in_next_boot(g: &Gantry, model: &Command) -> Command {
-    let boot = g.write("boot-id", "7d5f6c1e-0000-4000-8000-00000000b007\n");
-    let mut command = Command::new("unshare");
-    let script = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
-    command.args(["--mount", "--propagation=private", "sh", "-c", script, &boot]);
-    command.arg(model.get_program()).args(model.get_args());
-    for (name, value) in model.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
-}
-
 #[test]
 fn policies_restart_pods_after_a_reboot() {
     let g = Gantry::new();
@@ -293,8 +275,8 @@ fn policies_restart_pods_after_a_reboot() {
     for pod in [&always, &on_failure, &plain] {
         kill(g.supervisor(pod));
     }
-    let mut keeper = g.spawn_command(&mut in_next_boot(&g, &g.daemon(&[])));
-    let next = |args: &[&str]| g.spawn_command(&mut in_next_boot(&g, &g.command(args))).wait();
+    let mut keeper = g.spawn_command(&mut g.in_next_boot(&g.daemon(&[])));
+    let next = |args: &[&str]| g.spawn_command(&mut g.in_next_boot(&g.command(args))).wait();
     for pod in [&always, &on_failure] {
         keeper.wait_for_stderr(&format!("pod {pod} is started again"));
         let status = next(&["status", "-o", "json", pod]).ok().json();

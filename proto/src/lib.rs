@@ -7,6 +7,24 @@
 
 pub mod encoded;
 
+/// The generated module of a package, in a folder of contracts.
+macro_rules! package {
+    ($name:ident, $folder:literal, $package:literal) => {
+        #[doc = concat!("Package `", $package, "`.")]
+        #[allow(
+            missing_docs,
+            clippy::allow_attributes_without_reason,
+            clippy::too_many_lines,
+            clippy::unwrap_used,
+            clippy::large_enum_variant,
+            reason = "generated; the fields are documented in the contract"
+        )]
+        pub mod $name {
+            include!(concat!(env!("OUT_DIR"), "/", $folder, "/", $package, ".rs"));
+        }
+    };
+}
+
 /// rkt's PublicAPI.
 pub mod rkt {
     /// Package `v1alpha`: messages, and a client.
@@ -39,40 +57,34 @@ pub mod rkt {
 
 /// The Talos node API. A module per package, named as the package, because generated code refers to its neighbours.
 pub mod talos {
-    macro_rules! package {
-        ($name:ident, $file:literal) => {
-            #[doc = concat!("Package `", $file, "`.")]
-            #[allow(
-                missing_docs,
-                clippy::allow_attributes_without_reason,
-                clippy::too_many_lines,
-                clippy::unwrap_used,
-                clippy::large_enum_variant,
-                reason = "generated; what fields mean is in proto/talos"
-            )]
-            pub mod $name {
-                include!(concat!(env!("OUT_DIR"), "/talos/", $file, ".rs"));
-            }
-        };
-    }
-
-    package!(cluster, "cluster");
-    package!(common, "common");
-    package!(health, "health");
-    package!(inspect, "inspect");
-    package!(machine, "machine");
-    package!(network, "network");
-    package!(os, "os");
-    package!(resource, "resource");
-    package!(securityapi, "securityapi");
-    package!(storage, "storage");
-    package!(time, "time");
+    package!(cluster, "talos", "cluster");
+    package!(common, "talos", "common");
+    package!(health, "talos", "health");
+    package!(inspect, "talos", "inspect");
+    package!(machine, "talos", "machine");
+    package!(network, "talos", "network");
+    package!(os, "talos", "os");
+    package!(resource, "talos", "resource");
+    package!(securityapi, "talos", "securityapi");
+    package!(storage, "talos", "storage");
+    package!(time, "talos", "time");
 
     /// Packages of Google that the messages refer to.
     pub mod google {
-        package!(rpc, "google.rpc");
+        package!(rpc, "talos", "google.rpc");
     }
 
     /// The contract as a `google.protobuf.FileDescriptorSet`, for reflection.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/talos.bin"));
+}
+
+/// Aurae v0. A module per package, named as the package, because generated code refers to its neighbours.
+pub mod aurae {
+    package!(meta, "aurae", "meta");
+    package!(observe, "aurae", "observe");
+    package!(runtime, "aurae", "runtime");
+    package!(schedule, "aurae", "schedule");
+
+    /// The contract as a `google.protobuf.FileDescriptorSet`, for reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/aurae.bin"));
 }

@@ -6,18 +6,22 @@
 //! | v2 (alone) | `PARENT/UUID`, the supervisor in `PARENT/UUID/_supervisor` | `PARENT/UUID/APP` |
 //! | v1 memory, cpu, cpuacct, pids, blkio; freezer without v2 | `PARENT/UUID` | `PARENT/UUID/APP` |
 //! | v1 cpuset, hugetlb, if a limit needs them or the app is to see it | `PARENT/UUID` | `PARENT/UUID/APP` |
+//! | v2 (alone), in a scope of systemd | `SLICE/gantry-UUID.scope/UUID` | `SLICE/gantry-UUID.scope/UUID/APP` |
 //! | v2 beside v1 (`unified`) | as v2, without controllers: to kill processes and confine devices | as v2 |
 //!
+//! Beside v1, the supervisor stays in the root cgroup of v2 if it was started there.
+//!
 //! libcontainer sees no hierarchy: it would parse the mount table 24 times, and it manages every cgroup that it sees.
-//! Processes of apps join between their creation and their start. Moving a process is slow ([`crate::kernel_costs`])
-//! and blocks the making of cgroups, so all cgroups are made first. A killed supervisor leaves empty directories below
-//! `PARENT/UUID`, which the engine removes.
+//! Processes of apps are born in their cgroups ([`AppCgroup::fork_into`]). Moving a process is slow
+//! ([`crate::kernel_costs`]) and blocks the making of cgroups, so all cgroups are made first. A killed
+//! supervisor leaves empty directories below `PARENT/UUID`, which the engine removes.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use gantry_contract::plan::Plan;
 use gantry_host::cgroup::{Cgroup, CgroupSet, ReadCounters as _};
 use gantry_model::ErrorKind;
 use gantry_model::spec::Limits;
@@ -31,6 +35,7 @@ use crate::failure::{Attempt, Result, failure};
 use crate::kernel_costs::CgroupMove;
 use crate::limits::{self, BlockDevices, IneffectiveLimit, LimitedCgroup, LimitsOwner};
 use crate::sys::{self, ForkedChild, SingleThreaded};
+use crate::systemd;
 
 /// The v1 hierarchies that pods use, besides `devices`.
 const V1_CONTROLLERS: [&str; 5] = ["memory", "cpu", "cpuacct", "pids", "blkio"];
@@ -45,6 +50,7 @@ const SUPERVISOR: &str = "_supervisor";
 
 /// The pod's cgroup in a hierarchy.
 struct PodCgroup {
+    /// The hierarchy's root, or the cgroup of the pod's scope.
     root: Cgroup,
     pod: Cgroup,
     /// Whether the supervisor is in a cgroup of the pod, or is being moved there.
@@ -55,9 +61,14 @@ struct PodCgroup {
 pub(crate) struct Cgroups {
     /// One per hierarchy, that of v2 first.
     hierarchies: Vec<PodCgroup>,
-    /// `PARENT/UUID`, relative to a hierarchy's root.
+    /// `PARENT/UUID`, relative to a hierarchy's root; in a scope, `UUID`.
     path: String,
-    parent: String,
+    /// Whether the pod is in a scope of systemd, whose cgroup takes the place of the hierarchy's root.
+    in_scope: bool,
+    /// The parent if it is removed with the last pod in it.
+    parent: Option<String>,
+    /// `/proc/PID/cgroup` of the supervisor when it was started.
+    started_in: String,
     /// The move of the supervisor on v2 while it takes place.
     moving: Option<CgroupMove>,
     /// The roots of v1 hierarchies that no limit has needed yet.
@@ -74,13 +85,14 @@ pub(crate) struct AppCgroup {
 }
 
 impl Cgroups {
-    /// Makes the pod's cgroups, with these controllers besides those of every pod.
-    pub(crate) fn make(parent: &str, pod: &str, extra: &[&str]) -> Result<Self> {
-        let parent = parent.trim_matches('/').to_owned();
-        if parent.is_empty() || parent.split('/').any(|part| part.is_empty() || part == "." || part == "..") {
-            return Err(failure(ErrorKind::Invalid, "the cgroup parent must be a path of at least one element"));
+    /// Makes the pod's cgroups, with the controllers that its limits need besides those of every pod.
+    pub(crate) fn make(plan: &Plan) -> Result<Self> {
+        if let Some(scope) = plan.cgroup_parent.scope_path(&plan.pod) {
+            return Self::make_in_scope(plan, scope.trim_start_matches('/'));
         }
-        let path = format!("{parent}/{pod}");
+        let parent = plan.cgroup_parent.path().trim_start_matches('/').to_owned();
+        let parent = (!plan.keeps_cgroup_parent).then_some(parent);
+        let path = plan.pod_cgroup().trim_start_matches('/').to_owned();
         let all = [&V1_CONTROLLERS[..], &EXTRA_CONTROLLERS, &["freezer"]].concat();
         let roots = CgroupSet::open_roots(&all).attempt(|| "cannot open the cgroup hierarchies")?;
         if roots.is_empty() {
@@ -103,17 +115,52 @@ impl Cgroups {
             hierarchies.push(PodCgroup { root, pod, has_supervisor: false });
         }
         let warned = RefCell::default();
-        let mut cgroups = Self { hierarchies, path, parent, moving: None, spare_roots, warned };
-        cgroups.require_controllers(extra)?;
+        let started_in = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
+        let mut cgroups =
+            Self { hierarchies, path, parent, in_scope: false, started_in, moving: None, spare_roots, warned };
+        cgroups.require_controllers(&limits::extra_controllers_of_plan(plan))?;
+        Ok(cgroups)
+    }
+
+    /// Makes the pod's cgroup in a scope of systemd, in which this process is from now on.
+    fn make_in_scope(plan: &Plan, scope: &str) -> Result<Self> {
+        let roots = CgroupSet::open_roots(&V1_CONTROLLERS).attempt(|| "cannot open the cgroup hierarchies")?;
+        let Some(v2) = roots.v2().filter(|_| roots.iter().all(Cgroup::is_v2)) else {
+            let why = format!("pods in {} need cgroup v2 alone", plan.cgroup_parent);
+            return Err(failure(ErrorKind::Unavailable, why));
+        };
+        systemd::start_scope(plan.cgroup_parent.as_str(), &plan.pod, scope)?;
+        let root = v2.open(scope).attempt(|| format!("cannot open the cgroup {}", v2.path_of(scope).display()))?;
+        let pod = create(&root, &plan.pod)?;
+        // The controllers of a cgroup's children can be enabled only while no process is in it.
+        let supervisor = create(&pod, SUPERVISOR)?;
+        supervisor.join().attempt(|| format!("cannot join the cgroup {supervisor}"))?;
+        root.enable_controllers(&plan.pod, &V2_CONTROLLERS.map(|(v2, _)| v2));
+        let mut cgroups = Self {
+            hierarchies: vec![PodCgroup { root, pod, has_supervisor: true }],
+            path: plan.pod.clone(),
+            parent: None,
+            in_scope: true,
+            started_in: String::new(),
+            moving: None,
+            spare_roots: Vec::new(),
+            warned: RefCell::default(),
+        };
+        cgroups.require_controllers(&limits::extra_controllers_of_plan(plan))?;
         Ok(cgroups)
     }
 
     /// Starts moving this process out of the v2 cgroup that it was started in, so that the session or unit of the
-    /// caller can end without it. The move takes place in the background until [`Self::finish_move`], and no cgroup can
-    /// be made meanwhile.
+    /// caller can end without it. The move takes place in the background until [`Self::finish_move`]; meanwhile, no
+    /// cgroup can be made, and no process can be forked into one.
     pub(crate) fn start_move(&mut self, thread: SingleThreaded) -> Result<()> {
         let mut v2_groups = Vec::new();
-        for hierarchy in self.hierarchies.iter_mut().filter(|hierarchy| hierarchy.root.is_v2()) {
+        // Beside v1, the cgroup has no controllers: there is nothing to leave the root cgroup for.
+        let has_v1 = self.hierarchies.iter().any(|hierarchy| !hierarchy.root.is_v2());
+        let stays = |root: &Cgroup| has_v1 && root.hierarchy().find_path(&self.started_in) == Some("/");
+        // In a scope, it is in its cgroup already.
+        let is_to_be_moved = |one: &&mut PodCgroup| one.root.is_v2() && !one.has_supervisor && !stays(&one.root);
+        for hierarchy in self.hierarchies.iter_mut().filter(is_to_be_moved) {
             let cgroup = create(&hierarchy.pod, SUPERVISOR)?;
             v2_groups.push(cgroup.open_procs().attempt(|| format!("cannot open the cgroup {cgroup}"))?);
             hierarchy.has_supervisor = true;
@@ -129,9 +176,8 @@ impl Cgroups {
     /// after a failed start, the engine kills everything in the pod's cgroups, and the process that attaches the pod to
     /// its networks, which is forked before, may still have a bridge to remove.
     pub(crate) fn join_v1_groups(&mut self) -> Result<()> {
-        let own = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
         let v1 = self.hierarchies.iter_mut().filter(|hierarchy| !hierarchy.root.is_v2());
-        for hierarchy in v1.filter(|hierarchy| hierarchy.root.hierarchy().find_path(&own) != Some("/")) {
+        for hierarchy in v1.filter(|hierarchy| hierarchy.root.hierarchy().find_path(&self.started_in) != Some("/")) {
             hierarchy.pod.join().attempt(|| format!("cannot join the cgroup {}", hierarchy.pod))?;
             hierarchy.has_supervisor = true;
         }
@@ -142,6 +188,9 @@ impl Cgroups {
     /// for it. A failure shows there.
     pub(crate) fn start_leaving(&mut self, thread: SingleThreaded) {
         self.wait_for_move();
+        if self.in_scope {
+            return;
+        }
         let mut v2_roots = Vec::new();
         for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.has_supervisor) {
             if hierarchy.root.is_v2() {
@@ -162,13 +211,14 @@ impl Cgroups {
         }
     }
 
-    /// Waits until the supervisor has been moved, and moves PID 1 after it, which may have been forked before.
-    pub(crate) fn finish_move(&mut self, init: Pid) -> Result<()> {
+    /// Waits until the supervisor has been moved, and moves the pod's PID 1 after it, which was forked before.
+    pub(crate) fn finish_move(&mut self, init: Option<Pid>) -> Result<()> {
         let Some(moving) = self.moving.take() else { return Ok(()) };
         if !moving.wait().attempt(|| "cannot wait for the move to the supervisor's cgroup")? {
             let why = format!("cannot move the supervisor to the cgroup {}/{SUPERVISOR}", self.path);
             return Err(failure(ErrorKind::Internal, why));
         }
+        let Some(init) = init else { return Ok(()) };
         for hierarchy in self.hierarchies.iter().filter(|hierarchy| hierarchy.root.is_v2()) {
             let cgroup = create(&hierarchy.pod, SUPERVISOR)?;
             cgroup.add(init).attempt(|| format!("cannot move the pod's PID 1 to the cgroup {cgroup}"))?;
@@ -188,12 +238,10 @@ impl Cgroups {
         !self.hierarchies.iter().any(|one| one.pod.hierarchy().has_v1_controller("memory"))
     }
 
-    /// Makes the cgroups of an app and sets its limits.
-    pub(crate) fn app(&self, name: &str, limits: &Limits, devices: &BlockDevices) -> Result<AppCgroup> {
+    /// Makes the cgroups of an app. Its own limits follow when its process is made, which they must not apply to.
+    pub(crate) fn app(&self, name: &str) -> Result<AppCgroup> {
         let cgroups = self.hierarchies.iter().map(|hierarchy| create(&hierarchy.pod, name)).collect::<Result<_>>()?;
-        let app = AppCgroup { cgroups, delegated: None };
-        self.warn(&app.set_limits(limits, devices)?);
-        Ok(app)
+        Ok(AppCgroup { cgroups, delegated: None })
     }
 
     /// Logs limits without effect, each cause once.
@@ -329,16 +377,22 @@ impl Cgroups {
     }
 
     /// Removes the pod's cgroups after moving this process back to the root of each hierarchy. Those that are not empty
-    /// are left to the engine.
+    /// are left to the engine. From a scope, the process must not move away: the scope ends with its last process, and
+    /// systemd removes its cgroups.
     pub(crate) fn leave_and_remove(&mut self) {
         self.wait_for_move();
+        if self.in_scope {
+            return;
+        }
         for hierarchy in &self.hierarchies {
             if hierarchy.remove(&self.path) == Err(Errno::BUSY) && hierarchy.has_supervisor {
                 let _left_for_engine = hierarchy.root.join();
                 let _left_for_engine = hierarchy.remove(&self.path);
             }
-            // It fails while other pods have cgroups there.
-            let _in_use = hierarchy.root.remove(&self.parent);
+            if let Some(parent) = &self.parent {
+                // It fails while other pods have cgroups there.
+                let _in_use = hierarchy.root.remove(parent);
+            }
         }
     }
 }
@@ -359,12 +413,6 @@ impl AppCgroup {
     /// the host has a way to.
     pub(crate) fn confine_devices(&self, given: &[Device]) -> bool {
         self.cgroups.v2().is_some_and(|cgroup| DeviceConfinement::attach(cgroup.as_fd(), given).is_ok())
-    }
-
-    /// Moves a process to the cgroups.
-    pub(crate) fn add(&self, pid: Pid) -> Result<()> {
-        self.of_processes()
-            .try_for_each(|cgroup| cgroup.add(pid).attempt(|| format!("cannot move a process to the cgroup {cgroup}")))
     }
 
     /// Delegates a part of it to the app, which has no processes yet.

@@ -8,6 +8,7 @@ use gantry_model::ulimit::Ulimit;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use crate::jail::HostFileSystem;
 use crate::own_namespaces::AppNamespaces;
 use crate::program::{self, Unexecutable};
 use crate::refusal::Step;
@@ -34,6 +35,8 @@ pub(crate) struct Confinement {
     pub(crate) ulimits: std::rc::Rc<[Ulimit]>,
     /// The namespaces of the app.
     pub(crate) namespaces: AppNamespaces,
+    /// The host's file system, for an app of a host pod.
+    pub(crate) host: Option<std::rc::Rc<HostFileSystem>>,
 }
 
 impl Confinement {

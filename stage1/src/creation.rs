@@ -1,6 +1,6 @@
 //! Creates an app: first all but its process ([`AppCreation::prepare`]), then a process that waits for its execve
-//! ([`ProcessInputs::make`]). At the start of a pod, the supervisor does both itself; later, a process that is
-//! forked for it makes the app's process ([`crate::maker`]).
+//! ([`ProcessInputs::make`]). A process that is forked for it makes the app's process ([`crate::maker`]); only the
+//! process of a host pod that starts is made by the supervisor itself.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -20,6 +20,7 @@ use crate::confine::{self, Command, Confinement};
 use crate::devices::Device;
 use crate::failure::{Attempt, Result, failure};
 use crate::health::AppHealth;
+use crate::jail::HostFileSystem;
 use crate::journal::now;
 use crate::launcher::{self, Stdio, WaitingApp};
 use crate::logs::{Log, PartialLine, Stream};
@@ -57,6 +58,8 @@ pub(crate) struct AppCreation<'a> {
     pub(crate) etc: &'a [etc::File],
     /// Rotation of its log.
     pub(crate) log: LogLimits,
+    /// The host's file system, in a host pod.
+    pub(crate) host: Option<&'a Rc<HostFileSystem>>,
 }
 
 /// An app without a process.
@@ -83,17 +86,25 @@ pub(crate) struct PreparedApp {
 impl AppCreation<'_> {
     /// Makes all of the app but its process.
     pub(crate) fn prepare(self, mut cgroup: AppCgroup) -> Result<PreparedApp> {
-        let root = root::mount_root(self.app)?;
-        root::check_mount_points(&root)?;
+        let root = match self.host {
+            Some(host) => rustix::io::fcntl_dupfd_cloexec(&host.root, 3).attempt(|| "cannot open the host's root")?,
+            None => {
+                let root = root::mount_root(self.app)?;
+                root::check_mount_points(&root)?;
+                root
+            }
+        };
         let ids = user::resolve(
             &root,
             self.app.user.as_deref(),
             self.app.group.as_deref(),
             &self.app.options.supplementary_gids,
         )?;
-        root::make_working_dir(&root, &self.app.cwd)?;
         let mut etc = root::Etc::default();
-        etc.write(self.etc, &root, &[])?;
+        if self.host.is_none() {
+            root::make_working_dir(&root, &self.app.cwd)?;
+            etc.write(self.etc, &root, &[])?;
+        }
         if AppNamespaces::from_app(self.app).manages_cgroup {
             own_namespaces::check_user(&ids)?;
             etc.write(&[etc::machine_id(self.pod)], &root, &[])?;
@@ -145,7 +156,8 @@ impl AppCreation<'_> {
         let ulimits = self.app.options.ulimits.clone().into();
         let namespaces = AppNamespaces::from_app(self.app);
         let filters = filters.map(Rc::new);
-        Ok(Confinement { capabilities, ambient, filters, new_privileges, ulimits, namespaces })
+        let host = self.host.cloned();
+        Ok(Confinement { capabilities, ambient, filters, new_privileges, ulimits, namespaces, host })
     }
 }
 
@@ -194,8 +206,8 @@ pub(crate) struct ProcessInputs<'a> {
     pub(crate) devices: &'a [Device],
     /// The app's cgroups.
     pub(crate) cgroup: &'a AppCgroup,
-    /// The pod's PID 1.
-    pub(crate) init: Pid,
+    /// The pod's PID 1; `None` in a host pod.
+    pub(crate) init: Option<Pid>,
 }
 
 /// A process that waits for its start, before it is locked down.
@@ -209,6 +221,9 @@ pub(crate) struct MadeProcess {
 impl ProcessInputs<'_> {
     /// Makes the missing volumes of the app, and returns its mounts with their targets resolved in its root.
     pub(crate) fn prepare_mounts(&self, root: &OwnedFd) -> Result<Vec<AppMount>> {
+        if self.confinement.host.is_some() {
+            return Ok(Vec::new());
+        }
         volumes::prepare_mounts(self.plan, self.app, root)
     }
 
@@ -232,10 +247,20 @@ impl ProcessInputs<'_> {
     /// Makes a process that waits for its start. `root` is the app's root in this mount namespace.
     pub(crate) fn make(&self, root: &OwnedFd, mounts: &[AppMount], stdio: Stdio) -> Result<MadeProcess> {
         let app = self.app;
+        if let Some(host) = &self.confinement.host {
+            return self.make_on_host(host, None, stdio);
+        }
         // They are needed until the process has copied them into its own mount namespace.
         let _attached = mounts::attach(root, mounts)?;
         let files = AppFiles { mounts, devices: self.devices };
-        let config = spec::config(self.plan, app, &files, self.ids, self.confinement, self.init.as_raw_nonzero().get());
+        let config = spec::config(
+            self.plan,
+            app,
+            &files,
+            self.ids,
+            self.confinement,
+            self.init.map_or(0, |init| init.as_raw_nonzero().get()),
+        );
         let path = format!("/bundles/{}/config.json", app.name);
         std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))?;
         let command = Command { argv: app.argv.clone(), env: spec::environment(&app.env, self.ids) };
@@ -244,6 +269,21 @@ impl ProcessInputs<'_> {
         self.set_oom_score(process.waiting.pid)?;
         let null = terminal::open_null(process.waiting.pid).attempt(|| "cannot open /dev/null of the app")?;
         Ok(MadeProcess { process, null })
+    }
+
+    /// Makes a process of a host pod, which waits for its start in the host's mount namespace. `cgroup` is the app's,
+    /// unless this process is in it.
+    pub(crate) fn make_on_host(
+        &self,
+        host: &HostFileSystem,
+        cgroup: Option<&AppCgroup>,
+        stdio: Stdio,
+    ) -> Result<MadeProcess> {
+        let command = Command { argv: self.app.argv.clone(), env: spec::environment(&self.app.env, self.ids) };
+        let process = launcher::create_on_host(self, cgroup, command, &host.namespace, stdio)?;
+        self.set_oom_score(process.waiting.pid)?;
+        let null = rustix::fs::openat(&host.root, "dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        Ok(MadeProcess { process, null: null.attempt(|| "cannot open the host's /dev/null")? })
     }
 
     /// Sets the OOM score of the process. libcontainer would set one in the configuration for the supervisor.
@@ -286,7 +326,7 @@ fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 
 impl PreparedApp {
     /// The inputs of making its process.
-    pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Pid) -> ProcessInputs<'a> {
+    pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Option<Pid>) -> ProcessInputs<'a> {
         let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;
         ProcessInputs { plan, app, ids, confinement, devices, cgroup, init }
     }
@@ -330,7 +370,7 @@ impl PreparedApp {
 
 impl App {
     /// The inputs of making another process.
-    pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Pid) -> ProcessInputs<'a> {
+    pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Option<Pid>) -> ProcessInputs<'a> {
         let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;
         ProcessInputs { plan, app, ids, confinement, devices, cgroup, init }
     }

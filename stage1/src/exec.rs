@@ -146,9 +146,14 @@ fn open_child(pid: Pid) -> Option<(Pid, OwnedFd)> {
     Some((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?))
 }
 
-/// Starts `request` in `app`. `init` is the pidfd of the pod's PID 1; `stdio` are the client's stdin, stdout and
-/// stderr, or empty for a program with a terminal.
-pub(crate) fn exec(app: &App, init: &OwnedFd, request: &control::Exec, stdio: Vec<OwnedFd>) -> Result<PendingExec> {
+/// Starts `request` in `app`. `init` is the pidfd of the pod's PID 1, if any; `stdio` are the client's stdin, stdout
+/// and stderr, or empty for a program with a terminal.
+pub(crate) fn exec(
+    app: &App,
+    init: Option<&OwnedFd>,
+    request: &control::Exec,
+    stdio: Vec<OwnedFd>,
+) -> Result<PendingExec> {
     let (Some(target), Some(null)) = (&app.running, &app.null) else {
         return Err(failure(ErrorKind::Refused, format!("app '{}' has ended", app.plan.name)));
     };
@@ -203,7 +208,7 @@ struct Helper<'a> {
     app: &'a App,
     target: &'a OwnedFd,
     null: &'a OwnedFd,
-    init: &'a OwnedFd,
+    init: Option<&'a OwnedFd>,
     request: &'a control::Exec,
     ids: Ids,
     stdio: Option<[OwnedFd; 3]>,
@@ -256,11 +261,12 @@ impl Helper<'_> {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
         }
         ulimits::raise(&self.app.plan.options.ulimits)?;
-        match self.app.confinement.namespaces.pid {
-            PidMode::Pod => sys::setns(self.init.as_fd(), libc::CLONE_NEWPID)?,
-            PidMode::App => sys::setns(self.target.as_fd(), libc::CLONE_NEWPID)?,
-            PidMode::Host => {}
-        }
+        let pids = match self.app.confinement.namespaces.pid {
+            PidMode::Pod => self.init,
+            PidMode::App => Some(self.target),
+            PidMode::Host => None,
+        };
+        pids.map_or(Ok(()), |process| sys::setns(process.as_fd(), libc::CLONE_NEWPID))?;
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         match (&self.stdio, self.request.terminal) {

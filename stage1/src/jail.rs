@@ -16,11 +16,12 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
 
 use gantry_contract::plan::Plan;
 use gantry_model::ErrorKind;
 use gantry_model::namespaces::{IpcMode, UtsMode};
-use gantry_model::spec::VolumeKind;
+use gantry_model::spec::{PodFlavor, VolumeKind};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind, mount_change,
@@ -36,6 +37,27 @@ pub(crate) struct Jail {
     pub(crate) pod_dir: OwnedFd,
     /// `/dev/null` of the host.
     pub(crate) null: OwnedFd,
+    /// The host's file system, in a host pod.
+    pub(crate) host: Option<Rc<HostFileSystem>>,
+}
+
+/// The host's file system, for the apps of a host pod: they are outside of the jail.
+#[derive(Debug)]
+pub(crate) struct HostFileSystem {
+    /// The host's root directory.
+    pub(crate) root: OwnedFd,
+    /// The host's mount namespace.
+    pub(crate) namespace: OwnedFd,
+}
+
+impl HostFileSystem {
+    /// Opens it, in the host's mount namespace.
+    fn open() -> Result<Self> {
+        let root = open_dir("/").attempt(|| "cannot open the host's root directory")?;
+        let namespace = rustix::fs::open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .attempt(|| "cannot open the host's mount namespace")?;
+        Ok(Self { root, namespace })
+    }
 }
 
 /// Enters the pod's namespaces, except the network namespace ([`crate::network`]), and a mount tree of its own. The
@@ -43,6 +65,10 @@ pub(crate) struct Jail {
 pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .attempt(|| "cannot open /dev/null")?;
+    let host = match plan.flavor {
+        PodFlavor::Container => None,
+        PodFlavor::Host => Some(Rc::new(HostFileSystem::open()?)),
+    };
     let of_ipc = if plan.ipc == IpcMode::Host { 0 } else { libc::CLONE_NEWIPC };
     let of_uts = if plan.uts == UtsMode::Host { 0 } else { libc::CLONE_NEWUTS };
     sys::unshare(libc::CLONE_NEWNS | of_ipc | of_uts).attempt(|| "cannot make the pod's namespaces")?;
@@ -64,7 +90,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .attempt(|| "cannot keep later mounts of the host out of the pod")?;
     let pod_dir = open_dir("/pod").attempt(|| "cannot open the pod directory from inside")?;
-    Ok(Jail { pod_dir, null })
+    Ok(Jail { pod_dir, null, host })
 }
 
 /// Clones the mount tree of each host volume while the host's paths are reachable. Every source is opened once and

@@ -7,25 +7,25 @@ use gantry_contract::plan::{self, Net, Plan};
 use gantry_contract::start::Ready;
 use gantry_model::ErrorKind;
 use gantry_model::net::{DnsSpec, HostsSpec};
+use gantry_model::spec::PodFlavor;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{DumpableBehavior, Pid, Signal};
 
-use crate::app::{App, AppInput, OutputSource};
+use crate::app::App;
 use crate::cgroup::{AppCgroup, Cgroups};
-use crate::creation::{AppCreation, MadeProcess, PreparedApp, make_stdio};
+use crate::creation::AppCreation;
 use crate::devices::{Device, DeviceConfinement};
 use crate::failure::{Attempt, OfApp, Result, failure};
+use crate::first_apps::{AppInCreation, CreatedApp};
 use crate::init::{self, Init};
 use crate::jail::{self, Jail};
 use crate::kernel_log::KernelLog;
-use crate::launcher::{Stdio, reap_all};
+use crate::launcher::reap_all;
 use crate::limits::{self, BlockDevices};
-use crate::mounts::check_targets;
 use crate::network::{self, AttachError, PodNetwork};
 use crate::sys::SingleThreaded;
 use crate::table::Table;
-use crate::volumes::AppMount;
-use crate::{etc, root, sysctl, updated_limits};
+use crate::{etc, first_apps, root, sysctl, updated_limits};
 
 /// A pod whose apps were started.
 pub(crate) struct Pod {
@@ -39,8 +39,8 @@ pub(crate) struct Pod {
     pub(crate) block_devices: BlockDevices,
     /// Its networks, if it has some of its own.
     pub(crate) network: Option<PodNetwork>,
-    /// Its PID 1.
-    pub(crate) init: Init,
+    /// Its PID 1; `None` in a host pod, whose apps are in the host's PID namespace.
+    pub(crate) init: Option<Init>,
     /// Its apps, in the order in which they were created.
     pub(crate) apps: Table<App>,
     /// The confinement of its devices; `None`: each app's are confined, or the host has no way to.
@@ -53,33 +53,6 @@ pub(crate) struct Pod {
     pub(crate) next_number: Option<u16>,
     host: etc::HostFiles,
     thread: SingleThreaded,
-}
-
-/// An app whose process waits for its start.
-struct CreatedApp {
-    prepared: PreparedApp,
-    mounts: Vec<AppMount>,
-    made: MadeProcess,
-    sources: Vec<OutputSource>,
-    input: AppInput,
-}
-
-impl CreatedApp {
-    /// Executes the program and waits until that is done. The process of an app that is held waits for a request.
-    fn execute(self) -> Result<App> {
-        let (attempt, is_held) = (self.prepared.plan.attempt, self.prepared.plan.is_held);
-        let waiting = self.made.process.waiting;
-        if is_held {
-            let mut app = self.prepared.into_app(self.made.null, self.sources, self.input);
-            app.waiting = Some(waiting);
-            return Ok(app);
-        }
-        waiting.proceed()?;
-        waiting.outcome()?;
-        let mut app = self.prepared.into_app(self.made.null, self.sources, self.input);
-        app.record_start(waiting, attempt);
-        Ok(app)
-    }
 }
 
 /// Starts the pod of this plan. `lock` is the pod directory; terminals of apps get this size (rows, columns).
@@ -99,7 +72,7 @@ pub(crate) fn launch(
     updated_limits::load(&mut plan);
     // Before the pod's devices are confined, and this process with them.
     let kernel_log = KernelLog::open();
-    let cgroups = Cgroups::make(&plan.cgroup_parent, &plan.pod, &limits::extra_controllers_of_plan(&plan))?;
+    let cgroups = Cgroups::make(&plan)?;
     let mut launch = Launch {
         thread,
         cgroups,
@@ -112,28 +85,25 @@ pub(crate) fn launch(
         allowed_devices: Vec::new(),
     };
     match launch.run(&plan, lock) {
-        Ok((jail, apps, host)) => match launch.init {
-            Some(init) => {
-                let Launch { cgroups, block_devices, network, devices, allowed_devices, .. } = launch;
-                let next_number = u16::try_from(plan.apps.len()).ok();
-                Ok(Pod {
-                    plan,
-                    jail,
-                    cgroups,
-                    block_devices,
-                    network,
-                    init,
-                    apps,
-                    thread,
-                    devices,
-                    allowed_devices,
-                    kernel_log,
-                    host,
-                    next_number,
-                })
-            }
-            None => Err(failure(ErrorKind::Internal, "the pod runs without a PID 1")),
-        },
+        Ok((jail, apps, host)) => {
+            let Launch { cgroups, block_devices, network, init, devices, allowed_devices, .. } = launch;
+            let next_number = u16::try_from(plan.apps.len()).ok();
+            Ok(Pod {
+                plan,
+                jail,
+                cgroups,
+                block_devices,
+                network,
+                init,
+                apps,
+                thread,
+                devices,
+                allowed_devices,
+                kernel_log,
+                host,
+                next_number,
+            })
+        }
         Err(why) => {
             launch.undo();
             Err(why)
@@ -172,75 +142,81 @@ pub(crate) fn confine_app(
 
 impl Launch {
     fn run(&mut self, plan: &Plan, lock: &OwnedFd) -> Result<(Jail, Table<App>, etc::HostFiles)> {
-        let devices =
-            plan.apps.iter().map(|app| Device::read_all(app).of_app(&app.name)).collect::<Result<Vec<_>>>()?;
+        let devices = plan.apps.iter().map(|app| match plan.flavor {
+            PodFlavor::Container => Device::read_all(app).of_app(&app.name),
+            // Its /dev is the host's.
+            PodFlavor::Host => Ok(Vec::new()),
+        });
+        let devices = devices.collect::<Result<Vec<_>>>()?;
         if !plan.privileged {
             self.allowed_devices = devices.concat();
             self.devices = self.cgroups.confine_devices(&self.allowed_devices);
         }
         self.block_devices = limits::read_block_devices(plan)?;
-        let ineffective = self.cgroups.set_pod_limits(None, &plan.limits, &self.block_devices);
-        self.cgroups.warn(&ineffective?);
         let mut cgroups = Vec::with_capacity(plan.apps.len());
         for limits in plan.apps.iter().map(|app| &app.options.limits).chain([&plan.limits]) {
             self.cgroups.require_view(limits)?;
         }
         for app in &plan.apps {
             self.app_cgroups.push(app.name.clone());
-            cgroups.push(self.cgroups.app(&app.name, &app.options.limits, &self.block_devices).of_app(&app.name)?);
+            cgroups.push(self.cgroups.app(&app.name).of_app(&app.name)?);
         }
         // The networks come before the jail: they need the host's files, such as the plugins.
-        let (thread, groups) = (self.thread, &mut self.cgroups);
-        self.network = network::enter(thread, plan, lock, || groups.start_move(thread))?;
+        self.network = network::enter(self.thread, plan, lock)?;
         self.cgroups.join_v1_groups()?;
         let host = read_host_files(plan, self.network.is_some());
         let etc = self.initial_etc(plan, &host)?;
         let jail = jail::enter(plan)?;
-        let init = self.init.insert(init::start(self.thread)?).pid;
-        let mut created = Vec::with_capacity(plan.apps.len());
-        for (((number, app), cgroup), devices) in (0..).zip(&plan.apps).zip(cgroups).zip(devices) {
-            let _span = tracing::info_span!("app", app = app.name).entered();
-            let devices_confined = confine_app(plan, self.devices.as_ref(), app, &cgroup, &devices);
-            let log = plan.log;
-            let creation = AppCreation { app, pod: &plan.pod, number, devices, devices_confined, etc: &etc, log };
-            created.push(self.create_app(plan, &jail, init, creation, cgroup).of_app(&app.name)?);
+        if plan.flavor == PodFlavor::Container {
+            self.init = Some(init::start(self.thread)?);
         }
-        // In quick succession: then only the first move waits for a grace period (kernel_costs).
-        self.cgroups.finish_move(init)?;
-        for app in &created {
-            app.prepared.cgroup.add(app.made.process.waiting.pid).of_app(&app.prepared.plan.name)?;
-        }
-        self.wait_for_networks(plan, &host, &mut created)?;
-        sysctl::apply(plan)?;
+        let mut begun = Vec::with_capacity(plan.apps.len());
+        let result =
+            (0..).zip(&plan.apps).zip(cgroups).zip(devices).try_for_each(|(((number, app), cgroup), devices)| {
+                let _span = tracing::info_span!("app", app = app.name).entered();
+                let devices_confined = confine_app(plan, self.devices.as_ref(), app, &cgroup, &devices);
+                let log = plan.log;
+                let (pod, etc, host) = (plan.pod.as_str(), etc.as_slice(), jail.host.as_ref());
+                let creation = AppCreation { app, pod, number, devices, devices_confined, etc, log, host };
+                begun.push(AppInCreation::begin(plan, &jail, self.init_pid(), creation, cgroup).of_app(&app.name)?);
+                Ok(())
+            });
+        // Not before the makers were forked into their cgroups, which would wait for it.
+        let result = result.and_then(|()| self.cgroups.start_move(self.thread));
         // All apps are locked down before the first is executed, which may have the right to trace the others.
-        for app in &mut created {
-            app.made.process.lock_down().of_app(&app.prepared.plan.name)?;
+        let created = first_apps::finish(result, begun, self.terminal_size)?;
+        self.cgroups.finish_move(self.init_pid())?;
+        self.set_limits(plan, &created)?;
+        let apps = self.execute(plan, &host, created)?;
+        Ok((jail, apps, host))
+    }
+
+    fn init_pid(&self) -> Option<Pid> {
+        self.init.as_ref().map(|init| init.pid)
+    }
+
+    /// Sets the limits of the pod and its apps: not before the apps' processes were made, which takes more memory and
+    /// processes than they may get.
+    fn set_limits(&self, plan: &Plan, apps: &[CreatedApp]) -> Result<()> {
+        let ineffective = self.cgroups.set_pod_limits(None, &plan.limits, &self.block_devices);
+        self.cgroups.warn(&ineffective?);
+        for app in apps.iter().map(|app| &app.prepared) {
+            let ineffective = app.cgroup.set_limits(&app.plan.options.limits, &self.block_devices);
+            self.cgroups.warn(&ineffective.of_app(&app.plan.name)?);
         }
+        Ok(())
+    }
+
+    /// Executes the programs of the apps as soon as the pod's networks are attached.
+    fn execute(&mut self, plan: &Plan, host: &etc::HostFiles, mut created: Vec<CreatedApp>) -> Result<Table<App>> {
+        self.wait_for_networks(plan, host, &mut created)?;
+        sysctl::apply(plan)?;
         let mut apps = Table::default();
         for app in created {
             let name = app.prepared.plan.name.clone();
             apps.insert(app.execute().of_app(&name)?);
         }
-        Ok((jail, apps, host))
-    }
-
-    fn create_app(
-        &self,
-        plan: &Plan,
-        jail: &Jail,
-        init: Pid,
-        creation: AppCreation<'_>,
-        cgroup: AppCgroup,
-    ) -> Result<CreatedApp> {
-        let prepared = creation.prepare(cgroup)?;
-        let inputs = prepared.process_inputs(plan, init);
-        let mounts = inputs.prepare_mounts(&prepared.root)?;
-        check_targets(&mounts, false)?;
-        let mut stdio = make_stdio(inputs.app, &jail.null, inputs.ids.uid)?;
-        let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
-        let made = inputs.make(&prepared.root, &mounts, given)?;
-        let (sources, input) = stdio.supervisor_ends(self.terminal_size)?;
-        Ok(CreatedApp { prepared, mounts, made, sources, input })
+        Ok(apps)
     }
 
     /// The files of /etc that the apps are made with. While networks are pending, only those that can be changed later.
@@ -262,8 +238,10 @@ impl Launch {
             return Ok(());
         }
         let etc = etc_files(plan, host, self.network.as_ref())?;
-        apps.iter_mut().try_for_each(|CreatedApp { prepared: app, mounts, .. }| {
-            app.etc.write(&etc, &app.root, mounts).of_app(&app.plan.name)
+        let init = self.init_pid();
+        apps.iter_mut().try_for_each(|app| {
+            let name = app.prepared.plan.name.clone();
+            app.update_etc(plan, init, &etc).of_app(&name)
         })
     }
 
@@ -290,9 +268,7 @@ impl Launch {
     /// Kills what was started, detaches the networks and removes the cgroups. Mounts and namespaces end with this
     /// process.
     fn undo(mut self) {
-        if let Some(init) = &self.init {
-            end_init(init);
-        }
+        self.init.iter().for_each(end_init);
         detach_networks(self.thread, self.network.take(), &mut self.cgroups);
         for name in &self.app_cgroups {
             let _left_for_engine = self.cgroups.remove(name);
@@ -372,7 +348,7 @@ pub(crate) fn end_init(init: &Init) {
 impl Pod {
     /// Ends a pod whose journal or control socket cannot be made.
     pub(crate) fn undo(mut self) {
-        end_init(&self.init);
+        self.init.iter().for_each(end_init);
         self.detach_networks();
         self.remove_cgroups();
     }
@@ -380,6 +356,16 @@ impl Pod {
     /// Detaches a pod in which no process runs any more. Afterwards this process is in the host's namespaces.
     pub(crate) fn detach_networks(&mut self) {
         detach_networks(self.thread, self.network.take(), &mut self.cgroups);
+    }
+
+    /// The PID of the pod's PID 1, if it has one.
+    pub(crate) fn init_pid(&self) -> Option<Pid> {
+        self.init.as_ref().map(|init| init.pid)
+    }
+
+    /// The pidfd of the pod's PID 1, if it has one.
+    pub(crate) fn init_pidfd(&self) -> Option<&OwnedFd> {
+        self.init.as_ref().map(|init| &init.pidfd)
     }
 
     /// Removes the cgroups of a pod in which no process runs any more.
@@ -429,7 +415,7 @@ impl Pod {
         Ready {
             supervisor: std::process::id(),
             start_ticks: start_ticks().unwrap_or(0),
-            init: self.init.pid.as_raw_nonzero().get().unsigned_abs(),
+            init: self.init.as_ref().map_or(0, |init| init.pid.as_raw_nonzero().get().unsigned_abs()),
             apps: self.apps.values().filter_map(|app| app.started.clone()).collect(),
             networks: self.network.as_ref().map(|network| network.attached().to_vec()).unwrap_or_default(),
             warnings: self.cgroups.warnings(),

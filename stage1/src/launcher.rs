@@ -30,19 +30,25 @@ use libcontainer::oci_spec::runtime::Spec;
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::process::{Pid, PidfdFlags};
 
+use crate::cgroup::AppCgroup;
 use crate::cgroup_view::CgroupView;
 use crate::confine::{self, Command, Confinement};
+use crate::creation::ProcessInputs;
 use crate::failure::{Attempt, Result, failure};
 use crate::program::Unexecutable;
-use crate::sys::{self, ForkMark, SingleThreaded};
-use crate::{own_namespaces, passing, refusal};
+use crate::sys::{self, Executable, ForkMark, ForkedChild, SingleThreaded};
+use crate::{own_namespaces, passing, refusal, ulimits};
 
 /// Timeout of a started process to reach its execve.
 pub(crate) const EXECVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The lowest number of a channel's descriptor in a process of a host pod, which stdio does not overwrite.
+const MIN_CHANNEL: RawFd = 3;
 
 /// Timeout of the exit of a process that has forked the first process of a PID namespace.
 const FORK_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
@@ -57,7 +63,8 @@ pub(crate) struct Stdio {
 
 /// An app whose process waits for its start.
 pub(crate) struct CreatedApp {
-    container: Container,
+    /// The container that waits for its start; `None`: the process is in none and locks itself down.
+    container: Option<Container>,
     /// Its process.
     pub(crate) waiting: WaitingApp,
 }
@@ -112,7 +119,87 @@ pub(crate) fn create(
     let pid = pid.ok_or_else(|| failure(ErrorKind::Internal, "libcontainer made a container without a process"))?;
     let pidfd =
         rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the container's process")?;
-    Ok(CreatedApp { container, waiting: WaitingApp { program, channel, pid, pidfd } })
+    Ok(CreatedApp { container: Some(container), waiting: WaitingApp { program, channel, pid, pidfd } })
+}
+
+/// Makes a process of a host pod: in `mount_namespace`, the host's. It finds its program and then waits for its execve.
+/// `cgroup`: to be made in; `None`: this process is in the app's cgroup.
+pub(crate) fn create_on_host(
+    inputs: &ProcessInputs<'_>,
+    cgroup: Option<&AppCgroup>,
+    command: Command,
+    mount_namespace: &OwnedFd,
+    stdio: Stdio,
+) -> Result<CreatedApp> {
+    let what = || "cannot make the app's process";
+    let thread = SingleThreaded::check().attempt(what)?;
+    let (channel, its_end) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).attempt(what)?;
+    let Some((stdin, stdout, stderr)) = stdio.fds else {
+        return Err(failure(ErrorKind::Invalid, "an app of a host pod cannot have a terminal"));
+    };
+    let program = command.argv.first().cloned().unwrap_or_default();
+    let &ProcessInputs { app, confinement, ids, .. } = inputs;
+    let run = |process: ForkedChild, joined: std::io::Result<()>| {
+        let enter = || -> std::io::Result<OwnedFd> {
+            joined?;
+            rustix::process::setsid()?;
+            ulimits::raise(&confinement.ulimits)?;
+            sys::setns(mount_namespace.as_fd(), libc::CLONE_NEWNS)?;
+            rustix::process::umask(Mode::from_raw_mode(0o022));
+            let channel = rustix::io::fcntl_dupfd_cloexec(&its_end, MIN_CHANNEL)?;
+            rustix::stdio::dup2_stdin(&stdin)?;
+            rustix::stdio::dup2_stdout(&stdout)?;
+            rustix::stdio::dup2_stderr(&stderr)?;
+            sys::set_ids(ids.uid, ids.gid, &ids.groups)?;
+            process.close_all_but(&[0, 1, 2, channel.as_raw_fd()])?;
+            Ok(channel)
+        };
+        match enter() {
+            Ok(channel) => run_on_host(&channel, &command, confinement, ids.uid, &app.cwd),
+            Err(error) => refusal::send(
+                &its_end,
+                &Unexecutable {
+                    kind: ErrorKind::of_io(&error).as_str(),
+                    message: format!("cannot set up the app's process: {error}"),
+                },
+            ),
+        }
+        sys::exit_now(127)
+    };
+    let pid = match cgroup {
+        Some(cgroup) => cgroup.fork_into(thread, run),
+        None => sys::fork(thread, 0, |process| run(process, Ok(()))),
+    };
+    let pid = pid.attempt(what)?;
+    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
+    Ok(CreatedApp { container: None, waiting: WaitingApp { program, channel, pid, pidfd } })
+}
+
+/// Runs in a process of a host pod, as its user. Returns only on failure.
+fn run_on_host(channel: &OwnedFd, command: &Command, confinement: &Confinement, uid: u32, cwd: &str) {
+    let in_cwd = rustix::process::chdir(cwd).map_err(|error| Unexecutable {
+        kind: "invalid",
+        message: format!("cannot change to the directory '{}': {error}", gantry_model::id::shown(cwd)),
+    });
+    let prepared = in_cwd.and_then(|()| confine::prepare(command)).and_then(|program| {
+        confinement.lock_down(uid, false)?;
+        Ok(program)
+    });
+    match prepared {
+        Ok(program) => wait_and_execute(channel, confinement, &program),
+        Err(why) => refusal::send(channel, &why),
+    }
+}
+
+/// Reports that the process is locked down, waits for the permission and executes the program. Returns only on failure.
+fn wait_and_execute(channel: &OwnedFd, confinement: &Confinement, program: &Executable) {
+    let mut reply = [0u8; 1];
+    let proceed = rustix::io::write(channel, &[PROCEED]).and_then(|_| rustix::io::read(channel, &mut reply));
+    if proceed == Ok(1) {
+        let (step, error) = confinement.execute(program);
+        refusal::send_step(channel, step, &error);
+    }
 }
 
 /// The supervisor's descriptors, except those made for this app.
@@ -150,9 +237,11 @@ impl CreatedApp {
     /// Makes the process find its program and drop everything that the app does not get. [`WaitingApp::proceed`]
     /// makes it execute the program.
     pub(crate) fn lock_down(&mut self) -> Result<()> {
-        self.container
-            .start()
-            .map_err(|error| failure(ErrorKind::Internal, format!("cannot start the container: {}", chain(&error))))?;
+        if let Some(container) = &mut self.container {
+            container.start().map_err(|error| {
+                failure(ErrorKind::Internal, format!("cannot start the container: {}", chain(&error)))
+            })?;
+        }
         let (report, sender) = self.waiting.receive()?;
         match report.as_slice() {
             [PROCEED] => sender.map_or(Ok(()), |sender| self.waiting.follow(sender)),
@@ -246,15 +335,7 @@ impl AppExecutor {
             self.confinement.lock_down(self.uid, true)?;
             Ok(program)
         }) {
-            Ok(program) => {
-                let mut reply = [0u8; 1];
-                let proceed = rustix::io::write(&*self.channel, &[PROCEED])
-                    .and_then(|_| rustix::io::read(&*self.channel, &mut reply));
-                if proceed == Ok(1) {
-                    let (step, error) = self.confinement.execute(&program);
-                    refusal::send_step(&*self.channel, step, &error);
-                }
-            }
+            Ok(program) => wait_and_execute(&self.channel, &self.confinement, &program),
             Err(why) => refusal::send(&*self.channel, &why),
         }
         sys::exit_now(127)

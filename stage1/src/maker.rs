@@ -1,10 +1,12 @@
-//! Makes the process of an app while other apps of the pod run.
+//! Makes the process of an app, at the start of a pod ([`crate::first_apps`]) and while other apps of the pod run
+//! (`supervise/creations.rs`).
 //!
 //! The process is made by a fork of the supervisor, the maker, so that neither filling a volume nor a container that is
 //! stopped on its way (an app may send SIGSTOP to any process that it sees) blocks the event loop, and so that
 //! libcontainer leaves neither descriptors nor memory behind. The maker is born in the app's cgroup, as everything that
-//! it forks: killing the cgroup ends a creation at any point. When the process is locked down, the maker sends it to
-//! the supervisor and exits; as a child subreaper, the supervisor inherits the process.
+//! it forks: no process has to be moved, which is slow ([`crate::kernel_costs`]), and killing the cgroup ends a
+//! creation at any point. When the process is locked down, the maker sends it to the supervisor and exits; as a child
+//! subreaper, the supervisor inherits the process.
 //!
 //! | maker | supervisor |
 //! |---|---|
@@ -70,8 +72,13 @@ pub(crate) enum MakerMessage {
 }
 
 impl Maker {
-    /// Starts making the process of an app whose cgroup no process is in.
-    pub(crate) fn start(inputs: ProcessInputs<'_>, cgroup: &AppCgroup, stdio: Stdio) -> Result<Self> {
+    /// Starts making the process of an app whose cgroup no process is in. `beside_apps`: apps of the pod may run.
+    pub(crate) fn start(
+        inputs: ProcessInputs<'_>,
+        cgroup: &AppCgroup,
+        stdio: Stdio,
+        beside_apps: bool,
+    ) -> Result<Self> {
         let what = || "cannot start the process that makes the app's";
         let thread = SingleThreaded::check().attempt(what)?;
         // The processes of a maker that has exited become children of this process.
@@ -82,7 +89,7 @@ impl Maker {
         let pid = cgroup.fork_into(thread, |process, joined| {
             // Without it the maker of a killed supervisor would go on until it sends its result.
             let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-            let made = joined.attempt(what).and_then(|()| run(&process, inputs, stdio, &theirs));
+            let made = joined.attempt(what).and_then(|()| run(&process, inputs, stdio, beside_apps, &theirs));
             let Err(why) = made;
             reap_children();
             let mut message = vec![FAILED];
@@ -109,6 +116,23 @@ impl Maker {
             (Some((&FAILED, text)), _) => Err(serde_json::from_slice::<Failure>(text).unwrap_or_else(|_| died())),
             _ => Err(died()),
         })
+    }
+
+    /// Waits for a message.
+    pub(crate) fn wait(&self, program: &str) -> Result<MakerMessage> {
+        loop {
+            if let Some(message) = self.receive(program) {
+                return message;
+            }
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(failure(ErrorKind::TimedOut, "the app's process was not made in time"));
+            }
+            let timeout =
+                Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(0), tv_nsec: left.subsec_nanos().into() };
+            // If it is interrupted, the next round waits for the rest.
+            let _readable_or_late = poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&timeout));
+        }
     }
 
     /// Allows it to make the process.
@@ -157,21 +181,40 @@ fn reap_children() {
 }
 
 /// Runs in the maker. Returns only on failure.
-fn run(process: &ForkedChild, inputs: ProcessInputs<'_>, stdio: Stdio, socket: &OwnedFd) -> Result<Infallible> {
+fn run(
+    process: &ForkedChild,
+    inputs: ProcessInputs<'_>,
+    stdio: Stdio,
+    beside_apps: bool,
+    socket: &OwnedFd,
+) -> Result<Infallible> {
     let what = || "cannot prepare to make the app's process";
     let given = stdio.fds.iter().flat_map(|(stdin, stdout, stderr)| [stdin, stdout, stderr]);
-    let kept: Vec<_> = given.chain([socket]).map(|fd| fd.as_raw_fd()).collect();
+    let host = inputs.confinement.host.as_deref();
+    let of_host = host.into_iter().flat_map(|host| [&host.root, &host.namespace]);
+    let kept: Vec<_> = given.chain([socket]).chain(of_host).map(|fd| fd.as_raw_fd()).collect();
     process.close_all_but(&kept).attempt(what)?;
     let open_root = || {
         let path = root::root_path(&inputs.app.name);
         rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).attempt(what)
     };
-    let root = open_root()?;
-    // An app that is started again has had write access to its root.
-    root::check_mount_points(&root)?;
-    root::make_working_dir(&root, &inputs.app.cwd)?;
-    let prepared = inputs.prepare_mounts_beside_apps(&root)?;
-    mounts::check_targets(&prepared, true)?;
+    let prepared = match host {
+        Some(_) => Vec::new(),
+        None if !beside_apps => {
+            let prepared = inputs.prepare_mounts(&open_root()?)?;
+            mounts::check_targets(&prepared, false)?;
+            prepared
+        }
+        None => {
+            let root = open_root()?;
+            // An app that is started again has had write access to its root.
+            root::check_mount_points(&root)?;
+            root::make_working_dir(&root, &inputs.app.cwd)?;
+            let prepared = inputs.prepare_mounts_beside_apps(&root)?;
+            mounts::check_targets(&prepared, true)?;
+            prepared
+        }
+    };
     rustix::net::send(socket, &[FILLED], SendFlags::NOSIGNAL).attempt(what)?;
     let mut proceed = [0u8; 1];
     if !matches!(rustix::io::read(socket, &mut proceed), Ok(1)) {
@@ -179,7 +222,10 @@ fn run(process: &ForkedChild, inputs: ProcessInputs<'_>, stdio: Stdio, socket: &
     }
     // The volumes are mounted in a namespace of this process alone. Its mounts are private, as those of the jail.
     sys::unshare(libc::CLONE_NEWNS).attempt(what)?;
-    let mut made = inputs.make(&open_root()?, &prepared, stdio)?;
+    let mut made = match host {
+        Some(host) => inputs.make(&host.root, &prepared, stdio)?,
+        None => inputs.make(&open_root()?, &prepared, stdio)?,
+    };
     let locked_down = made.process.lock_down();
     let waiting = &made.process.waiting;
     if let Err(why) = locked_down {

@@ -169,42 +169,25 @@ fn open_mount_namespace() -> rustix::io::Result<OwnedFd> {
 /// Enters the pod's network namespace and attaches its networks, or starts to if plugins run some of them. A failure
 /// leaves none. `lock` is the pod directory.
 ///
-/// `join_cgroups` starts moving this process into the pod's cgroups. It is called as early as possible, but not before
-/// the process that runs the plugins was forked: after a failed start, the engine kills every process in the pod's
-/// cgroups, and that process may still have a bridge to remove.
-pub(crate) fn enter(
-    thread: SingleThreaded,
-    plan: &Plan,
-    lock: &OwnedFd,
-    join_cgroups: impl FnOnce() -> Result<()>,
-) -> Result<Option<PodNetwork>> {
+/// The process that runs the plugins must not be forked into the pod's cgroups: after a failed start, the engine kills
+/// every process in them, and that process may still have a bridge to remove.
+pub(crate) fn enter(thread: SingleThreaded, plan: &Plan, lock: &OwnedFd) -> Result<Option<PodNetwork>> {
     match &plan.net {
-        Net::Host => join_cgroups().map(|()| None),
+        Net::Host => Ok(None),
         Net::None => {
-            join_cgroups()?;
             enter_new_namespace()?;
             let up = Socket::open().and_then(|mut socket| socket.loopback_up());
             up.map_err(|error| failure::of(&error))?;
             Ok(None)
         }
-        Net::Networks(networks) => attach(thread, plan, networks, lock, join_cgroups).map(Some),
+        Net::Networks(networks) => attach(thread, plan, networks, lock).map(Some),
     }
 }
 
-fn attach(
-    thread: SingleThreaded,
-    plan: &Plan,
-    networks: &Networks,
-    lock: &OwnedFd,
-    join_cgroups: impl FnOnce() -> Result<()>,
-) -> Result<PodNetwork> {
+fn attach(thread: SingleThreaded, plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<PodNetwork> {
     let chosen = pod::select_networks(networks).map_err(|error| failure::of(&error))?;
     let chosen = chosen.preferring(&plan.former_addresses);
     let has_plugins = chosen.runs_plugins();
-    let mut join_cgroups = Some(join_cgroups);
-    if !has_plugins && let Some(join) = join_cgroups.take() {
-        join()?;
-    }
     let pod_dir = rustix::io::fcntl_dupfd_cloexec(lock, 3).attempt(|| "cannot keep the pod directory open")?;
     let host_mounts = open_mount_namespace().attempt(|| "cannot open the host's mount namespace")?;
     let host = Namespace::own().map_err(|error| failure::of(&error))?;
@@ -220,15 +203,7 @@ fn attach(
     };
     if has_plugins {
         let process = AttachProcess::start(thread, attach)?;
-        let pending = PodNetwork::Pending(PendingNetwork { process, namespaces });
-        if let Some(join) = join_cgroups.take()
-            && let Err(why) = join()
-        {
-            // The record lists what is left if this fails; the engine detaches the pod again.
-            let _left_for_engine = pending.detach();
-            return Err(why);
-        }
-        return Ok(pending);
+        return Ok(PodNetwork::Pending(PendingNetwork { process, namespaces }));
     }
     let (attached, held) = attach()?;
     Ok(PodNetwork::Attached(AttachedNetwork { attached, _held: held, namespaces }))

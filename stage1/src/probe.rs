@@ -72,13 +72,13 @@ pub(crate) enum ProbeOutcome {
 }
 
 impl Probe {
-    /// Begins a probe of an app that runs. `init` is the pidfd of the pod's PID 1, `null` the null device.
+    /// Begins a probe of an app that runs. `init` is the pidfd of the pod's PID 1, if any; `null` is the null device.
     ///
     /// # Errors
     /// The result, if the probe failed at once.
     pub(crate) fn begin(
         app: &App,
-        init: &OwnedFd,
+        init: Option<&OwnedFd>,
         null: &OwnedFd,
         probe: &HealthProbe,
         timeout: Duration,
@@ -261,7 +261,7 @@ fn seconds(time: Duration) -> String {
 }
 
 /// Executes a program in the app, as `gantry exec` does, with a pipe as its output and no input.
-fn execute(app: &App, init: &OwnedFd, null: &OwnedFd, argv: &[String]) -> Result<ProbeIo> {
+fn execute(app: &App, init: Option<&OwnedFd>, null: &OwnedFd, argv: &[String]) -> Result<ProbeIo> {
     let what = || "cannot execute the health check";
     let (output, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
     rustix::fs::fcntl_setfl(&output, OFlags::NONBLOCK).attempt(what)?;

@@ -50,7 +50,9 @@ pub(crate) fn find(program: &str, env: &[String]) -> Result<CString, Unexecutabl
 /// Explains an error of execve or of the search for the program.
 pub(crate) fn unexecutable(shown: &str, error: Errno) -> Unexecutable {
     let (kind, why) = match error {
-        Errno::NOENT | Errno::NOTDIR => ("command-not-found", "there is no such file in the image".to_owned()),
+        Errno::NOENT | Errno::NOTDIR => {
+            ("command-not-found", "there is no such file in the app's file system".to_owned())
+        }
         Errno::ACCESS | Errno::PERM => ("command-not-executable", "it is not executable for the app's user".to_owned()),
         Errno::ISDIR => ("command-not-executable", "it is a directory".to_owned()),
         Errno::NOEXEC => ("command-not-executable", "it is not a program of this machine's architecture".to_owned()),

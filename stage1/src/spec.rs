@@ -61,7 +61,7 @@ pub(crate) fn config(
         "mounts": mounts(plan, files.mounts, app.options.privileged),
         "linux": {
             // Never empty and never the root: libcontainer kills the processes in this cgroup when it cleans up.
-            "cgroupsPath": format!("/{}/{}/{}", plan.cgroup_parent.trim_matches('/'), plan.pod, app.name),
+            "cgroupsPath": format!("{}/{}", plan.pod_cgroup(), app.name),
             "namespaces": namespaces(app, init),
             "devices": files.devices.iter().map(Device::node).collect::<Vec<_>>(),
             "maskedPaths": if app.options.privileged { &[][..] } else { &MASKED[..] },

@@ -257,9 +257,8 @@ impl Supervisor {
             fds.push((EventSource::Listener, self.listener.as_fd()));
         }
         // The pidfd of a process that was reaped stays readable.
-        if !self.has_ended {
-            fds.push((EventSource::Init, self.pod.init.pidfd.as_fd()));
-        }
+        let init = self.pod.init.iter().filter(|_| !self.has_ended);
+        fds.extend(init.map(|init| (EventSource::Init, init.pidfd.as_fd())));
         fds.push((EventSource::Signals, self.signals.as_fd()));
         let foregrounds = self.foregrounds.watched();
         let foregrounds = foregrounds.map(|(token, fd, events)| (EventSource::Foreground(token), fd, events));
@@ -388,9 +387,7 @@ impl Supervisor {
             app.cgroup.kill();
         }
         if let Some(start) = restart {
-            if start.client.is_some()
-                && let Some(app) = self.pod.apps.get_mut(token)
-            {
+            if let Some(app) = self.pod.apps.get_mut(token) {
                 app.restarts.forget_count();
             }
             self.begin_clear(token, NextOperation::Start(start));

@@ -94,7 +94,8 @@ fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
         }
         Edge::Swept => (EventKind::PodGarbageCollected, now),
         Edge::StartFailed => (EventKind::PodStartFailed, now),
-        Edge::Prepare | Edge::Restart | Edge::Marked(_) | Edge::Discarded(_) | Edge::Deleting(_) => return None,
+        Edge::Restart => (EventKind::PodStarting, now),
+        Edge::Prepare | Edge::Marked(_) | Edge::Discarded(_) | Edge::Deleting(_) => return None,
     };
     Some(NewEvent { kind, at, id: pod.to_string(), name: pod.to_string(), data })
 }
@@ -109,7 +110,7 @@ pub(crate) fn app_event(
     more: Vec<(&str, String)>,
 ) -> NewEvent {
     let mut data: BTreeMap<_, _> = more.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-    data.insert("image_id".to_owned(), app.image.to_string());
+    data.extend(app.image.as_ref().map(|image| ("image_id".to_owned(), image.to_string())));
     data.extend(attempt.map(|attempt| ("attempt".to_owned(), attempt.to_string())));
     NewEvent { kind, at, id: pod.to_string(), name: app.name.to_string(), data }
 }

@@ -18,7 +18,7 @@
 //! the commit and read before the database. A missing or damaged mark is ignored.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 
 use gantry_model::BootId;
@@ -48,12 +48,18 @@ impl HighWater {
     /// The mark of a data directory. `None`: it does not exist, or was not written by gantry.
     pub(crate) fn load(layout: &Layout) -> Result<Option<Self>, StoreError> {
         let path = layout.sequence();
-        let mut text = String::new();
-        match File::open(&path).and_then(|file| file.take(LENGTH as u64).read_to_string(&mut text)) {
-            Ok(_) => Ok(Self::parse(&text)),
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => Ok(None),
+        match File::open(&path).and_then(|file| Self::read(&file)) {
+            Ok(mark) => Ok(mark),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(StoreError::io("read", &path)(error)),
         }
+    }
+
+    /// The mark of an open file. Writers replace all of it by one write, and so one read suffices.
+    fn read(file: &File) -> io::Result<Option<Self>> {
+        let mut bytes = [0; LENGTH];
+        let length = file.read_at(&mut bytes, 0)?;
+        Ok(bytes.get(..length).and_then(|bytes| std::str::from_utf8(bytes).ok()).and_then(Self::parse))
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -78,11 +84,19 @@ impl HighWater {
         text
     }
 
-    fn save(&self, layout: &Layout) -> io::Result<File> {
+    fn open(layout: &Layout) -> io::Result<File> {
         let mut file = OpenOptions::new();
-        let file = file.write(true).create(true).truncate(false).mode(0o600).open(layout.sequence())?;
-        file.write_all_at(self.text().as_bytes(), 0)?;
+        file.read(true).write(true).create(true).truncate(false).mode(0o600).open(layout.sequence())
+    }
+
+    fn save(&self, layout: &Layout) -> io::Result<File> {
+        let file = Self::open(layout)?;
+        self.write(&file)?;
         Ok(file)
+    }
+
+    fn write(&self, file: &File) -> io::Result<()> {
+        file.write_all_at(self.text().as_bytes(), 0)
     }
 
     /// Whether a database with these counters has lost commits, in this boot.
@@ -105,7 +119,8 @@ impl Store {
         if self.file.is_none() {
             return;
         }
-        let known = HighWater::load(&self.layout).ok().flatten();
+        let Ok(file) = HighWater::open(&self.layout) else { return };
+        let known = HighWater::read(&file).ok().flatten();
         let none = BootId(String::new());
         let mut mark =
             known.clone().unwrap_or(HighWater { boot: none.clone(), recovered: none, next: 0, synced: 0, durable: 0 });
@@ -116,7 +131,7 @@ impl Store {
         }
         mark.boot = self.boot.clone();
         if known.as_ref() != Some(&mark) {
-            let _says_less = mark.save(&self.layout);
+            let _says_less = mark.write(&file);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use gantry_model::ErrorKind;
 
@@ -69,6 +69,19 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn lock_keeper(&self) -> Result<Keeper, StoreError> {
         lock(&self.layout)
+    }
+
+    /// Whether a process has the keeper's lock, without taking it: a gantryd that starts meanwhile must get it.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn is_kept(&self) -> Result<bool, StoreError> {
+        // Each line of proc_locks(5) has the inode at the end of its sixth field, `MAJOR:MINOR:INODE`.
+        const LOCKS: &str = "/proc/locks";
+        let path = self.layout.locks_dir().join(KEEPER_LOCK);
+        let inode = format!(":{}", std::fs::metadata(&path).map_err(StoreError::io("examine", &path))?.ino());
+        let locks = std::fs::read_to_string(LOCKS).map_err(StoreError::io("read", std::path::Path::new(LOCKS)))?;
+        Ok(locks.lines().any(|line| line.contains("FLOCK") && line.split(' ').any(|field| field.ends_with(&inode))))
     }
 
     /// Makes all commits of all processes so far survive a power cut.

@@ -68,6 +68,7 @@ mod record;
 mod remove;
 mod reserve;
 mod restore;
+mod schedules;
 mod sweep;
 mod tmp;
 mod trees;
@@ -98,6 +99,7 @@ pub use pods::{
 pub use pods::{AppReport, HealthChange, HealthRecord, OomRecord, OomReport};
 pub use record::Record;
 pub use restore::{DataDir, DataDirLock};
+pub use schedules::{NewSchedule, PodSchedule, SchedulePod, ScheduleRow, ScheduleRun};
 pub use sweep::Swept;
 pub use trees::{CommitLayersError, LayerLock, LayerRow, Staging, Trees};
 pub use volumes::{RemoveVolumeError, VolumeRow};

@@ -116,6 +116,8 @@ CREATE TABLE pod (
     name TEXT,
     -- Whether its apps are frozen on request, and none is started.
     paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    -- The path of its cgroup below the root of each hierarchy, which does not follow the configuration.
+    cgroup TEXT NOT NULL CHECK (cgroup LIKE '/%'),
     -- When gantryd starts the pod again, its tries without a healthy run, its starts since the last one on request,
     -- and why the last start failed.
     restart_at INTEGER CHECK (restart_at IS NULL OR phase IN ('exited', 'starting')),
@@ -126,6 +128,8 @@ CREATE TABLE pod (
     restart_held TEXT,
     -- Whether it was requested to stop since its last start.
     stop_requested INTEGER NOT NULL DEFAULT 0 CHECK (stop_requested IN (0, 1)),
+    -- By which the Talos node API groups pods; 'system' is that of gantryd.
+    namespace TEXT NOT NULL DEFAULT 'taloscontainers' CHECK (namespace NOT IN ('', 'system')),
     CHECK (paused = 0 OR phase = 'running'),
     CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
     CHECK (phase NOT IN ('prepared', 'running', 'exited', 'starting') OR prepared_at IS NOT NULL),
@@ -150,12 +154,13 @@ CREATE INDEX pod_restart ON pod (restart_at) WHERE restart_at IS NOT NULL;
 CREATE INDEX pod_deleting ON pod (deleting_at) WHERE deleting_at IS NOT NULL;
 CREATE UNIQUE INDEX pod_name ON pod (name) WHERE name IS NOT NULL;
 
--- The reference to the image is what protects it: it cannot be removed while this row is there.
+-- The reference to the image is what protects it: it cannot be removed while this row is there. Apps of host pods have
+-- no image.
 CREATE TABLE app (
     pod TEXT NOT NULL REFERENCES pod (id) ON DELETE CASCADE,
     position INTEGER NOT NULL CHECK (position >= 0),
     name TEXT NOT NULL,
-    image TEXT NOT NULL REFERENCES image (id),
+    image TEXT REFERENCES image (id),
     image_name TEXT NOT NULL,
     annotations TEXT NOT NULL CHECK (json_type(annotations) = 'object'),
     state TEXT NOT NULL CHECK (state IN ('waiting', 'creating', 'created', 'running', 'exited')),
@@ -219,6 +224,37 @@ CREATE TABLE pod_volume (
     PRIMARY KEY (pod, volume, app)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_volume_volume ON pod_volume (volume);
+
+-- Pods that gantryd keeps running (`timer` is NULL) or starts at certain times (`schedules.rs`).
+CREATE TABLE schedule (
+    name TEXT PRIMARY KEY,
+    -- Raised by each change of what is run. Pods of other revisions are removed.
+    revision INTEGER NOT NULL CHECK (revision > 0),
+    enabled INTEGER NOT NULL CHECK (enabled IN (0, 1)),
+    enabled_at INTEGER NOT NULL,
+    manifest TEXT NOT NULL CHECK (json_type(manifest) = 'object'),
+    timer TEXT CHECK (json_type(timer) = 'object'),
+    comment TEXT NOT NULL,
+    -- Pods created so far, and the time of the last one.
+    runs INTEGER NOT NULL DEFAULT 0 CHECK (runs >= 0),
+    last_run INTEGER,
+    -- All runs that were due until then were started or skipped, and so was the one of this boot.
+    handled_at INTEGER NOT NULL,
+    handled_boot TEXT,
+    -- Starts that failed in a row, the reason of the last one, and the time before which there is no other one.
+    failures INTEGER NOT NULL DEFAULT 0 CHECK (failures >= 0),
+    failure TEXT,
+    retry_at INTEGER,
+    CHECK ((failures = 0) = (failure IS NULL))
+) STRICT, WITHOUT ROWID;
+
+-- The pods of schedules, also of those that were destroyed. The row is inserted with the pod.
+CREATE TABLE schedule_pod (
+    pod TEXT PRIMARY KEY REFERENCES pod (id) ON DELETE CASCADE,
+    schedule TEXT NOT NULL,
+    revision INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX schedule_pod_schedule ON schedule_pod (schedule);
 ";
 
 /// The number of steps applied to a database.

@@ -16,19 +16,22 @@ mod readiness;
 pub(crate) mod reports;
 mod restarts;
 pub(crate) mod row;
+mod stopping;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::phase::Stepped;
 use gantry_model::restart::{PodRestart, RestartPolicy};
+use gantry_model::spec::PodFlavor;
 use gantry_model::{
-    AppId, AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodPrefix,
-    Readiness, Refused, Timestamp, VolumeName, step,
+    AppId, AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodNamespace,
+    PodPrefix, Readiness, Refused, ScheduleName, Timestamp, VolumeName, step,
 };
 use rusqlite::{Connection, Transaction, params};
 use thiserror::Error;
 
 use crate::db::Sync;
+use crate::schedules::{self, PodSchedule};
 use crate::{Store, StoreError, events};
 use list::load;
 
@@ -54,6 +57,8 @@ pub struct NewPod {
     pub hostname: String,
     /// Its name, if it has one.
     pub name: Option<PodName>,
+    /// Its namespace.
+    pub namespace: PodNamespace,
     /// Whether it may have no apps and runs until it is stopped.
     pub sandbox: bool,
     /// Its apps, in the order of the request.
@@ -64,6 +69,10 @@ pub struct NewPod {
     pub user_labels: BTreeMap<String, String>,
     /// The named volumes it mounts, which must be in the store.
     pub volumes: BTreeSet<VolumeName>,
+    /// The path of its cgroup, below each hierarchy's root.
+    pub cgroup: String,
+    /// The schedule for which it is created.
+    pub schedule: Option<PodSchedule>,
 }
 
 /// An app of a pod to be inserted.
@@ -71,9 +80,9 @@ pub struct NewPod {
 pub struct NewApp {
     /// Its name in the pod.
     pub name: AppName,
-    /// Its image, which must be in the store.
-    pub image: ImageId,
-    /// The name by which the image was requested.
+    /// Its image, which must be in the store; `None`: an app of a host pod.
+    pub image: Option<ImageId>,
+    /// The name by which the image was requested; of an app of a host pod [`gantry_model::spec::HOST_IMAGE_NAME`].
     pub image_name: String,
     /// Its id; `None`: a random one.
     pub id: Option<AppId>,
@@ -109,6 +118,8 @@ pub struct PodRow {
     pub hostname: String,
     /// Its name, if it has one. No two pods have the same.
     pub name: Option<PodName>,
+    /// Its namespace.
+    pub namespace: PodNamespace,
     /// Whether it may have no apps and runs until it is stopped.
     pub sandbox: bool,
     /// Whether it is paused as a whole: its apps are frozen, and none is started.
@@ -121,6 +132,8 @@ pub struct PodRow {
     pub user_labels: BTreeMap<String, String>,
     /// Its restarts by gantryd.
     pub restart: PodRestart,
+    /// The path of its cgroup while it runs, below each hierarchy's root; an app's is one below.
+    pub cgroup: String,
 }
 
 /// An app as the store knows it.
@@ -130,9 +143,9 @@ pub struct AppRow {
     pub name: AppName,
     /// Its id, which no other app of any pod has.
     pub id: AppId,
-    /// Its image.
-    pub image: ImageId,
-    /// The name by which the image was requested.
+    /// Its image; `None`: an app of a host pod.
+    pub image: Option<ImageId>,
+    /// The name by which the image was requested; of an app of a host pod [`gantry_model::spec::HOST_IMAGE_NAME`].
     pub image_name: String,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
@@ -154,6 +167,14 @@ pub struct AppRow {
     pub restart: RestartPolicy,
 }
 
+impl PodRow {
+    /// How its apps are isolated: only apps of a host pod have no image.
+    #[must_use]
+    pub fn flavor(&self) -> PodFlavor {
+        if self.apps.iter().any(|app| app.image.is_none()) { PodFlavor::Host } else { PodFlavor::Container }
+    }
+}
+
 impl AppRow {
     /// Changes its state. A new start is not ready.
     pub fn set_state(&mut self, state: AppState) {
@@ -162,6 +183,12 @@ impl AppRow {
         }
         self.paused &= state.is_running();
         self.state = state;
+    }
+
+    /// The id of its image as text; empty for an app of a host pod.
+    #[must_use]
+    pub fn image_id(&self) -> String {
+        self.image.as_ref().map(ToString::to_string).unwrap_or_default()
     }
 }
 
@@ -271,6 +298,9 @@ pub enum InsertPodError {
     /// The id is already in use.
     #[error("there is a pod {0} already")]
     Exists(PodId),
+    /// The schedule was changed, or another process has created a pod for it.
+    #[error("schedule '{0}' was changed by another process")]
+    ScheduleChanged(ScheduleName),
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -281,6 +311,7 @@ impl Kind for InsertPodError {
         match self {
             Self::NoSuchImage { .. } | Self::NoSuchVolume(_) => ErrorKind::NotFound,
             Self::Exists(_) | Self::NameTaken { .. } => ErrorKind::AlreadyExists,
+            Self::ScheduleChanged(_) => ErrorKind::Busy,
             Self::Store(error) => error.kind(),
         }
     }
@@ -506,12 +537,24 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     let inserted = tx
         .prepare_cached(
             "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels, sandbox,
-                name) VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT DO NOTHING",
+                name, cgroup, namespace) VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) ON CONFLICT DO NOTHING",
         )
         .and_then(|mut insert| {
             let (annotations, labels) = (row::map_text(&pod.user_annotations)?, row::map_text(&pod.user_labels)?);
             let (net, name) = (pod.net.to_string(), pod.name.as_ref().map(PodName::as_str));
-            insert.execute(params![id, pod.created.0, net, pod.hostname, annotations, labels, pod.sandbox, name])
+            let created = pod.created.0;
+            insert.execute(params![
+                id,
+                created,
+                net,
+                pod.hostname,
+                annotations,
+                labels,
+                pod.sandbox,
+                name,
+                pod.cgroup,
+                pod.namespace.as_str()
+            ])
         })
         .map_err(sql())?;
     if inserted == 0 {
@@ -521,14 +564,14 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     let mut insert = tx
         .prepare_cached(
             "INSERT INTO app (pod, position, name, image, image_name, annotations, state, app_id, labels, readiness,
-                restart) SELECT ?1, ?2, ?3, id, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9, ?10
-                FROM image WHERE id = ?4",
+                restart) SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9, ?10
+                WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
         )
         .map_err(sql())?;
     for (position, app) in pod.apps.iter().enumerate() {
         let inserted = row::map_text(&app.annotations)
             .and_then(|annotations| {
-                let (image, labels) = (app.image.to_string(), row::map_text(&app.labels)?);
+                let (image, labels) = (app.image.as_ref().map(ToString::to_string), row::map_text(&app.labels)?);
                 let (name, app_id) = (app.name.as_str(), app.id.as_ref().map(AppId::as_str));
                 let readiness = readiness::initial(app);
                 insert.execute(params![
@@ -545,13 +588,21 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
                 ])
             })
             .map_err(sql())?;
-        if inserted == 0 {
-            return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
+        if let (0, Some(image)) = (inserted, &app.image) {
+            return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: image.clone() });
         }
     }
-    match row::refer_to_volumes(tx, &id, None, &pod.volumes).map_err(sql())? {
-        Some(missing) => Err(InsertPodError::NoSuchVolume(missing)),
-        None => Ok(()),
+    if let Some(missing) = row::refer_to_volumes(tx, &id, None, &pod.volumes).map_err(sql())? {
+        return Err(InsertPodError::NoSuchVolume(missing));
+    }
+    match &pod.schedule {
+        Some(PodSchedule::Run(run)) if !schedules::begin_run(tx, &id, run).map_err(sql())? => {
+            Err(InsertPodError::ScheduleChanged(run.name.clone()))
+        }
+        Some(PodSchedule::Lost { name, revision }) => {
+            Ok(schedules::recover_run(tx, &id, pod.created, name, *revision).map_err(sql())?)
+        }
+        Some(PodSchedule::Run(_)) | None => Ok(()),
     }
 }
 

@@ -8,6 +8,7 @@ mod history;
 mod names;
 mod opening;
 mod restoring;
+mod schedules;
 mod speed;
 mod sweeping;
 mod volumes;
@@ -96,7 +97,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
     let annotations = |name: &str| [("of".to_owned(), name.to_owned())].into();
     let app = |name: &&str| NewApp {
         name: name.parse().unwrap(),
-        image: image.clone(),
+        image: Some(image.clone()),
         image_name: "i".into(),
         id: None,
         annotations: annotations(name),
@@ -110,11 +111,14 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         net: NetMode::None,
         hostname: "h".into(),
         name: None,
+        namespace: Default::default(),
         sandbox: false,
         apps: apps.iter().map(app).collect(),
         user_annotations: [("k".to_owned(), "v\n\"".to_owned())].into(),
         user_labels: Default::default(),
         volumes: Default::default(),
+        cgroup: format!("/gantry/{id}"),
+        schedule: None,
     }
 }
 

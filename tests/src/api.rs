@@ -75,6 +75,18 @@ impl Gantry {
         command
     }
 
+    /// This command in a simulated next boot of the host.
+    #[must_use]
+    #[track_caller]
+    pub fn in_next_boot(&self, model: &Command) -> Command {
+        let boot = self.write("boot-id", "7d5f6c1e-0000-4000-8000-00000000b007\n");
+        let mut command = Command::new("unshare");
+        let script = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
+        command.args(["--mount", "--propagation=private", "sh", "-c", script, &boot]);
+        copy_environment(model, command.arg(model.get_program()).args(model.get_args()));
+        command
+    }
+
     /// Writes a file below the scratch directory; returns its path.
     #[track_caller]
     #[must_use]

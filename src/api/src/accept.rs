@@ -7,10 +7,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tracing::debug;
@@ -19,7 +18,8 @@ use crate::handshake::{Authenticated, HandshakeCounts, authenticate};
 use crate::listen::{Listener, Socket, SocketFile};
 use crate::peer::{Caller, ConnectionInfo, Peer};
 use crate::quota::{Quota, QuotaPermit};
-use crate::surface::Surface;
+use crate::stream::{ConnectionStream, Origin, SocketStream};
+use crate::surface::{Security, Surface};
 use crate::tls::MutualTls;
 
 /// Maximum connections of a surface, without those of root; [`crate::peer`] has the shares. A TCP connection beyond its
@@ -36,7 +36,7 @@ const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One connection. It holds its permit until it is dropped.
 pub(crate) struct Connection {
-    stream: Stream,
+    stream: ConnectionStream,
     preface: Option<Preface>,
     caller: Caller,
     /// Completes when the client's certificate is no longer accepted. The connection then fails.
@@ -51,21 +51,30 @@ struct Preface {
 }
 
 impl Connection {
-    fn new(stream: Stream, caller: impl Into<Caller>, permit: QuotaPermit) -> Self {
+    fn new(stream: ConnectionStream, caller: impl Into<Caller>, permit: QuotaPermit) -> Self {
         let preface = Preface { received: 0, deadline: Box::pin(tokio::time::sleep(PREFACE_TIMEOUT)) };
         Self { stream, preface: Some(preface), caller: caller.into(), refused: None, _permit: permit }
     }
 
-    /// A connection after its handshake. `None`: the surface does not admit the client, or its share is used up.
-    fn with_tls(tls: &MutualTls, authenticated: Authenticated, quota: &Quota, surface: &dyn Surface) -> Option<Self> {
+    /// A connection after its handshake. The certificate identifies a TCP client; a local user keeps its share and its
+    /// rights. `None`: the surface does not admit the client, or its share is used up.
+    fn with_tls(
+        tls: &MutualTls,
+        authenticated: Authenticated,
+        local: Option<(Peer, QuotaPermit)>,
+        quota: &Quota,
+        surface: &dyn Surface,
+    ) -> Option<Self> {
         let Authenticated { stream, client, chain } = authenticated;
-        let peer = client.peer();
+        let (peer, permit) = match local {
+            Some(local) => local,
+            None => (client.peer(), quota.acquire(client.peer()).ok()?),
+        };
         if !surface.admits(peer) {
             return None;
         }
-        let permit = quota.acquire(peer).ok()?;
         let caller = Caller { peer, certificate: Some(client) };
-        let connection = Self::new(Stream::Tls(Box::new(stream)), caller, permit);
+        let connection = Self::new(ConnectionStream::Tls(Box::new(stream)), caller, permit);
         Some(Self { refused: Some(Box::pin(tls.wait_until_refused(chain))), ..connection })
     }
 
@@ -93,12 +102,6 @@ impl Connection {
     }
 }
 
-enum Stream {
-    Tcp(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-    Unix(UnixStream),
-}
-
 /// The accepting tasks of one surface. Dropping this ends them and closes the sockets.
 pub(crate) struct Acceptors {
     tasks: JoinSet<()>,
@@ -113,7 +116,7 @@ impl Acceptors {
     pub(crate) fn start(
         listeners: Vec<Listener>,
         surface: &Arc<dyn Surface>,
-        tls: Option<&MutualTls>,
+        security: &Security,
     ) -> io::Result<(Self, ReceiverStream<Result<Connection, io::Error>>)> {
         let quota = Arc::new(Quota::new(MAX_CONNECTIONS));
         let (sender, connections) = mpsc::channel(1);
@@ -122,12 +125,17 @@ impl Acceptors {
         for listener in listeners {
             acceptors.files.extend(listener.file);
             let (quota, surface, sender) = (Arc::clone(&quota), Arc::clone(surface), sender.clone());
-            match (AcceptSocket::new(listener.socket)?, tls) {
-                (AcceptSocket::Tcp(listener), Some(tls)) => {
-                    let tls = TlsListener { listener, tls: tls.clone(), handshakes: handshakes.clone() };
-                    acceptors.tasks.spawn(accept_tls(tls, quota, surface, sender))
+            let socket = AcceptSocket::new(listener.socket)?;
+            let tls = match (&socket, security) {
+                (_, Security::Plain) | (AcceptSocket::Unix(_), Security::TlsOverTcp(_)) => None,
+                (AcceptSocket::Tcp(_), Security::TlsOverTcp(tls)) | (_, Security::Tls(tls)) => Some(tls.clone()),
+            };
+            match tls {
+                Some(tls) => {
+                    let socket = TlsListener { socket, tls, handshakes: handshakes.clone() };
+                    acceptors.tasks.spawn(accept_tls(socket, quota, surface, sender))
                 }
-                (socket, _) => acceptors.tasks.spawn(accept(socket, quota, surface, sender)),
+                None => acceptors.tasks.spawn(accept(socket, quota, surface, sender)),
             };
         }
         Ok((acceptors, ReceiverStream::new(connections)))
@@ -163,31 +171,35 @@ impl AcceptSocket {
         }
     }
 
-    /// The next connection. `None`: it was closed, because the surface does not admit its peer or its user's share is
-    /// used up.
-    async fn accept(&self, quota: &Quota, surface: &dyn Surface) -> io::Result<Option<Connection>> {
+    /// The next connection. `None`: it was closed, because its user's share is used up.
+    async fn accept(&self, quota: &Quota) -> io::Result<Option<Accepted>> {
         match self {
             Self::Tcp(listener) => {
                 // The permit first: a client that cannot be served yet stays in the kernel's queue.
                 let permit = quota.acquire_when_free(Peer::Network).await;
-                let (stream, _) = listener.accept().await?;
-                if !surface.admits(Peer::Network) {
-                    return Ok(None);
-                }
+                let (stream, address) = listener.accept().await?;
                 // Without it, Nagle's algorithm delays small responses.
                 let _only_slower = stream.set_nodelay(true);
-                Ok(Some(Connection::new(Stream::Tcp(stream), Peer::Network, permit)))
+                let (stream, origin) = (SocketStream::Tcp(stream), Origin::Address(address));
+                Ok(Some(Accepted { stream, peer: Peer::Network, origin, permit }))
             }
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
                 let peer = Peer::of_unix(&stream);
-                if !surface.admits(peer) {
-                    return Ok(None);
-                }
-                Ok(quota.acquire(peer).ok().map(|permit| Connection::new(Stream::Unix(stream), peer, permit)))
+                let (stream, origin) = (SocketStream::Unix(stream), Origin::of_unix(peer));
+                Ok(quota.acquire(peer).ok().map(|permit| Accepted { stream, peer, origin, permit }))
             }
         }
     }
+}
+
+/// A connection without a handshake.
+struct Accepted {
+    stream: SocketStream,
+    peer: Peer,
+    origin: Origin,
+    /// Of the peer's share.
+    permit: QuotaPermit,
 }
 
 async fn accept(
@@ -197,8 +209,12 @@ async fn accept(
     sender: mpsc::Sender<io::Result<Connection>>,
 ) {
     loop {
-        match socket.accept(&quota, surface.as_ref()).await {
-            Ok(Some(connection)) => {
+        match socket.accept(&quota).await {
+            Ok(Some(Accepted { stream, peer, permit, .. })) => {
+                if !surface.admits(peer) {
+                    continue;
+                }
+                let connection = Connection::new(ConnectionStream::Plain(stream), peer, permit);
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
@@ -211,14 +227,14 @@ async fn accept(
 
 /// A listening socket whose connections need a certificate.
 struct TlsListener {
-    listener: TcpListener,
+    socket: AcceptSocket,
     tls: MutualTls,
     handshakes: HandshakeCounts,
 }
 
 /// Accepts connections, each with a task for its handshake: a slow client delays no other.
 async fn accept_tls(
-    socket: TlsListener,
+    listener: TlsListener,
     quota: Arc<Quota>,
     surface: Arc<dyn Surface>,
     sender: mpsc::Sender<io::Result<Connection>>,
@@ -227,27 +243,34 @@ async fn accept_tls(
     while !sender.is_closed() {
         while tasks.try_join_next().is_some() {}
         // The share of clients without a certificate limits the handshakes in progress.
-        let permit = quota.acquire_when_free(Peer::Network).await;
-        let (stream, address) = match socket.listener.accept().await {
-            Ok(accepted) => accepted,
+        let Accepted { stream, peer, origin, permit } = match listener.socket.accept(&quota).await {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) => continue,
             Err(error) => {
                 wait_after(&error).await;
                 continue;
             }
         };
-        let Some(handshake) = socket.handshakes.acquire(address.ip()) else { continue };
-        let _only_slower = stream.set_nodelay(true);
-        let (tls, quota, surface, sender) = (socket.tls.clone(), quota.clone(), surface.clone(), sender.clone());
+        let Some(handshake) = listener.handshakes.acquire(origin.key()) else { continue };
+        let (tls, quota, surface, sender) = (listener.tls.clone(), quota.clone(), surface.clone(), sender.clone());
         tasks.spawn(async move {
-            let authenticated = authenticate(&tls, stream, address).await;
-            drop((permit, handshake));
+            let authenticated = authenticate(&tls, stream, origin).await;
+            drop(handshake);
+            let local = match origin {
+                Origin::Address(_) => {
+                    drop(permit);
+                    None
+                }
+                Origin::User(_) => Some((peer, permit)),
+            };
             match authenticated {
                 Ok(authenticated) => {
-                    if let Some(connection) = Connection::with_tls(&tls, authenticated, &quota, surface.as_ref()) {
+                    let connection = Connection::with_tls(&tls, authenticated, local, &quota, surface.as_ref());
+                    if let Some(connection) = connection {
                         let _server_may_have_ended = sender.send(Ok(connection)).await;
                     }
                 }
-                Err(error) => debug!("TLS handshake with {address} failed: {error}"),
+                Err(error) => debug!("TLS handshake with {origin} failed: {error}"),
             }
         });
     }
@@ -273,11 +296,7 @@ impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.check_certificate(cx)?;
         let before = buf.filled().len();
-        let polled = match &mut self.stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-        };
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
         self.check_preface(buf.filled().len() - before, cx)?;
         polled
     }
@@ -285,11 +304,7 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
-            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-            Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
+        Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -297,41 +312,26 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.stream {
-            Stream::Tcp(stream) => stream.is_write_vectored(),
-            Stream::Tls(stream) => stream.is_write_vectored(),
-            Stream::Unix(stream) => stream.is_write_vectored(),
-        }
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Unix(stream) => Pin::new(stream).poll_flush(cx),
-        }
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.stream {
-            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::UnixStream;
 
     use super::*;
 
@@ -339,15 +339,16 @@ mod tests {
     fn a_client_without_a_preface_is_disconnected() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
+            let plain = |stream| ConnectionStream::Plain(SocketStream::Unix(stream));
             let permit = || Quota::new(2).acquire(Peer::Network).unwrap();
             let mut bytes = [0; PREFACE];
             let (mut client, ours) = UnixStream::pair().unwrap();
-            let mut silent = Connection::new(Stream::Unix(ours), Peer::Network, permit());
+            let mut silent = Connection::new(plain(ours), Peer::Network, permit());
             client.write_all(b"PRI").await.unwrap();
             assert_eq!(silent.read_exact(&mut bytes).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
 
             let (mut client, ours) = UnixStream::pair().unwrap();
-            let mut polite = Connection::new(Stream::Unix(ours), Peer::Network, permit());
+            let mut polite = Connection::new(plain(ours), Peer::Network, permit());
             client.write_all(&[0; PREFACE]).await.unwrap();
             polite.read_exact(&mut bytes).await.unwrap();
             let more = tokio::time::timeout(2 * PREFACE_TIMEOUT, polite.read(&mut bytes)).await;

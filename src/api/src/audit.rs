@@ -76,10 +76,21 @@ impl AuditedCall {
         self.notes.clone()
     }
 
-    /// Records the call with the status of its reply.
+    /// Records the call with the status of its reply. The reply to a call whose deadline has passed cannot wait for the
+    /// record: the client would give up before.
     pub(crate) async fn finish(mut self, replied: Code) {
+        if replied == Code::DeadlineExceeded {
+            return self.record_later(replied);
+        }
         let Some(record) = self.record.take() else { return };
         record.write(&self.notes, replied, &self.writer).await;
+    }
+
+    /// Records the call in a task of its own.
+    fn record_later(&mut self, replied: Code) {
+        let (Some(record), Ok(runtime)) = (self.record.take(), tokio::runtime::Handle::try_current()) else { return };
+        let (notes, writer) = (self.notes.clone(), Arc::clone(&self.writer));
+        runtime.spawn(async move { record.write(&notes, replied, &writer).await });
     }
 
     /// Logs that the call was refused.
@@ -92,9 +103,7 @@ impl AuditedCall {
 
 impl Drop for AuditedCall {
     fn drop(&mut self) {
-        let (Some(record), Ok(runtime)) = (self.record.take(), tokio::runtime::Handle::try_current()) else { return };
-        let (notes, writer) = (self.notes.clone(), Arc::clone(&self.writer));
-        runtime.spawn(async move { record.write(&notes, Code::Cancelled, &writer).await });
+        self.record_later(Code::Cancelled);
     }
 }
 

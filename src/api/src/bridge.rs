@@ -19,10 +19,10 @@ use tracing::Span;
 use crate::peer::Peer;
 use crate::status;
 
-/// Threads of a bridge.
-const WORKERS: usize = 4;
-/// Maximum heavy jobs at a time.
-const MAX_HEAVY: usize = WORKERS - 1;
+/// Threads of a bridge whose jobs read.
+pub(crate) const READERS: usize = 4;
+/// Threads of a bridge whose jobs change pods. They wait for supervisors most of the time.
+pub(crate) const WRITERS: usize = 8;
 /// Maximum calls in the queue. Further ones are refused at once. Half of the queue is closed to TCP clients; calls of
 /// root are never refused.
 const MAX_WAITING: usize = 1024;
@@ -117,6 +117,8 @@ struct Shared<H> {
     queue: Mutex<Queue<H>>,
     more: Condvar,
     options: Options,
+    /// Maximum heavy jobs at a time.
+    max_heavy: usize,
 }
 
 impl<H> Shared<H> {
@@ -132,14 +134,15 @@ pub(crate) struct Bridge<H> {
 }
 
 impl<H: EngineHandle> Bridge<H> {
-    /// Starts the threads.
+    /// Starts this many threads, at least two.
     ///
     /// # Errors
     /// The process can start no more threads.
-    pub(crate) fn start(options: Options) -> io::Result<Self> {
-        let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), options });
+    pub(crate) fn start(options: Options, workers: usize) -> io::Result<Self> {
+        let max_heavy = workers - 1;
+        let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), options, max_heavy });
         let bridge = Self { shared, streams: Semaphore::new(MAX_WAITING_FOR_STREAMS) };
-        for number in 0..WORKERS {
+        for number in 0..workers {
             let shared = Arc::clone(&bridge.shared);
             std::thread::Builder::new().name(format!("bridge-{number}")).spawn(move || run_jobs(&shared))?;
         }
@@ -273,7 +276,7 @@ fn next_job<H>(shared: &Shared<H>) -> Option<(Weight, Job<H>)> {
         {
             return Some((Weight::Light, job));
         }
-        if queue.busy < MAX_HEAVY
+        if queue.busy < shared.max_heavy
             && let Some(job) = queue.heavy.pop_front()
         {
             queue.busy += 1;

@@ -5,6 +5,7 @@ use std::sync::mpsc;
 
 use super::*;
 
+const WORKERS: usize = 4;
 const USER: Peer = Peer::User { uid: 1000, member: false };
 
 struct Home {
@@ -17,7 +18,7 @@ fn home() -> (Home, Arc<Bridge<Observer>>) {
     let engine = gantry_engine::Engine::open(Options::new(dir.path().join("data"))).unwrap();
     let options = engine.options().clone();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    (Home { dir, runtime }, Arc::new(Bridge::start(options).unwrap()))
+    (Home { dir, runtime }, Arc::new(Bridge::start(options, WORKERS).unwrap()))
 }
 
 type CallTask = tokio::task::JoinHandle<Result<(), Status>>;
@@ -45,7 +46,7 @@ fn hold_jobs(
         })
     });
     let calls = calls.collect();
-    let busy = count.min(if weight == Weight::Heavy { MAX_HEAVY } else { WORKERS });
+    let busy = count.min(if weight == Weight::Heavy { WORKERS - 1 } else { WORKERS });
     gantry_tests::wait_for("the jobs to begin", || (begun.load(Ordering::SeqCst) == busy).then_some(()));
     (release, calls)
 }
@@ -118,8 +119,12 @@ fn a_replaced_database_is_reopened() {
 #[test]
 fn heavy_jobs_always_have_one_thread() {
     let (_home, bridge) = home();
-    let shared =
-        Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), options: bridge.shared.options.clone() });
+    let shared = Arc::new(Shared {
+        queue: Mutex::default(),
+        more: Condvar::new(),
+        options: bridge.shared.options.clone(),
+        max_heavy: WORKERS - 1,
+    });
     let job = || -> Job<Observer> { Box::new(|_| HandleUse::Keep) };
     {
         let mut queue = shared.lock();

@@ -11,15 +11,15 @@
 //! | `bridge` | from async tasks to the synchronous engine: read-only and read-write handles |
 //! | `hub`, `events` | events as they are committed; cursors of subscribers |
 //! | `logs`, `dir_watch` | streams of log lines; changes of log directories |
-//! | `daemon_log` | the newest lines of gantryd's own log |
-//! | [`listen`], `accept`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
+//! | `daemon_log`, `daemon_log_stream` | the newest lines of gantryd's own log; streams of them |
+//! | [`listen`], `accept`, `stream`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
 //! | `tls`, `handshake` | mutual TLS: certificates, their reload, the identity of a client |
 //! | `audit` | the log and the events of calls that change something |
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
 //! | [`metrics`] | what gantryd counts, and `/metrics` |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
 //! | `warnings` | the limit on warnings about failed calls |
-//! | `surfaces` | one folder per surface: [`rkt`], [`talos`] |
+//! | `surfaces` | one folder per surface: [`aurae`], [`rkt`], [`talos`] |
 //!
 //! # A new surface
 //!
@@ -33,6 +33,7 @@ mod audit;
 mod bridge;
 mod context;
 mod daemon_log;
+mod daemon_log_stream;
 mod deadline;
 mod dir_watch;
 mod events;
@@ -48,6 +49,7 @@ mod request;
 mod responses;
 pub mod server;
 mod status;
+mod stream;
 mod surface;
 mod surfaces;
 mod tls;
@@ -59,5 +61,5 @@ pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
 pub use metrics::{Metrics, Operation, Removal};
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;
-pub use surfaces::{rkt, talos};
+pub use surfaces::{aurae, rkt, talos};
 pub use tls::{MutualTls, TlsError, TlsFiles};

@@ -18,16 +18,15 @@ use tracing::Instrument as _;
 use crate::bridge::Weight;
 use crate::context::Context;
 use crate::dir_watch::{DirSubscription, readable};
-use crate::quota::QuotaPermit;
 use crate::status;
 
 /// Bytes read at a time: the first piece.
 const FIRST_PIECE: usize = 32 << 10;
 /// Bytes read at a time: the largest piece.
 const MAX_PIECE: usize = 256 << 10;
-/// Poll interval for a pod that was not started yet.
+/// Poll interval for a pod that was not started yet, and for the end of a process.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum time between two reads of such a pod, however many events there are.
+/// Minimum time between two reads of such a pod or process, however many events there are.
 const MIN_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How a surface encodes log lines.
@@ -73,7 +72,7 @@ impl<E: LogEncoder> Reading<E> {
 /// The errors of `open`.
 pub(crate) async fn stream_logs<E: LogEncoder>(
     context: &Arc<Context>,
-    permit: QuotaPermit,
+    permit: impl Send + 'static,
     follow: bool,
     encoder: E,
     open: impl FnOnce(&Observer) -> Result<LogReader, Status> + Send + 'static,
@@ -155,11 +154,12 @@ impl<M: Send + 'static> LogStream<M> {
             return self.subscribe(reading).await.map(Some);
         }
         self.subscribed_just_now = false;
-        let timeout = not_started.then_some(POLL_INTERVAL).into_iter().chain(reading.reader.wait_at_most()).min();
+        let awaits_event = not_started || reading.reader.ends_with_process();
+        let timeout = awaits_event.then_some(POLL_INTERVAL).into_iter().chain(reading.reader.wait_at_most()).min();
         let sources = self.wake_sources.as_mut().filter(|_| !not_started);
         tokio::select! {
             // An error means that the hub has ended, and with it the server.
-            _ = self.news.changed(), if not_started => tokio::time::sleep(MIN_INTERVAL).await,
+            _ = self.news.changed(), if awaits_event => tokio::time::sleep(MIN_INTERVAL).await,
             () = changed(sources), if !not_started => {}
             () = tokio::time::sleep(timeout.unwrap_or_default()), if timeout.is_some() => {}
             () = self.sender.closed() => return Ok(None),

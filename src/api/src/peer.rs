@@ -132,7 +132,7 @@ impl fmt::Display for Caller {
         match &self.certificate {
             None => self.peer.fmt(f),
             Some(certificate) => {
-                write!(f, "tls:{}@{}", shown(&certificate.subject.common_name), certificate.address)
+                write!(f, "tls:{}@{}", shown(&certificate.subject.common_name), certificate.origin)
             }
         }
     }

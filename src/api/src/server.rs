@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::accept::Acceptors;
-use crate::bridge::Bridge;
+use crate::bridge::{Bridge, READERS};
 use crate::context::{Config, Context};
 use crate::dir_watch::DirWatch;
 use crate::health::Health;
@@ -123,7 +123,8 @@ pub fn serve(
     let context = Arc::new(Context {
         config,
         reader: Arc::new(
-            Bridge::start(options.clone()).map_err(ServeError::system("start the threads that read the engine"))?,
+            Bridge::start(options.clone(), READERS)
+                .map_err(ServeError::system("start the threads that read the engine"))?,
         ),
         hub: Hub::start(options, commits, Arc::clone(&metrics))
             .map_err(ServeError::system("start the thread that reads events"))?,
@@ -133,22 +134,22 @@ pub fn serve(
     let mut collected = Vec::new();
     let mut names = Vec::new();
     let mut writers = Vec::new();
-    for Endpoint { surface, listeners, tls } in endpoints {
+    for Endpoint { surface, listeners, security } in endpoints {
         let services = Services::collect(&surface, &context)
             .map_err(ServeError::system("start the threads that write to the engine"))?;
         writers.extend(services.writer().as_ref().map(Arc::downgrade));
         let (routes, surface_names) = services.into_parts();
         names.extend(surface_names);
-        if let Some(tls) = tls.clone() {
-            runtime.spawn(tls.watch_files());
+        if let Some(tls) = security.tls() {
+            runtime.spawn(tls.clone().watch_files());
         }
-        collected.push((surface, listeners, tls, routes));
+        collected.push((surface, listeners, security, routes));
     }
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let health = runtime.block_on(Health::new(reporter, names, reconciles));
     let mut surfaces = Vec::new();
-    for (surface, listeners, tls, routes) in collected {
-        let (acceptors, incoming) = Acceptors::start(listeners, &surface, tls.as_ref())
+    for (surface, listeners, security, routes) in collected {
+        let (acceptors, incoming) = Acceptors::start(listeners, &surface, &security)
             .map_err(ServeError::system("register the listening sockets"))?;
         let reflection = Reflection::new(surface.as_ref());
         let router = limited()

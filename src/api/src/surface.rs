@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 use tracing::{Instrument as _, debug, info_span};
 
 use crate::audit::AuditedCall;
-use crate::bridge::Bridge;
+use crate::bridge::{Bridge, WRITERS};
 use crate::context::Context;
 use crate::deadline::Deadline;
 use crate::listen::Listener;
@@ -67,19 +67,39 @@ pub(crate) trait Surface: Send + Sync + 'static {
 pub struct Endpoint {
     pub(crate) surface: Arc<dyn Surface>,
     pub(crate) listeners: Vec<Listener>,
-    /// TCP connections use mutual TLS; `None`: they have no TLS.
-    pub(crate) tls: Option<MutualTls>,
+    pub(crate) security: Security,
+}
+
+/// The connections of an endpoint that use mutual TLS.
+#[derive(Debug, Clone)]
+pub(crate) enum Security {
+    /// None.
+    Plain,
+    /// Those over TCP.
+    TlsOverTcp(MutualTls),
+    /// All.
+    Tls(MutualTls),
+}
+
+impl Security {
+    /// The certificates.
+    pub(crate) fn tls(&self) -> Option<&MutualTls> {
+        match self {
+            Self::Plain => None,
+            Self::TlsOverTcp(tls) | Self::Tls(tls) => Some(tls),
+        }
+    }
 }
 
 impl Endpoint {
     /// Serves a surface on these sockets.
     pub(crate) fn new(surface: impl Surface, listeners: Vec<Listener>) -> Self {
-        Self { surface: Arc::new(surface), listeners, tls: None }
+        Self { surface: Arc::new(surface), listeners, security: Security::Plain }
     }
 
-    /// Requires mutual TLS of TCP connections.
-    pub(crate) fn with_tls(self, tls: Option<MutualTls>) -> Self {
-        Self { tls, ..self }
+    /// Requires mutual TLS of connections.
+    pub(crate) fn secured(self, security: Security) -> Self {
+        Self { security, ..self }
     }
 
     /// The addresses of its sockets, as logged: `tcp:127.0.0.1:15441`, `unix:/run/gantry/api.sock`.
@@ -106,7 +126,7 @@ impl Services {
         let options: &Options = &context.config.options;
         let writer = match surface.access() {
             Access::ReadOnly => None,
-            Access::ReadWrite => Some(Arc::new(Bridge::start(options.clone())?)),
+            Access::ReadWrite => Some(Arc::new(Bridge::start(options.clone(), WRITERS)?)),
         };
         let metrics = Arc::clone(&context.config.metrics);
         let mut services =

@@ -10,11 +10,13 @@
 //! | the configuration has no certificates any more | no client is accepted |
 
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use gantry_engine::model::{ErrorKind, Kind};
+use gantry_engine::pki::{CertificateHolder, ExpiringCertificate};
 use gantry_host::file::read_bounded;
 use gantry_host::stamp::FileStamp;
 use rustls::pki_types::pem::PemObject as _;
@@ -33,6 +35,8 @@ const MAX_FILE: u64 = 1 << 20;
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of checks whether the certificate of an open connection is still accepted, besides those after a change.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval of warnings about certificates that expire soon, besides those when the files are read.
+const EXPIRY_WARNING_INTERVAL: Duration = Duration::from_secs(86_400);
 /// The protocol of gRPC in ALPN (RFC 7301).
 const ALPN_HTTP2: &[u8] = b"h2";
 /// The label that Talos gives PKCS#8 files of Ed25519 keys, and the label of RFC 7468, section 10.
@@ -55,6 +59,16 @@ pub struct TlsFiles {
 impl TlsFiles {
     fn stamps(&self) -> FileStamps {
         [&self.authorities, &self.certificate, &self.key].map(|path| FileStamp::read(path))
+    }
+
+    /// Warns of certificates that have expired or will expire soon.
+    fn log_expiring(&self) {
+        let files = [(&self.authorities, CertificateHolder::Authority), (&self.certificate, CertificateHolder::Server)];
+        for (path, holder) in files {
+            // A file that cannot be read is an error of its own.
+            let expiring = ExpiringCertificate::find(path, holder, SystemTime::now().into()).unwrap_or_default();
+            expiring.iter().for_each(|certificate| warn!("{certificate}: {}", certificate.hint()));
+        }
     }
 }
 
@@ -127,6 +141,7 @@ impl MutualTls {
             return Err(TlsError::invalid(&files.authorities, "it has no certificate"));
         }
         let credentials = Credentials::new(read_identity(&files)?, trust, &files)?;
+        files.log_expiring();
         let files = Mutex::new(LoadedFiles { files: Some(files), stamps, checked: stamps });
         Ok(Self(Arc::new(Shared { files, credentials: watch::Sender::new(Arc::new(credentials)) })))
     }
@@ -143,17 +158,25 @@ impl MutualTls {
 
     /// Reads the files again when they have changed and are no longer being written. Never returns.
     pub(crate) async fn watch_files(self) {
+        let mut next_warning = Instant::now() + EXPIRY_WARNING_INTERVAL;
         loop {
             tokio::time::sleep(RELOAD_INTERVAL).await;
+            let warns = Instant::now() >= next_warning;
+            if warns {
+                next_warning += EXPIRY_WARNING_INTERVAL;
+            }
             let tls = self.clone();
             // A panic was logged.
-            let _checked_again_next_time = tokio::task::spawn_blocking(move || tls.check_files()).await;
+            let _checked_again_next_time = tokio::task::spawn_blocking(move || tls.check_files(warns)).await;
         }
     }
 
-    fn check_files(&self) {
+    fn check_files(&self, warns: bool) {
         let mut loaded = self.0.files.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(files) = loaded.files.clone() else { return };
+        if warns {
+            files.log_expiring();
+        }
         let stamps = files.stamps();
         let is_stable = stamps == std::mem::replace(&mut loaded.checked, stamps);
         if is_stable && stamps != loaded.stamps {
@@ -177,7 +200,10 @@ impl MutualTls {
         match credentials {
             Ok(credentials) => {
                 match credentials.config {
-                    Some(_) => info!("certificates read again"),
+                    Some(_) => {
+                        info!("certificates read again");
+                        files.into_iter().for_each(TlsFiles::log_expiring);
+                    }
                     None => warn!("no client certificate is accepted: there is no authority"),
                 }
                 self.0.credentials.send_replace(Arc::new(credentials));
@@ -269,12 +295,29 @@ fn read_authorities(path: &Path) -> Result<Option<Arc<dyn ClientCertVerifier>>, 
     verifier.map(Some).map_err(|error| TlsError::invalid(path, error))
 }
 
+/// The permissions that the file of a key must not have: only its group may read it, besides its owner.
+const FORBIDDEN_KEY_MODE: u32 = 0o027;
+
+/// Refuses a key that other users can read or replace.
+fn check_key_access(path: &Path) -> Result<(), TlsError> {
+    let metadata = path.metadata().map_err(|error| TlsError::read(path, &error))?;
+    let mode = metadata.permissions().mode() & 0o777;
+    match mode & FORBIDDEN_KEY_MODE {
+        0 => Ok(()),
+        _ => {
+            let problem = format!("other users have access to the key (mode {mode:o}): 'chmod 600' protects it");
+            Err(TlsError { path: path.to_owned(), kind: ErrorKind::Refused, problem })
+        }
+    }
+}
+
 /// Reads the server's certificate and its key, and checks that they belong together.
 fn read_identity(files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
     let chain = read_certificates(&files.certificate)?;
     if chain.is_empty() {
         return Err(TlsError::invalid(&files.certificate, "it has no certificate"));
     }
+    check_key_access(&files.key)?;
     let pem = read_file(&files.key)?;
     let invalid = |problem: &dyn ToString| TlsError::invalid(&files.key, problem.to_string());
     let mut pem = String::from_utf8(pem).map_err(|error| invalid(&error))?;

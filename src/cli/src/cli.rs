@@ -198,6 +198,9 @@ commands! {
     /// Manage named volumes
     #[command(subcommand, infer_subcommands = true)]
     Volume(group commands::volume::Volume),
+    /// Manage pods that gantryd keeps running, or starts at certain times
+    #[command(subcommand, infer_subcommands = true)]
+    Schedule(group commands::schedule::Schedule),
     /// Make systemd units that run pods
     #[command(subcommand, infer_subcommands = true)]
     Generate(group commands::generate::Generate),
@@ -254,6 +257,9 @@ pub(crate) fn full_command() -> clap::Command {
         .mut_subcommand("app", |app| {
             app.mut_subcommand("sandbox", |command| describe(command, Verb::Sandbox))
                 .mut_subcommand("add", |command| describe(command, Verb::AddApp))
+        })
+        .mut_subcommand("schedule", |schedule| {
+            schedule.mut_subcommand("enable", |command| describe(command, Verb::Schedule))
         })
 }
 

@@ -1,6 +1,6 @@
 //! The context of a command: its global flags, and how it opens the engine.
 
-use gantry_engine::{Engine, Options};
+use gantry_engine::{Engine, Options, Settings};
 use gantry_model::ErrorKind;
 
 use crate::failure::{CliError, Failure};
@@ -18,11 +18,16 @@ impl Context {
         Self { globals, command: command.into() }
     }
 
-    /// The engine's options, from flags, environment and configuration file.
+    /// The settings, from flags, environment and configuration file.
+    pub(crate) fn settings(&self) -> Result<Settings, Failure> {
+        let settings = settings::read(&self.globals).map_err(Failure::not_a_missing_object)?;
+        tracing::debug!(command = self.command, dir = %settings.options.dir.display(), "read the settings");
+        Ok(settings)
+    }
+
+    /// The engine's options.
     pub(crate) fn options(&self) -> Result<Options, Failure> {
-        let options = settings::options(&self.globals).map_err(Failure::not_a_missing_object)?;
-        tracing::debug!(command = self.command, dir = %options.dir.display(), "read the settings");
-        Ok(options)
+        self.settings().map(|settings| settings.options)
     }
 
     /// Opens the engine for a command that changes something. Requires root.

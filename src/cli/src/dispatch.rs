@@ -1,8 +1,8 @@
 //! Parses the command line, runs the command, and turns its result into an exit code.
 //!
-//! `run`, `prepare`, `app sandbox` and `app add` have a parser of their own ([`crate::grammar`]). For `run` and
-//! `prepare`, clap's description of the other commands is not built, which would take longer than everything else on
-//! the command line's side of a `run`.
+//! `run`, `prepare`, `app sandbox`, `app add` and `schedule enable` have a parser of their own ([`crate::grammar`]).
+//! For `run` and `prepare`, clap's description of the other commands is not built, which would take longer than
+//! everything else on the command line's side of a `run`.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Ok(description) => description,
         Err(failure) => return failed(&failure, CommandKind::Action, debug),
     };
-    if let Some((verb, of_group)) = app_verb(&words, at) {
+    if let Some((verb, of_group)) = group_verb(&words, at) {
         words.remove(of_group);
         return run_or_prepare(verb, words, at);
     }
@@ -125,10 +125,12 @@ fn verb(word: &str) -> Option<Verb> {
     [Verb::Run, Verb::Prepare].into_iter().find(|verb| verb.as_str() == word)
 }
 
-/// `app sandbox` or `app add`, with the index of the second word; both words are names in full.
-fn app_verb(words: &[String], at: usize) -> Option<(Verb, usize)> {
-    let of_group = at + 1 + first_argument(&words[at + 1..]).filter(|_| words[at] == "app")?;
-    let verb = [Verb::Sandbox, Verb::AddApp].into_iter().find(|verb| verb.last_word() == words[of_group])?;
+/// `app sandbox`, `app add` or `schedule enable`, with the index of the second word; both words are names in full.
+fn group_verb(words: &[String], at: usize) -> Option<(Verb, usize)> {
+    let of_group = at + 1 + first_argument(&words[at + 1..])?;
+    let verb = [Verb::Sandbox, Verb::AddApp, Verb::Schedule]
+        .into_iter()
+        .find(|verb| verb.as_str().split_once(' ') == Some((&words[at], &words[of_group])))?;
     Some((verb, of_group))
 }
 
@@ -159,6 +161,7 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
                 Verb::Prepare => commands::run::prepare(*request),
                 Verb::Sandbox => commands::run::sandbox(*request),
                 Verb::AddApp => commands::run::add_app(*request),
+                Verb::Schedule => commands::schedule::enable(*request),
             }
         }),
         Err(error) => Err(error.into()),

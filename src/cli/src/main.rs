@@ -30,7 +30,6 @@ mod relay;
 mod render;
 mod service_manager;
 mod settings;
-mod signal_name;
 mod signals;
 mod suggest;
 mod terminal;
@@ -40,6 +39,7 @@ mod unknown_command;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    gantry_host::memory::keep_freed();
     let code = dispatch::run(std::env::args_os().skip(1));
     terminal::restore();
     ExitCode::from(code)

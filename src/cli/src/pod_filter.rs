@@ -2,14 +2,14 @@
 //! any of its values does, except for `label`, where all values have to match.
 
 use gantry_engine::{AppRow, PodRow};
-use gantry_model::id::shown;
-use gantry_model::{Phase, PodPrefix};
+use gantry_model::id::{IdError, shown};
+use gantry_model::{Phase, PodNamespace, PodPrefix};
 
 use crate::failure::Failure;
 use crate::render::pod::pod_run;
 
 /// The keys.
-pub(crate) const KEYS: [&str; 8] = ["state", "name", "app", "label", "image", "exited", "network", "id"];
+pub(crate) const KEYS: [&str; 9] = ["state", "name", "namespace", "app", "label", "image", "exited", "network", "id"];
 
 /// One condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(crate) enum Condition {
     State(&'static str),
     /// An app, or the host, has this name.
     Name(String),
+    /// It is in this namespace.
+    Namespace(PodNamespace),
     /// An app has this name.
     App(String),
     /// It has this label, with this value if one is given.
@@ -43,6 +45,7 @@ pub(crate) fn parse(text: &str) -> Result<Condition, String> {
     Ok(match key {
         "state" | "phase" | "status" => Condition::State(phase(value)?),
         "name" => Condition::Name(text()),
+        "namespace" => Condition::Namespace(value.parse().map_err(|error: IdError| error.to_string())?),
         "app" => Condition::App(text()),
         "label" => match value.split_once('=') {
             Some((name, value)) => Condition::Label(name.to_owned(), Some(value.to_owned())),
@@ -51,7 +54,7 @@ pub(crate) fn parse(text: &str) -> Result<Condition, String> {
         "image" | "ancestor" => Condition::Image(text()),
         "exited" => Condition::Exited(value.parse().map_err(|_| format!("'{}' is not an exit code", shown(value)))?),
         "network" => Condition::Network(text()),
-        "id" => Condition::Id(value.parse().map_err(|error: gantry_model::id::IdError| error.to_string())?),
+        "id" => Condition::Id(value.parse().map_err(|error: IdError| error.to_string())?),
         _ => return Err(format!("'{}' is not a key: {}", shown(key), expected())),
     })
 }
@@ -94,6 +97,7 @@ fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
         Condition::Name(name) => {
             row.name.as_ref().is_some_and(|is| is.as_str() == name) || row.hostname == *name || has_app(name)
         }
+        Condition::Namespace(namespace) => row.namespace == *namespace,
         Condition::App(name) => has_app(name),
         Condition::Label(name, value) => {
             row.user_labels.get(name).is_some_and(|is| value.as_ref().is_none_or(|value| value == is))
@@ -109,7 +113,7 @@ fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
 /// omit the algorithm, and all but the first 8 digits.
 fn is_of_image(app: &AppRow, image: &str) -> bool {
     let digits = image.strip_prefix("sha256:").or(image.strip_prefix("sha512:")).unwrap_or(image);
-    if digits.len() >= 8 && app.image.hex().starts_with(digits) {
+    if digits.len() >= 8 && app.image.as_ref().is_some_and(|id| id.hex().starts_with(digits)) {
         return true;
     }
     let name = app.image_name.split_once("://").map_or(app.image_name.as_str(), |(_, name)| name);
@@ -147,6 +151,8 @@ mod tests {
             (&["exited=0", "exited=139"], true),
             (&["name=a"], true),
             (&["name=h"], true),
+            (&["namespace=taloscontainers"], true),
+            (&["namespace=k8s.io"], false),
             (&["app=h"], false),
             (&["label=tier"], true),
             (&["label=tier=web=1", "label=x"], true),
@@ -177,6 +183,7 @@ mod tests {
             ("state=", "is missing"),
             ("state=happy", "is not a phase"),
             ("exited=x", "is not an exit code"),
+            ("namespace=system", "namespace of gantryd"),
             ("colour=red", "is not a key"),
             ("id=xyz", "xyz"),
             ("\u{1b}=1", "u{1b}"),

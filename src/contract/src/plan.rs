@@ -6,11 +6,12 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use gantry_model::AppId;
+use gantry_model::cgroup::CgroupParent;
 use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
-use gantry_model::spec::{AppOptions, Limits, VolumeSpec};
+use gantry_model::spec::{AppOptions, Limits, PodFlavor, VolumeSpec};
 use gantry_model::sysctl::SysctlName;
+use gantry_model::{AppId, PodNamespace};
 use serde::{Deserialize, Serialize};
 
 /// A pod to run.
@@ -24,6 +25,9 @@ pub struct Plan {
     pub pod_dir: String,
     /// The directory of the layers, absolute.
     pub trees_dir: String,
+    /// Its namespace. The supervisor does not use it.
+    #[serde(default, skip_serializing_if = "PodNamespace::is_default")]
+    pub namespace: PodNamespace,
     /// Hostname in the pod.
     pub hostname: String,
     /// The IPC namespace.
@@ -49,9 +53,11 @@ pub struct Plan {
     /// `/etc/hosts`.
     #[serde(default)]
     pub hosts: HostsSpec,
-    /// The parent of the pod's cgroup, below each hierarchy's root: `/gantry`. The pod's cgroup is `PARENT/UUID`, an
-    /// app's `PARENT/UUID/APP`.
-    pub cgroup_parent: String,
+    /// The parent of the pod's cgroup: a path below each hierarchy's root, or a slice of systemd.
+    pub cgroup_parent: CgroupParent,
+    /// Whether the supervisor keeps a parent in which no pod is left: one that was named for this pod may have limits.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_cgroup_parent: bool,
     /// The directory of the named volumes, absolute. A volume's directory has the content for apps in `data`, and a
     /// file `fresh` until the first app mounts it, which fills the volume.
     pub volumes_dir: String,
@@ -67,6 +73,9 @@ pub struct Plan {
     /// pod nor stops the other apps.
     #[serde(default)]
     pub sandbox: bool,
+    /// How the apps are isolated. Apps of a host pod have no layers.
+    #[serde(default, skip_serializing_if = "PodFlavor::is_container")]
+    pub flavor: PodFlavor,
     /// Whether apps of it may be privileged: then the devices of each app are confined on their own, where cgroup v2
     /// allows that, instead of those of the pod.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -74,6 +83,15 @@ pub struct Plan {
     /// Resource limits of all apps together: those of the pod's cgroup.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
+}
+
+impl Plan {
+    /// The path of the pod's cgroup below each hierarchy's root; an app's is one below. The engine records it in the
+    /// pod's row.
+    #[must_use]
+    pub fn pod_cgroup(&self) -> String {
+        self.cgroup_parent.pod_path(&self.pod)
+    }
 }
 
 fn default_shm_size() -> u64 {

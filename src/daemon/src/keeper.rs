@@ -10,6 +10,7 @@
 //! | a command started a pod | a commit ([`CommitWatcher`]) | watch its supervisor |
 //! | a preparing command was killed | poll while a pod is preparing | reconcile the pod after [`PREPARE_TIMEOUT`] |
 //! | a pod waits to be started again | a timer | start it, in another thread ([`Restarts`]) |
+//! | a schedule was changed, or its time has come | a commit, or a timer | bring its pods in line, in another thread ([`Schedules`]) |
 //! | a commit | the same | sync within [`SYNC_DELAY`] |
 //! | timers | | collect garbage and back up the database, in another thread |
 //!
@@ -37,7 +38,8 @@ use crate::Args;
 use crate::collector::{Collector, DueWork};
 use crate::network::Networking;
 use crate::restarts::Restarts;
-use crate::serve::NodeSettings;
+use crate::schedules::Schedules;
+use crate::serve::SurfaceSettings;
 use crate::signals::Signals;
 use crate::watcher::{WakeUps, Watcher};
 
@@ -71,10 +73,11 @@ pub(crate) struct Keeper {
     signals: Signals,
     watcher: Watcher,
     /// Follow the configuration.
-    node_settings: Option<NodeSettings>,
+    surface_settings: Option<SurfaceSettings>,
     metrics: Arc<Metrics>,
     collector: Collector,
     restarts: Restarts,
+    schedules: Schedules,
     /// The apps of each watched pod whose end was logged.
     logged_ends: HashMap<PodId, BTreeSet<AppName>>,
     /// Pods to reconcile again, with the last failure.
@@ -118,10 +121,11 @@ impl Keeper {
             engine: engine.into_background(),
             signals,
             watcher,
-            node_settings: None,
+            surface_settings: None,
             collector: Collector::new(Arc::clone(&metrics)),
             metrics,
             restarts: Restarts::default(),
+            schedules: Schedules::default(),
             logged_ends: HashMap::new(),
             retries: BTreeMap::new(),
             last_failure: None,
@@ -140,8 +144,8 @@ impl Keeper {
     }
 
     /// Reads these settings again with the configuration.
-    pub(crate) fn with_node_settings(self, node_settings: NodeSettings) -> Self {
-        Self { node_settings: Some(node_settings), ..self }
+    pub(crate) fn with_surface_settings(self, surface_settings: SurfaceSettings) -> Self {
+        Self { surface_settings: Some(surface_settings), ..self }
     }
 
     /// Reconciles all pods that are not exited, and watches the running ones.
@@ -200,6 +204,7 @@ impl Keeper {
         }
         self.sync_if_due(SYNC_DELAY);
         self.restarts.start_due(&self.settings.options);
+        self.schedules.apply_due(&self.engine, &self.settings.options);
         self.start_due_work(now);
     }
 
@@ -232,7 +237,11 @@ impl Keeper {
             .flatten()
             .min();
         let until_first = first.map_or(POLL_INTERVAL, |due| due.saturating_duration_since(Instant::now()));
-        self.restarts.until_due(gantry_engine::now()).map_or(until_first, |until| until.min(until_first))
+        let now = gantry_engine::now();
+        [self.restarts.until_due(now), self.schedules.until_due(now)]
+            .into_iter()
+            .flatten()
+            .fold(until_first, Duration::min)
     }
 
     fn note_commit(&mut self, now: Instant) {
@@ -276,6 +285,7 @@ impl Keeper {
             Ok(waiting) => self.restarts.set_waiting(waiting),
             Err(error) => return self.log_failure(&anyhow::Error::from(error)),
         }
+        self.schedules.read_again();
         self.last_failure = None;
         self.preparing = false;
         let now = gantry_engine::now();
@@ -423,7 +433,7 @@ impl Keeper {
                 self.next_collection = self.next_collection.min(Instant::now() + self.settings.keeper.interval);
                 self.next_backup = self.next_backup.min(Instant::now() + self.settings.keeper.backup);
                 networking.reload(&self.settings);
-                if let Some(node) = &self.node_settings {
+                if let Some(node) = &self.surface_settings {
                     node.reload(&self.settings);
                 }
                 info!("configuration read again");

@@ -19,6 +19,7 @@ mod network;
 mod notify;
 mod restarts;
 mod sampling;
+mod schedules;
 mod serve;
 mod signals;
 mod watcher;
@@ -39,7 +40,7 @@ use tracing::{error, info, warn};
 use crate::keeper::Keeper;
 use crate::network::Networking;
 use crate::sampling::Sampling;
-use crate::serve::{Api, ListenAddresses, NodeSettings};
+use crate::serve::{Api, ListenAddresses, SurfaceSettings};
 use crate::signals::Signals;
 
 /// gantryd reconciles pods, collects garbage, backs up the database and serves the API. Pods run without it.
@@ -61,6 +62,10 @@ pub(crate) struct Args {
     /// configuration [default: unix:/run/gantry/machine.sock; with certificates also port 50000 of all addresses]
     #[arg(long, value_name = "ADDR")]
     machine_listen: Vec<String>,
+    /// Address of Aurae's API: unix:/PATH; can be repeated; or 'none'. Only root may call [default:
+    /// unix:/run/gantry/aurae.sock]
+    #[arg(long, value_name = "ADDR")]
+    aurae_listen: Vec<String>,
     /// Address of the metrics for Prometheus, served at /metrics: HOST:PORT, [IPV6]:PORT or unix:/PATH; can be
     /// repeated; or 'none'. Every client that can connect sees the names of all pods and images [default:
     /// 127.0.0.1:15442]
@@ -92,6 +97,7 @@ impl Args {
         ListenAddresses {
             rkt: given(&self.listen, &settings.listen),
             talos: given(&self.machine_listen, &settings.machine_listen),
+            aurae: given(&self.aurae_listen, &settings.aurae_listen),
             metrics: given(&self.metrics_listen, &settings.metrics_listen),
             run_dir: self.run_dir.as_deref(),
         }
@@ -142,8 +148,8 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
     let metrics_listeners = serve::metrics_listeners(args.listen_addresses(&settings))?;
-    let node = NodeSettings::load(&settings)?;
-    let endpoints = serve::endpoints(passed, args.listen_addresses(&settings), node.clone())?;
+    let surface_settings = SurfaceSettings::load(&settings)?;
+    let endpoints = serve::endpoints(passed, args.listen_addresses(&settings), surface_settings.clone())?;
     let commits = CommitWatcher::start(&settings.options).context("cannot watch the database")?;
     if let Err(error) = commits.check() {
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
@@ -154,8 +160,8 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let api = Api::start(config, endpoints, metrics_listeners)?;
     let _sampling = Sampling::start(settings.options.clone(), samples, Arc::clone(&metrics), settings.sample_interval);
     let ended = if condition.can_write() {
-        let mut keeper =
-            Keeper::new(args, settings.clone(), engine, signals, &commits, metrics)?.with_node_settings(node);
+        let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits, metrics)?
+            .with_surface_settings(surface_settings);
         keeper.start();
         // After the first reconciliation has released the networks of pods that ended in the meantime.
         let mut networking = Networking::start(&settings, commits);

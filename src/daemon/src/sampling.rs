@@ -9,15 +9,15 @@ use gantry_engine::{Observer, Options, SampleCache};
 use rustix::process::{Resource, getrlimit};
 use tracing::{error, warn};
 
-/// The share of the limit of open files that the sampler may hold: one of this many parts. The rest is for pods,
-/// clients and the database.
-const LIMIT_PARTS: u64 = 2;
+/// The share of the limit of open files that the sampler leaves to pods, clients and the database: one of this many
+/// parts.
+const LIMIT_PARTS: u64 = 4;
 /// Maximum held descriptors without a limit of open files.
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 
 /// An empty cache of samples, sized by this process' limit of open files.
 pub(crate) fn sample_cache() -> SampleCache {
-    let limit = getrlimit(Resource::Nofile).current.map_or(MAX_DESCRIPTORS, |limit| limit / LIMIT_PARTS);
+    let limit = getrlimit(Resource::Nofile).current.map_or(MAX_DESCRIPTORS, |limit| limit - limit / LIMIT_PARTS);
     SampleCache::new(usize::try_from(limit.min(MAX_DESCRIPTORS)).unwrap_or(0))
 }
 

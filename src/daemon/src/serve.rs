@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use gantry_api::metrics::http::METRICS_SOCKET_ACCESS;
 use gantry_api::talos::MachineControl;
-use gantry_api::{Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, rkt, talos};
-use gantry_engine::{MachineTls, Settings};
+use gantry_api::{Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, aurae, rkt, talos};
+use gantry_engine::{Settings, TlsSettings};
 use tracing::{info, warn};
 
 /// The directory of the default socket. The default is not a TCP address, because every user of the host and every pod
@@ -18,9 +18,11 @@ const DEFAULT_RUN_DIR: &str = "/run/gantry";
 const RKT_SOCKET: &str = "api.sock";
 /// The name of the default socket of the Talos node API.
 const TALOS_SOCKET: &str = "machine.sock";
+/// The name of the default socket of Aurae's API.
+const AURAE_SOCKET: &str = "aurae.sock";
 /// The default address of metrics.
 const METRICS_ADDRESS: &str = "127.0.0.1:15442";
-/// The value of `listen`, `machine-listen` and `metrics-listen` that disables an API.
+/// The value of `listen`, `machine-listen`, `aurae-listen` and `metrics-listen` that disables an API.
 const NONE: &str = "none";
 /// The default TCP addresses of the Talos node API when it has certificates: the port of Talos.
 const TALOS_TCP: [(&str, u16); 2] = [("0.0.0.0", 50000), ("::", 50000)];
@@ -49,6 +51,8 @@ pub(crate) struct ListenAddresses<'a> {
     pub(crate) rkt: Option<&'a [String]>,
     /// The Talos node API.
     pub(crate) talos: Option<&'a [String]>,
+    /// Aurae's API.
+    pub(crate) aurae: Option<&'a [String]>,
     /// The metrics.
     pub(crate) metrics: Option<&'a [String]>,
     /// The directory of the default sockets.
@@ -59,9 +63,9 @@ pub(crate) struct ListenAddresses<'a> {
 pub(crate) fn endpoints(
     passed: Vec<Listener>,
     addresses: ListenAddresses<'_>,
-    node: NodeSettings,
+    settings: SurfaceSettings,
 ) -> anyhow::Result<Vec<Endpoint>> {
-    let ListenAddresses { rkt, talos, run_dir, .. } = addresses;
+    let ListenAddresses { rkt, talos, aurae, run_dir, .. } = addresses;
     let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
         ListenSpec::Passed => passed,
         spec => open(spec, RKT_SOCKET, rkt::SOCKET_ACCESS)?,
@@ -71,15 +75,30 @@ pub(crate) fn endpoints(
     let none = [NONE.to_owned()];
     let talos = talos.or((!is_default).then_some(&none[..]));
     let talos = listen_spec("machine-listen", false, talos, run_dir)?;
-    let talos = open_talos(talos, node.tls.is_some())?;
+    let talos = open_talos(talos, settings.machine_tls.is_some())?;
+    let aurae = aurae.or((!is_default).then_some(&none[..]));
+    let aurae = open_aurae(listen_spec("aurae-listen", false, aurae, run_dir)?)?;
     let mut endpoints = Vec::new();
     if !rkt_listeners.is_empty() {
         endpoints.push(rkt::endpoint(rkt_listeners));
     }
     if !talos.is_empty() {
-        endpoints.push(talos::endpoint(talos, node.tls, node.control));
+        endpoints.push(talos::endpoint(talos, settings.machine_tls, settings.control));
+    }
+    if !aurae.is_empty() {
+        endpoints.push(aurae::endpoint(aurae, settings.aurae_tls));
     }
     Ok(endpoints)
+}
+
+/// Opens the sockets of Aurae's API.
+fn open_aurae(spec: ListenSpec) -> anyhow::Result<Vec<Listener>> {
+    if let ListenSpec::Addresses(addresses) = &spec
+        && let Some(tcp) = addresses.iter().find(|address| matches!(address, Address::Tcp(..)))
+    {
+        bail!("'aurae-listen' names {tcp}, but Aurae's API is served on unix sockets only");
+    }
+    open(spec, AURAE_SOCKET, aurae::SOCKET_ACCESS)
 }
 
 /// Opens the sockets of the Talos node API.
@@ -106,30 +125,40 @@ fn open_talos(spec: ListenSpec, has_certificates: bool) -> anyhow::Result<Vec<Li
     Ok(listeners)
 }
 
-/// The parts of the Talos node API that change with the configuration, without a restart.
+/// The settings of the APIs that change with the configuration, without a restart.
 #[derive(Debug, Clone)]
-pub(crate) struct NodeSettings {
-    tls: Option<MutualTls>,
+pub(crate) struct SurfaceSettings {
+    machine_tls: Option<MutualTls>,
+    aurae_tls: Option<MutualTls>,
     control: MachineControl,
 }
 
-impl NodeSettings {
+impl SurfaceSettings {
     /// Reads the certificates.
     pub(crate) fn load(settings: &Settings) -> anyhow::Result<Self> {
-        let files = settings.machine_tls.as_ref().map(tls_files);
-        let tls = files.map(MutualTls::load).transpose().context("cannot serve the Talos node API over TCP")?;
-        let node = Self { tls, control: MachineControl::default() };
-        node.control.set(machine_commands(settings));
-        Ok(node)
+        let load = |tls: &Option<TlsSettings>| tls.as_ref().map(tls_files).map(MutualTls::load).transpose();
+        let loaded = Self {
+            machine_tls: load(&settings.machine_tls).context("cannot serve the Talos node API over TCP")?,
+            aurae_tls: load(&settings.aurae_tls).context("cannot serve Aurae's API")?,
+            control: MachineControl::default(),
+        };
+        loaded.control.set(machine_commands(settings));
+        Ok(loaded)
     }
 
     /// Follows a configuration that was read again.
     pub(crate) fn reload(&self, settings: &Settings) {
         self.control.set(machine_commands(settings));
-        match (&self.tls, &settings.machine_tls) {
-            (Some(tls), files) => tls.set_files(files.as_ref().map(tls_files)),
-            (None, Some(_)) => warn!("'machine-tls' is new in the configuration: restart gantryd to serve over TCP"),
-            (None, None) => {}
+        let tables = [
+            ("machine-tls", &self.machine_tls, &settings.machine_tls),
+            ("aurae-tls", &self.aurae_tls, &settings.aurae_tls),
+        ];
+        for (name, tls, files) in tables {
+            match (tls, files) {
+                (Some(tls), files) => tls.set_files(files.as_ref().map(tls_files)),
+                (None, Some(_)) => warn!("'{name}' is new in the configuration: restart gantryd to use it"),
+                (None, None) => {}
+            }
         }
     }
 }
@@ -139,7 +168,7 @@ fn machine_commands(settings: &Settings) -> Option<talos::MachineCommands> {
     Some(talos::MachineCommands { reboot: commands.reboot, shutdown: commands.shutdown })
 }
 
-fn tls_files(tls: &MachineTls) -> TlsFiles {
+fn tls_files(tls: &TlsSettings) -> TlsFiles {
     TlsFiles { authorities: tls.ca.clone(), certificate: tls.certificate.clone(), key: tls.key.clone() }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
 use gantry_host::cgroup::Hierarchy;
+use gantry_model::cgroup::CgroupParent;
 use gantry_model::{ErrorKind, Kind, NetMode};
 use gantry_store::Store;
 use thiserror::Error;
@@ -21,8 +22,8 @@ pub struct Options {
     pub stage1: Option<PathBuf>,
     /// Options of fetching images.
     pub fetch: gantry_fetch::Config,
-    /// The parent of the pods' cgroups, below each hierarchy's root.
-    pub cgroup_parent: String,
+    /// The parent of the cgroups of pods that name none.
+    pub cgroup_parent: CgroupParent,
     /// Rotation of log files.
     pub log: LogLimits,
     /// The number of events that are kept when older ones are deleted.
@@ -74,7 +75,7 @@ impl Options {
             dir: dir.into(),
             stage1: None,
             fetch: gantry_fetch::Config::default(),
-            cgroup_parent: "/gantry".to_owned(),
+            cgroup_parent: CgroupParent::default(),
             log: LogLimits::default(),
             events_kept: gantry_store::EVENTS_KEPT,
             stop_grace: Duration::from_secs(10),
@@ -89,12 +90,6 @@ pub enum OpenError {
     /// The store could not be opened.
     #[error(transparent)]
     Store(#[from] gantry_store::OpenError),
-    /// The cgroup parent would leave its hierarchy, or be its root.
-    #[error(
-        "cgroup parent '{}' is not an absolute path of at least one name without '.' and '..': expected one such as /gantry",
-        gantry_model::id::shown(.0)
-    )]
-    CgroupParent(String),
     /// Another gantryd owns the directory.
     #[error(
         "another gantryd{} keeps {}: only one can; end it, or give --dir another directory",
@@ -116,7 +111,6 @@ impl Kind for OpenError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Store(error) => error.kind(),
-            Self::CgroupParent(_) => ErrorKind::Invalid,
             Self::Kept { .. } => ErrorKind::Busy,
             Self::Recover(error) => error.kind(),
         }
@@ -167,7 +161,6 @@ impl Engine {
     /// # Errors
     /// [`OpenError`].
     pub fn open(options: Options) -> Result<Self, OpenError> {
-        check_parent(&options.cgroup_parent)?;
         let store = Store::open(&options.dir)?;
         let engine = Self::from_store(store, options);
         // The next process that opens the directory tries again.
@@ -210,7 +203,6 @@ impl Engine {
     /// # Errors
     /// [`OpenError`], also when the store does not exist.
     pub fn open_read_only(options: Options) -> Result<Self, OpenError> {
-        check_parent(&options.cgroup_parent)?;
         let store = Store::open_read_only(&options.dir)?;
         Ok(Self { writes: Cell::new(false), ..Self::from_store(store, options) })
     }
@@ -239,26 +231,5 @@ impl Engine {
     #[must_use]
     pub fn options(&self) -> &Options {
         &self.options
-    }
-}
-
-pub(crate) fn check_parent(parent: &str) -> Result<(), OpenError> {
-    let named = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['\0', '\n']);
-    let fits = parent.strip_prefix('/').is_some_and(|rest| rest.split('/').all(named)) && parent.len() < 1024;
-    if fits { Ok(()) } else { Err(OpenError::CgroupParent(parent.to_owned())) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cgroup_parents_are_validated() {
-        for good in ["/gantry", "/a/b", "/a.slice"] {
-            assert!(check_parent(good).is_ok(), "{good}");
-        }
-        for bad in ["", "/", "gantry", "/a/", "/../a", "/a//b", "/a\nb", "/./a"] {
-            assert!(check_parent(bad).is_err(), "{bad:?}");
-        }
     }
 }

@@ -145,7 +145,7 @@ fn pretty_name(text: &str) -> Option<String> {
     Some(value.trim().trim_matches(['"', '\'']).to_owned())
 }
 
-fn cgroup_layout(hierarchies: &[Hierarchy]) -> &'static str {
+pub(crate) fn cgroup_layout(hierarchies: &[Hierarchy]) -> &'static str {
     let has = |version| hierarchies.iter().any(|hierarchy| hierarchy.version == version);
     match (has(Version::V1), has(Version::V2)) {
         (true, true) => "hybrid",

@@ -44,12 +44,14 @@ pub mod pki;
 mod pods;
 mod prune;
 mod recovery;
+mod schedules;
 mod settings;
 mod stats;
 mod usage;
 mod volumes;
 
 pub use commits::{CommitSubscription, CommitWatcher, Commits};
+pub use doctor::certificates::examine_certificates;
 pub use doctor::store::examine;
 pub use engine::{Engine, NetworkOptions, OpenError, Options};
 pub use error::{Cause, EngineError, PodError};
@@ -65,6 +67,7 @@ pub use images::save::ImageSaveError;
 pub use images::view::{ImageView, name_and_version};
 pub use images::{ImageError, ImageGc};
 pub use info::{HostInfo, Info, StoreInfo};
+pub use logs::files::split_log_path;
 pub use logs::reader::{LineRef, LogReader, Pulled};
 pub use logs::{LogQuery, LogSink, LogsError};
 pub use manifest::appc::{Secrets, VERSION as APPC_VERSION};
@@ -73,6 +76,7 @@ pub use observer::Observer;
 pub use pods::control::ControlError;
 pub use pods::exec::{Exec, ExecError, ExecRequest, Stdio};
 pub use pods::gc::{GcAction, GcOptions, GcReport, GcStep};
+pub use pods::host_command::{CapturedOutput, CapturedStream, CommandError, CommandOwner, StartedCommand};
 pub use pods::kill::KillError;
 pub use pods::output::{Chunk, Notification, OutputError, OutputStream, Show};
 pub use pods::plan::PlanError;
@@ -85,7 +89,8 @@ pub use pods::wait::{EndWatch, Ended};
 pub use prune::{PruneOptions, PruneReport};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, open_for_keeping};
-pub use settings::{KeeperSettings, MachineCommands, MachineTls, Settings};
+pub use schedules::{EndedApp, SCHEDULE_LABEL, ScheduleError, ScheduleState, ScheduleView};
+pub use settings::{KeeperSettings, MachineCommands, Settings, TlsSettings};
 pub use stats::{
     CounterSelection, ProcessInfo, SampleCache, SampleError, SampleScope, SampleSet, SampledPod, Sampler,
     list_processes,
@@ -106,6 +111,6 @@ pub use gantry_host::tree::TreeUsage;
 pub use gantry_model as model;
 pub use gantry_store::{
     AppRow, Backup, FAILURE, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError,
-    Severity, Store, Swept, VolumeRow, now,
+    SchedulePod, ScheduleRow, Severity, Store, Swept, VolumeRow, now,
 };
 pub use gantry_store::{HealthRecord, NetworkSummary, Networks, OomRecord};

@@ -43,8 +43,7 @@ impl Observer {
     /// # Errors
     /// [`PodError`].
     pub fn pods(&self, filters: &[PodFilter]) -> Result<Vec<PodView>, PodError> {
-        let parent = &self.engine.options.cgroup_parent;
-        let filters: Vec<PodWhere<'_>> = filters.iter().map(|filter| filter::resolved(filter, parent)).collect();
+        let filters: Vec<PodWhere<'_>> = filters.iter().map(filter::resolved).collect();
         let rows = self.engine.store.pods_where(&filters).map_err(PodError::store)?;
         Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
     }

@@ -68,7 +68,7 @@ impl Home {
         let notes = |name: &str| BTreeMap::from([("of".to_owned(), name.to_owned())]);
         let app = |name: &str| NewApp {
             name: name.parse().unwrap(),
-            image: image.clone(),
+            image: Some(image.clone()),
             image_name: "x".into(),
             id: None,
             annotations: notes(name),
@@ -82,11 +82,14 @@ impl Home {
             net: NetMode::None,
             hostname: "h".into(),
             name: None,
+            namespace: Default::default(),
             sandbox: false,
             apps: vec![app("a"), app("b")],
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
             volumes: Default::default(),
+            cgroup: format!("/gantry/{id}"),
+            schedule: None,
         };
         self.store.insert_pod(&new).unwrap();
         let spec_of =
@@ -326,7 +329,7 @@ fn pods_are_found_by_cgroup_and_id_prefix() {
     let (idle, running, other) = (home.pod(&image, 0x11), home.pod(&image, 0x12), home.pod(&image, 0x13));
     home.run(running);
     home.run(other);
-    let cgroup = home.observer.pod(&running.into()).unwrap().cgroup;
+    let cgroup = home.observer.pod(&running.into()).unwrap().row.cgroup;
     let cgroups = |texts_: &[&str]| PodFilter { cgroups: texts(texts_), ..PodFilter::default() };
     let below = |texts_: &[&str]| PodFilter { sub_cgroups: texts(texts_), ..PodFilter::default() };
     let rows = [

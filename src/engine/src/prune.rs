@@ -72,7 +72,7 @@ impl Engine {
     fn prune_images(&self, options: &PruneOptions<'_>, report: &mut PruneReport) -> Result<(), EngineError> {
         let pods = self.store().pods(&PodQuery::default()).map_err(EngineError::from_cause)?;
         let left = pods.iter().filter(|pod| !report.pods.contains(&pod.id));
-        let used: HashSet<_> = left.flat_map(|pod| pod.apps.iter().map(|app| &app.image)).collect();
+        let used: HashSet<_> = left.flat_map(|pod| pod.apps.iter().filter_map(|app| app.image.as_ref())).collect();
         let mut kept_layers: HashSet<Digest> = HashSet::new();
         for image in self.image_list().map_err(EngineError::from_cause)? {
             let is_selected = !used.contains(&image.id) && (options.images)(&image);

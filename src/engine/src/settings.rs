@@ -12,6 +12,7 @@
 //! expire-prepared = "24h"          # gantryd: how long a prepared pod may wait to be run
 //! listen = ["unix:/run/x.sock"]    # gantryd: addresses of rkt's API, or ["none"]
 //! machine-listen = ["none"]        # gantryd: addresses of the Talos node API, or ["none"]
+//! aurae-listen = ["none"]          # gantryd: addresses of Aurae's API, or ["none"]
 //! time-server = "time.example"     # gantryd: the server whose time the Talos node API shows; none by default
 //! metrics-listen = ["127.0.0.1:15442"]   # gantryd: addresses of /metrics for Prometheus, or []
 //! sample-interval = "10s"          # gantryd: how often the counters of running pods are sampled
@@ -24,6 +25,7 @@
 //! ca = "/etc/gantry/pki/ca.crt"    # the authorities of clients
 //! certificate = "/etc/gantry/pki/server.crt"
 //! key = "/etc/gantry/pki/server.key"
+//! [aurae-tls]                      # gantryd: the same for Aurae's API, whose unix sockets then use TLS
 //! [log]
 //! max-size = "10Mi"                # a log file of an app is rotated at this size
 //! max-files = 5                    # the number of files that are kept, the current one included
@@ -48,6 +50,7 @@ use std::time::Duration;
 
 use gantry_contract::plan::LogLimits;
 use gantry_host::file::read_text;
+use gantry_model::cgroup::CgroupManager;
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, quantity};
 use serde::Deserialize;
@@ -81,18 +84,21 @@ struct File {
     dir: Option<PathBuf>,
     default_registry: Option<String>,
     cgroup_parent: Option<String>,
+    cgroup_manager: Option<String>,
     stop_grace: Option<String>,
     gc_interval: Option<String>,
     gc_grace: Option<String>,
     expire_prepared: Option<String>,
     listen: Option<Vec<String>>,
     machine_listen: Option<Vec<String>>,
+    aurae_listen: Option<Vec<String>>,
     time_server: Option<String>,
     metrics_listen: Option<Vec<String>>,
     sample_interval: Option<String>,
     events_kept: Option<u64>,
     backup_interval: Option<String>,
-    machine_tls: Option<MachineTls>,
+    machine_tls: Option<TlsSettings>,
+    aurae_tls: Option<TlsSettings>,
     #[serde(default)]
     machine_control: bool,
     reboot_command: Option<Vec<String>>,
@@ -114,10 +120,10 @@ pub struct MachineCommands {
     pub shutdown: Vec<String>,
 }
 
-/// The files of mutual TLS of the Talos node API, in PEM.
+/// The files of mutual TLS of an API, in PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct MachineTls {
+pub struct TlsSettings {
     /// The certificates of the authorities of clients.
     pub ca: PathBuf,
     /// The server's certificate.
@@ -164,8 +170,12 @@ pub struct Settings {
     pub listen: Option<Vec<String>>,
     /// The addresses on which gantryd serves the Talos node API, as written; `None`: not configured.
     pub machine_listen: Option<Vec<String>>,
+    /// The addresses on which gantryd serves Aurae's API, as written; `None`: not configured.
+    pub aurae_listen: Option<Vec<String>>,
     /// The certificates of the Talos node API; `None`: it is not served over TCP.
-    pub machine_tls: Option<MachineTls>,
+    pub machine_tls: Option<TlsSettings>,
+    /// The certificates of Aurae's API; `None`: it is served without TLS.
+    pub aurae_tls: Option<TlsSettings>,
     /// The time server that the Talos node API asks.
     pub time_server: Option<String>,
     /// The addresses on which gantryd serves metrics, as written; `None`: not configured.
@@ -237,7 +247,9 @@ impl Settings {
             keeper: KeeperSettings::default(),
             listen: None,
             machine_listen: None,
+            aurae_listen: None,
             machine_tls: None,
+            aurae_tls: None,
             machine_commands: None,
             time_server: None,
             metrics_listen: None,
@@ -288,19 +300,24 @@ fn parse(text: &str) -> Result<File, String> {
     })
 }
 
+/// The certificates of a table with this name, if all of their paths are absolute.
+fn with_absolute_paths(name: &str, tls: Option<TlsSettings>) -> Result<Option<TlsSettings>, String> {
+    if let Some(TlsSettings { ca, certificate, key }) = &tls
+        && let Some(path) = [ca, certificate, key].into_iter().find(|path| !path.is_absolute())
+    {
+        return Err(format!("{name}: '{}' is not an absolute path", shown(&path.display().to_string())));
+    }
+    Ok(tls)
+}
+
 /// Applies the settings that only the file has.
 fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
-    if let Some(parent) = file.cgroup_parent {
-        settings.options.cgroup_parent = parent;
-    }
+    apply_cgroups(file.cgroup_manager.as_deref(), file.cgroup_parent.as_deref(), &mut settings.options)?;
     settings.listen = file.listen;
     settings.machine_listen = file.machine_listen;
-    if let Some(tls) = &file.machine_tls
-        && let Some(path) = [&tls.ca, &tls.certificate, &tls.key].into_iter().find(|path| !path.is_absolute())
-    {
-        return Err(format!("machine-tls: '{}' is not an absolute path", shown(&path.display().to_string())));
-    }
-    settings.machine_tls = file.machine_tls;
+    settings.aurae_listen = file.aurae_listen;
+    settings.machine_tls = with_absolute_paths("machine-tls", file.machine_tls)?;
+    settings.aurae_tls = with_absolute_paths("aurae-tls", file.aurae_tls)?;
     let mut commands = Vec::new();
     for (key, words, default) in [
         ("reboot-command", file.reboot_command, REBOOT_COMMAND),
@@ -351,6 +368,23 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
         return Err(format!("backup-interval: must be 0 (never) or at least {MIN_INTERVAL:?}"));
     }
     apply_log(file.log, &mut settings.options.log)
+}
+
+fn apply_cgroups(manager: Option<&str>, parent: Option<&str>, options: &mut Options) -> Result<(), String> {
+    let manager: CgroupManager =
+        manager.map_or(Ok(CgroupManager::Cgroupfs), str::parse).map_err(|error| format!("cgroup-manager: {error}"))?;
+    options.cgroup_parent = match parent {
+        None => manager.default_parent(),
+        Some(parent) => parent.parse().map_err(|error| format!("cgroup-parent: {error}"))?,
+    };
+    if options.cgroup_parent.manager() == manager {
+        return Ok(());
+    }
+    Err(format!(
+        "cgroup-parent: '{}' does not fit cgroup-manager = '{}': systemd needs a slice, cgroupfs a path",
+        options.cgroup_parent,
+        manager.as_str()
+    ))
 }
 
 fn apply_log(log: Log, limits: &mut LogLimits) -> Result<(), String> {
@@ -441,7 +475,7 @@ mod tests {
     fn every_setting_is_parsed() {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
-                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\nmetrics-listen = []\n\
+                   backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\naurae-listen = ['unix:/b']\nmetrics-listen = []\n\
                    sample-interval = '1m'\ntime-server = 't'\n\
                    machine-control = true\nreboot-command = ['/r']\n\
                    machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
@@ -452,6 +486,7 @@ mod tests {
             keeper,
             listen,
             machine_listen,
+            aurae_listen,
             machine_tls,
             machine_commands,
             time_server,
@@ -461,7 +496,8 @@ mod tests {
         assert_eq!(time_server.as_deref(), Some("t"));
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
         assert_eq!(machine_listen.as_deref(), Some(&["none".to_owned()][..]));
-        assert_eq!(machine_tls, Some(MachineTls { ca: "/c".into(), certificate: "/d".into(), key: "/e".into() }));
+        assert_eq!(aurae_listen.as_deref(), Some(&["unix:/b".to_owned()][..]));
+        assert_eq!(machine_tls, Some(TlsSettings { ca: "/c".into(), certificate: "/d".into(), key: "/e".into() }));
         let commands = machine_commands.unwrap();
         assert_eq!(
             (&commands.reboot[..], &commands.shutdown[..]),
@@ -480,6 +516,18 @@ mod tests {
         let none = settings("").unwrap();
         assert_eq!((none.options.log, none.keeper), (LogLimits::default(), KeeperSettings::default()));
         assert_eq!((none.options.dir.as_path(), none.listen), (Path::new(DEFAULT_DIR), None));
+    }
+
+    #[test]
+    fn the_cgroup_manager_decides_the_default_parent() {
+        for (text, want) in [
+            ("", "/gantry"),
+            ("cgroup-manager = 'cgroupfs'", "/gantry"),
+            ("cgroup-manager = 'systemd'", "gantry.slice"),
+            ("cgroup-manager = 'systemd'\ncgroup-parent = 'a-b.slice'", "a-b.slice"),
+        ] {
+            assert_eq!(settings(text).unwrap().options.cgroup_parent.as_str(), want);
+        }
     }
 
     #[test]
@@ -535,6 +583,7 @@ mod tests {
             ("expire-prepared = '1'", "expire-prepared"),
             ("machine-tls = { ca = '/c', certificate = '/d' }", "line 1"),
             ("machine-tls = { ca = '/c', certificate = 'd', key = '/e' }", "machine-tls: 'd' is not an absolute path"),
+            ("aurae-tls = { ca = 'c', certificate = '/d', key = '/e' }", "aurae-tls: 'c' is not an absolute path"),
             ("reboot-command = ['reboot']", "reboot-command: must begin with the absolute path"),
             ("shutdown-command = []", "shutdown-command"),
             ("events-kept = 999", "events-kept: must be 1000 to 10000000"),
@@ -543,6 +592,10 @@ mod tests {
             ("events-kept = '5000'", "line 1"),
             ("[log]\nmax-files = 0", "max-files"),
             ("[log]\nmax-size = '1'", "max-size"),
+            ("cgroup-parent = '../x'", "cgroup-parent: cgroup parent '../x'"),
+            ("cgroup-manager = 'docker'", "cgroup-manager: 'docker' is neither cgroupfs nor systemd"),
+            ("cgroup-manager = 'systemd'\ncgroup-parent = '/a'", "cgroup-parent: '/a' does not fit"),
+            ("cgroup-parent = 'a.slice'", "cgroup-parent: 'a.slice' does not fit"),
             ("[fetch]\nstall-timeout = '0s'", "fetch.stall-timeout"),
             ("[fetch]\nretry-for = 'soon'", "fetch.retry-for"),
             ("[fetch]\nretry = '1s'", "line 2"),

@@ -129,7 +129,7 @@ impl Engine {
         let images = self.image_list().map_err(EngineError::from_cause)?;
         let mut layers: HashMap<&Digest, LayerUse> = HashMap::new();
         let count_pods = |image: &ImageRow| {
-            let uses = |pod: &&PodDiskUsage| pod.row.apps.iter().any(|app| app.image == image.id);
+            let uses = |pod: &&PodDiskUsage| pod.row.apps.iter().any(|app| app.image.as_ref() == Some(&image.id));
             usage.pods.iter().filter(uses).count()
         };
         let pods: Vec<usize> = images.iter().map(count_pods).collect();

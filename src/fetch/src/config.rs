@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use gantry_model::health::HealthSettings;
 use gantry_model::id::shown;
+use gantry_model::signal;
 use gantry_model::{Digest, ErrorKind, Kind};
 use serde::Deserialize;
 use thiserror::Error;
@@ -206,35 +207,9 @@ fn refuse_nul(config: &ImageConfig) -> Result<(), ConfigError> {
     }
 }
 
-/// A signal as images write it: a number, or a name with or without `SIG`, real-time ones as `RTMIN+n` and `RTMAX-n`.
+/// A signal as images write it.
 fn parse_signal(text: &str) -> Result<u8, ConfigError> {
-    const NAMES: [&str; 31] = [
-        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
-        "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF",
-        "WINCH", "IO", "PWR", "SYS",
-    ];
-    const RTMIN: u8 = 34;
-    const RTMAX: u8 = 64;
-    let upper = text.to_ascii_uppercase();
-    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
-    let number = |text: &str| text.parse::<u8>().ok();
-    let found = match name {
-        "RTMIN" => Some(RTMIN),
-        "RTMAX" => Some(RTMAX),
-        "POLL" => Some(29),
-        "CLD" => Some(17),
-        "IOT" => Some(6),
-        _ => NAMES
-            .iter()
-            .position(|known| *known == name)
-            .and_then(|at| u8::try_from(at + 1).ok())
-            .or_else(|| name.strip_prefix("RTMIN+").and_then(number).and_then(|n| RTMIN.checked_add(n)))
-            .or_else(|| name.strip_prefix("RTMAX-").and_then(number).and_then(|n| RTMAX.checked_sub(n)))
-            .or_else(|| number(name)),
-    };
-    found
-        .filter(|n| (1..=RTMAX).contains(n))
-        .ok_or_else(|| ConfigError::Value(format!("the stop signal '{}' is not a signal", shown(text))))
+    signal::parse(text).map_err(|_| ConfigError::Value(format!("the stop signal '{}' is not a signal", shown(text))))
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub fn read_text(stream: impl io::Read, limit: u64) -> io::Result<String> {
 /// # Errors
 /// The error of the stream.
 pub fn read_truncated(stream: impl io::Read, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(MIN_CAPACITY);
     stream.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

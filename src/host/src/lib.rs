@@ -7,6 +7,8 @@
 //! | `file` | bounded reads |
 //! | `inotify` | changes of directories |
 //! | `lock` | flock(2) with a timeout |
+//! | `memory` | the allocator's settings |
+//! | `parallel` | work on many items by several threads |
 //! | `project` | project quotas |
 //! | `stamp` | whether a file is still the same |
 //! | `tree` | the space that a directory tree uses |
@@ -18,6 +20,8 @@ pub mod device;
 pub mod file;
 pub mod inotify;
 pub mod lock;
+pub mod memory;
+pub mod parallel;
 pub mod project;
 pub mod stamp;
 mod sys;

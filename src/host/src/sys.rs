@@ -38,6 +38,18 @@ pub(crate) enum QuotaCommand {
     Set = 0x80_0008,
 }
 
+/// Sets how many free bytes at the end of the heap glibc keeps, and how many it requests beyond an allocation. Other
+/// allocators have no such settings.
+pub(crate) fn set_heap_margins(trim_threshold: i32, top_pad: i32) {
+    #[cfg(target_env = "gnu")]
+    for (parameter, value) in [(libc::M_TRIM_THRESHOLD, trim_threshold), (libc::M_TOP_PAD, top_pad)] {
+        // SAFETY: mallopt(3) takes two numbers and locks the allocator.
+        let _unsupported_without_harm = unsafe { libc::mallopt(parameter, value) };
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _without_effect = (trim_threshold, top_pad);
+}
+
 /// Reads or sets the quota of a project on the file system of `fd`.
 pub(crate) fn project_quota(
     fd: BorrowedFd<'_>,

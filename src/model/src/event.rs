@@ -1,4 +1,4 @@
-//! Events: one per step of a pod, app or image, with increasing sequence numbers.
+//! Events: one per step of a pod, app, image or schedule, with increasing sequence numbers.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,12 @@ pub enum EventKind {
     PodPrepareAborted,
     /// A pod became Running.
     PodStarted,
+    /// A pod was requested to stop.
+    PodStopping,
     /// A pod became Exited.
     PodExited,
+    /// An exited pod is being started again.
+    PodStarting,
     /// An exited pod could not be started again.
     PodStartFailed,
     /// A pod was removed.
@@ -26,6 +30,8 @@ pub enum EventKind {
     AppStarted,
     /// An app has reported that it is ready.
     AppReady,
+    /// An app was requested to stop, or to restart.
+    AppStopping,
     /// An app ended.
     AppExited,
     /// An app was removed from a running pod.
@@ -52,20 +58,33 @@ pub enum EventKind {
     ImageRemoved,
     /// A client of the node API called a method that changes something.
     NodeCalled,
+    /// A schedule was enabled, or its content was replaced.
+    ScheduleEnabled,
+    /// A schedule was disabled.
+    ScheduleDisabled,
+    /// A schedule was destroyed.
+    ScheduleDestroyed,
+    /// The pod of a schedule could not be created or started.
+    ScheduleStartFailed,
+    /// A run of a schedule was skipped, because the pod of an earlier one had not ended.
+    ScheduleRunSkipped,
 }
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 30] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
+        Self::PodStopping,
         Self::PodExited,
+        Self::PodStarting,
         Self::PodStartFailed,
         Self::PodGarbageCollected,
         Self::AppCreated,
         Self::AppStarted,
         Self::AppReady,
+        Self::AppStopping,
         Self::AppExited,
         Self::AppRemoved,
         Self::PodPaused,
@@ -79,6 +98,11 @@ impl EventKind {
         Self::ImageImported,
         Self::ImageRemoved,
         Self::NodeCalled,
+        Self::ScheduleEnabled,
+        Self::ScheduleDisabled,
+        Self::ScheduleDestroyed,
+        Self::ScheduleStartFailed,
+        Self::ScheduleRunSkipped,
     ];
 
     /// The stable name, as stored and shown.
@@ -88,12 +112,15 @@ impl EventKind {
             Self::PodPrepared => "pod-prepared",
             Self::PodPrepareAborted => "pod-prepare-aborted",
             Self::PodStarted => "pod-started",
+            Self::PodStopping => "pod-stopping",
             Self::PodExited => "pod-exited",
+            Self::PodStarting => "pod-starting",
             Self::PodStartFailed => "pod-start-failed",
             Self::PodGarbageCollected => "pod-garbage-collected",
             Self::AppCreated => "app-created",
             Self::AppStarted => "app-started",
             Self::AppReady => "app-ready",
+            Self::AppStopping => "app-stopping",
             Self::AppExited => "app-exited",
             Self::AppRemoved => "app-removed",
             Self::PodPaused => "pod-paused",
@@ -107,7 +134,25 @@ impl EventKind {
             Self::ImageImported => "image-imported",
             Self::ImageRemoved => "image-removed",
             Self::NodeCalled => "node-called",
+            Self::ScheduleEnabled => "schedule-enabled",
+            Self::ScheduleDisabled => "schedule-disabled",
+            Self::ScheduleDestroyed => "schedule-destroyed",
+            Self::ScheduleStartFailed => "schedule-start-failed",
+            Self::ScheduleRunSkipped => "schedule-run-skipped",
         }
+    }
+
+    /// Whether the events of this kind are about a schedule, whose name is their id and their name.
+    #[must_use]
+    pub fn is_of_schedule(self) -> bool {
+        matches!(
+            self,
+            Self::ScheduleEnabled
+                | Self::ScheduleDisabled
+                | Self::ScheduleDestroyed
+                | Self::ScheduleStartFailed
+                | Self::ScheduleRunSkipped
+        )
     }
 
     /// The kind with this stable name.
@@ -124,9 +169,9 @@ pub struct NewEvent {
     pub kind: EventKind,
     /// When.
     pub at: Timestamp,
-    /// The pod's UUID, the image's id, or the method of a call.
+    /// The pod's UUID, the image's id, the schedule's name, or the method of a call.
     pub id: String,
-    /// The app's name for app events, the image's name for image events, the client for calls, else the pod's UUID.
+    /// The app's name for app events, the image's name for image events, the client for calls, else the same as `id`.
     pub name: String,
     /// Facts for the reader, such as `exit_code`, `reason`, `image_id`.
     pub data: BTreeMap<String, String>,

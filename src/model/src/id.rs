@@ -36,6 +36,15 @@ pub enum IdError {
         shown(.0)
     )]
     PodName(String),
+    /// Not the namespace of a pod.
+    #[error(
+        "'{}' is not the namespace of a pod: expected 1 to 76 letters and digits, with single '_', '.' and '-' between them",
+        shown(.0)
+    )]
+    PodNamespace(String),
+    /// The namespace of gantryd, as that of a pod.
+    #[error("'system' is the namespace of gantryd: choose another one")]
+    SystemNamespace,
     /// Not a digest.
     #[error("'{}' is not a digest: expected sha256: and 64, or sha512: and 128, lower-case hexadecimal digits", shown(.0))]
     Digest(String),

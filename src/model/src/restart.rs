@@ -19,6 +19,8 @@ use crate::{AppName, AppOutcome, Timestamp};
 const MIN_BACKOFF: Duration = Duration::from_millis(100);
 /// The longest delay.
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// The doublings of the shortest delay after which the longest one would be exceeded.
+const MAX_DOUBLINGS: u32 = 8;
 /// An app that ran this long was healthy: its restarts are counted anew.
 pub const HEALTHY_RUN: Duration = Duration::from_secs(10);
 
@@ -131,7 +133,8 @@ impl PodRestart {
 
 /// The delay before gantryd starts a pod again, after this many tries in a row: none, 1 s, doubled each time, at most
 /// five minutes.
-fn pod_backoff(tries: u32) -> Duration {
+#[must_use]
+pub fn pod_backoff(tries: u32) -> Duration {
     match tries.checked_sub(1) {
         None => Duration::ZERO,
         Some(doublings) => MIN_POD_BACKOFF
@@ -148,6 +151,14 @@ pub fn backoff(restarts: u32, random: u32) -> Duration {
     let delay = doubled.min(MAX_BACKOFF);
     // Per mille, from 800 to 1200.
     delay.saturating_mul(800 + random % 401) / 1000
+}
+
+/// The number of restarts in a row before a [`backoff`] of this length; the longest one also stands for more.
+#[must_use]
+pub fn restarts_before(delay: Duration) -> u32 {
+    // Between the longest and the shortest delay of two neighbours.
+    let limit = |restarts: u32| MIN_BACKOFF.saturating_mul(1 << restarts).saturating_mul(14) / 10;
+    (0..MAX_DOUBLINGS).find(|&restarts| delay <= limit(restarts)).unwrap_or(MAX_DOUBLINGS)
 }
 
 impl FromStr for RestartPolicy {
@@ -257,6 +268,7 @@ mod tests {
             let delay = backoff(restarts, random);
             let middle = MIN_BACKOFF.saturating_mul(1 << restarts.min(20)).min(MAX_BACKOFF);
             prop_assert!(delay >= middle * 4 / 5 && delay <= middle * 6 / 5, "{delay:?} {middle:?}");
+            prop_assert_eq!(restarts_before(delay), restarts.min(MAX_DOUBLINGS));
         }
     }
 }

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 pub use crate::app_options::{AppOptions, Seccomp};
 pub use crate::capabilities::{ALL_CAPABILITIES, CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES};
+use crate::cgroup::{CgroupManager, CgroupParent};
 use crate::id::shown;
 pub use crate::limits::{
     CpusetList, DEFAULT_CPU_PERIOD, DEFAULT_PIDS_LIMIT, DeviceIoLimits, DeviceIoRate, HugePageSize, LimitChange, Limits,
@@ -15,13 +16,61 @@ use crate::namespaces::{IpcMode, UtsMode};
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
 pub use crate::tmpfs::TmpfsMount;
-use crate::{AppId, AppName, VolumeName};
+use crate::{AppId, AppName, PodNamespace, VolumeName};
+
+/// How the apps of a pod are isolated (`--stage1`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PodFlavor {
+    /// Each app runs in a container with the file system of its image.
+    #[default]
+    Container,
+    /// The apps have no image: they run in the namespaces and the file system of the host, unconfined except for their
+    /// cgroups, as in rkt's stage1-fly.
+    Host,
+}
+
+impl PodFlavor {
+    /// The value of `--stage1`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Container => "container",
+            Self::Host => "host",
+        }
+    }
+
+    /// Whether the pod has the default.
+    #[must_use]
+    pub fn is_container(&self) -> bool {
+        *self == Self::Container
+    }
+}
+
+impl std::str::FromStr for PodFlavor {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        match text {
+            "container" => Ok(Self::Container),
+            "host" => Ok(Self::Host),
+            _ => Err(SpecError::new(format!("'{}' is neither container nor host", shown(text)))),
+        }
+    }
+}
+
+/// The image name in the records of an app of a host pod, which has no image.
+pub const HOST_IMAGE_NAME: &str = "host";
 
 /// A pod as asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodSpec {
     /// The apps, in the order given. At least one, except in a sandbox.
     pub apps: Vec<AppSpec>,
+    /// How the apps are isolated.
+    pub flavor: PodFlavor,
+    /// Its namespace; `None`: `k8s.io` if a kubelet made it, else the default.
+    pub namespace: Option<PodNamespace>,
     /// Whether it is a sandbox: a pod that may have no apps, is not ended by the end or failure of an app, and runs
     /// until it is stopped.
     pub sandbox: bool,
@@ -47,6 +96,10 @@ pub struct PodSpec {
     pub shm_size: Option<u64>,
     /// Kernel settings of the pod's namespaces, by name.
     pub sysctls: BTreeMap<SysctlName, String>,
+    /// The parent of its cgroup; `None`: the engine's.
+    pub cgroup_parent: Option<CgroupParent>,
+    /// The maker of its cgroup; `None`: that of the parent.
+    pub cgroup_manager: Option<CgroupManager>,
     /// Resource limits of all its apps together.
     pub limits: Limits,
     /// Free-form annotations (rkt's `userAnnotations`). They never configure gantry.
@@ -62,7 +115,7 @@ pub struct AppSpec {
     pub name: AppName,
     /// Its id; `None`: a random one.
     pub id: Option<AppId>,
-    /// The image as written by the user, for people to read.
+    /// The image as written by the user, for people to read. Empty in a host pod, and only there.
     pub image: String,
     /// Replaces the image's entrypoint and arguments.
     pub exec: Option<String>,
@@ -215,6 +268,16 @@ impl PodSpec {
         self.volumes.iter().filter_map(name).collect()
     }
 
+    /// The namespace that the pod gets.
+    #[must_use]
+    pub fn resolved_namespace(&self) -> PodNamespace {
+        let default = || match crate::pod_namespace::kubernetes_id(&self.user_labels, &self.user_annotations) {
+            Some(_) => PodNamespace::KUBERNETES,
+            None => PodNamespace::CONTAINERS,
+        };
+        self.namespace.clone().unwrap_or_else(default)
+    }
+
     /// Checks everything that can be checked without looking at the host or an image.
     ///
     /// # Errors
@@ -248,8 +311,18 @@ impl PodSpec {
             let apps = self.apps.len();
             return Err(SpecError::new(format!("--interactive needs exactly one app; this pod has {apps}")));
         }
+        crate::host_pod::check(self)?;
         crate::net_check::check(self)?;
         self.validate_sysctls()?;
+        if let (Some(parent), Some(manager)) = (&self.cgroup_parent, self.cgroup_manager)
+            && parent.manager() != manager
+        {
+            return Err(SpecError::new(format!(
+                "--cgroup-parent={parent} cannot be combined with --cgroup-manager={}: systemd needs a slice, cgroupfs a \
+                 path",
+                manager.as_str()
+            )));
+        }
         if let Some(size) = self.shm_size.filter(|size| !(4096..=i64::MAX.unsigned_abs()).contains(size)) {
             return Err(out_of_range("--shm-size", size, "at least 4096 bytes"));
         }

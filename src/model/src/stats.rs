@@ -31,7 +31,7 @@ pub struct AppStats {
     pub name: AppName,
     /// Its image.
     #[serde(skip)]
-    pub image: ImageId,
+    pub image: Option<ImageId>,
     /// The name by which the image was requested.
     pub image_name: String,
     /// The number of its start, from 0.

@@ -13,7 +13,6 @@ use gantry_contract::journal::Fact;
 use gantry_contract::start::Started;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use gantry_model::spec::Limits;
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
@@ -348,7 +347,7 @@ impl Supervisor {
         if let Some(app) = self.pod.apps.get(token) {
             self.pod.cgroups.require_view(&app.plan.options.limits)?;
         }
-        let mut cgroup = self.pod.cgroups.app(name, &Limits::default(), &self.pod.block_devices)?;
+        let mut cgroup = self.pod.cgroups.app(name)?;
         if self.pod.apps.get(token).is_some_and(|app| app.confinement.namespaces.manages_cgroup) {
             cgroup.delegate()?;
         }

@@ -9,7 +9,7 @@ use gantry_contract::control::{AddApp, Reply};
 use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
 use gantry_model::id::{AppName, shown};
-use gantry_model::spec::{Limits, VolumeKind, VolumeSpec};
+use gantry_model::spec::{VolumeKind, VolumeSpec};
 use rustix::thread::CapabilitySet;
 
 use super::Supervisor;
@@ -138,11 +138,11 @@ impl Supervisor {
     }
 
     fn prepare_new(&mut self, request: &AddApp, number: u16) -> Result<(PreparedApp, Maker, AppStdio)> {
-        // The default limits until the process is made; the app's own follow in `complete_add`.
+        // The app's limits follow in `complete_add`.
         self.pod.cgroups.require_controllers(&extra_controllers(&request.app.options.limits).collect::<Vec<_>>())?;
         self.pod.cgroups.require_view(&request.app.options.limits)?;
         self.pod.block_devices.extend(request.block_devices.clone());
-        let cgroup = self.pod.cgroups.app(&request.app.name, &Limits::default(), &self.pod.block_devices)?;
+        let cgroup = self.pod.cgroups.app(&request.app.name)?;
         let etc = self.pod.etc_files()?;
         let devices = Device::from_request(&request.devices)?;
         self.pod.allow_devices(&devices)?;
@@ -156,25 +156,27 @@ impl Supervisor {
             devices_confined,
             etc: &etc,
             log,
+            host: self.pod.jail.host.as_ref(),
         };
         let app = creation.prepare(cgroup)?;
         let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.ids.uid)?;
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
-        let maker = Maker::start(app.process_inputs(&self.pod.plan, self.pod.init.pid), &app.cgroup, given)?;
+        let maker = Maker::start(app.process_inputs(&self.pod.plan, self.pod.init_pid()), &app.cgroup, given, true)?;
         Ok((app, maker, stdio))
     }
 
     /// Makes a process for an app in whose cgroup no process is.
     pub(super) fn begin_creation(&mut self, token: Token<App>, start: StartRequest) {
+        let init = self.pod.init_pid();
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         removal::forget_container(&app.plan.name);
         if let Some(notify) = &mut app.notify {
             notify.reset();
         }
-        let (plan, init) = (&self.pod.plan, self.pod.init.pid);
+        let plan = &self.pod.plan;
         let begun = make_stdio(&app.plan, &self.pod.jail.null, app.ids.uid).and_then(|mut stdio| {
             let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
-            Ok((Maker::start(app.process_inputs(plan, init), &app.cgroup, given)?, stdio))
+            Ok((Maker::start(app.process_inputs(plan, init), &app.cgroup, given, true)?, stdio))
         });
         match begun {
             Ok((maker, stdio)) => {

@@ -26,7 +26,7 @@ impl Supervisor {
         let receivers = self.pod.apps.values_mut().filter_map(|app| app.notify.as_mut()?.receiver.take());
         // Killed with the others.
         self.ending.extend(receivers);
-        end_init(&self.pod.init);
+        self.pod.init.iter().for_each(end_init);
         self.kill_ending();
         self.sessions.clear();
         self.has_ended = true;

@@ -86,7 +86,8 @@ impl Supervisor {
             beginnings += 1;
             let health = &app.health;
             let Some(probe) = health.as_ref().map(|health| health.check().probe.clone()) else { continue };
-            let begun = Probe::begin(app, &self.pod.init.pidfd, &self.pod.jail.null, &probe, timeout);
+            let init = self.pod.init.as_ref().map(|init| &init.pidfd);
+            let begun = Probe::begin(app, init, &self.pod.jail.null, &probe, timeout);
             match begun {
                 Ok(probe) => {
                     if let Some(app) = self.pod.apps.get_mut(token)

@@ -58,7 +58,7 @@ impl Supervisor {
                     let why = format!("app '{}' is paused: resume it with 'gantry unpause'", app.plan.name);
                     return Err(failure(ErrorKind::Refused, why));
                 }
-                return exec::exec(app, &self.pod.init.pidfd, &request, fds).map(Some);
+                return exec::exec(app, self.pod.init_pidfd(), &request, fds).map(Some);
             }
             Request::Attach { app } => self.attach(&app, client)?,
             Request::Output => {

@@ -99,8 +99,8 @@ impl Store {
             if let Some(phase) = phase {
                 return Err(AddAppError::NotRunning { id, phase });
             }
-            if insert(tx, id, app, self.now().0).map_err(sql())? == 0 {
-                return Err(AddAppError::NoSuchImage { app: app.name.clone(), image: app.image.clone() });
+            if let (0, Some(image)) = (insert(tx, id, app, self.now().0).map_err(sql())?, &app.image) {
+                return Err(AddAppError::NoSuchImage { app: app.name.clone(), image: image.clone() });
             }
             if let Some(missing) = row::refer_to_volumes(tx, &id.to_string(), Some(&app.name), volumes).map_err(sql())?
             {
@@ -123,14 +123,14 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
     tx.prepare_cached(
         "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at, app_id, labels,
             readiness, restart)
-            SELECT ?1, ?2, ?3, id, ?5, ?6, 'creating', ?7, coalesce(?8, lower(hex(randomblob(32)))), ?9, ?10, ?11
-            FROM image WHERE id = ?4",
+            SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'creating', ?7, coalesce(?8, lower(hex(randomblob(32)))), ?9, ?10, ?11
+            WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
     )?
     .execute(params![
         id,
         position,
         app.name.as_str(),
-        app.image.to_string(),
+        app.image.as_ref().map(ToString::to_string),
         app.image_name,
         row::map_text(&app.annotations)?,
         now,

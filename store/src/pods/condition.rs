@@ -16,8 +16,8 @@ use super::row::GARBAGE;
 /// Pods by the paths of their cgroups; a pod has one while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupCondition {
-    /// Any of these, while it runs.
-    pub running: Vec<PodId>,
+    /// Any of these with this cgroup, while it runs. The path of a pod's cgroup has its id.
+    pub running: Vec<(PodId, String)>,
     /// And every pod that does not run.
     pub not_running: bool,
 }
@@ -50,8 +50,10 @@ const NETWORKS: &str = "NOT EXISTS (SELECT 1 FROM json_each(?) AS wanted WHERE w
 const ANNOTATIONS: &str = "NOT EXISTS (SELECT 1 FROM json_each(?) AS wanted WHERE NOT EXISTS
     (SELECT 1 FROM json_each(pod.user_annotations) AS has
         WHERE has.key = wanted.value ->> 0 AND has.value = wanted.value ->> 1))";
-const IN_CGROUPS: &str = "pod.phase = 'running' AND pod.id IN (SELECT value FROM json_each(?))";
-const IN_CGROUPS_OR_NOT_RUNNING: &str = "(pod.phase <> 'running' OR pod.id IN (SELECT value FROM json_each(?)))";
+const IN_CGROUPS: &str = "pod.phase = 'running' AND pod.id IN (SELECT value FROM json_each(?))
+    AND pod.cgroup IN (SELECT value FROM json_each(?))";
+const IN_CGROUPS_OR_NOT_RUNNING: &str = "(pod.phase <> 'running' OR (pod.id IN (SELECT value FROM json_each(?))
+    AND pod.cgroup IN (SELECT value FROM json_each(?))))";
 
 /// A condition on rows of `pod`: terms that must all hold, and the values in them, in order.
 #[derive(Debug, Default)]
@@ -96,7 +98,8 @@ impl Condition {
         }
         for CgroupCondition { running, not_running } in cgroups {
             let term = if *not_running { IN_CGROUPS_OR_NOT_RUNNING } else { IN_CGROUPS };
-            condition.and(term, [texts(running)]);
+            let paths: Vec<&str> = running.iter().map(|(_, path)| path.as_str()).collect();
+            condition.and(term, [texts(running.iter().map(|(id, _)| id)), json!(paths).to_string().into()]);
         }
         condition
     }

@@ -50,10 +50,8 @@ impl HealthChange {
             HealthState::Healthy => EventKind::AppHealthy,
             HealthState::Unhealthy => EventKind::AppUnhealthy,
         };
-        let mut data = BTreeMap::from([
-            ("attempt".to_owned(), self.attempt.to_string()),
-            ("image_id".to_owned(), app.image.to_string()),
-        ]);
+        let mut data = BTreeMap::from([("attempt".to_owned(), self.attempt.to_string())]);
+        data.extend(app.image.as_ref().map(|image| ("image_id".to_owned(), image.to_string())));
         if self.failures > 0 {
             data.insert("failures".to_owned(), self.failures.to_string());
         }

@@ -43,11 +43,11 @@ impl OomReport {
     pub(super) fn to_event(&self, pod: PodId, app: &AppRow) -> NewEvent {
         let mut data = BTreeMap::from([
             ("attempt".to_owned(), self.attempt.to_string()),
-            ("image_id".to_owned(), app.image.to_string()),
             ("kills".to_owned(), self.kills.to_string()),
             ("level".to_owned(), self.level.as_str().to_owned()),
             ("process".to_owned(), if self.main { "main" } else { "child" }.to_owned()),
         ]);
+        data.extend(app.image.as_ref().map(|image| ("image_id".to_owned(), image.to_string())));
         if let Some(OomVictim { name, pid }) = &self.victim {
             data.extend([("victim".to_owned(), name.clone()), ("victim_pid".to_owned(), pid.to_string())]);
         }

@@ -68,7 +68,8 @@ fn of_changes(before: &PodRow, after: &PodRow, now: Timestamp) -> Vec<NewEvent> 
     let changed = before.apps.iter().zip(&after.apps).filter(|(before, after)| before.paused != after.paused);
     let of_apps = changed.map(|(_, app)| {
         let kind = if app.paused { EventKind::AppPaused } else { EventKind::AppResumed };
-        let mut data = BTreeMap::from([("image_id".to_owned(), app.image.to_string())]);
+        let mut data: BTreeMap<_, _> =
+            app.image.iter().map(|image| ("image_id".to_owned(), image.to_string())).collect();
         if let AppState::Started { attempt, .. } = app.state {
             data.insert("attempt".to_owned(), attempt.to_string());
         }

@@ -15,7 +15,7 @@ use super::{AppRow, Networks, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
-    pod.sandbox, pod.paused, pod.user_annotations, pod.user_labels, pod.restart_at, pod.restart_tries, \
+    pod.namespace, pod.sandbox, pod.paused, pod.cgroup, pod.user_annotations, pod.user_labels, pod.restart_at, pod.restart_tries, \
     pod.restart_count, pod.restart_failure, pod.stop_requested, pod.restart_held, pod.prepared_at, pod.phase, pod.aborted_at, \
     pod.started_at, pod.supervisor_pid, pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
     pod.marked_at, pod.was, pod.deleting_at";
@@ -117,7 +117,7 @@ impl<'a, 'b> Columns<'a, 'b> {
     }
 
     /// The column just read has an invalid value.
-    fn invalid(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> rusqlite::Error {
+    pub(crate) fn invalid(&self, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> rusqlite::Error {
         rusqlite::Error::FromSqlConversionFailure(self.next - 1, Type::Text, why.into())
     }
 
@@ -149,8 +149,10 @@ pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
         networks: columns.networks()?,
         hostname: columns.get()?,
         name: columns.parsed_option()?,
+        namespace: columns.parsed()?,
         sandbox: columns.get()?,
         paused: columns.get()?,
+        cgroup: columns.get()?,
         user_annotations: columns.map()?,
         user_labels: columns.map()?,
         restart: restart(&mut columns)?,
@@ -232,7 +234,7 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
     let mut last = Columns { row, next: ADDED };
     Ok(AppRow {
         name: columns.parsed()?,
-        image: columns.parsed()?,
+        image: columns.parsed_option()?,
         image_name: columns.get()?,
         annotations: columns.map()?,
         state: app_state(&mut columns)?,

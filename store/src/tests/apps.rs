@@ -24,7 +24,7 @@ fn new_app(app: &str, image: &Digest) -> NewApp {
     NewApp {
         name: name(app),
         id: None,
-        image: image.clone(),
+        image: Some(image.clone()),
         image_name: "i".into(),
         annotations: Default::default(),
         labels: Default::default(),

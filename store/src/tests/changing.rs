@@ -38,6 +38,31 @@ fn running(store: &Store, id: PodId, image: &Digest) -> PodRow {
 }
 
 #[test]
+fn only_running_pods_and_apps_are_stopping() {
+    let home = Home::new();
+    let (store, id) = (&home.store, pod_id(1));
+    let image = image(store, "i", &["l"]);
+    store.record_stopping(id, None).unwrap();
+    let pod = running(store, id, &image);
+    let apps = [(name("b"), exited(AppOutcome::Exited(0), 0))];
+    let Moved::Yes(Some(pod)) = store.update_apps(id, pod.generation, &apps, &[]).unwrap() else { panic!() };
+    let last = store.last_seq().unwrap();
+    for app in [Some("a"), Some("b"), Some("x"), None] {
+        store.record_stopping(id, app.map(name).as_ref()).unwrap();
+    }
+    let ended = Change { apps: vec![], ..edge(Edge::Ended { at: Timestamp(31), end: end() }) };
+    let pod = moved(store, id, pod.generation, ended);
+    store.record_stopping(id, None).unwrap();
+    let events = store.events_after(last, 100).unwrap();
+    let text = id.to_string();
+    let seen: Vec<_> = events.iter().map(|event| (event.event.kind, &event.event.name[..])).collect();
+    let want = [(EventKind::AppStopping, "a"), (EventKind::PodStopping, &text), (EventKind::PodExited, &text)];
+    assert_eq!(seen, want);
+    assert_eq!(events[0].event.data["attempt"], "0");
+    assert_eq!(store.pod(id).unwrap().unwrap().generation, pod.generation, "the row is the same");
+}
+
+#[test]
 fn a_full_pod_life_records_every_event() {
     let home = Home::new();
     let (store, id) = (&home.store, pod_id(1));

@@ -67,7 +67,7 @@ fn ten_pods() -> (Home, ImageId, ImageId) {
             _ => pairs(&[("tier", "back"), ("n", "1")]).into_iter().collect(),
         };
         if n == 5 {
-            new.apps[1].image = two.clone();
+            new.apps[1].image = Some(two.clone());
         }
         pod(store, new, &walk, names);
     }
@@ -216,7 +216,7 @@ fn pods_are_filtered_by_cgroup() {
     let (home, ..) = ten_pods();
     let all = PodFilter::default();
     let at = |running: &[u128], not_running| CgroupCondition {
-        running: running.iter().map(|n| pod_id(*n)).collect(),
+        running: running.iter().map(|n| (pod_id(*n), format!("/gantry/{}", pod_id(*n)))).collect(),
         not_running,
     };
     let rows = [

@@ -30,8 +30,8 @@ fn cost_of_each_operation() {
     println!("a durable step: {:?}", begun.elapsed() / 20);
     home.store.conn.execute_batch("BEGIN").unwrap();
     for n in 300..10_000u128 {
-        let sql = "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels,
-            prepared_at, started_at, ended_at, exit_code, reason) VALUES (?1, 4, 'exited', ?2, 'none', 'host', '{}',
+        let sql = "INSERT INTO pod (id, cgroup, generation, phase, created, net, hostname, user_annotations, user_labels,
+            prepared_at, started_at, ended_at, exit_code, reason) VALUES (?1, '/g/' || ?1, 4, 'exited', ?2, 'none', 'host', '{}',
             '{}', 1, 2, 3, 0, 'all apps ended')";
         let id = pod_id(n).to_string();
         home.store.conn.prepare_cached(sql).unwrap().execute(rusqlite::params![id, n as i64]).unwrap();

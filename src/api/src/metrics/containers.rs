@@ -199,7 +199,7 @@ pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
 fn targets(pod: &SampledPod) -> Vec<Target<'_>> {
     let SampledPod { view, stats } = pod;
     let mut targets = vec![Target {
-        labels: labels(&view.row, &view.cgroup, &view.row.id.to_string(), "", ""),
+        labels: labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", ""),
         usage: &stats.usage,
         app: None,
         started: stats.started,
@@ -208,7 +208,7 @@ fn targets(pod: &SampledPod) -> Vec<Target<'_>> {
     targets.extend(stats.apps.iter().map(|app| {
         let row = view.row.apps.iter().find(|row| row.name == app.name);
         let name = row.map(|row| row.id.to_string()).unwrap_or_default();
-        let cgroup = format!("{}/{}", view.cgroup, app.name);
+        let cgroup = format!("{}/{}", view.row.cgroup, app.name);
         Target {
             labels: labels(&view.row, &cgroup, &name, &app.image_name, app.name.as_str()),
             usage: &app.usage,
@@ -274,7 +274,7 @@ fn write_interfaces(out: &mut Exposition, pods: &[SampledPod]) {
     for metric in INTERFACE_METRICS {
         let mut family = out.family(metric.name, Counter, metric.help);
         for SampledPod { view, stats } in pods {
-            let pod = labels(&view.row, &view.cgroup, &view.row.id.to_string(), "", "");
+            let pod = labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", "");
             for interface in &stats.interfaces {
                 let traffic = if metric.is_receive { &interface.receive } else { &interface.transmit };
                 let value = Count((metric.value)(traffic));

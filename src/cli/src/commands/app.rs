@@ -24,7 +24,7 @@ use crate::render::{OutputFormat, escape, json, time};
 pub(crate) enum App {
     /// Start a pod without apps, which runs until it is stopped, and print its id
     Sandbox(RawArguments),
-    /// Add an app to a running pod without starting it, and print its name
+    /// Add an app to a running pod, and print its name
     Add(RawArguments),
     /// Start apps that were added to a pod or have exited
     Start(Start),
@@ -284,7 +284,7 @@ fn write_status(out: &mut dyn Write, pod: &PodRow, app: &AppRow) -> io::Result<(
     line("id", app.id.as_str())?;
     line("state", app.state.name())?;
     line("image", &app.image_name)?;
-    line("image-id", &app.image.to_string())?;
+    line("image-id", &app.image_id())?;
     line("created", &app.added.unwrap_or(pod.created).rfc3339().to_string())?;
     if let Some(attempt) = app.state.attempt() {
         line("attempt", &attempt.to_string())?;
@@ -358,7 +358,7 @@ fn template_item<'a>(pod: &PodRow, app: &'a AppRow) -> ListedItem<AppJson<'a>> {
         app.name.to_string(),
         app.id.to_string(),
         app.image_name.clone(),
-        app.image.to_string(),
+        app.image_id(),
         if app.paused { "paused".to_owned() } else { app.state.name().to_owned() },
         app.state.attempt().map(|attempt| attempt.to_string()).unwrap_or_default(),
         app.added.unwrap_or(pod.created).rfc3339().to_string(),

@@ -32,7 +32,10 @@ struct FindingJson<'a> {
 impl RunCommand for Doctor {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         need_root("doctor")?;
-        let findings = gantry_engine::examine(context.options()?, self.deep)?;
+        let settings = context.settings()?;
+        let certificates = gantry_engine::examine_certificates(&settings);
+        let mut findings = gantry_engine::examine(settings.options, self.deep)?;
+        findings.extend(certificates);
         json::to_stdout(|out| match self.format {
             OutputFormat::Table => write_findings(out, &findings),
             format => json::write_items(out, format, findings.iter().map(finding_json)),

@@ -239,7 +239,7 @@ struct EventJson<'a> {
 struct EventDataJson<'a>(&'a BTreeMap<String, String>);
 
 /// The keys of numbers.
-const NUMBERS: [&str; 7] = ["exit_code", "attempt", "signal", "size", "failures", "kills", "victim_pid"];
+const NUMBERS: [&str; 8] = ["exit_code", "attempt", "signal", "size", "failures", "kills", "victim_pid", "revision"];
 /// The keys of booleans.
 const BOOLEANS: [&str; 2] = ["oom", "lost"];
 
@@ -344,7 +344,8 @@ fn cells(event: &Event, full: bool) -> [String; 5] {
     [
         at.rfc3339().to_string(),
         kind.as_str().to_owned(),
-        shown(&short(id, full)),
+        // The name of a schedule is its only id.
+        shown(&short(id, full || kind.is_of_schedule())),
         if name == id { String::new() } else { shown(name) },
         shown(&data.join(" ")),
     ]

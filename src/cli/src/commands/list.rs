@@ -213,6 +213,11 @@ fn is_id(name: &str) -> bool {
 
 /// The short name of an image: without the scheme and without Docker Hub's host; for an id, a name of that image or the
 /// shortened id.
+/// The digest of an image with its first digits; empty for an app without an image.
+fn short_id(image: Option<&ImageId>) -> String {
+    image.map(|image| format!("{}:{}", image.algorithm().as_str(), image.short())).unwrap_or_default()
+}
+
 fn short_image(name: &str, image: &ImageId, names: &ImageNames) -> String {
     if is_id(name) {
         let short = || format!("{}:{}", image.algorithm().as_str(), Digest::short(image));
@@ -258,9 +263,12 @@ fn table<'a>(
             let mut cells = vec![std::mem::take(&mut id), std::mem::take(&mut name), cell(&|app| app.name.to_string())];
             if full {
                 cells.push(cell(&|app| app.image_name.clone()));
-                cells.push(cell(&|app| format!("{}:{}", app.image.algorithm().as_str(), app.image.short())));
+                cells.push(cell(&|app| short_id(app.image.as_ref())));
             } else {
-                cells.push(cell(&|app| short_image(&app.image_name, &app.image, names)));
+                cells.push(cell(&|app| match &app.image {
+                    Some(image) => short_image(&app.image_name, image, names),
+                    None => app.image_name.clone(),
+                }));
             }
             cells.push(shown_state(row, number));
             cells.append(&mut pod_cells);
@@ -371,7 +379,7 @@ impl<'a> PodFields<'a> {
             shown_id(row, true),
             each(&|app| app.name.to_string()),
             each(&|app| app.image_name.clone()),
-            each(&|app| app.image.to_string()),
+            each(&|app| app.image_id()),
             row.phase.name().to_owned(),
             row.apps.iter().map(status).collect::<Vec<_>>().join(", "),
             run.end.map(|end| end.exit_code.to_string()).unwrap_or_default(),

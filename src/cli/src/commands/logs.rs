@@ -126,6 +126,7 @@ impl RunCommand for Logs {
             until: at(&self.until).map_err(Failure::usage)?,
             tail: self.tail,
             tail_total: None,
+            attempt: None,
             follow: self.follow,
         };
         let engine = context.open_to_read()?;

@@ -27,6 +27,7 @@ pub(crate) mod prune;
 pub(crate) mod rename;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod schedule;
 pub(crate) mod start;
 pub(crate) mod stats;
 pub(crate) mod status;

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gantry_engine::pki::{ClientRequest, IssueOptions, ROLES, SubjectAltName};
+use gantry_engine::pki::{ClientRequest, IssueOptions, KeyType, ROLES, SubjectAltName};
 use gantry_model::quantity;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
-use crate::failure::Failure;
+use crate::failure::{Failure, warn};
 use crate::render::{escape, json};
 
 /// The default directory of certificates.
@@ -18,8 +18,9 @@ const DEFAULT_DIR: &str = "/etc/gantry/pki";
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(3650 * 86_400);
 /// The default lifetime of other certificates.
 const LEAF_LIFETIME: Duration = Duration::from_secs(365 * 86_400);
-/// The names and addresses that a server's certificate always has, besides the name of the host.
-const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+/// The names and addresses that a server's certificate always has, besides the name of the host. The last one is the
+/// name that Aurae's client expects of every server.
+const LOCAL_NAMES: [&str; 4] = ["localhost", "127.0.0.1", "::1", "server.unsafe.aurae.io"];
 
 /// The subcommands of `pki`.
 #[derive(Debug, clap::Subcommand)]
@@ -34,7 +35,7 @@ pub(crate) enum Pki {
 
 impl RunCommand for Pki {
     fn run(&self, _context: &Context) -> Result<u8, Failure> {
-        let paths = match self {
+        let issued = match self {
             Self::Init(args) => args.options.to_engine(AUTHORITY_LIFETIME).create_authority(&args.name)?,
             Self::Server(args) => args.options.to_engine(LEAF_LIFETIME).issue_server(&args.alt_names())?,
             Self::Client(args) => {
@@ -43,8 +44,11 @@ impl RunCommand for Pki {
                 options.to_engine(LEAF_LIFETIME).issue_client(&request)?
             }
         };
+        if let Some(time) = issued.clamped_to {
+            warn(&format!("the certificate expires on {time} with its authority, before its --ttl has passed"));
+        }
         json::to_stdout(|out| {
-            paths.iter().try_for_each(|path| writeln!(out, "{}", escape::text(&path.display().to_string())))
+            issued.paths.iter().try_for_each(|path| writeln!(out, "{}", escape::text(&path.display().to_string())))
         })?;
         Ok(exit::OK)
     }
@@ -56,17 +60,34 @@ pub(crate) struct PkiOptions {
     /// Directory of the authority and of the new files
     #[arg(long, value_name = "DIR", default_value = DEFAULT_DIR)]
     pki_dir: PathBuf,
-    /// How long the certificate is valid, such as 90d or 24h [default: 3650d for an authority, else 365d]
+    /// How long the certificate is valid, such as 90d or 24h, but not longer than its authority [default: 3650d for an
+    /// authority, else 365d]
     #[arg(long, value_name = "DURATION", value_parser = quantity::duration)]
     ttl: Option<Duration>,
+    /// Type of the new key. gRPC's C core (Python, C++) does not accept Ed25519, neither of a server nor of an
+    /// authority
+    #[arg(long, value_name = "TYPE", default_value = "ed25519")]
+    key_type: KeyTypeArgument,
     /// Replace existing files
     #[arg(long)]
     force: bool,
 }
 
+/// A value of `--key-type`.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum KeyTypeArgument {
+    Ed25519,
+    Ecdsa,
+}
+
 impl PkiOptions {
     fn to_engine(&self, default: Duration) -> IssueOptions {
-        IssueOptions { dir: self.pki_dir.clone(), lifetime: self.ttl.unwrap_or(default), replace: self.force }
+        let key_type = match self.key_type {
+            KeyTypeArgument::Ed25519 => KeyType::Ed25519,
+            KeyTypeArgument::Ecdsa => KeyType::Ecdsa,
+        };
+        let lifetime = self.ttl.unwrap_or(default);
+        IssueOptions { dir: self.pki_dir.clone(), key_type, lifetime, replace: self.force }
     }
 }
 
@@ -83,8 +104,8 @@ pub(crate) struct Init {
 /// Arguments of `pki server`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Server {
-    /// Names and addresses under which clients reach gantryd, besides the name of this host, localhost, 127.0.0.1 and
-    /// ::1
+    /// Names and addresses under which clients reach gantryd, besides the name of this host, localhost, 127.0.0.1,
+    /// ::1 and the name that Aurae's client expects
     #[arg(value_name = "NAME", value_parser = alt_name)]
     names: Vec<SubjectAltName>,
     #[command(flatten)]
@@ -111,7 +132,8 @@ pub(crate) struct Client {
     /// Name of the client
     #[arg(value_name = "NAME")]
     name: String,
-    /// A role: os:reader lists and reads logs, os:operator also restarts, os:admin may do everything; can be repeated
+    /// A role: os:reader lists and reads logs, os:operator also restarts and copies log files, os:admin may do
+    /// everything; can be repeated
     #[arg(long = "role", value_name = "ROLE", default_value = "os:reader", value_parser = ROLES)]
     roles: Vec<String>,
     /// A server for talosctl, HOST or HOST:PORT; can be repeated

@@ -86,7 +86,9 @@ pub(crate) fn sandbox(request: Request) -> Result<u8, Failure> {
     let ResolvedRequest { context, mut spec, options } = resolve_request(request, "app sandbox")?;
     spec.sandbox = true;
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
-    let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?.to_be_started();
+    let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?
+        .named(options.pod_name.clone())
+        .to_be_started();
     let engine = context.open_for_fetch("app sandbox", |config| set_platform(config, &options))?;
     let pod = engine.create(request)?;
     save_id(options.uuid_file.as_deref(), pod.id())?;
@@ -106,7 +108,10 @@ pub(crate) fn add_app(request: Request) -> Result<u8, Failure> {
     let name = app.name.clone();
     let added = AddedAppSpec { app, volumes: spec.volumes };
     engine.add_app(id, added, policy(options.pull.unwrap_or_default()), &progress)?;
+    // Killed here, this command leaves the app as it does without --start.
+    let started = if options.start { engine.start_app(id, &name) } else { Ok(()) };
     json::to_stdout(|out| writeln!(out, "{name}"))?;
+    started?;
     Ok(exit::OK)
 }
 
@@ -190,13 +195,14 @@ fn set_platform(config: &mut gantry_engine::FetchConfig, options: &crate::gramma
 }
 
 /// A validated request of `run` or `prepare`.
-struct ResolvedRequest {
-    context: Context,
-    spec: PodSpec,
-    options: crate::grammar::PodOptions,
+pub(crate) struct ResolvedRequest {
+    pub(crate) context: Context,
+    pub(crate) spec: PodSpec,
+    pub(crate) options: crate::grammar::PodOptions,
 }
 
-fn resolve_request(request: Request, command: &'static str) -> Result<ResolvedRequest, Failure> {
+/// Completes a request: its manifest, its environment, and checks of the host.
+pub(crate) fn resolve_request(request: Request, command: &'static str) -> Result<ResolvedRequest, Failure> {
     let Request { globals, target: _, mut spec, options } = request;
     match &options.pod_manifest {
         Some(path) => spec = read_manifest(path)?,

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use gantry_engine::{AppRow, HealthReport, Notified, PodRow};
+use gantry_model::spec::PodFlavor;
 use gantry_model::{AppName, AppState, HealthState, OomVictim, PodNetwork, Readiness};
 
 use crate::commands::RunCommand;
@@ -116,9 +117,16 @@ fn write_status(out: &mut dyn Write, row: &PodRow, shown: &str, networks: &[PodN
     if let Some(name) = &row.name {
         writeln!(out, "name={name}")?;
     }
+    if !row.namespace.is_default() {
+        writeln!(out, "namespace={}", row.namespace)?;
+    }
     if let Some(started) = run.started {
         writeln!(out, "started={}", started.rfc3339())?;
         writeln!(out, "networks={}", escape::text(shown))?;
+        if row.flavor() == PodFlavor::Host {
+            // Its apps are root on the host, confined by nothing but their cgroups.
+            writeln!(out, "stage1=host\nconfined=false")?;
+        }
         if let Some(pid) = run.pid {
             writeln!(out, "pid={pid}")?;
         }

@@ -62,7 +62,7 @@ pub(crate) struct Kill {
     #[command(flatten)]
     pods: PodSet,
     /// Signal name or number
-    #[arg(long, short, value_parser = crate::signal_name::parse, default_value = "SIGKILL")]
+    #[arg(long, short, value_parser = gantry_model::signal::parse, default_value = "SIGKILL")]
     signal: u8,
     /// Send it to this app only
     #[arg(long)]

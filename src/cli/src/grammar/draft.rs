@@ -137,6 +137,11 @@ impl<'a> Draft<'a> {
 
     /// Builds the request.
     pub(super) fn finish(self) -> Result<Request, UsageError> {
+        if self.verb == Verb::Schedule && self.target.is_none() {
+            return Err(UsageError::Conflict(
+                "the name of the schedule is missing: gantry schedule enable NAME [flags] IMAGE [-- ARG…]".into(),
+            ));
+        }
         if self.options.pod_manifest.is_some() {
             return self.finish_with_manifest();
         }
@@ -200,7 +205,7 @@ impl<'a> Draft<'a> {
             ))),
             None => {
                 let spec = PodSpec { sandbox: self.verb == Verb::Sandbox, ..PodSpec::default() };
-                Ok(Request { globals: self.globals, target: None, spec, options: self.options })
+                Ok(Request { globals: self.globals, target: self.target, spec, options: self.options })
             }
         }
     }
@@ -217,6 +222,7 @@ impl AppDraft {
     ) -> Result<AppSpec, UsageError> {
         let name = match self.name {
             Some(name) => name,
+            None if self.image.is_empty() => name_of_program(self.exec.as_deref(), self.args.as_deref())?,
             None => default_name(&self.image)?,
         };
         let mut app = AppSpec::new(name, self.image);
@@ -280,6 +286,15 @@ fn default_name(image: &str) -> Result<AppName, UsageError> {
     };
     let last = name.rsplit('/').next().unwrap_or(&name);
     AppName::sanitized(last).ok_or_else(|| UsageError::NoName(image.to_owned()))
+}
+
+/// The default name of an app of a host pod: the file name of its program.
+fn name_of_program(exec: Option<&str>, args: Option<&[String]>) -> Result<AppName, UsageError> {
+    let first = args.unwrap_or_default().first().map(String::as_str);
+    let program = exec.filter(|exec| !exec.is_empty()).or(first);
+    let program = program.ok_or(UsageError::Incomplete("the command of the app is missing: write it after --"))?;
+    let last = program.rsplit('/').next().unwrap_or(program);
+    AppName::sanitized(last).ok_or_else(|| UsageError::NoName(program.to_owned()))
 }
 
 /// The volumes of the pod. Each bind gets a volume with a generated name.

@@ -6,6 +6,7 @@
 //! gantry run [flags] IMAGE [flags] COMMAND arg…
 //! gantry app sandbox [pod flags]
 //! gantry app add [flags] POD IMAGE [app flags] [--] [COMMAND] arg…
+//! gantry schedule enable [flags] NAME IMAGE [app flags] [-- arg…]
 //! ```
 //!
 //! The second form is docker's; [`second_word`] decides which one a command line has.
@@ -72,6 +73,8 @@ pub(crate) enum Verb {
     Sandbox,
     /// `app add`: adds an app to a running pod.
     AddApp,
+    /// `schedule enable`: enables a schedule of pods.
+    Schedule,
 }
 
 impl Verb {
@@ -82,12 +85,8 @@ impl Verb {
             Self::Prepare => "prepare",
             Self::Sandbox => "app sandbox",
             Self::AddApp => "app add",
+            Self::Schedule => "schedule enable",
         }
-    }
-
-    /// The last word of the name.
-    pub(crate) fn last_word(self) -> &'static str {
-        self.as_str().rsplit(' ').next().unwrap_or_default()
     }
 }
 
@@ -105,7 +104,7 @@ pub(crate) enum Parsed {
 pub(crate) struct Request {
     /// The global flags.
     pub(crate) globals: Globals,
-    /// The running pod to which an app is added.
+    /// The running pod to which an app is added, or the name of the schedule.
     pub(crate) target: Option<String>,
     /// The pod; empty if `options.pod_manifest` is given. Environment variables from files and from the caller are not
     /// added yet.
@@ -121,6 +120,8 @@ pub(crate) struct PodOptions {
     pub(crate) pull: Option<Pull>,
     /// The platform of the images, if not this host's.
     pub(crate) platform: Option<gantry_engine::Platform>,
+    /// Start the app that is added.
+    pub(crate) start: bool,
     /// Print the id when the pod is ready, and exit.
     pub(crate) detach: bool,
     /// Remove the pod when it has exited.
@@ -147,6 +148,10 @@ pub(crate) struct PodOptions {
     pub(crate) env_files: Vec<PathBuf>,
     /// Variables for every app, which override those of the files.
     pub(crate) set_env: Vec<(String, String)>,
+    /// When the pods of the schedule are started; `None`: one runs always.
+    pub(crate) timer: Option<gantry_model::schedule::Timer>,
+    /// A comment on the schedule.
+    pub(crate) comment: String,
     /// How the word after the first image was classified, to explain a later failure.
     pub(crate) hint: Option<String>,
 }

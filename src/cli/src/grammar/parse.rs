@@ -1,5 +1,7 @@
 //! The parser of the command line.
 
+use gantry_model::spec::PodFlavor;
+
 use super::draft::Draft;
 use super::flags::{self, Arity, Flag, Scope};
 use super::second_word::{self, ImageLookup, Separator, WordKind};
@@ -110,8 +112,18 @@ impl<'a> Parser<'a> {
 
     fn image_or_command(&mut self, word: &'a str) -> Result<(), UsageError> {
         let at = self.next - 1;
+        if self.verb == Verb::Schedule && self.draft.target.is_none() {
+            self.draft.target = Some(word.to_owned());
+            return Ok(());
+        }
+        if self.draft.pod.flavor == PodFlavor::Host {
+            return Err(UsageError::Conflict(format!(
+                "an app of --stage1=host has no image: write its command after --, as in -- {}",
+                gantry_model::id::shown(word)
+            )));
+        }
         match self.verb {
-            Verb::Run | Verb::Prepare => {}
+            Verb::Run | Verb::Prepare | Verb::Schedule => {}
             Verb::Sandbox => {
                 return Err(UsageError::Conflict(format!(
                     "a sandbox is started without apps: add '{}' with 'gantry app add POD IMAGE'",
@@ -189,6 +201,9 @@ impl<'a> Parser<'a> {
     }
 
     fn arguments(&mut self) -> Result<(), UsageError> {
+        if self.draft.pod.flavor == PodFlavor::Host && self.draft.apps.last().is_none_or(|app| app.args.is_some()) {
+            self.draft.add_image("");
+        }
         let Some(app) = self.draft.apps.last_mut() else {
             return Err(UsageError::Separator("--", "begins the arguments of an app, but there is no image before it"));
         };

@@ -328,8 +328,9 @@ fn the_flag_table_is_consistent_with_help() {
     let mut names = BTreeSet::new();
     let mut shorts = BTreeSet::new();
     let help = |verb| describe(clap::Command::new("x"), verb).render_help().to_string();
-    let text = help(Verb::Run);
+    let texts = [Verb::Run, Verb::Schedule, Verb::AddApp].map(|verb| (verb, help(verb)));
     for flag in flags::all() {
+        let (_, text) = texts.iter().find(|(verb, _)| flag.applies_to(*verb)).unwrap();
         for name in flag.longs() {
             assert!(names.insert(name), "two flags are called --{name}");
             assert!(unsupported::alternative(name).is_none(), "--{name} is both supported and unsupported");

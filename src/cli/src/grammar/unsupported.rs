@@ -25,7 +25,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("init", "leave it out: every pod has an init process that reaps"),
     ("userns", "apps run in the host's user namespace"),
     ("cgroupns", "leave it out: every app has a cgroup namespace of its own"),
-    ("cgroup-parent", "it is set for all pods: cgroup-parent in /etc/gantry/config.toml"),
     ("cgroups", "every pod has its own cgroup"),
     ("secret", "mount a file: --volume /path/of/secret:/run/secrets/name:ro"),
     ("log-driver", LOGS),

@@ -314,7 +314,7 @@ fn error_number(value: &str) -> Result<u16, ValueError> {
 
 /// A signal by number or name, with or without `SIG`; real-time signals as `RTMIN+n` and `RTMAX-n`.
 pub(super) fn stop_signal(value: &str) -> Result<u8, ValueError> {
-    crate::signal_name::parse(value).map_err(ValueError::Invalid)
+    gantry_model::signal::parse(value).map_err(|error| ValueError::Invalid(error.to_string()))
 }
 
 /// Group ids, comma-separated.

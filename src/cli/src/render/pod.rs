@@ -1,8 +1,8 @@
 //! A pod as JSON. The field names are stable: fields are added, never changed.
 //!
 //! ```text
-//! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname sandbox
-//! paused apps[name state image image_id pid attempt added started ended exit_code signal oom restart_at paused
+//! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname name
+//! namespace sandbox paused apps[name state image image_id pid attempt added started ended exit_code signal oom restart_at paused
 //! readiness health id annotations labels oom_kills oom_level oom_victim[name pid] restart] user_annotations
 //! user_labels restarts restart_at restart_failure
 //! ```
@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 
 use gantry_engine::{AppRow, PodRow};
+use gantry_model::spec::PodFlavor;
 use gantry_model::{AppEnd, AppOutcome, AppState, FormerPhase, Phase, PodEnd, PodNetwork, Timestamp};
 use serde::Serialize;
 
@@ -61,7 +62,10 @@ pub(crate) struct PodJson<'a> {
     networks: NetworksJson<'a>,
     hostname: &'a str,
     name: Option<&'a str>,
+    namespace: &'a str,
     sandbox: bool,
+    #[serde(skip_serializing_if = "PodFlavor::is_container")]
+    flavor: PodFlavor,
     paused: bool,
     apps: Vec<AppJson<'a>>,
     user_annotations: &'a BTreeMap<String, String>,
@@ -72,6 +76,8 @@ pub(crate) struct PodJson<'a> {
     restart_at: Option<TimeJson>,
     /// Why the last start of an exited pod failed.
     restart_failure: Option<&'a str>,
+    /// The path of its cgroup while it runs, below each hierarchy's root.
+    cgroup: &'a str,
 }
 
 /// The attachments of a pod. Both variants print the same JSON, except for white space.
@@ -90,7 +96,7 @@ pub(crate) struct AppJson<'a> {
     name: &'a str,
     state: &'static str,
     image: &'a str,
-    image_id: DisplayJson<&'a gantry_model::ImageId>,
+    image_id: Option<DisplayJson<&'a gantry_model::ImageId>>,
     pid: Option<u32>,
     attempt: Option<u32>,
     added: Option<TimeJson>,
@@ -145,7 +151,9 @@ impl<'a> PodJson<'a> {
             networks,
             hostname: &row.hostname,
             name: row.name.as_ref().map(gantry_model::PodName::as_str),
+            namespace: row.namespace.as_str(),
             sandbox: row.sandbox,
+            flavor: row.flavor(),
             paused: row.paused,
             apps: row.apps.iter().map(AppJson::from_row).collect(),
             user_annotations: &row.user_annotations,
@@ -153,6 +161,7 @@ impl<'a> PodJson<'a> {
             restarts: row.restart.count,
             restart_at: row.restart.at.map(TimeJson),
             restart_failure: row.restart.failure.as_deref(),
+            cgroup: &row.cgroup,
         }
     }
 }
@@ -169,7 +178,7 @@ impl<'a> AppJson<'a> {
             name: row.name.as_str(),
             state: row.state.name(),
             image: &row.image_name,
-            image_id: DisplayJson(&row.image),
+            image_id: row.image.as_ref().map(DisplayJson),
             pid: None,
             attempt: None,
             added: row.added.map(TimeJson),
@@ -227,7 +236,7 @@ pub(crate) mod tests {
         };
         let app = |name: &str, state| AppRow {
             name: name.parse().unwrap(),
-            image: gantry_model::ImageId::clone(&image),
+            image: Some(gantry_model::ImageId::clone(&image)),
             image_name: "evil\u{1b}[2J".into(),
             id: gantry_model::AppId::from_random([1; 32]),
             annotations: BTreeMap::new(),
@@ -254,11 +263,13 @@ pub(crate) mod tests {
             networks: gantry_engine::Networks::default(),
             hostname: "h".into(),
             name: None,
+            namespace: Default::default(),
             sandbox: false,
             paused: false,
             apps: vec![app("a", how(AppOutcome::Exited(0))), app("b", how(AppOutcome::Signaled(11)))],
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
+            cgroup: "/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a".into(),
             restart: Default::default(),
         }
     }
@@ -274,7 +285,7 @@ pub(crate) mod tests {
             )
         };
         let want = format!(
-            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"sandbox":false,"paused":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}},"restarts":0,"restart_at":null,"restart_failure":null}}"#,
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"namespace":"taloscontainers","sandbox":false,"paused":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}},"restarts":0,"restart_at":null,"restart_failure":null,"cgroup":"/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a"}}"#,
             app("a", 0, "null"),
             app("b", 139, "11"),
         );

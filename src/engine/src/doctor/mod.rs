@@ -1,6 +1,7 @@
 //! `doctor`: whether the host has what pods need, and whether rows, locks, directories, cgroups and logs agree. Changes
 //! nothing but rows that need to be reconciled.
 
+pub(crate) mod certificates;
 pub(crate) mod pods;
 pub(crate) mod store;
 
@@ -81,6 +82,9 @@ impl Engine {
         if self.hierarchies().is_empty() {
             fail(findings, "no cgroup hierarchy is mounted", "mount cgroup2 on /sys/fs/cgroup");
             return;
+        }
+        if let Err(missing) = self.check_cgroup_manager(&self.options().cgroup_parent) {
+            fail(findings, missing, "or set cgroup-manager = \"cgroupfs\" in the configuration");
         }
         for controller in CONTROLLERS.iter().filter(|name| !known.iter().any(|known| known == *name)) {
             let hint = "enable it in the kernel's configuration or command line; pods run, but not with such limits";

@@ -11,6 +11,7 @@ use gantry_model::{AppName, PodId};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use super::root::refuse_host_pod;
 use super::{failed, from_cause, refused};
 use crate::error::need_root;
 use crate::{Engine, EngineError};
@@ -84,6 +85,7 @@ impl Engine {
     pub fn file_changes(&self, id: PodId, app: &AppName) -> Result<Vec<FileChange>, EngineError> {
         need_root("compare files of a pod").map_err(from_cause)?;
         let view = self.status(id).map_err(from_cause)?;
+        refuse_host_pod(&view.row)?;
         let stored = self.stored_root(&view, app)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let upper = match rustix::fs::open(&stored.upper, flags, Mode::empty()) {

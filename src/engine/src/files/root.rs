@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use gantry_contract::files;
 use gantry_contract::plan::{App, Plan};
-use gantry_model::spec::{VolumeKind, VolumeSpec};
+use gantry_model::spec::{PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, AppState, ErrorKind, Phase, PodId};
 use gantry_store::{PodLock, PodRow, PodState};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -77,6 +77,7 @@ impl Engine {
         work: impl FnOnce(&OwnedFd, &mut Vec<String>) -> Result<T, EngineError> + Send,
     ) -> Result<T, EngineError> {
         let view = self.status(id).map_err(from_cause)?;
+        refuse_host_pod(&view.row)?;
         if let Some(pid) = running_pid(&view.row, app) {
             let root = open_running_root(&view, app, pid)?;
             return work(&root, &mut Vec::new());
@@ -156,6 +157,17 @@ impl Engine {
         }
         volumes.sort_by_key(|volume| volume.target.matches('/').count());
         volumes
+    }
+}
+
+/// Refuses a pod whose apps use the host's files.
+pub(super) fn refuse_host_pod(row: &PodRow) -> Result<(), EngineError> {
+    match row.flavor() {
+        PodFlavor::Container => Ok(()),
+        PodFlavor::Host => Err(refused(format!(
+            "pod {} was started with --stage1=host: it has no files of its own and uses those of the host",
+            row.id
+        ))),
     }
 }
 
@@ -328,7 +340,7 @@ fn open_running_root(view: &PodView, app: &AppName, pid: u32) -> Result<OwnedFd,
     let ended = || refused(format!("app '{app}' of pod {} has just ended: try again", view.row.id));
     let pidfd = process::open_pid(pid).ok_or_else(ended)?;
     let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|_| ended())?;
-    let own = format!("/{}/{app}", view.row.id);
+    let own = format!("{}/{app}", view.row.cgroup);
     let is_own = cgroups.lines().any(|line| line.ends_with(&own) || line.contains(&format!("{own}/")));
     let root = rustix::fs::open(format!("/proc/{pid}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt"));

@@ -3,13 +3,17 @@
 //! A supervisor removes its apps' cgroups when they end; it cannot remove its own, and a killed supervisor removes
 //! none. So finalizing a pod does it. Killed half-way, the next reconcile, `rm` or `gc` of the pod repeats it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use gantry_host::cgroup::{self, Hierarchy};
+use gantry_model::cgroup::{CgroupManager, CgroupParent};
 use gantry_model::{ErrorKind, PodId};
 
 use crate::host::process::Deadline;
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, info};
+
+/// Exists while systemd is the service manager (sd_booted(3)).
+const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
 impl Engine {
     /// The host's hierarchies, read once.
@@ -17,35 +21,64 @@ impl Engine {
         self.hierarchies.get_or_init(|| cgroup::mounted_hierarchies().unwrap_or_default())
     }
 
+    /// The path of a pod's cgroup as its row records it; without a row, as its plan says.
+    pub(crate) fn recorded_cgroup(&self, id: PodId) -> String {
+        if let Ok(Some(row)) = self.store.pod(id) {
+            return row.cgroup;
+        }
+        match self.plan(id) {
+            Ok(plan) => plan.pod_cgroup(),
+            // It never ran, or is damaged: the usual place.
+            Err(_) => self.options.cgroup_parent.pod_path(&id.to_string()),
+        }
+    }
+
+    /// Whether this host can place pods below a parent: scopes of systemd need cgroup v2 alone. Elsewhere systemd moves
+    /// processes only in its own hierarchy, and the controllers are in others.
+    ///
+    /// # Errors
+    /// The missing part of the host, and the remedy.
+    pub(crate) fn check_cgroup_manager(&self, parent: &CgroupParent) -> Result<(), String> {
+        if parent.manager() == CgroupManager::Cgroupfs {
+            return Ok(());
+        }
+        if !Path::new(SYSTEMD_RUNS).exists() {
+            return Err(format!(
+                "pods in {parent} need systemd as the host's service manager: use --cgroup-manager=cgroupfs"
+            ));
+        }
+        match info::cgroup_layout(self.hierarchies()) {
+            "v2" => Ok(()),
+            layout => Err(format!(
+                "pods in {parent} need cgroup v2 alone, this host has the layout {layout}: use --cgroup-manager=cgroupfs"
+            )),
+        }
+    }
+
     /// The existing directories of a pod's cgroup.
-    pub(crate) fn pod_cgroups(&self, id: PodId) -> Vec<PathBuf> {
-        let name = id.to_string();
-        let dir = |hierarchy: &Hierarchy| self.cgroup_parent_in(hierarchy).join(&name);
-        self.hierarchies().iter().map(dir).filter(|path| path.exists()).collect()
+    pub(crate) fn pod_cgroups(&self, cgroup: &str) -> Vec<PathBuf> {
+        self.hierarchies().iter().map(|hierarchy| dir_in(hierarchy, cgroup)).filter(|path| path.exists()).collect()
     }
 
-    pub(crate) fn cgroup_parent_in(&self, hierarchy: &Hierarchy) -> PathBuf {
-        hierarchy.root.join(self.options.cgroup_parent.trim_start_matches('/'))
-    }
-
-    /// Kills the processes in a dead pod's cgroups and removes them, and the parent when it is empty. The caller holds
-    /// the pod's lock, so that no new process enters them.
+    /// Kills the processes in a dead pod's cgroups and removes them, and the configured parent when it is empty. The
+    /// caller holds the pod's lock, so that no new process enters them.
     ///
     /// # Errors
     /// [`EngineError`] of the first that could not be removed; the others are removed nevertheless.
-    pub(crate) fn remove_cgroups(&self, id: PodId) -> Result<(), EngineError> {
-        let name = id.to_string();
+    pub(crate) fn remove_cgroups(&self, cgroup: &str) -> Result<(), EngineError> {
         let mut first = Ok(());
+        let parent = self.options.cgroup_parent.as_str();
+        // A parent that was named for a pod may have limits.
+        let is_in_parent = cgroup.rsplit_once('/').is_some_and(|(above, _)| above == parent);
         // For all together: they have the same processes.
         let deadline = Deadline::after(self.timeouts.cgroups);
         for hierarchy in self.hierarchies() {
-            let parent = self.cgroup_parent_in(hierarchy);
-            let path = parent.join(&name);
+            let path = dir_in(hierarchy, cgroup);
             match cgroup::remove_tree(&path, deadline.left().unwrap_or_default()) {
-                Ok(true) => {
-                    let _while_other_pods_are_in_it = rustix::fs::rmdir(&parent);
+                Ok(true) if is_in_parent => {
+                    let _while_other_pods_are_in_it = rustix::fs::rmdir(dir_in(hierarchy, parent));
                 }
-                Ok(false) => {}
+                Ok(_) => {}
                 Err(error) => {
                     let kind = match error.kind() {
                         std::io::ErrorKind::ResourceBusy => ErrorKind::Busy,
@@ -58,4 +91,9 @@ impl Engine {
         }
         first
     }
+}
+
+/// The directory of a cgroup in a hierarchy.
+fn dir_in(hierarchy: &Hierarchy, cgroup: &str) -> PathBuf {
+    hierarchy.root.join(cgroup.trim_start_matches('/'))
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use gantry_model::{BootId, Process, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A deadline; `None`: never.
@@ -89,9 +90,38 @@ pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// Whether this very process runs and has not begun to exit, from one read of `/proc/PID/stat`. While it is true, the
+/// process has all its descriptors open, and so holds its locks: an exiting process closes them after the kernel has
+/// set the flag.
+pub(crate) fn is_running(process: &Process, boot: &BootId) -> bool {
+    process.boot == *boot && read_stat(process.pid).is_some_and(|stat| is_running_since(&stat, process.start_ticks))
+}
+
+/// The text of `/proc/PID/stat` of a process that runs and was started at this time. Its fields from the third one on:
+/// the state, the flags (the ninth), the start time.
+fn is_running_since(stat: &str, ticks: u64) -> bool {
+    /// `PF_EXITING` of the kernel's `sched.h`.
+    const EXITING: u64 = 0x4;
+    let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
+    let is_zombie = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
+    let is_exiting = fields.nth(5).and_then(|flags| flags.parse().ok()).is_none_or(|flags: u64| flags & EXITING != 0);
+    !is_zombie && !is_exiting && gantry_contract::start_ticks(stat) == Some(ticks)
+}
+
+fn read_stat(pid: u32) -> Option<String> {
+    /// The kernel writes 52 numbers and a name of at most 64 characters.
+    const MAX_STAT: usize = 2048;
+    let path = format!("/proc/{pid}/stat");
+    let file = rustix::fs::open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut buffer = [0; MAX_STAT];
+    // The kernel formats the whole text for one read.
+    let length = rustix::io::read(&file, &mut buffer[..]).ok()?;
+    Some(String::from_utf8_lossy(buffer.get(..length)?).into_owned())
+}
+
 /// The start time of a process in clock ticks since boot (proc_pid_stat(5), field 22).
 fn start_ticks(pid: u32) -> Option<u64> {
-    gantry_contract::start_ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    gantry_contract::start_ticks(&read_stat(pid)?)
 }
 
 /// The approximate time of this boot, by the present wall clock.
@@ -114,6 +144,28 @@ mod tests {
         assert!(open(&me, &boot).is_some());
         assert!(open(&Process { start_ticks: start_ticks + 1, ..me.clone() }, &boot).is_none());
         assert!(open(&me, &BootId("another".to_owned())).is_none());
+    }
+
+    #[test]
+    fn a_process_that_exits_does_not_run() {
+        let boot = BootId("this".to_owned());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        let me = Process { pid, start_ticks: start_ticks(pid).unwrap(), boot: boot.clone() };
+        assert!(is_running(&me, &boot));
+        assert!(!is_running(&Process { start_ticks: me.start_ticks + 1, ..me.clone() }, &boot));
+        assert!(!is_running(&me, &BootId("another".to_owned())));
+        child.kill().unwrap();
+        readable(&[open_pid(pid).unwrap().as_fd()], Deadline::maybe(None)).unwrap();
+        assert!(!is_running(&me, &boot), "a zombie runs");
+        child.wait().unwrap();
+        assert!(!is_running(&me, &boot));
+        let stat = |state: &str, flags: u32| {
+            format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 299 62 0 0 0 0 0 0 20 0 1 0 55 7235856 1669\n")
+        };
+        assert!(is_running_since(&stat("S", 4_194_560), 55));
+        assert!(!is_running_since(&stat("S", 4_194_564), 55), "it exits");
+        assert!(!is_running_since("", 0) && !is_running_since("7 (a) S", 0));
     }
 
     #[test]

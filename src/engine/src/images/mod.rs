@@ -181,7 +181,8 @@ impl Engine {
     pub fn image_gc(&self, grace: Duration, dry_run: bool) -> Result<ImageGc, ImageError> {
         need_root("collect images")?;
         let pods = self.store.pods(&PodQuery::default()).map_err(store)?;
-        let used: HashSet<&ImageId> = pods.iter().flat_map(|pod| pod.apps.iter().map(|app| &app.image)).collect();
+        let used: HashSet<&ImageId> =
+            pods.iter().flat_map(|pod| pod.apps.iter().filter_map(|app| app.image.as_ref())).collect();
         let now = gantry_store::now();
         let mut done = ImageGc::default();
         for image in self.store.images().map_err(store)? {

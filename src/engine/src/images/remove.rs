@@ -50,7 +50,7 @@ impl Engine {
     /// Removes the pods of an image, unless one of them has not ended.
     fn remove_ended_users(&self, image: &ImageRow) -> Result<Vec<PodId>, ImageError> {
         let pods = self.list(&PodQuery::default())?;
-        let users = pods.into_iter().filter(|pod| pod.row.apps.iter().any(|app| app.image == image.id));
+        let users = pods.into_iter().filter(|pod| pod.row.apps.iter().any(|app| app.image.as_ref() == Some(&image.id)));
         let (ended, others): (Vec<_>, Vec<_>) = users.partition(|pod| {
             pod.row.restart.at.is_none()
                 && matches!(pod.row.phase, Phase::Exited { .. } | Phase::AbortedPrepare { .. } | Phase::Garbage { .. })

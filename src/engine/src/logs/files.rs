@@ -12,7 +12,9 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gantry_model::Timestamp;
+use gantry_contract::files as contract_files;
+use gantry_model::{PodId, Timestamp};
+use gantry_store::Layout;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -29,6 +31,15 @@ const MAX_UNTIMED: u64 = 1 << 20;
 const MTIME_SLACK_NS: i64 = 1_000_000_000;
 /// How often listing is repeated when files are renamed in the meantime.
 const MAX_ATTEMPTS: usize = 50;
+
+/// The log directory of a pod, and the path below it, of a path below the data directory; `None`: it is not in one.
+#[must_use]
+pub fn split_log_path(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let pod: PodId = path.components().nth(1)?.as_os_str().to_str()?.parse().ok()?;
+    let dir = Layout::new(Path::new("")).pod_dir(&pod).join(contract_files::LOGS);
+    let below = path.strip_prefix(&dir).ok()?.to_owned();
+    Some((dir, below))
+}
 
 /// A file of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,6 +97,8 @@ pub(crate) struct LogDir {
     /// The trusted base directory, and the path below it.
     base: PathBuf,
     below: PathBuf,
+    /// The only start of the app whose files count; `None`: all.
+    attempt: Option<u32>,
     fd: Option<OwnedFd>,
     /// The time of the last change, as of the last listing; `None` where it proves nothing.
     seen: Option<(i64, i64)>,
@@ -94,12 +107,17 @@ pub(crate) struct LogDir {
 impl LogDir {
     /// The directory `below` `base`, which may not exist yet.
     pub(crate) fn new(base: impl Into<PathBuf>, below: impl Into<PathBuf>) -> Self {
-        Self { base: base.into(), below: below.into(), fd: None, seen: None }
+        Self { base: base.into(), below: below.into(), attempt: None, fd: None, seen: None }
     }
 
     /// The same directory, before its first listing.
     pub(crate) fn again(&self) -> Self {
-        Self::new(&self.base, &self.below)
+        Self::new(&self.base, &self.below).of_attempt(self.attempt)
+    }
+
+    /// The same directory, with the files of one start of the app.
+    pub(crate) fn of_attempt(self, attempt: Option<u32>) -> Self {
+        Self { attempt, ..self }
     }
 
     /// The directory's path.
@@ -122,7 +140,9 @@ impl LogDir {
         let changed = changed_at(fd)?;
         let age = i128::from(gantry_store::now().0) - i128::from(changed.0) * 1_000_000_000 - i128::from(changed.1);
         self.seen = (age > i128::from(MTIME_SLACK_NS)).then_some(changed);
-        list_files(fd)
+        let mut parts = list_files(fd)?;
+        parts.retain(|part| self.attempt.is_none_or(|attempt| part.attempt == attempt));
+        Ok(parts)
     }
 
     /// Opens this very file, under whatever name it has by now. `None` when it was deleted.

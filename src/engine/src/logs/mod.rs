@@ -9,6 +9,7 @@ pub(crate) mod merge;
 pub(crate) mod reader;
 pub(crate) mod repair;
 pub(crate) mod source;
+pub(crate) mod start;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,12 +45,14 @@ pub struct LogQuery {
     pub since: Option<Timestamp>,
     /// Before this time.
     pub until: Option<Timestamp>,
+    /// Only the lines of this start of each app, counted from 0.
+    pub attempt: Option<u32>,
     /// At most this many lines of each app, the last ones within the bounds. A line in several pieces counts once, at
     /// its last piece. Where pieces are interleaved with lines of the app's other stream, the first may be missing.
     pub tail: Option<usize>,
     /// At most this many lines of all apps together, the last ones.
     pub tail_total: Option<usize>,
-    /// Continue while the pod runs.
+    /// Continue while the pod runs; with `attempt` and one app, until its process has ended.
     pub follow: bool,
 }
 
@@ -86,6 +89,12 @@ pub enum LogsError {
         /// The app.
         app: AppName,
     },
+    /// No app of a pod has this main process.
+    #[error("process {pid} is not the main process of an app")]
+    NoSuchProcess {
+        /// The process, in the host's PID namespace.
+        pid: u32,
+    },
     /// A file could not be read.
     #[error("cannot read the log of app '{app}' of pod {id}")]
     Read {
@@ -114,7 +123,7 @@ pub enum LogsError {
 impl Kind for LogsError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoSuchApp { .. } => ErrorKind::NotFound,
+            Self::NoSuchApp { .. } | Self::NoSuchProcess { .. } => ErrorKind::NotFound,
             Self::Read { source, .. } | Self::Write { source, .. } => ErrorKind::of_io(source),
             Self::Pod(error) => error.kind(),
         }

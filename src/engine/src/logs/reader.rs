@@ -30,6 +30,7 @@ use crate::host::process::{self, Deadline};
 use crate::logs::files::{LogDir, Span};
 use crate::logs::merge::{Merge, block_for};
 use crate::logs::source::AppLog;
+use crate::logs::start::{AppStart, StartState};
 use crate::{Engine, LogQuery, LogsError, Observer, PodError};
 
 /// A supervisor stamps a line when it reads it, and writes it next: at most this long after `until`.
@@ -47,6 +48,8 @@ pub struct LogReader {
     stage: Stage,
     /// The directory of the logs of all apps, if the reader follows all of them: apps may be added.
     all: Option<NewApps>,
+    /// The start of an app whose end is the end of the log.
+    start: Option<AppStart>,
 }
 
 /// Finds the apps that are added to a pod while its logs are followed.
@@ -110,7 +113,7 @@ pub enum Pulled {
     /// More can be read at once.
     More,
     /// Nothing more for now. Wait until a directory of [`LogReader::dirs`] changes, the supervisor ends, or
-    /// [`LogReader::wait_at_most`] has passed.
+    /// [`LogReader::wait_at_most`] has passed; or for an event, if it [`LogReader::ends_with_process`].
     Drained,
     /// The pod was not started yet. Wait for its start (an event), or [`LogReader::wait_at_most`].
     Waiting,
@@ -150,6 +153,12 @@ impl LogReader {
         self.until.map(left)
     }
 
+    /// Whether the log ends when a process does, which is known from the pod's row.
+    #[must_use]
+    pub fn ends_with_process(&self) -> bool {
+        self.start.is_some()
+    }
+
     /// The supervisor of the pod, while the reader waits for it.
     pub(crate) fn supervisor(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
@@ -169,6 +178,7 @@ impl LogReader {
             until: query.until.filter(|_| query.follow),
             stage: if query.follow { stage_of(row, boot) } else { Stage::Over },
             all: (query.follow && query.apps.is_empty()).then(|| NewApps::after(dir, &apps)),
+            start: AppStart::of_query(query),
         };
         // Check for the end first, then read: nothing is written after the end.
         reader.advance(|| Ok(Some(row.clone())))?;
@@ -183,8 +193,14 @@ impl LogReader {
     /// Determines which lines may still follow. `row` returns the pod's row (`None`: it was deleted) and is called only
     /// where it matters.
     fn advance(&mut self, row: impl FnOnce() -> Result<Option<PodRow>, PodError>) -> Result<(), PodError> {
-        if matches!(self.stage, Stage::Waiting) {
-            self.stage = row()?.map_or(Stage::Over, |row| stage_of(&row, &self.boot));
+        match (&self.stage, &self.start) {
+            (Stage::Waiting, _) => self.stage = row()?.map_or(Stage::Over, |row| stage_of(&row, &self.boot)),
+            (Stage::Running(_), Some(start)) if self.until.is_none() => match start.state(row()?.as_ref()) {
+                StartState::Running => {}
+                StartState::Ended { last_line } => self.until = Some(last_line),
+                StartState::Removed => self.stage = Stage::Over,
+            },
+            _ => {}
         }
         let ended = match &self.stage {
             Stage::Running(fd) => {
@@ -269,7 +285,7 @@ struct Source {
 
 impl Source {
     fn find(app: &AppName, pod: &Path, query: &LogQuery, over: bool) -> io::Result<Self> {
-        let mut dir = LogDir::new(pod, Path::new(files::LOGS).join(app.as_str()));
+        let mut dir = LogDir::new(pod, Path::new(files::LOGS).join(app.as_str())).of_attempt(query.attempt);
         let most = query.max_lines();
         // While lines may still follow, `until` is no position in the file yet, but one to count from.
         let span = dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;

@@ -118,7 +118,7 @@ fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
     (0..apps).for_each(|app| opening.add(&name(app), dir).unwrap());
     let merge =
         Merge { id, logs: opening.finish().unwrap(), stderr: query.stderr, since: query.since, until: query.until };
-    LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over, all: None }
+    LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over, all: None, start: None }
 }
 
 /// All lines that a reader returns, and the number of pulls.
@@ -253,8 +253,15 @@ fn later_lines_are_merged_by_time() {
     let mut opening = Opening { query: &query, id, over: false, logs: Vec::new() };
     (0..2).for_each(|app| opening.add(&name(app), dir.path()).unwrap());
     let merge = Merge { id, logs: opening.finish().unwrap(), stderr: None, since: None, until: None };
-    let mut reader =
-        LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Waiting, all: None };
+    let mut reader = LogReader {
+        id,
+        boot: BootId("x".to_owned()),
+        merge,
+        until: None,
+        stage: Stage::Waiting,
+        all: None,
+        start: None,
+    };
     let append = |app: usize, second: i64| {
         let path = dir.path().join(files::LOGS).join(name(app).as_str()).join("0.log");
         let mut file = std::fs::OpenOptions::new().append(true).open(path).unwrap();
@@ -295,7 +302,9 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
         networks: gantry_store::Networks::default(),
         hostname: String::new(),
         name: None,
+        namespace: Default::default(),
         sandbox: false,
+        cgroup: "/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a".into(),
         paused: false,
         apps: Vec::new(),
         user_annotations: std::collections::BTreeMap::new(),
@@ -325,7 +334,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
     let image = gantry_model::Digest::from_hash(gantry_model::id::Algorithm::Sha256, &[0; 32]).unwrap();
     gantry_store::AppRow {
         name: name(app),
-        image,
+        image: Some(image),
         image_name: "x".to_owned(),
         id: gantry_model::AppId::from_random([1; 32]),
         labels: std::collections::BTreeMap::new(),

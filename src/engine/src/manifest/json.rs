@@ -13,10 +13,14 @@
 //!   "hostname": "web-1",                        optional
 //!   "ipc": "host",                              pod | none | host; default pod
 //!   "uts": "host",                              pod | host; default pod
+//!   "flavor": "host",                           apps without images on the host's file system; default container
+//!   "namespace": "batch",                      as --namespace; absent: taloscontainers, or k8s.io for a kubelet's pod
 //!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
 //!   "privileged": true,                         apps of it may be privileged; default: if one of `apps` is
 //!   "shm_size": 67108864,
 //!   "sysctls": { "net.core.somaxconn": "1024" },
+//!   "cgroup_parent": "/batch",                  a path or a slice; absent: that of the configuration
+//!   "cgroup_manager": "cgroupfs",               cgroupfs | systemd; absent: that of the parent
 //!   "limits": { "memory": 1073741824 },          of all apps together; fields as in an app's
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",
@@ -65,6 +69,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_contract::plan::{self, Plan};
+use gantry_model::cgroup::{CgroupManager, CgroupParent};
 use gantry_model::device::DeviceSpec;
 use gantry_model::id::IdError;
 use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
@@ -73,7 +78,7 @@ use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
 use gantry_model::systemd::{SdNotify, SystemdMode};
-use gantry_model::{AppName, AppSpec, ulimit};
+use gantry_model::{AppName, AppSpec, PodNamespace, ulimit};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
@@ -104,14 +109,22 @@ pub(crate) struct Pod {
     ipc: IpcMode,
     #[serde(default, skip_serializing_if = "is_default")]
     uts: UtsMode,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    namespace: Option<PodNamespace>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sandbox: bool,
+    #[serde(default, skip_serializing_if = "spec::PodFlavor::is_container")]
+    flavor: spec::PodFlavor,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     privileged: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shm_size: Option<u64>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     sysctls: BTreeMap<SysctlName, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cgroup_parent: Option<CgroupParent>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cgroup_manager: Option<CgroupManager>,
     #[serde(default, skip_serializing_if = "spec::Limits::is_empty", with = "limits")]
     limits: spec::Limits,
     apps: Vec<App>,
@@ -127,6 +140,7 @@ pub(crate) struct Pod {
 #[serde(deny_unknown_fields)]
 pub(crate) struct App {
     name: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     image: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exec: Option<String>,
@@ -328,7 +342,9 @@ impl From<&PodSpec> for Pod {
     fn from(spec: &PodSpec) -> Self {
         let PodSpec {
             apps,
+            namespace,
             sandbox,
+            flavor,
             privileged,
             volumes,
             net,
@@ -340,6 +356,8 @@ impl From<&PodSpec> for Pod {
             uts,
             shm_size,
             sysctls,
+            cgroup_parent,
+            cgroup_manager,
             limits,
             user_annotations,
             user_labels,
@@ -353,10 +371,14 @@ impl From<&PodSpec> for Pod {
             hostname: hostname.clone(),
             ipc: *ipc,
             uts: *uts,
+            namespace: namespace.clone(),
             sandbox: *sandbox,
+            flavor: *flavor,
             privileged: *privileged,
             shm_size: *shm_size,
             sysctls: sysctls.clone(),
+            cgroup_parent: cgroup_parent.clone(),
+            cgroup_manager: *cgroup_manager,
             limits: limits.clone(),
             apps: apps.iter().map(App::from).collect(),
             volumes: volumes.iter().map(Volume::from).collect(),
@@ -379,10 +401,14 @@ impl TryFrom<Pod> for PodSpec {
             hostname,
             ipc,
             uts,
+            namespace,
             sandbox,
+            flavor,
             privileged,
             shm_size,
             sysctls,
+            cgroup_parent,
+            cgroup_manager,
             limits,
             apps,
             volumes,
@@ -399,10 +425,14 @@ impl TryFrom<Pod> for PodSpec {
             hostname,
             ipc,
             uts,
+            namespace,
             sandbox,
+            flavor,
             privileged,
             shm_size,
             sysctls,
+            cgroup_parent,
+            cgroup_manager,
             limits,
             user_annotations: annotations,
             user_labels: labels,

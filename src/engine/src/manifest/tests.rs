@@ -205,7 +205,9 @@ fn pod() -> impl Strategy<Value = PodSpec> {
             let sysctls =
                 sandbox.then(|| gantry_model::sysctl::parse_setting("net.core.x=1").unwrap()).into_iter().collect();
             PodSpec {
+                flavor: gantry_model::spec::PodFlavor::Container,
                 apps,
+                namespace: sandbox.then_some(gantry_model::PodNamespace::KUBERNETES),
                 sandbox,
                 privileged: sandbox,
                 volumes,
@@ -216,6 +218,8 @@ fn pod() -> impl Strategy<Value = PodSpec> {
                 hostname,
                 ipc: if sandbox { IpcMode::None } else { IpcMode::Host },
                 uts: if sandbox { UtsMode::Host } else { UtsMode::Pod },
+                cgroup_parent: sandbox.then(|| "/batch".parse().unwrap()),
+                cgroup_manager: sandbox.then_some(gantry_model::cgroup::CgroupManager::Cgroupfs),
                 shm_size,
                 sysctls,
                 limits: pod_limits(sandbox),
@@ -281,7 +285,6 @@ fn invalid_manifests_are_rejected() {
         r#"{"version":1,"apps":[],"priviledged":true}"#,
         r#"{"version":1,"apps":[{"name":"a","image":"x","limits":{"memroy":1}}]}"#,
         r#"{"version":1,"apps":[{"name":"../a","image":"x"}]}"#,
-        r#"{"version":1,"apps":[{"name":"a"}]}"#,
         r#"{"version":1,"apps":[{"name":"a","image":"x","stop_signal":999}]}"#,
         r#"{"version":1,"apps":[],"volumes":[{"name":"v","kind":{"host":{"source":"/","x":1}}}]}"#,
         r#"{"version":1,"net":"a,a","apps":[]}"#,
@@ -300,4 +303,7 @@ fn invalid_manifests_are_rejected() {
     ] {
         assert_eq!(parse(bad.as_bytes()).unwrap_err().kind(), ErrorKind::Invalid, "{bad:.100}");
     }
+    // Only apps of a host pod have no image.
+    let without_image = parse(br#"{"version":1,"apps":[{"name":"a"}]}"#).unwrap();
+    assert!(without_image.validate().is_err());
 }

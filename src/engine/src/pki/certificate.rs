@@ -1,20 +1,17 @@
-//! Makes X.509 certificates (RFC 5280) with Ed25519 keys (RFC 8410).
+//! Makes X.509 certificates (RFC 5280).
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use gantry_model::{ErrorKind, Timestamp};
+use gantry_model::Timestamp;
 use ring::digest::{SHA256, digest};
-use ring::rand::{SecureRandom as _, SystemRandom};
-use ring::signature::{Ed25519KeyPair, KeyPair as _};
 
 use super::der::SET;
 use super::encode::{bit_string, constructed, element, object_identifier, sequence};
+use super::key::{NewKey, SigningKey, random_bytes};
 use super::subject::{COMMON_NAME, CertificateSubject, ORGANIZATION, UTF8_STRING};
 use crate::EngineError;
 
-/// id-Ed25519, 1.3.101.112.
-const ED25519: [u8; 3] = [0x2b, 0x65, 0x70];
 /// id-kp-serverAuth, 1.3.6.1.5.5.7.3.1.
 const SERVER_AUTH: [u8; 8] = [0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 /// id-kp-clientAuth, 1.3.6.1.5.5.7.3.2.
@@ -36,45 +33,8 @@ const INTEGER: u8 = 0x02;
 const OCTET_STRING: u8 = 0x04;
 /// Bytes of a serial number.
 const SERIAL_LENGTH: usize = 16;
-/// Bytes of an Ed25519 seed.
-const SEED_LENGTH: usize = 32;
 /// Certificates are valid this long before they were made: clocks of clients differ.
 const CLOCK_MARGIN: Duration = Duration::from_secs(300);
-/// PKCS#8 (RFC 5958) of an Ed25519 key, without its last bytes: the seed.
-const PKCS8_PREFIX: [u8; 16] =
-    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
-
-/// A new key.
-pub(super) struct NewKey {
-    pair: Ed25519KeyPair,
-    /// The key as PKCS#8 in DER.
-    pub(super) pkcs8: Vec<u8>,
-}
-
-impl NewKey {
-    /// Makes a random key.
-    ///
-    /// # Errors
-    /// The kernel has no random numbers.
-    pub(super) fn generate() -> Result<Self, EngineError> {
-        let pkcs8 = [&PKCS8_PREFIX[..], &random_bytes::<SEED_LENGTH>()?].concat();
-        let pair = read_key(&pkcs8).ok_or_else(|| EngineError::new(ErrorKind::Internal, "cannot use a new key"))?;
-        Ok(Self { pair, pkcs8 })
-    }
-}
-
-/// Reads an Ed25519 key in PKCS#8.
-pub(super) fn read_key(pkcs8: &[u8]) -> Option<Ed25519KeyPair> {
-    Ed25519KeyPair::from_pkcs8_maybe_unchecked(pkcs8).ok()
-}
-
-fn random_bytes<const N: usize>() -> Result<[u8; N], EngineError> {
-    let mut bytes = [0; N];
-    let failed = |_| EngineError::new(ErrorKind::Internal, "cannot read random numbers from the kernel");
-    SystemRandom::new().fill(&mut bytes).map_err(failed)?;
-    Ok(bytes)
-}
-
 /// The purpose of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CertificatePurpose<'a> {
@@ -124,7 +84,7 @@ impl std::fmt::Display for SubjectAltName {
 pub(super) struct Issuer<'a> {
     /// Its subject, as in its certificate, in DER.
     pub(super) name: &'a [u8],
-    pub(super) key: &'a Ed25519KeyPair,
+    pub(super) key: &'a SigningKey,
 }
 
 /// The contents of a certificate that are not random and do not come from keys.
@@ -142,10 +102,10 @@ impl CertificateRequest<'_> {
     /// The kernel has no random numbers.
     pub(super) fn sign(&self, key: &NewKey, issuer: Option<&Issuer<'_>>) -> Result<Vec<u8>, EngineError> {
         let subject = encode_name(self.subject);
-        let (issuer_name, signer) = issuer.map_or((&subject[..], &key.pair), |issuer| (issuer.name, issuer.key));
-        let algorithm = sequence(&[object_identifier(&ED25519)]);
+        let (issuer_name, signer) = issuer.map_or((&subject[..], &key.key), |issuer| (issuer.name, issuer.key));
+        let algorithm = signer.signature_algorithm();
         let [first, last] = [self.now.before(CLOCK_MARGIN), self.now.after(self.lifetime)].map(encode_time);
-        let public = key.pair.public_key().as_ref();
+        let public = key.key.public();
         let signed = sequence(&[
             constructed(0xa0, &[element(INTEGER, &[2])]),
             element(INTEGER, &serial_number()?),
@@ -153,10 +113,10 @@ impl CertificateRequest<'_> {
             issuer_name.to_vec(),
             sequence(&[first, last]),
             subject,
-            sequence(&[algorithm.clone(), bit_string(public)]),
-            constructed(0xa3, &[sequence(&self.extensions(public, signer.public_key().as_ref()))]),
+            sequence(&[key.key.key_algorithm(), bit_string(public)]),
+            constructed(0xa3, &[sequence(&self.extensions(public, signer.public()))]),
         ]);
-        let signature = bit_string(signer.sign(&signed).as_ref());
+        let signature = bit_string(&signer.sign(&signed)?);
         Ok(sequence(&[signed, algorithm, signature]))
     }
 
@@ -238,6 +198,7 @@ fn encode_time(at: Timestamp) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pki::key::KeyType;
 
     #[test]
     fn times_have_the_type_of_their_century() {
@@ -252,13 +213,15 @@ mod tests {
             common_name: "ann".to_owned(),
             organizations: vec!["os:reader".to_owned(), "os:etcd:backup".to_owned()],
         };
-        let key = NewKey::generate().unwrap();
+        let keys = [KeyType::Ed25519, KeyType::Ecdsa].map(|key_type| NewKey::generate(key_type).unwrap());
         let names = [SubjectAltName::Dns("a.example".into()), SubjectAltName::Ip([127, 0, 0, 1].into())];
         for purpose in [CertificatePurpose::Authority, CertificatePurpose::Client, CertificatePurpose::Server(&names)] {
             let lifetime = Duration::from_secs(3600);
             let request = CertificateRequest { subject: &subject, purpose, now: Timestamp(0), lifetime };
-            let certificate = request.sign(&key, None).unwrap();
-            assert_eq!(CertificateSubject::from_certificate(&certificate), Some(subject.clone()));
+            for key in &keys {
+                let certificate = request.sign(key, None).unwrap();
+                assert_eq!(CertificateSubject::from_certificate(&certificate), Some(subject.clone()));
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::str::Lines;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,7 +15,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use crate::EngineError;
 
 /// Maximum bytes of a file.
-const MAX_FILE: u64 = 64 << 10;
+const MAX_FILE: u64 = 1 << 20;
 /// Characters of a line of PEM.
 const LINE_LENGTH: usize = 64;
 /// The mode of a file with a key.
@@ -59,18 +60,40 @@ pub(super) fn encode_pem(label: &str, der: &[u8]) -> String {
 /// # Errors
 /// The file cannot be read or has no such item.
 pub(super) fn read_pem(path: &Path, label: &str) -> Result<Vec<u8>, EngineError> {
-    let failed = |kind, problem: &str| EngineError::new(kind, format!("cannot use {}: {problem}", path.display()));
-    let bytes = read_bounded(path, MAX_FILE).map_err(|error| failed(ErrorKind::of_io(&error), &error.to_string()))?;
-    let text = String::from_utf8_lossy(&bytes);
-    decode_pem(&text, label).ok_or_else(|| failed(ErrorKind::Invalid, &format!("it has no {label} in PEM")))
+    let text = read_text(path)?;
+    decode_pem(&mut text.lines(), label).ok_or_else(|| has_no_item(path, label))
 }
 
-fn decode_pem(text: &str, label: &str) -> Option<Vec<u8>> {
+/// Reads all certificates of a PEM file.
+///
+/// # Errors
+/// The file cannot be read or has no certificate.
+pub(super) fn read_certificates(path: &Path) -> Result<Vec<Vec<u8>>, EngineError> {
+    let (text, label) = (read_text(path)?, "CERTIFICATE");
+    let mut lines = text.lines();
+    let certificates: Vec<Vec<u8>> = std::iter::from_fn(|| decode_pem(&mut lines, label)).collect();
+    if certificates.is_empty() { Err(has_no_item(path, label)) } else { Ok(certificates) }
+}
+
+fn read_text(path: &Path) -> Result<String, EngineError> {
+    let bytes = read_bounded(path, MAX_FILE).map_err(|error| {
+        EngineError::new(ErrorKind::of_io(&error), format!("cannot use {}: {error}", path.display()))
+    })?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn has_no_item(path: &Path, label: &str) -> EngineError {
+    EngineError::new(ErrorKind::Invalid, format!("cannot use {}: it has no {label} in PEM", path.display()))
+}
+
+/// Decodes the next item with this label.
+fn decode_pem(lines: &mut Lines<'_>, label: &str) -> Option<Vec<u8>> {
     let is_begin = |line: &str| {
         let label_of_line = line.strip_prefix("-----BEGIN ").and_then(|rest| rest.strip_suffix("-----"));
         label_of_line.is_some_and(|found| found == label || found.ends_with(&format!(" {label}")))
     };
-    let mut lines = text.lines().map(str::trim).skip_while(|line| !is_begin(line)).skip(1);
+    let mut lines = lines.map(str::trim);
+    lines.find(|line| is_begin(line))?;
     let mut encoded = String::new();
     loop {
         match lines.next()? {
@@ -163,14 +186,14 @@ mod tests {
             let before: String = before.replace('-', "");
             for label in ["PRIVATE KEY", "ED25519 PRIVATE KEY"] {
                 let text = format!("{before}\n{}", encode_pem(label, &bytes));
-                prop_assert_eq!(decode_pem(&text, "PRIVATE KEY"), Some(bytes.clone()));
-                prop_assert_eq!(decode_pem(&text, "CERTIFICATE"), None);
+                prop_assert_eq!(decode_pem(&mut text.lines(), "PRIVATE KEY"), Some(bytes.clone()));
+                prop_assert_eq!(decode_pem(&mut text.lines(), "CERTIFICATE"), None);
             }
         }
 
         #[test]
         fn decoder_never_panics(text: String) {
-            let _item = decode_pem(&format!("-----BEGIN CERTIFICATE-----\n{text}"), "CERTIFICATE");
+            let _item = decode_pem(&mut format!("-----BEGIN CERTIFICATE-----\n{text}").lines(), "CERTIFICATE");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Certificates of the node API: an authority with an Ed25519 key, and the certificates of servers and clients that it
-//! issues. The files of an authority are in one directory.
+//! Certificates of the node API: an authority, and the certificates of servers and clients that it issues. The files
+//! of an authority are in one directory.
 //!
 //! | file | contents |
 //! |---|---|
@@ -10,13 +10,17 @@
 //!
 //! Keys have mode 0600. A key is written before its certificate. A `kill -9` between the two leaves a key without a
 //! certificate, which the next attempt reports as existing; `replace` overwrites it.
+//!
+//! No certificate outlives its authority: a lifetime beyond that of the authority ends with it.
 
 mod certificate;
 mod der;
 mod encode;
 mod files;
+mod key;
 mod subject;
 mod talosconfig;
+mod validity;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,15 +28,18 @@ use std::time::Duration;
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
 use gantry_store::now;
-use ring::signature::{Ed25519KeyPair, KeyPair as _};
 
-use self::certificate::{CertificatePurpose, CertificateRequest, Issuer, NewKey, read_key};
+use self::certificate::{CertificatePurpose, CertificateRequest, Issuer};
 use self::files::{PemFile, read_pem, write_files};
+use self::key::{NewKey, SigningKey};
 use self::talosconfig::TalosConfig;
+use self::validity::{format_time, read_not_after};
 use crate::EngineError;
 
 pub use certificate::SubjectAltName;
+pub use key::KeyType;
 pub use subject::CertificateSubject;
+pub use validity::{CertificateHolder, ExpiringCertificate};
 
 /// The roles that a client can have, as in the organizations of its certificate.
 pub const ROLES: [&str; 4] = ["os:admin", "os:operator", "os:reader", "os:etcd:backup"];
@@ -52,6 +59,8 @@ const MAX_NAME: usize = 64;
 pub struct IssueOptions {
     /// The directory of the authority's files.
     pub dir: PathBuf,
+    /// The type of the new key.
+    pub key_type: KeyType,
     /// How long the certificate is valid.
     pub lifetime: Duration,
     /// Overwrites existing files.
@@ -69,40 +78,51 @@ pub struct ClientRequest {
     pub endpoints: Vec<String>,
 }
 
+/// The files of a new certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IssuedFiles {
+    /// Their paths.
+    pub paths: Vec<PathBuf>,
+    /// The end of the certificate's validity (`2026-11-20T14:00:00Z`), if it is that of its authority because the
+    /// authority expires before the lifetime ends.
+    pub clamped_to: Option<String>,
+}
+
 impl IssueOptions {
-    /// Makes an authority: `ca.crt` and `ca.key`. Returns the paths of the files.
+    /// Makes an authority: `ca.crt` and `ca.key`.
     ///
     /// # Errors
     /// A file exists already or cannot be written, or the lifetime is out of range.
-    pub fn create_authority(&self, name: &str) -> Result<Vec<PathBuf>, EngineError> {
+    pub fn create_authority(&self, name: &str) -> Result<IssuedFiles, EngineError> {
         check_name(name)?;
         let subject = CertificateSubject { common_name: name.to_owned(), organizations: vec!["gantry".to_owned()] };
-        let (key, certificate) = self.issue(&subject, CertificatePurpose::Authority, None)?;
+        let issued = self.issue(&subject, CertificatePurpose::Authority, None)?;
         files::make_dir(&self.dir)?;
-        self.write(&[PemFile::key(AUTHORITY, &key.pkcs8), PemFile::certificate(AUTHORITY, &certificate)])
+        let files = [PemFile::key(AUTHORITY, &issued.key.pkcs8), PemFile::certificate(AUTHORITY, &issued.certificate)];
+        self.write(&files, issued.clamped_to)
     }
 
-    /// Makes the certificate of a server with these names and addresses: `server.crt` and `server.key`. Returns the
-    /// paths of the files.
+    /// Makes the certificate of a server with these names and addresses: `server.crt` and `server.key`.
     ///
     /// # Errors
-    /// There is no authority; a file exists already or cannot be written, or the lifetime is out of range.
-    pub fn issue_server(&self, names: &[SubjectAltName]) -> Result<Vec<PathBuf>, EngineError> {
+    /// There is no authority, or it has expired; a file exists already or cannot be written, or the lifetime is out of
+    /// range.
+    pub fn issue_server(&self, names: &[SubjectAltName]) -> Result<IssuedFiles, EngineError> {
         let authority = Authority::read(&self.dir)?;
         let first = names.iter().map(ToString::to_string).find(|name| name.len() <= MAX_NAME);
         let common_name = first.unwrap_or_else(|| SERVER.to_owned());
         let subject = CertificateSubject { common_name, organizations: Vec::new() };
-        let (key, certificate) = self.issue(&subject, CertificatePurpose::Server(names), Some(&authority))?;
-        self.write(&[PemFile::key(SERVER, &key.pkcs8), PemFile::certificate(SERVER, &certificate)])
+        let issued = self.issue(&subject, CertificatePurpose::Server(names), Some(&authority))?;
+        let files = [PemFile::key(SERVER, &issued.key.pkcs8), PemFile::certificate(SERVER, &issued.certificate)];
+        self.write(&files, issued.clamped_to)
     }
 
-    /// Makes the certificate of a client: `NAME.crt`, `NAME.key` and `NAME.talosconfig`. Returns the paths of the
-    /// files.
+    /// Makes the certificate of a client: `NAME.crt`, `NAME.key` and `NAME.talosconfig`.
     ///
     /// # Errors
-    /// There is no authority; the name or a role is invalid; a file exists already or cannot be written, or the
-    /// lifetime is out of range.
-    pub fn issue_client(&self, request: &ClientRequest) -> Result<Vec<PathBuf>, EngineError> {
+    /// There is no authority, or it has expired; the name or a role is invalid; a file exists already or cannot be
+    /// written, or the lifetime is out of range.
+    pub fn issue_client(&self, request: &ClientRequest) -> Result<IssuedFiles, EngineError> {
         let ClientRequest { name, roles, endpoints } = request;
         check_name(name)?;
         if [AUTHORITY, SERVER].contains(&&name[..]) {
@@ -115,19 +135,22 @@ impl IssueOptions {
         }
         let authority = Authority::read(&self.dir)?;
         let subject = CertificateSubject { common_name: name.clone(), organizations: roles.clone() };
-        let (key, certificate) = self.issue(&subject, CertificatePurpose::Client, Some(&authority))?;
+        let NewCertificate { key, certificate, clamped_to } =
+            self.issue(&subject, CertificatePurpose::Client, Some(&authority))?;
         let config = TalosConfig {
             context: name,
             endpoints,
             authority: &authority.certificate,
             certificate: &certificate,
+            key_type: self.key_type,
             key: &key.pkcs8,
         };
-        self.write(&[
+        let files = [
             PemFile::key(name, &key.pkcs8),
             PemFile::secret(format!("{name}.talosconfig"), config.render()?),
             PemFile::certificate(name, &certificate),
-        ])
+        ];
+        self.write(&files, clamped_to)
     }
 
     fn issue(
@@ -135,21 +158,34 @@ impl IssueOptions {
         subject: &CertificateSubject,
         purpose: CertificatePurpose<'_>,
         authority: Option<&Authority>,
-    ) -> Result<(NewKey, Vec<u8>), EngineError> {
+    ) -> Result<NewCertificate, EngineError> {
         if !(MIN_LIFETIME..=MAX_LIFETIME).contains(&self.lifetime) {
             return Err(invalid("a certificate is valid for one second to a hundred years"));
         }
         let now: Timestamp = now();
         let issuer = authority.map(Authority::issuer).transpose()?;
-        let key = NewKey::generate()?;
-        let request = CertificateRequest { subject, purpose, now, lifetime: self.lifetime };
+        let remaining = authority.map(|authority| authority.remaining_lifetime(now)).transpose()?;
+        let lifetime = remaining.map_or(self.lifetime, |remaining| remaining.min(self.lifetime));
+        let clamped_to = (lifetime < self.lifetime).then(|| format_time(now.after(lifetime)));
+        let key = NewKey::generate(self.key_type)?;
+        let request = CertificateRequest { subject, purpose, now, lifetime };
         let certificate = request.sign(&key, issuer.as_ref())?;
-        Ok((key, certificate))
+        Ok(NewCertificate { key, certificate, clamped_to })
     }
 
-    fn write(&self, files: &[PemFile]) -> Result<Vec<PathBuf>, EngineError> {
-        write_files(&self.dir, files, self.replace)
+    fn write(&self, files: &[PemFile], clamped_to: Option<String>) -> Result<IssuedFiles, EngineError> {
+        let paths = write_files(&self.dir, files, self.replace)?;
+        Ok(IssuedFiles { paths, clamped_to })
     }
+}
+
+/// A certificate that is not written yet.
+struct NewCertificate {
+    key: NewKey,
+    /// In DER.
+    certificate: Vec<u8>,
+    /// As in [`IssuedFiles`].
+    clamped_to: Option<String>,
 }
 
 /// An authority, as read from its files.
@@ -157,7 +193,7 @@ struct Authority {
     path: PathBuf,
     /// In DER.
     certificate: Vec<u8>,
-    key: Ed25519KeyPair,
+    key: SigningKey,
 }
 
 impl Authority {
@@ -170,9 +206,9 @@ impl Authority {
             }
             _ => error,
         })?;
-        let key = read_key(&read_pem(&key_path, "PRIVATE KEY")?)
-            .ok_or_else(|| invalid(format!("{} is not an Ed25519 key", key_path.display())))?;
-        if subject::read_public_key(&certificate) != Some(key.public_key().as_ref()) {
+        let key = SigningKey::read(&read_pem(&key_path, "PRIVATE KEY")?)
+            .ok_or_else(|| invalid(format!("{} is neither an Ed25519 key nor an ECDSA key", key_path.display())))?;
+        if subject::read_public_key(&certificate) != Some(key.public()) {
             let text = format!("{} is not the key of {}", key_path.display(), path.display());
             return Err(invalid(text));
         }
@@ -181,8 +217,28 @@ impl Authority {
 
     fn issuer(&self) -> Result<Issuer<'_>, EngineError> {
         let name = subject::read_name_bytes(&self.certificate);
-        let name = name.ok_or_else(|| invalid(format!("{} is not a certificate", self.path.display())))?;
+        let name = name.ok_or_else(|| self.is_no_certificate())?;
         Ok(Issuer { name, key: &self.key })
+    }
+
+    /// The time until it expires.
+    ///
+    /// # Errors
+    /// It has expired, or will before a certificate could be used.
+    fn remaining_lifetime(&self, now: Timestamp) -> Result<Duration, EngineError> {
+        let not_after = read_not_after(&self.certificate).ok_or_else(|| self.is_no_certificate())?;
+        let remaining = not_after.since(now);
+        if remaining < MIN_LIFETIME {
+            let (path, time) = (self.path.display(), format_time(not_after));
+            return Err(invalid(format!(
+                "the authority in {path} expired on {time}: make another one with 'gantry pki init'"
+            )));
+        }
+        Ok(remaining)
+    }
+
+    fn is_no_certificate(&self) -> EngineError {
+        invalid(format!("{} is not a certificate", self.path.display()))
     }
 }
 

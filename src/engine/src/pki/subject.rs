@@ -54,16 +54,23 @@ impl CertificateSubject {
     }
 }
 
-/// The elements of a certificate in DER, from its subject on.
-fn read_to_subject(certificate: &[u8]) -> Option<DerReader<'_>> {
+/// The elements of a certificate in DER, from its validity on.
+pub(super) fn read_to_validity(certificate: &[u8]) -> Option<DerReader<'_>> {
     let mut signed = DerReader::new(certificate).enter(SEQUENCE)?.enter(SEQUENCE)?;
     if signed.next_tag() == Some(VERSION) {
         signed.read_element()?;
     }
-    // Serial number, signature algorithm, issuer, validity.
-    for _ in 0..4 {
+    // Serial number, signature algorithm, issuer.
+    for _ in 0..3 {
         signed.read_element()?;
     }
+    Some(signed)
+}
+
+/// The elements of a certificate in DER, from its subject on.
+fn read_to_subject(certificate: &[u8]) -> Option<DerReader<'_>> {
+    let mut signed = read_to_validity(certificate)?;
+    signed.read_element()?;
     Some(signed)
 }
 

@@ -6,10 +6,13 @@ use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 
 use super::files::encode_pem;
+use super::key::KeyType;
 use crate::EngineError;
 
-/// The label that Talos gives the keys of its clients.
+/// The label that Talos gives the Ed25519 keys of its clients, in PKCS#8.
 const TALOS_KEY_LABEL: &str = "ED25519 PRIVATE KEY";
+/// The label of PKCS#8 (RFC 7468, section 10), which Go's TLS library reads, too.
+const KEY_LABEL: &str = "PRIVATE KEY";
 
 /// A configuration with one context.
 pub(super) struct TalosConfig<'a> {
@@ -19,6 +22,7 @@ pub(super) struct TalosConfig<'a> {
     /// In DER, as the others.
     pub(super) authority: &'a [u8],
     pub(super) certificate: &'a [u8],
+    pub(super) key_type: KeyType,
     pub(super) key: &'a [u8],
 }
 
@@ -30,6 +34,10 @@ impl TalosConfig<'_> {
     pub(super) fn render(&self) -> Result<String, EngineError> {
         let nodes = self.endpoints.iter().map(|endpoint| host(endpoint)).collect::<Result<Vec<_>, _>>()?;
         let endpoints: Vec<&str> = self.endpoints.iter().map(String::as_str).collect();
+        let key_label = match self.key_type {
+            KeyType::Ed25519 => TALOS_KEY_LABEL,
+            KeyType::Ecdsa => KEY_LABEL,
+        };
         let base64 = |label, der| STANDARD.encode(encode_pem(label, der));
         Ok(format!(
             "context: {context}\ncontexts:\n    {context}:\n        endpoints:{}\n        nodes:{}\n        ca: {}\n        \
@@ -38,7 +46,7 @@ impl TalosConfig<'_> {
             list(&nodes),
             base64("CERTIFICATE", self.authority),
             base64("CERTIFICATE", self.certificate),
-            base64(TALOS_KEY_LABEL, self.key),
+            base64(key_label, self.key),
             context = quoted(self.context),
         ))
     }
@@ -92,7 +100,15 @@ mod tests {
             assert!(host(endpoint).is_err(), "{endpoint:?}");
         }
         let endpoints = ["10.0.0.1:6000".to_owned()];
-        let config = TalosConfig { context: "a", endpoints: &endpoints, authority: &[1], certificate: &[2], key: &[3] };
+        let key_type = KeyType::Ed25519;
+        let config = TalosConfig {
+            context: "a",
+            endpoints: &endpoints,
+            authority: &[1],
+            certificate: &[2],
+            key_type,
+            key: &[3],
+        };
         let text = config.render().unwrap();
         assert!(text.starts_with(
             "context: \"a\"\ncontexts:\n    \"a\":\n        endpoints:\n            - \"10.0.0.1:6000\"\n        nodes:\n            \

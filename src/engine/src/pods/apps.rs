@@ -31,7 +31,7 @@ use gantry_fetch::{Progress, PullPolicy};
 use gantry_model::id::shown;
 use gantry_model::namespaces::UtsMode;
 use gantry_model::restart::RestartPolicy;
-use gantry_model::spec::{AddedAppSpec, VolumeKind, VolumeSpec};
+use gantry_model::spec::{AddedAppSpec, PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec};
 use gantry_store::{AppRow, Moved, NewApp, PodRow};
@@ -117,7 +117,7 @@ impl Engine {
             .map_err(|error| EngineError::from_cause(PrepareError::from(error)))?;
         let new = NewApp {
             name: spec.app.name.clone(),
-            image: image.id.clone(),
+            image: Some(image.id.clone()),
             image_name: recorded_name(&spec.app.image, image),
             id: spec.app.id.clone(),
             annotations: spec.app.user_annotations.clone(),
@@ -223,6 +223,8 @@ impl Engine {
             AppState::Waiting | AppState::Creating | AppState::Created => return Ok(()),
             AppState::Started { .. } | AppState::Exited { .. } => {}
         }
+        // The event is not worth a failure: what it announces follows.
+        let _stops_without_event = self.store.record_stopping(id, Some(app));
         let request = Request::StopApp { app: app.to_string(), grace_ms: milliseconds(grace) };
         match self.ask_app(id, &request, &[], grace.saturating_add(STOP_SLACK)) {
             Ok(Reply::Done) => self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause),
@@ -245,6 +247,8 @@ impl Engine {
         let state = self.app_of_running_pod(id, app)?;
         let AppState::Started { attempt, .. } = state else { return self.start_app(id, app) };
         let attempt = attempt.checked_add(1).ok_or_else(|| no_attempt_left(id, app))?;
+        // The event is not worth a failure: what it announces follows.
+        let _stops_without_event = self.store.record_stopping(id, Some(app));
         let request = Request::RestartApp { app: app.to_string(), attempt, grace_ms: milliseconds(grace) };
         self.ask_to_start(id, app, attempt, &request, grace.saturating_add(REQUEST_TIMEOUT))
     }
@@ -256,6 +260,10 @@ impl Engine {
     pub fn remove_app(&self, id: PodId, app: &AppName, force: bool) -> Result<(), EngineError> {
         need_root("remove an app").map_err(EngineError::from_cause)?;
         let chosen = self.find_app_of_running_pod(id, app)?;
+        if chosen.image.is_none() {
+            let why = format!("app '{app}' of pod {id} runs on the host's file system: it is removed with its pod");
+            return Err(EngineError::new(ErrorKind::Refused, why));
+        }
         if chosen.state.is_running() {
             if !force {
                 let why = format!("app '{app}' of pod {id} is running: stop it first, or remove it with --force");
@@ -508,6 +516,10 @@ fn unknown_apps(row: &PodRow, journal: &Parsed) -> Vec<AppName> {
 /// names no other app of the pod uses.
 fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -> Result<(), EngineError> {
     let id = row.id;
+    if plan.flavor == PodFlavor::Host {
+        let why = format!("pod {id} was started with --stage1=host: apps cannot be added to it");
+        return Err(EngineError::new(ErrorKind::Refused, why));
+    }
     if row.apps.iter().any(|app| app.name == spec.app.name) {
         let why = format!(
             "pod {id} already has an app '{}': choose another name with --name, or remove that app first",

@@ -1,39 +1,43 @@
 //! Resolves the cgroups in a filter to pods.
 //!
-//! A pod's cgroup is `PARENT/UUID` while it runs; a pod that does not run has none. So the id is in the path, and no
-//! cgroup is read.
+//! A pod's cgroup is `PARENT/UUID` while it runs; a pod that does not run has none. So the id is in the path, its row
+//! has the whole path, and no cgroup is read.
 
 use gantry_model::PodId;
 use gantry_model::query::PodFilter;
 use gantry_store::{CgroupCondition, PodWhere};
 
-/// The filter for the store. `parent` is the parent of the pods' cgroups, below each hierarchy's root.
-pub(crate) fn resolved<'a>(filter: &'a PodFilter, parent: &str) -> PodWhere<'a> {
+/// The filter for the store.
+pub(crate) fn resolved(filter: &PodFilter) -> PodWhere<'_> {
     let mut cgroups = Vec::new();
     if !filter.cgroups.is_empty() {
-        let running = filter.cgroups.iter().filter_map(|path| pod_at(path, parent, false)).collect();
+        let running = filter.cgroups.iter().flat_map(|path| pods_at(path, false)).collect();
         cgroups.push(CgroupCondition { running, not_running: filter.cgroups.iter().any(String::is_empty) });
     }
     if !filter.sub_cgroups.is_empty() {
-        let running = filter.sub_cgroups.iter().filter_map(|path| pod_at(path, parent, true)).collect();
+        let running = filter.sub_cgroups.iter().flat_map(|path| pods_at(path, true)).collect();
         cgroups.push(CgroupCondition { running, not_running: false });
     }
     PodWhere { filter, cgroups }
 }
 
-/// The pod whose cgroup has this path, or (with `below`) contains it. Names are compared whole; repeated and trailing
-/// slashes do not matter. `.` and `..` are no names of cgroups.
-fn pod_at(path: &str, parent: &str, below: bool) -> Option<PodId> {
-    let mut names = path.strip_prefix('/')?.split('/').filter(|name| !name.is_empty());
-    for above in parent.split('/').filter(|name| !name.is_empty()) {
-        if names.next() != Some(above) {
-            return None;
+/// The pods whose cgroup may have this path, or (with `below`) contain it, each with the path that its row must have.
+/// Names are compared whole; repeated and trailing slashes do not matter. `.` and `..` are no names of cgroups.
+fn pods_at(path: &str, below: bool) -> Vec<(PodId, String)> {
+    let mut pods = Vec::new();
+    let Some(path) = path.strip_prefix('/') else { return pods };
+    let mut above = String::new();
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        if !below {
+            pods.clear();
+        }
+        above = format!("{above}/{name}");
+        // The parser accepts capital letters too, which name other cgroups.
+        if let Some(id) = name.parse().ok().filter(|id: &PodId| id.to_string() == name) {
+            pods.push((id, above.clone()));
         }
     }
-    let name = names.next()?;
-    // The parser accepts capital letters too, which name other cgroups.
-    let id: PodId = name.parse().ok().filter(|id: &PodId| id.to_string() == name)?;
-    (below || names.next().is_none()).then_some(id)
+    pods
 }
 
 #[cfg(test)]
@@ -69,11 +73,12 @@ mod tests {
         ];
         for (path, is, below) in rows {
             let path = path.replace("ID", ID);
-            let got = [false, true].map(|below| pod_at(&path, "/gantry", below).is_some());
+            let cgroup = (ID.parse().unwrap(), format!("/gantry/{ID}"));
+            let got = [false, true].map(|below| pods_at(&path, below).contains(&cgroup));
             assert_eq!(got, [is, below], "{path:?}");
         }
-        assert!(pod_at(&format!("/a/b.slice/{ID}"), "/a/b.slice", false).is_some());
-        assert!(pod_at(&format!("/a/{ID}"), "/a/b.slice", true).is_none());
+        let nested = pods_at(&format!("/{ID}//{ID}/x"), true);
+        assert_eq!(nested.iter().map(|(_, path)| path.len()).collect::<Vec<_>>(), [37, 74]);
     }
 
     #[test]
@@ -84,10 +89,10 @@ mod tests {
             ..PodFilter::default()
         };
         let want = [
-            CgroupCondition { running: vec![ID.parse().unwrap()], not_running: true },
+            CgroupCondition { running: vec![(ID.parse().unwrap(), format!("/gantry/{ID}"))], not_running: true },
             CgroupCondition { running: vec![], not_running: false },
         ];
-        assert_eq!(resolved(&filter, "/gantry").cgroups, want);
-        assert!(resolved(&PodFilter::default(), "/gantry").cgroups.is_empty());
+        assert_eq!(resolved(&filter).cgroups, want);
+        assert!(resolved(&PodFilter::default()).cgroups.is_empty());
     }
 }

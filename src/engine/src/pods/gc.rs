@@ -7,6 +7,7 @@
 //! 3. Prepared pods older than `expire_prepared` are marked and deleted. A deletion that was begun is finished.
 //! 4. Resources of networks that dead pods left, or that belong to no pod, are removed.
 //! 5. Ended pods of `run --rm` are deleted, without a grace period.
+//! 6. The pods of commands whose caller is gone are stopped and deleted, without a grace period.
 //!
 //! A pod that gantryd is to start again stays.
 //!
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use gantry_model::phase::FormerPhase;
 use gantry_model::query::PodQuery;
+use gantry_model::spec::PodFlavor;
 use gantry_model::{Edge, ErrorKind, Kind as _, Phase, PodId, Timestamp};
 use gantry_store::{Change, PodRow, PodState};
 
@@ -132,6 +134,15 @@ fn has_ended(phase: &Phase) -> bool {
     matches!(phase, Phase::Exited { .. } | Phase::Garbage { was: FormerPhase::Exited { .. }, deleting: None, .. })
 }
 
+/// Whether a pod was started, or its preparation was aborted; its deletion was not begun.
+fn has_run(phase: &Phase) -> bool {
+    match phase {
+        Phase::Running { .. } | Phase::Exited { .. } | Phase::AbortedPrepare { .. } => true,
+        Phase::Garbage { deleting, .. } => deleting.is_none(),
+        Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } | Phase::Starting { .. } => false,
+    }
+}
+
 /// Whether the deletion of a pod was begun longer than [`ABANDON_TIMEOUT`] ago.
 fn is_overdue(phase: &Phase, now: Timestamp) -> bool {
     matches!(phase, Phase::Garbage { deleting: Some(begun), .. } if now.since(*begun) >= ABANDON_TIMEOUT)
@@ -202,6 +213,14 @@ impl Engine {
                 }
             }
             report.steps.push(GcStep { id, action: GcAction::Delete, why: "it was run with --rm and has ended" });
+            return Ok(());
+        }
+        if !options.mark_only && row.flavor() == PodFlavor::Host && has_run(&row.phase) && self.is_orphaned_command(id)
+        {
+            if !options.dry_run {
+                self.end_orphaned_command(id)?;
+            }
+            report.steps.push(GcStep { id, action: GcAction::Delete, why: "the caller of its command is gone" });
             return Ok(());
         }
         if row.restart.at.is_some() {

@@ -7,12 +7,15 @@ use std::collections::BTreeSet;
 
 use gantry_contract::plan as out;
 use gantry_fetch::config::ImageConfig;
+use gantry_model::cgroup::CgroupParent;
 use gantry_model::health::HealthSettings;
 use gantry_model::id::shown;
-use gantry_model::namespaces::{PidMode, UtsMode};
-use gantry_model::spec::{self, AppOptions, Capabilities, Seccomp, SpecError, TmpfsMount, VolumeKind, VolumeSpec};
+use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
+use gantry_model::spec::{
+    self, AppOptions, Capabilities, PodFlavor, Seccomp, SpecError, TmpfsMount, VolumeKind, VolumeSpec,
+};
 use gantry_model::systemd::{self, SdNotify, SystemdMode};
-use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, PodId, PodSpec};
+use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, NetMode, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
 
@@ -44,6 +47,11 @@ impl PlanError {
         Self { source: Some(source), ..self }
     }
 
+    /// The host lacks something.
+    pub(super) fn unavailable(missing: String) -> Self {
+        Self::new(ErrorKind::Unavailable, missing)
+    }
+
     /// Neither the image nor the user names a program.
     fn no_command(app: &AppName) -> Self {
         let message = format!("app '{app}' has no command: its image names none; give one with --exec or after --");
@@ -69,7 +77,7 @@ pub(crate) struct Setting<'a> {
     pub(crate) id: PodId,
     pub(crate) layout: &'a Layout,
     pub(crate) network: &'a NetworkOptions,
-    pub(crate) cgroup_parent: &'a str,
+    pub(crate) cgroup_parent: &'a CgroupParent,
     pub(crate) log: out::LogLimits,
     pub(crate) stop_grace_ms: u64,
 }
@@ -95,23 +103,42 @@ pub(crate) fn hostname(spec: &PodSpec, id: PodId) -> String {
     })
 }
 
+/// The parent of a pod's cgroup; `default` is the configured one.
+pub(crate) fn resolve_cgroup_parent(spec: &PodSpec, default: &CgroupParent) -> CgroupParent {
+    match (&spec.cgroup_parent, spec.cgroup_manager) {
+        (Some(parent), _) => parent.clone(),
+        (None, Some(manager)) if manager != default.manager() => manager.default_parent(),
+        (None, _) => default.clone(),
+    }
+}
+
 /// The plan of a valid spec; `images` has one entry per app, in order.
 pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) -> Result<out::Plan, PlanError> {
+    let on_host;
+    let spec = match spec.flavor {
+        PodFlavor::Container => spec,
+        PodFlavor::Host => {
+            on_host = host_settings(spec);
+            &on_host
+        }
+    };
     let hostname = hostname(spec, setting.id);
     let mut volumes = Volumes::new(spec);
     let mut apps = Vec::with_capacity(spec.apps.len());
     for (app, image) in spec.apps.iter().zip(images) {
-        apps.push(plan_app(app, image, &hostname, &mut volumes)?);
+        apps.push(plan_app(app, image, spec.flavor, &hostname, &mut volumes)?);
     }
     let configs: Vec<(&AppName, &ImageConfig)> =
         spec.apps.iter().zip(images).map(|(app, image)| (&app.name, image.config)).collect();
     let ports = plan_net::ports(&spec.ports, &configs)?;
     let mode = spec.net.as_ref().unwrap_or(&setting.network.default);
+    let cgroup_parent = resolve_cgroup_parent(spec, setting.cgroup_parent);
     Ok(out::Plan {
         version: gantry_contract::VERSION,
         pod: setting.id.to_string(),
         pod_dir: setting.layout.pod_dir(&setting.id).to_string_lossy().into_owned(),
         trees_dir: setting.layout.trees_dir().to_string_lossy().into_owned(),
+        namespace: spec.resolved_namespace(),
         hostname,
         ipc: spec.ipc,
         uts: spec.uts,
@@ -121,13 +148,15 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         former_addresses: Vec::new(),
         resolv: spec.dns.clone(),
         hosts: plan_net::hosts(&spec.hosts),
-        cgroup_parent: setting.cgroup_parent.to_owned(),
+        keeps_cgroup_parent: cgroup_parent != *setting.cgroup_parent,
+        cgroup_parent,
         volumes_dir: setting.layout.volumes_dir().to_string_lossy().into_owned(),
         volumes: volumes.list,
         apps,
         log: setting.log,
         stop_grace_ms: setting.stop_grace_ms,
         sandbox: spec.sandbox,
+        flavor: spec.flavor,
         privileged: spec.privileged || spec.apps.iter().any(|app| app.options.privileged),
         limits: spec.limits.clone(),
     })
@@ -150,13 +179,29 @@ pub(crate) fn added_app(
     let before = known.len();
     let all = known.into_iter().chain(spec.volumes.iter().cloned()).collect();
     let mut volumes = Volumes::new(&PodSpec { volumes: all, ..PodSpec::default() });
-    let app = plan_app(&spec.app, image, hostname, &mut volumes)?;
+    let app = plan_app(&spec.app, image, PodFlavor::Container, hostname, &mut volumes)?;
     Ok(AddedAppPlan { app, volumes: volumes.list.split_off(before) })
 }
 
-fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volumes) -> Result<out::App, PlanError> {
+/// The specification of a host pod with what its flavor implies.
+fn host_settings(spec: &PodSpec) -> PodSpec {
+    let mut spec = PodSpec { net: Some(NetMode::Host), ipc: IpcMode::Host, uts: UtsMode::Host, ..spec.clone() };
+    for app in &mut spec.apps {
+        (app.options.privileged, app.options.pid) = (true, PidMode::Host);
+    }
+    spec
+}
+
+fn plan_app(
+    app: &AppSpec,
+    image: &Image<'_>,
+    flavor: PodFlavor,
+    hostname: &str,
+    volumes: &mut Volumes,
+) -> Result<out::App, PlanError> {
     let config = image.config;
     let argv = argv(app, config)?;
+    let hostname = (flavor == PodFlavor::Container).then_some(hostname);
     let env = environment(app, config, hostname)?;
     if argv.iter().chain(&env).map(|text| text.len() + 1).sum::<usize>() > MAX_STRINGS {
         let message = format!("app '{}': its command and environment together are longer than 1 MiB", app.name);
@@ -177,7 +222,10 @@ fn plan_app(app: &AppSpec, image: &Image<'_>, hostname: &str, volumes: &mut Volu
         health_changes: 0,
         is_held: false,
         oom_kills: 0,
-        layers: layers(app, image)?,
+        layers: match flavor {
+            PodFlavor::Container => layers(app, image)?,
+            PodFlavor::Host => Vec::new(),
+        },
         image_size: image.size,
         argv,
         env,
@@ -281,10 +329,12 @@ fn argv(app: &AppSpec, config: &ImageConfig) -> Result<Vec<String>, PlanError> {
 }
 
 /// In increasing precedence: gantry's, the image's, the user's. The last value of a name wins and keeps the first
-/// position.
-fn environment(app: &AppSpec, config: &ImageConfig, hostname: &str) -> Result<Vec<String>, PlanError> {
+/// position. `hostname` is the pod's; `None`: a host pod.
+fn environment(app: &AppSpec, config: &ImageConfig, hostname: Option<&str>) -> Result<Vec<String>, PlanError> {
     let term = app.options.terminal.then_some(("TERM", "xterm"));
-    let ours = [("PATH", PATH), ("HOSTNAME", hostname), ("container", "gantry")].into_iter().chain(term);
+    // An app of a host pod is in no container.
+    let of_container = hostname.map(|hostname| [("HOSTNAME", hostname), ("container", "gantry")]);
+    let ours = std::iter::once(("PATH", PATH)).chain(of_container.into_iter().flatten()).chain(term);
     let given = config.env.iter().chain(&app.environment).map(|(name, value)| (name.as_str(), value.as_str()));
     let mut merged: Vec<(&str, &str)> = Vec::new();
     let mut places: std::collections::HashMap<&str, usize> = std::collections::HashMap::new();

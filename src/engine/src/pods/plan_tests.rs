@@ -20,7 +20,7 @@ fn made(edit: impl FnOnce(&mut PodSpec, &mut ImageConfig)) -> Result<out::Plan, 
         id: PodId::from_random([7; 16]),
         layout: &layout,
         network: &NetworkOptions::default(),
-        cgroup_parent: "/gantry",
+        cgroup_parent: &gantry_model::cgroup::CgroupParent::default(),
         log: out::LogLimits::default(),
         stop_grace_ms: 10,
     };

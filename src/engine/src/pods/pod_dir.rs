@@ -5,13 +5,18 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use gantry_contract::{files, journal, plan::Plan};
 use gantry_host::file::{read_stream, read_truncated};
+use gantry_host::lock::{LockMode, lock_within};
+use gantry_model::spec::PodFlavor;
 use gantry_model::{PodId, PodSpec};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::pods::storage_limit;
 use crate::{Engine, PodError, manifest};
@@ -22,12 +27,17 @@ pub(crate) const MANIFEST: &str = "pod.json";
 /// A marker: the pod is to be removed as soon as it has ended.
 const REMOVE_WHEN_ENDED: &str = "remove-when-ended";
 
+/// A file that the caller of a command holds locked ([`crate::pods::host_command`]).
+const OWNER: &str = "owner";
+/// How long another process may hold that lock to find out whether the caller is gone.
+const OWNER_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A plan that is about to replace another one.
 const NEW_PLAN: &str = "plan.json.new";
 /// A record of added apps ([`crate::pods::added`]) that is about to replace another one.
 pub(crate) const NEW_ADDED: &str = "added.json.new";
 
-const MAX_JOURNAL: u64 = 64 << 20;
+pub(crate) const MAX_JOURNAL: u64 = 64 << 20;
 pub(crate) const MAX_PLAN: u64 = 64 << 20;
 
 impl Engine {
@@ -84,7 +94,11 @@ pub(crate) fn read_journal(file: &File) -> io::Result<journal::Parsed> {
 
 /// Makes the directories a supervisor expects and writes the plan.
 pub(crate) fn fill(dir: &Path, plan: &Plan) -> Result<(), PodError> {
-    for name in [files::LOGS, files::APPS, files::VOLUMES] {
+    let of_flavor = match plan.flavor {
+        PodFlavor::Container => &[files::APPS, files::VOLUMES][..],
+        PodFlavor::Host => &[],
+    };
+    for name in [files::LOGS].iter().chain(of_flavor) {
         let path = dir.join(name);
         rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(PodError::io("make directory", path))?;
     }
@@ -166,7 +180,30 @@ pub(crate) fn remove_when_ended(dir: &Path) -> Result<(), PodError> {
     write(&path, b"").map_err(PodError::io("write", path))
 }
 
-/// Whether the pod is so marked.
+/// Makes and locks the file of the pod's owner. Closing it releases the lock.
+pub(crate) fn lock_owner(dir: &Path) -> Result<OwnedFd, PodError> {
+    let path = dir.join(OWNER);
+    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let locked = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(io::Error::from).and_then(|file| {
+        match lock_within(&file, LockMode::Exclusive, OWNER_LOCK_TIMEOUT, |_| Ok(()))? {
+            true => Ok(file),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        }
+    });
+    locked.map_err(PodError::io("lock", path))
+}
+
+/// The file of the pod's owner; `None`: the pod has none.
+pub(crate) fn open_owner(dir: &Path) -> io::Result<Option<OwnedFd>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    match rustix::fs::open(dir.join(OWNER), flags, Mode::empty()) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the pod is marked to be removed when it has ended.
 pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
     rustix::fs::access(dir.join(REMOVE_WHEN_ENDED), rustix::fs::Access::EXISTS).is_ok()
 }

@@ -16,12 +16,12 @@ use gantry_fetch::config::{self, ConfigError, ImageConfig};
 use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_fetch::{FetchError, Note, Platform, Progress, PullPolicy};
 use gantry_model::image_ref::RefError;
-use gantry_model::spec::SpecError;
+use gantry_model::spec::{HOST_IMAGE_NAME, PodFlavor, SpecError};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{
     AppId, AppName, AppSpec, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodName, PodSpec, VolumeName,
 };
-use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow};
+use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow, PodSchedule, ScheduleRun};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -36,6 +36,7 @@ use crate::{Engine, EngineError, PodError};
 pub struct Prepare<'a> {
     spec: PodSpec,
     name: Option<PodName>,
+    schedule: Option<PodSchedule>,
     policy: PullPolicy,
     progress: &'a dyn Progress,
     starts_now: bool,
@@ -49,13 +50,19 @@ impl<'a> Prepare<'a> {
     /// [`SpecError`].
     pub fn new(spec: PodSpec, policy: PullPolicy, progress: &'a dyn Progress) -> Result<Self, SpecError> {
         spec.validate()?;
-        Ok(Self { spec, name: None, policy, progress, starts_now: false })
+        Ok(Self { spec, name: None, schedule: None, policy, progress, starts_now: false })
     }
 
     /// Gives the pod a name, which no other pod may have.
     #[must_use]
     pub fn named(self, name: Option<PodName>) -> Self {
         Self { name, ..self }
+    }
+
+    /// Creates the pod for a run of a schedule. It fails if the schedule has been changed, or the run was begun.
+    #[must_use]
+    pub(crate) fn for_schedule(self, run: ScheduleRun) -> Self {
+        Self { schedule: Some(PodSchedule::Run(run)), ..self }
     }
 
     /// For a pod that is started at once: networks that cannot be used are an error before images are fetched.
@@ -221,6 +228,11 @@ impl Engine {
         for app in &mut request.spec.apps {
             assign_id(app)?;
         }
+        if request.spec.flavor == PodFlavor::Host {
+            request.spec.net = Some(NetMode::Host);
+        }
+        let parent = plan::resolve_cgroup_parent(&request.spec, &self.options.cgroup_parent);
+        self.check_cgroup_manager(&parent).map_err(PlanError::unavailable)?;
         let net = self.resolve_net(&mut request.spec).clone();
         // The specification was validated before the default network was filled in.
         if !request.spec.ports.is_empty() {
@@ -235,8 +247,11 @@ impl Engine {
             return Err(PrepareError::Path(root.to_owned()));
         }
         request.name.as_ref().map_or(Ok(()), |name| self.check_name(name))?;
-        let images = self.images_of(&request.spec, request.policy, request.progress)?;
-        let Prepare { spec, name, progress, .. } = request;
+        let images = match request.spec.flavor {
+            PodFlavor::Container => self.images_of(&request.spec, request.policy, request.progress)?,
+            PodFlavor::Host => Vec::new(),
+        };
+        let Prepare { spec, name, schedule, progress, .. } = request;
         let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
             progress.notify(Note::VolumeIgnored { path: path.clone() });
@@ -246,7 +261,7 @@ impl Engine {
         // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
         let undo = UndoGuard { engine: self, id, armed: true };
-        let row = match self.insert_with_volumes(&NewPod { name, ..new_pod(&spec, &plan, id, &images) }) {
+        let row = match self.insert_with_volumes(&NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) }) {
             Ok(row) => row,
             Err(error) => {
                 // The guard needs the lock.
@@ -363,6 +378,10 @@ impl Engine {
             let chains = row.layers.iter().map(|layer| &layer.chain).collect();
             sized.push(Image { config, chains, size: self.size_of(row)? });
         }
+        let no_image = ImageConfig::default();
+        if spec.flavor == PodFlavor::Host {
+            sized.resize(spec.apps.len(), Image { config: &no_image, chains: Vec::new(), size: None });
+        }
         let setting = Setting {
             id,
             layout: self.store.layout(),
@@ -394,10 +413,11 @@ impl Engine {
 }
 
 fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPod {
-    let app = |(app, image): (&AppSpec, &ImageRow)| NewApp {
+    // Apps of host pods have no image.
+    let app = |(app, image): (&AppSpec, Option<&ImageRow>)| NewApp {
         name: app.name.clone(),
-        image: image.id.clone(),
-        image_name: recorded_name(&app.image, image),
+        image: image.map(|image| image.id.clone()),
+        image_name: image.map_or_else(|| HOST_IMAGE_NAME.to_owned(), |image| recorded_name(&app.image, image)),
         id: app.id.clone(),
         annotations: app.user_annotations.clone(),
         notifies: app.options.sdnotify == SdNotify::App,
@@ -410,11 +430,14 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         net: plan_net::mode(&plan.net),
         hostname: plan.hostname.clone(),
         name: None,
+        namespace: plan.namespace.clone(),
         sandbox: spec.sandbox,
-        apps: spec.apps.iter().zip(images).map(app).collect(),
+        apps: spec.apps.iter().zip(images.iter().map(Some).chain(std::iter::repeat(None))).map(app).collect(),
         user_annotations: spec.user_annotations.clone(),
         user_labels: spec.user_labels.clone(),
         volumes: spec.named_volumes(),
+        cgroup: plan.pod_cgroup(),
+        schedule: None,
     }
 }
 

@@ -5,7 +5,8 @@
 //! A held lock on a pod directory means that the pod has a living owner: its preparer, its supervisor, or the process
 //! that deletes it. The kernel releases the lock when the holder dies. Probing takes it for a moment, so a second
 //! prober may find the lock of a dead pod held. Where the row names a supervisor that is dead, this module therefore
-//! waits for the lock.
+//! waits for the lock. Where the supervisor that the row names runs and has not begun to exit, it holds the lock, which
+//! is not probed then: listing many pods reads two files of each.
 //!
 //! # What was killed when, and the outcome
 //!
@@ -22,11 +23,18 @@
 //!
 //! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared.
 
+use std::fs::{File, Metadata};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
-use gantry_contract::journal::Parsed;
-use gantry_model::{Phase, PodId, PodPrefix, Process};
+use gantry_contract::files;
+use gantry_contract::journal::{self, Parsed};
+use gantry_host::file::read_stream;
+use gantry_host::parallel;
+use gantry_model::{BootId, Phase, PodId, PodPrefix, Process};
 use gantry_store::{PodLock, PodRow, PodState};
+use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::Engine;
 use crate::error::PodError;
@@ -89,11 +97,29 @@ impl Engine {
     /// Reconciles a row, and removes a pod of `run --rm` that has ended. `None` when the row was deleted in the
     /// meantime.
     pub(crate) fn reconcile(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
+        let journal = read_live_journal(CWD, &self.pod_dir(row.id), &row, self.store.boot());
+        self.reconcile_read(row, journal)
+    }
+
+    /// Reconciles each of these rows, in their order; those that were deleted in the meantime are left out.
+    pub(crate) fn reconcile_all(&self, rows: Vec<PodRow>) -> Result<Vec<PodRow>, PodError> {
+        let (layout, boot) = (self.store.layout(), self.store.boot());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        // Without it, each lock is probed.
+        let pods = rustix::fs::open(layout.pods_dir(), flags, Mode::empty()).ok();
+        let journals =
+            parallel::map(&rows, |row| read_live_journal(pods.as_ref()?, Path::new(&row.id.to_string()), row, boot));
+        let reconciled = rows.into_iter().zip(journals).map(|(row, journal)| self.reconcile_read(row, journal));
+        reconciled.filter_map(Result::transpose).collect()
+    }
+
+    /// [`Self::reconcile`] with the result of [`read_live_journal`].
+    fn reconcile_read(&self, row: PodRow, journal: Option<Parsed>) -> Result<Option<PodRow>, PodError> {
         if row.phase.is_final() {
             return Ok(Some(row));
         }
         let id = row.id;
-        let reconciled = self.reconcile_row(row)?;
+        let reconciled = self.reconcile_row_read(row, journal)?;
         let has_ended = reconciled.as_ref().is_some_and(|row| matches!(row.phase, Phase::Exited { .. }));
         if has_ended && self.writes.get() && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
             // The caller still learns how it ended.
@@ -105,17 +131,22 @@ impl Engine {
     /// The row as it would be after [`Self::reconcile`], without changing anything.
     pub(crate) fn preview(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let writes = self.writes.replace(false);
-        let shown = if row.phase.is_final() { Ok(Some(row)) } else { self.reconcile_stored(row) };
+        let shown = if row.phase.is_final() { Ok(Some(row)) } else { self.reconcile_stored(row, None) };
         self.writes.set(writes);
         shown
     }
 
     /// Reconciles a row; removes nothing of a pod that has ended.
     pub(crate) fn reconcile_row(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
+        let journal = read_live_journal(CWD, &self.pod_dir(row.id), &row, self.store.boot());
+        self.reconcile_row_read(row, journal)
+    }
+
+    fn reconcile_row_read(&self, row: PodRow, journal: Option<Parsed>) -> Result<Option<PodRow>, PodError> {
         if row.phase.is_final() {
             return Ok(Some(row));
         }
-        match self.reconcile_stored(row.clone()) {
+        match self.reconcile_stored(row.clone(), journal) {
             // Reading a pod must not need space on the disk. The next command that can write records it.
             Err(error) if self.tolerant && cannot_be_written(&error) => {
                 self.unwritten.replace(Some(gantry_model::error::chain(&error)));
@@ -125,7 +156,10 @@ impl Engine {
         }
     }
 
-    fn reconcile_stored(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
+    fn reconcile_stored(&self, row: PodRow, live: Option<Parsed>) -> Result<Option<PodRow>, PodError> {
+        if let Some(journal) = live {
+            return self.reconcile_with(row, true, &journal);
+        }
         let lock = match self.probe(&row)? {
             PodState::Free(lock) => Some(lock),
             PodState::Held => None,
@@ -150,7 +184,6 @@ impl Engine {
 
     /// Whether the identified process runs (a zombie does not).
     pub(crate) fn is_alive(&self, supervisor: &Process) -> bool {
-        use std::os::fd::AsFd as _;
         let Some(fd) = process::open(supervisor, self.store.boot()) else { return false };
         matches!(process::readable(&[fd.as_fd()], Deadline::after(Duration::ZERO)), Ok(None))
     }
@@ -208,6 +241,20 @@ impl Engine {
             (Correction::MarkRunning | Correction::MarkRunningAndFinalize, None) => Ok(Some(row)),
         }
     }
+}
+
+/// The journal of a pod whose row names a supervisor that runs; the path of the pod's directory is relative to `dir`.
+/// `None`: the pod's lock has to be probed.
+fn read_live_journal(dir: impl AsFd, pod_dir: &Path, row: &PodRow, boot: &BootId) -> Option<Parsed> {
+    let Phase::Running { supervisor, .. } = &row.phase else { return None };
+    if !process::is_running(supervisor, boot) {
+        return None;
+    }
+    // A directory that was removed, and a file that cannot be read, are handled under the lock.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).map(File::from).ok()?;
+    file.metadata().ok().filter(Metadata::is_file)?;
+    Some(journal::parse(&read_stream(file, pod_dir::MAX_JOURNAL).ok()?))
 }
 
 #[cfg(test)]

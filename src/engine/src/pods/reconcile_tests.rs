@@ -60,7 +60,7 @@ fn facts_determine_the_next_step() {
 
 /// An engine on an empty store with one image, which has no layers.
 fn engine(dir: &Path) -> (Engine, Digest) {
-    let options = Options { cgroup_parent: "/gantry-engine-test".into(), ..Options::new(dir.join("data")) };
+    let options = Options { cgroup_parent: "/gantry-engine-test".parse().unwrap(), ..Options::new(dir.join("data")) };
     let engine = Engine::open(options).unwrap();
     let blob = |bytes: &[u8]| {
         let digest = gantry_fetch::source::digest_of(gantry_model::id::Algorithm::Sha256, bytes);
@@ -78,7 +78,7 @@ fn engine(dir: &Path) -> (Engine, Digest) {
 fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     let id = PodId::from_random([n; 16]);
     let lock = engine.store.make_pod_dir(id).unwrap();
-    let (image, annotations) = (image.clone(), std::collections::BTreeMap::new());
+    let (image, annotations) = (Some(image.clone()), std::collections::BTreeMap::new());
     let labels = std::collections::BTreeMap::new();
     let name = "a".parse().unwrap();
     let app = NewApp {
@@ -97,11 +97,14 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
         net: NetMode::None,
         hostname: "h".into(),
         name: None,
+        namespace: Default::default(),
         sandbox: false,
         apps: vec![app],
         user_annotations: std::collections::BTreeMap::new(),
         user_labels: std::collections::BTreeMap::new(),
         volumes: Default::default(),
+        cgroup: format!("/gantry-engine-test/{id}"),
+        schedule: None,
     };
     (engine.store.insert_pod(&pod).unwrap(), lock)
 }
@@ -382,6 +385,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         pod: id.to_string(),
         pod_dir: String::new(),
         trees_dir: String::new(),
+        namespace: Default::default(),
         hostname: "host".into(),
         ipc: gantry_model::namespaces::IpcMode::Pod,
         uts: gantry_model::namespaces::UtsMode::Pod,
@@ -391,13 +395,15 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         former_addresses: Vec::new(),
         resolv: gantry_model::net::DnsSpec::default(),
         hosts: gantry_model::net::HostsSpec::default(),
-        cgroup_parent: "/gantry-engine-test".into(),
+        cgroup_parent: "/gantry-engine-test".parse().unwrap(),
+        keeps_cgroup_parent: false,
         volumes_dir: String::new(),
         volumes: Vec::new(),
         apps: vec![app],
         log: LogLimits::default(),
         stop_grace_ms: 1,
         sandbox: false,
+        flavor: gantry_model::spec::PodFlavor::Container,
         privileged: false,
         limits: gantry_model::spec::Limits::default(),
     }
@@ -504,7 +510,7 @@ fn running_pods_with_lost_rows_are_adopted() {
     }
     let row = engine.store.pod(id(1)).unwrap().unwrap();
     assert_eq!((row.phase.end().map(|(_, end)| end.exit_code), row.hostname.as_str()), (Some(5), "host"));
-    assert_eq!((&row.apps[0].image, row.net), (&image, NetMode::Host));
+    assert_eq!((row.apps[0].image.as_ref(), row.net), (Some(&image), NetMode::Host));
     assert!(engine.store.pod(id(2)).unwrap().is_none(), "the pod is locked; only gantryd's start reconciles it");
     assert!(!engine.pod_dir(id(3)).exists() && engine.store.pod(id(3)).unwrap().is_none());
     assert!(home.path().join("data/lost-pods").join(id(4).to_string()).is_dir());
@@ -559,7 +565,7 @@ fn prepared_pods_with_lost_rows_are_adopted() {
         for (id, label) in ids.into_iter().zip(["1", "2"]) {
             let row = engine.store.pod(id).unwrap().unwrap_or_else(|| panic!("{name}: {id} has no row"));
             assert!(matches!(row.phase, Phase::Prepared { .. }), "{name}: {:?}", row.phase);
-            assert_eq!((&row.apps[0].image, row.user_labels["of"].as_str()), (&image, label), "{name}");
+            assert_eq!((row.apps[0].image.as_ref(), row.user_labels["of"].as_str()), (Some(&image), label), "{name}");
         }
     }
 }

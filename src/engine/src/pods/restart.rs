@@ -141,7 +141,7 @@ impl Engine {
     fn spawn_again(&self, row: PodRow, lock: gantry_store::PodLock) -> Result<Running, StartError> {
         let (id, dir) = (row.id, self.pod_dir(row.id));
         // The end of the last run may not have removed all.
-        self.remove_leftovers(id);
+        self.remove_leftovers(id, &row.cgroup);
         let row = self.resolve_plan(row, None)?;
         let plan = self.restart_plan(&row)?;
         if plan.apps.is_empty() && !plan.sandbox {
@@ -201,7 +201,7 @@ impl Engine {
 
     /// Moves a pod whose start failed back to Exited. The caller holds the lock, or the pod has no directory.
     pub(crate) fn record_failed_start(&self, row: &PodRow, failure: String) -> Result<Option<PodRow>, PodError> {
-        self.remove_leftovers(row.id);
+        self.remove_leftovers(row.id, &row.cgroup);
         if self.writes.get() {
             pod_dir::forget_start(&self.pod_dir(row.id))?;
         }

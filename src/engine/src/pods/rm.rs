@@ -161,13 +161,14 @@ impl Engine {
             // Only a running pod has facts that its row lacks.
             _ => Parsed::default(),
         };
+        let cgroup = row.as_ref().map_or_else(|| self.recorded_cgroup(id), |row| row.cgroup.clone());
         let (row, full) = match row.map(|row| self.to_deleting(row, &journal, durable)).transpose() {
             // The disk is too full to record the step: delete the data first, which frees space.
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
             other => (other?.flatten(), false),
         };
         // Try both. The processes first, since they may be plugins of a killed supervisor.
-        let cgroups = self.remove_cgroups(id);
+        let cgroups = self.remove_cgroups(&cgroup);
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;
         cgroups.map_err(|source| RmError::Cgroup { id, source })?;
         storage_limit::release(&self.pod_dir(id), None)?;

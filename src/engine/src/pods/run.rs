@@ -264,7 +264,7 @@ impl Engine {
         let Ok(Some(_lock)) = self.lock_pod(id) else { return };
         let _superseded_by_the_row = pod_dir::forget_start(&self.pod_dir(id));
         // `abort` removes the leftovers. Without a row, only gc would.
-        let Ok(row) = self.row_under_lock(id) else { return self.remove_leftovers(id) };
+        let Ok(row) = self.row_under_lock(id) else { return self.remove_leftovers(id, &self.recorded_cgroup(id)) };
         let _left_to_reconcile = self.abort(&row, Some(failure_reason(error)));
     }
 
@@ -279,7 +279,7 @@ impl Engine {
     /// lock, for the next start may have begun; that start does the same first.
     fn clean_up_failed_start(&self, id: PodId) {
         if let Ok(Some(_lock)) = self.lock_pod(id) {
-            self.remove_leftovers(id);
+            self.remove_leftovers(id, &self.recorded_cgroup(id));
             let _retried_by_the_next_start = pod_dir::forget_start(&self.pod_dir(id));
         }
     }

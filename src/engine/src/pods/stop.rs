@@ -95,6 +95,8 @@ impl Engine {
             phase if phase.is_final() => return Ok(self.stopped(view, true, false)),
             phase => return Err(StopError::NotStarted { id, phase: phase.name() }),
         }
+        // The event is not worth a failure: what it announces follows.
+        let _stops_without_event = self.store.record_stopping(id, None);
         let grace = if force { Duration::ZERO } else { grace };
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         // The cause of a failed request does not matter: the pod has ended, or its supervisor is killed below.

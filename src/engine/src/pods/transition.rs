@@ -100,7 +100,7 @@ impl Engine {
 
     /// Gives up the preparation of a pod: removes its resources from the host, then records the phase.
     pub(crate) fn abort(&self, row: &PodRow, failure: Option<String>) -> Result<Option<PodRow>, PodError> {
-        self.remove_leftovers(row.id);
+        self.remove_leftovers(row.id, &row.cgroup);
         if self.writes.get() {
             pod_dir::remove_temporary_files(&self.pod_dir(row.id));
         }
@@ -126,7 +126,7 @@ impl Engine {
         journal: &Parsed,
         restarted: bool,
     ) -> Result<Option<PodRow>, PodError> {
-        self.remove_cgroups_or_leave(row.id);
+        self.remove_cgroups_or_leave(&row.cgroup);
         // A supervisor that ended by itself has detached its networks; where a plugin hung, it would hang again.
         if !journal.records.iter().any(|record| matches!(record.fact, Fact::Ended)) {
             self.network_down_or_leave(row.id);
@@ -165,15 +165,15 @@ impl Engine {
 
     /// Removes the leftovers of a supervisor that died during its start: first the processes, which may be plugins,
     /// then the networks they created.
-    pub(crate) fn remove_leftovers(&self, id: PodId) {
-        self.remove_cgroups_or_leave(id);
+    pub(crate) fn remove_leftovers(&self, id: PodId, cgroup: &str) {
+        self.remove_cgroups_or_leave(cgroup);
         self.network_down_or_leave(id);
     }
 
     /// Removes the pod's cgroups. Failure does not keep the row from being moved: `rm`, `gc` and `doctor` try again.
-    pub(crate) fn remove_cgroups_or_leave(&self, id: PodId) {
+    pub(crate) fn remove_cgroups_or_leave(&self, cgroup: &str) {
         if self.writes.get() {
-            let _left_for_gc = self.remove_cgroups(id);
+            let _left_for_gc = self.remove_cgroups(cgroup);
         }
     }
 }

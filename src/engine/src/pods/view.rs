@@ -23,8 +23,6 @@ pub struct PodView {
     pub row: PodRow,
     /// Its directory.
     pub dir: PathBuf,
-    /// Its cgroup, below each hierarchy's root; an app's is one below.
-    pub cgroup: String,
 }
 
 impl PodView {
@@ -119,15 +117,10 @@ impl Engine {
         if *query == PodQuery::default() {
             self.sweep_orphans_if_any(&rows);
         }
-        let mut views = Vec::with_capacity(rows.len());
-        for row in rows {
-            let Some(row) = self.reconcile(row)? else { continue };
-            // Its new phase may not match the query.
-            if query.phases.is_empty() || query.phases.contains(&row.phase.name()) {
-                views.push(self.view(row));
-            }
-        }
-        Ok(views)
+        // The new phase may not match the query.
+        let is_listed = |row: &PodRow| query.phases.is_empty() || query.phases.contains(&row.phase.name());
+        let rows = self.reconcile_all(rows)?.into_iter();
+        Ok(rows.filter(is_listed).map(|row| self.view(row)).collect())
     }
 
     /// One pod, reconciled.
@@ -150,7 +143,6 @@ impl Engine {
     }
 
     pub(crate) fn view(&self, row: PodRow) -> PodView {
-        let cgroup = format!("{}/{}", self.options.cgroup_parent, row.id);
-        PodView { dir: self.pod_dir(row.id), cgroup, row }
+        PodView { dir: self.pod_dir(row.id), row }
     }
 }

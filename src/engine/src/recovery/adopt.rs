@@ -16,7 +16,8 @@
 //! | an app that was added to a running pod, without a row | a row, when the pod is reconciled ([`crate::pods::apps`]) |
 //!
 //! The plan of a pod decides: it names the layers, and layers without an image would be collected. The manifest adds
-//! user annotations and labels. An existing row is right, and `reconcile` corrects it as usual.
+//! user annotations and labels; a pod with the label and the content of a schedule belongs to it again. An existing row
+//! is right, and `reconcile` corrects it as usual.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -27,14 +28,14 @@ use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
-use gantry_model::spec::{VolumeKind, VolumeSpec};
+use gantry_model::spec::{HOST_IMAGE_NAME, PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{
     AppName, Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp, VolumeName,
 };
 use gantry_store::{
     AddAppError, Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow,
-    PodState, Store,
+    PodSchedule, PodState, Store,
 };
 
 use crate::images::view::recorded_name;
@@ -43,6 +44,7 @@ use crate::pods::app_history::AppHistories;
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
 use crate::pods::transition::ready_record;
+use crate::schedules::SCHEDULE_LABEL;
 use crate::{Engine, PodError, manifest};
 
 /// The objects that were re-imported from the disk.
@@ -348,7 +350,7 @@ impl Engine {
             (None, None) => self.adopt_running(id, &journal, images),
             (None, Some(lock)) => match self.pod_of(id, images) {
                 Ok(pod) => {
-                    let row = self.store.insert_pod(&pod).map_err(PodError::store)?;
+                    let row = self.insert_adopted(pod)?;
                     if ready {
                         // This process holds the lock: a probe would find it held.
                         self.reconcile_with(row, false, &journal)?;
@@ -367,12 +369,33 @@ impl Engine {
     fn adopt_running(&self, id: PodId, journal: &journal::Parsed, images: &Images) -> Result<Adoption, PodError> {
         match self.pod_of(id, images) {
             Ok(pod) => {
-                let row = self.store.insert_pod(&pod).map_err(PodError::store)?;
+                let row = self.insert_adopted(pod)?;
                 self.reconcile_with(row, true, journal)?;
                 Ok(Adoption::Pod)
             }
             Err(why) => Ok(Adoption::Locked(why.to_string())),
         }
+    }
+
+    /// Writes the row of a pod, as one of its schedule if that would create the same pod.
+    fn insert_adopted(&self, pod: NewPod) -> Result<PodRow, PodError> {
+        let schedule = self.schedule_of(&pod)?;
+        self.store.insert_pod(&NewPod { schedule, ..pod }).map_err(PodError::store)
+    }
+
+    /// The schedule that the label of a pod names, if the pod has the content of its present revision. Any user can set
+    /// the label; a pod of other content is not the schedule's to stop and to remove.
+    fn schedule_of(&self, pod: &NewPod) -> Result<Option<PodSchedule>, PodError> {
+        let Some(name) = pod.user_labels.get(SCHEDULE_LABEL).and_then(|name| name.parse().ok()) else {
+            return Ok(None);
+        };
+        let Some(row) = self.store.schedule(&name).map_err(PodError::store)? else { return Ok(None) };
+        let (Ok(spec), Ok(scheduled)) = (manifest_of(self, pod.id), manifest::parse_ours(row.manifest.as_bytes()))
+        else {
+            return Ok(None);
+        };
+        let is_same = without_defaults(spec, &scheduled) == scheduled;
+        Ok(is_same.then_some(PodSchedule::Lost { name, revision: row.revision }))
     }
 
     /// Writes the row of an app that was added to a running pod, and whose row was lost with the database. Without its
@@ -389,7 +412,7 @@ impl Engine {
         let app = NewApp {
             name,
             id: added.app.id.clone(),
-            image: image.id.clone(),
+            image: Some(image.id.clone()),
             image_name: recorded_name(requested.unwrap_or_default(), image),
             annotations: map("annotations"),
             labels: map("labels"),
@@ -408,7 +431,7 @@ impl Engine {
 
     fn give_up(&self, id: PodId, lock: Option<gantry_store::PodLock>, why: String) -> Result<Adoption, PodError> {
         let Some(lock) = lock else { return Ok(Adoption::Locked(why)) };
-        self.remove_leftovers(id);
+        self.remove_leftovers(id, &self.recorded_cgroup(id));
         self.store.move_to_lost(lock, id).map_err(PodError::store)?;
         Ok(Adoption::Lost(why))
     }
@@ -452,13 +475,16 @@ impl Engine {
             id,
             created: made.unwrap_or_else(gantry_store::now),
             net: net_of(&plan)?,
+            cgroup: plan.pod_cgroup(),
             hostname: plan.hostname,
             name: None,
+            namespace: plan.namespace,
             sandbox: plan.sandbox,
             apps,
             user_annotations: spec.as_ref().map(|spec| spec.user_annotations.clone()).unwrap_or_default(),
             user_labels: spec.map(|spec| spec.user_labels).unwrap_or_default(),
             volumes,
+            schedule: None,
         })
     }
 
@@ -499,6 +525,19 @@ fn manifest_of(engine: &Engine, id: PodId) -> Result<PodSpec, NotAdoptable> {
     }
 }
 
+/// The specification of a pod without what its creation has filled in, if it was created with `requested`.
+fn without_defaults(mut spec: PodSpec, requested: &PodSpec) -> PodSpec {
+    if requested.net.is_none() || requested.flavor == PodFlavor::Host {
+        spec.net.clone_from(&requested.net);
+    }
+    for (app, requested) in spec.apps.iter_mut().zip(&requested.apps) {
+        if requested.id.is_none() {
+            app.id = None;
+        }
+    }
+    spec
+}
+
 /// The plan without the apps that the pod does not have: removed ones, and those that were never created.
 fn without_removed_apps(mut plan: Plan, journal: &journal::Parsed) -> Plan {
     if ready_record(journal).is_some() {
@@ -516,13 +555,19 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
         let annotations = asked.map(|asked| asked.user_annotations.clone()).unwrap_or_default();
         let labels = asked.map(|asked| asked.user_labels.clone()).unwrap_or_default();
         let asked = asked.map(|asked| asked.image.clone());
-        let image =
-            images.find(&app.layers, asked.as_deref()).ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
-        let image_name = recorded_name(asked.as_deref().unwrap_or_default(), image);
+        let (image, image_name) = match plan.flavor {
+            PodFlavor::Host => (None, HOST_IMAGE_NAME.to_owned()),
+            PodFlavor::Container => {
+                let image = images
+                    .find(&app.layers, asked.as_deref())
+                    .ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
+                (Some(image.id.clone()), recorded_name(asked.as_deref().unwrap_or_default(), image))
+            }
+        };
         Ok(NewApp {
             name,
             id: app.id.clone(),
-            image: image.id.clone(),
+            image,
             image_name,
             annotations,
             labels,

@@ -17,7 +17,6 @@ use gantry_model::error::chain;
 use gantry_model::{ErrorKind, Kind as _, Timestamp};
 use gantry_store::{Backup, Damage, DataDir, Keeper, KeeperLock, Record};
 
-use crate::engine::check_parent;
 use crate::recovery::adopt::Adopted;
 use crate::{Engine, OpenError, Options, PodError};
 
@@ -67,7 +66,6 @@ pub struct Keeping {
 /// # Errors
 /// [`OpenError`], also when another gantryd owns it.
 pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
-    check_parent(&options.cgroup_parent)?;
     let home = DataDir::open(&options.dir)?;
     let lock = match home.lock_keeper().map_err(gantry_store::OpenError::from)? {
         Keeper::Ours(lock) => lock,
@@ -215,7 +213,6 @@ mod tests {
             (of(StoreError::Database { doing, failure: DatabaseFailure::Full, source: cause() }), true),
             (of(StoreError::Database { doing, failure: DatabaseFailure::Damaged, source: cause() }), false),
             (of(StoreError::Database { doing, failure: DatabaseFailure::ReadOnly, source: cause() }), false),
-            (OpenError::CgroupParent("x".to_owned()), false),
         ] {
             assert_eq!(is_failure(&error), want, "{error}");
         }

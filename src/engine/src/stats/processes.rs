@@ -43,7 +43,7 @@ pub struct ProcessInfo {
 /// # Errors
 /// Of opening the cgroup hierarchies.
 pub fn list_processes(view: &PodView) -> std::io::Result<Vec<ProcessInfo>> {
-    let pod = CgroupSet::open_roots(&["pids", "memory", "cpuacct"])?.open(view.cgroup.trim_start_matches('/'))?;
+    let pod = CgroupSet::open_roots(&["pids", "memory", "cpuacct"])?.open(view.row.cgroup.trim_start_matches('/'))?;
     let mut processes = Vec::new();
     for app in &view.row.apps {
         let AppState::Started { .. } = app.state else { continue };

@@ -8,15 +8,18 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use gantry_contract::files;
 use gantry_host::cgroup::{CgroupSet, CounterFiles, CountersAt, DeviceIo, ReadCounters};
+use gantry_host::parallel;
+use gantry_host::stamp::FileStamp;
 use gantry_model::stats::{
     AppStats, CpuLimitStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureStats,
     ResourceUsage, parse_net_dev,
 };
-use gantry_model::{AppName, AppState, Phase, PodId};
+use gantry_model::{AppName, AppState, NetMode, Phase, PodId};
 
 use crate::PodView;
 use crate::pods::storage_limit::{AppProject, find_project};
@@ -25,14 +28,16 @@ use crate::pods::storage_limit::{AppProject, find_project};
 const CONTROLLERS: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "blkio"];
 /// The size of a read of `/proc/PID/net/dev`.
 const NET_DEV_CHUNK: usize = 4 << 10;
+/// The time after which limits are read again that gantry did not change itself.
+const MAX_LIMITS_AGE: Duration = Duration::from_secs(60);
 /// A pod with more interfaces than fit is sampled in part.
 const MAX_NET_DEV: usize = 256 << 10;
 
 /// The counters of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CounterSelection {
-    /// CPU time as a whole, working set, memory limit, threads and bytes of block devices: six files per cgroup. The
-    /// other counters are 0.
+    /// CPU time as a whole, working set, memory limit, threads and bytes of block devices: five files per cgroup, six
+    /// with a memory limit. The other counters are 0.
     Summary,
     /// All counters.
     All,
@@ -50,10 +55,7 @@ pub enum SampleScope {
 /// Takes samples of running pods.
 #[derive(Debug)]
 pub struct Sampler {
-    roots: CgroupSet,
-    counters: CounterSelection,
-    /// The network namespace of this process: device and inode.
-    own_network: Option<(u64, u64)>,
+    reader: PodReader,
     /// Whether descriptors are held between samples; if not, files are opened for each sample.
     holds: bool,
     /// Held descriptors.
@@ -62,9 +64,17 @@ pub struct Sampler {
     max_held: usize,
 }
 
+/// Opens and reads the counters of pods; threads share it.
+#[derive(Debug)]
+struct PodReader {
+    roots: Arc<CgroupSet>,
+    counters: CounterSelection,
+}
+
 /// The descriptors of a pod.
 #[derive(Debug)]
 struct HeldPod {
+    limits: LimitsStamp,
     counters: CounterFiles,
     /// `None`: the pod is in the host's network.
     net_dev: Option<File>,
@@ -80,6 +90,25 @@ struct HeldApp {
     project: Option<AppProject>,
 }
 
+/// The state of a pod's limits when they were read.
+#[derive(Debug)]
+struct LimitsStamp {
+    /// `limits.json`, which the supervisor writes when it has changed them.
+    record: Option<FileStamp>,
+    read: Instant,
+}
+
+impl LimitsStamp {
+    fn read(view: &PodView) -> Self {
+        Self { record: FileStamp::read(&view.dir.join(files::LIMITS)), read: Instant::now() }
+    }
+
+    /// Whether the limits may differ now. Other programs change them without a record.
+    fn is_outdated(&self, now: &Self) -> bool {
+        self.record != now.record || now.read.saturating_duration_since(self.read) >= MAX_LIMITS_AGE
+    }
+}
+
 impl HeldApp {
     fn descriptor_count(&self) -> usize {
         self.counters.descriptor_count() + usize::from(self.project.is_some())
@@ -87,6 +116,15 @@ impl HeldApp {
 }
 
 impl HeldPod {
+    fn forget_outdated_limits(&mut self, view: &PodView) {
+        let now = LimitsStamp::read(view);
+        if self.limits.is_outdated(&now) {
+            self.limits = now;
+            self.counters.forget_limits();
+            self.apps.values().for_each(|app| app.counters.forget_limits());
+        }
+    }
+
     fn descriptor_count(&self) -> usize {
         let apps: usize = self.apps.values().map(HeldApp::descriptor_count).sum();
         self.counters.descriptor_count() + usize::from(self.net_dev.is_some()) + apps
@@ -99,19 +137,12 @@ impl Sampler {
     /// # Errors
     /// Of opening the cgroup hierarchies.
     pub fn open() -> io::Result<Self> {
-        let own_network = namespace_identity("/proc/self/ns/net");
-        let roots = CgroupSet::open_roots(&CONTROLLERS)?;
-        Ok(Self {
-            roots,
-            counters: CounterSelection::All,
-            own_network,
-            holds: false,
-            held: HashMap::new(),
-            max_held: 0,
-        })
+        let reader =
+            PodReader { roots: Arc::new(CgroupSet::open_roots(&CONTROLLERS)?), counters: CounterSelection::All };
+        Ok(Self { reader, holds: false, held: HashMap::new(), max_held: 0 })
     }
 
-    /// The same sampler, which holds at most `max` descriptors between samples. They number some 20 per pod and per
+    /// The same sampler, which holds at most `max` descriptors between samples. They number some 13 per pod and per
     /// app.
     #[must_use]
     pub fn holding_descriptors(self, max: usize) -> Self {
@@ -121,7 +152,7 @@ impl Sampler {
     /// The same sampler, which reads these counters only.
     #[must_use]
     pub fn reading(self, counters: CounterSelection) -> Self {
-        Self { counters, ..self }
+        Self { reader: PodReader { counters, ..self.reader }, ..self }
     }
 
     /// The number of descriptors that it holds between samples.
@@ -132,19 +163,20 @@ impl Sampler {
 
     /// Samples the running ones of these pods. A pod or app that ends meanwhile is left out.
     pub fn sample(&mut self, views: &[PodView], scope: SampleScope) -> Vec<PodStats> {
+        if !self.holds {
+            let parents = self.reader.open_parents(views);
+            // Reading fails if the pod has ended.
+            let read = |view: &PodView| self.reader.sample_once(view, scope, &parents).ok().flatten();
+            return parallel::map(views, read).into_iter().flatten().collect();
+        }
         let mut held = std::mem::take(&mut self.held);
         let mut samples = Vec::with_capacity(views.len());
         let mut descriptors = 0;
         let mut kept = HashMap::with_capacity(held.len());
         for view in views {
             let known = held.remove(&view.row.id);
-            if !self.holds {
-                // Reading fails if the pod has ended.
-                samples.extend(self.sample_once(view, scope).ok().flatten());
-                continue;
-            }
             // Reading fails if the pod has ended.
-            let Ok(Some((sample, pod))) = self.sample_pod(view, known, scope) else { continue };
+            let Ok(Some((sample, pod))) = self.reader.sample_pod(view, known, scope) else { continue };
             samples.push(sample);
             let count = pod.descriptor_count();
             if descriptors + count <= self.max_held {
@@ -155,18 +187,43 @@ impl Sampler {
         self.held = kept;
         samples
     }
+}
+
+/// The parents of cgroups, by their paths. A path below an open directory is shorter for the kernel to walk.
+type ParentCgroups<'a> = HashMap<&'a str, CgroupSet>;
+
+impl PodReader {
+    /// Opens the parents of these pods' cgroups: usually a single one.
+    fn open_parents<'a>(&self, views: &'a [PodView]) -> ParentCgroups<'a> {
+        let mut parents = HashMap::new();
+        for (path, _) in views.iter().filter_map(|view| view.row.cgroup.trim_start_matches('/').rsplit_once('/')) {
+            if !parents.contains_key(path)
+                && let Ok(parent) = self.roots.open(path)
+            {
+                parents.insert(path, parent);
+            }
+        }
+        parents
+    }
 
     /// Samples a pod without holding descriptors; `None` if it does not run.
-    fn sample_once(&self, view: &PodView, scope: SampleScope) -> io::Result<Option<PodStats>> {
+    fn sample_once(
+        &self,
+        view: &PodView,
+        scope: SampleScope,
+        parents: &ParentCgroups<'_>,
+    ) -> io::Result<Option<PodStats>> {
         let Phase::Running { since, supervisor } = &view.row.phase else { return Ok(None) };
-        let path = view.cgroup.trim_start_matches('/');
-        let usage = self.read_usage_at(path)?;
-        let net_dev = self.open_net_dev(supervisor.pid)?;
+        let path = view.row.cgroup.trim_start_matches('/');
+        let parent = path.rsplit_once('/').and_then(|(parent, name)| Some((parents.get(parent)?, name)));
+        let (parent, path) = parent.unwrap_or((&self.roots, path));
+        let usage = self.read_usage_at(parent, path)?;
+        let net_dev = open_net_dev(view, supervisor.pid)?;
         let mut apps = Vec::new();
         for app in view.row.apps.iter().filter(|_| scope == SampleScope::Apps) {
             let AppState::Started { at, pid, attempt } = app.state else { continue };
             // It has ended, or starts again.
-            let Ok(usage) = self.read_usage_at(&format!("{path}/{}", app.name)) else { continue };
+            let Ok(usage) = self.read_usage_at(parent, &format!("{path}/{}", app.name)) else { continue };
             apps.push(AppStats {
                 name: app.name.clone(),
                 image: app.image.clone(),
@@ -191,8 +248,8 @@ impl Sampler {
         }))
     }
 
-    fn read_usage_at(&self, path: &str) -> io::Result<ResourceUsage> {
-        let counters = CountersAt::new(&self.roots, path);
+    fn read_usage_at(&self, parent: &CgroupSet, path: &str) -> io::Result<ResourceUsage> {
+        let counters = CountersAt::new(parent, path);
         let usage = self.read_usage(&counters)?;
         if counters.has_files() { Ok(usage) } else { Err(io::ErrorKind::NotFound.into()) }
     }
@@ -208,6 +265,7 @@ impl Sampler {
             Some(pod) => pod,
             None => self.open_pod(view, supervisor.pid)?,
         };
+        pod.forget_outdated_limits(view);
         let mut apps = Vec::new();
         if scope == SampleScope::Apps {
             let mut former = std::mem::take(&mut pod.apps);
@@ -216,10 +274,10 @@ impl Sampler {
                 let key = (app.name.to_string(), attempt);
                 let held = match former.remove(&key) {
                     Some(held) => held,
-                    None => self.open_app(view, &pod, &app.name)?,
+                    None => self.open_app(view, &app.name)?,
                 };
                 // It has ended, or starts again.
-                let Ok(usage) = self.read_usage(&held.counters) else { continue };
+                let Ok(usage) = self.read_usage_of(&held.counters) else { continue };
                 let (cpu_limits, processes) = match self.counters {
                     CounterSelection::All => read_details(&held.counters),
                     CounterSelection::Summary => (None, None),
@@ -246,11 +304,16 @@ impl Sampler {
             name: view.row.name.clone(),
             started: *since,
             sampled: gantry_store::now(),
-            usage: self.read_usage(&pod.counters)?,
+            usage: self.read_usage_of(&pod.counters)?,
             interfaces: pod.net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
             apps,
         };
         Ok(Some((sample, pod)))
+    }
+
+    fn read_usage_of(&self, counters: &CounterFiles) -> io::Result<ResourceUsage> {
+        let usage = self.read_usage(counters)?;
+        if counters.has_files() { Ok(usage) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
     fn read_usage(&self, counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
@@ -260,8 +323,9 @@ impl Sampler {
         }
     }
 
-    fn open_app(&self, view: &PodView, pod: &HeldPod, app: &AppName) -> io::Result<HeldApp> {
-        let counters = CounterFiles::new(pod.counters.cgroups().open(app.as_str())?);
+    fn open_app(&self, view: &PodView, app: &AppName) -> io::Result<HeldApp> {
+        let path = format!("{}/{app}", view.row.cgroup.trim_start_matches('/'));
+        let counters = CounterFiles::new(Arc::clone(&self.roots), path);
         Ok(HeldApp { counters, project: self.find_project(view, app)? })
     }
 
@@ -274,44 +338,42 @@ impl Sampler {
     }
 
     fn open_pod(&self, view: &PodView, supervisor: u32) -> io::Result<HeldPod> {
-        let counters = CounterFiles::new(self.roots.open(view.cgroup.trim_start_matches('/'))?);
-        if counters.cgroups().is_empty() {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        Ok(HeldPod { counters, net_dev: self.open_net_dev(supervisor)?, apps: HashMap::new() })
-    }
-
-    /// Opens the list of interfaces of a pod; `None`: it is in the host's network. Opening it binds the file to the
-    /// pod's network namespace. The row was reconciled before, and a reused pid shows in the pod's cgroup, which is
-    /// gone then.
-    fn open_net_dev(&self, supervisor: u32) -> io::Result<Option<File>> {
-        let network = namespace_identity(format!("/proc/{supervisor}/ns/net"));
-        if network.is_some() && network == self.own_network {
-            return Ok(None);
-        }
-        File::open(format!("/proc/{supervisor}/net/dev")).map(Some)
+        let path = view.row.cgroup.trim_start_matches('/').to_owned();
+        let counters = CounterFiles::new(Arc::clone(&self.roots), path);
+        Ok(HeldPod {
+            limits: LimitsStamp::read(view),
+            counters,
+            net_dev: open_net_dev(view, supervisor)?,
+            apps: HashMap::new(),
+        })
     }
 }
 
-fn namespace_identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
-    let stat = rustix::fs::stat(path.as_ref()).ok()?;
-    Some((stat.st_dev, stat.st_ino))
+/// Opens the list of interfaces of a pod; `None`: it is in the host's network. Opening it binds the file to the pod's
+/// network namespace. The row was reconciled before, and a reused pid shows in the pod's cgroup, which is gone then.
+fn open_net_dev(view: &PodView, supervisor: u32) -> io::Result<Option<File>> {
+    match view.row.net {
+        NetMode::Host => Ok(None),
+        NetMode::None | NetMode::Networks(_) | NetMode::All(_) => {
+            File::open(format!("/proc/{supervisor}/net/dev")).map(Some)
+        }
+    }
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Reads the CPU limits and the number of processes of an app. Their files are opened each time.
+/// Reads the CPU limits and the number of processes of an app.
 fn read_details(counters: &CounterFiles) -> (Option<CpuLimitStats>, Option<u64>) {
     let microseconds = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
     // Reading fails if the app has ended; its usage was read before.
-    let limits = counters.cgroups().cpu_limits().ok().flatten().map(|limits| CpuLimitStats {
+    let limits = counters.cpu_limits().ok().flatten().map(|limits| CpuLimitStats {
         period_us: microseconds(limits.period),
         quota_us: limits.quota.map(microseconds),
         shares: limits.shares,
     });
-    (limits, counters.cgroups().process_count().ok().flatten())
+    (limits, counters.process_count().ok().flatten())
 }
 
 fn read_summary(counters: &impl ReadCounters) -> io::Result<ResourceUsage> {

@@ -1,43 +1,80 @@
-//! The counters of a cgroup by held descriptors (a sample is one pread(2) per file), or by its path, without opening
-//! its directories.
+//! The counters of a cgroup by held descriptors (a sample is one pread(2) per file), or by its path, each without
+//! opening its directories.
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use super::usage::is_unsupported;
 use super::{Cgroup, CgroupSet, ReadCounters};
 
 /// The size of a read. The kernel writes each counter file as one record, which this exceeds.
-const BUFFER_SIZE: usize = 16 << 10;
+pub(super) const BUFFER_SIZE: usize = 16 << 10;
+
+/// The files with limits, which change only on request: they are read rarely, and not held.
+const LIMIT_FILES: [&str; 8] = [
+    "cpu.cfs_period_us",
+    "cpu.cfs_quota_us",
+    "cpu.max",
+    "cpu.shares",
+    "cpu.weight",
+    "memory.limit_in_bytes",
+    "memory.max",
+    "pids.max",
+];
 
 /// A counter file.
 #[derive(Debug)]
 struct CounterFile {
     controller: Option<String>,
     name: &'static str,
-    /// `None`: it does not exist.
-    file: Option<OwnedFd>,
+    content: FileContent,
 }
 
-/// The files of a cgroup's counters, each opened when it is read first and then held open.
+#[derive(Debug)]
+enum FileContent {
+    /// It does not exist.
+    Absent,
+    /// It is read again for each sample.
+    Counter(OwnedFd),
+    /// The text of a limit.
+    Limit(Option<String>),
+}
+
+/// The files of a cgroup's counters, each opened when it is read first and then held open. Limits are read once, and
+/// again after [`Self::forget_limits`].
 #[derive(Debug)]
 pub struct CounterFiles {
-    cgroups: CgroupSet,
+    roots: Arc<CgroupSet>,
+    path: String,
     files: RefCell<Vec<CounterFile>>,
 }
 
 impl CounterFiles {
-    /// The counters of this cgroup.
+    /// The counters of the cgroup at this path below these roots; the path has no symbolic links, as no cgroup has.
     #[must_use]
-    pub fn new(cgroups: CgroupSet) -> Self {
-        Self { cgroups, files: RefCell::default() }
+    pub fn new(roots: Arc<CgroupSet>, path: String) -> Self {
+        Self { roots, path, files: RefCell::default() }
     }
 
-    /// The number of descriptors that it holds: the directory in each hierarchy, and the files that were read.
+    /// The number of descriptors that it holds.
     #[must_use]
     pub fn descriptor_count(&self) -> usize {
-        self.cgroups.iter().count() + self.files.borrow().iter().filter(|file| file.file.is_some()).count()
+        let is_held = |file: &&CounterFile| matches!(file.content, FileContent::Counter(_));
+        self.files.borrow().iter().filter(is_held).count()
+    }
+
+    /// Whether any file was found. If not, the cgroup does not exist.
+    #[must_use]
+    pub fn has_files(&self) -> bool {
+        self.files.borrow().iter().any(|file| !matches!(file.content, FileContent::Absent))
+    }
+
+    /// Has the limits read again.
+    pub fn forget_limits(&self) {
+        self.files.borrow_mut().retain(|file| !matches!(file.content, FileContent::Limit(_)));
     }
 }
 
@@ -69,18 +106,23 @@ impl ReadCounters for CountersAt<'_> {
         self.roots
     }
 
-    fn read_counter(&self, controller: Option<&str>, name: &'static str) -> io::Result<Option<String>> {
+    fn open_counter(&self, controller: Option<&str>, name: &'static str) -> io::Result<Option<OwnedFd>> {
         let Some(root) = self.roots.of_counter(controller) else { return Ok(None) };
-        let text = read_once(root, &format!("{}/{name}", self.path))?;
-        self.has_files.set(self.has_files.get() || text.is_some());
-        Ok(text)
+        let file = open_existing(root, &format!("{}/{name}", self.path))?;
+        self.has_files.set(self.has_files.get() || file.is_some());
+        Ok(file)
     }
 }
 
 /// Reads a counter file of a cgroup; `None` if it is absent or not supported.
 pub(super) fn read_once(cgroup: &Cgroup, name: &str) -> io::Result<Option<String>> {
+    open_existing(cgroup, name)?.as_ref().map_or(Ok(None), read_held)
+}
+
+/// Opens a counter file of a cgroup; `None` if it is absent.
+pub(super) fn open_existing(cgroup: &Cgroup, name: &str) -> io::Result<Option<OwnedFd>> {
     match cgroup.open_file(name) {
-        Ok(file) => read_held(&file),
+        Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
@@ -88,31 +130,41 @@ pub(super) fn read_once(cgroup: &Cgroup, name: &str) -> io::Result<Option<String
 
 /// Reading fails with ENODEV once the cgroup was removed.
 impl ReadCounters for CounterFiles {
+    /// The roots, which have the same controllers.
     fn cgroups(&self) -> &CgroupSet {
-        &self.cgroups
+        &self.roots
+    }
+
+    fn open_counter(&self, controller: Option<&str>, name: &'static str) -> io::Result<Option<OwnedFd>> {
+        let Some(root) = self.roots.of_counter(controller) else { return Ok(None) };
+        open_existing(root, &format!("{}/{name}", self.path))
     }
 
     fn read_counter(&self, controller: Option<&str>, name: &'static str) -> io::Result<Option<String>> {
-        let Some(cgroup) = self.cgroups.of_counter(controller) else { return Ok(None) };
         let mut files = self.files.borrow_mut();
         if let Some(known) = files.iter().find(|file| file.name == name && file.controller.as_deref() == controller) {
-            return known.file.as_ref().map_or(Ok(None), read_held);
+            return match &known.content {
+                FileContent::Absent => Ok(None),
+                FileContent::Counter(file) => read_held(file),
+                FileContent::Limit(text) => Ok(text.clone()),
+            };
         }
-        let file = match cgroup.open_file(name) {
-            Ok(file) => Some(file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
+        let file = self.open_counter(controller, name)?;
         let text = file.as_ref().map_or(Ok(None), read_held)?;
-        files.push(CounterFile { controller: controller.map(str::to_owned), name, file });
+        let content = match file {
+            None => FileContent::Absent,
+            Some(_) if LIMIT_FILES.contains(&name) => FileContent::Limit(text.clone()),
+            Some(file) => FileContent::Counter(file),
+        };
+        files.push(CounterFile { controller: controller.map(str::to_owned), name, content });
         Ok(text)
     }
 }
 
-fn read_held(file: &OwnedFd) -> io::Result<Option<String>> {
-    let mut buffer = [0; BUFFER_SIZE];
+pub(super) fn read_held(file: &OwnedFd) -> io::Result<Option<String>> {
+    let mut buffer = [MaybeUninit::uninit(); BUFFER_SIZE];
     match rustix::io::pread(file.as_fd(), &mut buffer[..], 0).map_err(io::Error::from) {
-        Ok(length) => Ok(Some(String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()).into_owned())),
+        Ok((text, _)) => Ok(Some(String::from_utf8_lossy(text).into_owned())),
         Err(error) if is_unsupported(&error) => Ok(None),
         Err(error) => Err(error),
     }
@@ -126,7 +178,8 @@ mod tests {
     #[test]
     fn held_files_are_read_again() {
         let controllers = ["cpu", "cpuacct", "memory", "pids", "blkio"];
-        let held = CounterFiles::new(CgroupSet::open_roots(&controllers).unwrap());
+        let roots = Arc::new(CgroupSet::open_roots(&controllers).unwrap());
+        let held = CounterFiles::new(Arc::clone(&roots), ".".to_owned());
         let opened = CgroupSet::open_roots(&controllers).unwrap();
         let (first, between, second) = (held.cpu_usage(), opened.cpu_usage(), held.cpu_usage());
         let times = [first, between, second].map(|usage| usage.unwrap().map(|usage| usage.total));
@@ -141,8 +194,25 @@ mod tests {
         assert!(at.has_files());
         let absent = CountersAt::new(&opened, "no/such/cgroup");
         assert!(absent.cpu_total().unwrap().is_none() && !absent.has_files());
+        let absent = CounterFiles::new(roots, "no/such/cgroup".to_owned());
+        assert!(absent.cpu_total().unwrap().is_none() && !absent.has_files());
         let count = held.descriptor_count();
         held.cpu_usage().unwrap();
-        assert!(count > 0 && held.descriptor_count() == count);
+        assert!(count > 0 && held.descriptor_count() == count && held.has_files());
+    }
+
+    #[test]
+    fn limits_are_read_again_on_request() {
+        let limit = || CounterFile {
+            controller: Some("pids".to_owned()),
+            name: "pids.max",
+            content: FileContent::Limit(Some("4".to_owned())),
+        };
+        let held = CounterFiles::new(Arc::new(CgroupSet::from_iter([])), String::new());
+        held.files.borrow_mut().push(limit());
+        assert_eq!(held.read_counter(Some("pids"), "pids.max").unwrap().as_deref(), Some("4"));
+        assert_eq!(held.descriptor_count(), 0);
+        held.forget_limits();
+        assert_eq!(held.read_counter(Some("pids"), "pids.max").unwrap(), None, "no hierarchy has it");
     }
 }

@@ -1,13 +1,18 @@
 //! The counters of a cgroup, in the terms of v2. Each reading is a snapshot of a few files, not of one moment.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::counters::read_once;
+use super::counters::{BUFFER_SIZE, open_existing, read_held, read_once};
 use super::{Cgroup, CgroupSet};
 
 /// A memory limit that is not set reads on v1 as the largest multiple of a page below 2^63.
 const MIN_V1_UNLIMITED: u64 = 0x7fff_ffff_ffff_0000;
+
+/// A read of `cgroup.procs` that is shorter has all of it: the kernel fills a page at least before it returns less.
+const FIRST_READ_OF_PROCS: usize = 2048;
 
 /// CPU time, since the cgroup was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -131,12 +136,21 @@ pub trait ReadCounters {
     /// The cgroup in all hierarchies.
     fn cgroups(&self) -> &CgroupSet;
 
-    /// Reads a file of the cgroup that [`CgroupSet::with_controller`] finds (the v2 one: no controller); `None` if it
+    /// Opens a file of the cgroup that [`CgroupSet::with_controller`] finds (the v2 one: no controller); `None` if it
     /// is absent: the controller is not enabled, or the kernel lacks the counter.
     ///
     /// # Errors
+    /// Of open(2).
+    fn open_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<OwnedFd>>;
+
+    /// Reads a file that [`Self::open_counter`] finds: its first 16 KiB, which few files exceed. `None` also if the
+    /// kernel does not support it.
+    ///
+    /// # Errors
     /// Of open(2) or read(2).
-    fn read_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<String>>;
+    fn read_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<String>> {
+        self.open_counter(controller, file)?.as_ref().map_or(Ok(None), read_held)
+    }
 
     /// The number in a file; `None` if the file is absent, and for `max`.
     ///
@@ -176,11 +190,26 @@ pub trait ReadCounters {
             let (total, user, system) = (time("usage_usec"), time("user_usec"), time("system_usec"));
             return Ok(Some(CpuUsage { total, user, system, ..usage }));
         }
+        let total = Duration::from_nanos(self.read_number("cpuacct", "cpuacct.usage")?.unwrap_or(0));
+        let (user, system) = self.cpu_modes()?;
+        Ok(Some(CpuUsage { total, user, system, ..usage }))
+    }
+
+    /// Reads the CPU time in user and in kernel mode from a v1 controller: one file with a line per processor, unless
+    /// these are too many for one read.
+    ///
+    /// # Errors
+    /// Of reading the files.
+    fn cpu_modes(&self) -> io::Result<(Duration, Duration)> {
+        if let Some(text) = self.read_counter(Some("cpuacct"), "cpuacct.usage_all")?
+            && text.len() < BUFFER_SIZE
+        {
+            return Ok(sum_usage_all(&text));
+        }
         let time = |file: &'static str| {
             Ok::<_, io::Error>(Duration::from_nanos(self.read_number("cpuacct", file)?.unwrap_or(0)))
         };
-        let (total, user, system) = (time("cpuacct.usage")?, time("cpuacct.usage_user")?, time("cpuacct.usage_sys")?);
-        Ok(Some(CpuUsage { total, user, system, ..usage }))
+        Ok((time("cpuacct.usage_user")?, time("cpuacct.usage_sys")?))
     }
 
     /// Reads the CPU time in user and kernel mode alone: one file.
@@ -196,22 +225,22 @@ pub trait ReadCounters {
         Ok(self.read_number("cpuacct", "cpuacct.usage")?.map(Duration::from_nanos))
     }
 
-    /// Reads the memory usage and limit without peak and swap: three files.
+    /// Reads the memory usage and limit without peak and swap: two files, or three with a limit.
     ///
     /// # Errors
     /// Of reading the files.
     fn memory_summary(&self) -> io::Result<Option<MemoryUsage>> {
         let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
-        let [current, limit] = match cgroup.is_v2() {
-            true => ["memory.current", "memory.max"],
-            false => ["memory.usage_in_bytes", "memory.limit_in_bytes"],
-        };
+        let current = if cgroup.is_v2() { "memory.current" } else { "memory.usage_in_bytes" };
         let Some(current) = self.read_number("memory", current)? else { return Ok(None) };
         let stat = self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default();
         let value = |v2, v1| flat_value(&stat, if cgroup.is_v2() { v2 } else { v1 });
         Ok(Some(MemoryUsage {
             current,
-            limit: self.read_number("memory", limit)?.filter(|limit| *limit < MIN_V1_UNLIMITED),
+            limit: match cgroup.is_v2() {
+                true => self.read_number("memory", "memory.max")?,
+                false => self.memory_limit(&stat)?,
+            },
             peak: None,
             swap: None,
             anonymous: value("anon", "total_rss"),
@@ -240,16 +269,28 @@ pub trait ReadCounters {
             }));
         }
         let current = self.read_number("memory", "memory.usage_in_bytes")?.unwrap_or(0);
-        let with_swap = self.read_number("memory", "memory.memsw.usage_in_bytes")?;
         Ok(Some(MemoryUsage {
             current,
-            limit: self.read_number("memory", "memory.limit_in_bytes")?.filter(|limit| *limit < MIN_V1_UNLIMITED),
+            limit: self.memory_limit(&stat)?,
             peak: self.read_number("memory", "memory.max_usage_in_bytes")?,
-            swap: with_swap.map(|bytes| bytes.saturating_sub(current)),
+            // Absent without swap accounting.
+            swap: find_flat_value(&stat, "total_swap"),
             anonymous: flat_value(&stat, "total_rss"),
             file: flat_value(&stat, "total_cache"),
             inactive_file: flat_value(&stat, "total_inactive_file"),
         }))
+    }
+
+    /// The memory limit of a v1 cgroup, given its `memory.stat`: without any limit there, of it or of an ancestor, its
+    /// own file is not read.
+    ///
+    /// # Errors
+    /// Of reading the file.
+    fn memory_limit(&self, stat: &str) -> io::Result<Option<u64>> {
+        if find_flat_value(stat, "hierarchical_memory_limit").is_some_and(|limit| limit >= MIN_V1_UNLIMITED) {
+            return Ok(None);
+        }
+        Ok(self.read_number("memory", "memory.limit_in_bytes")?.filter(|limit| *limit < MIN_V1_UNLIMITED))
     }
 
     /// Reads how often memory was short.
@@ -303,11 +344,52 @@ pub trait ReadCounters {
     fn io_usage(&self) -> io::Result<Option<Vec<DeviceIo>>> {
         if self.cgroups().v1("blkio").is_some() {
             let bytes = self.read_counter(Some("blkio"), "blkio.throttle.io_service_bytes_recursive")?;
-            let operations = self.read_counter(Some("blkio"), "blkio.throttle.io_serviced_recursive")?;
-            return Ok(bytes.map(|bytes| parse_blkio(&bytes, &operations.unwrap_or_default())));
+            let Some(bytes) = bytes else { return Ok(None) };
+            // Both files list the same devices.
+            let operations = match parse_blkio(&bytes, "").is_empty() {
+                true => None,
+                false => self.read_counter(Some("blkio"), "blkio.throttle.io_serviced_recursive")?,
+            };
+            return Ok(Some(parse_blkio(&bytes, &operations.unwrap_or_default())));
         }
         let text = self.read_counter(None, "io.stat")?;
         Ok(text.map(|text| text.lines().filter_map(parse_io_stat).collect()))
+    }
+
+    /// Reads the CPU limit and weight; `None` if the controller is absent.
+    ///
+    /// # Errors
+    /// Of reading the files.
+    fn cpu_limits(&self) -> io::Result<Option<CpuLimits>> {
+        let Some(cgroup) = self.cgroups().with_controller("cpu") else { return Ok(None) };
+        if cgroup.is_v2() {
+            let Some(max) = self.read_counter(Some("cpu"), "cpu.max")? else { return Ok(None) };
+            let weight = self.read_number("cpu", "cpu.weight")?.unwrap_or(100);
+            return Ok(Some(CpuLimits { shares: shares_of_weight(weight), ..parse_cpu_max(&max) }));
+        }
+        let Some(period) = self.read_number("cpu", "cpu.cfs_period_us")? else { return Ok(None) };
+        Ok(Some(CpuLimits {
+            period: Duration::from_micros(period),
+            // -1, which is no u64: unlimited.
+            quota: self.read_number("cpu", "cpu.cfs_quota_us")?.map(Duration::from_micros),
+            shares: self.read_number("cpu", "cpu.shares")?.unwrap_or(1024),
+        }))
+    }
+
+    /// Counts the processes in the cgroup, without those in cgroups below it; `None` if no hierarchy is used.
+    ///
+    /// # Errors
+    /// Of reading `cgroup.procs`.
+    fn process_count(&self) -> io::Result<Option<u64>> {
+        let Some(first) = self.cgroups().iter().next() else { return Ok(None) };
+        let controller = first.hierarchy().controllers.first().map(String::as_str);
+        let Some(text) = self.read_counter(controller, "cgroup.procs")? else { return Ok(None) };
+        if text.len() < FIRST_READ_OF_PROCS {
+            return Ok(Some(text.lines().count() as u64));
+        }
+        // One read returns what fits into a page or the buffer.
+        let whole = self.open_counter(controller, "cgroup.procs")?.map(File::from).map(io::read_to_string);
+        Ok(whole.transpose()?.map(|text| text.lines().count() as u64))
     }
 
     /// Reads how long its processes waited; `None` without v2, or where the kernel has no PSI.
@@ -325,38 +407,6 @@ pub trait ReadCounters {
             io_some: pressure_total(&io, "some"),
             io_full: pressure_total(&io, "full"),
         }))
-    }
-}
-
-impl CgroupSet {
-    /// Reads the CPU limit and weight; `None` if the controller is absent. They change only on request, so no
-    /// descriptors are held for them.
-    ///
-    /// # Errors
-    /// Of reading the files.
-    pub fn cpu_limits(&self) -> io::Result<Option<CpuLimits>> {
-        let Some(cgroup) = self.with_controller("cpu") else { return Ok(None) };
-        if cgroup.is_v2() {
-            let Some(max) = read_once(cgroup, "cpu.max")? else { return Ok(None) };
-            let weight = read_value(cgroup, "cpu.weight")?.unwrap_or(100);
-            return Ok(Some(CpuLimits { shares: shares_of_weight(weight), ..parse_cpu_max(&max) }));
-        }
-        let Some(period) = read_value(cgroup, "cpu.cfs_period_us")? else { return Ok(None) };
-        Ok(Some(CpuLimits {
-            period: Duration::from_micros(period),
-            // -1, which is no u64: unlimited.
-            quota: read_value(cgroup, "cpu.cfs_quota_us")?.map(Duration::from_micros),
-            shares: read_value(cgroup, "cpu.shares")?.unwrap_or(1024),
-        }))
-    }
-
-    /// Counts the processes in the cgroup, without those in cgroups below it; `None` if no hierarchy is used.
-    ///
-    /// # Errors
-    /// Of reading `cgroup.procs`.
-    pub fn process_count(&self) -> io::Result<Option<u64>> {
-        let Some(cgroup) = self.iter().next() else { return Ok(None) };
-        Ok(Some(cgroup.read("cgroup.procs")?.lines().count() as u64))
     }
 }
 
@@ -378,8 +428,8 @@ impl ReadCounters for CgroupSet {
         self
     }
 
-    fn read_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<String>> {
-        self.of_counter(controller).map_or(Ok(None), |cgroup| read_once(cgroup, file))
+    fn open_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<OwnedFd>> {
+        self.of_counter(controller).map_or(Ok(None), |cgroup| open_existing(cgroup, file))
     }
 }
 
@@ -409,8 +459,25 @@ fn read_value(cgroup: &Cgroup, file: &str) -> io::Result<Option<u64>> {
 
 /// The number of a key in a flat keyed file (`KEY VALUE` lines); 0 if it is absent.
 fn flat_value(text: &str, key: &str) -> u64 {
-    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok());
-    value.unwrap_or(0)
+    find_flat_value(text, key).unwrap_or(0)
+}
+
+/// The number of a key in a flat keyed file.
+fn find_flat_value(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// The times in user and in kernel mode in the text of `cpuacct.usage_all`: a line `PROCESSOR USER SYSTEM` in
+/// nanoseconds for each processor, after a line of names.
+fn sum_usage_all(text: &str) -> (Duration, Duration) {
+    let parse = |line: &str| {
+        let mut numbers = line.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    };
+    let (user, system) = text.lines().filter_map(parse).fold((0, 0), |(user, system): (u64, u64), of_processor| {
+        (user.saturating_add(of_processor.0), system.saturating_add(of_processor.1))
+    });
+    (Duration::from_nanos(user), Duration::from_nanos(system))
 }
 
 fn parse_device(text: &str) -> Option<(u32, u32)> {
@@ -471,6 +538,13 @@ mod tests {
             (flat_value(text, "oom"), flat_value(text, "oom_kill"), flat_value(text, "oom_group_kill")),
             (3, 2, 0)
         );
+    }
+
+    #[test]
+    fn cpu_times_of_all_processors_are_added() {
+        let times = sum_usage_all("cpu user system\n0 5 10000000\n1 7 20000000\n");
+        assert_eq!(times, (Duration::from_nanos(12), Duration::from_millis(30)));
+        assert_eq!(sum_usage_all(""), (Duration::ZERO, Duration::ZERO));
     }
 
     #[test]

@@ -64,8 +64,8 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
     wire::ImageFormat { r#type: kind.into(), version: version.to_owned() }
 }
 
-/// The type of an event. rkt has none for pods that are started again, for apps that are added to and removed
-/// from running pods, for pausing, for health and for calls of the node API.
+/// The type of an event. rkt has none for requests to stop, for pods that are started again, for apps that are added to
+/// and removed from running pods, for pausing, for health, for calls of the node API and for schedules.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,
@@ -77,8 +77,11 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         EventKind::AppExited => EventType::AppExited,
         EventKind::ImageImported => EventType::ImageImported,
         EventKind::ImageRemoved => EventType::ImageRemoved,
-        EventKind::PodStartFailed
+        EventKind::PodStopping
+        | EventKind::PodStarting
+        | EventKind::PodStartFailed
         | EventKind::AppCreated
+        | EventKind::AppStopping
         | EventKind::AppReady
         | EventKind::AppRemoved
         | EventKind::PodPaused
@@ -89,7 +92,12 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         | EventKind::AppHealthy
         | EventKind::AppUnhealthy
         | EventKind::AppOom
-        | EventKind::NodeCalled => EventType::Undefined,
+        | EventKind::NodeCalled
+        | EventKind::ScheduleEnabled
+        | EventKind::ScheduleDisabled
+        | EventKind::ScheduleDestroyed
+        | EventKind::ScheduleStartFailed
+        | EventKind::ScheduleRunSkipped => EventType::Undefined,
     }
 }
 

@@ -95,7 +95,10 @@ impl<'a> ImageCache<'a> {
 
     /// The image of an app. Its name and version are those from which the pod was made, even if the tag has moved.
     fn image_of(&mut self, app: &AppRow) -> Result<wire::Image, Status> {
-        let image = self.stored(&app.image)?;
+        let Some(id) = &app.image else {
+            return Ok(wire::Image { name: app.image_name.clone(), ..wire::Image::default() });
+        };
+        let image = self.stored(id)?;
         // Rows that older versions wrote may have the id in place of a name.
         if app.image_name.contains("sha256:") && !app.image_name.contains('@') {
             return Ok(image);
@@ -137,7 +140,7 @@ fn pod(images: &mut ImageCache<'_>, view: &PodView, detail: Detail) -> Result<wi
         networks: if started.is_some() { networks(&row.net, &row.networks)? } else { Vec::new() },
         manifest: manifest.unwrap_or_default(),
         annotations: convert::pairs(&row.user_annotations),
-        cgroup: supervisor.map(|_| view.cgroup.clone()).unwrap_or_default(),
+        cgroup: supervisor.map(|_| view.row.cgroup.clone()).unwrap_or_default(),
         created_at: row.created.0,
         started_at: started.map_or(0, |at| at.0),
         gc_marked_at: convert::marked_at(&row.phase).map_or(0, |at| at.0),

@@ -105,7 +105,7 @@ impl Node {
     ) -> Result<Response<MessageStream<wire::Event>>, Status> {
         let open = async |peer, request| {
             let selection = events::EventSelection::parse(request)?;
-            events::subscribe(&self.context, self.streams.acquire(peer)?, selection).await
+            events::subscribe(&self.context, &self.service_ids, self.streams.acquire(peer)?, selection).await
         };
         Ok(Response::new(self.stream(request, open).await?))
     }

@@ -1,5 +1,5 @@
-//! Events: the history of pods and apps as `ServiceStateEvent`s, then new ones. A pod is the service `UUID`, an app
-//! `UUID:APP`.
+//! Events: the history of pods and apps as `ServiceStateEvent`s, then new ones. A pod is the service that ServiceList
+//! shows, an app `SERVICE:APP`; a pod that has been removed since is the service `UUID`. The message has the UUID.
 //!
 //! The first message has no data: newer clients wait for it.
 
@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use gantry_engine::model::id::shown;
 use gantry_engine::model::query::EventQuery;
-use gantry_engine::model::{EventKind, NewEvent};
 use gantry_engine::now;
-use gantry_proto::talos::machine::service_state_event::Action;
-use gantry_proto::talos::machine::{Event, EventsRequest, ServiceHealth, ServiceStateEvent};
+use gantry_proto::talos::machine::{Event, EventsRequest, ServiceStateEvent};
 use prost::Message as _;
 use prost_types::Any;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tracing::Instrument as _;
 
-use super::xid::Xid;
+use super::service_ids::{PodServiceIds, ServiceIds};
+use super::service_states::{ServiceStates, WARM_UP, app_of};
+use super::xid::{EventPosition, Xid};
 use crate::context::Context;
-use crate::events::EventCursor;
-use crate::hub::HubEvent;
+use crate::events::{EventBatch, EventCursor};
 use crate::quota::QuotaPermit;
 use crate::request::check_text;
 use crate::status;
@@ -42,9 +42,9 @@ enum Tail {
     All,
     /// The last ones.
     Count(usize),
-    /// Those after a number.
-    After(u64),
-    /// Those of the last seconds.
+    /// All after this one.
+    After(EventPosition),
+    /// All of the last seconds.
     Seconds(u64),
 }
 
@@ -80,7 +80,7 @@ impl EventSelection {
         } else {
             let invalid =
                 || Status::invalid_argument(format!("error parsing tail_id: \"{}\" is no xid", shown(&tail_id)));
-            Tail::After(Xid::parse(&tail_id).ok_or_else(invalid)?.seq())
+            Tail::After(Xid::parse(&tail_id).ok_or_else(invalid)?.position())
         };
         Ok(Self { tail, actor: with_actor_id })
     }
@@ -92,6 +92,7 @@ impl EventSelection {
 /// The store cannot be read.
 pub(super) async fn subscribe(
     context: &Arc<Context>,
+    service_ids: &Arc<ServiceIds>,
     permit: QuotaPermit,
     selection: EventSelection,
 ) -> Result<ReceiverStream<Result<Event, Status>>, Status> {
@@ -102,7 +103,16 @@ pub(super) async fn subscribe(
     // Before the client gets the first message: no later event is missed.
     let cursor = EventCursor::start(context, EventQuery { since, ..EventQuery::default() }).await?;
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let subscriber = Subscriber { context: Arc::clone(context), cursor, sender, actor: selection.actor };
+    let subscriber = Subscriber {
+        context: Arc::clone(context),
+        service_ids: Arc::clone(service_ids),
+        since: Instant::now(),
+        shown_after: EventPosition::after(cursor.position()),
+        cursor,
+        states: ServiceStates::default(),
+        sender,
+        actor: selection.actor,
+    };
     let task = async move {
         let _permit = permit;
         let sender = subscriber.sender.clone();
@@ -117,7 +127,13 @@ pub(super) async fn subscribe(
 /// One subscriber.
 struct Subscriber {
     context: Arc<Context>,
+    service_ids: Arc<ServiceIds>,
+    /// When it subscribed.
+    since: Instant,
     cursor: EventCursor,
+    states: ServiceStates,
+    /// Messages up to this one are not sent: their events are read for `states`.
+    shown_after: EventPosition,
     sender: mpsc::Sender<Result<Event, Status>>,
     /// Only events that a request with this id caused; no event has one yet.
     actor: String,
@@ -127,7 +143,7 @@ impl Subscriber {
     async fn run(mut self, tail: Tail) -> Result<(), Status> {
         let start = self.cursor.position();
         let hello = Event {
-            id: Xid::new(now(), start).to_string(),
+            id: Xid::new(now(), EventPosition::after(start)).to_string(),
             data: Some(Any::default()),
             actor_id: self.actor.clone(),
             ..Event::default()
@@ -137,21 +153,23 @@ impl Subscriber {
         }
         match tail {
             Tail::None | Tail::Seconds(_) => {}
-            Tail::All => self.cursor.advance(0),
-            Tail::After(seq) => self.cursor.advance(seq.min(start)),
+            Tail::All => self.shown_after = EventPosition::after(0),
+            // An id of the future selects none of the history.
+            Tail::After(position) => self.shown_after = self.shown_after.min(position),
             Tail::Count(count) => {
-                let last = self.last_events(count, start).await?;
-                for event in last {
+                for event in self.last_events(count, start).await? {
                     if !self.send(event).await? {
                         return Ok(());
                     }
                 }
-                self.cursor.advance(self.cursor.position().max(start));
             }
+        }
+        if !matches!(tail, Tail::Count(_)) {
+            self.cursor.advance(self.shown_after.seq.saturating_sub(WARM_UP));
         }
         loop {
             let Some(batch) = self.cursor.next(self.sender.closed()).await? else { return Ok(()) };
-            for event in batch.events.iter().filter_map(|event| self.message(event)) {
+            for event in self.messages(&batch).await? {
                 if !self.send(event).await? {
                     return Ok(());
                 }
@@ -160,18 +178,20 @@ impl Subscriber {
         }
     }
 
-    /// The last events up to this number. Numbers have gaps, and not every event is one of a service: reads on from
-    /// the beginning if the newest numbers are too few.
+    /// The last messages up to the event with this number. Numbers have gaps, and not every event is one of a service:
+    /// reads on from the beginning if the newest numbers are too few.
     async fn last_events(&mut self, count: usize, end: u64) -> Result<Vec<Event>, Status> {
         let near = end.saturating_sub(4 * count as u64);
         let mut last: VecDeque<Event> = VecDeque::new();
         for from in [near, 0] {
-            self.cursor.advance(from);
+            self.shown_after = EventPosition::after(from);
+            self.states = ServiceStates::default();
+            self.cursor.advance(from.saturating_sub(WARM_UP));
             last.clear();
             while self.cursor.position() < end {
-                let Some(batch) = self.cursor.next(self.sender.closed()).await? else { return Ok(Vec::new()) };
-                let events = batch.events.iter().filter(|event| event.event.seq <= end);
-                for event in events.filter_map(|event| self.message(event)) {
+                let Some(mut batch) = self.cursor.next(self.sender.closed()).await? else { return Ok(Vec::new()) };
+                batch.events.retain(|event| event.event.seq <= end);
+                for event in self.messages(&batch).await? {
                     last.push_back(event);
                     if last.len() > count {
                         last.pop_front();
@@ -186,16 +206,45 @@ impl Subscriber {
         Ok(last.into())
     }
 
-    /// The message of an event; `None`: it is not one of a service, or not selected.
-    fn message(&self, event: &HubEvent) -> Option<Event> {
-        if !self.actor.is_empty() {
-            return None;
+    /// The messages of the events that are selected.
+    async fn messages(&mut self, batch: &EventBatch) -> Result<Vec<Event>, Status> {
+        let mut ids: Option<PodServiceIds> = None;
+        let mut messages = Vec::new();
+        for event in &batch.events {
+            let seq = event.event.seq;
+            let event = &event.event.event;
+            let Some(change) = self.states.translate(event) else { continue };
+            if EventPosition::after(seq) <= self.shown_after || !self.actor.is_empty() {
+                continue;
+            }
+            let ids = match &ids {
+                Some(ids) => ids,
+                None => ids.insert(self.service_ids.read(&self.context, batch.to, self.since).await?),
+            };
+            let pod = ids.get(&event.id).unwrap_or(&event.id);
+            let service = app_of(event).map_or_else(|| pod.clone(), |app| format!("{pod}:{app}"));
+            let message = match *pod == event.id {
+                true => change.message,
+                false => format!("{} pod={}", change.message, event.id),
+            };
+            for (number, action) in change.actions.into_iter().enumerate() {
+                let position = EventPosition { seq, is_second: number > 0 };
+                if position <= self.shown_after {
+                    continue;
+                }
+                let (service, message, health) = (service.clone(), message.clone(), change.health.clone());
+                let state = ServiceStateEvent { service, action: action.into(), message, health };
+                // Talos omits the host that a type URL usually begins with.
+                let type_url = "talos/runtime/machine.ServiceStateEvent".to_owned();
+                let id = Xid::new(event.at, position).to_string();
+                messages.push(Event {
+                    id,
+                    data: Some(Any { type_url, value: state.encode_to_vec() }),
+                    ..Event::default()
+                });
+            }
         }
-        let state = service_state(&event.event.event)?;
-        // Talos omits the host that a type URL usually begins with.
-        let type_url = "talos/runtime/machine.ServiceStateEvent".to_owned();
-        let id = Xid::new(event.event.event.at, event.event.seq).to_string();
-        Some(Event { id, data: Some(Any { type_url, value: state.encode_to_vec() }), ..Event::default() })
+        Ok(messages)
     }
 
     /// `false` if the client has gone away.
@@ -207,52 +256,10 @@ impl Subscriber {
     }
 }
 
-/// The event of a service; `None` for events of images and of calls.
-pub(super) fn service_state(event: &NewEvent) -> Option<ServiceStateEvent> {
-    let succeeded = event.data.get("exit_code").is_none_or(|code| code == "0");
-    let ended = if succeeded { Action::Finished } else { Action::Failed };
-    let action = match event.kind {
-        EventKind::PodPrepared => Action::Preparing,
-        EventKind::PodPrepareAborted | EventKind::PodStartFailed => Action::Failed,
-        EventKind::PodStarted
-        | EventKind::AppStarted
-        | EventKind::AppReady
-        | EventKind::PodResumed
-        | EventKind::AppResumed
-        | EventKind::AppHealthStarting
-        | EventKind::AppHealthy
-        | EventKind::AppUnhealthy
-        | EventKind::AppOom => Action::Running,
-        EventKind::PodExited | EventKind::AppExited => ended,
-        EventKind::AppCreated => Action::Initialized,
-        EventKind::PodPaused | EventKind::AppPaused => Action::Waiting,
-        EventKind::PodGarbageCollected | EventKind::AppRemoved => Action::Skipped,
-        EventKind::ImageImported | EventKind::ImageRemoved | EventKind::NodeCalled => return None,
-    };
-    let is_app = event.name != event.id;
-    let service = if is_app { format!("{}:{}", event.id, event.name) } else { event.id.clone() };
-    let facts: Vec<String> = event.data.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let message = format!("{} {}", event.kind.as_str(), facts.join(" ")).trim_end().to_owned();
-    Some(ServiceStateEvent { service, action: action.into(), message, health: health(event.kind) })
-}
-
-/// The health that an event reports.
-fn health(kind: EventKind) -> Option<ServiceHealth> {
-    let (unknown, healthy) = match kind {
-        EventKind::AppHealthStarting => (true, false),
-        EventKind::AppHealthy => (false, true),
-        EventKind::AppUnhealthy => (false, false),
-        // It reports another change.
-        _ => return None,
-    };
-    Some(ServiceHealth { unknown, healthy, ..ServiceHealth::default() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use gantry_engine::model::Timestamp;
-    use std::collections::BTreeMap;
 
     fn tail(request: EventsRequest) -> Result<Tail, Status> {
         EventSelection::parse(request).map(|selection| selection.tail)
@@ -265,28 +272,12 @@ mod tests {
         assert_eq!(tail(EventsRequest { tail_events: -1, ..empty() }).unwrap(), Tail::All);
         assert_eq!(tail(EventsRequest { tail_events: 5000, ..empty() }).unwrap(), Tail::Count(MAX_TAIL));
         assert_eq!(tail(EventsRequest { tail_seconds: 5, ..empty() }).unwrap(), Tail::Seconds(5));
-        let tail_id = Xid::new(Timestamp(7), 9).to_string();
-        assert_eq!(tail(EventsRequest { tail_id: tail_id.clone(), ..empty() }).unwrap(), Tail::After(9));
+        let position = EventPosition { seq: 9, is_second: false };
+        let tail_id = Xid::new(Timestamp(7), position).to_string();
+        assert_eq!(tail(EventsRequest { tail_id: tail_id.clone(), ..empty() }).unwrap(), Tail::After(position));
         let both = tail(EventsRequest { tail_id, tail_events: 1, ..empty() }).unwrap_err();
         assert!(both.message().contains("can be specified at the same time"));
         let bad = tail(EventsRequest { tail_id: "x".into(), ..empty() }).unwrap_err();
         assert!(bad.message().starts_with("error parsing tail_id: "), "{bad}");
-    }
-
-    #[test]
-    fn ends_are_finished_or_failed() {
-        let event = |kind, name: &str, code: &str| NewEvent {
-            kind,
-            at: Timestamp(0),
-            id: "p".into(),
-            name: name.into(),
-            data: BTreeMap::from([("exit_code".to_owned(), code.to_owned())]),
-        };
-        let state = |event: NewEvent| service_state(&event).map(|state| (state.service.clone(), state.action()));
-        assert_eq!(state(event(EventKind::AppExited, "a", "0")), Some(("p:a".into(), Action::Finished)));
-        assert_eq!(state(event(EventKind::PodExited, "p", "3")), Some(("p".into(), Action::Failed)));
-        assert_eq!(state(event(EventKind::ImageRemoved, "x", "0")), None);
-        let message = service_state(&event(EventKind::AppExited, "a", "3")).unwrap().message;
-        assert_eq!(message, "app-exited exit_code=3");
     }
 }

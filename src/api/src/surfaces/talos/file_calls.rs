@@ -5,7 +5,7 @@ use gantry_proto::talos::machine as wire;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::files::{self, FileAccess, FileJob, ListSelection, UsageSelection};
+use super::files::{self, FileAccess, FileJob, FileScope, ListSelection, UsageSelection};
 use super::host;
 use super::node::{MessageStream, Node};
 use super::roles::is_administrator;
@@ -27,7 +27,7 @@ impl Node {
         request: Request<wire::ListRequest>,
     ) -> Result<Response<MessageStream<wire::FileInfo>>, Status> {
         let open = async |peer, request| {
-            let selection = ListSelection::parse(self.file_access(peer), request)?;
+            let selection = ListSelection::parse(self.name_access(peer), request)?;
             self.start_file_job(peer, selection)
         };
         Ok(Response::new(self.stream(request, open).await?))
@@ -39,7 +39,7 @@ impl Node {
         request: Request<wire::DiskUsageRequest>,
     ) -> Result<Response<MessageStream<wire::DiskUsageInfo>>, Status> {
         let open = async |peer, request| {
-            let selection = UsageSelection::parse(self.file_access(peer), request)?;
+            let selection = UsageSelection::parse(self.name_access(peer), request)?;
             self.start_file_job(peer, selection)
         };
         Ok(Response::new(self.stream(request, open).await?))
@@ -51,7 +51,10 @@ impl Node {
         request: Request<wire::ReadRequest>,
     ) -> Result<Response<MessageStream<Data>>, Status> {
         let open = async |peer, request: wire::ReadRequest| {
-            let access = self.file_access(peer);
+            if request.path.is_empty() {
+                return Err(Status::invalid_argument("path can't be empty"));
+            }
+            let access = self.content_access(peer);
             self.start_file_job(peer, move |sender: &_| files::read(&access, &request.path, sender))
         };
         Ok(Response::new(self.stream(request, open).await?))
@@ -63,14 +66,22 @@ impl Node {
         request: Request<wire::CopyRequest>,
     ) -> Result<Response<MessageStream<Data>>, Status> {
         let open = async |peer, request: wire::CopyRequest| {
-            let access = self.file_access(peer);
+            let access = self.content_access(peer);
             self.start_file_job(peer, move |sender: &_| files::copy(&access, &request.root_path, sender))
         };
         Ok(Response::new(self.stream(request, open).await?))
     }
 
-    fn file_access(&self, peer: Peer) -> FileAccess {
-        FileAccess::new(&self.context.config.options.dir, is_administrator(peer))
+    /// The access of List and DiskUsage.
+    fn name_access(&self, peer: Peer) -> FileAccess {
+        let scope = if is_administrator(peer) { FileScope::Host } else { FileScope::DataDir };
+        FileAccess::new(&self.context.config.options.dir, scope)
+    }
+
+    /// The access of Read and Copy, which only operators and administrators may call.
+    fn content_access(&self, peer: Peer) -> FileAccess {
+        let scope = if is_administrator(peer) { FileScope::Host } else { FileScope::PodLogs };
+        FileAccess::new(&self.context.config.options.dir, scope)
     }
 
     fn start_file_job<M: Send + 'static>(

@@ -19,12 +19,16 @@ mod logs;
 mod names;
 mod node;
 mod refusals;
+#[cfg(test)]
+mod request_tests;
 mod resources;
 mod restart;
 mod roles;
 mod service_calls;
 mod service_control;
+mod service_ids;
 mod service_list;
+mod service_states;
 mod services;
 mod stats;
 mod targets;
@@ -53,7 +57,7 @@ use crate::bridge::Bridge;
 use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
 use crate::peer::{Caller, GROUP, Peer};
-use crate::surface::{Access, Endpoint, Services, Surface};
+use crate::surface::{Access, Endpoint, Security, Services, Surface};
 use crate::tls::MutualTls;
 
 /// Its socket files are open to their owner and to the group `gantry`, whose members may read.
@@ -65,7 +69,8 @@ const MAX_REQUEST: usize = 1 << 20;
 /// Serves the Talos node API on these sockets. TCP connections need mutual TLS. `control`: whether clients may reboot.
 #[must_use]
 pub fn endpoint(listeners: Vec<Listener>, tls: Option<MutualTls>, control: MachineControl) -> Endpoint {
-    Endpoint::new(TalosSurface { control, writer: OnceLock::new() }, listeners).with_tls(tls)
+    Endpoint::new(TalosSurface { control, writer: OnceLock::new() }, listeners)
+        .secured(tls.map_or(Security::Plain, Security::TlsOverTcp))
 }
 
 #[derive(Default)]

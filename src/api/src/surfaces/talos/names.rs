@@ -3,13 +3,13 @@
 //! | thing | id | pod_id |
 //! |---|---|---|
 //! | gantryd, in `system` | `gantryd` | `gantryd` |
-//! | a pod in `taloscontainers` | its name, or its UUID | the same |
+//! | a pod | its name, or its UUID | the same |
 //! | an app of it | `POD:APP` | `POD` |
-//! | a pod of Kubernetes, in `k8s.io` | `NAMESPACE/NAME` | the same |
+//! | a pod in `k8s.io` with the labels of a kubelet | `NAMESPACE/NAME` | the same |
 //! | an app of it | `NAMESPACE/NAME:APP` | `NAMESPACE/NAME` |
 
 use gantry_engine::model::id::shown;
-use gantry_engine::model::{AppName, PodId};
+use gantry_engine::model::{AppName, PodId, PodNamespace, pod_namespace};
 use gantry_engine::{AppRow, Observer, PodRow, PodView};
 use gantry_proto::talos::common::ContainerDriver;
 use gantry_proto::talos::machine::LogsContainer;
@@ -19,9 +19,6 @@ use super::containers::was_started;
 use crate::request::check_text;
 use crate::status;
 
-/// Labels of pods that a kubelet made.
-const KUBERNETES_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-const KUBERNETES_NAME: &str = "io.kubernetes.pod.name";
 /// The id of gantryd.
 pub(super) const DAEMON: &str = "gantryd";
 /// Maximum candidates that an error lists.
@@ -32,12 +29,10 @@ const MAX_LISTED: usize = 5;
 pub(super) enum Namespace {
     /// gantryd and its parts.
     System,
-    /// Pods of Kubernetes.
-    Kubernetes,
-    /// All other pods.
-    Containers,
-    /// A namespace that is always empty, as in containerd.
-    Unknown(String),
+    /// That of pods.
+    Pods(PodNamespace),
+    /// One that no pod can have: it is empty, as in containerd.
+    Empty(String),
 }
 
 impl Namespace {
@@ -51,43 +46,39 @@ impl Namespace {
             .map_err(|_| Status::invalid_argument(format!("unsupported driver \"{driver}\"")))?;
         let namespace = match namespace {
             "" => return Err(Status::invalid_argument("namespace can't be empty")),
-            "system" => Self::System,
-            "k8s.io" => Self::Kubernetes,
-            "taloscontainers" => Self::Containers,
-            other => Self::Unknown(other.to_owned()),
+            PodNamespace::SYSTEM => Self::System,
+            other => other.parse().map_or_else(|_| Self::Empty(other.to_owned()), Self::Pods),
         };
-        match (driver, &namespace) {
-            (ContainerDriver::Cri, Self::Kubernetes) | (ContainerDriver::Containerd, _) => Ok((namespace, driver)),
-            (ContainerDriver::Cri, _) => {
-                Err(Status::invalid_argument("CRI inspector is supported only for K8s namespace"))
-            }
+        if driver == ContainerDriver::Cri && !namespace.is_kubernetes() {
+            return Err(Status::invalid_argument("CRI inspector is supported only for K8s namespace"));
         }
+        Ok((namespace, driver))
     }
 
     /// The name, as in requests and replies.
     pub(super) fn name(&self) -> &str {
         match self {
-            Self::System => "system",
-            Self::Kubernetes => "k8s.io",
-            Self::Containers => "taloscontainers",
-            Self::Unknown(name) => name,
+            Self::System => PodNamespace::SYSTEM,
+            Self::Pods(namespace) => namespace.as_str(),
+            Self::Empty(name) => name,
         }
+    }
+
+    /// Whether it is that of Kubernetes.
+    pub(super) fn is_kubernetes(&self) -> bool {
+        *self == Self::Pods(PodNamespace::KUBERNETES)
     }
 
     /// Whether a pod belongs to it.
     pub(super) fn contains(&self, pod: &PodRow) -> bool {
-        match self {
-            Self::Kubernetes => kubernetes_id(pod).is_some(),
-            Self::Containers => kubernetes_id(pod).is_none(),
-            Self::System | Self::Unknown(_) => false,
-        }
+        matches!(self, Self::Pods(namespace) if *namespace == pod.namespace)
     }
 }
 
 /// `NAMESPACE/NAME` of a pod that a kubelet made.
 fn kubernetes_id(pod: &PodRow) -> Option<String> {
-    let value = |key| pod.user_labels.get(key).or_else(|| pod.user_annotations.get(key));
-    Some(format!("{}/{}", value(KUBERNETES_NAMESPACE)?, value(KUBERNETES_NAME)?))
+    let is_kubernetes = pod.namespace == PodNamespace::KUBERNETES;
+    is_kubernetes.then(|| pod_namespace::kubernetes_id(&pod.user_labels, &pod.user_annotations))?
 }
 
 /// The id under which a pod is shown.
@@ -186,9 +177,13 @@ mod tests {
     #[test]
     fn namespaces_and_drivers_are_checked() {
         let (cri, containerd) = (ContainerDriver::Cri as i32, ContainerDriver::Containerd as i32);
-        assert_eq!(Namespace::parse("k8s.io", cri).unwrap().0, Namespace::Kubernetes);
-        assert_eq!(Namespace::parse("taloscontainers", containerd).unwrap().0, Namespace::Containers);
+        assert_eq!(Namespace::parse("k8s.io", cri).unwrap().0, Namespace::Pods(PodNamespace::KUBERNETES));
+        assert_eq!(
+            Namespace::parse("taloscontainers", containerd).unwrap().0,
+            Namespace::Pods(PodNamespace::CONTAINERS)
+        );
         assert_eq!(Namespace::parse("x", containerd).unwrap().0.name(), "x");
+        assert_eq!(Namespace::parse("a b", containerd).unwrap().0, Namespace::Empty("a b".into()));
         for (namespace, driver, text) in [
             ("system", cri, "CRI inspector is supported only for K8s namespace"),
             ("", containerd, "namespace can't be empty"),

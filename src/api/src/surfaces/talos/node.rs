@@ -11,6 +11,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Status};
 
 use super::control::MachineControl;
+use super::service_ids::ServiceIds;
 use super::targets::{NodeMessage, Targets};
 use crate::audit::CallNotes;
 use crate::bridge::{Bridge, Weight};
@@ -41,6 +42,7 @@ pub(super) struct Node {
     pub(super) file_jobs: Quota,
     pub(super) pulls: Arc<Semaphore>,
     pub(super) watches: Quota,
+    pub(super) service_ids: Arc<ServiceIds>,
 }
 
 impl Node {
@@ -55,6 +57,7 @@ impl Node {
             file_jobs: Quota::new(MAX_FILE_JOBS),
             pulls: Arc::new(Semaphore::new(MAX_PULLS)),
             watches: Quota::new(MAX_WATCHES),
+            service_ids: Arc::default(),
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use gantry_engine::Engine;
-use gantry_engine::model::{AppName, PodId};
+use gantry_engine::model::id::shown;
+use gantry_engine::model::{AppName, Phase, PodId};
+use gantry_engine::{Engine, Observer};
 use gantry_proto::talos::machine::RestartRequest;
 use tonic::Status;
 
@@ -16,10 +17,19 @@ use crate::status;
 /// The time between the stop signal and SIGKILL, as Talos has it.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Restarts an app, or the running apps of a pod.
+/// The steps of a restart.
+#[derive(Debug)]
+enum RestartPlan {
+    /// Starts a pod that has exited, or that was prepared.
+    StartPod(PodId),
+    /// Restarts apps of a running pod, or starts those that have exited.
+    RestartApps(PodId, Vec<AppName>),
+}
+
+/// Restarts an app, or the apps of a pod; what has exited is started.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: it does not run; the errors of the engine.
+/// NOT_FOUND; FAILED_PRECONDITION: an app of a pod that has exited, with others; the errors of the engine.
 pub(super) async fn restart(
     context: &Context,
     writer: &Bridge<Engine>,
@@ -31,33 +41,39 @@ pub(super) async fn restart(
         return Err(Status::failed_precondition("gantryd does not restart itself: restart its service"));
     }
     let id = request.id.clone();
-    let find = move |observer: &gantry_engine::Observer| {
-        names::find(observer, &namespace, &id).and_then(|selection| running_apps(observer, selection, &id))
+    let find = move |observer: &Observer| {
+        names::find(observer, &namespace, &id).and_then(|selection| plan_restart(observer, selection, &id))
     };
-    let (pod, apps) = context.reader.call(peer, Weight::Light, find).await?;
-    let restart = move |engine: &Engine| {
-        apps.iter().try_for_each(|app| engine.restart_app(pod, app, GRACE)).map_err(|error| status::from_error(&error))
-    };
-    writer.call(peer, Weight::Heavy, restart).await
+    let plan = context.reader.call(peer, Weight::Light, find).await?;
+    writer.call(peer, Weight::Heavy, move |engine| execute(engine, plan)).await
 }
 
-/// The selected apps, each of which runs.
-fn running_apps(
-    observer: &gantry_engine::Observer,
-    selection: Selection,
-    id: &str,
-) -> Result<(PodId, Vec<AppName>), Status> {
-    let apps: Vec<AppName> = match selection.app {
-        Some(app) => app.state.is_running().then_some(app.name).into_iter().collect(),
-        None => {
-            let prefix = selection.pod.into();
-            let view = observer.pod(&prefix).map_err(|error| status::from_error(&error))?;
-            view.row.apps.into_iter().filter(|app| app.state.is_running()).map(|app| app.name).collect()
-        }
-    };
-    if apps.is_empty() {
-        let id = gantry_engine::model::id::shown(id);
-        return Err(Status::failed_precondition(format!("container \"{id}\" is not running")));
+fn execute(engine: &Engine, plan: RestartPlan) -> Result<(), Status> {
+    match plan {
+        RestartPlan::StartPod(pod) => engine.start_again(pod).map(drop).map_err(|error| status::from_error(&error)),
+        RestartPlan::RestartApps(pod, apps) => apps
+            .iter()
+            .try_for_each(|app| engine.restart_app(pod, app, GRACE))
+            .map_err(|error| status::from_error(&error)),
     }
-    Ok((selection.pod, apps))
+}
+
+fn plan_restart(observer: &Observer, selection: Selection, id: &str) -> Result<RestartPlan, Status> {
+    let pod = selection.pod;
+    let view = observer.pod(&pod.into()).map_err(|error| status::from_error(&error))?;
+    let apps = view.row.apps;
+    match (selection.app, matches!(view.row.phase, Phase::Running { .. })) {
+        (Some(app), true) => Ok(RestartPlan::RestartApps(pod, vec![app.name])),
+        // Apps that have exited stay so while others run.
+        (None, true) => {
+            let some_run = apps.iter().any(|app| app.state.is_running());
+            let chosen = apps.into_iter().filter(|app| app.state.is_running() || !some_run);
+            Ok(RestartPlan::RestartApps(pod, chosen.map(|app| app.name).collect()))
+        }
+        (Some(_), false) if apps.len() > 1 => {
+            let id = shown(id);
+            Err(Status::failed_precondition(format!("container \"{id}\" is not running: restart its pod, {pod}")))
+        }
+        (_, false) => Ok(RestartPlan::StartPod(pod)),
+    }
 }

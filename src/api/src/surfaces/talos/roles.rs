@@ -18,7 +18,7 @@ use crate::peer::{ADMINISTRATORS, Caller, Peer};
 pub(super) enum Role {
     /// Lists, statistics and logs; no contents of files.
     Reader,
-    /// The calls of readers, and starting, stopping and restarting.
+    /// The calls of readers, starting, stopping and restarting, and the contents of logs (`files::access`).
     Operator,
     /// Everything.
     Admin,
@@ -93,7 +93,8 @@ fn permitted_roles(method: &str) -> &'static [Role] {
         | ("time.TimeService", "Time" | "TimeCheck") => &[Role::Admin, Role::Operator, Role::Reader],
         (
             "machine.MachineService",
-            "ImagePull" | "Reboot" | "Restart" | "ServiceRestart" | "ServiceStart" | "ServiceStop" | "Shutdown",
+            "Copy" | "ImagePull" | "Read" | "Reboot" | "Restart" | "ServiceRestart" | "ServiceStart" | "ServiceStop"
+            | "Shutdown",
         )
         | ("os.OSService", "Restart") => &[Role::Admin, Role::Operator],
         ("machine.MachineService", "EtcdSnapshot") => &[Role::Admin, Role::Operator, Role::EtcdBackup],
@@ -156,9 +157,10 @@ mod tests {
 
     use super::*;
     use crate::handshake::ClientCertificate;
+    use crate::stream::Origin;
 
     const READER: [bool; 8] = [true, true, true, false, false, false, false, false];
-    const OPERATOR: [bool; 8] = [true, true, true, true, true, false, false, false];
+    const OPERATOR: [bool; 8] = [true, true, true, true, true, true, true, false];
     const METHODS: [&str; 8] = [
         "machine.MachineService/Containers",
         "os.OSService/Stats",
@@ -173,7 +175,7 @@ mod tests {
     fn holder(organizations: &[&str]) -> Caller {
         let organizations = organizations.iter().map(ToString::to_string).collect();
         let subject = CertificateSubject { organizations, ..CertificateSubject::default() };
-        let certificate = ClientCertificate { subject, address: ([127, 0, 0, 1], 1).into(), hash: 7 };
+        let certificate = ClientCertificate { subject, origin: Origin::User(Some(1)), hash: 7 };
         Caller { peer: Peer::Certificate { hash: 7, administrator: false }, certificate: Some(Arc::new(certificate)) }
     }
 

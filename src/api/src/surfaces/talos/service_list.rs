@@ -11,8 +11,8 @@ use gantry_proto::talos::machine::service_state_event::Action;
 use gantry_proto::talos::machine::{ServiceEvent, ServiceEvents, ServiceHealth, ServiceInfo, ServiceList};
 use tonic::Status;
 
-use super::events::service_state;
 use super::names::{self, DAEMON};
+use super::service_states::{ServiceStates, app_of};
 use crate::context::Config;
 use crate::status;
 
@@ -89,8 +89,8 @@ pub(super) fn list(observer: &Observer, config: &Config, started: Timestamp) -> 
     let describe = |(id, service): (String, NodeService)| match service {
         NodeService::Part(part) => describe_part(part, started),
         NodeService::Pod(view) => {
-            let events = histories.remove(&view.row.id.to_string()).unwrap_or_default();
-            describe_pod(id, &view, events.into())
+            let history = histories.remove(&view.row.id.to_string()).unwrap_or_default();
+            describe_pod(id, &view, history)
         }
     };
     Ok(ServiceList { metadata: None, services: services.into_iter().map(describe).collect() })
@@ -111,8 +111,14 @@ fn describe_part(part: DaemonPart, started: Timestamp) -> ServiceInfo {
 }
 
 /// Old clients do not check whether `events` and `health` are present.
-fn describe_pod(id: String, view: &PodView, events: Vec<ServiceEvent>) -> ServiceInfo {
-    let state = state_name(pod_state(view)).to_owned();
+fn describe_pod(id: String, view: &PodView, history: ServiceHistory) -> ServiceInfo {
+    // The row has no requests to stop.
+    let state = match (pod_state(view), history.pod_state) {
+        (Action::Running, Some(Action::Stopping)) => Action::Stopping,
+        (Action::Failed, Some(Action::Finished)) => Action::Finished,
+        (state, _) => state,
+    };
+    let (state, events) = (state_name(state).to_owned(), Vec::from(history.events));
     let health = describe_health(view, &events);
     ServiceInfo { id, state, events: Some(ServiceEvents { events }), health: Some(health) }
 }
@@ -157,21 +163,37 @@ fn describe_health(view: &PodView, events: &[ServiceEvent]) -> ServiceHealth {
     }
 }
 
-/// The last events of each pod, oldest first, by UUID.
-fn read_histories(observer: &Observer) -> Result<HashMap<String, VecDeque<ServiceEvent>>, Status> {
+/// The history of a pod and its apps.
+#[derive(Default)]
+struct ServiceHistory {
+    /// The last events, oldest first.
+    events: VecDeque<ServiceEvent>,
+    /// The state that the last event of the pod itself reports.
+    pod_state: Option<Action>,
+}
+
+/// The histories of pods by UUID.
+fn read_histories(observer: &Observer) -> Result<HashMap<String, ServiceHistory>, Status> {
     let failed = |error| status::from_error(&error);
     let end = observer.events_start(&EventQuery::default(), now()).map_err(failed)?;
     let mut cursor = end.saturating_sub(MAX_HISTORY);
-    let mut histories: HashMap<String, VecDeque<ServiceEvent>> = HashMap::new();
+    let mut histories: HashMap<String, ServiceHistory> = HashMap::new();
+    let mut states = ServiceStates::default();
     while cursor < end {
         let page = observer.events_after(cursor, PAGE_SIZE).map_err(failed)?;
         for event in &page.events {
-            let Some(message) = describe_event(&event.event) else { continue };
-            let history = histories.entry(event.event.id.clone()).or_default();
-            if history.len() == MAX_EVENTS {
-                history.pop_front();
+            let event = &event.event;
+            let Some(change) = states.translate(event) else { continue };
+            let history = histories.entry(event.id.clone()).or_default();
+            if app_of(event).is_none() {
+                history.pod_state = change.actions.last().copied();
             }
-            history.push_back(message);
+            for action in &change.actions {
+                if history.events.len() == MAX_EVENTS {
+                    history.events.pop_front();
+                }
+                history.events.push_back(describe_event(event, *action, &change.message));
+            }
         }
         if page.cursor == cursor {
             break;
@@ -182,11 +204,9 @@ fn read_histories(observer: &Observer) -> Result<HashMap<String, VecDeque<Servic
 }
 
 /// An event of a pod, or of an app of it, whose name comes first.
-fn describe_event(event: &NewEvent) -> Option<ServiceEvent> {
-    let state = service_state(event)?;
-    let is_app = event.name != event.id;
-    let msg = if is_app { format!("{}: {}", event.name, state.message) } else { state.message.clone() };
-    Some(ServiceEvent { msg, state: state_name(state.action()).to_owned(), ts: Some(to_protobuf(event.at)) })
+fn describe_event(event: &NewEvent, action: Action, message: &str) -> ServiceEvent {
+    let msg = app_of(event).map_or_else(|| message.to_owned(), |app| format!("{app}: {message}"));
+    ServiceEvent { msg, state: state_name(action).to_owned(), ts: Some(to_protobuf(event.at)) }
 }
 
 /// The name of a state, as ServiceList has it.

@@ -1,7 +1,7 @@
-//! Ids of events: xids (github.com/rs/xid), which sort by time. 12 bytes: seconds since 1970, then the number of the
-//! event, both big-endian; as text, 20 characters of base32hex in lower case (RFC 4648, section 7).
+//! Ids of events: xids (github.com/rs/xid), which sort by time. 12 bytes: seconds since 1970, then the position of the
+//! message, both big-endian; as text, 20 characters of base32hex in lower case (RFC 4648, section 7).
 //!
-//! The time of events never decreases, so ids sort by number.
+//! The time of events never decreases, so ids sort by position.
 
 use gantry_engine::model::Timestamp;
 
@@ -11,17 +11,34 @@ const BYTES: usize = 12;
 /// Characters of an id.
 const LENGTH: usize = 20;
 
+/// The position of a message in the history: an event makes up to two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct EventPosition {
+    /// The number of the event, less than 2⁶³ as all integers of SQLite.
+    pub(super) seq: u64,
+    /// Whether it is the second message of the event.
+    pub(super) is_second: bool,
+}
+
+impl EventPosition {
+    /// The position after all messages of this event and of earlier ones.
+    pub(super) fn after(seq: u64) -> Self {
+        Self { seq, is_second: true }
+    }
+}
+
 /// The id of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Xid([u8; BYTES]);
 
 impl Xid {
-    /// The id of the event with this time and number.
-    pub(super) fn new(at: Timestamp, seq: u64) -> Self {
+    /// The id of the message at this position, whose event has this time.
+    pub(super) fn new(at: Timestamp, position: EventPosition) -> Self {
+        let number = position.seq << 1 | u64::from(position.is_second);
         let seconds = u32::try_from(at.seconds().max(0)).unwrap_or(u32::MAX);
         let mut bytes = [0; BYTES];
         bytes[..4].copy_from_slice(&seconds.to_be_bytes());
-        bytes[4..].copy_from_slice(&seq.to_be_bytes());
+        bytes[4..].copy_from_slice(&number.to_be_bytes());
         Self(bytes)
     }
 
@@ -42,11 +59,12 @@ impl Xid {
         Some(Self(id))
     }
 
-    /// The number of the event.
-    pub(super) fn seq(self) -> u64 {
-        let mut seq = [0; 8];
-        seq.copy_from_slice(&self.0[4..]);
-        u64::from_be_bytes(seq)
+    /// The position of the message.
+    pub(super) fn position(self) -> EventPosition {
+        let mut number = [0; 8];
+        number.copy_from_slice(&self.0[4..]);
+        let number = u64::from_be_bytes(number);
+        EventPosition { seq: number >> 1, is_second: number & 1 == 1 }
     }
 }
 
@@ -82,11 +100,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn texts_are_parsed_back_and_sort(one in (0..=u32::MAX, any::<u64>()), other in (0..=u32::MAX, any::<u64>())) {
-            let id = |(seconds, seq): (u32, u64)| Xid::new(Timestamp(i64::from(seconds) * 1_000_000_000), seq);
+        fn texts_are_parsed_back_and_sort(
+            one in (0..=u32::MAX, 0..1u64 << 63, any::<bool>()),
+            other in (0..=u32::MAX, 0..1u64 << 63, any::<bool>()),
+        ) {
+            let id = |(seconds, seq, is_second): (u32, u64, bool)| {
+                Xid::new(Timestamp(i64::from(seconds) * 1_000_000_000), EventPosition { seq, is_second })
+            };
             let (a, b) = (id(one), id(other));
             prop_assert_eq!(Xid::parse(&a.to_string()), Some(a));
-            prop_assert_eq!(a.seq(), one.1);
+            prop_assert_eq!(a.position(), EventPosition { seq: one.1, is_second: one.2 });
             prop_assert_eq!(a.cmp(&b), one.cmp(&other));
             prop_assert_eq!(a.to_string().cmp(&b.to_string()), a.cmp(&b));
         }

@@ -180,6 +180,11 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
         ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(names, |_| true),
         ("completion", 0) => Candidates::from_words(["bash", "zsh", "fish"]),
         ("volume inspect" | "volume rm", _) => Candidates::from_words(names.volumes()),
+        // The scripts insert candidates without quoting them.
+        ("schedule disable" | "schedule destroy" | "schedule cat", _) => {
+            let is_word = |name: &String| name.bytes().all(|c| c.is_ascii_alphanumeric() || b"._@%+/:-".contains(&c));
+            Candidates::from_words(names.schedules().into_iter().filter(is_word))
+        }
         ("network inspect", _) => Candidates::from_words(names.networks()),
         ("rmi", _) => Candidates::from_words(names.images()),
         (name, _) if name.starts_with("image ") && !matches!(name, "image list" | "image gc") => {
@@ -304,6 +309,10 @@ mod tests {
         fn volumes(&self) -> Vec<String> {
             vec!["data".to_owned()]
         }
+
+        fn schedules(&self) -> Vec<String> {
+            ["backup", "nightly", "/bin/sleep 9"].map(str::to_owned).into()
+        }
     }
 
     fn completed(line: &str) -> String {
@@ -326,6 +335,8 @@ mod tests {
             ("--dir /x image l", "list load ls"),
             ("network inspect l", "lan"),
             ("volume rm ", "data"),
+            ("schedule rm ", "backup nightly"),
+            ("schedule cat backup n", "nightly"),
             ("run ", "docker.io/library/nginx:1 127.0.0.1:5000/fixture:1 :files"),
             ("pull doc", "docker.io/library/nginx:1 :files"),
             ("rmi 127", "127.0.0.1:5000/fixture:1"),

@@ -1,4 +1,4 @@
-//! Names of pods, images, networks and volumes on this host, for completion.
+//! Names of pods, images, networks, volumes and schedules on this host, for completion.
 
 use gantry_model::query::PodQuery;
 
@@ -25,6 +25,8 @@ pub(super) trait HostNames {
     fn networks(&self) -> Vec<String>;
     /// Names of volumes.
     fn volumes(&self) -> Vec<String>;
+    /// Names of schedules.
+    fn schedules(&self) -> Vec<String>;
 }
 
 /// Reads the names from the store.
@@ -57,6 +59,10 @@ impl<'a> StoreNames<'a> {
         Ok(self.0.open_to_read()?.volumes()?.into_iter().map(|volume| volume.name.to_string()).collect())
     }
 
+    fn read_schedules(&self) -> Result<Vec<String>, Failure> {
+        Ok(self.0.open_to_read()?.schedules()?.into_iter().map(|view| view.row.name.to_string()).collect())
+    }
+
     fn read_networks(&self) -> Result<Vec<String>, Failure> {
         let networks = self.0.open_to_read()?.networks()?;
         Ok(networks
@@ -82,5 +88,9 @@ impl HostNames for StoreNames<'_> {
 
     fn volumes(&self) -> Vec<String> {
         self.read_volumes().unwrap_or_default()
+    }
+
+    fn schedules(&self) -> Vec<String> {
+        self.read_schedules().unwrap_or_default()
     }
 }

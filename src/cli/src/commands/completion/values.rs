@@ -13,7 +13,9 @@ use crate::pod_filter::KEYS as POD_KEYS;
 pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, names: &dyn HostNames) -> Candidates {
     match name {
         "phase" | "state" => Candidates::from_words(Phase::NAMES),
-        "signal" | "stop-signal" => Candidates::from_words(crate::signal_name::NAMES.map(|name| format!("SIG{name}"))),
+        "signal" | "stop-signal" => {
+            Candidates::from_words(gantry_model::signal::NAMES.map(|name| format!("SIG{name}")))
+        }
         "cap-add" | "cap-drop" => {
             Candidates::from_words(CAPABILITIES.iter().copied().chain([ALL_CAPABILITIES]).map(short))
         }

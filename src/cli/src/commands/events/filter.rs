@@ -168,7 +168,9 @@ impl Test {
             Self::Kind(kind) => event.kind == *kind,
             Self::Id(id) => event.id == *id,
             Self::IdPrefix(prefix) => id_has_prefix(&event.id, prefix),
-            Self::PodPrefix(prefix) => !is_image_event(event) && event.id.starts_with(prefix),
+            Self::PodPrefix(prefix) => {
+                !is_image_event(event) && !event.kind.is_of_schedule() && event.id.starts_with(prefix)
+            }
             Self::Name(name) => event.name == *name || (is_image_event(event) && image_name_matches(&event.name, name)),
             Self::App(name) => {
                 let is_app_event = matches!(
@@ -176,6 +178,7 @@ impl Test {
                     EventKind::AppCreated
                         | EventKind::AppStarted
                         | EventKind::AppReady
+                        | EventKind::AppStopping
                         | EventKind::AppExited
                         | EventKind::AppRemoved
                         | EventKind::AppPaused
@@ -257,9 +260,11 @@ mod tests {
             event(PodExited, POD, POD, &[]),
             event(PodExited, GONE, GONE, &[]),
             event(EventKind::ImageRemoved, "sha512:3", "host/tool@sha512:3", &[("image_id", "sha512:3")]),
+            event(EventKind::ScheduleEnabled, "abcdef", "abcdef", &[]),
         ];
-        let rows: [(&[&str], &[usize]); 27] = [
-            (&[], &[0, 1, 2, 3, 4, 5, 6, 7]),
+        let rows: [(&[&str], &[usize]); 28] = [
+            (&[], &[0, 1, 2, 3, 4, 5, 6, 7, 8]),
+            (&["name=abcdef"], &[8]),
             (&["image=tool"], &[7]),
             (&["type=pod-exited"], &[5, 6]),
             (&["type=POD_EXITED", "type=EVENT_TYPE_POD_STARTED"], &[2, 5, 6]),
@@ -300,7 +305,7 @@ mod tests {
         for (text, want) in [
             ("type", "type, id, name, pod, app, image"),
             ("label=x", "type, id, name, pod, app, image"),
-            ("type=died", "pod-exited, pod-start-failed, pod-garbage-collected"),
+            ("type=died", "pod-exited, pod-starting, pod-start-failed, pod-garbage-collected"),
             ("id=", "value of 'id'"),
             ("id=xyz", "'xyz'"),
             ("id=sha256:xyz", "sha256:xyz"),

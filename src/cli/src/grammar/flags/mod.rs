@@ -7,6 +7,7 @@ mod pod_limits;
 mod privileges;
 mod resources;
 mod restart;
+mod schedule;
 mod systemd;
 
 use super::Verb;
@@ -70,8 +71,30 @@ impl Flag {
         ];
         /// The flags of pods with an interactive app.
         const INTERACTIVE: [&str; 3] = ["keep-stdin", "tty", "interactive"];
+        /// Flags of the pod that a schedule lacks: its pods have no name and no foreground, and their images are
+        /// fetched by gantryd if the store lacks them.
+        const NOT_OF_SCHEDULE: [&str; 9] = [
+            "pod-name",
+            "uuid-file-save",
+            "platform",
+            "pull-policy",
+            "store-only",
+            "no-store",
+            "quiet",
+            "keep-stdin",
+            "tty",
+        ];
+        if schedule::FLAGS.iter().any(|flag| flag.long() == self.long()) {
+            return verb == Verb::Schedule;
+        }
+        if self.long() == "start" {
+            return verb == Verb::AddApp;
+        }
         match verb {
             Verb::Run => true,
+            Verb::Schedule => {
+                !self.run_only && !NOT_OF_SCHEDULE.contains(&self.long()) && !INTERACTIVE.contains(&self.long())
+            }
             Verb::Prepare => !self.run_only,
             Verb::Sandbox => {
                 self.long() == "privileged"
@@ -153,6 +176,7 @@ static GROUPS: &[&[Flag]] = &[
     privileges::FLAGS,
     systemd::FLAGS,
     health::FLAGS,
+    schedule::FLAGS,
 ];
 
 /// Every flag of `run`, `prepare`, `app sandbox` and `app add`.
@@ -204,6 +228,14 @@ pub(crate) fn describe(command: clap::Command, verb: Verb) -> clap::Command {
             ),
             RUN_NOTES,
         ),
+        Verb::Schedule => (
+            format!("gantry {name} NAME [flags] IMAGE [-- ARG…]"),
+            "Without a timer, the pod runs until the schedule is disabled: its apps are started again when they end, and \
+             gantryd starts the pod again when it is lost, removed, or the host was restarted. With a timer, gantryd \
+             starts a pod at each time; one run that was missed while gantryd was down is caught up. The last three pods \
+             that have ended are kept for their logs.\n\n\
+             Enabling a schedule again with the same content changes nothing. Other content replaces its pods.",
+        ),
         Verb::Sandbox => (
             format!("gantry {name} [flags]"),
             "The pod runs until 'gantry stop' stops it, also while it has no apps and when one of its apps fails.",
@@ -212,8 +244,8 @@ pub(crate) fn describe(command: clap::Command, verb: Verb) -> clap::Command {
             format!(
                 "gantry {name} [flags] POD IMAGE [COMMAND ARG…]\n       gantry {name} [flags] POD IMAGE [flags] -- ARG…"
             ),
-            "The app is created and not started: 'gantry app start POD/NAME' starts it. It may mount volumes that the pod \
-             was created with, and brings along those of its own flags.\n\n\
+            "Without --start, the app is created and not started: 'gantry app start POD/NAME' starts it. It may mount \
+             volumes that the pod was created with, and brings along those of its own flags.\n\n\
              Exit codes: 126, 127: the command cannot be executed, or was not found in the image; 125: gantry failed.",
         ),
     };

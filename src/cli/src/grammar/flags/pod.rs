@@ -75,6 +75,17 @@ pub(super) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .in_manifest(),
+    valued(
+        Pod,
+        &["namespace"],
+        "NAME",
+        "Namespace in which the Talos node API shows the pod (default: taloscontainers; k8s.io with the labels of a kubelet)",
+        |d, v| {
+            d.pod.namespace = Some(v.parse()?);
+            Ok(())
+        },
+    )
+    .in_manifest(),
     valued(Pod, &["shm-size"], "BYTES", "Size of /dev/shm, which the apps share (default 64Mi)", |d, v| {
         d.pod.shm_size = Some(gantry_model::quantity::memory(v)?);
         Ok(())
@@ -95,6 +106,11 @@ pub(super) static FLAGS: &[Flag] = &[
         d.options.pod_name = Some(v.parse()?);
         Ok(())
     }),
+    switch(Pod, &["start"], "Start the app; if that fails, it stays added", |d, v| {
+        d.options.start = values::boolean(v)?;
+        Ok(())
+    })
+    .run_only(),
     switch(Pod, &["detach"], "Print the pod's id when it is ready, and exit", |d, v| {
         d.options.detach = values::boolean(v)?;
         Ok(())
@@ -191,10 +207,44 @@ pub(super) static FLAGS: &[Flag] = &[
         },
     )
     .in_manifest(),
+    valued(
+        Pod,
+        &["stage1"],
+        "FLAVOR",
+        "container (default), or host: no image, unconfined in the host's namespaces and files; -- COMMAND follows",
+        |d, v| {
+            d.pod.flavor = v.parse()?;
+            Ok(())
+        },
+    )
+    .in_manifest(),
     valued(Pod, &["uts"], "MODE", "UTS namespace, which has the host name: private (default) or host", |d, v| {
         d.pod.uts = v.parse()?;
         Ok(())
     })
+    .in_manifest(),
+    valued(
+        Pod,
+        &["cgroup-parent"],
+        "PATH|SLICE",
+        "Parent of the pod's cgroup: a path below the root of each hierarchy, created if it does not exist, and kept; or a \
+         slice of systemd, such as batch.slice, in which the pod is a scope",
+        |d, v| {
+            d.pod.cgroup_parent = Some(v.parse()?);
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(
+        Pod,
+        &["cgroup-manager"],
+        "MANAGER",
+        "cgroupfs: the pod's cgroup is made below a path; systemd: it is in a scope of systemd (default: as configured)",
+        |d, v| {
+            d.pod.cgroup_manager = Some(v.parse()?);
+            Ok(())
+        },
+    )
     .in_manifest(),
     switch(Pod, &["quiet"], "Suppress progress output", |d, v| {
         d.options.quiet = values::boolean(v)?;

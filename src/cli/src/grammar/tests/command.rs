@@ -201,6 +201,9 @@ fn an_added_app_follows_its_pod() {
         assert_eq!((request.target.as_deref(), app.image.as_str()), (Some("12"), "img"), "{line}");
         assert_eq!(app.args, args, "{line}");
     }
+    assert!(app_add("--start 12 img").unwrap().options.start && !app_add("12 img").unwrap().options.start);
+    let error = parse(Verb::Run, &words("--start img")).unwrap_err().to_string();
+    assert!(error.contains("--start is not a flag of 'gantry run'"), "{error}");
     let request = app_add("12 img -v /h:/a -v data:/b --mount volume=of-pod,target=/c").unwrap();
     let volumes: Vec<&str> = request.spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
     assert_eq!(volumes, ["img-bind-1", "img-data"], "names of other apps' volumes differ");

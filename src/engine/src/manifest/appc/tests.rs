@@ -94,6 +94,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         pod: String::new(),
         pod_dir: String::new(),
         trees_dir: String::new(),
+        namespace: Default::default(),
         hostname: String::new(),
         ipc: gantry_model::namespaces::IpcMode::Pod,
         uts: gantry_model::namespaces::UtsMode::Pod,
@@ -103,7 +104,8 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         former_addresses: Vec::new(),
         resolv: DnsSpec::Network,
         hosts: HostsSpec::default(),
-        cgroup_parent: "/gantry".into(),
+        cgroup_parent: "/gantry".parse().unwrap(),
+        keeps_cgroup_parent: false,
         volumes_dir: "/d/volumes".into(),
         volumes: vec![
             VolumeSpec {
@@ -121,6 +123,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         log: plan::LogLimits::default(),
         stop_grace_ms: 0,
         sandbox: false,
+        flavor: gantry_model::spec::PodFlavor::Container,
         privileged: false,
         limits: Limits::default(),
     }
@@ -136,7 +139,9 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
         networks: Networks::default(),
         hostname: String::new(),
         name: None,
+        namespace: Default::default(),
         sandbox: false,
+        cgroup: "/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a".into(),
         paused: false,
         user_annotations: annotations.clone(),
         user_labels: annotations.clone(),
@@ -145,7 +150,7 @@ fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
         phase: Phase::Embryo,
         apps: vec![AppRow {
             name: "a".parse().unwrap(),
-            image: digest(),
+            image: Some(digest()),
             image_name: image_name.into(),
             id: gantry_model::AppId::from_random([1; 32]),
             annotations,

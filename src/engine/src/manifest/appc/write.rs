@@ -31,7 +31,7 @@ pub(crate) type Configs<'a> = dyn Fn(&ImageId) -> Option<Arc<ImageConfig>> + 'a;
 pub(crate) fn pod(row: &PodRow, plan: &Plan, configs: &Configs<'_>, secrets: Secrets) -> PodManifest {
     let apps = row.apps.iter().map(|app| {
         let planned = plan.apps.iter().find(|planned| planned.name == app.name.as_str());
-        let config = configs(&app.image);
+        let config = app.image.as_ref().and_then(configs);
         let (annotations, others) = annotations(&app.annotations);
         let (name, version) = name_and_version(&app.image_name);
         let mounts = planned.map(|planned| planned.mounts.as_slice()).unwrap_or_default();
@@ -39,7 +39,7 @@ pub(crate) fn pod(row: &PodRow, plan: &Plan, configs: &Configs<'_>, secrets: Sec
             name: app.name.to_string(),
             image: RuntimeImage {
                 name: identifier(name),
-                id: Some(app.image.to_appc()),
+                id: app.image.as_ref().map(|image| image.to_appc()),
                 labels: labels(version, config.as_deref()),
             },
             app: planned.map(|planned| App { user_annotations: others, ..app_of(planned, config.as_deref(), secrets) }),

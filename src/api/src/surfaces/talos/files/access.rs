@@ -1,9 +1,13 @@
 //! Which paths a peer may open, and opening them.
 //!
-//! | path | administrator | other peers |
-//! |---|---|---|
-//! | in the data directory | resolved beneath it | the same |
-//! | elsewhere | resolved as by any program | refused |
+//! | path | administrator | names, for other peers | contents, for operators |
+//! |---|---|---|---|
+//! | in the log directory of a pod | resolved beneath the data directory | the same | resolved beneath it, without links |
+//! | elsewhere in the data directory | resolved beneath it | the same | refused |
+//! | elsewhere | resolved as by any program | refused | refused |
+//!
+//! The data directory has secrets: environments in plans and in the database, volumes, the files of apps. The log
+//! directories have the output of apps only, which Logs sends to readers, too.
 //!
 //! Beneath the data directory a link that leads out of it fails: an app could make one to a file of the host, and an
 //! administrator who reads a file of the app would get the host's.
@@ -13,6 +17,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use gantry_engine::model::id::shown;
+use gantry_engine::split_log_path;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use tonic::Status;
@@ -25,8 +30,18 @@ use crate::request::check_text;
 pub(in super::super) struct FileAccess {
     /// The data directory.
     data_dir: PathBuf,
-    /// Whether the peer may open any path of the host.
-    whole_host: bool,
+    scope: FileScope,
+}
+
+/// The paths that a peer may open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum FileScope {
+    /// Any path of the host.
+    Host,
+    /// Paths in the data directory, for calls that send no contents.
+    DataDir,
+    /// Paths in the log directories of pods.
+    PodLogs,
 }
 
 /// A file that a request names, opened with O_PATH.
@@ -39,15 +54,18 @@ pub(super) struct NamedFile {
 }
 
 impl FileAccess {
-    /// The rights of a peer: `whole_host` for an administrator.
-    pub(in super::super) fn new(data_dir: &Path, whole_host: bool) -> Self {
+    /// The rights of a peer.
+    pub(in super::super) fn new(data_dir: &Path, scope: FileScope) -> Self {
         let absolute = || std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.to_owned());
-        Self { data_dir: std::fs::canonicalize(data_dir).unwrap_or_else(|_| absolute()), whole_host }
+        Self { data_dir: std::fs::canonicalize(data_dir).unwrap_or_else(|_| absolute()), scope }
     }
 
     /// The path that a request without one means.
     fn default_path(&self) -> &Path {
-        if self.whole_host { Path::new("/") } else { &self.data_dir }
+        match self.scope {
+            FileScope::Host => Path::new("/"),
+            FileScope::DataDir | FileScope::PodLogs => &self.data_dir,
+        }
     }
 
     /// Opens a path, following links. `operation` is the system call that errors name.
@@ -58,25 +76,51 @@ impl FileAccess {
         check_text("path", path)?;
         let clean = if path.is_empty() { self.default_path().to_owned() } else { clean(path) };
         let failed = |errno| status_of(operation, path, errno);
-        let handle = match clean.strip_prefix(&self.data_dir) {
-            Ok(below) => self.open_beneath(below).map_err(|errno| match errno {
-                Errno::XDEV => {
-                    Status::permission_denied(format!("{operation} {}: a link leaves the data directory", shown(path)))
-                }
-                errno => failed(errno),
-            })?,
-            Err(_) if self.whole_host => {
+        let below = clean.strip_prefix(&self.data_dir).ok();
+        let handle = match (self.scope, below) {
+            (FileScope::Host | FileScope::DataDir, Some(below)) => {
+                self.open_beneath(below).map_err(|errno| match errno {
+                    Errno::XDEV => {
+                        let path = shown(path);
+                        Status::permission_denied(format!("{operation} {path}: a link leaves the data directory"))
+                    }
+                    errno => failed(errno),
+                })?
+            }
+            (FileScope::Host, None) => {
                 rustix::fs::open(&clean, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?
             }
-            Err(_) => {
+            (FileScope::DataDir, None) => {
                 let (path, dir) = (shown(path), self.data_dir.display());
                 return Err(Status::permission_denied(format!(
                     "not authorized: {path} is outside of {dir}, which only administrators may access"
                 )));
             }
+            (FileScope::PodLogs, below) => match below.and_then(split_log_path) {
+                Some((dir, below)) => self.open_log(&dir, &below).map_err(failed)?,
+                None => {
+                    let (path, dir) = (shown(path), self.data_dir.display());
+                    return Err(Status::permission_denied(format!(
+                        "not authorized: {path} is not in {dir}/pods/UUID/logs of a pod, and only administrators may \
+                         read other files"
+                    )));
+                }
+            },
         };
         let stat = rustix::fs::fstat(&handle).map_err(failed)?;
         Ok(NamedFile { path: clean, handle, stat })
+    }
+
+    /// Opens the log directory of a pod, or a file in it.
+    fn open_log(&self, dir: &Path, below: &Path) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let data_dir = rustix::fs::open(&self.data_dir, flags | OFlags::DIRECTORY, Mode::empty())?;
+        let dir = rustix::fs::openat2(&data_dir, dir, flags | OFlags::DIRECTORY, Mode::empty(), resolve)?;
+        if below.as_os_str().is_empty() {
+            return Ok(dir);
+        }
+        rustix::fs::openat2(&dir, below, flags, Mode::empty(), resolve)
     }
 
     fn open_beneath(&self, below: &Path) -> Result<OwnedFd, Errno> {
@@ -143,11 +187,11 @@ mod tests {
         for (name, target) in [("in", "file"), ("out", "../secret"), ("absolute", "/etc/passwd")] {
             std::os::unix::fs::symlink(target, data.join(name)).unwrap();
         }
-        let code = |whole_host, path: String| {
-            FileAccess::new(&data, whole_host).open("stat", &path).map_or_else(|status| status.code(), |_| Code::Ok)
+        let code = |scope, path: String| {
+            FileAccess::new(&data, scope).open("stat", &path).map_or_else(|status| status.code(), |_| Code::Ok)
         };
         let root = data.display().to_string();
-        for whole_host in [false, true] {
+        for scope in [FileScope::DataDir, FileScope::Host] {
             for (name, want) in [
                 ("", Code::Ok),
                 ("/file", Code::Ok),
@@ -157,15 +201,56 @@ mod tests {
                 ("/none", Code::NotFound),
                 ("/file/x", Code::InvalidArgument),
             ] {
-                assert_eq!(code(whole_host, format!("{root}{name}")), want, "{name}");
+                assert_eq!(code(scope, format!("{root}{name}")), want, "{name}");
             }
         }
         for path in ["/etc/passwd".to_owned(), format!("{root}/../secret"), "etc/passwd".to_owned()] {
-            assert_eq!(code(false, path.clone()), Code::PermissionDenied, "{path}");
-            assert_eq!(code(true, path.clone()), Code::Ok, "{path}");
+            assert_eq!(code(FileScope::DataDir, path.clone()), Code::PermissionDenied, "{path}");
+            assert_eq!(code(FileScope::Host, path.clone()), Code::Ok, "{path}");
         }
-        assert_eq!(FileAccess::new(&data, false).open("lstat", "").unwrap().path, data.canonicalize().unwrap());
-        assert_eq!(FileAccess::new(&data, true).open("lstat", "").unwrap().path, Path::new("/"));
+        let root = |scope| FileAccess::new(&data, scope).open("lstat", "").unwrap().path;
+        assert_eq!(root(FileScope::DataDir), data.canonicalize().unwrap());
+        assert_eq!(root(FileScope::Host), Path::new("/"));
+    }
+
+    #[test]
+    fn operators_read_log_directories_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = dir.path().join("pods/6733c088-a507-4694-aabf-ec79c0a8ac9a");
+        std::fs::create_dir_all(pod.join("logs/web")).unwrap();
+        std::fs::create_dir_all(dir.path().join("pods/other/logs")).unwrap();
+        for name in ["plan.json", "supervisor.log", "logs/web/0.log"] {
+            std::fs::write(pod.join(name), "x").unwrap();
+        }
+        for (name, target) in [("up", "../plan.json"), ("host", "/etc/passwd"), ("web-link", "web")] {
+            std::os::unix::fs::symlink(target, pod.join("logs").join(name)).unwrap();
+        }
+        let access = FileAccess::new(dir.path(), FileScope::PodLogs);
+        let code = |path: String| access.open("stat", &path).map_or_else(|status| status.code(), |_| Code::Ok);
+        let pod = pod.display();
+        for (name, want) in [
+            ("logs", Code::Ok),
+            ("logs/web", Code::Ok),
+            ("logs/web/../web/0.log", Code::Ok),
+            ("logs/web/1.log", Code::NotFound),
+            ("logs/web/0.log/x", Code::InvalidArgument),
+            ("logs/up", Code::FailedPrecondition),
+            ("logs/host", Code::FailedPrecondition),
+            ("logs/web-link/0.log", Code::FailedPrecondition),
+            ("logs/../plan.json", Code::PermissionDenied),
+            ("plan.json", Code::PermissionDenied),
+            ("supervisor.log", Code::PermissionDenied),
+            ("logs-of-others", Code::PermissionDenied),
+            ("", Code::PermissionDenied),
+        ] {
+            assert_eq!(code(format!("{pod}/{name}")), want, "{name}");
+        }
+        let root = dir.path().display();
+        for path in
+            ["/etc/passwd".to_owned(), format!("{root}"), format!("{root}/pods"), format!("{root}/pods/other/logs")]
+        {
+            assert_eq!(code(path.clone()), Code::PermissionDenied, "{path}");
+        }
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 //! Files of the host: List, DiskUsage, Read and Copy.
 //!
-//! [`access`] opens paths, and confines peers that are no administrators to the data directory. [`walk`] visits a
+//! [`access`] opens paths, and confines peers that are no administrators: to names in the data directory, and to the
+//! contents of logs. [`walk`] visits a
 //! directory tree. A call runs on a thread of its own, which waits for its client: a directory of a network file system
 //! may block for ever, and must not hold one of the bridge's threads.
 //!
@@ -22,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-pub(super) use self::access::FileAccess;
+pub(super) use self::access::{FileAccess, FileScope};
 pub(super) use self::copy::copy;
 pub(super) use self::list::ListSelection;
 pub(super) use self::read::read;

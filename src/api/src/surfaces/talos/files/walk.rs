@@ -198,7 +198,7 @@ fn next_names(contents: &mut Dir) -> Result<Vec<CString>, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::access::FileAccess;
+    use super::super::access::{FileAccess, FileScope};
     use super::*;
 
     #[derive(Default)]
@@ -229,7 +229,7 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("b/c")).unwrap();
         std::fs::write(dir.path().join("b/file"), "x").unwrap();
         std::os::unix::fs::symlink("/", dir.path().join("a")).unwrap();
-        let access = FileAccess::new(dir.path(), false);
+        let access = FileAccess::new(dir.path(), FileScope::DataDir);
         let mut recorder = Recorder::default();
         walk(&access.open("lstat", "").unwrap(), &mut recorder).unwrap();
         assert_eq!(recorder.seen, ["", "a", "b", "b/c", "b/file"]);
@@ -244,7 +244,7 @@ mod tests {
             parent = rustix::fs::openat(&parent, c"d", OFlags::PATH, Mode::empty()).unwrap();
         }
         let mut recorder = Recorder::default();
-        walk(&FileAccess::new(dir.path(), false).open("lstat", "").unwrap(), &mut recorder).unwrap();
+        walk(&FileAccess::new(dir.path(), FileScope::DataDir).open("lstat", "").unwrap(), &mut recorder).unwrap();
         assert_eq!((recorder.seen.len(), recorder.reports), (MAX_DEPTH + 1, 1));
     }
 }

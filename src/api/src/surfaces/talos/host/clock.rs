@@ -30,15 +30,13 @@ const ERA: i128 = 1 << 32;
 /// Asks a server for its time.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the name is too long. FAILED_PRECONDITION: there is no server. UNAVAILABLE: the server does not
-/// reply, or has no time.
+/// INVALID_ARGUMENT: the name is too long. UNKNOWN, with Talos' text: there is no server, it does not reply, or it has
+/// no time.
 pub(in super::super) async fn check(server: &str) -> Result<Time, Status> {
     check_text("server", server)?;
-    let failed = |why: &str| Status::unavailable(format!("failed to query NTP server \"{}\": {why}", shown(server)));
+    let failed = |why: &str| Status::unknown(format!("failed to query NTP server \"{}\": {why}", shown(server)));
     if server.is_empty() {
-        return Err(Status::failed_precondition(
-            "failed to query NTP server: gantryd's configuration names none ('time-server')",
-        ));
+        return Err(Status::unknown("failed to query NTP server: gantryd's configuration names none ('time-server')"));
     }
     let offset = match tokio::time::timeout(TIMEOUT, query(server)).await {
         Ok(result) => result.map_err(|why| failed(&why))?,

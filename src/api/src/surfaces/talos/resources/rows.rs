@@ -45,6 +45,7 @@ fn pod(row: &PodRow) -> ResourceRow {
     let (ended, end) = row.phase.end().unzip();
     let spec = yaml(&[
         ("name", YamlValue::from_text(row.name.as_ref().map(ToString::to_string))),
+        ("namespace", YamlValue::Text(row.namespace.to_string())),
         ("state", YamlValue::Text(row.phase.name().to_owned())),
         ("paused", YamlValue::Flag(row.paused)),
         ("hostname", YamlValue::Text(row.hostname.clone())),
@@ -71,7 +72,7 @@ fn app(pod: &PodRow, row: &AppRow) -> ResourceRow {
         ("state", YamlValue::Text(row.state.name().to_owned())),
         ("paused", YamlValue::Flag(row.paused || pod.paused)),
         ("image", YamlValue::Text(row.image_name.clone())),
-        ("imageId", YamlValue::Text(row.image.to_string())),
+        ("imageId", YamlValue::Text(row.image_id())),
         ("pid", YamlValue::from_number(pid)),
         ("attempt", YamlValue::from_number(attempt)),
         ("started", time(started)),

@@ -1,7 +1,10 @@
 //! Signals by name and number (signal(7), x86 and arm).
 
+use crate::id::shown;
+use crate::spec::SpecError;
+
 /// The names of the signals from 1 on, without SIG.
-pub(crate) const NAMES: [&str; 31] = [
+pub const NAMES: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
     "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
     "PWR", "SYS",
@@ -9,11 +12,22 @@ pub(crate) const NAMES: [&str; 31] = [
 const RTMIN: u8 = 34;
 const RTMAX: u8 = 64;
 
-/// The number of a signal written as a number, or as a name with or without `SIG`.
-pub(crate) fn parse(text: &str) -> Result<u8, String> {
+/// The number of a signal written as a number, or as a name with or without `SIG`; real-time ones as `RTMIN+n` and
+/// `RTMAX-n`.
+///
+/// # Errors
+/// [`SpecError`].
+pub fn parse(text: &str) -> Result<u8, SpecError> {
     let upper = text.to_ascii_uppercase();
     let name = upper.strip_prefix("SIG").unwrap_or(&upper);
     let digits = |text: &str| text.bytes().all(|c| c.is_ascii_digit()).then(|| text.parse::<u8>().ok()).flatten();
+    // Other names of signals (signal(7)).
+    let name = match name {
+        "POLL" => "IO",
+        "CLD" => "CHLD",
+        "IOT" => "ABRT",
+        name => name,
+    };
     let named = NAMES.iter().position(|known| *known == name).and_then(|at| u8::try_from(at + 1).ok());
     let offset = |prefix: &str| name.strip_prefix(prefix).and_then(digits);
     let number = named
@@ -23,8 +37,19 @@ pub(crate) fn parse(text: &str) -> Result<u8, String> {
         .or_else(|| offset("RTMAX-").and_then(|n| RTMAX.checked_sub(n)))
         .or_else(|| digits(text));
     number.filter(|n| (1..=RTMAX).contains(n)).ok_or_else(|| {
-        format!("'{}' is not a signal: expected a name such as SIGTERM, or 1 to 64", gantry_model::id::shown(text))
+        SpecError::new(format!("'{}' is not a signal: expected a name such as SIGTERM, or 1 to 64", shown(text)))
     })
+}
+
+/// The name of a signal: `SIGKILL`, `SIGRTMIN+3`; a number that is no signal: the number.
+#[must_use]
+pub fn name(number: u8) -> String {
+    match (number, number.checked_sub(1).and_then(|at| NAMES.get(usize::from(at)))) {
+        (_, Some(name)) => format!("SIG{name}"),
+        (RTMIN, None) => "SIGRTMIN".to_owned(),
+        (RTMIN..=RTMAX, None) => format!("SIGRTMIN+{}", number - RTMIN),
+        (_, None) => number.to_string(),
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,546 @@
+//! Schedules: pods that are kept running, or started at certain times.
+//!
+//! # The row comes first
+//!
+//! Enabling, disabling and destroying change the row durably. Then, and in gantryd after every commit and when a time
+//! has come, [`Engine::apply_schedule`] compares the row with its pods and brings the pods in line. It may be killed at
+//! any point and run in several processes at once.
+//!
+//! | killed after | found | becomes |
+//! |---|---|---|
+//! | the row was enabled | no pod of this revision | a pod is created and started |
+//! | the pod was inserted, which begins the run | a pod being prepared, lock free | preparation aborted, then another pod |
+//! | the pod was started | a running pod | the same |
+//! | the row was enabled with other content | pods of a former revision | stopped and removed; then as the first line |
+//! | the row was disabled | pods that run | stopped, and kept for their logs |
+//! | the row was destroyed | pods without a schedule | stopped and removed |
+//!
+//! A run of a timer is begun once: if its process is killed before the pod has started, the run is not repeated.
+//!
+//! An app of a schedule without a timer gets the restart policy `always`, unless it has another one. So the supervisor
+//! starts it again, and gantryd starts the pod again that was lost, also by a reboot (`pods/restart.rs`).
+
+mod calendar;
+mod view;
+
+use std::time::Duration;
+
+use gantry_fetch::PullPolicy;
+use gantry_fetch::progress::Silent;
+use gantry_model::error::chain;
+use gantry_model::restart::{RestartPolicy, pod_backoff};
+use gantry_model::schedule::{Overlap, Timer, validate_comment};
+use gantry_model::spec::SpecError;
+use gantry_model::{ErrorKind, Kind, PodId, PodSpec, ScheduleName, Timestamp};
+use gantry_store::{InsertPodError, NewSchedule, SchedulePod, ScheduleRow, ScheduleRun};
+use thiserror::Error;
+
+use calendar::CalendarEvent;
+
+pub use view::{EndedApp, ScheduleState, ScheduleView};
+
+use crate::error::need_root;
+use crate::host::process::{Deadline, booted_at};
+use crate::manifest;
+use crate::pods::output::Show;
+use crate::pods::prepare::{Prepare, PrepareError};
+use crate::pods::rm::RmError;
+use crate::pods::run::{RunOptions, Running, StartError};
+use crate::pods::stop::StopError;
+use crate::{Engine, ManifestError, Observer, PodError};
+
+/// The label of a pod with the name of its schedule, for people to read and to filter by.
+pub const SCHEDULE_LABEL: &str = "gantry/schedule";
+
+/// The ended pods of a timer that are kept for their logs.
+const MAX_ENDED_PODS: usize = 3;
+/// The maximum length of a recorded reason, in bytes.
+const MAX_FAILURE: usize = 1024;
+/// The time in which a pod that is being prepared or removed by another process is waited for.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Poll interval of that wait.
+const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// An operation on a schedule failed.
+#[derive(Debug, Error)]
+pub enum ScheduleError {
+    /// No such schedule.
+    #[error("there is no schedule '{0}': 'gantry schedule list' lists the schedules")]
+    NotFound(ScheduleName),
+    /// The specification of its pods is invalid.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// A calendar event is invalid.
+    #[error("--on-calendar: {0}")]
+    Calendar(String),
+    /// The recorded specification of its pods cannot be read.
+    #[error("the pod of schedule '{name}' cannot be read")]
+    Manifest {
+        /// The schedule.
+        name: ScheduleName,
+        /// The cause.
+        #[source]
+        source: ManifestError,
+    },
+    /// A pod could not be created for it.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// Its pod could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A pod of it could not be stopped.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    /// A pod of it could not be removed.
+    #[error(transparent)]
+    Rm(#[from] RmError),
+    /// The store failed, or the caller lacks permission.
+    #[error(transparent)]
+    Pod(#[from] PodError),
+}
+
+impl Kind for ScheduleError {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound(_) => ErrorKind::NotFound,
+            Self::Spec(error) => error.kind(),
+            Self::Calendar(_) => ErrorKind::Invalid,
+            Self::Manifest { source, .. } => source.kind(),
+            Self::Prepare(error) => error.kind(),
+            Self::Start(error) => error.kind(),
+            Self::Stop(error) => error.kind(),
+            Self::Rm(error) => error.kind(),
+            Self::Pod(error) => error.kind(),
+        }
+    }
+}
+
+/// A step that brings the pods of a schedule in line with its row.
+#[derive(Debug, PartialEq, Eq)]
+enum Action {
+    /// Stops a pod, which stays.
+    Stop(PodId),
+    /// Stops a pod if it runs, and removes it.
+    Remove(PodId),
+    /// Creates and starts a pod.
+    Start(ScheduleRun),
+    /// Records that a run is skipped.
+    Skip(ScheduleRun),
+}
+
+/// The present time and boot.
+struct Moment {
+    now: Timestamp,
+    boot: String,
+    booted: Timestamp,
+}
+
+/// Whether the pod runs or will run without any further action of its schedule.
+fn is_live(pod: &SchedulePod) -> bool {
+    match pod.phase.as_str() {
+        "exited" => pod.restart_at.is_some(),
+        "aborted-prepare" | "garbage" => false,
+        _ => true,
+    }
+}
+
+/// The time of the next run or try, which may have passed; `None`: none is planned. `pods`: of its revision.
+fn next_run(row: &ScheduleRow, pods: &[&SchedulePod], moment: &Moment) -> Option<Timestamp> {
+    if !row.enabled {
+        return None;
+    }
+    match &row.timer {
+        Some(timer) => {
+            let is_boot_handled = row.handled_boot.as_deref() == Some(&moment.boot);
+            let next = timer.next_run(row.handled_at, (!is_boot_handled).then_some(moment.booted), moment.now);
+            // The clock may have been set back.
+            let handled = row.handled_at.min(moment.now);
+            let events = timer.calendar.iter().filter_map(|text| CalendarEvent::parse(text).ok());
+            let due = events.filter_map(|event| event.next_event(handled)).chain(next).min();
+            due.map(|due| timer.delay_run(&row.name, due))
+        }
+        // A pod that was stopped on request stays so.
+        None if pods.iter().any(|pod| !matches!(pod.phase.as_str(), "aborted-prepare" | "garbage")) => None,
+        None => Some(row.retry_at.unwrap_or(row.enabled_at)),
+    }
+}
+
+/// The actions that are due. `pods`: all pods of the schedule, the oldest first.
+fn due_actions(row: Option<&ScheduleRow>, pods: &[SchedulePod], moment: &Moment) -> Vec<Action> {
+    let mut actions = Vec::new();
+    let is_current = |pod: &&SchedulePod| row.is_some_and(|row| row.revision == pod.revision);
+    let is_gone = |pod: &&SchedulePod| pod.phase == "garbage";
+    // Also those whose removal was begun: its process may have been killed.
+    actions.extend(pods.iter().filter(|pod| !is_current(pod)).map(|pod| Action::Remove(pod.id)));
+    let Some(row) = row else { return actions };
+    let current: Vec<&SchedulePod> = pods.iter().filter(is_current).collect();
+    let live: Vec<&SchedulePod> = current.iter().copied().filter(|pod| is_live(pod)).collect();
+    if !row.enabled {
+        actions.extend(live.iter().map(|pod| Action::Stop(pod.id)));
+    }
+    let ended: Vec<PodId> = current.iter().filter(|pod| !is_live(pod) && !is_gone(pod)).map(|pod| pod.id).collect();
+    let aborted = current.iter().filter(|pod| pod.phase == "aborted-prepare").map(|pod| pod.id);
+    match &row.timer {
+        Some(_) => actions.extend(ended.iter().rev().skip(MAX_ENDED_PODS).map(|id| Action::Remove(*id))),
+        None => actions.extend(aborted.map(Action::Remove)),
+    }
+    if next_run(row, &current, moment).is_none_or(|at| at > moment.now) {
+        return actions;
+    }
+    let boot = row.timer.as_ref().and_then(|timer| timer.on_boot);
+    let is_boot_due = boot.is_some_and(|after| moment.booted.after(after) <= moment.now);
+    let run = ScheduleRun {
+        name: row.name.clone(),
+        revision: row.revision,
+        runs: row.runs,
+        at: moment.now,
+        boot: is_boot_due.then(|| moment.boot.clone()),
+    };
+    match &row.timer {
+        Some(timer) if !live.is_empty() => match timer.overlap {
+            Overlap::Refuse => actions.push(Action::Skip(run)),
+            // It stays due until the pod has ended.
+            Overlap::Queue => {}
+        },
+        _ => actions.push(Action::Start(run)),
+    }
+    actions
+}
+
+impl Engine {
+    /// Enables a schedule of pods with this specification durably, and starts its pod if that is due. Enabling it again
+    /// with the same content changes nothing; other content replaces the pod.
+    ///
+    /// # Errors
+    /// [`ScheduleError`] if it was not enabled. A failed start is recorded and tried again by gantryd.
+    pub fn enable_schedule(
+        &self,
+        name: ScheduleName,
+        mut spec: PodSpec,
+        timer: Option<Timer>,
+        comment: String,
+    ) -> Result<bool, ScheduleError> {
+        need_root("enable a schedule")?;
+        timer.as_ref().map_or(Ok(()), Timer::validate)?;
+        for text in timer.iter().flat_map(|timer| &timer.calendar) {
+            let event = CalendarEvent::parse(text).map_err(ScheduleError::Calendar)?;
+            if event.next_event(gantry_store::now()).is_none() {
+                let text = gantry_model::id::shown(text);
+                return Err(ScheduleError::Calendar(format!("the calendar event '{text}' never comes")));
+            }
+        }
+        validate_comment(&comment)?;
+        if timer.is_none() {
+            for app in &mut spec.apps {
+                if app.options.restart == RestartPolicy::No {
+                    app.options.restart = RestartPolicy::Always;
+                }
+            }
+        }
+        spec.user_labels.insert(SCHEDULE_LABEL.to_owned(), name.to_string());
+        spec.validate()?;
+        let manifest = manifest::to_value(&spec).to_string();
+        let new = NewSchedule { name, manifest, timer, comment };
+        Ok(self.store.enable_schedule(&new, gantry_store::now()).map_err(PodError::store)?)
+    }
+
+    /// Disables a schedule durably and stops its pods, which stay for their logs. Disabling it again changes nothing.
+    ///
+    /// # Errors
+    /// [`ScheduleError`]. If a pod could not be stopped, gantryd tries again.
+    pub fn disable_schedule(&self, name: &ScheduleName) -> Result<(), ScheduleError> {
+        need_root("disable a schedule")?;
+        if !self.store.disable_schedule(name).map_err(PodError::store)? {
+            return Err(ScheduleError::NotFound(name.clone()));
+        }
+        self.apply_schedule(name).map(drop)
+    }
+
+    /// Deletes a schedule durably, and stops and removes its pods.
+    ///
+    /// # Errors
+    /// [`ScheduleError`]. If a pod could not be removed, gantryd tries again.
+    pub fn destroy_schedule(&self, name: &ScheduleName) -> Result<(), ScheduleError> {
+        need_root("destroy a schedule")?;
+        if !self.store.delete_schedule(name).map_err(PodError::store)? {
+            return Err(ScheduleError::NotFound(name.clone()));
+        }
+        self.apply_schedule(name).map(drop)
+    }
+
+    /// All schedules, by name.
+    ///
+    /// # Errors
+    /// [`ScheduleError`].
+    pub fn schedules(&self) -> Result<Vec<ScheduleView>, ScheduleError> {
+        let rows = self.store.schedules().map_err(PodError::store)?;
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pods = self.store.schedule_pods(None).map_err(PodError::store)?;
+        let moment = self.moment();
+        let view = |row: ScheduleRow| {
+            let of_row = |pod: &&SchedulePod| pod.schedule == row.name && pod.revision == row.revision;
+            let current: Vec<&SchedulePod> = pods.iter().filter(of_row).collect();
+            let next_run = next_run(&row, &current, &moment);
+            let newest_pod = current.last().map_or(Ok(None), |pod| self.store.pod(pod.id)).map_err(PodError::store)?;
+            Ok(ScheduleView { pods: current.into_iter().cloned().collect(), newest_pod, next_run, row })
+        };
+        rows.into_iter().map(view).collect()
+    }
+
+    /// The schedules with actions that are due, or will be, each with the time; the earliest first.
+    ///
+    /// # Errors
+    /// [`ScheduleError`].
+    pub fn due_schedules(&self) -> Result<Vec<(ScheduleName, Timestamp)>, ScheduleError> {
+        let rows = self.store.schedules().map_err(PodError::store)?;
+        let pods = self.store.schedule_pods(None).map_err(PodError::store)?;
+        let moment = self.moment();
+        let mut due = Vec::new();
+        let destroyed = pods.iter().filter(|pod| !rows.iter().any(|row| row.name == pod.schedule));
+        let mut orphans: Vec<&ScheduleName> = destroyed.map(|pod| &pod.schedule).collect();
+        orphans.dedup();
+        for name in orphans {
+            due.push((name.clone(), moment.now));
+        }
+        for row in &rows {
+            let own: Vec<SchedulePod> = pods.iter().filter(|pod| pod.schedule == row.name).cloned().collect();
+            if !due_actions(Some(row), &own, &moment).is_empty() {
+                due.push((row.name.clone(), moment.now));
+                continue;
+            }
+            let current: Vec<&SchedulePod> = own.iter().filter(|pod| pod.revision == row.revision).collect();
+            // A queued run waits for a commit, not for a time.
+            due.extend(next_run(row, &current, &moment).filter(|at| *at > moment.now).map(|at| (row.name.clone(), at)));
+        }
+        due.sort_by_key(|(_, at)| *at);
+        Ok(due)
+    }
+
+    /// Brings the pods of a schedule in line with its row: removes those of former revisions, stops those of a disabled
+    /// schedule, and starts the pod that is due. Returns the pods that it has started.
+    ///
+    /// # Errors
+    /// The first [`ScheduleError`], after the other actions. A failed start is recorded, and due again later.
+    pub fn apply_schedule(&self, name: &ScheduleName) -> Result<Vec<Running>, ScheduleError> {
+        need_root("apply a schedule")?;
+        /// A change during an action makes others due.
+        const MAX_ROUNDS: usize = 4;
+        let mut started = Vec::new();
+        for _ in 0..MAX_ROUNDS {
+            let row = self.store.schedule(name).map_err(PodError::store)?;
+            let pods = self.store.schedule_pods(Some(name)).map_err(PodError::store)?;
+            for pod in pods.iter().filter(|pod| is_live(pod)) {
+                // A preparer that was killed leaves a pod that only looks alive.
+                match self.reconcile_pod(pod.id) {
+                    Ok(_) | Err(PodError::NotFound(_)) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let pods = match pods.is_empty() {
+                true => pods,
+                false => self.store.schedule_pods(Some(name)).map_err(PodError::store)?,
+            };
+            let actions = due_actions(row.as_ref(), &pods, &self.moment());
+            if actions.is_empty() {
+                break;
+            }
+            let mut first_error = None;
+            for action in actions {
+                let done = match action {
+                    Action::Stop(id) => self.stop_scheduled_pod(id),
+                    Action::Remove(id) => self.remove_scheduled_pod(id),
+                    Action::Skip(run) => {
+                        self.store.skip_schedule_run(&run).map_err(|error| PodError::store(error).into())
+                    }
+                    Action::Start(_) if first_error.is_some() => Ok(()),
+                    Action::Start(run) => {
+                        let manifest = row.as_ref().map(|row| (row.manifest.as_str(), row.failures));
+                        let (manifest, failures) = manifest.unwrap_or_default();
+                        self.start_run(run, manifest, failures).map(|running| started.extend(running))
+                    }
+                };
+                if let Err(error) = done {
+                    first_error.get_or_insert(error);
+                }
+            }
+            if let Some(error) = first_error {
+                return Err(error);
+            }
+        }
+        Ok(started)
+    }
+
+    fn moment(&self) -> Moment {
+        Moment { now: gantry_store::now(), boot: self.store.boot().0.clone(), booted: booted_at() }
+    }
+
+    /// Creates and starts the pod of a run. `None`: another process has begun it, or the schedule was changed.
+    fn start_run(&self, run: ScheduleRun, manifest: &str, failures: u32) -> Result<Option<Running>, ScheduleError> {
+        let started = self.create_and_start(&run, manifest);
+        let (failure, retry_at) = match &started {
+            Ok(_) if failures == 0 => return started,
+            Ok(None) => return started,
+            Ok(Some(_)) => (None, None),
+            Err(error) => {
+                let mut text = chain(error).to_string();
+                text.truncate(text.floor_char_boundary(MAX_FAILURE));
+                (Some(text), Some(gantry_store::now().after(pod_backoff(failures.saturating_add(1)))))
+            }
+        };
+        self.store.record_schedule_start(&run, failure.as_deref(), retry_at).map_err(PodError::store)?;
+        started
+    }
+
+    fn create_and_start(&self, run: &ScheduleRun, manifest: &str) -> Result<Option<Running>, ScheduleError> {
+        let spec = manifest::parse_ours(manifest.as_bytes())
+            .map_err(|source| ScheduleError::Manifest { name: run.name.clone(), source })?;
+        let request = Prepare::new(spec, PullPolicy::New, &Silent)?.to_be_started().for_schedule(run.clone());
+        let pod = match self.create(request) {
+            Ok(pod) => pod,
+            Err(PrepareError::Pod(error)) if is_schedule_changed(&error) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Some(pod.start(RunOptions { show: Show::No, remove: false })?))
+    }
+
+    /// Stops a pod; one that another process prepares, as soon as it runs.
+    fn stop_scheduled_pod(&self, id: PodId) -> Result<(), ScheduleError> {
+        let deadline = Deadline::after(BUSY_TIMEOUT);
+        loop {
+            match self.stop(id, self.stop_grace(id, None), false) {
+                Ok(_) | Err(StopError::Pod(PodError::NotFound(_))) => return Ok(()),
+                Err(StopError::NotStarted { .. }) if self.is_aborted(id) => return Ok(()),
+                Err(StopError::NotStarted { .. }) if !deadline.passed() => std::thread::sleep(BUSY_POLL_INTERVAL),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn is_aborted(&self, id: PodId) -> bool {
+        self.reconcile_pod(id).is_ok_and(|row| row.phase.is_final())
+    }
+
+    fn remove_scheduled_pod(&self, id: PodId) -> Result<(), ScheduleError> {
+        let deadline = Deadline::after(BUSY_TIMEOUT);
+        loop {
+            match self.rm(id, true) {
+                Ok(()) | Err(RmError::Pod(PodError::NotFound(_))) => return Ok(()),
+                Err(RmError::Preparing(_) | RmError::Busy(_)) if !deadline.passed() => {
+                    std::thread::sleep(BUSY_POLL_INTERVAL);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Observer {
+    /// All schedules, by name.
+    ///
+    /// # Errors
+    /// [`ScheduleError`].
+    pub fn schedules(&self) -> Result<Vec<ScheduleView>, ScheduleError> {
+        self.engine.schedules()
+    }
+}
+
+fn is_schedule_changed(error: &PodError) -> bool {
+    match error {
+        PodError::Store(cause) => matches!(cause.get::<InsertPodError>(), Some(InsertPodError::ScheduleChanged(_))),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn seconds(count: i64) -> Timestamp {
+        Timestamp(count * 1_000_000_000)
+    }
+
+    fn row(timer: Option<Timer>) -> ScheduleRow {
+        ScheduleRow {
+            name: "a".parse().unwrap(),
+            revision: 2,
+            enabled: true,
+            enabled_at: seconds(100),
+            manifest: "{}".into(),
+            timer,
+            comment: String::new(),
+            runs: 4,
+            last_run: None,
+            handled_at: seconds(100),
+            handled_boot: None,
+            failures: 0,
+            failure: None,
+            retry_at: None,
+        }
+    }
+
+    fn pod(n: u8, revision: u64, phase: &str) -> SchedulePod {
+        let (id, schedule) = (PodId::from_random([n; 16]), "a".parse().unwrap());
+        SchedulePod { id, schedule, revision, phase: phase.into(), created: seconds(n.into()), restart_at: None }
+    }
+
+    fn at(now: i64) -> Moment {
+        Moment { now: seconds(now), boot: "boot".into(), booted: seconds(50) }
+    }
+
+    fn verbs(row: Option<&ScheduleRow>, pods: &[SchedulePod], now: i64) -> Vec<(&'static str, Option<PodId>)> {
+        let verb = |action: Action| match action {
+            Action::Stop(id) => ("stop", Some(id)),
+            Action::Remove(id) => ("remove", Some(id)),
+            Action::Start(_) => ("start", None),
+            Action::Skip(_) => ("skip", None),
+        };
+        due_actions(row, pods, &at(now)).into_iter().map(verb).collect()
+    }
+
+    #[test]
+    fn a_pod_of_the_present_revision_runs() {
+        let always = row(None);
+        assert_eq!(verbs(Some(&always), &[], 100), [("start", None)]);
+        assert_eq!(verbs(Some(&always), &[pod(1, 2, "running")], 100), []);
+        assert_eq!(verbs(Some(&always), &[pod(1, 2, "exited")], 100), [], "stopped on request");
+        let old = pod(1, 1, "running");
+        assert_eq!(verbs(Some(&always), std::slice::from_ref(&old), 100), [("remove", Some(old.id)), ("start", None)]);
+        let begun = pod(2, 2, "garbage");
+        let removals = [("remove", Some(old.id)), ("remove", Some(begun.id))];
+        assert_eq!(verbs(None, &[old.clone(), begun], 100), removals, "a removal that was begun is finished");
+        let aborted = pod(3, 2, "aborted-prepare");
+        assert_eq!(
+            verbs(Some(&always), std::slice::from_ref(&aborted), 100),
+            [("remove", Some(aborted.id)), ("start", None)]
+        );
+        let waiting = ScheduleRow { retry_at: Some(seconds(200)), ..always.clone() };
+        assert_eq!(verbs(Some(&waiting), &[], 199), []);
+        assert_eq!(verbs(Some(&waiting), &[], 200), [("start", None)]);
+        let disabled = ScheduleRow { enabled: false, ..always };
+        let running = pod(1, 2, "running");
+        assert_eq!(verbs(Some(&disabled), std::slice::from_ref(&running), 100), [("stop", Some(running.id))]);
+        assert_eq!(verbs(Some(&disabled), &[pod(1, 2, "exited")], 100), []);
+    }
+
+    #[test]
+    fn timers_start_refuse_and_queue_runs() {
+        let timer = Timer { every: Some(Duration::from_secs(10)), ..Timer::default() };
+        let refusing = row(Some(timer.clone()));
+        assert_eq!(verbs(Some(&refusing), &[], 109), []);
+        // A missed run is caught up once, however many periods have passed.
+        assert_eq!(verbs(Some(&refusing), &[], 990), [("start", None)]);
+        assert_eq!(verbs(Some(&refusing), &[pod(1, 2, "running")], 110), [("skip", None)]);
+        let queueing = row(Some(Timer { overlap: Overlap::Queue, ..timer }));
+        assert_eq!(verbs(Some(&queueing), &[pod(1, 2, "running")], 110), []);
+        assert_eq!(verbs(Some(&queueing), &[pod(1, 2, "exited")], 110), [("start", None)]);
+        let ended: Vec<_> = (1..=5).map(|n| pod(n, 2, "exited")).collect();
+        assert_eq!(verbs(Some(&refusing), &ended, 109), [("remove", Some(ended[1].id)), ("remove", Some(ended[0].id))]);
+        let boot = row(Some(Timer { on_boot: Some(Duration::from_secs(60)), ..Timer::default() }));
+        assert_eq!(verbs(Some(&boot), &[], 109), []);
+        assert_eq!(verbs(Some(&boot), &[], 110), [("start", None)]);
+        let handled = ScheduleRow { handled_boot: Some("boot".into()), ..boot };
+        assert_eq!(verbs(Some(&handled), &[], 110), []);
+    }
+}
