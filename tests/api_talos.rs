@@ -1,7 +1,7 @@
 //! The Talos node API: its contract by reflection, and its calls by a client that shares only the .proto files.
 
 use gantry_tests::python::{repository, run_script, script, spawn_script};
-use gantry_tests::talos::{FAILED, call, decode_base64, failure, message, serve};
+use gantry_tests::talos::{FAILED, call, decode_base64, failure, message, messages_until, serve, stream_bytes};
 use gantry_tests::{Gantry, json_lines, pod_id, wait_for};
 use serde_json::{Value, json};
 
@@ -77,6 +77,86 @@ fn containers_lists_pods_before_their_apps() {
     g.remove_all();
 }
 
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn pods_are_shown_in_their_namespaces() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let image = g.fixture();
+    let run = |name: &str, flags: &[&str]| {
+        let name = format!("--pod-name={name}");
+        let words = [&["run", "--net=none", "-d", &name], flags, &[&image, "--name=a", "--", "sleep", "600"]];
+        pod_id(&g.run(&words.concat()).ok())
+    };
+    let labels = ["--label=io.kubernetes.pod.namespace=shop", "--label=io.kubernetes.pod.name=web-1"];
+    let plain = run("plain", &[]);
+    let batch = run("batch", &["--namespace=batch"]);
+    let cluster = run("cluster", &labels);
+    run("own", &[&labels[..], &["--namespace=taloscontainers"]].concat());
+    g.run(&["app", "sandbox", "--net=none", "--pod-name=box", "--namespace=batch"]).succeeded();
+    let prepared = pod_id(&g.run(&["prepare", "--net=none", "--namespace=batch", &image]).ok());
+    let ids = |method: &str, list: &str, namespace: &str| {
+        let reply = message(&address, &format!("machine.MachineService/{method}"), &json!({ "namespace": namespace }));
+        let rows = reply[list].as_array().cloned().unwrap_or_default();
+        rows.iter().filter_map(|row| row["id"].as_str().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    for (namespace, want) in [
+        ("taloscontainers", &["own", "own:a", "plain", "plain:a"][..]),
+        ("batch", &["batch", "batch:a", "box"]),
+        ("k8s.io", &["shop/web-1", "shop/web-1:a"]),
+        ("other", &[]),
+    ] {
+        assert_eq!(ids("Containers", "containers", namespace), want, "{namespace}");
+        assert_eq!(ids("Stats", "stats", namespace), want, "{namespace}");
+    }
+    // As 'talosctl containers -ck': the CRI's view of the same pods.
+    let cri = json!({ "namespace": "k8s.io", "driver": "CRI" });
+    let rows = message(&address, "machine.MachineService/Containers", &cri)["containers"].clone();
+    let states = rows.as_array().into_iter().flatten().map(|row| (text(&row["id"]), text(&row["status"])));
+    let want = [("shop/web-1", "SANDBOX_READY"), ("shop/web-1:a", "CONTAINER_RUNNING")];
+    assert_eq!(states.collect::<Vec<_>>(), want.map(|(id, state)| (id.to_owned(), state.to_owned())), "{rows}");
+    let stats = message(&address, "machine.MachineService/Stats", &cri)["stats"].clone();
+    let shown: Vec<String> = stats.as_array().into_iter().flatten().map(|row| text(&row["id"])).collect();
+    assert_eq!(shown, ["shop/web-1", "shop/web-1:a"]);
+    let cri_logs = json!({ "namespace": "k8s.io", "driver": "CRI", "id": "shop/web-1:a", "tail_lines": -1 });
+    assert!(call(&address, "machine.MachineService/Logs", &cri_logs).is_empty(), "the app writes nothing");
+    let restart = json!({ "namespace": "taloscontainers", "id": "batch:a" });
+    assert_eq!(failure(&address, "machine.MachineService/Restart", &restart).0, "NOT_FOUND");
+    // Two pods of one id: a request has to say which.
+    let twin = run("twin", &labels);
+    let restart = json!({ "namespace": "k8s.io", "id": "shop/web-1:a" });
+    let (code, details) = failure(&address, "machine.MachineService/Restart", &restart);
+    assert_eq!(code, "INVALID_ARGUMENT");
+    assert!(details.contains(&twin) && details.contains(&cluster), "{details}");
+    let restart = json!({ "namespace": "k8s.io", "id": format!("{twin}:a") });
+    assert_eq!(message(&address, "machine.MachineService/Restart", &restart), json!({}));
+    // Of several, the running one is meant.
+    g.run(&["stop", "--time=0", &twin]).succeeded();
+    let before = g.app_pid(&cluster, "a");
+    let restart = json!({ "namespace": "k8s.io", "id": "shop/web-1:a" });
+    assert_eq!(message(&address, "machine.MachineService/Restart", &restart), json!({}));
+    assert_ne!(g.app_pid(&cluster, "a"), before);
+    let restart = json!({ "namespace": "batch", "id": "batch:a" });
+    assert_eq!(message(&address, "machine.MachineService/Restart", &restart), json!({}));
+    for (pod, namespace) in [(&plain, "taloscontainers"), (&batch, "batch"), (&cluster, "k8s.io"), (&prepared, "batch")]
+    {
+        assert_eq!(g.status(pod)["namespace"], namespace);
+        assert_eq!(g.json(&["inspect", pod])["namespace"], namespace);
+    }
+    assert!(g.run(&["status", &batch]).ok().stdout.contains("\nnamespace=batch\n"));
+    let listed = g.json(&["list", "--filter=namespace=batch", "--filter=state=running", "-o", "json"]);
+    assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
+    let manifest = g.run(&["cat-manifest", &batch]).ok().json();
+    assert_eq!(manifest["namespace"], "batch");
+    g.run(&["run", "--net=none", "--namespace=system", &image]).exits(125).stderr_contains(&["namespace of gantryd"]);
+    g.run(&["run", "--net=none", "--namespace=a/b", &image]).exits(125).stderr_contains(&["is not the namespace"]);
+    served.end();
+    g.remove_all();
+}
+
 #[test]
 fn restart_starts_the_app_again() {
     let g = Gantry::new();
@@ -99,8 +179,19 @@ fn restart_starts_the_app_again() {
     let (code, text) = failure(&address, "machine.MachineService/Restart", &request("web:x"));
     assert_eq!((&code[..], &text[..]), ("NOT_FOUND", "container \"web:x\" not found"));
     g.run(&["stop", "--time=0", &pod]).succeeded();
-    let (code, text) = failure(&address, "machine.MachineService/Restart", &request("web:a"));
-    assert_eq!((&code[..], &text[..]), ("FAILED_PRECONDITION", "container \"web:a\" is not running"));
+    // What has exited is started.
+    for id in ["web:a", "web"] {
+        assert_eq!(message(&address, "machine.MachineService/Restart", &request(id)), json!({}));
+        assert_eq!(g.status(&pod)["phase"], "running", "{id}");
+        g.run(&["stop", "--time=0", &pod]).succeeded();
+    }
+    let two = [&["run", "--net=none", "-d", "--pod-name=two"], &[&image[..], "--name=a", "--", "sleep", "600"][..]];
+    let two = [&two.concat()[..], &["---", &image, "--name=b", "--", "sleep", "600"]].concat();
+    let two = pod_id(&g.run(&two).ok());
+    g.run(&["stop", "--time=0", &two]).succeeded();
+    let (code, text) = failure(&address, "machine.MachineService/Restart", &request("two:a"));
+    let wanted = format!("container \"two:a\" is not running: restart its pod, {two}");
+    assert_eq!((code, text), ("FAILED_PRECONDITION".to_owned(), wanted));
     served.end();
     g.remove_all();
 }
@@ -129,10 +220,9 @@ fn logs_have_the_lines_asked_for() {
 /// The events of a stream until one has this text, without the first message, which has no data.
 #[track_caller]
 fn events(address: &str, request: &Value, until: &str) -> Vec<Value> {
-    let mut client = spawn_script("talos.py", &[address, "machine.MachineService/Events", &request.to_string()]);
-    let said = client.wait_for_stdout(until);
+    let client = spawn_script("talos.py", &[address, "machine.MachineService/Events", &request.to_string()]);
+    let mut events = messages_until(&client, until);
     drop(client);
-    let mut events = json_lines(&said[..=said.rfind('\n').unwrap_or_default()]);
     let hello = events.remove(0);
     assert!(hello["id"].as_str().is_some_and(|id| id.len() == 20) && hello["data"] == json!({}), "{hello}");
     events
@@ -162,6 +252,82 @@ fn events_continue_the_history() {
     assert_eq!(last, later);
     let both = json!({ "tail_events": 1, "tail_seconds": 1 });
     assert_eq!(failure(&address, "machine.MachineService/Events", &both).0, "INVALID_ARGUMENT");
+    served.end();
+    g.remove_all();
+}
+
+#[test]
+fn tails_have_the_length_asked_for() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    // Without a tail, the first event is one of the time after the request.
+    let mut live = spawn_script("talos.py", &[&address, "machine.MachineService/Events", "{}"]);
+    live.wait_for_stdout("\n");
+    let pods: Vec<String> = (0..5)
+        .map(|_| {
+            let pod = g.detached(&[], &["exit", "3"]);
+            g.wait_state(&pod, "exited");
+            pod
+        })
+        .collect();
+    let last = format!("\"{}\", \"action\": \"FAILED\"", pods[4]);
+    let seen = messages_until(&live, &last);
+    drop(live);
+    assert_eq!(seen.len(), 1 + 25, "{seen:?}");
+    let tail = |request: Value| events(&address, &request, &last);
+    let all = tail(json!({ "tail_events": -1 }));
+    assert_eq!(all.len(), 25);
+    for count in [1, 5, 20] {
+        assert_eq!(tail(json!({ "tail_events": count })), all[25 - count..], "{count}");
+    }
+    assert_eq!(tail(json!({ "tail_events": 1000 })), all);
+    assert_eq!(tail(json!({ "tail_id": all[10]["id"] })), all[11..]);
+    assert_eq!(tail(json!({ "tail_seconds": 3600 })), all);
+    served.end();
+    g.remove_all();
+}
+
+#[test]
+fn logs_are_followed_across_restarts() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let pod = g.detached(&["--name=a"], &["seq", "print", "one", "--", "print", "two", "--", "sleep", "600"]);
+    g.wait_log(&pod, "two");
+    let follow = |tail_lines: i32| {
+        let request = json!({ "namespace": "taloscontainers", "id": pod, "tail_lines": tail_lines, "follow": true });
+        spawn_script("talos.py", &[&address, "machine.MachineService/Logs", &request.to_string()])
+    };
+    let mut clients = [0, -1, 1].map(follow);
+    let mut texts = |want: [usize; 3]| {
+        wait_for("the lines", || {
+            let texts = clients.each_mut().map(|client| {
+                let said = client.stdout();
+                let whole = &said[..said.rfind('\n').map_or(0, |end| end + 1)];
+                String::from_utf8_lossy(&stream_bytes(&json_lines(whole))).into_owned()
+            });
+            texts.iter().zip(want).all(|(text, want)| text.lines().count() >= want).then_some(texts)
+        })
+    };
+    assert_eq!(texts([0, 2, 1]), ["", "one\ntwo\n", "two\n"]);
+    // A request for new lines has no reply by which it is known to have arrived: another restart may be needed.
+    let restart = || message(&address, "machine.MachineService/Restart", &request(&format!("{pod}:a")));
+    restart();
+    let seen = texts([0, 4, 3]);
+    assert_eq!(seen[1..], ["one\ntwo\none\ntwo\n", "two\none\ntwo\n"]);
+    restart();
+    let seen = texts([2, 6, 5]);
+    assert!(seen[0].ends_with("one\ntwo\n") && seen[0].len() <= "one\ntwo\n".len() * 2, "{seen:?}");
+    // As in Talos, the stream does not end with the pod, but with its removal.
+    let before: usize = seen[1].lines().count();
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    g.run(&["start", &pod]).succeeded();
+    let [_, all, _] = texts([4, before + 2, before + 1]);
+    assert_eq!(all, "one\ntwo\n".repeat(before / 2 + 1));
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    g.run(&["rm", &pod]).succeeded();
+    for client in clients {
+        client.wait().succeeded();
+    }
     served.end();
     g.remove_all();
 }

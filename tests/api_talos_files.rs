@@ -77,7 +77,11 @@ fn list_describes_files_of_all_types() {
     assert_eq!((&code[..], &text[..]), ("NOT_FOUND", "lstat /nonexistent: no such file or directory"));
     let etc = list(json!({ "root": "/etc" }));
     assert!(names(&etc).contains(&"os-release"));
-    assert!(names(&list(json!({}))).contains(&"etc"), "the default is the root directory");
+    let root = list(json!({}));
+    assert!(
+        names(&root).contains(&"etc") && !names(&root).contains(&"os-release"),
+        "the default is the root directory"
+    );
     served.end();
 }
 
@@ -217,6 +221,10 @@ fn dmesg_sends_records() {
         assert!(first.contains(": [20") && first.contains("Z]: "), "{first}");
         assert!(text.ends_with('\n'));
     }
+    // Each record is marked with the node.
+    let out = run_script("talos.py", &["--nodes", "127.0.0.1", &address, &method("Dmesg")]).ok();
+    let messages = json_lines(&out.stdout);
+    assert!(messages.iter().all(|message| message["metadata"]["hostname"] == "127.0.0.1"), "{out}");
     // Without `follow`, nothing comes after the end.
     assert_eq!(call(&address, &method("Dmesg"), &json!({ "tail": true })), Vec::<Value>::new());
     let mut client = spawn_script("talos.py", &[&address, &method("Dmesg"), &json!({ "follow": true }).to_string()]);

@@ -38,7 +38,7 @@ fn resources_are_listed_with_their_definition() {
     assert_eq!(resource["metadata"]["type"], "Pods.gantry.dev");
     assert_eq!((&resource["metadata"]["id"], &resource["metadata"]["namespace"]), (&json!(pod), &json!("runtime")));
     let spec = yaml(resource);
-    assert!(spec.contains("name: \"web\"\nstate: \"running\"\n"), "{spec}");
+    assert!(spec.contains("name: \"web\"\nnamespace: \"taloscontainers\"\nstate: \"running\"\n"), "{spec}");
     assert!(spec.contains("  \"tier\": \"a: \\\"b\\\"\"\n"), "{spec}");
     let app = message(&address, GET, &json!({ "type": "apps", "id": format!("{pod}:a") }));
     assert!(yaml(&app["resource"]).contains(&format!("pid: {}\n", g.app_pid(&pod, "a"))), "{app}");

@@ -1,6 +1,7 @@
 //! The services of the Talos node API: the parts of gantryd, and pods.
 
-use gantry_tests::python::run_script;
+use gantry_tests::python::{run_script, spawn_script};
+use gantry_tests::talos::messages_until;
 use gantry_tests::{Gantry, json_lines, pod_id, wait_for};
 use serde_json::{Value, json};
 
@@ -53,6 +54,7 @@ fn pods_are_services() {
     let events = web["events"]["events"].as_array().cloned().unwrap_or_default();
     let states: Vec<&str> = events.iter().filter_map(|event| event["state"].as_str()).collect();
     assert_eq!(states, ["Preparing", "Running", "Running"], "{web}");
+    assert_eq!(web["id"], "web");
     assert!(events.iter().any(|event| event["msg"].as_str().is_some_and(|msg| msg.starts_with("a: app-started"))));
     // A restart keeps the pod and starts its apps again.
     let before = g.app_pid(&pod, "a");
@@ -78,6 +80,66 @@ fn pods_are_services() {
     }
     served.end();
     g.remove_all();
+}
+
+/// The services and states of all events of a pod so far, which is a part of each message or their service.
+#[track_caller]
+fn states(address: &str, request: &Value, pod: &str, until: &str) -> Vec<(String, String)> {
+    let client = spawn_script("talos.py", &[address, "machine.MachineService/Events", &request.to_string()]);
+    let events = messages_until(&client, until);
+    drop(client);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let ids: Vec<String> = events.iter().map(|event| text(&event["id"])).collect();
+    assert!(request["tail_events"].is_null() || ids[1..].is_sorted_by(|one, other| one < other), "{ids:?}");
+    let events = events.iter().map(|event| &event["data"]);
+    let own = events.filter(|data| text(&data["message"]).ends_with(&format!(" pod={pod}")) || data["service"] == pod);
+    own.map(|data| (text(&data["service"]), text(&data["action"]))).collect()
+}
+
+#[test]
+fn events_follow_services_in_order() {
+    let g = Gantry::new();
+    let address = format!("unix:{}", g.scratch().join("machine.sock").display());
+    let served = g.serve(&["--machine-listen", &address]);
+    let image = g.fixture();
+    let words = ["run", "--net=none", "-d", "--pod-name=web", &image, "--name=a", "--", "sleep", "600"];
+    let pod = pod_id(&g.run(&words).ok());
+    let pairs = |rows: &[(&str, &str)]| -> Vec<(String, String)> {
+        rows.iter().map(|&(service, state)| (service.to_owned(), state.to_owned())).collect()
+    };
+    let begin = [("web", "PREPARING"), ("web", "RUNNING"), ("web:a", "RUNNING")];
+    let all = json!({ "tail_events": -1 });
+    assert_eq!(states(&address, &all, &pod, "\"app-started"), pairs(&begin));
+    // The service restarts its apps.
+    change(&address, "Restart", "web");
+    let restart = [("web:a", "STOPPING"), ("web:a", "FINISHED"), ("web:a", "STARTING"), ("web:a", "RUNNING")];
+    let seen = states(&address, &all, &pod, "\"RUNNING\", \"message\": \"app-started attempt=1");
+    assert_eq!(seen, pairs(&[&begin[..], &restart].concat()));
+    let history = service(&address, "web")["events"]["events"].as_array().cloned().unwrap_or_default();
+    let history: Vec<&str> = history.iter().filter_map(|event| event["state"].as_str()).collect();
+    assert_eq!(history, ["Preparing", "Running", "Running", "Stopping", "Finished", "Starting", "Running"]);
+    // A stop and a start; the events of the past have the new name, too.
+    g.run(&["rename", "web", "shop"]).succeeded();
+    change(&address, "Stop", "shop");
+    g.wait_state(&pod, "exited");
+    let stopped = service(&address, "shop");
+    assert_eq!(stopped["state"], "Finished", "{stopped}");
+    change(&address, "Start", "shop");
+    let last = "\"RUNNING\", \"message\": \"app-started attempt=2";
+    let seen = states(&address, &all, &pod, last);
+    assert!(seen.iter().all(|(service, _)| service == "shop" || service == "shop:a"), "{seen:?}");
+    let cycle = |id: &str| seen.iter().filter(|(service, _)| service == id).map(|(_, state)| &state[..]).collect();
+    let (of_pod, of_app): (Vec<&str>, Vec<&str>) = (cycle("shop"), cycle("shop:a"));
+    assert_eq!(of_pod, ["PREPARING", "RUNNING", "STOPPING", "FINISHED", "STARTING", "RUNNING"]);
+    assert_eq!(of_app[5..], ["FINISHED", "STARTING", "RUNNING"], "{of_app:?}");
+    // A tail that begins between the request and the end knows of the request.
+    let tail = states(&address, &json!({ "tail_events": 6 }), &pod, last);
+    assert_eq!(tail, seen[seen.len() - 6..]);
+    // A pod that was removed has its UUID.
+    g.run(&["rm", "--force", &pod]).succeeded();
+    let seen = states(&address, &all, &pod, "SKIPPED");
+    assert!(seen.iter().all(|(service, _)| *service == pod || *service == format!("{pod}:a")), "{seen:?}");
+    served.end();
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 use gantry_proto::talos::machine::{RestartRequest, RestartResponse, VersionResponse};
 use gantry_tests::api::Served;
 use gantry_tests::python::{run_script, spawn_script};
+use gantry_tests::talos::stream_bytes;
 use gantry_tests::tls_client::{self, ClientFiles};
 use gantry_tests::{Authority, Gantry, Issued, Validity, json_lines, wait_for};
 use rustix::process::Signal;
@@ -42,8 +43,10 @@ const NOT_FOR_READERS: [&str; 24] = [
     "securityapi.SecurityService/WriteFile",
 ];
 /// Those of them that operators may call.
-const FOR_OPERATORS: [&str; 8] = [
+const FOR_OPERATORS: [&str; 10] = [
+    "machine.MachineService/Copy",
     "machine.MachineService/ImagePull",
+    "machine.MachineService/Read",
     "machine.MachineService/Reboot",
     "machine.MachineService/Restart",
     "machine.MachineService/ServiceRestart",
@@ -169,6 +172,52 @@ fn roles_of_the_certificate_decide() {
     let admin = node.clients.issue_to_member(&["os:admin"], Validity::Now);
     assert_eq!(node.call(&admin, "machine.MachineService/Reset"), "UNIMPLEMENTED");
     node.served.end();
+}
+
+#[test]
+fn operators_read_the_logs_of_pods_only() {
+    let g = Gantry::new();
+    let node = Node::serve(&g);
+    let pod = g.detached(&["--name=one", "--env=PASSWORD=hunter2"], &["print", "some output"]);
+    g.wait_state(&pod, "exited");
+    let [reader, operator, admin] =
+        ["os:reader", "os:operator", "os:admin"].map(|role| node.clients.issue_to_member(&[role], Validity::Now));
+    let call = |client: &Issued, method: &str, field: &str, path: &Path| {
+        let request = json!({ field: path }).to_string();
+        let line = node.line(Some(client), &[&format!("machine.MachineService/{method}"), &request]);
+        let out = run_script("talos.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
+        match out.code {
+            0 => Ok(stream_bytes(&json_lines(&out.stdout))),
+            _ => Err(json_lines(&out.stdout)[0]["code"].as_str().unwrap_or_default().to_owned()),
+        }
+    };
+    let denied = || Err("PERMISSION_DENIED".to_owned());
+    let dir = g.dir().join("pods").join(&pod);
+    let log = dir.join("logs/one/0.log");
+    let text = std::fs::read(&log).unwrap_or_default();
+    assert!(String::from_utf8_lossy(&text).contains("some output"));
+    assert_eq!(call(&reader, "Read", "path", &log), denied());
+    assert_eq!(call(&operator, "Read", "path", &log), Ok(text.clone()));
+    assert_eq!(call(&admin, "Read", "path", &log), Ok(text));
+    // The plan has the environment.
+    let plan = dir.join("plan.json");
+    assert_eq!(call(&operator, "Read", "path", &plan), denied());
+    let plan = call(&admin, "Read", "path", &plan).unwrap_or_default();
+    assert!(String::from_utf8_lossy(&plan).contains("hunter2"));
+    for path in [&g.dir().join("gantry.db"), &g.scratch().join("server.key"), Path::new("/etc/passwd")] {
+        assert_eq!(call(&operator, "Read", "path", path), denied(), "{}", path.display());
+        assert!(call(&admin, "Read", "path", path).is_ok(), "{}", path.display());
+    }
+    assert_eq!(call(&reader, "Copy", "root_path", &dir.join("logs")), denied());
+    assert_eq!(call(&operator, "Copy", "root_path", &dir), denied());
+    let archive = g.scratch().join("logs.tar.gz");
+    let bytes = call(&operator, "Copy", "root_path", &dir.join("logs")).unwrap_or_default();
+    std::fs::write(&archive, bytes).unwrap_or_else(|error| panic!("cannot write the archive: {error}"));
+    let listed = std::process::Command::new("tar").arg("-tzf").arg(&archive).output();
+    let listed = listed.unwrap_or_else(|error| panic!("cannot start tar: {error}"));
+    assert!(String::from_utf8_lossy(&listed.stdout).lines().any(|name| name == "one/0.log"), "{listed:?}");
+    node.served.end();
+    g.remove_all();
 }
 
 #[test]

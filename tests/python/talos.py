@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
-"""A client of the Talos node API in Python's gRPC: it shares the .proto files with the server and nothing else.
+"""A client of the Talos node API and of Aurae's API in Python's gRPC: it shares the .proto files with the server and
+nothing else.
 
-  talos.py [--nodes NAME]... [--node NAME]... [--stall N] [--repeat N] [TLS] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
+  talos.py [--nodes NAME]... [--node NAME]... [--stall N] [--repeat N] [--parallel N]
+           [--announce] [--deadline N] [--uid N] [TLS] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
   talos.py [TLS] ADDRESS every
 
-The second form calls every method with an empty request, and prints {"method": "...", "code": "...", "details": "..."};
-a stream that has no message within two seconds is OK. ADDRESS is unix:/path, or HOST:PORT with TLS: --ca FILE
-[--certificate FILE --key FILE]. REQUEST is the request as JSON with the names of the .proto files ({} if omitted). Each
-message of the reply is a line of JSON: 64-bit numbers are strings, bytes are base64, empty fields are omitted. Exit code
-3: the call failed, and the line is {"code": "NOT_FOUND", "details": "..."}. With --stall, the client stops reading after
-N messages. With --repeat, it opens a stream N times, and cancels it after its first message.
+The second form calls every method of the Talos node API with an empty request, and prints {"method": "...", "code":
+"...", "details": "..."}; a stream that has no message within two seconds is OK. ADDRESS is unix:/path or HOST:PORT; TLS
+is --ca FILE [--certificate FILE --key FILE] [--server-name NAME]. REQUEST is the request as JSON with the names of the
+.proto files ({} if omitted). Each message of the reply is a line of JSON: 64-bit numbers are strings, bytes are base64,
+empty fields are omitted. Exit code 3: the call failed, and the line is {"code": "NOT_FOUND", "details": "..."}. With
+--stall, the client stops reading after N messages, until SIGUSR1. With --repeat, it opens a stream N times, and cancels
+it after its first message. With --announce, it writes 'ready' before it calls. With --parallel, it makes N calls at
+once. --deadline is in seconds. With --uid, it connects as another user. A method that the contracts lack is called with
+an empty message.
 """
 import argparse
 import glob
@@ -24,19 +29,21 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from grpc_tools import protoc
 
 PROTO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto")
+CONTRACTS = ["talos", "aurae"]
 DEADLINE = 60
 FIRST_MESSAGE = 2
 FAILED = 3
 
 
 def descriptors():
-    """A pool of the messages and services of proto/talos."""
-    files = sorted(os.path.relpath(path, PROTO) for path in glob.glob(os.path.join(PROTO, "talos", "*.proto")))
+    """A pool of the messages and services of proto/talos and proto/aurae."""
+    found = [path for folder in CONTRACTS for path in glob.glob(os.path.join(PROTO, folder, "*.proto"))]
+    files = sorted(os.path.relpath(path, PROTO) for path in found)
     include = os.path.join(os.path.dirname(protoc.__file__), "_proto")
     with tempfile.NamedTemporaryFile() as out:
         args = ["protoc", f"-I{PROTO}", f"-I{include}", "--include_imports", f"--descriptor_set_out={out.name}", *files]
         if protoc.main(args) != 0:
-            sys.exit("protoc rejects the files of proto/talos")
+            sys.exit("protoc rejects the contracts")
         found = descriptor_pb2.FileDescriptorSet.FromString(out.read())
     pool = descriptor_pool.DescriptorPool()
     for file in found.file:
@@ -68,9 +75,11 @@ def connect(args):
     options = [("grpc.default_authority", "localhost")]
     if not args.ca:
         return grpc.insecure_channel(args.address, options=options)
+    if args.server_name:
+        options = [("grpc.ssl_target_name_override", args.server_name)]
     read = lambda path: open(path, "rb").read() if path else None
     credentials = grpc.ssl_channel_credentials(read(args.ca), read(args.key), read(args.certificate))
-    return grpc.secure_channel(args.address, credentials)
+    return grpc.secure_channel(args.address, credentials, options=options if args.server_name else None)
 
 
 def call_every(channel, pool):
@@ -96,6 +105,17 @@ def call_every(channel, pool):
             say(line)
 
 
+def call_unknown(args):
+    """Calls a method with an empty message."""
+    same = lambda message: message
+    try:
+        with connect(args) as channel:
+            channel.unary_unary("/" + args.method, same, same)(b"", timeout=DEADLINE)
+    except grpc.RpcError as error:
+        say({"code": error.code().name, "details": error.details()})
+        sys.exit(FAILED)
+
+
 def pool_files(pool):
     """The files of proto/talos."""
     names = (os.path.relpath(path, PROTO) for path in glob.glob(os.path.join(PROTO, "talos", "*.proto")))
@@ -108,19 +128,32 @@ def main():
     parser.add_argument("--node", action="append", default=[])
     parser.add_argument("--stall", type=int)
     parser.add_argument("--repeat", type=int, default=0)
+    parser.add_argument("--announce", action="store_true")
+    parser.add_argument("--parallel", type=int, default=0)
+    parser.add_argument("--deadline", type=float, default=DEADLINE)
+    parser.add_argument("--uid", type=int)
     parser.add_argument("--ca")
+    parser.add_argument("--server-name")
     parser.add_argument("--certificate")
     parser.add_argument("--key")
     parser.add_argument("address")
     parser.add_argument("method")
     parser.add_argument("request", nargs="?", default="{}")
     args = parser.parse_args()
+    resumed = []
+    signal.signal(signal.SIGUSR1, lambda *_: resumed.append(True))
     pool = descriptors()
+    if args.uid:
+        os.setgroups([])
+        os.setresgid(args.uid, args.uid, args.uid)
+        os.setresuid(args.uid, args.uid, args.uid)
     if args.method == "every":
         with connect(args) as channel:
             return call_every(channel, pool)
     service, name = args.method.split("/")
-    method = pool.FindServiceByName(service).methods_by_name[name]
+    method = pool.FindServiceByName(service).methods_by_name.get(name)
+    if method is None:
+        return call_unknown(args)
     request = message_factory.GetMessageClass(method.input_type)
     reply = message_factory.GetMessageClass(method.output_type)
     with connect(args) as channel:
@@ -134,10 +167,18 @@ def main():
                 stream.cancel()
             if args.repeat:
                 return
-            replies = call(json_format.Parse(args.request, request()), timeout=DEADLINE, metadata=metadata)
+            if args.parallel:
+                ask = lambda: call.future(json_format.Parse(args.request, request()), timeout=args.deadline)
+                for future in [ask() for _ in range(args.parallel)]:
+                    say(future.result(), pool)
+                return
+            if args.announce:
+                grpc.channel_ready_future(channel).result(timeout=args.deadline)
+                print("ready", file=sys.stderr, flush=True)
+            replies = call(json_format.Parse(args.request, request()), timeout=args.deadline, metadata=metadata)
             for number, message in enumerate(replies if method.server_streaming else [replies]):
                 say(message, pool)
-                while number + 1 == args.stall:
+                while number + 1 == args.stall and not resumed:
                     signal.pause()
         except grpc.RpcError as error:
             say({"code": error.code().name, "details": error.details()})

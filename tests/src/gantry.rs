@@ -168,8 +168,10 @@ impl Gantry {
         if !args.contains(&"--listen") && !args.iter().any(|arg| arg.starts_with("--listen=")) {
             command.arg(format!("--listen=unix:{}", self.api_socket().display()));
         }
-        if !args.contains(&"--machine-listen") {
-            command.arg("--machine-listen=none");
+        for listen in ["--machine-listen", "--aurae-listen"] {
+            if !args.contains(&listen) {
+                command.arg(format!("{listen}=none"));
+            }
         }
         command
     }

@@ -10,6 +10,7 @@
 
 pub mod api;
 pub mod appc;
+pub mod aurae;
 mod authority;
 mod binaries;
 mod debian_registry;

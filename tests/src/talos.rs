@@ -6,6 +6,8 @@ use crate::api::Served;
 use crate::gantry::Gantry;
 use crate::output::json_lines;
 use crate::python::run_script;
+use crate::running::Running;
+use crate::wait::wait_for;
 
 /// The exit code of a client whose call failed.
 pub const FAILED: i32 = 3;
@@ -46,6 +48,18 @@ pub fn failure(address: &str, method: &str, request: &Value) -> (String, String)
     let last = json_lines(&out.stdout).pop().unwrap_or_default();
     let text = |key: &str| last[key].as_str().unwrap_or_default().to_owned();
     (text("code"), text("details"))
+}
+
+/// The messages that a client prints up to the first one with this text, when its line is complete.
+#[track_caller]
+pub fn messages_until(client: &Running, text: &str) -> Vec<Value> {
+    let lines = wait_for("a line with the text", || {
+        let said = client.stdout();
+        let found = said.find(text)?;
+        let end = found + said[found..].find('\n')?;
+        Some(said[..=end].to_owned())
+    });
+    json_lines(&lines)
 }
 
 /// The bytes of a stream of `common.Data`.

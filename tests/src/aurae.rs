@@ -1,0 +1,12 @@
+//! Calls of Aurae's API by `tests/python/talos.py`, a client that shares only the .proto files with gantry.
+
+use crate::api::Served;
+use crate::gantry::Gantry;
+
+/// A gantryd that serves rkt's API and Aurae's, and the address of the latter.
+#[track_caller]
+#[must_use]
+pub fn serve(g: &Gantry) -> (Served, String) {
+    let address = format!("unix:{}", g.scratch().join("aurae.sock").display());
+    (g.serve(&["--aurae-listen", &address]), address)
+}
