@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gantry_proto::rkt::v1alpha::{AppState, EventFilter, EventType, KeyValue, Pod, PodFilter, PodState};
 use gantry_tests::api::{Api, Served, copy_environment, data};
 use gantry_tests::appc::check_pod_manifest;
-use gantry_tests::{Gantry, Signal, nanos, now_ns, pod_id, wait_for};
+use gantry_tests::{Gantry, Signal, install_program, nanos, now_ns, pod_id, wait_for};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use serde_json::{Value, json};
 
@@ -356,8 +356,8 @@ fn starting_pods_are_listed_without_waiting() {
     assert_eq!(api.wait_state(&embryo.id, PodState::AbortedPrepare).pid, -1);
 
     // Started by a supervisor that never replies.
-    let slow = g.write("slow-stage1", "#!/bin/sh\nexec sleep 600\n");
-    std::fs::set_permissions(&slow, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let slow = g.scratch().join("slow-stage1");
+    install_program(g.write("slow-stage1.sh", "#!/bin/sh\nexec sleep 600\n"), &slow);
     let start = |args: &[&str]| g.spawn_command(g.command(args).env("GANTRY_STAGE1", &slow));
     let running = start(&["run", "--net=none", "--quiet", &image, "--name=it", "--", "true"]);
     let filter = |state: PodState| vec![PodFilter { states: vec![state.into()], ..PodFilter::default() }];

@@ -201,13 +201,10 @@ fn without_follow_reading_ends_at_the_present() {
     let pod = rotating(&g, &["forever", "100"]);
     wait_for("rotation", || log_dir(&g, &pod).join("0.log.2").exists().then_some(()));
     let out = g.run(&["logs", &pod]).ok();
-    let first: u64 = out.stdout[5..11].parse().unwrap();
-    let mut last = "";
-    // The lines of one file: the next one may have been rotated away while it was read.
-    for (want, line) in (first..).zip(out.stdout.lines().take(200)) {
-        assert!(line.starts_with(&format!("line {want:06}")), "line {want} is missing between '{last}' and '{line}'");
-        last = line;
-    }
+    let numbers: Vec<u64> =
+        out.stdout.lines().map(|line| line[5..].split(' ').next().unwrap().parse().unwrap()).collect();
+    // The app is faster than the reader: whole files are rotated away in between. No line comes twice or out of order.
+    assert!(numbers.len() >= 100 && numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
     assert_eq!(g.run(&["logs", "--tail=10", &pod]).ok().stdout.lines().count(), 10);
     g.run(&["stop", "--force", &pod]).succeeded();
 }

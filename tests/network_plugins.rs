@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use gantry_tests::net::{HOST4, OUTSIDE4, install_liar};
-use gantry_tests::{Gantry, Signal, Space, json_lines, wait_for};
+use gantry_tests::{Gantry, Signal, Space, install_program, json_lines, wait_for};
 use rustix::process::{Pid, kill_process, test_kill_process};
 use serde_json::{Value, json};
 
@@ -229,13 +229,10 @@ impl Liar {
 
     /// Replaces the plugin by one that always succeeds.
     fn behave_well(&self) {
-        let path = self.g.scratch().join("plugins/cni-liar");
         let version = json!({ "cniVersion": "1.1.0", "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"] });
         let script = format!("#!/bin/sh\n[ \"$CNI_COMMAND\" != VERSION ] || echo '{version}'\n");
-        let runnable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        let there = std::fs::remove_file(&path).and_then(|()| std::fs::write(&path, script));
-        let there = there.and_then(|()| std::fs::set_permissions(&path, runnable));
-        assert!(there.is_ok(), "{there:?}");
+        let script = self.g.write("honest-plugin", &script);
+        install_program(script, self.g.scratch().join("plugins/cni-liar"));
     }
 }
 
@@ -266,7 +263,7 @@ fn wait_dead(pid: &Value) {
 
 #[test]
 fn hanging_plugins_are_killed_with_their_children() {
-    let liar = Liar::new("500ms");
+    let liar = Liar::new("3s");
     let image = liar.g.fixture();
     liar.behave("1.0.0", &json!({ "ADD": "hang" }));
     let out = liar.g.run(&["run", "--net=default,liar", &image, "--", "true"]).exits(FAILED);
@@ -281,7 +278,8 @@ fn hanging_plugins_are_killed_with_their_children() {
 
 #[test]
 fn a_failed_del_is_retried() {
-    let liar = Liar::new("500ms");
+    // A correct plugin takes long on a busy machine, too.
+    let liar = Liar::new("3s");
     for how in ["fail", "hang", "crash"] {
         install_liar(&liar.g.scratch().join("plugins"));
         liar.behave("1.0.0", &json!({ "DEL": how }));
@@ -438,7 +436,7 @@ fn attachment_errors_precede_clean_up_errors() {
 
 #[test]
 fn rm_force_abandons_failing_plugins() {
-    let liar = Liar::new("500ms");
+    let liar = Liar::new("3s");
     let g = &liar.g;
     for how in ["fail", "hang", "crash"] {
         install_liar(&g.scratch().join("plugins"));

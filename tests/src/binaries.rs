@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
@@ -70,4 +71,19 @@ pub(crate) fn liar() -> &'static Path {
             Err(error) => panic!("the plugin that lies is not there: {error:#}"),
         }
     })
+}
+
+/// Copies a program, executable by all.
+///
+/// Another process writes the file. Had this one it open for writing, a child that another test forks meanwhile would
+/// inherit the descriptor until its execve, and executing the program would fail with ETXTBSY.
+///
+/// # Panics
+/// When it cannot be copied.
+#[track_caller]
+pub fn install_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let (from, to) = (from.as_ref(), to.as_ref());
+    let result = Command::new("install").args(["-D", "-m", "755"]).args([from, to]).status();
+    let is_installed = result.as_ref().is_ok_and(ExitStatus::success);
+    assert!(is_installed, "cannot copy {} to {}: {result:?}", from.display(), to.display());
 }

@@ -31,6 +31,7 @@ pub mod tls_client;
 mod wait;
 
 pub use authority::{Authority, Issued, Validity};
+pub use binaries::install_program;
 pub use debian_registry::{DebianRegistry, PASSWORD, RegistryOptions, USER, write_index};
 pub use debian_systemd::systemd_image;
 pub use gantry::{Gantry, app, pod_id};

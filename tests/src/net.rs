@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use crate::binaries::{binaries, liar};
+use crate::binaries::{binaries, install_program, liar};
 use crate::output::Out;
 use crate::running::Running;
 use crate::wait::{DEADLINE, wait_for};
@@ -329,8 +329,5 @@ fn host_end(pod: &str) -> String {
 /// When it cannot be built or copied.
 #[track_caller]
 pub fn install_liar(dir: &Path) {
-    let copied = std::fs::create_dir_all(dir).and_then(|()| std::fs::copy(liar(), dir.join("cni-liar")));
-    if let Err(error) = copied {
-        panic!("cannot copy {} to {}: {error}", liar().display(), dir.display());
-    }
+    install_program(liar(), dir.join("cni-liar"));
 }
