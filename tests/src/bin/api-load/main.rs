@@ -5,10 +5,17 @@
 //! api-load beside ADDRESS ROUNDS LISTS          GetInfo ROUNDS times, alone, then while LISTS clients list all pods
 //! api-load events ADDRESS LISTENERS EVENTS      LISTENERS streams; `ready`, then how EVENTS events came to each
 //! api-load logs ADDRESS POD SINCE               GetLogs of all from second SINCE on (0: all) to the end
+//! api-load machine ADDRESS ROUNDS               Talos' Containers and Stats, ROUNDS times: nanoseconds of each
+//! api-load machine-logs ADDRESS ID              Talos' Logs of all to the end
+//! api-load machine-events ADDRESS EVENTS        a stream of Talos' Events; `ready`, then the latency of EVENTS events
+//! api-load machine-streams ADDRESS ID COUNT     COUNT streams of Logs and Events, each dropped after its first message
+//! api-load exec ADDRESS COUNT COMMAND           Aurae's Exec of COMMAND, COUNT at once: nanoseconds until the last reply
 //! ```
 //!
 //! Messages of streams are not decoded, but looked through where they lie: a thousand listeners share this machine with
 //! the server that is measured.
+
+mod node;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +56,12 @@ fn main() -> Result<()> {
             ["beside", address, rounds, lists] => beside(address, rounds.parse()?, lists.parse()?).await,
             ["events", address, listeners, events] => listen(address, listeners.parse()?, events.parse()?).await,
             ["logs", address, pod, since] => logs(address, pod, since.parse()?).await,
-            _ => bail!("usage: api-load calls|beside|events|logs ADDRESS …"),
+            ["machine", address, rounds] => node::unary_calls(address, rounds.parse()?).await,
+            ["machine-logs", address, id] => node::read_log(address, id).await,
+            ["machine-events", address, events] => node::listen(address, events.parse()?).await,
+            ["machine-streams", address, id, count] => node::drop_streams(address, id, count.parse()?).await,
+            ["exec", address, count, command] => node::exec(address, count.parse()?, command).await,
+            _ => bail!("usage: api-load calls|beside|events|logs|machine…|exec ADDRESS …"),
         }
     })?;
     println!("{result}");
@@ -139,14 +151,15 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A stream of a method, with undecoded messages.
-async fn stream<T>(channel: &Channel, method: &'static str, request: T) -> Result<Streaming<Elements>>
+/// A stream of a method.
+async fn stream<T, U>(channel: &Channel, method: &'static str, request: T) -> Result<Streaming<U>>
 where
     T: prost::Message + Default + 'static,
+    U: prost::Message + Default + 'static,
 {
     let mut client = tonic::client::Grpc::new(channel.clone());
     client.ready().await?;
-    let codec: ProstCodec<T, Elements> = ProstCodec::default();
+    let codec: ProstCodec<T, U> = ProstCodec::default();
     let path = PathAndQuery::from_static(method);
     Ok(client.server_streaming(Request::new(request), path, codec).await?.into_inner())
 }
@@ -177,14 +190,19 @@ async fn listen(address: &str, listeners: usize, events: u64) -> Result<Value> {
     for task in tasks {
         late.extend(tokio::time::timeout(TIMEOUT, task).await.context("events are missing for minutes")???);
     }
-    late.sort_unstable();
-    let at = |of: f64| late.get(((late.len().saturating_sub(1)) as f64 * of).round() as usize).copied();
+    let [p50, p99, most] = percentiles(late);
     Ok(json!({
         "received": counts.received.load(Ordering::Relaxed),
         "lost": counts.lost.load(Ordering::Relaxed),
         "twice": counts.twice.load(Ordering::Relaxed),
-        "p50_ns": at(0.5), "p99_ns": at(0.99), "most_ns": at(1.0),
+        "p50_ns": p50, "p99_ns": p99, "most_ns": most,
     }))
+}
+
+/// The median, the 99th percentile and the maximum of latencies in nanoseconds.
+fn percentiles(mut late: Vec<u32>) -> [Option<u32>; 3] {
+    late.sort_unstable();
+    [0.5, 0.99, 1.0].map(|of| late.get(((late.len().saturating_sub(1)) as f64 * of).round() as usize).copied())
 }
 
 /// One listener: from the first event until its number has grown by `events`.
@@ -231,7 +249,7 @@ async fn logs(address: &str, pod: &str, since: i64) -> Result<Value> {
     let channel = connect(address).await?;
     let request = GetLogsRequest { pod_id: pod.to_owned(), since_time: since, ..GetLogsRequest::default() };
     let begin = Instant::now();
-    let mut stream = stream(&channel, "/v1alpha.PublicAPI/GetLogs", request).await?;
+    let mut stream: Streaming<Elements> = stream(&channel, "/v1alpha.PublicAPI/GetLogs", request).await?;
     let (mut lines, mut bytes, mut messages, mut first) = (0, 0, 0_u64, None);
     while let Some(message) = stream.message().await? {
         first.get_or_insert_with(|| nanos(begin.elapsed()));
