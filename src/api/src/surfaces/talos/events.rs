@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tracing::Instrument as _;
 
-use super::service_ids::{PodServiceIds, ServiceIds};
+use super::service_ids::ServiceIds;
 use super::service_states::{ServiceStates, WARM_UP, app_of};
 use super::xid::{EventPosition, Xid};
 use crate::context::Context;
@@ -208,19 +208,22 @@ impl Subscriber {
 
     /// The messages of the events that are selected.
     async fn messages(&mut self, batch: &EventBatch) -> Result<Vec<Event>, Status> {
-        let mut ids: Option<PodServiceIds> = None;
-        let mut messages = Vec::new();
+        let mut changes = Vec::new();
         for event in &batch.events {
             let seq = event.event.seq;
             let event = &event.event.event;
             let Some(change) = self.states.translate(event) else { continue };
-            if EventPosition::after(seq) <= self.shown_after || !self.actor.is_empty() {
-                continue;
+            if EventPosition::after(seq) > self.shown_after && self.actor.is_empty() {
+                changes.push((seq, event, change));
             }
-            let ids = match &ids {
-                Some(ids) => ids,
-                None => ids.insert(self.service_ids.read(&self.context, batch.to, self.since).await?),
-            };
+        }
+        if changes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pods = changes.iter().map(|(_, event, _)| event.id.clone()).collect();
+        let ids = self.service_ids.read(&self.context, pods, batch.to, self.since).await?;
+        let mut messages = Vec::new();
+        for (seq, event, change) in changes {
             let pod = ids.get(&event.id).unwrap_or(&event.id);
             let service = app_of(event).map_or_else(|| pod.clone(), |app| format!("{pod}:{app}"));
             let message = match *pod == event.id {

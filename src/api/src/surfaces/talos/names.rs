@@ -81,6 +81,11 @@ fn kubernetes_id(pod: &PodRow) -> Option<String> {
     is_kubernetes.then(|| pod_namespace::kubernetes_id(&pod.user_labels, &pod.user_annotations))?
 }
 
+/// Whether a pod is shown as `NAMESPACE/NAME`, which several pods may share.
+pub(super) fn has_kubernetes_id(pod: &PodRow) -> bool {
+    kubernetes_id(pod).is_some()
+}
+
 /// The id under which a pod is shown.
 pub(super) fn pod_id(pod: &PodRow) -> String {
     let name = || pod.name.as_ref().map_or_else(|| pod.id.to_string(), ToString::to_string);

@@ -1,24 +1,24 @@
 //! The ids of pods as services, as ServiceList has them, for streams of events: events have the UUID of their pod.
 //!
 //! The store is read again when an event is newer than the ids: a pod may have been created or renamed before it. All
-//! streams share what was read, and it is read at a limited rate: while there are many events, streams send them in
-//! larger batches.
+//! streams share what was read. Names of pods are unique, so reading the rows of an event's pods is enough. The ids of
+//! pods that a kubelet made are not: which of several has it depends on all pods, which are read at a limited rate, and
+//! streams send larger batches meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_engine::Observer;
-use gantry_engine::model::PodId;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::service_list::read_services;
+use super::service_list::{read_all_service_ids, read_service_ids};
 use crate::bridge::Weight;
 use crate::context::Context;
 
-/// Minimum time between two reads of the store.
+/// Minimum time between two reads of all pods.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The ids of pods as services, by UUID.
@@ -26,7 +26,14 @@ pub(super) type PodServiceIds = Arc<HashMap<String, String>>;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct ServiceIds(Mutex<Option<CachedIds>>);
+pub(super) struct ServiceIds(Mutex<IdCache>);
+
+#[derive(Debug, Default)]
+struct IdCache {
+    last: Option<CachedIds>,
+    /// When all pods were read last.
+    all_read_at: Option<Instant>,
+}
 
 #[derive(Debug)]
 struct CachedIds {
@@ -38,28 +45,50 @@ struct CachedIds {
 }
 
 impl ServiceIds {
-    /// The ids as of the event with this number and of this time, or later.
+    /// The ids of these pods as of the event with this number and of this time, or later. A pod that is no service has
+    /// its UUID.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub(super) async fn read(&self, context: &Context, position: u64, since: Instant) -> Result<PodServiceIds, Status> {
-        let mut cached = self.0.lock().await;
-        if let Some(cached) = &*cached {
-            if cached.position >= position && cached.read_at >= since {
-                return Ok(Arc::clone(&cached.ids));
-            }
-            tokio::time::sleep_until(cached.read_at + MIN_INTERVAL).await;
+    pub(super) async fn read(
+        &self,
+        context: &Context,
+        pods: BTreeSet<String>,
+        position: u64,
+        since: Instant,
+    ) -> Result<PodServiceIds, Status> {
+        let mut cache = self.0.lock().await;
+        if let Some(last) = &cache.last
+            && last.position >= position
+            && last.read_at >= since
+            && pods.iter().all(|pod| last.ids.contains_key(pod))
+        {
+            return Ok(Arc::clone(&last.ids));
         }
-        let read_at = Instant::now();
-        let position = position.max(*context.hub.news().borrow());
-        let config = context.config.clone();
-        let read = move |observer: &Observer| {
-            let services = read_services(observer, &config)?;
-            let pods = services.into_iter().filter_map(|(id, service)| Some((service.pod()?, id)));
-            Ok(pods.map(|(pod, id): (PodId, String)| (pod.to_string(), id)).collect::<HashMap<_, _>>())
+        let mut read_at = Instant::now();
+        let mut position = position.max(*context.hub.news().borrow());
+        let (config, wanted) = (context.config.clone(), pods.clone());
+        let few = move |observer: &Observer| read_service_ids(observer, &config, &wanted);
+        let mut ids = match context.reader.call_for_stream(Weight::Light, few).await? {
+            Some(ids) => ids,
+            None => {
+                if let Some(last) = cache.all_read_at {
+                    tokio::time::sleep_until(last + MIN_INTERVAL).await;
+                }
+                read_at = Instant::now();
+                position = position.max(*context.hub.news().borrow());
+                let config = context.config.clone();
+                let all = move |observer: &Observer| read_all_service_ids(observer, &config);
+                let ids = context.reader.call_for_stream(Weight::Heavy, all).await?;
+                cache.all_read_at = Some(read_at);
+                ids
+            }
         };
-        let ids = Arc::new(context.reader.call_for_stream(Weight::Heavy, read).await?);
-        *cached = Some(CachedIds { ids: Arc::clone(&ids), read_at, position });
+        for pod in pods {
+            ids.entry(pod.clone()).or_insert(pod);
+        }
+        let ids = Arc::new(ids);
+        cache.last = Some(CachedIds { ids: Arc::clone(&ids), read_at, position });
         Ok(ids)
     }
 }

@@ -1,10 +1,10 @@
 //! ServiceList: the parts of gantryd, and the pods. The id of a pod is that of Containers; a pod whose id is already
 //! that of another service has its UUID.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use gantry_engine::model::health::HealthState;
-use gantry_engine::model::query::EventQuery;
+use gantry_engine::model::query::{EventQuery, PodFilter};
 use gantry_engine::model::{NewEvent, Phase, PodId, Timestamp};
 use gantry_engine::{Observer, PodView, now};
 use gantry_proto::talos::machine::service_state_event::Action;
@@ -69,14 +69,53 @@ pub(super) fn read_services(observer: &Observer, config: &Config) -> Result<BTre
     views.sort_by_key(|view| std::cmp::Reverse((view.supervisor().is_some(), view.row.created)));
     let mut services: BTreeMap<String, NodeService> =
         daemon_parts(config).into_iter().map(|part| (part.id.to_owned(), NodeService::Part(part))).collect();
-    for view in views {
-        if matches!(view.row.phase, Phase::Embryo | Phase::Garbage { .. }) {
-            continue;
-        }
+    for view in views.into_iter().filter(is_service) {
         let id = Some(names::pod_id(&view.row)).filter(|id| !services.contains_key(id));
         services.insert(id.unwrap_or_else(|| view.row.id.to_string()), NodeService::Pod(Box::new(view)));
     }
     Ok(services)
+}
+
+/// The ids of all pods as services, by UUID.
+///
+/// # Errors
+/// The store cannot be read.
+pub(super) fn read_all_service_ids(observer: &Observer, config: &Config) -> Result<HashMap<String, String>, Status> {
+    let services = read_services(observer, config)?;
+    let pods = services.into_iter().filter_map(|(id, service)| Some((service.pod()?, id)));
+    Ok(pods.map(|(pod, id): (PodId, String)| (pod.to_string(), id)).collect())
+}
+
+/// The ids of these pods as services, by UUID, without those that are none. `None`: a kubelet made one of them, so its
+/// id depends on all pods.
+///
+/// # Errors
+/// The store cannot be read.
+pub(super) fn read_service_ids(
+    observer: &Observer,
+    config: &Config,
+    pods: &BTreeSet<String>,
+) -> Result<Option<HashMap<String, String>>, Status> {
+    let ids: Vec<PodId> = pods.iter().filter_map(|pod| pod.parse().ok()).collect();
+    if ids.is_empty() {
+        return Ok(Some(HashMap::new()));
+    }
+    let filter = PodFilter { ids, ..PodFilter::default() };
+    let views = observer.pods(&[filter]).map_err(|error| status::from_error(&error))?;
+    if views.iter().any(|view| names::has_kubernetes_id(&view.row)) {
+        return Ok(None);
+    }
+    let is_taken = |id: &str| daemon_parts(config).iter().any(|part| part.id == id);
+    let named = views.into_iter().filter(is_service).map(|view| {
+        let id = names::pod_id(&view.row);
+        (view.row.id.to_string(), if is_taken(&id) { view.row.id.to_string() } else { id })
+    });
+    Ok(Some(named.collect()))
+}
+
+/// Whether a pod is a service.
+fn is_service(view: &PodView) -> bool {
+    !matches!(view.row.phase, Phase::Embryo | Phase::Garbage { .. })
 }
 
 /// ServiceList. `started`: when gantryd was started.
