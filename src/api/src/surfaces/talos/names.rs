@@ -105,6 +105,15 @@ pub(super) struct Selection {
     pub(super) app: Option<AppRow>,
 }
 
+/// The pod and the app in an id; `None`: no pod or app has such an id.
+fn split_id(id: &str) -> Option<(&str, Option<AppName>)> {
+    let (pod, app) = match id.rsplit_once(':') {
+        Some((pod, app)) => (pod, Some(app.parse().ok()?)),
+        None => (id, None),
+    };
+    (!pod.is_empty()).then_some((pod, app))
+}
+
 /// Finds a pod or an app by its id, or by the pod's UUID or a prefix of it. Among several of an id, one that runs comes
 /// first, then the newest.
 ///
@@ -113,13 +122,7 @@ pub(super) struct Selection {
 pub(super) fn find(observer: &Observer, namespace: &Namespace, id: &str) -> Result<Selection, Status> {
     check_text("id", id)?;
     let none = || Status::not_found(format!("container \"{}\" not found", shown(id)));
-    let (pod, app) = match id.rsplit_once(':') {
-        Some((pod, app)) => (pod, Some(app.parse::<AppName>().map_err(|_| none())?)),
-        None => (id, None),
-    };
-    if pod.is_empty() {
-        return Err(none());
-    }
+    let (pod, app) = split_id(id).ok_or_else(none)?;
     let views = observer.pods(&[]).map_err(|error| status::from_error(&error))?;
     let mut named: Vec<&PodView> = views.iter().filter(|view| namespace.contains(&view.row)).collect();
     let is_exact = |view: &&PodView| pod_id(&view.row) == pod || view.row.id.to_string() == pod;
@@ -205,6 +208,21 @@ mod tests {
             if let Ok((parsed, _)) = Namespace::parse(&namespace, driver) {
                 prop_assert_eq!(parsed.name(), namespace);
             }
+        }
+
+        #[test]
+        fn any_text_is_split_without_panic(id: String) {
+            if let Some((pod, app)) = split_id(&id) {
+                prop_assert_eq!(app.map_or_else(|| pod.to_owned(), |app| app_id(pod, &app)), id);
+            }
+        }
+
+        #[test]
+        fn shown_ids_are_split_again(pod in "[a-z0-9./_-]{1,40}", app in "[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?") {
+            let app: AppName = app.parse().unwrap();
+            let id = app_id(&pod, &app);
+            prop_assert_eq!(split_id(&id), Some((&pod[..], Some(app))));
+            prop_assert_eq!(split_id(&pod), Some((&pod[..], None)));
         }
     }
 }

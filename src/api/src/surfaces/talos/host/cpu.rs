@@ -125,6 +125,22 @@ fn cpu(info: &procfs::CpuInfo, core: usize, processor: u32) -> CpuInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parser_never_panics(text: String) {
+            let _any = parse_stat(&text);
+        }
+
+        #[test]
+        fn printed_counters_are_parsed(cores in 0_usize..64, irqs: Vec<u64>, boot: u64) {
+            let cpus: String = (0..cores).map(|core| format!("cpu{core} 1 2 3 4\n")).collect();
+            let counts: String = irqs.iter().map(|count| format!(" {count}")).collect();
+            let stat = parse_stat(&format!("cpu  1 2 3 4\n{cpus}intr 9{counts}\nbtime {boot}\n"));
+            prop_assert_eq!((stat.cpu.len(), stat.irq_total, stat.irq, stat.boot_time), (cores, 9, irqs, boot));
+        }
+    }
 
     #[test]
     fn ticks_become_seconds() {

@@ -85,6 +85,20 @@ fn parse(text: &str) -> MemInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parser_never_panics(text: String) {
+            let _any = parse(&text);
+        }
+
+        #[test]
+        fn printed_values_are_parsed(total: u64, anon: u64, noise in "[ -~]{0,40}") {
+            let memory = parse(&format!("MemTotal:  {total} kB\nNoise {noise}\nActive(anon): {anon} kB\n"));
+            prop_assert_eq!((memory.memtotal, memory.activeanon), (total, anon));
+        }
+    }
 
     #[test]
     fn lines_become_fields() {
