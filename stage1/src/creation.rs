@@ -20,7 +20,7 @@ use crate::confine::{self, Command, Confinement};
 use crate::devices::Device;
 use crate::failure::{Attempt, Result, failure};
 use crate::health::AppHealth;
-use crate::jail::HostFileSystem;
+use crate::jail::{HostFileSystem, Jail};
 use crate::journal::now;
 use crate::launcher::{self, Stdio, WaitingApp};
 use crate::logs::{Log, PartialLine, Stream};
@@ -56,10 +56,26 @@ pub(crate) struct AppCreation<'a> {
     pub(crate) devices_confined: bool,
     /// The files of /etc.
     pub(crate) etc: &'a [etc::File],
-    /// Rotation of its log.
-    pub(crate) log: LogLimits,
+    /// The settings of its log.
+    pub(crate) log: LogSettings<'a>,
     /// The host's file system, in a host pod.
     pub(crate) host: Option<&'a Rc<HostFileSystem>>,
+}
+
+/// The settings of the logs of all apps.
+#[derive(Clone, Copy)]
+pub(crate) struct LogSettings<'a> {
+    /// Rotation of the files in the pod directory.
+    pub(crate) limits: LogLimits,
+    /// The directory of files at chosen paths.
+    pub(crate) dir: Option<&'a OwnedFd>,
+}
+
+impl<'a> LogSettings<'a> {
+    /// Those of a pod.
+    pub(crate) fn of_pod(plan: &Plan, jail: &'a Jail) -> Self {
+        Self { limits: plan.log, dir: jail.log_dir.as_ref() }
+    }
 }
 
 /// An app without a process.
@@ -111,8 +127,8 @@ impl AppCreation<'_> {
             cgroup.delegate()?;
         }
         let confinement = self.confinement()?;
-        remove_old_logs(&self.app.name, self.app.attempt);
-        let log = open_log(&self.app.name, self.app.attempt, self.log)?;
+        remove_old_logs(self.app, self.app.attempt);
+        let log = open_log(self.app, self.app.attempt, self.log)?;
         let notify = notify::has_socket(self.app).then(|| NotifySocket::create(&self.app.name)).transpose()?;
         Ok(PreparedApp {
             plan: self.app.clone(),
@@ -167,21 +183,29 @@ fn is_path_inside(path: &str, outer: &str) -> bool {
 }
 
 /// Opens the log of an attempt.
-pub(crate) fn open_log(app: &str, attempt: u32, limits: LogLimits) -> Result<Log> {
-    let path = format!("/pod/{}/{app}", gantry_contract::files::LOGS);
+fn open_log(app: &plan::App, attempt: u32, log: LogSettings<'_>) -> Result<Log> {
+    let name = &app.name;
+    // Readers find an added app by its directory, also if its log is elsewhere.
+    let path = format!("/pod/{}/{name}", gantry_contract::files::LOGS);
     match rustix::fs::mkdirat(CWD, &path, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(error) => return Err(error).attempt(|| format!("cannot make the log directory of '{app}'")),
+        Err(error) => return Err(error).attempt(|| format!("cannot make the log directory of '{name}'")),
+    }
+    if let Some(chosen) = &app.options.log_path {
+        let missing = || failure(ErrorKind::Invalid, "an app has a log path, and its pod no log directory");
+        let root = rustix::io::fcntl_dupfd_cloexec(log.dir.ok_or_else(missing)?, 3)
+            .attempt(|| "cannot use the log directory of the pod")?;
+        return Log::open_chosen(root, chosen.clone());
     }
     let dir = rustix::fs::open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
-        .attempt(|| format!("cannot open the log directory of '{app}'"))?;
-    Ok(Log::open(dir, format!("{attempt}.log"), limits))
+        .attempt(|| format!("cannot open the log directory of '{name}'"))?;
+    Ok(Log::open(dir, format!("{attempt}.log"), log.limits))
 }
 
 /// Removes the log of the attempt that is too old to be kept, when a later one is made.
-pub(crate) fn remove_old_logs(app: &str, attempt: u32) {
-    let Some(old) = attempt.checked_sub(KEPT_ATTEMPTS) else { return };
-    let path = format!("/pod/{}/{app}", gantry_contract::files::LOGS);
+pub(crate) fn remove_old_logs(app: &plan::App, attempt: u32) {
+    let (None, Some(old)) = (&app.options.log_path, attempt.checked_sub(KEPT_ATTEMPTS)) else { return };
+    let path = format!("/pod/{}/{}", gantry_contract::files::LOGS, app.name);
     let Ok(dir) = rustix::fs::open(&path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) else {
         return;
     };
@@ -373,6 +397,16 @@ impl App {
     pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Option<Pid>) -> ProcessInputs<'a> {
         let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;
         ProcessInputs { plan, app, ids, confinement, devices, cgroup, init }
+    }
+
+    /// Moves on to another attempt, and to its log.
+    pub(crate) fn begin_attempt(&mut self, attempt: u32, log: LogSettings<'_>) -> Result<()> {
+        if self.output.log.is_of_one_attempt() {
+            self.output.log = open_log(&self.plan, attempt, log)?;
+        }
+        self.plan.attempt = attempt;
+        remove_old_logs(&self.plan, attempt);
+        Ok(())
     }
 
     /// Records that the waiting process has executed the app's program.

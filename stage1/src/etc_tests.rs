@@ -45,6 +45,7 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         volumes: Vec::new(),
         apps: Vec::new(),
         log: LogLimits::default(),
+        log_dir: None,
         stop_grace_ms: 0,
         sandbox: false,
         flavor: gantry_model::spec::PodFlavor::Container,

@@ -19,9 +19,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
 use gantry_contract::plan::Plan;
-use gantry_model::ErrorKind;
 use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::spec::{PodFlavor, VolumeKind};
+use gantry_model::{ErrorKind, PodLogDir};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind, mount_change,
@@ -39,6 +39,8 @@ pub(crate) struct Jail {
     pub(crate) null: OwnedFd,
     /// The host's file system, in a host pod.
     pub(crate) host: Option<Rc<HostFileSystem>>,
+    /// The directory of log files at chosen paths.
+    pub(crate) log_dir: Option<OwnedFd>,
 }
 
 /// The host's file system, for the apps of a host pod: they are outside of the jail.
@@ -81,6 +83,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     let pod_dir = open_dir(&plan.pod_dir).attempt(|| format!("cannot open the pod directory {}", plan.pod_dir))?;
     let trees = open_dir(&plan.trees_dir).attempt(|| format!("cannot open the layers in {}", plan.trees_dir))?;
     let volumes = clone_volumes(plan)?;
+    let log_dir = plan.log_dir.as_ref().map(clone_log_dir).transpose()?;
     build_root(plan, &pod_dir, &trees)?;
     for (name, (tree, is_file)) in volumes {
         attach_volume(&name, &tree, is_file)?;
@@ -90,7 +93,27 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .attempt(|| "cannot keep later mounts of the host out of the pod")?;
     let pod_dir = open_dir("/pod").attempt(|| "cannot open the pod directory from inside")?;
-    Ok(Jail { pod_dir, null, host })
+    Ok(Jail { pod_dir, null, host, log_dir })
+}
+
+/// Clones the mount of the log directory, of which only the supervisor has a descriptor.
+fn clone_log_dir(dir: &PodLogDir) -> Result<OwnedFd> {
+    let refused = |why: &str| {
+        let dir = gantry_model::id::shown(dir.as_str());
+        failure(ErrorKind::Refused, format!("cannot use '{dir}' as log directory: {why}"))
+    };
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    let tree = match open_tree(CWD, dir.as_path(), flags) {
+        Ok(tree) => tree,
+        Err(rustix::io::Errno::NOENT) => return Err(refused("it does not exist: make it first")),
+        Err(errno) => return Err(refused(&errno.to_string())),
+    };
+    let stat = rustix::fs::fstat(&tree).map_err(|errno| refused(&errno.to_string()))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Ok(tree),
+        // A symbolic link, too: its target may be another one at each start.
+        _ => Err(refused("it is not a directory")),
+    }
 }
 
 /// Clones the mount tree of each host volume while the host's paths are reachable. Every source is opened once and

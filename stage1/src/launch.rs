@@ -13,7 +13,7 @@ use rustix::process::{DumpableBehavior, Pid, Signal};
 
 use crate::app::App;
 use crate::cgroup::{AppCgroup, Cgroups};
-use crate::creation::AppCreation;
+use crate::creation::{AppCreation, LogSettings};
 use crate::devices::{Device, DeviceConfinement};
 use crate::failure::{Attempt, OfApp, Result, failure};
 use crate::first_apps::{AppInCreation, CreatedApp};
@@ -175,7 +175,7 @@ impl Launch {
             (0..).zip(&plan.apps).zip(cgroups).zip(devices).try_for_each(|(((number, app), cgroup), devices)| {
                 let _span = tracing::info_span!("app", app = app.name).entered();
                 let devices_confined = confine_app(plan, self.devices.as_ref(), app, &cgroup, &devices);
-                let log = plan.log;
+                let log = LogSettings::of_pod(plan, &jail);
                 let (pod, etc, host) = (plan.pod.as_str(), etc.as_slice(), jail.host.as_ref());
                 let creation = AppCreation { app, pod, number, devices, devices_confined, etc, log, host };
                 begun.push(AppInCreation::begin(plan, &jail, self.init_pid(), creation, cgroup).of_app(&app.name)?);

@@ -1,5 +1,5 @@
 //! Writes an app's output to its log file, in the format of the Kubernetes CRI (`RFC3339Nano stream P|F text`), and
-//! rotates the file.
+//! rotates the file, unless its path is chosen: then the caller renames it and requests a reopening.
 //!
 //! A line longer than [`MAX_RECORD_TEXT`] is written as several records: all but the last have the tag `P`, the last
 //! has `F`, or `F:noeol` if the output ended without a newline. An error of the file never reaches the app: the log
@@ -9,10 +9,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use gantry_contract::plan::LogLimits;
-use gantry_model::{ErrorKind, Timestamp};
-use rustix::fs::{Mode, OFlags};
+use gantry_model::{AppLogPath, Timestamp};
 
-use crate::failure::{Result, failure};
+use crate::failure::Result;
+use crate::log_place::LogPlace;
 
 const TAG_PARTIAL: &str = "P";
 const TAG_FULL: &str = "F";
@@ -59,11 +59,9 @@ impl PartialLine {
     }
 }
 
-/// The log of one attempt of an app.
+/// The log of one attempt of an app, or of all if its path is chosen.
 pub(crate) struct Log {
-    dir: OwnedFd,
-    name: String,
-    limits: LogLimits,
+    place: LogPlace,
     file: Option<OwnedFd>,
     written: u64,
     dropped: u64,
@@ -75,35 +73,58 @@ impl Log {
     /// Opens (for appending) the log file `name` in `dir`. It cannot fail: without a file, output is dropped and
     /// counted.
     pub(crate) fn open(dir: OwnedFd, name: String, limits: LogLimits) -> Self {
-        let mut log = Self {
-            dir,
-            name,
-            limits,
-            file: None,
-            written: 0,
-            dropped: 0,
-            why: String::new(),
-            records: Vec::with_capacity(4096),
-        };
+        let mut log = Self::without_file(LogPlace::Own { dir, name, limits });
         let _dropped_and_counted = log.reopen();
         log
     }
 
-    /// Opens the file by its name again, after it was renamed. Without a file, output is dropped and counted.
-    pub(crate) fn reopen(&mut self) -> Result<()> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        match rustix::fs::openat(&self.dir, &self.name, flags, Mode::from_raw_mode(0o640)) {
-            Ok(file) => {
-                self.written = rustix::fs::fstat(&file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
-                self.file = Some(file);
-                Ok(())
-            }
-            Err(error) => {
-                self.file = None;
-                self.why = format!("cannot open the log file: {error}");
-                Err(failure(ErrorKind::of_io(&error.into()), self.why.clone()))
+    /// Opens (for appending) the log file at a chosen path below `root`. Later, as with other logs, output is dropped
+    /// and counted where the file cannot be written.
+    pub(crate) fn open_chosen(root: OwnedFd, path: AppLogPath) -> Result<Self> {
+        let mut log = Self::without_file(LogPlace::Chosen { root, path });
+        log.reopen()?;
+        Ok(log)
+    }
+
+    fn without_file(place: LogPlace) -> Self {
+        let records = Vec::with_capacity(4096);
+        Self { place, file: None, written: 0, dropped: 0, why: String::new(), records }
+    }
+
+    /// Whether each attempt has its own file.
+    pub(crate) fn is_of_one_attempt(&self) -> bool {
+        matches!(self.place, LogPlace::Own { .. })
+    }
+
+    /// Opens the file by its name again, after it was renamed. If that fails, the log stays in the renamed file, so
+    /// that a caller which renames it back has lost nothing.
+    pub(crate) fn replace_file(&mut self) -> Result<()> {
+        match self.place.open(self.file.as_ref()) {
+            Ok(Some(file)) => self.set_file(file),
+            // It was not renamed.
+            Ok(None) => {}
+            Err(why) => return Err(why),
+        }
+        Ok(())
+    }
+
+    /// Opens the file by its name. Without a file, output is dropped and counted.
+    fn reopen(&mut self) -> Result<()> {
+        self.file = None;
+        match self.place.open(None) {
+            Ok(Some(file)) => self.set_file(file),
+            Ok(None) => {}
+            Err(why) => {
+                self.why.clone_from(&why.message);
+                return Err(why);
             }
         }
+        Ok(())
+    }
+
+    fn set_file(&mut self, file: OwnedFd) {
+        self.written = size_of(&file);
+        self.file = Some(file);
     }
 
     /// Writes output that was read at `now` (nanoseconds since the epoch). With `eager`, the beginning of a line is
@@ -180,7 +201,7 @@ impl Log {
             return;
         }
         let records = std::mem::take(&mut self.records);
-        if self.written > 0 && self.written + records.len() as u64 > self.limits.max_bytes {
+        if self.written > 0 && self.written + records.len() as u64 > self.place.max_bytes() {
             self.rotate();
         }
         if self.file.is_none() {
@@ -213,10 +234,12 @@ impl Log {
     fn cut_torn_record(&mut self, kept: usize, records: &[u8]) {
         let whole = records[..kept].iter().rposition(|&c| c == b'\n').map_or(0, |at| at + 1);
         let torn = (kept - whole) as u64;
+        // The caller of a chosen path may have truncated the file.
         if let Some(file) = &self.file
-            && rustix::fs::ftruncate(file, self.written - torn).is_ok()
+            && let Some(size) = size_of(file).checked_sub(torn)
+            && rustix::fs::ftruncate(file, size).is_ok()
         {
-            self.written -= torn;
+            self.written = size;
             self.dropped += torn;
         }
     }
@@ -224,19 +247,20 @@ impl Log {
     /// `NAME` becomes `NAME.1`, `NAME.1` becomes `NAME.2` and so on; the oldest is replaced. Each step is a rename, so
     /// a reader sees every record in one file or the next.
     fn rotate(&mut self) {
-        let older = |n: u32| format!("{}.{n}", self.name);
-        let keep = self.limits.max_files.max(1) - 1;
+        let LogPlace::Own { dir, name, limits } = &self.place else { return };
+        let older = |n: u32| format!("{name}.{n}");
+        let keep = limits.max_files.max(1) - 1;
         let result: io::Result<()> = (|| {
             if keep == 0 {
-                return Ok(rustix::fs::unlinkat(&self.dir, &self.name, rustix::fs::AtFlags::empty())?);
+                return Ok(rustix::fs::unlinkat(dir, name, rustix::fs::AtFlags::empty())?);
             }
             for n in (1..keep).rev() {
-                match rustix::fs::renameat(&self.dir, older(n), &self.dir, older(n + 1)) {
+                match rustix::fs::renameat(dir, older(n), dir, older(n + 1)) {
                     Ok(()) | Err(rustix::io::Errno::NOENT) => {}
                     Err(error) => return Err(error.into()),
                 }
             }
-            Ok(rustix::fs::renameat(&self.dir, &self.name, &self.dir, older(1))?)
+            Ok(rustix::fs::renameat(dir, name, dir, older(1))?)
         })();
         match result {
             Ok(()) => drop(self.reopen()),
@@ -246,12 +270,18 @@ impl Log {
     }
 }
 
+fn size_of(file: &OwnedFd) -> u64 {
+    rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
+}
+
 fn memchr(bytes: &[u8]) -> Option<usize> {
     bytes.iter().position(|&c| c == b'\n')
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{Mode, OFlags};
+
     use super::*;
 
     fn log(limits: LogLimits) -> (std::path::PathBuf, Log) {
@@ -319,6 +349,8 @@ mod tests {
         let (path, mut log) = log(LogLimits::default());
         std::fs::remove_file(path.join("0.log")).unwrap();
         std::fs::create_dir(path.join("0.log")).unwrap();
+        log.replace_file().unwrap_err();
+        assert!(log.file.is_some(), "the renamed file is kept");
         log.reopen().unwrap_err();
         log.write(Stream::Stdout, &mut PartialLine::default(), b"gone\n", 1, false);
         assert!(log.take_dropped().is_some_and(|(bytes, _)| bytes > 5));

@@ -34,6 +34,7 @@ mod kernel_log;
 mod launch;
 mod launcher;
 mod limits;
+mod log_place;
 mod logs;
 mod maker;
 mod mounts;

@@ -130,6 +130,8 @@ CREATE TABLE pod (
     stop_requested INTEGER NOT NULL DEFAULT 0 CHECK (stop_requested IN (0, 1)),
     -- By which the Talos node API groups pods; 'system' is that of gantryd.
     namespace TEXT NOT NULL DEFAULT 'taloscontainers' CHECK (namespace NOT IN ('', 'system')),
+    -- The directory of log files at chosen paths. NULL: every log is in the pod directory.
+    log_dir TEXT CHECK (log_dir LIKE '/%'),
     CHECK (paused = 0 OR phase = 'running'),
     CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
     CHECK (phase NOT IN ('prepared', 'running', 'exited', 'starting') OR prepared_at IS NOT NULL),
@@ -192,6 +194,8 @@ CREATE TABLE app (
     oom_victim_pid INTEGER,
     -- Its restart policy, as the flag has it.
     restart TEXT NOT NULL DEFAULT 'no',
+    -- The chosen path of its log file, below the pod's log_dir. NULL: it is in the pod directory.
+    log_path TEXT CHECK (log_path NOT LIKE '/%'),
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),
     CHECK (paused = 0 OR state = 'running'),

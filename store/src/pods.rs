@@ -24,8 +24,8 @@ use gantry_model::phase::Stepped;
 use gantry_model::restart::{PodRestart, RestartPolicy};
 use gantry_model::spec::PodFlavor;
 use gantry_model::{
-    AppId, AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodName, PodNamespace,
-    PodPrefix, Readiness, Refused, ScheduleName, Timestamp, VolumeName, step,
+    AppId, AppLogPath, AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodLogDir,
+    PodName, PodNamespace, PodPrefix, Readiness, Refused, ScheduleName, Timestamp, VolumeName, step,
 };
 use rusqlite::{Connection, Transaction, params};
 use thiserror::Error;
@@ -71,6 +71,8 @@ pub struct NewPod {
     pub volumes: BTreeSet<VolumeName>,
     /// The path of its cgroup, below each hierarchy's root.
     pub cgroup: String,
+    /// The directory of log files at chosen paths.
+    pub log_dir: Option<PodLogDir>,
     /// The schedule for which it is created.
     pub schedule: Option<PodSchedule>,
 }
@@ -94,6 +96,8 @@ pub struct NewApp {
     pub labels: BTreeMap<String, String>,
     /// Its restart policy.
     pub restart: RestartPolicy,
+    /// The chosen path of its log file.
+    pub log_path: Option<AppLogPath>,
 }
 
 /// A pod as the store knows it.
@@ -134,6 +138,8 @@ pub struct PodRow {
     pub restart: PodRestart,
     /// The path of its cgroup while it runs, below each hierarchy's root; an app's is one below.
     pub cgroup: String,
+    /// The directory of log files at chosen paths.
+    pub log_dir: Option<PodLogDir>,
 }
 
 /// An app as the store knows it.
@@ -165,9 +171,18 @@ pub struct AppRow {
     pub readiness: Option<Readiness>,
     /// Its restart policy.
     pub restart: RestartPolicy,
+    /// The chosen path of its log file, below the log directory of its pod; `None`: it is in the pod directory.
+    pub log_path: Option<AppLogPath>,
 }
 
 impl PodRow {
+    /// The chosen log file of an app: the directory, and the path below it. `None`: its log is in the pod directory.
+    #[must_use]
+    pub fn log_file(&self, app: &AppName) -> Option<(&PodLogDir, &AppLogPath)> {
+        let app = self.apps.iter().find(|row| row.name == *app)?;
+        self.log_dir.as_ref().zip(app.log_path.as_ref())
+    }
+
     /// How its apps are isolated: only apps of a host pod have no image.
     #[must_use]
     pub fn flavor(&self) -> PodFlavor {
@@ -537,7 +552,8 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     let inserted = tx
         .prepare_cached(
             "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels, sandbox,
-                name, cgroup, namespace) VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) ON CONFLICT DO NOTHING",
+                name, cgroup, namespace, log_dir)
+                VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) ON CONFLICT DO NOTHING",
         )
         .and_then(|mut insert| {
             let (annotations, labels) = (row::map_text(&pod.user_annotations)?, row::map_text(&pod.user_labels)?);
@@ -553,7 +569,8 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
                 pod.sandbox,
                 name,
                 pod.cgroup,
-                pod.namespace.as_str()
+                pod.namespace.as_str(),
+                pod.log_dir.as_ref().map(PodLogDir::as_str)
             ])
         })
         .map_err(sql())?;
@@ -564,7 +581,8 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     let mut insert = tx
         .prepare_cached(
             "INSERT INTO app (pod, position, name, image, image_name, annotations, state, app_id, labels, readiness,
-                restart) SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9, ?10
+                restart, log_path)
+                SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9, ?10, ?11
                 WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
         )
         .map_err(sql())?;
@@ -584,7 +602,8 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
                     app_id,
                     labels,
                     readiness,
-                    app.restart.to_string()
+                    app.restart.to_string(),
+                    app.log_path.as_ref().map(AppLogPath::as_str)
                 ])
             })
             .map_err(sql())?;

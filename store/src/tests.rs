@@ -102,6 +102,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         id: None,
         annotations: annotations(name),
         notifies: false,
+        log_path: None,
         restart: Default::default(),
         labels: Default::default(),
     };
@@ -118,6 +119,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         user_labels: Default::default(),
         volumes: Default::default(),
         cgroup: format!("/gantry/{id}"),
+        log_dir: None,
         schedule: None,
     }
 }

@@ -47,7 +47,8 @@ pub mod files {
     pub const CONTROL: &str = "control";
     /// Standard error of the supervisor.
     pub const SUPERVISOR_LOG: &str = "supervisor.log";
-    /// Directory of log files: `logs/APP/ATTEMPT.log`, older ones `ATTEMPT.log.1` …
+    /// Directory of log files: `logs/APP/ATTEMPT.log`, older ones `ATTEMPT.log.1` … The directory of an app whose log
+    /// is at a chosen path stays empty.
     pub const LOGS: &str = "logs";
     /// Directory of the apps' writable layers: `apps/APP/upper`, `apps/APP/work`.
     pub const APPS: &str = "apps";

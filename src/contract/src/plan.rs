@@ -11,7 +11,7 @@ use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{AppOptions, Limits, PodFlavor, VolumeSpec};
 use gantry_model::sysctl::SysctlName;
-use gantry_model::{AppId, PodNamespace};
+use gantry_model::{AppId, PodLogDir, PodNamespace};
 use serde::{Deserialize, Serialize};
 
 /// A pod to run.
@@ -67,6 +67,10 @@ pub struct Plan {
     pub apps: Vec<App>,
     /// Rotation of log files.
     pub log: LogLimits,
+    /// The directory of log files at chosen paths ([`AppOptions::log_path`]). They are not rotated, and all starts of
+    /// an app append to one file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_dir: Option<PodLogDir>,
     /// The time between the stop signal and SIGKILL for the other apps when one failed, in milliseconds.
     pub stop_grace_ms: u64,
     /// Whether the pod may have no apps and ends only when it is stopped: an app that exits or fails neither ends the

@@ -73,6 +73,7 @@ impl Home {
             id: None,
             annotations: notes(name),
             notifies: false,
+            log_path: None,
             restart: Default::default(),
             labels: BTreeMap::new(),
         };
@@ -89,6 +90,7 @@ impl Home {
             user_labels: BTreeMap::new(),
             volumes: Default::default(),
             cgroup: format!("/gantry/{id}"),
+            log_dir: None,
             schedule: None,
         };
         self.store.insert_pod(&new).unwrap();

@@ -8,6 +8,7 @@ use crate::device::DeviceSpec;
 use crate::health::HealthSettings;
 use crate::id::shown;
 use crate::limits::Limits;
+use crate::log_path::AppLogPath;
 use crate::namespaces::PidMode;
 use crate::restart::RestartPolicy;
 use crate::spec::{SpecError, check_count, out_of_range};
@@ -73,6 +74,10 @@ pub struct AppOptions {
     /// The limit of bytes for its writable layer and its logs together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_limit: Option<u64>,
+    /// The file of its log, below the log directory of its pod; `None`: a file in the pod directory. It belongs to the
+    /// caller: gantry appends to it, and neither rotates nor removes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_path: Option<AppLogPath>,
 }
 
 /// The least storage limit: below it, the app's root cannot be made.

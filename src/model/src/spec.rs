@@ -16,7 +16,7 @@ use crate::namespaces::{IpcMode, UtsMode};
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
 pub use crate::tmpfs::TmpfsMount;
-use crate::{AppId, AppName, PodNamespace, VolumeName};
+use crate::{AppId, AppName, PodLogDir, PodNamespace, VolumeName};
 
 /// How the apps of a pod are isolated (`--stage1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -102,6 +102,8 @@ pub struct PodSpec {
     pub cgroup_manager: Option<CgroupManager>,
     /// Resource limits of all its apps together.
     pub limits: Limits,
+    /// The directory of the log files whose paths are chosen ([`AppOptions::log_path`]).
+    pub log_dir: Option<PodLogDir>,
     /// Free-form annotations (rkt's `userAnnotations`). They never configure gantry.
     pub user_annotations: BTreeMap<String, String>,
     /// Free-form labels (rkt's `userLabels`).
@@ -313,6 +315,7 @@ impl PodSpec {
         }
         crate::host_pod::check(self)?;
         crate::net_check::check(self)?;
+        crate::log_path::check(self)?;
         self.validate_sysctls()?;
         if let (Some(parent), Some(manager)) = (&self.cgroup_parent, self.cgroup_manager)
             && parent.manager() != manager

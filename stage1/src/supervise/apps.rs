@@ -18,10 +18,11 @@ use rustix::thread::CapabilitySet;
 
 use super::{SIGKILL, Supervisor, no_such_app};
 use crate::app::{App, AppInput, NextOperation, Operation, StartRequest, StopRequest};
+use crate::creation::LogSettings;
 use crate::failure::{OfApp as _, Result, failure};
 use crate::launcher::EXECVE_TIMEOUT;
 use crate::table::Token;
-use crate::{control, creation, removal, updated_limits};
+use crate::{control, removal, updated_limits};
 
 /// Timeout of the end of the processes that an app left behind, and of their output.
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(10);
@@ -128,7 +129,7 @@ impl Supervisor {
 
     /// Lets the process that waits execute the program.
     pub(super) fn begin_execute(&mut self, token: Token<App>, start: StartRequest) {
-        let log = self.pod.plan.log;
+        let log = LogSettings::of_pod(&self.pod.plan, &self.pod.jail);
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         match proceed(app, start.attempt, log) {
             Ok(()) => app.operation = Some(Operation::Execute { deadline: Instant::now() + EXECVE_TIMEOUT, start }),
@@ -509,13 +510,11 @@ pub(super) fn check_is_idle(app: &App) -> Result<()> {
 }
 
 /// Lets the process of an app that waits execute the program, with the log of this attempt.
-fn proceed(app: &mut App, attempt: u32, log: gantry_contract::plan::LogLimits) -> Result<()> {
-    let Some(waiting) = &app.waiting else { return Err(no_such_app(&app.plan.name)) };
-    if app.plan.attempt != attempt {
-        app.output.log = creation::open_log(&app.plan.name, attempt, log)?;
-        app.plan.attempt = attempt;
-        creation::remove_old_logs(&app.plan.name, attempt);
+fn proceed(app: &mut App, attempt: u32, log: LogSettings<'_>) -> Result<()> {
+    if app.waiting.is_some() && app.plan.attempt != attempt {
+        app.begin_attempt(attempt, log)?;
     }
+    let Some(waiting) = &app.waiting else { return Err(no_such_app(&app.plan.name)) };
     app.oom_kills_before = app.cgroup.oom_kills();
     waiting.proceed()
 }

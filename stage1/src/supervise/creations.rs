@@ -15,7 +15,7 @@ use rustix::thread::CapabilitySet;
 use super::Supervisor;
 use super::apps::refuse;
 use crate::app::{App, AppInput, Operation, OutputSource, StartRequest};
-use crate::creation::{AppCreation, PreparedApp, make_stdio};
+use crate::creation::{AppCreation, LogSettings, PreparedApp, make_stdio};
 use crate::devices::Device;
 use crate::failure::{Result, failure};
 use crate::launcher::{Stdio, WaitingApp};
@@ -147,7 +147,7 @@ impl Supervisor {
         let devices = Device::from_request(&request.devices)?;
         self.pod.allow_devices(&devices)?;
         let devices_confined = self.pod.confine_app(&request.app, &cgroup, &devices);
-        let log = self.pod.plan.log;
+        let log = LogSettings::of_pod(&self.pod.plan, &self.pod.jail);
         let creation = AppCreation {
             app: &request.app,
             pod: &self.pod.plan.pod,

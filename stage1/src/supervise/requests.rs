@@ -74,7 +74,7 @@ impl Supervisor {
             Request::ReopenLog { app } => {
                 let token = self.find_app(&app)?;
                 if let Some(app) = self.pod.apps.get_mut(token) {
-                    app.output.log.reopen()?;
+                    app.output.log.replace_file()?;
                 }
                 control::reply(client, &Reply::Done, None);
             }

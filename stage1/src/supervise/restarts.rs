@@ -164,7 +164,7 @@ impl Supervisor {
         let how = ProcessExit::Code(exit_code(&why));
         app.restarts.failed_attempt = Some(start.attempt);
         app.exit = Some(how);
-        creation::remove_old_logs(&name, start.attempt);
+        creation::remove_old_logs(&app.plan, start.attempt);
         let restart_at = app.plan_restart(how);
         self.journal.append(Fact::AppExited { app: name, attempt: start.attempt, how, oom: false, restart_at });
         if restart_at.is_none() && !self.pod.plan.sandbox {

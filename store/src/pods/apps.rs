@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::{AppId, AppName, ErrorKind, ImageId, Kind, Phase, PodId, VolumeName};
+use gantry_model::{AppId, AppLogPath, AppName, ErrorKind, ImageId, Kind, Phase, PodId, VolumeName};
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 use thiserror::Error;
 
@@ -122,8 +122,8 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
         .unwrap_or(0);
     tx.prepare_cached(
         "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at, app_id, labels,
-            readiness, restart)
-            SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'creating', ?7, coalesce(?8, lower(hex(randomblob(32)))), ?9, ?10, ?11
+            readiness, restart, log_path)
+            SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'creating', ?7, coalesce(?8, lower(hex(randomblob(32)))), ?9, ?10, ?11, ?12
             WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
     )?
     .execute(params![
@@ -137,6 +137,7 @@ fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::
         app.id.as_ref().map(AppId::as_str),
         row::map_text(&app.labels)?,
         readiness::initial(app),
-        app.restart.to_string()
+        app.restart.to_string(),
+        app.log_path.as_ref().map(AppLogPath::as_str)
     ])
 }

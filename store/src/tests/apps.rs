@@ -29,6 +29,7 @@ fn new_app(app: &str, image: &Digest) -> NewApp {
         annotations: Default::default(),
         labels: Default::default(),
         notifies: false,
+        log_path: None,
         restart: Default::default(),
     }
 }

@@ -78,6 +78,9 @@ pub(crate) struct PodJson<'a> {
     restart_failure: Option<&'a str>,
     /// The path of its cgroup while it runs, below each hierarchy's root.
     cgroup: &'a str,
+    /// The directory of log files at chosen paths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_dir: Option<&'a str>,
 }
 
 /// The attachments of a pod. Both variants print the same JSON, except for white space.
@@ -121,6 +124,9 @@ pub(crate) struct AppJson<'a> {
     oom_victim: Option<&'a gantry_model::OomVictim>,
     /// The restart policy.
     restart: DisplayJson<gantry_model::restart::RestartPolicy>,
+    /// The chosen path of its log file, below `log_dir` of the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log_path: Option<&'a str>,
 }
 
 impl<'a> PodJson<'a> {
@@ -162,6 +168,7 @@ impl<'a> PodJson<'a> {
             restart_at: row.restart.at.map(TimeJson),
             restart_failure: row.restart.failure.as_deref(),
             cgroup: &row.cgroup,
+            log_dir: row.log_dir.as_ref().map(gantry_model::PodLogDir::as_str),
         }
     }
 }
@@ -198,6 +205,7 @@ impl<'a> AppJson<'a> {
             oom_level: row.oom.level.map(gantry_model::OomLevel::as_str),
             oom_victim: row.oom.victim.as_ref(),
             restart: DisplayJson(row.restart),
+            log_path: row.log_path.as_ref().map(gantry_model::AppLogPath::as_str),
         };
         match row.state {
             AppState::Waiting | AppState::Creating | AppState::Created => app,
@@ -246,6 +254,7 @@ pub(crate) mod tests {
             readiness: None,
             health: gantry_engine::HealthRecord::default(),
             oom: gantry_engine::OomRecord::default(),
+            log_path: None,
             restart: Default::default(),
             state,
         };
@@ -270,6 +279,7 @@ pub(crate) mod tests {
             user_annotations: BTreeMap::new(),
             user_labels: BTreeMap::new(),
             cgroup: "/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a".into(),
+            log_dir: None,
             restart: Default::default(),
         }
     }

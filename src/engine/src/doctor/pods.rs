@@ -13,7 +13,7 @@ use gantry_store::{Finding, PodRow, PodState};
 use crate::doctor::{fail, warn};
 use crate::host::process;
 use crate::host::process::Deadline;
-use crate::logs::files::ends_in_a_whole_line;
+use crate::logs::files::{LogDir, ends_in_a_whole_line};
 use crate::pods::control::{Connection, ControlError, REPLY_TIMEOUT};
 use crate::{Engine, PodError};
 
@@ -132,8 +132,8 @@ impl Engine {
 
     fn check_logs(&self, row: &PodRow, findings: &mut Vec<Finding>) {
         for app in &row.apps {
-            let dir = self.pod_dir(row.id).join(files::LOGS).join(app.name.as_str());
-            if !ends_in_a_whole_line(&dir).unwrap_or(true) {
+            let dir = LogDir::of_app(&self.pod_dir(row.id), row, &app.name);
+            if !ends_in_a_whole_line(dir).unwrap_or(true) {
                 let what = format!("the log of app '{}' of pod {} does not end in a whole line", app.name, row.id);
                 warn(findings, what, "its supervisor was killed, or the disk was full; nothing needs to be done");
             }

@@ -1,9 +1,9 @@
 //! The files of one app's log, their order, and positions in them, found by bisection.
 //!
-//! Files are `ATTEMPT.log`, and older parts `ATTEMPT.log.1` (newest) to `.N`. A rotated file keeps its inode, by which
-//! a reader finds its successor. A freed inode may be reused at once; but a file only gets older, and an open file
-//! keeps its inode. The directory is opened beneath the pod's; symbolic links are not followed, and only regular files
-//! are read.
+//! The order follows from the names ([`crate::logs::names`]). A rotated file keeps its inode, by which a reader finds
+//! its successor. A freed inode may be reused at once; but a file only gets older, and an open file keeps its inode.
+//! The directory is opened beneath that of the pod, or the caller's; symbolic links are not followed, and only regular
+//! files are read.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gantry_contract::files as contract_files;
-use gantry_model::{PodId, Timestamp};
-use gantry_store::Layout;
+use gantry_model::{AppName, PodId, Timestamp};
+use gantry_store::{Layout, PodRow};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::logs::line::{self, Parser};
+use crate::logs::names::{LogFile, LogNames};
 
 const BLOCK: usize = 64 << 10;
 /// Supervisors write no longer lines. A reader returns a longer line in pieces.
@@ -39,30 +40,6 @@ pub fn split_log_path(path: &Path) -> Option<(PathBuf, PathBuf)> {
     let dir = Layout::new(Path::new("")).pod_dir(&pod).join(contract_files::LOGS);
     let below = path.strip_prefix(&dir).ok()?.to_owned();
     Some((dir, below))
-}
-
-/// A file of the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LogFile {
-    attempt: u32,
-    /// 0 is the current one.
-    age: u32,
-    pub(crate) inode: u64,
-}
-
-impl LogFile {
-    fn name(&self) -> String {
-        match self.age {
-            0 => format!("{}.log", self.attempt),
-            age => format!("{}.log.{age}", self.attempt),
-        }
-    }
-
-    /// Whether that file is this one under a later name. A younger file can only have reused the inode of this one,
-    /// which was deleted.
-    fn may_become(&self, other: &Self) -> bool {
-        (other.inode, other.attempt) == (self.inode, self.attempt) && other.age > self.age
-    }
 }
 
 /// A position in an open file, which may be renamed or deleted later.
@@ -97,8 +74,7 @@ pub(crate) struct LogDir {
     /// The trusted base directory, and the path below it.
     base: PathBuf,
     below: PathBuf,
-    /// The only start of the app whose files count; `None`: all.
-    attempt: Option<u32>,
+    names: LogNames,
     fd: Option<OwnedFd>,
     /// The time of the last change, as of the last listing; `None` where it proves nothing.
     seen: Option<(i64, i64)>,
@@ -107,17 +83,29 @@ pub(crate) struct LogDir {
 impl LogDir {
     /// The directory `below` `base`, which may not exist yet.
     pub(crate) fn new(base: impl Into<PathBuf>, below: impl Into<PathBuf>) -> Self {
-        Self { base: base.into(), below: below.into(), attempt: None, fd: None, seen: None }
+        Self { base: base.into(), below: below.into(), names: LogNames::Attempts(None), fd: None, seen: None }
+    }
+
+    /// The directory of the log of an app: in that of its pod, `pod`, unless its path is chosen.
+    pub(crate) fn of_app(pod: &Path, row: &PodRow, app: &AppName) -> Self {
+        let Some((dir, path)) = row.log_file(app) else {
+            return Self::new(pod, Path::new(contract_files::LOGS).join(app.as_str()));
+        };
+        let (below, name) = path.split();
+        Self { names: LogNames::File(name.to_owned()), ..Self::new(dir.as_path(), below.unwrap_or(".")) }
     }
 
     /// The same directory, before its first listing.
     pub(crate) fn again(&self) -> Self {
-        Self::new(&self.base, &self.below).of_attempt(self.attempt)
+        Self { names: self.names.clone(), ..Self::new(&self.base, &self.below) }
     }
 
-    /// The same directory, with the files of one start of the app.
+    /// The same directory, with the files of one start of the app, if each start has its own.
     pub(crate) fn of_attempt(self, attempt: Option<u32>) -> Self {
-        Self { attempt, ..self }
+        match self.names {
+            LogNames::Attempts(_) => Self { names: LogNames::Attempts(attempt), ..self },
+            LogNames::File(_) => self,
+        }
     }
 
     /// The directory's path.
@@ -140,9 +128,7 @@ impl LogDir {
         let changed = changed_at(fd)?;
         let age = i128::from(gantry_store::now().0) - i128::from(changed.0) * 1_000_000_000 - i128::from(changed.1);
         self.seen = (age > i128::from(MTIME_SLACK_NS)).then_some(changed);
-        let mut parts = list_files(fd)?;
-        parts.retain(|part| self.attempt.is_none_or(|attempt| part.attempt == attempt));
-        Ok(parts)
+        list_files(fd, &self.names)
     }
 
     /// Opens this very file, under whatever name it has by now. `None` when it was deleted.
@@ -150,14 +136,29 @@ impl LogDir {
         let mut part = part.clone();
         for _ in 0..MAX_ATTEMPTS {
             let Some(fd) = &self.fd else { return Ok(None) };
-            if let Some(place) = open_file(fd, &part.name())?.filter(|place| place.inode == part.inode) {
+            if let Some(place) = open_file(fd, &part.name)?.filter(|place| place.inode == part.inode) {
                 return Ok(Some(place));
             }
             // Rotated since the listing.
-            let Some(renamed) = list_files(fd)?.into_iter().find(|other| part.may_become(other)) else { break };
+            let Some(renamed) = list_files(fd, &self.names)?.into_iter().find(|other| part.may_become(other)) else {
+                break;
+            };
             part = renamed;
         }
         Ok(None)
+    }
+
+    /// Opens this very file for reading and writing, unless it was renamed since. Another process may hold its lock.
+    pub(crate) fn open_to_repair(&self, part: &LogFile) -> io::Result<Option<File>> {
+        let Some(fd) = &self.fd else { return Ok(None) };
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(fd, &part.name, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let meta = file.metadata()?;
+        Ok((meta.is_file() && meta.ino() == part.inode).then_some(file))
     }
 
     /// From the first line that is not older than `since` up to the first one that is not older than `until`, or to the
@@ -272,7 +273,7 @@ enum Crossing {
 fn open_dir(base: &Path, below: &Path) -> io::Result<Option<OwnedFd>> {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let base = rustix::fs::open(base, flags | OFlags::PATH, Mode::empty());
+    let base = rustix::fs::open(base, flags | OFlags::PATH | OFlags::NOFOLLOW, Mode::empty());
     let dir = base.and_then(|base| rustix::fs::openat2(base, below, flags | OFlags::RDONLY, Mode::empty(), beneath));
     match dir {
         Ok(dir) => Ok(Some(dir)),
@@ -287,10 +288,10 @@ fn changed_at(fd: &OwnedFd) -> io::Result<(i64, i64)> {
 }
 
 /// Lists the directory until two listings agree.
-fn list_files(fd: &OwnedFd) -> io::Result<Vec<LogFile>> {
-    let mut before = list_once(fd)?;
+fn list_files(fd: &OwnedFd, names: &LogNames) -> io::Result<Vec<LogFile>> {
+    let mut before = list_once(fd, names)?;
     for _ in 0..MAX_ATTEMPTS {
-        let now = list_once(fd)?;
+        let now = list_once(fd, names)?;
         if now == before {
             break;
         }
@@ -299,29 +300,21 @@ fn list_files(fd: &OwnedFd) -> io::Result<Vec<LogFile>> {
     Ok(before)
 }
 
-fn list_once(fd: &OwnedFd) -> io::Result<Vec<LogFile>> {
+fn list_once(fd: &OwnedFd, names: &LogNames) -> io::Result<Vec<LogFile>> {
     let mut parts = Vec::new();
     for entry in Dir::read_from(fd)? {
         let entry = entry?;
-        let Some((attempt, age)) = entry.file_name().to_str().ok().and_then(name) else { continue };
+        let Some(file) = entry.file_name().to_str().ok().and_then(|name| names.file(name)) else { continue };
         match rustix::fs::statat(fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode).is_file() => {
-                parts.push(LogFile { attempt, age, inode: stat.st_ino });
+                parts.push(file.with_inode(stat.st_ino));
             }
             Ok(_) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    parts.sort_by_key(|part| (part.attempt, std::cmp::Reverse(part.age)));
+    parts.sort_by_key(LogFile::order);
     Ok(parts)
-}
-
-/// `ATTEMPT.log` or `ATTEMPT.log.AGE`, with numbers in their only valid notation.
-fn name(name: &str) -> Option<(u32, u32)> {
-    let (attempt, rest) = name.split_once(".log")?;
-    let age = if rest.is_empty() { 0 } else { rest.strip_prefix('.')?.parse().ok().filter(|age| *age > 0)? };
-    let part = LogFile { attempt: attempt.parse().ok()?, age, inode: 0 };
-    (part.name() == name).then_some((part.attempt, age))
 }
 
 /// `None` when it does not exist or is not a regular file.
@@ -416,8 +409,7 @@ fn bisect(file: &File, size: u64, bound: Timestamp) -> io::Result<u64> {
 }
 
 /// Whether the newest file of a log ends with the last piece of a line (or is empty).
-pub(crate) fn ends_in_a_whole_line(dir: &Path) -> io::Result<bool> {
-    let mut dir = LogDir::new(dir.parent().unwrap_or(dir), dir.file_name().unwrap_or_default());
+pub(crate) fn ends_in_a_whole_line(mut dir: LogDir) -> io::Result<bool> {
     let parts = dir.parts()?;
     let Some(newest) = dir.first_open(parts.iter().rev())? else { return Ok(true) };
     let size = newest.size()?;

@@ -3,9 +3,11 @@
 //! [`crate::logs::reader`] reads. This module blocks: until inotify reports a change in a log directory, or the
 //! supervisor ends.
 
+pub(crate) mod chosen;
 pub(crate) mod files;
 pub(crate) mod line;
 pub(crate) mod merge;
+pub(crate) mod names;
 pub(crate) mod reader;
 pub(crate) mod repair;
 pub(crate) mod source;

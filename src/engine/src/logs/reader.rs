@@ -30,7 +30,7 @@ use crate::host::process::{self, Deadline};
 use crate::logs::files::{LogDir, Span};
 use crate::logs::merge::{Merge, block_for};
 use crate::logs::source::AppLog;
-use crate::logs::start::{AppStart, StartState};
+use crate::logs::start::{self, AppStart, StartState};
 use crate::{Engine, LogQuery, LogsError, Observer, PodError};
 
 /// A supervisor stamps a line when it reads it, and writes it next: at most this long after `until`.
@@ -74,10 +74,10 @@ impl NewApps {
         self.pod.join(files::LOGS)
     }
 
-    /// The logs of apps that were added since the last call.
-    fn find(&mut self) -> Vec<AppLog> {
+    /// The logs of apps that were added since the last call. `row` returns the pod's row.
+    fn find(&mut self, row: impl Fn() -> Result<Option<PodRow>, PodError>) -> Result<Vec<AppLog>, PodError> {
         // The supervisor makes the directory. Without it there are no apps, or the pod was removed.
-        let Ok(entries) = std::fs::read_dir(self.dir()) else { return Vec::new() };
+        let Ok(entries) = std::fs::read_dir(self.dir()) else { return Ok(Vec::new()) };
         let mut new = Vec::new();
         for entry in entries.flatten() {
             let Some(app) = entry.file_name().to_str().and_then(|name| name.parse::<AppName>().ok()) else { continue };
@@ -87,12 +87,17 @@ impl NewApps {
                 None | Some(Some(_)) => new.push(app),
             }
         }
+        if new.is_empty() {
+            return Ok(Vec::new());
+        }
+        // An app has its row before its directory.
+        let Some(row) = row()? else { return Ok(Vec::new()) };
         let block = block_for(self.known.len());
         let log = |app: AppName| {
-            let dir = LogDir::new(&self.pod, Path::new(files::LOGS).join(app.as_str()));
+            let dir = LogDir::of_app(&self.pod, &row, &app);
             AppLog::new(app, dir, None, block)
         };
-        new.into_iter().map(log).collect()
+        Ok(new.into_iter().map(log).collect())
     }
 }
 
@@ -171,6 +176,7 @@ impl LogReader {
     fn open(row: &PodRow, dir: &Path, boot: &BootId, query: &LogQuery) -> Result<Self, LogsError> {
         let id = row.id;
         let apps = chosen(row, &query.apps)?;
+        let query = &start::within_start(row, query);
         let mut reader = Self {
             id,
             boot: boot.clone(),
@@ -184,7 +190,7 @@ impl LogReader {
         reader.advance(|| Ok(Some(row.clone())))?;
         let mut opening = Opening { query, id, over: matches!(reader.stage, Stage::Over), logs: Vec::new() };
         for app in &apps {
-            opening.add(app, dir)?;
+            opening.add(app, LogDir::of_app(dir, row, app))?;
         }
         reader.merge.logs = opening.finish()?;
         Ok(reader)
@@ -220,13 +226,13 @@ impl LogReader {
 
     fn pull(
         &mut self,
-        row: impl FnOnce() -> Result<Option<PodRow>, PodError>,
+        row: impl Fn() -> Result<Option<PodRow>, PodError>,
         most: usize,
         sink: &mut dyn FnMut(LineRef<'_>),
     ) -> Result<Pulled, LogsError> {
-        self.advance(row)?;
+        self.advance(&row)?;
         if let (Some(all), Stage::Running(_) | Stage::Over) = (&mut self.all, &self.stage) {
-            self.merge.logs.extend(all.find());
+            self.merge.logs.extend(all.find(&row)?);
         }
         let mut given = 0;
         let more = self.merge.give(|_, line, size| {
@@ -284,8 +290,8 @@ struct Source {
 }
 
 impl Source {
-    fn find(app: &AppName, pod: &Path, query: &LogQuery, over: bool) -> io::Result<Self> {
-        let mut dir = LogDir::new(pod, Path::new(files::LOGS).join(app.as_str())).of_attempt(query.attempt);
+    fn find(app: &AppName, dir: LogDir, query: &LogQuery, over: bool) -> io::Result<Self> {
+        let mut dir = dir.of_attempt(query.attempt);
         let most = query.max_lines();
         // While lines may still follow, `until` is no position in the file yet, but one to count from.
         let span = dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
@@ -314,8 +320,8 @@ impl Source {
 }
 
 impl Opening<'_> {
-    fn add(&mut self, app: &AppName, pod: &Path) -> Result<(), LogsError> {
-        let source = Source::find(app, pod, self.query, self.over);
+    fn add(&mut self, app: &AppName, dir: LogDir) -> Result<(), LogsError> {
+        let source = Source::find(app, dir, self.query, self.over);
         self.logs.push(source.map_err(|source| LogsError::Read { id: self.id, app: app.clone(), source })?);
         Ok(())
     }

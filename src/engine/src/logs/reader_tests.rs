@@ -78,6 +78,10 @@ fn write(dir: &Path, app: usize, records: &[Record], torn: bool) -> Vec<Expected
     seen
 }
 
+fn log_dir(pod: &Path, app: usize) -> LogDir {
+    LogDir::new(pod, Path::new(files::LOGS).join(name(app).as_str()))
+}
+
 fn name(app: usize) -> AppName {
     format!("app{app}").parse().unwrap()
 }
@@ -115,7 +119,7 @@ fn naive(apps: &[Vec<ExpectedLine>], query: &LogQuery) -> Vec<ExpectedLine> {
 fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
     let id = PodId::from_random([0; 16]);
     let mut opening = Opening { query, id, over: true, logs: Vec::new() };
-    (0..apps).for_each(|app| opening.add(&name(app), dir).unwrap());
+    (0..apps).for_each(|app| opening.add(&name(app), log_dir(dir, app)).unwrap());
     let merge =
         Merge { id, logs: opening.finish().unwrap(), stderr: query.stderr, since: query.since, until: query.until };
     LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over, all: None, start: None }
@@ -251,7 +255,7 @@ fn later_lines_are_merged_by_time() {
     let id = PodId::from_random([0; 16]);
     let query = LogQuery { follow: true, ..LogQuery::default() };
     let mut opening = Opening { query: &query, id, over: false, logs: Vec::new() };
-    (0..2).for_each(|app| opening.add(&name(app), dir.path()).unwrap());
+    (0..2).for_each(|app| opening.add(&name(app), log_dir(dir.path(), app)).unwrap());
     let merge = Merge { id, logs: opening.finish().unwrap(), stderr: None, since: None, until: None };
     let mut reader = LogReader {
         id,
@@ -284,7 +288,7 @@ fn later_lines_are_merged_by_time() {
     assert!(!pulled.unwrap());
     assert_eq!(seen, [(0, "0"), (1, "4"), (0, "5"), (1, "6")].map(|(app, text)| (app, text.to_owned())));
     let waiting = row_of(id, Phase::Preparing);
-    assert_eq!(reader.pull(|| Ok(Some(waiting)), 100, &mut |_| {}).unwrap(), Pulled::Waiting);
+    assert_eq!(reader.pull(|| Ok(Some(waiting.clone())), 100, &mut |_| {}).unwrap(), Pulled::Waiting);
     append(0, 7);
     let mut last = 0;
     let pulled = reader.pull(|| Ok(None), 100, &mut |line| last = line.at.seconds());
@@ -305,6 +309,7 @@ fn row_of(id: PodId, phase: Phase) -> PodRow {
         namespace: Default::default(),
         sandbox: false,
         cgroup: "/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a".into(),
+        log_dir: None,
         paused: false,
         apps: Vec::new(),
         user_annotations: std::collections::BTreeMap::new(),
@@ -342,6 +347,7 @@ fn app_row(app: usize) -> gantry_store::AppRow {
         paused: false,
         health: gantry_store::HealthRecord::default(),
         oom: gantry_store::OomRecord::default(),
+        log_path: None,
         restart: Default::default(),
         state: gantry_model::AppState::Waiting,
         readiness: None,

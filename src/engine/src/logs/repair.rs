@@ -10,8 +10,11 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use gantry_contract::files;
-use rustix::fs::OFlags;
+use gantry_store::PodRow;
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
 
+use crate::logs::files::LogDir;
 use crate::logs::line;
 
 /// The maximum distance from the end of a log in which the last record of each stream is searched.
@@ -30,6 +33,38 @@ pub(crate) fn repair(pod_dir: &Path) -> io::Result<()> {
         }
     }
     outcome
+}
+
+/// Repairs the logs at chosen paths of a pod in this row. The caller holds the pod's lock; a file that another pod
+/// writes meanwhile is left alone.
+///
+/// # Errors
+/// The first log that could not be repaired; the others are.
+pub(crate) fn repair_chosen(row: &PodRow) -> io::Result<()> {
+    let mut outcome = Ok(());
+    for app in row.apps.iter().filter(|app| app.log_path.is_some() && row.log_dir.is_some()) {
+        // Its path does not depend on the directory of the pod.
+        let repaired = repair_parts(LogDir::of_app(Path::new("."), row, &app.name));
+        outcome = outcome.and(repaired);
+    }
+    outcome
+}
+
+/// The newest file of a log, and the one before it for a stream without a record in the newest.
+fn repair_parts(mut dir: LogDir) -> io::Result<()> {
+    let mut seen = [false, false];
+    for part in dir.parts()?.iter().rev().take(2) {
+        let Some(file) = dir.open_to_repair(part)? else { continue };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Ok(()),
+            // A file system without locks.
+            Ok(()) | Err(_) => repair_file(&file, &mut seen)?,
+        }
+        if seen == [true, true] {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {

@@ -11,8 +11,9 @@ use std::os::unix::fs::FileExt as _;
 
 use gantry_model::{AppName, Timestamp};
 
-use crate::logs::files::{LogDir, LogFile, LogPosition, MAX_LINE};
+use crate::logs::files::{LogDir, LogPosition, MAX_LINE};
 use crate::logs::line::Parser;
+use crate::logs::names::LogFile;
 use crate::logs::reader::LineRef;
 
 /// The largest and the first block that is read at once.

@@ -59,6 +59,19 @@ impl AppStart {
     }
 }
 
+/// The query, bounded by the time of the start that it names, for a log whose file has all starts of the app.
+pub(crate) fn within_start(row: &PodRow, query: &LogQuery) -> LogQuery {
+    let ([app], Some(asked)) = (&query.apps[..], query.attempt) else { return query.clone() };
+    let started = row.apps.iter().find(|row| row.name == *app).and_then(|app| match &app.state {
+        AppState::Started { at, attempt, .. } if *attempt == asked => Some(*at),
+        AppState::Exited { started, attempt, .. } if *attempt == asked => *started,
+        // Another start, whose time is not known.
+        _ => None,
+    });
+    let started = started.filter(|_| row.log_file(app).is_some());
+    LogQuery { since: started.into_iter().chain(query.since).max(), ..query.clone() }
+}
+
 impl Observer {
     /// A reader of the log that this process, the main process of an app, writes to stderr or to stdout. It follows
     /// until the process has ended.

@@ -22,6 +22,7 @@
 //!   "cgroup_parent": "/batch",                  a path or a slice; absent: that of the configuration
 //!   "cgroup_manager": "cgroupfs",               cgroupfs | systemd; absent: that of the parent
 //!   "limits": { "memory": 1073741824 },          of all apps together; fields as in an app's
+//!   "log_dir": "/var/log/pods/web",             the directory of log files at chosen paths; absent: none
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",
 //!     "exec": "/bin/web", "args": ["-v"],
@@ -50,6 +51,7 @@
 //!                 "interval_ms": 30000, "timeout_ms": 30000, "retries": 3, "start_period_ms": 0,
 //!                 "start_interval_ms": 5000, "on_failure": "none" },  | "restart" | "stop" | "kill"
 //!     "stop_timeout_ms": 30000, "privileged": false, "storage_limit": 1073741824,
+//!     "log_path": "web/0.log",                  the log file, below log_dir; absent: one in the pod directory
 //!     "pid": "pod",                             pod | app | host
 //!     "terminal": false, "stdin": false,
 //!     "sdnotify": "app",                        ready | app | none; default ready
@@ -78,7 +80,7 @@ use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
 use gantry_model::systemd::{SdNotify, SystemdMode};
-use gantry_model::{AppName, AppSpec, PodNamespace, ulimit};
+use gantry_model::{AppLogPath, AppName, AppSpec, PodLogDir, PodNamespace, ulimit};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
@@ -127,6 +129,8 @@ pub(crate) struct Pod {
     cgroup_manager: Option<CgroupManager>,
     #[serde(default, skip_serializing_if = "spec::Limits::is_empty", with = "limits")]
     limits: spec::Limits,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    log_dir: Option<PodLogDir>,
     apps: Vec<App>,
     #[serde(default)]
     volumes: Vec<Volume>,
@@ -190,6 +194,8 @@ pub(crate) struct App {
     pid: PidMode,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     storage_limit: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    log_path: Option<AppLogPath>,
     #[serde(default)]
     terminal: bool,
     #[serde(default)]
@@ -359,6 +365,7 @@ impl From<&PodSpec> for Pod {
             cgroup_parent,
             cgroup_manager,
             limits,
+            log_dir,
             user_annotations,
             user_labels,
         } = spec;
@@ -380,6 +387,7 @@ impl From<&PodSpec> for Pod {
             cgroup_parent: cgroup_parent.clone(),
             cgroup_manager: *cgroup_manager,
             limits: limits.clone(),
+            log_dir: log_dir.clone(),
             apps: apps.iter().map(App::from).collect(),
             volumes: volumes.iter().map(Volume::from).collect(),
             annotations: user_annotations.clone(),
@@ -410,6 +418,7 @@ impl TryFrom<Pod> for PodSpec {
             cgroup_parent,
             cgroup_manager,
             limits,
+            log_dir,
             apps,
             volumes,
             annotations,
@@ -434,6 +443,7 @@ impl TryFrom<Pod> for PodSpec {
             cgroup_parent,
             cgroup_manager,
             limits,
+            log_dir,
             user_annotations: annotations,
             user_labels: labels,
         })
@@ -490,6 +500,7 @@ impl From<&AppSpec> for App {
             privileged: app.options.privileged,
             pid: app.options.pid,
             storage_limit: app.options.storage_limit,
+            log_path: app.options.log_path.clone(),
             terminal: app.options.terminal,
             stdin: app.options.stdin,
             sdnotify: app.options.sdnotify,
@@ -547,6 +558,7 @@ impl TryFrom<App> for AppSpec {
                 privileged: app.privileged,
                 pid: app.pid,
                 storage_limit: app.storage_limit,
+                log_path: app.log_path,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,

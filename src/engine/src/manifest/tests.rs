@@ -114,6 +114,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
                 pids: limits[3],
                 ..Limits::default()
             },
+            log_path: rest.2[1].then(|| "web/0.log".parse().unwrap()),
             storage_limit: (!rest.2[3] && rest.1 != Seccomp::Unconfined).then_some(1 << 30),
             seccomp: rest.1,
             read_only_root: rest.2[0],
@@ -223,6 +224,7 @@ fn pod() -> impl Strategy<Value = PodSpec> {
                 shm_size,
                 sysctls,
                 limits: pod_limits(sandbox),
+                log_dir: sandbox.then(|| "/var/log/pods/x".parse().unwrap()),
                 user_annotations,
                 user_labels,
             }

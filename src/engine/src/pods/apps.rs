@@ -42,6 +42,7 @@ use crate::error::need_root;
 use crate::host::devices;
 use crate::host::process::Deadline;
 use crate::images::view::recorded_name;
+use crate::logs::chosen::check_added_log;
 use crate::pods::added::{AddedApp, AddedApps, AppsLock};
 use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
@@ -109,6 +110,7 @@ impl Engine {
         });
         let names: Vec<VolumeSpec> = added.apps.iter().flat_map(|app| app.volumes.clone()).collect();
         check(&spec, &row, &plan, &names)?;
+        self.check_log_files(plan.log_dir.as_ref(), std::iter::once(&spec.app))?;
         let chains = image.layers.iter().map(|layer| &layer.chain).collect();
         let size = self.size_of(image).map_err(EngineError::from_cause)?;
         let image_of_app = plan::Image { config, chains, size };
@@ -124,6 +126,7 @@ impl Engine {
             notifies: spec.app.options.sdnotify == SdNotify::App,
             restart: spec.app.options.restart,
             labels: spec.app.user_labels.clone(),
+            log_path: spec.app.options.log_path.clone(),
         };
         let named: BTreeSet<_> = PodSpec { volumes: planned.volumes.clone(), ..PodSpec::default() }.named_volumes();
         for name in &named {
@@ -540,8 +543,10 @@ fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -
         uts: plan.uts,
         privileged: plan.privileged,
         limits: plan.limits.clone(),
+        log_dir: plan.log_dir.clone(),
         ..PodSpec::default()
     };
+    check_added_log(&spec.app, row)?;
     spec.validate(&pod).map_err(EngineError::from_cause)
 }
 

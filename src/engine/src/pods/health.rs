@@ -126,6 +126,7 @@ pub(crate) mod tests {
             namespace: Default::default(),
             sandbox: false,
             cgroup: "/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a".into(),
+            log_dir: None,
             paused: false,
             phase: Phase::Embryo,
             apps: vec![gantry_store::AppRow {
@@ -140,6 +141,7 @@ pub(crate) mod tests {
                 readiness: None,
                 health: gantry_store::HealthRecord::default(),
                 oom: gantry_store::OomRecord::default(),
+                log_path: None,
                 restart: Default::default(),
                 state: gantry_model::AppState::Started { at: Timestamp(1), pid: 1, attempt: 0 },
             }],

@@ -154,6 +154,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         volumes: volumes.list,
         apps,
         log: setting.log,
+        log_dir: spec.log_dir.clone(),
         stop_grace_ms: setting.stop_grace_ms,
         sandbox: spec.sandbox,
         flavor: spec.flavor,

@@ -242,6 +242,7 @@ impl Engine {
             self.check_choice(&net)?;
         }
         self.check_storage_limits(request.spec.apps.iter())?;
+        self.check_log_files(request.spec.log_dir.as_ref(), request.spec.apps.iter())?;
         let root = self.store.layout().root();
         if root.to_str().is_none() {
             return Err(PrepareError::Path(root.to_owned()));
@@ -423,6 +424,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         notifies: app.options.sdnotify == SdNotify::App,
         restart: app.options.restart,
         labels: app.user_labels.clone(),
+        log_path: app.options.log_path.clone(),
     };
     NewPod {
         id,
@@ -437,6 +439,7 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         user_labels: spec.user_labels.clone(),
         volumes: spec.named_volumes(),
         cgroup: plan.pod_cgroup(),
+        log_dir: plan.log_dir.clone(),
         schedule: None,
     }
 }

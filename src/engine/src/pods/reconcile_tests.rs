@@ -89,6 +89,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
         annotations,
         labels,
         notifies: false,
+        log_path: None,
         restart: Default::default(),
     };
     let pod = NewPod {
@@ -104,6 +105,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
         user_labels: std::collections::BTreeMap::new(),
         volumes: Default::default(),
         cgroup: format!("/gantry-engine-test/{id}"),
+        log_dir: None,
         schedule: None,
     };
     (engine.store.insert_pod(&pod).unwrap(), lock)
@@ -401,6 +403,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         volumes: Vec::new(),
         apps: vec![app],
         log: LogLimits::default(),
+        log_dir: None,
         stop_grace_ms: 1,
         sandbox: false,
         flavor: gantry_model::spec::PodFlavor::Container,
@@ -494,7 +497,10 @@ fn running_pods_with_lost_rows_are_adopted() {
         Fact::AppExited { app: "a".into(), attempt: 0, how: ProcessExit::Code(5), oom: false, restart_at: None };
     // Ended, running, never complete, and with a damaged plan.
     let (_, dir) = made(1);
-    crate::pods::pod_dir::fill(&dir, &plan(id(1))).unwrap();
+    let mut at_chosen_path = plan(id(1));
+    at_chosen_path.log_dir = Some("/var/log/pods/x".parse().unwrap());
+    at_chosen_path.apps[0].options.log_path = Some("a/0.log".parse().unwrap());
+    crate::pods::pod_dir::fill(&dir, &at_chosen_path).unwrap();
     write_journal(&engine, id(1), vec![Fact::Ready(ready()), ended, Fact::Ended]);
     let (running, dir) = made(2);
     let asked: NetMode = "default,b:IP=10.0.0.2".parse().unwrap();
@@ -510,6 +516,8 @@ fn running_pods_with_lost_rows_are_adopted() {
     }
     let row = engine.store.pod(id(1)).unwrap().unwrap();
     assert_eq!((row.phase.end().map(|(_, end)| end.exit_code), row.hostname.as_str()), (Some(5), "host"));
+    let log = row.log_file(&row.apps[0].name).map(|(dir, path)| (dir.as_str(), path.as_str()));
+    assert_eq!(log, Some(("/var/log/pods/x", "a/0.log")));
     assert_eq!((row.apps[0].image.as_ref(), row.net), (Some(&image), NetMode::Host));
     assert!(engine.store.pod(id(2)).unwrap().is_none(), "the pod is locked; only gantryd's start reconciles it");
     assert!(!engine.pod_dir(id(3)).exists() && engine.store.pod(id(3)).unwrap().is_none());

@@ -133,6 +133,7 @@ impl Engine {
             if self.writes.get() {
                 // `doctor --deep` reports a log that could not be repaired.
                 let _left_for_doctor = repair::repair(&self.pod_dir(row.id));
+                let _left_for_doctor = repair::repair_chosen(row);
             }
         }
         if self.writes.get() {

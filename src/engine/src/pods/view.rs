@@ -42,9 +42,13 @@ impl PodView {
         self.row.phase.end().map(|(_, end)| end.exit_code)
     }
 
-    /// The log file of an app's start; earlier parts of it have `.1`, `.2` … appended.
+    /// The log file of an app's start, unless all starts have one at a chosen path; earlier parts of it have `.1`, `.2`
+    /// … appended.
     #[must_use]
     pub fn log(&self, app: &AppName, attempt: u32) -> PathBuf {
+        if let Some((dir, path)) = self.row.log_file(app) {
+            return dir.as_path().join(path.as_path());
+        }
         self.dir.join(files::LOGS).join(app.as_str()).join(format!("{attempt}.log"))
     }
 }

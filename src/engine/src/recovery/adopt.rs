@@ -418,6 +418,7 @@ impl Engine {
             labels: map("labels"),
             notifies: added.app.options.sdnotify == SdNotify::App,
             restart: added.app.options.restart,
+            log_path: added.app.options.log_path.clone(),
         };
         let volumes = self.existing_volumes(&added.volumes)?;
         match self.store.add_app(id, &app, &volumes) {
@@ -476,6 +477,7 @@ impl Engine {
             created: made.unwrap_or_else(gantry_store::now),
             net: net_of(&plan)?,
             cgroup: plan.pod_cgroup(),
+            log_dir: plan.log_dir,
             hostname: plan.hostname,
             name: None,
             namespace: plan.namespace,
@@ -573,6 +575,7 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
             labels,
             notifies: app.options.sdnotify == SdNotify::App,
             restart: app.options.restart,
+            log_path: app.options.log_path.clone(),
         })
     };
     plan.apps.iter().map(app).collect()

@@ -103,6 +103,16 @@ pub(super) static FLAGS: &[Flag] = &[
             Ok(())
         },
     ),
+    valued(
+        App,
+        &["log-path"],
+        "PATH",
+        "Write the log to this file below --log-dir, and leave rotation and removal to the caller",
+        |d, v| {
+            d.app().options.log_path = Some(v.parse()?);
+            Ok(())
+        },
+    ),
     valued(App, &["user-annotation", "annotation"], "NAME=VALUE", "A free-form annotation of the app", |d, v| {
         d.app().annotations.extend([values::pair(v)?]);
         Ok(())

@@ -246,6 +246,17 @@ pub(super) static FLAGS: &[Flag] = &[
         },
     )
     .in_manifest(),
+    valued(
+        Pod,
+        &["log-dir"],
+        "DIRECTORY",
+        "Existing directory of the host for the log files of --log-path",
+        |d, v| {
+            d.pod.log_dir = Some(v.parse()?);
+            Ok(())
+        },
+    )
+    .in_manifest(),
     switch(Pod, &["quiet"], "Suppress progress output", |d, v| {
         d.options.quiet = values::boolean(v)?;
         Ok(())
