@@ -125,6 +125,102 @@ fn metrics_follow_updated_limits() {
     g.remove_all();
 }
 
+/// Like [`serve`], with a sample every second: samples carry the counts of disk usage.
+fn serve_fast(g: &Gantry) -> (Served, String) {
+    let config = g.write("config.toml", "sample-interval = '1s'\n");
+    let mut served = g.serve(&["--config", &config, "--metrics-listen", "127.0.0.1:0"]);
+    let address = metrics_address(served.daemon());
+    (served, address)
+}
+
+/// Starts gantryd, which counts a tree that it does not know at once, and returns the metric when it has it.
+fn counted(g: &Gantry, metric: &str, labels: &[&str]) -> f64 {
+    let (served, address) = serve_fast(g);
+    let is_sample = |line: &&str| line.starts_with(metric) && labels.iter().all(|label| line.contains(label));
+    let value = wait_for(&format!("{metric} {labels:?}"), || {
+        let text = scrape(&address);
+        text.lines().any(|line| is_sample(&line)).then(|| value(&text, metric, labels))
+    });
+    served.end();
+    value
+}
+
+#[test]
+fn disk_usage_follows_the_writable_layer() {
+    const MEBIBYTE: f64 = (1 << 20) as f64;
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=one"], &["seq", "lines", "20000", "100", "--", "sleep", "forever"]);
+    g.wait_log(&pod, "line 019999");
+    let root = std::path::PathBuf::from(format!("/proc/{}/root", g.app_pid(&pod, "one")));
+    for name in ["kept", "deleted"] {
+        std::fs::write(root.join(name), vec![1; 10 << 20]).unwrap();
+    }
+    // Names of one file count once, and a sparse file by its blocks.
+    std::fs::hard_link(root.join("kept"), root.join("same")).unwrap();
+    std::fs::File::create(root.join("sparse")).unwrap().set_len(1 << 40).unwrap();
+    let one = r#"container="one""#;
+    let usage = |kind| counted(&g, "gantry_disk_usage_bytes", &[one, kind]) / MEBIBYTE;
+    let (layer, logs) = (usage(r#"kind="writable-layer""#), usage(r#"kind="logs""#));
+    assert!((20.0..21.0).contains(&layer), "{layer}");
+    assert!((2.0..4.0).contains(&logs), "{logs}");
+    let total = counted(&g, "container_fs_usage_bytes", &[one]) / MEBIBYTE;
+    assert!((22.0..25.0).contains(&total), "{total}");
+    std::fs::remove_file(root.join("deleted")).unwrap();
+    let layer = usage(r#"kind="writable-layer""#);
+    assert!((10.0..11.0).contains(&layer), "{layer}");
+    g.run(&["stop", "--force", &pod]).succeeded();
+    g.remove_all();
+}
+
+#[test]
+fn disk_usage_of_volumes_is_counted() {
+    let g = Gantry::new();
+    let flags = ["--name=one", "--volume=data:/data", "--volume=/own"];
+    let pod = g.detached(&flags, &["sleep", "forever"]);
+    let root = std::path::PathBuf::from(format!("/proc/{}/root", g.app_pid(&pod, "one")));
+    for (volume, size) in [("data", 3 << 20), ("own", 5 << 20)] {
+        std::fs::write(root.join(volume).join("file"), vec![1; size]).unwrap();
+    }
+    let named = counted(&g, "gantry_volume_usage_bytes", &[r#"volume="data""#]);
+    assert!((3e6..4e6).contains(&named), "{named}");
+    let own = counted(&g, "gantry_disk_usage_bytes", &[r#"kind="volumes""#]);
+    assert!((5e6..6e6).contains(&own), "{own}");
+    // The named volume outlives the pod.
+    g.run(&["rm", "--force", &pod]).succeeded();
+    assert!(counted(&g, "gantry_volume_usage_bytes", &[r#"volume="data""#]) > 3e6);
+    g.remove_all();
+}
+
+#[test]
+fn trees_of_hostile_apps_delay_no_count() {
+    let g = Gantry::new();
+    let hostile = g.detached(&["--name=bad"], &["sleep", "forever"]);
+    let mut path = std::path::PathBuf::from(format!("/proc/{}/root", g.app_pid(&hostile, "bad")));
+    for _ in 0..300 {
+        path.push("deep");
+        std::fs::create_dir(&path).unwrap();
+    }
+    for number in 0..20_000 {
+        std::fs::write(path.join(format!("f{number}")), "").unwrap();
+    }
+    std::os::unix::fs::symlink("/", path.join("host")).unwrap();
+    std::os::unix::fs::symlink("..", path.join("loop")).unwrap();
+    let good = g.detached(&["--name=good"], &["sleep", "forever"]);
+    let (served, address) = serve_fast(&g);
+    let has = |name: &str| {
+        let name = format!("container=\"{name}\"");
+        scrape(&address).lines().any(|line| line.starts_with("container_fs_usage_bytes{") && line.contains(&name))
+    };
+    wait_for("both counts", || (has("good") && has("bad")).then_some(()));
+    // Its count ends with the pod.
+    g.run(&["rm", "--force", &hostile]).succeeded();
+    wait_for("the count to be forgotten", || (!has("bad")).then_some(()));
+    assert!(has("good"));
+    g.run(&["rm", "--force", &good]).succeeded();
+    served.end();
+    g.remove_all();
+}
+
 #[test]
 fn promtool_accepts_the_metrics() {
     let g = Gantry::new();

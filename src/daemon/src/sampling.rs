@@ -1,12 +1,13 @@
-//! The thread that samples the counters of all running pods at an interval, for the surfaces and the metrics.
+//! The thread that samples the counters of all running pods at an interval, for the surfaces and the metrics, and the
+//! thread that counts disk usage in the background.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_api::{Metrics, Operation};
 use gantry_engine::{Observer, Options, SampleCache};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, getrlimit, setpriority_process};
 use tracing::{error, warn};
 
 /// The share of the limit of open files that the sampler leaves to pods, clients and the database: one of this many
@@ -14,6 +15,16 @@ use tracing::{error, warn};
 const LIMIT_PARTS: u64 = 4;
 /// Maximum held descriptors without a limit of open files.
 const MAX_DESCRIPTORS: u64 = 1 << 20;
+/// The least time between two counts of a tree.
+const COUNT_INTERVAL: Duration = Duration::from_secs(60);
+/// After a count, the thread rests this many times as long as the count took: it uses 2 % of a core at most.
+const COUNT_REST: u32 = 49;
+/// The time after which the thread looks for new trees.
+const COUNT_POLL: Duration = Duration::from_secs(1);
+/// The time after which the order of the trees is determined anew.
+const MAX_PLAN_AGE: Duration = Duration::from_secs(10);
+/// The lowest priority of a thread.
+const LOWEST_PRIORITY: i32 = 19;
 
 /// An empty cache of samples, sized by this process' limit of open files.
 pub(crate) fn sample_cache() -> SampleCache {
@@ -21,14 +32,14 @@ pub(crate) fn sample_cache() -> SampleCache {
     SampleCache::new(usize::try_from(limit.min(MAX_DESCRIPTORS)).unwrap_or(0))
 }
 
-/// The sampling thread. Dropping this ends it.
+/// The threads. Dropping this ends them.
 pub(crate) struct Sampling {
     ending: Arc<(Mutex<bool>, Condvar)>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Sampling {
-    /// Starts the thread. Without one, samples are taken when they are requested.
+    /// Starts the threads. Without them, samples are taken when they are requested, and no disk usage is counted.
     pub(crate) fn start(
         options: Options,
         samples: Arc<SampleCache>,
@@ -36,11 +47,15 @@ impl Sampling {
         interval: Duration,
     ) -> Self {
         let ending: Arc<(Mutex<bool>, Condvar)> = Arc::default();
-        let thread_ending = Arc::clone(&ending);
-        let thread = std::thread::Builder::new().name("sampler".to_owned());
-        let thread = thread.spawn(move || run(&options, &samples, &metrics, interval, &thread_ending));
-        let thread = thread.inspect_err(|error| warn!("cannot start a thread to sample pods: {error}")).ok();
-        Self { ending, thread }
+        let (sampler_ending, counter_ending) = (Arc::clone(&ending), Arc::clone(&ending));
+        let counted = Arc::clone(&samples);
+        let sampler = std::thread::Builder::new().name("sampler".to_owned());
+        let sampler = sampler.spawn(move || run(&options, &samples, &metrics, interval, &sampler_ending));
+        let counter = std::thread::Builder::new().name("disk-usage".to_owned());
+        let counter = counter.spawn(move || count_disk(&counted, &counter_ending));
+        let report = |error: &std::io::Error| warn!("cannot start a thread to sample pods: {error}");
+        let threads = [sampler, counter].into_iter().filter_map(|thread| thread.inspect_err(report).ok()).collect();
+        Self { ending, threads }
     }
 }
 
@@ -49,8 +64,10 @@ impl Drop for Sampling {
         let (flag, changed) = &*self.ending;
         *flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
         changed.notify_all();
-        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            error!("the thread that samples pods panicked");
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                error!("a thread that samples pods panicked");
+            }
         }
     }
 }
@@ -75,6 +92,34 @@ fn run(
         let ending = changed.wait_timeout_while(ending, interval, |ending| !*ending);
         if *ending.unwrap_or_else(PoisonError::into_inner).0 {
             return;
+        }
+    }
+}
+
+/// Counts the disk usage of one tree after the other.
+fn count_disk(samples: &SampleCache, (flag, changed): &(Mutex<bool>, Condvar)) {
+    // Of this thread alone (setpriority(2), NOTES). At the normal priority it works, too. The kernel derives the
+    // priority of its I/O from it.
+    if let Err(error) = setpriority_process(None, LOWEST_PRIORITY) {
+        warn!("cannot lower the priority of counting disk usage: {error}");
+    }
+    let proceed = || !*flag.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_ending = |rest: Duration| {
+        let ending = flag.lock().unwrap_or_else(PoisonError::into_inner);
+        let ending = changed.wait_timeout_while(ending, rest, |ending| !*ending);
+        *ending.unwrap_or_else(PoisonError::into_inner).0
+    };
+    while !is_ending(COUNT_POLL) {
+        let planned = Instant::now();
+        for target in samples.due_disk_counts(COUNT_INTERVAL) {
+            let taken = samples.count_disk(target, &proceed);
+            if is_ending(taken.saturating_mul(COUNT_REST)) {
+                return;
+            }
+            // After a large tree, new apps come first.
+            if planned.elapsed() > MAX_PLAN_AGE {
+                break;
+            }
         }
     }
 }

@@ -92,8 +92,8 @@ pub use recovery::startup::{Condition, Keeping, open_for_keeping};
 pub use schedules::{EndedApp, SCHEDULE_LABEL, ScheduleError, ScheduleState, ScheduleView};
 pub use settings::{KeeperSettings, MachineCommands, Settings, TlsSettings};
 pub use stats::{
-    CounterSelection, ProcessInfo, SampleCache, SampleError, SampleScope, SampleSet, SampledPod, Sampler,
-    list_processes,
+    CounterSelection, DiskTarget, ProcessInfo, SampleCache, SampleError, SampleScope, SampleSet, SampledPod,
+    SampledVolume, Sampler, list_processes,
 };
 pub use usage::{AppDiskUsage, ImageUsage, PodDiskUsage, StoreUsage, VolumeUsage};
 pub use volumes::VolumeError;

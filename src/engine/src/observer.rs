@@ -4,14 +4,16 @@
 //! Rows are shown as stored; gantryd's keeper reconciles them within milliseconds, so no caller waits for
 //! a pod that is starting, and none takes a pod's lock.
 
+use std::path::PathBuf;
+
 use gantry_model::query::{ImageFilter, PodFilter};
-use gantry_model::{ImageId, PodPrefix};
-use gantry_store::{ImageRow, PodRow, PodWhere};
+use gantry_model::{ImageId, PodPrefix, VolumeName};
+use gantry_store::{ImageRow, PodRow, PodWhere, VolumeRow};
 
 use crate::images::view::{ImageCache, ImageView};
 use crate::manifest::appc::Secrets;
 use crate::pods::filter;
-use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView};
+use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView, VolumeError};
 
 /// The most hexadecimal digits of an image id.
 const MAX_ID_DIGITS: usize = 128;
@@ -46,6 +48,19 @@ impl Observer {
         let filters: Vec<PodWhere<'_>> = filters.iter().map(filter::resolved).collect();
         let rows = self.engine.store.pods_where(&filters).map_err(PodError::store)?;
         Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
+    }
+
+    /// All named volumes, by name.
+    ///
+    /// # Errors
+    /// [`VolumeError`].
+    pub fn volumes(&self) -> Result<Vec<VolumeRow>, VolumeError> {
+        self.engine.volumes()
+    }
+
+    /// The directory of the contents of a named volume.
+    pub(crate) fn volume_data(&self, name: &VolumeName) -> PathBuf {
+        self.engine.volume_data(name)
     }
 
     /// The number of pods in each phase that has any, by the phase's name; pods being deleted count as `garbage`.

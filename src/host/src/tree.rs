@@ -10,6 +10,8 @@ use rustix::io::Errno;
 
 /// The bytes of a block in `st_blocks` (inode(7)).
 const BLOCK: u64 = 512;
+/// The entries between two calls of the function that ends a walk.
+const STEP: u64 = 1024;
 
 /// What the files of a directory tree use.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +31,24 @@ pub struct TreeUsage {
 /// # Errors
 /// Of reading the directory itself; what vanishes below it is no error.
 pub fn measure(dir: BorrowedFd<'_>, max_entries: u64) -> io::Result<TreeUsage> {
+    measure_while(dir, max_entries, &mut || true)
+}
+
+/// Like [`measure`]; calls `proceed` every 1024 entries, and ends the walk when that returns false.
+///
+/// # Errors
+/// Those of [`measure`].
+pub fn measure_while(
+    dir: BorrowedFd<'_>,
+    max_entries: u64,
+    proceed: &mut dyn FnMut() -> bool,
+) -> io::Result<TreeUsage> {
     let usage = TreeUsage { is_complete: true, ..TreeUsage::default() };
-    let mut walk = Walk { usage, links: HashSet::new(), max_entries };
+    let mut walk = Walk { usage, links: HashSet::new(), max_entries, proceed, has_ended: false };
     let mut current =
         rustix::fs::openat(dir, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut levels = vec![walk.read_level(&current)?];
-    while let Some(level) = levels.last_mut() {
+    while let Some(level) = levels.last_mut().filter(|_| !walk.has_ended) {
         if let Some(name) = level.pending.pop() {
             // One that cannot be opened has vanished, was replaced by a link, or is a mount point.
             let Ok(child) = open_child(current.as_fd(), &name) else { continue };
@@ -66,14 +80,17 @@ struct Level {
     pending: Vec<CString>,
 }
 
-struct Walk {
+struct Walk<'a> {
     usage: TreeUsage,
     /// Inodes with several names, with their devices.
     links: HashSet<(u64, u64)>,
     max_entries: u64,
+    proceed: &'a mut dyn FnMut() -> bool,
+    /// Whether the limit was reached, or the walk was ended.
+    has_ended: bool,
 }
 
-impl Walk {
+impl Walk<'_> {
     fn read_level(&mut self, dir: &OwnedFd) -> io::Result<Level> {
         let mut level = Level { identity: identity(&rustix::fs::fstat(dir)?), pending: Vec::new() };
         for entry in Dir::read_from(dir)? {
@@ -82,9 +99,9 @@ impl Walk {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            if self.usage.entries >= self.max_entries {
+            if self.usage.entries >= self.max_entries || !self.may_proceed() {
                 self.usage.is_complete = false;
-                level.pending.clear();
+                self.has_ended = true;
                 break;
             }
             let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
@@ -94,6 +111,10 @@ impl Walk {
             }
         }
         Ok(level)
+    }
+
+    fn may_proceed(&mut self) -> bool {
+        !self.usage.entries.is_multiple_of(STEP) || (self.proceed)()
     }
 
     fn count(&mut self, stat: &Stat) {
@@ -158,6 +179,21 @@ mod tests {
         let after = measure(open(&tree).as_fd(), 100).unwrap();
         assert!(before.is_complete && after.is_complete);
         assert_eq!((after.bytes - before.bytes, after.entries - before.entries), (8192, 2));
+    }
+
+    #[test]
+    fn a_walk_can_be_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..3 * STEP {
+            fs::write(dir.path().join(number.to_string()), "").unwrap();
+        }
+        let mut steps = 0;
+        let mut proceed = || {
+            steps += 1;
+            steps <= 2
+        };
+        let usage = measure_while(open(dir.path()).as_fd(), u64::MAX, &mut proceed).unwrap();
+        assert_eq!((usage.entries, usage.is_complete), (2 * STEP, false));
     }
 
     #[test]

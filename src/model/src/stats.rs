@@ -22,6 +22,8 @@ pub struct PodStats {
     pub interfaces: Vec<InterfaceUsage>,
     /// Its running apps; empty unless they were sampled.
     pub apps: Vec<AppStats>,
+    /// The volumes that were created for it and end with it, as they were last counted; `None`: they were not.
+    pub volumes: Option<DiskUsage>,
 }
 
 /// A sample of a running app.
@@ -47,6 +49,12 @@ pub struct AppStats {
     /// Its disk space under its storage limit; `None`: no limit, or not sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageUsage>,
+    /// Its writable layer as it was last counted; `None`: it has a storage limit, or was not counted.
+    #[serde(skip)]
+    pub disk: Option<DiskUsage>,
+    /// Its logs, likewise.
+    #[serde(skip)]
+    pub logs: Option<DiskUsage>,
     /// Its CPU limit and weight; `None` unless they were sampled.
     #[serde(skip)]
     pub cpu_limits: Option<CpuLimitStats>,
@@ -64,6 +72,33 @@ pub struct StorageUsage {
     pub inodes: u64,
     /// The limit of bytes.
     pub limit: u64,
+}
+
+/// The disk space of a directory tree, counted file by file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// Allocated bytes. A file with several names counts once.
+    pub bytes: u64,
+    /// Files, directories and links.
+    pub inodes: u64,
+    /// Whether all of it was counted; else the numbers are lower bounds.
+    pub is_complete: bool,
+    /// When it was counted.
+    pub counted: Timestamp,
+}
+
+impl AppStats {
+    /// The bytes of its writable layer and its logs: those that the file system counts for its storage limit, or those
+    /// that were counted.
+    #[must_use]
+    pub fn disk_bytes(&self) -> Option<u64> {
+        match self.storage {
+            Some(storage) => Some(storage.bytes),
+            // An app of a host pod has no writable layer.
+            None if self.image.is_none() => Some(self.logs?.bytes),
+            None => Some(self.disk?.bytes.saturating_add(self.logs?.bytes)),
+        }
+    }
 }
 
 /// The CPU limit and weight of an app.

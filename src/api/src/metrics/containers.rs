@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use gantry_engine::model::Timestamp;
-use gantry_engine::model::stats::{AppStats, ResourceUsage, TrafficStats};
-use gantry_engine::{PodRow, SampledPod};
+use gantry_engine::model::stats::{AppStats, DiskUsage, ResourceUsage, TrafficStats};
+use gantry_engine::{PodRow, SampledPod, SampledVolume};
 
 use super::exposition::{Exposition, Labels, MetricType, MetricValue};
 use MetricType::{Counter, Gauge, Untyped};
@@ -106,6 +106,13 @@ const PROCESS_METRICS: &[TargetMetric] = &[
     }),
 ];
 
+const DISK_METRICS: &[TargetMetric] = &[
+    metric("container_fs_usage_bytes", Gauge, "Disk space of the writable layer and the logs.", |target| {
+        Some(Count(target.app?.disk_bytes()?))
+    }),
+    metric("container_fs_limit_bytes", Gauge, "The storage limit.", |target| Some(Count(target.app?.storage?.limit))),
+];
+
 const PRESSURE_METRICS: &[TargetMetric] = &[
     metric("container_pressure_cpu_waiting_seconds_total", Counter, "Time that tasks waited for the CPU.", |target| {
         Some(Nanoseconds(target.usage.pressure?.cpu_some_ns))
@@ -173,6 +180,41 @@ const INTERFACE_METRICS: &[InterfaceMetric] = &[
     interface_metric("container_network_transmit_packets_dropped_total", "Sent packets dropped.", false, |t| t.drops),
 ];
 
+/// A kind of disk space of an app, by its label.
+type DiskKind = (&'static str, fn(&AppStats) -> Option<DiskUsage>);
+
+const DISK_KINDS: [DiskKind; 2] = [("writable-layer", |app| app.disk), ("logs", |app| app.logs)];
+
+/// Writes the disk space that was counted, each with the time of its count.
+fn write_disk(out: &mut Exposition, pods: &[SampledPod], targets: &[Target<'_>]) {
+    let help = "Counted disk space of a container without a storage limit, or of the volumes that end with the pod.";
+    let mut family = out.family("gantry_disk_usage_bytes", Gauge, help);
+    let mut sample = |labels: &Labels, kind: &str, usage: Option<DiskUsage>| {
+        if let Some(usage) = usage {
+            family.sample_at(&labels.with("kind", kind), Count(usage.bytes), usage.counted.0 / 1_000_000);
+        }
+    };
+    for target in targets {
+        for (kind, usage) in DISK_KINDS {
+            sample(&target.labels, kind, target.app.and_then(usage));
+        }
+    }
+    for SampledPod { view, stats } in pods {
+        let labels = labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", "");
+        sample(&labels, "volumes", stats.volumes);
+    }
+}
+
+/// Writes the disk space of named volumes.
+pub(super) fn write_volumes(out: &mut Exposition, volumes: &[SampledVolume]) {
+    let mut family = out.family("gantry_volume_usage_bytes", Gauge, "Disk space of a named volume.");
+    for volume in volumes {
+        let Some(usage) = volume.usage else { continue };
+        let labels = Labels::default().with("volume", volume.name.as_str());
+        family.sample_at(&labels, Count(usage.bytes), usage.counted.0 / 1_000_000);
+    }
+}
+
 /// Writes the metrics of these pods and their apps.
 pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
     let targets: Vec<Target<'_>> = pods.iter().flat_map(targets).collect();
@@ -182,7 +224,7 @@ pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
         let Some(cpu) = target.usage.cpu else { continue };
         family.sample_at(&target.labels.with("cpu", "total"), Nanoseconds(cpu.total_ns), target.sampled_ms());
     }
-    let tables = [CPU_METRICS, MEMORY_METRICS, PROCESS_METRICS, PRESSURE_METRICS, SPEC_METRICS];
+    let tables = [CPU_METRICS, MEMORY_METRICS, PROCESS_METRICS, DISK_METRICS, PRESSURE_METRICS, SPEC_METRICS];
     for metric in tables.into_iter().flatten() {
         let mut family = out.family(metric.name, metric.kind, metric.help);
         for target in &targets {
@@ -191,6 +233,7 @@ pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
             }
         }
     }
+    write_disk(out, pods, &targets);
     write_devices(out, &targets);
     write_interfaces(out, pods);
 }

@@ -91,6 +91,7 @@ impl MetricsSource {
         let samples = self.context.sample(observer, self.context.config.sample_interval)?;
         operations::write_sampler(&mut out, &samples);
         containers::write(&mut out, &samples.pods);
+        containers::write_volumes(&mut out, &samples.volumes);
         let mut queues = vec![("read", self.context.reader.depth())];
         let writers = self.writers.iter().filter_map(Weak::upgrade);
         queues.extend(writers.map(|writer| writer.depth()).reduce(|one, other| one + other).map(|all| ("write", all)));

@@ -7,16 +7,18 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gantry_model::query::PodFilter;
-use gantry_model::stats::PodStats;
-use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId};
+use gantry_model::stats::{DiskUsage, PodStats};
+use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId, VolumeName};
 use thiserror::Error;
 
+use super::disk::{DiskCounts, DiskTarget};
 use super::{SampleScope, Sampler};
-use crate::{Observer, PodError, PodView};
+use crate::{Observer, PodError, PodView, VolumeError};
 
 /// No sample could be taken.
 #[derive(Debug, Error)]
@@ -24,6 +26,9 @@ pub enum SampleError {
     /// The running pods cannot be listed.
     #[error("cannot list the running pods")]
     Pods(#[source] PodError),
+    /// The volumes cannot be listed.
+    #[error("cannot list the volumes")]
+    Volumes(#[source] VolumeError),
     /// The cgroup hierarchies cannot be opened.
     #[error("cannot open the cgroup hierarchies")]
     Cgroups(#[source] io::Error),
@@ -33,6 +38,7 @@ impl Kind for SampleError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Pods(error) => error.kind(),
+            Self::Volumes(error) => error.kind(),
             Self::Cgroups(error) => ErrorKind::of_io(error),
         }
     }
@@ -76,6 +82,19 @@ pub struct SampleSet {
     pub descriptors: usize,
     /// The pods. One that ended while it was sampled is left out.
     pub pods: Vec<SampledPod>,
+    /// The named volumes, by name.
+    pub volumes: Vec<SampledVolume>,
+}
+
+/// A named volume, and its disk usage.
+#[derive(Debug, Clone)]
+pub struct SampledVolume {
+    /// Its name.
+    pub name: VolumeName,
+    /// The directory of its contents.
+    pub(super) dir: PathBuf,
+    /// Its usage as it was last counted; `None`: it was not counted yet, or cannot be read.
+    pub usage: Option<DiskUsage>,
 }
 
 impl SampleSet {
@@ -98,6 +117,7 @@ pub struct SampleCache {
     /// `None`: not opened yet, or it failed.
     sampler: Mutex<Option<Sampler>>,
     latest: Mutex<Option<Arc<SampleSet>>>,
+    disk: Mutex<DiskCounts>,
     max_held: usize,
 }
 
@@ -105,7 +125,7 @@ impl SampleCache {
     /// A cache without a sample, whose sampler holds at most `max_held` descriptors.
     #[must_use]
     pub fn new(max_held: usize) -> Self {
-        Self { sampler: Mutex::default(), latest: Mutex::default(), max_held }
+        Self { sampler: Mutex::default(), latest: Mutex::default(), disk: Mutex::default(), max_held }
     }
 
     /// The latest sample, if there is one.
@@ -138,15 +158,39 @@ impl SampleCache {
         let mut stats: HashMap<PodId, PodStats> =
             sampler.sample(&views, SampleScope::Apps).into_iter().map(|stats| (stats.id, stats)).collect();
         let pods = views.into_iter().filter_map(|view| {
-            let stats = stats.remove(&view.row.id)?;
+            let mut stats = stats.remove(&view.row.id)?;
+            lock(&self.disk).fill(&view.row, &mut stats);
             Some(SampledPod { view, stats })
         });
         let mut pods: Vec<SampledPod> = pods.collect();
         pods.sort_by_key(|pod| pod.view.row.id);
         let (duration, descriptors) = (begun.elapsed(), sampler.held_descriptors());
-        let set = Arc::new(SampleSet { begun, duration, descriptors, pods });
+        let volumes = observer.volumes().map_err(SampleError::Volumes)?.into_iter().map(|row| SampledVolume {
+            dir: observer.volume_data(&row.name),
+            usage: lock(&self.disk).volume(&row.name),
+            name: row.name,
+        });
+        let set = Arc::new(SampleSet { begun, duration, descriptors, pods, volumes: volumes.collect() });
         *lock(&self.latest) = Some(Arc::clone(&set));
         Ok(set)
+    }
+
+    /// The trees of running pods, and the named volumes, whose disk usage was not counted within the interval.
+    pub fn due_disk_counts(&self, interval: Duration) -> Vec<DiskTarget> {
+        self.latest().map_or_else(Vec::new, |set| lock(&self.disk).due(&set, interval))
+    }
+
+    /// Counts the disk usage of a tree, for the next samples. Ends early when its pod has ended or `proceed` returns
+    /// false. Returns the time that it took.
+    pub fn count_disk(&self, target: DiskTarget, proceed: &dyn Fn() -> bool) -> Duration {
+        let begun = Instant::now();
+        let is_running = || target.pod.is_none_or(|pod| self.latest().is_some_and(|set| set.pod(pod).is_some()));
+        let usage = target.count(&mut || proceed() && is_running());
+        let duration = begun.elapsed();
+        if proceed() {
+            lock(&self.disk).insert(target, begun, usage);
+        }
+        duration
     }
 }
 

@@ -233,6 +233,8 @@ impl PodReader {
                 started: at,
                 usage,
                 storage: self.find_project(view, &app.name)?.and_then(|project| project.usage().ok().flatten()),
+                disk: None,
+                logs: None,
                 cpu_limits: None,
                 processes: None,
             });
@@ -245,6 +247,7 @@ impl PodReader {
             usage,
             interfaces: net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
             apps,
+            volumes: None,
         }))
     }
 
@@ -294,6 +297,8 @@ impl PodReader {
                     started: at,
                     usage,
                     storage,
+                    disk: None,
+                    logs: None,
                     cpu_limits,
                     processes,
                 });
@@ -307,6 +312,7 @@ impl PodReader {
             usage: self.read_usage_of(&pod.counters)?,
             interfaces: pod.net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
             apps,
+            volumes: None,
         };
         Ok(Some((sample, pod)))
     }
