@@ -114,6 +114,15 @@ mod tests {
             prop_assert_eq!(a.to_string().cmp(&b.to_string()), a.cmp(&b));
         }
 
+        // The last digit has four bits of padding.
+        #[test]
+        fn any_digits_are_an_id(text in "[0-9a-v]{20}") {
+            let id = Xid::parse(&text).unwrap();
+            let printed = id.to_string();
+            prop_assert_eq!(&printed[..LENGTH - 1], &text[..LENGTH - 1]);
+            prop_assert_eq!(Xid::parse(&printed), Some(id));
+        }
+
         #[test]
         fn parser_never_panics(text: String) {
             let _parsed = Xid::parse(&text);

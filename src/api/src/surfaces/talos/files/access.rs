@@ -253,12 +253,65 @@ mod tests {
         }
     }
 
+    /// A data directory with a pod, links out of both, and a file beside it.
+    fn make_hostile_tree(dir: &Path) -> PathBuf {
+        let data = dir.join("data");
+        let logs = data.join(POD).join("logs");
+        std::fs::create_dir_all(logs.join("web")).unwrap();
+        for path in [dir.join("secret"), data.join("file"), data.join(POD).join("file"), logs.join("web/file")] {
+            std::fs::write(path, "x").unwrap();
+        }
+        for (at, target) in [
+            (data.join("link"), "../secret"),
+            (data.join("up"), ".."),
+            (data.join("in"), "pods"),
+            (logs.join("link"), "../file"),
+            (logs.join("up"), ".."),
+            (logs.join("in"), "web"),
+            (logs.join("web/link"), "/etc/passwd"),
+        ] {
+            std::os::unix::fs::symlink(target, at).unwrap();
+        }
+        data.canonicalize().unwrap()
+    }
+
+    const POD: &str = "pods/6733c088-a507-4694-aabf-ec79c0a8ac9a";
+
+    #[test]
+    fn opened_files_are_in_the_scope() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = make_hostile_tree(dir.path());
+        const PARTS: &[&str] =
+            &["file", "link", "up", "in", "logs", "web", "pods", "..", ".", "", "secret", POD, "data"];
+        let path = proptest::collection::vec(proptest::sample::select(PARTS), 0..8);
+        let roots = proptest::sample::select(vec![data.clone(), data.join(POD), data.join(POD).join("logs")]);
+        proptest!(|(root in roots, path in path)| {
+            let path = format!("{}/{}", root.display(), path.join("/"));
+            let logs = data.join(POD).join("logs");
+            for (scope, top) in [(FileScope::Host, None), (FileScope::DataDir, Some(&data)), (FileScope::PodLogs, Some(&logs))] {
+                let Ok(file) = FileAccess::new(&data, scope).open("stat", &path) else { continue };
+                let opened = std::fs::read_link(format!("/proc/self/fd/{}", file.handle.as_raw_fd())).unwrap();
+                // Outside of the data directory, an administrator opens what the path names.
+                prop_assert!(top.is_none_or(|top| opened.starts_with(top)), "{} {}", path, opened.display());
+                prop_assert!(opened.starts_with(&data) || !file.path.starts_with(&data), "{} {}", path, opened.display());
+            }
+        });
+    }
+
     proptest! {
         #[test]
         fn clean_paths_are_absolute(path in "[a./\u{0}ü]{0,24}") {
-            let clean = clean(&path);
-            prop_assert!(clean.is_absolute());
-            prop_assert!(clean.components().skip(1).all(|part| matches!(part, Component::Normal(_))));
+            let cleaned = clean(&path);
+            prop_assert!(cleaned.is_absolute());
+            prop_assert!(cleaned.components().skip(1).all(|part| matches!(part, Component::Normal(_))));
+            prop_assert_eq!(clean(cleaned.to_str().unwrap()), cleaned);
+        }
+
+        #[test]
+        fn any_path_is_opened_or_refused(path: String) {
+            for scope in [FileScope::Host, FileScope::DataDir, FileScope::PodLogs] {
+                let _opened_or_refused = FileAccess::new(Path::new("/nonexistent"), scope).open("stat", &path).is_ok();
+            }
         }
     }
 }

@@ -172,6 +172,16 @@ fn xattrs(handle: &OwnedFd, stat: &Stat) -> Vec<Xattr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn modes_keep_permissions_and_types(mode: RawMode) {
+            let go = go_mode(mode);
+            prop_assert_eq!(go & 0o777, mode & 0o777);
+            prop_assert_eq!(go >> 31 == 1, FileType::from_raw_mode(mode) == FileType::Directory);
+        }
+    }
 
     #[test]
     fn modes_are_those_of_go() {

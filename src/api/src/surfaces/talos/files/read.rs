@@ -60,6 +60,22 @@ fn whole_characters(bytes: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_sent_on(bytes: Vec<u8>) {
+            let end = whole_characters(&bytes);
+            // The rest, which waits for the next bytes, is less than a character.
+            prop_assert!(end <= bytes.len() && bytes.len() - end < 4);
+        }
+
+        #[test]
+        fn pieces_of_text_are_text(text: String, at: prop::sample::Index) {
+            let piece = &text.as_bytes()[..at.index(text.len() + 1)];
+            prop_assert!(std::str::from_utf8(&piece[..whole_characters(piece)]).is_ok());
+        }
+    }
 
     #[test]
     fn characters_stay_whole() {

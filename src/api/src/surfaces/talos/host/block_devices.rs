@@ -51,6 +51,21 @@ fn disk(dir: &Path) -> Option<Disk> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_contents_are_read(size in "[0-9]{0,25}|[ -~]{0,8}|\\PC{0,8}", model: Vec<u8>) {
+            let dir = tempfile::tempdir().unwrap();
+            let device = dir.path().join("sda");
+            fs::create_dir_all(device.join("device")).unwrap();
+            fs::write(device.join("size"), &size).unwrap();
+            fs::write(device.join("device/model"), model).unwrap();
+            let sectors = size.trim().parse::<u64>().ok().filter(|sectors| *sectors > 0);
+            let wanted = sectors.map(|sectors| sectors.saturating_mul(SECTOR));
+            prop_assert_eq!(disk(&device).map(|disk| disk.size), wanted);
+        }
+    }
 
     #[test]
     fn sizes_are_bytes() {

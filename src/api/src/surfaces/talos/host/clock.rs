@@ -150,6 +150,21 @@ mod tests {
     }
 
     proptest! {
+        // From 1968 to 2104.
+        #[test]
+        fn replies_have_the_times_of_the_server(seconds in -60_000_000_i64..4_200_000_000, fraction: u32, nonce: u64) {
+            let stamp = u32::try_from((i128::from(seconds) + NTP_TO_UNIX).rem_euclid(ERA)).unwrap();
+            let mut packet = reply(0x24, 2, nonce);
+            for at in [32, 40] {
+                packet[at..at + 4].copy_from_slice(&stamp.to_be_bytes());
+                packet[at + 4..at + 8].copy_from_slice(&fraction.to_be_bytes());
+            }
+            prop_assume!((stamp, fraction) != (0, 0));
+            let times = ServerTimes::parse(&packet, nonce).unwrap().unwrap();
+            prop_assert_eq!(times.sent, times.received);
+            prop_assert_eq!(times.sent.div_euclid(1_000_000_000), i128::from(seconds));
+        }
+
         #[test]
         fn parser_never_panics(packet: Vec<u8>, nonce: u64) {
             let _result = ServerTimes::parse(&packet, nonce);

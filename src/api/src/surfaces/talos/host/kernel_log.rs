@@ -191,6 +191,20 @@ mod tests {
 
     proptest! {
         #[test]
+        fn printed_records_are_parsed(
+            facility in 0_usize..24,
+            priority in 0_usize..8,
+            microseconds: u64,
+            more in "(,caller=T[0-9]{1,5})?",
+            text in "[!-~][ -~]{0,40}",
+        ) {
+            let text = text.trim_end().to_owned();
+            let printed = format!("{},7,{microseconds},-{more};{text}\n", facility << 3 | priority);
+            let record = Record::parse(printed.as_bytes());
+            prop_assert_eq!(record, Some(Record { facility, priority, microseconds, text }));
+        }
+
+        #[test]
         fn parser_never_panics(bytes: Vec<u8>) {
             if let Some(record) = Record::parse(&bytes) {
                 let _line = record.line(Timestamp(0));

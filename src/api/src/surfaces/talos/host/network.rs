@@ -74,6 +74,17 @@ fn network(address: Option<IpAddr>, is_ipv4: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_address_is_a_network(address: IpAddr) {
+            let network = network(Some(address), address.is_ipv4());
+            let (text, prefix) = network.split_once('/').unwrap();
+            prop_assert_eq!(text.parse(), Ok(address));
+            prop_assert_eq!(prefix, if address.is_ipv4() { "32" } else { "128" });
+        }
+    }
 
     #[test]
     fn flags_are_those_of_go() {

@@ -55,7 +55,12 @@ fn command_line(process: &procfs::process::Process) -> Vec<String> {
     if file.take(MAX_ARGS as u64).read_to_end(&mut bytes).is_err() {
         return Vec::new();
     }
-    let text = String::from_utf8_lossy(&bytes);
+    split_words(&bytes)
+}
+
+/// The words of `/proc/PID/cmdline`, which a process can overwrite.
+fn split_words(bytes: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(bytes);
     text.trim_end_matches('\0').split('\0').map(str::to_owned).collect()
 }
 
@@ -69,6 +74,22 @@ fn args(words: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_arguments_are_shown(bytes in proptest::collection::vec(any::<u8>(), 0..2 * MAX_ARGS)) {
+            let shown = args(&split_words(&bytes));
+            prop_assert!(shown.len() <= MAX_ARGS && !shown.contains('\0'));
+            prop_assert!(shown.is_empty() || !shown.trim().is_empty());
+        }
+
+        #[test]
+        fn words_are_split_again(words in proptest::collection::vec("[^\0]{1,12}", 1..8)) {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.bytes().chain([0])).collect();
+            prop_assert_eq!(split_words(&bytes), words);
+        }
+    }
 
     #[test]
     fn this_process_is_listed() {
