@@ -218,7 +218,10 @@ impl Supervisor {
             return Vec::new();
         }
         let events = watched.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
-        let events = events.map(|((source, ..), _)| *source).collect();
+        let mut events: Vec<EventSource> = events.map(|((source, ..), _)| *source).collect();
+        // A start comes before the output, from whose times readers tell the starts of an app. It was polled after the
+        // output: no output is handled without it.
+        events.sort_by_key(|source| !matches!(source, EventSource::AppExecution(_)));
         self.clean.clear();
         events
     }
