@@ -52,6 +52,13 @@ impl LogPlace {
         }
     }
 
+    /// Releases the lock of the file, if it has one.
+    pub(crate) fn unlock(&self, file: &OwnedFd) {
+        if matches!(self, Self::Chosen { .. }) {
+            let _released_by_the_last_close = rustix::fs::flock(file, FlockOperation::Unlock);
+        }
+    }
+
     /// The size at which the file is rotated.
     pub(crate) fn max_bytes(&self) -> u64 {
         match self {

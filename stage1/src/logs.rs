@@ -110,7 +110,7 @@ impl Log {
 
     /// Opens the file by its name. Without a file, output is dropped and counted.
     fn reopen(&mut self) -> Result<()> {
-        self.file = None;
+        self.release_file();
         match self.place.open(None) {
             Ok(Some(file)) => self.set_file(file),
             Ok(None) => {}
@@ -123,8 +123,17 @@ impl Log {
     }
 
     fn set_file(&mut self, file: OwnedFd) {
+        self.release_file();
         self.written = size_of(&file);
         self.file = Some(file);
+    }
+
+    /// Closes the file. A process that is being forked may have a copy of the descriptor for a moment, so the lock is
+    /// released first.
+    fn release_file(&mut self) {
+        if let Some(file) = self.file.take() {
+            self.place.unlock(&file);
+        }
     }
 
     /// Writes output that was read at `now` (nanoseconds since the epoch). With `eager`, the beginning of a line is
@@ -267,6 +276,12 @@ impl Log {
             // The file grows beyond its limit rather than being lost.
             Err(error) => self.why = format!("cannot rotate the log file: {error}"),
         }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.release_file();
     }
 }
 
