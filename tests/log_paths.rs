@@ -4,6 +4,9 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
+use gantry_proto::rkt::v1alpha::GetLogsRequest;
+use gantry_tests::aurae::serve;
+use gantry_tests::python::spawn_script;
 use gantry_tests::{Gantry, Out, Signal, SmallDisk, app, pod_id, wait_for};
 use rustix::process::{Pid, kill_process};
 use serde_json::json;
@@ -136,6 +139,82 @@ fn added_apps_at_chosen_paths_are_followed() {
     }
     g.run(&["stop", &pod]).succeeded();
     follow.wait().succeeded();
+}
+
+/// The name, the path and the process differ from those before: only the file is the same.
+#[test]
+fn replaced_apps_are_followed_once() {
+    let g = Gantry::new();
+    let dir = log_dir(&g);
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none", &dir_flag(&dir)]).ok());
+    let mut follow = g.spawn(&["logs", "--follow", &pod]);
+    let name = format!("{pod}/web");
+    for text in ["first", "second", "third"] {
+        let add =
+            ["app", "add", "--start", &pod, &g.fixture(), "--name=web", "--log-path=web.log", "--", "print", text];
+        g.run(&add).succeeded();
+        follow.wait_for_stdout(text);
+        wait_for("the end", || (g.json(&["app", "status", &name])["state"] == "exited").then_some(()));
+        g.run(&["app", "rm", &name]).succeeded();
+    }
+    g.run(&["stop", &pod]).succeeded();
+    assert_eq!(follow.wait().ok().stdout.replace("[web] ", ""), "first\nsecond\nthird\n");
+    assert_eq!(texts(&[dir.join("web.log")]), ["first", "second", "third"]);
+}
+
+#[test]
+fn gantryd_serves_logs_at_chosen_paths() {
+    let g = Gantry::new();
+    let dir = log_dir(&g);
+    let image = g.fixture();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let run = ["run", "--net=none", "-d", &dir_flag(&dir), &image, "--name=it", "--log-path=it/0.log", "--"];
+    let pod = pod_id(&g.run(&[&run[..], &["lines", "forever", "20", "500"]].concat()).ok());
+    let request = GetLogsRequest { pod_id: pod.clone(), follow: true, ..GetLogsRequest::default() };
+    let mut logs = api.logs(request.clone());
+    let first = logs.try_next().unwrap().unwrap();
+    fs::rename(dir.join("it/0.log"), dir.join("it/0.log.1")).unwrap();
+    g.run(&["logs", "--reopen", &pod]).succeeded();
+    wait_for("output in the new file", || fs::metadata(dir.join("it/0.log")).ok().filter(|meta| meta.len() > 1000));
+    g.run(&["stop", "--force", &pod]).succeeded();
+    let followed: Vec<String> = std::iter::once(first).chain(logs.rest()).collect();
+    let text = |element: &String| element.split_once(" MESSAGE=").map(|(_, text)| text.to_owned()).unwrap_or_default();
+    let followed: Vec<String> = followed.iter().map(text).collect();
+    assert_eq!(followed, texts(&[dir.join("it/0.log.1"), dir.join("it/0.log")]));
+    drop(api);
+    served.end();
+}
+
+#[test]
+fn process_logs_have_one_start_only() {
+    const PROCESS_LOG: &str = "observe.Observe/GetSubProcessStream";
+    let g = Gantry::new();
+    let dir = log_dir(&g);
+    let (served, address) = serve(&g);
+    let flags = [&dir_flag(&dir), "--name=it", "--log-path=0.log", "--restart=always"];
+    let pod = g.detached(&flags, &["seq", "print", "begun", "--", "obey", "SIGUSR1", "3"]);
+    wait_for_text(&dir.join("0.log"), "obeying");
+    g.run(&["kill", "--signal=SIGUSR1", &pod]).succeeded();
+    wait_for("the second start", || {
+        (texts(&[dir.join("0.log")]).iter().filter(|line| *line == "begun").count() == 2).then_some(())
+    });
+    let request = json!({ "process_id": g.app_pid(&pod, "it").to_string() }).to_string();
+    let mut stream = spawn_script("talos.py", &[&address, PROCESS_LOG, &request]);
+    stream.wait_for_stdout("begun");
+    g.run(&["stop", "--force", &pod]).succeeded();
+    let out = stream.wait().ok().stdout;
+    assert_eq!(out.matches("begun").count(), 1, "{out}");
+    served.end();
+}
+
+#[test]
+fn host_pods_have_chosen_log_paths() {
+    let g = Gantry::new();
+    let dir = log_dir(&g);
+    let run = ["run", "--stage1=host", &dir_flag(&dir), "--log-path=a/0.log", "--", "echo", "here"];
+    g.run(&run).succeeded();
+    assert_eq!(texts(&[dir.join("a/0.log")]), ["here"]);
 }
 
 #[test]

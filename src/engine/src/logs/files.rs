@@ -95,6 +95,12 @@ impl LogDir {
         Self { names: LogNames::File(name.to_owned()), ..Self::new(dir.as_path(), below.unwrap_or(".")) }
     }
 
+    /// Whether both are the log of all starts at the same chosen path.
+    pub(crate) fn has_path_of(&self, other: &Self) -> bool {
+        let is_chosen = matches!(self.names, LogNames::File(_));
+        is_chosen && (&self.base, &self.below, &self.names) == (&other.base, &other.below, &other.names)
+    }
+
     /// The same directory, before its first listing.
     pub(crate) fn again(&self) -> Self {
         Self { names: self.names.clone(), ..Self::new(&self.base, &self.below) }

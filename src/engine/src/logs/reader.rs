@@ -232,7 +232,10 @@ impl LogReader {
     ) -> Result<Pulled, LogsError> {
         self.advance(&row)?;
         if let (Some(all), Stage::Running(_) | Stage::Over) = (&mut self.all, &self.stage) {
-            self.merge.logs.extend(all.find(&row)?);
+            let mut added = all.find(&row)?;
+            // An app that replaces another one may append to the same file, which is read already.
+            added.retain(|new| !self.merge.logs.iter().any(|log| log.dir().has_path_of(new.dir())));
+            self.merge.logs.extend(added);
         }
         let mut given = 0;
         let more = self.merge.give(|_, line, size| {

@@ -33,7 +33,7 @@ pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, names: 
         "filter" => filters(&POD_KEYS, typed, names),
         "security-opt" => Candidates::from_words(["no-new-privileges", "seccomp=unconfined"]),
         "dir" | "config" | "uuid-file" | "uuid-file-save" | "cidfile" | "pod-manifest" | "env-file"
-        | "set-env-file" | "device" | "volume" | "working-dir" | "workdir" => Candidates::files(),
+        | "set-env-file" | "device" | "volume" | "working-dir" | "workdir" | "log-dir" => Candidates::files(),
         _ if is_choice(hint) => Candidates::from_words(hint.split('|')),
         _ => Candidates::default(),
     }
