@@ -180,11 +180,8 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
         ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(names, |_| true),
         ("completion", 0) => Candidates::from_words(["bash", "zsh", "fish"]),
         ("volume inspect" | "volume rm", _) => Candidates::from_words(names.volumes()),
-        // The scripts insert candidates without quoting them.
-        ("schedule disable" | "schedule destroy" | "schedule cat", _) => {
-            let is_word = |name: &String| name.bytes().all(|c| c.is_ascii_alphanumeric() || b"._@%+/:-".contains(&c));
-            Candidates::from_words(names.schedules().into_iter().filter(is_word))
-        }
+        ("schedule enable", 0) | ("schedule disable" | "schedule destroy" | "schedule cat", _) => schedules(names),
+        ("schedule enable", 1) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("network inspect", _) => Candidates::from_words(names.networks()),
         ("rmi", _) => Candidates::from_words(names.images()),
         (name, _) if name.starts_with("image ") && !matches!(name, "image list" | "image gc") => {
@@ -213,6 +210,12 @@ fn pods(names: &dyn HostNames, fits: impl Fn(&Pod) -> bool) -> Candidates {
         candidates.push(Candidate { value: id, about });
     }
     Candidates { candidates, files: false }
+}
+
+/// The names of schedules that are one word: the scripts insert candidates without quoting them.
+fn schedules(names: &dyn HostNames) -> Candidates {
+    let is_word = |name: &String| name.bytes().all(|c| c.is_ascii_alphanumeric() || b"._@%+/:-".contains(&c));
+    Candidates::from_words(names.schedules().into_iter().filter(is_word))
 }
 
 /// The apps of running pods as `POD/APP`.
@@ -337,6 +340,10 @@ mod tests {
             ("volume rm ", "data"),
             ("schedule rm ", "backup nightly"),
             ("schedule cat backup n", "nightly"),
+            ("schedule disable b", "backup"),
+            ("schedule enable n", "nightly"),
+            ("schedule enable --every 1h n", "nightly"),
+            ("schedule enable nightly 127", "127.0.0.1:5000/fixture:1 :files"),
             ("run ", "docker.io/library/nginx:1 127.0.0.1:5000/fixture:1 :files"),
             ("pull doc", "docker.io/library/nginx:1 :files"),
             ("rmi 127", "127.0.0.1:5000/fixture:1"),
