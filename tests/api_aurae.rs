@@ -235,6 +235,25 @@ fn process_output_is_streamed_to_its_end() {
 }
 
 #[test]
+fn a_last_line_without_newline_is_streamed() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let fifo = g.scratch().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    let script = format!("echo begun; read word < {}; printf '%s' partial", fifo.display());
+    let pod = pod_id(&g.run(&["run", "--stage1=host", "-d", "--", "sh", "-c", &script]).ok());
+    let request = json!({ "process_id": g.app_pid(&pod, "sh").to_string() }).to_string();
+    let mut stream = spawn_script("talos.py", &[&address, PROCESS_LOG, &request]);
+    stream.wait_for_stdout("begun");
+    std::fs::write(&fifo, "go\n").unwrap();
+    let text = stream.wait().ok().stdout;
+    let lines: Vec<Value> = json_lines(&text).iter().map(|item| item["line"].clone()).collect();
+    assert_eq!(lines, [json!("begun"), json!("partial")]);
+    g.run(&["rm", "--force", &pod]).succeeded();
+    served.end();
+}
+
+#[test]
 fn process_logs_end_before_the_restart() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
@@ -313,6 +332,55 @@ fn a_stuck_subscriber_delays_no_other() {
         .sum();
     assert!(lines.len() + dropped >= ROUNDS * CALLS, "{} lines, {dropped} dropped", lines.len());
     drop((stuck, reader));
+    served.end();
+}
+
+#[test]
+fn a_log_without_subscribers_blocks_nothing() {
+    let g = Gantry::new();
+    let address = format!("unix:{}", g.scratch().join("aurae.sock").display());
+    let served = g.serve(&["--aurae-listen", &address, "--log-level=info,gantry_api=debug"]);
+    let call_often = || run_script("talos.py", &["--parallel", "100", &address, STATUS]).succeeded();
+    // Each call is a line of the log, before the first subscriber and after the last one.
+    call_often();
+    let reader = spawn_script("talos.py", &[&address, DAEMON_LOG]);
+    wait_for("the subscription", || {
+        reply(&address, STATUS, &json!({}));
+        reader.stdout().contains("call answered").then_some(())
+    });
+    reader.signal(Signal::KILL);
+    let _killed = reader.wait();
+    call_often();
+    // A stream ends with gantryd.
+    let reader = spawn_script("talos.py", &[&address, DAEMON_LOG]);
+    wait_for("the subscription", || {
+        reply(&address, STATUS, &json!({}));
+        reader.stdout().contains("call answered").then_some(())
+    });
+    served.end();
+    let _ended = reader.wait();
+}
+
+#[test]
+fn executables_are_listed_by_name() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    for name in ["b", "c", "a"] {
+        reply(&address, ENABLE, &executable(name, &format!("sleep 1000{}", name.len())));
+    }
+    let names = |method: &str| -> Vec<Value> {
+        shown(&address, method).iter().map(|item| item["meta"]["name"].clone()).collect()
+    };
+    assert_eq!((names("ShowEnabled"), names("ShowDisabled")), (vec![json!("a"), json!("b"), json!("c")], vec![]));
+    for name in ["c", "b"] {
+        reply(&address, DISABLE, &executable(name, ""));
+    }
+    assert_eq!((names("ShowEnabled"), names("ShowDisabled")), (vec![json!("a")], vec![json!("b"), json!("c")]));
+    let status = reply(&address, STATUS, &json!({}))["meta"]["message"].to_string();
+    assert!(status.contains("1 scheduled"), "{status}");
+    for name in ["a", "b", "c"] {
+        reply(&address, DESTROY, &executable(name, ""));
+    }
     served.end();
 }
 

@@ -144,6 +144,21 @@ fn cancelled_calls_end_their_command() {
 }
 
 #[test]
+fn cancelled_commands_that_ignore_sigterm_are_killed() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let command = json!({ "command": r#"sh -c "trap '' TERM; sleep 31017 & exec sleep 31018""# }).to_string();
+    let client = spawn_script("talos.py", &[&address, EXEC, &command]);
+    let pids = [process("31017"), process("31018")];
+    client.signal(Signal::KILL);
+    let _killed = client.wait();
+    for pid in pids {
+        wait_gone(&g, &pid);
+    }
+    served.end();
+}
+
+#[test]
 fn commands_end_with_gantryd() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
