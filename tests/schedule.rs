@@ -1,5 +1,8 @@
 //! Schedules: pods that are kept running, timers, and `kill -9` between a change and its effect.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gantry_tests::{Gantry, Running, Signal, wait_for};
@@ -391,6 +394,72 @@ fn a_run_after_the_boot_happens_once() {
     stop(keeper);
 }
 
+/// The lines that the runs of a schedule have written to this file.
+fn count_lines(file: &Path) -> u64 {
+    std::fs::read_to_string(file).map_or(0, |text| text.lines().count() as u64)
+}
+
+#[test]
+fn a_run_interrupted_before_its_start_happens_once() {
+    let g = Gantry::new();
+    let (ran, pid) = (g.scratch().join("ran"), g.scratch().join("pid"));
+    let slow = g.write("slow-stage1", &format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", pid.display()));
+    std::fs::set_permissions(&slow, Permissions::from_mode(0o755)).unwrap_or_else(|error| panic!("{error}"));
+    let script = format!("echo ran >> {}", ran.display());
+    let words = ["schedule", "enable", "--stage1=host", "--on-boot=0s", "boot", "--", "sh", "-c", &script];
+    let command = g.spawn_command(g.command(&words).env("GANTRY_STAGE1", &slow));
+    let pid = wait_for("the supervisor", || std::fs::read_to_string(&pid).ok()?.trim().parse().ok());
+    wait_for("the run to begin", || (schedule(&g, "boot")?["runs"] == 1).then_some(()));
+    let first = g.list()[0]["id"].clone();
+    command.signal(Signal::KILL);
+    let _killed = command.wait();
+    kill(pid);
+    // The next gantryd finds a pod that was never started.
+    let keeper = g.start_daemon(&[]);
+    let seen = wait_for("the run to end", || {
+        let pods = g.list();
+        (pods.len() == 1 && pods[0]["id"] != first && pods[0]["phase"] == "exited").then(|| schedule(&g, "boot"))?
+    });
+    assert_eq!((&seen["runs"], &seen["next_run"], &seen["failure"]), (&1.into(), &Value::Null, &Value::Null), "{seen}");
+    enable(&g, "clock", &["--every=1s"], &["print", "tick"]);
+    wait_runs(&g, "clock", 2);
+    assert_eq!((count_lines(&ran), schedule(&g, "boot").unwrap_or_default()["runs"].clone()), (1, 1.into()));
+    g.run(&["schedule", "destroy", "boot", "clock"]).succeeded();
+    stop(keeper);
+}
+
+#[test]
+fn runs_survive_kills_of_gantryd_at_any_point() {
+    const STEPS: u32 = 12;
+    let g = Gantry::new();
+    let ran = g.scratch().join("ran");
+    let script = format!("echo ran >> {}", ran.display());
+    g.run(&["schedule", "enable", "--stage1=host", "--every=1s", "tick", "--", "sh", "-c", &script]).succeeded();
+    let wait_due = || {
+        let begun = Instant::now();
+        wait_for("the next run to be due", || (begun.elapsed() > Duration::from_secs(1)).then_some(()));
+    };
+    wait_due();
+    let begun = Instant::now();
+    let keeper = g.spawn_command(&mut g.daemon(&[]));
+    wait_for("the first run", || (count_lines(&ran) > 0).then_some(()));
+    let whole = begun.elapsed();
+    keeper.signal(Signal::KILL);
+    let _killed = keeper.wait();
+    for step in 1..=STEPS {
+        wait_due();
+        kill_after(g.spawn_command(&mut g.daemon(&[])), whole * step / STEPS);
+    }
+    let keeper = g.start_daemon(&[]);
+    // Neither fewer nor more lines than runs; a run that is being started has no line yet.
+    wait_for("a line of each run", || {
+        let (lines, runs) = (count_lines(&ran), schedule(&g, "tick")?["runs"].as_u64()?);
+        (lines == runs && count_lines(&ran) == lines).then_some(())
+    });
+    g.run(&["schedule", "destroy", "tick"]).succeeded();
+    stop(keeper);
+}
+
 /// The events of a schedule, the oldest first.
 #[track_caller]
 fn schedule_events(g: &Gantry, name: &str) -> Vec<Value> {
@@ -445,12 +514,13 @@ fn schedules_come_back_after_a_reboot() {
     enable(&g, "tick", &["--every=1s"], &["sleep", "forever"]);
     enable(&g, "boot", &["--on-boot=0s"], &["print", "booted"]);
     enable(&g, "off", &["--on-boot=0s"], &["print", "booted"]);
-    let (web, tick) = (wait_running(&g, "web"), wait_running(&g, "tick"));
+    g.run(&["schedule", "enable", "--stage1=host", "--name=a", "job", "--", "sleep", "1000"]).succeeded();
+    let (web, tick, job) = (wait_running(&g, "web"), wait_running(&g, "tick"), wait_running(&g, "job"));
     wait_runs(&g, "boot", 1);
     wait_runs(&g, "off", 1);
     g.run(&["schedule", "disable", "off"]).succeeded();
     stop(keeper);
-    for pod in [&web, &tick] {
+    for pod in [&web, &tick, &job] {
         kill(g.supervisor(pod));
     }
     let next = |args: &[&str]| g.spawn_command(&mut g.in_next_boot(&g.command(args))).wait();
@@ -459,10 +529,12 @@ fn schedules_come_back_after_a_reboot() {
         list.as_array().into_iter().flatten().find(|schedule| schedule["name"] == name).cloned().unwrap_or_default()
     };
     let mut keeper = g.spawn_command(&mut g.in_next_boot(&g.daemon(&[])));
-    // The pod that is kept running is the same.
-    keeper.wait_for_stderr(&format!("pod {web} is started again"));
-    let seen = wait_for("the pod that is kept running", || Some(find("web")).filter(|seen| seen["state"] == "active"));
-    assert_eq!((&seen["pods"], &seen["runs"]), (&serde_json::json!([web]), &1.into()), "{seen}");
+    // The pods that are kept running are the same.
+    for (name, pod) in [("web", &web), ("job", &job)] {
+        keeper.wait_for_stderr(&format!("pod {pod} is started again"));
+        let seen = wait_for("a pod that is kept running", || Some(find(name)).filter(|seen| seen["state"] == "active"));
+        assert_eq!((&seen["pods"], &seen["runs"]), (&serde_json::json!([pod]), &1.into()), "{seen}");
+    }
     // The reboot has ended the run of the timer.
     let seen =
         wait_for("another run", || Some(find("tick")).filter(|seen| seen["runs"] == 2 && seen["state"] == "active"));
@@ -477,7 +549,7 @@ fn schedules_come_back_after_a_reboot() {
     wait_for("two runs of another timer", || (find("clock")["runs"].as_u64() >= Some(2)).then_some(()));
     assert_eq!((&find("boot")["runs"], &find("off")["runs"]), (&2.into(), &1.into()));
     assert_eq!(find("web")["pods"], serde_json::json!([web]));
-    next(&["schedule", "destroy", "web", "tick", "boot", "off", "clock"]).succeeded();
+    next(&["schedule", "destroy", "web", "job", "tick", "boot", "off", "clock"]).succeeded();
     stop(keeper);
 }
 

@@ -12,6 +12,7 @@ use gantry_model::{EventKind, NewEvent, PodId, ScheduleName, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 
 use crate::db::Sync;
+use crate::pods::FAILURE;
 use crate::pods::row::Columns;
 use crate::{Store, StoreError, events};
 
@@ -74,6 +75,8 @@ pub struct ScheduleRun {
     pub at: Timestamp,
     /// The boot whose run it is.
     pub boot: Option<String>,
+    /// The pod that began it, and whose preparation was interrupted: another pod takes its place.
+    pub interrupted: Option<PodId>,
 }
 
 /// The schedule of a pod to be inserted.
@@ -105,6 +108,8 @@ pub struct SchedulePod {
     pub created: Timestamp,
     /// When gantryd starts it again.
     pub restart_at: Option<Timestamp>,
+    /// Whether its start has failed.
+    pub has_failed: bool,
 }
 
 const COLUMNS: &str = "name, revision, enabled, enabled_at, manifest, timer, comment, runs, last_run, handled_at, \
@@ -145,19 +150,33 @@ fn event(kind: EventKind, name: &ScheduleName, revision: u64, more: Vec<(&str, S
     NewEvent { kind, at: crate::now(), id: name.to_string(), name: name.to_string(), data }
 }
 
-/// Begins a run of a schedule with this pod; false if the schedule has been changed, or the run was begun.
+/// Begins a run of a schedule with this pod, or an interrupted one again; false if the schedule has been changed, or
+/// the run was begun.
 pub(crate) fn begin_run(tx: &Transaction<'_>, pod: &str, run: &ScheduleRun) -> rusqlite::Result<bool> {
     let begun = tx
         .prepare_cached(
-            "UPDATE schedule SET runs = runs + 1, last_run = ?4, handled_at = ?4, handled_boot = coalesce(?5, handled_boot)
+            "UPDATE schedule SET runs = runs + ?6, last_run = ?4, handled_at = ?4,
+                handled_boot = coalesce(?5, handled_boot)
                 WHERE name = ?1 AND revision = ?2 AND runs = ?3 AND enabled = 1",
         )?
-        .execute(params![run.name.as_str(), run.revision, run.runs, run.at.0, run.boot])?;
-    if begun == 0 {
+        .execute(params![run.name.as_str(), run.revision, run.runs, run.at.0, run.boot, run.interrupted.is_none()])?;
+    if begun == 0 || !give_up_interrupted(tx, run)? {
         return Ok(false);
     }
     link(tx, pod, &run.name, run.revision)?;
     Ok(true)
+}
+
+/// Makes the interrupted pod of a run one of a former revision, which is removed; false if another process was faster.
+fn give_up_interrupted(tx: &Transaction<'_>, run: &ScheduleRun) -> rusqlite::Result<bool> {
+    let Some(pod) = run.interrupted else { return Ok(true) };
+    let changed = tx
+        .prepare_cached(
+            "UPDATE schedule_pod SET revision = 0 WHERE pod = ?1 AND schedule = ?2 AND revision = ?3
+                AND EXISTS (SELECT 1 FROM pod WHERE id = ?1 AND phase = 'aborted-prepare')",
+        )?
+        .execute(params![pod.to_string(), run.name.as_str(), run.revision])?;
+    Ok(changed > 0)
 }
 
 /// Records a run that was lost with the database, with the pod that was created for it. If the schedule has been
@@ -294,7 +313,8 @@ impl Store {
         const DOING: &str = "read the pods of the schedules";
         self.read(DOING, |tx| {
             tx.prepare_cached(
-                "SELECT pod.id, schedule, revision, phase, created, restart_at
+                "SELECT pod.id, schedule, revision, phase, created, restart_at,
+                    EXISTS (SELECT 1 FROM json_each(user_annotations) WHERE key = ?2)
                     FROM schedule_pod JOIN pod ON pod.id = schedule_pod.pod
                     WHERE ?1 IS NULL OR schedule = ?1 ORDER BY created, pod.id",
             )
@@ -308,9 +328,10 @@ impl Store {
                         phase: columns.get()?,
                         created: Timestamp(columns.get()?),
                         restart_at: columns.get::<Option<i64>>()?.map(Timestamp),
+                        has_failed: columns.get()?,
                     })
                 };
-                all.query_map([name.map(ScheduleName::as_str)], read)?.collect()
+                all.query_map(params![name.map(ScheduleName::as_str), FAILURE], read)?.collect()
             })
             .map_err(StoreError::sql(DOING))
         })
@@ -357,6 +378,7 @@ impl Store {
                     .execute(params![run.name.as_str(), run.revision, failure, retry_at.map(|at| at.0)])?;
                 let Some(failure) = failure else { return Ok(()) };
                 mark_handled(tx, run)?;
+                give_up_interrupted(tx, run)?;
                 if recorded == 0 {
                     return Ok(());
                 }

@@ -9,13 +9,16 @@
 //! | killed after | found | becomes |
 //! |---|---|---|
 //! | the row was enabled | no pod of this revision | a pod is created and started |
-//! | the pod was inserted, which begins the run | a pod being prepared, lock free | preparation aborted, then another pod |
+//! | the pod was inserted, which begins the run | a pod being prepared, lock free | preparation aborted, then another pod, also of a timer |
 //! | the pod was started | a running pod | the same |
 //! | the row was enabled with other content | pods of a former revision | stopped and removed; then as the first line |
 //! | the row was disabled | pods that run | stopped, and kept for their logs |
 //! | the row was destroyed | pods without a schedule | stopped and removed |
 //!
-//! A run of a timer is begun once: if its process is killed before the pod has started, the run is not repeated.
+//! A run of a timer begins once. If its process is killed before the supervisor was spawned, another pod takes the
+//! place of the first one in the same run; a spawned supervisor completes the start by itself. Apps are executed twice
+//! only if the supervisor is killed, too, or the host, between their execution and the ready record. A run of
+//! `--on-boot` alone is over with its boot.
 //!
 //! An app of a schedule without a timer gets the restart policy `always`, unless it has another one. So the supervisor
 //! starts it again, and gantryd starts the pod again that was lost, also by a reboot (`pods/restart.rs`).
@@ -144,12 +147,21 @@ fn is_live(pod: &SchedulePod) -> bool {
     }
 }
 
+/// The pod that began a run of a timer, and whose preparation was interrupted. `pods`: of the schedule's revision.
+fn interrupted_pod(row: &ScheduleRow, pods: &[&SchedulePod], moment: &Moment) -> Option<PodId> {
+    let timer = row.timer.as_ref()?;
+    let is_over = |pod: &SchedulePod| timer.is_only_on_boot() && pod.created < moment.booted;
+    let is_interrupted = |pod: &&&SchedulePod| pod.phase == "aborted-prepare" && !pod.has_failed && !is_over(pod);
+    pods.iter().rfind(is_interrupted).map(|pod| pod.id)
+}
+
 /// The time of the next run or try, which may have passed; `None`: none is planned. `pods`: of its revision.
 fn next_run(row: &ScheduleRow, pods: &[&SchedulePod], moment: &Moment) -> Option<Timestamp> {
     if !row.enabled {
         return None;
     }
     match &row.timer {
+        Some(_) if interrupted_pod(row, pods, moment).is_some() => Some(row.handled_at),
         Some(timer) => {
             let is_boot_handled = row.handled_boot.as_deref() == Some(&moment.boot);
             let next = timer.next_run(row.handled_at, (!is_boot_handled).then_some(moment.booted), moment.now);
@@ -195,8 +207,11 @@ fn due_actions(row: Option<&ScheduleRow>, pods: &[SchedulePod], moment: &Moment)
         runs: row.runs,
         at: moment.now,
         boot: is_boot_due.then(|| moment.boot.clone()),
+        interrupted: interrupted_pod(row, &current, moment),
     };
     match &row.timer {
+        // It has begun, and a pod was started by other means meanwhile.
+        Some(_) if !live.is_empty() && run.interrupted.is_some() => {}
         Some(timer) if !live.is_empty() => match timer.overlap {
             Overlap::Refuse => actions.push(Action::Skip(run)),
             // It stays due until the pod has ended.
@@ -482,7 +497,15 @@ mod tests {
 
     fn pod(n: u8, revision: u64, phase: &str) -> SchedulePod {
         let (id, schedule) = (PodId::from_random([n; 16]), "a".parse().unwrap());
-        SchedulePod { id, schedule, revision, phase: phase.into(), created: seconds(n.into()), restart_at: None }
+        SchedulePod {
+            id,
+            schedule,
+            revision,
+            phase: phase.into(),
+            created: seconds(n.into()),
+            restart_at: None,
+            has_failed: false,
+        }
     }
 
     fn at(now: i64) -> Moment {
@@ -542,5 +565,33 @@ mod tests {
         assert_eq!(verbs(Some(&boot), &[], 110), [("start", None)]);
         let handled = ScheduleRow { handled_boot: Some("boot".into()), ..boot };
         assert_eq!(verbs(Some(&handled), &[], 110), []);
+    }
+
+    #[test]
+    fn interrupted_runs_are_begun_again() {
+        let started = |row: &ScheduleRow, pods: &[SchedulePod]| -> Vec<Option<PodId>> {
+            let actions = due_actions(Some(row), pods, &at(105)).into_iter();
+            let start = actions.filter_map(|action| match action {
+                Action::Start(run) => Some(run.interrupted),
+                Action::Stop(_) | Action::Remove(_) | Action::Skip(_) => None,
+            });
+            start.collect()
+        };
+        let aborted = SchedulePod { created: seconds(60), ..pod(9, 2, "aborted-prepare") };
+        let timer = Timer { every: Some(Duration::from_secs(10)), ..Timer::default() };
+        let periodic = row(Some(timer));
+        assert_eq!(started(&periodic, std::slice::from_ref(&aborted)), [Some(aborted.id)], "before the period is over");
+        assert_eq!(started(&periodic, &[aborted.clone(), pod(10, 2, "running")]), []);
+        let failed = SchedulePod { has_failed: true, ..aborted.clone() };
+        let former = SchedulePod { revision: 0, ..aborted.clone() };
+        assert_eq!(started(&periodic, &[failed, former]), []);
+        let disabled = ScheduleRow { enabled: false, ..periodic };
+        assert_eq!(started(&disabled, std::slice::from_ref(&aborted)), []);
+        // The run of a boot is over with the boot.
+        let timer = Timer { on_boot: Some(Duration::ZERO), ..Timer::default() };
+        let boot = ScheduleRow { handled_boot: Some("boot".into()), ..row(Some(timer)) };
+        let former = SchedulePod { created: seconds(40), ..aborted.clone() };
+        assert_eq!(started(&boot, std::slice::from_ref(&aborted)), [Some(aborted.id)]);
+        assert_eq!(started(&boot, &[former]), []);
     }
 }

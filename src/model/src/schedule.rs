@@ -149,6 +149,12 @@ impl Timer {
         Ok(())
     }
 
+    /// Whether pods are started after a boot only.
+    #[must_use]
+    pub fn is_only_on_boot(&self) -> bool {
+        self.every.is_none() && self.calendar.is_empty()
+    }
+
     /// The time of a run that is due at this time, with its delay (`RandomizedDelaySec=` of systemd.timer(5)). The
     /// delay depends on the schedule's name and the due time alone, so that another gantryd computes the same one.
     #[must_use]
