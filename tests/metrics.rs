@@ -192,7 +192,7 @@ fn disk_usage_of_volumes_is_counted() {
 }
 
 #[test]
-fn trees_of_hostile_apps_delay_no_count() {
+fn trees_of_hostile_apps_are_counted() {
     let g = Gantry::new();
     let hostile = g.detached(&["--name=bad"], &["sleep", "forever"]);
     let mut path = std::path::PathBuf::from(format!("/proc/{}/root", g.app_pid(&hostile, "bad")));

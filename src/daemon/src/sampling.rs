@@ -19,6 +19,8 @@ const MAX_DESCRIPTORS: u64 = 1 << 20;
 const COUNT_INTERVAL: Duration = Duration::from_secs(60);
 /// After a count, the thread rests this many times as long as the count took: it uses 2 % of a core at most.
 const COUNT_REST: u32 = 49;
+/// The time for a tree; what was counted by then is a lower bound. Also bounds the rest that delays the other trees.
+const MAX_COUNT_TIME: Duration = Duration::from_secs(2);
 /// The time after which the thread looks for new trees.
 const COUNT_POLL: Duration = Duration::from_secs(1);
 /// The time after which the order of the trees is determined anew.
@@ -103,7 +105,6 @@ fn count_disk(samples: &SampleCache, (flag, changed): &(Mutex<bool>, Condvar)) {
     if let Err(error) = setpriority_process(None, LOWEST_PRIORITY) {
         warn!("cannot lower the priority of counting disk usage: {error}");
     }
-    let proceed = || !*flag.lock().unwrap_or_else(PoisonError::into_inner);
     let is_ending = |rest: Duration| {
         let ending = flag.lock().unwrap_or_else(PoisonError::into_inner);
         let ending = changed.wait_timeout_while(ending, rest, |ending| !*ending);
@@ -112,6 +113,8 @@ fn count_disk(samples: &SampleCache, (flag, changed): &(Mutex<bool>, Condvar)) {
     while !is_ending(COUNT_POLL) {
         let planned = Instant::now();
         for target in samples.due_disk_counts(COUNT_INTERVAL) {
+            let begun = Instant::now();
+            let proceed = || begun.elapsed() < MAX_COUNT_TIME && !*flag.lock().unwrap_or_else(PoisonError::into_inner);
             let taken = samples.count_disk(target, &proceed);
             if is_ending(taken.saturating_mul(COUNT_REST)) {
                 return;

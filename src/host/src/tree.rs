@@ -12,6 +12,8 @@ use rustix::io::Errno;
 const BLOCK: u64 = 512;
 /// The entries between two calls of the function that ends a walk.
 const STEP: u64 = 1024;
+/// The names of directories that a walk remembers at most, which bounds its memory in a hostile tree.
+const MAX_PENDING: usize = 1 << 18;
 
 /// What the files of a directory tree use.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -44,12 +46,13 @@ pub fn measure_while(
     proceed: &mut dyn FnMut() -> bool,
 ) -> io::Result<TreeUsage> {
     let usage = TreeUsage { is_complete: true, ..TreeUsage::default() };
-    let mut walk = Walk { usage, links: HashSet::new(), max_entries, proceed, has_ended: false };
+    let mut walk = Walk { usage, links: HashSet::new(), max_entries, pending: 0, proceed, has_ended: false };
     let mut current =
         rustix::fs::openat(dir, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut levels = vec![walk.read_level(&current)?];
     while let Some(level) = levels.last_mut().filter(|_| !walk.has_ended) {
         if let Some(name) = level.pending.pop() {
+            walk.pending -= 1;
             // One that cannot be opened has vanished, was replaced by a link, or is a mount point.
             let Ok(child) = open_child(current.as_fd(), &name) else { continue };
             match walk.read_level(&child) {
@@ -85,6 +88,8 @@ struct Walk<'a> {
     /// Inodes with several names, with their devices.
     links: HashSet<(u64, u64)>,
     max_entries: u64,
+    /// The names in all levels.
+    pending: usize,
     proceed: &'a mut dyn FnMut() -> bool,
     /// Whether the limit was reached, or the walk was ended.
     has_ended: bool,
@@ -107,7 +112,12 @@ impl Walk<'_> {
             let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             self.count(&stat);
             if FileType::from_raw_mode(stat.st_mode).is_dir() {
+                if self.pending >= MAX_PENDING {
+                    self.usage.is_complete = false;
+                    continue;
+                }
                 level.pending.push(name.to_owned());
+                self.pending += 1;
             }
         }
         Ok(level)

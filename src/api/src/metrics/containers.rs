@@ -187,31 +187,43 @@ const DISK_KINDS: [DiskKind; 2] = [("writable-layer", |app| app.disk), ("logs", 
 
 /// Writes the disk space that was counted, each with the time of its count.
 fn write_disk(out: &mut Exposition, pods: &[SampledPod], targets: &[Target<'_>]) {
+    let counts: Vec<(Labels, DiskUsage)> = targets
+        .iter()
+        .flat_map(|target| DISK_KINDS.iter().map(move |(kind, usage)| (target, kind, usage)))
+        .filter_map(|(target, kind, usage)| Some((target.labels.with("kind", kind), usage(target.app?)?)))
+        .chain(pods.iter().filter_map(|SampledPod { view, stats }| {
+            let labels = labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", "");
+            Some((labels.with("kind", "volumes"), stats.volumes?))
+        }))
+        .collect();
     let help = "Counted disk space of a container without a storage limit, or of the volumes that end with the pod.";
-    let mut family = out.family("gantry_disk_usage_bytes", Gauge, help);
-    let mut sample = |labels: &Labels, kind: &str, usage: Option<DiskUsage>| {
-        if let Some(usage) = usage {
-            family.sample_at(&labels.with("kind", kind), Count(usage.bytes), usage.counted.0 / 1_000_000);
-        }
-    };
-    for target in targets {
-        for (kind, usage) in DISK_KINDS {
-            sample(&target.labels, kind, target.app.and_then(usage));
-        }
-    }
-    for SampledPod { view, stats } in pods {
-        let labels = labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", "");
-        sample(&labels, "volumes", stats.volumes);
-    }
+    write_counts(out, ["gantry_disk_usage_bytes", "gantry_disk_usage_complete"], help, &counts);
 }
 
 /// Writes the disk space of named volumes.
 pub(super) fn write_volumes(out: &mut Exposition, volumes: &[SampledVolume]) {
-    let mut family = out.family("gantry_volume_usage_bytes", Gauge, "Disk space of a named volume.");
-    for volume in volumes {
-        let Some(usage) = volume.usage else { continue };
-        let labels = Labels::default().with("volume", volume.name.as_str());
-        family.sample_at(&labels, Count(usage.bytes), usage.counted.0 / 1_000_000);
+    let labels = |volume: &SampledVolume| Labels::default().with("volume", volume.name.as_str());
+    let counts: Vec<(Labels, DiskUsage)> =
+        volumes.iter().filter_map(|volume| Some((labels(volume), volume.usage?))).collect();
+    let names = ["gantry_volume_usage_bytes", "gantry_volume_usage_complete"];
+    write_counts(out, names, "Counted disk space of a named volume.", &counts);
+}
+
+/// Writes two metrics: the bytes of counts, and whether all of each tree was counted.
+fn write_counts(
+    out: &mut Exposition,
+    [bytes, complete]: [&'static str; 2],
+    help: &str,
+    counts: &[(Labels, DiskUsage)],
+) {
+    let mut family = out.family(bytes, Gauge, help);
+    for (labels, usage) in counts {
+        family.sample_at(labels, Count(usage.bytes), usage.counted.0 / 1_000_000);
+    }
+    let help = "Whether all of the tree was counted (1); else its bytes are a lower bound (0).";
+    let mut family = out.family(complete, Gauge, help);
+    for (labels, usage) in counts {
+        family.sample_at(labels, Count(usage.is_complete.into()), usage.counted.0 / 1_000_000);
     }
 }
 

@@ -180,17 +180,14 @@ impl SampleCache {
         self.latest().map_or_else(Vec::new, |set| lock(&self.disk).due(&set, interval))
     }
 
-    /// Counts the disk usage of a tree, for the next samples. Ends early when its pod has ended or `proceed` returns
-    /// false. Returns the time that it took.
+    /// Counts the disk usage of a tree, for the next samples. Ends early, with a lower bound, when its pod has
+    /// ended or `proceed` returns false. Returns the time that it took.
     pub fn count_disk(&self, target: DiskTarget, proceed: &dyn Fn() -> bool) -> Duration {
         let begun = Instant::now();
         let is_running = || target.pod.is_none_or(|pod| self.latest().is_some_and(|set| set.pod(pod).is_some()));
         let usage = target.count(&mut || proceed() && is_running());
-        let duration = begun.elapsed();
-        if proceed() {
-            lock(&self.disk).insert(target, begun, usage);
-        }
-        duration
+        lock(&self.disk).insert(target, begun, usage);
+        begun.elapsed()
     }
 }
 
