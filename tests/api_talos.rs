@@ -283,6 +283,7 @@ fn tails_have_the_length_asked_for() {
     assert_eq!(tail(json!({ "tail_events": 1000 })), all);
     assert_eq!(tail(json!({ "tail_id": all[10]["id"] })), all[11..]);
     assert_eq!(tail(json!({ "tail_seconds": 3600 })), all);
+    assert_eq!(tail(json!({ "tail_id": all[25 - 15]["id"] })), all[25 - 14..]);
     served.end();
     g.remove_all();
 }
@@ -347,6 +348,9 @@ fn stats_count_memory_and_cpu_time() {
     }
     let system = message(&address, "machine.MachineService/Stats", &json!({ "namespace": "system" }));
     assert_eq!(system["stats"][0]["id"], "gantryd", "{system}");
+    let cri = json!({ "namespace": "system", "driver": "CRI" });
+    let (code, text) = failure(&address, "machine.MachineService/Stats", &cri);
+    assert_eq!((&code[..], &text[..]), ("INVALID_ARGUMENT", "CRI inspector is supported only for K8s namespace"));
     served.end();
     g.remove_all();
 }
@@ -363,11 +367,16 @@ fn named_nodes_are_answered_or_refused() {
     assert_eq!(messages[1]["metadata"]["hostname"], "192.0.2.1");
     assert_eq!(messages[1]["metadata"]["error"], "rpc error: code = PermissionDenied desc = no request forwarding");
     // An error of a stream is a message, and the call succeeds.
-    let wanted = request("nosuchcontainer").to_string();
-    let line = [&nodes[..2], &[&address, "machine.MachineService/Logs", &wanted]].concat();
-    let reply = json_lines(&run_script("talos.py", &line).ok().stdout).remove(0);
-    let error = reply["metadata"]["error"].as_str().unwrap_or_default().to_owned();
-    assert!(error.ends_with("container \"nosuchcontainer\" not found"), "{reply}");
+    for (wanted, text) in [
+        (request("nosuchcontainer"), "container \"nosuchcontainer\" not found"),
+        (json!({ "namespace": "system", "id": "nosuchservice" }), "log \"nosuchservice\" was not registered"),
+    ] {
+        let wanted = wanted.to_string();
+        let line = [&nodes[..2], &[&address, "machine.MachineService/Logs", &wanted]].concat();
+        let replies = json_lines(&run_script("talos.py", &line).ok().stdout);
+        assert_eq!(replies.len(), 1, "{replies:?}");
+        assert!(replies[0]["metadata"]["error"].as_str().is_some_and(|error| error.ends_with(text)), "{replies:?}");
+    }
     // A restart that names another node only restarts nothing here.
     let pod = g.detached(&[], &["sleep", "600"]);
     let before = g.status(&pod)["apps"].clone();
@@ -383,7 +392,8 @@ fn host_calls_describe_this_host() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let get = |name: &str| message(&address, &format!("machine.MachineService/{name}"), &json!({}));
-    assert!(get("Memory")["meminfo"]["memtotal"].is_string());
+    let memory = get("Memory")["meminfo"].clone();
+    assert!(memory["memtotal"].is_string() && memory["memfree"].is_string(), "{memory}");
     assert!(get("LoadAvg").is_object());
     assert!(get("SystemStat")["boot_time"].is_string());
     assert!(get("CPUInfo")["cpu_info"].as_array().is_some_and(|cpus| !cpus.is_empty()));

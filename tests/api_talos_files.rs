@@ -126,6 +126,18 @@ fn read_sends_regular_files_only() {
     }
     let (code, text) = failure(&address, &method("Read"), &json!({ "path": "/nonexistent" }));
     assert_eq!((&code[..], &text[..]), ("NOT_FOUND", "stat /nonexistent: no such file or directory"));
+    // Of two nodes, this one sends the file, and the other an error.
+    let request = json!({ "path": tree.join("dir/deep/leaf") }).to_string();
+    let nodes = ["--nodes", "127.0.0.1", "--nodes", "192.0.2.1"];
+    let out = run_script("talos.py", &[&nodes[..], &[&address, &method("Read"), &request]].concat()).ok();
+    let messages = json_lines(&out.stdout);
+    let of = |node: &str| -> Vec<Value> {
+        messages.iter().filter(|one| one["metadata"]["hostname"] == node).cloned().collect()
+    };
+    assert_eq!(stream_bytes(&of("127.0.0.1")), b"leaf\n", "{out}");
+    let refused = of("192.0.2.1");
+    assert_eq!((refused.len(), messages.len()), (1, 2), "{out}");
+    assert!(refused[0]["metadata"]["error"].as_str().is_some_and(|text| text.ends_with("no request forwarding")));
     // An app could make such a link.
     symlink("/etc/passwd", g.dir().join("escape")).unwrap();
     let (code, text) = failure(&address, &method("Read"), &json!({ "path": g.dir().join("escape") }));

@@ -181,6 +181,13 @@ fn health_checks_are_the_health_of_services() {
         })
     };
     assert!(health("good", json!(true))["last_change"].is_string());
+    // A restarted service runs and becomes healthy again.
+    let before = g.app_pid("good", "a");
+    let restart = json!({ "namespace": "taloscontainers", "id": "good" });
+    assert_eq!(call(&address, "Restart", &restart), Ok(json!({})));
+    assert_ne!(g.app_pid("good", "a"), before);
+    health("good", json!(true));
+    assert_eq!(service(&address, "good")["state"], "Running");
     assert_eq!(health("bad", Value::Null)["last_message"], "an app is unhealthy");
     served.end();
     g.remove_all();

@@ -263,6 +263,9 @@ fn a_removed_authority_ends_open_and_new_calls() {
     let _removed = g.write("gantryd.toml", "gc-interval = '1h'\n");
     node.served.daemon().signal(Signal::HUP);
     wait_for("the first authority to be removed", || (node.call(&old, VERSION) == "UNAVAILABLE").then_some(()));
+    for (method, (code, details)) in node.call_every(Some(&old)) {
+        assert_eq!(code, "UNAVAILABLE", "{method} {details}");
+    }
     drop(node.served);
 }
 
