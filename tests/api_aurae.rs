@@ -213,8 +213,8 @@ fn process_output_is_streamed_to_its_end() {
     let pod = pod_id(&g.run(&["run", "--stage1=host", "-d", "--", "sh", "-c", script]).ok());
     let pid = g.app_pid(&pod, "sh");
     let request = |channel: &str| json!({ "process_id": pid.to_string(), "channel_type": channel }).to_string();
-    let mut stdout = spawn_script("talos.py", &[&address, PROCESS_LOG, &request("CHANNEL_STDOUT")]);
-    let mut stderr = spawn_script("talos.py", &[&address, PROCESS_LOG, &request("CHANNEL_STDERR")]);
+    let mut stdout = spawn_script("node_client.py", &[&address, PROCESS_LOG, &request("CHANNEL_STDOUT")]);
+    let mut stderr = spawn_script("node_client.py", &[&address, PROCESS_LOG, &request("CHANNEL_STDERR")]);
     stdout.wait_for_stdout("tw");
     stderr.wait_for_stdout("err");
     g.run(&["stop", "--time=0", &pod]).succeeded();
@@ -261,7 +261,7 @@ fn process_logs_end_before_the_restart() {
     reply(&address, ENABLE, &executable("a", command));
     let pid = active_pid(&address);
     let request = json!({ "process_id": pid.to_string() }).to_string();
-    let mut stream = spawn_script("talos.py", &[&address, PROCESS_LOG, &request]);
+    let mut stream = spawn_script("node_client.py", &[&address, PROCESS_LOG, &request]);
     stream.wait_for_stdout(&format!("start {pid}"));
     kill(pid);
     let out = stream.wait().ok();
@@ -274,7 +274,7 @@ fn process_logs_end_before_the_restart() {
 fn every_subscriber_reads_every_line() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
-    let mut readers: Vec<_> = (0..2).map(|_| spawn_script("talos.py", &[&address, DAEMON_LOG])).collect();
+    let mut readers: Vec<_> = (0..2).map(|_| spawn_script("node_client.py", &[&address, DAEMON_LOG])).collect();
     let log = |name: &str| failure(&address, DISABLE, &executable(name, ""));
     for reader in &mut readers {
         wait_for("the subscription", || {
@@ -304,8 +304,8 @@ fn a_stuck_subscriber_delays_no_other() {
     let g = Gantry::new();
     let address = format!("unix:{}", g.scratch().join("aurae.sock").display());
     let served = g.serve(&["--aurae-listen", &address, "--log-level=info,gantry_api=debug"]);
-    let mut stuck = spawn_script("talos.py", &["--stall", "1", &address, DAEMON_LOG]);
-    let mut reader = spawn_script("talos.py", &[&address, DAEMON_LOG]);
+    let mut stuck = spawn_script("node_client.py", &["--stall", "1", &address, DAEMON_LOG]);
+    let mut reader = spawn_script("node_client.py", &[&address, DAEMON_LOG]);
     for client in [&mut stuck, &mut reader] {
         wait_for("the subscription", || {
             reply(&address, STATUS, &json!({}));
@@ -314,7 +314,7 @@ fn a_stuck_subscriber_delays_no_other() {
     }
     // Each call is a line of the log.
     for _ in 0..ROUNDS {
-        run_script("talos.py", &["--parallel", &CALLS.to_string(), &address, STATUS]).succeeded();
+        run_script("node_client.py", &["--parallel", &CALLS.to_string(), &address, STATUS]).succeeded();
     }
     assert_eq!(failure(&address, DISABLE, &executable("the-last-line", "")).0, "NOT_FOUND");
     let text = reader.wait_for_stdout("the-last-line");
@@ -387,7 +387,7 @@ fn executables_are_listed_by_name() {
 /// Kills gantryd this long after a call has begun, and starts another one.
 #[track_caller]
 fn kill_during(g: &Gantry, served: Served, address: &str, method: &str, request: &Value, delay: Duration) -> Served {
-    let client = spawn_script("talos.py", &["--announce", address, method, &request.to_string()]);
+    let client = spawn_script("node_client.py", &["--announce", address, method, &request.to_string()]);
     wait_for("the client to be ready", || (client.stderr().contains("ready")).then_some(()));
     let begun = Instant::now();
     wait_for("the moment to kill", || (begun.elapsed() >= delay).then_some(()));
@@ -438,7 +438,7 @@ fn only_root_may_call() {
     assert_eq!(socket.metadata().unwrap().mode() & 0o777, 0o660);
     std::fs::set_permissions(&socket, Permissions::from_mode(0o666)).unwrap();
     for method in [STATUS, ENABLE] {
-        let out = run_script("talos.py", &["--uid", "65534", &address, method]).exits(FAILED);
+        let out = run_script("node_client.py", &["--uid", "65534", &address, method]).exits(FAILED);
         assert!(out.stdout.contains("PERMISSION_DENIED") && out.stdout.contains("only root may call"), "{out}");
     }
     reply(&address, STATUS, &json!({}));

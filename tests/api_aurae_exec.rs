@@ -104,14 +104,14 @@ fn a_running_command_is_seen_everywhere() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let command = json!({ "command": "sh -c 'echo begun; exec sleep 31011'" }).to_string();
-    let client = spawn_script("talos.py", &[&address, EXEC, &command]);
+    let client = spawn_script("node_client.py", &[&address, EXEC, &command]);
     let pid = process("31011");
     let list = g.list();
     assert_eq!((list.len(), &list[0]["phase"]), (1, &json!("running")), "{list:?}");
     let pod = list[0]["id"].as_str().unwrap_or_default().to_owned();
     assert_eq!(g.run(&["logs", &pod]).ok().stdout, "begun\n");
     let request = json!({ "process_id": pid }).to_string();
-    let mut stream = spawn_script("talos.py", &[&address, PROCESS_LOG, &request]);
+    let mut stream = spawn_script("node_client.py", &[&address, PROCESS_LOG, &request]);
     stream.wait_for_stdout("begun");
     // A stop by another command ends it as any pod.
     g.run(&["stop", &pod]).succeeded();
@@ -128,14 +128,14 @@ fn cancelled_calls_end_their_command() {
     let (served, address) = serve(&g);
     // The shell has a child, and both end.
     let command = json!({ "command": "sh -c 'sleep 31012 & wait'" }).to_string();
-    let client = spawn_script("talos.py", &[&address, EXEC, &command]);
+    let client = spawn_script("node_client.py", &[&address, EXEC, &command]);
     let pid = process("31012");
     client.signal(Signal::KILL);
     let _killed = client.wait();
     wait_gone(&g, &pid);
 
     let command = json!({ "command": "sleep 31013" }).to_string();
-    let client = spawn_script("talos.py", &["--deadline", "2", &address, EXEC, &command]);
+    let client = spawn_script("node_client.py", &["--deadline", "2", &address, EXEC, &command]);
     let pid = process("31013");
     let out = client.wait();
     assert!(out.stdout.contains("DEADLINE_EXCEEDED"), "{out}");
@@ -163,7 +163,7 @@ fn commands_end_with_gantryd() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let command = json!({ "command": "sleep 31014" }).to_string();
-    let client = spawn_script("talos.py", &[&address, EXEC, &command]);
+    let client = spawn_script("node_client.py", &[&address, EXEC, &command]);
     let pid = process("31014");
     assert!(g.run(&["gc", "--grace-period=0s"]).ok().stdout.is_empty(), "its caller lives");
     served.kill();
@@ -175,7 +175,7 @@ fn commands_end_with_gantryd() {
     wait_gone(&g, &pid);
 
     let command = json!({ "command": "sleep 31015" }).to_string();
-    let client = spawn_script("talos.py", &[&address, EXEC, &command]);
+    let client = spawn_script("node_client.py", &[&address, EXEC, &command]);
     let pid = process("31015");
     served.kill();
     let _unavailable = client.wait();
@@ -185,7 +185,7 @@ fn commands_end_with_gantryd() {
 
     let (served, address) = serve(&g);
     let command = json!({ "command": "sleep 31016" }).to_string();
-    let client = spawn_script("talos.py", &[&address, EXEC, &command]);
+    let client = spawn_script("node_client.py", &[&address, EXEC, &command]);
     let pid = process("31016");
     served.end();
     let out = client.wait();
@@ -199,8 +199,10 @@ fn fifty_commands_run_side_by_side() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let begun = Instant::now();
-    let out =
-        run_script("talos.py", &["--parallel", "50", &address, EXEC, &json!({ "command": "sleep 1" }).to_string()]);
+    let out = run_script(
+        "node_client.py",
+        &["--parallel", "50", &address, EXEC, &json!({ "command": "sleep 1" }).to_string()],
+    );
     let replies = json_lines(&out.ok().stdout);
     assert_eq!(replies.len(), 50);
     assert!(replies.iter().all(|reply| reply["exit_code"] == "exit status: 0"), "{replies:?}");

@@ -54,7 +54,7 @@ impl Node {
             line.extend(["--certificate".to_owned(), path(certificate), "--key".to_owned(), path(key)]);
         }
         line.extend([self.address.clone(), method.to_owned(), request.to_owned()]);
-        run_script("talos.py", &line.iter().map(String::as_str).collect::<Vec<_>>())
+        run_script("node_client.py", &line.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }
 
@@ -86,7 +86,7 @@ fn only_accepted_certificates_reach_the_api() {
     assert_refused(&node.call(Some(&expired), SERVER_NAME, STATUS, "{}"), "expired");
     // The client refuses a server of another name.
     assert_refused(&node.call(Some(&client), "server.example", STATUS, "{}"), "another server");
-    assert_refused(&run_script("talos.py", &[&node.address, STATUS]), "no TLS");
+    assert_refused(&run_script("node_client.py", &[&node.address, STATUS]), "no TLS");
     node.served.end();
 }
 

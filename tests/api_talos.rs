@@ -220,7 +220,7 @@ fn logs_have_the_lines_asked_for() {
 /// The events of a stream until one has this text, without the first message, which has no data.
 #[track_caller]
 fn events(address: &str, request: &Value, until: &str) -> Vec<Value> {
-    let client = spawn_script("talos.py", &[address, "machine.MachineService/Events", &request.to_string()]);
+    let client = spawn_script("node_client.py", &[address, "machine.MachineService/Events", &request.to_string()]);
     let mut events = messages_until(&client, until);
     drop(client);
     let hello = events.remove(0);
@@ -261,7 +261,7 @@ fn tails_have_the_length_asked_for() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     // Without a tail, the first event is one of the time after the request.
-    let mut live = spawn_script("talos.py", &[&address, "machine.MachineService/Events", "{}"]);
+    let mut live = spawn_script("node_client.py", &[&address, "machine.MachineService/Events", "{}"]);
     live.wait_for_stdout("\n");
     let pods: Vec<String> = (0..5)
         .map(|_| {
@@ -296,7 +296,7 @@ fn logs_are_followed_across_restarts() {
     g.wait_log(&pod, "two");
     let follow = |tail_lines: i32| {
         let request = json!({ "namespace": "taloscontainers", "id": pod, "tail_lines": tail_lines, "follow": true });
-        spawn_script("talos.py", &[&address, "machine.MachineService/Logs", &request.to_string()])
+        spawn_script("node_client.py", &[&address, "machine.MachineService/Logs", &request.to_string()])
     };
     let mut clients = [0, -1, 1].map(follow);
     let mut texts = |want: [usize; 3]| {
@@ -360,7 +360,7 @@ fn named_nodes_are_answered_or_refused() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let nodes = ["--nodes", "127.0.0.1", "--nodes", "192.0.2.1"];
-    let out = run_script("talos.py", &[&nodes[..], &[&address, "machine.MachineService/Version"]].concat()).ok();
+    let out = run_script("node_client.py", &[&nodes[..], &[&address, "machine.MachineService/Version"]].concat()).ok();
     let messages = json_lines(&out.stdout)[0]["messages"].clone();
     assert_eq!(messages[0]["metadata"], json!({ "hostname": "127.0.0.1" }));
     assert!(messages[0]["version"]["tag"].as_str().is_some_and(|tag| tag.starts_with('v')), "{messages}");
@@ -373,7 +373,7 @@ fn named_nodes_are_answered_or_refused() {
     ] {
         let wanted = wanted.to_string();
         let line = [&nodes[..2], &[&address, "machine.MachineService/Logs", &wanted]].concat();
-        let replies = json_lines(&run_script("talos.py", &line).ok().stdout);
+        let replies = json_lines(&run_script("node_client.py", &line).ok().stdout);
         assert_eq!(replies.len(), 1, "{replies:?}");
         assert!(replies[0]["metadata"]["error"].as_str().is_some_and(|error| error.ends_with(text)), "{replies:?}");
     }
@@ -381,7 +381,8 @@ fn named_nodes_are_answered_or_refused() {
     let pod = g.detached(&[], &["sleep", "600"]);
     let before = g.status(&pod)["apps"].clone();
     let wanted = request(&pod).to_string();
-    run_script("talos.py", &["--nodes", "192.0.2.1", &address, "machine.MachineService/Restart", &wanted]).succeeded();
+    run_script("node_client.py", &["--nodes", "192.0.2.1", &address, "machine.MachineService/Restart", &wanted])
+        .succeeded();
     assert_eq!(g.status(&pod)["apps"], before);
     served.end();
     g.remove_all();
@@ -430,7 +431,7 @@ fn other_users_may_not_restart() {
     std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o666))
         .unwrap_or_else(|error| panic!("cannot open the socket: {error}"));
     let mut command = std::process::Command::new("setpriv");
-    let plain = script("talos.py", &[&address, "machine.MachineService/Restart", &request("x").to_string()]);
+    let plain = script("node_client.py", &[&address, "machine.MachineService/Restart", &request("x").to_string()]);
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(plain.get_program()).args(plain.get_args());
     let out = g.spawn_command(&mut command).wait().exits(FAILED);
     assert_eq!(json_lines(&out.stdout)[0]["details"], "not authorized", "{out}");

@@ -34,7 +34,7 @@ const REFUSED: [(&str, &str); 17] = [
 fn every_method_answers() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
-    let lines = json_lines(&run_script("talos.py", &[&address, "every"]).ok().stdout);
+    let lines = json_lines(&run_script("node_client.py", &[&address, "every"]).ok().stdout);
     let text = |line: &serde_json::Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
     let answers: BTreeMap<String, (String, String)> =
         lines.iter().map(|line| (text(line, "method"), (text(line, "code"), text(line, "details")))).collect();
@@ -89,7 +89,7 @@ fn dropped_streams_leave_nothing_behind() {
     ];
     let open = |times: &str| {
         for (method, request) in &streams {
-            run_script("talos.py", &["--repeat", times, &address, method, &request.to_string()]).succeeded();
+            run_script("node_client.py", &["--repeat", times, &address, method, &request.to_string()]).succeeded();
         }
     };
     open("250");

@@ -129,7 +129,7 @@ fn read_sends_regular_files_only() {
     // Of two nodes, this one sends the file, and the other an error.
     let request = json!({ "path": tree.join("dir/deep/leaf") }).to_string();
     let nodes = ["--nodes", "127.0.0.1", "--nodes", "192.0.2.1"];
-    let out = run_script("talos.py", &[&nodes[..], &[&address, &method("Read"), &request]].concat()).ok();
+    let out = run_script("node_client.py", &[&nodes[..], &[&address, &method("Read"), &request]].concat()).ok();
     let messages = json_lines(&out.stdout);
     let of = |node: &str| -> Vec<Value> {
         messages.iter().filter(|one| one["metadata"]["hostname"] == node).cloned().collect()
@@ -181,7 +181,7 @@ fn copy_sends_an_archive() {
     assert_eq!((&code[..], &text[..]), ("INVALID_ARGUMENT", "path is not absolute etc"));
     // With a node, an error after the archive is a message.
     let request = json!({ "root_path": "/nonexistent" }).to_string();
-    let out = run_script("talos.py", &["--nodes", "127.0.0.1", &address, &method("Copy"), &request]).ok();
+    let out = run_script("node_client.py", &["--nodes", "127.0.0.1", &address, &method("Copy"), &request]).ok();
     let error = json_lines(&out.stdout)[0]["metadata"]["error"].as_str().unwrap_or_default().to_owned();
     assert!(error.ends_with("lstat /nonexistent: no such file or directory"), "{error}");
     served.end();
@@ -201,7 +201,7 @@ fn clients_that_stop_reading_are_dropped() {
     let before = served.rss_kib();
     let request = json!({ "root": "/", "recurse": true }).to_string();
     let stall = |_| {
-        let mut client = spawn_script("talos.py", &["--stall", "1", &address, &method("List"), &request]);
+        let mut client = spawn_script("node_client.py", &["--stall", "1", &address, &method("List"), &request]);
         client.wait_for_stdout("\n");
         client
     };
@@ -220,7 +220,7 @@ fn dmesg_sends_records() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     if fs::File::open("/dev/kmsg").is_err() {
-        let out = run_script("talos.py", &[&address, &method("Dmesg")]).exits(FAILED);
+        let out = run_script("node_client.py", &[&address, &method("Dmesg")]).exits(FAILED);
         assert!(out.stdout.contains("open /dev/kmsg"), "{out}");
         served.end();
         return;
@@ -234,12 +234,13 @@ fn dmesg_sends_records() {
         assert!(text.ends_with('\n'));
     }
     // Each record is marked with the node.
-    let out = run_script("talos.py", &["--nodes", "127.0.0.1", &address, &method("Dmesg")]).ok();
+    let out = run_script("node_client.py", &["--nodes", "127.0.0.1", &address, &method("Dmesg")]).ok();
     let messages = json_lines(&out.stdout);
     assert!(messages.iter().all(|message| message["metadata"]["hostname"] == "127.0.0.1"), "{out}");
     // Without `follow`, nothing comes after the end.
     assert_eq!(call(&address, &method("Dmesg"), &json!({ "tail": true })), Vec::<Value>::new());
-    let mut client = spawn_script("talos.py", &[&address, &method("Dmesg"), &json!({ "follow": true }).to_string()]);
+    let mut client =
+        spawn_script("node_client.py", &[&address, &method("Dmesg"), &json!({ "follow": true }).to_string()]);
     client.wait_for_stdout("\n");
     assert!(!client.has_ended());
     drop(client);

@@ -112,7 +112,7 @@ fn a_configured_time_server_is_asked() {
 fn disks_and_health_are_shown() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
-    let out = run_script("talos.py", &["--nodes", "localhost", &address, "storage.StorageService/Disks"]).ok();
+    let out = run_script("node_client.py", &["--nodes", "localhost", &address, "storage.StorageService/Disks"]).ok();
     let disks: Value = serde_json::from_str(&out.stdout).unwrap();
     assert_eq!(disks["metadata"]["hostname"], "localhost", "{disks}");
     for disk in rows(&disks, "disks") {
@@ -121,11 +121,11 @@ fn disks_and_health_are_shown() {
     }
     assert_eq!(message(&address, "health.Health/Check", &json!({})), json!({ "status": "SERVING" }));
     assert_eq!(message(&address, "health.Health/Ready", &json!({})), json!({ "status": "READY" }));
-    let mut client = spawn_script("talos.py", &[&address, "health.Health/Watch", r#"{"interval_seconds": "1"}"#]);
+    let mut client = spawn_script("node_client.py", &[&address, "health.Health/Watch", r#"{"interval_seconds": "1"}"#]);
     gantry_tests::wait_for("two messages", || (client.stdout().matches("SERVING").count() >= 2).then_some(()));
     assert!(!client.has_ended());
     drop(client);
-    let out = run_script("talos.py", &["--nodes", "192.0.2.1", &address, "health.Health/Check"]).exits(FAILED);
+    let out = run_script("node_client.py", &["--nodes", "192.0.2.1", &address, "health.Health/Check"]).exits(FAILED);
     assert!(out.stdout.contains("no request forwarding"), "{out}");
     assert_eq!(call(&address, "storage.StorageService/Disks", &json!({})).len(), 1);
     served.end();

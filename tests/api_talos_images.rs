@@ -47,7 +47,7 @@ fn images_are_pulled_and_listed() {
     let (code, text) = failure(&address, LIST, &json!({ "namespace": 7 }));
     assert_eq!((&code[..], &text[..]), ("INVALID_ARGUMENT", "unsupported namespace 7"));
     // With a node, each row has its name.
-    let out = run_script("talos.py", &["--nodes", "localhost", &address, LIST]).ok();
+    let out = run_script("node_client.py", &["--nodes", "localhost", &address, LIST]).ok();
     assert_eq!(json_lines(&out.stdout)[0]["metadata"]["hostname"], "localhost");
     served.end();
 }
@@ -71,7 +71,7 @@ fn daemon_log_belongs_to_the_system_namespace() {
     assert_eq!((&code[..], &said[..]), ("NOT_FOUND", "log \"nosuchservice\" was not registered"));
     // A follower gets new lines: gantryd logs the pull.
     let follow = json!({ "namespace": "system", "id": "gantryd", "tail_lines": 1, "follow": true }).to_string();
-    let mut client = spawn_script("talos.py", &[&address, LOGS, &follow]);
+    let mut client = spawn_script("node_client.py", &[&address, LOGS, &follow]);
     let first = client.wait_for_stdout("\n");
     let registry = FaultyRegistry::start().unwrap_or_else(|error| panic!("cannot start the registry: {error}"));
     let _digest = registry.put_image("app", "1", &Image::of(&[("file", b"x")]));

@@ -61,7 +61,7 @@ fn watchers_learn_of_all_changes() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let first = g.detached(&[], &["sleep", "600"]);
-    let client = spawn_script("talos.py", &[&address, WATCH, &json!({ "type": "pods" }).to_string()]);
+    let client = spawn_script("node_client.py", &[&address, WATCH, &json!({ "type": "pods" }).to_string()]);
     // The type of an event is absent when it is CREATED, the default.
     let has = |event: Option<&str>, pod: &str, text: &str| {
         let said = client.stdout();
@@ -81,7 +81,7 @@ fn watchers_learn_of_all_changes() {
     wait_for("its removal", || has(Some("DELETED"), &second, ""));
     drop(client);
     // Without a type, all are watched.
-    let client = spawn_script("talos.py", &[&address, WATCH]);
+    let client = spawn_script("node_client.py", &[&address, WATCH]);
     wait_for("resources of all types", || {
         let said = client.stdout();
         ["Pods.gantry.dev", "Apps.gantry.dev", "Images.gantry.dev"].iter().all(|kind| said.contains(kind)).then_some(())

@@ -12,7 +12,7 @@ const FAILED: i32 = 3;
 #[track_caller]
 fn call(address: &str, method: &str, request: &Value) -> Result<Value, (String, String)> {
     let method = format!("machine.MachineService/{method}");
-    let out = run_script("talos.py", &[address, &method, &request.to_string()]);
+    let out = run_script("node_client.py", &[address, &method, &request.to_string()]);
     assert!([0, FAILED].contains(&out.code), "{out}");
     let reply = json_lines(&out.stdout).remove(0);
     if out.code == 0 {
@@ -85,7 +85,7 @@ fn pods_are_services() {
 /// The services and states of all events of a pod so far, which is a part of each message or their service.
 #[track_caller]
 fn states(address: &str, request: &Value, pod: &str, until: &str) -> Vec<(String, String)> {
-    let client = spawn_script("talos.py", &[address, "machine.MachineService/Events", &request.to_string()]);
+    let client = spawn_script("node_client.py", &[address, "machine.MachineService/Events", &request.to_string()]);
     let events = messages_until(&client, until);
     drop(client);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -95,7 +95,7 @@ impl Node {
     #[track_caller]
     fn call_every(&self, client: Option<&Issued>) -> BTreeMap<String, (String, String)> {
         let line = self.line(client, &["every"]);
-        let out = run_script("talos.py", &line.iter().map(String::as_str).collect::<Vec<_>>()).ok();
+        let out = run_script("node_client.py", &line.iter().map(String::as_str).collect::<Vec<_>>()).ok();
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let results = json_lines(&out.stdout);
         assert!(results.len() > 60, "{results:?}");
@@ -106,7 +106,7 @@ impl Node {
     #[track_caller]
     fn call(&self, client: &Issued, method: &str) -> String {
         let line = self.line(Some(client), &[method]);
-        let out = run_script("talos.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
+        let out = run_script("node_client.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
         if out.code == 0 {
             return "OK".to_owned();
         }
@@ -185,7 +185,7 @@ fn operators_read_the_logs_of_pods_only() {
     let call = |client: &Issued, method: &str, field: &str, path: &Path| {
         let request = json!({ field: path }).to_string();
         let line = node.line(Some(client), &[&format!("machine.MachineService/{method}"), &request]);
-        let out = run_script("talos.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
+        let out = run_script("node_client.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
         match out.code {
             0 => Ok(stream_bytes(&json_lines(&out.stdout))),
             _ => Err(json_lines(&out.stdout)[0]["code"].as_str().unwrap_or_default().to_owned()),
@@ -229,7 +229,7 @@ fn a_removed_authority_ends_open_and_new_calls() {
         [&node.clients, &other].map(|authority| authority.issue_to_member(&["os:reader"], Validity::Now)).into();
     assert_eq!((node.call(&old, VERSION), node.call(&new, VERSION)), ("OK".to_owned(), "UNAVAILABLE".to_owned()));
     let line = node.line(Some(&old), &["machine.MachineService/Events"]);
-    let mut stream = spawn_script("talos.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut stream = spawn_script("node_client.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
     stream.wait_for_stdout("\"id\"");
     // Both, then only the other one.
     let file = g.scratch().join("ca.crt");
@@ -431,7 +431,7 @@ fn calls_that_change_something_are_audited() {
     let request = json!({ "namespace": "taloscontainers", "id": pod }).to_string();
     for (client, code) in [(&operator, 0), (&reader, FAILED)] {
         let line = node.line(Some(client), &["machine.MachineService/Restart", &request]);
-        let out = run_script("talos.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
+        let out = run_script("node_client.py", &line.iter().map(String::as_str).collect::<Vec<_>>());
         assert_eq!(out.code, code, "{out}");
     }
     assert_eq!(node.call(&operator, "machine.MachineService/Reboot"), "UNIMPLEMENTED");

@@ -1,4 +1,4 @@
-//! Calls of Aurae's API by `tests/python/talos.py`, a client that shares only the .proto files with gantry.
+//! Calls of Aurae's API by `tests/python/node_client.py`, which shares only the .proto files with gantry.
 
 use crate::api::Served;
 use crate::gantry::Gantry;

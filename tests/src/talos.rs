@@ -1,4 +1,4 @@
-//! Calls of the Talos node API by `tests/python/talos.py`, a client that shares only the .proto files with gantry.
+//! Calls of the Talos node API by `tests/python/node_client.py`, which shares only the .proto files with gantry.
 
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ pub fn serve(g: &Gantry) -> (Served, String) {
 #[track_caller]
 #[must_use]
 pub fn call(address: &str, method: &str, request: &Value) -> Vec<Value> {
-    json_lines(&run_script("talos.py", &[address, method, &request.to_string()]).ok().stdout)
+    json_lines(&run_script("node_client.py", &[address, method, &request.to_string()]).ok().stdout)
 }
 
 /// The only message of a unary reply.
@@ -44,7 +44,7 @@ pub fn message(address: &str, method: &str, request: &Value) -> Value {
 #[track_caller]
 #[must_use]
 pub fn failure(address: &str, method: &str, request: &Value) -> (String, String) {
-    let out = run_script("talos.py", &[address, method, &request.to_string()]).exits(FAILED);
+    let out = run_script("node_client.py", &[address, method, &request.to_string()]).exits(FAILED);
     let last = json_lines(&out.stdout).pop().unwrap_or_default();
     let text = |key: &str| last[key].as_str().unwrap_or_default().to_owned();
     (text("code"), text("details"))

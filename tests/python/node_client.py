@@ -2,9 +2,9 @@
 """A client of the Talos node API and of Aurae's API in Python's gRPC: it shares the .proto files with the server and
 nothing else.
 
-  talos.py [--nodes NAME]... [--node NAME]... [--stall N] [--repeat N] [--parallel N]
+  node_client.py [--nodes NAME]... [--node NAME]... [--stall N] [--repeat N] [--parallel N]
            [--announce] [--deadline N] [--uid N] [TLS] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
-  talos.py [TLS] ADDRESS every
+  node_client.py [TLS] ADDRESS every
 
 The second form calls every method of the Talos node API with an empty request, and prints {"method": "...", "code":
 "...", "details": "..."}; a stream that has no message within two seconds is OK. ADDRESS is unix:/path or HOST:PORT; TLS
