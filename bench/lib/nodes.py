@@ -24,9 +24,9 @@ TARGETS = {"Containers": 10, "Stats": 20, "Logs": 300, f"{COMMANDS} commands `sl
 ask, millis = api.ask, api.millis
 
 
-def running(world, count):
+def running(world, name, count):
     """A gantry with `count` running pods of one app."""
-    made = Gantry(world.runner, world.options.programs, os.path.join(world.work, f"nodes-{count}"))
+    made = Gantry(world.runner, world.options.programs, os.path.join(world.work, name))
     world.stack.callback(made.stop)
     world.runner.run(made.fetch(world.reference))
     # Followers of a log get its line at once.
@@ -73,14 +73,18 @@ def events(world, gantry, daemon, address, rows):
     rows[f"rkt's ListenEvents, {RATE} a second"] = produce(world, gantry, "events", daemon.address, 1, EVENTS)
 
 
-def streams(world, gantry, daemon, address, rows):
-    """gantryd's memory while streams are opened and dropped; the first step warms it up."""
-    pod = gantry.pods()[0]["id"]
+def streams(world, rows):
+    """gantryd's memory while streams are opened and dropped; the first step warms it up. It has one pod: with hundreds,
+    the samples that it takes every 10 s change its memory by megabytes."""
+    made = running(world, "nodes-streams", 1)
+    (pod,) = (pod["id"] for pod in made.pods())
+    address = "unix:" + made.directory + "-machine.sock"
     memory = []
-    for _ in range(STREAMS // STREAMS_PER_STEP + 1):
-        ask(world, "machine-streams", address, f"{pod}:{api.APP_NAME}", STREAMS_PER_STEP)
-        daemon.rest()
-        memory.append(daemon.rss_mib())
+    with api.Daemon(world, made, "--machine-listen", address) as daemon:
+        for _ in range(STREAMS // STREAMS_PER_STEP + 1):
+            ask(world, "machine-streams", address, f"{pod}:{api.APP_NAME}", STREAMS_PER_STEP)
+            daemon.rest()
+            memory.append(daemon.rss_mib())
     rows[f"growth of gantryd's memory by {STREAMS} dropped streams"] = {
         "unit": "MiB", "n": len(memory), "p50": memory[-1] - memory[0], "p99": max(memory) - memory[0],
         "rss_mib": memory[-1]}
@@ -120,13 +124,14 @@ def run(world):
         raise Failed("nodes: only gantry takes part")
     api.load(world)
     rows = {}
-    made = running(world, world.options.stats_pods[-1])
+    made = running(world, "nodes", world.options.stats_pods[-1])
     machine, aurae = (f"unix:{made.directory}-{name}.sock" for name in ("machine", "aurae"))
     with api.Daemon(world, made, "--machine-listen", machine, "--aurae-listen", aurae) as daemon:
         lists(world, made, machine, rows)
         commands(world, aurae, rows)
         events(world, made, daemon, machine, rows)
-        streams(world, made, daemon, machine, rows)
+    world.note("nodes: dropped streams")
+    streams(world, rows)
     world.note("nodes: the log")
     logs(world, rows)
     return rows
