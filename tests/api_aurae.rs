@@ -243,7 +243,7 @@ fn a_last_line_without_newline_is_streamed() {
     let script = format!("echo begun; read word < {}; printf '%s' partial", fifo.display());
     let pod = pod_id(&g.run(&["run", "--stage1=host", "-d", "--", "sh", "-c", &script]).ok());
     let request = json!({ "process_id": g.app_pid(&pod, "sh").to_string() }).to_string();
-    let mut stream = spawn_script("talos.py", &[&address, PROCESS_LOG, &request]);
+    let mut stream = spawn_script("node_client.py", &[&address, PROCESS_LOG, &request]);
     stream.wait_for_stdout("begun");
     std::fs::write(&fifo, "go\n").unwrap();
     let text = stream.wait().ok().stdout;
@@ -340,10 +340,10 @@ fn a_log_without_subscribers_blocks_nothing() {
     let g = Gantry::new();
     let address = format!("unix:{}", g.scratch().join("aurae.sock").display());
     let served = g.serve(&["--aurae-listen", &address, "--log-level=info,gantry_api=debug"]);
-    let call_often = || run_script("talos.py", &["--parallel", "100", &address, STATUS]).succeeded();
+    let call_often = || run_script("node_client.py", &["--parallel", "100", &address, STATUS]).succeeded();
     // Each call is a line of the log, before the first subscriber and after the last one.
     call_often();
-    let reader = spawn_script("talos.py", &[&address, DAEMON_LOG]);
+    let reader = spawn_script("node_client.py", &[&address, DAEMON_LOG]);
     wait_for("the subscription", || {
         reply(&address, STATUS, &json!({}));
         reader.stdout().contains("call answered").then_some(())
@@ -352,7 +352,7 @@ fn a_log_without_subscribers_blocks_nothing() {
     let _killed = reader.wait();
     call_often();
     // A stream ends with gantryd.
-    let reader = spawn_script("talos.py", &[&address, DAEMON_LOG]);
+    let reader = spawn_script("node_client.py", &[&address, DAEMON_LOG]);
     wait_for("the subscription", || {
         reply(&address, STATUS, &json!({}));
         reader.stdout().contains("call answered").then_some(())

@@ -148,7 +148,7 @@ fn cancelled_commands_that_ignore_sigterm_are_killed() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let command = json!({ "command": r#"sh -c "trap '' TERM; sleep 31017 & exec sleep 31018""# }).to_string();
-    let client = spawn_script("talos.py", &[&address, EXEC, &command]);
+    let client = spawn_script("node_client.py", &[&address, EXEC, &command]);
     let pids = [process("31017"), process("31018")];
     client.signal(Signal::KILL);
     let _killed = client.wait();

@@ -200,7 +200,7 @@ fn process_logs_have_one_start_only() {
         (texts(&[dir.join("0.log")]).iter().filter(|line| *line == "begun").count() == 2).then_some(())
     });
     let request = json!({ "process_id": g.app_pid(&pod, "it").to_string() }).to_string();
-    let mut stream = spawn_script("talos.py", &[&address, PROCESS_LOG, &request]);
+    let mut stream = spawn_script("node_client.py", &[&address, PROCESS_LOG, &request]);
     stream.wait_for_stdout("begun");
     g.run(&["stop", "--force", &pod]).succeeded();
     let out = stream.wait().ok().stdout;
