@@ -89,7 +89,7 @@ impl Home {
 
     /// Prepares a pod of one app; makes one event.
     fn pod(&self, image: &str, app: &str) -> PodId {
-        let app = AppSpec::new(app.parse().unwrap(), image.to_owned());
+        let app = AppSpec::new(app.parse().unwrap(), gantry_engine::model::RequestedImage::new(image));
         let spec = PodSpec { apps: vec![app], ..PodSpec::default() };
         let prepare = Prepare::new(spec, PullPolicy::Never, &Quiet).unwrap();
         self.engine.create(prepare).unwrap().prepare().unwrap()

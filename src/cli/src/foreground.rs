@@ -309,7 +309,8 @@ mod tests {
 
     #[test]
     fn interactive_apps_of_a_manifest_are_found() {
-        let app = |name: &str| gantry_model::AppSpec::new(name.parse().unwrap(), "x".into());
+        let app =
+            |name: &str| gantry_model::AppSpec::new(name.parse().unwrap(), gantry_model::RequestedImage::new("x"));
         let mut spec = gantry_model::PodSpec { apps: vec![app("a"), app("b")], ..gantry_model::PodSpec::default() };
         let names: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();
         assert_eq!(manifest_apps(&gantry_engine::manifest_to_value(&spec)), (names.clone(), Vec::new()));

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use gantry_model::NetMode;
 use gantry_model::id::Algorithm;
-use gantry_model::{AppSpec, Edge, Generation, PodId, PodSpec, Process, Timestamp};
+use gantry_model::{AppSpec, Edge, Generation, PodId, PodSpec, Process, RequestedImage, Timestamp};
 use gantry_store::{Change, ImageFormat, Moved, NewApp, NewImage, NewPod, Store};
 use serde_json::json;
 
@@ -94,8 +94,10 @@ impl Home {
             schedule: None,
         };
         self.store.insert_pod(&new).unwrap();
-        let spec_of =
-            |name: &str| AppSpec { user_annotations: notes(name), ..AppSpec::new(name.parse().unwrap(), "x".into()) };
+        let spec_of = |name: &str| AppSpec {
+            user_annotations: notes(name),
+            ..AppSpec::new(name.parse().unwrap(), RequestedImage::new("x"))
+        };
         let spec = PodSpec { apps: vec![spec_of("a"), spec_of("b")], ..PodSpec::default() };
         pod_dir::write_manifest(&self.store.layout().pod_dir(&id), &spec).unwrap();
         id

@@ -20,7 +20,7 @@ pub fn host_command_spec(line: &str, words: Vec<String>) -> Result<PodSpec, Spec
     let name = AppName::sanitized(file_name).ok_or_else(|| {
         SpecError::new(format!("'{}' gives its app no name: it has neither letters nor digits", shown(program)))
     })?;
-    let app = AppSpec { args: words, ..AppSpec::new(name, String::new()) };
+    let app = AppSpec { args: words, ..AppSpec::new(name, None) };
     let mut spec = PodSpec { apps: vec![app], flavor: PodFlavor::Host, ..PodSpec::default() };
     spec.user_annotations.insert(COMMAND_ANNOTATION.to_owned(), line.to_owned());
     spec.validate()?;

@@ -9,7 +9,7 @@ use crate::systemd::{SdNotify, SystemdMode};
 /// Checks that the specification fits the pod's flavor.
 pub(crate) fn check(spec: &PodSpec) -> Result<(), SpecError> {
     match spec.flavor {
-        PodFlavor::Container => match spec.apps.iter().find(|app| app.image.is_empty()) {
+        PodFlavor::Container => match spec.apps.iter().find(|app| app.image.is_none()) {
             Some(app) => Err(SpecError::new(format!("app '{}' has no image", app.name))),
             None => Ok(()),
         },
@@ -48,7 +48,7 @@ fn refused_of_pod(spec: &PodSpec) -> Option<&'static str> {
 fn refused_of_app(app: &AppSpec) -> Option<&'static str> {
     let options = &app.options;
     let settings = [
-        (!app.image.is_empty(), "an image"),
+        (app.image.is_some(), "an image"),
         (!app.mounts.is_empty(), "--mount"),
         (app.capabilities != Capabilities::Default, "a choice of capabilities"),
         (options.seccomp != Seccomp::Default, "--seccomp"),
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn settings_of_containers_are_refused() {
         let pod = |edit: fn(&mut PodSpec)| {
-            let app = AppSpec::new("a".parse().unwrap(), String::new());
+            let app = AppSpec::new("a".parse().unwrap(), None);
             let mut spec = PodSpec { apps: vec![app], flavor: PodFlavor::Host, ..PodSpec::default() };
             edit(&mut spec);
             spec.validate().map_err(|error| error.to_string())
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(pod(|spec| spec.net = Some(NetMode::Host)), Ok(()));
         assert!(pod(|spec| spec.net = Some(NetMode::None)).unwrap_err().contains("a network other than"));
         assert!(pod(|spec| spec.hostname = Some("x".into())).unwrap_err().contains("--hostname"));
-        assert!(pod(|spec| spec.apps[0].image = "x".into()).unwrap_err().contains("an image"));
+        assert!(pod(|spec| spec.apps[0].image = crate::RequestedImage::new("x")).unwrap_err().contains("an image"));
         assert!(pod(|spec| spec.apps[0].options.terminal = true).unwrap_err().contains("--tty"));
         assert!(pod(|spec| spec.flavor = PodFlavor::Container).unwrap_err().contains("has no image"));
     }

@@ -16,7 +16,7 @@ use crate::namespaces::{IpcMode, UtsMode};
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
 pub use crate::tmpfs::TmpfsMount;
-use crate::{AppId, AppName, PodLogDir, PodNamespace, VolumeName};
+use crate::{AppId, AppName, PodLogDir, PodNamespace, RequestedImage, VolumeName};
 
 /// How the apps of a pod are isolated (`--stage1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -117,8 +117,8 @@ pub struct AppSpec {
     pub name: AppName,
     /// Its id; `None`: a random one.
     pub id: Option<AppId>,
-    /// The image as written by the user, for people to read. Empty in a host pod, and only there.
-    pub image: String,
+    /// Its image; `None` in a host pod, and only there.
+    pub image: Option<RequestedImage>,
     /// Replaces the image's entrypoint and arguments.
     pub exec: Option<String>,
     /// Arguments after `--`: appended to `exec`, or in place of the image's command (`Cmd`) as docker and podman do.
@@ -148,7 +148,7 @@ pub struct AppSpec {
 impl AppSpec {
     /// An app of this name and image with every default.
     #[must_use]
-    pub fn new(name: AppName, image: String) -> Self {
+    pub fn new(name: AppName, image: Option<RequestedImage>) -> Self {
         Self {
             name,
             id: None,
@@ -533,7 +533,7 @@ mod tests {
     }
 
     fn pod(edit: impl FnOnce(&mut PodSpec)) -> Result<(), SpecError> {
-        let mut spec = PodSpec { apps: vec![AppSpec::new(name("a"), "x".into())], ..PodSpec::default() };
+        let mut spec = PodSpec { apps: vec![AppSpec::new(name("a"), RequestedImage::new("x"))], ..PodSpec::default() };
         spec.volumes.push(VolumeSpec {
             name: name("v"),
             kind: VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 },

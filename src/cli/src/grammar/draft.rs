@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::spec::{AppOptions, Capabilities, MountSpec, Seccomp, VolumeKind, VolumeSpec};
-use gantry_model::{AppName, AppSpec, ImageRef, PodSpec, VolumeName};
+use gantry_model::{AppName, AppSpec, ImageRef, PodSpec, RequestedImage, VolumeName};
 
 use super::network::NetDraft;
 use super::{Caller, PodOptions, Request, UsageError, Verb};
@@ -31,7 +31,8 @@ pub(super) struct Draft<'a> {
 /// The flags of an app, or of all apps.
 #[derive(Default, Clone)]
 pub(super) struct AppDraft {
-    pub(super) image: String,
+    /// `None`: of the host's file system.
+    pub(super) image: Option<RequestedImage>,
     pub(super) name: Option<AppName>,
     pub(super) exec: Option<String>,
     pub(super) args: Option<Vec<String>>,
@@ -125,9 +126,9 @@ impl<'a> Draft<'a> {
     }
 
     /// Adds an app of this image, with the flags of all apps as its own.
-    pub(super) fn add_image(&mut self, image: &str) {
+    pub(super) fn add_app(&mut self, image: Option<RequestedImage>) {
         self.apps.push(AppDraft {
-            image: image.to_owned(),
+            image,
             gids: None,
             binds: Vec::new(),
             caps: CapsDraft::default(),
@@ -185,7 +186,7 @@ impl<'a> Draft<'a> {
             Some(app) if self.verb == Verb::AddApp => {
                 let name = match app.name.as_ref().or(self.common.name.as_ref()) {
                     Some(name) => name.clone(),
-                    None => default_name(&app.image)?,
+                    None => app.default_name()?,
                 };
                 // An AppName has 63 characters at most.
                 Ok(format!("{}-", name.as_str().chars().take(40).collect::<String>()))
@@ -196,7 +197,10 @@ impl<'a> Draft<'a> {
 
     fn finish_with_manifest(self) -> Result<Request, UsageError> {
         let beside = match (self.apps.first(), self.not_with_manifest.first()) {
-            (Some(app), _) => Some(format!("image '{}'", gantry_model::id::shown(&app.image))),
+            (Some(AppDraft { image: Some(image), .. }), _) => {
+                Some(format!("image '{}'", gantry_model::id::shown(image.as_str())))
+            }
+            (Some(_), _) => Some("the command after '--'".to_owned()),
             (None, flag) => flag.cloned(),
         };
         match beside {
@@ -212,6 +216,14 @@ impl<'a> Draft<'a> {
 }
 
 impl AppDraft {
+    /// The name of an app without `--name`.
+    fn default_name(&self) -> Result<AppName, UsageError> {
+        match &self.image {
+            Some(image) => default_name(image.as_str()),
+            None => name_of_program(self.exec.as_deref(), self.args.as_deref()),
+        }
+    }
+
     /// Builds the app. `common` has the flags of all apps, of which the draft began as a copy.
     fn build(
         self,
@@ -220,10 +232,9 @@ impl AppDraft {
         common_caps: Option<&Capabilities>,
         volumes: &mut Volumes,
     ) -> Result<AppSpec, UsageError> {
-        let name = match self.name {
-            Some(name) => name,
-            None if self.image.is_empty() => name_of_program(self.exec.as_deref(), self.args.as_deref())?,
-            None => default_name(&self.image)?,
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => self.default_name()?,
         };
         let mut app = AppSpec::new(name, self.image);
         app.exec = self.exec;

@@ -1,5 +1,6 @@
 //! The parser of the command line.
 
+use gantry_model::RequestedImage;
 use gantry_model::spec::PodFlavor;
 
 use super::draft::Draft;
@@ -170,7 +171,7 @@ impl<'a> Parser<'a> {
         }
         // Checked here, so that errors are reported in the order of the words.
         word.parse::<gantry_model::ImageRef>().map_err(|error| UsageError::Image(error.to_string()))?;
-        self.draft.add_image(word);
+        self.draft.add_app(RequestedImage::new(word));
         Ok(())
     }
 
@@ -202,7 +203,7 @@ impl<'a> Parser<'a> {
 
     fn arguments(&mut self) -> Result<(), UsageError> {
         if self.draft.pod.flavor == PodFlavor::Host && self.draft.apps.last().is_none_or(|app| app.args.is_some()) {
-            self.draft.add_image("");
+            self.draft.add_app(None);
         }
         let Some(app) = self.draft.apps.last_mut() else {
             return Err(UsageError::Separator("--", "begins the arguments of an app, but there is no image before it"));

@@ -62,7 +62,13 @@ fn images_get_their_arguments() {
         let got: Vec<(&str, &str, Vec<&str>)> = spec
             .apps
             .iter()
-            .map(|app| (app.name.as_str(), app.image.as_str(), app.args.iter().map(String::as_str).collect()))
+            .map(|app| {
+                (
+                    app.name.as_str(),
+                    app.image.as_ref().map_or("", |image| image.as_str()),
+                    app.args.iter().map(String::as_str).collect(),
+                )
+            })
             .collect();
         let want: Vec<(&str, &str, Vec<&str>)> = want.iter().map(|(a, b, c)| (*a, *b, c.to_vec())).collect();
         assert_eq!(got, want, "{line}");

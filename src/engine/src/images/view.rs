@@ -66,12 +66,12 @@ pub fn name_and_version(name: &str) -> (&str, &str) {
 /// The name of an app's image as recorded for the life of the pod: complete, with its tag, if the image has a name now;
 /// else its id. The pod keeps it when the name moves to another image.
 #[must_use]
-pub(crate) fn recorded_name(asked: &str, image: &ImageRow) -> String {
+pub(crate) fn recorded_name(asked: Option<&str>, image: &ImageRow) -> String {
     let ends_with = |tail: &str| {
         let fits = |name: &&String| name.strip_suffix(tail).is_some_and(|head| head.is_empty() || head.ends_with('/'));
         image.names.iter().find(fits).cloned()
     };
-    let named = match asked.parse() {
+    let named = match asked.unwrap_or_default().parse() {
         Ok(ImageRef::Registry(name)) => Some(name.to_string()),
         Ok(ImageRef::Short(name)) if name.digest.is_none() => {
             ends_with(&format!("{}:{}", name.repository, name.tag.as_deref().unwrap_or("latest")))
@@ -315,7 +315,7 @@ mod tests {
             ("a", &["r.example/a:latest"], "r.example/a:latest"),
         ];
         for (asked, names, want) in rows {
-            assert_eq!(recorded_name(asked, &row(names)), want, "{asked}");
+            assert_eq!(recorded_name(Some(asked), &row(names)), want, "{asked}");
         }
     }
 

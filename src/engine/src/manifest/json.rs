@@ -80,7 +80,7 @@ use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
 use gantry_model::systemd::{SdNotify, SystemdMode};
-use gantry_model::{AppLogPath, AppName, AppSpec, PodLogDir, PodNamespace, ulimit};
+use gantry_model::{AppLogPath, AppName, AppSpec, PodLogDir, PodNamespace, RequestedImage, ulimit};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
@@ -467,7 +467,7 @@ impl From<&AppSpec> for App {
         let variable = |(name, value): &(String, String)| Variable { name: name.clone(), value: value.clone() };
         Self {
             name: app.name.to_string(),
-            image: app.image.clone(),
+            image: app.image.clone().map(String::from).unwrap_or_default(),
             exec: app.exec.clone(),
             args: app.args.clone(),
             user: app.user.clone(),
@@ -522,7 +522,7 @@ impl TryFrom<App> for AppSpec {
         Ok(Self {
             name: app.name.parse::<AppName>()?,
             id: None,
-            image: app.image,
+            image: RequestedImage::new(app.image),
             exec: app.exec,
             args: app.args,
             user: app.user,

@@ -12,7 +12,7 @@ use gantry_model::spec::{
 };
 use gantry_model::systemd::{SdNotify, SystemdMode};
 use gantry_model::ulimit::{Resource, Ulimit};
-use gantry_model::{AppName, AppSpec, NetMode};
+use gantry_model::{AppName, AppSpec, NetMode, RequestedImage};
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -93,7 +93,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
     (command, who, world, limits, rest).prop_map(|(command, who, world, limits, rest)| AppSpec {
         name: command.0,
         id: None,
-        image: command.1,
+        image: RequestedImage::new(command.1),
         exec: command.2,
         args: command.3,
         user: who.0,
@@ -248,7 +248,7 @@ proptest! {
 fn a_short_manifest_gets_the_defaults() {
     let text = r#"{"version":1,"apps":[{"name":"a","image":"x"}],"volumes":[{"name":"v","kind":{"empty":{}}}]}"#;
     let pod = parse(text.as_bytes()).unwrap();
-    assert_eq!(pod.apps, [AppSpec::new("a".parse().unwrap(), "x".into())]);
+    assert_eq!(pod.apps, [AppSpec::new("a".parse().unwrap(), RequestedImage::new("x"))]);
     assert_eq!(pod.volumes[0].kind, VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 });
 }
 

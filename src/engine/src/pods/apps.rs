@@ -33,7 +33,7 @@ use gantry_model::namespaces::UtsMode;
 use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{AddedAppSpec, PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
-use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec};
+use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec, RequestedImage};
 use gantry_store::{AppRow, Moved, NewApp, PodRow};
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -120,7 +120,7 @@ impl Engine {
         let new = NewApp {
             name: spec.app.name.clone(),
             image: Some(image.id.clone()),
-            image_name: recorded_name(&spec.app.image, image),
+            image_name: recorded_name(spec.app.image.as_ref().map(RequestedImage::as_str), image),
             id: spec.app.id.clone(),
             annotations: spec.app.user_annotations.clone(),
             notifies: spec.app.options.sdnotify == SdNotify::App,

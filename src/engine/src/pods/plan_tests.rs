@@ -11,7 +11,8 @@ fn name(text: &str) -> AppName {
 }
 
 fn made(edit: impl FnOnce(&mut PodSpec, &mut ImageConfig)) -> Result<out::Plan, PlanError> {
-    let mut spec = PodSpec { apps: vec![AppSpec::new(name("a"), "img".into())], ..PodSpec::default() };
+    let mut spec =
+        PodSpec { apps: vec![AppSpec::new(name("a"), gantry_model::RequestedImage::new("img"))], ..PodSpec::default() };
     let mut config = ImageConfig { cmd: vec!["/bin/cmd".into(), "x".into()], ..ImageConfig::default() };
     edit(&mut spec, &mut config);
     spec.validate().unwrap();

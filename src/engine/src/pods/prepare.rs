@@ -19,7 +19,8 @@ use gantry_model::image_ref::RefError;
 use gantry_model::spec::{HOST_IMAGE_NAME, PodFlavor, SpecError};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{
-    AppId, AppName, AppSpec, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodName, PodSpec, VolumeName,
+    AppId, AppName, AppSpec, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodName, PodSpec, RequestedImage,
+    VolumeName,
 };
 use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow, PodSchedule, ScheduleRun};
 use thiserror::Error;
@@ -328,14 +329,15 @@ impl Engine {
     ) -> Result<Vec<ImageRow>, PrepareError> {
         let mut parsed = Vec::with_capacity(spec.apps.len());
         for app in &spec.apps {
+            let text = app.image.as_ref().map_or("", RequestedImage::as_str);
             let reference: ImageRef =
-                app.image.parse().map_err(|source| PrepareError::Reference { app: app.name.clone(), source })?;
-            parsed.push((app, reference));
+                text.parse().map_err(|source| PrepareError::Reference { app: app.name.clone(), source })?;
+            parsed.push((app, text, reference));
         }
         let mut known: HashMap<&str, ImageRow> = HashMap::new();
         let mut images = Vec::with_capacity(parsed.len());
-        for (app, reference) in &parsed {
-            let row = match known.get(app.image.as_str()) {
+        for (app, text, reference) in &parsed {
+            let row = match known.get(text) {
                 Some(row) => row.clone(),
                 None => {
                     self.fetch(reference, policy, None, progress)
@@ -343,7 +345,7 @@ impl Engine {
                         .image
                 }
             };
-            known.insert(&app.image, row.clone());
+            known.insert(*text, row.clone());
             images.push(row);
         }
         Ok(images)
@@ -418,7 +420,10 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
     let app = |(app, image): (&AppSpec, Option<&ImageRow>)| NewApp {
         name: app.name.clone(),
         image: image.map(|image| image.id.clone()),
-        image_name: image.map_or_else(|| HOST_IMAGE_NAME.to_owned(), |image| recorded_name(&app.image, image)),
+        image_name: match image {
+            Some(image) => recorded_name(app.image.as_ref().map(RequestedImage::as_str), image),
+            None => HOST_IMAGE_NAME.to_owned(),
+        },
         id: app.id.clone(),
         annotations: app.user_annotations.clone(),
         notifies: app.options.sdnotify == SdNotify::App,

@@ -31,7 +31,8 @@ use gantry_model::query::PodQuery;
 use gantry_model::spec::{HOST_IMAGE_NAME, PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{
-    AppName, Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, Timestamp, VolumeName,
+    AppName, Digest, Edge, ErrorKind, ImageId, Kind as _, NetMode, Phase, PodId, PodSpec, RequestedImage, Timestamp,
+    VolumeName,
 };
 use gantry_store::{
     AddAppError, Change, CommitImageError, ImageRow, LayerRef, LayerRow, Layout, NewApp, NewImage, NewPod, PodRow,
@@ -413,7 +414,7 @@ impl Engine {
             name,
             id: added.app.id.clone(),
             image: Some(image.id.clone()),
-            image_name: recorded_name(requested.unwrap_or_default(), image),
+            image_name: recorded_name(requested, image),
             annotations: map("annotations"),
             labels: map("labels"),
             notifies: added.app.options.sdnotify == SdNotify::App,
@@ -556,14 +557,13 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
         let asked = spec.and_then(|spec| spec.apps.iter().find(|asked| asked.name == name));
         let annotations = asked.map(|asked| asked.user_annotations.clone()).unwrap_or_default();
         let labels = asked.map(|asked| asked.user_labels.clone()).unwrap_or_default();
-        let asked = asked.map(|asked| asked.image.clone());
+        let asked = asked.and_then(|asked| asked.image.as_ref()).map(RequestedImage::as_str);
         let (image, image_name) = match plan.flavor {
             PodFlavor::Host => (None, HOST_IMAGE_NAME.to_owned()),
             PodFlavor::Container => {
-                let image = images
-                    .find(&app.layers, asked.as_deref())
-                    .ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
-                (Some(image.id.clone()), recorded_name(asked.as_deref().unwrap_or_default(), image))
+                let image =
+                    images.find(&app.layers, asked).ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
+                (Some(image.id.clone()), recorded_name(asked, image))
             }
         };
         Ok(NewApp {

@@ -147,7 +147,7 @@ fn command_line(schedule: &ScheduleView) -> String {
         return line.clone();
     }
     let words = spec.apps.iter().flat_map(|app| {
-        let image = (!app.image.is_empty()).then(|| app.image.clone());
+        let image = app.image.clone().map(String::from);
         image.into_iter().chain(app.exec.clone()).chain(app.args.iter().cloned())
     });
     quote_command(&words.collect::<Vec<_>>())

@@ -30,7 +30,7 @@ fn apps(words: &[String], image: &dyn Fn(&Globals, &ImageRef) -> ImageLookup) ->
             .spec
             .apps
             .iter()
-            .map(|app| std::iter::once(app.image.clone()).chain(app.args.iter().cloned()).collect())
+            .map(|app| app.image.clone().map(String::from).into_iter().chain(app.args.iter().cloned()).collect())
             .collect()),
         Parsed::Help => Err("help".to_owned()),
     }
@@ -198,7 +198,11 @@ fn an_added_app_follows_its_pod() {
     ] {
         let request = app_add(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         let [app] = &request.spec.apps[..] else { panic!("{line}: {:?}", request.spec.apps) };
-        assert_eq!((request.target.as_deref(), app.image.as_str()), (Some("12"), "img"), "{line}");
+        assert_eq!(
+            (request.target.as_deref(), &app.image),
+            (Some("12"), &gantry_model::RequestedImage::new("img")),
+            "{line}"
+        );
         assert_eq!(app.args, args, "{line}");
     }
     assert!(app_add("--start 12 img").unwrap().options.start && !app_add("12 img").unwrap().options.start);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use gantry_model::net::{PortSpec, PortTarget, Protocol};
 use gantry_model::spec::{self, MountSpec, PodSpec, VolumeKind, VolumeSpec};
-use gantry_model::{AppName, AppSpec, errno, quantity};
+use gantry_model::{AppName, AppSpec, RequestedImage, errno, quantity};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ fn together(annotations: Vec<Pair>, others: BTreeMap<String, String>) -> BTreeMa
 fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, ManifestError> {
     let RuntimeApp { name, image, app, read_only_root, mounts, annotations } = app;
     let name: AppName = name.parse()?;
-    let mut spec = AppSpec::new(name, reference(image)?);
+    let mut spec = AppSpec::new(name, RequestedImage::new(reference(image)?));
     spec.options.read_only_root = read_only_root;
     let mut points = Vec::new();
     let mut user_annotations = BTreeMap::new();

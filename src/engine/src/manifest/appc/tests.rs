@@ -279,8 +279,9 @@ fn pod_manifest_round_trips() {
     spec.validate().unwrap();
     assert_eq!((&spec.user_annotations, &spec.user_labels), (&row.user_annotations, &row.user_labels));
     let app = &spec.apps[0];
-    assert_eq!(app.image, digest().to_appc());
-    assert_eq!(format!("{}", app.image.parse::<gantry_model::ImageRef>().unwrap()), digest().to_string());
+    let image = app.image.as_ref().map_or("", |image| image.as_str());
+    assert_eq!(image, digest().to_appc());
+    assert_eq!(format!("{}", image.parse::<gantry_model::ImageRef>().unwrap()), digest().to_string());
     assert_eq!((app.exec.as_deref(), &app.args[..]), (Some("/bin/app"), &["x".to_owned()][..]));
     assert_eq!((app.user.as_deref(), app.group.as_deref()), (Some("www"), Some("web")));
     let limits = Limits { memory: Some(1 << 26), cpu_milli: Some(500), cpu_shares: Some(512), ..Limits::default() };
@@ -306,7 +307,10 @@ fn unsupported_features_are_named() {
     };
     let read = |pod: &Value| crate::manifest::parse(&serde_json::to_vec(pod).unwrap());
     let spec = read(&pod(json!({}))).unwrap();
-    assert_eq!((spec.apps[0].image.as_str(), spec.apps[0].options.new_privileges), ("r.example/a:2", true));
+    assert_eq!(
+        (spec.apps[0].image.clone(), spec.apps[0].options.new_privileges),
+        (gantry_model::RequestedImage::new("r.example/a:2"), true)
+    );
     let isolator = |name: &str, value: Value| json!({ "isolators": [{ "name": name, "value": value }] });
     for (change, want) in [
         (isolator("resource/network-bandwidth", json!({})), "resource/network-bandwidth"),
