@@ -5,29 +5,20 @@
 //! message quotes a file's content, which may be a password.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::time::Duration;
 
 use base64::Engine as _;
-use gantry_host::file::{read_stream, read_truncated};
+use gantry_host::file::read_stream;
 use gantry_model::id::shown;
 use gantry_model::{ErrorKind, Kind};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
+use crate::credential_helper::run_helper;
+
 /// Maximum length of a credential file in bytes.
 const MAX_FILE: u64 = 1 << 20;
-
-/// Maximum length of a helper's reply in bytes.
-const MAX_ANSWER: u64 = 64 << 10;
-
-/// Timeout of a helper. Some query a keyring; none may prompt.
-const HELPER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Credentials. `Debug` does not show them.
 #[derive(Clone, PartialEq, Eq)]
@@ -323,47 +314,6 @@ fn has_logins(path: &Path, name: &str) -> Result<bool, AuthFileError> {
     let logins: Option<BTreeMap<String, serde_json::Value>> =
         serde_json::from_slice(&output).map_err(|_| failed("its answer to 'list' is not a JSON object"))?;
     Ok(logins.is_some_and(|logins| !logins.is_empty()))
-}
-
-/// Runs a helper with a timeout. On timeout, the helper's process group is killed, so that the thread that reads its
-/// output ends before this returns.
-pub(crate) fn run_helper(name: &str, verb: &'static str, input: &str) -> Result<(bool, Vec<u8>), String> {
-    let plain = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
-    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
-        return Err("the name is not made of letters, digits, '-', '_' and '.'".to_owned());
-    }
-    let mut child = Command::new(format!("docker-credential-{name}"))
-        .arg(verb)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .process_group(0)
-        .spawn()
-        .map_err(|error| format!("it cannot be started: {error}"))?;
-    let group = rustix::process::Pid::from_child(&child);
-    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-    std::thread::scope(|scope| {
-        let (send, ended) = mpsc::channel();
-        scope.spawn(move || {
-            // A helper that ignores its input closes the pipe; its reply tells whether it succeeded.
-            let told = stdin.map_or(Ok(()), |mut stdin| stdin.write_all(input.as_bytes()));
-            let told =
-                told.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) });
-            let output = stdout.map_or(Ok(Vec::new()), |stdout| read_truncated(stdout, MAX_ANSWER));
-            let status = child.wait();
-            // The receiver is gone only after the timeout, when the result is not needed.
-            let _ = send.send(told.and(output).and_then(|output| Ok((status?.success(), output))));
-        });
-        match ended.recv_timeout(HELPER_TIMEOUT) {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(format!("its answer cannot be read: {error}")),
-            Err(_) => {
-                // This fails only if the helper has just ended.
-                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-                Err(format!("it gave no answer within {} s", HELPER_TIMEOUT.as_secs()))
-            }
-        }
-    })
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use base64::Engine as _;
 use gantry_host::lock::LockMode;
 use serde_json::{Map, Value, json};
 
-use crate::auth_file::{AuthFileError, canonical_host, read_auth_file, run_helper, same_host};
+use crate::auth_file::{AuthFileError, canonical_host, read_auth_file, same_host};
+use crate::credential_helper::run_helper;
 
 /// Timeout of waiting for another writer of the same file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);

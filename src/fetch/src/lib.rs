@@ -14,6 +14,7 @@ pub mod auth_store;
 pub mod caps;
 mod checked;
 pub mod config;
+mod credential_helper;
 pub mod error;
 pub mod export;
 mod healthcheck;
