@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gantry_tests::{Gantry, wait_for};
+use gantry_tests::{Gantry, SmallDisk, wait_for};
 use serde_json::json;
 
 /// The directory of a process's cgroup in the hierarchy of a controller, and whether it is of v2. `above`: that many
@@ -215,6 +215,24 @@ fn update_changes_limits_that_survive_a_restart() {
     }
     g.run(&["stop", "--force", &pod]).succeeded();
     let _ = g.run(&["update", "--memory=96m", &pod]).exits(125).stderr_contains(&["only the limits of a running pod"]);
+}
+
+/// gantryd starts the pod again after a power cut, with these limits. Data that is not synced has no blocks yet.
+#[test]
+fn updated_limits_of_restarted_pods_are_synced() {
+    let g = Gantry::new();
+    let disk = SmallDisk::ext4(&g, "64m", 4096);
+    let standard = g.scratch().join("standard");
+    assert!(gantry_fixtures::write_standard(&standard, g.app_bytes()).is_ok());
+    let image = disk.run(&["fetch", &format!("oci:{}", standard.join("layout").display())]).ok().text().to_owned();
+    let run = ["run", "--detach", "--net=none", "--restart=always", &image, "--", "sleep", "forever"];
+    let pod = gantry_tests::pod_id(&disk.run(&run).ok());
+    disk.run(&["update", "--memory=96m", &pod]).succeeded();
+    let record = disk.data().join("pods").join(&pod).join("limits.json");
+    let out = std::process::Command::new("filefrag").arg("-v").arg(&record).output();
+    let blocks = String::from_utf8(out.unwrap_or_else(|error| panic!("filefrag: {error}")).stdout).unwrap_or_default();
+    assert!(blocks.contains("last") && !blocks.contains("delalloc"), "{blocks}");
+    disk.run(&["rm", "--force", &pod]).succeeded();
 }
 
 /// A change is made as a whole or not at all.

@@ -2,9 +2,10 @@
 //!
 //! The supervisor sets them and records them in `limits.json` of the pod directory before it replies. That record
 //! outranks the plan: also when the app or the pod is started again. A kill of this process leaves the former limits or
-//! the new ones.
+//! the new ones. This process syncs the record before it returns if the pod is started again after a power cut.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
@@ -20,6 +21,7 @@ use crate::error::need_root;
 use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::select_app;
 use crate::pods::pod_dir;
+use crate::pods::restart::has_restart_policy;
 use crate::{Engine, EngineError, PodError};
 
 /// Attempts at a change while other processes change the same limits.
@@ -49,15 +51,39 @@ impl Engine {
             select_app(&row, app).map_err(EngineError::from_cause)?;
         }
         let mut attempts = 1;
-        loop {
+        let warnings = loop {
             match self.try_update_limits(id, app, changes) {
                 Err(error) if error.kind() == ErrorKind::Busy && attempts < MAX_ATTEMPTS => {
                     std::thread::sleep(BUSY_INTERVAL);
                     attempts += 1;
                 }
-                result => return result,
+                result => break result?,
+            }
+        };
+        if has_restart_policy(&row) {
+            self.sync_updated_limits(id)?;
+        }
+        Ok(warnings)
+    }
+
+    /// Makes the record durable: gantryd starts the pod again with these limits, also after a power cut. The supervisor
+    /// does not sync: its event loop must not wait for a disk.
+    fn sync_updated_limits(&self, id: PodId) -> Result<(), EngineError> {
+        let dir = self.pod_dir(id);
+        for path in [dir.join(files::LIMITS), dir] {
+            match File::open(&path).and_then(|file| file.sync_all()) {
+                Ok(()) => {}
+                // The pod was removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(error) => {
+                    let path = path.display();
+                    let text =
+                        format!("the limits are in force, but a power cut may undo the change: cannot sync '{path}'");
+                    return Err(EngineError::new(ErrorKind::of_io(&error), text).caused_by(error));
+                }
             }
         }
+        Ok(())
     }
 
     fn try_update_limits(
