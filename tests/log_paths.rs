@@ -141,7 +141,7 @@ fn added_apps_at_chosen_paths_are_followed() {
     follow.wait().succeeded();
 }
 
-/// The name, the path and the process differ from those before: only the file is the same.
+/// Each app has the name and the log path of the one that was removed.
 #[test]
 fn replaced_apps_are_followed_once() {
     let g = Gantry::new();
