@@ -19,7 +19,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use gantry_model::{ErrorKind, Kind as _, Timestamp};
+use gantry_model::{BootId, ErrorKind, Kind as _, Timestamp};
 use rusqlite::backup::{Backup as Copying, StepResult};
 use rusqlite::{Connection, OpenFlags};
 
@@ -204,8 +204,8 @@ fn open_immutable(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 /// Backs up the database before a migration, which holds the write lock.
-pub(crate) fn before_migration(layout: &Layout, version: usize) -> Result<(), StoreError> {
-    copy(&connect(layout)?.conn, layout, "gantry", version).map(drop)
+pub(crate) fn before_migration(layout: &Layout, boot: &BootId, version: usize) -> Result<(), StoreError> {
+    copy(&connect(layout, boot)?.conn, layout, "gantry", version).map(drop)
 }
 
 impl Store {

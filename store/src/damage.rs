@@ -62,12 +62,12 @@ fn find_damage_once(layout: &Layout, boot: &BootId) -> Result<Option<Damage>, Op
         );
     }
     let mark = HighWater::load(layout)?;
-    let db = match connect(layout) {
+    let db = match connect(layout, boot) {
         // The WAL index needs space. The caller may serve the database read-only for as long as it runs, so the reserve
         // goes first.
         Err(error) if error.is_full() => {
             reserve::spend(layout)?;
-            connect(layout)?
+            connect(layout, boot)?
         }
         other => other?,
     };

@@ -39,9 +39,13 @@ pub(crate) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// so the numbers of events that a power cut took back are never given to others.
 pub(crate) const BOOT_JUMP: u64 = 1_000_000;
 
-/// A WAL is checkpointed when it has this many pages (of 4 KiB). The first opener after all others are gone reads the
-/// whole of it, so that it must be short for [`Store::open`] to be fast.
-const WAL_PAGES: u32 = 256;
+/// The commit after which the WAL has this many pages (of 4 KiB) copies them into the database file, with two syncs.
+/// The first opener of a boot, and the one after a `kill -9` of the last process, read the whole WAL.
+pub(crate) const WAL_PAGES: u32 = 1000;
+
+/// The length to which a WAL is cut that grew beyond it, because a backup or a reader kept it from being checkpointed.
+/// Not shorter than a usual WAL, so that its blocks stay allocated for commits on a full disk.
+pub(crate) const WAL_BYTES: u32 = 2 * WAL_PAGES * 4120;
 
 pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -164,7 +168,7 @@ impl Store {
         // An empty database is not opened: SQLite would take its WAL for that of another file and delete it.
         if let Some(file) = FileId::of_path(&layout.db())?.filter(|file| file.len > 0) {
             let (mark, wal_is_empty) = (HighWater::load(&layout)?, is_wal_empty(&layout)?);
-            let db = connect(&layout)?;
+            let db = connect(&layout, boot)?;
             if matches!(check_schema(&db.conn, &layout, boot, steps)?, SchemaState::Ready) {
                 refuse_rolled_back(&db.conn, &layout, boot, mark.as_ref())?;
                 if wal_is_empty {
@@ -210,7 +214,7 @@ impl Store {
             refuse_lost(&layout)?;
             return Err(OpenError::Absent { dir: dir.to_owned() });
         }
-        let db = connect_to_read(&layout)?;
+        let db = connect_to_read(&layout, &boot)?;
         match check_schema(&db.conn, &layout, &boot, STEPS)? {
             // Killed between making the file and its first table: nothing was ever stored.
             SchemaState::Behind(0) => return Err(OpenError::Absent { dir: dir.to_owned() }),
@@ -389,14 +393,14 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 }
 
 /// Opens the database file, which exists.
-pub(crate) fn connect(layout: &Layout) -> Result<Connected, StoreError> {
-    let index = wal_index::prepare(layout)?;
+pub(crate) fn connect(layout: &Layout, boot: &BootId) -> Result<Connected, StoreError> {
+    let index = wal_index::prepare(layout, boot)?;
     connect_to(&layout.db()).map(|conn| Connected { conn, index })
 }
 
 /// [`connect`] for a reader, which works on a full disk, too.
-fn connect_to_read(layout: &Layout) -> Result<Connected, StoreError> {
-    let (index, place) = wal_index::prepare_to_read(layout)?;
+fn connect_to_read(layout: &Layout, boot: &BootId) -> Result<Connected, StoreError> {
+    let (index, place) = wal_index::prepare_to_read(layout, boot)?;
     let conn = match place {
         IndexPlace::File => connect_to(&layout.db())?,
         IndexPlace::Memory => connect_with(&uri(&layout.db(), "readonly_shm=1"), OpenFlags::SQLITE_OPEN_URI)?,
@@ -435,8 +439,10 @@ fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> 
     conn.set_prepared_statement_cache_capacity(64);
     // No mapping of the database (mmap_size is 0): a page that the disk cannot read would raise a signal instead of an
     // error.
-    conn.execute_batch(&format!("PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = {WAL_PAGES}"))
-        .map_err(sql())?;
+    conn.execute_batch(&format!(
+        "PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = {WAL_PAGES}; PRAGMA journal_size_limit = {WAL_BYTES}"
+    ))
+    .map_err(sql())?;
     Ok(conn)
 }
 
@@ -520,10 +526,10 @@ fn make_ready_locked(
     let keeper = layout.locks_dir().join(KEEPER_LOCK);
     drop(open_lock_file(&keeper)?);
     let wal_is_empty = is_wal_empty(layout)?;
-    make_file(root, layout)?;
+    make_file(root, layout, boot)?;
     let file = FileId::of_path(&layout.db())?;
     let mark = HighWater::load(layout)?;
-    let db = connect(layout)?;
+    let db = connect(layout, boot)?;
     let conn = &db.conn;
     if let SchemaState::Behind(version) = check_schema(conn, layout, boot, steps)? {
         if version == 0
@@ -539,7 +545,7 @@ fn make_ready_locked(
         }
         if version < steps.len() {
             // Writers of another version may not interleave: WAL mode is set before the first step.
-            migrate::migrate(conn, steps, |from| backup::before_migration(layout, from))?;
+            migrate::migrate(conn, steps, |from| backup::before_migration(layout, boot, from))?;
         }
         let counters = enter_boot(conn, boot, mark.as_ref())?;
         // In a new store there are no removals to finish.
@@ -583,13 +589,13 @@ fn spread_directories(tmp: &Path) {
 
 /// Creates the database file if it does not exist, and syncs it with the directories, so that a committed row never
 /// outlives its directory.
-fn make_file(root: &File, layout: &Layout) -> Result<(), StoreError> {
+fn make_file(root: &File, layout: &Layout, boot: &BootId) -> Result<(), StoreError> {
     let path = layout.db();
     if !path.exists() {
         make_db(&path)?;
     }
     // Stays in the file's header; setting it again costs one read.
-    set_wal(&connect(layout)?.conn)?;
+    set_wal(&connect(layout, boot)?.conn)?;
     rustix::fs::syncfs(root).map_err(StoreError::io("sync the file system of", layout.root()))
 }
 

@@ -6,11 +6,16 @@
 //! into a hole kills the process with SIGBUS.
 //!
 //! SQLite truncates only if no process holds a lock on byte 128 of the index (`UNIX_SHM_DMS` in its `os_unix.c`). So
-//! the first opener takes that lock here, allocates the whole index once, and clears its header, which makes SQLite
-//! rebuild the content in place. It keeps a shared lock while the database is open. The locks are open file description
-//! locks (fcntl(2), `F_OFD_SETLK`), which conflict with SQLite's own even within one process. Closing any descriptor of
-//! a file drops all POSIX locks, and so SQLite's, that the process has on the file. So a process keeps a single
-//! descriptor of the index, and closes it after its last connection.
+//! the first opener takes that lock here and allocates the whole index once. Rebuilding it takes longer than most
+//! commands, because SQLite reads and verifies every frame of the WAL. So the last process to close the database stamps
+//! the index (`stamp.rs`), and the first opener clears its header, which makes SQLite rebuild the content in place,
+//! only if the stamp does not match. It keeps a shared lock while the database is open.
+//!
+//! The locks are open file description locks (fcntl(2), `F_OFD_SETLK`), which conflict with SQLite's own even within
+//! one process. Closing any descriptor of a file drops all POSIX locks, and so SQLite's, that the process has on the
+//! file. So a process keeps a single descriptor of the index, and closes it after its last connection.
+
+mod stamp;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -19,6 +24,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use gantry_model::BootId;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::{FallocateFlags, OFlags};
@@ -29,8 +35,11 @@ use crate::{Layout, StoreError};
 /// Where SQLite's locks show that a process uses the index.
 const IN_USE_BYTE: libc::off_t = 128;
 
-/// Two regions of 32 KiB: the frames of a WAL of 32 MiB, where a checkpoint is due at one.
-const LENGTH: u64 = 64 << 10;
+/// Two regions of 32 KiB: the frames of a WAL of 32 MiB, of which a checkpoint is due long before.
+const REGIONS: u64 = 64 << 10;
+
+/// The regions and the stamp.
+const LENGTH: u64 = REGIONS + stamp::STAMP;
 
 /// Both copies of the header, and the state of checkpoints and readers.
 const HEADER: [u8; 136] = [0; 136];
@@ -43,6 +52,19 @@ struct Opened {
     id: FileId,
     file: File,
     leases: usize,
+    layout: Layout,
+    boot: BootId,
+    /// Whether it was locked and is not left over from another time.
+    is_claimed: bool,
+}
+
+impl Opened {
+    /// Stamps the index if this process is the last one to have it open. Without a stamp, the next opener rebuilds it.
+    fn stamp_if_last(&self) {
+        if self.is_claimed && matches!(try_lock(&self.file, libc::F_WRLCK), Ok(true)) {
+            let _rebuilt_otherwise = stamp::write(&self.file, &self.layout, &self.boot);
+        }
+    }
 }
 
 /// Keeps the index unchanged while a connection is open; to be dropped after the connection. `None`: there is none to
@@ -56,6 +78,9 @@ impl Drop for IndexLease {
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
         for index in opened.iter_mut().filter(|index| index.id.is_same(id)) {
             index.leases -= 1;
+            if index.leases == 0 {
+                index.stamp_if_last();
+            }
         }
         opened.retain(|index| index.leases > 0);
     }
@@ -71,15 +96,16 @@ pub(crate) enum IndexPlace {
     Memory,
 }
 
-/// Allocates and, for the first opener, clears the index. Call it before SQLite opens the database.
-pub(crate) fn prepare(layout: &Layout) -> Result<IndexLease, StoreError> {
-    let (lease, claimed) = open_and_claim(layout)?;
+/// Allocates the index and, for the first opener, clears it unless its stamp matches. Call it before SQLite opens the
+/// database.
+pub(crate) fn prepare(layout: &Layout, boot: &BootId) -> Result<IndexLease, StoreError> {
+    let (lease, claimed) = open_and_claim(layout, boot)?;
     claimed.map(|()| lease)
 }
 
 /// [`prepare`] for a connection that only reads, which needs no space on the disk.
-pub(crate) fn prepare_to_read(layout: &Layout) -> Result<(IndexLease, IndexPlace), StoreError> {
-    let (lease, claimed) = open_and_claim(layout)?;
+pub(crate) fn prepare_to_read(layout: &Layout, boot: &BootId) -> Result<(IndexLease, IndexPlace), StoreError> {
+    let (lease, claimed) = open_and_claim(layout, boot)?;
     match claimed {
         Ok(()) => Ok((lease, IndexPlace::File)),
         Err(error) if error.is_full() => Ok((lease, IndexPlace::Memory)),
@@ -88,13 +114,15 @@ pub(crate) fn prepare_to_read(layout: &Layout) -> Result<(IndexLease, IndexPlace
 }
 
 /// The lease, which keeps the descriptor open, and whether the index was allocated and locked.
-fn open_and_claim(layout: &Layout) -> Result<(IndexLease, Result<(), StoreError>), StoreError> {
+fn open_and_claim(layout: &Layout, boot: &BootId) -> Result<(IndexLease, Result<(), StoreError>), StoreError> {
     let path = layout.wal_index();
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = FileId::of_path(&path)?.and_then(|id| opened.iter_mut().find(|index| index.id.is_same(id)));
     if let Some(index) = known {
         index.leases += 1;
-        return Ok((IndexLease(Some(index.id)), claim(&index.file, &path)));
+        let claimed = claim(&index.file, layout, boot);
+        index.is_claimed |= claimed.is_ok();
+        return Ok((IndexLease(Some(index.id)), claimed));
     }
     let file = match open(&path) {
         Ok(file) => file,
@@ -103,8 +131,9 @@ fn open_and_claim(layout: &Layout) -> Result<(IndexLease, Result<(), StoreError>
         Err(error) => return Err(StoreError::io("open", &path)(error)),
     };
     let id = FileId::of_open(&file).map_err(StoreError::io("examine", &path))?;
-    let claimed = claim(&file, &path);
-    opened.push(Opened { id, file, leases: 1 });
+    let claimed = claim(&file, layout, boot);
+    let is_claimed = claimed.is_ok();
+    opened.push(Opened { id, file, leases: 1, layout: layout.clone(), boot: boot.clone(), is_claimed });
     Ok((IndexLease(Some(id)), claimed))
 }
 
@@ -113,13 +142,15 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(path)
 }
 
-/// Takes the shared lock, resetting the index first when no process uses it.
-fn claim(file: &File, path: &Path) -> Result<(), StoreError> {
+/// Takes the shared lock. When no process uses the index, resets it first, unless its stamp matches.
+fn claim(file: &File, layout: &Layout, boot: &BootId) -> Result<(), StoreError> {
+    let path = &layout.wal_index();
     let failed = || StoreError::io("lock", path);
     let begun = Instant::now();
     loop {
         if try_lock(file, libc::F_WRLCK).map_err(failed())? {
-            let reset = reset(file);
+            let is_valid = stamp::matches(file, layout, boot).unwrap_or(false);
+            let reset = if is_valid { Ok(()) } else { reset(file) };
             // Always possible from an exclusive lock. After a failure SQLite does it its own way.
             let then = if reset.is_ok() { libc::F_RDLCK } else { libc::F_UNLCK };
             try_lock(file, then).map_err(failed())?;
@@ -153,7 +184,12 @@ fn try_lock(file: &File, kind: libc::c_int) -> io::Result<bool> {
 
 /// Makes SQLite rebuild the index in place.
 fn reset(file: &File) -> io::Result<()> {
-    if file.metadata()?.blocks() * 512 >= LENGTH {
+    let found = file.metadata()?;
+    if found.len() > LENGTH {
+        // SQLite enlarged it for an unusually long WAL.
+        file.set_len(LENGTH)?;
+    }
+    if found.len() >= LENGTH && found.blocks() * 512 >= LENGTH {
         return file.write_all_at(&HEADER, 0);
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, LENGTH) {
@@ -169,6 +205,117 @@ fn reset(file: &File) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::Store;
+
+    /// Whether the first opener would use the index as it is.
+    fn is_stamped(layout: &Layout) -> bool {
+        let index = File::open(layout.wal_index()).unwrap();
+        stamp::matches(&index, layout, &crate::db::current_boot().unwrap()).unwrap_or(false)
+    }
+
+    fn features(store: &Store) -> u32 {
+        store.conn.query_row("SELECT count(*) FROM feature", [], |row| row.get(0)).unwrap()
+    }
+
+    fn add_feature(store: &Store, name: &str) {
+        store.conn.execute("INSERT INTO feature VALUES (?1, 'compatible')", [name]).unwrap();
+    }
+
+    #[test]
+    fn last_process_stamps_the_index() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        let layout = store.layout().clone();
+        let second = Store::open(layout.root()).unwrap();
+        add_feature(&second, "one");
+        drop(second);
+        assert!(!is_stamped(&layout), "another connection is open");
+        drop(store);
+        assert!(is_stamped(&layout));
+        let store = Store::open(layout.root()).unwrap();
+        assert_eq!(features(&store), 1);
+        drop(Store::open_read_only(layout.root()).unwrap());
+        drop(store);
+        assert!(is_stamped(&layout), "reading changes nothing");
+    }
+
+    #[test]
+    fn changed_files_void_the_stamp() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        let layout = store.layout().clone();
+        add_feature(&store, "one");
+        drop(store);
+        let wal = std::fs::read(layout.wal()).unwrap();
+        let write = |path: &Path, at: u64| {
+            File::options().write(true).open(path).unwrap().write_all_at(b"x", at).unwrap();
+        };
+        let changes: [(&str, &dyn Fn()); 5] = [
+            ("times", &|| File::open(layout.db()).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap()),
+            ("a longer WAL", &|| std::fs::write(layout.wal(), [&wal[..], &[0; 9]].concat()).unwrap()),
+            ("a copied WAL", &|| {
+                std::fs::remove_file(layout.wal()).unwrap();
+                std::fs::write(layout.wal(), &wal).unwrap();
+            }),
+            ("another index", &|| write(&layout.wal_index(), REGIONS + 3)),
+            ("no index", &|| std::fs::remove_file(layout.wal_index()).unwrap()),
+        ];
+        for (what, change) in changes {
+            drop(Store::open(layout.root()).unwrap());
+            assert!(is_stamped(&layout), "{what}");
+            change();
+            assert!(!layout.wal_index().exists() || !is_stamped(&layout), "{what}");
+            assert_eq!(features(&Store::open(layout.root()).unwrap()), 1, "{what}");
+        }
+        // Even with a matching stamp: the checksums of all frames.
+        (32..wal.len() as u64).step_by(24 + 4096).for_each(|frame| write(&layout.wal(), frame + 16));
+        let index = File::options().read(true).write(true).open(layout.wal_index()).unwrap();
+        stamp::write(&index, &layout, &crate::db::current_boot().unwrap()).unwrap();
+        assert!(!is_stamped(&layout), "the last frame is another");
+    }
+
+    #[test]
+    fn a_stamp_is_of_one_boot() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        let layout = store.layout().clone();
+        drop(store);
+        let index = File::open(layout.wal_index()).unwrap();
+        assert!(!stamp::matches(&index, &layout, &BootId("another".into())).unwrap());
+    }
+
+    /// The process is killed after a commit: it stamps nothing.
+    #[test]
+    fn an_index_without_stamp_is_rebuilt() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        let layout = store.layout().clone();
+        drop(store);
+        let store = Store::open(layout.root()).unwrap();
+        add_feature(&store, "one");
+        OPENED
+            .lock()
+            .unwrap()
+            .iter_mut()
+            .filter(|index| index.layout == layout)
+            .for_each(|index| index.is_claimed = false);
+        drop(store);
+        assert!(!is_stamped(&layout));
+        assert_eq!(features(&Store::open(layout.root()).unwrap()), 1);
+    }
+
+    #[test]
+    fn an_enlarged_index_shrinks_again() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("data")).unwrap();
+        let layout = store.layout().clone();
+        add_feature(&store, "one");
+        drop(store);
+        File::options().write(true).open(layout.wal_index()).unwrap().set_len(REGIONS + (32 << 10)).unwrap();
+        for enlarged in [true, false] {
+            assert_eq!(is_stamped(&layout), !enlarged);
+            drop(Store::open(layout.root()).unwrap());
+        }
+    }
 
     fn blocks(layout: &Layout) -> u64 {
         std::fs::metadata(layout.wal_index()).unwrap().blocks() * 512

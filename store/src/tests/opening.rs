@@ -57,9 +57,9 @@ fn opening_during_creation_sees_all_or_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let layout = crate::Layout::new(dir.path());
         db::make_db(&layout.db()).unwrap();
-        let maker = db::connect(&layout).unwrap().conn;
+        let maker = db::connect(&layout, &boot("b")).unwrap().conn;
         db::set_wal(&maker).unwrap();
-        let looks = db::connect(&layout).unwrap().conn;
+        let looks = db::connect(&layout, &boot("b")).unwrap().conn;
         std::thread::scope(|scope| {
             let making = scope.spawn(move || migrate::migrate(&maker, STEPS, |_| Ok(())).unwrap());
             let look = || match db::check_schema(&looks, &layout, &boot("b"), STEPS).unwrap() {
@@ -289,7 +289,7 @@ fn migrate_until_killed() {
         format!("{reach}; WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n");
     let step = step_with_many_writes();
     let layout = crate::Layout::new(&data);
-    let conn = db::connect(&layout).unwrap().conn;
+    let conn = db::connect(&layout, &boot("b")).unwrap().conn;
     db::set_wal(&conn).unwrap();
     // Pages of the open transaction are written to the WAL before its commit.
     conn.execute_batch("PRAGMA cache_size = 5").unwrap();
@@ -299,7 +299,7 @@ fn migrate_until_killed() {
         "after the commit" => [STEPS, &[step.as_str()]].concat(),
         other => panic!("{other}"),
     };
-    migrate::migrate(&conn, &steps, |from| crate::backup::before_migration(&layout, from)).unwrap();
+    migrate::migrate(&conn, &steps, |from| crate::backup::before_migration(&layout, &boot("b"), from)).unwrap();
     fs::write(data.join(REACHED), "").unwrap();
     loop {
         std::thread::park();
@@ -448,4 +448,28 @@ fn concurrent_creation_of_a_store_succeeds() {
             assert_eq!(one.join().unwrap().unwrap(), 0);
         }
     });
+}
+
+/// A reader of an old snapshot keeps the WAL from being checkpointed.
+#[test]
+fn a_grown_wal_is_cut_to_its_limit() {
+    let home = Home::new();
+    let wal = || fs::metadata(home.store.layout().wal()).unwrap().len();
+    let reader = home.another();
+    let snapshot = reader.conn.unchecked_transaction().unwrap();
+    let _begun: u32 = snapshot.query_row("SELECT count(*) FROM feature", [], |row| row.get(0)).unwrap();
+    let insert = "INSERT INTO feature VALUES (hex(randomblob(?1)), 'compatible')";
+    home.store.conn.execute(insert, [db::WAL_BYTES]).unwrap();
+    assert!(wal() > 2 * u64::from(db::WAL_BYTES));
+    drop(snapshot);
+    // The first of these checkpoints, the second begins the WAL anew.
+    for _ in 0..2 {
+        home.store.conn.execute(insert, [16]).unwrap();
+    }
+    assert!(wal() <= u64::from(db::WAL_BYTES), "{}", wal());
+    // Ordinary work stays below it.
+    for _ in 0..4 * db::WAL_PAGES {
+        home.store.conn.execute(insert, [16]).unwrap();
+    }
+    assert!(wal() <= u64::from(db::WAL_BYTES), "{}", wal());
 }

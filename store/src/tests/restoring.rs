@@ -301,7 +301,7 @@ fn backups_are_due_by_age_and_rotated() {
     }
     assert_eq!(timed().len(), 3);
     assert!(matches!(timed()[0].examine(), Verdict::Good { next_seq: 6, .. }));
-    crate::backup::before_migration(home.store.layout(), 1).unwrap();
+    crate::backup::before_migration(home.store.layout(), home.store.boot(), 1).unwrap();
     assert_eq!(timed().len(), 4);
     // Old enough, and nothing has happened since: the files are older than the copy.
     let past = std::time::SystemTime::now() - Duration::from_secs(60);
