@@ -56,7 +56,7 @@ impl Progress for ProgressDisplay {
 }
 
 fn is_warning(note: &Note) -> bool {
-    matches!(note, Note::Offline { .. } | Note::NameMoved { .. })
+    matches!(note, Note::Offline { .. } | Note::NameMoved { .. } | Note::MirrorFailed { .. })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -87,6 +87,9 @@ fn sentence(note: &Note) -> Option<String> {
     Some(match note {
         Note::Resolving { name } => format!("fetching {}", shown(name)),
         Note::Retrying { why, after } => format!("{}; retrying in {:.1} s", shown(why), after.as_secs_f64()),
+        Note::MirrorFailed { mirror, why } => {
+            format!("warning: mirror {} failed: {}; trying the next", shown(mirror), shown(why))
+        }
         Note::Offline { name, why } => format!("warning: {}; using the stored image {}", shown(why), shown(name)),
         Note::NameMoved { name, from } => format!("{} was moved from image {}", shown(name), from.short()),
         Note::VolumeIgnored { path } => {

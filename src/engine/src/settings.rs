@@ -33,7 +33,8 @@
 //! connect-timeout = "15s"          # name resolution and connection set-up, each
 //! stall-timeout = "30s"            # the longest silence of a registry
 //! retry-for = "3m"                 # how long one request is tried again
-//! certificate-dirs = ["/etc/containers/certs.d", "/etc/docker/certs.d"]   # HOST[:PORT]/*.crt, *.cert, *.key
+//! certificate-dirs = ["/etc/containers/certs.d"]   # HOST[:PORT]/*.crt, *.cert, *.key, hosts.toml
+//! registries-conf = "/etc/containers/registries.conf"   # mirrors and blocked names; with registries.conf.d/*.conf
 //! [network]
 //! default = "default"              # of a pod without --net; written as --net
 //! config-dirs = ["/etc/gantry/net.d", "/etc/cni/net.d"]   # the first configuration of a name counts
@@ -146,6 +147,7 @@ struct Fetch {
     stall_timeout: Option<String>,
     retry_for: Option<String>,
     certificate_dirs: Option<Vec<String>>,
+    registries_conf: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
@@ -404,6 +406,15 @@ fn apply_fetch(fetch: Fetch, config: &mut gantry_fetch::Config) -> Result<(), St
         config.certificate_dirs =
             absolute_dirs("fetch.certificate-dirs", dirs)?.into_iter().map(PathBuf::from).collect();
     }
+    if let Some(path) = fetch.registries_conf {
+        if !path.is_absolute() {
+            return Err(format!(
+                "fetch.registries-conf: '{}' is not an absolute path",
+                shown(&path.display().to_string())
+            ));
+        }
+        config.registries_conf = Some(path);
+    }
     let timeouts = &mut config.timeouts;
     for (key, text, place) in [
         ("fetch.connect-timeout", fetch.connect_timeout, &mut timeouts.connect),
@@ -567,6 +578,7 @@ mod tests {
             ("[network]\nplugin-dirs = ['']", "network.plugin-dirs"),
             ("[network]\nplugin-dirs = '/opt'", "line 2"),
             ("[fetch]\ncertificate-dirs = ['certs.d']", "fetch.certificate-dirs: 'certs.d' is not an absolute path"),
+            ("[fetch]\nregistries-conf = 'r.conf'", "fetch.registries-conf: 'r.conf' is not an absolute path"),
             ("[network]\nplugin-timeout = '0s'", "network.plugin-timeout"),
             ("[network]\nplugin-timeout = '2h'", "network.plugin-timeout"),
             ("[network]\nplugin-timeout = 'soon'", "network.plugin-timeout"),

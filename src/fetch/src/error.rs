@@ -39,6 +39,16 @@ pub enum FetchError {
         /// The cause.
         source: Box<SourceError>,
     },
+    /// The registry failed, and so did its mirrors.
+    #[error("cannot fetch {name}: its mirrors failed ({}), and so did the registry itself", .mirrors.join("; "))]
+    Mirrors {
+        /// The image. Escaped.
+        name: String,
+        /// Each mirror and its failure. Escaped.
+        mirrors: Vec<String>,
+        /// The failure of the registry itself.
+        source: Box<FetchError>,
+    },
     /// A layer's bytes do not match its descriptor. They are not kept.
     #[error("layer {} is damaged or was tampered with", .layer.short())]
     LayerMismatch {
@@ -90,6 +100,12 @@ impl FetchError {
         Self::refused(ErrorKind::NotFound, message)
     }
 
+    /// The configuration names hosts, none of which may serve content.
+    pub(crate) fn no_endpoint(name: &str) -> Self {
+        let message = format!("no host of the configured ones may serve {}: see their capabilities", shown(name));
+        Self::refused(ErrorKind::Invalid, message)
+    }
+
     /// A bug: a thread of the fetch ended without its result.
     pub(crate) fn lost_thread() -> Self {
         Self::refused(ErrorKind::Internal, "a thread of the fetch ended without a result; this is a bug in gantry")
@@ -110,6 +126,22 @@ impl FetchError {
         Self::Source { subject: format!("layer {}", layer.short()), source: Box::new(source) }
     }
 
+    /// Whether another endpoint may serve what one failed to serve. A failure of this host is not one of the endpoint.
+    pub(crate) fn is_of_endpoint(&self) -> bool {
+        match self {
+            Self::Source { .. } | Self::LayerMismatch { .. } => true,
+            // Documents and layers that are malformed.
+            Self::Failed { kind, .. } | Self::Refused { kind, .. } => {
+                matches!(kind, ErrorKind::Damaged | ErrorKind::NotFound)
+            }
+            Self::Mirrors { .. }
+            | Self::LayerGone { .. }
+            | Self::Cancelled { .. }
+            | Self::CommitLayers(_)
+            | Self::Commit { .. } => false,
+        }
+    }
+
     /// Whether garbage collection removed a layer that another layer is based on.
     pub(crate) fn is_layer_gone(&self) -> bool {
         matches!(self, Self::LayerGone { .. } | Self::CommitLayers(CommitLayersError::NoParent { .. }))
@@ -120,6 +152,7 @@ impl FetchError {
     pub fn is_offline(&self) -> bool {
         match self {
             Self::Source { source, .. } => matches!(&**source, SourceError::Registry(error) if error.is_offline()),
+            Self::Mirrors { source, .. } => source.is_offline(),
             _ => false,
         }
     }
@@ -130,6 +163,7 @@ impl Kind for FetchError {
         match self {
             Self::Refused { kind, .. } | Self::Failed { kind, .. } => *kind,
             Self::Source { source, .. } => source.kind(),
+            Self::Mirrors { source, .. } => source.kind(),
             Self::LayerMismatch { .. } => ErrorKind::Damaged,
             Self::LayerGone { .. } | Self::Cancelled { .. } => ErrorKind::Unavailable,
             Self::CommitLayers(source) => source.kind(),

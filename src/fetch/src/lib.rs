@@ -15,6 +15,7 @@ pub mod caps;
 mod checked;
 pub mod config;
 mod credential_helper;
+mod download;
 pub mod error;
 pub mod export;
 mod healthcheck;

@@ -63,6 +63,13 @@ pub enum Note {
         /// The wait.
         after: Duration,
     },
+    /// A mirror failed; the next one, or the registry itself, is asked.
+    MirrorFailed {
+        /// The mirror.
+        mirror: String,
+        /// The reason (safe to print).
+        why: String,
+    },
     /// The registry could not be reached for a newer image; the one in the store is used.
     Offline {
         /// The canonical name.

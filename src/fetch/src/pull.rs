@@ -17,9 +17,8 @@ use gantry_model::{ErrorKind, ImageRef, RegistryRef};
 use gantry_store::{ImageRow, Store};
 
 use crate::error::FetchError;
-use crate::import::{MAX_RESTARTS, NameOrigin, Naming, import};
+use crate::import::import;
 use crate::progress::{Note, Progress};
-use crate::registry::Registry;
 use crate::settings::Config;
 use crate::source::MAX_DOCUMENT;
 use crate::{Platform, config, local};
@@ -50,11 +49,11 @@ pub struct Fetched {
 }
 
 /// The context of a fetch.
-struct Context<'a> {
-    store: &'a Store,
-    config: &'a Config,
+pub(crate) struct Context<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) config: &'a Config,
     policy: PullPolicy,
-    progress: &'a dyn Progress,
+    pub(crate) progress: &'a dyn Progress,
 }
 
 /// Ensures that the image of `reference` is in the store. `stdin` is read for [`ImageRef::Stdin`] only.
@@ -158,22 +157,6 @@ impl Context<'_> {
         let bytes = bytes.map_err(|source| FetchError::failed("cannot read the image configuration", source))?;
         let platform = bytes.and_then(|bytes| config::parse(&bytes).ok()).and_then(|config| config.platform());
         Ok(platform.is_none_or(|platform| platform.fitness(&self.config.platform).is_some()))
-    }
-
-    fn download(&self, reference: &RegistryRef, name: &str) -> Result<Fetched, FetchError> {
-        self.progress.notify(Note::Resolving { name: name.to_owned() });
-        let naming = Naming { names: vec![name.to_owned()], origin: NameOrigin::Registry };
-        let mut tries = 1;
-        loop {
-            // Created anew for each attempt: a failed fetch cancels its source.
-            let registry = Registry::new(reference, self.config, self.progress)
-                .map_err(|error| FetchError::source(name)(error.into()))?;
-            match import(self.store, self.config, &registry, &naming, self.progress) {
-                Ok((image, downloaded)) => return Ok(Fetched { image, name: name.to_owned(), downloaded }),
-                Err(error) if tries < MAX_RESTARTS && error.is_layer_gone() => tries += 1,
-                Err(error) => return Err(error),
-            }
-        }
     }
 
     fn short(&self, short: &ShortName) -> Result<Fetched, FetchError> {

@@ -16,9 +16,13 @@ pub struct Config {
     pub insecure: Insecure,
     /// Credential files in order of precedence (containers-auth.json(5)); missing ones are skipped.
     pub auth_files: Vec<PathBuf>,
-    /// Directories with certificates for single hosts, as `HOST[:PORT]/*.crt`, `*.cert` and `*.key`; missing ones are
-    /// skipped.
+    /// Directories with certificates for single hosts, as `HOST[:PORT]/*.crt`, `*.cert` and `*.key`, and with mirrors,
+    /// as `HOST[:PORT]/hosts.toml`; missing ones are skipped.
     pub certificate_dirs: Vec<PathBuf>,
+    /// The file with mirrors and blocked names (containers-registries.conf(5)), read with the files of the directory
+    /// beside it (`FILE.d/*.conf`); missing ones are skipped. [`Config::certificate_dirs`] may have `HOST/hosts.toml`,
+    /// too.
+    pub registries_conf: Option<PathBuf>,
     /// The platform that images must be for.
     pub platform: Platform,
     /// Whether an archive may take names that belong to other images.
@@ -70,7 +74,10 @@ impl Default for Config {
             default_registry: None,
             insecure: Insecure::default(),
             auth_files: Self::default_auth_files(),
-            certificate_dirs: vec!["/etc/containers/certs.d".into(), "/etc/docker/certs.d".into()],
+            certificate_dirs: ["/etc/containers/certs.d", "/etc/docker/certs.d", "/etc/containerd/certs.d"]
+                .map(PathBuf::from)
+                .to_vec(),
+            registries_conf: Some("/etc/containers/registries.conf".into()),
             platform: Platform::host(),
             take_names: false,
             caps: Caps::default(),

@@ -13,6 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{AlertDescription, CertificateError, Error as TlsError};
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey};
 
+use super::endpoints::TlsFiles;
 use super::error::RegistryError;
 use super::proxy::Proxy;
 use super::url::HttpUrl;
@@ -49,7 +50,9 @@ pub(crate) fn read_host_certificates(dirs: &[PathBuf], name: &str) -> Result<Hos
         for path in sorted_files(&dir.join(name))? {
             match path.extension().and_then(|extension| extension.to_str()) {
                 Some("crt") => found.roots.extend(read_certificates(&path)?.into_iter().flatten()),
-                Some("cert") if found.client.is_none() => found.client = Some((client(&path)?, path)),
+                Some("cert") if found.client.is_none() => {
+                    found.client = Some((client(&path, &path.with_extension("key"))?, path));
+                }
                 Some("key") if !path.with_extension("cert").exists() => {
                     return Err(unusable(&path, "the certificate of this key (the same name with .cert) is missing"));
                 }
@@ -58,6 +61,18 @@ pub(crate) fn read_host_certificates(dirs: &[PathBuf], name: &str) -> Result<Hos
         }
     }
     Ok(found)
+}
+
+/// Adds the certificates of an endpoint, whose client certificate comes before that of a directory.
+pub(crate) fn add_files(found: &mut HostCertificates, files: &TlsFiles) -> Result<(), RegistryError> {
+    for path in &files.authorities {
+        let missing = || RegistryError::certificates(path)(IoErrorKind::NotFound.into());
+        found.roots.extend(read_certificates(path)?.ok_or_else(missing)?);
+    }
+    if let Some((path, key)) = files.clients.first() {
+        found.client = Some((client(path, key)?, path.clone()));
+    }
+    Ok(())
 }
 
 /// Refuses an https proxy for a registry with TLS settings of its own: ureq has one TLS configuration for both
@@ -122,17 +137,16 @@ fn read_certificates(path: &Path) -> Result<Option<Vec<Certificate<'static>>>, R
     Ok(read_pem(path)?.map(|items| items.into_iter().filter_map(certificate).collect()))
 }
 
-/// A client certificate with the key beside it, checked to belong together.
-fn client(path: &Path) -> Result<ClientCert, RegistryError> {
+/// A client certificate with its key, checked to belong together.
+fn client(path: &Path, key_path: &Path) -> Result<ClientCert, RegistryError> {
     let chain = read_certificates(path)?.unwrap_or_default();
     if chain.is_empty() {
         return Err(unusable(path, "it has no certificate"));
     }
-    let key_path = path.with_extension("key");
-    let pem = std::fs::read(&key_path).map_err(RegistryError::certificates(&key_path))?;
+    let pem = std::fs::read(key_path).map_err(RegistryError::certificates(key_path))?;
     let no_key = "it has no private key without a pass phrase";
-    let key = PrivateKey::from_pem(&pem).map_err(|_| unusable(&key_path, no_key))?;
-    let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| unusable(&key_path, no_key))?;
+    let key = PrivateKey::from_pem(&pem).map_err(|_| unusable(key_path, no_key))?;
+    let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| unusable(key_path, no_key))?;
     // ureq assumes that they match and would panic.
     let ders = chain.iter().map(|certificate| CertificateDer::from(certificate.der().to_vec())).collect();
     let provider = rustls::crypto::ring::default_provider();

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
+use gantry_model::id::shown;
 use gantry_model::{Digest, ErrorKind, Kind};
 use thiserror::Error;
 
@@ -225,6 +226,28 @@ impl RegistryError {
     pub(crate) fn too_large(host: &str, what: &str, limit: u64) -> Self {
         let message = format!("{what} from {host} is larger than {limit} bytes, the most gantry takes");
         Self::refused(ErrorKind::Exhausted, message)
+    }
+
+    /// The host's configuration forbids the name.
+    pub(crate) fn blocked(name: &str, prefix: &str, file: &Path) -> Self {
+        let (name, prefix) = (shown(name), shown(prefix));
+        let message =
+            format!("{name} is blocked: {} has a registry with the prefix {prefix} and blocked = true", file.display());
+        Self::refused(ErrorKind::Denied, message)
+    }
+
+    /// A configuration of mirrors is malformed.
+    pub(crate) fn configuration(path: &Path, why: impl Display) -> Self {
+        Self::refused(ErrorKind::Invalid, format!("cannot use the configuration of mirrors {}: {why}", path.display()))
+    }
+
+    /// For `map_err`: a configuration of mirrors cannot be read.
+    pub(crate) fn configuration_io(path: &Path) -> impl Fn(std::io::Error) -> Self {
+        move |error| Self::Failed {
+            message: format!("cannot read the configuration of mirrors {}", path.display()),
+            kind: ErrorKind::of_io(&error),
+            source: Some(Box::new(error)),
+        }
     }
 
     /// For `map_err`: trusted or client certificates cannot be read.

@@ -20,6 +20,7 @@ use ureq::{Agent, Body, ProxyProtocol, Timeout};
 use gantry_model::id::shown;
 
 use super::certificates::{self, HostCertificates, tls_error, tls_hint};
+use super::endpoints::{Endpoint, TlsFiles};
 use super::error::RegistryError;
 use super::forward::ForwardConnector;
 use super::proxy::{Proxy, ProxySettings};
@@ -44,6 +45,10 @@ pub(crate) struct Http {
     secure: HttpUrl,
     /// The registry as the image reference names it, which is the name of its directory of certificates.
     name: String,
+    /// The address for which [`Http::headers`] and [`Http::tls`] are.
+    origin: HttpUrl,
+    headers: Vec<(String, String)>,
+    tls: TlsFiles,
     insecure: Insecure,
     timeouts: Timeouts,
     certificate_dirs: Vec<PathBuf>,
@@ -113,15 +118,25 @@ impl HttpResponse {
 }
 
 impl Http {
-    /// `name` is the registry as the image reference names it, `registry` its address over https; `proxies` are the
-    /// settings of the environment.
-    pub(crate) fn new(name: &str, registry: &HttpUrl, config: &Config, proxies: ProxySettings) -> Self {
+    /// `name` is the registry as the image reference or the configuration of mirrors names it, `registry` its address
+    /// over https; `proxies` are the settings of the environment.
+    pub(crate) fn new(
+        name: &str,
+        registry: &HttpUrl,
+        endpoint: &Endpoint,
+        config: &Config,
+        proxies: ProxySettings,
+    ) -> Self {
+        let connect = endpoint.connect_timeout.unwrap_or(config.timeouts.connect);
         Self {
+            origin: endpoint.origin.clone().unwrap_or_else(|| registry.clone()),
+            headers: endpoint.headers.clone(),
+            tls: endpoint.tls.clone(),
             registry: registry.host().to_owned(),
             secure: registry.clone(),
             name: name.to_owned(),
-            insecure: config.insecure,
-            timeouts: config.timeouts,
+            insecure: endpoint.insecure,
+            timeouts: Timeouts { connect, ..config.timeouts },
             certificate_dirs: config.certificate_dirs.clone(),
             proxies,
             agents: Mutex::default(),
@@ -193,6 +208,9 @@ impl Http {
         }
         if what.from > 0 {
             builder = builder.header(RANGE, format!("bytes={}-", what.from));
+        }
+        if url.is_same_origin(&self.origin) {
+            builder = self.headers.iter().fold(builder, |builder, (name, value)| builder.header(name, value));
         }
         if let Some(auth) = auth {
             builder = builder.header(AUTHORIZATION, auth);
@@ -323,6 +341,9 @@ impl Http {
         } else {
             HostCertificates::default()
         };
+        if url.is_https() && url.is_same_origin(&self.origin) {
+            certificates::add_files(&mut found, &self.tls)?;
+        }
         if let Some(proxy) = https_proxy.filter(|_| url.is_https()) {
             certificates::check_https_proxy(proxy, url, &found, self.insecure.tls && url.host() == self.registry)?;
         }
@@ -460,10 +481,16 @@ fn unresolved(peer: &Peer, url: &HttpUrl, source: std::io::Error) -> RegistryErr
 mod tests {
     use super::*;
 
+    fn http(name: &str, registry: &HttpUrl, config: &Config) -> Http {
+        let (host, repository) = (name.to_owned(), "app".to_owned());
+        let reference = gantry_model::RegistryRef { host, repository, tag: None, digest: None };
+        Http::new(name, registry, &Endpoint::of(&reference, config.insecure), config, ProxySettings::default())
+    }
+
     fn redirect(from: &str, location: &str, method: Method<'_>, insecure: bool) -> Result<String, String> {
         let from = HttpUrl::parse(from).unwrap();
         let config = Config { insecure: Insecure { http: insecure, tls: false }, ..Config::default() };
-        let http = Http::new(&from.authority(), &from, &config, ProxySettings::default());
+        let http = http(&from.authority(), &from, &config);
         let request =
             Request { url: from.clone(), method, accept: None, from: 0, authorization: Some("secret"), what: "x" };
         let answer = Response::builder().header(LOCATION, location).body(Body::builder().data("")).unwrap();
@@ -490,7 +517,7 @@ mod tests {
     #[test]
     fn https_proxies_are_verified_by_system_roots() {
         let registry = HttpUrl::parse("http://reg.example/").unwrap();
-        let http = Http::new("reg.example", &registry, &Config::default(), ProxySettings::default());
+        let http = http("reg.example", &registry, &Config::default());
         for (proxy, roots) in [("https://proxy.example/", 1), ("http://proxy.example/", 0)] {
             let proxy = Proxy { url: HttpUrl::parse(proxy).unwrap(), credentials: None, variable: "HTTP_PROXY" };
             let mut system = Some(Arc::new(vec![Certificate::from_der(b"root")]));
@@ -514,7 +541,7 @@ mod tests {
             ("reg.example:5000", "https://reg.example/", "reg.example"),
         ] {
             let registry = HttpUrl::from_host(name, true).unwrap();
-            let http = Http::new(name, &registry, &config, ProxySettings::default());
+            let http = http(name, &registry, &config);
             let used = |file: &str| {
                 let path = dir.path().join(file);
                 std::fs::create_dir(&path).unwrap();

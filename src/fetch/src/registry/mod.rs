@@ -8,6 +8,7 @@ mod auth;
 mod blob;
 mod certificates;
 mod challenge;
+pub(crate) mod endpoints;
 mod error;
 mod forward;
 mod http;
@@ -26,6 +27,7 @@ use gantry_model::id::Algorithm;
 
 use self::auth::Auth;
 use self::blob::BlobReader;
+use self::endpoints::Endpoint;
 use self::error::login_advice;
 pub use self::error::{MAX_RETRY_AFTER, RegistryError};
 use self::http::{Http, HttpResponse, Method, Request};
@@ -44,6 +46,10 @@ const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 /// A client of one repository of a registry.
 pub struct Registry<'a> {
     reference: RegistryRef,
+    /// The path of the API.
+    root: String,
+    /// The registry that is mirrored, if the mirror serves several.
+    namespace: Option<String>,
     /// The https address of the registry.
     secure: HttpUrl,
     /// The address in use; determined once.
@@ -52,16 +58,24 @@ pub struct Registry<'a> {
     auth: Auth,
     insecure: Insecure,
     timeouts: Timeouts,
+    /// Whether a failed request for the manifest is repeated; not where another endpoint can be asked instead.
+    retries: bool,
     cancel: Cancel,
     progress: &'a dyn Progress,
 }
 
 impl<'a> Registry<'a> {
-    /// Creates a client for the repository of `reference`. Nothing is sent yet.
+    /// Creates a client for the repository of `reference`, without its mirrors. Nothing is sent yet.
     ///
     /// # Errors
     /// [`RegistryError`] if the host is malformed.
     pub fn new(reference: &RegistryRef, config: &Config, progress: &'a dyn Progress) -> Result<Self, RegistryError> {
+        Self::at(&Endpoint::of(reference, config.insecure), config, progress)
+    }
+
+    /// Creates a client for an endpoint of a repository.
+    pub(crate) fn at(endpoint: &Endpoint, config: &Config, progress: &'a dyn Progress) -> Result<Self, RegistryError> {
+        let (reference, insecure) = (&endpoint.reference, endpoint.insecure);
         // Docker Hub's name is not its address.
         let host = if reference.host == "docker.io" { "registry-1.docker.io" } else { &reference.host };
         let secure = HttpUrl::from_host(host, true).ok_or_else(|| {
@@ -69,15 +83,24 @@ impl<'a> Registry<'a> {
         })?;
         Ok(Self {
             reference: reference.clone(),
-            http: Http::new(host, &secure, config, ProxySettings::read(std::env::var)),
+            root: endpoint.root.clone(),
+            namespace: endpoint.namespace.clone(),
+            http: Http::new(host, &secure, endpoint, config, ProxySettings::read(std::env::var)),
             secure,
-            origin: Mutex::default(),
-            auth: Auth::new(&reference.host, &reference.repository, config.auth_files.clone(), config.insecure),
-            insecure: config.insecure,
+            origin: Mutex::new(endpoint.origin.clone()),
+            auth: Auth::new(&reference.host, &reference.repository, config.auth_files.clone(), insecure),
+            insecure,
             timeouts: config.timeouts,
+            retries: true,
             cancel: Cancel::default(),
             progress,
         })
+    }
+
+    /// Makes the first failure to get the manifest final.
+    pub(crate) fn without_retries(mut self) -> Self {
+        self.retries = false;
+        self
     }
 
     /// The address of the registry: https, unless plain http is allowed and the registry does not speak https.
@@ -124,7 +147,10 @@ impl<'a> Registry<'a> {
     /// Requests `path` below the repository with the current authorization; answers one challenge.
     fn get(&self, path: &str, accept: Option<&str>, from: u64, what: &str) -> Result<HttpResponse, RegistryError> {
         let origin = self.origin()?;
-        let url = origin.with_path(&format!("/v2/{}/{path}", self.reference.repository));
+        let mut url = origin.with_path(&format!("{}/{}/{path}", self.root, self.reference.repository));
+        if let Some(namespace) = &self.namespace {
+            url = url.with_query(&[("ns", namespace)]);
+        }
         let mut renewed = false;
         loop {
             let standing = self.auth.standing();
@@ -258,7 +284,7 @@ impl<'a> Registry<'a> {
 
 impl Source for Registry<'_> {
     fn root(&self) -> Result<RootDocument, SourceError> {
-        Ok(self.retried(|| self.root_once())?)
+        Ok(if self.retries { self.retried(|| self.root_once())? } else { self.root_once()? })
     }
 
     fn document(&self, d: &Descriptor) -> Result<Vec<u8>, SourceError> {

@@ -89,6 +89,10 @@ impl HttpUrl {
         }
     }
 
+    pub(crate) fn path(&self) -> &str {
+        self.0.path()
+    }
+
     /// Whether the host is this machine. `localhost` always is (RFC 6761 section 6.3).
     pub(crate) fn is_loopback(&self) -> bool {
         self.host() == "localhost" || self.address().is_some_and(|address| address.to_canonical().is_loopback())
