@@ -332,3 +332,32 @@ fn bash_completes_names_on_this_host() {
     }
     assert!(completed(&g, "gantry run --mem").contains(&"--memory".to_owned()));
 }
+
+/// With one after the other, the second pod would be asked to stop only when the first has ended.
+#[test]
+fn several_pods_are_stopped_at_once() {
+    let g = Gantry::new();
+    let pods = ["a", "b", "c"].map(|name| g.detached(&[&format!("--name={name}")], &["ignore", "TERM"]));
+    pods.iter().for_each(|pod| drop(g.wait_log(pod, "ignoring")));
+    let stop = g.spawn(&["stop", "--all", "--time=10m"]);
+    pods.iter().for_each(|pod| drop(g.wait_log(pod, "got SIGTERM")));
+    g.run(&["kill", "--all", "--signal=KILL"]).succeeded();
+    let stopped = stop.wait().ok().stdout;
+    assert!(pods.iter().all(|pod| stopped.contains(pod)), "{stopped}");
+    // A pod that is named twice is removed once, and a word that names none hinders no other.
+    let removed = g.run(&["rm", "a", "b", "none", "a", "c"]).exits(1).stdout;
+    assert!(pods.iter().all(|pod| removed.contains(pod)) && g.list().is_empty(), "{removed}");
+}
+
+#[test]
+fn many_running_pods_are_removed_at_once() {
+    let g = Gantry::new();
+    let pods: Vec<String> = (0..20).map(|_| g.detached(&[], &["sleep", "forever"])).collect();
+    let removed = g.run(&["rm", "--force", "--all"]).ok().stdout;
+    let mut lines: Vec<&str> = removed.lines().collect();
+    lines.sort_unstable();
+    let mut ids: Vec<&str> = pods.iter().map(String::as_str).collect();
+    ids.sort_unstable();
+    assert_eq!(lines, ids);
+    assert!(g.list().is_empty());
+}

@@ -1,6 +1,9 @@
 //! Selects the pods for a command: by id, by name, the newest one, all of them, or by filters.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::thread;
 
 use gantry_engine::{Engine, PodRow};
 use gantry_model::PodId;
@@ -9,6 +12,9 @@ use gantry_model::query::PodQuery;
 use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, io};
 use crate::pod_filter::{self, Condition};
+
+/// The most pods that a command ends at once. Ending one is mostly waiting: for its apps, then for the kernel.
+const MAX_AT_ONCE: usize = 8;
 
 /// Finds a pod by its id, its name, a unique prefix of the id, the name of an app, or the host name.
 pub(crate) fn find(engine: &Engine, text: &str) -> Result<PodId, Failure> {
@@ -135,8 +141,42 @@ impl PodSet {
         is_selected: impl Fn(&PodRow) -> bool,
         act: impl FnMut(PodId) -> Result<u8, Failure>,
     ) -> Result<u8, Failure> {
+        if let Some(chosen) = self.choose(engine, is_selected)? {
+            return Ok(for_each_id(chosen.into_iter().map(Ok), debug, act));
+        }
+        for_each(engine, &self.pods, self.reference.find(engine)?, self.reference.is_given(), debug, act)
+    }
+
+    /// As [`Self::for_each`], for several pods at once and in any order: each thread has an engine of its own.
+    pub(crate) fn for_each_at_once(
+        &self,
+        engine: &Engine,
+        debug: bool,
+        is_selected: impl Fn(&PodRow) -> bool,
+        act: impl Fn(&Engine, PodId) -> Result<u8, Failure> + Sync,
+    ) -> Result<u8, Failure> {
+        let (ids, worst) = match self.choose(engine, is_selected)? {
+            Some(chosen) => (chosen, exit::OK),
+            None => {
+                let mut ids = Vec::new();
+                let reference = self.reference.find(engine)?;
+                let find = |id| {
+                    ids.push(id);
+                    Ok(exit::OK)
+                };
+                let worst = for_each(engine, &self.pods, reference, self.reference.is_given(), debug, find)?;
+                (ids, worst)
+            }
+        };
+        let is_repeated = ids.iter().collect::<HashSet<_>>().len() < ids.len();
+        let threads = if is_repeated { 1 } else { ids.len().min(MAX_AT_ONCE) };
+        Ok(worst.max(for_each_of(&ids, threads, engine, debug, act)))
+    }
+
+    /// The pods that `--all` and `--filter` select; `None`: neither is given.
+    fn choose(&self, engine: &Engine, is_selected: impl Fn(&PodRow) -> bool) -> Result<Option<Vec<PodId>>, Failure> {
         if !self.all && self.filter.is_empty() {
-            return for_each(engine, &self.pods, self.reference.find(engine)?, self.reference.is_given(), debug, act);
+            return Ok(None);
         }
         let mut chosen = Vec::new();
         for view in engine.list(&PodQuery::default())? {
@@ -144,8 +184,36 @@ impl PodSet {
                 chosen.push(view.row.id);
             }
         }
-        Ok(for_each_id(chosen.into_iter().map(Ok), debug, act))
+        Ok(Some(chosen))
     }
+}
+
+/// Calls `act` for each pod on this many threads and returns the highest exit code.
+fn for_each_of(
+    ids: &[PodId],
+    threads: usize,
+    engine: &Engine,
+    debug: bool,
+    act: impl Fn(&Engine, PodId) -> Result<u8, Failure> + Sync,
+) -> u8 {
+    let (next, worst) = (AtomicUsize::new(0), AtomicU8::new(exit::OK));
+    let take = |engine: &Engine| {
+        let ids = std::iter::from_fn(|| ids.get(next.fetch_add(1, Ordering::Relaxed)).copied());
+        worst.fetch_max(for_each_id(ids.map(Ok), debug, |id| act(engine, id)), Ordering::Relaxed);
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            let (take, options) = (&take, engine.options().clone());
+            // A thread that cannot start or open the database leaves the pods to the others.
+            let _taken_by_others = thread::Builder::new().spawn_scoped(scope, move || {
+                if let Ok(engine) = Engine::open(options) {
+                    take(&engine);
+                }
+            });
+        }
+        take(engine);
+    });
+    worst.into_inner()
 }
 
 fn for_each(

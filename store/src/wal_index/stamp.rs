@@ -5,13 +5,13 @@
 //! the last process to close the database stamps the index with the boot, and with the identity, length and change time
 //! of the database and the WAL. The first opener that finds all of that unchanged uses the index as it is.
 //!
-//! | since the stamp | stamp | first opener |
+//! | since the stamp | stamp | index |
 //! |---|---|---|
-//! | nothing, or processes that only read | matches | uses the index |
-//! | a process was killed that had written | the WAL's time differs | SQLite rebuilds the index |
-//! | a power cut, a reboot | the boot differs | SQLite rebuilds the index |
-//! | files were restored, truncated or overwritten | identity, length or time differ | SQLite rebuilds the index |
-//! | another SQLite, or the disk lost the WAL's last frame | version or checksum differ | SQLite rebuilds the index |
+//! | nothing | matches | uses it as it is |
+//! | a process that had the database open was killed | times differ, because SQLite sets owners | SQLite rebuilds it |
+//! | a power cut, a reboot | the boot differs | SQLite rebuilds it |
+//! | files were restored, truncated or overwritten | identity, length or time differ | SQLite rebuilds it |
+//! | another SQLite, or the disk lost the WAL's last frame | version or checksum differ | SQLite rebuilds it |
 //!
 //! The stamp is behind the regions of the index. SQLite overwrites it when a WAL needs a third one; such an index gets
 //! no stamp.
@@ -67,10 +67,10 @@ fn describe(text: &mut String, file: &Metadata) -> std::fmt::Result {
 
 /// Stamps an index that no process has open. The caller holds the exclusive lock.
 pub(super) fn write(index: &File, layout: &Layout, boot: &BootId) -> io::Result<()> {
-    let old = Stamp::read(index)?;
-    let stamp = Stamp::of_files(layout, boot)?;
-    // Commands that only read leave it as it is.
-    if old == stamp { Ok(()) } else { index.write_all_at(&stamp.0, REGIONS) }
+    if index.metadata()?.len() != LENGTH {
+        return Ok(());
+    }
+    index.write_all_at(&Stamp::of_files(layout, boot)?.0, REGIONS)
 }
 
 /// Whether the index describes the present files. The caller holds the exclusive lock.

@@ -34,9 +34,9 @@ impl RunCommand for Rm {
         // Running pods only with --force; never pods that another command is preparing or starting.
         let is_removable =
             |row: &PodRow| row.phase.is_final() || self.force || matches!(row.phase, Phase::Prepared { .. });
-        self.pods.for_each(&engine, context.globals.debug, is_removable, |id| {
+        self.pods.for_each_at_once(&engine, context.globals.debug, is_removable, |engine, id| {
             match engine.rm(id, self.force) {
-                Err(RmError::Network { .. }) if self.force => abandon(&engine, id)?,
+                Err(RmError::Network { .. }) if self.force => abandon(engine, id)?,
                 removed => removed?,
             }
             json::to_stdout(|out| writeln!(out, "{id}"))?;
