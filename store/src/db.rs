@@ -436,6 +436,8 @@ fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> 
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, true).map_err(sql())?;
     // Without this every command would copy the WAL into the database, with two fsyncs, on its way out.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(sql())?;
+    // Otherwise SQLite prepares a statement again when its parameters are bound: they might fit a partial index.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(sql())?;
     conn.set_prepared_statement_cache_capacity(64);
     // No mapping of the database (mmap_size is 0): a page that the disk cannot read would raise a signal instead of an
     // error.
