@@ -227,6 +227,7 @@ impl Helper<'_> {
             kind: ErrorKind::of_io(&error).as_str(),
             message: format!("cannot enter app '{}': {error}", self.app.plan.name),
         };
+        process.start_arena();
         let command = Command { argv: self.request.argv.clone(), env: self.environment() };
         joined.and_then(|()| self.enter(messages)).map_err(cannot_enter)?;
         self.change_dir().map_or(Ok(()), Err)?;

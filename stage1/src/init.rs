@@ -17,12 +17,21 @@ use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions};
 
 use crate::failure::{Attempt, Result, failure};
 use crate::seccomp;
-use crate::sys::{self, CleanMapping, ForkedChild, Insn, SingleThreaded};
+use crate::sys::{self, ForkedChild, Insn, ProcessMemory, SingleThreaded};
 
-/// The system calls that PID 1 needs to report that it is ready, to close its descriptors, to wait for children, and to
-/// exit.
-const SYSTEM_CALLS: [&str; 8] =
-    ["close_range", "exit", "exit_group", "restart_syscall", "rt_sigreturn", "rt_sigtimedwait", "wait4", "write"];
+/// The system calls that PID 1 needs to report that it is ready, to close its descriptors and to give back its memory,
+/// to wait for children, and to exit.
+const SYSTEM_CALLS: [&str; 9] = [
+    "close_range",
+    "exit",
+    "exit_group",
+    "madvise",
+    "restart_syscall",
+    "rt_sigreturn",
+    "rt_sigtimedwait",
+    "wait4",
+    "write",
+];
 
 /// The running PID 1.
 pub(crate) struct Init {
@@ -36,8 +45,8 @@ pub(crate) struct Init {
 pub(crate) fn start(thread: SingleThreaded) -> Result<Init> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(|| "cannot make a pipe")?;
     let filter = seccomp::only(&SYSTEM_CALLS)?;
-    let clean = CleanMapping::list();
-    let pid = sys::fork(thread, libc::CLONE_NEWPID, |process| run(&process, &writer, &filter, &clean));
+    let memory = ProcessMemory::list();
+    let pid = sys::fork(thread, libc::CLONE_NEWPID, |process| run(&process, &writer, &filter, &memory));
     let pid = pid.attempt(|| "cannot make the pod's PID namespace")?;
     drop(writer);
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the pod's PID 1")?;
@@ -47,19 +56,21 @@ pub(crate) fn start(thread: SingleThreaded) -> Result<Init> {
     }
 }
 
-fn run(process: &ForkedChild, ready: &OwnedFd, filter: &[Insn], clean: &[CleanMapping]) -> ! {
-    if prepare(ready, filter, clean).is_err() {
+fn run(process: &ForkedChild, ready: &OwnedFd, filter: &[Insn], memory: &ProcessMemory) -> ! {
+    if prepare(ready, filter).is_err() {
         sys::exit_now(1);
     }
     // It keeps neither the lock, nor the control socket, nor the logs. It can go on if this fails: nothing uses them.
     let _descriptors_leak = process.close_everything();
-    loop {
-        while matches!(rustix::process::wait(WaitOptions::NOHANG), Ok(Some(_)) | Err(rustix::io::Errno::INTR)) {}
-        sys::wait_for_child_signal();
-    }
+    memory.drop_all(process, || {
+        loop {
+            while matches!(rustix::process::wait(WaitOptions::NOHANG), Ok(Some(_)) | Err(rustix::io::Errno::INTR)) {}
+            sys::wait_for_child_signal();
+        }
+    })
 }
 
-fn prepare(ready: &OwnedFd, filter: &[Insn], clean: &[CleanMapping]) -> std::io::Result<()> {
+fn prepare(ready: &OwnedFd, filter: &[Insn]) -> std::io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     // Names are for ps(1): a pod does not fail without them.
@@ -69,8 +80,6 @@ fn prepare(ready: &OwnedFd, filter: &[Insn], clean: &[CleanMapping]) -> std::io:
     sys::block_child_signal();
     leave_all_files()?;
     rustix::thread::set_no_new_privs(true)?;
-    // The filter denies madvise.
-    clean.iter().for_each(|mapping| mapping.drop_pages());
     sys::load_seccomp(filter)?;
     // If the supervisor died before the parent-death signal was set, this fails with EPIPE, or SIGPIPE kills the
     // process.

@@ -24,7 +24,8 @@
 //! # Memory
 //!
 //! Starting the apps touches most pages of the program, and the kernel counts them to every supervisor that has touched
-//! them. A supervisor idles for most of its life, so it drops the clean ones ([`sys::CleanMapping`]).
+//! them. A supervisor idles for most of its life, so it drops the clean ones, and the stack that the start has used
+//! ([`sys::ProcessMemory`]). PID 1 drops its copy of the supervisor's heap, too.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};

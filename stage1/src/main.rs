@@ -82,6 +82,9 @@ use crate::journal::Journal;
 use crate::supervise::Supervisor;
 use crate::sys::{InheritedFds, SingleThreaded};
 
+#[global_allocator]
+static ALLOCATOR: sys::Allocator = sys::Allocator;
+
 /// Maximum size of a plan, in bytes.
 const MAX_PLAN: u64 = 16 << 20;
 

@@ -220,6 +220,7 @@ fn run(
     if !matches!(rustix::io::read(socket, &mut proceed), Ok(1)) {
         sys::exit_now(1);
     }
+    process.start_arena();
     // The volumes are mounted in a namespace of this process alone. Its mounts are private, as those of the jail.
     sys::unshare(libc::CLONE_NEWNS).attempt(what)?;
     let mut made = match host {

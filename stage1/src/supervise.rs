@@ -45,7 +45,7 @@ use crate::foreground::{Foreground, Foregrounds};
 use crate::journal::Journal;
 use crate::launch::Pod;
 use crate::pace;
-use crate::sys::{self, CleanMapping};
+use crate::sys::{self, ProcessMemory};
 use crate::table::{Table, Token};
 
 const SIGKILL: u8 = libc::SIGKILL as u8;
@@ -96,7 +96,7 @@ pub(crate) struct Supervisor {
     log_bytes_dropped: u64,
     buffer: Vec<u8>,
     /// Mappings of the program whose pages are dropped before the first wait.
-    clean: Vec<CleanMapping>,
+    unused: Option<ProcessMemory>,
 }
 
 /// The owner of a polled descriptor, and so the kind of its events.
@@ -174,7 +174,7 @@ impl Supervisor {
             is_stopping: false,
             log_bytes_dropped: 0,
             buffer: vec![0; BUFFER_SIZE],
-            clean: Vec::new(),
+            unused: None,
         }
     }
 
@@ -187,7 +187,7 @@ impl Supervisor {
 
     /// Runs until the pod has ended and its resources are released.
     pub(crate) fn run(&mut self) {
-        self.clean = CleanMapping::list();
+        self.unused = Some(ProcessMemory::list());
         self.watch_limited_apps();
         self.check_health(Instant::now());
         while self.is_active() {
@@ -213,7 +213,7 @@ impl Supervisor {
             tv_nsec: left.subsec_nanos().into(),
         });
         // Most pods idle from here on. The pages are faulted in again on demand.
-        self.clean.iter().for_each(|mapping| mapping.drop_pages());
+        self.unused.iter().for_each(ProcessMemory::drop_unused);
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Vec::new();
         }
@@ -222,7 +222,7 @@ impl Supervisor {
         // A start comes before the output, from whose times readers tell the starts of an app. It was polled after the
         // output: no output is handled without it.
         events.sort_by_key(|source| !matches!(source, EventSource::AppExecution(_)));
-        self.clean.clear();
+        self.unused = None;
         events
     }
 

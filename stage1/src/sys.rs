@@ -9,8 +9,11 @@
 //! | [`SingleThreaded`] | the process has one thread: it may fork | looking at `/proc/self/status` |
 //! | [`ForkedChild`] | this is a forked process that never returns to the frames below: their descriptors may be closed | [`fork`], [`ForkMark`] |
 //! | [`InheritedFds`] | no value owns these descriptors: they may be adopted or closed | looking at their flags |
-//! | [`CleanMapping`] | the mapping has the contents of its file: its pages may be dropped | looking at `/proc/self/smaps` |
+//!
+//! Allocating and releasing memory is in [`memory`].
 #![expect(unsafe_code, reason = "all unsafe code is in this module")]
+
+mod memory;
 
 use std::convert::Infallible;
 use std::ffi::CString;
@@ -20,6 +23,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 
 use rustix::process::Pid;
+
+pub(crate) use memory::{Allocator, ProcessMemory};
 
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -502,54 +507,6 @@ pub(crate) fn terminal_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// A read-only mapping of a file, of the program itself, without anonymous pages: every page has the contents of the
-/// file.
-///
-/// That stays true: nothing in this program makes a mapping of its file writable after startup. A forked process has
-/// the same mappings at the same addresses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CleanMapping {
-    start: usize,
-    length: usize,
-}
-
-impl CleanMapping {
-    /// The clean mappings of this process (proc_pid_smaps(5)); none if they cannot be read.
-    pub(crate) fn list() -> Vec<Self> {
-        std::fs::read_to_string("/proc/self/smaps").map(|smaps| Self::parse(&smaps)).unwrap_or_default()
-    }
-
-    /// Drops the pages. They are faulted in again from the page cache on demand.
-    pub(crate) fn drop_pages(self) {
-        // SAFETY: every page comes back with the same bytes (see the type), so no reference can observe a difference.
-        unsafe { libc::madvise(self.start as *mut libc::c_void, self.length, libc::MADV_DONTNEED) };
-    }
-
-    fn parse(smaps: &str) -> Vec<Self> {
-        let mut clean = Vec::new();
-        let mut candidate = None;
-        for line in smaps.lines() {
-            if let Some(read_only_file) = Self::parse_header(line) {
-                candidate = read_only_file;
-            } else if line.split_whitespace().eq(["Anonymous:", "0", "kB"]) {
-                clean.extend(candidate.take());
-            }
-        }
-        clean
-    }
-
-    /// `Some(None)` for the first line of a mapping that is not a read-only file mapping; `None` for any further line.
-    fn parse_header(line: &str) -> Option<Option<Self>> {
-        let mut fields = line.split_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let (start, end) = (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
-        let permissions = fields.next()?;
-        let is_file = fields.nth(3).is_some_and(|path| path.starts_with('/'));
-        let is_read_only = permissions.starts_with('r') && !permissions.contains('w');
-        Some((is_file && is_read_only).then_some(Self { start, length: end.saturating_sub(start) }))
-    }
-}
-
 /// One instruction of an eBPF program (`struct bpf_insn`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -658,27 +615,6 @@ pub(crate) fn descriptors() -> io::Result<Vec<RawFd>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_clean_mappings_of_files_are_dropped() {
-        let smaps = "\
-00400000-00410000 r--p 00000000 fe:00 1  /x/stage1
-Rss: 64 kB
-Anonymous:             0 kB
-00410000-00420000 r-xp 00010000 fe:00 1  /x/stage1
-Anonymous:             0 kB
-00420000-00430000 r--p 00020000 fe:00 1  /x/stage1
-Anonymous:             4 kB
-00430000-00440000 rw-p 00030000 fe:00 1  /x/stage1
-Anonymous:             0 kB
-00500000-00510000 r--p 00000000 00:00 0
-Anonymous:             0 kB
-7fff0000-7fff2000 r-xp 00000000 00:00 0  [vdso]
-Anonymous:             0 kB
-";
-        let clean = [0x40_0000, 0x41_0000].map(|start| CleanMapping { start, length: 0x1_0000 });
-        assert_eq!(CleanMapping::parse(smaps), clean);
-    }
 
     /// Set in the child of the next test.
     #[cfg(target_env = "musl")]

@@ -1,0 +1,323 @@
+//! The memory of the supervisor and of the processes that it forks: how it is allocated, and how it is given back.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{self, BufRead, BufReader};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
+
+use super::ForkedChild;
+
+/// The size of the arena of a forked process, in bytes of address space.
+const ARENA_SIZE: usize = 8 << 20;
+
+/// Larger allocations do not come from the arena.
+const MAX_IN_ARENA: usize = 64 << 10;
+
+/// The program's allocator: the C library's, and in a forked process after [`ForkedChild::start_arena`] an arena, which
+/// is not freed before the process ends.
+///
+/// musl unmaps memory as soon as it is free and maps it again for the next allocation, and each mapping is copied by
+/// each fork. In the processes of libcontainer, these are hundreds of system calls and page faults.
+pub(crate) struct Allocator;
+
+/// The arena: where it starts, the first free byte, and where it ends. All are null in a process without one.
+///
+/// There is one thread (`tidy` checks it), so that loads and stores need no order.
+static START: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static NEXT: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static END: AtomicUsize = AtomicUsize::new(0);
+
+impl ForkedChild {
+    /// Allocates from an arena from now on, in this process and in those that it forks. For processes that end soon
+    /// and allocate little. Without memory for it, the C library's allocator remains.
+    pub(crate) fn start_arena(&self) {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address that the kernel chooses. A huge page would be zeroed, and charged to the
+        // app, at the first byte.
+        let arena = unsafe {
+            let arena = libc::mmap(null_mut(), ARENA_SIZE, protection, flags | libc::MAP_NORESERVE, -1, 0);
+            if arena == libc::MAP_FAILED {
+                return;
+            }
+            libc::madvise(arena, ARENA_SIZE, libc::MADV_NOHUGEPAGE);
+            arena.cast::<u8>()
+        };
+        START.store(arena, Relaxed);
+        NEXT.store(arena, Relaxed);
+        END.store(arena.addr() + ARENA_SIZE, Relaxed);
+    }
+}
+
+/// Takes memory from the arena; `None` if there is none, or too little is left.
+fn allocate_in_arena(layout: Layout) -> Option<*mut u8> {
+    let next = NEXT.load(Relaxed);
+    if next.is_null() || layout.size() > MAX_IN_ARENA {
+        return None;
+    }
+    let padding = next.addr().wrapping_neg() & (layout.align() - 1);
+    let left = END.load(Relaxed) - next.addr();
+    if padding + layout.size() > left {
+        return None;
+    }
+    let allocated = next.wrapping_add(padding);
+    NEXT.store(allocated.wrapping_add(layout.size()), Relaxed);
+    Some(allocated)
+}
+
+fn is_in_arena(allocated: *mut u8) -> bool {
+    (START.load(Relaxed).addr()..END.load(Relaxed)).contains(&allocated.addr())
+}
+
+/// Whether this is the arena's last allocation.
+fn is_last(allocated: *mut u8, size: usize) -> bool {
+    allocated.addr() + size == NEXT.load(Relaxed).addr()
+}
+
+// SAFETY: an allocation is either the C library's, or a range of the arena that is aligned and disjoint from others:
+// NEXT moves back only over the last one, when it is freed. Both are told apart by the address.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise is the C library's allocator's condition.
+        allocate_in_arena(layout).unwrap_or_else(|| unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let Some(allocated) = allocate_in_arena(layout) else {
+            // SAFETY: as in alloc. The library does not touch pages that the kernel has zeroed.
+            return unsafe { System.alloc_zeroed(layout) };
+        };
+        // SAFETY: it has this size. It may have been used and freed before.
+        unsafe { allocated.write_bytes(0, layout.size()) };
+        allocated
+    }
+
+    unsafe fn dealloc(&self, allocated: *mut u8, layout: Layout) {
+        if !is_in_arena(allocated) {
+            // SAFETY: it is not in the arena, so the C library has allocated it with this layout.
+            unsafe { System.dealloc(allocated, layout) }
+        } else if is_last(allocated, layout.size()) {
+            NEXT.store(allocated, Relaxed);
+        }
+    }
+
+    unsafe fn realloc(&self, allocated: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if !is_in_arena(allocated) {
+            // SAFETY: as in dealloc.
+            return unsafe { System.realloc(allocated, layout, size) };
+        }
+        let grows_by = size.saturating_sub(layout.size());
+        if is_last(allocated, layout.size()) && grows_by <= END.load(Relaxed) - NEXT.load(Relaxed).addr() {
+            NEXT.store(allocated.wrapping_add(size), Relaxed);
+            return allocated;
+        }
+        // SAFETY: the caller promises a size that is valid with this alignment. Both ranges have at least as many bytes
+        // as are copied, and are disjoint.
+        unsafe {
+            let moved = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
+            if !moved.is_null() {
+                std::ptr::copy_nonoverlapping(allocated, moved, layout.size().min(size));
+                self.dealloc(allocated, layout);
+            }
+            moved
+        }
+    }
+}
+
+/// The memory of this process that can be given back while it idles (proc_pid_smaps(5)). A forked process has the same
+/// mappings at the same addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ProcessMemory {
+    /// Read-only mappings of the program without anonymous pages: each page has the contents of the file. Nothing in
+    /// this program makes them writable after startup.
+    clean: Vec<Mapping>,
+    /// What the C library has allocated.
+    heap: Vec<Mapping>,
+    /// The lowest address of the stack; 0 if it is unknown.
+    stack: usize,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Mapping {
+    start: usize,
+    end: usize,
+}
+
+impl Mapping {
+    /// Drops the pages: those of a file are read again when they are used, others are then zero.
+    ///
+    /// # Safety
+    /// Nothing may rely on the contents of anonymous pages.
+    unsafe fn drop_pages(self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            libc::madvise(self.start as *mut libc::c_void, self.end.saturating_sub(self.start), libc::MADV_DONTNEED)
+        };
+    }
+}
+
+/// The size of a page. With larger pages, less is given back.
+const PAGE: usize = 4096;
+
+/// The most mappings that the heap has; the pages of others stay.
+const MAX_HEAP: usize = 64;
+
+impl ProcessMemory {
+    /// The memory of this process; none if it cannot be read.
+    pub(crate) fn list() -> Self {
+        let thread_pointer = {
+            // SAFETY: it returns the address of this thread's errno, which is in the same block as its other variables.
+            unsafe { libc::__errno_location() }.addr()
+        };
+        // Line by line: the whole text would be most of the heap.
+        let smaps = std::fs::File::open("/proc/self/smaps").map(BufReader::new);
+        smaps.and_then(|smaps| Self::read(smaps, thread_pointer)).unwrap_or_default()
+    }
+
+    /// Drops pages that hold nothing: those of the program, and those below the frame of the caller. They come back on
+    /// demand.
+    pub(crate) fn drop_unused(&self) {
+        for mapping in &self.clean {
+            // SAFETY: each page has the contents of its file, so no reference can observe a difference.
+            unsafe { mapping.drop_pages() };
+        }
+        let local = 0u8;
+        // Neither this frame nor that of the call is larger than a page.
+        let stack = Mapping { start: self.stack, end: ((&raw const local).addr() & !(PAGE - 1)).saturating_sub(PAGE) };
+        if self.stack > 0 && stack.start < stack.end {
+            // SAFETY: it ends below all live frames of the only thread.
+            unsafe { stack.drop_pages() };
+        }
+    }
+
+    /// Drops the heap and the frames of callers, too, and runs `rest`, which must not use them: nothing that existed
+    /// before the fork is used by a forked process that does not return.
+    pub(crate) fn drop_all(&self, _: &ForkedChild, rest: fn() -> !) -> ! {
+        self.drop_unused();
+        let mut heap = [Mapping::default(); MAX_HEAP];
+        heap.iter_mut().zip(&self.heap).for_each(|(copy, mapping)| *copy = *mapping);
+        // SAFETY: it reads a number that the kernel gave this process: the address of bytes above all frames and below
+        // the arguments, which ps(1) reads.
+        let above_frames = usize::try_from(unsafe { libc::getauxval(libc::AT_RANDOM) }).unwrap_or(0) & !(PAGE - 1);
+        let start = ((&raw const heap).addr() + size_of_val(&heap)).next_multiple_of(PAGE) + PAGE;
+        let callers = Mapping { start, end: above_frames };
+        for mapping in heap.into_iter().chain((start < above_frames).then_some(callers)) {
+            // SAFETY: this value is not used any more, `rest` captures nothing, and frames below never run again (see
+            // `ForkedChild`). The block of the thread's variables is in none of the mappings, this frame neither.
+            unsafe { mapping.drop_pages() };
+        }
+        rest()
+    }
+
+    fn read(mut smaps: impl BufRead, thread_pointer: usize) -> io::Result<Self> {
+        let mut memory = Self::default();
+        let mut candidate = None;
+        let mut follows_program = false;
+        let mut line = String::new();
+        while smaps.read_line(&mut line)? > 0 {
+            if let Some((mapping, permissions, path)) = parse_header(&line) {
+                let is_writable = permissions.contains('w');
+                candidate = (path.starts_with('/') && permissions.starts_with('r') && !is_writable).then_some(mapping);
+                // Variables of the program that have no initial value follow it without a name.
+                let is_allocated = path == "[heap]" || path.is_empty() && !follows_program;
+                if is_writable && is_allocated && !(mapping.start..mapping.end).contains(&thread_pointer) {
+                    memory.heap.push(mapping);
+                }
+                if path == "[stack]" {
+                    memory.stack = mapping.start;
+                }
+                follows_program = path.starts_with('/');
+            } else if line.split_whitespace().eq(["Anonymous:", "0", "kB"]) {
+                memory.clean.extend(candidate.take());
+            }
+            line.clear();
+        }
+        Ok(memory)
+    }
+}
+
+/// The addresses, permissions and path of the first line of a mapping; `None` for any other line.
+fn parse_header(line: &str) -> Option<(Mapping, &str, &str)> {
+    let mut fields = line.split_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let mapping = Mapping { start: usize::from_str_radix(start, 16).ok()?, end: usize::from_str_radix(end, 16).ok()? };
+    Some((mapping, fields.next()?, fields.nth(3).unwrap_or("")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_told_apart_by_its_mapping() {
+        let smaps = "\
+00400000-00410000 r--p 00000000 fe:00 1  /x/stage1
+Rss: 64 kB
+Anonymous:             0 kB
+00410000-00420000 r-xp 00010000 fe:00 1  /x/stage1
+Anonymous:             0 kB
+00420000-00430000 r--p 00020000 fe:00 1  /x/stage1
+Anonymous:             4 kB
+00430000-00440000 rw-p 00030000 fe:00 1  /x/stage1
+Anonymous:             0 kB
+00440000-00450000 rw-p 00000000 00:00 0
+Anonymous:             4 kB
+00460000-00470000 rw-p 00000000 00:00 0  [heap]
+Anonymous:             4 kB
+00500000-00510000 r--p 00000000 00:00 0
+Anonymous:             0 kB
+00520000-00530000 rw-p 00000000 00:00 0
+Anonymous:             8 kB
+00540000-00550000 rw-p 00000000 00:00 0
+Anonymous:             8 kB
+7ffe0000-7ffe2000 rw-p 00000000 00:00 0  [stack]
+Anonymous:             8 kB
+7fff0000-7fff2000 r-xp 00000000 00:00 0  [vdso]
+Anonymous:             0 kB
+";
+        let mapping = |start| Mapping { start, end: start + 0x1_0000 };
+        let memory = ProcessMemory::read(smaps.as_bytes(), 0x54_1000).unwrap();
+        assert_eq!(memory.clean, [0x40_0000, 0x41_0000].map(mapping));
+        assert_eq!(memory.heap, [0x46_0000, 0x52_0000].map(mapping), "neither .bss nor the thread's variables");
+        assert_eq!(memory.stack, 0x7ffe_0000);
+    }
+
+    /// Set in the child of the next test.
+    const ALONE: &str = "GANTRY_TEST_ARENA";
+
+    /// In a process without other tests, whose locks a forked process would find held.
+    #[test]
+    fn arena_serves_a_forked_process() {
+        if std::env::var_os(ALONE).is_none() {
+            let child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "sys::memory::tests::arena_serves_a_forked_process", "--test-threads=1"])
+                .env(ALONE, "1")
+                .output()
+                .unwrap();
+            assert!(child.status.success(), "{child:?}");
+            return;
+        }
+        // The test's main thread sleeps, and holds no lock.
+        let thread = crate::sys::SingleThreaded { thread: std::marker::PhantomData };
+        let before = vec![1u8; 100];
+        let child = crate::sys::fork(thread, libc::CLONE_NEWUTS, |process| {
+            process.start_arena();
+            let mut texts: Vec<String> = (0..1000).map(|n| format!("text {n}")).collect();
+            let in_arena = is_in_arena(texts[0].as_mut_ptr());
+            let (mut large, mut aligned) = (vec![0u8; MAX_IN_ARENA + 1], Box::new(Aligned([7; 64])));
+            let elsewhere = !is_in_arena(large.as_mut_ptr()) && aligned.0.as_ptr().addr() % 64 == 0;
+            aligned.0[0] = 8;
+            let mut grown = before;
+            grown.extend(std::iter::repeat_n(1, 10_000));
+            let whole = texts.iter().enumerate().all(|(n, text)| *text == format!("text {n}"));
+            let exhausted: Vec<Vec<u8>> = (0..300).map(|_| vec![5; MAX_IN_ARENA]).collect();
+            let kept = exhausted.iter().all(|bytes| bytes.iter().all(|byte| *byte == 5));
+            let grown = grown.iter().all(|byte| *byte == 1) && grown.len() == 10_100;
+            crate::sys::exit_now(if in_arena && elsewhere && whole && kept && grown { 42 } else { 1 })
+        });
+        let status = rustix::process::waitpid(child.ok(), rustix::process::WaitOptions::empty()).unwrap().unwrap().1;
+        assert_eq!(status.exit_status(), Some(42), "{status:?}");
+    }
+
+    #[repr(align(64))]
+    struct Aligned([u8; 64]);
+}
