@@ -1,5 +1,7 @@
 //! Apps of running pods: the life of each, kills of the command in between, and what other commands show.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Instant;
 
 use gantry_tests::{Gantry, Out, Signal, Space, app, pod_id, wait_for};
@@ -280,6 +282,21 @@ fn one_command_adds_and_starts() {
     let _ = add(&g, &pod, &["--name=two", "--start", "--exec=/no/such"], &["true"]).exits(127);
     assert_eq!(g.run(&["app", "list", "-q", &pod]).ok().text(), "it");
     let _ = g.run(&["run", "--start", "image"]).exits(FAILED).stderr_contains(&["--start is not a flag of"]);
+    g.check_invariants();
+}
+
+#[test]
+fn app_stays_created_when_its_start_fails() {
+    let g = Gantry::new();
+    let pod = sandbox(&g, &[]);
+    std::fs::write(g.scratch().join("program"), "no program").unwrap();
+    std::fs::set_permissions(g.scratch().join("program"), Permissions::from_mode(0o755)).unwrap();
+    let volume = format!("--volume=v,kind=host,source={}", g.scratch().display());
+    let flags = ["--name=it", "--start", &volume, "--mount=volume=v,target=/m", "--exec=/m/program"];
+    let _ = add(&g, &pod, &flags, &[]).exits(126).stderr_contains(&["/m/program"]);
+    assert_eq!(state(&g, &format!("{pod}/it"))["state"], "created");
+    assert_eq!(events(&g, &pod, "it"), ["app-created"]);
+    g.run(&["app", "rm", &format!("{pod}/it")]).succeeded();
     g.check_invariants();
 }
 

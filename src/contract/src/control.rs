@@ -77,8 +77,8 @@ pub enum Request {
         app: String,
     },
     /// Create an app in the running pod: its cgroup, root, mounts, user and log. A command that is missing or not
-    /// executable fails here. Replied to by `Done`; a name that is in use fails as already-exists, a pod that is
-    /// stopping refuses.
+    /// executable fails here. Replied to by `Done`, or as `StartApp` if it is started, too: a failure of the start
+    /// leaves it created. A name that is in use fails as already-exists, a pod that is stopping refuses.
     AddApp(Box<AddApp>),
     /// Execute the program of an app that was created or has exited. Replied to by `AppStarted`. The client chooses the
     /// attempt: if that attempt runs, the reply is its `Started`; if it has run, or another one runs, the request is
@@ -165,6 +165,9 @@ impl Request {
 pub struct AddApp {
     /// The app. Its `attempt` is not used; the first [`Request::StartApp`] chooses it.
     pub app: plan::App,
+    /// Whether to start it once it is created, as attempt 0.
+    #[serde(default)]
+    pub start: bool,
     /// Volumes that the app mounts besides those that the pod has. One that the pod has already must have the same
     /// specification.
     #[serde(default)]

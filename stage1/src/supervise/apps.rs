@@ -75,7 +75,7 @@ impl Supervisor {
         }
     }
 
-    fn start_app(&mut self, name: &str, start: StartRequest) {
+    pub(super) fn start_app(&mut self, name: &str, start: StartRequest) {
         match self.check_start(name, start.attempt) {
             Ok(token) if self.reply_if_started(token, &start) => {}
             Ok(token) => self.begin_start(token, start),

@@ -71,6 +71,8 @@ struct NewApp {
     number: u16,
     volumes: Vec<String>,
     terminal_size: Option<(u16, u16)>,
+    /// Whether it is started once it is created.
+    starts: bool,
     client: OwnedFd,
 }
 
@@ -86,7 +88,8 @@ impl Supervisor {
         match begun {
             Ok((number, volumes, app, maker, stdio)) => {
                 let program = app.plan.argv.first().cloned().unwrap_or_default();
-                let new = NewApp { app, number, volumes, terminal_size: request.terminal_size, client };
+                let (terminal_size, starts) = (request.terminal_size, request.start);
+                let new = NewApp { app, number, volumes, terminal_size, starts, client };
                 let target = Target::New(Box::new(new));
                 self.creations.insert(Creation { maker, phase: Phase::Fill, stdio, program, target });
             }
@@ -256,7 +259,7 @@ impl Supervisor {
     }
 
     fn complete_add(&mut self, new: NewApp, stdio: AppStdio, waiting: WaitingApp, null: OwnedFd) {
-        let NewApp { app, number, volumes, terminal_size, client } = new;
+        let NewApp { app, number, volumes, terminal_size, starts, client } = new;
         let name = app.plan.name.clone();
         let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
         let ends: Result<(Vec<OutputSource>, AppInput)> = limited.and_then(|ineffective| {
@@ -270,8 +273,12 @@ impl Supervisor {
                 app.volumes = volumes;
                 app.terminal_size = terminal_size;
                 self.pod.apps.insert(app);
-                self.journal.append(Fact::AppCreated { app: name });
-                control::reply(&client, &Reply::Done, None);
+                self.journal.append(Fact::AppCreated { app: name.clone() });
+                if starts {
+                    self.start_app(&name, StartRequest { attempt: 0, client: Some(client) });
+                } else {
+                    control::reply(&client, &Reply::Done, None);
+                }
             }
             Err(why) => {
                 app.cgroup.kill();

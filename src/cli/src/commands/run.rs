@@ -107,11 +107,8 @@ pub(crate) fn add_app(request: Request) -> Result<u8, Failure> {
     let id = crate::pods::find(&engine, &target)?;
     let name = app.name.clone();
     let added = AddedAppSpec { app, volumes: spec.volumes };
-    engine.add_app(id, added, policy(options.pull.unwrap_or_default()), &progress)?;
-    // Killed here, this command leaves the app as it does without --start.
-    let started = if options.start { engine.start_app(id, &name) } else { Ok(()) };
+    engine.add_app_and_start(id, added, options.start, policy(options.pull.unwrap_or_default()), &progress)?;
     json::to_stdout(|out| writeln!(out, "{name}"))?;
-    started?;
     Ok(exit::OK)
 }
 

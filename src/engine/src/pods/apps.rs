@@ -79,7 +79,23 @@ impl Engine {
     pub fn add_app(
         &self,
         id: PodId,
+        spec: AddedAppSpec,
+        policy: PullPolicy,
+        progress: &dyn Progress,
+    ) -> Result<(), EngineError> {
+        self.add_app_and_start(id, spec, false, policy, progress)
+    }
+
+    /// Adds an app to a running pod, as [`Self::add_app`]; with `start`, starts it by the same request, so that both
+    /// are recorded together.
+    ///
+    /// # Errors
+    /// [`EngineError`]; nothing is left of the app then, unless only its start has failed.
+    pub fn add_app_and_start(
+        &self,
+        id: PodId,
         mut spec: AddedAppSpec,
+        start: bool,
         policy: PullPolicy,
         progress: &dyn Progress,
     ) -> Result<(), EngineError> {
@@ -98,7 +114,6 @@ impl Engine {
             progress.notify(gantry_fetch::Note::VolumeIgnored { path: path.clone() });
         }
         let lock = self.lock_apps_or_fail(id)?;
-        self.running_pod(id)?;
         // A killed command may have left an app of this name.
         self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
         let row = self.running_pod(id)?;
@@ -148,22 +163,26 @@ impl Engine {
                 let block_devices = block_devices(&planned.app.options.limits)?;
                 let devices = devices::read_devices(&planned.app.options)?;
                 let AddedAppPlan { app, volumes } = planned;
-                let request = AddApp { app, volumes, terminal_size: None, block_devices, devices };
+                let request = AddApp { app, start, volumes, terminal_size: None, block_devices, devices };
                 self.ask_app(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT)
                     .map_err(EngineError::from_cause)
             });
-        match sent {
-            Ok(Reply::Done) => {}
-            Ok(other) => {
-                self.undo_add(id, name, &lock);
-                return Err(EngineError::from_cause(unexpected(id, &other)));
-            }
-            Err(error) => {
-                self.undo_add(id, name, &lock);
-                return Err(error);
+        let error = match sent {
+            Ok(Reply::Done | Reply::AppStarted(_)) => return self.record_created_app(id, &spec, &lock),
+            Ok(other) => EngineError::from_cause(unexpected(id, &other)),
+            Err(error) => error,
+        };
+        let state = if start { self.app_of_running_pod(id, name) } else { Ok(AppState::Creating) };
+        match state {
+            Ok(AppState::Creating) | Err(_) => self.undo_add(id, name, &lock),
+            // The reply was lost.
+            Ok(AppState::Started { .. }) => return self.record_created_app(id, &spec, &lock),
+            // Only its start has failed.
+            Ok(AppState::Waiting | AppState::Created | AppState::Exited { .. }) => {
+                self.record_created_app(id, &spec, &lock)?;
             }
         }
-        self.record_created_app(id, &spec, &lock)
+        Err(error)
     }
 
     /// Records an app that the supervisor has created; with a restart policy durably, for gantryd starts it again with
