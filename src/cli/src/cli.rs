@@ -10,6 +10,9 @@ use crate::failure::Failure;
 use crate::globals::Globals;
 
 /// The command line: global flags and a command.
+pub(crate) type Cli = CommandLine<Command>;
+
+/// Global flags and one of these commands.
 #[derive(Debug, Parser)]
 #[command(
     name = "gantry",
@@ -22,11 +25,11 @@ use crate::globals::Globals;
     after_help = "Commands may be abbreviated to a unique prefix. Exit codes: the app's own; 125: gantry failed; 126, 127: \
                   the command could not be executed, or was not found; 128+n: signal n; 1: no such pod, image or network."
 )]
-pub(crate) struct Cli {
+pub(crate) struct CommandLine<C: Subcommand> {
     #[command(flatten)]
     pub(crate) globals: Globals,
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: C,
 }
 
 /// The arguments of a command, which the derived description of [`Cli`] leaves out: [`DESCRIBE`] adds them, to all
@@ -87,6 +90,15 @@ macro_rules! commands {
 
         /// The descriptions of the commands, in their order.
         const DESCRIBE: &[Describe] = &[$(commands!(@describe $($arguments)+),)*];
+
+        /// The names of the variants of [`Command`], and how to add the command of each.
+        const ADD: &[(&str, Describe)] = &[$((stringify!($name), |parent| {
+            #[derive(Debug, Subcommand)]
+            enum Only {
+                $(#[$attribute])* $name(Undescribed<commands!(@arguments $($arguments)+)>),
+            }
+            Only::augment_subcommands(parent)
+        }),)*];
 
         impl Command {
             /// The kind of the command.
@@ -238,6 +250,27 @@ pub(crate) fn names() -> clap::Command {
     Cli::command()
 }
 
+/// clap's description of the command line with one command, whose name is given in full. `None`: there is no such name.
+/// Other commands are left out, because clap copies the global flags to each: that takes longer than all the rest of
+/// `gantry version`.
+pub(crate) fn only(name: &str) -> Option<clap::Command> {
+    let at = ADD.iter().position(|(variant, _)| is_name_of(variant, name))?;
+    let (_, add) = ADD.get(at)?;
+    let describe = DESCRIBE.get(at)?;
+    let command = add(CommandLine::<Undescribed<Command>>::command());
+    command.find_subcommand(name)?;
+    Some(command.mut_subcommand(name, describe))
+}
+
+/// Whether a command of this name has this variant: `run-prepared` has `RunPrepared`.
+fn is_name_of(variant: &str, name: &str) -> bool {
+    let words = name.split('-').flat_map(|word| {
+        let mut letters = word.chars();
+        letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters)
+    });
+    words.eq(variant.chars()) && name.chars().all(|letter| letter == '-' || letter.is_ascii_lowercase())
+}
+
 /// Adds the arguments of one command to [`names`].
 pub(crate) fn describe_command(names: clap::Command, name: &str) -> clap::Command {
     describe_commands(names, |command| command.get_name() == name)
@@ -269,4 +302,26 @@ fn describe_commands(names: clap::Command, is_described: impl Fn(&clap::Command)
         Some(describe) if is_described(&command) => describe(command),
         _ => command,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_alone_is_described_alike() {
+        let mut all = command();
+        all.build();
+        for described in names().get_subcommands() {
+            let name = described.get_name();
+            let mut alone = only(name).unwrap_or_else(|| panic!("{name} is not found"));
+            alone.build();
+            let help =
+                |root: &mut clap::Command| root.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            assert_eq!(help(&mut alone), help(&mut all), "{name}");
+        }
+        for absent in ["", "-", "List", "LIST", "list-", "li-st", "ls", "lis", "run_prepared", "runprepared", "help"] {
+            assert!(only(absent).is_none(), "{absent}");
+        }
+    }
 }

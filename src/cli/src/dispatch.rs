@@ -59,9 +59,14 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
 /// Replaces the abbreviated command at this index by its full name, and the subcommand of a group likewise. Returns the
 /// description of the command.
 fn complete(words: &mut [String], at: usize) -> Result<clap::Command, Failure> {
-    let names = crate::cli::names();
-    words[at] = command_words::complete(&names, "", &words[at])?;
-    let description = crate::cli::describe_command(names, &words[at]);
+    let description = match crate::cli::only(&words[at]) {
+        Some(description) => description,
+        None => {
+            let names = crate::cli::names();
+            words[at] = command_words::complete(&names, "", &words[at])?;
+            crate::cli::describe_command(names, &words[at])
+        }
+    };
     let group = description.find_subcommand(&words[at]).filter(|command| command.has_subcommands());
     if let Some((group, more)) = group.zip(first_argument(&words[at + 1..])) {
         let at = at + 1 + more;
