@@ -9,7 +9,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     rkt(&out)?;
     talos(&out)?;
-    aurae(&out)
+    aurae(&out)?;
+    cri(&out)
 }
 
 /// Generates messages and client; in the server, lists and streams return messages that are encoded already (see
@@ -72,5 +73,19 @@ fn aurae(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
     let generated = out.join("aurae");
     std::fs::create_dir_all(&generated)?;
     tonic_prost_build::configure().build_client(false).out_dir(&generated).compile_fds(files)?;
+    Ok(())
+}
+
+/// Generates messages and servers of the Kubernetes CRI. Calls without an implementation answer UNIMPLEMENTED.
+fn cri(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
+    const FILE: &str = "cri/api.proto";
+    println!("cargo::rerun-if-changed={FILE}");
+    let files = protox::compile([FILE], ["."])?;
+    std::fs::write(out.join("cri.bin"), files.encode_to_vec())?;
+
+    let generated = out.join("cri");
+    std::fs::create_dir_all(&generated)?;
+    let config = tonic_prost_build::configure().build_client(false).generate_default_stubs(true);
+    config.out_dir(&generated).compile_fds(files)?;
     Ok(())
 }

@@ -88,3 +88,11 @@ pub mod aurae {
     /// The contract as a `google.protobuf.FileDescriptorSet`, for reflection.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/aurae.bin"));
 }
+
+/// The Kubernetes Container Runtime Interface.
+pub mod cri {
+    package!(v1, "cri", "runtime.v1");
+
+    /// The contract as a `google.protobuf.FileDescriptorSet`, for reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cri.bin"));
+}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A client of the Talos node API and of Aurae's API in Python's gRPC: it shares the .proto files with the server and
-nothing else.
+"""A client of the Talos node API, of Aurae's API and of the Kubernetes CRI in Python's gRPC: it shares the .proto files
+with the server and nothing else.
 
   node_client.py [--nodes NAME]... [--node NAME]... [--stall N] [--repeat N] [--parallel N]
            [--announce] [--deadline N] [--uid N] [TLS] ADDRESS PACKAGE.SERVICE/METHOD [REQUEST]
@@ -29,14 +29,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from grpc_tools import protoc
 
 PROTO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto")
-CONTRACTS = ["talos", "aurae"]
+CONTRACTS = ["talos", "aurae", "cri"]
 DEADLINE = 60
 FIRST_MESSAGE = 2
 FAILED = 3
 
 
 def descriptors():
-    """A pool of the messages and services of proto/talos and proto/aurae."""
+    """A pool of the messages and services of proto/talos, proto/aurae and proto/cri."""
     found = [path for folder in CONTRACTS for path in glob.glob(os.path.join(PROTO, folder, "*.proto"))]
     files = sorted(os.path.relpath(path, PROTO) for path in found)
     include = os.path.join(os.path.dirname(protoc.__file__), "_proto")

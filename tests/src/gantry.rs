@@ -168,7 +168,7 @@ impl Gantry {
         if !args.contains(&"--listen") && !args.iter().any(|arg| arg.starts_with("--listen=")) {
             command.arg(format!("--listen=unix:{}", self.api_socket().display()));
         }
-        for listen in ["--machine-listen", "--aurae-listen"] {
+        for listen in ["--machine-listen", "--aurae-listen", "--cri-listen"] {
             if !args.contains(&listen) {
                 command.arg(format!("{listen}=none"));
             }

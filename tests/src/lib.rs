@@ -13,6 +13,7 @@ pub mod appc;
 pub mod aurae;
 mod authority;
 mod binaries;
+pub mod cri;
 mod debian_registry;
 mod debian_systemd;
 pub mod faulty_registry;

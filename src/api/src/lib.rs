@@ -19,7 +19,7 @@
 //! | [`metrics`] | what gantryd counts, and `/metrics` |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
 //! | `warnings` | the limit on warnings about failed calls |
-//! | `surfaces` | one folder per surface: [`aurae`], [`rkt`], [`talos`] |
+//! | `surfaces` | one folder per surface: [`aurae`], [`cri`], [`rkt`], [`talos`] |
 //!
 //! # A new surface
 //!
@@ -61,5 +61,5 @@ pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
 pub use metrics::{Metrics, Operation, Removal};
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;
-pub use surfaces::{aurae, rkt, talos};
+pub use surfaces::{aurae, cri, rkt, talos};
 pub use tls::{MutualTls, TlsError, TlsFiles};

@@ -66,6 +66,10 @@ pub(crate) struct Args {
     /// unix:/run/gantry/aurae.sock]
     #[arg(long, value_name = "ADDR")]
     aurae_listen: Vec<String>,
+    /// Address of the Kubernetes CRI: unix:/PATH; can be repeated; or 'none'. Only root may call [default:
+    /// unix:/run/gantry/cri.sock]
+    #[arg(long, value_name = "ADDR")]
+    cri_listen: Vec<String>,
     /// Address of the metrics for Prometheus, served at /metrics: HOST:PORT, [IPV6]:PORT or unix:/PATH; can be
     /// repeated; or 'none'. Every client that can connect sees the names of all pods and images [default:
     /// 127.0.0.1:15442]
@@ -98,6 +102,7 @@ impl Args {
             rkt: given(&self.listen, &settings.listen),
             talos: given(&self.machine_listen, &settings.machine_listen),
             aurae: given(&self.aurae_listen, &settings.aurae_listen),
+            cri: given(&self.cri_listen, &settings.cri_listen),
             metrics: given(&self.metrics_listen, &settings.metrics_listen),
             run_dir: self.run_dir.as_deref(),
         }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use gantry_api::metrics::http::METRICS_SOCKET_ACCESS;
 use gantry_api::talos::MachineControl;
-use gantry_api::{Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, aurae, rkt, talos};
+use gantry_api::{
+    Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, aurae, cri, rkt, talos,
+};
 use gantry_engine::{Settings, TlsSettings};
 use tracing::{info, warn};
 
@@ -20,9 +22,11 @@ const RKT_SOCKET: &str = "api.sock";
 const TALOS_SOCKET: &str = "machine.sock";
 /// The name of the default socket of Aurae's API.
 const AURAE_SOCKET: &str = "aurae.sock";
+/// The name of the default socket of the CRI.
+const CRI_SOCKET: &str = "cri.sock";
 /// The default address of metrics.
 const METRICS_ADDRESS: &str = "127.0.0.1:15442";
-/// The value of `listen`, `machine-listen`, `aurae-listen` and `metrics-listen` that disables an API.
+/// The value of `listen`, `machine-listen`, `aurae-listen`, `cri-listen` and `metrics-listen` that disables an API.
 const NONE: &str = "none";
 /// The default TCP addresses of the Talos node API when it has certificates: the port of Talos.
 const TALOS_TCP: [(&str, u16); 2] = [("0.0.0.0", 50000), ("::", 50000)];
@@ -53,6 +57,8 @@ pub(crate) struct ListenAddresses<'a> {
     pub(crate) talos: Option<&'a [String]>,
     /// Aurae's API.
     pub(crate) aurae: Option<&'a [String]>,
+    /// The Kubernetes CRI.
+    pub(crate) cri: Option<&'a [String]>,
     /// The metrics.
     pub(crate) metrics: Option<&'a [String]>,
     /// The directory of the default sockets.
@@ -65,7 +71,7 @@ pub(crate) fn endpoints(
     addresses: ListenAddresses<'_>,
     settings: SurfaceSettings,
 ) -> anyhow::Result<Vec<Endpoint>> {
-    let ListenAddresses { rkt, talos, aurae, run_dir, .. } = addresses;
+    let ListenAddresses { rkt, talos, aurae, cri, run_dir, .. } = addresses;
     let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
         ListenSpec::Passed => passed,
         spec => open(spec, RKT_SOCKET, rkt::SOCKET_ACCESS)?,
@@ -77,7 +83,11 @@ pub(crate) fn endpoints(
     let talos = listen_spec("machine-listen", false, talos, run_dir)?;
     let talos = open_talos(talos, settings.machine_tls.is_some())?;
     let aurae = aurae.or((!is_default).then_some(&none[..]));
-    let aurae = open_aurae(listen_spec("aurae-listen", false, aurae, run_dir)?)?;
+    let aurae = listen_spec("aurae-listen", false, aurae, run_dir)?;
+    let aurae = open_local("aurae-listen", aurae, AURAE_SOCKET, aurae::SOCKET_ACCESS)?;
+    let cri = cri.or((!is_default).then_some(&none[..]));
+    let cri = listen_spec("cri-listen", false, cri, run_dir)?;
+    let cri = open_local("cri-listen", cri, CRI_SOCKET, cri::SOCKET_ACCESS)?;
     let mut endpoints = Vec::new();
     if !rkt_listeners.is_empty() {
         endpoints.push(rkt::endpoint(rkt_listeners));
@@ -88,17 +98,20 @@ pub(crate) fn endpoints(
     if !aurae.is_empty() {
         endpoints.push(aurae::endpoint(aurae, settings.aurae_tls));
     }
+    if !cri.is_empty() {
+        endpoints.push(cri::endpoint(cri));
+    }
     Ok(endpoints)
 }
 
-/// Opens the sockets of Aurae's API.
-fn open_aurae(spec: ListenSpec) -> anyhow::Result<Vec<Listener>> {
+/// Opens the sockets of an API that is not served over TCP.
+fn open_local(setting: &str, spec: ListenSpec, name: &str, access: SocketAccess) -> anyhow::Result<Vec<Listener>> {
     if let ListenSpec::Addresses(addresses) = &spec
         && let Some(tcp) = addresses.iter().find(|address| matches!(address, Address::Tcp(..)))
     {
-        bail!("'aurae-listen' names {tcp}, but Aurae's API is served on unix sockets only");
+        bail!("'{setting}' names {tcp}, but this API is served on unix sockets only");
     }
-    open(spec, AURAE_SOCKET, aurae::SOCKET_ACCESS)
+    open(spec, name, access)
 }
 
 /// Opens the sockets of the Talos node API.

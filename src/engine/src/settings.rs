@@ -13,6 +13,7 @@
 //! listen = ["unix:/run/x.sock"]    # gantryd: addresses of rkt's API, or ["none"]
 //! machine-listen = ["none"]        # gantryd: addresses of the Talos node API, or ["none"]
 //! aurae-listen = ["none"]          # gantryd: addresses of Aurae's API, or ["none"]
+//! cri-listen = ["none"]            # gantryd: addresses of the Kubernetes CRI, or ["none"]
 //! time-server = "time.example"     # gantryd: the server whose time the Talos node API shows; none by default
 //! metrics-listen = ["127.0.0.1:15442"]   # gantryd: addresses of /metrics for Prometheus, or []
 //! sample-interval = "10s"          # gantryd: how often the counters of running pods are sampled
@@ -93,6 +94,7 @@ struct File {
     listen: Option<Vec<String>>,
     machine_listen: Option<Vec<String>>,
     aurae_listen: Option<Vec<String>>,
+    cri_listen: Option<Vec<String>>,
     time_server: Option<String>,
     metrics_listen: Option<Vec<String>>,
     sample_interval: Option<String>,
@@ -174,6 +176,8 @@ pub struct Settings {
     pub machine_listen: Option<Vec<String>>,
     /// The addresses on which gantryd serves Aurae's API, as written; `None`: not configured.
     pub aurae_listen: Option<Vec<String>>,
+    /// The addresses on which gantryd serves the Kubernetes CRI, as written; `None`: not configured.
+    pub cri_listen: Option<Vec<String>>,
     /// The certificates of the Talos node API; `None`: it is not served over TCP.
     pub machine_tls: Option<TlsSettings>,
     /// The certificates of Aurae's API; `None`: it is served without TLS.
@@ -250,6 +254,7 @@ impl Settings {
             listen: None,
             machine_listen: None,
             aurae_listen: None,
+            cri_listen: None,
             machine_tls: None,
             aurae_tls: None,
             machine_commands: None,
@@ -318,6 +323,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     settings.listen = file.listen;
     settings.machine_listen = file.machine_listen;
     settings.aurae_listen = file.aurae_listen;
+    settings.cri_listen = file.cri_listen;
     settings.machine_tls = with_absolute_paths("machine-tls", file.machine_tls)?;
     settings.aurae_tls = with_absolute_paths("aurae-tls", file.aurae_tls)?;
     let mut commands = Vec::new();
@@ -487,6 +493,7 @@ mod tests {
         let all = "dir = '/d'\ndefault-registry = 'docker.io'\ncgroup-parent = '/a/b'\nstop-grace = '3s'\n\
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
                    backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\naurae-listen = ['unix:/b']\nmetrics-listen = []\n\
+                   cri-listen = ['unix:/c']\n\
                    sample-interval = '1m'\ntime-server = 't'\n\
                    machine-control = true\nreboot-command = ['/r']\n\
                    machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
@@ -498,6 +505,7 @@ mod tests {
             listen,
             machine_listen,
             aurae_listen,
+            cri_listen,
             machine_tls,
             machine_commands,
             time_server,
@@ -508,6 +516,7 @@ mod tests {
         assert_eq!(listen.as_deref(), Some(&["unix:/a".to_owned()][..]));
         assert_eq!(machine_listen.as_deref(), Some(&["none".to_owned()][..]));
         assert_eq!(aurae_listen.as_deref(), Some(&["unix:/b".to_owned()][..]));
+        assert_eq!(cri_listen.as_deref(), Some(&["unix:/c".to_owned()][..]));
         assert_eq!(machine_tls, Some(TlsSettings { ca: "/c".into(), certificate: "/d".into(), key: "/e".into() }));
         let commands = machine_commands.unwrap();
         assert_eq!(

@@ -1,5 +1,6 @@
 //! The surfaces: one folder each, none of which imports another.
 
 pub mod aurae;
+pub mod cri;
 pub mod rkt;
 pub mod talos;

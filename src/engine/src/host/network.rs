@@ -212,6 +212,24 @@ impl Engine {
         }
     }
 
+    /// Checks that the networks which pods get by default are configured. Reads configurations only, so a plugin that
+    /// fails is not found.
+    ///
+    /// # Errors
+    /// [`EngineError`], with what is wrong with the first of them.
+    pub fn check_default_network(&self) -> Result<(), EngineError> {
+        let (NetMode::Networks(wanted) | NetMode::All(wanted)) = &self.options.network.default else { return Ok(()) };
+        let configured = wanted.iter().filter(|it| !BUILT_IN.contains(&it.name.as_str()));
+        for NetworkRequest { name, .. } in configured {
+            let network = self.network(name)?;
+            if let Some(problem) = network.problem {
+                let text = format!("network '{}' cannot be used: {problem}", shown(name));
+                return Err(EngineError::new(ErrorKind::Unavailable, text));
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the pod has, or may have, resources of a network on the host.
     pub(crate) fn has_network_record(&self, id: PodId) -> bool {
         match std::fs::symlink_metadata(self.pod_dir(id).join(files::NETWORK)) {

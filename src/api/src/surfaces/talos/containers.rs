@@ -99,7 +99,7 @@ fn pid(app: &AppRow) -> u32 {
 }
 
 fn app_status(driver: ContainerDriver, app: &AppRow, view: &PodView) -> &'static str {
-    let (containerd, cri) = match app.state {
+    let (containerd, kubernetes) = match app.state {
         AppState::Waiting | AppState::Creating | AppState::Created => ("CREATED", "CONTAINER_CREATED"),
         AppState::Started { .. } if view.supervisor().is_none() => ("UNKNOWN", "CONTAINER_UNKNOWN"),
         // The CRI has no state for it.
@@ -109,6 +109,6 @@ fn app_status(driver: ContainerDriver, app: &AppRow, view: &PodView) -> &'static
     };
     match driver {
         ContainerDriver::Containerd => containerd,
-        ContainerDriver::Cri => cri,
+        ContainerDriver::Cri => kubernetes,
     }
 }

@@ -1,0 +1,69 @@
+//! `Status` and `RuntimeConfig`: the conditions of the runtime, and its cgroup driver.
+
+use std::collections::HashMap;
+
+use gantry_engine::Engine;
+use gantry_engine::model::cgroup::CgroupManager;
+use gantry_engine::model::error::messages;
+use gantry_proto::cri::v1::{
+    CgroupDriver, LinuxRuntimeConfiguration, RuntimeCondition, RuntimeConfigResponse, RuntimeFeatures, RuntimeHandler,
+    RuntimeHandlerFeatures, RuntimeStatus, StatusResponse,
+};
+use tonic::Status;
+
+/// Types of conditions (k8s.io/cri-api, `constants.go`).
+const RUNTIME_READY: &str = "RuntimeReady";
+const NETWORK_READY: &str = "NetworkReady";
+
+/// The conditions. No program is started for them: a kubelet asks every five seconds.
+pub(super) fn read(engine: &Engine, verbose: bool) -> StatusResponse {
+    let network = match engine.check_default_network() {
+        Ok(()) => ready(NETWORK_READY),
+        Err(error) => failing(NETWORK_READY, "NetworkPluginNotReady", messages(&error).join(": ")),
+    };
+    let mut status = response(vec![ready(RUNTIME_READY), network]);
+    if verbose {
+        let dir = engine.store().layout().root().display().to_string();
+        // The names are those of containerd, which crictl's users look up.
+        let config = [("stateDir", &dir), ("containerdRootDir", &dir)];
+        let fields: Vec<_> = config.iter().map(|(name, value)| format!("{name:?}:{value:?}")).collect();
+        status.info = HashMap::from([("config".to_owned(), format!("{{{}}}", fields.join(",")))]);
+    }
+    status
+}
+
+/// The conditions when the store cannot be opened.
+pub(super) fn not_ready(error: &Status) -> StatusResponse {
+    let runtime = failing(RUNTIME_READY, "StoreNotReady", error.message().to_owned());
+    let network = failing(NETWORK_READY, "StoreNotReady", "the networks were not examined".to_owned());
+    response(vec![runtime, network])
+}
+
+/// The response to RuntimeConfig.
+pub(super) fn runtime_config(engine: &Engine) -> RuntimeConfigResponse {
+    let driver = match engine.options().cgroup_parent.manager() {
+        CgroupManager::Cgroupfs => CgroupDriver::Cgroupfs,
+        CgroupManager::Systemd => CgroupDriver::Systemd,
+    };
+    RuntimeConfigResponse { linux: Some(LinuxRuntimeConfiguration { cgroup_driver: driver.into() }) }
+}
+
+/// A status with these conditions. The handler without a name is the default one; a feature that is not named there is
+/// one that kubelets do not ask for.
+fn response(conditions: Vec<RuntimeCondition>) -> StatusResponse {
+    let features = RuntimeHandlerFeatures { recursive_read_only_mounts: false, user_namespaces: false };
+    StatusResponse {
+        status: Some(RuntimeStatus { conditions }),
+        info: HashMap::new(),
+        runtime_handlers: vec![RuntimeHandler { name: String::new(), features: Some(features) }],
+        features: Some(RuntimeFeatures::default()),
+    }
+}
+
+fn ready(kind: &str) -> RuntimeCondition {
+    RuntimeCondition { r#type: kind.to_owned(), status: true, ..RuntimeCondition::default() }
+}
+
+fn failing(kind: &str, reason: &str, message: String) -> RuntimeCondition {
+    RuntimeCondition { r#type: kind.to_owned(), status: false, reason: reason.to_owned(), message }
+}
