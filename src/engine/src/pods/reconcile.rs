@@ -146,11 +146,13 @@ impl Engine {
         if row.phase.is_final() {
             return Ok(Some(row));
         }
-        match self.reconcile_stored(row.clone(), journal) {
+        let id = row.id;
+        match self.reconcile_stored(row, journal) {
             // Reading a pod must not need space on the disk. The next command that can write records it.
             Err(error) if self.tolerant && cannot_be_written(&error) => {
                 self.unwritten.replace(Some(gantry_model::error::chain(&error)));
-                self.preview(row)
+                let row = self.store.pod(id).map_err(PodError::store)?;
+                row.map_or(Ok(None), |row| self.preview(row))
             }
             other => other,
         }
