@@ -5,6 +5,7 @@
 
 mod node_status;
 mod runtime;
+mod sandbox;
 
 use std::sync::Arc;
 
@@ -57,10 +58,10 @@ impl Surface for CriSurface {
         }
     }
 
-    fn add_services(&self, _context: &Arc<Context>, services: &mut Services) {
+    fn add_services(&self, context: &Arc<Context>, services: &mut Services) {
         // The surface's access is read-write, so a writer exists.
         let Some(writer) = services.writer() else { return };
-        let runtime = CriRuntime::new(writer);
+        let runtime = CriRuntime::new(Arc::clone(context), writer);
         services.add(RuntimeServiceServer::new(runtime).max_decoding_message_size(MAX_REQUEST));
     }
 }

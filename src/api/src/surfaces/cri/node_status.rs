@@ -25,9 +25,8 @@ pub(super) fn read(engine: &Engine, verbose: bool) -> StatusResponse {
     if verbose {
         let dir = engine.store().layout().root().display().to_string();
         // The names are those of containerd, which crictl's users look up.
-        let config = [("stateDir", &dir), ("containerdRootDir", &dir)];
-        let fields: Vec<_> = config.iter().map(|(name, value)| format!("{name:?}:{value:?}")).collect();
-        status.info = HashMap::from([("config".to_owned(), format!("{{{}}}", fields.join(",")))]);
+        let config = serde_json::json!({ "stateDir": dir, "containerdRootDir": dir });
+        status.info = HashMap::from([("config".to_owned(), config.to_string())]);
     }
     status
 }

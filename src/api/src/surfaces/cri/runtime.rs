@@ -2,17 +2,22 @@
 
 use std::sync::Arc;
 
-use gantry_engine::Engine;
+use gantry_engine::{Engine, Observer};
 use gantry_proto::cri::v1::runtime_service_server::RuntimeService;
 use gantry_proto::cri::v1::{
-    RuntimeConfigRequest, RuntimeConfigResponse, StatusRequest, StatusResponse, UpdateRuntimeConfigRequest,
-    UpdateRuntimeConfigResponse, VersionRequest, VersionResponse,
+    ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxStatusRequest, PodSandboxStatusResponse,
+    RemovePodSandboxRequest, RemovePodSandboxResponse, RunPodSandboxRequest, RunPodSandboxResponse,
+    RuntimeConfigRequest, RuntimeConfigResponse, StatusRequest, StatusResponse, StopPodSandboxRequest,
+    StopPodSandboxResponse, UpdateRuntimeConfigRequest, UpdateRuntimeConfigResponse, VersionRequest, VersionResponse,
 };
 use tonic::{Request, Response, Status};
 
 use super::node_status;
+use super::sandbox::{self, CallGuard, SandboxFilter, SandboxRequest, Supervisors};
 use crate::bridge::{Bridge, Weight};
+use crate::context::Context;
 use crate::peer::Peer;
+use crate::status::invalid_field;
 
 /// The version of the contract between kubelet and runtime. Kubelets compare it; it is not that of the package.
 const KUBELET_API_VERSION: &str = "0.1.0";
@@ -21,13 +26,15 @@ const RUNTIME_API_VERSION: &str = "v1";
 
 /// See the module.
 pub(super) struct CriRuntime {
+    context: Arc<Context>,
     writer: Arc<Bridge<Engine>>,
+    supervisors: Supervisors,
 }
 
 impl CriRuntime {
     /// The service of a server.
-    pub(super) fn new(writer: Arc<Bridge<Engine>>) -> Self {
-        Self { writer }
+    pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
+        Self { context, writer, supervisors: Supervisors::default() }
     }
 }
 
@@ -74,5 +81,62 @@ impl RuntimeService for CriRuntime {
                 gantry_engine::model::id::shown(&cidr)
             ))),
         }
+    }
+
+    async fn run_pod_sandbox(
+        &self,
+        request: Request<RunPodSandboxRequest>,
+    ) -> Result<Response<RunPodSandboxResponse>, Status> {
+        let (_, extensions, RunPodSandboxRequest { config, runtime_handler }) = request.into_parts();
+        let config = config.ok_or_else(|| invalid_field("config", "it is missing"))?;
+        let request = SandboxRequest { config, runtime_handler };
+        let guard = CallGuard::default();
+        let (ended, supervisors) = (guard.ended(), self.supervisors.clone());
+        let run = move |engine: &Engine| sandbox::run(engine, &supervisors, request, &ended);
+        let id = self.writer.call(Peer::of(&extensions), Weight::Heavy, run).await?;
+        Ok(Response::new(RunPodSandboxResponse { pod_sandbox_id: id.to_string() }))
+    }
+
+    async fn stop_pod_sandbox(
+        &self,
+        request: Request<StopPodSandboxRequest>,
+    ) -> Result<Response<StopPodSandboxResponse>, Status> {
+        let (_, extensions, StopPodSandboxRequest { pod_sandbox_id }) = request.into_parts();
+        let stop = move |engine: &Engine| sandbox::stop(engine, &pod_sandbox_id);
+        self.writer.call(Peer::of(&extensions), Weight::Heavy, stop).await?;
+        self.supervisors.reap();
+        Ok(Response::new(StopPodSandboxResponse {}))
+    }
+
+    async fn remove_pod_sandbox(
+        &self,
+        request: Request<RemovePodSandboxRequest>,
+    ) -> Result<Response<RemovePodSandboxResponse>, Status> {
+        let (_, extensions, RemovePodSandboxRequest { pod_sandbox_id }) = request.into_parts();
+        let remove = move |engine: &Engine| sandbox::remove(engine, &pod_sandbox_id);
+        self.writer.call(Peer::of(&extensions), Weight::Heavy, remove).await?;
+        self.supervisors.reap();
+        Ok(Response::new(RemovePodSandboxResponse {}))
+    }
+
+    async fn pod_sandbox_status(
+        &self,
+        request: Request<PodSandboxStatusRequest>,
+    ) -> Result<Response<PodSandboxStatusResponse>, Status> {
+        let (_, extensions, PodSandboxStatusRequest { pod_sandbox_id, verbose }) = request.into_parts();
+        let read = move |observer: &Observer| sandbox::status(observer, &pod_sandbox_id, verbose);
+        self.context.reader.call(Peer::of(&extensions), Weight::Light, read).await.map(Response::new)
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        request: Request<ListPodSandboxRequest>,
+    ) -> Result<Response<ListPodSandboxResponse>, Status> {
+        let (_, extensions, ListPodSandboxRequest { filter }) = request.into_parts();
+        let filter = SandboxFilter::parse(filter)?;
+        // A kubelet lists every second.
+        self.supervisors.reap();
+        let list = move |observer: &Observer| sandbox::list(observer, &filter);
+        self.context.reader.call(Peer::of(&extensions), Weight::Heavy, list).await.map(Response::new)
     }
 }

@@ -1,0 +1,149 @@
+//! PodSandboxStatus and ListPodSandbox: the rows of pods as sandboxes.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use gantry_engine::model::id::shown;
+use gantry_engine::model::{FormerPhase, Phase};
+use gantry_engine::{Observer, PodError, PodRow, now};
+use gantry_proto::cri::v1::{
+    LinuxPodSandboxStatus, ListPodSandboxResponse, Namespace, PodIp, PodSandbox, PodSandboxFilter,
+    PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus, PodSandboxStatusResponse,
+};
+use tonic::Status;
+
+use super::record::{SandboxRecord, requested_annotations};
+use crate::request::check_text;
+use crate::status;
+
+/// The conditions of ListPodSandbox; all of them must hold.
+#[derive(Debug, Default)]
+pub(in super::super) struct SandboxFilter {
+    /// The id, or its beginning.
+    id: String,
+    state: Option<PodSandboxState>,
+    labels: HashMap<String, String>,
+}
+
+impl SandboxFilter {
+    /// Reads the filter of a request.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT, with the field.
+    pub(in super::super) fn parse(filter: Option<PodSandboxFilter>) -> Result<Self, Status> {
+        let PodSandboxFilter { id, state, label_selector } = filter.unwrap_or_default();
+        check_text("filter.id", &id)?;
+        let state = state.map(|value| {
+            PodSandboxState::try_from(value.state)
+                .map_err(|_| status::invalid_field("filter.state", &format!("there is no state {}", value.state)))
+        });
+        Ok(Self { id: id.to_ascii_lowercase(), state: state.transpose()?, labels: label_selector })
+    }
+
+    fn matches(&self, sandbox: &PodSandbox) -> bool {
+        sandbox.id.starts_with(&self.id)
+            && self.state.is_none_or(|state| state == sandbox.state())
+            && self.labels.iter().all(|(key, value)| sandbox.labels.get(key) == Some(value))
+    }
+}
+
+/// The sandboxes that a filter selects, oldest first.
+///
+/// # Errors
+/// Those of the engine.
+pub(in super::super) fn list(observer: &Observer, filter: &SandboxFilter) -> Result<ListPodSandboxResponse, Status> {
+    let pods = observer.pods(&[]).map_err(|error| status::from_error(&error))?;
+    let mut items: Vec<_> =
+        pods.iter().filter_map(|view| sandbox(&view.row)).filter(|item| filter.matches(item)).collect();
+    items.sort_by_key(|item| item.created_at);
+    Ok(ListPodSandboxResponse { items })
+}
+
+fn sandbox(row: &PodRow) -> Option<PodSandbox> {
+    let SandboxRecord { metadata, namespaces: _ } = SandboxRecord::of(row)?;
+    Some(PodSandbox {
+        id: row.id.to_string(),
+        metadata: Some(metadata),
+        state: state(&row.phase)?.into(),
+        created_at: row.created.0,
+        labels: row.user_labels.clone().into_iter().collect(),
+        annotations: requested_annotations(row),
+        // Only the default handler exists.
+        runtime_handler: String::new(),
+    })
+}
+
+/// The status of the sandbox with this id or beginning of it.
+///
+/// # Errors
+/// NOT_FOUND; those of the engine.
+pub(in super::super) fn status(
+    observer: &Observer,
+    id: &str,
+    verbose: bool,
+) -> Result<PodSandboxStatusResponse, Status> {
+    let missing = || Status::not_found(format!("there is no sandbox '{}'", shown(id)));
+    let Ok(prefix) = super::prefix(id)? else { return Err(missing()) };
+    let row = match observer.pod(&prefix) {
+        Ok(view) => view.row,
+        Err(PodError::NotFound(_)) => return Err(missing()),
+        Err(error) => return Err(status::from_error(&error)),
+    };
+    let PodSandbox { id, metadata, state, created_at, labels, annotations, runtime_handler } =
+        sandbox(&row).ok_or_else(missing)?;
+    let namespaces = SandboxRecord::of(&row).map(|record| record.namespaces);
+    let info = if verbose { verbose_info(&row) } else { HashMap::new() };
+    let status = PodSandboxStatus {
+        id,
+        metadata,
+        state,
+        created_at,
+        network: Some(network_status(&row)?),
+        linux: Some(LinuxPodSandboxStatus { namespaces: Some(Namespace { options: namespaces }) }),
+        labels,
+        annotations,
+        runtime_handler,
+    };
+    Ok(PodSandboxStatusResponse { status: Some(status), info, containers_statuses: Vec::new(), timestamp: now().0 })
+}
+
+/// The pod's addresses in its first network, while it has them. Kubernetes knows no others.
+fn network_status(row: &PodRow) -> Result<PodSandboxNetworkStatus, Status> {
+    if !matches!(row.phase, Phase::Running { .. }) {
+        return Ok(PodSandboxNetworkStatus::default());
+    }
+    let summaries = row.networks.summaries().map_err(|error| status::from_error(&error))?;
+    let Some(first) = summaries.first() else { return Ok(PodSandboxNetworkStatus::default()) };
+    let mut addresses = first.ip4.map(IpAddr::V4).into_iter().chain(first.ip6.map(IpAddr::V6));
+    let ip = addresses.next().map(|address| address.to_string()).unwrap_or_default();
+    let additional_ips = addresses.map(|address| PodIp { ip: address.to_string() }).collect();
+    Ok(PodSandboxNetworkStatus { ip, additional_ips })
+}
+
+/// What crictl shows on top: the cgroup and the supervisor.
+fn verbose_info(row: &PodRow) -> HashMap<String, String> {
+    let pid = match &row.phase {
+        Phase::Running { supervisor, .. } => Some(supervisor.pid),
+        // Only running pods have a supervisor.
+        _ => None,
+    };
+    let info = serde_json::json!({ "pid": pid, "cgroup": row.cgroup, "hostname": row.hostname });
+    HashMap::from([("info".to_owned(), info.to_string())])
+}
+
+/// The state of a pod; `None`: it is no sandbox yet, or no longer.
+fn state(phase: &Phase) -> Option<PodSandboxState> {
+    match phase {
+        Phase::Running { .. } => Some(PodSandboxState::SandboxReady),
+        Phase::Exited { .. }
+        | Phase::Starting { .. }
+        | Phase::Garbage { was: FormerPhase::Exited { .. }, deleting: None, .. } => {
+            Some(PodSandboxState::SandboxNotready)
+        }
+        Phase::Embryo
+        | Phase::Preparing
+        | Phase::AbortedPrepare { .. }
+        | Phase::Prepared { .. }
+        | Phase::Garbage { .. } => None,
+    }
+}

@@ -1,0 +1,200 @@
+//! Sandboxes: RunPodSandbox, StopPodSandbox, RemovePodSandbox, PodSandboxStatus, ListPodSandbox.
+//!
+//! The name of the pod is made of the sandbox's metadata, so that the store reserves it: a second call with the same
+//! metadata fails while the first is under way. It is released with the pod.
+//!
+//! | RunPodSandbox | left | removed by |
+//! |---|---|---|
+//! | fails | nothing; after a failed start an aborted preparation | this call |
+//! | is cancelled before its pod runs | a running pod | this call |
+//! | is killed with gantryd | an aborted preparation, or a running pod, which is listed | the next call with the metadata, or RemovePodSandbox |
+
+mod list;
+mod record;
+mod spec;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
+use gantry_engine::{
+    Engine, Note, PodError, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Running, Show,
+};
+use gantry_proto::cri::v1::PodSandboxConfig;
+use tonic::Status;
+use tracing::{info, warn};
+
+pub(super) use self::list::{SandboxFilter, list, status};
+use self::record::SandboxRecord;
+use crate::status;
+
+/// Ignores the progress of fetches: a sandbox has no image.
+struct NoProgress;
+
+impl Progress for NoProgress {
+    fn notify(&self, _note: Note) {}
+}
+
+/// The supervisors that this gantryd has started. They are its children, so it reaps them.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Supervisors(Arc<Mutex<Vec<Running>>>);
+
+impl Supervisors {
+    fn add(&self, running: Running) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(running);
+    }
+
+    /// Reaps those that have ended.
+    pub(super) fn reap(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|running| !running.has_ended());
+    }
+}
+
+/// Whether the client of a call waits for its reply. Dropped with the call, also when it is cancelled.
+#[derive(Debug, Default)]
+pub(super) struct CallGuard(Arc<AtomicBool>);
+
+impl CallGuard {
+    /// Becomes true when the call has ended.
+    pub(super) fn ended(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A sandbox to be run.
+#[derive(Debug)]
+pub(super) struct SandboxRequest {
+    /// Its configuration.
+    pub(super) config: PodSandboxConfig,
+    /// The name of its handler.
+    pub(super) runtime_handler: String,
+}
+
+/// Runs a sandbox; returns when it is ready.
+///
+/// # Errors
+/// INVALID_ARGUMENT, UNIMPLEMENTED: the request; ALREADY_EXISTS: there is a sandbox of this metadata; those of the
+/// engine. Nothing is left then.
+pub(super) fn run(
+    engine: &Engine,
+    supervisors: &Supervisors,
+    request: SandboxRequest,
+    ended: &AtomicBool,
+) -> Result<PodId, Status> {
+    let (spec, name) = spec::pod_spec(request)?;
+    let prepare = || {
+        let prepare = Prepare::new(spec.clone(), PullPolicy::Never, &NoProgress);
+        prepare.map(|prepare| prepare.named(Some(name.clone())).to_be_started())
+    };
+    let request = || prepare().map_err(|error| status::from_error(&error));
+    let created = match engine.create(request()?) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && discard_aborted(engine, name.as_str()) => {
+            engine.create(request()?)
+        }
+        created => created,
+    };
+    let pod = created.map_err(|error: PrepareError| status::from_error(&error))?;
+    let id = pod.id();
+    // Not `remove`: a sandbox that has ended stays until it is removed.
+    match pod.start(RunOptions { show: Show::No, remove: false }) {
+        Ok(running) => supervisors.add(running),
+        Err(error) => {
+            // The name must be free for the next try.
+            discard(engine, id);
+            return Err(status::from_error(&error));
+        }
+    }
+    if ended.load(Ordering::Acquire) {
+        info!("sandbox {id} is removed, because its call was cancelled");
+        discard(engine, id);
+        supervisors.reap();
+        return Err(Status::cancelled("the call was cancelled before the sandbox was ready"));
+    }
+    Ok(id)
+}
+
+/// Removes what a killed gantryd left of a sandbox of this name. Returns whether the name may be free.
+fn discard_aborted(engine: &Engine, name: &str) -> bool {
+    match engine.find_pod(name).and_then(|id| engine.status(id)) {
+        Ok(view) => match view.row.phase {
+            Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => engine.rm(view.row.id, true).is_ok(),
+            Phase::Embryo
+            | Phase::Preparing
+            | Phase::Prepared { .. }
+            | Phase::Running { .. }
+            | Phase::Exited { .. }
+            | Phase::Starting { .. } => false,
+        },
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
+}
+
+/// Removes a pod that was never a sandbox for its client.
+fn discard(engine: &Engine, id: PodId) {
+    // One that was not started cannot be stopped. Any other failure is that of the removal, too.
+    let _not_started = engine.stop(id, Duration::ZERO, true);
+    match engine.rm(id, true) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => warn!("cannot remove pod {id}: {}", status::from_error(&error).message()),
+    }
+}
+
+/// Stops a sandbox with SIGKILL, as kubelets expect it: they stop containers before. Does nothing if it has ended or
+/// does not exist.
+///
+/// # Errors
+/// Those of the engine.
+pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
+    let Some(view) = find(engine, id)? else { return Ok(()) };
+    match engine.stop(view.row.id, Duration::ZERO, true) {
+        Ok(stopped) => {
+            if let Some(why) = stopped.unwritten {
+                warn!("the end of sandbox {} is not recorded: {why}", view.row.id);
+            }
+            Ok(())
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(status::from_error(&error)),
+    }
+}
+
+/// Removes a sandbox and its containers; one that runs is stopped. Does nothing if it does not exist.
+///
+/// # Errors
+/// Those of the engine.
+pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
+    stop(engine, id)?;
+    let Some(view) = find(engine, id)? else { return Ok(()) };
+    match engine.rm(view.row.id, true) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(status::from_error(&error)),
+    }
+}
+
+/// The sandbox with this id or beginning of it. A pod that was not made through the CRI, or is not ready for the first
+/// time yet, is none.
+fn find(engine: &Engine, id: &str) -> Result<Option<PodView>, Status> {
+    let Ok(prefix) = prefix(id)? else { return Ok(None) };
+    match engine.resolve(&prefix).and_then(|id| engine.status(id)) {
+        Ok(view) => Ok(SandboxRecord::of(&view.row).is_some().then_some(view)),
+        Err(PodError::NotFound(_)) => Ok(None),
+        Err(error) => Err(status::from_error(&error)),
+    }
+}
+
+/// The id of a request. `Err` within `Ok`: no sandbox has such an id.
+fn prefix(id: &str) -> Result<Result<PodPrefix, ()>, Status> {
+    if id.is_empty() {
+        return Err(status::invalid_field("pod_sandbox_id", "it is empty"));
+    }
+    Ok(id.parse().map_err(|_| ()))
+}

@@ -1,0 +1,107 @@
+//! The parts of a sandbox's configuration that a pod has no fields for. They are annotations of the pod, which replies
+//! leave out.
+
+use std::collections::{BTreeMap, HashMap};
+
+use gantry_engine::PodRow;
+use gantry_proto::cri::v1::{NamespaceMode, NamespaceOption, PodSandboxMetadata};
+use tonic::Status;
+
+use crate::status::invalid_field;
+
+/// The prefix of the annotations.
+const PREFIX: &str = "gantry/sandbox-";
+const NAME: &str = "gantry/sandbox-name";
+const UID: &str = "gantry/sandbox-uid";
+const NAMESPACE: &str = "gantry/sandbox-namespace";
+const ATTEMPT: &str = "gantry/sandbox-attempt";
+const NETWORK: &str = "gantry/sandbox-network";
+const PID: &str = "gantry/sandbox-pid";
+const IPC: &str = "gantry/sandbox-ipc";
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct SandboxRecord {
+    /// The metadata.
+    pub(super) metadata: PodSandboxMetadata,
+    /// The namespaces as requested.
+    pub(super) namespaces: NamespaceOption,
+}
+
+impl SandboxRecord {
+    /// Reads the record of a pod; `None`: it was not made through the CRI.
+    pub(super) fn of(row: &PodRow) -> Option<Self> {
+        Self::read(&row.user_annotations).filter(|_| row.sandbox)
+    }
+
+    fn read(annotations: &BTreeMap<String, String>) -> Option<Self> {
+        let text = |key: &str| annotations.get(key).cloned();
+        let mode = |key: &str| text(key).and_then(|name| NamespaceMode::from_str_name(&name)).unwrap_or_default();
+        let metadata = PodSandboxMetadata {
+            name: text(NAME)?,
+            uid: text(UID)?,
+            namespace: text(NAMESPACE)?,
+            attempt: text(ATTEMPT)?.parse().ok()?,
+        };
+        let namespaces = NamespaceOption {
+            network: mode(NETWORK).into(),
+            pid: mode(PID).into(),
+            ipc: mode(IPC).into(),
+            ..NamespaceOption::default()
+        };
+        Some(Self { metadata, namespaces })
+    }
+
+    /// The annotations of the pod: those of the request, and the record.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT: the request has an annotation of the record.
+    pub(super) fn annotations(&self, given: HashMap<String, String>) -> Result<BTreeMap<String, String>, Status> {
+        let mut all: BTreeMap<String, String> = given.into_iter().collect();
+        if let Some(key) = all.keys().find(|key| key.starts_with(PREFIX)) {
+            return Err(invalid_field("config.annotations", &format!("gantry keeps {key} itself")));
+        }
+        let Self { metadata, namespaces } = self;
+        for (key, value) in [
+            (NAME, metadata.name.clone()),
+            (UID, metadata.uid.clone()),
+            (NAMESPACE, metadata.namespace.clone()),
+            (ATTEMPT, metadata.attempt.to_string()),
+            (NETWORK, namespaces.network().as_str_name().to_owned()),
+            (PID, namespaces.pid().as_str_name().to_owned()),
+            (IPC, namespaces.ipc().as_str_name().to_owned()),
+        ] {
+            all.insert(key.to_owned(), value);
+        }
+        Ok(all)
+    }
+}
+
+/// The annotations as they were requested.
+pub(super) fn requested_annotations(row: &PodRow) -> HashMap<String, String> {
+    let own = |key: &str| key.starts_with(PREFIX);
+    let given = row.user_annotations.iter().filter(|(key, _)| !own(key));
+    given.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_survive_annotations() {
+        let metadata =
+            PodSandboxMetadata { name: "web".into(), uid: "u-1".into(), namespace: String::new(), attempt: 2 };
+        let namespaces = NamespaceOption {
+            network: NamespaceMode::Node.into(),
+            pid: NamespaceMode::Container.into(),
+            ..NamespaceOption::default()
+        };
+        let record = SandboxRecord { metadata, namespaces };
+        let all = record.annotations(HashMap::from([("a/b".into(), "c\n".into())])).unwrap();
+        assert_eq!(SandboxRecord::read(&all), Some(record.clone()));
+        assert_eq!(all.get("a/b").map(String::as_str), Some("c\n"));
+        assert!(record.annotations(HashMap::from([(UID.into(), String::new())])).is_err());
+        assert_eq!(SandboxRecord::read(&BTreeMap::new()), None);
+    }
+}

@@ -1,0 +1,247 @@
+//! Sandboxes of the Kubernetes CRI, by a client that shares only the .proto files.
+
+use gantry_tests::cri::{call, failure, serve};
+use gantry_tests::python::run_script;
+use gantry_tests::{Gantry, wait_for};
+use serde_json::{Value, json};
+
+/// The configuration of a sandbox as critest makes it.
+fn config(name: &str) -> Value {
+    json!({
+        "metadata": { "name": name, "uid": "6733c088-a507", "namespace": "tests", "attempt": 2 },
+        "labels": { "app": name, "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "tests" },
+        "annotations": { "example.org/text": "a\nb=c" },
+    })
+}
+
+/// Runs a sandbox and returns its id.
+#[track_caller]
+fn run(address: &str, config: &Value) -> String {
+    let reply = call(address, "RunPodSandbox", &json!({ "config": config }));
+    reply["pod_sandbox_id"].as_str().unwrap_or_else(|| panic!("no id: {reply}")).to_owned()
+}
+
+#[track_caller]
+fn stop(address: &str, id: &str) {
+    assert_eq!(call(address, "StopPodSandbox", &json!({ "pod_sandbox_id": id })), json!({}));
+}
+
+#[track_caller]
+fn remove(address: &str, id: &str) {
+    assert_eq!(call(address, "RemovePodSandbox", &json!({ "pod_sandbox_id": id })), json!({}));
+}
+
+#[track_caller]
+fn status(address: &str, id: &str) -> Value {
+    call(address, "PodSandboxStatus", &json!({ "pod_sandbox_id": id }))["status"].clone()
+}
+
+/// The ids that a filter selects.
+#[track_caller]
+fn list(address: &str, filter: &Value) -> Vec<String> {
+    let reply = call(address, "ListPodSandbox", &json!({ "filter": filter }));
+    let items = reply["items"].as_array().cloned().unwrap_or_default();
+    items.iter().filter_map(|item| item["id"].as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn sandboxes_run_stop_and_are_removed() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let id = run(&address, &config("web"));
+    let ready = status(&address, &id);
+    // proto3 leaves out READY, which is 0.
+    assert_eq!((&ready["state"], &ready["id"]), (&Value::Null, &json!(id)));
+    assert_ne!(ready["created_at"], Value::Null);
+    let pod = g.status(&id);
+    assert_eq!(
+        (&pod["phase"], &pod["namespace"], &pod["sandbox"]),
+        (&json!("running"), &json!("k8s.io"), &json!(true))
+    );
+    assert_eq!(pod["name"], "web_tests_6733c088-a507_2");
+    for _ in 0..2 {
+        stop(&address, &id);
+        assert_eq!(status(&address, &id)["state"], "SANDBOX_NOTREADY");
+    }
+    assert_eq!(list(&address, &json!({})), [id.as_str()]);
+    for _ in 0..2 {
+        remove(&address, &id);
+    }
+    assert_eq!(list(&address, &json!({})), [""; 0]);
+    assert_eq!(failure(&address, "PodSandboxStatus", &json!({ "pod_sandbox_id": id })).0, "NOT_FOUND");
+    served.end();
+}
+
+#[test]
+fn attributes_of_sandboxes_are_kept() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let mut asked = config("web");
+    asked["hostname"] = json!("front");
+    asked["linux"] = json!({
+        "security_context": { "namespace_options": { "pid": "CONTAINER" } },
+        "sysctls": { "kernel.shm_rmid_forced": "1" },
+    });
+    let id = run(&address, &asked);
+    let reply = call(&address, "PodSandboxStatus", &json!({ "pod_sandbox_id": id, "verbose": true }));
+    let found = &reply["status"];
+    let listed = &call(&address, "ListPodSandbox", &json!({}))["items"][0];
+    for key in ["metadata", "labels", "annotations"] {
+        assert_eq!((&found[key], &listed[key]), (&asked[key], &asked[key]), "{key}");
+    }
+    assert_eq!(found["linux"]["namespaces"]["options"], json!({ "pid": "CONTAINER" }));
+    assert!(reply["info"]["info"].as_str().is_some_and(|text| text.contains("front")), "{reply}");
+    assert_eq!(g.status(&id)["hostname"], "front");
+    remove(&address, &id);
+    served.end();
+}
+
+#[test]
+fn all_conditions_of_a_list_hold() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let (first, second) = (run(&address, &config("a")), run(&address, &config("b")));
+    stop(&address, &second);
+    // Not a sandbox of the CRI.
+    let other = g.run(&["app", "sandbox", "--net=none"]).ok().stdout.trim().to_owned();
+    let both = [first.as_str(), second.as_str()];
+    assert_eq!(list(&address, &json!({})), both);
+    let ready = json!({ "state": { "state": "SANDBOX_READY" } });
+    for (filter, expected) in [
+        (ready.clone(), &both[..1]),
+        (json!({ "state": { "state": "SANDBOX_NOTREADY" } }), &both[1..]),
+        (json!({ "id": second }), &both[1..]),
+        (json!({ "id": &second[..13] }), &both[1..]),
+        (json!({ "label_selector": { "app": "a" } }), &both[..1]),
+        (json!({ "label_selector": { "app": "a" }, "id": second }), &[]),
+        (json!({ "id": other }), &[]),
+    ] {
+        assert_eq!(list(&address, &filter), expected, "{filter}");
+    }
+    assert_eq!(failure(&address, "PodSandboxStatus", &json!({ "pod_sandbox_id": other })).0, "NOT_FOUND");
+    remove(&address, &other);
+    assert_eq!(g.status(&other)["phase"], "running");
+    g.run(&["stop", "--force", &other]).succeeded();
+    both.into_iter().for_each(|id| remove(&address, id));
+    served.end();
+}
+
+#[test]
+fn names_are_reserved_until_removal() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    // The supervisor cannot start this one.
+    let mut broken = config("web");
+    broken["linux"] = json!({ "sysctls": { "kernel.shm_rmid_forced": "no number" } });
+    let (code, details) = failure(&address, "RunPodSandbox", &json!({ "config": broken }));
+    assert!(code != "ALREADY_EXISTS" && details.contains("shm_rmid_forced"), "{code} {details}");
+    assert_eq!(list(&address, &json!({})), [""; 0]);
+    let id = run(&address, &config("web"));
+    let again = json!({ "config": config("web") });
+    assert_eq!(failure(&address, "RunPodSandbox", &again).0, "ALREADY_EXISTS");
+    stop(&address, &id);
+    assert_eq!(failure(&address, "RunPodSandbox", &again).0, "ALREADY_EXISTS");
+    remove(&address, &id);
+    let id = run(&address, &config("web"));
+    remove(&address, &id);
+    served.end();
+}
+
+#[test]
+fn cancelled_calls_release_their_names() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let request = json!({ "config": config("web") }).to_string();
+    for deadline in ["0.001", "0.01", "0.03"] {
+        // The call may succeed in time.
+        run_script(
+            "node_client.py",
+            &["--deadline", deadline, &address, "runtime.v1.RuntimeService/RunPodSandbox", &request],
+        );
+        let id = wait_for("the name, or the sandbox that has it", || {
+            if let Some(id) = list(&address, &json!({})).pop() {
+                return Some(id);
+            }
+            let args = [&address, "runtime.v1.RuntimeService/RunPodSandbox", &request];
+            let out = run_script("node_client.py", &args);
+            out.stdout.contains("pod_sandbox_id").then(|| list(&address, &json!({})).pop())?
+        });
+        // A call may still be under way that found its client gone.
+        wait_for("removal", || {
+            remove(&address, &id);
+            list(&address, &json!({})).is_empty().then_some(())
+        });
+    }
+    served.end();
+}
+
+#[test]
+fn unknown_sandboxes_are_stopped_and_removed() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    for id in ["6733c088-a507-4694-aabf-ec79c0a8ac9a", "no-id", &"a7".repeat(32)] {
+        stop(&address, id);
+        remove(&address, id);
+        assert_eq!(failure(&address, "PodSandboxStatus", &json!({ "pod_sandbox_id": id })).0, "NOT_FOUND");
+    }
+    for method in ["StopPodSandbox", "RemovePodSandbox", "PodSandboxStatus"] {
+        assert_eq!(failure(&address, method, &json!({})).0, "INVALID_ARGUMENT", "{method}");
+    }
+    served.end();
+}
+
+#[test]
+fn unsupported_sandboxes_are_refused() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let namespaces = |options: Value| json!({ "linux": { "security_context": { "namespace_options": options } } });
+    let user = |mode: &str| namespaces(json!({ "userns_options": { "mode": mode } }));
+    let cases = [
+        (json!({ "metadata": null }), "INVALID_ARGUMENT", "config.metadata"),
+        (json!({ "windows": {} }), "UNIMPLEMENTED", "config.windows"),
+        (json!({ "log_directory": "here" }), "INVALID_ARGUMENT", "config.log_directory"),
+        (json!({ "dns_config": { "servers": ["here"] } }), "INVALID_ARGUMENT", "config.dns_config"),
+        (json!({ "linux": { "cgroup_parent": "here" } }), "INVALID_ARGUMENT", "config.linux.cgroup_parent"),
+        (json!({ "linux": { "sysctls": { "kernel.panic": "1" } } }), "INVALID_ARGUMENT", "config.linux.sysctls"),
+        (json!({ "annotations": { "gantry/sandbox-uid": "" } }), "INVALID_ARGUMENT", "config.annotations"),
+        (namespaces(json!({ "network": "CONTAINER" })), "INVALID_ARGUMENT", "network"),
+        (namespaces(json!({ "pid": "TARGET" })), "INVALID_ARGUMENT", "pid"),
+        (namespaces(json!({ "target_id": "x" })), "INVALID_ARGUMENT", "target_id"),
+        (user("POD"), "UNIMPLEMENTED", "userns_options"),
+        (user("CONTAINER"), "INVALID_ARGUMENT", "userns_options"),
+        (user("TARGET"), "INVALID_ARGUMENT", "userns_options"),
+        (
+            json!({ "port_mappings": [{ "host_port": 70000, "container_port": 80 }] }),
+            "INVALID_ARGUMENT",
+            "config.port_mappings",
+        ),
+    ];
+    for (change, code, field) in cases {
+        let mut asked = config("web");
+        for (key, value) in change.as_object().into_iter().flatten() {
+            asked[key] = value.clone();
+        }
+        let (found, details) = failure(&address, "RunPodSandbox", &json!({ "config": asked }));
+        assert!(found == code && details.contains(field), "{change}: {found} {details}");
+    }
+    let handler = json!({ "config": config("web"), "runtime_handler": "kata" });
+    assert_eq!(failure(&address, "RunPodSandbox", &handler).0, "INVALID_ARGUMENT");
+    assert_eq!(failure(&address, "RunPodSandbox", &json!({})).0, "INVALID_ARGUMENT");
+    assert_eq!(list(&address, &json!({})), [""; 0]);
+    served.end();
+}
+
+#[test]
+fn sandboxes_outlive_gantryd() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let (stays, ends) = (run(&address, &config("a")), run(&address, &config("b")));
+    served.kill();
+    g.run(&["stop", "--force", &ends]).succeeded();
+    let (served, address) = serve(&g);
+    assert_eq!(status(&address, &stays)["state"], Value::Null);
+    assert_eq!(status(&address, &ends)["state"], "SANDBOX_NOTREADY");
+    assert_eq!(failure(&address, "RunPodSandbox", &json!({ "config": config("a") })).0, "ALREADY_EXISTS");
+    [stays, ends].iter().for_each(|id| remove(&address, id));
+    served.end();
+}
