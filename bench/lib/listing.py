@@ -6,6 +6,7 @@ straight into the database, in every table that names the pod.
 
 import glob
 import os
+import secrets
 import sqlite3
 import uuid
 from contextlib import closing
@@ -65,7 +66,10 @@ def multiply(path, pod, count):
                     value = new.bytes if isinstance(old, bytes) else str(new)
                     marks = ", ".join("?" * len(columns))
                     for row in rows:
-                        db.execute(f'INSERT INTO "{table}" VALUES ({marks})', [*row[:at], value, *row[at + 1:]])
+                        copy = [*row[:at], value, *row[at + 1:]]
+                        if "app_id" in columns:
+                            copy[columns.index("app_id")] = secrets.token_hex(32)
+                        db.execute(f'INSERT INTO "{table}" VALUES ({marks})', copy)
             wrong = db.execute("PRAGMA foreign_key_check").fetchall()
             if wrong:
                 raise Failed(f"the copied rows do not fit the schema: {wrong[:3]}")
