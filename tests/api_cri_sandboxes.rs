@@ -1,8 +1,8 @@
 //! Sandboxes of the Kubernetes CRI, by a client that shares only the .proto files.
 
-use gantry_tests::cri::{call, failure, serve};
+use gantry_tests::cri::{call, failure, serve, serve_with_network};
 use gantry_tests::python::run_script;
-use gantry_tests::{Gantry, wait_for};
+use gantry_tests::{Gantry, Space, wait_for};
 use serde_json::{Value, json};
 
 /// The configuration of a sandbox as critest makes it.
@@ -106,6 +106,8 @@ fn all_conditions_of_a_list_hold() {
     let other = g.run(&["app", "sandbox", "--net=none"]).ok().stdout.trim().to_owned();
     let both = [first.as_str(), second.as_str()];
     assert_eq!(list(&address, &json!({})), both);
+    let streamed = call(&address, "StreamPodSandboxes", &json!({}));
+    assert_eq!(streamed["pod_sandboxes"], call(&address, "ListPodSandbox", &json!({}))["items"]);
     let ready = json!({ "state": { "state": "SANDBOX_READY" } });
     for (filter, expected) in [
         (ready.clone(), &both[..1]),
@@ -243,5 +245,30 @@ fn sandboxes_outlive_gantryd() {
     assert_eq!(status(&address, &ends)["state"], "SANDBOX_NOTREADY");
     assert_eq!(failure(&address, "RunPodSandbox", &json!({ "config": config("a") })).0, "ALREADY_EXISTS");
     [stays, ends].iter().for_each(|id| remove(&address, id));
+    served.end();
+}
+
+#[test]
+fn networks_of_sandboxes_are_as_requested() {
+    let space = Space::new();
+    let g = Gantry::in_space(&space);
+    let (served, address) = serve_with_network(&g, "default");
+    let mut asked = config("web");
+    asked["dns_config"] = json!({ "servers": ["10.9.8.7"], "searches": ["cluster.local"], "options": ["ndots:5"] });
+    asked["port_mappings"] = json!([{ "host_port": 8080, "container_port": 80 }, { "container_port": 81 }]);
+    let id = run(&address, &asked);
+    assert_eq!(status(&address, &id)["network"]["ip"], g.ip4(&id));
+    let ports = g.network_status(&id)[0]["ports"].clone();
+    assert_eq!(ports.as_array().map(Vec::len), Some(1), "{ports}");
+    assert_eq!((&ports[0]["host_port"], &ports[0]["pod_port"]), (&json!(8080), &json!(80)));
+    let image = g.fixture();
+    g.run(&["app", "add", "--start", &id, &image, "--name=main", "--", "cat", "/etc/resolv.conf"]).succeeded();
+    let log = wait_for("the last line of resolv.conf", || {
+        Some(g.run(&["logs", &id]).stdout).filter(|log| log.contains("ndots:5"))
+    });
+    assert!(log.contains("nameserver 10.9.8.7") && log.contains("search cluster.local"), "{log}");
+    stop(&address, &id);
+    assert_eq!(status(&address, &id)["network"], json!({}));
+    remove(&address, &id);
     served.end();
 }

@@ -8,8 +8,10 @@ use gantry_proto::cri::v1::{
     ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxStatusRequest, PodSandboxStatusResponse,
     RemovePodSandboxRequest, RemovePodSandboxResponse, RunPodSandboxRequest, RunPodSandboxResponse,
     RuntimeConfigRequest, RuntimeConfigResponse, StatusRequest, StatusResponse, StopPodSandboxRequest,
-    StopPodSandboxResponse, UpdateRuntimeConfigRequest, UpdateRuntimeConfigResponse, VersionRequest, VersionResponse,
+    StopPodSandboxResponse, StreamPodSandboxesRequest, StreamPodSandboxesResponse, UpdateRuntimeConfigRequest,
+    UpdateRuntimeConfigResponse, VersionRequest, VersionResponse,
 };
+use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 use super::node_status;
@@ -21,6 +23,8 @@ use crate::status::invalid_field;
 
 /// The version of the contract between kubelet and runtime. Kubelets compare it; it is not that of the package.
 const KUBELET_API_VERSION: &str = "0.1.0";
+/// Maximum sandboxes in a message of a stream.
+const MAX_STREAMED: usize = 1000;
 /// The version of the package.
 const RUNTIME_API_VERSION: &str = "v1";
 
@@ -138,5 +142,19 @@ impl RuntimeService for CriRuntime {
         self.supervisors.reap();
         let list = move |observer: &Observer| sandbox::list(observer, &filter);
         self.context.reader.call(Peer::of(&extensions), Weight::Heavy, list).await.map(Response::new)
+    }
+
+    /// The list of [`Self::list_pod_sandbox`] in messages of bounded size. The stream ends with the list.
+    async fn stream_pod_sandboxes(
+        &self,
+        request: Request<StreamPodSandboxesRequest>,
+    ) -> Result<Response<BoxStream<StreamPodSandboxesResponse>>, Status> {
+        let request = request.map(|StreamPodSandboxesRequest { filter }| ListPodSandboxRequest { filter });
+        let mut sandboxes = self.list_pod_sandbox(request).await?.into_inner().items.into_iter().peekable();
+        let messages = std::iter::from_fn(move || {
+            sandboxes.peek()?;
+            Some(Ok(StreamPodSandboxesResponse { pod_sandboxes: sandboxes.by_ref().take(MAX_STREAMED).collect() }))
+        });
+        Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
     }
 }
