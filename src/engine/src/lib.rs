@@ -62,6 +62,7 @@ pub use host::interfaces::{HostInterface, HostRoute, NetlinkError, list_interfac
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
 pub use images::inspect::{HistoryStep, ImageDetails, LayerDetails};
 pub use images::login;
+pub use images::node::{ImageDiskUsage, repository_of};
 pub use images::remove::ImageRemoved;
 pub use images::save::ImageSaveError;
 pub use images::view::{ImageView, name_and_version};
@@ -105,7 +106,8 @@ pub use gantry_contract::network::{Member, Network};
 pub use gantry_contract::{plan::LogLimits, start::Ready};
 pub use gantry_fetch::export::{ArchiveFormat, ExportError, tar};
 pub use gantry_fetch::{
-    Config as FetchConfig, FetchError, Fetched, Insecure, Note, Platform, Progress, PullPolicy, platform::PlatformError,
+    Cancellation, Config as FetchConfig, Credentials, FetchCredentials, FetchError, Fetched, Insecure, Note, Platform,
+    Progress, PullPolicy, platform::PlatformError,
 };
 pub use gantry_host::tree::TreeUsage;
 pub use gantry_model as model;

@@ -6,10 +6,12 @@
 
 use std::path::PathBuf;
 
+use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_model::query::{ImageFilter, PodFilter};
-use gantry_model::{ImageId, PodPrefix, VolumeName};
+use gantry_model::{ImageId, ImageRef, PodPrefix, VolumeName};
 use gantry_store::{ImageRow, PodRow, PodWhere, VolumeRow};
 
+use crate::images::node::ImageDiskUsage;
 use crate::images::view::{ImageCache, ImageView};
 use crate::manifest::appc::Secrets;
 use crate::pods::filter;
@@ -114,6 +116,30 @@ impl Observer {
     pub fn image(&self, id: &ImageId) -> Result<ImageView, ImageError> {
         let row = self.engine.store.image(id).map_err(store)?;
         Ok(self.image_view(row.ok_or_else(|| ImageError::NotFound(id.to_string()))?))
+    }
+
+    /// The image that a reference means on a node; see [`Engine::node_image`].
+    ///
+    /// # Errors
+    /// [`ImageError`], also when a prefix is of several images.
+    pub fn node_image(&self, reference: &ImageRef) -> Result<Option<ImageView>, ImageError> {
+        Ok(self.engine.node_image(reference)?.map(|row| self.image_view(row)))
+    }
+
+    /// The configuration of an image, as fetched; `None` if it is lost.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_config(&self, image: &ImageRow) -> Result<Option<Vec<u8>>, ImageError> {
+        self.engine.store.blob(&image.config, MAX_DOCUMENT).map_err(crate::images::store)
+    }
+
+    /// What the layers of all images use of the disk, and the directory that has them.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn image_disk_usage(&self) -> Result<(ImageDiskUsage, PathBuf), ImageError> {
+        Ok((self.engine.image_disk_usage()?, self.engine.store.layout().trees_dir()))
     }
 
     /// The image with this id or prefix of it: `sha256:…`, `sha512-…` as in appc's manifests, or the digits alone.

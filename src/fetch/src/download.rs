@@ -8,6 +8,7 @@ use gantry_model::error::chain;
 use gantry_model::id::shown;
 use gantry_model::{Digest, RegistryRef};
 
+use crate::cancellation::Cancellation;
 use crate::error::FetchError;
 use crate::import::{MAX_RESTARTS, NameOrigin, Naming, import};
 use crate::progress::Note;
@@ -27,7 +28,10 @@ impl Context<'_> {
             all.iter_mut().for_each(|endpoint| endpoint.reference.digest = Some(digest.clone()));
         }
         all.retain(|endpoint| endpoint.pulls);
-        self.first(&all, name, |endpoint, is_last| self.download_from(endpoint, is_last, name))
+        let repository = format!("{}/{}", reference.host, reference.repository);
+        let digests_of = Some(repository).filter(|_| self.config.name_digests && reference.digest.is_none());
+        let naming = Naming { names: vec![name.to_owned()], digests_of, origin: NameOrigin::Registry };
+        self.first(&all, name, |endpoint, is_last| self.download_from(endpoint, is_last, &naming, name))
     }
 
     /// The result of the first endpoint that succeeds.
@@ -41,6 +45,7 @@ impl Context<'_> {
         for (at, endpoint) in endpoints.iter().enumerate() {
             let is_last = at + 1 == endpoints.len();
             match attempt(endpoint, is_last) {
+                Err(error) if self.is_cancelled() => return Err(error),
                 Err(error) if !is_last && error.is_of_endpoint() => {
                     let (mirror, why) = (endpoint.shown(), chain(&error));
                     mirrors.push(format!("{mirror}: {why}"));
@@ -55,18 +60,27 @@ impl Context<'_> {
         Err(FetchError::no_endpoint(name))
     }
 
+    fn is_cancelled(&self) -> bool {
+        self.config.cancellation.as_ref().is_some_and(Cancellation::is_raised)
+    }
+
     /// The digest of a tag.
     fn resolve(&self, endpoint: &Endpoint, is_last: bool, name: &str) -> Result<Digest, FetchError> {
         Ok(self.client(endpoint, is_last, name)?.root().map_err(FetchError::source(name))?.digest)
     }
 
-    fn download_from(&self, endpoint: &Endpoint, is_last: bool, name: &str) -> Result<Fetched, FetchError> {
-        let naming = Naming { names: vec![name.to_owned()], origin: NameOrigin::Registry };
+    fn download_from(
+        &self,
+        endpoint: &Endpoint,
+        is_last: bool,
+        naming: &Naming,
+        name: &str,
+    ) -> Result<Fetched, FetchError> {
         let mut tries = 1;
         loop {
             // Created anew for each attempt: a failed fetch cancels its source.
             let registry = self.client(endpoint, is_last, name)?;
-            match import(self.store, self.config, &registry, &naming, self.progress) {
+            match import(self.store, self.config, &registry, naming, self.progress) {
                 Ok((image, downloaded)) => return Ok(Fetched { image, name: name.to_owned(), downloaded }),
                 Err(error) if tries < MAX_RESTARTS && error.is_layer_gone() => tries += 1,
                 Err(error) => return Err(error),

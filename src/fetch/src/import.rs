@@ -23,6 +23,8 @@ pub(crate) const MAX_RESTARTS: usize = 3;
 pub(crate) struct Naming {
     /// Canonical names, at least one. Messages use the first.
     pub(crate) names: Vec<String>,
+    /// The repository with whose name the digest of the source's document makes another name.
+    pub(crate) digests_of: Option<String>,
     pub(crate) origin: NameOrigin,
 }
 
@@ -71,6 +73,15 @@ struct ImageDocuments {
     plans: Vec<LayerPlan>,
 }
 
+/// The manifest for this host.
+struct FoundManifest {
+    /// The digest of the document that the source names: an index, or the manifest itself.
+    root: Digest,
+    id: Digest,
+    bytes: Vec<u8>,
+    manifest: Manifest,
+}
+
 /// Imports the image of `source` under the names of `naming`. Returns its row, and the number of bytes of layers read.
 pub(crate) fn import(
     store: &Store,
@@ -79,9 +90,10 @@ pub(crate) fn import(
     naming: &Naming,
     progress: &dyn Progress,
 ) -> Result<(ImageRow, u64), FetchError> {
-    let names = &naming.names;
-    let name = names.first().map(String::as_str).unwrap_or_default();
-    let (id, bytes, manifest) = find_manifest(source, config, name)?;
+    let name = naming.names.first().map(String::as_str).unwrap_or_default();
+    let FoundManifest { root, id, bytes, manifest } = find_manifest(source, config, name)?;
+    let by_digest = naming.digests_of.as_ref().map(|repository| format!("{repository}@{root}"));
+    let names = &naming.names.iter().cloned().chain(by_digest).collect::<Vec<_>>();
     naming.check(store, config, &id, progress)?;
     let watch = Watch { progress, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
     let looked = || FetchError::store("look for an image");
@@ -162,7 +174,7 @@ fn bring(
 }
 
 /// Follows the index (or indexes) to the manifest for this host. Each step is pinned by the digest in the one before.
-fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<(Digest, Vec<u8>, Manifest), FetchError> {
+fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<FoundManifest, FetchError> {
     let refused = |source: ManifestError| FetchError::failed(format!("cannot use {}", shown(name)), source);
     let top = source.root().map_err(FetchError::source(name))?;
     let (mut id, mut bytes, mut media_type) = (top.digest, top.bytes, top.media_type);
@@ -170,9 +182,10 @@ fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<(Di
     if got != id {
         return Err(mismatch(name, "the manifest", Mismatch::Digest { want: id, got }));
     }
+    let root = id.clone();
     for _ in 0..=MAX_DEPTH {
         let entries = match manifest::parse(&media_type, &bytes).map_err(refused)? {
-            Parsed::Manifest(manifest) => return Ok((id, bytes, manifest)),
+            Parsed::Manifest(manifest) => return Ok(FoundManifest { root, id, bytes, manifest }),
             Parsed::Index(entries) => entries,
         };
         let chosen = manifest::choose(&entries, &config.platform).map_err(refused)?;

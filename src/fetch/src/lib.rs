@@ -11,6 +11,7 @@
 pub mod archive;
 pub mod auth_file;
 pub mod auth_store;
+pub mod cancellation;
 pub mod caps;
 mod checked;
 pub mod config;
@@ -34,9 +35,11 @@ pub mod source;
 pub mod transfer;
 pub mod unpack;
 
+pub use auth_file::Credentials;
+pub use cancellation::Cancellation;
 pub use caps::Caps;
 pub use error::FetchError;
 pub use platform::Platform;
 pub use progress::{Note, Progress};
-pub use pull::{Fetched, PullPolicy, fetch};
-pub use settings::{Config, Insecure, Timeouts};
+pub use pull::{Fetched, PullPolicy, fetch, fetch_again};
+pub use settings::{Config, FetchCredentials, Insecure, Timeouts};

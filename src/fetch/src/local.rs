@@ -65,7 +65,7 @@ pub(crate) fn open(
     if source_names.iter().all(|name| !docker && is_tag(name)) {
         origin = NameOrigin::Path;
     }
-    Ok(Local { source, naming: Naming { names, origin } })
+    Ok(Local { source, naming: Naming { names, digests_of: None, origin } })
 }
 
 /// The name in the store for a name from an archive; `None` if it is malformed. `docker save` writes `alpine:3` for

@@ -83,6 +83,23 @@ pub fn fetch(
     Ok(fetched)
 }
 
+/// Fetches an image from its registry, or a mirror of it, whatever the store has. Content in the store is not fetched
+/// again, but the registry must have the image and grant access to it.
+///
+/// # Errors
+/// [`FetchError`]; the first failure of several.
+pub fn fetch_again(
+    store: &Store,
+    config: &Config,
+    reference: &RegistryRef,
+    progress: &dyn Progress,
+) -> Result<Fetched, FetchError> {
+    let context = Context { store, config, policy: PullPolicy::Update, progress };
+    let fetched = context.download(reference, &reference.to_string())?;
+    progress.notify(Note::Done { name: fetched.name.clone() });
+    Ok(fetched)
+}
+
 impl Context<'_> {
     fn by_id(&self, prefix: &str) -> Result<Fetched, FetchError> {
         let mut found = self.store.images_by_prefix(prefix).map_err(FetchError::store("look for an image"))?;

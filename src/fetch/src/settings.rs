@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::Caps;
+use crate::auth_file::Credentials;
+use crate::cancellation::Cancellation;
 use crate::platform::Platform;
 
 /// Settings of a fetch. [`Config::default`] fits most hosts.
@@ -16,6 +18,12 @@ pub struct Config {
     pub insecure: Insecure,
     /// Credential files in order of precedence (containers-auth.json(5)); missing ones are skipped.
     pub auth_files: Vec<PathBuf>,
+    /// Credentials for this fetch alone, which come before those of the files.
+    pub credentials: Option<FetchCredentials>,
+    /// Cancels the fetch.
+    pub cancellation: Option<Cancellation>,
+    /// Whether an image that is fetched by a tag is also named by the digest that the tag has (`host/name@digest`).
+    pub name_digests: bool,
     /// Directories with certificates for single hosts, as `HOST[:PORT]/*.crt`, `*.cert` and `*.key`, and with mirrors,
     /// as `HOST[:PORT]/hosts.toml`; missing ones are skipped.
     pub certificate_dirs: Vec<PathBuf>,
@@ -33,6 +41,15 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Number of layers fetched and unpacked in parallel; 1 to 16.
     pub parallel: usize,
+}
+
+/// Credentials of one fetch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchCredentials {
+    /// The registry or mirror that receives them; by default the registry that the image reference names.
+    pub host: Option<String>,
+    /// The credentials.
+    pub credentials: Credentials,
 }
 
 /// Relaxations of transport security. Loopback registries may always speak plain http.
@@ -74,6 +91,9 @@ impl Default for Config {
             default_registry: None,
             insecure: Insecure::default(),
             auth_files: Self::default_auth_files(),
+            credentials: None,
+            cancellation: None,
+            name_digests: false,
             certificate_dirs: ["/etc/containers/certs.d", "/etc/docker/certs.d", "/etc/containerd/certs.d"]
                 .map(PathBuf::from)
                 .to_vec(),

@@ -3,6 +3,7 @@
 pub(crate) mod fetch;
 pub(crate) mod inspect;
 pub mod login;
+pub(crate) mod node;
 pub(crate) mod platform;
 pub(crate) mod remove;
 pub(crate) mod save;

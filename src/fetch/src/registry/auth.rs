@@ -16,7 +16,7 @@ use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::challenge::{self, Challenge};
-use super::error::{RegistryError, login_advice};
+use super::error::{REQUEST, RegistryError, login_advice};
 use super::http::{Http, HttpResponse, Method, Request};
 use super::url::HttpUrl;
 use crate::auth_file::{self, Credentials};
@@ -37,8 +37,10 @@ pub(crate) struct Auth {
     host: String,
     repository: String,
     files: Vec<PathBuf>,
-    /// Credentials to check; no file is read.
+    /// Credentials of the caller; no file is read.
     given: Option<Credentials>,
+    /// Whether the given ones are those of a login.
+    is_login: bool,
     insecure: Insecure,
     /// Locked while a token is fetched, so that parallel downloads with a stale token fetch one new token.
     state: Mutex<State>,
@@ -69,19 +71,24 @@ struct TokenAnswer {
 
 impl Auth {
     pub(crate) fn new(host: &str, repository: &str, files: Vec<PathBuf>, insecure: Insecure) -> Self {
-        let (host, repository, given) = (host.to_owned(), repository.to_owned(), None);
-        Self { host, repository, files, given, insecure, state: Mutex::default() }
+        let (host, repository) = (host.to_owned(), repository.to_owned());
+        Self { host, repository, files, given: None, is_login: false, insecure, state: Mutex::default() }
     }
 
     /// Authorization for a registry as a whole, with these credentials only.
     pub(crate) fn with_credentials(host: &str, credentials: Credentials, insecure: Insecure) -> Self {
-        Self { given: Some(credentials), ..Self::new(host, "", Vec::new(), insecure) }
+        Self { given: Some(credentials), is_login: true, ..Self::new(host, "", Vec::new(), insecure) }
+    }
+
+    /// The same with the credentials of a request in place of those of the files.
+    pub(crate) fn with_request(self, credentials: Credentials) -> Self {
+        Self { given: Some(credentials), ..self }
     }
 
     /// The credentials and their source.
     fn credentials(&self) -> Result<(Option<Credentials>, Option<String>), RegistryError> {
         if self.given.is_some() {
-            return Ok((self.given.clone(), None));
+            return Ok((self.given.clone(), (!self.is_login).then(|| REQUEST.to_owned())));
         }
         let found = auth_file::find(&self.files, &self.host, &self.repository)?;
         Ok(found.map(|found| (found.credentials, found.place)).unzip())
@@ -121,7 +128,7 @@ impl Auth {
         let (credentials, place) = self.credentials()?;
         let header = match (challenge, &credentials) {
             (Challenge::Basic, Some(Credentials::Basic { user, password })) => basic(user, password),
-            (Challenge::Basic, _) => return Err(self.denied(origin, 401, None)),
+            (Challenge::Basic, _) => return Err(self.denied(origin, 401, place.as_deref())),
             (Challenge::Bearer { .. }, Some(Credentials::Bearer(token))) => bearer(token)
                 .ok_or_else(|| RegistryError::token(&origin.authority(), "the token on file is malformed"))?,
             (Challenge::Bearer { realm, service, scope }, _) => {
@@ -136,9 +143,9 @@ impl Auth {
     }
 
     fn denied(&self, origin: &HttpUrl, status: u16, place: Option<&str>) -> RegistryError {
-        let (what, advice) = match self.given {
-            Some(_) => ("the login", NOT_ACCEPTED.to_owned()),
-            None => (self.repository.as_str(), login_advice(place, &self.host)),
+        let (what, advice) = match self.is_login {
+            true => ("the login", NOT_ACCEPTED.to_owned()),
+            false => (self.repository.as_str(), login_advice(place, &self.host)),
         };
         RegistryError::denied(&origin.authority(), what, status, &advice, "")
     }

@@ -151,9 +151,13 @@ pub enum RegistryError {
     },
 }
 
+/// The origin of credentials that a request brought.
+pub(crate) const REQUEST: &str = "the request";
+
 /// The advice after a refusal by `registry`. `credentials` names the origin of the credentials that were sent.
 pub(crate) fn login_advice(credentials: Option<&str>, registry: &str) -> String {
     match credentials {
+        Some(REQUEST) => "the credentials of the request are not accepted".to_owned(),
         Some(place) => {
             format!("the credentials from {place} are not accepted; log in anew with 'gantry login {registry}'")
         }

@@ -19,7 +19,7 @@ mod retry;
 mod url;
 
 use std::io::Read;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use gantry_model::RegistryRef;
@@ -54,13 +54,13 @@ pub struct Registry<'a> {
     secure: HttpUrl,
     /// The address in use; determined once.
     origin: Mutex<Option<HttpUrl>>,
-    http: Http,
+    http: Arc<Http>,
     auth: Auth,
     insecure: Insecure,
     timeouts: Timeouts,
     /// Whether a failed request for the manifest is repeated; not where another endpoint can be asked instead.
     retries: bool,
-    cancel: Cancel,
+    cancel: Arc<Cancel>,
     progress: &'a dyn Progress,
 }
 
@@ -81,18 +81,39 @@ impl<'a> Registry<'a> {
         let secure = HttpUrl::from_host(host, true).ok_or_else(|| {
             RegistryError::bad_response(&gantry_model::id::shown(host), "anything", "it is not a host name")
         })?;
+        let http = Arc::new(Http::new(host, &secure, endpoint, config, ProxySettings::read(std::env::var)));
+        let cancel = Arc::new(Cancel::default());
+        if let Some(cancellation) = &config.cancellation {
+            let (http, cancel) = (Arc::downgrade(&http), Arc::downgrade(&cancel));
+            cancellation.on_raise(move || {
+                if let Some(cancel) = cancel.upgrade() {
+                    cancel.raise();
+                }
+                if let Some(http) = http.upgrade() {
+                    http.stop();
+                }
+            });
+        }
+        let auth = Auth::new(&reference.host, &reference.repository, config.auth_files.clone(), insecure);
+        let given = config.credentials.as_ref().filter(|given| match &given.host {
+            Some(host) => endpoints::is_same_registry(host, &reference.host),
+            None => !endpoint.is_mirror,
+        });
         Ok(Self {
             reference: reference.clone(),
             root: endpoint.root.clone(),
             namespace: endpoint.namespace.clone(),
-            http: Http::new(host, &secure, endpoint, config, ProxySettings::read(std::env::var)),
+            http,
             secure,
             origin: Mutex::new(endpoint.origin.clone()),
-            auth: Auth::new(&reference.host, &reference.repository, config.auth_files.clone(), insecure),
+            auth: match given {
+                Some(given) => auth.with_request(given.credentials.clone()),
+                None => auth,
+            },
             insecure,
             timeouts: config.timeouts,
             retries: true,
-            cancel: Cancel::default(),
+            cancel,
             progress,
         })
     }

@@ -108,7 +108,7 @@ pub(crate) fn endpoints(reference: &RegistryRef, config: &Config) -> Result<Vec<
 }
 
 /// Whether two names are of one registry.
-fn is_same_registry(one: &str, other: &str) -> bool {
+pub(crate) fn is_same_registry(one: &str, other: &str) -> bool {
     canonical_host(one).eq_ignore_ascii_case(canonical_host(other))
 }
 
