@@ -1,17 +1,20 @@
-//! The Kubernetes Container Runtime Interface, v1: `RuntimeService`. The contract is in `proto/cri`.
+//! The Kubernetes Container Runtime Interface, v1: `RuntimeService` and `ImageService`. The contract is in `proto/cri`.
 //!
 //! A sandbox is a pod of the engine that is made without apps (`gantry app sandbox`), so that all other surfaces and
 //! commands see it. Calls that are not built answer UNIMPLEMENTED.
 
+mod images;
 mod node_status;
 mod runtime;
 mod sandbox;
 
 use std::sync::Arc;
 
+use gantry_proto::cri::v1::image_service_server::ImageServiceServer;
 use gantry_proto::cri::v1::runtime_service_server::RuntimeServiceServer;
 use tonic::Status;
 
+use self::images::CriImages;
 use self::runtime::CriRuntime;
 use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
@@ -61,6 +64,8 @@ impl Surface for CriSurface {
     fn add_services(&self, context: &Arc<Context>, services: &mut Services) {
         // The surface's access is read-write, so a writer exists.
         let Some(writer) = services.writer() else { return };
+        let images = CriImages::new(Arc::clone(context), Arc::clone(&writer));
+        services.add(ImageServiceServer::new(images).max_decoding_message_size(MAX_REQUEST));
         let runtime = CriRuntime::new(Arc::clone(context), writer);
         services.add(RuntimeServiceServer::new(runtime).max_decoding_message_size(MAX_REQUEST));
     }

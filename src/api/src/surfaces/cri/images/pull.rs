@@ -1,0 +1,93 @@
+//! PullImage. A fetch may take minutes, so each has a thread of its own, and ends when its call does: a kubelet cancels
+//! what it no longer wants. What a cancelled fetch brought is used by the next one or collected; none of it is visible.
+
+use std::sync::Arc;
+
+use gantry_engine::model::ImageRef;
+use gantry_engine::model::id::shown;
+use gantry_engine::{Cancellation, Engine, FetchCredentials, Note, Options, Progress};
+use tokio::sync::{Semaphore, oneshot};
+use tonic::Status;
+use tracing::{Span, debug, info};
+
+use crate::status;
+
+/// Maximum number of pulls at a time; further ones wait.
+const MAX_PULLS: usize = 16;
+
+/// The pulls of a server.
+pub(super) struct Pulls {
+    options: Options,
+    running: Arc<Semaphore>,
+}
+
+/// Cancels the fetch of a call that is dropped.
+struct CancelOnDrop(Cancellation);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.raise();
+    }
+}
+
+impl Pulls {
+    pub(super) fn new(options: Options) -> Self {
+        Self { options, running: Arc::new(Semaphore::new(MAX_PULLS)) }
+    }
+
+    /// Fetches an image, and returns its id.
+    ///
+    /// # Errors
+    /// The status of the fetch's error: NOT_FOUND, PERMISSION_DENIED, UNAVAILABLE … INVALID_ARGUMENT: the reference is
+    /// not one of a registry. RESOURCE_EXHAUSTED: no thread can be started.
+    pub(super) async fn pull(
+        &self,
+        reference: ImageRef,
+        credentials: Option<FetchCredentials>,
+    ) -> Result<String, Status> {
+        // Fails only if the semaphore is closed, which does not happen.
+        let permit = Arc::clone(&self.running).acquire_owned().await.map_err(|_| status::draining())?;
+        let (reply, replied) = oneshot::channel();
+        let (span, options, cancellation) = (Span::current(), self.options.clone(), Cancellation::default());
+        let _guard = CancelOnDrop(cancellation.clone());
+        let fetch = move || {
+            let _permit = permit;
+            let result = span.in_scope(|| fetch(options, &reference, credentials, cancellation));
+            let _caller_may_have_gone = reply.send(result);
+        };
+        let failed = |error| Status::resource_exhausted(format!("cannot start a thread for this call: {error}"));
+        std::thread::Builder::new().name("pull".to_owned()).spawn(fetch).map_err(failed)?;
+        replied.await.unwrap_or_else(|_| Err(Status::internal("this call failed inside gantryd; its log says more")))
+    }
+}
+
+fn fetch(
+    options: Options,
+    reference: &ImageRef,
+    credentials: Option<FetchCredentials>,
+    cancellation: Cancellation,
+) -> Result<String, Status> {
+    let engine = Engine::open(options).map_err(|error| status::from_error(&error))?;
+    let Some(name) = engine.full_reference(reference) else {
+        // Files of the host, and images that are in the store already.
+        let text = shown(&reference.to_string());
+        return Err(Status::invalid_argument(format!("'{text}' names no image of a registry")));
+    };
+    let fetched = engine.pull_image(&name, credentials, cancellation, &ProgressLog);
+    let fetched = fetched.map_err(|error| status::from_error(&error))?;
+    info!(image = %fetched.image.id, "fetched {name}");
+    Ok(fetched.image.id.to_string())
+}
+
+/// Logs the progress of a fetch: the response of PullImage has none.
+struct ProgressLog;
+
+impl Progress for ProgressLog {
+    fn notify(&self, note: Note) {
+        match note {
+            Note::Bytes { .. } => {}
+            Note::MirrorFailed { mirror, why } => info!("mirror {mirror} failed: {why}; trying the next"),
+            note => debug!("{note:?}"),
+        }
+    }
+}
