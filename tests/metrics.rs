@@ -83,11 +83,15 @@ fn pods_and_operations_are_counted() {
     assert!(pod >= one(&text, "container_memory_rss"));
     assert_eq!(value(&text, "gantry_pods", &[r#"state="running""#]), 1.0);
     assert_eq!(value(&text, "gantry_events_total", &[r#"kind="image-imported""#]), 1.0);
-    let reconciled = ["_count", "_sum"].map(|part| {
-        let name = format!("gantry_operation_duration_seconds{part}");
-        value(&text, &name, &[r#"operation="reconcile""#])
+    // gantryd answers while its first reconciliation still runs.
+    wait_for("a reconciliation to be counted", || {
+        let text = scrape(&address);
+        let part = |part| {
+            let name = format!("gantry_operation_duration_seconds{part}");
+            value(&text, &name, &[r#"operation="reconcile""#])
+        };
+        (part("_count") >= 1.0 && part("_sum") > 0.0).then_some(())
     });
-    assert!(reconciled[0] >= 1.0 && reconciled[1] > 0.0, "{reconciled:?}");
     let _ = served.api().info();
     let text = wait_for("the call to be counted", || {
         Some(scrape(&address)).filter(|text| text.contains(r#"method="GetInfo",code="OK""#))
