@@ -178,6 +178,21 @@ fn limits_without_effect_are_one_warning() {
     assert_eq!(out.stderr.matches("--hugetlb-limit has no effect").count(), 1, "{}", out.stderr);
 }
 
+/// The events of changes: the app or the pod, and the new limits.
+fn updates(g: &Gantry, pod: &str) -> Vec<String> {
+    let out = g.run(&["events", "-o", "json", "--since=1h", &format!("--filter=pod={pod}")]).ok().stdout;
+    let shown = |line: &str| {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+        let name = event["name"].as_str().unwrap_or_default();
+        let kind = if name == pod { "pod-updated" } else { "app-updated" };
+        let data = event["data"].as_object().into_iter().flatten();
+        let limits = data.filter_map(|(key, value)| Some(format!("{key}={}", value.as_str()?)));
+        let limits: Vec<String> = limits.filter(|limit| !limit.starts_with("image_id=")).collect();
+        (event["type"] == kind).then(|| format!("{name} {}", limits.join(" ")))
+    };
+    out.lines().filter_map(shown).collect()
+}
+
 #[test]
 fn update_changes_limits_that_survive_a_restart() {
     let g = Gantry::new();
@@ -213,6 +228,13 @@ fn update_changes_limits_that_survive_a_restart() {
         g.run(&["update", "--pod", list, &pod]).succeeded();
         assert_eq!(processors(pid), want, "{list}");
     }
+    // A change to what is in effect is none.
+    g.run(&["update", "--memory=0", &app]).succeeded();
+    let of_app =
+        ["cpu_milli=1000 cpuset_cpus=0 memory=100663296 pids=50", "cpu_milli=none cpuset_cpus=none memory=none"];
+    let of_pod = ["memory=268435456 pids=300", "cpuset_cpus=0", "cpuset_cpus=none"];
+    let (apps, pods) = (of_app.map(|limits| format!("it {limits}")), of_pod.map(|limits| format!("{pod} {limits}")));
+    assert_eq!(updates(&g, &pod), [&apps[..], &pods[..]].concat());
     g.run(&["stop", "--force", &pod]).succeeded();
     let _ = g.run(&["update", "--memory=96m", &pod]).exits(125).stderr_contains(&["only the limits of a running pod"]);
 }

@@ -410,3 +410,46 @@ fn a_storm_of_requests_ends_with_the_pod() {
     assert!(journal.lines().last().unwrap().contains("ended"), "{journal}");
     g.check_invariants();
 }
+
+/// The new limits in the events of changes of `main`.
+fn updates(g: &Gantry, pod: &str) -> Vec<String> {
+    let out = g.run(&["events", "-o", "json", "--since=1h", &format!("--filter=pod={pod}")]).ok().stdout;
+    let events = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let of_updates = events.filter(|event| event["type"] == "app-updated" && event["name"] == "main");
+    of_updates.map(|event| event["data"]["pids"].as_str().unwrap().to_owned()).collect()
+}
+
+/// A command that is killed when the supervisor has changed the limits leaves its event to the next command. No event
+/// is written twice, also after the pod was started again.
+#[test]
+fn each_change_of_limits_is_one_event() {
+    let g = Gantry::new();
+    let pod = Pod::start(&g, &[], &[]);
+    let mut old = pod.plan["apps"][0]["limits"].clone();
+    let mut want = Vec::new();
+    for first in [10, 20] {
+        // Before the changes: `status` reconciles.
+        let supervisor = rustix::process::Pid::from_raw(g.supervisor(&pod.id).cast_signed()).unwrap();
+        for pids in first..first + 2 {
+            let mut new = old.clone();
+            new["pids"] = json!(pids);
+            let reply = pod.request(&json!({ "update-limits": { "app": "main", "old": old, "new": new } }));
+            assert_eq!(reply, json!({ "limits-updated": { "warnings": [] } }));
+            old = new;
+            want.push(pids.to_string());
+        }
+        // The row is behind, of a running pod or of one whose supervisor was killed.
+        if first == 20 {
+            rustix::process::kill_process(supervisor, rustix::process::Signal::KILL).unwrap();
+            g.wait_state(&pod.id, "exited");
+        }
+        g.run(&["list"]).succeeded();
+        assert_eq!(updates(&g, &pod.id), want);
+        g.run(&["list"]).succeeded();
+        assert_eq!(updates(&g, &pod.id), want, "again");
+        if first == 10 {
+            g.run(&["stop", "--force", &pod.id]).succeeded();
+            g.run(&["start", &pod.id]).succeeded();
+        }
+    }
+}

@@ -51,6 +51,7 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         flavor: gantry_model::spec::PodFlavor::Container,
         privileged: false,
         limits: gantry_model::spec::Limits::default(),
+        limit_changes: 0,
     }
 }
 

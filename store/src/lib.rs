@@ -96,7 +96,7 @@ pub use pods::{
     AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,
     NewPod, PodRow, PodWhere, ReadyReport, RenamePodError, ResolveError, StepError,
 };
-pub use pods::{AppReport, HealthChange, HealthRecord, OomRecord, OomReport};
+pub use pods::{HealthChange, HealthRecord, LimitUpdate, OomRecord, OomReport, SupervisorReport};
 pub use record::Record;
 pub use restore::{DataDir, DataDirLock};
 pub use schedules::{NewSchedule, PodSchedule, SchedulePod, ScheduleRow, ScheduleRun};

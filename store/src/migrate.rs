@@ -132,6 +132,8 @@ CREATE TABLE pod (
     namespace TEXT NOT NULL DEFAULT 'taloscontainers' CHECK (namespace NOT IN ('', 'system')),
     -- The directory of log files at chosen paths. NULL: every log is in the pod directory.
     log_dir TEXT CHECK (log_dir LIKE '/%'),
+    -- The number of the last change of its limits in the journal.
+    limit_changes INTEGER NOT NULL DEFAULT 0 CHECK (limit_changes >= 0),
     CHECK (paused = 0 OR phase = 'running'),
     CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
     CHECK (phase NOT IN ('prepared', 'running', 'exited', 'starting') OR prepared_at IS NOT NULL),
@@ -196,6 +198,8 @@ CREATE TABLE app (
     restart TEXT NOT NULL DEFAULT 'no',
     -- The chosen path of its log file, below the pod's log_dir. NULL: it is in the pod directory.
     log_path TEXT CHECK (log_path NOT LIKE '/%'),
+    -- The number of the last change of its limits in the journal.
+    limit_changes INTEGER NOT NULL DEFAULT 0 CHECK (limit_changes >= 0),
     PRIMARY KEY (pod, position),
     UNIQUE (pod, name),
     CHECK (paused = 0 OR state = 'running'),

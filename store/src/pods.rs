@@ -7,6 +7,7 @@
 mod apps;
 pub(crate) mod condition;
 pub(crate) mod health;
+mod limits;
 pub(crate) mod list;
 mod names;
 mod networks;
@@ -38,11 +39,12 @@ use list::load;
 pub use apps::AddAppError;
 pub use condition::{CgroupCondition, PodWhere};
 pub use health::{HealthChange, HealthRecord};
+pub use limits::LimitUpdate;
 pub use names::RenamePodError;
 pub use networks::{NetworkSummary, Networks};
 pub use oom::{OomRecord, OomReport};
 pub use readiness::ReadyReport;
-pub use reports::AppReport;
+pub use reports::SupervisorReport;
 
 /// A pod to be inserted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,6 +142,8 @@ pub struct PodRow {
     pub cgroup: String,
     /// The directory of log files at chosen paths.
     pub log_dir: Option<PodLogDir>,
+    /// The number of the last recorded change of the limits of the whole pod; 0: none.
+    pub limit_changes: u32,
 }
 
 /// An app as the store knows it.
@@ -173,6 +177,8 @@ pub struct AppRow {
     pub restart: RestartPolicy,
     /// The chosen path of its log file, below the log directory of its pod; `None`: it is in the pod directory.
     pub log_path: Option<AppLogPath>,
+    /// The number of the last recorded change of its limits; 0: none.
+    pub limit_changes: u32,
 }
 
 impl PodRow {

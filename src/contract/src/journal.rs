@@ -8,6 +8,8 @@
 
 mod compact;
 
+use std::collections::BTreeMap;
+
 pub use compact::compact;
 use gantry_model::{HealthState, OomLevel, OomVictim};
 use serde::{Deserialize, Serialize};
@@ -90,6 +92,15 @@ pub enum Fact {
     LimitsUpdated {
         /// The app; `None`: the pod.
         app: Option<String>,
+        /// The number of the start of the app that runs; `None`: it does not run, or the pod was changed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        attempt: Option<u32>,
+        /// The number of the change, from 1, of the app or of the pod, also across restarts; 0 of older supervisors.
+        #[serde(default)]
+        number: u32,
+        /// The limits that are new, by name ([`gantry_model::spec::Limits::changes_to`]).
+        #[serde(default)]
+        changes: BTreeMap<String, String>,
     },
     /// The health of an app has changed. Of an app that changes all the time, some changes are not recorded.
     HealthChanged {
@@ -156,7 +167,7 @@ impl Fact {
             | Self::HealthChanged { app, .. }
             | Self::AppOomKilled { app, .. }
             | Self::LogDropped { app, .. } => Some(app),
-            Self::Paused { app } | Self::Resumed { app } | Self::LimitsUpdated { app } => app.as_deref(),
+            Self::Paused { app } | Self::Resumed { app } | Self::LimitsUpdated { app, .. } => app.as_deref(),
             Self::Ready(_) | Self::Failed(_) | Self::Stopping { .. } | Self::Ended | Self::Unknown => None,
         }
     }

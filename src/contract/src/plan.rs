@@ -87,6 +87,9 @@ pub struct Plan {
     /// Resource limits of all apps together: those of the pod's cgroup.
     #[serde(default, skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
+    /// The number of the last recorded change of these limits, in former runs of the pod.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub limit_changes: u32,
 }
 
 impl Plan {
@@ -194,6 +197,9 @@ pub struct App {
     /// Whether it is created and not started, until a request starts it; `attempt` is that of its last start then.
     #[serde(default, skip_serializing_if = "is_default")]
     pub is_held: bool,
+    /// The number of the last recorded change of its limits, in former runs of the pod.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub limit_changes: u32,
     /// The number of its processes that the OOM killer killed in former runs of the pod.
     #[serde(default, skip_serializing_if = "is_default")]
     pub oom_kills: u64,

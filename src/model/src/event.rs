@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::Timestamp;
 
 /// The kind of an event: the nine types of rkt's `EventType` (v1alpha/api.proto), and those of apps that are added to
-/// and removed from running pods, and of pausing.
+/// and removed from running pods, of pausing, and of changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EventKind {
     /// A pod became Prepared.
@@ -52,6 +52,10 @@ pub enum EventKind {
     AppUnhealthy,
     /// The OOM killer killed processes of an app.
     AppOom,
+    /// The limits of a running pod were changed.
+    PodUpdated,
+    /// The limits of an app of a running pod were changed.
+    AppUpdated,
     /// An image was imported into the store.
     ImageImported,
     /// An image was removed from the store.
@@ -72,7 +76,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 32] = [
         Self::PodPrepared,
         Self::PodPrepareAborted,
         Self::PodStarted,
@@ -95,6 +99,8 @@ impl EventKind {
         Self::AppHealthy,
         Self::AppUnhealthy,
         Self::AppOom,
+        Self::PodUpdated,
+        Self::AppUpdated,
         Self::ImageImported,
         Self::ImageRemoved,
         Self::NodeCalled,
@@ -131,6 +137,8 @@ impl EventKind {
             Self::AppHealthy => "app-healthy",
             Self::AppUnhealthy => "app-unhealthy",
             Self::AppOom => "app-oom",
+            Self::PodUpdated => "pod-updated",
+            Self::AppUpdated => "app-updated",
             Self::ImageImported => "image-imported",
             Self::ImageRemoved => "image-removed",
             Self::NodeCalled => "node-called",

@@ -377,6 +377,71 @@ impl Limits {
         limits.validate()?;
         Ok(limits)
     }
+
+    /// The values of these limits in `new` that differ, by the names of the fields; `none` is no limit. Limits of a
+    /// device are `device_read_bps:/dev/sda` and the like, those of huge pages `hugetlb:2MB`.
+    #[must_use]
+    pub fn changes_to(&self, new: &Self) -> BTreeMap<String, String> {
+        let old = self.by_name();
+        let new = new.by_name();
+        let removed = old.keys().filter(|name| !new.contains_key(*name)).map(|name| (name.clone(), "none".to_owned()));
+        let changed = new.iter().filter(|(name, value)| old.get(*name) != Some(value));
+        changed.map(|(name, value)| (name.clone(), value.clone())).chain(removed).collect()
+    }
+
+    /// The limits that there are, by name.
+    fn by_name(&self) -> BTreeMap<String, String> {
+        let Self {
+            memory,
+            memory_swap,
+            memory_high,
+            memory_reservation,
+            cpu_milli,
+            cpu_quota,
+            cpu_period,
+            cpu_shares,
+            cpuset_cpus,
+            cpuset_mems,
+            pids,
+            io_weight,
+            io_devices,
+            hugetlb,
+        } = self;
+        let numbers = [
+            ("memory", memory),
+            ("memory_high", memory_high),
+            ("memory_reservation", memory_reservation),
+            ("cpu_milli", cpu_milli),
+            ("cpu_quota", cpu_quota),
+            ("cpu_period", cpu_period),
+            ("cpu_shares", cpu_shares),
+            ("pids", pids),
+            ("io_weight", io_weight),
+        ];
+        let mut named: BTreeMap<String, String> = numbers
+            .iter()
+            .filter_map(|(name, value)| Some(((*name).to_owned(), value.as_ref()?.to_string())))
+            .collect();
+        named.extend(memory_swap.map(|swap| ("memory_swap".to_owned(), swap.to_string())));
+        for (name, list) in [("cpuset_cpus", cpuset_cpus), ("cpuset_mems", cpuset_mems)] {
+            named.extend(list.as_ref().map(|list| (name.to_owned(), list.to_string())));
+        }
+        for DeviceIoLimits { path, read_bps, write_bps, read_iops, write_iops } in io_devices {
+            let rates = [
+                ("read_bps", read_bps),
+                ("write_bps", write_bps),
+                ("read_iops", read_iops),
+                ("write_iops", write_iops),
+            ];
+            named.extend(
+                rates
+                    .iter()
+                    .filter_map(|(rate, limit)| Some((format!("device_{rate}:{path}"), limit.as_ref()?.to_string()))),
+            );
+        }
+        named.extend(hugetlb.iter().map(|(size, bytes)| (format!("hugetlb:{size}"), bytes.to_string())));
+        named
+    }
 }
 
 #[cfg(test)]
@@ -392,6 +457,24 @@ mod tests {
             assert!(bad.parse::<CpusetList>().is_err(), "{bad:?}");
         }
         assert!(serde_json::from_str::<Limits>(r#"{"cpuset_cpus":"0\n1"}"#).is_err());
+    }
+
+    #[test]
+    fn changes_have_names() {
+        let device = |read_bps| DeviceIoLimits { path: "/dev/sda".into(), read_bps, ..DeviceIoLimits::default() };
+        let old = Limits { memory: Some(8192), pids: Some(3), io_devices: vec![device(Some(5))], ..Limits::default() };
+        let new = Limits {
+            memory: Some(4096),
+            memory_swap: Some(-1),
+            pids: Some(3),
+            cpuset_cpus: Some("0-1".parse().unwrap()),
+            hugetlb: BTreeMap::from([("2MB".parse().unwrap(), 0)]),
+            ..Limits::default()
+        };
+        let changes: Vec<_> = old.changes_to(&new).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let want = "cpuset_cpus=0-1 device_read_bps:/dev/sda=none hugetlb:2MB=0 memory=4096 memory_swap=-1";
+        assert_eq!(changes.join(" "), want);
+        assert!(new.changes_to(&new).is_empty());
     }
 
     #[test]

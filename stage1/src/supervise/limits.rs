@@ -172,9 +172,32 @@ impl Supervisor {
             let _former_limits = self.restore_limits(update);
             return Err(why);
         }
-        self.journal.append(Fact::LimitsUpdated { app: update.app.clone() });
+        self.record_update(update);
         self.watch_limited_apps();
         Ok(warnings(&ineffective))
+    }
+
+    /// Journals a change under its number. A request that changed nothing is no change.
+    fn record_update(&mut self, update: &UpdateLimits) {
+        let changes = update.old.changes_to(&update.new);
+        if changes.is_empty() {
+            return;
+        }
+        let (number, attempt) = match &update.app {
+            Some(name) => {
+                let changed = self.pod.apps.values_mut().find(|app| app.plan.name == *name);
+                let Some(app) = changed else { return };
+                let is_running = app.running.is_some();
+                (
+                    &mut app.plan.limit_changes,
+                    app.started.as_ref().filter(|_| is_running).map(|started| started.attempt),
+                )
+            }
+            None => (&mut self.pod.plan.limit_changes, None),
+        };
+        *number = number.saturating_add(1);
+        let number = *number;
+        self.journal.append(Fact::LimitsUpdated { app: update.app.clone(), attempt, number, changes });
     }
 
     /// Sets the former limits again after a failure.

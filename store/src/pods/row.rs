@@ -15,7 +15,7 @@ use super::{AppRow, Networks, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
-    pod.namespace, pod.sandbox, pod.paused, pod.cgroup, pod.log_dir, pod.user_annotations, pod.user_labels, pod.restart_at, pod.restart_tries, \
+    pod.namespace, pod.sandbox, pod.paused, pod.cgroup, pod.log_dir, pod.limit_changes, pod.user_annotations, pod.user_labels, pod.restart_at, pod.restart_tries, \
     pod.restart_count, pod.restart_failure, pod.stop_requested, pod.restart_held, pod.prepared_at, pod.phase, pod.aborted_at, \
     pod.started_at, pod.supervisor_pid, pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
     pod.marked_at, pod.was, pod.deleting_at";
@@ -24,7 +24,7 @@ pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
     app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.restart_at, app.added_at, \
     app.paused, app.readiness, app.health, app.health_number, app.app_id, app.labels, app.oom_kills, app.oom_level, \
-    app.oom_victim, app.oom_victim_pid, app.restart, app.log_path";
+    app.oom_victim, app.oom_victim_pid, app.restart, app.log_path, app.limit_changes";
 
 /// The value of the column `phase` for garbage, being deleted or not.
 pub(crate) const GARBAGE: &str = "garbage";
@@ -154,6 +154,7 @@ pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
         paused: columns.get()?,
         cgroup: columns.get()?,
         log_dir: columns.parsed_option()?,
+        limit_changes: columns.get()?,
         user_annotations: columns.map()?,
         user_labels: columns.map()?,
         restart: restart(&mut columns)?,
@@ -248,6 +249,7 @@ pub(crate) fn app(row: &Row<'_>) -> rusqlite::Result<AppRow> {
         oom: super::oom::read(&mut last)?,
         restart: last.parsed()?,
         log_path: last.parsed_option()?,
+        limit_changes: last.get()?,
     })
 }
 

@@ -254,6 +254,7 @@ pub(crate) mod tests {
             readiness: None,
             health: gantry_engine::HealthRecord::default(),
             oom: gantry_engine::OomRecord::default(),
+            limit_changes: 0,
             log_path: None,
             restart: Default::default(),
             state,
@@ -280,6 +281,7 @@ pub(crate) mod tests {
             user_labels: BTreeMap::new(),
             cgroup: "/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a".into(),
             log_dir: None,
+            limit_changes: 0,
             restart: Default::default(),
         }
     }

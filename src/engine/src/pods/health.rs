@@ -127,6 +127,7 @@ pub(crate) mod tests {
             sandbox: false,
             cgroup: "/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a".into(),
             log_dir: None,
+            limit_changes: 0,
             paused: false,
             phase: Phase::Embryo,
             apps: vec![gantry_store::AppRow {
@@ -141,6 +142,7 @@ pub(crate) mod tests {
                 readiness: None,
                 health: gantry_store::HealthRecord::default(),
                 oom: gantry_store::OomRecord::default(),
+                limit_changes: 0,
                 log_path: None,
                 restart: Default::default(),
                 state: gantry_model::AppState::Started { at: Timestamp(1), pid: 1, attempt: 0 },

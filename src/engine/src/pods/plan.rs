@@ -160,6 +160,7 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         flavor: spec.flavor,
         privileged: spec.privileged || spec.apps.iter().any(|app| app.options.privileged),
         limits: spec.limits.clone(),
+        limit_changes: 0,
     })
 }
 
@@ -221,6 +222,7 @@ fn plan_app(
         id: app.id.clone(),
         attempt: 0,
         health_changes: 0,
+        limit_changes: 0,
         is_held: false,
         oom_kills: 0,
         layers: match flavor {

@@ -1,12 +1,12 @@
-//! Reports of the supervisor about apps that run: rows follow the journal.
+//! Reports of the supervisor about a pod that runs: rows follow the journal.
 //!
-//! The supervisor journals each change of health and each kill by the OOM killer before anything acts on it, and
+//! The supervisor journals each change of health and of limits and each kill by the OOM killer before it replies, and
 //! [`Engine::reconcile`] records it with its event. A command that is killed in between leaves a row that is behind the
 //! journal until the next reconciliation. Reports are numbered, so none is recorded twice.
 
 use gantry_contract::journal::{Fact, Parsed};
-use gantry_model::{AppName, Phase, Timestamp};
-use gantry_store::{AppReport, HealthChange, Moved, OomReport, PodRow};
+use gantry_model::{AppName, AppState, Phase, Timestamp};
+use gantry_store::{HealthChange, LimitUpdate, Moved, OomReport, PodRow, SupervisorReport};
 
 use crate::{Engine, PodError};
 
@@ -32,35 +32,46 @@ pub(crate) fn has_new_reports(row: &PodRow, journal: &Parsed) -> bool {
     !new_reports(row, journal).is_empty()
 }
 
-/// The new reports that belong to the attempt which the row has, or to an earlier one.
-fn due_reports(row: &PodRow, journal: &Parsed) -> Vec<AppReport> {
+/// The new reports about the pod, and those that belong to the attempt which an app's row has, or to an earlier one.
+fn due_reports(row: &PodRow, journal: &Parsed) -> Vec<SupervisorReport> {
     let mut reports = new_reports(row, journal);
-    let attempt = |name: &AppName| row.apps.iter().find(|app| app.name == *name).and_then(|app| app.state.attempt());
-    reports.retain(|report| attempt(report.app()).is_some_and(|attempt| report.attempt() <= attempt));
+    let state = |name: &AppName| row.apps.iter().find(|app| app.name == *name).map(|app| app.state);
+    reports.retain(|report| match (report.app().map(state), report.attempt()) {
+        (None, _) => true,
+        (Some(None | Some(AppState::Creating)), _) => false,
+        (Some(Some(_)), None) => true,
+        (Some(Some(state)), Some(reported)) => state.attempt().is_some_and(|attempt| reported <= attempt),
+    });
     reports
 }
 
 /// The reports that the row does not have, in their order. An app that was removed and added again counts from 1: the
 /// reports before its removal are not its own.
-fn new_reports(row: &PodRow, journal: &Parsed) -> Vec<AppReport> {
-    let mut reports: Vec<AppReport> = Vec::new();
+fn new_reports(row: &PodRow, journal: &Parsed) -> Vec<SupervisorReport> {
+    let mut reports: Vec<SupervisorReport> = Vec::new();
     for record in &journal.records {
         let at = Timestamp(record.at);
         let report = match &record.fact {
             Fact::AppRemoved { app } => {
-                reports.retain(|report| report.app().as_str() != app);
+                reports.retain(|report| report.app().is_none_or(|name| name.as_str() != app));
                 continue;
             }
             Fact::HealthChanged { app, attempt, number, health, failures, output } => {
                 let Ok(app) = app.parse::<AppName>() else { continue };
                 let (attempt, number, state, failures) = (*attempt, *number, *health, *failures);
-                AppReport::Health(HealthChange { app, at, attempt, number, state, failures, output: output.clone() })
+                let output = output.clone();
+                SupervisorReport::Health(HealthChange { app, at, attempt, number, state, failures, output })
             }
             Fact::AppOomKilled { app, attempt, kills, total, level, main, victim } => {
                 let Ok(app) = app.parse::<AppName>() else { continue };
                 let (attempt, kills, total, level, main) = (*attempt, *kills, *total, *level, *main);
                 let victim = victim.clone();
-                AppReport::Oom(OomReport { app, at, attempt, kills, total, level, main, victim })
+                SupervisorReport::Oom(OomReport { app, at, attempt, kills, total, level, main, victim })
+            }
+            Fact::LimitsUpdated { app, attempt, number, changes } => {
+                let Ok(app) = app.as_deref().map(str::parse::<AppName>).transpose() else { continue };
+                let (attempt, number, changes) = (*attempt, *number, changes.clone());
+                SupervisorReport::Limits(LimitUpdate { app, at, attempt, number, changes })
             }
             // No reports.
             _ => continue,
@@ -74,10 +85,12 @@ fn new_reports(row: &PodRow, journal: &Parsed) -> Vec<AppReport> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::pods::health::tests::row;
     use gantry_contract::journal::Record;
-    use gantry_model::{AppState, HealthState, OomLevel};
+    use gantry_model::{HealthState, OomLevel};
     use gantry_store::{HealthRecord, OomRecord};
 
     fn changed(app: &str, number: u32, health: HealthState) -> Fact {
@@ -91,9 +104,10 @@ mod tests {
 
     fn numbers(row: &PodRow, facts: Vec<Fact>) -> Vec<u64> {
         let records = facts.into_iter().map(|fact| Record { at: 1, fact }).collect();
-        let number = |report: &AppReport| match report {
-            AppReport::Health(change) => u64::from(change.number),
-            AppReport::Oom(report) => report.total + 100,
+        let number = |report: &SupervisorReport| match report {
+            SupervisorReport::Health(change) => u64::from(change.number),
+            SupervisorReport::Oom(report) => report.total + 100,
+            SupervisorReport::Limits(update) => u64::from(update.number) + 200,
         };
         due_reports(row, &Parsed { records, damaged: 0 }).iter().map(number).collect()
     }
@@ -112,6 +126,28 @@ mod tests {
         assert_eq!(numbers(&row, all()), [2]);
         row.apps[0].health.number = 2;
         assert!(numbers(&row, all()).is_empty());
+    }
+
+    fn updated(app: Option<&str>, attempt: Option<u32>, number: u32) -> Fact {
+        Fact::LimitsUpdated { app: app.map(str::to_owned), attempt, number, changes: BTreeMap::new() }
+    }
+
+    #[test]
+    fn limit_changes_follow_the_states_of_apps() {
+        let mut row = row();
+        let all = || vec![updated(None, None, 1), updated(Some("a"), None, 1), updated(Some("a"), Some(0), 2)];
+        assert_eq!(numbers(&row, all()), [201, 201, 202]);
+        row.apps[0].state = AppState::Created;
+        assert_eq!(numbers(&row, all()), [201, 201], "the start of the app comes first");
+        row.apps[0].state = AppState::Creating;
+        assert_eq!(numbers(&row, all()), [201], "its creation comes first");
+        row.limit_changes = 1;
+        row.apps[0].state = AppState::Created;
+        row.apps[0].limit_changes = 1;
+        assert!(numbers(&row, all()).is_empty());
+        assert!(numbers(&row, vec![updated(None, None, 0)]).is_empty(), "an older supervisor does not count");
+        let again = vec![updated(Some("a"), None, 2), Fact::AppRemoved { app: "a".into() }, updated(None, None, 2)];
+        assert_eq!(numbers(&row, again), [202], "of the pod only");
     }
 
     #[test]

@@ -181,7 +181,9 @@ impl Engine {
                 (false, Some(last)) => last.saturating_add(1),
             };
             (app.health_changes, app.oom_kills) = (row.health.number, row.oom.kills);
+            app.limit_changes = row.limit_changes;
         }
+        plan.limit_changes = row.limit_changes;
         // A damaged record costs the addresses only.
         let former = row.networks.read().unwrap_or_default();
         let addresses = former.iter().flat_map(|network| &network.addresses);

@@ -3,6 +3,9 @@
 //! The supervisor sets them and records them in `limits.json` of the pod directory before it replies. That record
 //! outranks the plan: also when the app or the pod is started again. A kill of this process leaves the former limits or
 //! the new ones. This process syncs the record before it returns if the pod is started again after a power cut.
+//!
+//! The supervisor also journals each change under a number, and reconciling records it with its event
+//! (`crate::pods::reports`). A command that is killed before that leaves the event to the next reconciliation.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -63,7 +66,11 @@ impl Engine {
         if has_restart_policy(&row) {
             self.sync_updated_limits(id)?;
         }
-        Ok(warnings)
+        match self.reconcile_pod(id) {
+            // The pod was removed meanwhile.
+            Ok(_) | Err(PodError::NotFound(_)) => Ok(warnings),
+            Err(error) => Err(EngineError::from_cause(error)),
+        }
     }
 
     /// Makes the record durable: gantryd starts the pod again with these limits, also after a power cut. The supervisor

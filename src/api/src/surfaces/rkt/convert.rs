@@ -65,7 +65,8 @@ pub(super) fn image_format(format: ImageFormat) -> wire::ImageFormat {
 }
 
 /// The type of an event. rkt has none for requests to stop, for pods that are started again, for apps that are added to
-/// and removed from running pods, for pausing, for health, for calls of the node API and for schedules.
+/// and removed from running pods, for pausing, for health, for changed limits, for calls of the node API and for
+/// schedules.
 pub(super) fn event_type(kind: EventKind) -> EventType {
     match kind {
         EventKind::PodPrepared => EventType::PodPrepared,
@@ -92,6 +93,8 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
         | EventKind::AppHealthy
         | EventKind::AppUnhealthy
         | EventKind::AppOom
+        | EventKind::PodUpdated
+        | EventKind::AppUpdated
         | EventKind::NodeCalled
         | EventKind::ScheduleEnabled
         | EventKind::ScheduleDisabled

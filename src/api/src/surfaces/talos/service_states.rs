@@ -34,7 +34,8 @@ pub(super) struct ServiceStateChange {
 }
 
 impl ServiceStates {
-    /// The states that the next event reports; `None` for events of images, of calls and of schedules.
+    /// The states that the next event reports; `None` for events of images, of calls and of schedules, and for
+    /// changes of apps that do not run.
     pub(super) fn translate(&mut self, event: &NewEvent) -> Option<ServiceStateChange> {
         let app = app_of(event).map(str::to_owned);
         let key = (event.id.clone(), app);
@@ -56,7 +57,10 @@ impl ServiceStates {
             | EventKind::AppHealthStarting
             | EventKind::AppHealthy
             | EventKind::AppUnhealthy
-            | EventKind::AppOom => vec![Action::Running],
+            | EventKind::AppOom
+            | EventKind::PodUpdated => vec![Action::Running],
+            // Of an app that does not run, it reports no state.
+            EventKind::AppUpdated if event.data.contains_key("attempt") => vec![Action::Running],
             EventKind::PodStopping | EventKind::AppStopping => {
                 if self.stopping.len() >= MAX_STOPPING {
                     self.stopping.clear();
@@ -76,7 +80,8 @@ impl ServiceStates {
             EventKind::AppCreated => vec![Action::Initialized],
             EventKind::PodPaused | EventKind::AppPaused => vec![Action::Waiting],
             EventKind::PodGarbageCollected | EventKind::AppRemoved => vec![Action::Skipped],
-            EventKind::ImageImported
+            EventKind::AppUpdated
+            | EventKind::ImageImported
             | EventKind::ImageRemoved
             | EventKind::NodeCalled
             | EventKind::ScheduleEnabled

@@ -186,6 +186,7 @@ impl Test {
                         | EventKind::AppHealthy
                         | EventKind::AppUnhealthy
                         | EventKind::AppOom
+                        | EventKind::AppUpdated
                         | EventKind::AppResumed
                 );
                 is_app_event && event.name == name.as_str()
