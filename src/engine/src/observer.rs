@@ -8,14 +8,14 @@ use std::path::PathBuf;
 
 use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_model::query::{ImageFilter, PodFilter};
-use gantry_model::{ImageId, ImageRef, PodPrefix, VolumeName};
+use gantry_model::{AppName, ImageId, ImageRef, PodPrefix, VolumeName};
 use gantry_store::{ImageRow, PodRow, PodWhere, VolumeRow};
 
 use crate::images::node::ImageDiskUsage;
 use crate::images::view::{ImageCache, ImageView};
 use crate::manifest::appc::Secrets;
 use crate::pods::filter;
-use crate::{Cause, Engine, ImageError, OpenError, Options, PodError, PodView, VolumeError};
+use crate::{Cause, Engine, EngineError, ImageError, OpenError, Options, PodError, PodView, VolumeError};
 
 /// The most hexadecimal digits of an image id.
 const MAX_ID_DIGITS: usize = 128;
@@ -81,6 +81,16 @@ impl Observer {
         let id = self.engine.resolve(prefix)?;
         let row = self.engine.store.pod(id).map_err(PodError::store)?;
         row.map(|row| self.engine.view(row)).ok_or_else(|| PodError::NotFound(prefix.clone()))
+    }
+
+    /// The app with this id, or with this prefix of at least 12 digits, and its pod; `None`: there is none.
+    ///
+    /// # Errors
+    /// [`EngineError`], also if several apps have the prefix.
+    pub fn app_by_id(&self, text: &str) -> Result<Option<(PodRow, AppName)>, EngineError> {
+        let Some((id, name)) = self.engine.find_app_by_id(text)? else { return Ok(None) };
+        let row = self.engine.store.pod(id).map_err(|error| EngineError::from_cause(PodError::store(error)))?;
+        Ok(row.map(|row| (row, name)))
     }
 
     /// The manifest of a pod in appc's format (JSON); `None` when its source files are missing: the pod can be shown

@@ -78,6 +78,29 @@ impl Store {
         self.read(DOING, |tx| find(tx).map_err(StoreError::sql(DOING)))
     }
 
+    /// Sets an annotation of an app. Returns whether the pod has the app.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn annotate_app(&self, id: PodId, app: &AppName, key: &str, value: &str) -> Result<bool, StoreError> {
+        const DOING: &str = "annotate the app";
+        self.write(DOING, Sync::Soon, |tx| {
+            let Some(pod) = load(tx, id).map_err(StoreError::sql(DOING))? else { return Ok(false) };
+            let Some(row) = pod.apps.into_iter().find(|row| row.name == *app) else { return Ok(false) };
+            let mut annotations = row.annotations;
+            annotations.insert(key.to_owned(), value.to_owned());
+            let id = id.to_string();
+            let update =
+                || -> rusqlite::Result<()> {
+                    tx.prepare_cached("UPDATE pod SET generation = generation + 1 WHERE id = ?1")?.execute([&id])?;
+                    tx.prepare_cached("UPDATE app SET annotations = ?3 WHERE pod = ?1 AND name = ?2")?
+                        .execute(params![id, app.as_str(), row::map_text(&annotations)?])?;
+                    Ok(())
+                };
+            update().map(|()| true).map_err(StoreError::sql(DOING))
+        })
+    }
+
     /// Inserts an app of a running pod in the state Creating. From now on its image and its volumes cannot be removed.
     /// Returns the pod's new row.
     ///

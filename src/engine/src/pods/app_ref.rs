@@ -34,6 +34,18 @@ impl Engine {
         }
     }
 
+    /// Sets an annotation of an app, whatever the state of its pod.
+    ///
+    /// # Errors
+    /// [`EngineError`], also when there is no such app.
+    pub fn annotate_app(&self, id: PodId, app: &AppName, key: &str, value: &str) -> Result<(), EngineError> {
+        need_root("annotate an app").map_err(EngineError::from_cause)?;
+        match self.store.annotate_app(id, app, key, value).map_err(EngineError::from_cause)? {
+            true => Ok(()),
+            false => Err(EngineError::new(ErrorKind::NotFound, format!("pod {id} has no app '{app}'"))),
+        }
+    }
+
     /// The time between the stop signal of an app and SIGKILL, as the app was created with or as the host sets it; of a
     /// pod, the longest time of its apps.
     #[must_use]

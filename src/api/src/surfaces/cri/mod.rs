@@ -3,6 +3,7 @@
 //! A sandbox is a pod of the engine that is made without apps (`gantry app sandbox`), so that all other surfaces and
 //! commands see it. Calls that are not built answer UNIMPLEMENTED.
 
+mod containers;
 mod images;
 mod node_status;
 mod runtime;

@@ -1,19 +1,26 @@
 //! `runtime.v1.RuntimeService`: checks requests here, and works on the bridge's threads.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gantry_engine::{Engine, Observer};
 use gantry_proto::cri::v1::runtime_service_server::RuntimeService;
 use gantry_proto::cri::v1::{
-    ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxStatusRequest, PodSandboxStatusResponse,
-    RemovePodSandboxRequest, RemovePodSandboxResponse, RunPodSandboxRequest, RunPodSandboxResponse,
-    RuntimeConfigRequest, RuntimeConfigResponse, StatusRequest, StatusResponse, StopPodSandboxRequest,
-    StopPodSandboxResponse, StreamPodSandboxesRequest, StreamPodSandboxesResponse, UpdateRuntimeConfigRequest,
-    UpdateRuntimeConfigResponse, VersionRequest, VersionResponse,
+    ContainerStatusRequest, ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse,
+    ListContainersRequest, ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse,
+    PodSandboxStatusRequest, PodSandboxStatusResponse, RemoveContainerRequest, RemoveContainerResponse,
+    RemovePodSandboxRequest, RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse,
+    RunPodSandboxRequest, RunPodSandboxResponse, RuntimeConfigRequest, RuntimeConfigResponse, StartContainerRequest,
+    StartContainerResponse, StatusRequest, StatusResponse, StopContainerRequest, StopContainerResponse,
+    StopPodSandboxRequest, StopPodSandboxResponse, StreamContainersRequest, StreamContainersResponse,
+    StreamPodSandboxesRequest, StreamPodSandboxesResponse, UpdateContainerResourcesRequest,
+    UpdateContainerResourcesResponse, UpdateRuntimeConfigRequest, UpdateRuntimeConfigResponse, VersionRequest,
+    VersionResponse,
 };
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+use super::containers::{self, ContainerSelector};
 use super::node_status;
 use super::sandbox::{self, CallGuard, SandboxFilter, SandboxRequest, Supervisors};
 use crate::bridge::{Bridge, Weight};
@@ -23,7 +30,7 @@ use crate::status::invalid_field;
 
 /// The version of the contract between kubelet and runtime. Kubelets compare it; it is not that of the package.
 const KUBELET_API_VERSION: &str = "0.1.0";
-/// Maximum sandboxes in a message of a stream.
+/// Maximum sandboxes or containers in a message of a stream.
 const MAX_STREAMED: usize = 1000;
 /// The version of the package.
 const RUNTIME_API_VERSION: &str = "v1";
@@ -156,5 +163,111 @@ impl RuntimeService for CriRuntime {
             Some(Ok(StreamPodSandboxesResponse { pod_sandboxes: sandboxes.by_ref().take(MAX_STREAMED).collect() }))
         });
         Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
+    }
+
+    async fn create_container(
+        &self,
+        request: Request<CreateContainerRequest>,
+    ) -> Result<Response<CreateContainerResponse>, Status> {
+        // The sandbox has its configuration already.
+        let (_, extensions, CreateContainerRequest { pod_sandbox_id, config, sandbox_config: _ }) =
+            request.into_parts();
+        let config = config.ok_or_else(|| invalid_field("config", "it is missing"))?;
+        let guard = CallGuard::default();
+        let ended = guard.ended();
+        let create = move |engine: &Engine| containers::create(engine, &pod_sandbox_id, config, &ended);
+        let id = self.writer.call(Peer::of(&extensions), Weight::Heavy, create).await?;
+        Ok(Response::new(CreateContainerResponse { container_id: id.to_string() }))
+    }
+
+    async fn start_container(
+        &self,
+        request: Request<StartContainerRequest>,
+    ) -> Result<Response<StartContainerResponse>, Status> {
+        let (_, extensions, StartContainerRequest { container_id }) = request.into_parts();
+        let start = move |engine: &Engine| containers::start(engine, &container_id);
+        self.writer.call(Peer::of(&extensions), Weight::Heavy, start).await?;
+        Ok(Response::new(StartContainerResponse {}))
+    }
+
+    async fn stop_container(
+        &self,
+        request: Request<StopContainerRequest>,
+    ) -> Result<Response<StopContainerResponse>, Status> {
+        let (_, extensions, StopContainerRequest { container_id, timeout }) = request.into_parts();
+        let grace = Duration::from_secs(u64::try_from(timeout).unwrap_or(0));
+        let stop = move |engine: &Engine| containers::stop(engine, &container_id, grace);
+        self.writer.call(Peer::of(&extensions), Weight::Heavy, stop).await?;
+        Ok(Response::new(StopContainerResponse {}))
+    }
+
+    async fn remove_container(
+        &self,
+        request: Request<RemoveContainerRequest>,
+    ) -> Result<Response<RemoveContainerResponse>, Status> {
+        let (_, extensions, RemoveContainerRequest { container_id }) = request.into_parts();
+        let remove = move |engine: &Engine| containers::remove(engine, &container_id);
+        self.writer.call(Peer::of(&extensions), Weight::Heavy, remove).await?;
+        Ok(Response::new(RemoveContainerResponse {}))
+    }
+
+    async fn list_containers(
+        &self,
+        request: Request<ListContainersRequest>,
+    ) -> Result<Response<ListContainersResponse>, Status> {
+        let (_, extensions, ListContainersRequest { filter }) = request.into_parts();
+        let filter = ContainerSelector::parse(filter)?;
+        let list = move |observer: &Observer| containers::list(observer, &filter);
+        let containers = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, list).await?;
+        Ok(Response::new(ListContainersResponse { containers }))
+    }
+
+    /// The list of [`Self::list_containers`] in messages of bounded size. The stream ends with the list.
+    async fn stream_containers(
+        &self,
+        request: Request<StreamContainersRequest>,
+    ) -> Result<Response<BoxStream<StreamContainersResponse>>, Status> {
+        let request = request.map(|StreamContainersRequest { filter }| ListContainersRequest { filter });
+        let mut containers = self.list_containers(request).await?.into_inner().containers.into_iter().peekable();
+        let messages = std::iter::from_fn(move || {
+            containers.peek()?;
+            Some(Ok(StreamContainersResponse { containers: containers.by_ref().take(MAX_STREAMED).collect() }))
+        });
+        Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
+    }
+
+    async fn container_status(
+        &self,
+        request: Request<ContainerStatusRequest>,
+    ) -> Result<Response<ContainerStatusResponse>, Status> {
+        let (_, extensions, ContainerStatusRequest { container_id, verbose }) = request.into_parts();
+        let read = move |observer: &Observer| containers::status(observer, &container_id, verbose);
+        self.context.reader.call(Peer::of(&extensions), Weight::Light, read).await.map(Response::new)
+    }
+
+    async fn reopen_container_log(
+        &self,
+        request: Request<ReopenContainerLogRequest>,
+    ) -> Result<Response<ReopenContainerLogResponse>, Status> {
+        let (_, extensions, ReopenContainerLogRequest { container_id }) = request.into_parts();
+        let reopen = move |engine: &Engine| containers::reopen_log(engine, &container_id);
+        self.writer.call(Peer::of(&extensions), Weight::Heavy, reopen).await?;
+        Ok(Response::new(ReopenContainerLogResponse {}))
+    }
+
+    /// Annotations of the request are for plugins of runtimes.
+    async fn update_container_resources(
+        &self,
+        request: Request<UpdateContainerResourcesRequest>,
+    ) -> Result<Response<UpdateContainerResourcesResponse>, Status> {
+        let (_, extensions, UpdateContainerResourcesRequest { container_id, linux, windows, annotations: _ }) =
+            request.into_parts();
+        if windows.is_some() {
+            return Err(invalid_field("windows", "this is a Linux host"));
+        }
+        let resources = linux.unwrap_or_default();
+        let update = move |engine: &Engine| containers::update_resources(engine, &container_id, resources);
+        self.writer.call(Peer::of(&extensions), Weight::Heavy, update).await?;
+        Ok(Response::new(UpdateContainerResourcesResponse {}))
     }
 }

@@ -16,7 +16,7 @@ use crate::status::invalid_field;
 ///
 /// # Errors
 /// INVALID_ARGUMENT: there is none, or it is malformed.
-pub(super) fn reference(image: Option<ImageSpec>) -> Result<ImageRef, Status> {
+pub(in super::super) fn reference(image: Option<ImageSpec>) -> Result<ImageRef, Status> {
     let text = image.map(|spec| spec.image).unwrap_or_default();
     check_text("image", &text)?;
     text.parse().map_err(|error| invalid_field("image", &format!("{error}")))

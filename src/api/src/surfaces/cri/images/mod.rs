@@ -19,6 +19,7 @@ use gantry_proto::cri::v1::{
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+pub(super) use self::convert::reference;
 use self::pull::Pulls;
 use crate::bridge::{Bridge, Weight};
 use crate::context::Context;

@@ -59,6 +59,11 @@ pub(in super::super) fn list(observer: &Observer, filter: &SandboxFilter) -> Res
     Ok(ListPodSandboxResponse { items })
 }
 
+/// Whether the pod is a sandbox of the CRI.
+pub(in super::super) fn is_listed(row: &PodRow) -> bool {
+    state(&row.phase).is_some() && SandboxRecord::of(row).is_some()
+}
+
 fn sandbox(row: &PodRow) -> Option<PodSandbox> {
     let SandboxRecord { metadata, namespaces: _ } = SandboxRecord::of(row)?;
     Some(PodSandbox {

@@ -25,12 +25,12 @@ use gantry_proto::cri::v1::PodSandboxConfig;
 use tonic::Status;
 use tracing::{info, warn};
 
-pub(super) use self::list::{SandboxFilter, list, status};
+pub(super) use self::list::{SandboxFilter, is_listed, list, status};
 use self::record::SandboxRecord;
 use crate::status;
 
-/// Ignores the progress of fetches: a sandbox has no image.
-struct NoProgress;
+/// Ignores the progress of fetches: nothing is fetched.
+pub(super) struct NoProgress;
 
 impl Progress for NoProgress {
     fn notify(&self, _note: Note) {}
@@ -182,7 +182,7 @@ pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
 
 /// The sandbox with this id or beginning of it. A pod that was not made through the CRI, or is not ready for the first
 /// time yet, is none.
-fn find(engine: &Engine, id: &str) -> Result<Option<PodView>, Status> {
+pub(super) fn find(engine: &Engine, id: &str) -> Result<Option<PodView>, Status> {
     let Ok(prefix) = prefix(id)? else { return Ok(None) };
     match engine.resolve(&prefix).and_then(|id| engine.status(id)) {
         Ok(view) => Ok(SandboxRecord::of(&view.row).is_some().then_some(view)),

@@ -1,0 +1,154 @@
+//! The configuration of a container as the specification of an app.
+//!
+//! The command and the arguments are merged with the image's as kubelets expect it: `command` replaces the entrypoint
+//! and the image's arguments, `args` replaces the image's arguments.
+
+use gantry_engine::model::id::shown;
+use gantry_engine::model::spec::{AddedAppSpec, AppSpec};
+use gantry_engine::model::{AppName, Kind, RequestedImage, signal};
+use gantry_engine::{Engine, PodRow};
+use gantry_proto::cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Signal};
+use sha2::{Digest as _, Sha256};
+use tonic::Status;
+
+use super::record::ContainerRecord;
+use super::{mounts, namespaces, resources, security};
+use crate::request::check_text;
+use crate::status::{from_error, invalid_field};
+use crate::surfaces::cri::images::reference;
+
+/// Bytes of the readable beginning of a name that is too long for an app.
+const NAME_START: usize = 24;
+
+/// The specification of the app.
+///
+/// # Errors
+/// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason. NOT_FOUND: the image is not in the store.
+pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, config: ContainerConfig) -> Result<AddedAppSpec, Status> {
+    if config.windows.is_some() {
+        return Err(unsupported("config.windows", "this is a Linux host"));
+    }
+    let metadata = config.metadata.clone().ok_or_else(|| invalid_field("config.metadata", "it is missing"))?;
+    check_metadata(&metadata)?;
+    let record = ContainerRecord::new(metadata, &config);
+    let image = image(engine, config.image.clone())?;
+    let mut app = AppSpec::new(app_name(&record.metadata)?, Some(image));
+    let mut command = config.command.into_iter();
+    app.exec = command.next();
+    app.args = command.chain(config.args).collect();
+    app.working_dir = Some(config.working_dir).filter(|dir| !dir.is_empty());
+    app.environment = config.envs.into_iter().map(variable).collect::<Result<_, _>>()?;
+    app.stop_signal = stop_signal(config.stop_signal)?;
+    (app.options.stdin, app.options.terminal) = (config.stdin, config.tty);
+    // Without the directory there is no log of the caller's.
+    if sandbox.log_dir.is_some() && !config.log_path.is_empty() {
+        let parsed = config.log_path.parse();
+        app.options.log_path = Some(parsed.map_err(|error| invalid("config.log_path", &error))?);
+    }
+    app.user_annotations = record.annotations(config.annotations)?;
+    app.user_labels = config.labels.into_iter().collect();
+    let LinuxContainerConfig { resources, security_context } = config.linux.unwrap_or_default();
+    let context = security_context.unwrap_or_default();
+    namespaces::translate(engine, sandbox, context.namespace_options.as_ref(), &mut app)?;
+    security::translate(context, &mut app)?;
+    resources::translate(resources.unwrap_or_default(), &mut app)?;
+    let mut spec = AddedAppSpec { app, volumes: Vec::new() };
+    mounts::translate_devices(config.devices, &config.cdi_devices, &mut spec)?;
+    mounts::translate(config.mounts, &mut spec)?;
+    Ok(spec)
+}
+
+/// UNIMPLEMENTED: a field, and why it has no effect.
+pub(super) fn unsupported(field: &str, why: &str) -> Status {
+    Status::unimplemented(format!("{field} is not supported: {why}"))
+}
+
+/// INVALID_ARGUMENT: a field, and the error of its value.
+pub(super) fn invalid(field: &str, error: &(impl std::error::Error + Kind)) -> Status {
+    invalid_field(field, &error.to_string())
+}
+
+fn check_metadata(metadata: &ContainerMetadata) -> Result<(), Status> {
+    if metadata.name.is_empty() {
+        return Err(invalid_field("config.metadata.name", "it is empty"));
+    }
+    check_text("config.metadata.name", &metadata.name)
+}
+
+/// The image by its id, so that it stays the same whatever becomes of its names.
+fn image(engine: &Engine, spec: Option<ImageSpec>) -> Result<RequestedImage, Status> {
+    let text = spec.as_ref().map(|spec| spec.image.clone()).unwrap_or_default();
+    if text.is_empty() {
+        return Err(invalid_field("config.image", "it is missing"));
+    }
+    let found = engine.node_image(&reference(spec)?).map_err(|error| from_error(&error))?;
+    let image = found.ok_or_else(|| Status::not_found(format!("image '{}' is not in the store", shown(&text))))?;
+    RequestedImage::new(image.id.to_string()).ok_or_else(|| Status::internal("an image without an id"))
+}
+
+/// `NAME-ATTEMPT`. If that cannot be the name of an app, its end is a digest, which is longer than any attempt.
+pub(super) fn app_name(metadata: &ContainerMetadata) -> Result<AppName, Status> {
+    let ContainerMetadata { name, attempt } = metadata;
+    if let Ok(name) = format!("{name}-{attempt}").parse() {
+        return Ok(name);
+    }
+    let mut hash = Sha256::new();
+    hash.update(name.as_bytes());
+    hash.update(attempt.to_be_bytes());
+    let digest: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let start: String = name.chars().filter(char::is_ascii_alphanumeric).take(NAME_START).collect();
+    // Never fails: it has letters, digits and a dash, at most 63.
+    let name = AppName::sanitized(&format!("c{start}-{digest}"));
+    name.ok_or_else(|| invalid_field("config.metadata.name", "it cannot be the name of an app"))
+}
+
+fn variable(variable: KeyValue) -> Result<(String, String), Status> {
+    let KeyValue { key, value } = variable;
+    let text = String::from_utf8(value);
+    let value = text.map_err(|_| invalid_field("config.envs", &format!("{} is not UTF-8", shown(&key))))?;
+    Ok((key, value))
+}
+
+/// The number of a signal; `None`: the image's, or SIGTERM.
+fn stop_signal(number: i32) -> Result<Option<u8>, Status> {
+    let field = "config.stop_signal";
+    let signal = Signal::try_from(number).map_err(|_| invalid_field(field, &format!("there is no signal {number}")))?;
+    if signal == Signal::RuntimeDefault {
+        return Ok(None);
+    }
+    let name = signal.as_str_name().trim_start_matches("SIGNAL_").replace("PLUS", "+").replace("MINUS", "-");
+    signal::parse(&name).map(Some).map_err(|error| invalid(field, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_containers_are_unique() {
+        let metadata = |name: &str, attempt| ContainerMetadata { name: name.to_owned(), attempt };
+        assert_eq!(app_name(&metadata("web", 3)).unwrap().as_str(), "web-3");
+        let names = [
+            metadata("web", 1),
+            metadata("web-1", 0),
+            metadata("Web", 0),
+            metadata("wEb", 0),
+            metadata(&"x".repeat(63), 0),
+            metadata(&"x".repeat(63), 1),
+            metadata("ü", 0),
+        ];
+        let names: std::collections::BTreeSet<_> = names.iter().map(|metadata| app_name(metadata).unwrap()).collect();
+        assert_eq!(names.len(), 7, "{names:?}");
+    }
+
+    #[test]
+    fn every_signal_has_a_number() {
+        for value in 0..=65 {
+            let Ok(signal) = Signal::try_from(value) else { continue };
+            let number = stop_signal(value).unwrap();
+            assert_eq!(number.is_none(), signal == Signal::RuntimeDefault, "{signal:?}");
+            assert!(number.is_none_or(|number| (1..=64).contains(&number)), "{signal:?}");
+        }
+        assert!(stop_signal(10_000).is_err());
+    }
+}

@@ -1,0 +1,253 @@
+//! Containers: the calls that create, start, stop and remove them, and those that show them.
+//!
+//! A container is an app of a sandbox. Its id is the app's, and the name of the app, which is unique in the sandbox, is
+//! made of the metadata: a second call with the same metadata fails while the first is under way. It is released with
+//! the app. A sandbox that has ended keeps its containers until they are removed.
+//!
+//! | call | killed, failed or cancelled | becomes |
+//! |---|---|---|
+//! | CreateContainer | before the app is created | nothing: the engine undoes it |
+//! | CreateContainer | afterwards, by its client | nothing: this call removes the app |
+//! | CreateContainer | afterwards, with gantryd | a container that was created, and is listed |
+//! | StartContainer | before the program is executed | created |
+//! | StartContainer | the program cannot be executed | exited, with the reason `StartError` |
+//! | StopContainer | after the stop signal | running, until the grace period of the supervisor is over |
+//! | RemoveContainer | any time | as before, or gone |
+
+mod config;
+mod list;
+mod mounts;
+mod namespaces;
+mod record;
+mod resources;
+mod security;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use gantry_engine::model::id::shown;
+use gantry_engine::model::{AppId, AppState, ErrorKind, Kind as _, Phase, PodId};
+use gantry_engine::{AppRow, Engine, EngineError, Observer, PodError, PodRow, PullPolicy};
+use gantry_proto::cri::v1::{ContainerConfig, LinuxContainerResources};
+use tonic::Status;
+use tracing::{info, warn};
+
+pub(super) use self::list::{ContainerSelector, list, status};
+use self::record::{ContainerRecord, START_ERROR};
+use super::sandbox::{self, NoProgress};
+use crate::status::{self as statuses, from_error};
+
+/// The exit code of a container that could not be started.
+pub(super) const START_ERROR_CODE: i32 = 128;
+
+/// A container: an app, and the pod that is its sandbox.
+#[derive(Debug, Clone)]
+pub(super) struct FoundContainer {
+    /// The sandbox.
+    pub(super) sandbox: PodRow,
+    /// The app.
+    pub(super) app: AppRow,
+}
+
+/// A handle that finds containers.
+pub(super) trait ContainerSource {
+    /// The app with this id or prefix of it, and its pod.
+    ///
+    /// # Errors
+    /// Those of the engine, also if several apps have the prefix.
+    fn app_by_id(&self, prefix: &str) -> Result<Option<(PodRow, AppRow)>, Status>;
+}
+
+impl ContainerSource for Engine {
+    fn app_by_id(&self, prefix: &str) -> Result<Option<(PodRow, AppRow)>, Status> {
+        let Some((pod, name)) = self.find_app_by_id(prefix).map_err(|error| from_error(&error))? else {
+            return Ok(None);
+        };
+        match self.status(pod) {
+            Ok(view) => Ok(select(view.row, |app| app.name == name)),
+            Err(PodError::NotFound(_)) => Ok(None),
+            Err(error) => Err(from_error(&error)),
+        }
+    }
+}
+
+impl ContainerSource for Observer {
+    fn app_by_id(&self, prefix: &str) -> Result<Option<(PodRow, AppRow)>, Status> {
+        let found = self.app_by_id(prefix).map_err(|error| from_error(&error))?;
+        Ok(found.and_then(|(row, name)| select(row, |app| app.name == name)))
+    }
+}
+
+fn select(row: PodRow, is_it: impl Fn(&AppRow) -> bool) -> Option<(PodRow, AppRow)> {
+    let app = row.apps.iter().find(|app| is_it(app)).cloned()?;
+    Some((row, app))
+}
+
+/// The container with this id, or with this unique prefix of at least 12 digits. `None`: there is none, also if the app
+/// was not made through the CRI, or is being created.
+///
+/// # Errors
+/// INVALID_ARGUMENT: the id is empty, or the prefix is of several containers; those of the engine.
+pub(super) fn find(source: &impl ContainerSource, id: &str) -> Result<Option<FoundContainer>, Status> {
+    if id.is_empty() {
+        return Err(statuses::invalid_field("container_id", "it is empty"));
+    }
+    let id = id.to_ascii_lowercase();
+    if !AppId::is_prefix(&id) {
+        return Ok(None);
+    }
+    let found = source.app_by_id(&id)?;
+    Ok(found.and_then(|(sandbox, app)| is_container(&app).then_some(FoundContainer { sandbox, app })))
+}
+
+/// The container with this id, as [`find`].
+///
+/// # Errors
+/// NOT_FOUND, and those of [`find`].
+pub(super) fn find_or_fail(source: &impl ContainerSource, id: &str) -> Result<FoundContainer, Status> {
+    find(source, id)?.ok_or_else(|| missing(id))
+}
+
+/// The container with this id, as [`find`], if it runs.
+///
+/// # Errors
+/// NOT_FOUND; FAILED_PRECONDITION: it does not run; those of [`find`].
+pub(super) fn find_running(source: &impl ContainerSource, id: &str) -> Result<FoundContainer, Status> {
+    let found = find_or_fail(source, id)?;
+    match found.app.state {
+        AppState::Started { .. } if matches!(found.sandbox.phase, Phase::Running { .. }) => Ok(found),
+        state => {
+            Err(Status::failed_precondition(format!("container {} is {} and does not run", found.app.id, state.name())))
+        }
+    }
+}
+
+fn missing(id: &str) -> Status {
+    Status::not_found(format!("there is no container '{}'", shown(id)))
+}
+
+/// Whether the app was made through the CRI, and its creation was completed.
+fn is_container(app: &AppRow) -> bool {
+    !matches!(app.state, AppState::Creating | AppState::Waiting) && record::metadata(&app.annotations).is_some()
+}
+
+/// Creates a container in a sandbox that is ready.
+///
+/// # Errors
+/// INVALID_ARGUMENT, UNIMPLEMENTED: the configuration; NOT_FOUND: no such sandbox, or the image is not in the store;
+/// FAILED_PRECONDITION: the sandbox is not ready; ALREADY_EXISTS: it has a container of this metadata; those of the
+/// engine. Nothing is left then.
+pub(super) fn create(
+    engine: &Engine,
+    sandbox_id: &str,
+    config: ContainerConfig,
+    ended: &AtomicBool,
+) -> Result<AppId, Status> {
+    let sandbox = sandbox::find(engine, sandbox_id)?;
+    let sandbox = sandbox.ok_or_else(|| Status::not_found(format!("there is no sandbox '{}'", shown(sandbox_id))))?.row;
+    if !matches!(sandbox.phase, Phase::Running { .. }) {
+        return Err(Status::failed_precondition(format!("sandbox {} is not ready", sandbox.id)));
+    }
+    let spec = config::app_spec(engine, &sandbox, config)?;
+    let name = spec.app.name.clone();
+    engine.add_app(sandbox.id, spec, PullPolicy::Never, &NoProgress).map_err(|error| from_error(&error))?;
+    if ended.load(Ordering::Acquire) {
+        info!("container '{name}' of sandbox {} is removed, because its call was cancelled", sandbox.id);
+        if let Err(error) = engine.remove_app(sandbox.id, &name, true) {
+            warn!("cannot remove container '{name}' of sandbox {}: {}", sandbox.id, from_error(&error).message());
+        }
+        return Err(Status::cancelled("the call was cancelled before the container was created"));
+    }
+    let row = engine.status(sandbox.id).map_err(|error| from_error(&error))?.row;
+    let app = row.apps.into_iter().find(|app| app.name == name);
+    app.map(|app| app.id).ok_or_else(|| Status::aborted("the container was removed as soon as it was created"))
+}
+
+/// Starts a container that was created.
+///
+/// # Errors
+/// NOT_FOUND; FAILED_PRECONDITION: it was started before; those of the engine, and the container has exited then.
+pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
+    let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
+    if app.state != AppState::Created || app.annotations.contains_key(START_ERROR) {
+        let state = if app.state.is_running() { "runs already" } else { "has exited" };
+        return Err(Status::failed_precondition(format!("container {} {state}: create another one", app.id)));
+    }
+    let Err(error) = engine.start_app(sandbox.id, &app.name) else { return Ok(()) };
+    let status = from_error(&error);
+    if error.kind() != ErrorKind::Busy
+        && let Err(unwritten) = engine.annotate_app(sandbox.id, &app.name, START_ERROR, status.message())
+    {
+        warn!("the failed start of container {} is not recorded: {}", app.id, from_error(&unwritten).message());
+    }
+    Err(status)
+}
+
+/// Stops a container. Does nothing if it does not run, or does not exist.
+///
+/// # Errors
+/// Those of the engine.
+pub(super) fn stop(engine: &Engine, id: &str, grace: Duration) -> Result<(), Status> {
+    let Some(FoundContainer { sandbox, app }) = find(engine, id)? else { return Ok(()) };
+    if !app.state.is_running() || !matches!(sandbox.phase, Phase::Running { .. }) {
+        return Ok(());
+    }
+    ignore_ended(engine, sandbox.id, engine.stop_app(sandbox.id, &app.name, grace))
+}
+
+/// Removes a container; one that runs is killed. Its log stays. Does nothing if it does not exist.
+///
+/// # Errors
+/// Those of the engine.
+pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
+    stop(engine, id, Duration::ZERO)?;
+    let Some(FoundContainer { sandbox, app }) = find(engine, id)? else { return Ok(()) };
+    match engine.remove_app(sandbox.id, &app.name, true) {
+        Ok(()) => Ok(()),
+        // Another call has removed it.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(from_error(&error)),
+    }
+}
+
+/// Opens the log of a container anew at its path, after its client has renamed it.
+///
+/// # Errors
+/// NOT_FOUND; FAILED_PRECONDITION: it does not run; those of the engine.
+pub(super) fn reopen_log(engine: &Engine, id: &str) -> Result<(), Status> {
+    let FoundContainer { sandbox, app } = find_running(engine, id)?;
+    engine.reopen_log(sandbox.id, Some(&app.name)).map_err(|error| from_error(&error))
+}
+
+/// Changes the resources of a container; a field of zero stays as it is. Those of a container whose sandbox has ended
+/// are only recorded.
+///
+/// # Errors
+/// NOT_FOUND; INVALID_ARGUMENT, UNIMPLEMENTED: the field; those of the engine. The former resources are in effect then.
+pub(super) fn update_resources(engine: &Engine, id: &str, resources: LinuxContainerResources) -> Result<(), Status> {
+    let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
+    let mut record = ContainerRecord::of(&app).ok_or_else(|| missing(id))?;
+    let changes = resources::changes(&resources)?;
+    if matches!(sandbox.phase, Phase::Running { .. }) && !changes.is_empty() {
+        let updated =
+            engine.update_limits(sandbox.id, Some(&app.name), &changes).map_err(|error| from_error(&error))?;
+        for warning in updated {
+            warn!("resources of container {}: {warning}", app.id);
+        }
+    }
+    let linux = record.config.linux.get_or_insert_default();
+    linux.resources = Some(resources::merged(linux.resources.take().unwrap_or_default(), resources));
+    let (key, value) = record.config_annotation();
+    engine.annotate_app(sandbox.id, &app.name, key, &value).map_err(|error| from_error(&error))
+}
+
+/// What ends with its pod needs no stop.
+fn ignore_ended(engine: &Engine, pod: PodId, result: Result<(), EngineError>) -> Result<(), Status> {
+    let Err(error) = result else { return Ok(()) };
+    let has_ended = match engine.status(pod) {
+        Ok(view) => !matches!(view.row.phase, Phase::Running { .. }),
+        Err(PodError::NotFound(_)) => true,
+        Err(_) => false,
+    };
+    if has_ended || error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(from_error(&error)) }
+}
