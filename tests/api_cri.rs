@@ -66,13 +66,19 @@ fn unusable_networks_are_named_in_conditions() {
 }
 
 #[test]
-fn pod_cidrs_are_refused() {
+fn pod_cidrs_are_stored() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let config = |cidr: &str| json!({ "runtime_config": { "network_config": { "pod_cidr": cidr } } });
+    let stored = || std::fs::read_to_string(g.dir().join("pod-cidr")).ok();
     assert_eq!(call(&address, "UpdateRuntimeConfig", &config("")), json!({}));
-    let (code, details) = failure(&address, "UpdateRuntimeConfig", &config("10.9.0.0/24"));
-    assert!(code == "UNIMPLEMENTED" && details.contains("10.9.0.0/24"), "{code} {details}");
+    let (code, details) = failure(&address, "UpdateRuntimeConfig", &config("10.9.0.0/33"));
+    assert!(code == "INVALID_ARGUMENT" && details.contains("10.9.0.0/33"), "{code} {details}");
+    assert_eq!(stored(), None);
+    for (given, kept) in [("10.9.0.0/24", "10.9.0.0/24\n"), ("10.8.0.9/24,fd08::/64", "10.8.0.0/24,fd08::/64\n")] {
+        assert_eq!(call(&address, "UpdateRuntimeConfig", &config(given)), json!({}));
+        assert_eq!(stored().as_deref(), Some(kept));
+    }
     served.end();
 }
 

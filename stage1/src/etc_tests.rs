@@ -20,7 +20,7 @@ fn networks() -> Net {
         plugin_limit_ms: 1000,
         resolver: true,
     };
-    Net::Networks(Networks { host, wanted: Vec::new(), all: false, ports: Vec::new() })
+    Net::Networks(Networks { host, wanted: Vec::new(), all: false, ports: Vec::new(), kubernetes: None })
 }
 
 fn plan(net: Net, resolv: DnsSpec) -> Plan {

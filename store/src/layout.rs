@@ -107,6 +107,12 @@ impl Layout {
         self.root.join("net")
     }
 
+    /// The pod CIDR of a Kubernetes node.
+    #[must_use]
+    pub(crate) fn pod_cidr(&self) -> PathBuf {
+        self.root.join("pod-cidr")
+    }
+
     /// The directory of a pod.
     #[must_use]
     pub fn pod_dir(&self, id: &PodId) -> PathBuf {

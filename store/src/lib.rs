@@ -19,6 +19,7 @@
 //!                      first mount
 //!   tmp/               being created or deleted; unlocked entries are stale
 //!   locks/NAME         one per layer being worked on, `blobs`, `volumes` and `gantryd.lock`
+//!   pod-cidr           the pod CIDR of a Kubernetes node: pod_cidr.rs
 //!   sequence           the high-water mark of event numbers and durable commits: high_water.rs
 //!   reserve            disk space that is released when the disk is full: reserve.rs
 //! ```
@@ -62,6 +63,7 @@ mod keeper;
 mod layout;
 mod lock;
 mod migrate;
+mod pod_cidr;
 mod pod_dir;
 mod pods;
 mod record;

@@ -6,19 +6,27 @@ use crate::api::Served;
 use crate::gantry::Gantry;
 use crate::talos;
 
-/// A gantryd that serves rkt's API and the CRI, and the address of the latter. Pods have no network by default.
+/// A gantryd that serves rkt's API and the CRI, and the address of the latter. Sandboxes have no network.
 #[track_caller]
 #[must_use]
 pub fn serve(g: &Gantry) -> (Served, String) {
     serve_with_network(g, "none")
 }
 
-/// The same, with this default network.
+/// The same, with this network for pods and sandboxes.
 #[track_caller]
 #[must_use]
 pub fn serve_with_network(g: &Gantry, network: &str) -> (Served, String) {
+    let text = format!("gc-interval = '1h'\n[network]\ndefault = '{network}'\nsandbox-network = '{network}'\n");
+    serve_with_config(g, &text)
+}
+
+/// The same, with this configuration.
+#[track_caller]
+#[must_use]
+pub fn serve_with_config(g: &Gantry, text: &str) -> (Served, String) {
     let address = format!("unix:{}", g.scratch().join("cri.sock").display());
-    let config = g.write("gantryd.toml", &format!("gc-interval = '1h'\n[network]\ndefault = '{network}'\n"));
+    let config = g.write("gantryd.toml", text);
     (g.serve(&["--cri-listen", &address, "--config", &config]), address)
 }
 

@@ -9,6 +9,7 @@
 use std::net::IpAddr;
 
 use gantry_model::PodNetwork;
+use gantry_model::net::Dns;
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
@@ -36,6 +37,43 @@ pub struct Host {
     /// Pods query the resolver on the address of their bridge first.
     #[serde(default)]
     pub resolver: bool,
+}
+
+/// A network's configuration in the plan of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenNetwork {
+    /// The network's name.
+    pub name: String,
+    /// The file that it was read from; `None`: it is derived from a built-in one.
+    pub source: Option<String>,
+    /// The configuration.
+    pub text: String,
+}
+
+/// What a Kubernetes pod tells the plugins of its networks. A capability that a network does not declare is ignored, as
+/// in other runtimes: its agent may implement it without the plugin.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct KubernetesNetworking {
+    /// The configuration of its network, which counts in place of those in the directories.
+    #[serde(default)]
+    pub network: Option<GivenNetwork>,
+    /// `CNI_ARGS`, in order.
+    pub args: Vec<(String, String)>,
+    /// The capability `bandwidth`.
+    #[serde(default)]
+    pub bandwidth: Bandwidth,
+    /// The capability `dns`.
+    #[serde(default)]
+    pub dns: Option<Dns>,
+}
+
+/// The limits of a pod's traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Bandwidth {
+    /// Of the traffic that the pod receives, in bits per second.
+    pub ingress: Option<u64>,
+    /// Of the traffic that the pod sends, in bits per second.
+    pub egress: Option<u64>,
 }
 
 /// A request to `gantry-stage1 network`.

@@ -129,6 +129,9 @@ pub struct Networks {
     /// Ports of the host that lead to the pod.
     #[serde(default)]
     pub ports: Vec<PodPort>,
+    /// The settings of a Kubernetes pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubernetes: Option<Box<crate::network::KubernetesNetworking>>,
 }
 
 /// A device of the host, as its node was read.

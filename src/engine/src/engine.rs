@@ -12,6 +12,7 @@ use gantry_store::Store;
 use thiserror::Error;
 
 use crate::PodError;
+use crate::host::sandbox_network::SandboxNetworkChoice;
 
 /// The options of an engine. `Options::new` has the defaults.
 #[derive(Debug, Clone)]
@@ -49,6 +50,10 @@ pub struct NetworkOptions {
     pub plugin_limit: Duration,
     /// The resolver listens on the pods' bridges.
     pub resolver: bool,
+    /// The network of the sandboxes of a kubelet.
+    pub sandbox: SandboxNetworkChoice,
+    /// The directory whose first configuration is the network of sandboxes, absolute.
+    pub sandbox_config_dir: PathBuf,
 }
 
 impl Default for NetworkOptions {
@@ -63,6 +68,8 @@ impl Default for NetworkOptions {
             use_plugins: false,
             plugin_limit: Duration::from_secs(60),
             resolver: true,
+            sandbox: SandboxNetworkChoice::default(),
+            sandbox_config_dir: PathBuf::from("/etc/cni/net.d"),
         }
     }
 }

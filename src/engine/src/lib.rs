@@ -1,8 +1,9 @@
 //! The operations on pods and images, each a method of [`Engine`]. Synchronous.
 //!
 //! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`; `gantry_net` to list networks and
-//! `gantry_netlink` to list interfaces and routes and to watch nftables. Knows nothing of the command line or of any
-//! API; must never know tokio, SQL or libcontainer. It starts one program only, `gantry-stage1` (`host::stage1`).
+//! to find that of sandboxes; `gantry_netlink` to list interfaces and routes and to watch nftables. Knows nothing of
+//! the command line or of any API; must never know tokio, SQL or libcontainer. It starts one program only,
+//! `gantry-stage1` (`host::stage1`).
 //!
 //! Start reading at `pods::prepare` and `pods::run`, then `pods::reconcile`: every call first reconciles the rows it
 //! reads with the facts (locks, journals), so that every command reports the truth whatever was killed before.
@@ -60,6 +61,7 @@ pub use files::copy::{CopyOptions, CopySource, CopyTarget};
 pub use files::diff::{FileChange, FileChangeKind};
 pub use host::interfaces::{HostInterface, HostRoute, NetlinkError, list_interfaces, list_routes};
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
+pub use host::sandbox_network::{SandboxNetwork, SandboxNetworkChoice};
 pub use images::inspect::{HistoryStep, ImageDetails, LayerDetails};
 pub use images::login;
 pub use images::node::{ImageDiskUsage, repository_of};
@@ -102,7 +104,7 @@ pub use volumes::VolumeError;
 /// The items of the crates below that callers need, so that they import the engine alone.
 pub use gantry_contract::control::Notified;
 pub use gantry_contract::control::{HealthReport, HealthResult};
-pub use gantry_contract::network::{Member, Network};
+pub use gantry_contract::network::{Bandwidth, KubernetesNetworking, Member, Network};
 pub use gantry_contract::{plan::LogLimits, start::Ready};
 pub use gantry_fetch::export::{ArchiveFormat, ExportError, tar};
 pub use gantry_fetch::{

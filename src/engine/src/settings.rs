@@ -43,6 +43,8 @@
 //! use-plugins = false              # run CNI plugins also for networks that gantry implements natively
 //! plugin-timeout = "60s"           # how long one plugin may take
 //! resolver = true                  # pods find each other by name
+//! sandbox-network = "auto"         # of the CRI's sandboxes: "auto", "cni" (never `default`), or as default above
+//! sandbox-config-dir = "/etc/cni/net.d"   # the first configuration by file name is the network of sandboxes
 //! ```
 
 use std::ffi::OsString;
@@ -161,6 +163,8 @@ struct Network {
     use_plugins: Option<bool>,
     plugin_timeout: Option<String>,
     resolver: Option<bool>,
+    sandbox_network: Option<String>,
+    sandbox_config_dir: Option<PathBuf>,
 }
 
 /// The settings from flags, environment and file.
@@ -450,7 +454,16 @@ fn absolute_dirs(key: &str, dirs: Vec<String>) -> Result<Vec<String>, String> {
 }
 
 fn apply_network(network: Network, options: &mut NetworkOptions) -> Result<(), String> {
-    let Network { default, config_dirs, plugin_dirs, use_plugins, plugin_timeout, resolver } = network;
+    let Network {
+        default,
+        config_dirs,
+        plugin_dirs,
+        use_plugins,
+        plugin_timeout,
+        resolver,
+        sandbox_network,
+        sandbox_config_dir,
+    } = network;
     if let Some(text) = default {
         options.default = text.parse().map_err(|error| format!("network.default: {error}"))?;
     }
@@ -469,6 +482,16 @@ fn apply_network(network: Network, options: &mut NetworkOptions) -> Result<(), S
             return Err("network.plugin-timeout: must be 100ms to 1h".to_owned());
         }
         options.plugin_limit = limit;
+    }
+    if let Some(text) = sandbox_network {
+        options.sandbox = text.parse().map_err(|error| format!("network.sandbox-network: {error}"))?;
+    }
+    if let Some(dir) = sandbox_config_dir {
+        if !dir.is_absolute() {
+            let dir = shown(&dir.display().to_string());
+            return Err(format!("network.sandbox-config-dir: '{dir}' is not an absolute path"));
+        }
+        options.sandbox_config_dir = dir;
     }
     options.use_plugins = use_plugins.unwrap_or(options.use_plugins);
     options.resolver = resolver.unwrap_or(options.resolver);
@@ -562,7 +585,7 @@ mod tests {
     #[test]
     fn network_settings_are_parsed() {
         let text = "[network]\ndefault = 'none'\nconfig-dirs = ['/a', '/b']\nplugin-dirs = []\nuse-plugins = true\n\
-                    plugin-timeout = '5s'\nresolver = false\n";
+                    plugin-timeout = '5s'\nresolver = false\nsandbox-network = 'lan'\nsandbox-config-dir = '/c'\n";
         let got = settings(text).unwrap().options.network;
         let want = NetworkOptions {
             default: gantry_model::NetMode::None,
@@ -571,6 +594,8 @@ mod tests {
             use_plugins: true,
             plugin_limit: Duration::from_secs(5),
             resolver: false,
+            sandbox: "lan".parse().unwrap(),
+            sandbox_config_dir: "/c".into(),
         };
         assert_eq!(got, want);
         let two = settings("[network]\ndefault = 'a:IP=10.0.0.1,b'").unwrap().options.network;
@@ -583,6 +608,8 @@ mod tests {
         for (text, want) in [
             ("[network]\ndefault = 'host,a'", "network.default: 'host' cannot be combined"),
             ("[network]\ndefault = 'a b'", "network.default"),
+            ("[network]\nsandbox-network = 'a b'", "network.sandbox-network"),
+            ("[network]\nsandbox-config-dir = 'net.d'", "network.sandbox-config-dir: 'net.d' is not an absolute path"),
             ("[network]\nconfig-dirs = ['net.d']", "network.config-dirs: 'net.d' is not an absolute path"),
             ("[network]\nplugin-dirs = ['']", "network.plugin-dirs"),
             ("[network]\nplugin-dirs = '/opt'", "line 2"),

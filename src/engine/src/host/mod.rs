@@ -5,4 +5,5 @@ pub(crate) mod devices;
 pub(crate) mod interfaces;
 pub(crate) mod network;
 pub(crate) mod process;
+pub(crate) mod sandbox_network;
 pub(crate) mod stage1;

@@ -212,13 +212,12 @@ impl Engine {
         }
     }
 
-    /// Checks that the networks which pods get by default are configured. Reads configurations only, so a plugin that
-    /// fails is not found.
+    /// Checks that these networks are configured. Reads configurations only, so a plugin that fails is not found.
     ///
     /// # Errors
     /// [`EngineError`], with what is wrong with the first of them.
-    pub fn check_default_network(&self) -> Result<(), EngineError> {
-        let (NetMode::Networks(wanted) | NetMode::All(wanted)) = &self.options.network.default else { return Ok(()) };
+    pub(crate) fn check_configured(&self, net: &NetMode) -> Result<(), EngineError> {
+        let (NetMode::Networks(wanted) | NetMode::All(wanted)) = net else { return Ok(()) };
         let configured = wanted.iter().filter(|it| !BUILT_IN.contains(&it.name.as_str()));
         for NetworkRequest { name, .. } in configured {
             let network = self.network(name)?;
@@ -249,7 +248,7 @@ impl Engine {
         self.options.network.plugin_limit.saturating_mul(PLUGINS)
     }
 
-    fn network_host(&self) -> gantry_contract::network::Host {
+    pub(crate) fn network_host(&self) -> gantry_contract::network::Host {
         plan_net::host(&self.options.network, self.store.layout())
     }
 

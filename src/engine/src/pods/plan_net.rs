@@ -43,7 +43,7 @@ fn declared(known: &[String]) -> String {
 
 /// The network settings of this host.
 pub(crate) fn host(options: &NetworkOptions, layout: &Layout) -> network::Host {
-    let NetworkOptions { default: _, config_dirs, plugin_dirs, use_plugins, plugin_limit, resolver } = options;
+    let NetworkOptions { config_dirs, plugin_dirs, use_plugins, plugin_limit, resolver, .. } = options;
     let text = |path: &Path| path.to_string_lossy().into_owned();
     network::Host {
         state_dir: text(&layout.net_dir()),
@@ -77,7 +77,7 @@ pub(crate) fn net(mode: &NetMode, ports: Vec<PodPort>, host: network::Host) -> R
         NetMode::Networks(wanted) => (false, wanted),
         NetMode::All(wanted) => (true, wanted),
     };
-    Ok(out::Net::Networks(out::Networks { host, wanted: wanted.clone(), all, ports }))
+    Ok(out::Net::Networks(out::Networks { host, wanted: wanted.clone(), all, ports, kubernetes: None }))
 }
 
 /// The network mode from which a plan's networks were made.
@@ -88,6 +88,18 @@ pub(crate) fn mode(net: &out::Net) -> NetMode {
         out::Net::Networks(networks) => {
             let wanted = networks.wanted.clone();
             if networks.all { NetMode::All(wanted) } else { NetMode::Networks(wanted) }
+        }
+    }
+}
+
+/// Keeps the settings of a Kubernetes pod when its networks are resolved again, and the given configuration if its
+/// networks are the same.
+pub(crate) fn keep_given(former: &out::Net, net: &mut out::Net) {
+    if let (out::Net::Networks(former), out::Net::Networks(networks)) = (former, net) {
+        networks.kubernetes.clone_from(&former.kubernetes);
+        let same = (former.all, &former.wanted) == (networks.all, &networks.wanted);
+        if let Some(settings) = networks.kubernetes.as_mut().filter(|_| !same) {
+            settings.network = None;
         }
     }
 }

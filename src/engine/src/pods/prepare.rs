@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use gantry_contract::network::KubernetesNetworking;
 use gantry_contract::plan::{ImageSize, Plan};
 use gantry_fetch::config::{self, ConfigError, ImageConfig};
 use gantry_fetch::source::MAX_DOCUMENT;
@@ -26,6 +27,7 @@ use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, Po
 use thiserror::Error;
 
 use crate::error::need_root;
+use crate::host::sandbox_network::{SandboxNetwork, SandboxNetworking};
 use crate::images::platform;
 use crate::images::view::recorded_name;
 use crate::pods::plan::{self, Image, PlanError, Setting};
@@ -41,6 +43,7 @@ pub struct Prepare<'a> {
     policy: PullPolicy,
     progress: &'a dyn Progress,
     starts_now: bool,
+    sandbox: Option<SandboxNetworking>,
 }
 
 impl<'a> Prepare<'a> {
@@ -51,7 +54,7 @@ impl<'a> Prepare<'a> {
     /// [`SpecError`].
     pub fn new(spec: PodSpec, policy: PullPolicy, progress: &'a dyn Progress) -> Result<Self, SpecError> {
         spec.validate()?;
-        Ok(Self { spec, name: None, schedule: None, policy, progress, starts_now: false })
+        Ok(Self { spec, name: None, schedule: None, policy, progress, starts_now: false, sandbox: None })
     }
 
     /// Gives the pod a name, which no other pod may have.
@@ -64,6 +67,13 @@ impl<'a> Prepare<'a> {
     #[must_use]
     pub(crate) fn for_schedule(self, run: ScheduleRun) -> Self {
         Self { schedule: Some(PodSchedule::Run(run)), ..self }
+    }
+
+    /// Gives a sandbox this network, whose plugins are told the settings.
+    #[must_use]
+    pub fn on_network(mut self, network: SandboxNetwork, settings: KubernetesNetworking) -> Self {
+        self.spec.net = Some(network.net.clone());
+        Self { sandbox: Some(SandboxNetworking { network, settings }), ..self }
     }
 
     /// For a pod that is started at once: networks that cannot be used are an error before images are fetched.
@@ -239,7 +249,8 @@ impl Engine {
         if !request.spec.ports.is_empty() {
             gantry_model::net::takes_ports(&net).map_err(PlanError::from)?;
         }
-        if request.starts_now {
+        // A sandbox's network has just been read.
+        if request.starts_now && request.sandbox.is_none() {
             self.check_choice(&net)?;
         }
         self.check_storage_limits(request.spec.apps.iter())?;
@@ -253,13 +264,16 @@ impl Engine {
             PodFlavor::Container => self.images_of(&request.spec, request.policy, request.progress)?,
             PodFlavor::Host => Vec::new(),
         };
-        let Prepare { spec, name, schedule, progress, .. } = request;
+        let Prepare { spec, name, schedule, progress, sandbox, .. } = request;
         let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
             progress.notify(Note::VolumeIgnored { path: path.clone() });
         }
         let id = PodId::from_random(random()?);
-        let plan = self.plan_of(&spec, &images, &configs, id)?;
+        let mut plan = self.plan_of(&spec, &images, &configs, id)?;
+        if let Some(sandbox) = sandbox {
+            sandbox.apply(id, &mut plan.net);
+        }
         // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
         let undo = UndoGuard { engine: self, id, armed: true };

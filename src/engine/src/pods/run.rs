@@ -211,8 +211,9 @@ impl Engine {
         storage_limit::check_limits(&self.pod_dir(row.id), &written.apps)?;
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
         let host = plan_net::host(&self.options.network, self.store.layout());
-        let resolved = plan_net::net(&net, plan_net::ports_of(&written.net), host)
+        let mut resolved = plan_net::net(&net, plan_net::ports_of(&written.net), host)
             .map_err(|source| StartError::Port { id: row.id, source })?;
+        plan_net::keep_given(&written.net, &mut resolved);
         if resolved != written.net {
             written.net = resolved;
             pod_dir::write_plan(&self.pod_dir(row.id), &written)?;

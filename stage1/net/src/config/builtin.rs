@@ -17,7 +17,7 @@ pub const DEFAULT_RESTRICTED: &str = "default-restricted";
 /// Name and text of their configuration lists.
 pub const ALL: [(&str, &str); 2] = [(DEFAULT, DEFAULT_CONFLIST), (DEFAULT_RESTRICTED, DEFAULT_RESTRICTED_CONFLIST)];
 
-const DEFAULT_CONFLIST: &str = r#"{
+pub(super) const DEFAULT_CONFLIST: &str = r#"{
   "cniVersion": "1.0.0",
   "name": "default",
   "plugins": [
@@ -34,7 +34,8 @@ const DEFAULT_CONFLIST: &str = r#"{
       }
     },
     { "type": "portmap", "capabilities": { "portMappings": true } },
-    { "type": "firewall", "ingressPolicy": "same-bridge" }
+    { "type": "firewall", "ingressPolicy": "same-bridge" },
+    { "type": "bandwidth", "capabilities": { "bandwidth": true } }
   ]
 }
 "#;

@@ -1,6 +1,8 @@
 //! The networks of this host: those in the configuration directories, then the built-in ones.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::error::ConfigError;
@@ -86,22 +88,25 @@ impl Catalog {
     }
 }
 
+/// The first configuration in a directory, by file name, as other runtimes of the CRI choose the network of pods;
+/// `None`: there is no directory, or no configuration in it.
+///
+/// # Errors
+///
+/// The directory or that file cannot be read or is malformed. A later file is no substitute: it configures
+/// another network.
+pub fn first_in(dir: &Path) -> Result<Option<NetworkConfig>, ConfigError> {
+    let Some((open, names)) = configurations(dir)? else { return Ok(None) };
+    let Some(name) = names.first().map(Path::new) else { return Ok(None) };
+    let path = dir.join(name);
+    let text = read_text(&open, name, &path)?;
+    NetworkConfig::parse(&text, Source::File(path)).map(Some)
+}
+
 fn read_dir(path: &Path, entries: &mut Vec<CatalogEntry>) -> Result<(), ConfigError> {
-    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-    let dir = match files::open_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other.map_err(failed)?,
-    };
-    let Some(mut names) = files::names(&dir, MAX_FILES).map_err(failed)? else {
-        return Err(ConfigError::TooLarge { path: path.to_owned(), limit: format!("at most {MAX_FILES} files") });
-    };
-    names.sort();
+    let Some((dir, names)) = configurations(path)? else { return Ok(()) };
     for name in names {
         let name = Path::new(&name);
-        let ending = name.extension().and_then(|ending| ending.to_str());
-        if !matches!(ending, Some("conflist" | "conf" | "json")) {
-            continue;
-        }
         let path = path.join(name);
         let source = Source::File(path.clone());
         let text = read_text(&dir, name, &path);
@@ -119,7 +124,23 @@ fn read_dir(path: &Path, entries: &mut Vec<CatalogEntry>) -> Result<(), ConfigEr
     Ok(())
 }
 
-fn read_text(dir: &std::os::fd::OwnedFd, name: &Path, path: &Path) -> Result<String, ConfigError> {
+/// An open directory and the names of the configurations in it, in order; `None`: it does not exist.
+fn configurations(path: &Path) -> Result<Option<(OwnedFd, Vec<OsString>)>, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let dir = match files::open_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(failed)?,
+    };
+    let Some(mut names) = files::names(&dir, MAX_FILES).map_err(failed)? else {
+        return Err(ConfigError::TooLarge { path: path.to_owned(), limit: format!("at most {MAX_FILES} files") });
+    };
+    let ending = |name: &OsString| Path::new(name).extension().and_then(OsStr::to_str).map(str::to_owned);
+    names.retain(|name| matches!(ending(name).as_deref(), Some("conflist" | "conf" | "json")));
+    names.sort();
+    Ok(Some((dir, names)))
+}
+
+fn read_text(dir: &OwnedFd, name: &Path, path: &Path) -> Result<String, ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_owned(), source };
     let file = files::open_file(dir, name).map_err(failed)?;
     let Some(bytes) = files::read(file, MAX_FILE).map_err(failed)? else {

@@ -20,7 +20,8 @@ use super::result::{host_side, result_ips};
 use super::veth::{self, HostEnd, VethPair};
 use super::{Added, Ends, ports, sysctl};
 use crate::address::Cidr;
-use crate::config::{Bridge, IngressPolicy, Ipam, StaticAddress};
+use crate::config::builtin::DEFAULT;
+use crate::config::{Bridge, IngressPolicy, Ipam, Source, StaticAddress};
 use crate::netlink::address::{Address, Scope};
 use crate::netlink::link::create::{self, LinkKind, NewLink};
 use crate::netlink::link::port::Port;
@@ -57,8 +58,13 @@ impl InterfaceKind for Bridge {
         let routed = RoutedNetwork { network, chain, masquerade: self.ip_masq };
         let mut entries = routed.entries(&self.bridge, &assignment, false);
         ports::add(&mut entries, chain, attachment, &assignment)?;
-        let creation =
-            BridgeSetup { settings: self, assignment: &assignment, owner: ends.owner, took_over: Cell::new(false) };
+        let creation = BridgeSetup {
+            settings: self,
+            assignment: &assignment,
+            owner: ends.owner,
+            took_over: Cell::new(false),
+            is_default: network.source == Source::BuiltIn && network.name == DEFAULT,
+        };
         let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
         let port = Port {
             hairpin: self.hairpin_mode.then_some(true),
@@ -128,6 +134,9 @@ struct BridgeSetup<'a> {
     owner: &'a str,
     /// The bridge was taken over from a gantry that is gone.
     took_over: Cell<bool>,
+    /// The bridge of the built-in network `default` has a gateway for each range that running pods have addresses of:
+    /// that of the pod CIDR changes.
+    is_default: bool,
 }
 
 impl BridgeSetup<'_> {
@@ -240,7 +249,7 @@ impl BridgeSetup<'_> {
             // Several IPv6 addresses are fine if their networks do not overlap, as in CNI's bridge plugin.
             let conflicts = |other: Cidr| {
                 let overlap = other.contains(gateway.address()) || gateway.contains(other.address());
-                other.is_ipv4() == gateway.is_ipv4() && (other.is_ipv4() || overlap)
+                other.is_ipv4() == gateway.is_ipv4() && ((other.is_ipv4() && !self.is_default) || overlap)
             };
             for own in &present {
                 let other = own.address.prefix;

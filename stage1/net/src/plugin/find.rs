@@ -29,6 +29,11 @@ pub(super) fn find(dirs: &[PathBuf], kind: &str) -> Result<PathBuf, PluginError>
     Err(PluginError::not_installed(&gantry_model::id::shown(kind), &dirs, &problem))
 }
 
+/// Whether a directory has the program of this type.
+pub(crate) fn is_installed(dirs: &[PathBuf], kind: &str) -> bool {
+    find(dirs, kind).is_ok()
+}
+
 fn is_program(dir: &Path, kind: &str) -> io::Result<bool> {
     let dir = files::open_dir(dir)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;

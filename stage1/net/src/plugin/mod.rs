@@ -24,6 +24,7 @@ mod result;
 pub use cache::{Cache, CacheEntry};
 pub use chain::Runtime;
 pub use error::PluginError;
+pub(crate) use find::is_installed;
 pub use invoke::Attachment;
 pub use result::{Address, Interface, NetworkResult};
 

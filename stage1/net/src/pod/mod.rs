@@ -11,11 +11,14 @@
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use gantry_contract::network::{Host, Network};
 use gantry_contract::plan::Networks;
+use gantry_model::ErrorKind;
 use gantry_model::net::PodNetwork;
 
+use crate::config::NetworkConfig;
 use crate::netlink::Namespace;
 
 mod attach;
@@ -185,6 +188,26 @@ pub fn check(host: &Host) -> Result<Vec<String>, NetworkError> {
 /// [`NetworkError`].
 pub fn find_orphans(host: &Host) -> Result<Vec<String>, NetworkError> {
     check::orphans(host)
+}
+
+/// The network of Kubernetes pods: the first configuration in a directory, by file name; `None`: there is none.
+///
+/// # Errors
+/// [`NetworkError`]: the file cannot be used, or a plugin that it needs is not installed. Runs nothing.
+pub fn first_network(host: &Host, dir: &Path) -> Result<Option<NetworkConfig>, NetworkError> {
+    let Some(network) = crate::config::first_in(dir)? else { return Ok(None) };
+    let missing = select::missing_plugins(&network, host);
+    if missing.is_empty() {
+        return Ok(Some(network));
+    }
+    let message = format!(
+        "{}: network '{}' needs the plugins {}, which are not in {}",
+        network.source,
+        network.name,
+        missing.join(", "),
+        host.plugin_dirs.join(", ")
+    );
+    Err(NetworkError::new(ErrorKind::Unavailable, message))
 }
 
 /// Lists the configured networks; with `name` the network of this name, with its text.

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use gantry_contract::network::Host;
+use gantry_contract::network::{Bandwidth, GivenNetwork, Host, KubernetesNetworking};
 use gantry_contract::plan::Networks;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::net::MAX_NETWORKS;
-use gantry_model::net::{NetworkRequest, PodPort};
+use gantry_model::net::{Dns, NetworkRequest, PodPort};
 use serde_json::{Map, Value, json};
 
 use super::error::{NetworkError, Result};
@@ -15,6 +15,7 @@ use super::record::NetworkRecord;
 use crate::config::{Catalog, ConfigError, Ipam, NetworkConfig, PluginSettings, Source, builtin};
 use crate::ipam;
 use crate::native;
+use crate::plugin;
 
 /// A selected network.
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub(super) struct SelectedNetwork {
     pub(super) ports: Vec<PodPort>,
     /// Some of them need a free host port, which is picked first.
     pub(super) picked: bool,
+    /// The settings of a Kubernetes pod.
+    pub(super) kubernetes: Option<KubernetesNetworking>,
 }
 
 /// Keys and values, in order.
@@ -59,7 +62,10 @@ pub(super) fn catalog(host: &Host) -> Result<Catalog> {
 /// Selects the networks of a pod, in order.
 pub(super) fn select_networks(wanted: &Networks) -> Result<Vec<SelectedNetwork>> {
     let catalog = catalog(&wanted.host)?;
-    check_names(&catalog, &wanted.wanted)?;
+    let given =
+        wanted.kubernetes.as_ref().and_then(|settings| settings.network.as_ref()).map(given_network).transpose()?;
+    let is_given = |it: &&NetworkRequest| given.as_ref().is_some_and(|given| given.name == it.name);
+    check_names(&catalog, wanted.wanted.iter().filter(|it| !is_given(it)))?;
     let mut choices = Vec::new();
     if wanted.all {
         for network in all(catalog, &wanted.wanted)? {
@@ -68,7 +74,11 @@ pub(super) fn select_networks(wanted: &Networks) -> Result<Vec<SelectedNetwork>>
         }
     } else {
         for it in &wanted.wanted {
-            choices.push(choice(named(&catalog, &wanted.host, &it.name)?, it.args.clone(), &wanted.host));
+            let network = match given.clone().filter(|_| is_given(&it)) {
+                Some(given) => given,
+                None => named(&catalog, &wanted.host, &it.name)?,
+            };
+            choices.push(choice(network, it.args.clone(), &wanted.host));
         }
     }
     if choices.len() > MAX_NETWORKS {
@@ -77,15 +87,41 @@ pub(super) fn select_networks(wanted: &Networks) -> Result<Vec<SelectedNetwork>>
             format!("a pod can have {MAX_NETWORKS} networks, but {count} were requested: name the ones that it needs");
         return Err(NetworkError::new(ErrorKind::Invalid, message));
     }
+    if let Some(kubernetes) = &wanted.kubernetes {
+        for choice in &mut choices {
+            choice.args.extend(kubernetes.args.iter().cloned());
+            choice.kubernetes = Some(KubernetesNetworking::clone(kubernetes));
+        }
+    }
     choices.iter().filter(|choice| choice.plugins.is_none()).try_for_each(check_arguments)?;
-    assign_ports(&mut choices, &wanted.ports)?;
+    match assign_ports(&mut choices, &wanted.ports) {
+        // The network's agent publishes them itself, or not at all.
+        Err(_) if wanted.kubernetes.is_some() => {}
+        assigned => assigned?,
+    }
     Ok(choices)
 }
 
+/// The network whose configuration is in the plan.
+fn given_network(given: &GivenNetwork) -> Result<NetworkConfig> {
+    let source = given.source.as_ref().map_or(Source::BuiltIn, |path| Source::File(path.into()));
+    Ok(NetworkConfig::parse(&given.text, source)?)
+}
+
+/// The types of plugins that a network needs and that no directory has.
+pub(super) fn missing_plugins(network: &NetworkConfig, host: &Host) -> Vec<String> {
+    if plugins_needed(network, host).is_none() {
+        return Vec::new();
+    }
+    let dirs: Vec<std::path::PathBuf> = host.plugin_dirs.iter().map(Into::into).collect();
+    let kinds = network.plugins.iter().map(|plugin| &plugin.kind);
+    kinds.filter(|kind| !plugin::is_installed(&dirs, kind)).cloned().collect()
+}
+
 /// Fails with all unknown names, as rkt does.
-fn check_names(catalog: &Catalog, wanted: &[NetworkRequest]) -> Result<()> {
+fn check_names<'a>(catalog: &Catalog, wanted: impl Iterator<Item = &'a NetworkRequest>) -> Result<()> {
     let entries = catalog.entries();
-    let missing = wanted.iter().filter(|it| !entries.iter().any(|entry| entry.name.as_ref() == Some(&it.name)));
+    let missing = wanted.filter(|it| !entries.iter().any(|entry| entry.name.as_ref() == Some(&it.name)));
     let names: Vec<String> = missing.map(|it| gantry_model::id::shown(&it.name)).collect();
     if names.is_empty() {
         return Ok(());
@@ -118,7 +154,7 @@ fn all(catalog: Catalog, wanted: &[NetworkRequest]) -> std::result::Result<Vec<N
 
 fn choice(network: NetworkConfig, args: Vec<(String, String)>, host: &Host) -> SelectedNetwork {
     let plugins = plugins_needed(&network, host);
-    SelectedNetwork { network, args, plugins, ports: Vec::new(), picked: false }
+    SelectedNetwork { network, args, plugins, ports: Vec::new(), picked: false, kubernetes: None }
 }
 
 /// Why a network needs its plugins; `None`: gantry creates it.
@@ -245,6 +281,8 @@ impl SelectedNetwork {
         if let Some(mac) = by_args("MAC").filter(|_| declares(&self.network, "mac")) {
             values.insert("mac".into(), mac.into());
         }
+        let kubernetes = self.kubernetes.iter().flat_map(kubernetes_capabilities);
+        values.extend(kubernetes.filter(|(name, _)| declares(&self.network, name)));
         Ok(values)
     }
 
@@ -271,6 +309,30 @@ impl SelectedNetwork {
         }
         families
     }
+}
+
+/// The capabilities `bandwidth` and `dns` (CNI conventions), as far as the pod has values for them.
+fn kubernetes_capabilities(settings: &KubernetesNetworking) -> impl Iterator<Item = (String, Value)> + use<> {
+    let KubernetesNetworking { network: _, args: _, bandwidth: Bandwidth { ingress, egress }, dns } = settings;
+    let mut limits = Map::new();
+    for (direction, rate) in [("ingress", ingress), ("egress", egress)] {
+        if let Some(rate) = rate {
+            limits.insert(format!("{direction}Rate"), (*rate).into());
+            limits.insert(format!("{direction}Burst"), burst(*rate).into());
+        }
+    }
+    let bandwidth = (!limits.is_empty()).then(|| ("bandwidth".to_owned(), Value::Object(limits)));
+    let dns = dns.as_ref().map(|Dns { servers, search, options, domain: _ }| {
+        ("dns".to_owned(), json!({ "servers": servers, "searches": search, "options": options }))
+    });
+    bandwidth.into_iter().chain(dns)
+}
+
+/// The size of the bucket for a rate, in bits: what passes in 100 ms, and at least four packets as large as they get
+/// before segmentation.
+fn burst(rate: u64) -> u64 {
+    const LARGEST_PACKET: u64 = 64 * 1024 * 8;
+    (rate / 10).clamp(4 * LARGEST_PACKET, u32::MAX.into())
 }
 
 fn mappings(port: &PodPort) -> impl Iterator<Item = Value> + '_ {

@@ -16,6 +16,7 @@ fn choices(networks: &[(&str, &str)]) -> Vec<SelectedNetwork> {
         plugins: None,
         ports: Vec::new(),
         picked: false,
+        kubernetes: None,
     };
     networks.iter().map(one).collect()
 }
@@ -92,6 +93,7 @@ fn all_missing_networks_are_named() {
         wanted: names.iter().map(|name| NetworkRequest { name: (*name).to_owned(), args: Vec::new() }).collect(),
         all,
         ports: Vec::new(),
+        kubernetes: None,
     };
     let error = select_networks(&wanted(&["one", "default", "two"], false)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);

@@ -178,7 +178,13 @@ impl Lab {
                 args: args.map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
             }
         };
-        Networks { host: self.host.clone(), wanted: names.iter().map(one).collect(), all: false, ports: ports.to_vec() }
+        Networks {
+            host: self.host.clone(),
+            wanted: names.iter().map(one).collect(),
+            all: false,
+            ports: ports.to_vec(),
+            kubernetes: None,
+        }
     }
 
     pub(crate) fn attach(

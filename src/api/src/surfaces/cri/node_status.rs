@@ -5,11 +5,14 @@ use std::collections::HashMap;
 use gantry_engine::Engine;
 use gantry_engine::model::cgroup::CgroupManager;
 use gantry_engine::model::error::messages;
+use gantry_engine::model::{ErrorKind, Kind as _};
 use gantry_proto::cri::v1::{
     CgroupDriver, LinuxRuntimeConfiguration, RuntimeCondition, RuntimeConfigResponse, RuntimeFeatures, RuntimeHandler,
     RuntimeHandlerFeatures, RuntimeStatus, StatusResponse,
 };
 use tonic::Status;
+
+use crate::status::{from_error, invalid_field};
 
 /// Types of conditions (k8s.io/cri-api, `constants.go`).
 const RUNTIME_READY: &str = "RuntimeReady";
@@ -17,8 +20,8 @@ const NETWORK_READY: &str = "NetworkReady";
 
 /// The conditions. No program is started for them: a kubelet asks every five seconds.
 pub(super) fn read(engine: &Engine, verbose: bool) -> StatusResponse {
-    let network = match engine.check_default_network() {
-        Ok(()) => ready(NETWORK_READY),
+    let network = match engine.sandbox_network() {
+        Ok(_) => ready(NETWORK_READY),
         Err(error) => failing(NETWORK_READY, "NetworkPluginNotReady", messages(&error).join(": ")),
     };
     let mut status = response(vec![ready(RUNTIME_READY), network]);
@@ -45,6 +48,17 @@ pub(super) fn runtime_config(engine: &Engine) -> RuntimeConfigResponse {
         CgroupManager::Systemd => CgroupDriver::Systemd,
     };
     RuntimeConfigResponse { linux: Some(LinuxRuntimeConfiguration { cgroup_driver: driver.into() }) }
+}
+
+/// Stores the pod CIDR of UpdateRuntimeConfig.
+///
+/// # Errors
+/// INVALID_ARGUMENT: it is malformed; those of the engine.
+pub(super) fn set_pod_cidr(engine: &Engine, cidr: &str) -> Result<(), Status> {
+    engine.set_pod_cidrs(cidr).map_err(|error| match error.kind() {
+        ErrorKind::Invalid => invalid_field("runtime_config.network_config.pod_cidr", &error.to_string()),
+        _ => from_error(&error),
+    })
 }
 
 /// A status with these conditions. The handler without a name is the default one; a feature that is not named there is

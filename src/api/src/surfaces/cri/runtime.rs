@@ -78,20 +78,19 @@ impl RuntimeService for CriRuntime {
         self.writer.call(Peer::of(&extensions), Weight::Light, read).await.map(Response::new)
     }
 
-    /// Accepts a configuration without a pod CIDR. Addresses come from the configured networks, so a CIDR that they do
-    /// not follow is refused.
+    /// Stores the pod CIDR, which new sandboxes get addresses of if the host has no network configuration. An empty one
+    /// changes nothing.
     async fn update_runtime_config(
         &self,
         request: Request<UpdateRuntimeConfigRequest>,
     ) -> Result<Response<UpdateRuntimeConfigResponse>, Status> {
-        let config = request.into_inner().runtime_config.and_then(|config| config.network_config);
-        match config.map(|network| network.pod_cidr).filter(|cidr| !cidr.is_empty()) {
-            None => Ok(Response::new(UpdateRuntimeConfigResponse {})),
-            Some(cidr) => Err(Status::unimplemented(format!(
-                "pod CIDR {}: addresses of pods come from the configurations of networks; give it to a network there",
-                gantry_engine::model::id::shown(&cidr)
-            ))),
+        let (_, extensions, UpdateRuntimeConfigRequest { runtime_config }) = request.into_parts();
+        let network = runtime_config.and_then(|config| config.network_config).unwrap_or_default();
+        if !network.pod_cidr.is_empty() {
+            let set = move |engine: &Engine| node_status::set_pod_cidr(engine, &network.pod_cidr);
+            self.writer.call(Peer::of(&extensions), Weight::Light, set).await?;
         }
+        Ok(Response::new(UpdateRuntimeConfigResponse {}))
     }
 
     async fn run_pod_sandbox(

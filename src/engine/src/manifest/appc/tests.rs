@@ -89,7 +89,8 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         &crate::NetworkOptions::default(),
         &gantry_store::Layout::new(std::path::Path::new("/d")),
     );
-    let networks = plan::Networks { host, wanted: Vec::new(), all: false, ports: vec![port(Protocol::Udp)] };
+    let networks =
+        plan::Networks { host, wanted: Vec::new(), all: false, ports: vec![port(Protocol::Udp)], kubernetes: None };
     Plan {
         version: gantry_contract::VERSION,
         pod: String::new(),

@@ -10,6 +10,8 @@
 //! | is killed with gantryd | an aborted preparation, or a running pod, which is listed | the next call with the metadata, or RemovePodSandbox |
 
 mod list;
+mod network;
+mod quantity;
 mod record;
 mod spec;
 
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use gantry_engine::model::spec::SpecError;
 use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
 use gantry_engine::{
     Engine, Note, PodError, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Running, Show,
@@ -88,12 +91,27 @@ pub(super) fn run(
     request: SandboxRequest,
     ended: &AtomicBool,
 ) -> Result<PodId, Status> {
+    let config = request.config.clone();
     let (spec, name) = spec::pod_spec(request)?;
-    let prepare = || {
-        let prepare = Prepare::new(spec.clone(), PullPolicy::Never, &NoProgress);
-        prepare.map(|prepare| prepare.named(Some(name.clone())).to_be_started())
+    let networking = match spec.net {
+        // The network of the host.
+        Some(_) => None,
+        None => {
+            let settings = network::settings(&config, &spec.dns)?;
+            let network = engine.sandbox_network().map_err(|error| status::from_error(&error))?;
+            network::warn_of_ignored(&network, &settings, !spec.ports.is_empty(), name.as_str());
+            Some((network, settings))
+        }
     };
-    let request = || prepare().map_err(|error| status::from_error(&error));
+    let prepare = || {
+        let prepare = Prepare::new(spec.clone(), PullPolicy::Never, &NoProgress)?;
+        let prepare = prepare.named(Some(name.clone())).to_be_started();
+        Ok(match networking.clone() {
+            Some((network, settings)) => prepare.on_network(network, settings),
+            None => prepare,
+        })
+    };
+    let request = || prepare().map_err(|error: SpecError| status::from_error(&error));
     let created = match engine.create(request()?) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists && discard_aborted(engine, name.as_str()) => {
             engine.create(request()?)
@@ -147,11 +165,11 @@ fn discard(engine: &Engine, id: PodId) {
     }
 }
 
-/// Stops a sandbox with SIGKILL, as kubelets expect it: they stop containers before. Does nothing if it has ended or
-/// does not exist.
+/// Stops a sandbox with SIGKILL, as kubelets expect it: they stop containers before. Then its networks are released,
+/// unless that is done. Does nothing if it does not exist.
 ///
 /// # Errors
-/// Those of the engine.
+/// Those of the engine; also if a plugin failed to release the network, which the next call repeats.
 pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
     let Some(view) = find(engine, id)? else { return Ok(()) };
     match engine.stop(view.row.id, Duration::ZERO, true) {
@@ -159,11 +177,12 @@ pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
             if let Some(why) = stopped.unwritten {
                 warn!("the end of sandbox {} is not recorded: {why}", view.row.id);
             }
-            Ok(())
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(status::from_error(&error)),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(status::from_error(&error)),
     }
+    // A kubelet repeats the call until the addresses of the pod are free.
+    engine.release_networks(view.row.id).map_err(|error| status::from_error(&error))
 }
 
 /// Removes a sandbox and its containers; one that runs is stopped. Does nothing if it does not exist.
