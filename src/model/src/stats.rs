@@ -165,6 +165,18 @@ pub struct MemoryStats {
     pub failures: u64,
     /// Processes that the OOM killer has killed.
     pub oom_kills: u64,
+    /// Files that are mapped.
+    #[serde(skip)]
+    pub mapped_file: u64,
+    /// The limit of swap; `None`: unlimited, or not counted.
+    #[serde(skip)]
+    pub swap_limit: Option<u64>,
+    /// Page faults.
+    #[serde(skip)]
+    pub page_faults: u64,
+    /// Page faults that read from a disk.
+    #[serde(skip)]
+    pub major_page_faults: u64,
 }
 
 /// Processes and threads.
@@ -206,6 +218,21 @@ pub struct PressureStats {
     pub io_some_ns: u64,
     /// For I/O, all of them.
     pub io_full_ns: u64,
+    /// For the CPU, all of them.
+    #[serde(skip)]
+    pub cpu_full_ns: u64,
+    /// The shares of the recent time, for the CPU, memory and I/O.
+    #[serde(skip)]
+    pub averages: [PressureAverages; 3],
+}
+
+/// The share of the last 10, 60 and 300 seconds that processes waited for a resource, in hundredths of a percent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PressureAverages {
+    /// Some of them.
+    pub some: [u32; 3],
+    /// All at once.
+    pub full: [u32; 3],
 }
 
 /// The traffic of a network interface, as the pod sees it.

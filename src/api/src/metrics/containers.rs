@@ -191,7 +191,7 @@ fn write_disk(out: &mut Exposition, pods: &[SampledPod], targets: &[Target<'_>])
         .iter()
         .flat_map(|target| DISK_KINDS.iter().map(move |(kind, usage)| (target, kind, usage)))
         .filter_map(|(target, kind, usage)| Some((target.labels.with("kind", kind), usage(target.app?)?)))
-        .chain(pods.iter().filter_map(|SampledPod { view, stats }| {
+        .chain(pods.iter().filter_map(|SampledPod { view, stats, .. }| {
             let labels = labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", "");
             Some((labels.with("kind", "volumes"), stats.volumes?))
         }))
@@ -252,7 +252,7 @@ pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
 
 /// The pod and its apps.
 fn targets(pod: &SampledPod) -> Vec<Target<'_>> {
-    let SampledPod { view, stats } = pod;
+    let SampledPod { view, stats, .. } = pod;
     let mut targets = vec![Target {
         labels: labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", ""),
         usage: &stats.usage,
@@ -328,7 +328,7 @@ fn device_name((major, minor): (u32, u32)) -> String {
 fn write_interfaces(out: &mut Exposition, pods: &[SampledPod]) {
     for metric in INTERFACE_METRICS {
         let mut family = out.family(metric.name, Counter, metric.help);
-        for SampledPod { view, stats } in pods {
+        for SampledPod { view, stats, .. } in pods {
             let pod = labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", "");
             for interface in &stats.interfaces {
                 let traffic = if metric.is_receive { &interface.receive } else { &interface.transmit };

@@ -17,6 +17,7 @@ use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId, VolumeName};
 use thiserror::Error;
 
 use super::disk::{DiskCounts, DiskTarget};
+use super::rates::{CpuRates, RateBases};
 use super::{SampleScope, Sampler};
 use crate::{Observer, PodError, PodView, VolumeError};
 
@@ -51,6 +52,8 @@ pub struct SampledPod {
     pub view: PodView,
     /// Its sample.
     pub stats: PodStats,
+    /// Its CPU time per second.
+    pub rates: CpuRates,
 }
 
 impl SampledPod {
@@ -118,6 +121,7 @@ pub struct SampleCache {
     sampler: Mutex<Option<Sampler>>,
     latest: Mutex<Option<Arc<SampleSet>>>,
     disk: Mutex<DiskCounts>,
+    rates: Mutex<RateBases>,
     max_held: usize,
 }
 
@@ -125,7 +129,13 @@ impl SampleCache {
     /// A cache without a sample, whose sampler holds at most `max_held` descriptors.
     #[must_use]
     pub fn new(max_held: usize) -> Self {
-        Self { sampler: Mutex::default(), latest: Mutex::default(), disk: Mutex::default(), max_held }
+        Self {
+            sampler: Mutex::default(),
+            latest: Mutex::default(),
+            disk: Mutex::default(),
+            rates: Mutex::default(),
+            max_held,
+        }
     }
 
     /// The latest sample, if there is one.
@@ -160,10 +170,12 @@ impl SampleCache {
         let pods = views.into_iter().filter_map(|view| {
             let mut stats = stats.remove(&view.row.id)?;
             lock(&self.disk).fill(&view.row, &mut stats);
-            Some(SampledPod { view, stats })
+            Some(SampledPod { view, stats, rates: CpuRates::default() })
         });
         let mut pods: Vec<SampledPod> = pods.collect();
         pods.sort_by_key(|pod| pod.view.row.id);
+        let rates = lock(&self.rates).update(&pods.iter().map(|pod| &pod.stats).collect::<Vec<_>>());
+        pods.iter_mut().zip(rates).for_each(|(pod, rates)| pod.rates = rates);
         let (duration, descriptors) = (begun.elapsed(), sampler.held_descriptors());
         let volumes = observer.volumes().map_err(SampleError::Volumes)?.into_iter().map(|row| SampledVolume {
             dir: observer.volume_data(&row.name),

@@ -4,15 +4,21 @@
 //! |---|---|
 //! | `sampler` | [`Sampler`]: counters of cgroups and interfaces, for `gantry stats` and for gantryd |
 //! | `cache` | [`SampleCache`]: the samples that gantryd takes, shared by its surfaces |
+//! | `rates` | [`CpuRates`]: the CPU time per second, from kept samples |
+//! | `details` | [`AppDetails`]: open files and others, read on request |
 //! | `disk` | the disk usage of apps and volumes, counted in the background |
 //! | `processes` | [`ProcessInfo`]: the processes of a pod |
 
 mod cache;
+mod details;
 mod disk;
 mod processes;
+mod rates;
 mod sampler;
 
 pub use cache::{SampleCache, SampleError, SampleSet, SampledPod, SampledVolume};
+pub use details::{AppDetails, read_app_details};
 pub use disk::DiskTarget;
 pub use processes::{ProcessInfo, list_processes};
+pub use rates::CpuRates;
 pub use sampler::{CounterSelection, SampleScope, Sampler};

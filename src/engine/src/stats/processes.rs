@@ -58,7 +58,7 @@ pub fn list_processes(view: &PodView) -> std::io::Result<Vec<ProcessInfo>> {
 }
 
 /// Adds the processes of a cgroup and of those below it, which an app may have made.
-fn collect_members(dir: &std::path::Path, pids: &mut Vec<u32>) {
+pub(super) fn collect_members(dir: &std::path::Path, pids: &mut Vec<u32>) {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()).filter(|pid| *pid > 0));
     let Ok(entries) = fs::read_dir(dir) else { return };

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_contract::files;
-use gantry_host::cgroup::{CgroupSet, CounterFiles, CountersAt, DeviceIo, ReadCounters};
+use gantry_host::cgroup::{CgroupSet, CounterFiles, CountersAt, DeviceIo, PressureTime, ReadCounters};
 use gantry_host::parallel;
 use gantry_host::stamp::FileStamp;
 use gantry_model::stats::{
-    AppStats, CpuLimitStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureStats,
-    ResourceUsage, parse_net_dev,
+    AppStats, CpuLimitStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureAverages,
+    PressureStats, ResourceUsage, parse_net_dev,
 };
 use gantry_model::{AppName, AppState, NetMode, Phase, PodId};
 
@@ -432,17 +432,29 @@ fn read_usage(counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
                 peak: memory.peak,
                 failures: events.limit_hits,
                 oom_kills: events.oom_kills,
+                mapped_file: memory.mapped_file,
+                swap_limit: memory.swap_limit,
+                page_faults: memory.page_faults,
+                major_page_faults: memory.major_page_faults,
             })
         }
     };
     let pids = counters.pids_usage()?.map(|pids| PidsStats { current: pids.current, limit: pids.limit });
     let io = counters.io_usage()?.map(device_stats);
-    let pressure = counters.pressure()?.map(|pressure| PressureStats {
-        cpu_some_ns: nanoseconds(pressure.cpu_some),
-        memory_some_ns: nanoseconds(pressure.memory_some),
-        memory_full_ns: nanoseconds(pressure.memory_full),
-        io_some_ns: nanoseconds(pressure.io_some),
-        io_full_ns: nanoseconds(pressure.io_full),
+    let averages =
+        |some: PressureTime, full: PressureTime| PressureAverages { some: some.averages, full: full.averages };
+    let pressure = counters.pressure()?.map(|it| PressureStats {
+        cpu_some_ns: nanoseconds(it.cpu_some.total),
+        memory_some_ns: nanoseconds(it.memory_some.total),
+        memory_full_ns: nanoseconds(it.memory_full.total),
+        io_some_ns: nanoseconds(it.io_some.total),
+        io_full_ns: nanoseconds(it.io_full.total),
+        cpu_full_ns: nanoseconds(it.cpu_full.total),
+        averages: [
+            averages(it.cpu_some, it.cpu_full),
+            averages(it.memory_some, it.memory_full),
+            averages(it.io_some, it.io_full),
+        ],
     });
     Ok(ResourceUsage { cpu, memory, pids, io, pressure })
 }

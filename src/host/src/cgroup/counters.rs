@@ -14,7 +14,7 @@ use super::{Cgroup, CgroupSet, ReadCounters};
 pub(super) const BUFFER_SIZE: usize = 16 << 10;
 
 /// The files with limits, which change only on request: they are read rarely, and not held.
-const LIMIT_FILES: [&str; 8] = [
+const LIMIT_FILES: [&str; 9] = [
     "cpu.cfs_period_us",
     "cpu.cfs_quota_us",
     "cpu.max",
@@ -22,6 +22,7 @@ const LIMIT_FILES: [&str; 8] = [
     "cpu.weight",
     "memory.limit_in_bytes",
     "memory.max",
+    "memory.swap.max",
     "pids.max",
 ];
 

@@ -23,4 +23,6 @@ pub use group::Cgroup;
 pub use hierarchy::{Hierarchy, Version, mounted_hierarchies, parse_mountinfo};
 pub use set::CgroupSet;
 pub use tree::{has_processes, remove_tree};
-pub use usage::{CpuLimits, CpuUsage, DeviceIo, MemoryEvents, MemoryUsage, PidsUsage, PressureUsage, ReadCounters};
+pub use usage::{
+    CpuLimits, CpuUsage, DeviceIo, MemoryEvents, MemoryUsage, PidsUsage, PressureTime, PressureUsage, ReadCounters,
+};

@@ -48,6 +48,14 @@ pub struct MemoryUsage {
     pub file: u64,
     /// Page cache that is reclaimed first. The working set is `current` without it.
     pub inactive_file: u64,
+    /// Files that are mapped.
+    pub mapped_file: u64,
+    /// The limit of swap; `None`: unlimited, or not counted.
+    pub swap_limit: Option<u64>,
+    /// Page faults since the cgroup was created.
+    pub page_faults: u64,
+    /// Those that read from a disk.
+    pub major_page_faults: u64,
 }
 
 /// How often memory was short, since the cgroup was created.
@@ -117,15 +125,26 @@ impl Cgroup {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PressureUsage {
     /// At least one of them waited for the CPU.
-    pub cpu_some: Duration,
+    pub cpu_some: PressureTime,
+    /// All of them waited for the CPU; zero before Linux 5.13.
+    pub cpu_full: PressureTime,
     /// At least one of them waited for memory.
-    pub memory_some: Duration,
+    pub memory_some: PressureTime,
     /// All of them waited for memory.
-    pub memory_full: Duration,
+    pub memory_full: PressureTime,
     /// At least one of them waited for I/O.
-    pub io_some: Duration,
+    pub io_some: PressureTime,
     /// All of them waited for I/O.
-    pub io_full: Duration,
+    pub io_full: PressureTime,
+}
+
+/// A line of a pressure file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PressureTime {
+    /// The whole time.
+    pub total: Duration,
+    /// The share of the last 10, 60 and 300 seconds, in hundredths of a percent.
+    pub averages: [u32; 3],
 }
 
 /// The files of a cgroup in all hierarchies, opened for each reading ([`CgroupSet`]) or held open
@@ -246,6 +265,7 @@ pub trait ReadCounters {
             anonymous: value("anon", "total_rss"),
             file: value("file", "total_cache"),
             inactive_file: value("inactive_file", "total_inactive_file"),
+            ..MemoryUsage::default()
         }))
     }
 
@@ -266,18 +286,29 @@ pub trait ReadCounters {
                 anonymous: flat_value(&stat, "anon"),
                 file: flat_value(&stat, "file"),
                 inactive_file: flat_value(&stat, "inactive_file"),
+                mapped_file: flat_value(&stat, "file_mapped"),
+                swap_limit: self.read_number("memory", "memory.swap.max")?,
+                page_faults: flat_value(&stat, "pgfault"),
+                major_page_faults: flat_value(&stat, "pgmajfault"),
             }));
         }
         let current = self.read_number("memory", "memory.usage_in_bytes")?.unwrap_or(0);
+        let limit = self.memory_limit(&stat)?;
+        // That of memory and swap together.
+        let with_swap = find_flat_value(&stat, "hierarchical_memsw_limit").filter(|limit| *limit < MIN_V1_UNLIMITED);
         Ok(Some(MemoryUsage {
             current,
-            limit: self.memory_limit(&stat)?,
+            limit,
             peak: self.read_number("memory", "memory.max_usage_in_bytes")?,
             // Absent without swap accounting.
             swap: find_flat_value(&stat, "total_swap"),
             anonymous: flat_value(&stat, "total_rss"),
             file: flat_value(&stat, "total_cache"),
             inactive_file: flat_value(&stat, "total_inactive_file"),
+            mapped_file: flat_value(&stat, "total_mapped_file"),
+            swap_limit: with_swap.zip(limit).map(|(all, memory)| all.saturating_sub(memory)),
+            page_faults: flat_value(&stat, "total_pgfault"),
+            major_page_faults: flat_value(&stat, "total_pgmajfault"),
         }))
     }
 
@@ -401,11 +432,12 @@ pub trait ReadCounters {
         let memory = self.read_counter(None, "memory.pressure")?.unwrap_or_default();
         let io = self.read_counter(None, "io.pressure")?.unwrap_or_default();
         Ok(Some(PressureUsage {
-            cpu_some: pressure_total(&cpu, "some"),
-            memory_some: pressure_total(&memory, "some"),
-            memory_full: pressure_total(&memory, "full"),
-            io_some: pressure_total(&io, "some"),
-            io_full: pressure_total(&io, "full"),
+            cpu_some: pressure_time(&cpu, "some"),
+            cpu_full: pressure_time(&cpu, "full"),
+            memory_some: pressure_time(&memory, "some"),
+            memory_full: pressure_time(&memory, "full"),
+            io_some: pressure_time(&io, "some"),
+            io_full: pressure_time(&io, "full"),
         }))
     }
 }
@@ -445,11 +477,19 @@ pub(super) fn is_unsupported(error: &io::Error) -> bool {
     rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::OPNOTSUPP)
 }
 
-/// The total of a line of a pressure file: `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`.
-fn pressure_total(text: &str, line: &str) -> Duration {
+/// A line of a pressure file: `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`.
+fn pressure_time(text: &str, line: &str) -> PressureTime {
     let line = text.lines().find_map(|text| text.strip_prefix(line)).unwrap_or("");
-    let total = line.rsplit_once("total=").and_then(|(_, total)| total.trim().parse().ok());
-    Duration::from_micros(total.unwrap_or(0))
+    let field = |key: &str| line.split_whitespace().find_map(|field| field.strip_prefix(key)?.strip_prefix('='));
+    let hundredths = |key: &str| {
+        let (whole, fraction) = field(key)?.split_once('.')?;
+        // The kernel writes two digits.
+        format!("{whole}{fraction}").parse().ok()
+    };
+    PressureTime {
+        total: Duration::from_micros(field("total").and_then(|total| total.parse().ok()).unwrap_or(0)),
+        averages: ["avg10", "avg60", "avg300"].map(|key| hundredths(key).unwrap_or(0)),
+    }
 }
 
 /// The number in a file; `None` if the file is absent, and for `max`.
@@ -559,8 +599,9 @@ mod tests {
     fn reads_pressure() {
         let text =
             "some avg10=0.00 avg60=1.00 avg300=0.00 total=123\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=45\n";
-        let totals = [pressure_total(text, "some"), pressure_total(text, "full"), pressure_total("", "some")];
-        assert_eq!(totals, [123, 45, 0].map(Duration::from_micros));
+        let times = [pressure_time(text, "some"), pressure_time(text, "full"), pressure_time("", "some")];
+        assert_eq!(times.map(|time| time.total), [123, 45, 0].map(Duration::from_micros));
+        assert_eq!(times[0].averages, [0, 100, 0]);
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn daemon(namespace: &Namespace) -> Result<Stat, Status> {
 }
 
 fn rows(namespace: &Namespace, driver: ContainerDriver, pod: &SampledPod) -> Vec<Stat> {
-    let SampledPod { view, stats: sample } = pod;
+    let SampledPod { view, stats: sample, .. } = pod;
     let pod_id = names::pod_id(&view.row);
     let row = |id: String, name: String, usage: &ResourceUsage| Stat {
         namespace: namespace.name().to_owned(),
