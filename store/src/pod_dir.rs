@@ -109,12 +109,13 @@ impl Store {
         Ok(if named { PodState::Free(PodLock { fd }) } else { PodState::Absent })
     }
 
-    /// Deletes the directory of a pod, durably, whatever its apps have put there. Needs no space. When it fails after
+    /// Deletes the directory of a pod, whatever its apps have put there; the removal of its name survives a power cut if
+    /// `syncs_name`. Needs no space. When it fails after
     /// the rename, the rest is in `tmp/`; [`Self::delete_rest_of_pod_dir`] and the next garbage collection continue.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn delete_pod_dir(&self, lock: PodLock, id: PodId) -> Result<(), StoreError> {
+    pub fn delete_pod_dir(&self, lock: PodLock, id: PodId, syncs_name: bool) -> Result<(), StoreError> {
         let path = self.layout.pod_dir(&id);
         if !still_named(&lock, &path).map_err(StoreError::io("examine", &path))? {
             // With a lock on another directory, this would delete a directory in use.
@@ -134,7 +135,9 @@ impl Store {
             }
             Err(errno) => return Err(StoreError::io("move", &path)(errno)),
         }
-        sync_dir(&self.layout.pods_dir())?;
+        if syncs_name {
+            sync_dir(&self.layout.pods_dir())?;
+        }
         tmp::delete(&self.layout, &aside)?;
         drop(lock);
         Ok(())

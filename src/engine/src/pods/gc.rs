@@ -25,7 +25,7 @@ use gantry_store::{Change, PodRow, PodState};
 
 use crate::error::need_root;
 use crate::pods::pod_dir;
-use crate::pods::rm::RmError;
+use crate::pods::rm::{RemovalSync, RmError};
 use crate::recovery::adopt::Images;
 use crate::{Engine, EngineError, PodError};
 
@@ -206,7 +206,7 @@ impl Engine {
         let id = row.id;
         if !options.mark_only && has_ended(&row.phase) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
             if !options.dry_run {
-                match self.dispose_durably(id, false) {
+                match self.dispose_synced(id, RemovalSync::Name) {
                     // The command that ran it removes it.
                     Err(RmError::Busy(_)) => return Ok(()),
                     done => done?,
@@ -240,7 +240,7 @@ impl Engine {
                         Err(error) if deletes && error.kind() == ErrorKind::Exhausted => continue,
                         Err(error) => return Err(error),
                     },
-                    GcAction::Delete => match self.dispose_durably(id, false) {
+                    GcAction::Delete => match self.dispose_synced(id, RemovalSync::Name) {
                         // The process that began the deletion is alive and finishes it.
                         Err(RmError::Busy(_)) if matches!(row.phase, Phase::Garbage { deleting: Some(_), .. }) => {
                             return Ok(());
@@ -249,7 +249,7 @@ impl Engine {
                         Err(RmError::Network { .. }) if is_overdue(&row.phase, now) => {
                             let kept = self.abandon_networks(id)?;
                             report.abandoned.extend(kept.into_iter().map(|line| (id, line)));
-                            self.dispose_durably(id, false)?;
+                            self.dispose_synced(id, RemovalSync::Name)?;
                         }
                         done => done?,
                     },

@@ -6,10 +6,14 @@
 //!
 //! # Power cuts
 //!
-//! `rm` syncs the step to deleting before it removes the directory, then the removal of the directory's name. In `gc`,
-//! and where nothing has to survive (`run --rm`), only the second sync is made. A power cut can then preserve the
-//! removal of the directory and undo the steps of the row. The first command after the boot removes the rows of pods
-//! whose directories are gone ([`Engine::finish_cut_removals`]).
+//! `rm` syncs the step to deleting before it removes the directory, then the removal of the directory's name. In `gc`
+//! only the second sync is made. A power cut can then preserve the removal of the directory and undo the steps of the
+//! row. The first command after the boot removes the rows of pods whose directories are gone
+//! ([`Engine::finish_cut_removals`]).
+//!
+//! Where nothing has to survive (`run --rm`, a start that failed), nothing is synced. A power cut can also undo the
+//! removal of the directory, in part: it is an orphan then, which the next command or `gc` removes, or that of a pod
+//! that was lost with the host, which `gc` collects.
 
 use std::time::Duration;
 
@@ -24,6 +28,17 @@ use crate::pods::pod_dir;
 use crate::pods::stop::StopError;
 use crate::pods::storage_limit;
 use crate::{Engine, EngineError, PodError};
+
+/// What of a removal survives a power cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RemovalSync {
+    /// The step of the row, then the removal of the directory's name.
+    StepAndName,
+    /// The removal of the directory's name.
+    Name,
+    /// Nothing: no sync.
+    Nothing,
+}
 
 /// Poll interval of waiting for a deletion by another process.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -121,7 +136,7 @@ impl Engine {
     fn dispose_or_wait(&self, id: PodId) -> Result<(), RmError> {
         let deadline = Deadline::after(REMOVAL_TIMEOUT);
         loop {
-            match self.dispose_durably(id, true) {
+            match self.dispose_synced(id, RemovalSync::StepAndName) {
                 Err(RmError::Busy(_)) if !deadline.passed() && self.is_being_removed(id)? => {}
                 done => return done,
             }
@@ -142,13 +157,13 @@ impl Engine {
         }))
     }
 
-    /// Removes a pod without syncing first: for a pod that could not be started.
+    /// Removes a pod without syncing: for a pod that could not be started, or that goes with its end.
     pub(crate) fn dispose(&self, id: PodId) -> Result<(), RmError> {
-        self.dispose_durably(id, false)
+        self.dispose_synced(id, RemovalSync::Nothing)
     }
 
     /// Removes the rest of a dead pod: a row, a directory, or both.
-    pub(crate) fn dispose_durably(&self, id: PodId, durable: bool) -> Result<(), RmError> {
+    pub(crate) fn dispose_synced(&self, id: PodId, sync: RemovalSync) -> Result<(), RmError> {
         let lock = match self.lock_in_time(id)? {
             PodState::Free(lock) => Some(lock),
             PodState::Absent => None,
@@ -162,7 +177,7 @@ impl Engine {
             _ => Parsed::default(),
         };
         let cgroup = row.as_ref().map_or_else(|| self.recorded_cgroup(id), |row| row.cgroup.clone());
-        let (row, full) = match row.map(|row| self.to_deleting(row, &journal, durable)).transpose() {
+        let (row, full) = match row.map(|row| self.to_deleting(row, &journal, sync)).transpose() {
             // The disk is too full to record the step: delete the data first, which frees space.
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
             other => (other?.flatten(), false),
@@ -172,10 +187,10 @@ impl Engine {
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;
         cgroups.map_err(|source| RmError::Cgroup { id, source })?;
         storage_limit::release(&self.pod_dir(id), None)?;
-        self.delete_dir(lock, id)?;
+        self.delete_dir(lock, id, sync)?;
         let row = if full {
             let row = self.store.pod(id).map_err(PodError::store)?;
-            row.map(|row| self.to_deleting(row, &journal, durable)).transpose()?.flatten()
+            row.map(|row| self.to_deleting(row, &journal, sync)).transpose()?.flatten()
         } else {
             row
         };
@@ -188,9 +203,10 @@ impl Engine {
 
     /// Deletes the directory; without a lock, the rest of an earlier deletion. A deletion in progress is waited for, as
     /// in [`Self::lock_in_time`] before the directory has lost its name.
-    fn delete_dir(&self, lock: Option<PodLock>, id: PodId) -> Result<(), RmError> {
+    fn delete_dir(&self, lock: Option<PodLock>, id: PodId, sync: RemovalSync) -> Result<(), RmError> {
         if let Some(lock) = lock {
-            return Ok(self.store.delete_pod_dir(lock, id).map_err(PodError::store)?);
+            let syncs_name = sync != RemovalSync::Nothing;
+            return Ok(self.store.delete_pod_dir(lock, id, syncs_name).map_err(PodError::store)?);
         }
         let deadline = Deadline::after(self.timeouts.lock);
         while !self.store.delete_rest_of_pod_dir(id).map_err(PodError::store)? {
@@ -203,8 +219,8 @@ impl Engine {
     }
 
     /// Moves a row to Garbage that is being deleted; the caller holds the lock, or the directory does not exist.
-    /// `None`: the row is gone. With `durable` the step is synced.
-    fn to_deleting(&self, mut row: PodRow, journal: &Parsed, durable: bool) -> Result<Option<PodRow>, RmError> {
+    /// `None`: the row is gone.
+    fn to_deleting(&self, mut row: PodRow, journal: &Parsed, sync: RemovalSync) -> Result<Option<PodRow>, RmError> {
         loop {
             let now = gantry_store::now();
             let edge = match row.phase {
@@ -224,7 +240,7 @@ impl Engine {
                 Phase::Garbage { deleting: None, .. } => Edge::Deleting(now),
                 // By this call, or by a process that was killed.
                 Phase::Garbage { deleting: Some(_), .. } => {
-                    if durable {
+                    if sync == RemovalSync::StepAndName {
                         self.store.make_durable().map_err(PodError::store)?;
                     }
                     return Ok(Some(row));
