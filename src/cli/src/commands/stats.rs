@@ -158,11 +158,16 @@ impl Sampling {
 
     /// The next sample.
     pub(crate) fn take(&mut self, engine: &Engine) -> Result<(Vec<PodStats>, CpuRates), Failure> {
-        let views: Vec<PodView> = match &self.ids[..] {
-            [] => engine.list(&PodQuery::in_phases(&["running"]))?,
-            ids => ids.iter().map(|id| engine.status(*id)).collect::<Result<_, _>>()?,
+        let samples = match (&self.ids[..], self.scope) {
+            ([], SampleScope::Pods) => engine.sample_running_pods(&mut self.sampler)?,
+            ([], SampleScope::Apps) => {
+                self.sampler.sample(&engine.list(&PodQuery::in_phases(&["running"]))?, self.scope)
+            }
+            (ids, scope) => {
+                let views: Vec<PodView> = ids.iter().map(|id| engine.status(*id)).collect::<Result<_, _>>()?;
+                self.sampler.sample(&views, scope)
+            }
         };
-        let samples = self.sampler.sample(&views, self.scope);
         let (mut rates, mut latest) = (HashMap::new(), HashMap::new());
         for sample in &samples {
             let mut add = |name: String, started: Timestamp, usage: &ResourceUsage| {

@@ -7,6 +7,7 @@
 //! | `rates` | [`CpuRates`]: the CPU time per second, from kept samples |
 //! | `details` | [`AppDetails`]: open files and others, read on request |
 //! | `disk` | the disk usage of apps and volumes, counted in the background |
+//! | `running` | a sample of all running pods without their apps |
 //! | `processes` | [`ProcessInfo`]: the processes of a pod |
 
 mod cache;
@@ -14,6 +15,7 @@ mod details;
 mod disk;
 mod processes;
 mod rates;
+mod running;
 mod sampler;
 
 pub use cache::{SampleCache, SampleError, SampleSet, SampledPod, SampledVolume};

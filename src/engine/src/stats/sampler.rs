@@ -26,8 +26,10 @@ use crate::pods::storage_limit::{AppProject, find_project};
 
 /// The v1 controllers that have counters.
 const CONTROLLERS: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "blkio"];
-/// The size of a read of `/proc/PID/net/dev`.
+/// The size of a read of `/proc/PID/net/dev`: a page, the least that the kernel fills.
 const NET_DEV_CHUNK: usize = 4 << 10;
+/// More than the longest line of it: a name and 16 numbers.
+const MAX_NET_DEV_LINE: usize = 512;
 /// The time after which limits are read again that gantry did not change itself.
 const MAX_LIMITS_AGE: Duration = Duration::from_secs(60);
 /// A pod with more interfaces than fit is sampled in part.
@@ -218,7 +220,7 @@ impl PodReader {
         let parent = path.rsplit_once('/').and_then(|(parent, name)| Some((parents.get(parent)?, name)));
         let (parent, path) = parent.unwrap_or((&self.roots, path));
         let usage = self.read_usage_at(parent, path)?;
-        let net_dev = open_net_dev(view, supervisor.pid)?;
+        let interfaces = self.read_interfaces_once(view, supervisor.pid)?;
         let mut apps = Vec::new();
         for app in view.row.apps.iter().filter(|_| scope == SampleScope::Apps) {
             let AppState::Started { at, pid, attempt } = app.state else { continue };
@@ -245,10 +247,18 @@ impl PodReader {
             started: *since,
             sampled: gantry_store::now(),
             usage,
-            interfaces: net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
+            interfaces,
             apps,
             volumes: None,
         }))
+    }
+
+    /// A pod without a network has a loopback interface only, which no sum has: it is not read for a summary.
+    fn read_interfaces_once(&self, view: &PodView, supervisor: u32) -> io::Result<Vec<InterfaceUsage>> {
+        if self.counters == CounterSelection::Summary && view.row.net == NetMode::None {
+            return Ok(vec![InterfaceUsage { name: "lo".to_owned(), ..InterfaceUsage::default() }]);
+        }
+        open_net_dev(view, supervisor)?.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)
     }
 
     fn read_usage_at(&self, parent: &CgroupSet, path: &str) -> io::Result<ResourceUsage> {
@@ -463,10 +473,11 @@ fn read_interfaces(net_dev: &File) -> io::Result<Vec<InterfaceUsage>> {
     let (mut text, mut chunk) = (Vec::new(), [0; NET_DEV_CHUNK]);
     while text.len() < MAX_NET_DEV {
         let length = rustix::io::pread(net_dev.as_fd(), &mut chunk[..], text.len() as u64)?;
-        if length == 0 {
+        text.extend_from_slice(chunk.get(..length).unwrap_or_default());
+        // The kernel returns whole lines, as many as fit.
+        if length < NET_DEV_CHUNK - MAX_NET_DEV_LINE {
             break;
         }
-        text.extend_from_slice(chunk.get(..length).unwrap_or_default());
     }
     Ok(parse_net_dev(&String::from_utf8_lossy(&text)))
 }

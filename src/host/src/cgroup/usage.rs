@@ -147,6 +147,46 @@ pub struct PressureTime {
     pub averages: [u32; 3],
 }
 
+/// The parts of `memory.stat` that are used; of the cgroups below it, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryStat {
+    anonymous: u64,
+    file: u64,
+    inactive_file: u64,
+    mapped_file: u64,
+    page_faults: u64,
+    major_page_faults: u64,
+    /// v1, with swap accounting.
+    swap: Option<u64>,
+    /// v1: the lowest limit, of the cgroup or of an ancestor.
+    hierarchical_limit: Option<u64>,
+    /// The same of memory and swap together.
+    hierarchical_limit_with_swap: Option<u64>,
+}
+
+impl MemoryStat {
+    /// Parses the file's text in one pass: it has some 50 lines.
+    fn parse(text: &str, is_v2: bool) -> Self {
+        let mut stat = Self::default();
+        for (key, value) in text.lines().filter_map(|line| line.split_once(' ')) {
+            let number = || value.trim().parse().unwrap_or(0);
+            match (is_v2, key) {
+                (true, "anon") | (false, "total_rss") => stat.anonymous = number(),
+                (true, "file") | (false, "total_cache") => stat.file = number(),
+                (true, "inactive_file") | (false, "total_inactive_file") => stat.inactive_file = number(),
+                (true, "file_mapped") | (false, "total_mapped_file") => stat.mapped_file = number(),
+                (true, "pgfault") | (false, "total_pgfault") => stat.page_faults = number(),
+                (true, "pgmajfault") | (false, "total_pgmajfault") => stat.major_page_faults = number(),
+                (false, "total_swap") => stat.swap = Some(number()),
+                (false, "hierarchical_memory_limit") => stat.hierarchical_limit = Some(number()),
+                (false, "hierarchical_memsw_limit") => stat.hierarchical_limit_with_swap = Some(number()),
+                _ => {}
+            }
+        }
+        stat
+    }
+}
+
 /// The files of a cgroup in all hierarchies, opened for each reading ([`CgroupSet`]) or held open
 /// ([`super::CounterFiles`]).
 ///
@@ -209,6 +249,14 @@ pub trait ReadCounters {
             let (total, user, system) = (time("usage_usec"), time("user_usec"), time("system_usec"));
             return Ok(Some(CpuUsage { total, user, system, ..usage }));
         }
+        // Beside v1 hierarchies, the unified one has all three in one file.
+        if let Some(stat) = self.read_counter(None, "cpu.stat")?
+            && let Some(total) = find_flat_value(&stat, "usage_usec")
+        {
+            let (user, system) = (flat_value(&stat, "user_usec"), flat_value(&stat, "system_usec"));
+            let [total, user, system] = [total, user, system].map(Duration::from_micros);
+            return Ok(Some(CpuUsage { total, user, system, ..usage }));
+        }
         let total = Duration::from_nanos(self.read_number("cpuacct", "cpuacct.usage")?.unwrap_or(0));
         let (user, system) = self.cpu_modes()?;
         Ok(Some(CpuUsage { total, user, system, ..usage }))
@@ -252,8 +300,8 @@ pub trait ReadCounters {
         let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
         let current = if cgroup.is_v2() { "memory.current" } else { "memory.usage_in_bytes" };
         let Some(current) = self.read_number("memory", current)? else { return Ok(None) };
-        let stat = self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default();
-        let value = |v2, v1| flat_value(&stat, if cgroup.is_v2() { v2 } else { v1 });
+        let stat =
+            MemoryStat::parse(&self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default(), cgroup.is_v2());
         Ok(Some(MemoryUsage {
             current,
             limit: match cgroup.is_v2() {
@@ -262,9 +310,9 @@ pub trait ReadCounters {
             },
             peak: None,
             swap: None,
-            anonymous: value("anon", "total_rss"),
-            file: value("file", "total_cache"),
-            inactive_file: value("inactive_file", "total_inactive_file"),
+            anonymous: stat.anonymous,
+            file: stat.file,
+            inactive_file: stat.inactive_file,
             ..MemoryUsage::default()
         }))
     }
@@ -275,7 +323,9 @@ pub trait ReadCounters {
     /// Of reading the files.
     fn memory_usage(&self) -> io::Result<Option<MemoryUsage>> {
         let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
-        let stat = self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default();
+        let stat =
+            MemoryStat::parse(&self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default(), cgroup.is_v2());
+        let MemoryStat { anonymous, file, inactive_file, mapped_file, page_faults, major_page_faults, .. } = stat;
         if cgroup.is_v2() {
             let Some(current) = self.read_number("memory", "memory.current")? else { return Ok(None) };
             return Ok(Some(MemoryUsage {
@@ -283,32 +333,32 @@ pub trait ReadCounters {
                 limit: self.read_number("memory", "memory.max")?,
                 peak: self.read_number("memory", "memory.peak")?,
                 swap: self.read_number("memory", "memory.swap.current")?,
-                anonymous: flat_value(&stat, "anon"),
-                file: flat_value(&stat, "file"),
-                inactive_file: flat_value(&stat, "inactive_file"),
-                mapped_file: flat_value(&stat, "file_mapped"),
+                anonymous,
+                file,
+                inactive_file,
+                mapped_file,
                 swap_limit: self.read_number("memory", "memory.swap.max")?,
-                page_faults: flat_value(&stat, "pgfault"),
-                major_page_faults: flat_value(&stat, "pgmajfault"),
+                page_faults,
+                major_page_faults,
             }));
         }
         let current = self.read_number("memory", "memory.usage_in_bytes")?.unwrap_or(0);
         let limit = self.memory_limit(&stat)?;
         // That of memory and swap together.
-        let with_swap = find_flat_value(&stat, "hierarchical_memsw_limit").filter(|limit| *limit < MIN_V1_UNLIMITED);
+        let with_swap = stat.hierarchical_limit_with_swap.filter(|limit| *limit < MIN_V1_UNLIMITED);
         Ok(Some(MemoryUsage {
             current,
             limit,
             peak: self.read_number("memory", "memory.max_usage_in_bytes")?,
             // Absent without swap accounting.
-            swap: find_flat_value(&stat, "total_swap"),
-            anonymous: flat_value(&stat, "total_rss"),
-            file: flat_value(&stat, "total_cache"),
-            inactive_file: flat_value(&stat, "total_inactive_file"),
-            mapped_file: flat_value(&stat, "total_mapped_file"),
+            swap: stat.swap,
+            anonymous,
+            file,
+            inactive_file,
+            mapped_file,
             swap_limit: with_swap.zip(limit).map(|(all, memory)| all.saturating_sub(memory)),
-            page_faults: flat_value(&stat, "total_pgfault"),
-            major_page_faults: flat_value(&stat, "total_pgmajfault"),
+            page_faults,
+            major_page_faults,
         }))
     }
 
@@ -317,8 +367,8 @@ pub trait ReadCounters {
     ///
     /// # Errors
     /// Of reading the file.
-    fn memory_limit(&self, stat: &str) -> io::Result<Option<u64>> {
-        if find_flat_value(stat, "hierarchical_memory_limit").is_some_and(|limit| limit >= MIN_V1_UNLIMITED) {
+    fn memory_limit(&self, stat: &MemoryStat) -> io::Result<Option<u64>> {
+        if stat.hierarchical_limit.is_some_and(|limit| limit >= MIN_V1_UNLIMITED) {
             return Ok(None);
         }
         Ok(self.read_number("memory", "memory.limit_in_bytes")?.filter(|limit| *limit < MIN_V1_UNLIMITED))
