@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use gantry_engine::model::Timestamp;
-use gantry_engine::model::stats::{AppStats, DiskUsage, ResourceUsage, TrafficStats};
+use gantry_engine::model::stats::{AppStats, DiskUsage, InterfaceUsage, ResourceUsage, TrafficStats};
 use gantry_engine::{PodRow, SampledPod, SampledVolume};
 
 use super::exposition::{Exposition, Labels, MetricType, MetricValue};
@@ -326,15 +326,16 @@ fn device_name((major, minor): (u32, u32)) -> String {
 }
 
 fn write_interfaces(out: &mut Exposition, pods: &[SampledPod]) {
+    let labeled = pods.iter().flat_map(|SampledPod { view, stats, .. }| {
+        let pod = labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", "");
+        stats.interfaces.iter().map(move |interface| (pod.with("interface", &interface.name), interface, stats.sampled))
+    });
+    let interfaces: Vec<(Labels, &InterfaceUsage, Timestamp)> = labeled.collect();
     for metric in INTERFACE_METRICS {
         let mut family = out.family(metric.name, Counter, metric.help);
-        for SampledPod { view, stats, .. } in pods {
-            let pod = labels(&view.row, &view.row.cgroup, &view.row.id.to_string(), "", "");
-            for interface in &stats.interfaces {
-                let traffic = if metric.is_receive { &interface.receive } else { &interface.transmit };
-                let value = Count((metric.value)(traffic));
-                family.sample_at(&pod.with("interface", &interface.name), value, stats.sampled.0 / 1_000_000);
-            }
+        for (labels, interface, sampled) in &interfaces {
+            let traffic = if metric.is_receive { &interface.receive } else { &interface.transmit };
+            family.sample_at(labels, Count((metric.value)(traffic)), sampled.0 / 1_000_000);
         }
     }
 }
