@@ -232,7 +232,11 @@ impl AppOutput {
                     self.read_size.adapt(n, begin.elapsed());
                 }
                 Err(rustix::io::Errno::INTR) => {}
-                Err(_) => break,
+                // The output is empty for now.
+                Err(_) => {
+                    self.log.release_buffer();
+                    break;
+                }
             }
         }
         self.flush_at = match self.sources.values().any(|source| source.partial.is_pending()) {

@@ -26,6 +26,9 @@ const MAX_RECORD_TEXT: usize = 16 << 10;
 /// Size from which buffered records are written to the file, in bytes.
 const FLUSH_SIZE: usize = 64 << 10;
 
+/// The buffer of a log whose app writes nothing, in bytes.
+const MAX_IDLE_BUFFER: usize = 16 << 10;
+
 /// An output of an app.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
@@ -41,6 +44,16 @@ impl Stream {
             Self::Stdout => "stdout",
             Self::Stderr => "stderr",
         }
+    }
+}
+
+/// The beginning of the records of a batch, which was read at one time: `TIME STREAM `.
+struct RecordHead(Vec<u8>);
+
+impl RecordHead {
+    fn new(stream: Stream, now: i64) -> Self {
+        let time = Timestamp(now).rfc3339();
+        Self([time.as_bytes(), b" ", stream.name().as_bytes(), b" "].concat())
     }
 }
 
@@ -139,14 +152,15 @@ impl Log {
     /// Writes output that was read at `now` (nanoseconds since the epoch). With `eager`, the beginning of a line is
     /// written at once: a user at a terminal waits for a prompt.
     pub(crate) fn write(&mut self, stream: Stream, partial: &mut PartialLine, mut bytes: &[u8], now: i64, eager: bool) {
-        while let Some(end) = memchr(bytes) {
+        let head = RecordHead::new(stream, now);
+        while let Some(end) = memchr::memchr(b'\n', bytes) {
             let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
             if partial.text.is_empty() {
-                self.write_line(stream, line, now);
+                self.write_line(&head, line);
             } else {
                 partial.text.extend_from_slice(line);
                 let text = std::mem::take(&mut partial.text);
-                self.write_line(stream, &text, now);
+                self.write_line(&head, &text);
             }
             partial.is_continued = false;
             bytes = rest;
@@ -155,12 +169,12 @@ impl Log {
         while partial.text.len() > MAX_RECORD_TEXT {
             let rest = partial.text.split_off(MAX_RECORD_TEXT);
             let text = std::mem::replace(&mut partial.text, rest);
-            self.append_record(stream, TAG_PARTIAL, &text, now);
+            self.append_record(&head, TAG_PARTIAL, &text);
             partial.is_continued = true;
         }
         if eager && !partial.text.is_empty() {
             let text = std::mem::take(&mut partial.text);
-            self.append_record(stream, TAG_PARTIAL, &text, now);
+            self.append_record(&head, TAG_PARTIAL, &text);
             partial.is_continued = true;
         }
         self.flush();
@@ -170,7 +184,7 @@ impl Log {
     pub(crate) fn end(&mut self, stream: Stream, partial: &mut PartialLine, now: i64) {
         if partial.is_continued || !partial.text.is_empty() {
             let text = std::mem::take(&mut partial.text);
-            self.append_record(stream, TAG_NO_NEWLINE, &text, now);
+            self.append_record(&RecordHead::new(stream, now), TAG_NO_NEWLINE, &text);
             partial.is_continued = false;
         }
         self.flush();
@@ -181,21 +195,24 @@ impl Log {
         (self.dropped > 0).then(|| (std::mem::take(&mut self.dropped), self.why.clone()))
     }
 
-    fn write_line(&mut self, stream: Stream, text: &[u8], now: i64) {
+    /// Gives the buffer's memory back, which a flood has made large.
+    pub(crate) fn release_buffer(&mut self) {
+        self.records.shrink_to(MAX_IDLE_BUFFER);
+    }
+
+    fn write_line(&mut self, head: &RecordHead, text: &[u8]) {
         let mut rest = text;
         while rest.len() > MAX_RECORD_TEXT {
             let (piece, more) = rest.split_at(MAX_RECORD_TEXT);
-            self.append_record(stream, TAG_PARTIAL, piece, now);
+            self.append_record(head, TAG_PARTIAL, piece);
             rest = more;
         }
-        self.append_record(stream, TAG_FULL, rest, now);
+        self.append_record(head, TAG_FULL, rest);
     }
 
-    fn append_record(&mut self, stream: Stream, tag: &str, text: &[u8], now: i64) {
-        self.records.extend_from_slice(Timestamp(now).rfc3339().as_bytes());
-        self.records.push(b' ');
-        self.records.extend_from_slice(stream.name().as_bytes());
-        self.records.push(b' ');
+    fn append_record(&mut self, RecordHead(head): &RecordHead, tag: &str, text: &[u8]) {
+        self.records.reserve(head.len() + tag.len() + text.len() + 2);
+        self.records.extend_from_slice(head);
         self.records.extend_from_slice(tag.as_bytes());
         self.records.push(b' ');
         self.records.extend_from_slice(text);
@@ -236,7 +253,6 @@ impl Log {
         }
         self.records = records;
         self.records.clear();
-        self.records.shrink_to(16 << 10);
     }
 
     /// Truncates the file to its last complete record after the disk filled up within one.
@@ -287,10 +303,6 @@ impl Drop for Log {
 
 fn size_of(file: &OwnedFd) -> u64 {
     rustix::fs::fstat(file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
-}
-
-fn memchr(bytes: &[u8]) -> Option<usize> {
-    bytes.iter().position(|&c| c == b'\n')
 }
 
 #[cfg(test)]

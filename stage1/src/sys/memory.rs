@@ -198,13 +198,14 @@ impl ProcessMemory {
     pub(crate) fn drop_all(&self, _: &ForkedChild, rest: fn() -> !) -> ! {
         self.drop_unused();
         let mut heap = [Mapping::default(); MAX_HEAP];
+        let count = self.heap.len().min(MAX_HEAP);
         heap.iter_mut().zip(&self.heap).for_each(|(copy, mapping)| *copy = *mapping);
         // SAFETY: it reads a number that the kernel gave this process: the address of bytes above all frames and below
         // the arguments, which ps(1) reads.
         let above_frames = usize::try_from(unsafe { libc::getauxval(libc::AT_RANDOM) }).unwrap_or(0) & !(PAGE - 1);
         let start = ((&raw const heap).addr() + size_of_val(&heap)).next_multiple_of(PAGE) + PAGE;
         let callers = Mapping { start, end: above_frames };
-        for mapping in heap.into_iter().chain((start < above_frames).then_some(callers)) {
+        for mapping in heap.into_iter().take(count).chain((start < above_frames).then_some(callers)) {
             // SAFETY: this value is not used any more, `rest` captures nothing, and frames below never run again (see
             // `ForkedChild`). The block of the thread's variables is in none of the mappings, this frame neither.
             unsafe { mapping.drop_pages() };
