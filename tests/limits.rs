@@ -186,8 +186,9 @@ fn updates(g: &Gantry, pod: &str) -> Vec<String> {
         let name = event["name"].as_str().unwrap_or_default();
         let kind = if name == pod { "pod-updated" } else { "app-updated" };
         let data = event["data"].as_object().into_iter().flatten();
-        let limits = data.filter_map(|(key, value)| Some(format!("{key}={}", value.as_str()?)));
-        let limits: Vec<String> = limits.filter(|limit| !limit.starts_with("image_id=")).collect();
+        let limits = data.filter(|(key, _)| !["attempt", "image_id"].contains(&key.as_str()));
+        let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let limits: Vec<String> = limits.map(|(key, value)| format!("{key}={}", text(value))).collect();
         (event["type"] == kind).then(|| format!("{name} {}", limits.join(" ")))
     };
     out.lines().filter_map(shown).collect()

@@ -416,7 +416,7 @@ fn updates(g: &Gantry, pod: &str) -> Vec<String> {
     let out = g.run(&["events", "-o", "json", "--since=1h", &format!("--filter=pod={pod}")]).ok().stdout;
     let events = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let of_updates = events.filter(|event| event["type"] == "app-updated" && event["name"] == "main");
-    of_updates.map(|event| event["data"]["pids"].as_str().unwrap().to_owned()).collect()
+    of_updates.map(|event| event["data"]["pids"].to_string()).collect()
 }
 
 /// A command that is killed when the supervisor has changed the limits leaves its event to the next command. No event

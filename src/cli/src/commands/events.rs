@@ -239,7 +239,27 @@ struct EventJson<'a> {
 struct EventDataJson<'a>(&'a BTreeMap<String, String>);
 
 /// The keys of numbers.
-const NUMBERS: [&str; 8] = ["exit_code", "attempt", "signal", "size", "failures", "kills", "victim_pid", "revision"];
+const NUMBERS: [&str; 18] = [
+    "exit_code",
+    "attempt",
+    "signal",
+    "size",
+    "failures",
+    "kills",
+    "victim_pid",
+    "revision",
+    // Limits, unless they are `none`.
+    "memory",
+    "memory_swap",
+    "memory_high",
+    "memory_reservation",
+    "cpu_milli",
+    "cpu_quota",
+    "cpu_period",
+    "cpu_shares",
+    "pids",
+    "io_weight",
+];
 /// The keys of booleans.
 const BOOLEANS: [&str; 2] = ["oom", "lost"];
 
