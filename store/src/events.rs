@@ -122,7 +122,7 @@ fn of_removed_app(pod: PodId, app: &AppRow, now: Timestamp) -> Option<NewEvent> 
         AppState::Created => None,
         AppState::Started { attempt, .. } | AppState::Exited { attempt, .. } => Some(attempt),
     };
-    Some(app_event(pod, app, EventKind::AppRemoved, now, attempt, vec![]))
+    Some(app_event(pod, app, EventKind::AppRemoved, now, attempt, vec![("app_id", app.id.to_string())]))
 }
 
 fn of_app(pod: PodId, app: &AppRow, to: &AppState, now: Timestamp) -> Vec<NewEvent> {
@@ -134,7 +134,8 @@ fn of_app(pod: PodId, app: &AppRow, to: &AppState, now: Timestamp) -> Vec<NewEve
     };
     let mut events = Vec::new();
     if app.state == AppState::Creating && app.state.precedes(to) {
-        events.push(app_event(pod, app, EventKind::AppCreated, now, None, vec![]));
+        let id = vec![("app_id", app.id.to_string())];
+        events.push(app_event(pod, app, EventKind::AppCreated, now, None, id));
     }
     match *to {
         AppState::Waiting | AppState::Creating | AppState::Created => {}

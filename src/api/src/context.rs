@@ -39,6 +39,9 @@ pub struct Config {
     pub metrics: Arc<Metrics>,
 }
 
+/// The time of a call for counting disk usage.
+const MAX_DISK_TIME: Duration = Duration::from_millis(250);
+
 /// See the module. A surface that changes something gets its read-write bridge from [`crate::surface::Services`].
 pub(crate) struct Context {
     /// The server's configuration.
@@ -66,6 +69,16 @@ impl Context {
             metrics.record(Operation::Sample, begun.elapsed(), result.is_ok());
         }
         result
+    }
+
+    /// The same, with the disk usage of apps that were started since it was counted last. The time for that is limited:
+    /// what is not counted then is in a later sample.
+    ///
+    /// # Errors
+    /// The status of the engine's error.
+    pub(crate) fn sample_with_disk(&self, observer: &Observer, max_age: Duration) -> Result<Arc<SampleSet>, Status> {
+        let set = self.sample(observer, max_age)?;
+        Ok(self.config.samples.with_missing_disk(set, MAX_DISK_TIME))
     }
 
     /// Returns when streams have to end.

@@ -95,8 +95,8 @@ pub use recovery::startup::{Condition, Keeping, open_for_keeping};
 pub use schedules::{EndedApp, SCHEDULE_LABEL, ScheduleError, ScheduleState, ScheduleView};
 pub use settings::{KeeperSettings, MachineCommands, Settings, TlsSettings};
 pub use stats::{
-    AppDetails, CounterSelection, CpuRates, DiskTarget, ProcessInfo, SampleCache, SampleError, SampleScope, SampleSet,
-    SampledPod, SampledVolume, Sampler, list_processes, read_app_details,
+    AppDetails, CounterSelection, CpuRates, DiskTarget, FileSystemSpace, PodDetails, ProcessInfo, SampleCache,
+    SampleError, SampleScope, SampleSet, SampledPod, SampledVolume, Sampler, list_processes, read_details,
 };
 pub use usage::{AppDiskUsage, ImageUsage, PodDiskUsage, StoreUsage, VolumeUsage};
 pub use volumes::VolumeError;

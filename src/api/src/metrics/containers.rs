@@ -34,7 +34,7 @@ impl Target<'_> {
 }
 
 /// A metric with one sample per target.
-struct TargetMetric {
+pub(crate) struct TargetMetric {
     name: &'static str,
     kind: MetricType,
     help: &'static str,
@@ -49,6 +49,51 @@ const fn metric(
 ) -> TargetMetric {
     TargetMetric { name, kind, help, value }
 }
+
+impl TargetMetric {
+    /// Its name.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What it is.
+    pub(crate) fn help(&self) -> &'static str {
+        self.help
+    }
+
+    /// Whether it only rises.
+    pub(crate) fn is_counter(&self) -> bool {
+        matches!(self.kind, Counter)
+    }
+
+    /// Its value, times in whole seconds; `app` is `None` for a pod.
+    pub(crate) fn whole_value(
+        &self,
+        usage: &ResourceUsage,
+        app: Option<&AppStats>,
+        started: Timestamp,
+        sampled: Timestamp,
+    ) -> Option<u64> {
+        let value = (self.value)(&Target { labels: Labels::default(), usage, app, started, sampled })?;
+        Some(match value {
+            Nanoseconds(time) => time / 1_000_000_000,
+            Count(value) => value,
+        })
+    }
+}
+
+/// The metrics of pods and apps that have no labels of their own.
+pub(crate) fn target_metrics() -> impl Iterator<Item = &'static TargetMetric> {
+    TABLES.into_iter().flatten()
+}
+
+/// The metrics of the interfaces of pods.
+pub(crate) fn interface_metrics() -> impl Iterator<Item = &'static InterfaceMetric> {
+    INTERFACE_METRICS.iter()
+}
+
+const TABLES: [&[TargetMetric]; 6] =
+    [CPU_METRICS, MEMORY_METRICS, PROCESS_METRICS, DISK_METRICS, PRESSURE_METRICS, SPEC_METRICS];
 
 const CPU_METRICS: &[TargetMetric] = &[
     metric("container_cpu_user_seconds_total", Counter, "CPU time in user mode.", |target| {
@@ -153,11 +198,28 @@ const SPEC_METRICS: &[TargetMetric] = &[
 ];
 
 /// A metric of an interface.
-struct InterfaceMetric {
+pub(crate) struct InterfaceMetric {
     name: &'static str,
     help: &'static str,
     is_receive: bool,
     value: fn(&TrafficStats) -> u64,
+}
+
+impl InterfaceMetric {
+    /// Its name.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What it is.
+    pub(crate) fn help(&self) -> &'static str {
+        self.help
+    }
+
+    /// Its value.
+    pub(crate) fn value_of(&self, interface: &InterfaceUsage) -> u64 {
+        (self.value)(if self.is_receive { &interface.receive } else { &interface.transmit })
+    }
 }
 
 const fn interface_metric(
@@ -236,8 +298,7 @@ pub(super) fn write(out: &mut Exposition, pods: &[SampledPod]) {
         let Some(cpu) = target.usage.cpu else { continue };
         family.sample_at(&target.labels.with("cpu", "total"), Nanoseconds(cpu.total_ns), target.sampled_ms());
     }
-    let tables = [CPU_METRICS, MEMORY_METRICS, PROCESS_METRICS, DISK_METRICS, PRESSURE_METRICS, SPEC_METRICS];
-    for metric in tables.into_iter().flatten() {
+    for metric in target_metrics() {
         let mut family = out.family(metric.name, metric.kind, metric.help);
         for target in &targets {
             if let Some(value) = (metric.value)(target) {
@@ -317,7 +378,7 @@ fn write_devices(out: &mut Exposition, targets: &[Target<'_>]) {
 }
 
 /// `/dev/NAME` as the kernel names it, or `MAJOR:MINOR` of a device that was removed.
-fn device_name((major, minor): (u32, u32)) -> String {
+pub(crate) fn device_name((major, minor): (u32, u32)) -> String {
     let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/uevent")).unwrap_or_default();
     match text.lines().find_map(|line| line.strip_prefix("DEVNAME=")) {
         Some(name) => format!("/dev/{name}"),
@@ -334,8 +395,7 @@ fn write_interfaces(out: &mut Exposition, pods: &[SampledPod]) {
     for metric in INTERFACE_METRICS {
         let mut family = out.family(metric.name, Counter, metric.help);
         for (labels, interface, sampled) in &interfaces {
-            let traffic = if metric.is_receive { &interface.receive } else { &interface.transmit };
-            family.sample_at(labels, Count((metric.value)(traffic)), sampled.0 / 1_000_000);
+            family.sample_at(labels, Count(metric.value_of(interface)), sampled.0 / 1_000_000);
         }
     }
 }

@@ -9,6 +9,7 @@ mod histogram;
 pub mod http;
 mod operations;
 
+pub(crate) use self::containers::{InterfaceMetric, TargetMetric, device_name, interface_metrics, target_metrics};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

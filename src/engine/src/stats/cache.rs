@@ -192,6 +192,42 @@ impl SampleCache {
         self.latest().map_or_else(Vec::new, |set| lock(&self.disk).due(&set, interval))
     }
 
+    /// Counts the disk usage of the trees in this set that were never counted, within this time, and returns the set
+    /// with it. Trees that are large, or many, are left to [`Self::count_disk`].
+    pub fn with_missing_disk(&self, set: Arc<SampleSet>, time: Duration) -> Arc<SampleSet> {
+        let begun = Instant::now();
+        let missing = lock(&self.disk).due(&set, Duration::MAX);
+        let mut has_counted = false;
+        for target in missing.into_iter().filter(|target| target.pod.is_some()) {
+            if begun.elapsed() >= time {
+                break;
+            }
+            let mut is_complete = true;
+            let usage = target.count(&mut || {
+                is_complete = begun.elapsed() < time;
+                is_complete
+            });
+            if is_complete {
+                lock(&self.disk).insert(target, begun, usage);
+                has_counted = true;
+            }
+        }
+        if !has_counted {
+            return set;
+        }
+        let mut set = SampleSet::clone(&set);
+        for pod in &mut set.pods {
+            lock(&self.disk).fill(&pod.view.row, &mut pod.stats);
+        }
+        let set = Arc::new(set);
+        let mut latest = lock(&self.latest);
+        // Another thread may have taken a newer sample.
+        if latest.as_ref().is_some_and(|latest| latest.begun == set.begun) {
+            *latest = Some(Arc::clone(&set));
+        }
+        set
+    }
+
     /// Counts the disk usage of a tree, for the next samples. Ends early, with a lower bound, when its pod has
     /// ended or `proceed` returns false. Returns the time that it took.
     pub fn count_disk(&self, target: DiskTarget, proceed: &dyn Fn() -> bool) -> Duration {

@@ -13,6 +13,28 @@ use crate::PodView;
 /// The most open files of an app that are looked at; more are a lower bound. Bounds the time for a hostile app.
 const MAX_FILES: u64 = 100_000;
 
+/// The details of a running pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodDetails {
+    /// The file system of its directory, which has the writable layers of its apps.
+    pub file_system: Option<FileSystemSpace>,
+    /// Its running apps.
+    pub apps: Vec<AppDetails>,
+}
+
+/// The space of a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileSystemSpace {
+    /// Its device: major and minor number.
+    pub device: (u32, u32),
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its inodes; 0: it has no table of them.
+    pub inodes: u64,
+    /// Free inodes.
+    pub free_inodes: u64,
+}
+
 /// Counts of a running app.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AppDetails {
@@ -28,13 +50,13 @@ pub struct AppDetails {
     pub kernel_memory: Option<u64>,
 }
 
-/// Reads the details of the running apps of a pod. An app that ends meanwhile is left out.
+/// Reads the details of a running pod. An app that ends meanwhile is left out.
 ///
 /// # Errors
 /// Of opening the cgroup hierarchies.
-pub fn read_app_details(view: &PodView) -> std::io::Result<Vec<AppDetails>> {
+pub fn read_details(view: &PodView) -> std::io::Result<PodDetails> {
     let pod = CgroupSet::open_roots(&["memory", "pids"])?.open(view.row.cgroup.trim_start_matches('/'))?;
-    let mut details = Vec::new();
+    let mut apps = Vec::new();
     for app in &view.row.apps {
         let AppState::Started { pid, .. } = app.state else { continue };
         let Ok(cgroups) = pod.open(app.name.as_str()) else { continue };
@@ -45,7 +67,7 @@ pub fn read_app_details(view: &PodView) -> std::io::Result<Vec<AppDetails>> {
         for pid in pids {
             count_files(Path::new(&format!("/proc/{pid}/fd")), &mut open_files, &mut sockets);
         }
-        details.push(AppDetails {
+        apps.push(AppDetails {
             name: app.name.clone(),
             open_files,
             sockets,
@@ -53,7 +75,17 @@ pub fn read_app_details(view: &PodView) -> std::io::Result<Vec<AppDetails>> {
             kernel_memory: kernel_memory(&cgroups),
         });
     }
-    Ok(details)
+    Ok(PodDetails { file_system: file_system_of(&view.dir).ok(), apps })
+}
+
+fn file_system_of(dir: &Path) -> std::io::Result<FileSystemSpace> {
+    let (stat, space) = (rustix::fs::stat(dir)?, rustix::fs::statvfs(dir)?);
+    Ok(FileSystemSpace {
+        device: (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev)),
+        bytes: space.f_blocks.saturating_mul(space.f_frsize),
+        inodes: space.f_files,
+        free_inodes: space.f_ffree,
+    })
 }
 
 fn count_files(dir: &Path, open_files: &mut u64, sockets: &mut u64) {

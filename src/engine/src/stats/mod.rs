@@ -19,7 +19,7 @@ mod running;
 mod sampler;
 
 pub use cache::{SampleCache, SampleError, SampleSet, SampledPod, SampledVolume};
-pub use details::{AppDetails, read_app_details};
+pub use details::{AppDetails, FileSystemSpace, PodDetails, read_details};
 pub use disk::DiskTarget;
 pub use processes::{ProcessInfo, list_processes};
 pub use rates::CpuRates;

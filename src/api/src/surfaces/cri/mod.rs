@@ -6,6 +6,7 @@
 mod containers;
 mod images;
 mod node_status;
+mod observe;
 mod runtime;
 mod sandbox;
 

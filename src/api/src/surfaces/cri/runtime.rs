@@ -6,22 +6,28 @@ use std::time::Duration;
 use gantry_engine::{Engine, Observer};
 use gantry_proto::cri::v1::runtime_service_server::RuntimeService;
 use gantry_proto::cri::v1::{
-    ContainerStatusRequest, ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse,
-    ListContainersRequest, ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse,
-    PodSandboxStatusRequest, PodSandboxStatusResponse, RemoveContainerRequest, RemoveContainerResponse,
-    RemovePodSandboxRequest, RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse,
-    RunPodSandboxRequest, RunPodSandboxResponse, RuntimeConfigRequest, RuntimeConfigResponse, StartContainerRequest,
-    StartContainerResponse, StatusRequest, StatusResponse, StopContainerRequest, StopContainerResponse,
-    StopPodSandboxRequest, StopPodSandboxResponse, StreamContainersRequest, StreamContainersResponse,
-    StreamPodSandboxesRequest, StreamPodSandboxesResponse, UpdateContainerResourcesRequest,
-    UpdateContainerResourcesResponse, UpdateRuntimeConfigRequest, UpdateRuntimeConfigResponse, VersionRequest,
-    VersionResponse,
+    ContainerEventResponse, ContainerStatsRequest, ContainerStatsResponse, ContainerStatusRequest,
+    ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse, GetEventsRequest,
+    ListContainerStatsRequest, ListContainerStatsResponse, ListContainersRequest, ListContainersResponse,
+    ListMetricDescriptorsRequest, ListMetricDescriptorsResponse, ListPodSandboxMetricsRequest,
+    ListPodSandboxMetricsResponse, ListPodSandboxRequest, ListPodSandboxResponse, ListPodSandboxStatsRequest,
+    ListPodSandboxStatsResponse, PodSandboxStatsRequest, PodSandboxStatsResponse, PodSandboxStatusRequest,
+    PodSandboxStatusResponse, RemoveContainerRequest, RemoveContainerResponse, RemovePodSandboxRequest,
+    RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse, RunPodSandboxRequest,
+    RunPodSandboxResponse, RuntimeConfigRequest, RuntimeConfigResponse, StartContainerRequest, StartContainerResponse,
+    StatusRequest, StatusResponse, StopContainerRequest, StopContainerResponse, StopPodSandboxRequest,
+    StopPodSandboxResponse, StreamContainerStatsRequest, StreamContainerStatsResponse, StreamContainersRequest,
+    StreamContainersResponse, StreamPodSandboxMetricsRequest, StreamPodSandboxMetricsResponse,
+    StreamPodSandboxStatsRequest, StreamPodSandboxStatsResponse, StreamPodSandboxesRequest, StreamPodSandboxesResponse,
+    UpdateContainerResourcesRequest, UpdateContainerResourcesResponse, UpdateRuntimeConfigRequest,
+    UpdateRuntimeConfigResponse, VersionRequest, VersionResponse,
 };
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 use super::containers::{self, ContainerSelector};
 use super::node_status;
+use super::observe::{self, ContainerEvents, StatsFilter};
 use super::sandbox::{self, CallGuard, SandboxFilter, SandboxRequest, Supervisors};
 use crate::bridge::{Bridge, Weight};
 use crate::context::Context;
@@ -32,6 +38,8 @@ use crate::status::invalid_field;
 const KUBELET_API_VERSION: &str = "0.1.0";
 /// Maximum sandboxes or containers in a message of a stream.
 const MAX_STREAMED: usize = 1000;
+/// Maximum statistics or metrics of a pod in a message of a stream: a container has some 15 KiB of metrics.
+const MAX_STREAMED_STATS: usize = 50;
 /// The version of the package.
 const RUNTIME_API_VERSION: &str = "v1";
 
@@ -40,12 +48,14 @@ pub(super) struct CriRuntime {
     context: Arc<Context>,
     writer: Arc<Bridge<Engine>>,
     supervisors: Supervisors,
+    events: Arc<ContainerEvents>,
 }
 
 impl CriRuntime {
     /// The service of a server.
     pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
-        Self { context, writer, supervisors: Supervisors::default() }
+        let events = Arc::new(ContainerEvents::new(Arc::clone(&context)));
+        Self { context, writer, events, supervisors: Supervisors::default() }
     }
 }
 
@@ -269,4 +279,119 @@ impl RuntimeService for CriRuntime {
         self.writer.call(Peer::of(&extensions), Weight::Heavy, update).await?;
         Ok(Response::new(UpdateContainerResourcesResponse {}))
     }
+
+    async fn container_stats(
+        &self,
+        request: Request<ContainerStatsRequest>,
+    ) -> Result<Response<ContainerStatsResponse>, Status> {
+        let (_, extensions, ContainerStatsRequest { container_id }) = request.into_parts();
+        let context = Arc::clone(&self.context);
+        let read = move |observer: &Observer| observe::container(&context, observer, &container_id);
+        let stats = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
+        Ok(Response::new(ContainerStatsResponse { stats: Some(stats) }))
+    }
+
+    async fn list_container_stats(
+        &self,
+        request: Request<ListContainerStatsRequest>,
+    ) -> Result<Response<ListContainerStatsResponse>, Status> {
+        let (_, extensions, ListContainerStatsRequest { filter }) = request.into_parts();
+        let (context, filter) = (Arc::clone(&self.context), StatsFilter::of_containers(filter)?);
+        let read = move |observer: &Observer| observe::list_containers(&context, observer, &filter);
+        let stats = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
+        Ok(Response::new(ListContainerStatsResponse { stats }))
+    }
+
+    /// The list of [`Self::list_container_stats`] in messages of bounded size. The stream ends with the list.
+    async fn stream_container_stats(
+        &self,
+        request: Request<StreamContainerStatsRequest>,
+    ) -> Result<Response<BoxStream<StreamContainerStatsResponse>>, Status> {
+        let request = request.map(|StreamContainerStatsRequest { filter }| ListContainerStatsRequest { filter });
+        let stats = self.list_container_stats(request).await?.into_inner().stats;
+        Ok(chunked(stats, |container_stats| StreamContainerStatsResponse { container_stats }))
+    }
+
+    async fn pod_sandbox_stats(
+        &self,
+        request: Request<PodSandboxStatsRequest>,
+    ) -> Result<Response<PodSandboxStatsResponse>, Status> {
+        let (_, extensions, PodSandboxStatsRequest { pod_sandbox_id }) = request.into_parts();
+        let context = Arc::clone(&self.context);
+        let read = move |observer: &Observer| observe::sandbox_stats(&context, observer, &pod_sandbox_id);
+        let stats = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
+        Ok(Response::new(PodSandboxStatsResponse { stats: Some(stats) }))
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        request: Request<ListPodSandboxStatsRequest>,
+    ) -> Result<Response<ListPodSandboxStatsResponse>, Status> {
+        let (_, extensions, ListPodSandboxStatsRequest { filter }) = request.into_parts();
+        let (context, filter) = (Arc::clone(&self.context), StatsFilter::of_sandboxes(filter)?);
+        let read = move |observer: &Observer| observe::list_sandboxes(&context, observer, &filter);
+        let stats = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
+        Ok(Response::new(ListPodSandboxStatsResponse { stats }))
+    }
+
+    /// The list of [`Self::list_pod_sandbox_stats`] in messages of bounded size. The stream ends with the list.
+    async fn stream_pod_sandbox_stats(
+        &self,
+        request: Request<StreamPodSandboxStatsRequest>,
+    ) -> Result<Response<BoxStream<StreamPodSandboxStatsResponse>>, Status> {
+        let request = request.map(|StreamPodSandboxStatsRequest { filter }| ListPodSandboxStatsRequest { filter });
+        let stats = self.list_pod_sandbox_stats(request).await?.into_inner().stats;
+        Ok(chunked(stats, |pod_sandbox_stats| StreamPodSandboxStatsResponse { pod_sandbox_stats }))
+    }
+
+    async fn list_metric_descriptors(
+        &self,
+        request: Request<ListMetricDescriptorsRequest>,
+    ) -> Result<Response<ListMetricDescriptorsResponse>, Status> {
+        let ListMetricDescriptorsRequest {} = request.into_inner();
+        Ok(Response::new(ListMetricDescriptorsResponse { descriptors: observe::descriptors() }))
+    }
+
+    async fn list_pod_sandbox_metrics(
+        &self,
+        request: Request<ListPodSandboxMetricsRequest>,
+    ) -> Result<Response<ListPodSandboxMetricsResponse>, Status> {
+        let (_, extensions, ListPodSandboxMetricsRequest {}) = request.into_parts();
+        let context = Arc::clone(&self.context);
+        let read = move |observer: &Observer| observe::list_metrics(&context, observer);
+        let pod_metrics = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
+        Ok(Response::new(ListPodSandboxMetricsResponse { pod_metrics }))
+    }
+
+    /// The list of [`Self::list_pod_sandbox_metrics`] in messages of bounded size. The stream ends with the list.
+    async fn stream_pod_sandbox_metrics(
+        &self,
+        request: Request<StreamPodSandboxMetricsRequest>,
+    ) -> Result<Response<BoxStream<StreamPodSandboxMetricsResponse>>, Status> {
+        let request = request.map(|StreamPodSandboxMetricsRequest {}| ListPodSandboxMetricsRequest {});
+        let metrics = self.list_pod_sandbox_metrics(request).await?.into_inner().pod_metrics;
+        Ok(chunked(metrics, |pod_sandbox_metrics| StreamPodSandboxMetricsResponse { pod_sandbox_metrics }))
+    }
+
+    async fn get_container_events(
+        &self,
+        request: Request<GetEventsRequest>,
+    ) -> Result<Response<BoxStream<ContainerEventResponse>>, Status> {
+        let GetEventsRequest {} = request.into_inner();
+        Ok(Response::new(Box::pin(self.events.subscribe().await?)))
+    }
+}
+
+/// A stream of a list in messages of bounded size.
+fn chunked<T, M>(list: Vec<T>, message: impl Fn(Vec<T>) -> M + Send + 'static) -> Response<BoxStream<M>>
+where
+    T: Send + 'static,
+    M: Send + 'static,
+{
+    let mut list = list.into_iter().peekable();
+    let messages = std::iter::from_fn(move || {
+        list.peek()?;
+        Some(Ok(message(list.by_ref().take(MAX_STREAMED_STATS).collect())))
+    });
+    Response::new(Box::pin(tokio_stream::iter(messages)))
 }

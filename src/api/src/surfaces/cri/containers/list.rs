@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use gantry_engine::model::{AppEnd, AppOutcome, AppState, Phase, Timestamp};
 use gantry_engine::{AppRow, Observer, PodRow};
 use gantry_proto::cri::v1::{
-    Container, ContainerFilter, ContainerResources, ContainerState, ContainerStatus, ContainerStatusResponse, ImageSpec,
+    Container, ContainerAttributes, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
+    ContainerStatusResponse, ImageSpec,
 };
 use tonic::Status;
 
@@ -108,6 +109,26 @@ fn container(sandbox: &PodRow, app: &AppRow) -> Option<Container> {
 fn created(app: &AppRow) -> Timestamp {
     // A container was added to its sandbox.
     app.added.unwrap_or(Timestamp(0))
+}
+
+/// The attributes of a container; `None`: the app is none.
+pub(in super::super) fn attributes(app: &AppRow) -> Option<ContainerAttributes> {
+    let metadata = metadata(&app.annotations).filter(|_| is_container(app))?;
+    Some(ContainerAttributes {
+        id: app.id.to_string(),
+        metadata: Some(metadata),
+        labels: app.labels.clone().into_iter().collect(),
+        annotations: requested_annotations(app),
+    })
+}
+
+/// The statuses of the containers of a sandbox, by the names of their apps.
+pub(in super::super) fn statuses(sandbox: &PodRow) -> impl Iterator<Item = (String, ContainerStatus)> + '_ {
+    sandbox.apps.iter().filter(|app| is_container(app)).filter_map(|app| {
+        let record = ContainerRecord::of(app)?;
+        let found = FoundContainer { sandbox: sandbox.clone(), app: app.clone() };
+        Some((app.name.to_string(), container_status(&found, record)))
+    })
 }
 
 /// The status of the container with this id or beginning of it.

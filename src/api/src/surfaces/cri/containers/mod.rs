@@ -32,7 +32,7 @@ use gantry_proto::cri::v1::{ContainerConfig, LinuxContainerResources};
 use tonic::Status;
 use tracing::{info, warn};
 
-pub(super) use self::list::{ContainerSelector, list, status};
+pub(super) use self::list::{ContainerSelector, attributes, list, status, statuses};
 use self::record::{ContainerRecord, START_ERROR};
 use super::sandbox::{self, NoProgress};
 use crate::status::{self as statuses, from_error};

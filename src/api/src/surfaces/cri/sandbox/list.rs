@@ -7,14 +7,15 @@ use gantry_engine::model::id::shown;
 use gantry_engine::model::{FormerPhase, Phase};
 use gantry_engine::{Observer, PodError, PodRow, now};
 use gantry_proto::cri::v1::{
-    LinuxPodSandboxStatus, ListPodSandboxResponse, Namespace, PodIp, PodSandbox, PodSandboxFilter,
-    PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus, PodSandboxStatusResponse,
+    LinuxPodSandboxStatus, ListPodSandboxResponse, Namespace, PodIp, PodSandbox, PodSandboxAttributes,
+    PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus, PodSandboxStatusResponse,
 };
 use tonic::Status;
 
 use super::record::{SandboxRecord, requested_annotations};
 use crate::request::check_text;
 use crate::status;
+use crate::surfaces::cri::containers;
 
 /// The conditions of ListPodSandbox; all of them must hold.
 #[derive(Debug, Default)]
@@ -78,7 +79,27 @@ fn sandbox(row: &PodRow) -> Option<PodSandbox> {
     })
 }
 
-/// The status of the sandbox with this id or beginning of it.
+/// The attributes of a sandbox; `None`: the pod is none.
+pub(in super::super) fn attributes(row: &PodRow) -> Option<PodSandboxAttributes> {
+    let PodSandbox { id, metadata, labels, annotations, .. } = sandbox(row)?;
+    Some(PodSandboxAttributes { id, metadata, labels, annotations })
+}
+
+/// The sandbox with this id or beginning of it.
+///
+/// # Errors
+/// NOT_FOUND; those of the engine.
+pub(in super::super) fn find_shown(observer: &Observer, id: &str) -> Result<PodRow, Status> {
+    let missing = || Status::not_found(format!("there is no sandbox '{}'", shown(id)));
+    let Ok(prefix) = super::prefix(id)? else { return Err(missing()) };
+    match observer.pod(&prefix) {
+        Ok(view) if is_listed(&view.row) => Ok(view.row),
+        Ok(_) | Err(PodError::NotFound(_)) => Err(missing()),
+        Err(error) => Err(status::from_error(&error)),
+    }
+}
+
+/// The status of the sandbox with this id or beginning of it, and of its containers.
 ///
 /// # Errors
 /// NOT_FOUND; those of the engine.
@@ -87,29 +108,36 @@ pub(in super::super) fn status(
     id: &str,
     verbose: bool,
 ) -> Result<PodSandboxStatusResponse, Status> {
-    let missing = || Status::not_found(format!("there is no sandbox '{}'", shown(id)));
-    let Ok(prefix) = super::prefix(id)? else { return Err(missing()) };
-    let row = match observer.pod(&prefix) {
-        Ok(view) => view.row,
-        Err(PodError::NotFound(_)) => return Err(missing()),
-        Err(error) => return Err(status::from_error(&error)),
-    };
-    let PodSandbox { id, metadata, state, created_at, labels, annotations, runtime_handler } =
-        sandbox(&row).ok_or_else(missing)?;
-    let namespaces = SandboxRecord::of(&row).map(|record| record.namespaces);
+    // Before the row is read: nothing older than this is shown.
+    let timestamp = now().0;
+    let row = find_shown(observer, id)?;
+    let status = status_of(&row)?;
     let info = if verbose { verbose_info(&row) } else { HashMap::new() };
-    let status = PodSandboxStatus {
+    let containers_statuses = containers::statuses(&row).map(|(_, status)| status).collect();
+    Ok(PodSandboxStatusResponse { status, info, containers_statuses, timestamp })
+}
+
+/// The status of a sandbox; `None`: the pod is none.
+///
+/// # Errors
+/// The recorded networks cannot be read.
+pub(in super::super) fn status_of(row: &PodRow) -> Result<Option<PodSandboxStatus>, Status> {
+    let Some(PodSandbox { id, metadata, state, created_at, labels, annotations, runtime_handler }) = sandbox(row)
+    else {
+        return Ok(None);
+    };
+    let namespaces = SandboxRecord::of(row).map(|record| record.namespaces);
+    Ok(Some(PodSandboxStatus {
         id,
         metadata,
         state,
         created_at,
-        network: Some(network_status(&row)?),
+        network: Some(network_status(row)?),
         linux: Some(LinuxPodSandboxStatus { namespaces: Some(Namespace { options: namespaces }) }),
         labels,
         annotations,
         runtime_handler,
-    };
-    Ok(PodSandboxStatusResponse { status: Some(status), info, containers_statuses: Vec::new(), timestamp: now().0 })
+    }))
 }
 
 /// The pod's addresses in its first network, while it has them. Kubernetes knows no others.

@@ -28,7 +28,7 @@ use gantry_proto::cri::v1::PodSandboxConfig;
 use tonic::Status;
 use tracing::{info, warn};
 
-pub(super) use self::list::{SandboxFilter, is_listed, list, status};
+pub(super) use self::list::{SandboxFilter, attributes, find_shown, is_listed, list, status, status_of};
 use self::record::SandboxRecord;
 use crate::status;
 
