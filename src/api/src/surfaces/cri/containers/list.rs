@@ -10,7 +10,7 @@ use gantry_proto::cri::v1::{
 };
 use tonic::Status;
 
-use super::record::{ContainerRecord, START_ERROR, metadata, requested_annotations};
+use super::record::{ContainerRecord, START_ERROR, image, metadata, requested_annotations};
 use super::{FoundContainer, START_ERROR_CODE, find_or_fail, is_container};
 use crate::request::check_text;
 use crate::status::{from_error, invalid_field};
@@ -90,13 +90,13 @@ fn selected<'a>(row: &'a PodRow, filter: &'a ContainerSelector) -> impl Iterator
 }
 
 fn container(sandbox: &PodRow, app: &AppRow) -> Option<Container> {
-    let record = ContainerRecord::of(app)?;
+    let requested = image(app)?;
     let image = app.image.as_ref().map(ToString::to_string).unwrap_or_default();
     Some(Container {
         id: app.id.to_string(),
         pod_sandbox_id: sandbox.id.to_string(),
         metadata: metadata(&app.annotations),
-        image: Some(record.config.image.unwrap_or_default()),
+        image: Some(requested),
         image_ref: image.clone(),
         state: ContainerLife::of(sandbox, app).state.into(),
         created_at: created(app).0,

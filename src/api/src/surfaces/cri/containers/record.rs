@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use gantry_engine::AppRow;
-use gantry_proto::cri::v1::{ContainerConfig, ContainerMetadata};
+use gantry_proto::cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec};
 use prost::Message as _;
 use tonic::Status;
 
@@ -75,6 +75,19 @@ impl ContainerRecord {
     }
 }
 
+/// The part of a configuration that lists show: they decode no more of it.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ConfiguredImage {
+    #[prost(message, optional, tag = "2")]
+    image: Option<ImageSpec>,
+}
+
+/// The image as requested; `None`: the app was not made through the CRI.
+pub(super) fn image(app: &AppRow) -> Option<ImageSpec> {
+    let config = STANDARD.decode(app.annotations.get(CONFIG)?).ok()?;
+    Some(ConfiguredImage::decode(config.as_slice()).ok()?.image.unwrap_or_default())
+}
+
 /// The metadata in the annotations of an app; `None`: the app was not made through the CRI.
 pub(super) fn metadata(annotations: &BTreeMap<String, String>) -> Option<ContainerMetadata> {
     Some(ContainerMetadata { name: annotations.get(NAME)?.clone(), attempt: annotations.get(ATTEMPT)?.parse().ok()? })
@@ -106,7 +119,9 @@ mod tests {
     fn records_survive_annotations() {
         let metadata = ContainerMetadata { name: "web".into(), attempt: 3 };
         let mount = Mount { container_path: "/a".into(), host_path: "/b".into(), ..Mount::default() };
+        let image = ImageSpec { image: "sha256:1".into(), ..ImageSpec::default() };
         let config = ContainerConfig {
+            image: Some(image.clone()),
             mounts: vec![mount],
             envs: vec![KeyValue { key: "TOKEN".into(), value: b"secret".to_vec() }],
             log_path: "web/3.log".into(),
@@ -116,6 +131,8 @@ mod tests {
         record.start_error = Some("exec format error".into());
         let all = record.annotations(HashMap::from([("a/b".into(), "c\n".into())])).unwrap();
         assert_eq!(ContainerRecord::read(&all), Some(record.clone()));
+        let listed = STANDARD.decode(&all[CONFIG]).unwrap();
+        assert_eq!(ConfiguredImage::decode(listed.as_slice()).unwrap().image, Some(image));
         assert!(record.config.envs.is_empty() && record.config.mounts == config.mounts);
         assert_eq!(all.get("a/b").map(String::as_str), Some("c\n"));
         assert!(record.annotations(HashMap::from([(CONFIG.into(), String::new())])).is_err());
