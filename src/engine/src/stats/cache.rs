@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gantry_model::query::PodFilter;
-use gantry_model::stats::{DiskUsage, PodStats};
+use gantry_model::stats::{AppStats, DiskUsage, PodStats};
 use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId, VolumeName};
 use thiserror::Error;
 
@@ -108,6 +108,28 @@ impl SampleSet {
         self.pods.get(at)
     }
 
+    /// The set without the pods and apps that have ended, given the pods that run now.
+    fn without_ended(self: Arc<Self>, views: &[PodView]) -> Arc<Self> {
+        let views: HashMap<PodId, &PodView> = views.iter().map(|view| (view.row.id, view)).collect();
+        let runs = |view: &PodView, app: &AppStats| {
+            let mut rows = view.row.apps.iter().filter(|row| row.name == app.name);
+            rows.any(|row| matches!(row.state, AppState::Started { attempt, .. } if attempt == app.attempt))
+        };
+        let is_current = |pod: &SampledPod| {
+            views.get(&pod.view.row.id).is_some_and(|view| pod.stats.apps.iter().all(|app| runs(view, app)))
+        };
+        if self.pods.iter().all(is_current) {
+            return self;
+        }
+        let mut set = Self::clone(&self);
+        set.pods.retain_mut(|pod| {
+            let Some(view) = views.get(&pod.view.row.id) else { return false };
+            pod.stats.apps.retain(|app| runs(view, app));
+            true
+        });
+        Arc::new(set)
+    }
+
     /// Whether the set has each of these running pods and apps.
     fn covers(&self, views: &[PodView]) -> bool {
         views.iter().all(|view| self.pod(view.row.id).is_some_and(|pod| pod.is_current(view)))
@@ -144,8 +166,8 @@ impl SampleCache {
         lock(&self.latest).clone()
     }
 
-    /// A sample of all running pods that was begun at most `max_age` ago: the latest one, or a new one. Waits while
-    /// another thread takes one.
+    /// A sample of all running pods that was begun at most `max_age` ago: the latest one without what has ended since, or
+    /// a new one. Waits while another thread takes one.
     ///
     /// # Errors
     /// [`SampleError`].
@@ -158,7 +180,7 @@ impl SampleCache {
             && begun.saturating_duration_since(latest.begun) < max_age
             && latest.covers(&views)
         {
-            return Ok(latest);
+            return Ok(latest.without_ended(&views));
         }
         let opened = match sampler.take() {
             Some(sampler) => sampler,
