@@ -15,6 +15,7 @@ use crate::refusal::Step;
 use crate::seccomp::Filters;
 use crate::sys::{self, Executable};
 use crate::ulimits;
+use crate::user_namespace::UserNamespace;
 
 /// The capabilities that a process has until it is locked down, besides those of its app: to mount its cgroups, to load
 /// a filter without no_new_privs, and to drop both from the bounding set.
@@ -37,6 +38,8 @@ pub(crate) struct Confinement {
     pub(crate) namespaces: AppNamespaces,
     /// The host's file system, for an app of a host pod.
     pub(crate) host: Option<std::rc::Rc<HostFileSystem>>,
+    /// The pod's user namespace, if it has one of its own.
+    pub(crate) user: Option<std::rc::Rc<UserNamespace>>,
 }
 
 impl Confinement {

@@ -2,7 +2,7 @@
 //! ([`ProcessInputs::make`]). A process that is forked for it makes the app's process ([`crate::maker`]); only the
 //! process of a host pod that starts is made by the supervisor itself.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -30,6 +30,7 @@ use crate::own_namespaces::AppNamespaces;
 use crate::pace::Pace;
 use crate::spec::AppFiles;
 use crate::user::{self, Ids};
+use crate::user_namespace::{DEFAULT_NODES, UserNamespace};
 use crate::volumes::AppMount;
 use crate::{etc, mounts, own_namespaces, root, seccomp, spec, terminal, ulimits, volumes};
 
@@ -60,6 +61,8 @@ pub(crate) struct AppCreation<'a> {
     pub(crate) log: LogSettings<'a>,
     /// The host's file system, in a host pod.
     pub(crate) host: Option<&'a Rc<HostFileSystem>>,
+    /// The pod's user namespace, if it has one of its own.
+    pub(crate) user: Option<&'a Rc<UserNamespace>>,
 }
 
 /// The settings of the logs of all apps.
@@ -102,10 +105,12 @@ pub(crate) struct PreparedApp {
 impl AppCreation<'_> {
     /// Makes all of the app but its process.
     pub(crate) fn prepare(self, mut cgroup: AppCgroup) -> Result<PreparedApp> {
+        let user = self.user.map(Rc::as_ref);
+        user.map_or(Ok(()), |_| UserNamespace::check_app(self.app))?;
         let root = match self.host {
             Some(host) => rustix::io::fcntl_dupfd_cloexec(&host.root, 3).attempt(|| "cannot open the host's root")?,
             None => {
-                let root = root::mount_root(self.app)?;
+                let root = root::mount_root(self.app, user)?;
                 root::check_mount_points(&root)?;
                 root
             }
@@ -115,8 +120,10 @@ impl AppCreation<'_> {
             self.app.user.as_deref(),
             self.app.group.as_deref(),
             &self.app.options.supplementary_gids,
+            user,
         )?;
         let mut etc = root::Etc::default();
+        let as_root = user.map(UserNamespace::as_root).transpose()?;
         if self.host.is_none() {
             root::make_working_dir(&root, &self.app.cwd)?;
             etc.write(self.etc, &root, &[])?;
@@ -126,6 +133,7 @@ impl AppCreation<'_> {
             etc.write(&[etc::machine_id(self.pod)], &root, &[])?;
             cgroup.delegate()?;
         }
+        drop(as_root);
         let confinement = self.confinement()?;
         remove_old_logs(self.app, self.app.attempt);
         let log = open_log(self.app, self.app.attempt, self.log)?;
@@ -172,8 +180,8 @@ impl AppCreation<'_> {
         let ulimits = self.app.options.ulimits.clone().into();
         let namespaces = AppNamespaces::from_app(self.app);
         let filters = filters.map(Rc::new);
-        let host = self.host.cloned();
-        Ok(Confinement { capabilities, ambient, filters, new_privileges, ulimits, namespaces, host })
+        let (host, user) = (self.host.cloned(), self.user.cloned());
+        Ok(Confinement { capabilities, ambient, filters, new_privileges, ulimits, namespaces, host, user })
     }
 }
 
@@ -248,7 +256,7 @@ impl ProcessInputs<'_> {
         if self.confinement.host.is_some() {
             return Ok(Vec::new());
         }
-        volumes::prepare_mounts(self.plan, self.app, root)
+        volumes::prepare_mounts(self.plan, self.app, root, self.user())
     }
 
     /// The same while other apps run. They may exchange directories and links in a volume inside of which another
@@ -274,17 +282,15 @@ impl ProcessInputs<'_> {
         if let Some(host) = &self.confinement.host {
             return self.make_on_host(host, None, stdio);
         }
+        // Mount points are files of the app's root.
+        let as_root = self.user().map(UserNamespace::as_root).transpose()?;
         // They are needed until the process has copied them into its own mount namespace.
-        let _attached = mounts::attach(root, mounts)?;
-        let files = AppFiles { mounts, devices: self.devices };
-        let config = spec::config(
-            self.plan,
-            app,
-            &files,
-            self.ids,
-            self.confinement,
-            self.init.map_or(0, |init| init.as_raw_nonzero().get()),
-        );
+        let _attached = mounts::attach(root, mounts, self.user())?;
+        drop(as_root);
+        let namespaces = self.enter_user_namespace(app)?;
+        let mapped = self.user().map(|user| mounts::map_sources(mounts, user)).transpose()?;
+        let files = AppFiles { mounts: mapped.as_deref().unwrap_or(mounts), devices: self.devices };
+        let config = spec::config(self.plan, app, &files, self.ids, self.confinement, &namespaces);
         let path = format!("/bundles/{}/config.json", app.name);
         std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))?;
         let command = Command { argv: app.argv.clone(), env: spec::environment(&app.env, self.ids) };
@@ -293,6 +299,29 @@ impl ProcessInputs<'_> {
         self.set_oom_score(process.waiting.pid)?;
         let null = terminal::open_null(process.waiting.pid).attempt(|| "cannot open /dev/null of the app")?;
         Ok(MadeProcess { process, null })
+    }
+
+    /// The pod's user namespace, if it has one of its own.
+    fn user(&self) -> Option<&UserNamespace> {
+        self.confinement.user.as_deref()
+    }
+
+    /// Opens the namespaces that libcontainer joins. With a user namespace, it makes what libcontainer cannot make from
+    /// inside of it: this process is the maker, which has a mount namespace of its own.
+    fn enter_user_namespace(&self, app: &plan::App) -> Result<JoinedNamespaces> {
+        let what = || "cannot open the namespaces of the pod";
+        let init = self.init.map(|init| format!("/proc/{}/ns/pid", init.as_raw_nonzero()));
+        let Some(user) = &self.confinement.user else { return Ok(JoinedNamespaces { pid_path: init, opened: None }) };
+        let mut nodes = DEFAULT_NODES.to_vec();
+        nodes.extend(self.devices.iter().map(Device::as_node));
+        user.mount_sources(&nodes)?;
+        // libcontainer would set them in the user namespace, where no process has the right to.
+        ulimits::raise(&app.options.ulimits).attempt(|| "cannot raise the limits of the app")?;
+        let init = init.ok_or_else(|| failure(ErrorKind::Internal, "a pod with a user namespace has no PID 1"))?;
+        // Root of the pod cannot open the file: PID 1 is not dumpable. A descriptor it can open again.
+        let pid = rustix::fs::open(init, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).attempt(what)?;
+        let pid_path = Some(format!("/proc/self/fd/{}", pid.as_raw_fd()));
+        Ok(JoinedNamespaces { pid_path, opened: Some((pid, Rc::clone(user))) })
     }
 
     /// Makes a process of a host pod, which waits for its start in the host's mount namespace. `cgroup` is the app's,
@@ -315,6 +344,21 @@ impl ProcessInputs<'_> {
         let Some(score) = self.app.options.oom_score_adj else { return Ok(()) };
         let path = format!("/proc/{}/oom_score_adj", process.as_raw_nonzero());
         std::fs::write(path, score.to_string()).attempt(|| format!("cannot set oom_score_adj to {score}"))
+    }
+}
+
+/// The namespaces that libcontainer joins.
+pub(crate) struct JoinedNamespaces {
+    /// The path of the pod's PID namespace, if it has one.
+    pub(crate) pid_path: Option<String>,
+    /// The same, open, and the pod's user namespace, if it has one of its own.
+    opened: Option<(OwnedFd, Rc<UserNamespace>)>,
+}
+
+impl JoinedNamespaces {
+    /// The path of the pod's user namespace.
+    pub(crate) fn user_path(&self) -> Option<String> {
+        self.opened.as_ref().map(|(_, user)| format!("/proc/self/fd/{}", user.file.as_raw_fd()))
     }
 }
 
@@ -349,6 +393,11 @@ fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl PreparedApp {
+    /// The id on the host of its user.
+    pub(crate) fn host_uid(&self) -> Result<u32> {
+        host_uid(&self.confinement, &self.ids)
+    }
+
     /// The inputs of making its process.
     pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Option<Pid>) -> ProcessInputs<'a> {
         let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;
@@ -392,7 +441,17 @@ impl PreparedApp {
     }
 }
 
+/// The id on the host of an app's user.
+fn host_uid(confinement: &Confinement, ids: &Ids) -> Result<u32> {
+    confinement.user.as_ref().map_or(Ok(ids.uid), |user| user.host_uid(ids.uid))
+}
+
 impl App {
+    /// The id on the host of its user.
+    pub(crate) fn host_uid(&self) -> Result<u32> {
+        host_uid(&self.confinement, &self.ids)
+    }
+
     /// The inputs of making another process.
     pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Option<Pid>) -> ProcessInputs<'a> {
         let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;

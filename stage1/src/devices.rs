@@ -11,13 +11,14 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use gantry_contract::plan::{App, HostDevice};
 use gantry_host::cgroup::{Cgroup, CgroupSet};
-use gantry_host::device::{DeviceNode, list_devices};
+use gantry_host::device::{self, list_devices};
 use gantry_model::ErrorKind;
 use gantry_model::device::{DeviceSpec, is_provided};
 use gantry_model::id::shown;
 
 use crate::failure::{Attempt, Result, failure};
 use crate::sys::{self, EbpfInsn};
+use crate::user_namespace::DeviceNode;
 
 /// Character devices that may be read and written: major and minor (`None`: any). (5, 1), the console, is missing: in a
 /// container it is still the host's, and an app's console is a pseudo-terminal.
@@ -74,8 +75,8 @@ impl Device {
     }
 
     /// `None`: the kernel's numbers are larger than those of OCI runtimes.
-    fn from_node(target: &str, node: &DeviceNode, (read, write): (bool, bool)) -> Option<Self> {
-        let DeviceNode { below: _, is_block, major, minor, mode, uid, gid } = *node;
+    fn from_node(target: &str, node: &device::DeviceNode, (read, write): (bool, bool)) -> Option<Self> {
+        let device::DeviceNode { below: _, is_block, major, minor, mode, uid, gid } = *node;
         let (major, minor) = (i32::try_from(major).ok()?, i32::try_from(minor).ok()?);
         Some(Self { target: target.to_owned(), is_block, major, minor, read, write, mode, uid, gid })
     }
@@ -87,7 +88,7 @@ impl Device {
             let invalid = || failure(ErrorKind::Invalid, format!("'{}' cannot be a device of an app", shown(target)));
             let spec = DeviceSpec { source: target.clone(), target: target.clone(), read, write };
             spec.validate().map_err(|_| invalid())?;
-            let node = DeviceNode { below: String::new(), is_block, major, minor, mode, uid, gid };
+            let node = device::DeviceNode { below: String::new(), is_block, major, minor, mode, uid, gid };
             Self::from_node(target, &node, (read, write)).ok_or_else(invalid)
         };
         devices.iter().map(device).collect()
@@ -104,6 +105,13 @@ impl Device {
             "uid": self.uid,
             "gid": self.gid,
         })
+    }
+
+    /// The node for an app in a user namespace.
+    pub(crate) fn as_node(&self) -> DeviceNode<'_> {
+        let (major, minor) = (self.major.unsigned_abs(), self.minor.unsigned_abs());
+        let Self { is_block, mode, uid, gid, .. } = *self;
+        DeviceNode { path: &self.target, is_block, major, minor, mode, uid, gid }
     }
 
     /// A line for `devices.allow` of cgroup v1.

@@ -33,6 +33,7 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         hostname: "gantry-x".into(),
         ipc: gantry_model::namespaces::IpcMode::Pod,
         uts: gantry_model::namespaces::UtsMode::Pod,
+        user_ids: None,
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net,

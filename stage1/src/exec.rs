@@ -39,6 +39,7 @@ use crate::program::Unexecutable;
 use crate::refusal::{self, Step};
 use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
 use crate::user::{self, Ids};
+use crate::user_namespace::UserNamespace;
 use crate::{passing, spec, terminal, ulimits};
 
 /// An exec whose program has not been executed yet. The supervisor does not block on it: an app can stop the program's
@@ -168,7 +169,9 @@ pub(crate) fn exec(
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).attempt(what)?;
     sockopt::set_socket_passcred(&messages, true).attempt(what)?;
     let thread = SingleThreaded::check().attempt(what)?;
-    let helper = Helper { thread, app, target, null, init, request, ids: ids(app, request)?, stdio };
+    let ids = ids(app, request)?;
+    let host_uid = app.confinement.user.as_ref().map_or(Ok(ids.uid), |user| user.host_uid(ids.uid))?;
+    let helper = Helper { thread, app, target, null, init, request, ids, host_uid, stdio };
     let main = app.started.as_ref().and_then(|started| Pid::from_raw(started.pid.cast_signed()));
     let pid = app.cgroup.fork_beside(thread, main, |process, joined| {
         // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
@@ -199,7 +202,8 @@ fn ids(app: &App, request: &control::Exec) -> Result<Ids> {
         return Ok(app.ids.clone());
     }
     let user = request.user.as_deref().or(app.plan.user.as_deref());
-    user::resolve(&app.root, user, request.group.as_deref(), &app.plan.options.supplementary_gids)
+    let namespace = app.confinement.user.as_deref();
+    user::resolve(&app.root, user, request.group.as_deref(), &app.plan.options.supplementary_gids, namespace)
 }
 
 /// The process that joins the app and forks the program's process there.
@@ -211,6 +215,8 @@ struct Helper<'a> {
     init: Option<&'a OwnedFd>,
     request: &'a control::Exec,
     ids: Ids,
+    /// The id of the user on the host.
+    host_uid: u32,
     stdio: Option<[OwnedFd; 3]>,
 }
 
@@ -255,8 +261,9 @@ impl Helper<'_> {
         }
     }
 
-    /// Joins the app's PID namespace, which applies to processes forked from here on, and then the app's mount and
-    /// cgroup namespaces. The supervisor is in the other namespaces already.
+    /// Joins the app's PID namespace, which applies to processes forked from here on, the app's mount and cgroup
+    /// namespaces, and last the pod's user namespace, if it has one: entering the others takes rights of the host. The
+    /// supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
         if let Some(score) = self.app.plan.options.oom_score_adj {
             std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
@@ -270,8 +277,15 @@ impl Helper<'_> {
         pids.map_or(Ok(()), |process| sys::setns(process.as_fd(), libc::CLONE_NEWPID))?;
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        let user = self.app.confinement.user.as_deref();
+        // As the host's root: the pipes are those of the client.
+        if let Some(given) = &self.stdio {
+            set_client_stdio(given, self.null, self.host_uid)?;
+        }
+        user.map_or(Ok(()), UserNamespace::join)?;
+        // As root of the pod: the terminal is one of the app's.
         match (&self.stdio, self.request.terminal) {
-            (Some(given), _) => set_client_stdio(given, self.null, self.ids.uid),
+            (Some(_), _) => Ok(()),
             (None, size) => self.open_terminal(messages, size.unwrap_or((24, 80))),
         }
     }

@@ -17,6 +17,7 @@ use crate::jail::Jail;
 use crate::launcher::{Stdio, WaitingApp};
 use crate::maker::{Maker, MakerMessage};
 use crate::terminal::AppStdio;
+use crate::user_namespace::UserNamespace;
 
 /// Timeout of the exit of a process that was killed.
 const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
@@ -41,7 +42,7 @@ impl AppInCreation {
         cgroup: AppCgroup,
     ) -> Result<Self> {
         let prepared = creation.prepare(cgroup)?;
-        let mut stdio = make_stdio(&prepared.plan, &jail.null, prepared.ids.uid)?;
+        let mut stdio = make_stdio(&prepared.plan, &jail.null, prepared.host_uid()?)?;
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
         if let Some(host) = &jail.host {
             let inputs = prepared.process_inputs(plan, init);
@@ -142,6 +143,8 @@ impl CreatedApp {
     /// Writes files of /etc that became known after the app was prepared.
     pub(crate) fn update_etc(&mut self, plan: &Plan, init: Option<Pid>, files: &[etc::File]) -> Result<()> {
         let mounts = self.prepared.process_inputs(plan, init).prepare_mounts(&self.prepared.root)?;
+        let user = self.prepared.confinement.user.as_deref();
+        let _as_root = user.map(UserNamespace::as_root).transpose()?;
         self.prepared.etc.write(files, &self.prepared.root, &mounts)
     }
 

@@ -9,6 +9,7 @@
 //! /proc), its system call filter allows only what waiting for children takes, and its executable is on a read-only
 //! mount ([`crate::reexec`]).
 
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
@@ -18,6 +19,7 @@ use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions};
 use crate::failure::{Attempt, Result, failure};
 use crate::seccomp;
 use crate::sys::{self, ForkedChild, Insn, ProcessMemory, SingleThreaded};
+use crate::user_namespace::UserNamespace;
 
 /// The system calls that PID 1 needs to report that it is ready, to close its descriptors and to give back its memory,
 /// to wait for children, and to exit.
@@ -41,18 +43,52 @@ pub(crate) struct Init {
     pub(crate) pidfd: OwnedFd,
 }
 
-/// Starts PID 1 of a new PID namespace.
-pub(crate) fn start(thread: SingleThreaded) -> Result<Init> {
+/// Starts PID 1 of a new PID namespace; with a user namespace of the pod, in that.
+pub(crate) fn start(thread: SingleThreaded, user: Option<&UserNamespace>) -> Result<Init> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(|| "cannot make a pipe")?;
     let filter = seccomp::only(&SYSTEM_CALLS)?;
     let memory = ProcessMemory::list();
-    let pid = sys::fork(thread, libc::CLONE_NEWPID, |process| run(&process, &writer, &filter, &memory));
+    let pid = match user {
+        None => sys::fork(thread, libc::CLONE_NEWPID, |process| run(&process, &writer, &filter, &memory)),
+        Some(user) => fork_in(thread, user, |process| run(&process, &writer, &filter, &memory)),
+    };
     let pid = pid.attempt(|| "cannot make the pod's PID namespace")?;
     drop(writer);
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the pod's PID 1")?;
     match rustix::io::read(&reader, &mut [0u8; 1]) {
         Ok(1) => Ok(Init { pid, pidfd }),
         _ => Err(failure(gantry_model::ErrorKind::Internal, "the pod's PID 1 ended before it was set up")),
+    }
+}
+
+/// Forks PID 1 of a PID namespace that belongs to the user namespace: through a process that joins that one, since this
+/// process cannot leave it again.
+fn fork_in(
+    thread: SingleThreaded,
+    user: &UserNamespace,
+    first: impl FnOnce(ForkedChild) -> Infallible,
+) -> std::io::Result<Pid> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let forker = sys::fork(thread, 0, |_| {
+        // Not as another user, who cannot open the file that this changes.
+        let _best_effort = replace_arguments("gantry-init");
+        let forked = user.join().and_then(|()| sys::fork(thread, libc::CLONE_NEWPID | libc::CLONE_PARENT, first));
+        let number = match &forked {
+            Ok(pid) => pid.as_raw_nonzero().get(),
+            Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        // Without the number, PID 1 is killed with its reader's pipe.
+        let _supervisor_has_gone = rustix::io::write(&writer, &number.to_ne_bytes());
+        sys::exit_now(0)
+    })?;
+    drop(writer);
+    let mut bytes = [0u8; 4];
+    let read = rustix::io::retry_on_intr(|| rustix::io::read(&reader, &mut bytes));
+    let _reaped = rustix::process::waitpid(Some(forker), WaitOptions::empty());
+    match (read, i32::from_ne_bytes(bytes)) {
+        (Ok(4), number) if number < 0 => Err(std::io::Error::from_raw_os_error(-number)),
+        (Ok(4), number) => Pid::from_raw(number).ok_or_else(|| std::io::Error::from_raw_os_error(libc::EIO)),
+        _ => Err(std::io::Error::other("the process that forks PID 1 was killed")),
     }
 }
 

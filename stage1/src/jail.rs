@@ -8,6 +8,7 @@
 //! /volumes/NAME    host volumes, cloned before the host's tree was unmounted
 //! /shm             /dev/shm of every app of the pod
 //! /bundles/APP     config.json, root (the overlay); /state: libcontainer's
+//! /mapped          with a user namespace: the pod directory with its ids; /dev /sysfs: for makers (user_namespace.rs)
 //! ```
 //!
 //! Without the host's mounts, a pod keeps none of them busy, its overlay mounts are visible nowhere else, the cost of
@@ -30,6 +31,7 @@ use rustix::mount::{
 
 use crate::failure::{Attempt, Result, failure};
 use crate::sys;
+use crate::user_namespace::UserNamespace;
 
 /// Descriptors of the pod's files.
 pub(crate) struct Jail {
@@ -41,6 +43,8 @@ pub(crate) struct Jail {
     pub(crate) host: Option<Rc<HostFileSystem>>,
     /// The directory of log files at chosen paths.
     pub(crate) log_dir: Option<OwnedFd>,
+    /// The pod's user namespace, if it has one of its own.
+    pub(crate) user: Option<Rc<UserNamespace>>,
 }
 
 /// The host's file system, for the apps of a host pod: they are outside of the jail.
@@ -64,7 +68,7 @@ impl HostFileSystem {
 
 /// Enters the pod's namespaces, except the network namespace ([`crate::network`]), and a mount tree of its own. The
 /// order of the steps matters for security.
-pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
+pub(crate) fn enter(plan: &Plan, user: Option<UserNamespace>) -> Result<Jail> {
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .attempt(|| "cannot open /dev/null")?;
     let host = match plan.flavor {
@@ -73,7 +77,9 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     };
     let of_ipc = if plan.ipc == IpcMode::Host { 0 } else { libc::CLONE_NEWIPC };
     let of_uts = if plan.uts == UtsMode::Host { 0 } else { libc::CLONE_NEWUTS };
-    sys::unshare(libc::CLONE_NEWNS | of_ipc | of_uts).attempt(|| "cannot make the pod's namespaces")?;
+    let (made, entered) = if user.is_some() { (0, of_ipc | of_uts) } else { (of_ipc | of_uts, 0) };
+    sys::unshare(libc::CLONE_NEWNS | made).attempt(|| "cannot make the pod's namespaces")?;
+    user.as_ref().map_or(Ok(()), |user| user.enter(entered)).attempt(|| "cannot enter the pod's namespaces")?;
     if plan.uts == UtsMode::Pod {
         rustix::system::sethostname(plan.hostname.as_bytes()).attempt(|| "cannot set the pod's hostname")?;
     }
@@ -84,7 +90,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     let trees = open_dir(&plan.trees_dir).attempt(|| format!("cannot open the layers in {}", plan.trees_dir))?;
     let volumes = clone_volumes(plan)?;
     let log_dir = plan.log_dir.as_ref().map(clone_log_dir).transpose()?;
-    build_root(plan, &pod_dir, &trees)?;
+    build_root(plan, user.as_ref(), &pod_dir, &trees)?;
     for (name, (tree, is_file)) in volumes {
         attach_volume(&name, &tree, is_file)?;
     }
@@ -93,7 +99,7 @@ pub(crate) fn enter(plan: &Plan) -> Result<Jail> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .attempt(|| "cannot keep later mounts of the host out of the pod")?;
     let pod_dir = open_dir("/pod").attempt(|| "cannot open the pod directory from inside")?;
-    Ok(Jail { pod_dir, null, host, log_dir })
+    Ok(Jail { pod_dir, null, host, log_dir, user: user.map(Rc::new) })
 }
 
 /// Clones the mount of the log directory, of which only the supervisor has a descriptor.
@@ -143,7 +149,8 @@ fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
 fn mount_shm(plan: &Plan) -> std::io::Result<()> {
     match plan.ipc {
         IpcMode::Pod => {
-            let options = CString::new(format!("mode=1777,size={}", plan.shm_size))?;
+            let (uid, gid) = plan.user_ids.map_or((0, 0), |ids| (ids.uids.host, ids.gids.host));
+            let options = CString::new(format!("mode=1777,size={},uid={uid},gid={gid}", plan.shm_size))?;
             let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
             Ok(mount("shm", "shm", "tmpfs", quiet, options.as_c_str())?)
         }
@@ -153,17 +160,30 @@ fn mount_shm(plan: &Plan) -> std::io::Result<()> {
 }
 
 /// Mounts the new root over the pod directory, fills it and makes it the root.
-fn build_root(plan: &Plan, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
+fn build_root(plan: &Plan, user: Option<&UserNamespace>, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
     let over = plan.pod_dir.as_str();
     let quiet = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("tmpfs", over, "tmpfs", quiet, c"mode=0700,size=16m").attempt(|| "cannot mount the supervisor's root")?;
+    // Root of a user namespace must reach the mount points below it while it makes an app; no app sees this tree.
+    let (mode, options) = match user {
+        Some(_) => (0o711, c"mode=0711,size=16m"),
+        None => (0o700, c"mode=0700,size=16m"),
+    };
+    mount("tmpfs", over, "tmpfs", quiet, options).attempt(|| "cannot mount the supervisor's root")?;
     rustix::process::chdir(over).attempt(|| "cannot enter the supervisor's root")?;
-    for dir in ["proc", "sys", "sys/fs", "sys/fs/cgroup", "pod", "trees", "volumes", "shm", "bundles", "state"] {
-        rustix::fs::mkdirat(CWD, dir, Mode::from_raw_mode(0o700))
+    let dirs = ["proc", "sys", "sys/fs", "sys/fs/cgroup", "pod", "trees", "volumes", "shm", "bundles", "state"];
+    let of_user_namespace: &[_] = if user.is_some() { &["mapped", "dev", "sysfs"] } else { &[] };
+    for dir in dirs.iter().chain(of_user_namespace) {
+        rustix::fs::mkdirat(CWD, *dir, Mode::from_raw_mode(mode))
             .attempt(|| format!("cannot make /{dir} of the supervisor's root"))?;
     }
     mount_bind(fd_path(pod_dir), "pod").attempt(|| "cannot bind the pod directory")?;
-    mount_bind(fd_path(trees), "trees").attempt(|| "cannot bind the layers")?;
+    match user {
+        Some(user) => {
+            mount_mapped(user, pod_dir, "mapped", &plan.pod_dir)?;
+            mount_mapped(user, trees, "trees", &plan.trees_dir)?;
+        }
+        None => mount_bind(fd_path(trees), "trees").attempt(|| "cannot bind the layers")?,
+    }
     mount("proc", "proc", "proc", quiet, None).attempt(|| "cannot mount /proc for the supervisor")?;
     mount_shm(plan).attempt(|| "cannot mount the pod's /dev/shm")?;
     rustix::process::pivot_root(".", ".").attempt(|| {
@@ -172,6 +192,15 @@ fn build_root(plan: &Plan, pod_dir: &OwnedFd, trees: &OwnedFd) -> Result<()> {
     })?;
     unmount(".", UnmountFlags::DETACH).attempt(|| "cannot unmount the host's mounts")?;
     rustix::process::chdir("/").attempt(|| "cannot enter /")
+}
+
+/// Mounts a directory of the host with the ids of the pod. `shown` is its path on the host.
+fn mount_mapped(user: &UserNamespace, dir: &OwnedFd, target: &str, shown: &str) -> Result<()> {
+    let what = || format!("cannot mount {shown} for the pod's user namespace");
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = open_tree(dir, "", flags).attempt(what)?;
+    user.map_mount(&tree, shown)?;
+    move_mount(&tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).attempt(what)
 }
 
 fn attach_volume(name: &str, tree: &OwnedFd, is_file: bool) -> Result<()> {
@@ -227,12 +256,17 @@ fn open_dir(path: &str) -> rustix::io::Result<OwnedFd> {
 
 /// Checks that the kernel has openat2, pidfds and the mount calls used here.
 pub(crate) fn check_kernel() -> Result<()> {
+    require_kernel((5, 12), "gantry needs 5.12 or newer")
+}
+
+/// Checks the version of the kernel.
+pub(crate) fn require_kernel(wanted: (u32, u32), needs: &str) -> Result<()> {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy().into_owned();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if version < (5, 12) {
-        return Err(failure(ErrorKind::Unavailable, format!("Linux {release} is too old: gantry needs 5.12 or newer")));
+    if version < wanted {
+        return Err(failure(ErrorKind::Unavailable, format!("Linux {release} is too old: {needs}")));
     }
     Ok(())
 }

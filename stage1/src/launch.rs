@@ -25,6 +25,7 @@ use crate::limits::{self, BlockDevices};
 use crate::network::{self, AttachError, PodNetwork};
 use crate::sys::SingleThreaded;
 use crate::table::Table;
+use crate::user_namespace::UserNamespace;
 use crate::{etc, first_apps, root, sysctl, updated_limits};
 
 /// A pod whose apps were started.
@@ -162,13 +163,14 @@ impl Launch {
             cgroups.push(self.cgroups.app(&app.name).of_app(&app.name)?);
         }
         // The networks come before the jail: they need the host's files, such as the plugins.
-        self.network = network::enter(self.thread, plan, lock)?;
+        let user = UserNamespace::make(self.thread, plan)?;
+        self.network = network::enter(self.thread, plan, user.as_ref(), lock)?;
         self.cgroups.join_v1_groups()?;
         let host = read_host_files(plan, self.network.is_some());
         let etc = self.initial_etc(plan, &host)?;
-        let jail = jail::enter(plan)?;
+        let jail = jail::enter(plan, user)?;
         if plan.flavor == PodFlavor::Container {
-            self.init = Some(init::start(self.thread)?);
+            self.init = Some(init::start(self.thread, jail.user.as_deref())?);
         }
         let mut begun = Vec::with_capacity(plan.apps.len());
         let result =
@@ -176,8 +178,9 @@ impl Launch {
                 let _span = tracing::info_span!("app", app = app.name).entered();
                 let devices_confined = confine_app(plan, self.devices.as_ref(), app, &cgroup, &devices);
                 let log = LogSettings::of_pod(plan, &jail);
-                let (pod, etc, host) = (plan.pod.as_str(), etc.as_slice(), jail.host.as_ref());
-                let creation = AppCreation { app, pod, number, devices, devices_confined, etc, log, host };
+                let (pod, etc) = (plan.pod.as_str(), etc.as_slice());
+                let (host, user) = (jail.host.as_ref(), jail.user.as_ref());
+                let creation = AppCreation { app, pod, number, devices, devices_confined, etc, log, host, user };
                 begun.push(AppInCreation::begin(plan, &jail, self.init_pid(), creation, cgroup).of_app(&app.name)?);
                 Ok(())
             });
@@ -187,7 +190,7 @@ impl Launch {
         let created = first_apps::finish(result, begun, self.terminal_size)?;
         self.cgroups.finish_move(self.init_pid())?;
         self.set_limits(plan, &created)?;
-        let apps = self.execute(plan, &host, created)?;
+        let apps = self.execute(plan, &jail, &host, created)?;
         Ok((jail, apps, host))
     }
 
@@ -208,9 +211,15 @@ impl Launch {
     }
 
     /// Executes the programs of the apps as soon as the pod's networks are attached.
-    fn execute(&mut self, plan: &Plan, host: &etc::HostFiles, mut created: Vec<CreatedApp>) -> Result<Table<App>> {
+    fn execute(
+        &mut self,
+        plan: &Plan,
+        jail: &Jail,
+        host: &etc::HostFiles,
+        mut created: Vec<CreatedApp>,
+    ) -> Result<Table<App>> {
         self.wait_for_networks(plan, host, &mut created)?;
-        sysctl::apply(plan)?;
+        sysctl::apply(self.thread, plan, jail.user.as_deref())?;
         let mut apps = Table::default();
         for app in created {
             let name = app.prepared.plan.name.clone();

@@ -355,7 +355,6 @@ impl AppExecutor {
             // An app that does not see its cgroup runs nevertheless.
             let _without_a_view = self.view.enter();
         }
-        own_namespaces::unmount_proc().map_err(cannot)?;
         let forked = sys::fork(thread, libc::CLONE_NEWPID | libc::CLONE_PARENT, |_| {
             if let Err(error) = own_namespaces::set_up_first_process(namespaces, self.has_terminal) {
                 refusal::send(&*self.channel, &cannot(error));

@@ -63,6 +63,7 @@ mod terminal;
 mod ulimits;
 mod updated_limits;
 mod user;
+mod user_namespace;
 mod volumes;
 
 use std::io::Write;
@@ -81,6 +82,7 @@ use crate::foreground::Foregrounds;
 use crate::journal::Journal;
 use crate::supervise::Supervisor;
 use crate::sys::{InheritedFds, SingleThreaded};
+use crate::user_namespace::UserNamespace;
 
 #[global_allocator]
 static ALLOCATOR: sys::Allocator = sys::Allocator;
@@ -88,7 +90,7 @@ static ALLOCATOR: sys::Allocator = sys::Allocator;
 /// Maximum size of a plan, in bytes.
 const MAX_PLAN: u64 = 16 << 20;
 
-const USAGE: &str = "usage: gantry-stage1 run --lock-fd N [--output-fd N] [--terminal-size ROWSxCOLUMNS]\n       gantry-stage1 network\n       gantry-stage1 version\n\
+const USAGE: &str = "usage: gantry-stage1 run --lock-fd N [--output-fd N] [--terminal-size ROWSxCOLUMNS]\n       gantry-stage1 network\n       gantry-stage1 user-namespace DIRECTORY\n       gantry-stage1 version\n\
 This is started by gantry, not by hand.";
 
 /// Events of libcontainer are not logged: in an app's process, standard error is the app's.
@@ -122,6 +124,11 @@ fn main() -> ExitCode {
         ["network"] => {
             set_process_name();
             role::run()
+        }
+        ["user-namespace", directory] => {
+            let line = serde_json::to_string(&UserNamespace::check_host(directory)).unwrap_or_default();
+            println!("{line}");
+            ExitCode::SUCCESS
         }
         ["version"] => {
             println!("gantry-stage1 {} contract {}", env!("CARGO_PKG_VERSION"), gantry_contract::VERSION);

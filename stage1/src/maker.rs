@@ -33,6 +33,7 @@ use crate::creation::ProcessInputs;
 use crate::failure::{Attempt, Result, failure};
 use crate::launcher::{Stdio, WaitingApp};
 use crate::sys::{self, ForkedChild, SingleThreaded};
+use crate::user_namespace::UserNamespace;
 use crate::{mounts, passing, root};
 
 /// Timeout of filling the app's volumes, with the wait for another pod that fills the same one.
@@ -192,7 +193,9 @@ fn run(
     let given = stdio.fds.iter().flat_map(|(stdin, stdout, stderr)| [stdin, stdout, stderr]);
     let host = inputs.confinement.host.as_deref();
     let of_host = host.into_iter().flat_map(|host| [&host.root, &host.namespace]);
-    let kept: Vec<_> = given.chain([socket]).chain(of_host).map(|fd| fd.as_raw_fd()).collect();
+    let user = inputs.confinement.user.as_deref();
+    let of_user = user.map(|user| &user.file);
+    let kept: Vec<_> = given.chain([socket]).chain(of_host).chain(of_user).map(|fd| fd.as_raw_fd()).collect();
     process.close_all_but(&kept).attempt(what)?;
     let open_root = || {
         let path = root::root_path(&inputs.app.name);
@@ -209,7 +212,9 @@ fn run(
             let root = open_root()?;
             // An app that is started again has had write access to its root.
             root::check_mount_points(&root)?;
+            let as_root = user.map(UserNamespace::as_root).transpose()?;
             root::make_working_dir(&root, &inputs.app.cwd)?;
+            drop(as_root);
             let prepared = inputs.prepare_mounts_beside_apps(&root)?;
             mounts::check_targets(&prepared, true)?;
             prepared

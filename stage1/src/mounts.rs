@@ -26,6 +26,7 @@ use rustix::mount::{
 
 use crate::failure::{Attempt, Result, failure};
 use crate::sys::{self, MountAttributes};
+use crate::user_namespace::{self, UserNamespace};
 use crate::volumes::AppMount;
 
 /// How often a mount inside a volume is tried whose directories another app may exchange meanwhile. Half of the tries
@@ -68,7 +69,9 @@ pub(crate) fn check_targets(mounts: &[AppMount], do_apps_run: bool) -> Result<()
 }
 
 /// Mounts the volumes at their resolved targets, outer ones first.
-pub(crate) fn attach(root: &OwnedFd, mounts: &[AppMount]) -> Result<AttachedMounts> {
+///
+/// `user`: the pod's user namespace, whose ids the volumes get.
+pub(crate) fn attach(root: &OwnedFd, mounts: &[AppMount], user: Option<&UserNamespace>) -> Result<AttachedMounts> {
     if mounts.iter().all(is_left_to_libcontainer) {
         return Ok(AttachedMounts(None));
     }
@@ -77,8 +80,10 @@ pub(crate) fn attach(root: &OwnedFd, mounts: &[AppMount]) -> Result<AttachedMoun
     let root = attached.0.as_ref().unwrap_or(root);
     for mount in mounts.iter().filter(|mount| !is_left_to_libcontainer(mount)) {
         let what = || format!("cannot mount at '{}'", shown(&mount.target));
-        let tree = if mount.is_tmpfs() { make_tmpfs(mount) } else { clone_volume(mount) };
-        let tree = tree.attempt(what)?;
+        let tree = if mount.is_tmpfs() { make_tmpfs(mount, user)? } else { clone_volume(mount).attempt(what)? };
+        if let Some(user) = user.filter(|_| mount.has_ids_of_pod) {
+            user.map_mount(&tree, &format!("'{}'", shown(&mount.target)))?;
+        }
         let is_dir = is_directory(&tree).attempt(what)?;
         let mut attempts = if mounts.iter().any(|outer| is_inside(mount, outer)) { MAX_ATTEMPTS } else { 1 };
         while !is_attached(root, &tree, &mount.target, is_dir).or_else(|error| match attempts {
@@ -94,6 +99,28 @@ pub(crate) fn attach(root: &OwnedFd, mounts: &[AppMount]) -> Result<AttachedMoun
         }
     }
     Ok(attached)
+}
+
+/// The mounts with sources that have the ids of the pod, where libcontainer mounts a volume. They are attached in the
+/// mount namespace of this process, the maker, below its /dev.
+pub(crate) fn map_sources(mounts: &[AppMount], user: &UserNamespace) -> Result<Vec<AppMount>> {
+    let mut mapped = mounts.to_vec();
+    let of_libcontainer = |mount: &&mut AppMount| mount.has_ids_of_pod && is_left_to_libcontainer(mount);
+    for (number, mount) in mapped.iter_mut().filter(of_libcontainer).enumerate() {
+        let what = || format!("cannot mount at '{}'", shown(&mount.target));
+        let tree = clone_volume(mount).attempt(what)?;
+        user.map_mount(&tree, &format!("'{}'", shown(&mount.target)))?;
+        let source = format!("{}/volume-{number}", user_namespace::DEV);
+        if is_directory(&tree).attempt(what)? {
+            rustix::fs::mkdirat(CWD, &source, Mode::RWXU).attempt(what)?;
+        } else {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+            rustix::fs::open(&source, flags, Mode::RUSR).attempt(what)?;
+        }
+        move_mount(&tree, "", CWD, &source, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).attempt(what)?;
+        mount.source = source;
+    }
+    Ok(mapped)
 }
 
 /// Moves a mount to its target, also from where an earlier attempt has put it; returns whether the target's path leads
@@ -133,24 +160,35 @@ fn clone_volume(mount: &AppMount) -> std::io::Result<OwnedFd> {
     Ok(tree)
 }
 
-/// A new file system in memory.
-fn make_tmpfs(mount: &AppMount) -> std::io::Result<OwnedFd> {
-    let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+/// A new file system in memory. Its owner is one of the pod.
+fn make_tmpfs(mount: &AppMount, user: Option<&UserNamespace>) -> Result<OwnedFd> {
+    let what = || format!("cannot mount at '{}'", shown(&mount.target));
+    let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).attempt(what)?;
     // Shown in mountinfo, as mount(8) would.
-    fsconfig_set_string(&fs, "source", "tmpfs")?;
+    fsconfig_set_string(&fs, "source", "tmpfs").attempt(what)?;
     let mut attributes = MountAttrFlags::empty();
     for option in &mount.options {
-        match (option.as_str(), option.split_once('=')) {
-            ("nosuid", _) => attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID,
-            ("nodev", _) => attributes |= MountAttrFlags::MOUNT_ATTR_NODEV,
-            ("noexec", _) => attributes |= MountAttrFlags::MOUNT_ATTR_NOEXEC,
-            ("ro", _) => attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY,
-            (_, Some((key, value))) => fsconfig_set_string(&fs, key, value)?,
-            (flag, None) => fsconfig_set_flag(&fs, flag)?,
+        match (option.as_str(), option.split_once('='), user) {
+            ("nosuid", ..) => attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID,
+            ("nodev", ..) => attributes |= MountAttrFlags::MOUNT_ATTR_NODEV,
+            ("noexec", ..) => attributes |= MountAttrFlags::MOUNT_ATTR_NOEXEC,
+            ("ro", ..) => attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY,
+            (_, Some(("uid", id)), Some(user)) => {
+                fsconfig_set_string(&fs, "uid", user.host_uid(parse_id(id)?)?.to_string()).attempt(what)?;
+            }
+            (_, Some(("gid", id)), Some(user)) => {
+                fsconfig_set_string(&fs, "gid", user.host_gid(parse_id(id)?)?.to_string()).attempt(what)?;
+            }
+            (_, Some((key, value)), _) => fsconfig_set_string(&fs, key, value).attempt(what)?,
+            (flag, None, _) => fsconfig_set_flag(&fs, flag).attempt(what)?,
         }
     }
-    fsconfig_create(&fs)?;
-    Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+    fsconfig_create(&fs).attempt(what)?;
+    fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes).attempt(what)
+}
+
+fn parse_id(text: &str) -> Result<u32> {
+    text.parse().map_err(|_| failure(ErrorKind::Internal, format!("the owner '{}' is not a number", shown(text))))
 }
 
 fn is_directory(file: &OwnedFd) -> rustix::io::Result<bool> {

@@ -25,6 +25,7 @@ use rustix::fs::{Mode, OFlags};
 use crate::attaching::AttachProcess;
 use crate::failure::{self, Attempt, Result};
 use crate::sys::{self, SingleThreaded};
+use crate::user_namespace::UserNamespace;
 
 /// The networks of a pod that has some of its own.
 pub(crate) enum PodNetwork {
@@ -171,27 +172,40 @@ fn open_mount_namespace() -> rustix::io::Result<OwnedFd> {
 ///
 /// The process that runs the plugins must not be forked into the pod's cgroups: after a failed start, the engine kills
 /// every process in them, and that process may still have a bridge to remove.
-pub(crate) fn enter(thread: SingleThreaded, plan: &Plan, lock: &OwnedFd) -> Result<Option<PodNetwork>> {
+///
+/// `user`: the pod's user namespace, to which its network namespace belongs.
+pub(crate) fn enter(
+    thread: SingleThreaded,
+    plan: &Plan,
+    user: Option<&UserNamespace>,
+    lock: &OwnedFd,
+) -> Result<Option<PodNetwork>> {
     match &plan.net {
         Net::Host => Ok(None),
         Net::None => {
-            enter_new_namespace()?;
+            enter_new_namespace(user)?;
             let up = Socket::open().and_then(|mut socket| socket.loopback_up());
             up.map_err(|error| failure::of(&error))?;
             Ok(None)
         }
-        Net::Networks(networks) => attach(thread, plan, networks, lock).map(Some),
+        Net::Networks(networks) => attach(thread, plan, user, networks, lock).map(Some),
     }
 }
 
-fn attach(thread: SingleThreaded, plan: &Plan, networks: &Networks, lock: &OwnedFd) -> Result<PodNetwork> {
+fn attach(
+    thread: SingleThreaded,
+    plan: &Plan,
+    user: Option<&UserNamespace>,
+    networks: &Networks,
+    lock: &OwnedFd,
+) -> Result<PodNetwork> {
     let chosen = pod::select_networks(networks).map_err(|error| failure::of(&error))?;
     let chosen = chosen.preferring(&plan.former_addresses);
     let has_plugins = chosen.runs_plugins();
     let pod_dir = rustix::io::fcntl_dupfd_cloexec(lock, 3).attempt(|| "cannot keep the pod directory open")?;
     let host_mounts = open_mount_namespace().attempt(|| "cannot open the host's mount namespace")?;
     let host = Namespace::own().map_err(|error| failure::of(&error))?;
-    enter_new_namespace()?;
+    enter_new_namespace(user)?;
     let own = Namespace::own().map_err(|error| failure::of(&error))?;
     let (id, settings) = (plan.pod.clone(), networks.host.clone());
     let namespaces = PodNamespaces { pod: id, settings, has_plugins, pod_dir, host_mounts, host, own };
@@ -209,8 +223,9 @@ fn attach(thread: SingleThreaded, plan: &Plan, networks: &Networks, lock: &Owned
     Ok(PodNetwork::Attached(AttachedNetwork { attached, _held: held, namespaces }))
 }
 
-fn enter_new_namespace() -> Result<()> {
-    sys::unshare(libc::CLONE_NEWNET).attempt(|| "cannot make the pod's network namespace")?;
+fn enter_new_namespace(user: Option<&UserNamespace>) -> Result<()> {
+    let entered = user.map_or_else(|| sys::unshare(libc::CLONE_NEWNET), UserNamespace::enter_network);
+    entered.attempt(|| "cannot make the pod's network namespace")?;
     for (name, value) in [("ipv4/ip_unprivileged_port_start", "0"), ("ipv4/ping_group_range", "0 2147483647")] {
         match Sysctl::Other(name).set(value) {
             Ok(()) => {}

@@ -14,8 +14,11 @@ use gantry_contract::plan::App;
 use gantry_model::ErrorKind;
 use gantry_model::namespaces::PidMode;
 use gantry_model::systemd::SystemdMode;
-use rustix::fs::FileType;
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind_recursive, mount_remount, unmount};
+use rustix::fs::{CWD, FileType};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_string, fsmount, fsopen, mount, mount_bind_recursive, mount_remount, move_mount, unmount,
+};
 
 use crate::failure::{Result, failure};
 use crate::user::Ids;
@@ -58,9 +61,17 @@ pub(crate) fn enter_delegated_cgroup() -> io::Result<()> {
     Ok(mount("cgroup2", CGROUP_MOUNT, "cgroup2", QUIET, None)?)
 }
 
-/// Unmounts /proc of the pod's PID namespace.
-pub(crate) fn unmount_proc() -> io::Result<()> {
-    Ok(unmount("/proc", UnmountFlags::DETACH)?)
+/// Replaces /proc of the pod's PID namespace by that of this process's. In a user namespace, the kernel lets a process
+/// mount /proc only while it sees one: the new one is made before the old one is unmounted.
+fn replace_proc() -> io::Result<()> {
+    let fs = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&fs, "source", "proc")?;
+    fsconfig_create(&fs)?;
+    let quiet =
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let proc = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, quiet)?;
+    unmount("/proc", UnmountFlags::DETACH)?;
+    Ok(move_mount(&proc, "", CWD, "/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
 /// Makes this process, PID 1 of a new PID namespace, the leader of a session, and mounts /proc of the namespace.
@@ -70,7 +81,7 @@ pub(crate) fn set_up_first_process(namespaces: AppNamespaces, has_terminal: bool
         // The process that forked this one may not have exited; its session has the terminal until then.
         sys::steal_controlling_terminal(rustix::stdio::stdin())?;
     }
-    mount("proc", "/proc", "proc", QUIET, None)?;
+    replace_proc()?;
     if namespaces.has_whole_proc {
         return Ok(());
     }

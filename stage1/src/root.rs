@@ -16,6 +16,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::etc;
 use crate::failure::{Attempt, Result, failure};
+use crate::user_namespace::UserNamespace;
 use crate::volumes::AppMount;
 
 /// Maximum length of mount options: one page (mount(2)).
@@ -23,21 +24,24 @@ const MAX_OPTIONS: usize = 4095;
 
 /// Mounts the overlay of an app at `/bundles/APP/root` and opens it. The mount is nodev: device nodes of an image
 /// cannot be opened, only those that gantry makes in /dev.
-pub(crate) fn mount_root(app: &App) -> Result<OwnedFd> {
+pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<OwnedFd> {
     let name = &app.name;
     for dir in ["", "upper", "work"] {
         let path = format!("/pod/apps/{name}/{dir}");
         make_dir(&path, 0o755).attempt(|| format!("cannot make {path}"))?;
     }
     for dir in [format!("/bundles/{name}"), root_path(name)] {
-        make_dir(&dir, 0o700).attempt(|| format!("cannot make {dir}"))?;
+        // Root of a user namespace must reach them.
+        make_dir(&dir, if user.is_some() { 0o711 } else { 0o700 }).attempt(|| format!("cannot make {dir}"))?;
     }
     let bad = |layer: &String| layer.is_empty() || !layer.bytes().all(|c| c.is_ascii_alphanumeric());
     if app.layers.is_empty() || app.layers.iter().any(bad) {
         return Err(failure(ErrorKind::Invalid, "the plan has no layers, or a layer with an invalid name"));
     }
     let lower = app.layers.join(":");
-    let options = format!("lowerdir={lower},upperdir=../pod/apps/{name}/upper,workdir=../pod/apps/{name}/work");
+    let pod_dir = if user.is_some() { "mapped" } else { "pod" };
+    let own = format!("../{pod_dir}/apps/{name}");
+    let options = format!("lowerdir={lower},upperdir={own}/upper,workdir={own}/work");
     if options.len() > MAX_OPTIONS {
         return Err(failure(
             ErrorKind::Invalid,
@@ -48,7 +52,10 @@ pub(crate) fn mount_root(app: &App) -> Result<OwnedFd> {
     rustix::process::chdir("/trees").attempt(|| "cannot enter the layers")?;
     let options =
         CString::new(options).map_err(|_| failure(ErrorKind::Internal, "a layer's name contains a NUL byte"))?;
+    // The ids with which overlayfs changes the writable layer.
+    let as_root = user.map(UserNamespace::as_root).transpose()?;
     let mounted = mount("overlay", root_path(name), "overlay", MountFlags::NODEV, options.as_c_str());
+    drop(as_root);
     rustix::process::chdir("/").attempt(|| "cannot enter /")?;
     mounted.attempt(|| "cannot mount the app's root (overlayfs over the pod directory)")?;
     rustix::fs::open(root_path(name), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())

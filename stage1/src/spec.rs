@@ -6,6 +6,7 @@ use gantry_model::namespaces::{IpcMode, PidMode};
 use serde_json::{Value, json};
 
 use crate::confine::{ADMIN, Confinement, names};
+use crate::creation::JoinedNamespaces;
 use crate::devices::Device;
 use crate::mounts::is_left_to_libcontainer;
 use crate::root::root_path;
@@ -52,7 +53,7 @@ pub(crate) fn config(
     files: &AppFiles<'_>,
     ids: &Ids,
     confinement: &Confinement,
-    init: i32,
+    joined: &JoinedNamespaces,
 ) -> Value {
     json!({
         "ociVersion": "1.0.2",
@@ -62,7 +63,7 @@ pub(crate) fn config(
         "linux": {
             // Never empty and never the root: libcontainer kills the processes in this cgroup when it cleans up.
             "cgroupsPath": format!("{}/{}", plan.pod_cgroup(), app.name),
-            "namespaces": namespaces(app, init),
+            "namespaces": namespaces(app, joined),
             "devices": files.devices.iter().map(Device::node).collect::<Vec<_>>(),
             "maskedPaths": if app.options.privileged { &[][..] } else { &MASKED[..] },
             "readonlyPaths": if app.options.privileged { &[][..] } else { &READ_ONLY[..] },
@@ -72,13 +73,15 @@ pub(crate) fn config(
 
 /// The namespaces of the process that libcontainer makes. One with a PID namespace of its own gets that later, inside
 /// the pod's ([`crate::own_namespaces`]).
-fn namespaces(app: &App, init: i32) -> Value {
-    match app.options.pid {
-        PidMode::Pod | PidMode::App => {
-            json!([{ "type": "mount" }, { "type": "pid", "path": format!("/proc/{init}/ns/pid") }])
-        }
-        PidMode::Host => json!([{ "type": "mount" }]),
-    }
+fn namespaces(app: &App, joined: &JoinedNamespaces) -> Value {
+    let of = |kind: &str, path: &String| json!({ "type": kind, "path": path });
+    let pid = match app.options.pid {
+        PidMode::Pod | PidMode::App => joined.pid_path.as_ref(),
+        PidMode::Host => None,
+    };
+    let user = joined.user_path();
+    let joined = user.iter().map(|path| of("user", path)).chain(pid.map(|path| of("pid", path)));
+    [json!({ "type": "mount" })].into_iter().chain(joined).collect()
 }
 
 fn process(app: &App, ids: &Ids, confinement: &Confinement) -> Value {
@@ -117,15 +120,15 @@ pub(crate) fn environment(env: &[String], ids: &Ids) -> Vec<String> {
 fn mounts(plan: &Plan, own: &[AppMount], is_privileged: bool) -> Vec<Value> {
     let mount = |target: &str, kind: &str, source: &str, options: &[&str]| json!({ "destination": target, "type": kind, "source": source, "options": options });
     let quiet = ["nosuid", "noexec", "nodev"];
+    let mut pts = vec!["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
+    // The group of terminals, unless the pod has no such group.
+    if plan.user_ids.is_none_or(|ids| ids.gids.to_host(5).is_some()) {
+        pts.push("gid=5");
+    }
     let mut mounts = vec![
         mount("/proc", "proc", "proc", &quiet),
         mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
-        mount(
-            "/dev/pts",
-            "devpts",
-            "devpts",
-            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
-        ),
+        mount("/dev/pts", "devpts", "devpts", &pts),
         mount("/dev/shm", "bind", "/shm", &["bind", "nosuid", "noexec", "nodev"]),
         mount("/dev/mqueue", "mqueue", "mqueue", &quiet),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", if is_privileged { "rw" } else { "ro" }]),
@@ -134,7 +137,7 @@ fn mounts(plan: &Plan, own: &[AppMount], is_privileged: bool) -> Vec<Value> {
         mounts.retain(|mount| mount["destination"] != "/dev/shm");
     }
     let left = own.iter().filter(|mount| is_left_to_libcontainer(mount));
-    mounts.extend(left.map(|AppMount { target, kind, source, options }| {
+    mounts.extend(left.map(|AppMount { target, kind, source, options, has_ids_of_pod: _ }| {
         json!({ "destination": target, "type": kind, "source": source, "options": options })
     }));
     mounts

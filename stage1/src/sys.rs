@@ -296,6 +296,17 @@ pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
 }
 
+/// Sets the ids that files are accessed and made with (setfsuid(2)). They are this thread's own.
+pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
+    // SAFETY: plain numbers. Both calls return the former id and no error; with an invalid id they change nothing.
+    let set = unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+        (libc::syscall(libc::SYS_setfsuid, u32::MAX), libc::syscall(libc::SYS_setfsgid, u32::MAX))
+    };
+    if set == (uid.into(), gid.into()) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
+}
+
 /// One instruction of a classic BPF program (`struct sock_filter` of linux/filter.h).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -374,33 +385,41 @@ pub(crate) struct MountAttributes {
 /// Makes a mount nosuid and nodev, and read-only if asked, and takes it out of its peer group, so that nothing
 /// propagates to it.
 pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, restrictions: MountAttributes) -> io::Result<()> {
-    /// `struct mount_attr` of linux/mount.h.
-    #[repr(C)]
-    struct Attributes {
-        set: u64,
-        clear: u64,
-        propagation: u64,
-        user_namespace: u64,
-    }
     const RDONLY: u64 = 0x1;
     const NOSUID: u64 = 0x2;
     const NODEV: u64 = 0x4;
     let read_only = if restrictions.read_only { RDONLY } else { 0 };
     let attributes =
-        Attributes { set: NOSUID | NODEV | read_only, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
-    let recursive = if restrictions.recursive { libc::AT_RECURSIVE } else { 0 };
+        MountAttr { set: NOSUID | NODEV | read_only, propagation: libc::MS_PRIVATE, ..MountAttr::default() };
+    set_mount_attributes(mount, &attributes, restrictions.recursive)
+}
+
+/// Gives the files of a detached mount, and of the mounts below it, the owners that their ids have in a user namespace
+/// (idmapped mounts, Linux 5.12). EINVAL: a file system does not support it.
+pub(crate) fn map_ids_of_mount(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
+    const IDMAP: u64 = 0x0010_0000;
+    let user_namespace = user_namespace.as_raw_fd().unsigned_abs().into();
+    set_mount_attributes(mount, &MountAttr { set: IDMAP, user_namespace, ..MountAttr::default() }, true)
+}
+
+/// `struct mount_attr` of linux/mount.h.
+#[repr(C)]
+#[derive(Default)]
+struct MountAttr {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+fn set_mount_attributes(mount: BorrowedFd<'_>, attributes: &MountAttr, recursive: bool) -> io::Result<()> {
+    let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };
     let flags = libc::c_long::from(libc::AT_EMPTY_PATH | recursive);
+    let size = size_of::<MountAttr>();
     // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and the kernel reads
-    // `size_of` bytes of `attributes`.
+    // `size` bytes of `attributes`.
     check(unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            mount.as_raw_fd(),
-            c"".as_ptr(),
-            flags,
-            &raw const attributes,
-            size_of::<Attributes>(),
-        )
+        libc::syscall(libc::SYS_mount_setattr, mount.as_raw_fd(), c"".as_ptr(), flags, &raw const *attributes, size)
     })
     .map(drop)
 }

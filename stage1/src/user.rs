@@ -13,6 +13,7 @@ use rustix::fs::{FileType, OFlags};
 
 use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
+use crate::user_namespace::UserNamespace;
 
 /// Maximum size of passwd and group, in bytes.
 const MAX_FILE_SIZE: i64 = 1 << 20;
@@ -33,7 +34,16 @@ pub(crate) struct Ids {
 }
 
 /// Resolves the `user`, `group` and further groups of an app or an exec, in the image at `root`.
-pub(crate) fn resolve(root: &OwnedFd, user: Option<&str>, group: Option<&str>, further: &[u32]) -> Result<Ids> {
+///
+/// `namespace`: the pod's user namespace, in which the ids must exist. The owners of files in `root` are those of the
+/// host.
+pub(crate) fn resolve(
+    root: &OwnedFd,
+    user: Option<&str>,
+    group: Option<&str>,
+    further: &[u32],
+    namespace: Option<&UserNamespace>,
+) -> Result<Ids> {
     let (user, own_group) = match user {
         Some(text) if !text.starts_with('/') => match text.split_once(':') {
             Some((user, group)) => (Some(user), Some(group)),
@@ -43,11 +53,11 @@ pub(crate) fn resolve(root: &OwnedFd, user: Option<&str>, group: Option<&str>, f
     };
     let passwd = read(root, "etc/passwd")?;
     let groups = read(root, "etc/group")?;
-    let found = find_user(root, &passwd, user.unwrap_or("0"))?;
+    let found = find_user(root, &passwd, user.unwrap_or("0"), namespace)?;
     let mut all: Vec<u32> = further.to_vec();
     let gid = match group.or(own_group) {
         // As with docker and podman, an explicit group excludes the user's other groups.
-        Some(text) => find_group(root, &groups, text)?,
+        Some(text) => find_group(root, &groups, text, namespace)?,
         None => {
             all.extend(found.name.iter().flat_map(|name| memberships(&groups, name)));
             found.gid
@@ -64,7 +74,9 @@ pub(crate) fn resolve(root: &OwnedFd, user: Option<&str>, group: Option<&str>, f
             format!("{} supplementary groups are too many: {MAX_GROUPS} is the limit", all.len()),
         ));
     }
-    Ok(Ids { uid: found.uid, gid, groups: all, home: found.home })
+    let ids = Ids { uid: found.uid, gid, groups: all, home: found.home };
+    namespace.map_or(Ok(()), |namespace| namespace.check(&ids))?;
+    Ok(ids)
 }
 
 /// A user of the image.
@@ -113,9 +125,9 @@ fn by_name<'a>(text: &'a str, what: &str, name: &str) -> Result<Option<AccountEn
     Ok(first)
 }
 
-fn find_user(root: &OwnedFd, passwd: &str, text: &str) -> Result<ImageUser> {
+fn find_user(root: &OwnedFd, passwd: &str, text: &str, namespace: Option<&UserNamespace>) -> Result<ImageUser> {
     if text.starts_with('/') {
-        let (uid, gid) = owner(root, text)?;
+        let (uid, gid) = owner(root, text, namespace)?;
         return Ok(ImageUser { name: None, uid, gid, home: home_of(passwd, uid) });
     }
     let all_digits = text.bytes().all(|c| c.is_ascii_digit());
@@ -136,9 +148,9 @@ fn find_user(root: &OwnedFd, passwd: &str, text: &str) -> Result<ImageUser> {
     }
 }
 
-fn find_group(root: &OwnedFd, groups: &str, text: &str) -> Result<u32> {
+fn find_group(root: &OwnedFd, groups: &str, text: &str, namespace: Option<&UserNamespace>) -> Result<u32> {
     if text.starts_with('/') {
-        return owner(root, text).map(|(_, gid)| gid);
+        return owner(root, text, namespace).map(|(_, gid)| gid);
     }
     if let Some(gid) = number(text) {
         return Ok(gid);
@@ -168,11 +180,17 @@ fn unknown(what: &str, text: &str) -> gantry_contract::Failure {
     )
 }
 
-fn owner(root: &OwnedFd, path: &str) -> Result<(u32, u32)> {
+fn owner(root: &OwnedFd, path: &str, namespace: Option<&UserNamespace>) -> Result<(u32, u32)> {
     let what = || format!("cannot look up the owner of '{}' in the image", shown(path));
     let fd = open_in(root, path, OFlags::PATH).attempt(what)?;
     let stat = rustix::fs::fstat(&fd).attempt(what)?;
-    Ok((stat.st_uid, stat.st_gid))
+    let Some(namespace) = namespace else { return Ok((stat.st_uid, stat.st_gid)) };
+    let ids = (namespace.ids.uids.to_pod(stat.st_uid), namespace.ids.gids.to_pod(stat.st_gid));
+    let why = "its owner has no id in the pod's user namespace";
+    let (Some(uid), Some(gid)) = ids else {
+        return Err(failure(ErrorKind::Invalid, format!("cannot run as the owner of '{}': {why}", shown(path))));
+    };
+    Ok((uid, gid))
 }
 
 /// Reads a small text file of the image, with replacements for invalid UTF-8. A missing file is empty.
@@ -240,7 +258,7 @@ mod tests {
             (Some("web"), Some("nogroup"), None),
         ];
         for (user, group, want) in rows {
-            let got = resolve(&root, user, group, &[]).ok();
+            let got = resolve(&root, user, group, &[], None).ok();
             let want =
                 want.map(|(uid, gid, groups, home)| Ids { uid, gid, groups: groups.to_vec(), home: home.to_owned() });
             assert_eq!(got, want, "{user:?} {group:?}");
@@ -254,13 +272,13 @@ mod tests {
         let passwd = dir.join("etc/passwd");
         std::fs::remove_file(&passwd).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &passwd, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-        assert!(resolve(&root, Some("web"), None, &[]).is_err(), "a FIFO");
+        assert!(resolve(&root, Some("web"), None, &[], None).is_err(), "a FIFO");
         std::fs::remove_file(&passwd).unwrap();
         std::os::unix::fs::symlink("/etc/shadow", &passwd).unwrap();
-        assert!(resolve(&root, Some("root"), None, &[]).is_err(), "a link to a file that the image lacks");
+        assert!(resolve(&root, Some("root"), None, &[], None).is_err(), "a link to a file that the image lacks");
         std::fs::remove_file(&passwd).unwrap();
         std::fs::File::create(&passwd).unwrap().set_len(2 << 20).unwrap();
-        assert!(resolve(&root, Some("web"), None, &[]).is_err(), "too large");
+        assert!(resolve(&root, Some("web"), None, &[], None).is_err(), "too large");
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

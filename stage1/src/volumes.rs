@@ -17,10 +17,11 @@ use rustix::io::Errno;
 use crate::copy::{self, Budget, CopyError};
 use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
+use crate::user_namespace::{MappedDir, UserNamespace};
 use crate::{jail, notify, targets};
 
 /// A mount in an app's root, in the terms of the OCI runtime specification (config.md, "Mounts").
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AppMount {
     /// Absolute path in the app's root, without links.
     pub(crate) target: String,
@@ -30,6 +31,8 @@ pub(crate) struct AppMount {
     pub(crate) source: String,
     /// Options of mount(8).
     pub(crate) options: Vec<String>,
+    /// Whether the ids of its files are those of the pod, if that has a user namespace.
+    pub(crate) has_ids_of_pod: bool,
 }
 
 impl AppMount {
@@ -74,10 +77,15 @@ impl<'a> MountRequest<'a> {
 
 /// Makes the missing volumes of an app. Returns its mounts, outer ones first, with their targets resolved in the app's
 /// root. A mount that would cover one of gantry's is an error, or left out if the image declares it.
-pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<Vec<AppMount>> {
+pub(crate) fn prepare_mounts(
+    plan: &Plan,
+    app: &App,
+    root: &OwnedFd,
+    user: Option<&UserNamespace>,
+) -> Result<Vec<AppMount>> {
     let volumes = plan.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
     let mut preparation =
-        MountPreparation { app, root, volumes, prepared: Vec::new(), budget: Budget::from_image(app.image_size) };
+        MountPreparation { app, root, user, volumes, prepared: Vec::new(), budget: Budget::from_image(app.image_size) };
     let volumes = app.mounts.iter().map(MountRequest::Volume);
     let mut order = Vec::new();
     for request in volumes.chain(app.options.tmpfs.iter().map(MountRequest::Tmpfs)) {
@@ -94,7 +102,9 @@ pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<V
     if notify::has_socket(app) {
         let options = ["rbind", "rnodev", "rnosuid", READ_ONLY].map(str::to_owned).to_vec();
         let source = notify::directory(&app.name);
-        prepared.push(AppMount { target: NOTIFY_DIR.to_owned(), kind: BIND, source, options });
+        // Every user of the app may send to the socket.
+        let target = NOTIFY_DIR.to_owned();
+        prepared.push(AppMount { target, kind: BIND, source, options, has_ids_of_pod: false });
     }
     Ok(prepared)
 }
@@ -102,6 +112,7 @@ pub(crate) fn prepare_mounts(plan: &Plan, app: &App, root: &OwnedFd) -> Result<V
 struct MountPreparation<'a> {
     app: &'a App,
     root: &'a OwnedFd,
+    user: Option<&'a UserNamespace>,
     volumes: BTreeMap<&'a str, &'a VolumeSpec>,
     /// Outer ones first.
     prepared: Vec<AppMount>,
@@ -170,13 +181,14 @@ impl<'a> MountPreparation<'a> {
                 let inside =
                     |other: &&String| other.strip_prefix(target.as_str())?.strip_prefix('/').map(PathBuf::from);
                 let covered = targets.iter().filter_map(inside).collect();
-                let contents = InitialContents { volume, from, budget: &mut self.budget, covered: &covered };
+                let budget = &mut self.budget;
+                let contents = InitialContents { volume, from, user: self.user, budget, covered: &covered };
                 make_empty(contents, &self.app.name)?;
             }
             VolumeKind::Named { .. } => {
                 // Complete: other pods may have no mounts inside it.
                 let (budget, covered) = (&mut Budget::from_image(self.app.image_size), &BTreeSet::new());
-                fill_named(InitialContents { volume, from, budget, covered })?;
+                fill_named(InitialContents { volume, from, user: self.user, budget, covered })?;
             }
             VolumeKind::Host { .. } => {}
         }
@@ -185,7 +197,7 @@ impl<'a> MountPreparation<'a> {
         if volume.read_only || mount.read_only {
             options.push(READ_ONLY.to_owned());
         }
-        Ok(AppMount { target, kind: BIND, source: source(volume), options })
+        Ok(AppMount { target, kind: BIND, source: source(volume), options, has_ids_of_pod: true })
     }
 
     /// Leaves out a volume that the image declares; fails for a volume that the user mounts.
@@ -213,7 +225,7 @@ fn tmpfs_mount(tmpfs: &TmpfsMount, target: String) -> AppMount {
     options.extend(size.map(|size| format!("size={size}")));
     options.extend((!exec).then(|| "noexec".to_owned()));
     options.extend(read_only.then(|| "ro".to_owned()));
-    AppMount { target, kind: TMPFS, source: TMPFS.to_owned(), options }
+    AppMount { target, kind: TMPFS, source: TMPFS.to_owned(), options, has_ids_of_pod: false }
 }
 
 /// Opens the top of what is mounted.
@@ -255,6 +267,8 @@ struct InitialContents<'a> {
     volume: &'a VolumeSpec,
     /// The image's directory; `None`: the volume stays empty.
     from: Option<&'a OwnedFd>,
+    /// The pod's user namespace, if it has one of its own.
+    user: Option<&'a UserNamespace>,
     budget: &'a mut Budget,
     /// Paths in it that other volumes will cover.
     covered: &'a BTreeSet<PathBuf>,
@@ -352,9 +366,18 @@ fn lock_named(top: &OwnedFd, name: &str) -> Result<()> {
 
 /// Copies the image's directory into a new one.
 fn fill(contents: InitialContents<'_>, to: &OwnedFd) -> Result<()> {
-    let InitialContents { volume, from, budget, covered } = contents;
+    let InitialContents { volume, from, user, budget, covered } = contents;
     let Some(from) = from else { return Ok(()) };
     let what = || format!("cannot fill volume '{}' from the image", volume.name);
+    // The image's files are seen with the ids of the pod: the copies are made where theirs mean the same.
+    let (mapped, _as_root) = match user {
+        Some(user) => {
+            let mapped = user.open_mapped(to, &format!("volume '{}'", volume.name))?;
+            (Some(mapped), Some(user.as_root()?))
+        }
+        None => (None, None),
+    };
+    let to = mapped.as_ref().map_or(to, MappedDir::dir);
     copy::copy_tree(from, to, budget, covered).or_else(|why| match why {
         CopyError::Io(error) => Err(error).attempt(what),
         CopyError::TooDeep => {

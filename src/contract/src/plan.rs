@@ -11,6 +11,7 @@ use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{AppOptions, Limits, PodFlavor, VolumeSpec};
 use gantry_model::sysctl::SysctlName;
+use gantry_model::user_namespace::IdMappings;
 use gantry_model::{AppId, PodLogDir, PodNamespace};
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,9 @@ pub struct Plan {
     /// The UTS namespace. With the host's, `hostname` is the host's name.
     #[serde(default, skip_serializing_if = "UtsMode::is_pod")]
     pub uts: UtsMode,
+    /// The ids of the pod's own user namespace; `None`: it is in the host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_ids: Option<IdMappings>,
     /// The size of `/dev/shm` in bytes.
     #[serde(default = "default_shm_size")]
     pub shm_size: u64,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use gantry_contract::plan::LogLimits;
 use gantry_host::cgroup::Hierarchy;
 use gantry_model::cgroup::CgroupParent;
+use gantry_model::user_namespace::IdRange;
 use gantry_model::{ErrorKind, Kind, NetMode};
 use gantry_store::Store;
 use thiserror::Error;
@@ -25,6 +26,9 @@ pub struct Options {
     pub fetch: gantry_fetch::Config,
     /// The parent of the cgroups of pods that name none.
     pub cgroup_parent: CgroupParent,
+    /// The ids of the host that pods with `--userns=auto` get; `None`: those of /etc/subuid and /etc/subgid, or
+    /// [`gantry_model::user_namespace::DEFAULT_POOL`].
+    pub user_ids: Option<IdRange>,
     /// Rotation of log files.
     pub log: LogLimits,
     /// The number of events that are kept when older ones are deleted.
@@ -83,6 +87,7 @@ impl Options {
             stage1: None,
             fetch: gantry_fetch::Config::default(),
             cgroup_parent: CgroupParent::default(),
+            user_ids: None,
             log: LogLimits::default(),
             events_kept: gantry_store::EVENTS_KEPT,
             stop_grace: Duration::from_secs(10),

@@ -45,6 +45,8 @@
 //! resolver = true                  # pods find each other by name
 //! sandbox-network = "auto"         # of the CRI's sandboxes: "auto", "cni" (never `default`), or as default above
 //! sandbox-config-dir = "/etc/cni/net.d"   # the first configuration by file name is the network of sandboxes
+//! [user-namespaces]
+//! ids = "100000:655360"            # of pods with --userns=auto, HOSTID:LENGTH; default: /etc/subuid and /etc/subgid
 //! ```
 
 use std::ffi::OsString;
@@ -114,6 +116,8 @@ struct File {
     fetch: Fetch,
     #[serde(default)]
     network: Network,
+    #[serde(default)]
+    user_namespaces: UserNamespaces,
 }
 
 /// The commands that reboot and power off the host, each a program with its arguments.
@@ -165,6 +169,12 @@ struct Network {
     resolver: Option<bool>,
     sandbox_network: Option<String>,
     sandbox_config_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct UserNamespaces {
+    ids: Option<String>,
 }
 
 /// The settings from flags, environment and file.
@@ -324,6 +334,9 @@ fn with_absolute_paths(name: &str, tls: Option<TlsSettings>) -> Result<Option<Tl
 /// Applies the settings that only the file has.
 fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     apply_cgroups(file.cgroup_manager.as_deref(), file.cgroup_parent.as_deref(), &mut settings.options)?;
+    let user_ids = file.user_namespaces.ids;
+    let user_ids = user_ids.map(|text| text.parse().map_err(|error| format!("user-namespaces.ids: {error}")));
+    settings.options.user_ids = user_ids.transpose()?;
     settings.listen = file.listen;
     settings.machine_listen = file.machine_listen;
     settings.aurae_listen = file.aurae_listen;
@@ -620,6 +633,7 @@ mod tests {
             ("[network]\nplugin-timeout = 'soon'", "network.plugin-timeout"),
             ("[network]\nuse-plugins = 'yes'", "line 2"),
             ("[network]\nuse_plugins = true", "line 2"),
+            ("[user-namespaces]\nids = '0:5'", "user-namespaces.ids: the range 0:5"),
             ("\nstop-grce = '3s'", "line 2"),
             ("stop-grace = 'x'", "stop-grace"),
             ("stop-grace = 3", "line 1"),

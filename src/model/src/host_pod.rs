@@ -37,6 +37,7 @@ fn refused_of_pod(spec: &PodSpec) -> Option<&'static str> {
         (spec.hostname.is_some(), "--hostname"),
         (spec.ipc != IpcMode::default(), "--ipc"),
         (spec.uts != UtsMode::default(), "--uts"),
+        (!spec.userns.is_host(), "--userns"),
         (spec.shm_size.is_some(), "--shm-size"),
         (!spec.sysctls.is_empty(), "--sysctl"),
         (spec.privileged, "--privileged"),

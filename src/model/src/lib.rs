@@ -45,6 +45,7 @@ pub mod systemd;
 pub mod time;
 mod tmpfs;
 pub mod ulimit;
+pub mod user_namespace;
 
 pub use app::{AppEnd, AppOutcome, AppState};
 pub use app_id::AppId;

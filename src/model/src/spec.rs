@@ -16,6 +16,7 @@ use crate::namespaces::{IpcMode, UtsMode};
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
 pub use crate::tmpfs::TmpfsMount;
+use crate::user_namespace::UserNamespaceMode;
 use crate::{AppId, AppName, PodLogDir, PodNamespace, RequestedImage, VolumeName};
 
 /// How the apps of a pod are isolated (`--stage1`).
@@ -92,6 +93,8 @@ pub struct PodSpec {
     pub ipc: IpcMode,
     /// The UTS namespace.
     pub uts: UtsMode,
+    /// The user namespace.
+    pub userns: UserNamespaceMode,
     /// The size of `/dev/shm`, which the apps share, in bytes; `None`: [`DEFAULT_SHM_SIZE`].
     pub shm_size: Option<u64>,
     /// Kernel settings of the pod's namespaces, by name.
@@ -316,6 +319,7 @@ impl PodSpec {
         crate::host_pod::check(self)?;
         crate::net_check::check(self)?;
         crate::log_path::check(self)?;
+        crate::user_namespace::check(self)?;
         self.validate_sysctls()?;
         if let (Some(parent), Some(manager)) = (&self.cgroup_parent, self.cgroup_manager)
             && parent.manager() != manager

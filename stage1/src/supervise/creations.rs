@@ -160,9 +160,10 @@ impl Supervisor {
             etc: &etc,
             log,
             host: self.pod.jail.host.as_ref(),
+            user: self.pod.jail.user.as_ref(),
         };
         let app = creation.prepare(cgroup)?;
-        let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.ids.uid)?;
+        let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.host_uid()?)?;
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
         let maker = Maker::start(app.process_inputs(&self.pod.plan, self.pod.init_pid()), &app.cgroup, given, true)?;
         Ok((app, maker, stdio))
@@ -177,7 +178,8 @@ impl Supervisor {
             notify.reset();
         }
         let plan = &self.pod.plan;
-        let begun = make_stdio(&app.plan, &self.pod.jail.null, app.ids.uid).and_then(|mut stdio| {
+        let stdio = app.host_uid().and_then(|uid| make_stdio(&app.plan, &self.pod.jail.null, uid));
+        let begun = stdio.and_then(|mut stdio| {
             let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
             Ok((Maker::start(app.process_inputs(plan, init), &app.cgroup, given, true)?, stdio))
         });

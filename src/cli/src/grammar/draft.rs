@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::spec::{AppOptions, Capabilities, MountSpec, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::user_namespace::{IdMappings, IdRange, UserNamespaceMode};
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec, RequestedImage, VolumeName};
 
 use super::network::NetDraft;
@@ -17,6 +18,8 @@ pub(super) struct Draft<'a> {
     pub(super) network: NetDraft,
     /// Settings of the pod that reach it unchanged. Its apps, volumes and networks are added at the end.
     pub(super) pod: PodSpec,
+    /// The ids of `--uidmap` and `--gidmap`.
+    pub(super) id_maps: IdMapsDraft,
     /// App flags before the first image.
     pub(super) common: AppDraft,
     pub(super) apps: Vec<AppDraft>,
@@ -100,6 +103,24 @@ impl CapsDraft {
     }
 }
 
+/// The flags of ids of a user namespace, podman's.
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct IdMapsDraft {
+    pub(super) uids: Option<IdRange>,
+    pub(super) gids: Option<IdRange>,
+}
+
+impl IdMapsDraft {
+    /// The user namespace; `mode` is that of `--userns`. One of the two flags is for the ids of both kinds.
+    fn resolve(self, mode: UserNamespaceMode) -> Result<UserNamespaceMode, UsageError> {
+        let (Some(uids), Some(gids)) = (self.uids.or(self.gids), self.gids.or(self.uids)) else { return Ok(mode) };
+        if !mode.is_host() {
+            return Err(UsageError::Conflict("--userns cannot be combined with --uidmap and --gidmap".into()));
+        }
+        Ok(UserNamespaceMode::Mapped(IdMappings { uids, gids }))
+    }
+}
+
 impl<'a> Draft<'a> {
     pub(super) fn new(verb: Verb, caller: &'a Caller<'a>) -> Self {
         Self {
@@ -108,6 +129,7 @@ impl<'a> Draft<'a> {
             volumes: Vec::new(),
             network: NetDraft::default(),
             pod: PodSpec::default(),
+            id_maps: IdMapsDraft::default(),
             common: AppDraft::default(),
             apps: Vec::new(),
             not_with_manifest: Vec::new(),
@@ -152,6 +174,7 @@ impl<'a> Draft<'a> {
         if self.verb == Verb::AddApp && self.apps.is_empty() {
             return Err(UsageError::Incomplete("the image is missing"));
         }
+        let userns = self.id_maps.resolve(self.pod.userns)?;
         let (insecure, stdin, terminal) = (self.globals.insecure(), self.options.stdin, self.options.terminal);
         let prefix = self.generated_names()?;
         let mut volumes = Volumes::new(self.volumes, prefix);
@@ -169,7 +192,7 @@ impl<'a> Draft<'a> {
             }
             apps.push(app);
         }
-        let mut spec = PodSpec { apps, volumes: volumes.list, ..self.pod };
+        let mut spec = PodSpec { apps, volumes: volumes.list, userns, ..self.pod };
         self.network.onto(&mut spec);
         spec.sandbox = self.verb == Verb::Sandbox;
         spec.privileged = spec.sandbox && self.common.options.privileged;

@@ -23,7 +23,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("device-cgroup-rule", "use --device"),
     ("gpus", "name the devices with --device"),
     ("init", "leave it out: every pod has an init process that reaps"),
-    ("userns", "apps run in the host's user namespace"),
     ("cgroupns", "leave it out: every app has a cgroup namespace of its own"),
     ("cgroups", "every pod has its own cgroup"),
     ("secret", "mount a file: --volume /path/of/secret:/run/secrets/name:ro"),

@@ -24,7 +24,7 @@ use gantry_model::{AppName, PodId};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::root::{FileAccess, open_beneath};
+use super::root::{AppRoot, FileAccess, open_beneath};
 use super::{failed, from_cause, invalid, refused};
 use crate::error::need_root;
 use crate::{Engine, EngineError};
@@ -73,13 +73,14 @@ impl Engine {
         options: CopyOptions,
     ) -> Result<Vec<String>, EngineError> {
         need_root("copy files of a pod").map_err(from_cause)?;
-        let packing = PackOptions { keep_privileges: options.archive, skip: None };
+        let packing = PackOptions { keep_privileges: options.archive, ..PackOptions::default() };
         // The thread that mounts the app's root has another working directory.
         let to = match to {
             CopyTarget::Path(path) => Ok(absolute(path)?),
             CopyTarget::Archive(out) => Err(out),
         };
-        self.with_app_root(id, app, FileAccess::Read, |root, warnings| {
+        self.with_app_root(id, app, FileAccess::Read, |AppRoot { file: root, ids }, warnings| {
+            let packing = PackOptions { ids: *ids, ..packing };
             let from = find_source(&Side::App(root), path, options.follow_link)?;
             match to {
                 Err(out) => {
@@ -89,7 +90,8 @@ impl Engine {
                 Ok(path) => {
                     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
                     let owner = (!options.archive).then_some(owner);
-                    copy_tree(from, &Side::Host, &path, packing, owner, warnings)?;
+                    let extracting = ExtractOptions { owner, is_new: false, ids: None };
+                    copy_tree(from, &Side::Host, &path, packing, extracting, warnings)?;
                 }
             }
             Ok(std::mem::take(warnings))
@@ -111,17 +113,18 @@ impl Engine {
     ) -> Result<Vec<String>, EngineError> {
         need_root("copy files into a pod").map_err(from_cause)?;
         let owner = (!options.archive).then_some(APP_OWNER);
-        let packing = PackOptions { keep_privileges: options.archive, skip: None };
+        let packing = PackOptions { keep_privileges: options.archive, ..PackOptions::default() };
         let from = match from {
             CopySource::Path(path) => {
                 Ok(find_source(&Side::Host, path.to_string_lossy().as_ref(), options.follow_link)?)
             }
             CopySource::Archive(input) => Err(input),
         };
-        self.with_app_root(id, app, FileAccess::Write, |root, warnings| {
+        self.with_app_root(id, app, FileAccess::Write, |AppRoot { file: root, ids }, warnings| {
+            let extracting = ExtractOptions { owner, is_new: false, ids: *ids };
             let to = Side::App(root);
             match from {
-                Ok(from) => copy_tree(from, &to, Path::new(path), packing, owner, warnings)?,
+                Ok(from) => copy_tree(from, &to, Path::new(path), packing, extracting, warnings)?,
                 Err(input) => {
                     let (directory, stat) = to.resolve(Path::new(path))?;
                     if stat.is_none_or(|stat| kind(&stat) != FileType::Directory) {
@@ -131,8 +134,7 @@ impl Engine {
                         )));
                     }
                     let destination = to.destination(&directory)?;
-                    let options = ExtractOptions { owner, is_new: false };
-                    warn_extracted(&extract(input, &destination, options).map_err(from_cause)?, warnings);
+                    warn_extracted(&extract(input, &destination, extracting).map_err(from_cause)?, warnings);
                 }
             }
             Ok(std::mem::take(warnings))
@@ -298,7 +300,7 @@ fn copy_tree(
     to: &Side<'_>,
     path: &Path,
     packing: PackOptions,
-    owner: Option<(u32, u32)>,
+    extracting: ExtractOptions,
     warnings: &mut Vec<String>,
 ) -> Result<(), EngineError> {
     let (destination, directory, is_new) = find_target(to, path, &mut from)?;
@@ -310,8 +312,8 @@ fn copy_tree(
         return Err(refused(format!("'{}' is the directory to copy", shown(&directory))));
     }
     let packing = PackOptions { skip: Some(into), ..packing };
-    let (packed, extracted) =
-        transfer(from.source, packing, &destination, ExtractOptions { owner, is_new }).map_err(from_cause)?;
+    let extracting = ExtractOptions { is_new, ..extracting };
+    let (packed, extracted) = transfer(from.source, packing, &destination, extracting).map_err(from_cause)?;
     warn_packed(&packed, warnings);
     warn_extracted(&extracted, warnings);
     Ok(())

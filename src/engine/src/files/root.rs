@@ -2,7 +2,7 @@
 //!
 //! | the app | its root |
 //! |---|---|
-//! | runs | `/proc/PID/root`: its mounts included |
+//! | runs | `/proc/PID/root`: its mounts included; with a user namespace, the owners of files are users of the host |
 //! | does not run | an overlay of its layers and its writable layer, with its volumes, mounted in a mount namespace of one thread |
 //!
 //! The mounts of the second kind are seen by no other process, and the kernel removes them with the thread: a `kill -9`
@@ -17,9 +17,10 @@ use std::time::Duration;
 use gantry_contract::files;
 use gantry_contract::plan::{App, Plan};
 use gantry_model::spec::{PodFlavor, VolumeKind, VolumeSpec};
+use gantry_model::user_namespace::IdMappings;
 use gantry_model::{AppName, AppState, ErrorKind, Phase, PodId};
 use gantry_store::{PodLock, PodRow, PodState};
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, mount, mount_bind, mount_bind_recursive, mount_change, mount_remount,
@@ -39,6 +40,14 @@ const MAX_RETRIES: usize = 64;
 pub(super) enum FileAccess {
     Read,
     Write,
+}
+
+/// The root of an app.
+pub(super) struct AppRoot {
+    /// Its directory.
+    pub(super) file: OwnedFd,
+    /// The ids of the pod's user namespace, if the owners of files are seen as users of the host.
+    pub(super) ids: Option<IdMappings>,
 }
 
 /// The root of an app that does not run, as paths.
@@ -74,13 +83,17 @@ impl Engine {
         id: PodId,
         app: &AppName,
         access: FileAccess,
-        work: impl FnOnce(&OwnedFd, &mut Vec<String>) -> Result<T, EngineError> + Send,
+        work: impl FnOnce(&AppRoot, &mut Vec<String>) -> Result<T, EngineError> + Send,
     ) -> Result<T, EngineError> {
         let view = self.status(id).map_err(from_cause)?;
         refuse_host_pod(&view.row)?;
         if let Some(pid) = running_pid(&view.row, app) {
-            let root = open_running_root(&view, app, pid)?;
-            return work(&root, &mut Vec::new());
+            let ids = self.plan(id).map_err(from_cause)?.user_ids;
+            let root = AppRoot { file: open_running_root(&view, app, pid)?, ids };
+            return match (ids, access) {
+                (Some(ids), FileAccess::Write) => as_pod_root(ids, || work(&root, &mut Vec::new())),
+                (Some(_), FileAccess::Read) | (None, _) => work(&root, &mut Vec::new()),
+            };
         }
         let _lock = self.check_stored(&view.row, app, access)?;
         let stored = self.stored_root(&view, app)?;
@@ -89,7 +102,8 @@ impl Engine {
         }
         in_mount_namespace(|| {
             let mut warnings = Vec::new();
-            let root = stored.mount(access, &mut warnings)?;
+            // On disk, the ids of a pod with a user namespace are plain.
+            let root = AppRoot { file: stored.mount(access, &mut warnings)?, ids: None };
             work(&root, &mut warnings)
         })
     }
@@ -303,6 +317,29 @@ pub(super) fn open_beneath(
         }
     }
     result
+}
+
+/// Runs `work` in a thread that makes files as root of a pod with a user namespace: on the idmapped mounts of its apps,
+/// root of the host has no id to make any with. The thread keeps its capabilities.
+fn as_pod_root<T: Send>(
+    ids: IdMappings,
+    work: impl FnOnce() -> Result<T, EngineError> + Send,
+) -> Result<T, EngineError> {
+    let become_root = || -> Result<(), Errno> {
+        let capabilities = rustix::thread::capabilities(None)?;
+        let (uid, gid) = (Uid::from_raw(ids.uids.host), Gid::from_raw(ids.gids.host));
+        rustix::thread::set_thread_res_gid(None, gid, None)?;
+        rustix::thread::set_thread_res_uid(None, uid, None)?;
+        // The change has cleared the effective set (capabilities(7)).
+        rustix::thread::set_capabilities(None, capabilities)
+    };
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            become_root().map_err(|error| failed("write as root of", "the pod", error))?;
+            work()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Runs `work` in a thread with a mount namespace of its own.

@@ -13,6 +13,8 @@
 //!   "hostname": "web-1",                        optional
 //!   "ipc": "host",                              pod | none | host; default pod
 //!   "uts": "host",                              pod | host; default pod
+//!   "userns": {"mapped": {"uids": {"host": 100000, "length": 65536}, "gids": {"host": 100000, "length": 65536}}},
+//!                                               host | auto | {"mapped": …}; default host
 //!   "flavor": "host",                           apps without images on the host's file system; default container
 //!   "namespace": "batch",                      as --namespace; absent: taloscontainers, or k8s.io for a kubelet's pod
 //!   "sandbox": true,                            may have no apps, runs until it is stopped; default false
@@ -80,6 +82,7 @@ use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
 use gantry_model::systemd::{SdNotify, SystemdMode};
+use gantry_model::user_namespace::UserNamespaceMode;
 use gantry_model::{AppLogPath, AppName, AppSpec, PodLogDir, PodNamespace, RequestedImage, ulimit};
 use serde::{Deserialize, Serialize};
 
@@ -111,6 +114,8 @@ pub(crate) struct Pod {
     ipc: IpcMode,
     #[serde(default, skip_serializing_if = "is_default")]
     uts: UtsMode,
+    #[serde(default, skip_serializing_if = "is_default")]
+    userns: UserNamespaceMode,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     namespace: Option<PodNamespace>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -360,6 +365,7 @@ impl From<&PodSpec> for Pod {
             hostname,
             ipc,
             uts,
+            userns,
             shm_size,
             sysctls,
             cgroup_parent,
@@ -378,6 +384,7 @@ impl From<&PodSpec> for Pod {
             hostname: hostname.clone(),
             ipc: *ipc,
             uts: *uts,
+            userns: *userns,
             namespace: namespace.clone(),
             sandbox: *sandbox,
             flavor: *flavor,
@@ -409,6 +416,7 @@ impl TryFrom<Pod> for PodSpec {
             hostname,
             ipc,
             uts,
+            userns,
             namespace,
             sandbox,
             flavor,
@@ -434,6 +442,7 @@ impl TryFrom<Pod> for PodSpec {
             hostname,
             ipc,
             uts,
+            userns,
             namespace,
             sandbox,
             flavor,

@@ -219,6 +219,7 @@ fn pod() -> impl Strategy<Value = PodSpec> {
                 hostname,
                 ipc: if sandbox { IpcMode::None } else { IpcMode::Host },
                 uts: if sandbox { UtsMode::Host } else { UtsMode::Pod },
+                userns: if sandbox { "auto" } else { "1000:70000" }.parse().unwrap(),
                 cgroup_parent: sandbox.then(|| "/batch".parse().unwrap()),
                 cgroup_manager: sandbox.then_some(gantry_model::cgroup::CgroupManager::Cgroupfs),
                 shm_size,

@@ -33,6 +33,7 @@ use gantry_model::namespaces::UtsMode;
 use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{AddedAppSpec, PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
+use gantry_model::user_namespace::UserNamespaceMode;
 use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec, RequestedImage};
 use gantry_store::{AppRow, Moved, NewApp, PodRow};
 use rustix::fs::CWD;
@@ -560,6 +561,7 @@ fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -
         hostname: (plan.uts == UtsMode::Pod).then(|| row.hostname.clone()),
         ipc: plan.ipc,
         uts: plan.uts,
+        userns: plan.user_ids.map_or(UserNamespaceMode::Host, UserNamespaceMode::Mapped),
         privileged: plan.privileged,
         limits: plan.limits.clone(),
         log_dir: plan.log_dir.clone(),

@@ -30,5 +30,6 @@ pub(crate) mod storage_limit;
 pub(crate) mod supervisor;
 pub(crate) mod transition;
 pub(crate) mod update;
+mod user_ids;
 pub(crate) mod view;
 pub(crate) mod wait;

@@ -142,6 +142,8 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         hostname,
         ipc: spec.ipc,
         uts: spec.uts,
+        // Assigned when the pod has a directory, which records them.
+        user_ids: None,
         shm_size: spec.shm_size.unwrap_or(spec::DEFAULT_SHM_SIZE),
         sysctls: spec.sysctls.clone(),
         net: plan_net::net(mode, ports, plan_net::host(setting.network, setting.layout))?,

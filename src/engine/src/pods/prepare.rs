@@ -249,6 +249,7 @@ impl Engine {
         if !request.spec.ports.is_empty() {
             gantry_model::net::takes_ports(&net).map_err(PlanError::from)?;
         }
+        gantry_model::user_namespace::check(&request.spec).map_err(PlanError::from)?;
         // A sandbox's network has just been read.
         if request.starts_now && request.sandbox.is_none() {
             self.check_choice(&net)?;
@@ -277,12 +278,17 @@ impl Engine {
         // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
         let undo = UndoGuard { engine: self, id, armed: true };
-        let row = match self.insert_with_volumes(&NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) }) {
+        let inserted = self.assign_user_ids(id, spec.userns).and_then(|ids| {
+            plan.user_ids = ids;
+            let pod = NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) };
+            self.insert_with_volumes(&pod).map_err(PrepareError::from)
+        });
+        let row = match inserted {
             Ok(row) => row,
             Err(error) => {
                 // The guard needs the lock.
                 drop(lock);
-                return Err(error.into());
+                return Err(error);
             }
         };
         Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, lock }, undo })

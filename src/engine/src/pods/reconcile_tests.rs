@@ -392,6 +392,7 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         hostname: "host".into(),
         ipc: gantry_model::namespaces::IpcMode::Pod,
         uts: gantry_model::namespaces::UtsMode::Pod,
+        user_ids: None,
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net: Net::Host,

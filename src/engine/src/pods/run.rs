@@ -210,6 +210,10 @@ impl Engine {
         let mut written = self.plan(row.id)?;
         storage_limit::check_limits(&self.pod_dir(row.id), &written.apps)?;
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
+        if written.user_ids.is_some() && net == NetMode::Host {
+            let why = "--net=host cannot be combined with a user namespace of the pod's own";
+            return Err(StartError::Supervisor(EngineError::new(ErrorKind::Invalid, why.to_owned())));
+        }
         let host = plan_net::host(&self.options.network, self.store.layout());
         let mut resolved = plan_net::net(&net, plan_net::ports_of(&written.net), host)
             .map_err(|source| StartError::Port { id: row.id, source })?;

@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use gantry_model::user_namespace::IdMappings;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
@@ -43,6 +44,8 @@ pub struct ExtractOptions {
     /// The owner and the group of the files; `None`: as in the archive, with the extended attributes, set-user-ID and
     /// set-group-ID bits.
     pub owner: Option<(u32, u32)>,
+    /// The ids of the user namespace that the owners belong to.
+    pub ids: Option<IdMappings>,
     /// Whether the archive's entry for the directory itself applies to the destination, which was made for it.
     pub is_new: bool,
 }
@@ -116,6 +119,13 @@ impl Extractor<'_> {
         if let Some((uid, gid)) = self.options.owner {
             let mode = entry.meta.mode & 0o1777;
             entry.meta = Meta { mode, uid, gid, xattrs: Vec::new(), ..entry.meta };
+        }
+        if let Some(IdMappings { uids, gids }) = self.options.ids {
+            let (Some(uid), Some(gid)) = (uids.to_host(entry.meta.uid), gids.to_host(entry.meta.gid)) else {
+                let why = "its owner has no id in the user namespace of the pod";
+                return Err(TransferError::refused("copy", &entry.path, why));
+            };
+            entry.meta = Meta { uid, gid, ..entry.meta };
         }
         let name = Name::parse(&entry.path).map_err(archive_error)?;
         if name.is_root() {

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
+use gantry_model::user_namespace::IdMappings;
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
@@ -19,6 +20,9 @@ use crate::unpack::{dirs, meta, names};
 const MAX_SPANS: usize = 60_000;
 /// Maximum number of attempts to open a directory while the tree is being renamed.
 const MAX_RETRIES: usize = 16;
+
+/// The owner of files whose user has no id in a user namespace, as the kernel shows it there.
+const NOBODY: u32 = 65534;
 
 /// The file or directory to copy.
 #[derive(Debug)]
@@ -36,6 +40,8 @@ pub struct PackOptions {
     pub keep_privileges: bool,
     /// Device and inode number of a directory to leave out: the destination of the copy, which may be below the source.
     pub skip: Option<(u64, u64)>,
+    /// The ids of the user namespace whose users own the files: the archive has their ids there.
+    pub ids: Option<IdMappings>,
 }
 
 /// The files that were left out.
@@ -189,7 +195,7 @@ impl Packer<'_> {
         };
         let failed = |error: Errno| TransferError::new("read", path, error);
         let stat = rustix::fs::fstat(&file).map_err(failed)?;
-        let kept = self.metadata(&file).map_err(failed)?;
+        let kept = self.owned(self.metadata(&file).map_err(failed)?);
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let stored = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
         let spans = if stored < size { data_spans(&file, size).map_err(failed)? } else { Some(vec![(0, size)]) };
@@ -232,6 +238,7 @@ impl Packer<'_> {
     }
 
     fn header(&mut self, path: &[u8], kind: TarKind, meta: &Meta, link: &[u8]) -> Result<(), TransferError> {
+        let meta = &self.owned(meta.clone());
         let entry = TarEntry { path, kind, meta, size: 0, link, device: (0, 0) };
         write_header(self.out, &entry).map_err(archive_write)
     }
@@ -242,6 +249,13 @@ impl Packer<'_> {
         }
         let kept = meta::of_stat(&rustix::fs::fstat(file)?);
         Ok(Meta { mode: kept.mode & 0o1777, ..kept })
+    }
+
+    /// The metadata with the owner as it is in the archive.
+    fn owned(&self, meta: Meta) -> Meta {
+        let Some(IdMappings { uids, gids }) = self.options.ids else { return meta };
+        let (uid, gid) = (uids.to_pod(meta.uid).unwrap_or(NOBODY), gids.to_pod(meta.gid).unwrap_or(NOBODY));
+        Meta { uid, gid, ..meta }
     }
 
     fn count(&mut self, path: &[u8]) -> Result<(), TransferError> {

@@ -15,7 +15,8 @@ fn source(path: &Path, name: &str) -> Source {
 
 fn packed(path: &Path, name: &str, keep_privileges: bool) -> (Vec<u8>, Packed) {
     let mut archive = Vec::new();
-    let packed = pack(source(path, name), PackOptions { keep_privileges, skip: None }, &mut archive).unwrap();
+    let packed =
+        pack(source(path, name), PackOptions { keep_privileges, skip: None, ids: None }, &mut archive).unwrap();
     (archive, packed)
 }
 
@@ -25,7 +26,7 @@ fn destination(path: &Path, confinement: Confinement) -> Destination {
 }
 
 fn unpacked(archive: &[u8], to: &Path, owner: Option<(u32, u32)>) -> Result<Extracted, TransferError> {
-    let options = ExtractOptions { owner, is_new: true };
+    let options = ExtractOptions { owner, is_new: true, ids: None };
     extract(&mut &*archive, &destination(to, Confinement::Directory), options)
 }
 
@@ -99,7 +100,7 @@ fn archives_cannot_leave_the_destination() {
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     // In the root of an app, the link leads to a directory of the app, which is missing here.
     let within = destination(to.path(), Confinement::Root);
-    let options = ExtractOptions { owner: Some((0, 0)), is_new: false };
+    let options = ExtractOptions { owner: Some((0, 0)), is_new: false, ids: None };
     extract(&mut &*archive, &within, options).unwrap_err();
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
     for name in ["../way", "way/../../x"] {

@@ -1,5 +1,7 @@
 //! Flags of the pod.
 
+use gantry_model::user_namespace::parse_id_map;
+
 use super::Scope::Pod;
 use super::{Flag, push_bind, switch, valued};
 use crate::grammar::Pull;
@@ -220,6 +222,34 @@ pub(super) static FLAGS: &[Flag] = &[
     .in_manifest(),
     valued(Pod, &["uts"], "MODE", "UTS namespace, which has the host name: private (default) or host", |d, v| {
         d.pod.uts = v.parse()?;
+        Ok(())
+    })
+    .in_manifest(),
+    valued(
+        Pod,
+        &["userns"],
+        "MODE",
+        "User namespace: host (default); auto, with ids of the host that no other pod has; or HOSTID[:LENGTH], the id of the \
+         host that root of the pod is, and the number of ids (65536)",
+        |d, v| {
+            d.pod.userns = v.parse()?;
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(
+        Pod,
+        &["uidmap"],
+        "0:HOSTID:LENGTH",
+        "User namespace with these ids of the host as users of the pod; without --gidmap, as groups too, as in podman",
+        |d, v| {
+            d.id_maps.uids = Some(parse_id_map(v)?);
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(Pod, &["gidmap"], "0:HOSTID:LENGTH", "The same, for groups", |d, v| {
+        d.id_maps.gids = Some(parse_id_map(v)?);
         Ok(())
     })
     .in_manifest(),

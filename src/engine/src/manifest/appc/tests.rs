@@ -100,6 +100,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         hostname: String::new(),
         ipc: gantry_model::namespaces::IpcMode::Pod,
         uts: gantry_model::namespaces::UtsMode::Pod,
+        user_ids: None,
         shm_size: gantry_model::spec::DEFAULT_SHM_SIZE,
         sysctls: std::collections::BTreeMap::new(),
         net: plan::Net::Networks(networks),
