@@ -209,7 +209,7 @@ fn unsupported_sandboxes_are_refused() {
         (namespaces(json!({ "network": "CONTAINER" })), "INVALID_ARGUMENT", "network"),
         (namespaces(json!({ "pid": "TARGET" })), "INVALID_ARGUMENT", "pid"),
         (namespaces(json!({ "target_id": "x" })), "INVALID_ARGUMENT", "target_id"),
-        (user("POD"), "UNIMPLEMENTED", "userns_options"),
+        (user("POD"), "INVALID_ARGUMENT", "userns_options"),
         (user("CONTAINER"), "INVALID_ARGUMENT", "userns_options"),
         (user("TARGET"), "INVALID_ARGUMENT", "userns_options"),
         (

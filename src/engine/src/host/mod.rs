@@ -7,3 +7,4 @@ pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod sandbox_network;
 pub(crate) mod stage1;
+mod user_namespace;

@@ -1,6 +1,7 @@
 //! `Status` and `RuntimeConfig`: the conditions of the runtime, and its cgroup driver.
 
 use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
 
 use gantry_engine::Engine;
 use gantry_engine::model::cgroup::CgroupManager;
@@ -18,13 +19,31 @@ use crate::status::{from_error, invalid_field};
 const RUNTIME_READY: &str = "RuntimeReady";
 const NETWORK_READY: &str = "NetworkReady";
 
+/// The features of the handler that depend on the host. They are found out once: a process is started for it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct HandlerFeatures {
+    user_namespaces: Arc<OnceLock<bool>>,
+}
+
+impl HandlerFeatures {
+    fn user_namespaces(&self, engine: &Engine) -> bool {
+        *self.user_namespaces.get_or_init(|| match engine.check_user_namespaces() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::info!("pods share the user namespace of the host: {}", messages(&error).join(": "));
+                false
+            }
+        })
+    }
+}
+
 /// The conditions. No program is started for them: a kubelet asks every five seconds.
-pub(super) fn read(engine: &Engine, verbose: bool) -> StatusResponse {
+pub(super) fn read(engine: &Engine, features: &HandlerFeatures, verbose: bool) -> StatusResponse {
     let network = match engine.sandbox_network() {
         Ok(_) => ready(NETWORK_READY),
         Err(error) => failing(NETWORK_READY, "NetworkPluginNotReady", messages(&error).join(": ")),
     };
-    let mut status = response(vec![ready(RUNTIME_READY), network]);
+    let mut status = response(vec![ready(RUNTIME_READY), network], features.user_namespaces(engine));
     if verbose {
         let dir = engine.store().layout().root().display().to_string();
         // The names are those of containerd, which crictl's users look up.
@@ -38,7 +57,7 @@ pub(super) fn read(engine: &Engine, verbose: bool) -> StatusResponse {
 pub(super) fn not_ready(error: &Status) -> StatusResponse {
     let runtime = failing(RUNTIME_READY, "StoreNotReady", error.message().to_owned());
     let network = failing(NETWORK_READY, "StoreNotReady", "the networks were not examined".to_owned());
-    response(vec![runtime, network])
+    response(vec![runtime, network], false)
 }
 
 /// The response to RuntimeConfig.
@@ -63,8 +82,8 @@ pub(super) fn set_pod_cidr(engine: &Engine, cidr: &str) -> Result<(), Status> {
 
 /// A status with these conditions. The handler without a name is the default one; a feature that is not named there is
 /// one that kubelets do not ask for.
-fn response(conditions: Vec<RuntimeCondition>) -> StatusResponse {
-    let features = RuntimeHandlerFeatures { recursive_read_only_mounts: false, user_namespaces: false };
+fn response(conditions: Vec<RuntimeCondition>, user_namespaces: bool) -> StatusResponse {
+    let features = RuntimeHandlerFeatures { recursive_read_only_mounts: false, user_namespaces };
     StatusResponse {
         status: Some(RuntimeStatus { conditions }),
         info: HashMap::new(),

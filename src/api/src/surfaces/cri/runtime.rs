@@ -26,7 +26,7 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 use super::containers::{self, ContainerSelector};
-use super::node_status;
+use super::node_status::{self, HandlerFeatures};
 use super::observe::{self, ContainerEvents, StatsFilter};
 use super::sandbox::{self, CallGuard, SandboxFilter, SandboxRequest, Supervisors};
 use crate::bridge::{Bridge, Weight};
@@ -49,13 +49,14 @@ pub(super) struct CriRuntime {
     writer: Arc<Bridge<Engine>>,
     supervisors: Supervisors,
     events: Arc<ContainerEvents>,
+    features: HandlerFeatures,
 }
 
 impl CriRuntime {
     /// The service of a server.
     pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
         let events = Arc::new(ContainerEvents::new(Arc::clone(&context)));
-        Self { context, writer, events, supervisors: Supervisors::default() }
+        Self { context, writer, events, supervisors: Supervisors::default(), features: HandlerFeatures::default() }
     }
 }
 
@@ -73,7 +74,8 @@ impl RuntimeService for CriRuntime {
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let (_, extensions, StatusRequest { verbose }) = request.into_parts();
-        let read = move |engine: &Engine| Ok(node_status::read(engine, verbose));
+        let features = self.features.clone();
+        let read = move |engine: &Engine| Ok(node_status::read(engine, &features, verbose));
         let status = self.writer.call(Peer::of(&extensions), Weight::Light, read).await;
         // A kubelet shows the condition of its node; a failed call only says that it knows none.
         Ok(Response::new(status.unwrap_or_else(|error| node_status::not_ready(&error))))

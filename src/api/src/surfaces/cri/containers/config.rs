@@ -16,6 +16,7 @@ use super::{mounts, namespaces, resources, security};
 use crate::request::check_text;
 use crate::status::{from_error, invalid_field};
 use crate::surfaces::cri::images::reference;
+use crate::surfaces::cri::sandbox::user_namespace;
 
 /// Bytes of the readable beginning of a name that is too long for an app.
 const NAME_START: usize = 24;
@@ -54,7 +55,7 @@ pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, config: ContainerConfi
     resources::translate(resources.unwrap_or_default(), &mut app)?;
     let mut spec = AddedAppSpec { app, volumes: Vec::new() };
     mounts::translate_devices(config.devices, &config.cdi_devices, &mut spec)?;
-    mounts::translate(config.mounts, &mut spec)?;
+    mounts::translate(config.mounts, user_namespace(sandbox).as_ref(), &mut spec)?;
     Ok(spec)
 }
 

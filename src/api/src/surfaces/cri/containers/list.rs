@@ -124,18 +124,10 @@ pub(in super::super) fn attributes(app: &AppRow) -> Option<ContainerAttributes> 
 
 /// The statuses of the containers of a sandbox, by the names of their apps.
 pub(in super::super) fn statuses(sandbox: &PodRow) -> impl Iterator<Item = (String, ContainerStatus)> + '_ {
-    // One copy of the sandbox for all of them.
-    let mut copy: Option<FoundContainer> = None;
-    sandbox.apps.iter().filter(|app| is_container(app)).filter_map(move |app| {
+    sandbox.apps.iter().filter(|app| is_container(app)).filter_map(|app| {
         let record = ContainerRecord::of(app)?;
-        let mut found = match copy.take() {
-            Some(found) => found,
-            None => FoundContainer { sandbox: sandbox.clone(), app: app.clone() },
-        };
-        found.app.clone_from(app);
-        let status = container_status(&found, record);
-        copy = Some(found);
-        Some((app.name.to_string(), status))
+        let found = FoundContainer { sandbox: sandbox.clone(), app: app.clone() };
+        Some((app.name.to_string(), container_status(&found, record)))
     })
 }
 

@@ -6,7 +6,7 @@ use gantry_engine::model::AppName;
 use gantry_engine::model::device::DeviceSpec;
 use gantry_engine::model::id::shown;
 use gantry_engine::model::spec::{AddedAppSpec, MountSpec, VolumeKind, VolumeSpec};
-use gantry_proto::cri::v1::{CdiDevice, Device, Mount, MountPropagation};
+use gantry_proto::cri::v1::{CdiDevice, Device, IdMapping, Mount, MountPropagation, UserNamespace};
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
@@ -15,13 +15,20 @@ use crate::status::invalid_field;
 
 /// Adds the mounts to the app, and their volumes. Labels of SELinux mean nothing here, so `selinux_relabel` is ignored.
 ///
+/// `user` is the user namespace of the sandbox, whose ids every mount has; so a mount may name them, and no others.
+///
 /// # Errors
 /// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
-pub(super) fn translate(mounts: Vec<Mount>, spec: &mut AddedAppSpec) -> Result<(), Status> {
+pub(super) fn translate(
+    mounts: Vec<Mount>,
+    user: Option<&UserNamespace>,
+    spec: &mut AddedAppSpec,
+) -> Result<(), Status> {
     let owner = Sha256::digest(spec.app.name.as_str().as_bytes());
     let owner: String = owner.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     for (number, mount) in mounts.into_iter().enumerate() {
         let field = format!("config.mounts[{number}]");
+        check_mappings(&field, &mount, user)?;
         let volume: AppName = format!("m{number}-{owner}").parse().map_err(|error| invalid(&field, &error))?;
         spec.volumes.push(VolumeSpec { name: volume.clone(), kind: kind(&field, &mount)?, read_only: false });
         let Mount { container_path: target, readonly: read_only, .. } = mount;
@@ -30,11 +37,23 @@ pub(super) fn translate(mounts: Vec<Mount>, spec: &mut AddedAppSpec) -> Result<(
     Ok(())
 }
 
+fn check_mappings(field: &str, mount: &Mount, user: Option<&UserNamespace>) -> Result<(), Status> {
+    let own = |of: fn(&UserNamespace) -> &Vec<IdMapping>| user.map_or(&[][..], |user| of(user));
+    for (name, mappings, own) in [
+        ("uidMappings", &mount.uid_mappings, own(|user| &user.uids)),
+        ("gidMappings", &mount.gid_mappings, own(|user| &user.gids)),
+    ] {
+        if !mappings.is_empty() && *mappings != own {
+            let why = "the mappings of a mount are those of the user namespace of its sandbox, or none";
+            return Err(invalid_field(&format!("{field}.{name}"), why));
+        }
+    }
+    Ok(())
+}
+
 fn kind(field: &str, mount: &Mount) -> Result<VolumeKind, Status> {
     for (name, is_set) in [
         ("propagation", mount.propagation() != MountPropagation::PropagationPrivate),
-        ("uidMappings", !mount.uid_mappings.is_empty()),
-        ("gidMappings", !mount.gid_mappings.is_empty()),
         ("recursive_read_only", mount.recursive_read_only),
         ("image", mount.image.as_ref().is_some_and(|image| !image.image.is_empty())),
         ("image_sub_path", !mount.image_sub_path.is_empty()),

@@ -24,7 +24,7 @@ use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
 use gantry_engine::{
     Engine, Note, PodError, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Running, Show,
 };
-use gantry_proto::cri::v1::PodSandboxConfig;
+use gantry_proto::cri::v1::{PodSandboxConfig, UserNamespace};
 use tonic::Status;
 use tracing::{info, warn};
 
@@ -136,6 +136,11 @@ pub(super) fn run(
         return Err(Status::cancelled("the call was cancelled before the sandbox was ready"));
     }
     Ok(id)
+}
+
+/// The options of the user namespace that a sandbox was made with, if it had some.
+pub(super) fn user_namespace(row: &gantry_engine::PodRow) -> Option<UserNamespace> {
+    SandboxRecord::of(row)?.namespaces.userns_options
 }
 
 /// Removes what a killed gantryd left of a sandbox of this name. Returns whether the name may be free.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use gantry_engine::PodRow;
-use gantry_proto::cri::v1::{NamespaceMode, NamespaceOption, PodSandboxMetadata};
+use gantry_proto::cri::v1::{IdMapping, NamespaceMode, NamespaceOption, PodSandboxMetadata, UserNamespace};
 use tonic::Status;
 
 use crate::status::invalid_field;
@@ -18,6 +18,8 @@ const ATTEMPT: &str = "gantry/sandbox-attempt";
 const NETWORK: &str = "gantry/sandbox-network";
 const PID: &str = "gantry/sandbox-pid";
 const IPC: &str = "gantry/sandbox-ipc";
+/// `NODE`, or `POD UID:LENGTH GID:LENGTH`; absent if the request had no options for it.
+const USER: &str = "gantry/sandbox-user";
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,6 +49,7 @@ impl SandboxRecord {
             network: mode(NETWORK).into(),
             pid: mode(PID).into(),
             ipc: mode(IPC).into(),
+            userns_options: annotations.get(USER).and_then(|text| parse_user(text)),
             ..NamespaceOption::default()
         };
         Some(Self { metadata, namespaces })
@@ -73,7 +76,33 @@ impl SandboxRecord {
         ] {
             all.insert(key.to_owned(), value);
         }
+        if let Some(user) = &namespaces.userns_options {
+            all.insert(USER.to_owned(), user_text(user));
+        }
         Ok(all)
+    }
+}
+
+/// The user namespace as text. A sandbox has at most one mapping of each kind, from id 0.
+fn user_text(user: &UserNamespace) -> String {
+    let ranges = [&user.uids, &user.gids].into_iter().flatten();
+    let ranges: String = ranges.map(|range| format!(" {}:{}", range.host_id, range.length)).collect();
+    format!("{}{ranges}", user.mode().as_str_name())
+}
+
+fn parse_user(text: &str) -> Option<UserNamespace> {
+    let mut words = text.split(' ');
+    let mode = NamespaceMode::from_str_name(words.next()?)?.into();
+    let mappings: Vec<IdMapping> = words
+        .map(|word| {
+            let (host_id, length) = word.split_once(':')?;
+            Some(IdMapping { host_id: host_id.parse().ok()?, container_id: 0, length: length.parse().ok()? })
+        })
+        .collect::<Option<_>>()?;
+    match mappings[..] {
+        [] => Some(UserNamespace { mode, uids: Vec::new(), gids: Vec::new() }),
+        [uids, gids] => Some(UserNamespace { mode, uids: vec![uids], gids: vec![gids] }),
+        _ => None,
     }
 }
 
@@ -95,8 +124,10 @@ mod tests {
         let namespaces = NamespaceOption {
             network: NamespaceMode::Node.into(),
             pid: NamespaceMode::Container.into(),
+            userns_options: parse_user("POD 1000:100000 2000:70000"),
             ..NamespaceOption::default()
         };
+        assert!(namespaces.userns_options.is_some());
         let record = SandboxRecord { metadata, namespaces };
         let all = record.annotations(HashMap::from([("a/b".into(), "c\n".into())])).unwrap();
         assert_eq!(SandboxRecord::read(&all), Some(record.clone()));

@@ -8,10 +8,11 @@ use std::path::Path;
 
 use gantry_engine::model::namespaces::{IpcMode, UtsMode};
 use gantry_engine::model::net::{Dns, DnsSpec, PortSpec, PortTarget, Protocol};
+use gantry_engine::model::user_namespace::{IdMappings, IdRange, UserNamespaceMode};
 use gantry_engine::model::{Kind, NetMode, PodName, PodNamespace, PodSpec};
 use gantry_proto::cri::v1::{
-    DnsConfig, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig,
-    PodSandboxMetadata, PortMapping, Protocol as PortProtocol, SeLinuxOption,
+    DnsConfig, IdMapping, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption,
+    PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol as PortProtocol, SeLinuxOption, UserNamespace,
 };
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
@@ -56,6 +57,7 @@ pub(super) fn pod_spec(request: SandboxRequest) -> Result<(PodSpec, PodName), St
         linux.unwrap_or_default();
     let context = security_context.unwrap_or_default();
     let namespaces = namespaces(&context)?;
+    let userns = user_namespace(&namespaces)?;
     let on_host = namespaces.network() == NamespaceMode::Node;
     let ports = if on_host { Vec::new() } else { ports(port_mappings)? };
     let parsed = |text: &str| text.parse().map_err(|error| invalid("config.linux.sysctls", &error));
@@ -70,6 +72,7 @@ pub(super) fn pod_spec(request: SandboxRequest) -> Result<(PodSpec, PodName), St
         hostname: (!hostname.is_empty() && !on_host).then_some(hostname),
         ipc: if namespaces.ipc() == NamespaceMode::Node { IpcMode::Host } else { IpcMode::Pod },
         uts: if on_host { UtsMode::Host } else { UtsMode::Pod },
+        userns,
         sysctls: sysctls.into_iter().map(|(key, value)| Ok((parsed(&key)?, value))).collect::<Result<_, Status>>()?,
         cgroup_parent: optional("config.linux.cgroup_parent", &cgroup_parent)?,
         log_dir: optional("config.log_directory", &log_directory)?,
@@ -152,17 +155,32 @@ fn namespaces(context: &LinuxSandboxSecurityContext) -> Result<NamespaceOption, 
     if !options.target_id.is_empty() {
         return Err(invalid_field(&field("target_id"), "a sandbox joins no container"));
     }
-    match options.userns_options.as_ref().map(|user| (NamespaceMode::try_from(user.mode), user)) {
-        None => {}
-        Some((Ok(NamespaceMode::Node), user)) if user.uids.is_empty() && user.gids.is_empty() => {}
-        Some((Ok(NamespaceMode::Pod), _)) => {
-            return Err(unsupported(&field("userns_options"), "pods share the user namespace of the host"));
+    Ok(options)
+}
+
+/// The user namespace: one range of ids each for users and groups, or the host's.
+fn user_namespace(options: &NamespaceOption) -> Result<UserNamespaceMode, Status> {
+    let Some(UserNamespace { mode, uids, gids }) = &options.userns_options else { return Ok(UserNamespaceMode::Host) };
+    let field = |name: &str| format!("config.linux.security_context.namespace_options.userns_options{name}");
+    match NamespaceMode::try_from(*mode) {
+        Ok(NamespaceMode::Node) if uids.is_empty() && gids.is_empty() => Ok(UserNamespaceMode::Host),
+        Ok(NamespaceMode::Pod) => {
+            let (uids, gids) = (id_range(&field(".uids"), uids)?, id_range(&field(".gids"), gids)?);
+            Ok(UserNamespaceMode::Mapped(IdMappings { uids, gids }))
         }
-        Some((Ok(NamespaceMode::Node | NamespaceMode::Container | NamespaceMode::Target) | Err(_), _)) => {
-            return Err(invalid_field(&field("userns_options"), "expected POD, or NODE without mappings"));
+        Ok(NamespaceMode::Node | NamespaceMode::Container | NamespaceMode::Target) | Err(_) => {
+            Err(invalid_field(&field(""), "expected POD, or NODE without mappings"))
         }
     }
-    Ok(NamespaceOption { userns_options: None, ..options })
+}
+
+/// The range of ids of a mapping. [`PodSpec::validate`] checks the ids of the host.
+fn id_range(field: &str, mappings: &[IdMapping]) -> Result<IdRange, Status> {
+    match mappings {
+        [IdMapping { host_id, container_id: 0, length }] => Ok(IdRange { host: *host_id, length: *length }),
+        [_] => Err(invalid_field(field, "the mapping does not begin with id 0 of the pod")),
+        _ => Err(invalid_field(field, "expected exactly one mapping")),
+    }
 }
 
 /// Labels mean nothing on a host without SELinux.
@@ -262,11 +280,32 @@ mod tests {
         for bad in [modes(Container, Pod, Pod), modes(Pod, Target, Pod), modes(Pod, Pod, Container)] {
             assert!(namespaces(&context(bad)).is_err());
         }
-        for (mode, is_allowed) in [(Node, true), (Pod, false), (Container, false), (Target, false)] {
-            let user = gantry_proto::cri::v1::UserNamespace { mode: mode.into(), ..Default::default() };
-            let options = NamespaceOption { userns_options: Some(user), ..NamespaceOption::default() };
-            assert_eq!(namespaces(&context(options)).is_ok(), is_allowed, "{mode:?}");
+    }
+
+    #[test]
+    fn user_namespaces_have_one_mapping_of_each_kind() {
+        use NamespaceMode::{Container, Node, Pod, Target};
+        let map = |container_id| IdMapping { host_id: 1000, container_id, length: 100_000 };
+        let parsed = |mode: NamespaceMode, uids: Vec<IdMapping>, gids: Vec<IdMapping>| {
+            let options = Some(UserNamespace { mode: mode.into(), uids, gids });
+            user_namespace(&NamespaceOption { userns_options: options, ..NamespaceOption::default() }).ok()
+        };
+        let range = IdRange { host: 1000, length: 100_000 };
+        let one = || vec![map(0)];
+        assert_eq!(parsed(Pod, one(), one()), Some(UserNamespaceMode::Mapped(IdMappings::same(range))));
+        assert_eq!(parsed(Node, Vec::new(), Vec::new()), Some(UserNamespaceMode::Host));
+        for (mode, uids, gids) in [
+            (Pod, Vec::new(), Vec::new()),
+            (Pod, one(), Vec::new()),
+            (Pod, one(), vec![map(0), map(1)]),
+            (Pod, vec![map(1)], one()),
+            (Node, one(), one()),
+            (Container, one(), one()),
+            (Target, Vec::new(), Vec::new()),
+        ] {
+            assert_eq!(parsed(mode, uids, gids), None, "{mode:?}");
         }
+        assert_eq!(user_namespace(&NamespaceOption::default()).unwrap(), UserNamespaceMode::Host);
     }
 
     #[test]
