@@ -79,7 +79,7 @@ fn mode_pod_maps_ids() {
 
 /// The volumes of a container have the ids of its sandbox, as a kubelet asks for.
 #[test]
-fn mounts_of_containers_have_the_ids_of_the_sandbox() {
+fn mounts_of_containers_have_the_sandboxes_ids() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let asked = json!({ "uids": [mapping(0)], "gids": [mapping(0)] });

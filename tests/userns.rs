@@ -156,7 +156,7 @@ fn files_of_the_app_belong_to_its_users() {
 }
 
 #[test]
-fn root_of_a_pod_has_no_rights_on_the_host() {
+fn root_has_no_rights_on_the_host() {
     let g = Gantry::new();
     let all = [USERNS, "--cap-add=ALL", "--security-opt=seccomp=unconfined"];
     for (verb, code, what) in [
@@ -430,7 +430,7 @@ fn combinations_that_are_not_confined_are_refused() {
 }
 
 #[test]
-fn files_are_copied_with_the_ids_of_the_pod() {
+fn files_are_copied_with_ids_of_the_pod() {
     let g = Gantry::new();
     let source = g.scratch().join("source");
     fs::create_dir(&source).unwrap();

@@ -2,8 +2,9 @@
 //!
 //! It is made before the pod's other namespaces, which belong to it: root of the pod has its capabilities over them,
 //! and over nothing of the host. PID 1 and the processes of the apps are in it. The supervisor is not: it enters the
-//! pod's network, IPC and UTS namespaces only, and keeps its rights over the pod's cgroups, logs and mounts. libcontainer
-//! does not make the namespace, since it would make one for each app; it joins it by a descriptor, as execs do.
+//! pod's network, IPC and UTS namespaces only, and keeps its rights over the pod's cgroups, logs and mounts.
+//! libcontainer does not make the namespace, since it would make one for each app; it joins it by a descriptor, as
+//! execs do.
 //!
 //! # Files
 //!

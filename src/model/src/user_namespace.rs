@@ -17,8 +17,8 @@ use crate::systemd::SystemdMode;
 /// The number of ids of a pod if none is given: all those that images use.
 pub const DEFAULT_ID_COUNT: u32 = 65536;
 
-/// The ids of pods with ids of their own on hosts that name no others: systemd, which lists the use of ids by all common
-/// programs (<https://systemd.io/UIDS-GIDS>), leaves these unused. There are enough for 4096 pods.
+/// The ids of pods with ids of their own on hosts that name no others: systemd, which lists the use of ids by all
+/// common programs (<https://systemd.io/UIDS-GIDS>), leaves these unused. There are enough for 4096 pods.
 pub const DEFAULT_POOL: IdRange = IdRange { host: 1_879_048_192, length: 268_435_456 };
 
 /// The ids 0 to `length - 1` of a pod are the ids from `host` on of the host.
