@@ -1,7 +1,5 @@
 //! User namespaces of the Kubernetes CRI: the specs of critest's group "UserNamespaces", each by its name.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test itself does")]
-
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 

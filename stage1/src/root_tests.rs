@@ -87,6 +87,7 @@ fn files_can_be_rewritten_later() {
         kind: "bind",
         source: "/volumes/v".into(),
         options: Vec::new(),
+        has_ids_of_pod: false,
     };
     let mut etc = Etc::default();
     etc.write(&[text("hosts", "a long text")], &root, &[]).unwrap();
