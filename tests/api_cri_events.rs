@@ -75,7 +75,7 @@ fn expected(events: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn each_step_of_sandboxes_and_containers_is_an_event() {
+fn each_step_of_a_container_is_an_event() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let follower = Follower::subscribe(&g, &address, "100000");

@@ -300,7 +300,9 @@ fn mounts_as_docker_spells_them() {
     let _ = g.app(&["--mount", "source=kept,target=/v"], &["write", "/v/x", "text"]).ok();
     assert_eq!(g.app(&["--mount", "type=volume,src=kept,dst=/v"], &["cat", "/v/x"]).ok().stdout, "text\n");
     for (mount, why) in [
-        ("type=bind,source=/x,target=/y,bind-propagation=shared", "propagate"),
+        ("type=bind,source=/x,target=/y,bind-propagation=unbindable", "rprivate, rslave and rshared"),
+        ("type=volume,source=x,target=/y,bind-propagation=rslave", "type=bind"),
+        ("type=bind,source=/x,target=/y,subpath=z", "type=image"),
         ("type=npipe,source=/x,target=/y", "a type of mount"),
         ("type=bind,source=/x,target=/y,tmpfs-size=1", "type=tmpfs"),
         ("type=tmpfs", "target"),

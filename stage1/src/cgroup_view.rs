@@ -80,7 +80,7 @@ fn fill(top: &OwnedFd, hierarchies: &[Vec<String>]) -> io::Result<()> {
             rustix::fs::symlinkat(&name, top, controller)?;
         }
     }
-    sys::restrict_mount(top.as_fd(), MountAttributes { read_only: true, recursive: false })
+    sys::restrict_mount(top.as_fd(), MountAttributes { read_only: true, ..Default::default() })
 }
 
 fn make_mount(kind: &str, options: &[String], attributes: MountAttrFlags) -> io::Result<OwnedFd> {

@@ -29,7 +29,7 @@ use crate::oom::OomTracker;
 use crate::own_namespaces::AppNamespaces;
 use crate::pace::Pace;
 use crate::spec::AppFiles;
-use crate::user::{self, Ids};
+use crate::user::{self, Ids, UserRequest};
 use crate::user_namespace::{DEFAULT_NODES, UserNamespace};
 use crate::volumes::AppMount;
 use crate::{etc, mounts, own_namespaces, root, seccomp, spec, terminal, ulimits, volumes};
@@ -115,13 +115,7 @@ impl AppCreation<'_> {
                 root
             }
         };
-        let ids = user::resolve(
-            &root,
-            self.app.user.as_deref(),
-            self.app.group.as_deref(),
-            &self.app.options.supplementary_gids,
-            user,
-        )?;
+        let ids = user::resolve(&root, &UserRequest::of_app(self.app, user))?;
         let mut etc = root::Etc::default();
         let as_root = user.map(UserNamespace::as_root).transpose()?;
         if self.host.is_none() {
@@ -285,7 +279,7 @@ impl ProcessInputs<'_> {
         // Mount points are files of the app's root.
         let as_root = self.user().map(UserNamespace::as_root).transpose()?;
         // They are needed until the process has copied them into its own mount namespace.
-        let _attached = mounts::attach(root, mounts, self.user())?;
+        let (_attached, late) = mounts::attach(root, mounts, self.user())?;
         drop(as_root);
         let namespaces = self.enter_user_namespace(app)?;
         let mapped = self.user().map(|user| mounts::map_sources(mounts, user)).transpose()?;
@@ -298,6 +292,7 @@ impl ProcessInputs<'_> {
         let process = launcher::create(&app.name, command, self.confinement, self.ids.uid, view, stdio)?;
         self.set_oom_score(process.waiting.pid)?;
         let null = terminal::open_null(process.waiting.pid).attempt(|| "cannot open /dev/null of the app")?;
+        late.attach(process.waiting.pid)?;
         Ok(MadeProcess { process, null })
     }
 
@@ -340,10 +335,19 @@ impl ProcessInputs<'_> {
     }
 
     /// Sets the OOM score of the process. libcontainer would set one in the configuration for the supervisor.
+    ///
+    /// Lowering one needs CAP_SYS_RESOURCE, which the root of some virtual machines and containers lacks. The app runs
+    /// with the lowest score that is permitted then, as with other runtimes: kubelets ask for -997.
     fn set_oom_score(&self, process: Pid) -> Result<()> {
         let Some(score) = self.app.options.oom_score_adj else { return Ok(()) };
         let path = format!("/proc/{}/oom_score_adj", process.as_raw_nonzero());
-        std::fs::write(path, score.to_string()).attempt(|| format!("cannot set oom_score_adj to {score}"))
+        match std::fs::write(path, score.to_string()) {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                tracing::warn!("oom_score_adj of '{}' is not lowered to {score}: {error}", self.app.name);
+                Ok(())
+            }
+            other => other.attempt(|| format!("cannot set oom_score_adj to {score}")),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ use crate::launcher::EXECVE_TIMEOUT;
 use crate::program::Unexecutable;
 use crate::refusal::{self, Step};
 use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
-use crate::user::{self, Ids};
+use crate::user::{self, Ids, UserRequest};
 use crate::user_namespace::UserNamespace;
 use crate::{passing, spec, terminal, ulimits};
 
@@ -202,8 +202,9 @@ fn ids(app: &App, request: &control::Exec) -> Result<Ids> {
         return Ok(app.ids.clone());
     }
     let user = request.user.as_deref().or(app.plan.user.as_deref());
-    let namespace = app.confinement.user.as_deref();
-    user::resolve(&app.root, user, request.group.as_deref(), &app.plan.options.supplementary_gids, namespace)
+    let group = request.group.as_deref();
+    let of_app = UserRequest::of_app(&app.plan, app.confinement.user.as_deref());
+    user::resolve(&app.root, &UserRequest { user, group, ..of_app })
 }
 
 /// The process that joins the app and forks the program's process there.

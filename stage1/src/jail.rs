@@ -14,12 +14,12 @@
 //! Without the host's mounts, a pod keeps none of them busy, its overlay mounts are visible nowhere else, the cost of
 //! starting an app does not depend on the host's mount table, and `kill -9` unmounts everything.
 
-use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
 use gantry_contract::plan::Plan;
+use gantry_model::mount_options::Propagation;
 use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::spec::{PodFlavor, VolumeKind};
 use gantry_model::{ErrorKind, PodLogDir};
@@ -30,8 +30,8 @@ use rustix::mount::{
 };
 
 use crate::failure::{Attempt, Result, failure};
-use crate::sys;
 use crate::user_namespace::UserNamespace;
+use crate::{image_volume, sys, volumes};
 
 /// Descriptors of the pod's files.
 pub(crate) struct Jail {
@@ -83,21 +83,33 @@ pub(crate) fn enter(plan: &Plan, user: Option<UserNamespace>) -> Result<Jail> {
     if plan.uts == UtsMode::Pod {
         rustix::system::sethostname(plan.hostname.as_bytes()).attempt(|| "cannot set the pod's hostname")?;
     }
+    // A mount leaves its peer group by the next step.
+    let mut volumes = clone_volumes(plan, |propagation| propagation == Propagation::Shared)?;
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .attempt(|| "cannot make the pod's mounts invisible to the host")?;
     // Opened in this mount namespace: a mount of another one cannot be bound.
     let pod_dir = open_dir(&plan.pod_dir).attempt(|| format!("cannot open the pod directory {}", plan.pod_dir))?;
     let trees = open_dir(&plan.trees_dir).attempt(|| format!("cannot open the layers in {}", plan.trees_dir))?;
-    let volumes = clone_volumes(plan)?;
+    volumes.extend(clone_volumes(plan, |propagation| propagation != Propagation::Shared)?);
     let log_dir = plan.log_dir.as_ref().map(clone_log_dir).transpose()?;
     build_root(plan, user.as_ref(), &pod_dir, &trees)?;
-    for (name, (tree, is_file)) in volumes {
-        attach_volume(&name, &tree, is_file)?;
+    let (propagating, private): (Vec<_>, Vec<_>) =
+        volumes.into_iter().partition(|volume| volume.propagation.propagates());
+    for volume in &private {
+        attach_volume(&volume.name, &volume.tree, volume.is_file)?;
     }
-    // Not before every tree is in this namespace. Later mounts of the host below a volume must not propagate to apps:
+    // Not before these trees are in this namespace. Later mounts of the host below a volume must not propagate to apps:
     // they would be writable, and neither nosuid nor nodev.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .attempt(|| "cannot keep later mounts of the host out of the pod")?;
+    for volume in &propagating {
+        attach_volume(&volume.name, &volume.tree, volume.is_file)?;
+    }
+    for volume in &plan.volumes {
+        if let VolumeKind::Image { layers, sub_path, .. } = &volume.kind {
+            add_volume(volume.name.as_str(), &image_volume::open(layers, sub_path)?, Propagation::Private)?;
+        }
+    }
     let pod_dir = open_dir("/pod").attempt(|| "cannot open the pod directory from inside")?;
     Ok(Jail { pod_dir, null, host, log_dir, user: user.map(Rc::new) })
 }
@@ -122,17 +134,30 @@ fn clone_log_dir(dir: &PodLogDir) -> Result<OwnedFd> {
     }
 }
 
-/// Clones the mount tree of each host volume while the host's paths are reachable. Every source is opened once and
-/// checked by that descriptor, so that replacing it meanwhile has no effect.
-fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
-    let mut trees = BTreeMap::new();
+/// The mount tree of a volume.
+struct ClonedVolume {
+    name: String,
+    tree: OwnedFd,
+    is_file: bool,
+    propagation: Propagation,
+}
+
+/// Clones the mount tree of each host volume with such a propagation while the host's paths are reachable. Every source
+/// is opened once and checked by that descriptor, so that replacing it meanwhile has no effect.
+fn clone_volumes(plan: &Plan, is_wanted: impl Fn(Propagation) -> bool) -> Result<Vec<ClonedVolume>> {
+    let mut trees = Vec::new();
     for volume in &plan.volumes {
+        let propagation = volumes::propagation(plan.apps.iter().flat_map(|app| &app.mounts), volume);
+        if !is_wanted(propagation) {
+            continue;
+        }
         let (source, recursive) = match &volume.kind {
             VolumeKind::Host { source, recursive } => (source.clone(), *recursive),
             VolumeKind::Named { volume } => (format!("{}/{volume}", plan.volumes_dir), false),
-            VolumeKind::Anonymous | VolumeKind::Empty { .. } => continue,
+            VolumeKind::Anonymous | VolumeKind::Empty { .. } | VolumeKind::Image { .. } => continue,
         };
         let what = || format!("cannot use '{}' as volume '{}'", gantry_model::id::shown(&source), volume.name);
+        check_peers(&source, propagation)?;
         let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         if recursive {
             flags |= OpenTreeFlags::AT_RECURSIVE;
@@ -140,9 +165,29 @@ fn clone_volumes(plan: &Plan) -> Result<BTreeMap<String, (OwnedFd, bool)>> {
         let tree = open_tree(CWD, source.as_str(), flags).attempt(what)?;
         let stat = rustix::fs::fstat(&tree).attempt(what)?;
         let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        trees.insert(volume.name.to_string(), (tree, !is_dir));
+        trees.push(ClonedVolume { name: volume.name.to_string(), tree, is_file: !is_dir, propagation });
     }
     Ok(trees)
+}
+
+/// Refuses a source whose mount cannot propagate.
+fn check_peers(source: &str, propagation: Propagation) -> Result<()> {
+    if !propagation.propagates() {
+        return Ok(());
+    }
+    let shown = gantry_model::id::shown(source);
+    let groups = gantry_host::mounts::peer_groups(source.as_ref())
+        .attempt(|| format!("cannot inspect the mount of '{shown}'"))?;
+    let (is_possible, what) = match propagation {
+        Propagation::Shared => (groups.is_shared, "shared"),
+        Propagation::Slave | Propagation::Private => (groups.is_shared || groups.is_slave, "shared or slave"),
+    };
+    if is_possible {
+        return Ok(());
+    }
+    let how = propagation.as_str();
+    let why = format!("'{shown}' cannot be mounted {how}: it is not on a {what} mount (mount --make-shared)");
+    Err(failure(ErrorKind::Invalid, why))
 }
 
 /// Mounts what is /dev/shm in the apps.
@@ -221,13 +266,19 @@ fn attach_volume(name: &str, tree: &OwnedFd, is_file: bool) -> Result<()> {
         .inspect_err(|_| remove_volume(name))
 }
 
-/// Adds the volume that this detached mount is to the running pod.
-pub(crate) fn add_volume(name: &str, tree: &OwnedFd) -> Result<()> {
+/// Adds the volume that this detached mount is to the running pod. It stays in the peer group of the host's mount if
+/// that is shared and an app is to share it, and receives the host's later mounts if an app is to see them.
+pub(crate) fn add_volume(name: &str, tree: &OwnedFd, propagation: Propagation) -> Result<()> {
     let what = || format!("cannot mount volume '{name}'");
     let is_dir = FileType::from_raw_mode(rustix::fs::fstat(tree).attempt(what)?.st_mode) == FileType::Directory;
     attach_volume(name, tree, !is_dir)?;
-    // As in `enter`: later mounts of the host below it must not propagate to apps.
-    mount_change(volume_path(name), MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+    let flags = match propagation {
+        Propagation::Shared => return Ok(()),
+        Propagation::Slave => MountPropagationFlags::DOWNSTREAM,
+        // As in `enter`: later mounts of the host below it must not propagate to apps.
+        Propagation::Private => MountPropagationFlags::PRIVATE,
+    };
+    mount_change(volume_path(name), flags | MountPropagationFlags::REC)
         .attempt(what)
         .inspect_err(|_| remove_volume(name))
 }
@@ -235,6 +286,15 @@ pub(crate) fn add_volume(name: &str, tree: &OwnedFd) -> Result<()> {
 /// Unmounts a volume of the running pod that no app mounts any more.
 pub(crate) fn remove_volume(name: &str) {
     let path = volume_path(name);
+    // Unmounting a shared mount would unmount what is mounted below it on the host, too.
+    match mount_change(&path, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC) {
+        // It is not mounted.
+        Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+        Err(error) => {
+            tracing::warn!("volume '{name}' stays mounted until the pod ends: it cannot be made private: {error}");
+            return;
+        }
+    }
     // A mount that stays ends with the pod. Until then, adding a volume of this name fails.
     let _ends_with_the_pod = unmount(&path, UnmountFlags::DETACH);
     let _is_file = rustix::fs::unlinkat(CWD, &path, AtFlags::REMOVEDIR);

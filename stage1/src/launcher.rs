@@ -348,7 +348,7 @@ impl AppExecutor {
             message: format!("cannot make the app's own namespaces: {error}"),
         };
         let thread = SingleThreaded::check().map_err(cannot)?;
-        let namespaces = self.confinement.namespaces;
+        let namespaces = &self.confinement.namespaces;
         if namespaces.manages_cgroup {
             own_namespaces::enter_delegated_cgroup().map_err(cannot)?;
         } else {

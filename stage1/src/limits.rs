@@ -4,6 +4,7 @@
 //! host forbids writing it) is no failure but a warning, one per cause. A value that the kernel refuses is a failure.
 //! A change is complete or not made: after a failure, the former limits are set again.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
@@ -11,7 +12,7 @@ use gantry_contract::plan::Plan;
 use gantry_host::cgroup::{Cgroup, CgroupSet, ReadCounters as _};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use gantry_model::spec::{DEFAULT_CPU_PERIOD, DEFAULT_PIDS_LIMIT, DeviceIoLimits, Limits};
+use gantry_model::spec::{CgroupFile, DEFAULT_CPU_PERIOD, DEFAULT_PIDS_LIMIT, DeviceIoLimits, Limits};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
@@ -60,7 +61,7 @@ pub(crate) fn warnings(ineffective: &[IneffectiveLimit]) -> Vec<String> {
 /// Values for files of one controller.
 struct Setting {
     flag: &'static str,
-    controller: &'static str,
+    controller: Cow<'static, str>,
     /// Files and values of v1, in the order in which they are written; empty if v1 has no such limit.
     v1: Vec<(String, String)>,
     /// The same of v2.
@@ -76,7 +77,7 @@ impl Setting {
         let own = |files: &[(&str, &str)]| -> Vec<(String, String)> {
             files.iter().map(|&(file, value)| (file.to_owned(), value.to_owned())).collect()
         };
-        Self { flag, controller, v1: own(v1), v2: own(v2), is_any: false, is_default: false }
+        Self { flag, controller: controller.into(), v1: own(v1), v2: own(v2), is_any: false, is_default: false }
     }
 }
 
@@ -132,11 +133,28 @@ fn settings(new: &Limits, old: Option<&Limits>, devices: &BlockDevices, owner: L
         let limit = limit.to_string();
         all.push(Setting::new("--hugetlb-limit", "hugetlb", &[(&v1, &limit)], &[(&v2, &limit)]));
     }
+    all.extend(unified(new, old));
     for size in known.keys().filter(|size| !new.hugetlb.contains_key(size)) {
         let (v1, v2) = (format!("hugetlb.{size}.limit_in_bytes"), format!("hugetlb.{size}.max"));
         all.push(Setting::new("--hugetlb-limit", "hugetlb", &[(&v1, "-1")], &[(&v2, "max")]));
     }
     Ok(all)
+}
+
+/// Files of v2 that are written as they are given. A value that is no longer given stays: what a file has by default
+/// is the kernel's own matter.
+fn unified(new: &Limits, old: Option<&Limits>) -> Vec<Setting> {
+    let is_new = |file, value| old.is_none_or(|old| old.unified.get(file) != Some(value));
+    let changed = new.unified.iter().filter(|(file, value)| is_new(*file, *value));
+    let setting = |(file, value): (&CgroupFile, &String)| Setting {
+        flag: "--cgroup-conf",
+        controller: file.controller().to_owned().into(),
+        v1: Vec::new(),
+        v2: vec![(file.to_string(), value.clone())],
+        is_any: false,
+        is_default: false,
+    };
+    changed.map(setting).collect()
 }
 
 fn memory_high(new: &Limits) -> Setting {
@@ -212,7 +230,9 @@ fn io_devices(new: &Limits, old: Option<&Limits>, devices: &BlockDevices) -> Res
 /// The v1 controllers that a pod's cgroups have only for these limits: each hierarchy that a process joins costs time.
 pub(crate) fn extra_controllers(limits: &Limits) -> impl Iterator<Item = &'static str> {
     let cpuset = limits.cpuset_cpus.is_some() || limits.cpuset_mems.is_some();
-    let hugetlb = !limits.hugetlb.is_empty();
+    let is_unified = |name: &str| limits.unified.keys().any(|file| file.controller() == name);
+    let hugetlb = !limits.hugetlb.is_empty() || is_unified("hugetlb");
+    let cpuset = cpuset || is_unified("cpuset");
     cpuset.then_some("cpuset").into_iter().chain(hugetlb.then_some("hugetlb"))
 }
 
@@ -306,10 +326,16 @@ impl LimitedCgroup<'_> {
         Ok(ineffective)
     }
 
+    /// The cgroup that has a setting's controller. v2 names that of input and output otherwise.
+    fn with_setting(&self, setting: &Setting) -> Option<&Cgroup> {
+        let name = if setting.controller == "io" { IO_CONTROLLER } else { &setting.controller };
+        self.cgroups.with_controller(name)
+    }
+
     /// Writes a setting. Returns why it has no effect, if it has none.
     fn write(&self, setting: &Setting) -> Result<Option<String>> {
-        let Some(cgroup) = self.cgroups.with_controller(setting.controller) else {
-            return Ok(Some(absence(setting.controller)));
+        let Some(cgroup) = self.with_setting(setting) else {
+            return Ok(Some(absence(&setting.controller)));
         };
         let files = if cgroup.is_v2() { &setting.v2 } else { &setting.v1 };
         let mut cause = files.is_empty().then(|| format!("cgroup v1 has no such limit ({} needs v2)", setting.flag));
@@ -318,7 +344,7 @@ impl LimitedCgroup<'_> {
             match write_file(cgroup, file, value) {
                 Ok(()) => is_any_written = true,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    cause = Some(absence_of_file(cgroup, setting.controller, file));
+                    cause = Some(absence_of_file(cgroup, &setting.controller, file));
                 }
                 Err(error) if is_forbidden(&error) => {
                     cause = Some(format!("the host does not permit writing {file} ({error})"));

@@ -8,9 +8,9 @@
 //!
 //! The volumes are mounted in a second mount of the app's root, on top of the first, through which the supervisor
 //! itself sees the root without them. libcontainer binds the second with everything below it. It then mounts /proc,
-//! /sys and /dev over the root, which no volume may cover ([`crate::volumes`]). Targets below /dev are therefore left
-//! to libcontainer. No other app has that tmpfs; but a volume inside a volume there would be mounted by path, which
-//! [`check_targets`] refuses.
+//! /sys and /dev over the root, which would cover volumes there: [`crate::late_mounts`] mounts those afterwards.
+//! Targets below /dev are therefore left to libcontainer. No other app has that tmpfs; but a volume inside a volume
+//! there would be mounted by path, which [`check_targets`] refuses.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::Duration;
@@ -25,6 +25,7 @@ use rustix::mount::{
 };
 
 use crate::failure::{Attempt, Result, failure};
+use crate::late_mounts::LateMounts;
 use crate::sys::{self, MountAttributes};
 use crate::user_namespace::{self, UserNamespace};
 use crate::volumes::AppMount;
@@ -48,9 +49,21 @@ impl Drop for AttachedMounts {
     }
 }
 
+impl AttachedMounts {
+    /// The app's root with these mounts.
+    fn root<'a>(&'a self, bare: &'a OwnedFd) -> &'a OwnedFd {
+        self.0.as_ref().unwrap_or(bare)
+    }
+}
+
 /// Whether libcontainer mounts at this target: below /dev, where it mounts a file system itself.
 pub(crate) fn is_left_to_libcontainer(mount: &AppMount) -> bool {
-    mount.target.starts_with("/dev/")
+    mount.target.starts_with("/dev/") && !mount.is_late
+}
+
+/// Whether it is mounted before libcontainer makes the app's process.
+fn is_early(mount: &AppMount) -> bool {
+    !mount.is_late && !is_left_to_libcontainer(mount)
 }
 
 /// Refuses mounts that libcontainer would make by path in a directory that other apps can change: inside a volume,
@@ -68,22 +81,29 @@ pub(crate) fn check_targets(mounts: &[AppMount], do_apps_run: bool) -> Result<()
     Ok(())
 }
 
-/// Mounts the volumes at their resolved targets, outer ones first.
+/// Mounts the volumes at their resolved targets, outer ones first, and prepares those that are mounted later.
 ///
 /// `user`: the pod's user namespace, whose ids the volumes get.
-pub(crate) fn attach(root: &OwnedFd, mounts: &[AppMount], user: Option<&UserNamespace>) -> Result<AttachedMounts> {
-    if mounts.iter().all(is_left_to_libcontainer) {
+pub(crate) fn attach(
+    root: &OwnedFd,
+    mounts: &[AppMount],
+    user: Option<&UserNamespace>,
+) -> Result<(AttachedMounts, LateMounts)> {
+    let attached = attach_early(root, mounts, user)?;
+    let late = LateMounts::prepare(attached.root(root), mounts, user)?;
+    Ok((attached, late))
+}
+
+fn attach_early(root: &OwnedFd, mounts: &[AppMount], user: Option<&UserNamespace>) -> Result<AttachedMounts> {
+    if !mounts.iter().any(is_early) {
         return Ok(AttachedMounts(None));
     }
     let attached = attach_root(root).attempt(|| "cannot mount the app's root for its volumes")?;
     let attached = AttachedMounts(Some(attached));
-    let root = attached.0.as_ref().unwrap_or(root);
-    for mount in mounts.iter().filter(|mount| !is_left_to_libcontainer(mount)) {
+    let root = attached.root(root);
+    for mount in mounts.iter().filter(|mount| is_early(mount)) {
         let what = || format!("cannot mount at '{}'", shown(&mount.target));
-        let tree = if mount.is_tmpfs() { make_tmpfs(mount, user)? } else { clone_volume(mount).attempt(what)? };
-        if let Some(user) = user.filter(|_| mount.has_ids_of_pod) {
-            user.map_mount(&tree, &format!("'{}'", shown(&mount.target)))?;
-        }
+        let tree = open_mount(mount, user)?;
         let is_dir = is_directory(&tree).attempt(what)?;
         let mut attempts = if mounts.iter().any(|outer| is_inside(mount, outer)) { MAX_ATTEMPTS } else { 1 };
         while !is_attached(root, &tree, &mount.target, is_dir).or_else(|error| match attempts {
@@ -138,7 +158,7 @@ fn is_attached(root: &OwnedFd, tree: &OwnedFd, path: &str, is_dir: bool) -> rust
 }
 
 /// Whether a mount's target is in the directory that another mount covers.
-fn is_inside(mount: &AppMount, outer: &AppMount) -> bool {
+pub(crate) fn is_inside(mount: &AppMount, outer: &AppMount) -> bool {
     let rest = mount.target.strip_prefix(outer.target.as_str());
     rest.is_some_and(|rest| rest.starts_with('/'))
 }
@@ -152,11 +172,26 @@ fn attach_root(root: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     Ok(tree)
 }
 
+/// What is mounted, as a mount that is attached nowhere.
+pub(crate) fn open_mount(mount: &AppMount, user: Option<&UserNamespace>) -> Result<OwnedFd> {
+    let what = || format!("cannot mount at '{}'", shown(&mount.target));
+    let tree = if mount.is_tmpfs() { make_tmpfs(mount, user)? } else { clone_volume(mount).attempt(what)? };
+    if let Some(user) = user.filter(|_| mount.has_ids_of_pod) {
+        user.map_mount(&tree, &format!("'{}'", shown(&mount.target)))?;
+    }
+    Ok(tree)
+}
+
 /// The volume as a mount of its own, with the restrictions of this app.
 fn clone_volume(mount: &AppMount) -> std::io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     let tree = open_tree(CWD, mount.source.as_str(), flags)?;
-    sys::restrict_mount(tree.as_fd(), MountAttributes { read_only: mount.is_read_only(), recursive: true })?;
+    let (propagation, allows_devices) = (mount.propagation, mount.allows_devices());
+    let all = MountAttributes { read_only: mount.is_read_only(), recursive: true, allows_devices, propagation };
+    sys::restrict_mount(tree.as_fd(), all)?;
+    if mount.is_read_only_at_top() {
+        sys::restrict_mount(tree.as_fd(), MountAttributes { read_only: true, recursive: false, ..all })?;
+    }
     Ok(tree)
 }
 
@@ -191,24 +226,24 @@ fn parse_id(text: &str) -> Result<u32> {
     text.parse().map_err(|_| failure(ErrorKind::Internal, format!("the owner '{}' is not a number", shown(text))))
 }
 
-fn is_directory(file: &OwnedFd) -> rustix::io::Result<bool> {
+pub(crate) fn is_directory(file: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) == FileType::Directory)
 }
 
 /// The number of the mount that a file was opened on, which is unique as long as the mount exists.
-fn mount_id(file: &OwnedFd) -> rustix::io::Result<u64> {
+pub(crate) fn mount_id(file: &OwnedFd) -> rustix::io::Result<u64> {
     // statx has the field since Linux 5.8.
     Ok(rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id)
 }
 
 /// Opens a path beneath the root without following a link.
-fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
 /// Opens the directory or file that a volume covers, and makes it if it does not exist.
-fn open_target(root: &OwnedFd, path: &str, is_dir: bool) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn open_target(root: &OwnedFd, path: &str, is_dir: bool) -> rustix::io::Result<OwnedFd> {
     let kind = if is_dir { OFlags::DIRECTORY } else { OFlags::empty() };
     match open_beneath(root, path, OFlags::PATH | kind) {
         Err(Errno::NOENT) => {}

@@ -9,6 +9,7 @@
 //! masked or made read-only, and they are covered again before the app is executed.
 
 use std::io;
+use std::rc::Rc;
 
 use gantry_contract::plan::App;
 use gantry_model::ErrorKind;
@@ -21,8 +22,9 @@ use rustix::mount::{
 };
 
 use crate::failure::{Result, failure};
+use crate::spec::CoveredPaths;
+use crate::sys;
 use crate::user::Ids;
-use crate::{spec, sys};
 
 /// Where systemd and other programs expect the cgroup file system.
 const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
@@ -30,22 +32,26 @@ const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 const QUIET: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// The namespaces of an app's process.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct AppNamespaces {
     /// Its PID namespace.
     pub(crate) pid: PidMode,
     /// Whether it manages the cgroup that is delegated to it.
     pub(crate) manages_cgroup: bool,
-    /// Whether no path in /proc is masked or read-only.
-    has_whole_proc: bool,
+    /// The paths that are covered, also in /proc of its own PID namespace.
+    covered: Rc<CoveredPaths>,
 }
 
 impl AppNamespaces {
     /// Those that an app's options ask for.
     pub(crate) fn from_app(app: &App) -> Self {
         let manages_cgroup = app.options.systemd == SystemdMode::Always;
-        let pid = if manages_cgroup { PidMode::App } else { app.options.pid };
-        Self { pid, manages_cgroup, has_whole_proc: app.options.privileged }
+        Self { pid: Self::pid_mode(app), manages_cgroup, covered: Rc::new(CoveredPaths::of_app(app)) }
+    }
+
+    /// The PID namespace of an app.
+    pub(crate) fn pid_mode(app: &App) -> PidMode {
+        if app.options.systemd == SystemdMode::Always { PidMode::App } else { app.options.pid }
     }
 }
 
@@ -75,20 +81,17 @@ fn replace_proc() -> io::Result<()> {
 }
 
 /// Makes this process, PID 1 of a new PID namespace, the leader of a session, and mounts /proc of the namespace.
-pub(crate) fn set_up_first_process(namespaces: AppNamespaces, has_terminal: bool) -> io::Result<()> {
+pub(crate) fn set_up_first_process(namespaces: &AppNamespaces, has_terminal: bool) -> io::Result<()> {
     rustix::process::setsid()?;
     if has_terminal {
         // The process that forked this one may not have exited; its session has the terminal until then.
         sys::steal_controlling_terminal(rustix::stdio::stdin())?;
     }
     replace_proc()?;
-    if namespaces.has_whole_proc {
-        return Ok(());
-    }
-    let in_proc = |path: &&&str| path.starts_with("/proc/");
-    spec::MASKED.iter().filter(in_proc).try_for_each(|path| mask(path))?;
-    // /proc/1 is the app itself.
-    spec::READ_ONLY.iter().filter(in_proc).filter(|path| **path != "/proc/1").try_for_each(|path| protect(path))
+    let in_proc = |path: &&String| path.starts_with("/proc/");
+    let CoveredPaths { masked, read_only } = &*namespaces.covered;
+    masked.iter().filter(in_proc).try_for_each(|path| mask(path))?;
+    read_only.iter().filter(in_proc).try_for_each(|path| protect(path))
 }
 
 /// Hides a file or directory, if it exists.

@@ -34,7 +34,7 @@ pub(crate) fn ensure_read_only() -> Result<()> {
     let what = || "cannot make a read-only mount of gantry-stage1";
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let program = open_tree(CWD, OWN_PROGRAM, flags).attempt(|| format!("{} (open_tree)", what()))?;
-    sys::restrict_mount(program.as_fd(), sys::MountAttributes { read_only: true, recursive: false })
+    sys::restrict_mount(program.as_fd(), sys::MountAttributes { read_only: true, ..Default::default() })
         .attempt(|| format!("{} (mount_setattr)", what()))?;
     let (argv, env) = (arguments()?, environment()?);
     let error = sys::execveat(program.as_fd(), &argv, &env);

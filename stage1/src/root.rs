@@ -34,14 +34,10 @@ pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<Owne
         // Root of a user namespace must reach them.
         make_dir(&dir, if user.is_some() { 0o711 } else { 0o700 }).attempt(|| format!("cannot make {dir}"))?;
     }
-    let bad = |layer: &String| layer.is_empty() || !layer.bytes().all(|c| c.is_ascii_alphanumeric());
-    if app.layers.is_empty() || app.layers.iter().any(bad) {
-        return Err(failure(ErrorKind::Invalid, "the plan has no layers, or a layer with an invalid name"));
-    }
-    let lower = app.layers.join(":");
+    let lower = layers_option(&app.layers)?;
     let pod_dir = if user.is_some() { "mapped" } else { "pod" };
     let own = format!("../{pod_dir}/apps/{name}");
-    let options = format!("lowerdir={lower},upperdir={own}/upper,workdir={own}/work");
+    let options = format!("{lower},upperdir={own}/upper,workdir={own}/work");
     if options.len() > MAX_OPTIONS {
         return Err(failure(
             ErrorKind::Invalid,
@@ -60,6 +56,15 @@ pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<Owne
     mounted.attempt(|| "cannot mount the app's root (overlayfs over the pod directory)")?;
     rustix::fs::open(root_path(name), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .attempt(|| "cannot open the app's root")
+}
+
+/// The option of an overlay with these layers, whose directories are in the current one.
+pub(crate) fn layers_option(layers: &[String]) -> Result<String> {
+    let bad = |layer: &String| layer.is_empty() || !layer.bytes().all(|c| c.is_ascii_alphanumeric());
+    if layers.is_empty() || layers.iter().any(bad) {
+        return Err(failure(ErrorKind::Invalid, "the plan has no layers, or a layer with an invalid name"));
+    }
+    Ok(format!("lowerdir={}", layers.join(":")))
 }
 
 /// The path of an app's root in the supervisor's tree.

@@ -3,6 +3,8 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use gantry_model::mount_options::Propagation;
+
 use super::*;
 
 fn file(name: &'static str, required: bool) -> etc::File {
@@ -88,6 +90,8 @@ fn files_can_be_rewritten_later() {
         source: "/volumes/v".into(),
         options: Vec::new(),
         has_ids_of_pod: false,
+        propagation: Propagation::Private,
+        is_late: false,
     };
     let mut etc = Etc::default();
     etc.write(&[text("hosts", "a long text")], &root, &[]).unwrap();

@@ -9,13 +9,14 @@ use crate::confine::{ADMIN, Confinement, names};
 use crate::creation::JoinedNamespaces;
 use crate::devices::Device;
 use crate::mounts::is_left_to_libcontainer;
+use crate::own_namespaces::AppNamespaces;
 use crate::root::root_path;
 use crate::ulimits;
 use crate::user::Ids;
 use crate::volumes::AppMount;
 
 /// Paths hidden from apps: the list of docker and podman, with rkt's additions.
-pub(crate) const MASKED: [&str; 15] = [
+const MASKED: [&str; 15] = [
     "/proc/acpi",
     "/proc/asound",
     "/proc/interrupts",
@@ -35,8 +36,33 @@ pub(crate) const MASKED: [&str; 15] = [
 
 /// Paths that apps may only read: podman's list, and files whose mode alone would let root of any container write them:
 /// PID 1's settings (its OOM score, for instance) and the kernel's dynamic debug messages.
-pub(crate) const READ_ONLY: [&str; 7] =
+const READ_ONLY: [&str; 7] =
     ["/proc/1", "/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// The paths that an app cannot see, and those that it can only read.
+#[derive(Debug)]
+pub(crate) struct CoveredPaths {
+    pub(crate) masked: Vec<String>,
+    pub(crate) read_only: Vec<String>,
+}
+
+impl CoveredPaths {
+    /// Those of an app: its own lists, or gantry's, which do not apply to a privileged app.
+    pub(crate) fn of_app(app: &App) -> Self {
+        let paths = |given: &Option<Vec<String>>, own: &[&str]| match given {
+            Some(paths) => paths.clone(),
+            None if app.options.privileged => Vec::new(),
+            None => own.iter().map(|&path| path.to_owned()).collect(),
+        };
+        let masked = paths(&app.options.masked_paths, &MASKED);
+        let mut read_only = paths(&app.options.read_only_paths, &READ_ONLY);
+        if app.options.read_only_paths.is_none() && AppNamespaces::pid_mode(app) == PidMode::App {
+            // It is the app itself.
+            read_only.retain(|path| path != "/proc/1");
+        }
+        Self { masked, read_only }
+    }
+}
 
 /// The files of an app on top of those that every app has.
 pub(crate) struct AppFiles<'a> {
@@ -55,6 +81,7 @@ pub(crate) fn config(
     confinement: &Confinement,
     joined: &JoinedNamespaces,
 ) -> Value {
+    let covered = CoveredPaths::of_app(app);
     json!({
         "ociVersion": "1.0.2",
         "root": { "path": root_path(&app.name), "readonly": app.options.read_only_root },
@@ -65,8 +92,8 @@ pub(crate) fn config(
             "cgroupsPath": format!("{}/{}", plan.pod_cgroup(), app.name),
             "namespaces": namespaces(app, joined),
             "devices": files.devices.iter().map(Device::node).collect::<Vec<_>>(),
-            "maskedPaths": if app.options.privileged { &[][..] } else { &MASKED[..] },
-            "readonlyPaths": if app.options.privileged { &[][..] } else { &READ_ONLY[..] },
+            "maskedPaths": covered.masked,
+            "readonlyPaths": covered.read_only,
         },
     })
 }
@@ -137,7 +164,8 @@ fn mounts(plan: &Plan, own: &[AppMount], is_privileged: bool) -> Vec<Value> {
         mounts.retain(|mount| mount["destination"] != "/dev/shm");
     }
     let left = own.iter().filter(|mount| is_left_to_libcontainer(mount));
-    mounts.extend(left.map(|AppMount { target, kind, source, options, has_ids_of_pod: _ }| {
+    mounts.extend(left.map(|mount| {
+        let AppMount { target, kind, source, options, .. } = mount;
         json!({ "destination": target, "type": kind, "source": source, "options": options })
     }));
     mounts

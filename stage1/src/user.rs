@@ -6,9 +6,12 @@
 
 use std::os::fd::OwnedFd;
 
+use gantry_contract::ProcessIds;
+use gantry_contract::plan::App;
 use gantry_host::file::read_stream;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
+use gantry_model::spec::GroupsPolicy;
 use rustix::fs::{FileType, OFlags};
 
 use crate::failure::{Attempt, Result, failure};
@@ -33,17 +36,44 @@ pub(crate) struct Ids {
     pub(crate) home: String,
 }
 
-/// Resolves the `user`, `group` and further groups of an app or an exec, in the image at `root`.
-///
-/// `namespace`: the pod's user namespace, in which the ids must exist. The owners of files in `root` are those of the
-/// host.
-pub(crate) fn resolve(
-    root: &OwnedFd,
-    user: Option<&str>,
-    group: Option<&str>,
-    further: &[u32],
-    namespace: Option<&UserNamespace>,
-) -> Result<Ids> {
+impl Ids {
+    /// As the journal has them.
+    pub(crate) fn for_journal(&self) -> ProcessIds {
+        ProcessIds { uid: self.uid, gid: self.gid, groups: self.groups.clone() }
+    }
+}
+
+/// The user and groups that an app or an exec is to have.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct UserRequest<'a> {
+    /// The user as in a plan; `None`: root.
+    pub(crate) user: Option<&'a str>,
+    /// The group as in a plan; `None`: the user's.
+    pub(crate) group: Option<&'a str>,
+    /// Supplementary groups.
+    pub(crate) further: &'a [u32],
+    /// Which groups the image adds.
+    pub(crate) policy: GroupsPolicy,
+    /// The pod's user namespace, in which the ids must exist.
+    pub(crate) namespace: Option<&'a UserNamespace>,
+}
+
+impl<'a> UserRequest<'a> {
+    /// That of an app.
+    pub(crate) fn of_app(app: &'a App, namespace: Option<&'a UserNamespace>) -> Self {
+        Self {
+            user: app.user.as_deref(),
+            group: app.group.as_deref(),
+            further: &app.options.supplementary_gids,
+            policy: app.options.groups_policy,
+            namespace,
+        }
+    }
+}
+
+/// Resolves a user and groups in the image at `root`. The owners of files there are those of the host.
+pub(crate) fn resolve(root: &OwnedFd, request: &UserRequest<'_>) -> Result<Ids> {
+    let UserRequest { user, group, further, policy, namespace } = *request;
     let (user, own_group) = match user {
         Some(text) if !text.starts_with('/') => match text.split_once(':') {
             Some((user, group)) => (Some(user), Some(group)),
@@ -55,14 +85,20 @@ pub(crate) fn resolve(
     let groups = read(root, "etc/group")?;
     let found = find_user(root, &passwd, user.unwrap_or("0"), namespace)?;
     let mut all: Vec<u32> = further.to_vec();
-    let gid = match group.or(own_group) {
-        // As with docker and podman, an explicit group excludes the user's other groups.
+    let given = group.or(own_group);
+    let gid = match given {
         Some(text) => find_group(root, &groups, text, namespace)?,
-        None => {
-            all.extend(found.name.iter().flat_map(|name| memberships(&groups, name)));
-            found.gid
-        }
+        None => found.gid,
     };
+    let has_memberships = match policy {
+        // As with docker and podman, an explicit group excludes the user's other groups.
+        GroupsPolicy::UnlessGroup => given.is_none(),
+        GroupsPolicy::Merge => true,
+        GroupsPolicy::Strict => false,
+    };
+    if has_memberships {
+        all.extend(found.name.iter().flat_map(|name| memberships(&groups, name)));
+    }
     // The primary group is a supplementary group too, as with docker and podman (CVE-2022-36109). Otherwise a process
     // could leave it through a set-group-ID program, and escape permissions that deny access to the group.
     all.push(gid);
@@ -222,6 +258,10 @@ mod tests {
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nweb:x:1000:1001::/home/web:/bin/sh\ntwin:x:5:5::/:\ntwin:x:6:6::/:\nbad:x:4294967295:1::/:\nevil:x:9:9::/a\x01b:\n";
     const GROUP: &str = "root:x:0:\nwww:x:33:web,other\nweb:x:1001:\nplugdev:x:46:web\n";
 
+    fn named(user: &str) -> UserRequest<'_> {
+        UserRequest { user: Some(user), ..UserRequest::default() }
+    }
+
     fn image() -> (std::path::PathBuf, OwnedFd) {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let n = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -258,10 +298,26 @@ mod tests {
             (Some("web"), Some("nogroup"), None),
         ];
         for (user, group, want) in rows {
-            let got = resolve(&root, user, group, &[], None).ok();
+            let got = resolve(&root, &UserRequest { user, group, ..UserRequest::default() }).ok();
             let want =
                 want.map(|(uid, gid, groups, home)| Ids { uid, gid, groups: groups.to_vec(), home: home.to_owned() });
             assert_eq!(got, want, "{user:?} {group:?}");
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn policy_decides_on_groups_of_image() {
+        let (dir, root) = image();
+        for (policy, group, want) in [
+            (GroupsPolicy::UnlessGroup, Some("1001"), &[5, 1001][..]),
+            (GroupsPolicy::UnlessGroup, None, &[5, 33, 46, 1001]),
+            (GroupsPolicy::Merge, Some("1001"), &[5, 33, 46, 1001]),
+            (GroupsPolicy::Strict, None, &[5, 1001]),
+        ] {
+            let user = Some("1000");
+            let request = UserRequest { user, group, further: &[5], policy, namespace: None };
+            assert_eq!(resolve(&root, &request).unwrap().groups, want, "{policy:?} {group:?}");
         }
         std::fs::remove_dir_all(dir).unwrap();
     }
@@ -272,13 +328,13 @@ mod tests {
         let passwd = dir.join("etc/passwd");
         std::fs::remove_file(&passwd).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &passwd, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-        assert!(resolve(&root, Some("web"), None, &[], None).is_err(), "a FIFO");
+        assert!(resolve(&root, &named("web")).is_err(), "a FIFO");
         std::fs::remove_file(&passwd).unwrap();
         std::os::unix::fs::symlink("/etc/shadow", &passwd).unwrap();
-        assert!(resolve(&root, Some("root"), None, &[], None).is_err(), "a link to a file that the image lacks");
+        assert!(resolve(&root, &named("root")).is_err(), "a link to a file that the image lacks");
         std::fs::remove_file(&passwd).unwrap();
         std::fs::File::create(&passwd).unwrap().set_len(2 << 20).unwrap();
-        assert!(resolve(&root, Some("web"), None, &[], None).is_err(), "too large");
+        assert!(resolve(&root, &named("web")).is_err(), "too large");
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

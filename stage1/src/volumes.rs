@@ -9,7 +9,8 @@ use gantry_contract::plan::{App, Mount, Plan};
 use gantry_host::lock::LockMode;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use gantry_model::spec::{TmpfsMount, VolumeKind, VolumeSpec, is_device, is_provided};
+use gantry_model::mount_options::{MountOptions, Propagation};
+use gantry_model::spec::{TmpfsMount, VolumeKind, VolumeSpec, is_device, is_provided, is_provided_unless_privileged};
 use gantry_model::systemd::NOTIFY_DIR;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
@@ -18,7 +19,7 @@ use crate::copy::{self, Budget, CopyError};
 use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
 use crate::user_namespace::{MappedDir, UserNamespace};
-use crate::{jail, notify, targets};
+use crate::{jail, late_mounts, notify, targets};
 
 /// A mount in an app's root, in the terms of the OCI runtime specification (config.md, "Mounts").
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,12 +34,30 @@ pub(crate) struct AppMount {
     pub(crate) options: Vec<String>,
     /// Whether the ids of its files are those of the pod, if that has a user namespace.
     pub(crate) has_ids_of_pod: bool,
+    /// The propagation of a bind mount.
+    pub(crate) propagation: Propagation,
+    /// Whether it is mounted in the app's own mount namespace ([`crate::late_mounts`]).
+    pub(crate) is_late: bool,
 }
 
 impl AppMount {
-    /// Whether files can only be read in a bind mount.
+    /// Whether files can only be read in a bind mount and in those below it.
     pub(crate) fn is_read_only(&self) -> bool {
-        self.options.iter().any(|option| option == READ_ONLY)
+        self.has_option(READ_ONLY)
+    }
+
+    /// Whether files can only be read in a bind mount, and those below it stay as they are.
+    pub(crate) fn is_read_only_at_top(&self) -> bool {
+        self.has_option(READ_ONLY_TOP)
+    }
+
+    /// Whether device nodes and set-user-ID programs in a bind mount work.
+    pub(crate) fn allows_devices(&self) -> bool {
+        !self.has_option(NO_DEVICES)
+    }
+
+    fn has_option(&self, name: &str) -> bool {
+        self.options.iter().any(|option| option == name)
     }
 
     /// Whether it is a file system in memory.
@@ -49,6 +68,10 @@ impl AppMount {
 
 /// The option of a bind mount that makes it and the mounts below it read-only.
 const READ_ONLY: &str = "rro";
+/// The option of a bind mount that makes it alone read-only.
+const READ_ONLY_TOP: &str = "ro";
+/// The option without which device nodes in a bind mount work.
+const NO_DEVICES: &str = "rnodev";
 /// The type of a bind mount.
 const BIND: &str = "bind";
 /// The type of a file system in memory.
@@ -100,12 +123,14 @@ pub(crate) fn prepare_mounts(
     }
     let mut prepared = preparation.prepared;
     if notify::has_socket(app) {
-        let options = ["rbind", "rnodev", "rnosuid", READ_ONLY].map(str::to_owned).to_vec();
+        let options = ["rbind", NO_DEVICES, "rnosuid", READ_ONLY].map(str::to_owned).to_vec();
         let source = notify::directory(&app.name);
+        let (target, propagation) = (NOTIFY_DIR.to_owned(), Propagation::Private);
         // Every user of the app may send to the socket.
-        let target = NOTIFY_DIR.to_owned();
-        prepared.push(AppMount { target, kind: BIND, source, options, has_ids_of_pod: false });
+        let (has_ids_of_pod, is_late) = (false, false);
+        prepared.push(AppMount { target, kind: BIND, source, options, has_ids_of_pod, propagation, is_late });
     }
+    late_mounts::mark(&mut prepared)?;
     Ok(prepared)
 }
 
@@ -153,7 +178,9 @@ impl<'a> MountPreparation<'a> {
 
     fn prepare(&mut self, request: MountRequest<'_>, targets: &[&String]) -> Result<()> {
         let target = self.resolve(request)?;
-        if is_provided(&target) || (request.is_declared() && is_device(&target)) {
+        let is_allowed =
+            self.app.options.privileged && is_provided_unless_privileged(&target) && !request.is_declared();
+        if (is_provided(&target) && !is_allowed) || (request.is_declared() && is_device(&target)) {
             return self.refuse(request, &target);
         }
         if self.prepared.iter().any(|prepared| prepared.target == target) {
@@ -190,14 +217,25 @@ impl<'a> MountPreparation<'a> {
                 let (budget, covered) = (&mut Budget::from_image(self.app.image_size), &BTreeSet::new());
                 fill_named(InitialContents { volume, from, user: self.user, budget, covered })?;
             }
-            VolumeKind::Host { .. } => {}
+            VolumeKind::Host { .. } | VolumeKind::Image { .. } => {}
         }
+        let MountOptions { propagation, writable_submounts } = mount.options;
         // The recursive options apply to mounts below it as well.
-        let mut options = vec!["rbind".to_owned(), "rnodev".to_owned(), "rnosuid".to_owned()];
-        if volume.read_only || mount.read_only {
-            options.push(READ_ONLY.to_owned());
+        let mut options = vec!["rbind".to_owned()];
+        if !self.app.options.privileged {
+            options.extend([NO_DEVICES.to_owned(), "rnosuid".to_owned()]);
         }
-        Ok(AppMount { target, kind: BIND, source: source(volume), options, has_ids_of_pod: true })
+        if volume.read_only || mount.read_only {
+            options.push(if writable_submounts { READ_ONLY_TOP } else { READ_ONLY }.to_owned());
+        }
+        if self.user.is_some() && propagation == Propagation::Shared {
+            let why = "mounts of a pod with a user namespace of its own cannot be shared with the host";
+            return Err(failure(ErrorKind::Invalid, format!("cannot mount rshared at '{}': {why}", shown(&target))));
+        }
+        // The layers of an image have the ids of the pod already, and an overlay cannot be mapped.
+        let has_ids_of_pod = !matches!(volume.kind, VolumeKind::Image { .. });
+        let (source, is_late) = (source(volume), false);
+        Ok(AppMount { target, kind: BIND, source, options, has_ids_of_pod, propagation, is_late })
     }
 
     /// Leaves out a volume that the image declares; fails for a volume that the user mounts.
@@ -225,7 +263,8 @@ fn tmpfs_mount(tmpfs: &TmpfsMount, target: String) -> AppMount {
     options.extend(size.map(|size| format!("size={size}")));
     options.extend((!exec).then(|| "noexec".to_owned()));
     options.extend(read_only.then(|| "ro".to_owned()));
-    AppMount { target, kind: TMPFS, source: TMPFS.to_owned(), options, has_ids_of_pod: false }
+    let (propagation, has_ids_of_pod, is_late) = (Propagation::Private, false, false);
+    AppMount { target, kind: TMPFS, source: TMPFS.to_owned(), options, has_ids_of_pod, propagation, is_late }
 }
 
 /// Opens the top of what is mounted.
@@ -251,10 +290,16 @@ fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
     Ok(Some(text))
 }
 
+/// The propagation that mounts of a volume need.
+pub(crate) fn propagation<'a>(mounts: impl IntoIterator<Item = &'a Mount>, volume: &VolumeSpec) -> Propagation {
+    let of_volume = mounts.into_iter().filter(|mount| mount.volume == volume.name.as_str());
+    of_volume.map(|mount| mount.options.propagation).max().unwrap_or_default()
+}
+
 /// The path of a volume in the supervisor's tree.
 pub(crate) fn source(volume: &VolumeSpec) -> String {
     match volume.kind {
-        VolumeKind::Host { .. } => jail::volume_path(volume.name.as_str()),
+        VolumeKind::Host { .. } | VolumeKind::Image { .. } => jail::volume_path(volume.name.as_str()),
         VolumeKind::Named { .. } => format!("{}/{NAMED_DATA}", jail::volume_path(volume.name.as_str())),
         VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
             format!("/pod/{}/{}", gantry_contract::files::VOLUMES, volume.name)

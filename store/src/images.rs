@@ -6,6 +6,8 @@
 
 mod candidates;
 
+use std::collections::BTreeSet;
+
 use gantry_model::{Digest, ErrorKind, EventKind, ImageId, Kind, NewEvent, PodId, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 use thiserror::Error;
@@ -364,6 +366,18 @@ impl Store {
         Ok(())
     }
 
+    /// The images that are volumes of apps.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn volume_images(&self) -> Result<BTreeSet<ImageId>, StoreError> {
+        const DOING: &str = "list the images that are volumes";
+        let mut all =
+            self.conn.prepare_cached("SELECT DISTINCT image FROM pod_image").map_err(StoreError::sql(DOING))?;
+        let rows = all.query_map([], |row| Columns::new(row).parsed());
+        rows.and_then(Iterator::collect).map_err(StoreError::sql(DOING))
+    }
+
     fn remove_row(&self, id: &ImageId) -> Result<Removed, RemoveImageError> {
         const DOING: &str = "remove the image";
         let sql = || StoreError::sql(DOING);
@@ -462,9 +476,11 @@ fn event(kind: EventKind, image: &ImageRow, at: Timestamp) -> NewEvent {
 
 /// The pods whose apps use this image.
 fn users(conn: &Connection, id: &ImageId) -> rusqlite::Result<Vec<PodId>> {
-    conn.prepare_cached("SELECT DISTINCT pod FROM app WHERE image = ?1 ORDER BY pod")?
-        .query_map([id.to_string()], |row| Columns::new(row).parsed())?
-        .collect()
+    conn.prepare_cached(
+        "SELECT pod FROM app WHERE image = ?1 UNION SELECT pod FROM pod_image WHERE image = ?1 ORDER BY pod",
+    )?
+    .query_map([id.to_string()], |row| Columns::new(row).parsed())?
+    .collect()
 }
 
 fn by_id(conn: &Connection, id: &ImageId) -> rusqlite::Result<Option<ImageRow>> {

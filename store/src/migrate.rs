@@ -233,6 +233,15 @@ CREATE TABLE pod_volume (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_volume_volume ON pod_volume (volume);
 
+-- Images that are volumes of an app: what keeps them, besides the app's own image.
+CREATE TABLE pod_image (
+    pod TEXT NOT NULL REFERENCES pod (id) ON DELETE CASCADE,
+    image TEXT NOT NULL REFERENCES image (id),
+    app TEXT NOT NULL,
+    PRIMARY KEY (pod, image, app)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX pod_image_image ON pod_image (image);
+
 -- Pods that gantryd keeps running (`timer` is NULL) or starts at certain times (`schedules.rs`).
 CREATE TABLE schedule (
     name TEXT PRIMARY KEY,

@@ -109,9 +109,9 @@ impl Store {
         Ok(if named { PodState::Free(PodLock { fd }) } else { PodState::Absent })
     }
 
-    /// Deletes the directory of a pod, whatever its apps have put there; the removal of its name survives a power cut if
-    /// `syncs_name`. Needs no space. When it fails after
-    /// the rename, the rest is in `tmp/`; [`Self::delete_rest_of_pod_dir`] and the next garbage collection continue.
+    /// Deletes the directory of a pod, whatever its apps have put there; the removal of its name survives a power cut
+    /// if `syncs_name`. Needs no space. When it fails after the rename, the rest is in `tmp/`;
+    /// [`Self::delete_rest_of_pod_dir`] and the next garbage collection continue.
     ///
     /// # Errors
     /// [`StoreError::Io`].

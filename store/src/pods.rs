@@ -100,6 +100,8 @@ pub struct NewApp {
     pub restart: RestartPolicy,
     /// The chosen path of its log file.
     pub log_path: Option<AppLogPath>,
+    /// The images that are volumes of it, which must be in the store.
+    pub volume_images: BTreeSet<ImageId>,
 }
 
 /// A pod as the store knows it.
@@ -617,9 +619,7 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
             return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: image.clone() });
         }
     }
-    if let Some(missing) = row::refer_to_volumes(tx, &id, None, &pod.volumes).map_err(sql())? {
-        return Err(InsertPodError::NoSuchVolume(missing));
-    }
+    refer_to_volumes(tx, &id, pod)?;
     match &pod.schedule {
         Some(PodSchedule::Run(run)) if !schedules::begin_run(tx, &id, run).map_err(sql())? => {
             Err(InsertPodError::ScheduleChanged(run.name.clone()))
@@ -628,6 +628,20 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
             Ok(schedules::recover_run(tx, &id, pod.created, name, *revision).map_err(sql())?)
         }
         Some(PodSchedule::Run(_)) | None => Ok(()),
+    }
+}
+
+/// Refers to the named volumes of a new pod and to the images that are volumes of its apps.
+fn refer_to_volumes(tx: &Transaction<'_>, id: &str, pod: &NewPod) -> Result<(), InsertPodError> {
+    let sql = || StoreError::sql("insert the volumes of a pod");
+    for app in &pod.apps {
+        if let Some(image) = row::refer_to_images(tx, id, app).map_err(sql())? {
+            return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image });
+        }
+    }
+    match row::refer_to_volumes(tx, id, None, &pod.volumes).map_err(sql())? {
+        Some(missing) => Err(InsertPodError::NoSuchVolume(missing)),
+        None => Ok(()),
     }
 }
 

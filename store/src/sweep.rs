@@ -111,8 +111,9 @@ impl Store {
         let mut chains = self
             .conn
             .prepare_cached(
-                "SELECT DISTINCT chain FROM pod JOIN app ON app.pod = pod.id JOIN image_layer USING (image)
-                    WHERE phase IN ('embryo', 'preparing', 'prepared', 'running')",
+                "SELECT DISTINCT chain FROM pod
+                    JOIN (SELECT pod, image FROM app UNION SELECT pod, image FROM pod_image) AS used ON used.pod = pod.id
+                    JOIN image_layer USING (image) WHERE phase IN ('embryo', 'preparing', 'prepared', 'running')",
             )
             .map_err(StoreError::sql("list the layers of pods"))?;
         let chains = chains.query_map([], |row| Columns::new(row).parsed::<Digest>());

@@ -103,6 +103,7 @@ fn new_pod(id: PodId, image: &Digest, apps: &[&str]) -> NewPod {
         annotations: annotations(name),
         notifies: false,
         log_path: None,
+        volume_images: Default::default(),
         restart: Default::default(),
         labels: Default::default(),
     };

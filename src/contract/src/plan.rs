@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use gantry_model::cgroup::CgroupParent;
+use gantry_model::mount_options::MountOptions;
 use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{AppOptions, Limits, PodFlavor, VolumeSpec};
@@ -177,6 +178,9 @@ pub struct Mount {
     /// Whether the image declares it: such a mount gives way to other mounts, and to the supervisor's own.
     #[serde(default)]
     pub declared: bool,
+    /// Other options.
+    #[serde(default, skip_serializing_if = "MountOptions::is_default")]
+    pub options: MountOptions,
 }
 
 /// The size of an image, as counted when its layers were unpacked.

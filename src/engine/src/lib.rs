@@ -46,6 +46,7 @@ mod pods;
 mod prune;
 mod recovery;
 mod schedules;
+mod seccomp;
 mod settings;
 mod stats;
 mod usage;
@@ -93,6 +94,7 @@ pub use prune::{PruneOptions, PruneReport};
 pub use recovery::adopt::Adopted;
 pub use recovery::startup::{Condition, Keeping, open_for_keeping};
 pub use schedules::{EndedApp, SCHEDULE_LABEL, ScheduleError, ScheduleState, ScheduleView};
+pub use seccomp::read_seccomp_profile;
 pub use settings::{KeeperSettings, MachineCommands, Settings, TlsSettings};
 pub use stats::{
     AppDetails, CounterSelection, CpuRates, DiskTarget, FileSystemSpace, PodDetails, ProcessInfo, SampleCache,

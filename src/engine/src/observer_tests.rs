@@ -74,6 +74,7 @@ impl Home {
             annotations: notes(name),
             notifies: false,
             log_path: None,
+            volume_images: std::collections::BTreeSet::new(),
             restart: Default::default(),
             labels: BTreeMap::new(),
         };

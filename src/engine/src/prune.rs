@@ -73,9 +73,11 @@ impl Engine {
         let pods = self.store().pods(&PodQuery::default()).map_err(EngineError::from_cause)?;
         let left = pods.iter().filter(|pod| !report.pods.contains(&pod.id));
         let used: HashSet<_> = left.flat_map(|pod| pod.apps.iter().filter_map(|app| app.image.as_ref())).collect();
+        let volumes = self.store().volume_images().map_err(EngineError::from_cause)?;
         let mut kept_layers: HashSet<Digest> = HashSet::new();
         for image in self.image_list().map_err(EngineError::from_cause)? {
-            let is_selected = !used.contains(&image.id) && (options.images)(&image);
+            let is_used = used.contains(&image.id) || volumes.contains(&image.id);
+            let is_selected = !is_used && (options.images)(&image);
             let removed = match is_selected && !options.dry_run {
                 true => self.store().remove_image(&image.id).map(drop),
                 false => Ok(()),

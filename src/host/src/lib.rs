@@ -8,6 +8,7 @@
 //! | `inotify` | changes of directories |
 //! | `lock` | flock(2) with a timeout |
 //! | `memory` | the allocator's settings |
+//! | `mounts` | peer groups of mounts |
 //! | `parallel` | work on many items by several threads |
 //! | `project` | project quotas |
 //! | `stamp` | whether a file is still the same |
@@ -21,6 +22,7 @@ pub mod file;
 pub mod inotify;
 pub mod lock;
 pub mod memory;
+pub mod mounts;
 pub mod parallel;
 pub mod project;
 pub mod stamp;

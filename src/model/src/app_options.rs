@@ -11,12 +11,15 @@ use crate::limits::Limits;
 use crate::log_path::AppLogPath;
 use crate::namespaces::PidMode;
 use crate::restart::RestartPolicy;
-use crate::spec::{SpecError, check_count, out_of_range};
+use crate::seccomp_profile::SeccompProfile;
+use crate::spec::{SpecError, check_count, check_path, out_of_range};
 use crate::systemd::{SdNotify, SystemdMode};
 use crate::tmpfs::TmpfsMount;
 use crate::ulimit::Ulimit;
 
 const MAX_DEVICES: usize = 64;
+const MAX_COVERED_PATHS: usize = 256;
+const MAX_GROUPS: usize = 1024;
 
 /// Options of an app that do not depend on its image: the plan of a pod has them as the user gave them. A missing field
 /// has its default, so that plans of pods that an older gantry prepared can still be read.
@@ -78,6 +81,37 @@ pub struct AppOptions {
     /// caller: gantry appends to it, and neither rotates nor removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_path: Option<AppLogPath>,
+    /// The groups that the image's group file adds to those that are given.
+    #[serde(default, skip_serializing_if = "GroupsPolicy::is_default")]
+    pub groups_policy: GroupsPolicy,
+    /// Files and directories that it cannot see: in a file's place is `/dev/null`, in a directory's an empty one.
+    /// `None`: gantry's list; none if it is privileged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masked_paths: Option<Vec<String>>,
+    /// Files and directories that it can only read. `None`: gantry's list; none if it is privileged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only_paths: Option<Vec<String>>,
+}
+
+/// The groups that the group file of an image adds to the supplementary groups of a process (group(5)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupsPolicy {
+    /// Those of its user, unless its group is given: as with docker and podman.
+    #[default]
+    UnlessGroup,
+    /// Those of its user, also if its group is given: Kubernetes' `Merge`.
+    Merge,
+    /// None: Kubernetes' `Strict`.
+    Strict,
+}
+
+impl GroupsPolicy {
+    /// Whether it is the default one.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::UnlessGroup
+    }
 }
 
 /// The least storage limit: below it, the app's root cannot be made.
@@ -95,6 +129,15 @@ impl AppOptions {
         self.validate_ulimits()?;
         self.validate_devices()?;
         self.health.validate()?;
+        check_count("supplementary groups", self.supplementary_gids.len(), MAX_GROUPS)?;
+        for (what, paths) in [("masked path", &self.masked_paths), ("read-only path", &self.read_only_paths)] {
+            let paths = paths.as_deref().unwrap_or_default();
+            check_count(what, paths.len(), MAX_COVERED_PATHS)?;
+            paths.iter().try_for_each(|path| check_path(what, path))?;
+        }
+        if let Seccomp::Profile(profile) = &self.seccomp {
+            profile.validate()?;
+        }
         if let Some(limit) = self.storage_limit.filter(|limit| *limit < MIN_STORAGE_LIMIT) {
             return Err(out_of_range("--storage-limit", limit, "at least 1Mi"));
         }
@@ -165,4 +208,6 @@ pub enum Seccomp {
         /// The error number these get.
         errno: u16,
     },
+    /// Those that a profile allows.
+    Profile(Box<SeccompProfile>),
 }

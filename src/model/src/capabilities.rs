@@ -20,6 +20,16 @@ pub enum Capabilities {
         /// Dropped.
         drop: BTreeSet<String>,
     },
+    /// The default set, changed as Kubernetes does. [`ALL_CAPABILITIES`] names every one. Another user than root holds
+    /// those of `ambient`.
+    Kubernetes {
+        /// Added; wins over `drop`.
+        add: BTreeSet<String>,
+        /// Dropped.
+        drop: BTreeSet<String>,
+        /// Added, and held by other users than root.
+        ambient: BTreeSet<String>,
+    },
     /// Every capability that the host's root has. Another user than root holds none.
     All,
 }
@@ -97,16 +107,9 @@ impl Capabilities {
             Self::Retain(names) => names.clone(),
             Self::Remove(names) => default().difference(names).cloned().collect(),
             Self::All => every_capability(),
-            Self::Adjust { add, drop } => {
-                // docker's rule: ALL first, then single names; an added one stays although ALL is dropped.
-                let mut names = match (add.contains(ALL_CAPABILITIES), drop.contains(ALL_CAPABILITIES)) {
-                    (true, _) => every_capability(),
-                    (false, true) => BTreeSet::new(),
-                    (false, false) => default(),
-                };
-                names.retain(|name| !drop.contains(name));
-                names.extend(add.iter().filter(|name| *name != ALL_CAPABILITIES).cloned());
-                names
+            Self::Adjust { add, drop } => adjusted(default(), add, drop),
+            Self::Kubernetes { add, drop, ambient } => {
+                adjusted(default(), &add.union(ambient).cloned().collect(), drop)
             }
         }
     }
@@ -117,7 +120,8 @@ impl Capabilities {
         match self {
             Self::Default | Self::Remove(_) | Self::All => BTreeSet::new(),
             Self::Retain(names) => names.clone(),
-            Self::Adjust { add, .. } => add.iter().filter(|name| *name != ALL_CAPABILITIES).cloned().collect(),
+            Self::Adjust { add, .. } => single(add).cloned().collect(),
+            Self::Kubernetes { add, ambient, .. } => single(add).chain(single(ambient)).cloned().collect(),
         }
     }
 
@@ -127,6 +131,8 @@ impl Capabilities {
         match self {
             Self::Adjust { add, .. } if add.contains(ALL_CAPABILITIES) => self.names(),
             Self::Adjust { .. } => self.required(),
+            Self::Kubernetes { ambient, .. } if ambient.contains(ALL_CAPABILITIES) => self.names(),
+            Self::Kubernetes { ambient, .. } => ambient.clone(),
             Self::Default | Self::Remove(_) | Self::Retain(_) | Self::All => BTreeSet::new(),
         }
     }
@@ -136,9 +142,27 @@ impl Capabilities {
         match self {
             Self::Default | Self::All => Vec::new(),
             Self::Retain(names) | Self::Remove(names) => names.iter().collect(),
-            Self::Adjust { add, drop } => add.iter().chain(drop).filter(|name| *name != ALL_CAPABILITIES).collect(),
+            Self::Adjust { add, drop } => single(add).chain(single(drop)).collect(),
+            Self::Kubernetes { add, drop, ambient } => single(add).chain(single(drop)).chain(single(ambient)).collect(),
         }
     }
+}
+
+/// Those that are named one by one.
+fn single(names: &BTreeSet<String>) -> impl Iterator<Item = &String> {
+    names.iter().filter(|name| *name != ALL_CAPABILITIES)
+}
+
+/// docker's rule: ALL first, then single names; an added one stays although ALL is dropped.
+fn adjusted(default: BTreeSet<String>, add: &BTreeSet<String>, drop: &BTreeSet<String>) -> BTreeSet<String> {
+    let mut names = match (add.contains(ALL_CAPABILITIES), drop.contains(ALL_CAPABILITIES)) {
+        (true, _) => every_capability(),
+        (false, true) => BTreeSet::new(),
+        (false, false) => default,
+    };
+    names.retain(|name| !drop.contains(name));
+    names.extend(single(add).cloned());
+    names
 }
 
 fn every_capability() -> BTreeSet<String> {

@@ -11,6 +11,8 @@ use crate::spec::{SpecError, check_count, check_path, out_of_range};
 
 const MAX_IO_DEVICES: usize = 64;
 const MAX_HUGE_PAGE_SIZES: usize = 16;
+const MAX_UNIFIED: usize = 64;
+const MAX_UNIFIED_VALUE: usize = 4096;
 /// The longest list of processors or memory nodes, in bytes.
 const MAX_CPUSET: usize = 4096;
 /// The highest number in one: more than any kernel has.
@@ -61,6 +63,10 @@ pub struct Limits {
     /// Bytes in huge pages, by the size of the pages.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub hugetlb: BTreeMap<HugePageSize, u64>,
+    /// Values of files of its cgroup, by name; cgroup v2 only (OCI runtime specification, "Unified"). They are written
+    /// last.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub unified: BTreeMap<CgroupFile, String>,
 }
 
 /// The limit of processes and threads of an app for which none is given: a fork bomb must not take the host's process
@@ -148,6 +154,54 @@ impl fmt::Display for CpusetList {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct HugePageSize(u64);
+
+/// A file of a controller in a cgroup of v2, such as `memory.high`. It is in that cgroup: its name has no slash. The
+/// files of `cgroup` are not those of a controller: they would move or freeze processes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CgroupFile(String);
+
+impl CgroupFile {
+    /// Its controller.
+    #[must_use]
+    pub fn controller(&self) -> &str {
+        self.0.split('.').next().unwrap_or_default()
+    }
+}
+
+impl FromStr for CgroupFile {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        let is_part = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_');
+        let is_file = text.len() <= 128 && text.contains('.') && text.split('.').all(is_part);
+        if is_file && !text.starts_with("cgroup.") {
+            return Ok(Self(text.to_owned()));
+        }
+        let text = shown(text);
+        Err(SpecError::new(format!("'{text}' is not a file of a cgroup controller: expected one such as memory.high")))
+    }
+}
+
+impl TryFrom<String> for CgroupFile {
+    type Error = SpecError;
+
+    fn try_from(text: String) -> Result<Self, SpecError> {
+        text.parse()
+    }
+}
+
+impl From<CgroupFile> for String {
+    fn from(file: CgroupFile) -> Self {
+        file.0
+    }
+}
+
+impl fmt::Display for CgroupFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 impl FromStr for HugePageSize {
     type Err = SpecError;
@@ -249,6 +303,12 @@ impl Limits {
         range("--io-weight", self.io_weight, 1, 10_000, "1 to 10000")?;
         self.validate_io_devices()?;
         check_count("sizes of huge pages", self.hugetlb.len(), MAX_HUGE_PAGE_SIZES)?;
+        check_count("files of cgroups", self.unified.len(), MAX_UNIFIED)?;
+        for (file, value) in &self.unified {
+            if value.len() > MAX_UNIFIED_VALUE || value.chars().any(|c| c.is_control() && c != '\n') {
+                return Err(SpecError::new(format!("the value of {file} is too long or contains control characters")));
+            }
+        }
         self.hugetlb
             .values()
             .try_for_each(|bytes| range("--hugetlb-limit", Some(*bytes), 0, MAX_BYTES, "less than 8 EiB"))
@@ -320,6 +380,8 @@ pub enum LimitChange {
     Io(DeviceIoRate, String, Option<u64>),
     /// [`Limits::hugetlb`] of one size.
     Hugetlb(HugePageSize, Option<u64>),
+    /// [`Limits::unified`] of one file.
+    Unified(CgroupFile, Option<String>),
 }
 
 /// A rate of a block device that can be limited.
@@ -371,6 +433,8 @@ impl Limits {
                 LimitChange::Io(rate, path, limit) => *limits.io_device(&path).rate(rate) = limit,
                 LimitChange::Hugetlb(size, None) => drop(limits.hugetlb.remove(&size)),
                 LimitChange::Hugetlb(size, Some(bytes)) => drop(limits.hugetlb.insert(size, bytes)),
+                LimitChange::Unified(file, None) => drop(limits.unified.remove(&file)),
+                LimitChange::Unified(file, Some(value)) => drop(limits.unified.insert(file, value)),
             }
         }
         limits.io_devices.retain(|device| !device.is_unlimited());
@@ -379,7 +443,8 @@ impl Limits {
     }
 
     /// The values of these limits in `new` that differ, by the names of the fields; `none` is no limit. Limits of a
-    /// device are `device_read_bps:/dev/sda` and the like, those of huge pages `hugetlb:2MB`.
+    /// device are `device_read_bps:/dev/sda` and the like, those of huge pages `hugetlb:2MB`, values of files of
+    /// cgroups `unified:memory.high`.
     #[must_use]
     pub fn changes_to(&self, new: &Self) -> BTreeMap<String, String> {
         let old = self.by_name();
@@ -406,6 +471,7 @@ impl Limits {
             io_weight,
             io_devices,
             hugetlb,
+            unified,
         } = self;
         let numbers = [
             ("memory", memory),
@@ -440,6 +506,7 @@ impl Limits {
             );
         }
         named.extend(hugetlb.iter().map(|(size, bytes)| (format!("hugetlb:{size}"), bytes.to_string())));
+        named.extend(unified.iter().map(|(file, value)| (format!("unified:{file}"), value.clone())));
         named
     }
 }
@@ -484,6 +551,17 @@ mod tests {
         }
         for bad in ["", "3MB", "2M", "1", "0"] {
             assert!(bad.parse::<HugePageSize>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn files_of_cgroups_stay_in_their_cgroup() {
+        for good in ["memory.high", "hugetlb.2MB.max", "io.max", "cpuset.cpus.partition", "memory.oom.group"] {
+            assert_eq!(good.parse::<CgroupFile>().unwrap().to_string(), good);
+        }
+        assert_eq!("hugetlb.2MB.max".parse::<CgroupFile>().unwrap().controller(), "hugetlb");
+        for bad in ["", "memory", "cgroup.procs", "../memory.max", "a/memory.max", "memory.", "..", ".max", "a.b\n"] {
+            assert!(bad.parse::<CgroupFile>().is_err(), "{bad:?}");
         }
     }
 

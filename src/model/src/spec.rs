@@ -5,13 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use crate::app_options::{AppOptions, Seccomp};
+pub use crate::app_options::{AppOptions, GroupsPolicy, Seccomp};
 pub use crate::capabilities::{ALL_CAPABILITIES, CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES};
 use crate::cgroup::{CgroupManager, CgroupParent};
 use crate::id::shown;
 pub use crate::limits::{
-    CpusetList, DEFAULT_CPU_PERIOD, DEFAULT_PIDS_LIMIT, DeviceIoLimits, DeviceIoRate, HugePageSize, LimitChange, Limits,
+    CgroupFile, CpusetList, DEFAULT_CPU_PERIOD, DEFAULT_PIDS_LIMIT, DeviceIoLimits, DeviceIoRate, HugePageSize,
+    LimitChange, Limits,
 };
+use crate::mount_options::MountOptions;
 use crate::namespaces::{IpcMode, UtsMode};
 use crate::net::{DnsSpec, HostsSpec, NetMode, PortSpec};
 use crate::sysctl::SysctlName;
@@ -210,6 +212,17 @@ pub enum VolumeKind {
         /// Group.
         gid: u32,
     },
+    /// The files of an image, which can only be read.
+    Image {
+        /// The image.
+        image: String,
+        /// The file or directory of the image that is mounted; empty: its root. Links in it are followed in the image.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        sub_path: String,
+        /// Directories of the layers, topmost first; empty in a request.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        layers: Vec<String>,
+    },
 }
 
 impl VolumeKind {
@@ -219,7 +232,7 @@ impl VolumeKind {
         match *self {
             Self::Anonymous => Some((0o755, 0, 0)),
             Self::Empty { mode, uid, gid } => Some((mode, uid, gid)),
-            Self::Host { .. } | Self::Named { .. } => None,
+            Self::Host { .. } | Self::Named { .. } | Self::Image { .. } => None,
         }
     }
 }
@@ -233,6 +246,8 @@ pub struct MountSpec {
     pub target: String,
     /// Read-only in this app.
     pub read_only: bool,
+    /// Other options.
+    pub options: MountOptions,
 }
 
 /// The size of `/dev/shm` if none is given, in bytes: docker's and podman's.
@@ -268,7 +283,9 @@ impl PodSpec {
     pub fn named_volumes(&self) -> BTreeSet<VolumeName> {
         let name = |volume: &VolumeSpec| match &volume.kind {
             VolumeKind::Named { volume } => Some(volume.clone()),
-            VolumeKind::Host { .. } | VolumeKind::Anonymous | VolumeKind::Empty { .. } => None,
+            VolumeKind::Host { .. } | VolumeKind::Anonymous | VolumeKind::Empty { .. } | VolumeKind::Image { .. } => {
+                None
+            }
         };
         self.volumes.iter().filter_map(name).collect()
     }
@@ -294,14 +311,12 @@ impl PodSpec {
         check_count("apps", self.apps.len(), MAX_APPS)?;
         self.limits.validate().map_err(|error| SpecError::new(format!("limits of the pod: {error}")))?;
         let mut names = BTreeSet::new();
-        let mut volumes = BTreeSet::new();
+        let mut volumes = BTreeMap::new();
         for volume in &self.volumes {
-            if !volumes.insert(&volume.name) {
+            if volumes.insert(&volume.name, volume).is_some() {
                 return Err(SpecError::new(format!("two volumes are called '{}'", volume.name)));
             }
-            if let VolumeKind::Host { source, .. } = &volume.kind {
-                check_path("volume source", source)?;
-            }
+            volume.validate()?;
         }
         for app in &self.apps {
             if !names.insert(&app.name) {
@@ -358,6 +373,27 @@ impl PodSpec {
     }
 }
 
+impl VolumeSpec {
+    fn validate(&self) -> Result<(), SpecError> {
+        match &self.kind {
+            VolumeKind::Host { source, .. } => check_path("volume source", source),
+            VolumeKind::Image { image, sub_path, layers: _ } => {
+                check_text("the image of a volume", image, 4096)?;
+                check_text("the path in the image of a volume", sub_path, 4095)?;
+                if !self.read_only {
+                    let name = &self.name;
+                    return Err(SpecError::new(format!("volume '{name}' is an image: it must be read-only")));
+                }
+                match sub_path.split('/').any(|part| part == "..") {
+                    true => Err(SpecError::new(format!("the path '{}' in an image contains '..'", shown(sub_path)))),
+                    false => Ok(()),
+                }
+            }
+            VolumeKind::Named { .. } | VolumeKind::Anonymous | VolumeKind::Empty { .. } => Ok(()),
+        }
+    }
+}
+
 /// An app to be added to a running pod, with the volumes that it brings along.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AddedAppSpec {
@@ -404,7 +440,7 @@ impl PodSpec {
 }
 
 impl AppSpec {
-    fn validate(&self, volumes: &BTreeSet<&AppName>) -> Result<(), SpecError> {
+    fn validate(&self, volumes: &BTreeMap<&AppName, &VolumeSpec>) -> Result<(), SpecError> {
         for (what, value) in [("--exec", &self.exec), ("--user", &self.user), ("--group", &self.group)] {
             value.as_deref().map_or(Ok(()), |value| check_text(what, value, 4096))?;
         }
@@ -428,23 +464,24 @@ impl AppSpec {
         self.validate_mounts(volumes)
     }
 
-    fn validate_mounts(&self, volumes: &BTreeSet<&AppName>) -> Result<(), SpecError> {
+    fn validate_mounts(&self, volumes: &BTreeMap<&AppName, &VolumeSpec>) -> Result<(), SpecError> {
         check_count("mounts", self.mounts.len() + self.options.tmpfs.len(), MAX_MOUNTS)?;
         for mount in &self.mounts {
             let (app, volume) = (&self.name, &mount.volume);
-            if !volumes.contains(volume) {
+            let Some(spec) = volumes.get(volume) else {
                 return Err(SpecError::new(format!(
                     "app '{app}' mounts volume '{volume}', which is not defined: add --volume {volume},kind=…"
                 )));
-            }
+            };
             check_path("mount target", &mount.target)?;
+            mount.validate_options(spec)?;
         }
         self.options.tmpfs.iter().try_for_each(TmpfsMount::validate)?;
         let mut targets = BTreeSet::new();
         let given = self.mounts.iter().map(|mount| &mount.target);
         for target in given.chain(self.options.tmpfs.iter().map(|tmpfs| &tmpfs.target)) {
             let (app, target) = (&self.name, normal(target));
-            if is_provided(&target) {
+            if is_provided(&target) && !(self.options.privileged && is_provided_unless_privileged(&target)) {
                 let target = shown(&target);
                 return Err(SpecError::new(format!("app '{app}' cannot mount over '{target}': gantry provides it")));
             }
@@ -462,6 +499,32 @@ impl AppSpec {
 pub fn is_provided(target: &str) -> bool {
     let below = |dir: &str| target.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     matches!(target, "/" | "/dev") || below("/proc") || below("/sys")
+}
+
+/// Whether a privileged app may mount at this normal path over what gantry provides: over `/dev`, and over `/sys` and
+/// below.
+#[must_use]
+pub fn is_provided_unless_privileged(target: &str) -> bool {
+    target == "/dev" || target == "/sys" || target.starts_with("/sys/")
+}
+
+impl MountSpec {
+    fn validate_options(&self, volume: &VolumeSpec) -> Result<(), SpecError> {
+        let MountOptions { propagation, writable_submounts } = self.options;
+        let target = || shown(&self.target);
+        let is_recursive = matches!(volume.kind, VolumeKind::Host { recursive: true, .. });
+        if propagation.propagates() && !is_recursive {
+            let why = "only the mounts below a path of the host, mounted with them, can be seen on the other side";
+            return Err(SpecError::new(format!("'{}' cannot be mounted {}: {why}", target(), propagation.as_str())));
+        }
+        let is_read_only = self.read_only || volume.read_only;
+        if propagation.propagates() && is_read_only && !writable_submounts {
+            let why = "later mounts of the host would be writable: leave out one of both";
+            let how = propagation.as_str();
+            return Err(SpecError::new(format!("'{}' cannot be {how} and recursively read-only: {why}", target())));
+        }
+        Ok(())
+    }
 }
 
 /// Whether this normal path is below `/dev`, `/dev/shm` excepted.
@@ -548,7 +611,7 @@ mod tests {
     }
 
     fn mount(target: &str) -> MountSpec {
-        MountSpec { volume: name("v"), target: target.into(), read_only: false }
+        MountSpec { volume: name("v"), target: target.into(), read_only: false, options: MountOptions::default() }
     }
 
     #[test]

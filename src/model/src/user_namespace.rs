@@ -259,7 +259,8 @@ mod tests {
             spec.validate().err().map(|error| error.to_string())
         };
         assert_eq!(refused(|_| {}), None);
-        let cases: [(fn(&mut PodSpec), &str); 6] = [
+        type Case = (fn(&mut PodSpec), &'static str);
+        let cases: [Case; 6] = [
             (|spec| spec.net = Some(NetMode::Host), "--net=host"),
             (|spec| spec.ipc = IpcMode::Host, "--ipc=host"),
             (|spec| spec.apps[0].options.pid = PidMode::Host, "--pid=host"),

@@ -1,4 +1,4 @@
-//! System call filters, compiled to classic BPF: the default profile, or the user's list.
+//! System call filters, compiled to classic BPF: the default profile, or the user's list or profile.
 //!
 //! libseccomp takes 13 ms per container, because it rebuilds a profile's filter each time. This compiler takes some
 //! microseconds, so nothing is cached. The filter is a balanced tree over ranges of system call numbers: about 7
@@ -7,6 +7,7 @@
 //! Programs of another architecture (32-bit ones included) get ENOSYS for every call.
 
 mod compile;
+mod given;
 mod numbers;
 mod profile;
 mod start;
@@ -26,8 +27,10 @@ pub(crate) enum Action {
     Allow,
     /// It fails with this error number.
     Errno(u16),
-    /// The action of the first condition that holds, or else the last action.
-    When(Vec<(Condition, Action)>, Box<Action>),
+    /// Another action, by its return value (seccomp(2)).
+    Return(u32),
+    /// The action of the first branch whose conditions hold, or else the last action.
+    When(Vec<(Vec<Condition>, Action)>, Box<Action>),
 }
 
 /// A condition on one argument of a system call.
@@ -35,10 +38,46 @@ pub(crate) enum Action {
 pub(crate) struct Condition {
     /// The argument's position, from 0.
     pub(crate) argument: u8,
-    /// The bits that are compared, of the low 32. Every argument tested here is an `int` or 32 bits of flags.
-    pub(crate) mask: u32,
-    /// The value that those bits must have.
-    pub(crate) value: u32,
+    /// The test of its 64 bits.
+    pub(crate) test: Test,
+}
+
+/// A test of an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Test {
+    /// These bits have this value.
+    Masked {
+        /// The bits.
+        mask: u64,
+        /// Their value.
+        value: u64,
+    },
+    /// It is another number.
+    NotEqual(u64),
+    /// It is greater.
+    Greater(u64),
+    /// It is less or equal.
+    AtMost(u64),
+}
+
+impl Test {
+    /// Whether it holds for an argument.
+    pub(crate) fn holds(self, argument: u64) -> bool {
+        match self {
+            Self::Masked { mask, value } => argument & mask == value,
+            Self::NotEqual(value) => argument != value,
+            Self::Greater(value) => argument > value,
+            Self::AtMost(value) => argument <= value,
+        }
+    }
+}
+
+impl Condition {
+    /// Bits of an `int`, or of 32 bits of flags: the kernel ignores the high half of such an argument, and so does the
+    /// test.
+    pub(crate) fn masked(argument: u8, mask: u32, value: u32) -> Self {
+        Self { argument, test: Test::Masked { mask: mask.into(), value: value.into() } }
+    }
 }
 
 /// The filters of an app.
@@ -65,8 +104,11 @@ pub(crate) fn filters(
         return Err(failure(ErrorKind::Invalid, why));
     }
     let Some((mut rules, default)) = rules(seccomp, capabilities)? else { return Ok(None) };
+    if let Seccomp::Profile(_) = seccomp {
+        given::check(&rules, &default)?;
+    }
     if has_storage_limit {
-        profile::fix_project(&mut rules);
+        profile::fix_project(&mut rules, &default);
     }
     let own = || compile::compile(&rules, &default);
     let filters = match start::rules(&rules, &default, new_privileges) {
@@ -90,6 +132,7 @@ pub(crate) fn only(names: &[&str]) -> Result<Vec<Insn>> {
 fn rules(seccomp: &Seccomp, capabilities: &[String]) -> Result<Option<(BTreeMap<u32, Action>, Action)>> {
     Ok(Some(match seccomp {
         Seccomp::Unconfined => return Ok(None),
+        Seccomp::Profile(profile) => given::rules(profile),
         Seccomp::Default => (profile::rules(capabilities), Action::Errno(profile::DEFAULT_ERRNO)),
         Seccomp::Remove { names, errno } => {
             let mut rules = profile::rules(capabilities);
@@ -164,8 +207,8 @@ mod tests {
             (Seccomp::Remove { names: ["ioctl".to_owned()].into(), errno: 1 }, false),
             (Seccomp::Retain { names: ["execve".to_owned()].into(), errno: 1 }, false),
         ] {
-            let (mut rules, _) = rules(&seccomp, &[]).unwrap().unwrap();
-            profile::fix_project(&mut rules);
+            let (mut rules, default) = rules(&seccomp, &[]).unwrap().unwrap();
+            profile::fix_project(&mut rules, &default);
             assert_eq!(matches!(rules.get(&ioctl), Some(Action::When(..))), is_allowed, "{seccomp:?}");
         }
     }

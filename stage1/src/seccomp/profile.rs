@@ -36,7 +36,7 @@ pub(super) fn rules(capabilities: &[String]) -> BTreeMap<u32, Action> {
     if admin {
         set(&["clone", "clone3"], &Action::Allow);
     } else {
-        let no_namespaces = Condition { argument: CLONE_FLAGS, mask: CLONE_NEW, value: 0 };
+        let no_namespaces = vec![Condition::masked(CLONE_FLAGS, CLONE_NEW, 0)];
         set(&["clone"], &Action::When(vec![(no_namespaces, Action::Allow)], Box::new(EPERM)));
         // clone3 takes its flags by pointer, which a filter cannot read. With ENOSYS every libc falls back to clone.
         set(&["clone3"], &Action::Errno(libc::ENOSYS as u16));
@@ -44,7 +44,7 @@ pub(super) fn rules(capabilities: &[String]) -> BTreeMap<u32, Action> {
     // Personalities that change no security property: Linux, with or without 32-bit uname and no address randomisation
     // query.
     let harmless = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
-    let equal = |value| (Condition { argument: 0, mask: u32::MAX, value }, Action::Allow);
+    let equal = |value| (vec![Condition::masked(0, u32::MAX, value)], Action::Allow);
     set(&["personality"], &Action::When(harmless.map(equal).to_vec(), Box::new(EPERM)));
     rules.extend(socket_rules(capabilities));
     rules
@@ -58,7 +58,7 @@ pub(super) fn socket_rules(capabilities: &[String]) -> Vec<(u32, Action)> {
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
     let packet = raw.then_some(libc::AF_PACKET);
     let rule = |families: Vec<libc::c_int>| {
-        let allow = |family| (Condition { argument: 0, mask: u32::MAX, value: family as u32 }, Action::Allow);
+        let allow = |family| (vec![Condition::masked(0, u32::MAX, family as u32)], Action::Allow);
         Action::When(families.into_iter().map(allow).collect(), Box::new(EAFNOSUPPORT))
     };
     [("socket", rule(families.into_iter().chain(packet).collect())), ("socketpair", rule(vec![libc::AF_UNIX]))]
@@ -68,13 +68,17 @@ pub(super) fn socket_rules(capabilities: &[String]) -> Vec<(u32, Action)> {
 }
 
 /// Denies the app to change the project of its files; changes nothing where it may not use ioctl(2) at all.
-pub(super) fn fix_project(rules: &mut BTreeMap<u32, Action>) {
+pub(super) fn fix_project(rules: &mut BTreeMap<u32, Action>, default: &Action) {
     /// `FS_IOC_FSSETXATTR` of `linux/fs.h`.
     const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
-    let Some(action) = number("ioctl").and_then(|number| rules.get_mut(&number)) else { return };
-    if matches!(action, Action::Allow) {
-        let sets_project = Condition { argument: 1, mask: u32::MAX, value: FS_IOC_FSSETXATTR };
-        *action = Action::When(vec![(sets_project, EPERM)], Box::new(Action::Allow));
+    let Some(number) = number("ioctl") else { return };
+    let action = rules.entry(number).or_insert_with(|| default.clone());
+    match action {
+        Action::Errno(_) => {}
+        Action::Allow | Action::Return(_) | Action::When(..) => {
+            let sets_project = vec![Condition::masked(1, u32::MAX, FS_IOC_FSSETXATTR)];
+            *action = Action::When(vec![(sets_project, EPERM)], Box::new(action.clone()));
+        }
     }
 }
 
@@ -150,6 +154,7 @@ const WITH_CAPABILITY: &[(&str, &[&str])] = &[
 
 #[cfg(test)]
 mod tests {
+    use super::super::Test;
     use super::*;
 
     fn action(name: &str, capabilities: &[&str]) -> Option<Action> {
@@ -174,12 +179,12 @@ mod tests {
         let families = |call: &str, capabilities: &[&str]| match action(call, capabilities) {
             Some(Action::When(allowed, otherwise)) => {
                 assert_eq!(*otherwise, EAFNOSUPPORT);
-                assert!(
-                    allowed
-                        .iter()
-                        .all(|(when, then)| (when.argument, when.mask) == (0, u32::MAX) && *then == Action::Allow)
-                );
-                allowed.iter().map(|(when, _)| when.value).collect::<Vec<_>>()
+                assert!(allowed.iter().all(|(_, then)| *then == Action::Allow));
+                let family = |when: &[Condition]| match when {
+                    [Condition { argument: 0, test: Test::Masked { mask: 0xffff_ffff, value } }] => *value,
+                    other => panic!("{other:?}"),
+                };
+                allowed.iter().map(|(when, _)| family(when)).collect::<Vec<_>>()
             }
             other => panic!("{call}: {other:?}"),
         };

@@ -58,12 +58,18 @@ fn allows(action: &Action, argument: Option<(u8, u32)>) -> bool {
     match (action, argument) {
         (Action::Allow, _) => true,
         (Action::When(branches, otherwise), Some((number, value))) => {
-            for (condition, action) in branches {
-                if condition.argument != number {
+            for (conditions, action) in branches {
+                let on_it = |condition: &Condition| condition.argument == number;
+                let (known, other): (Vec<_>, Vec<_>) = conditions.iter().partition(|condition| on_it(condition));
+                if !known.iter().all(|condition| condition.test.holds(value.into())) {
+                    continue;
+                }
+                // Conditions on other arguments may hold or not.
+                if !allows(action, argument) {
                     return false;
                 }
-                if value & condition.mask == condition.value {
-                    return allows(action, argument);
+                if other.is_empty() {
+                    return true;
                 }
             }
             allows(otherwise, argument)
@@ -76,8 +82,8 @@ fn allowing(action: &Action, argument: Option<(u8, u32)>) -> Action {
     match argument {
         None => Action::Allow,
         Some((argument, value)) => {
-            let condition = Condition { argument, mask: u32::MAX, value };
-            Action::When(vec![(condition, Action::Allow)], Box::new(action.clone()))
+            let condition = Condition::masked(argument, u32::MAX, value);
+            Action::When(vec![(vec![condition], Action::Allow)], Box::new(action.clone()))
         }
     }
 }
@@ -121,8 +127,12 @@ mod tests {
 
     #[test]
     fn conditions_on_other_arguments_are_ignored() {
-        let other = Condition { argument: 2, mask: u32::MAX, value: 0 };
-        let action = Action::When(vec![(other, Action::Allow)], Box::new(Action::Allow));
-        assert!(!allows(&action, Some((1, 5))) && !allows(&action, None));
+        let other = || vec![Condition::masked(2, u32::MAX, 0)];
+        let action =
+            |then: &Action, otherwise: Action| Action::When(vec![(other(), then.clone())], Box::new(otherwise));
+        assert!(!allows(&action(&Action::Allow, REFUSED), Some((1, 5))));
+        assert!(!allows(&action(&REFUSED, Action::Allow), Some((1, 5))));
+        assert!(allows(&action(&Action::Allow, Action::Allow), Some((1, 5))));
+        assert!(!allows(&action(&Action::Allow, Action::Allow), None));
     }
 }

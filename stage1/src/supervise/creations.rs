@@ -9,6 +9,7 @@ use gantry_contract::control::{AddApp, Reply};
 use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
 use gantry_model::id::{AppName, shown};
+use gantry_model::mount_options::Propagation;
 use gantry_model::spec::{VolumeKind, VolumeSpec};
 use rustix::thread::CapabilitySet;
 
@@ -23,7 +24,7 @@ use crate::limits::extra_controllers;
 use crate::maker::{Maker, MakerMessage};
 use crate::table::Token;
 use crate::terminal::AppStdio;
-use crate::{control, jail, removal, volumes};
+use crate::{control, image_volume, jail, removal, volumes};
 
 /// Maximum number of apps in a running pod: their status fits into one message.
 const MAX_APPS: usize = 256;
@@ -80,7 +81,7 @@ impl Supervisor {
     pub(super) fn add_app(&mut self, request: &AddApp, fds: Vec<OwnedFd>, client: OwnedFd) {
         let name = &request.app.name;
         let begun = self.check_new(request).and_then(|number| {
-            let volumes = self.add_volumes(&request.volumes, fds)?;
+            let volumes = self.add_volumes(request, fds)?;
             self.prepare_new(request, number)
                 .map(|(app, maker, stdio)| (number, volumes.clone(), app, maker, stdio))
                 .inspect_err(|_| self.discard_app(name, number, None, volumes))
@@ -270,12 +271,13 @@ impl Supervisor {
         });
         match ends {
             Ok((sources, input)) => {
+                let ids = app.ids.for_journal();
                 let mut app = app.into_app(null, sources, input);
                 app.waiting = Some(waiting);
                 app.volumes = volumes;
                 app.terminal_size = terminal_size;
                 self.pod.apps.insert(app);
-                self.journal.append(Fact::AppCreated { app: name.clone() });
+                self.journal.append(Fact::AppCreated { app: name.clone(), ids: Some(ids) });
                 if starts {
                     self.start_app(&name, StartRequest { attempt: 0, client: Some(client) });
                 } else {
@@ -415,11 +417,12 @@ impl Supervisor {
     }
 
     /// Adds the volumes that came with a new app; returns their names.
-    fn add_volumes(&mut self, specs: &[VolumeSpec], fds: Vec<OwnedFd>) -> Result<Vec<String>> {
+    fn add_volumes(&mut self, request: &AddApp, fds: Vec<OwnedFd>) -> Result<Vec<String>> {
         let mut trees = fds.into_iter();
         let mut added = Vec::new();
-        for spec in specs {
-            if let Err(why) = self.add_volume(spec, &mut trees, &mut added) {
+        for spec in &request.volumes {
+            let propagation = volumes::propagation(&request.app.mounts, spec);
+            if let Err(why) = self.add_volume(spec, propagation, &mut trees, &mut added) {
                 let _of_a_failed_add = self.release_volumes("", added);
                 return Err(why);
             }
@@ -430,6 +433,7 @@ impl Supervisor {
     fn add_volume(
         &mut self,
         spec: &VolumeSpec,
+        propagation: Propagation,
         trees: &mut impl Iterator<Item = OwnedFd>,
         added: &mut Vec<String>,
     ) -> Result<()> {
@@ -438,14 +442,20 @@ impl Supervisor {
                 let why = format!("volume '{}' came without a mount", spec.name);
                 Some(trees.next().ok_or_else(|| failure(ErrorKind::Invalid, why))?)
             }
-            VolumeKind::Anonymous | VolumeKind::Empty { .. } => None,
+            VolumeKind::Anonymous | VolumeKind::Empty { .. } | VolumeKind::Image { .. } => None,
         };
         if let Some(known) = self.pod.plan.volumes.iter().find(|volume| volume.name == spec.name) {
             let why = format!("the pod has another volume '{}'", spec.name);
             return if known == spec { Ok(()) } else { Err(failure(ErrorKind::AlreadyExists, why)) };
         }
+        let tree = match &spec.kind {
+            VolumeKind::Image { layers, sub_path, .. } => Some(image_volume::open(layers, sub_path)?),
+            VolumeKind::Host { .. } | VolumeKind::Named { .. } | VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
+                tree
+            }
+        };
         if let Some(tree) = tree {
-            jail::add_volume(spec.name.as_str(), &tree)?;
+            jail::add_volume(spec.name.as_str(), &tree, propagation)?;
         }
         self.pod.plan.volumes.push(spec.clone());
         added.push(spec.name.to_string());
@@ -473,7 +483,9 @@ impl Supervisor {
             let Some(at) = known.iter().position(|volume| volume.name.as_str() == name) else { continue };
             let volume = known.remove(at);
             match volume.kind {
-                VolumeKind::Host { .. } | VolumeKind::Named { .. } => jail::remove_volume(&name),
+                VolumeKind::Host { .. } | VolumeKind::Named { .. } | VolumeKind::Image { .. } => {
+                    jail::remove_volume(&name);
+                }
                 VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
                     dirs.extend([volumes::source(&volume).into(), volumes::temporary(&volume, app).into()]);
                 }

@@ -125,6 +125,9 @@ impl Store {
             if let (0, Some(image)) = (insert(tx, id, app, self.now().0).map_err(sql())?, &app.image) {
                 return Err(AddAppError::NoSuchImage { app: app.name.clone(), image: image.clone() });
             }
+            if let Some(image) = row::refer_to_images(tx, &id.to_string(), app).map_err(sql())? {
+                return Err(AddAppError::NoSuchImage { app: app.name.clone(), image });
+            }
             if let Some(missing) = row::refer_to_volumes(tx, &id.to_string(), Some(&app.name), volumes).map_err(sql())?
             {
                 return Err(AddAppError::NoSuchVolume(missing));

@@ -5,13 +5,13 @@ use std::str::FromStr;
 
 use gantry_model::restart::PodRestart;
 use gantry_model::{
-    AppEnd, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, Phase, PodEnd, PodId, Process, Readiness,
-    Timestamp, VolumeName, id::shown,
+    AppEnd, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, ImageId, Phase, PodEnd, PodId, Process,
+    Readiness, Timestamp, VolumeName, id::shown,
 };
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
 
-use super::{AppRow, Networks, PodRow};
+use super::{AppRow, Networks, NewApp, PodRow};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
@@ -406,12 +406,29 @@ pub(crate) fn refer_to_volumes(
     Ok(None)
 }
 
+/// Refers to the images that are volumes of an app. Returns one that does not exist.
+pub(crate) fn refer_to_images(conn: &Connection, pod: &str, app: &NewApp) -> rusqlite::Result<Option<ImageId>> {
+    for image in &app.volume_images {
+        let inserted = conn
+            .prepare_cached(
+                "INSERT INTO pod_image (pod, image, app) SELECT ?1, ?2, ?3
+                    WHERE EXISTS (SELECT 1 FROM image WHERE id = ?2)",
+            )?
+            .execute([pod, &image.to_string(), app.name.as_str()])?;
+        if inserted == 0 {
+            return Ok(Some(image.clone()));
+        }
+    }
+    Ok(None)
+}
+
 /// Deletes the rows of apps, with the references to the volumes that they were added with.
 pub(crate) fn delete_apps(conn: &Connection, pod: PodId, names: &[AppName]) -> rusqlite::Result<()> {
     let pod = pod.to_string();
     names.iter().try_for_each(|name| {
         let key = [pod.as_str(), name.as_str()];
         conn.prepare_cached("DELETE FROM pod_volume WHERE pod = ?1 AND app = ?2")?.execute(key)?;
+        conn.prepare_cached("DELETE FROM pod_image WHERE pod = ?1 AND app = ?2")?.execute(key)?;
         conn.prepare_cached("DELETE FROM app WHERE pod = ?1 AND name = ?2")?.execute(key).map(drop)
     })
 }

@@ -30,6 +30,7 @@ fn new_app(app: &str, image: &Digest) -> NewApp {
         labels: Default::default(),
         notifies: false,
         log_path: None,
+        volume_images: BTreeSet::new(),
         restart: Default::default(),
     }
 }

@@ -1,7 +1,10 @@
 //! Collects the flags of a pod and its apps, and builds the pod from them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
+use gantry_model::error::messages;
+use gantry_model::mount_options::MountOptions;
 use gantry_model::spec::{AppOptions, Capabilities, MountSpec, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::user_namespace::{IdMappings, IdRange, UserNamespaceMode};
 use gantry_model::{AppName, AppSpec, ImageRef, PodSpec, RequestedImage, VolumeName};
@@ -50,6 +53,8 @@ pub(super) struct AppDraft {
     pub(super) binds: Vec<Bind>,
     /// The app's own replace those of all apps.
     pub(super) caps: CapsDraft,
+    /// The file of its system call filter.
+    pub(super) seccomp_file: Option<PathBuf>,
     pub(super) stop_signal: Option<u8>,
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) labels: BTreeMap<String, String>,
@@ -66,6 +71,13 @@ pub(super) enum BindSource {
     Named(VolumeName),
     /// An anonymous volume, which is removed with the pod.
     Anonymous,
+    /// The files of an image, or those at a path in it.
+    Image {
+        /// The image.
+        image: String,
+        /// The path; empty: all files.
+        sub_path: String,
+    },
 }
 
 /// A mount with its source.
@@ -74,6 +86,7 @@ pub(super) struct Bind {
     pub(super) source: BindSource,
     pub(super) target: String,
     pub(super) read_only: bool,
+    pub(super) options: MountOptions,
 }
 
 /// The flags of capabilities: rkt's (retain or remove) or docker's (add and drop).
@@ -277,6 +290,12 @@ impl AppDraft {
         app.capabilities = self.caps.resolve()?.or_else(|| common_caps.cloned()).unwrap_or_default();
         app.stop_signal = self.stop_signal;
         app.options = self.options;
+        if let Some(path) = &self.seccomp_file {
+            let profile = gantry_engine::read_seccomp_profile(path, &app.capabilities).map_err(|error| {
+                UsageError::Value { flag: "--security-opt".into(), why: messages(&error).join(": ") }
+            })?;
+            app.options.seccomp = Seccomp::Profile(Box::new(profile));
+        }
         app.options.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();
         app.user_annotations = self.annotations;
         app.user_labels = self.labels;
@@ -353,6 +372,10 @@ impl Volumes {
             BindSource::Host(source) => (VolumeKind::Host { source: source.clone(), recursive: true }, bind.read_only),
             BindSource::Named(volume) => (VolumeKind::Named { volume: volume.clone() }, false),
             BindSource::Anonymous => (VolumeKind::Anonymous, false),
+            BindSource::Image { image, sub_path } => {
+                let (image, sub_path) = (image.clone(), sub_path.clone());
+                (VolumeKind::Image { image, sub_path, layers: Vec::new() }, true)
+            }
         };
         let known = self.list.iter().find(|known| matches!(kind, VolumeKind::Named { .. }) && known.kind == kind);
         let volume = match known {
@@ -363,7 +386,7 @@ impl Volumes {
                 name
             }
         };
-        MountSpec { volume, target: bind.target.clone(), read_only: bind.read_only }
+        MountSpec { volume, target: bind.target.clone(), read_only: bind.read_only, options: bind.options }
     }
 
     /// A name that no other volume of the pod has; for a named volume its own name if possible.
@@ -371,7 +394,7 @@ impl Volumes {
         let base = if matches!(source, BindSource::Host(_)) { "bind" } else { "volume" };
         let mut own = match source {
             BindSource::Named(volume) => AppName::sanitized(&format!("{}{volume}", self.prefix)),
-            BindSource::Host(_) | BindSource::Anonymous => None,
+            BindSource::Host(_) | BindSource::Anonymous | BindSource::Image { .. } => None,
         };
         loop {
             let name = own.take().or_else(|| {

@@ -1,6 +1,7 @@
 //! The value of `--mount`.
 
 use gantry_model::AppName;
+use gantry_model::mount_options::{MountOptions, Propagation};
 use gantry_model::spec::{MountSpec, TmpfsMount};
 
 use super::draft::{Bind, BindSource};
@@ -25,6 +26,8 @@ struct MountKeys<'a> {
     source: Option<&'a str>,
     target: Option<&'a str>,
     read_only: bool,
+    propagation: Propagation,
+    sub_path: Option<&'a str>,
     /// Options of a tmpfs as `--tmpfs` takes them.
     tmpfs: Vec<String>,
 }
@@ -41,17 +44,15 @@ pub(super) fn parse(value: &str) -> Result<Mount, ValueError> {
             "readOnly" | "readonly" | "ro" => keys.read_only = boolean(value)?,
             "tmpfs-size" => keys.tmpfs.push(format!("size={value}")),
             "tmpfs-mode" => keys.tmpfs.push(format!("mode={value}")),
-            // The propagation of every mount.
-            "bind-propagation" if matches!(value, "rprivate" | "private") => {}
-            "bind-propagation" => {
-                return Err(ValueError::Unsupported("mounts do not propagate between an app and the host"));
-            }
+            "bind-propagation" => keys.propagation = value.parse()?,
+            "subpath" | "volume-subpath" | "image-subpath" => keys.sub_path = Some(value),
             // Only SELinux has a use for it.
             "relabel" => {}
             _ => {
                 return invalid(
                     key,
-                    "a key of a mount: volume, target or readOnly; or type, source, target, tmpfs-size or tmpfs-mode",
+                    "a key of a mount: volume, target or readOnly; or type, source, target, bind-propagation, subpath, tmpfs-size \
+                     or tmpfs-mode",
                 );
             }
         }
@@ -59,11 +60,19 @@ pub(super) fn parse(value: &str) -> Result<Mount, ValueError> {
     if !keys.tmpfs.is_empty() && keys.kind != Some("tmpfs") {
         return Err(ValueError::Invalid("tmpfs-size and tmpfs-mode need type=tmpfs".into()));
     }
-    let MountKeys { volume, kind, source, target, read_only, tmpfs } = keys;
-    let bind = |source, target: &str| Mount::Bind(Bind { source, target: target.to_owned(), read_only });
+    if keys.sub_path.is_some() && keys.kind != Some("image") {
+        return Err(ValueError::Invalid("subpath needs type=image".into()));
+    }
+    if keys.propagation.propagates() && keys.kind != Some("bind") {
+        return Err(ValueError::Invalid("bind-propagation needs type=bind".into()));
+    }
+    let MountKeys { volume, kind, source, target, read_only, propagation, sub_path, tmpfs } = keys;
+    // Later mounts of the host below a volume are as writable as there.
+    let options = MountOptions { propagation, writable_submounts: propagation.propagates() };
+    let bind = |source, target: &str| Mount::Bind(Bind { source, target: target.to_owned(), read_only, options });
     match (volume, kind, source, target) {
         (Some(volume), None, None, Some(target)) => {
-            Ok(Mount::Volume(MountSpec { volume, target: target.to_owned(), read_only }))
+            Ok(Mount::Volume(MountSpec { volume, target: target.to_owned(), read_only, options }))
         }
         (None, Some("bind"), Some(source), Some(target)) => Ok(bind(BindSource::Host(source.to_owned()), target)),
         // docker's default is a volume.
@@ -71,14 +80,18 @@ pub(super) fn parse(value: &str) -> Result<Mount, ValueError> {
             let source = source.map(|name| name.parse()).transpose()?;
             Ok(bind(source.map_or(BindSource::Anonymous, BindSource::Named), target))
         }
+        (None, Some("image"), Some(image), Some(target)) => {
+            let sub_path = sub_path.unwrap_or_default().trim_matches('/').to_owned();
+            Ok(bind(BindSource::Image { image: image.to_owned(), sub_path }, target))
+        }
         (None, Some("tmpfs"), None, Some(target)) => {
             let read_only = read_only.then(|| "ro".to_owned());
             let options: Vec<_> = tmpfs.into_iter().chain(read_only).collect();
             let text = [target, ":", &options.join(",")].concat();
             Ok(Mount::Tmpfs(text.trim_end_matches(':').parse()?))
         }
-        (None, Some(kind), _, _) if !matches!(kind, "bind" | "volume" | "tmpfs") => {
-            invalid(kind, "a type of mount: bind, volume or tmpfs")
+        (None, Some(kind), _, _) if !matches!(kind, "bind" | "volume" | "tmpfs" | "image") => {
+            invalid(kind, "a type of mount: bind, volume, image or tmpfs")
         }
         _ => invalid(value, "volume=NAME,target=/path or type=bind,source=/host/path,target=/path"),
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
+use gantry_model::mount_options::{MountOptions, Propagation};
 use gantry_model::spec::{ALL_CAPABILITIES, DeviceIoRate, HugePageSize, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, VolumeName, id::shown, quantity};
 
@@ -174,16 +175,19 @@ pub(super) fn volume(value: &str, directory: Option<&Path>) -> Result<Volume, Va
             )));
         }
     };
-    let mut read_only = false;
+    let (mut read_only, mut propagation) = (false, Propagation::Private);
     for option in parts.flat_map(|options| options.split(',')) {
         match option {
             "ro" => read_only = true,
             // Ignored: SELinux labels (z, Z), the defaults of binds, and docker's hints for other systems.
-            "rw" | "rbind" | "z" | "Z" | "private" | "rprivate" | "cached" | "delegated" | "consistent" => {}
-            _ => return invalid(option, "an option of a mount: ro or rw"),
+            "rw" | "rbind" | "z" | "Z" | "cached" | "delegated" | "consistent" => {}
+            "private" | "rprivate" | "slave" | "rslave" | "shared" | "rshared" => propagation = option.parse()?,
+            _ => return invalid(option, "an option of a mount: ro, rw, rslave or rshared"),
         }
     }
-    Ok(Volume::Bind(Bind { source, target: target.to_owned(), read_only }))
+    // Later mounts of the host below a volume are as writable as there.
+    let options = MountOptions { propagation, writable_submounts: propagation.propagates() };
+    Ok(Volume::Bind(Bind { source, target: target.to_owned(), read_only, options }))
 }
 
 /// The absolute path of a path of the host; `None`: it is a name.

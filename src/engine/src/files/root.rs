@@ -162,6 +162,8 @@ impl Engine {
             let (source, recursive) = match kind {
                 VolumeKind::Host { source, recursive } => (PathBuf::from(source), *recursive),
                 VolumeKind::Named { volume } => (self.volume_data(volume), false),
+                // Its image has the files.
+                VolumeKind::Image { .. } => continue,
                 VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
                     (dir.join(files::VOLUMES).join(name.as_str()), false)
                 }

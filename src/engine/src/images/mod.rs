@@ -184,11 +184,12 @@ impl Engine {
         let pods = self.store.pods(&PodQuery::default()).map_err(store)?;
         let used: HashSet<&ImageId> =
             pods.iter().flat_map(|pod| pod.apps.iter().filter_map(|app| app.image.as_ref())).collect();
+        let volumes = self.store.volume_images().map_err(store)?;
         let now = gantry_store::now();
         let mut done = ImageGc::default();
         for image in self.store.images().map_err(store)? {
             let fresh = !grace.is_zero() && now.since(image.last_used) < grace;
-            if fresh || used.contains(&image.id) {
+            if fresh || used.contains(&image.id) || volumes.contains(&image.id) {
                 continue;
             }
             if !dry_run {

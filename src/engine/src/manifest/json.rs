@@ -31,7 +31,8 @@
 //!     "user": "www", "group": "www", "supplementary_gids": [10],
 //!     "working_dir": "/srv",
 //!     "environment": [ { "name": "A", "value": "b" } ],
-//!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false } ],
+//!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false,
+//!                   "options": { "propagation": "slave", "writable_submounts": true } } ],   private | slave | shared
 //!     "tmpfs": [ { "target": "/run", "size": 65536, "mode": 1023, "uid": 0, "gid": 0, "exec": false, "read_only": false } ],
 //!     "read_only_root": false,
 //!     "limits": { "memory": 67108864, "memory_swap": -1, "memory_high": 60000000, "memory_reservation": 33554432,
@@ -39,14 +40,17 @@
 //!                 "cpuset_cpus": "0-3", "cpuset_mems": "0", "pids": 100, "io_weight": 100,
 //!                 "io_devices": [ { "path": "/dev/sda", "read_bps": 1048576, "write_bps": 1048576,
 //!                                   "read_iops": 100, "write_iops": 100 } ],
-//!                 "hugetlb": { "2MB": 4194304 } },               all optional; cpu_milli or cpu_quota
+//!                 "hugetlb": { "2MB": 4194304 }, "unified": { "memory.high": "max" } },
+//!                                               all optional; cpu_milli or cpu_quota
 //!     "devices": [ { "source": "/dev/fuse", "target": "/dev/fuse", "read": true, "write": true } ],
 //!     "ulimits": [ { "name": "nofile", "soft": 1024, "hard": null } ],                 null: unlimited
 //!     "restart": "no",                          no | always | {"on-failure": {"max_restarts": 3}}
 //!     "capabilities": "default",                default | all | {"retain": [...]} | {"remove": [...]} |
-//!                                               {"adjust": {"add": [...], "drop": [...]}}
+//!                                               {"adjust": {"add": [...], "drop": [...]}} |
+//!                                               {"kubernetes": {"add": [...], "drop": [...], "ambient": [...]}}
 //!     "seccomp": "default",                     default | unconfined | {"retain": {"names": [...], "errno": 1}} |
-//!                                               {"remove": ...}
+//!                                               {"remove": ...} | {"profile": {"default": "allow", "rules":
+//!                                               [ { "names": ["chmod"], "action": {"errno": 1} } ]}}
 //!     "new_privileges": false, "oom_score_adj": 100, "stop_signal": 15,
 //!     "health": { "probe": {"command": ["/bin/sh", "-c", "…"]},    | "disabled" | {"tcp": {"host": …, "port": 5432}} |
 //!                                               {"http": {"host": "127.0.0.1", "port": 80, "path": "/"}}
@@ -55,6 +59,8 @@
 //!     "stop_timeout_ms": 30000, "privileged": false, "storage_limit": 1073741824,
 //!     "log_path": "web/0.log",                  the log file, below log_dir; absent: one in the pod directory
 //!     "pid": "pod",                             pod | app | host
+//!     "groups_policy": "merge",                 unless-group | merge | strict; default unless-group
+//!     "masked_paths": [], "read_only_paths": [],   absent: gantry's
 //!     "terminal": false, "stdin": false,
 //!     "sdnotify": "app",                        ready | app | none; default ready
 //!     "systemd": "always",                      auto | always | false; default auto
@@ -63,6 +69,8 @@
 //!                  "kind": { "host": { "source": "/srv/data", "recursive": false } } },
 //!                { "name": "db", "kind": { "named": { "volume": "pgdata" } } },
 //!                { "name": "own", "kind": "anonymous" },
+//!                { "name": "assets", "kind": { "image": { "image": "registry.example/assets:1", "sub_path": "web" } },
+//!                  "read_only": true },
 //!                { "name": "tmp", "kind": { "empty": { "mode": 493, "uid": 0, "gid": 0 } } } ],
 //!   "annotations": {}, "labels": {} }
 //! ```
@@ -76,9 +84,11 @@ use gantry_contract::plan::{self, Plan};
 use gantry_model::cgroup::{CgroupManager, CgroupParent};
 use gantry_model::device::DeviceSpec;
 use gantry_model::id::IdError;
+use gantry_model::mount_options::MountOptions;
 use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
 use gantry_model::net::PortSpec;
 use gantry_model::restart::RestartPolicy;
+use gantry_model::seccomp_profile::SeccompProfile;
 use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
 use gantry_model::systemd::{SdNotify, SystemdMode};
@@ -90,6 +100,7 @@ use crate::ManifestError;
 use crate::manifest::health::Health;
 use crate::manifest::limits;
 use crate::manifest::net::{Hosts, Port, Resolver};
+use crate::manifest::volumes::Volume;
 
 /// Whether a setting has its default and is left out.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -201,6 +212,12 @@ pub(crate) struct App {
     storage_limit: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     log_path: Option<AppLogPath>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    groups_policy: spec::GroupsPolicy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    masked_paths: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    read_only_paths: Option<Vec<String>>,
     #[serde(default)]
     terminal: bool,
     #[serde(default)]
@@ -229,6 +246,8 @@ struct Mount {
     target: String,
     #[serde(default)]
     read_only: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    options: MountOptions,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -288,6 +307,14 @@ enum Capabilities {
         #[serde(default)]
         drop: BTreeSet<String>,
     },
+    Kubernetes {
+        #[serde(default)]
+        add: BTreeSet<String>,
+        #[serde(default)]
+        drop: BTreeSet<String>,
+        #[serde(default)]
+        ambient: BTreeSet<String>,
+    },
     All,
 }
 
@@ -299,6 +326,7 @@ enum Seccomp {
     Unconfined,
     Retain(Calls),
     Remove(Calls),
+    Profile(Box<SeccompProfile>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -306,47 +334,6 @@ enum Seccomp {
 struct Calls {
     names: BTreeSet<String>,
     errno: u16,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Volume {
-    name: String,
-    kind: VolumeKind,
-    #[serde(default)]
-    read_only: bool,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-enum VolumeKind {
-    Host {
-        source: String,
-        #[serde(default)]
-        recursive: bool,
-    },
-    Named {
-        volume: String,
-    },
-    Anonymous,
-    Empty {
-        #[serde(default = "usual_mode")]
-        mode: u32,
-        #[serde(default)]
-        uid: u32,
-        #[serde(default)]
-        gid: u32,
-    },
-}
-
-/// A volume of a manifest.
-#[expect(clippy::expect_used, reason = "serialising plain structs with string keys into memory cannot fail")]
-pub(crate) fn volume_to_value(volume: &spec::VolumeSpec) -> serde_json::Value {
-    serde_json::to_value(Volume::from(volume)).expect("a manifest is plain data with string keys")
-}
-
-fn usual_mode() -> u32 {
-    0o755
 }
 
 impl From<&PodSpec> for Pod {
@@ -472,6 +459,7 @@ impl From<&AppSpec> for App {
             volume: mount.volume.to_string(),
             target: mount.target.clone(),
             read_only: mount.read_only,
+            options: mount.options,
         };
         let variable = |(name, value): &(String, String)| Variable { name: name.clone(), value: value.clone() };
         Self {
@@ -499,6 +487,9 @@ impl From<&AppSpec> for App {
                 spec::Capabilities::Adjust { add, drop } => {
                     Capabilities::Adjust { add: add.clone(), drop: drop.clone() }
                 }
+                spec::Capabilities::Kubernetes { add, drop, ambient } => {
+                    Capabilities::Kubernetes { add: add.clone(), drop: drop.clone(), ambient: ambient.clone() }
+                }
                 spec::Capabilities::All => Capabilities::All,
             },
             seccomp: Seccomp::from(&app.options.seccomp),
@@ -510,6 +501,9 @@ impl From<&AppSpec> for App {
             pid: app.options.pid,
             storage_limit: app.options.storage_limit,
             log_path: app.options.log_path.clone(),
+            groups_policy: app.options.groups_policy,
+            masked_paths: app.options.masked_paths.clone(),
+            read_only_paths: app.options.read_only_paths.clone(),
             terminal: app.options.terminal,
             stdin: app.options.stdin,
             sdnotify: app.options.sdnotify,
@@ -525,8 +519,8 @@ impl TryFrom<App> for AppSpec {
 
     fn try_from(app: App) -> Result<Self, IdError> {
         let mount = |mount: Mount| -> Result<spec::MountSpec, IdError> {
-            let Mount { volume, target, read_only } = mount;
-            Ok(spec::MountSpec { volume: volume.parse()?, target, read_only })
+            let Mount { volume, target, read_only, options } = mount;
+            Ok(spec::MountSpec { volume: volume.parse()?, target, read_only, options })
         };
         Ok(Self {
             name: app.name.parse::<AppName>()?,
@@ -544,6 +538,9 @@ impl TryFrom<App> for AppSpec {
                 Capabilities::Retain(names) => spec::Capabilities::Retain(names),
                 Capabilities::Remove(names) => spec::Capabilities::Remove(names),
                 Capabilities::Adjust { add, drop } => spec::Capabilities::Adjust { add, drop },
+                Capabilities::Kubernetes { add, drop, ambient } => {
+                    spec::Capabilities::Kubernetes { add, drop, ambient }
+                }
                 Capabilities::All => spec::Capabilities::All,
             },
             stop_signal: app.stop_signal,
@@ -568,6 +565,9 @@ impl TryFrom<App> for AppSpec {
                 pid: app.pid,
                 storage_limit: app.storage_limit,
                 log_path: app.log_path,
+                groups_policy: app.groups_policy,
+                masked_paths: app.masked_paths,
+                read_only_paths: app.read_only_paths,
             },
             user_annotations: app.annotations,
             user_labels: app.labels,
@@ -625,6 +625,7 @@ impl From<&spec::Seccomp> for Seccomp {
             spec::Seccomp::Unconfined => Self::Unconfined,
             spec::Seccomp::Retain { names, errno } => Self::Retain(calls(names, errno)),
             spec::Seccomp::Remove { names, errno } => Self::Remove(calls(names, errno)),
+            spec::Seccomp::Profile(profile) => Self::Profile(profile.clone()),
         }
     }
 }
@@ -636,35 +637,7 @@ impl From<Seccomp> for spec::Seccomp {
             Seccomp::Unconfined => Self::Unconfined,
             Seccomp::Retain(Calls { names, errno }) => Self::Retain { names, errno },
             Seccomp::Remove(Calls { names, errno }) => Self::Remove { names, errno },
+            Seccomp::Profile(profile) => Self::Profile(profile),
         }
-    }
-}
-
-impl From<&spec::VolumeSpec> for Volume {
-    fn from(volume: &spec::VolumeSpec) -> Self {
-        let spec::VolumeSpec { name, kind, read_only } = volume;
-        let kind = match kind {
-            spec::VolumeKind::Host { source, recursive } => {
-                VolumeKind::Host { source: source.clone(), recursive: *recursive }
-            }
-            spec::VolumeKind::Named { volume } => VolumeKind::Named { volume: volume.to_string() },
-            spec::VolumeKind::Anonymous => VolumeKind::Anonymous,
-            spec::VolumeKind::Empty { mode, uid, gid } => VolumeKind::Empty { mode: *mode, uid: *uid, gid: *gid },
-        };
-        Self { name: name.to_string(), kind, read_only: *read_only }
-    }
-}
-
-impl TryFrom<Volume> for spec::VolumeSpec {
-    type Error = IdError;
-
-    fn try_from(volume: Volume) -> Result<Self, IdError> {
-        let kind = match volume.kind {
-            VolumeKind::Host { source, recursive } => spec::VolumeKind::Host { source, recursive },
-            VolumeKind::Named { volume } => spec::VolumeKind::Named { volume: volume.parse()? },
-            VolumeKind::Anonymous => spec::VolumeKind::Anonymous,
-            VolumeKind::Empty { mode, uid, gid } => spec::VolumeKind::Empty { mode, uid, gid },
-        };
-        Ok(Self { name: volume.name.parse()?, kind, read_only: volume.read_only })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_model::spec::{self, CpusetList, HugePageSize};
+use gantry_model::spec::{self, CgroupFile, CpusetList, HugePageSize};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 #[derive(Default, Serialize, Deserialize)]
@@ -36,6 +36,8 @@ struct Limits {
     io_devices: Vec<DeviceIoLimits>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     hugetlb: BTreeMap<HugePageSize, u64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    unified: BTreeMap<CgroupFile, String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -69,6 +71,7 @@ pub(super) fn serialize<S: Serializer>(limits: &spec::Limits, serializer: S) -> 
         io_weight,
         io_devices,
         hugetlb,
+        unified,
     } = limits.clone();
     let device = |device: spec::DeviceIoLimits| {
         let spec::DeviceIoLimits { path, read_bps, write_bps, read_iops, write_iops } = device;
@@ -90,6 +93,7 @@ pub(super) fn serialize<S: Serializer>(limits: &spec::Limits, serializer: S) -> 
         io_weight,
         io_devices,
         hugetlb,
+        unified,
     };
     json.serialize(serializer)
 }
@@ -111,6 +115,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
         io_weight,
         io_devices,
         hugetlb,
+        unified,
     } = Limits::deserialize(deserializer)?;
     let device = |device: DeviceIoLimits| {
         let DeviceIoLimits { path, read_bps, write_bps, read_iops, write_iops } = device;
@@ -132,6 +137,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
         io_weight,
         io_devices,
         hugetlb,
+        unified,
     })
 }
 

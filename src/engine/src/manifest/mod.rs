@@ -6,6 +6,7 @@ mod health;
 pub(crate) mod json;
 mod limits;
 pub(crate) mod net;
+mod volumes;
 
 use gantry_contract::files;
 use gantry_contract::plan::Plan;
@@ -167,7 +168,7 @@ impl Engine {
                 apps.push(added.manifest);
             }
             if let Some(volumes) = document.get_mut("volumes").and_then(serde_json::Value::as_array_mut) {
-                volumes.extend(added.volumes.iter().map(json::volume_to_value));
+                volumes.extend(added.volumes.iter().map(volumes::to_value));
             }
         }
         Ok(())

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use gantry_model::health::{HealthAction, HealthProbe, HealthSettings};
+use gantry_model::mount_options::{MountOptions, Propagation};
 use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
 use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
 use gantry_model::restart::RestartPolicy;
+use gantry_model::seccomp_profile::{SeccompAction, SeccompArgument, SeccompProfile, SeccompRule, SeccompTest};
 use gantry_model::spec::{
-    AppOptions, Capabilities, DeviceIoLimits, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind, VolumeSpec,
+    AppOptions, Capabilities, DeviceIoLimits, GroupsPolicy, Limits, MountSpec, Seccomp, TmpfsMount, VolumeKind,
+    VolumeSpec,
 };
 use gantry_model::systemd::{SdNotify, SystemdMode};
 use gantry_model::ulimit::{Resource, Ulimit};
@@ -34,6 +37,7 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
         names().prop_map(Capabilities::Retain),
         names().prop_map(Capabilities::Remove),
         (names(), names()).prop_map(|(add, drop)| Capabilities::Adjust { add, drop }),
+        (names(), names(), names()).prop_map(|(add, drop, ambient)| Capabilities::Kubernetes { add, drop, ambient }),
         Just(Capabilities::All)
     ]
 }
@@ -45,7 +49,16 @@ fn seccomp() -> impl Strategy<Value = Seccomp> {
         Just(Seccomp::Unconfined),
         (names(), any::<u16>()).prop_map(|(names, errno)| Seccomp::Retain { names, errno }),
         (names(), any::<u16>()).prop_map(|(names, errno)| Seccomp::Remove { names, errno }),
+        any::<(u16, u64)>().prop_map(|(errno, value)| Seccomp::Profile(Box::new(profile(errno, value)))),
     ]
+}
+
+fn profile(errno: u16, value: u64) -> SeccompProfile {
+    let argument = |test| SeccompArgument { index: 5, test };
+    let arguments = vec![argument(SeccompTest::Ne(value)), argument(SeccompTest::MaskedEq { mask: value, value: 1 })];
+    let rule = |action, arguments| SeccompRule { names: vec!["chmod".to_owned()], action, arguments };
+    let rules = vec![rule(SeccompAction::Errno(errno), arguments), rule(SeccompAction::KillProcess, Vec::new())];
+    SeccompProfile { default: SeccompAction::Allow, rules }
 }
 
 fn volume() -> impl Strategy<Value = VolumeSpec> {
@@ -53,7 +66,12 @@ fn volume() -> impl Strategy<Value = VolumeSpec> {
     let empty = any::<(u32, u32, u32)>().prop_map(|(mode, uid, gid)| VolumeKind::Empty { mode, uid, gid });
     let named =
         "[a-zA-Z0-9][a-zA-Z0-9_.-]{0,9}".prop_map(|volume| VolumeKind::Named { volume: volume.parse().unwrap() });
-    (name(), prop_oneof![host, empty, named, Just(VolumeKind::Anonymous)], any::<bool>())
+    let image = any::<(String, String)>().prop_map(|(image, sub_path)| VolumeKind::Image {
+        image,
+        sub_path,
+        layers: Vec::new(),
+    });
+    (name(), prop_oneof![host, empty, named, image, Just(VolumeKind::Anonymous)], any::<bool>())
         .prop_map(|(name, kind, read_only)| VolumeSpec { name, kind, read_only })
 }
 
@@ -86,6 +104,10 @@ fn app() -> impl Strategy<Value = AppSpec> {
         volume,
         target,
         read_only,
+        options: MountOptions {
+            propagation: if read_only { Propagation::Slave } else { Propagation::Private },
+            writable_submounts: read_only,
+        },
     });
     let world = (vec(any::<(String, String)>(), 0..3), vec(mount, 0..3), map(), map());
     let limits = any::<[Option<u64>; 4]>();
@@ -114,6 +136,9 @@ fn app() -> impl Strategy<Value = AppSpec> {
                 pids: limits[3],
                 ..Limits::default()
             },
+            groups_policy: if rest.2[0] { GroupsPolicy::Merge } else { GroupsPolicy::Strict },
+            masked_paths: rest.2[1].then(|| vec!["/bin/ls".to_owned()]),
+            read_only_paths: rest.2[2].then(Vec::new),
             log_path: rest.2[1].then(|| "web/0.log".parse().unwrap()),
             storage_limit: (!rest.2[3] && rest.1 != Seccomp::Unconfined).then_some(1 << 30),
             seccomp: rest.1,

@@ -29,13 +29,14 @@ use gantry_contract::plan::Plan;
 use gantry_contract::start;
 use gantry_fetch::{Progress, PullPolicy};
 use gantry_model::id::shown;
+use gantry_model::mount_options::Propagation;
 use gantry_model::namespaces::UtsMode;
 use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{AddedAppSpec, PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::systemd::SdNotify;
 use gantry_model::user_namespace::UserNamespaceMode;
-use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec, RequestedImage};
-use gantry_store::{AppRow, Moved, NewApp, PodRow};
+use gantry_model::{AppName, AppSpec, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec, RequestedImage};
+use gantry_store::{AppRow, ImageRow, Moved, NewApp, PodRow};
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
@@ -48,6 +49,7 @@ use crate::pods::added::{AddedApp, AddedApps, AppsLock};
 use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
 use crate::pods::exec::{ExecError, select_app};
+use crate::pods::image_volumes;
 use crate::pods::plan::{self, AddedAppPlan};
 use crate::pods::prepare::assign_id;
 use crate::pods::storage_limit;
@@ -114,6 +116,7 @@ impl Engine {
         for path in plan::ignored_volumes(config) {
             progress.notify(gantry_fetch::Note::VolumeIgnored { path: path.clone() });
         }
+        let volumes = self.resolve_image_volumes(&spec.volumes, policy, progress).map_err(EngineError::from_cause)?;
         let lock = self.lock_apps_or_fail(id)?;
         // A killed command may have left an app of this name.
         self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
@@ -131,19 +134,10 @@ impl Engine {
         let size = self.size_of(image).map_err(EngineError::from_cause)?;
         let image_of_app = plan::Image { config, chains, size };
         let known: Vec<VolumeSpec> = plan.volumes.iter().chain(&names).cloned().collect();
-        let planned = plan::added_app(&spec, &image_of_app, &plan.hostname, known)
+        let asked = AddedAppSpec { app: spec.app.clone(), volumes };
+        let planned = plan::added_app(&asked, &image_of_app, &plan.hostname, known.clone())
             .map_err(|error| EngineError::from_cause(PrepareError::from(error)))?;
-        let new = NewApp {
-            name: spec.app.name.clone(),
-            image: Some(image.id.clone()),
-            image_name: recorded_name(spec.app.image.as_ref().map(RequestedImage::as_str), image),
-            id: spec.app.id.clone(),
-            annotations: spec.app.user_annotations.clone(),
-            notifies: spec.app.options.sdnotify == SdNotify::App,
-            restart: spec.app.options.restart,
-            labels: spec.app.user_labels.clone(),
-            log_path: spec.app.options.log_path.clone(),
-        };
+        let new = new_app(&spec.app, image, &planned, &known);
         let named: BTreeSet<_> = PodSpec { volumes: planned.volumes.clone(), ..PodSpec::default() }.named_volumes();
         for name in &named {
             self.create_missing_volume(name).map_err(EngineError::from_cause)?;
@@ -159,7 +153,7 @@ impl Engine {
             .write_added_apps(id, &added, &lock)
             .map_err(EngineError::from_cause)
             .and_then(|()| storage_limit::limit_app(&self.pod_dir(id), &planned.app).map_err(EngineError::from_cause))
-            .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned.volumes))
+            .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned))
             .and_then(|mounts| {
                 let block_devices = block_devices(&planned.app.options.limits)?;
                 let devices = devices::read_devices(&planned.app.options)?;
@@ -495,15 +489,18 @@ impl Engine {
         }
     }
 
-    /// A detached mount of the source of each host and named volume: the supervisor does not see the host's mounts.
-    fn clone_mounts(&self, volumes_dir: &str, volumes: &[VolumeSpec]) -> Result<Vec<OwnedFd>, EngineError> {
+    /// A detached mount of the source of each host and named volume: the supervisor does not see the host's mounts. It
+    /// stays in the peer group of the mount that it is a clone of.
+    fn clone_mounts(&self, volumes_dir: &str, planned: &AddedAppPlan) -> Result<Vec<OwnedFd>, EngineError> {
         let mut mounts = Vec::new();
-        for volume in volumes {
+        for volume in &planned.volumes {
             let (source, recursive) = match &volume.kind {
                 VolumeKind::Host { source, recursive } => (source.clone(), *recursive),
                 VolumeKind::Named { volume } => (format!("{volumes_dir}/{volume}"), false),
-                VolumeKind::Anonymous | VolumeKind::Empty { .. } => continue,
+                VolumeKind::Anonymous | VolumeKind::Empty { .. } | VolumeKind::Image { .. } => continue,
             };
+            let places = planned.app.mounts.iter().filter(|mount| mount.volume == volume.name.as_str());
+            check_peers(&source, places.map(|mount| mount.options.propagation).max().unwrap_or_default())?;
             let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
             if recursive {
                 flags |= OpenTreeFlags::AT_RECURSIVE;
@@ -527,6 +524,44 @@ impl Engine {
         let plan = self.plan(id).map_err(EngineError::from_cause)?;
         Ok((plan, self.added_apps(id).map_err(EngineError::from_cause)?))
     }
+}
+
+/// The row of an app; `known`: the pod's volumes besides those that it brings along.
+fn new_app(app: &AppSpec, image: &ImageRow, planned: &AddedAppPlan, known: &[VolumeSpec]) -> NewApp {
+    NewApp {
+        name: app.name.clone(),
+        image: Some(image.id.clone()),
+        image_name: recorded_name(app.image.as_ref().map(RequestedImage::as_str), image),
+        id: app.id.clone(),
+        annotations: app.user_annotations.clone(),
+        notifies: app.options.sdnotify == SdNotify::App,
+        restart: app.options.restart,
+        labels: app.user_labels.clone(),
+        log_path: app.options.log_path.clone(),
+        volume_images: image_volumes::images(&planned.app.mounts, known.iter().chain(&planned.volumes)),
+    }
+}
+
+/// Refuses a source whose mount cannot propagate.
+fn check_peers(source: &str, propagation: Propagation) -> Result<(), EngineError> {
+    if !propagation.propagates() {
+        return Ok(());
+    }
+    let source_shown = shown(source);
+    let groups = gantry_host::mounts::peer_groups(source.as_ref()).map_err(|error| {
+        let text = format!("cannot inspect the mount of '{source_shown}'");
+        EngineError::new(ErrorKind::of_io(&error), text).caused_by(error)
+    })?;
+    let (is_possible, kind) = match propagation {
+        Propagation::Shared => (groups.is_shared, "shared"),
+        Propagation::Slave | Propagation::Private => (groups.is_shared || groups.is_slave, "shared or slave"),
+    };
+    if is_possible {
+        return Ok(());
+    }
+    let how = propagation.as_str();
+    let why = format!("'{source_shown}' cannot be mounted {how}: it is not on a {kind} mount (mount --make-shared)");
+    Err(EngineError::new(ErrorKind::Invalid, why))
 }
 
 /// The apps that the supervisor added and that have no row.

@@ -10,6 +10,7 @@ use gantry_fetch::config::ImageConfig;
 use gantry_model::cgroup::CgroupParent;
 use gantry_model::health::HealthSettings;
 use gantry_model::id::shown;
+use gantry_model::mount_options::MountOptions;
 use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
 use gantry_model::spec::{
     self, AppOptions, Capabilities, PodFlavor, Seccomp, SpecError, TmpfsMount, VolumeKind, VolumeSpec,
@@ -28,6 +29,9 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 const STOP_SIGNAL: u8 = 15;
 /// The longest command and environment of an app together, in bytes: the kernel's own limit is 2 MiB by default.
 const MAX_STRINGS: usize = 1 << 20;
+
+/// The most layers of an image: their names fit into the options of a mount.
+pub(super) const MAX_LAYERS: usize = 128;
 
 /// The specification and the images do not give a valid plan: the app or the port, the reason and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -311,10 +315,10 @@ fn layers(app: &AppSpec, image: &Image<'_>) -> Result<Vec<String>, PlanError> {
             ErrorKind::Invalid,
             format!("app '{}' cannot run: its image has no layers, so there is no program in it", app.name),
         )),
-        1..=128 => Ok(image.chains.iter().rev().map(|chain| Layout::tree_name(chain)).collect()),
+        1..=MAX_LAYERS => Ok(image.chains.iter().rev().map(|chain| Layout::tree_name(chain)).collect()),
         layers => Err(PlanError::new(
             ErrorKind::Exhausted,
-            format!("app '{}' cannot run: its image has {layers} layers, 128 can be mounted", app.name),
+            format!("app '{}' cannot run: its image has {layers} layers, {MAX_LAYERS} can be mounted", app.name),
         )),
     }
 }
@@ -403,14 +407,28 @@ fn mounts(app: &AppSpec, config: &ImageConfig, volumes: &mut Volumes) -> Result<
         let target = spec::normal(&mount.target);
         let volume = mount.volume.to_string();
         let seed = volumes.seeded.contains(&volume);
-        mounts.push(out::Mount { volume, target, read_only: mount.read_only, seed, declared: false });
+        mounts.push(out::Mount {
+            volume,
+            target,
+            read_only: mount.read_only,
+            seed,
+            declared: false,
+            options: mount.options,
+        });
     }
     let mut taken: BTreeSet<String> = mounts.iter().map(|mount| mount.target.clone()).collect();
     for declared in config.volumes.iter().filter(|declared| !is_ignored(declared)) {
         let target = declared_target(app, declared)?;
         if taken.insert(target.clone()) {
             let volume = volumes.add_implicit(app);
-            mounts.push(out::Mount { volume, target, read_only: false, seed: true, declared: true });
+            mounts.push(out::Mount {
+                volume,
+                target,
+                read_only: false,
+                seed: true,
+                declared: true,
+                options: MountOptions::default(),
+            });
         }
     }
     mounts.sort_by_key(|mount| mount.target.matches('/').count());

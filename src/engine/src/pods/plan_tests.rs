@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use gantry_model::mount_options::MountOptions;
 use gantry_model::spec::{MountSpec, VolumeSpec};
 
 use super::*;
@@ -105,7 +106,12 @@ fn declared_volumes_become_empty_volumes() {
     let plan = made(|spec, config| {
         let kind = VolumeKind::Empty { mode: 0o700, uid: 1, gid: 2 };
         spec.volumes = vec![VolumeSpec { name: name("a-image-1"), kind, read_only: false }];
-        let mount = |target: &str| MountSpec { volume: name("a-image-1"), target: target.into(), read_only: true };
+        let mount = |target: &str| MountSpec {
+            volume: name("a-image-1"),
+            target: target.into(),
+            read_only: true,
+            options: MountOptions::default(),
+        };
         spec.apps[0].mounts = vec![mount("/x/y/z"), mount("/mine/")];
         config.volumes = vec!["/mine".into(), "/v".into(), "/v/".into(), "/v/w".into()];
     })
@@ -147,8 +153,12 @@ fn volumes_may_begin_with_image_content() {
             volume("b", VolumeKind::Anonymous),
             volume("c", VolumeKind::Empty { mode: 0o700, uid: 1, gid: 2 }),
         ];
-        let mount =
-            |name: &str| MountSpec { volume: name.parse().unwrap(), target: format!("/{name}"), read_only: false };
+        let mount = |name: &str| MountSpec {
+            volume: name.parse().unwrap(),
+            target: format!("/{name}"),
+            read_only: false,
+            options: MountOptions::default(),
+        };
         spec.apps[0].mounts = vec![mount("a"), mount("b"), mount("c")];
         config.volumes = vec!["/a".into()];
     })

@@ -7,7 +7,7 @@
 //! Prepared. A `kill -9` before the row leaves a directory without one, which `gc` collects; after it, a row whose lock
 //! is free, which `reconcile` moves to AbortedPrepare and `gc` collects.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +30,7 @@ use crate::error::need_root;
 use crate::host::sandbox_network::{SandboxNetwork, SandboxNetworking};
 use crate::images::platform;
 use crate::images::view::recorded_name;
+use crate::pods::image_volumes;
 use crate::pods::plan::{self, Image, PlanError, Setting};
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
@@ -265,13 +266,14 @@ impl Engine {
             PodFlavor::Container => self.images_of(&request.spec, request.policy, request.progress)?,
             PodFlavor::Host => Vec::new(),
         };
+        let volumes = self.resolve_image_volumes(&request.spec.volumes, request.policy, request.progress)?;
         let Prepare { spec, name, schedule, progress, sandbox, .. } = request;
         let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
             progress.notify(Note::VolumeIgnored { path: path.clone() });
         }
         let id = PodId::from_random(random()?);
-        let mut plan = self.plan_of(&spec, &images, &configs, id)?;
+        let mut plan = self.plan_of(&PodSpec { volumes, ..spec.clone() }, &images, &configs, id)?;
         if let Some(sandbox) = sandbox {
             sandbox.apply(id, &mut plan.net);
         }
@@ -450,6 +452,10 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         restart: app.options.restart,
         labels: app.user_labels.clone(),
         log_path: app.options.log_path.clone(),
+        volume_images: match plan.apps.iter().find(|planned| planned.name == app.name.as_str()) {
+            Some(planned) => image_volumes::images(&planned.mounts, &plan.volumes),
+            None => BTreeSet::new(),
+        },
     };
     NewPod {
         id,

@@ -90,6 +90,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
         labels,
         notifies: false,
         log_path: None,
+        volume_images: std::collections::BTreeSet::new(),
         restart: Default::default(),
     };
     let pod = NewPod {

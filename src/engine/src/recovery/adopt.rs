@@ -42,6 +42,7 @@ use gantry_store::{
 use crate::images::view::recorded_name;
 use crate::pods::added::AddedApp;
 use crate::pods::app_history::AppHistories;
+use crate::pods::image_volumes;
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
 use crate::pods::transition::ready_record;
@@ -420,6 +421,7 @@ impl Engine {
             notifies: added.app.options.sdnotify == SdNotify::App,
             restart: added.app.options.restart,
             log_path: added.app.options.log_path.clone(),
+            volume_images: image_volumes::images(&added.app.mounts, &added.volumes),
         };
         let volumes = self.existing_volumes(&added.volumes)?;
         match self.store.add_app(id, &app, &volumes) {
@@ -576,6 +578,7 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
             notifies: app.options.sdnotify == SdNotify::App,
             restart: app.options.restart,
             log_path: app.options.log_path.clone(),
+            volume_images: image_volumes::images(&app.mounts, &plan.volumes),
         })
     };
     plan.apps.iter().map(app).collect()

@@ -166,8 +166,8 @@ impl SampleCache {
         lock(&self.latest).clone()
     }
 
-    /// A sample of all running pods that was begun at most `max_age` ago: the latest one without what has ended since, or
-    /// a new one. Waits while another thread takes one.
+    /// A sample of all running pods that was begun at most `max_age` ago: the latest one without what has ended since,
+    /// or a new one. Waits while another thread takes one.
     ///
     /// # Errors
     /// [`SampleError`].

@@ -68,7 +68,7 @@ pub(super) static FLAGS: &[Flag] = &[
             Ok(())
         },
     ),
-    valued(App, &["security-opt"], "OPT", "no-new-privileges[=BOOL] or seccomp=unconfined", set_security),
+    valued(App, &["security-opt"], "OPT", "no-new-privileges[=BOOL], seccomp=unconfined or seccomp=FILE", set_security),
     switch(App, &["no-new-privileges"], "Let execve(2) grant no privileges (default true)", |d, v| {
         d.app().options.new_privileges = !values::boolean(v)?;
         Ok(())
@@ -79,7 +79,14 @@ fn set_security(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {
     match value.split_once(['=', ':']).unwrap_or((value, "true")) {
         ("no-new-privileges", value) => draft.app().options.new_privileges = !values::boolean(value)?,
         ("seccomp", "unconfined") => draft.app().options.seccomp = values::seccomp("unconfined")?,
-        _ => return Err(ValueError::Unsupported("supported are no-new-privileges and seccomp=unconfined")),
+        ("seccomp", path) if path.contains('/') || path.ends_with(".json") => {
+            draft.app().seccomp_file = Some(path.into());
+        }
+        _ => {
+            return Err(ValueError::Unsupported(
+                "supported are no-new-privileges, seccomp=unconfined and seccomp=FILE",
+            ));
+        }
     }
     Ok(())
 }

@@ -115,6 +115,17 @@ pub(super) static FLAGS: &[Flag] = &[
     }),
     valued(
         App,
+        &["cgroup-conf"],
+        "FILE=VALUE",
+        "Write a value to a file of the app's cgroup (cgroup v2), such as memory.oom.group=1; after all other limits",
+        |d, v| {
+            let (file, value) = values::pair(v)?;
+            d.app().options.limits.unified.insert(file.parse()?, value);
+            Ok(())
+        },
+    ),
+    valued(
+        App,
         &["ulimit"],
         "NAME=SOFT[:HARD]",
         "Resource limit of each process, as in setrlimit(2): nofile, nproc, core, memlock, stack …; -1: none",

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use gantry_model::mount_options::MountOptions;
 use gantry_model::net::{PortSpec, PortTarget, Protocol};
 use gantry_model::spec::{self, MountSpec, PodSpec, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, AppSpec, RequestedImage, errno, quantity};
@@ -120,7 +121,12 @@ fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, Manife
         let point = at.map(|at| points.swap_remove(at));
         let target = point.as_ref().map_or(mount.path, |point| point.path.clone());
         let read_only = point.is_some_and(|point| point.read_only);
-        spec.mounts.push(MountSpec { volume: mount.volume.parse()?, target, read_only });
+        spec.mounts.push(MountSpec {
+            volume: mount.volume.parse()?,
+            target,
+            read_only,
+            options: MountOptions::default(),
+        });
     }
     points.into_iter().try_for_each(|point| mount_declared(&mut spec, point, volumes))?;
     Ok(spec)
@@ -134,7 +140,7 @@ fn mount_declared(spec: &mut AppSpec, point: MountPoint, volumes: &mut Vec<Volum
         let kind = VolumeKind::Empty { mode: 0o755, uid: 0, gid: 0 };
         volumes.push(VolumeSpec { name: volume.clone(), kind, read_only: false });
     }
-    spec.mounts.push(MountSpec { volume, target: path, read_only });
+    spec.mounts.push(MountSpec { volume, target: path, read_only, options: MountOptions::default() });
     Ok(())
 }
 

@@ -61,6 +61,7 @@ pub(crate) fn planned_app() -> plan::App {
             read_only: true,
             seed: false,
             declared: false,
+            options: gantry_model::mount_options::MountOptions::default(),
         }],
         capabilities: vec!["CAP_CHOWN".into()],
         required_capabilities: Vec::new(),

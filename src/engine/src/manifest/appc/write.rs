@@ -203,7 +203,7 @@ fn volume(volume: &VolumeSpec, volumes_dir: &str) -> Volume {
             let source = format!("{volumes_dir}/{volume}/data");
             Volume { kind: "host".to_owned(), source, recursive: Some(false), ..blank }
         }
-        VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
+        VolumeKind::Anonymous | VolumeKind::Empty { .. } | VolumeKind::Image { .. } => {
             let created = kind.created_with();
             Volume {
                 kind: "empty".to_owned(),
@@ -252,7 +252,8 @@ fn isolators(app: &plan::App) -> Vec<Isolator> {
         Seccomp::Retain { names, errno } if !names.is_empty() => Some((isolator::RETAIN_CALLS, calls(names, *errno))),
         Seccomp::Remove { names, errno } if !names.is_empty() => Some((isolator::REMOVE_CALLS, calls(names, *errno))),
         Seccomp::Unconfined => Some((isolator::REMOVE_CALLS, json!({ "set": [isolator::NO_CALLS] }))),
-        Seccomp::Default | Seccomp::Retain { .. } | Seccomp::Remove { .. } => None,
+        // appc has lists of names only.
+        Seccomp::Default | Seccomp::Retain { .. } | Seccomp::Remove { .. } | Seccomp::Profile(_) => None,
     };
     let all = [
         memory.map(|bytes| (isolator::MEMORY, limit(bytes.to_string()))),

@@ -11,12 +11,12 @@ use gantry_proto::cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyVa
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
+use super::super::images::reference;
 use super::super::sandbox::user_namespace;
 use super::record::ContainerRecord;
 use super::{mounts, namespaces, resources, security};
 use crate::request::check_text;
 use crate::status::{from_error, invalid_field};
-use crate::surfaces::cri::images::reference;
 
 /// Bytes of the readable beginning of a name that is too long for an app.
 const NAME_START: usize = 24;

@@ -10,11 +10,11 @@ use gantry_proto::cri::v1::{
 };
 use tonic::Status;
 
+use super::super::sandbox;
 use super::record::{ContainerRecord, START_ERROR, image, metadata, requested_annotations};
 use super::{FoundContainer, START_ERROR_CODE, find_or_fail, is_container};
 use crate::request::check_text;
 use crate::status::{from_error, invalid_field};
-use crate::surfaces::cri::sandbox;
 
 /// The exit code of a container whose end nothing has seen.
 const LOST_CODE: i32 = 255;

@@ -5,6 +5,7 @@ use std::path::Path;
 use gantry_engine::model::AppName;
 use gantry_engine::model::device::DeviceSpec;
 use gantry_engine::model::id::shown;
+use gantry_engine::model::mount_options::MountOptions;
 use gantry_engine::model::spec::{AddedAppSpec, MountSpec, VolumeKind, VolumeSpec};
 use gantry_proto::cri::v1::{CdiDevice, Device, IdMapping, Mount, MountPropagation, UserNamespace};
 use sha2::{Digest as _, Sha256};
@@ -32,7 +33,7 @@ pub(super) fn translate(
         let volume: AppName = format!("m{number}-{owner}").parse().map_err(|error| invalid(&field, &error))?;
         spec.volumes.push(VolumeSpec { name: volume.clone(), kind: kind(&field, &mount)?, read_only: false });
         let Mount { container_path: target, readonly: read_only, .. } = mount;
-        spec.app.mounts.push(MountSpec { volume, target, read_only });
+        spec.app.mounts.push(MountSpec { volume, target, read_only, options: MountOptions::default() });
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! GetContainerEvents: the history of sandboxes and containers as events of the CRI.
 //!
 //! One task follows the events of the store as they are committed, reads the rows of their pods at once, and keeps the
-//! newest translated events in a ring. A client is a position in it: it costs no memory while it does not read. One that
-//! falls behind the ring gets DATA_LOSS and subscribes again, after it has listed what exists, as kubelets do.
+//! newest translated events in a ring. A client is a position in it: it costs no memory while it does not read. One
+//! that falls behind the ring gets DATA_LOSS and subscribes again, after it has listed what exists, as kubelets do.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! ListMetricDescriptors and ListPodSandboxMetrics: the metrics of sandboxes and containers under cAdvisor's names, which
-//! a kubelet shows at `/metrics/cadvisor`.
+//! ListMetricDescriptors and ListPodSandboxMetrics: the metrics of sandboxes and containers under cAdvisor's names,
+//! which a kubelet shows at `/metrics/cadvisor`.
 //!
 //! Values are whole numbers, times in seconds. A metric that the host or the container has no value of is left out, but
 //! its descriptor is listed. The descriptors of a metric and its labels come from one table.

@@ -12,10 +12,10 @@ use gantry_proto::cri::v1::{
 };
 use tonic::Status;
 
+use super::super::containers;
 use super::record::{SandboxRecord, requested_annotations};
 use crate::request::check_text;
 use crate::status;
-use crate::surfaces::cri::containers;
 
 /// The conditions of ListPodSandbox; all of them must hold.
 #[derive(Debug, Default)]
