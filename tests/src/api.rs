@@ -87,6 +87,17 @@ impl Gantry {
         command
     }
 
+    /// This command in a mount namespace of its own, in which a directory is on a shared mount.
+    #[must_use]
+    #[track_caller]
+    pub fn in_shared_mount(&self, model: &Command, dir: &std::path::Path) -> Command {
+        let mut command = Command::new("unshare");
+        let script = r#"mount --bind "$0" "$0" && mount --make-shared "$0" && exec "$@""#;
+        command.args(["--mount", "--propagation=private", "sh", "-c", script]).arg(dir);
+        copy_environment(model, command.arg(model.get_program()).args(model.get_args()));
+        command
+    }
+
     /// Writes a file below the scratch directory; returns its path.
     #[track_caller]
     #[must_use]

@@ -83,12 +83,12 @@ pub(super) fn set_pod_cidr(engine: &Engine, cidr: &str) -> Result<(), Status> {
 /// A status with these conditions. The handler without a name is the default one; a feature that is not named there is
 /// one that kubelets do not ask for.
 fn response(conditions: Vec<RuntimeCondition>, user_namespaces: bool) -> StatusResponse {
-    let features = RuntimeHandlerFeatures { recursive_read_only_mounts: false, user_namespaces };
+    let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces };
     StatusResponse {
         status: Some(RuntimeStatus { conditions }),
         info: HashMap::new(),
         runtime_handlers: vec![RuntimeHandler { name: String::new(), features: Some(features) }],
-        features: Some(RuntimeFeatures::default()),
+        features: Some(RuntimeFeatures { supplemental_groups_policy: true, ..RuntimeFeatures::default() }),
     }
 }
 

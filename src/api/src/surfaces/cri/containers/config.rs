@@ -5,7 +5,7 @@
 
 use gantry_engine::model::id::shown;
 use gantry_engine::model::spec::{AddedAppSpec, AppSpec};
-use gantry_engine::model::{AppName, Kind, RequestedImage, signal};
+use gantry_engine::model::{AppName, ImageId, Kind, RequestedImage, signal};
 use gantry_engine::{Engine, PodRow};
 use gantry_proto::cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Signal};
 use sha2::{Digest as _, Sha256};
@@ -25,12 +25,13 @@ const NAME_START: usize = 24;
 ///
 /// # Errors
 /// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason. NOT_FOUND: the image is not in the store.
-pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, config: ContainerConfig) -> Result<AddedAppSpec, Status> {
+pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, mut config: ContainerConfig) -> Result<AddedAppSpec, Status> {
     if config.windows.is_some() {
         return Err(unsupported("config.windows", "this is a Linux host"));
     }
     let metadata = config.metadata.clone().ok_or_else(|| invalid_field("config.metadata", "it is missing"))?;
     check_metadata(&metadata)?;
+    mounts::resolve_images(engine, &mut config.mounts)?;
     let record = ContainerRecord::new(metadata, &config);
     let image = image(engine, config.image.clone())?;
     let mut app = AppSpec::new(app_name(&record.metadata)?, Some(image));
@@ -49,9 +50,9 @@ pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, config: ContainerConfi
     app.user_annotations = record.annotations(config.annotations)?;
     app.user_labels = config.labels.into_iter().collect();
     let LinuxContainerConfig { resources, security_context } = config.linux.unwrap_or_default();
-    let context = security_context.unwrap_or_default();
-    namespaces::translate(engine, sandbox, context.namespace_options.as_ref(), &mut app)?;
-    security::translate(context, &mut app)?;
+    let options = security_context.as_ref().and_then(|context| context.namespace_options.as_ref());
+    namespaces::translate(engine, sandbox, options, &mut app)?;
+    security::translate(security_context, &mut app)?;
     resources::translate(resources.unwrap_or_default(), &mut app)?;
     let mut spec = AddedAppSpec { app, volumes: Vec::new() };
     mounts::translate_devices(config.devices, &config.cdi_devices, &mut spec)?;
@@ -78,13 +79,19 @@ fn check_metadata(metadata: &ContainerMetadata) -> Result<(), Status> {
 
 /// The image by its id, so that it stays the same whatever becomes of its names.
 fn image(engine: &Engine, spec: Option<ImageSpec>) -> Result<RequestedImage, Status> {
-    let text = spec.as_ref().map(|spec| spec.image.clone()).unwrap_or_default();
-    if text.is_empty() {
-        return Err(invalid_field("config.image", "it is missing"));
-    }
-    let found = engine.node_image(&reference(spec)?).map_err(|error| from_error(&error))?;
-    let image = found.ok_or_else(|| Status::not_found(format!("image '{}' is not in the store", shown(&text))))?;
-    RequestedImage::new(image.id.to_string()).ok_or_else(|| Status::internal("an image without an id"))
+    let spec = spec.filter(|spec| !spec.image.is_empty());
+    let id = stored_image(engine, &spec.ok_or_else(|| invalid_field("config.image", "it is missing"))?)?;
+    RequestedImage::new(id.to_string()).ok_or_else(|| Status::internal("an image without an id"))
+}
+
+/// The id of an image.
+///
+/// # Errors
+/// INVALID_ARGUMENT: it cannot be the name of an image; NOT_FOUND: it is not in the store.
+pub(super) fn stored_image(engine: &Engine, spec: &ImageSpec) -> Result<ImageId, Status> {
+    let found = engine.node_image(&reference(Some(spec.clone()))?).map_err(|error| from_error(&error))?;
+    let missing = || Status::not_found(format!("image '{}' is not in the store", shown(&spec.image)));
+    found.map(|image| image.id).ok_or_else(missing)
 }
 
 /// `NAME-ATTEMPT`. If that cannot be the name of an app, its end is a digest, which is longer than any attempt.

@@ -1,18 +1,34 @@
 //! The mounts and the devices of a container. A mount becomes a volume of the pod that only this container mounts.
 
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
+use gantry_engine::Engine;
 use gantry_engine::model::AppName;
 use gantry_engine::model::device::DeviceSpec;
 use gantry_engine::model::id::shown;
-use gantry_engine::model::mount_options::MountOptions;
+use gantry_engine::model::mount_options::{MountOptions, Propagation};
 use gantry_engine::model::spec::{AddedAppSpec, MountSpec, VolumeKind, VolumeSpec};
-use gantry_proto::cri::v1::{CdiDevice, Device, IdMapping, Mount, MountPropagation, UserNamespace};
+use gantry_proto::cri::v1::{CdiDevice, Device, IdMapping, ImageSpec, Mount, MountPropagation, UserNamespace};
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
-use super::config::{invalid, unsupported};
+use super::config::{invalid, stored_image, unsupported};
 use crate::status::invalid_field;
+
+/// Replaces the image of each mount by its id, so that it stays the same whatever becomes of its names; ContainerStatus
+/// shows the id as well.
+///
+/// # Errors
+/// INVALID_ARGUMENT: it cannot be the name of an image; NOT_FOUND: it is not in the store.
+pub(super) fn resolve_images(engine: &Engine, mounts: &mut [Mount]) -> Result<(), Status> {
+    for image in mounts.iter_mut().filter_map(|mount| mount.image.as_mut()).filter(|image| !image.image.is_empty()) {
+        image.image_ref = stored_image(engine, image)?.to_string();
+    }
+    Ok(())
+}
 
 /// Adds the mounts to the app, and their volumes. Labels of SELinux mean nothing here, so `selinux_relabel` is ignored.
 ///
@@ -31,9 +47,11 @@ pub(super) fn translate(
         let field = format!("config.mounts[{number}]");
         check_mappings(&field, &mount, user)?;
         let volume: AppName = format!("m{number}-{owner}").parse().map_err(|error| invalid(&field, &error))?;
-        spec.volumes.push(VolumeSpec { name: volume.clone(), kind: kind(&field, &mount)?, read_only: false });
+        let (kind, options) = (kind(&field, &mount)?, options(&field, &mount)?);
+        let is_image = matches!(kind, VolumeKind::Image { .. });
+        spec.volumes.push(VolumeSpec { name: volume.clone(), kind, read_only: is_image });
         let Mount { container_path: target, readonly: read_only, .. } = mount;
-        spec.app.mounts.push(MountSpec { volume, target, read_only, options: MountOptions::default() });
+        spec.app.mounts.push(MountSpec { volume, target, read_only, options });
     }
     Ok(())
 }
@@ -52,28 +70,62 @@ fn check_mappings(field: &str, mount: &Mount, user: Option<&UserNamespace>) -> R
     Ok(())
 }
 
+/// Propagation, and whether mounts below a read-only one are read-only as well.
+fn options(field: &str, mount: &Mount) -> Result<MountOptions, Status> {
+    if !mount.mount_options.is_empty() {
+        return Err(unsupported(&format!("{field}.mount_options"), "mounts have no such option"));
+    }
+    let propagation = match MountPropagation::try_from(mount.propagation) {
+        Ok(MountPropagation::PropagationPrivate) => Propagation::Private,
+        Ok(MountPropagation::PropagationHostToContainer) => Propagation::Slave,
+        Ok(MountPropagation::PropagationBidirectional) => Propagation::Shared,
+        Err(_) => return Err(invalid_field(&format!("{field}.propagation"), "there is no such propagation")),
+    };
+    if mount.recursive_read_only && (!mount.readonly || propagation.propagates()) {
+        let why = "it needs readonly, and PROPAGATION_PRIVATE";
+        return Err(invalid_field(&format!("{field}.recursive_read_only"), why));
+    }
+    let is_host_path = mount.image.as_ref().is_none_or(|image| image.image.is_empty());
+    let writable_submounts = is_host_path && mount.readonly && !mount.recursive_read_only;
+    Ok(MountOptions { propagation, writable_submounts })
+}
+
 fn kind(field: &str, mount: &Mount) -> Result<VolumeKind, Status> {
-    for (name, is_set) in [
-        ("propagation", mount.propagation() != MountPropagation::PropagationPrivate),
-        ("recursive_read_only", mount.recursive_read_only),
-        ("image", mount.image.as_ref().is_some_and(|image| !image.image.is_empty())),
-        ("image_sub_path", !mount.image_sub_path.is_empty()),
-        ("mount_options", !mount.mount_options.is_empty()),
-    ] {
-        if is_set {
-            return Err(unsupported(&format!("{field}.{name}"), "mounts have no such option"));
+    match mount.image.as_ref().filter(|image| !image.image.is_empty()) {
+        Some(image) => image_kind(field, mount, image),
+        None if !mount.image_sub_path.is_empty() => {
+            Err(invalid_field(&format!("{field}.image_sub_path"), "the mount has no image"))
         }
+        None => host_kind(&format!("{field}.host_path"), &mount.host_path),
     }
-    let field = format!("{field}.host_path");
-    let path = Path::new(&mount.host_path);
-    if !path.is_absolute() {
-        return Err(invalid_field(&field, "expected an absolute path"));
+}
+
+fn image_kind(field: &str, mount: &Mount, image: &ImageSpec) -> Result<VolumeKind, Status> {
+    if !mount.host_path.is_empty() {
+        return Err(invalid_field(&format!("{field}.host_path"), "the mount is an image"));
     }
-    // The target of a link is mounted.
-    let source = path
-        .canonicalize()
-        .map_err(|error| invalid_field(&field, &format!("cannot find '{}': {error}", shown(&mount.host_path))))?;
-    let source = source.into_os_string().into_string().map_err(|_| invalid_field(&field, "it is not UTF-8"))?;
+    if !mount.readonly {
+        return Err(invalid_field(&format!("{field}.readonly"), "images are mounted read-only"));
+    }
+    Ok(VolumeKind::Image { image: image.image_ref.clone(), sub_path: mount.image_sub_path.clone(), layers: Vec::new() })
+}
+
+/// The target of a link is mounted. A path that does not exist becomes a directory, on which kubelets rely.
+fn host_kind(field: &str, path: &str) -> Result<VolumeKind, Status> {
+    if !Path::new(path).is_absolute() {
+        return Err(invalid_field(field, "expected an absolute path"));
+    }
+    let failed =
+        |what: &str, error: &io::Error| invalid_field(field, &format!("cannot {what} '{}': {error}", shown(path)));
+    let source = match Path::new(path).canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|error| failed("create", &error))?;
+            Path::new(path).canonicalize()
+        }
+        found => found,
+    };
+    let source = source.map_err(|error| failed("find", &error))?;
+    let source = source.into_os_string().into_string().map_err(|_| invalid_field(field, "it is not UTF-8"))?;
     Ok(VolumeKind::Host { source, recursive: true })
 }
 

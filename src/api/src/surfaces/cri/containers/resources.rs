@@ -1,10 +1,10 @@
 //! The resources of a container: limits of its cgroup, and `oom_score_adj`.
 
 use gantry_engine::model::spec::{AppSpec, LimitChange};
-use gantry_proto::cri::v1::LinuxContainerResources;
+use gantry_proto::cri::v1::{HugepageLimit, LinuxContainerResources};
 use tonic::Status;
 
-use super::config::{invalid, unsupported};
+use super::config::invalid;
 use crate::status::invalid_field;
 
 /// The weights that the kernel takes. A kubelet gives 2 to containers without a request, and may give less.
@@ -14,7 +14,7 @@ const MAX_SHARES: u64 = 262_144;
 /// Applies the resources of a new container to the app.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
+/// INVALID_ARGUMENT: the field and the reason.
 pub(super) fn translate(resources: LinuxContainerResources, app: &mut AppSpec) -> Result<(), Status> {
     if resources.oom_score_adj != 0 {
         let adjustment = i32::try_from(resources.oom_score_adj);
@@ -31,15 +31,9 @@ pub(super) fn translate(resources: LinuxContainerResources, app: &mut AppSpec) -
 /// The changes that UpdateContainerResources makes: a field of zero leaves its limit unchanged.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
+/// INVALID_ARGUMENT: the field and the reason.
 pub(super) fn changes(resources: &LinuxContainerResources) -> Result<Vec<LimitChange>, Status> {
     let field = |name: &str| format!("config.linux.resources.{name}");
-    if !resources.unified.is_empty() {
-        return Err(unsupported(&field("unified"), "it is not translated"));
-    }
-    if !resources.hugepage_limits.is_empty() {
-        return Err(unsupported(&field("hugepage_limits"), "they are not translated"));
-    }
     let positive =
         |name: &str, value: i64| u64::try_from(value).map_err(|_| invalid_field(&field(name), "it cannot be negative"));
     let mut changes = Vec::new();
@@ -72,6 +66,14 @@ pub(super) fn changes(resources: &LinuxContainerResources) -> Result<Vec<LimitCh
     }
     if !resources.cpuset_mems.is_empty() {
         changes.push(LimitChange::CpusetMems(list("cpuset_mems", &resources.cpuset_mems)?));
+    }
+    for HugepageLimit { page_size, limit } in &resources.hugepage_limits {
+        let size = page_size.parse().map_err(|error| invalid(&field("hugepage_limits"), &error))?;
+        changes.push(LimitChange::Hugetlb(size, Some(*limit)));
+    }
+    for (file, value) in &resources.unified {
+        let file = file.parse().map_err(|error| invalid(&field("unified"), &error))?;
+        changes.push(LimitChange::Unified(file, Some(value.clone())));
     }
     Ok(changes)
 }
