@@ -46,8 +46,9 @@ APP_NAME = "it"
 class Daemon:
     """A gantryd of a data directory, with its API on a unix socket."""
 
-    def __init__(self, world, gantry, *flags):
-        self.world, self.gantry, self.flags = world, gantry, flags
+    def __init__(self, world, gantry, *flags, enter=()):
+        """`enter`: a command line that runs another in other namespaces."""
+        self.world, self.gantry, self.flags, self.enter = world, gantry, flags, enter
         self.address = "unix:" + os.path.join(gantry.directory + "-run", "api.sock")
         self.log = gantry.directory + "-gantryd.log"
         self.process = None
@@ -59,10 +60,12 @@ class Daemon:
         with open(config, "w", encoding="utf-8") as file:
             # No garbage collection during a measurement, and no unsent event trimmed.
             file.write("gc-interval = '24h'\nevents-kept = 1000000\n")
+            # Sandboxes of the CRI need a network without a cluster.
+            file.write("[network]\nsandbox-network = 'default'\n")
         with open(self.log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [os.path.join(self.gantry.programs, "gantryd"), "--dir", self.gantry.directory, "--config", config,
-                 "--run-dir", run_dir, "--listen", self.address, *self.flags],
+                [*self.enter, os.path.join(self.gantry.programs, "gantryd"), "--dir", self.gantry.directory,
+                 "--config", config, "--run-dir", run_dir, "--listen", self.address, *self.flags],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         wait_for(self.serves, "gantryd to serve")
         self.rest()

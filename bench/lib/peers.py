@@ -34,16 +34,17 @@ class Daemon:
 
 
 class Registry:
-    """Debian's docker-registry on loopback, on a free port, over plain HTTP."""
+    """Debian's docker-registry on loopback, on a free port, over plain HTTP. `enter`: a command line that runs another in
+    other namespaces."""
 
-    def __init__(self, work):
+    def __init__(self, work, enter=()):
         self.data = os.path.join(work, "registry-data")
         config = os.path.join(work, "registry.yml")
         with open(config, "w", encoding="utf-8") as file:
             file.write("version: 0.1\nlog: {level: warn, accesslog: {disabled: true}}\n"
                        f"storage: {{filesystem: {{rootdirectory: {self.data}}}, delete: {{enabled: true}}}}\n"
                        "http: {addr: '127.0.0.1:0'}\n")
-        self.daemon = Daemon(["docker-registry", "serve", config], os.path.join(work, "registry.log"))
+        self.daemon = Daemon([*enter, program("docker-registry"), "serve", config], os.path.join(work, "registry.log"))
         self.port = None
         try:
             wait_for(self.find_port, "the registry listens")

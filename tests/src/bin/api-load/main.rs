@@ -9,12 +9,18 @@
 //! api-load machine-logs ADDRESS ID              Talos' Logs of all to the end
 //! api-load machine-events ADDRESS EVENTS        a stream of Talos' Events; `ready`, then the latency of EVENTS events
 //! api-load machine-streams ADDRESS ID COUNT     COUNT streams of Logs and Events, each dropped after its first message
+//! api-load cri ADDRESS ROUNDS IMAGE             sandboxes and containers of the CRI from creation to removal
+//! api-load cri-fill ADDRESS PODS EACH IMAGE [start]  PODS sandboxes with EACH containers
+//! api-load cri-lists ADDRESS ROUNDS             ListContainers and ListPodSandbox of all
+//! api-load cri-poll ADDRESS SECONDS             a kubelet's calls to an idle node
+//! api-load cri-clear ADDRESS                    stops and removes all sandboxes
 //! api-load exec ADDRESS COUNT COMMAND           Aurae's Exec of COMMAND, COUNT at once: nanoseconds until the last reply
 //! ```
 //!
 //! Messages of streams are not decoded, but looked through where they lie: a thousand listeners share this machine with
 //! the server that is measured.
 
+mod cri;
 mod node;
 
 use std::sync::Arc;
@@ -60,8 +66,15 @@ fn main() -> Result<()> {
             ["machine-logs", address, id] => node::read_log(address, id).await,
             ["machine-events", address, events] => node::listen(address, events.parse()?).await,
             ["machine-streams", address, id, count] => node::drop_streams(address, id, count.parse()?).await,
+            ["cri", address, rounds, image] => cri::lives(address, rounds.parse()?, image).await,
+            ["cri-fill", address, pods, each, image, ref rest @ ..] => {
+                cri::fill(address, pods.parse()?, each.parse()?, image, rest == ["start"]).await
+            }
+            ["cri-lists", address, rounds] => cri::lists(address, rounds.parse()?).await,
+            ["cri-poll", address, seconds] => cri::poll(address, seconds.parse()?).await,
+            ["cri-clear", address] => cri::clear(address).await,
             ["exec", address, count, command] => node::exec(address, count.parse()?, command).await,
-            _ => bail!("usage: api-load calls|beside|events|logs|machine…|exec ADDRESS …"),
+            _ => bail!("usage: api-load calls|beside|events|logs|machine…|cri…|exec ADDRESS …"),
         }
     })?;
     println!("{result}");

@@ -25,7 +25,8 @@ const EVENTS: &str = "/machine.MachineService/Events";
 /// The time that gantryd has for one message of a stream.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-async fn unary<T, U>(channel: &Channel, method: &'static str, request: T) -> Result<U>
+/// One call.
+pub(crate) async fn unary<T, U>(channel: &Channel, method: &'static str, request: T) -> Result<U>
 where
     T: prost::Message + Default + 'static,
     U: prost::Message + Default + 'static,
