@@ -103,6 +103,7 @@ fn a_killed_supervisor_leaves_no_process() {
     let supervisor = i32::try_from(g.status(&pod)["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
     g.wait_state(&pod, "exited");
+    let _ = g.run(&["app", "rm", &format!("{pod}/it")]).exits(125).stderr_contains(&["host's file system"]);
     wait_for("the end of the app", || (!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(()));
     g.check_invariants();
 }

@@ -133,6 +133,48 @@ fn sandboxes_start_with_their_present_apps() {
     g.run(&["start", &pod]).succeeded();
     assert_eq!(states(&g.status(&pod)), [r#""c" "running" 1"#, r#""b" "created" null"#]);
     g.run(&["stop", "--time=0", &pod]).succeeded();
+    // One that was never started and one that was are removed from the ended pod.
+    g.run(&["app", "rm", &format!("{pod}/b"), &format!("{pod}/c")]).succeeded();
+    let _ = g.run(&["app", "rm", &format!("{pod}/c")]).exits(1).stderr_contains(&["has no app 'c'"]);
+    g.run(&["start", &pod]).succeeded();
+    assert_eq!(states(&g.status(&pod)), [""; 0]);
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+}
+
+#[test]
+fn apps_of_ended_pods_are_removed() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(
+        &g.run(&[
+            "run",
+            "--detach",
+            "--net=none",
+            &image,
+            "--name=a",
+            "--",
+            "exit",
+            "0",
+            "---",
+            &image,
+            "--name=b",
+            "--",
+            "exit",
+            "0",
+        ])
+        .ok(),
+    );
+    g.wait_state(&pod, "exited");
+    g.run(&["app", "rm", &format!("{pod}/a")]).succeeded();
+    let dirs = ["apps", "logs"].map(|dir| g.dir().join("pods").join(&pod).join(dir).join("a"));
+    assert!(dirs.iter().all(|dir| !dir.exists()), "{dirs:?}");
+    g.run(&["start", &pod]).succeeded();
+    let status = g.wait_state(&pod, "exited");
+    let names: Vec<_> = status["apps"].as_array().unwrap().iter().map(|app| &app["name"]).collect();
+    assert_eq!((names, &status["exit_code"]), (vec![&Value::from("b")], &0.into()));
+    g.run(&["app", "rm", &format!("{pod}/b")]).succeeded();
+    let _ = g.run(&["start", &pod]).exits(125).stderr_contains(&[&pod]);
+    g.run(&["image", "rm", &image]).succeeded();
 }
 
 #[test]

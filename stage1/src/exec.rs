@@ -271,6 +271,7 @@ impl Helper<'_> {
         }
         ulimits::raise(&self.app.plan.options.ulimits)?;
         let pids = match self.app.confinement.namespaces.pid {
+            PidMode::Pod if self.app.plan.options.pid_target.is_some() => Some(self.target),
             PidMode::Pod => self.init,
             PidMode::App => Some(self.target),
             PidMode::Host => None,

@@ -5,10 +5,12 @@
 //! A directory is created and locked in `tmp/` and then renamed, so that it never appears unlocked. Deletion renames it
 //! to `tmp/` first, so that it never appears incomplete.
 
+use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use gantry_model::{ErrorKind, Kind, PodId};
-use rustix::fs::{Mode, RenameFlags};
+use rustix::fs::{Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -141,6 +143,24 @@ impl Store {
         tmp::delete(&self.layout, &aside)?;
         drop(lock);
         Ok(())
+    }
+
+    /// Deletes `DIR/NAME` in the directory of a locked pod, whatever its apps have put there. A kill leaves a part, and
+    /// a name that does not exist is no failure.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn delete_in_pod_dir(&self, lock: &PodLock, dir: &str, name: &str) -> Result<(), StoreError> {
+        let path = Path::new(dir).join(name);
+        let failed = || StoreError::io("delete", &path);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let parent = match rustix::fs::openat(lock, dir, flags, Mode::empty()) {
+            Ok(parent) => parent,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(failed()(errno)),
+        };
+        let name = CString::new(name).map_err(|_| failed()(Errno::INVAL))?;
+        remove::remove(parent.as_fd(), &name).map(drop).map_err(failed())
     }
 
     /// Continues a deletion that failed or was killed after the directory had lost its name. `false`: another process

@@ -439,6 +439,7 @@ impl Store {
     }
 
     /// Changes the states of apps of a running pod and deletes the rows of others, if its generation is still `seen`.
+    /// Of a pod that has ended, rows can only be deleted.
     ///
     /// # Errors
     /// [`StepError`].
@@ -493,7 +494,7 @@ impl Store {
             let refused = |source| StepError::Refused { id, source };
             let to = match asked.edge {
                 Some(edge) => step(&pod.phase, edge.clone()).map_err(refused)?,
-                None if matches!(pod.phase, Phase::Running { .. }) => Stepped::To(pod.phase.clone()),
+                None if asked.may_apply_in(&pod.phase) => Stepped::To(pod.phase.clone()),
                 None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
             };
             let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;

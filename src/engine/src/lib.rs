@@ -77,6 +77,7 @@ pub use logs::{LogQuery, LogSink, LogsError};
 pub use manifest::appc::{Secrets, VERSION as APPC_VERSION};
 pub use manifest::{ManifestError, parse as parse_manifest, to_value as manifest_to_value};
 pub use observer::Observer;
+pub use pods::app_stop::AppStop;
 pub use pods::control::ControlError;
 pub use pods::exec::{Exec, ExecError, ExecRequest, Stdio};
 pub use pods::gc::{GcAction, GcOptions, GcReport, GcStep};

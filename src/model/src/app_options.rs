@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::AppName;
 use crate::device::DeviceSpec;
 use crate::health::HealthSettings;
 use crate::id::shown;
@@ -74,6 +75,10 @@ pub struct AppOptions {
     /// Its PID namespace.
     #[serde(default)]
     pub pid: PidMode,
+    /// The running app of the pod whose PID namespace it joins, in place of `pid`. When the pod is started again, it
+    /// joins that of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid_target: Option<AppName>,
     /// The limit of bytes for its writable layer and its logs together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_limit: Option<u64>,
@@ -154,6 +159,9 @@ impl AppOptions {
         }
         if self.systemd == SystemdMode::Always && self.pid == PidMode::Host {
             return Err(SpecError::new("--pid=host cannot be combined with --systemd=always: systemd must be PID 1"));
+        }
+        if self.pid_target.is_some() && (self.pid != PidMode::Pod || self.systemd == SystemdMode::Always) {
+            return Err(SpecError::new("an app that joins the PID namespace of another one can have none of its own"));
         }
         match self.oom_score_adj.filter(|adj| !(-1000..=1000).contains(adj)) {
             Some(adj) => Err(out_of_range("--oom-score-adj", adj, "-1000 to 1000")),

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use gantry_contract::Failure;
 use gantry_contract::control::{AddApp, Reply};
 use gantry_contract::journal::Fact;
+use gantry_contract::plan;
 use gantry_model::ErrorKind;
 use gantry_model::id::{AppName, shown};
 use gantry_model::mount_options::Propagation;
 use gantry_model::spec::{VolumeKind, VolumeSpec};
+use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 
 use super::Supervisor;
@@ -166,13 +168,26 @@ impl Supervisor {
         let app = creation.prepare(cgroup)?;
         let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.host_uid()?)?;
         let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
-        let maker = Maker::start(app.process_inputs(&self.pod.plan, self.pod.init_pid()), &app.cgroup, given, true)?;
+        let namespace = self.pid_namespace_of(&app.plan)?;
+        let maker = Maker::start(app.process_inputs(&self.pod.plan, namespace), &app.cgroup, given, true)?;
         Ok((app, maker, stdio))
+    }
+
+    /// A process in the PID namespace that an app joins: the pod's PID 1, or the main process of the app's target.
+    fn pid_namespace_of(&self, app: &plan::App) -> Result<Option<Pid>> {
+        let Some(target) = &app.options.pid_target else { return Ok(self.pod.init_pid()) };
+        let found = self.app(self.find_app(target.as_str())?)?;
+        let started = found.started.as_ref().filter(|_| found.running.is_some());
+        let pid = started.and_then(|started| Pid::from_raw(started.pid.cast_signed()));
+        pid.map(Some).ok_or_else(|| {
+            let why = format!("app '{}' cannot join the PID namespace of app '{target}', which does not run", app.name);
+            failure(ErrorKind::Refused, why)
+        })
     }
 
     /// Makes a process for an app in whose cgroup no process is.
     pub(super) fn begin_creation(&mut self, token: Token<App>, start: StartRequest) {
-        let init = self.pod.init_pid();
+        let Some(namespace) = self.pod.apps.get(token).map(|app| self.pid_namespace_of(&app.plan)) else { return };
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         removal::forget_container(&app.plan.name);
         if let Some(notify) = &mut app.notify {
@@ -180,9 +195,10 @@ impl Supervisor {
         }
         let plan = &self.pod.plan;
         let stdio = app.host_uid().and_then(|uid| make_stdio(&app.plan, &self.pod.jail.null, uid));
-        let begun = stdio.and_then(|mut stdio| {
+        let begun = namespace.and_then(|namespace| {
+            let mut stdio = stdio?;
             let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
-            Ok((Maker::start(app.process_inputs(plan, init), &app.cgroup, given, true)?, stdio))
+            Ok((Maker::start(app.process_inputs(plan, namespace), &app.cgroup, given, true)?, stdio))
         });
         match begun {
             Ok((maker, stdio)) => {

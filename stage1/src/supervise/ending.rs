@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
 use super::{DRAIN_TIMEOUT, Supervisor};
+use crate::app::App;
 use crate::launch::end_init;
 use crate::launcher::reap_all;
 
@@ -48,9 +49,9 @@ impl Supervisor {
         self.pod.remove_cgroups();
     }
 
-    /// Kills the processes of apps in the host's PID namespace, which do not end with the pod's PID 1.
+    /// Kills the processes of apps that may be in the host's PID namespace, which do not end with the pod's PID 1.
     fn kill_host_processes(&mut self) {
-        for app in self.pod.apps.values().filter(|app| app.confinement.namespaces.pid == PidMode::Host) {
+        for app in self.pod.apps.values().filter(may_outlive_init) {
             let members = app.cgroup.open_members();
             app.cgroup.kill();
             self.ending.extend(members);
@@ -106,4 +107,9 @@ impl Supervisor {
             self.foregrounds.close();
         }
     }
+}
+
+/// Whether processes of the app may be in the PID namespace of the host.
+fn may_outlive_init(app: &&App) -> bool {
+    app.confinement.namespaces.pid == PidMode::Host || app.plan.options.pid_target.is_some()
 }

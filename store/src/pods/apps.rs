@@ -6,7 +6,7 @@ use gantry_model::{AppId, AppLogPath, AppName, ErrorKind, ImageId, Kind, Phase, 
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 use thiserror::Error;
 
-use super::{NewApp, PodRow, load, readiness, row};
+use super::{NewApp, PodRow, Step, load, readiness, row};
 use crate::db::Sync;
 use crate::{Store, StoreError};
 
@@ -58,6 +58,22 @@ impl Kind for AddAppError {
     }
 }
 
+impl Step<'_> {
+    /// Whether a change of apps alone is possible in this phase.
+    pub(super) fn may_apply_in(&self, phase: &Phase) -> bool {
+        match phase {
+            Phase::Running { .. } => true,
+            Phase::Exited { .. } | Phase::Garbage { deleting: None, .. } => self.apps.is_empty(),
+            Phase::Embryo
+            | Phase::Preparing
+            | Phase::Prepared { .. }
+            | Phase::Starting { .. }
+            | Phase::AbortedPrepare { .. }
+            | Phase::Garbage { .. } => false,
+        }
+    }
+}
+
 impl Store {
     /// The apps whose ids have this prefix, at most `limit`.
     ///
@@ -98,6 +114,23 @@ impl Store {
                     Ok(())
                 };
             update().map(|()| true).map_err(StoreError::sql(DOING))
+        })
+    }
+
+    /// Sets an annotation of a pod. Returns whether there is the pod.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn annotate_pod(&self, id: PodId, key: &str, value: &str) -> Result<bool, StoreError> {
+        const DOING: &str = "annotate the pod";
+        self.write(DOING, Sync::Soon, |tx| {
+            let Some(mut pod) = load(tx, id).map_err(StoreError::sql(DOING))? else { return Ok(false) };
+            pod.user_annotations.insert(key.to_owned(), value.to_owned());
+            tx.prepare_cached("UPDATE pod SET generation = generation + 1 WHERE id = ?1")
+                .and_then(|mut update| update.execute([id.to_string()]))
+                .and_then(|_| row::write_annotations(tx, &pod))
+                .map_err(StoreError::sql(DOING))?;
+            Ok(true)
         })
     }
 

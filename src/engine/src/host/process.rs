@@ -108,7 +108,8 @@ fn is_running_since(stat: &str, ticks: u64) -> bool {
     !is_zombie && !is_exiting && gantry_contract::start_ticks(stat) == Some(ticks)
 }
 
-fn read_stat(pid: u32) -> Option<String> {
+/// The text of `/proc/PID/stat`; `None`: the process has ended.
+pub(crate) fn read_stat(pid: u32) -> Option<String> {
     /// The kernel writes 52 numbers and a name of at most 64 characters.
     const MAX_STAT: usize = 2048;
     let path = format!("/proc/{pid}/stat");

@@ -59,6 +59,7 @@
 //!     "stop_timeout_ms": 30000, "privileged": false, "storage_limit": 1073741824,
 //!     "log_path": "web/0.log",                  the log file, below log_dir; absent: one in the pod directory
 //!     "pid": "pod",                             pod | app | host
+//!     "pid_target": "main",                     the app whose PID namespace it joins, in place of "pid"
 //!     "groups_policy": "merge",                 unless-group | merge | strict; default unless-group
 //!     "masked_paths": [], "read_only_paths": [],   absent: gantry's
 //!     "terminal": false, "stdin": false,
@@ -208,6 +209,8 @@ pub(crate) struct App {
     privileged: bool,
     #[serde(default, skip_serializing_if = "is_default")]
     pid: PidMode,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pid_target: Option<AppName>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     storage_limit: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -499,6 +502,7 @@ impl From<&AppSpec> for App {
             stop_timeout_ms: app.options.stop_timeout_ms,
             privileged: app.options.privileged,
             pid: app.options.pid,
+            pid_target: app.options.pid_target.clone(),
             storage_limit: app.options.storage_limit,
             log_path: app.options.log_path.clone(),
             groups_policy: app.options.groups_policy,
@@ -563,6 +567,7 @@ impl TryFrom<App> for AppSpec {
                 restart: app.restart,
                 privileged: app.privileged,
                 pid: app.pid,
+                pid_target: app.pid_target,
                 storage_limit: app.storage_limit,
                 log_path: app.log_path,
                 groups_policy: app.groups_policy,

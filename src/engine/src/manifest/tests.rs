@@ -161,6 +161,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
             stop_timeout_ms: limits[0],
             privileged: rest.2[3],
             pid: if rest.2[1] { PidMode::App } else { PidMode::Host },
+            pid_target: rest.2[1].then(|| "target".parse().unwrap()),
         },
         stop_signal: rest.3.1,
     })

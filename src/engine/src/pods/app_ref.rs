@@ -8,7 +8,7 @@ use gantry_model::{AppId, AppName, ErrorKind, PodId};
 use crate::error::need_root;
 use crate::pods::control::unexpected;
 use crate::pods::exec::{running, select_app};
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, PodError};
 
 /// The minimum length of the prefix of an app's id: as many digits as docker shows.
 const MIN_APP_PREFIX: usize = 12;
@@ -43,6 +43,18 @@ impl Engine {
         match self.store.annotate_app(id, app, key, value).map_err(EngineError::from_cause)? {
             true => Ok(()),
             false => Err(EngineError::new(ErrorKind::NotFound, format!("pod {id} has no app '{app}'"))),
+        }
+    }
+
+    /// Sets an annotation of a pod.
+    ///
+    /// # Errors
+    /// [`EngineError`], also when there is no such pod.
+    pub fn annotate_pod(&self, id: PodId, key: &str, value: &str) -> Result<(), EngineError> {
+        need_root("annotate a pod").map_err(EngineError::from_cause)?;
+        match self.store.annotate_pod(id, key, value).map_err(EngineError::from_cause)? {
+            true => Ok(()),
+            false => Err(EngineError::from_cause(PodError::NotFound(id.into()))),
         }
     }
 

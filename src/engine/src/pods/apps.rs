@@ -16,6 +16,7 @@
 //! | start, restart | the request | Created or Exited, journal says started | running, attempt + 1 |
 //! | stop, restart | the request | running, journal says exited | Exited |
 //! | remove | the request | Exited, journal says removed | no row; its entry in `added.json` goes with it |
+//! | remove, of a pod that has ended | | see [`crate::pods::ended_apps`] |
 //! | any of them | the database was replaced by a backup | no row, on record in `added.json`, journal says created | a row again |
 //! | any | | the pod has ended | Creating: no row. Created: stays. Running: Exited |
 
@@ -48,6 +49,7 @@ use crate::logs::chosen::check_added_log;
 use crate::pods::added::{AddedApp, AddedApps, AppsLock};
 use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
+use crate::pods::ended_apps::has_ended;
 use crate::pods::exec::{ExecError, select_app};
 use crate::pods::image_volumes;
 use crate::pods::plan::{self, AddedAppPlan};
@@ -270,17 +272,18 @@ impl Engine {
         self.ask_to_start(id, app, attempt, &request, grace.saturating_add(REQUEST_TIMEOUT))
     }
 
-    /// Removes an app from a running pod, with its writable layer and its logs; with `force`, stops it first.
+    /// Removes an app from a pod that runs or has ended, with its writable layer and its logs; with `force`, stops it
+    /// first.
     ///
     /// # Errors
     /// [`EngineError`]
     pub fn remove_app(&self, id: PodId, app: &AppName, force: bool) -> Result<(), EngineError> {
         need_root("remove an app").map_err(EngineError::from_cause)?;
-        let chosen = self.find_app_of_running_pod(id, app)?;
-        if chosen.image.is_none() {
-            let why = format!("app '{app}' of pod {id} runs on the host's file system: it is removed with its pod");
-            return Err(EngineError::new(ErrorKind::Refused, why));
+        if has_ended(&self.reconcile_pod(id).map_err(EngineError::from_cause)?.phase) {
+            return self.remove_ended_app(id, app);
         }
+        let chosen = self.find_app_of_running_pod(id, app)?;
+        need_image(id, &chosen)?;
         if chosen.state.is_running() {
             if !force {
                 let why = format!("app '{app}' of pod {id} is running: stop it first, or remove it with --force");
@@ -395,7 +398,7 @@ impl Engine {
         }
     }
 
-    fn lock_apps_or_fail(&self, id: PodId) -> Result<AppsLock, EngineError> {
+    pub(crate) fn lock_apps_or_fail(&self, id: PodId) -> Result<AppsLock, EngineError> {
         let lock = self.lock_apps(id, LOCK_TIMEOUT).map_err(EngineError::from_cause)?;
         lock.ok_or_else(|| {
             let why = format!("another process is adding an app to pod {id} or removing one: try again later");
@@ -414,7 +417,7 @@ impl Engine {
         }
     }
 
-    fn app_of_running_pod(&self, id: PodId, app: &AppName) -> Result<AppState, EngineError> {
+    pub(crate) fn app_of_running_pod(&self, id: PodId, app: &AppName) -> Result<AppState, EngineError> {
         self.find_app_of_running_pod(id, app).map(|row| row.state)
     }
 
@@ -625,11 +628,21 @@ fn no_attempt_left(id: PodId, app: &AppName) -> EngineError {
     )
 }
 
+/// Refuses to remove an app that has no root of its own.
+pub(crate) fn need_image(id: PodId, app: &AppRow) -> Result<(), EngineError> {
+    if app.image.is_some() {
+        return Ok(());
+    }
+    let name = &app.name;
+    let why = format!("app '{name}' of pod {id} runs on the host's file system: it is removed with its pod");
+    Err(EngineError::new(ErrorKind::Refused, why))
+}
+
 /// Whether the supervisor replied, and refused the request.
 fn is_refusal(error: &ControlError) -> bool {
     matches!(error, ControlError::Failed { .. } | ControlError::Version { .. } | ControlError::TooLong { .. })
 }
 
-fn milliseconds(grace: Duration) -> u64 {
+pub(crate) fn milliseconds(grace: Duration) -> u64 {
     u64::try_from(grace.as_millis()).unwrap_or(u64::MAX)
 }

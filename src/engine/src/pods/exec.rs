@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::pods::control::{Connection, ControlError, REPLY_TIMEOUT, unexpected};
+use crate::pods::exec_tree::read_cgroup;
 use crate::{Engine, PodError};
 
 /// The time limit from the request to the program's execve, on a busy host.
@@ -109,6 +110,8 @@ pub struct Exec {
     pub master: Option<OwnedFd>,
     id: PodId,
     connection: Connection,
+    /// Its cgroups; `None`: it ended at once.
+    pub(crate) cgroup: Option<String>,
 }
 
 impl Exec {
@@ -122,6 +125,14 @@ impl Exec {
         match self.connection.receive(REPLY_TIMEOUT)?.0 {
             // The program has just ended.
             Reply::Done | Reply::Ended { .. } => Ok(()),
+            other => Err(unexpected(self.id, &other).into()),
+        }
+    }
+
+    /// Waits this long for its end, after it was killed.
+    pub(crate) fn end(self, within: Duration) -> Result<AppOutcome, ExecError> {
+        match self.connection.receive(within)?.0 {
+            Reply::Ended { how } => Ok(how.into()),
             other => Err(unexpected(self.id, &other).into()),
         }
     }
@@ -170,7 +181,7 @@ impl Engine {
                 let why = "the terminal did not come along".to_owned();
                 Err(ControlError::Garbled { id, why }.into())
             }
-            (Reply::Started { pid }, master) => Ok(Exec { pid, master, id, connection }),
+            (Reply::Started { pid }, master) => Ok(Exec { pid, master, id, connection, cgroup: read_cgroup(pid) }),
             (other, _) => Err(unexpected(id, &other).into()),
         }
     }

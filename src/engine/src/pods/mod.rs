@@ -3,9 +3,12 @@
 pub(crate) mod added;
 pub(crate) mod app_history;
 pub(crate) mod app_ref;
+pub(crate) mod app_stop;
 pub(crate) mod apps;
 pub(crate) mod control;
+pub(crate) mod ended_apps;
 pub(crate) mod exec;
+pub(crate) mod exec_tree;
 pub(crate) mod filter;
 pub(crate) mod gc;
 pub(crate) mod health;

@@ -36,6 +36,8 @@ const OWNER_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const NEW_PLAN: &str = "plan.json.new";
 /// A record of added apps ([`crate::pods::added`]) that is about to replace another one.
 pub(crate) const NEW_ADDED: &str = "added.json.new";
+/// A record of changed limits ([`gantry_contract::limits`]) that is about to replace another one.
+pub(crate) const NEW_LIMITS: &str = "limits.json.new";
 
 pub(crate) const MAX_JOURNAL: u64 = 64 << 20;
 pub(crate) const MAX_PLAN: u64 = 64 << 20;
@@ -169,7 +171,7 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
 
 /// Removes the temporary files of killed processes. The caller holds the pod's lock.
 pub(crate) fn remove_temporary_files(dir: &Path) {
-    for name in [NEW_PLAN, NEW_ADDED, files::NEW_JOURNAL] {
+    for name in [NEW_PLAN, NEW_ADDED, NEW_LIMITS, files::NEW_JOURNAL] {
         let _absent_or_left_for_rm = std::fs::remove_file(dir.join(name));
     }
 }
