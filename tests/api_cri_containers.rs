@@ -1,8 +1,32 @@
-//! Containers of the Kubernetes CRI, by a client that shares only the .proto files.
+//! The life of containers of the Kubernetes CRI, by a client that shares only the .proto files.
 
 use gantry_tests::cri::{self, Sandbox, call, failure, serve};
+use gantry_tests::python::run_script;
 use gantry_tests::{Gantry, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+
+/// The status of a container once it has exited.
+#[track_caller]
+fn exited(address: &str, id: &str) -> Value {
+    wait_for("the exit", || Some(cri::container(address, id)).filter(|status| status["state"] == "CONTAINER_EXITED"))
+}
+
+#[track_caller]
+fn stop(address: &str, id: &str, timeout: u32) {
+    assert_eq!(call(address, "StopContainer", &json!({ "container_id": id, "timeout": timeout })), json!({}));
+}
+
+#[track_caller]
+fn remove(address: &str, id: &str) {
+    assert_eq!(call(address, "RemoveContainer", &json!({ "container_id": id })), json!({}));
+}
+
+/// Waits for the text in a file.
+#[track_caller]
+fn wait_text(path: &str, text: &str) {
+    wait_for(text, || std::fs::read_to_string(path).ok().filter(|found| found.contains(text)).map(drop));
+}
 
 #[test]
 fn containers_live_as_kubelets_expect() {
@@ -11,24 +35,29 @@ fn containers_live_as_kubelets_expect() {
     let sandbox = Sandbox::run(&g, &address, "web");
     let id = sandbox.create(&["sleep", "60"]);
     assert_eq!(id.len(), 64);
-    let status = |id: &str| cri::container(&address, id);
     // proto3 leaves out CREATED, which is 0.
-    assert_eq!(status(&id)["state"], Value::Null);
+    assert_eq!(cri::container(&address, &id)["state"], Value::Null);
     sandbox.start(&id);
-    assert_eq!(status(&id)["state"], "CONTAINER_RUNNING");
+    let running = cri::container(&address, &id);
+    assert_eq!(running["state"], "CONTAINER_RUNNING");
+    assert_eq!(running["user"]["linux"]["uid"], Value::Null, "root: {running}");
+    assert_eq!((&running["image_id"], &running["image_ref"]), (&json!(sandbox.image), &json!(sandbox.image)));
     assert_eq!(failure(&address, "StartContainer", &json!({ "container_id": id })).0, "FAILED_PRECONDITION");
     for _ in 0..2 {
-        call(&address, "StopContainer", &json!({ "container_id": id, "timeout": 30 }));
+        stop(&address, &id, 30);
     }
-    let exited = status(&id);
-    assert_eq!(
-        (&exited["state"], &exited["reason"], &exited["exit_code"]),
-        (&json!("CONTAINER_EXITED"), &json!("Error"), &json!(143))
-    );
+    let ended = cri::container(&address, &id);
+    let end = (&ended["state"], &ended["reason"], &ended["exit_code"]);
+    assert_eq!(end, (&json!("CONTAINER_EXITED"), &json!("Error"), &json!(143)));
+    assert_eq!(failure(&address, "StartContainer", &json!({ "container_id": id })).0, "FAILED_PRECONDITION");
     for _ in 0..2 {
-        call(&address, "RemoveContainer", &json!({ "container_id": id }));
+        remove(&address, &id);
     }
     assert_eq!(failure(&address, "ContainerStatus", &json!({ "container_id": id })).0, "NOT_FOUND");
+    // One that was created, and one that runs.
+    remove(&address, &sandbox.create(&["sleep", "60"]));
+    remove(&address, &sandbox.launch(&["sleep", "60"]));
+    assert_eq!(cri::containers(&address, &json!({})), [""; 0]);
     sandbox.remove();
     served.end();
 }
@@ -39,16 +68,343 @@ fn ends_of_containers_have_reasons() {
     let (served, address) = serve(&g);
     let sandbox = Sandbox::run(&g, &address, "web");
     for (command, reason, code) in [(&["exit", "0"], "Completed", Value::Null), (&["exit", "7"], "Error", json!(7))] {
-        let id = sandbox.create(command);
+        let status = exited(&address, &sandbox.launch(command));
+        assert_eq!((&status["reason"], &status["exit_code"]), (&json!(reason), &code));
+        let time = |key: &str| status[key].as_str().and_then(|text| text.parse::<i64>().ok()).unwrap_or_default();
+        assert!(0 < time("created_at") && time("created_at") < time("started_at"), "{status}");
+        assert!(time("started_at") <= time("finished_at"), "{status}");
+    }
+    let memory = json!({ "linux": { "resources": { "memory_limit_in_bytes": "33554432" } } });
+    let id = sandbox.create_with(&["alloc", "256"], &memory);
+    sandbox.start(&id);
+    let status = exited(&address, &id);
+    assert_eq!((&status["reason"], &status["exit_code"]), (&json!("OOMKilled"), &json!(137)), "{status}");
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn failed_starts_are_ends() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    // It is executable, so that only its start fails.
+    let id = sandbox.create_with(&[], &json!({ "command": ["/bin/garbage"] }));
+    let start = json!({ "container_id": id });
+    assert_ne!(failure(&address, "StartContainer", &start).0, "OK");
+    let status = cri::container(&address, &id);
+    let end = (&status["state"], &status["reason"], &status["exit_code"]);
+    assert_eq!(end, (&json!("CONTAINER_EXITED"), &json!("StartError"), &json!(128)));
+    assert!(status["message"].as_str().is_some_and(|text| text.contains("garbage")), "{status}");
+    assert_ne!(status["finished_at"], Value::Null);
+    assert_eq!(failure(&address, "StartContainer", &start).0, "FAILED_PRECONDITION");
+    stop(&address, &id, 1);
+    remove(&address, &id);
+    // Programs that are missing fail the creation, and leave nothing.
+    let missing = sandbox.request(&[], &json!({ "command": ["/bin/missing"] }));
+    for _ in 0..2 {
+        let (code, details) = failure(&address, "CreateContainer", &missing);
+        assert!(code != "ALREADY_EXISTS" && details.contains("/bin/missing"), "{code} {details}");
+    }
+    assert_eq!(cri::containers(&address, &json!({})), [""; 0]);
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn attributes_of_containers_are_kept() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let logs = g.scratch().join("pod-logs");
+    std::fs::create_dir_all(logs.join("web")).unwrap();
+    let sandbox = Sandbox::run_with(&g, &address, "web", &json!({ "log_directory": logs }));
+    let volume = g.scratch().join("volume");
+    std::fs::create_dir_all(&volume).unwrap();
+    let more = json!({
+        "labels": { "app": "web", "io.kubernetes.container.name": "main" },
+        "annotations": { "example.org/text": "a\nb=c" },
+        "mounts": [{ "container_path": "/data", "host_path": volume }],
+        "envs": [{ "key": "COLOUR", "value": "Ymx1ZQ==" }],
+        "working_dir": "/tmp",
+        "log_path": "web/0.log",
+        "stop_signal": "SIGNAL_SIGUSR1",
+    });
+    let id = sandbox.create_with(&["seq", "env", "--", "cwd", "--", "obey", "USR1", "5"], &more);
+    sandbox.start(&id);
+    let status = cri::container(&address, &id);
+    let listed = &call(&address, "ListContainers", &json!({}))["containers"][0];
+    for key in ["labels", "annotations"] {
+        assert_eq!((&status[key], &listed[key]), (&more[key], &more[key]), "{key}");
+    }
+    assert_eq!((&status["metadata"], &listed["metadata"]["attempt"]), (&listed["metadata"], &json!(2)));
+    assert_eq!((&status["mounts"], &status["stop_signal"]), (&more["mounts"], &more["stop_signal"]));
+    assert_eq!(listed["pod_sandbox_id"], sandbox.id);
+    let log = logs.join("web/0.log").display().to_string();
+    assert_eq!(status["log_path"], log);
+    wait_text(&log, "COLOUR=blue");
+    wait_text(&log, "/tmp");
+    let verbose = call(&address, "ContainerStatus", &json!({ "container_id": &id[..13], "verbose": true }));
+    assert!(verbose["info"]["info"].as_str().is_some_and(|text| text.contains(&sandbox.id)), "{verbose}");
+    stop(&address, &id, 30);
+    assert_eq!(cri::container(&address, &id)["exit_code"], 5);
+    remove(&address, &id);
+    assert!(std::path::Path::new(&log).exists(), "the log is its caller's");
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn commands_and_arguments_replace_those_of_the_image() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let logs = g.scratch().join("pod-logs");
+    std::fs::create_dir_all(&logs).unwrap();
+    let sandbox = Sandbox::run_with(&g, &address, "web", &json!({ "log_directory": logs }));
+    // The image's entrypoint is /bin/app, its arguments are: args from image.
+    for (name, command, args, printed) in [
+        ("neither", json!([]), json!([]), r#"["from","image"]"#),
+        ("args", json!([]), json!(["args", "mine"]), r#"["mine"]"#),
+        ("command", json!(["/bin/app", "args"]), json!([]), "[]"),
+        ("both", json!(["/bin/app", "args"]), json!(["x", "y"]), r#"["x","y"]"#),
+    ] {
+        let path = format!("{name}.log");
+        let id = sandbox.create_with(&[], &json!({ "command": command, "args": args, "log_path": path }));
         sandbox.start(&id);
-        let exited = wait_for("the exit", || {
-            Some(cri::container(&address, &id)).filter(|status| status["state"] == "CONTAINER_EXITED")
-        });
-        assert_eq!((&exited["reason"], &exited["exit_code"]), (&json!(reason), &code));
-        let time = |key: &str| exited[key].as_str().and_then(|text| text.parse::<i64>().ok()).unwrap_or_default();
-        assert!(0 < time("created_at") && time("created_at") < time("started_at"), "{exited}");
-        assert!(time("started_at") <= time("finished_at"), "{exited}");
+        exited(&address, &id);
+        let log = std::fs::read_to_string(logs.join(&path)).unwrap().replace(", ", ",");
+        assert!(log.trim_end().ends_with(printed), "{name}: {log}");
     }
     sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn all_conditions_of_a_list_hold() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let (one, two) = (Sandbox::run(&g, &address, "one"), Sandbox::run(&g, &address, "two"));
+    let labels = |name: &str| json!({ "labels": { "app": name } });
+    let created = one.create_with(&["sleep", "60"], &labels("a"));
+    let running = one.create_with(&["sleep", "60"], &labels("b"));
+    one.start(&running);
+    let other = two.create_with(&["sleep", "60"], &labels("a"));
+    let all = [created.as_str(), running.as_str(), other.as_str()];
+    for (filter, expected) in [
+        (json!({}), &all[..]),
+        (json!({ "id": running }), &all[1..2]),
+        (json!({ "id": &running[..13] }), &all[1..2]),
+        (json!({ "state": { "state": "CONTAINER_RUNNING" } }), &all[1..2]),
+        (json!({ "state": { "state": "CONTAINER_CREATED" }, "pod_sandbox_id": one.id }), &all[..1]),
+        (json!({ "pod_sandbox_id": two.id }), &all[2..]),
+        (json!({ "label_selector": { "app": "a" }, "pod_sandbox_id": one.id }), &all[..1]),
+        (json!({ "label_selector": { "app": "a" }, "id": running }), &[]),
+        (json!({ "state": { "state": "CONTAINER_EXITED" } }), &[]),
+    ] {
+        assert_eq!(cri::containers(&address, &filter), expected, "{filter}");
+    }
+    let streamed = call(&address, "StreamContainers", &json!({}));
+    assert_eq!(streamed["containers"], call(&address, "ListContainers", &json!({}))["containers"]);
+    one.remove();
+    two.remove();
+    assert_eq!(cri::containers(&address, &json!({})), [""; 0]);
+    served.end();
+}
+
+#[test]
+fn names_are_reserved_until_removal() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let request = sandbox.request(&["sleep", "60"], &json!({}));
+    let create = || call(&address, "CreateContainer", &request)["container_id"].as_str().unwrap().to_owned();
+    let id = create();
+    assert_eq!(failure(&address, "CreateContainer", &request).0, "ALREADY_EXISTS");
+    let mut next = request.clone();
+    next["config"]["metadata"]["attempt"] = json!(3);
+    call(&address, "CreateContainer", &next);
+    remove(&address, &id);
+    remove(&address, &create());
+    let mut unknown = request.clone();
+    unknown["config"]["image"]["image"] = json!("registry.example/none:1");
+    assert_eq!(failure(&address, "CreateContainer", &unknown).0, "NOT_FOUND");
+    unknown["pod_sandbox_id"] = json!("a7".repeat(16));
+    assert_eq!(failure(&address, "CreateContainer", &unknown).0, "NOT_FOUND");
+    sandbox.stop();
+    assert_eq!(failure(&address, "CreateContainer", &request).0, "FAILED_PRECONDITION");
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn cancelled_creations_release_their_names() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let request = sandbox.request(&["sleep", "60"], &json!({})).to_string();
+    let method = "runtime.v1.RuntimeService/CreateContainer";
+    for deadline in ["0.001", "0.003", "0.01", "0.02"] {
+        // The call may succeed in time.
+        run_script("node_client.py", &["--deadline", deadline, &address, method, &request]);
+        let id = wait_for("the name, or the container that has it", || {
+            cri::containers(&address, &json!({})).pop().or_else(|| {
+                run_script("node_client.py", &[&address, method, &request]);
+                cri::containers(&address, &json!({})).pop()
+            })
+        });
+        // A call may still be under way that finds its client gone.
+        wait_for("removal", || {
+            remove(&address, &id);
+            cri::containers(&address, &json!({})).is_empty().then_some(())
+        });
+    }
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn unknown_containers_are_stopped_and_removed() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    for id in ["6733c088-a507-4694-aabf-ec79c0a8ac9a", "no-id", &"a7".repeat(32)] {
+        stop(&address, id, 0);
+        remove(&address, id);
+        for method in ["ContainerStatus", "StartContainer", "ReopenContainerLog", "UpdateContainerResources"] {
+            assert_eq!(failure(&address, method, &json!({ "container_id": id })).0, "NOT_FOUND", "{method}");
+        }
+        let exec = json!({ "container_id": id, "cmd": ["true"] });
+        assert_eq!(failure(&address, "ExecSync", &exec).0, "NOT_FOUND");
+    }
+    for method in ["StopContainer", "RemoveContainer", "ContainerStatus"] {
+        assert_eq!(failure(&address, method, &json!({})).0, "INVALID_ARGUMENT", "{method}");
+    }
+    served.end();
+}
+
+#[test]
+fn a_later_stop_shortens_the_grace_period() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let logs = g.scratch().join("pod-logs");
+    std::fs::create_dir_all(&logs).unwrap();
+    let sandbox = Sandbox::run_with(&g, &address, "web", &json!({ "log_directory": logs }));
+    let id = sandbox.create_with(&["ignore", "TERM"], &json!({ "log_path": "a.log" }));
+    sandbox.start(&id);
+    let (log, socket, container) = (logs.join("a.log").display().to_string(), address.clone(), id.clone());
+    wait_text(&log, "ignoring TERM");
+    // Longer than the test may take.
+    let first = std::thread::spawn(move || stop(&socket, &container, 3600));
+    // The signal was sent, and the container lives.
+    wait_text(&log, "got SIGTERM");
+    assert_eq!(cri::container(&address, &id)["state"], "CONTAINER_RUNNING");
+    stop(&address, &id, 0);
+    first.join().unwrap();
+    assert_eq!(cri::container(&address, &id)["exit_code"], 137);
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(text.matches("got SIGTERM").count(), 1, "the signal is sent once: {text}");
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn paused_containers_are_stopped() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let id = sandbox.launch(&["obey", "TERM", "4"]);
+    g.run(&["pause", &id]).succeeded();
+    stop(&address, &id, 30);
+    assert_eq!(cri::container(&address, &id)["exit_code"], 4);
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn containers_of_ended_sandboxes_are_listed_and_removed() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let (created, running) = (sandbox.create(&["sleep", "60"]), sandbox.launch(&["sleep", "60"]));
+    let ended = sandbox.launch(&["exit", "0"]);
+    exited(&address, &ended);
+    sandbox.stop();
+    let of_sandbox = json!({ "pod_sandbox_id": sandbox.id });
+    assert_eq!(cri::containers(&address, &of_sandbox).len(), 3);
+    // The stop signal precedes SIGKILL and may be faster.
+    let (unknown, killed, completed) = ([json!(255)].to_vec(), [json!(137), json!(143)].to_vec(), vec![Value::Null]);
+    for (id, reason, codes) in
+        [(&created, "Unknown", unknown), (&running, "Error", killed), (&ended, "Completed", completed)]
+    {
+        let status = cri::container(&address, id);
+        assert_eq!((&status["state"], &status["reason"]), (&json!("CONTAINER_EXITED"), &json!(reason)));
+        assert!(codes.contains(&status["exit_code"]), "{status}");
+        stop(&address, id, 30);
+    }
+    for id in [&created, &running] {
+        remove(&address, id);
+        remove(&address, id);
+    }
+    assert_eq!(cri::containers(&address, &of_sandbox), [ended.as_str()]);
+    let dir = g.dir().join("pods").join(&sandbox.id).join("apps");
+    let left: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["container-2-2"], "only the files of the container that is left");
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn lost_containers_are_unknown() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let id = sandbox.launch(&["sleep", "60"]);
+    let supervisor = i32::try_from(g.supervisor(&sandbox.id)).unwrap();
+    kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+    let status = exited(&address, &id);
+    assert_eq!((&status["reason"], &status["exit_code"]), (&json!("Unknown"), &json!(255)), "{status}");
+    remove(&address, &id);
+    assert_eq!(cri::containers(&address, &json!({})), [""; 0]);
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn gantryd_may_be_killed_between_any_two_calls() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let restart = |served: gantry_tests::api::Served| {
+        served.kill();
+        serve(&g).0
+    };
+    let served = restart(served);
+    let id = sandbox.create(&["obey", "TERM", "3"]);
+    let ends = sandbox.launch(&["exit", "9"]);
+    let served = restart(served);
+    assert_eq!(cri::container(&address, &id)["state"], Value::Null);
+    assert_eq!(exited(&address, &ends)["exit_code"], 9);
+    sandbox.start(&id);
+    let served = restart(served);
+    assert_eq!(cri::container(&address, &id)["state"], "CONTAINER_RUNNING");
+    // It ends while gantryd is down.
+    let during = sandbox.launch(&["obey", "USR1", "6"]);
+    let pid = i32::try_from(g.app_pid(&sandbox.id, "container-2-2")).unwrap();
+    served.kill();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::USR1).unwrap();
+    let served = serve(&g).0;
+    assert_eq!(exited(&address, &during)["exit_code"], 6);
+    stop(&address, &id, 30);
+    let served = restart(served);
+    assert_eq!(cri::container(&address, &id)["exit_code"], 3);
+    remove(&address, &id);
+    let served = restart(served);
+    assert_eq!(failure(&address, "ContainerStatus", &json!({ "container_id": id })).0, "NOT_FOUND");
+    sandbox.stop();
+    let served = restart(served);
+    remove(&address, &ends);
+    let served = restart(served);
+    assert_eq!(cri::containers(&address, &json!({})), [during]);
+    sandbox.remove();
+    let served = restart(served);
+    assert_eq!(cri::containers(&address, &json!({})), [""; 0]);
     served.end();
 }

@@ -31,6 +31,8 @@ from grpc_tools import protoc
 PROTO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "proto")
 CONTRACTS = ["talos", "aurae", "cri"]
 DEADLINE = 60
+# What a kubelet receives.
+MAX_MESSAGE = 16 << 20
 FIRST_MESSAGE = 2
 FAILED = 3
 
@@ -72,7 +74,7 @@ def say(message, pool=None):
 def connect(args):
     """A channel to the server."""
     # gRPC's C core sends the socket's path as :authority, which HTTP/2 forbids; see client.py.
-    options = [("grpc.default_authority", "localhost")]
+    options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", MAX_MESSAGE)]
     if not args.ca:
         return grpc.insecure_channel(args.address, options=options)
     if args.server_name:
@@ -185,4 +187,5 @@ def main():
             sys.exit(FAILED)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,14 @@
 //! `runtime.v1.RuntimeService`: checks requests here, and works on the bridge's threads.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use gantry_engine::{Engine, Observer};
 use gantry_proto::cri::v1::runtime_service_server::RuntimeService;
 use gantry_proto::cri::v1::{
     ContainerEventResponse, ContainerStatsRequest, ContainerStatsResponse, ContainerStatusRequest,
-    ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse, GetEventsRequest,
-    ListContainerStatsRequest, ListContainerStatsResponse, ListContainersRequest, ListContainersResponse,
-    ListMetricDescriptorsRequest, ListMetricDescriptorsResponse, ListPodSandboxMetricsRequest,
+    ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse, ExecSyncRequest, ExecSyncResponse,
+    GetEventsRequest, ListContainerStatsRequest, ListContainerStatsResponse, ListContainersRequest,
+    ListContainersResponse, ListMetricDescriptorsRequest, ListMetricDescriptorsResponse, ListPodSandboxMetricsRequest,
     ListPodSandboxMetricsResponse, ListPodSandboxRequest, ListPodSandboxResponse, ListPodSandboxStatsRequest,
     ListPodSandboxStatsResponse, PodSandboxStatsRequest, PodSandboxStatsResponse, PodSandboxStatusRequest,
     PodSandboxStatusResponse, RemoveContainerRequest, RemoveContainerResponse, RemovePodSandboxRequest,
@@ -19,8 +18,9 @@ use gantry_proto::cri::v1::{
     StopPodSandboxResponse, StreamContainerStatsRequest, StreamContainerStatsResponse, StreamContainersRequest,
     StreamContainersResponse, StreamPodSandboxMetricsRequest, StreamPodSandboxMetricsResponse,
     StreamPodSandboxStatsRequest, StreamPodSandboxStatsResponse, StreamPodSandboxesRequest, StreamPodSandboxesResponse,
-    UpdateContainerResourcesRequest, UpdateContainerResourcesResponse, UpdateRuntimeConfigRequest,
-    UpdateRuntimeConfigResponse, VersionRequest, VersionResponse,
+    UpdateContainerResourcesRequest, UpdateContainerResourcesResponse, UpdatePodSandboxResourcesRequest,
+    UpdatePodSandboxResourcesResponse, UpdateRuntimeConfigRequest, UpdateRuntimeConfigResponse, VersionRequest,
+    VersionResponse,
 };
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
@@ -205,10 +205,8 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<StopContainerRequest>,
     ) -> Result<Response<StopContainerResponse>, Status> {
-        let (_, extensions, StopContainerRequest { container_id, timeout }) = request.into_parts();
-        let grace = Duration::from_secs(u64::try_from(timeout).unwrap_or(0));
-        let stop = move |engine: &Engine| containers::stop(engine, &container_id, grace);
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, stop).await?;
+        let (_, extensions, request) = request.into_parts();
+        containers::stop(&self.writer, Peer::of(&extensions), request).await?;
         Ok(Response::new(StopContainerResponse {}))
     }
 
@@ -381,6 +379,22 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<BoxStream<ContainerEventResponse>>, Status> {
         let GetEventsRequest {} = request.into_inner();
         Ok(Response::new(Box::pin(self.events.subscribe().await?)))
+    }
+
+    async fn exec_sync(&self, request: Request<ExecSyncRequest>) -> Result<Response<ExecSyncResponse>, Status> {
+        let (_, extensions, request) = request.into_parts();
+        containers::exec_sync(&self.writer, Peer::of(&extensions), request).await.map(Response::new)
+    }
+
+    /// Records the resources, which kubelets have set in the cgroup above the sandbox's before.
+    async fn update_pod_sandbox_resources(
+        &self,
+        request: Request<UpdatePodSandboxResourcesRequest>,
+    ) -> Result<Response<UpdatePodSandboxResourcesResponse>, Status> {
+        let (_, extensions, request) = request.into_parts();
+        let update = move |engine: &Engine| sandbox::update_resources(engine, request);
+        self.writer.call(Peer::of(&extensions), Weight::Heavy, update).await?;
+        Ok(Response::new(UpdatePodSandboxResourcesResponse {}))
     }
 }
 

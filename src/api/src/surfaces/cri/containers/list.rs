@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::super::sandbox;
 use super::record::{ContainerRecord, START_ERROR, image, metadata, requested_annotations};
-use super::{FoundContainer, START_ERROR_CODE, find_or_fail, is_container};
+use super::{FoundContainer, START_ERROR_CODE, find_or_fail, is_container, user};
 use crate::request::check_text;
 use crate::status::{from_error, invalid_field};
 
@@ -152,7 +152,8 @@ pub(in super::super) fn container_status(found: &FoundContainer, record: Contain
     let life = ContainerLife::of(sandbox, app);
     let image_id = app.image.as_ref().map(ToString::to_string).unwrap_or_default();
     let log_path = sandbox.log_file(&app.name).map(|(dir, path)| dir.as_path().join(path.as_path()));
-    let resources = record.config.linux.and_then(|linux| linux.resources);
+    let linux = record.config.linux.unwrap_or_default();
+    let user = user::read(app.state, linux.security_context.as_ref());
     ContainerStatus {
         id: app.id.to_string(),
         metadata: Some(record.metadata),
@@ -169,9 +170,9 @@ pub(in super::super) fn container_status(found: &FoundContainer, record: Contain
         annotations: requested_annotations(app),
         mounts: record.config.mounts,
         log_path: log_path.map(|path| path.display().to_string()).unwrap_or_default(),
-        resources: resources.map(|linux| ContainerResources { linux: Some(linux), windows: None }),
+        resources: linux.resources.map(|linux| ContainerResources { linux: Some(linux), windows: None }),
         image_id,
-        user: None,
+        user,
         stop_signal: record.config.stop_signal,
     }
 }
@@ -212,13 +213,13 @@ impl ContainerLife {
         };
         match (app.state, sandbox_end) {
             (AppState::Exited { started, end, .. }, _) => Self::exited(started, end),
-            (_, None) if app.annotations.contains_key(START_ERROR) => Self::failed(app),
+            // It may run after a start that has failed for its client: the reply came too late.
             (AppState::Started { at, .. }, None) => {
                 Self { started: at.0, ..Self::new(ContainerState::ContainerRunning) }
             }
-            (_, None) => Self::new(ContainerState::ContainerCreated),
-            (_, Some(_)) if app.annotations.contains_key(START_ERROR) => Self::failed(app),
             (AppState::Started { at, .. }, Some(end)) => Self { started: at.0, ..Self::lost(end, String::new()) },
+            (_, _) if app.annotations.contains_key(START_ERROR) => Self::failed(app),
+            (_, None) => Self::new(ContainerState::ContainerCreated),
             (_, Some(end)) => Self::lost(end, "its sandbox ended before it was started".to_owned()),
         }
     }

@@ -15,25 +15,29 @@
 //! | RemoveContainer | any time | as before, or gone |
 
 mod config;
+mod exec_sync;
 mod list;
 mod mounts;
 mod namespaces;
 mod record;
 mod resources;
 mod security;
+mod stop;
+mod user;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use gantry_engine::model::id::shown;
-use gantry_engine::model::{AppId, AppState, ErrorKind, Kind as _, Phase, PodId};
-use gantry_engine::{AppRow, Engine, EngineError, Observer, PodError, PodRow, PullPolicy};
+use gantry_engine::model::{AppId, AppState, ErrorKind, Kind as _, Phase};
+use gantry_engine::{AppRow, Engine, Observer, PodError, PodRow, PullPolicy};
 use gantry_proto::cri::v1::{ContainerConfig, LinuxContainerResources};
 use tonic::Status;
 use tracing::{info, warn};
 
+pub(super) use self::exec_sync::exec_sync;
 pub(super) use self::list::{ContainerSelector, attributes, list, status, statuses};
 use self::record::{ContainerRecord, START_ERROR};
+pub(super) use self::stop::stop;
 use super::sandbox::{self, NoProgress};
 use crate::status::{self as statuses, from_error};
 
@@ -183,25 +187,13 @@ pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
     Err(status)
 }
 
-/// Stops a container. Does nothing if it does not run, or does not exist.
-///
-/// # Errors
-/// Those of the engine.
-pub(super) fn stop(engine: &Engine, id: &str, grace: Duration) -> Result<(), Status> {
-    let Some(FoundContainer { sandbox, app }) = find(engine, id)? else { return Ok(()) };
-    if !app.state.is_running() || !matches!(sandbox.phase, Phase::Running { .. }) {
-        return Ok(());
-    }
-    ignore_ended(engine, sandbox.id, engine.stop_app(sandbox.id, &app.name, grace))
-}
-
 /// Removes a container; one that runs is killed. Its log stays. Does nothing if it does not exist.
 ///
 /// # Errors
 /// Those of the engine.
 pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
-    stop(engine, id, Duration::ZERO)?;
     let Some(FoundContainer { sandbox, app }) = find(engine, id)? else { return Ok(()) };
+    stop::kill(engine, &sandbox, &app)?;
     match engine.remove_app(sandbox.id, &app.name, true) {
         Ok(()) => Ok(()),
         // Another call has removed it.
@@ -239,15 +231,4 @@ pub(super) fn update_resources(engine: &Engine, id: &str, resources: LinuxContai
     linux.resources = Some(resources::merged(linux.resources.take().unwrap_or_default(), resources));
     let (key, value) = record.config_annotation();
     engine.annotate_app(sandbox.id, &app.name, key, &value).map_err(|error| from_error(&error))
-}
-
-/// What ends with its pod needs no stop.
-fn ignore_ended(engine: &Engine, pod: PodId, result: Result<(), EngineError>) -> Result<(), Status> {
-    let Err(error) = result else { return Ok(()) };
-    let has_ended = match engine.status(pod) {
-        Ok(view) => !matches!(view.row.phase, Phase::Running { .. }),
-        Err(PodError::NotFound(_)) => true,
-        Err(_) => false,
-    };
-    if has_ended || error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(from_error(&error)) }
 }

@@ -3,17 +3,21 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use gantry_engine::model::id::shown;
 use gantry_engine::model::{FormerPhase, Phase};
 use gantry_engine::{Observer, PodError, PodRow, now};
 use gantry_proto::cri::v1::{
-    LinuxPodSandboxStatus, ListPodSandboxResponse, Namespace, PodIp, PodSandbox, PodSandboxAttributes,
-    PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus, PodSandboxStatusResponse,
+    LinuxContainerResources, LinuxPodSandboxStatus, ListPodSandboxResponse, Namespace, PodIp, PodSandbox,
+    PodSandboxAttributes, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
+    PodSandboxStatusResponse, UpdatePodSandboxResourcesRequest,
 };
+use prost::Message as _;
 use tonic::Status;
 
 use super::super::containers;
-use super::record::{SandboxRecord, requested_annotations};
+use super::record::{RESOURCES, SandboxRecord, requested_annotations};
 use crate::request::check_text;
 use crate::status;
 
@@ -160,8 +164,28 @@ fn verbose_info(row: &PodRow) -> HashMap<String, String> {
         // Only running pods have a supervisor.
         _ => None,
     };
-    let info = serde_json::json!({ "pid": pid, "cgroup": row.cgroup, "hostname": row.hostname });
+    let resources = row.user_annotations.get(RESOURCES).and_then(|text| read_resources(text));
+    let info = serde_json::json!({
+        "pid": pid,
+        "cgroup": row.cgroup,
+        "hostname": row.hostname,
+        "resources": resources.map(|resources| shown_resources(&resources)),
+    });
     HashMap::from([("info".to_owned(), info.to_string())])
+}
+
+fn read_resources(text: &str) -> Option<LinuxContainerResources> {
+    let bytes = STANDARD.decode(text).ok()?;
+    UpdatePodSandboxResourcesRequest::decode(bytes.as_slice()).ok()?.resources
+}
+
+fn shown_resources(resources: &LinuxContainerResources) -> serde_json::Value {
+    serde_json::json!({
+        "cpuPeriod": resources.cpu_period,
+        "cpuQuota": resources.cpu_quota,
+        "cpuShares": resources.cpu_shares,
+        "memoryLimitInBytes": resources.memory_limit_in_bytes,
+    })
 }
 
 /// The state of a pod; `None`: it is no sandbox yet, or no longer.

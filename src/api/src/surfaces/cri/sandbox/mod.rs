@@ -19,17 +19,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use gantry_engine::model::spec::SpecError;
 use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
 use gantry_engine::{
     Engine, Note, PodError, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Running, Show,
 };
-use gantry_proto::cri::v1::{PodSandboxConfig, UserNamespace};
+use gantry_proto::cri::v1::{PodSandboxConfig, UpdatePodSandboxResourcesRequest, UserNamespace};
+use prost::Message as _;
 use tonic::Status;
 use tracing::{info, warn};
 
 pub(super) use self::list::{SandboxFilter, attributes, find_shown, is_listed, list, status, status_of};
-use self::record::SandboxRecord;
+use self::record::{RESOURCES, SandboxRecord};
 use crate::status;
 
 /// Ignores the progress of fetches: nothing is fetched.
@@ -202,6 +205,19 @@ pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(status::from_error(&error)),
     }
+}
+
+/// Records the resources of a sandbox.
+///
+/// # Errors
+/// NOT_FOUND; those of the engine.
+pub(super) fn update_resources(engine: &Engine, request: UpdatePodSandboxResourcesRequest) -> Result<(), Status> {
+    let id = &request.pod_sandbox_id;
+    let missing = || Status::not_found(format!("there is no sandbox '{}'", gantry_engine::model::id::shown(id)));
+    let view = find(engine, id)?.ok_or_else(missing)?;
+    let recorded = UpdatePodSandboxResourcesRequest { pod_sandbox_id: String::new(), ..request.clone() };
+    let value = STANDARD.encode(recorded.encode_to_vec());
+    engine.annotate_pod(view.row.id, RESOURCES, &value).map_err(|error| status::from_error(&error))
 }
 
 /// The sandbox with this id or beginning of it. A pod that was not made through the CRI, or is not ready for the first

@@ -20,6 +20,8 @@ const PID: &str = "gantry/sandbox-pid";
 const IPC: &str = "gantry/sandbox-ipc";
 /// `NODE`, or `POD UID:LENGTH GID:LENGTH`; absent if the request had no options for it.
 const USER: &str = "gantry/sandbox-user";
+/// The resources of the last UpdatePodSandboxResources: protobuf in base64.
+pub(super) const RESOURCES: &str = "gantry/sandbox-resources";
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq)]
