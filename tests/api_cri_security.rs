@@ -48,9 +48,7 @@ impl<'a> Containers<'a> {
 
     #[track_caller]
     fn exec_in(&self, id: &str, verb: &[&str]) -> Out {
-        let metadata = &container(&self.sandbox.address, id)["metadata"];
-        let app = format!("{}-{}", metadata["name"].as_str().unwrap_or_default(), metadata["attempt"]);
-        self.g.run(&[&["exec", &self.sandbox.id, "--app", &app, "--", "/bin/app"], verb].concat())
+        self.g.run(&[&["exec", id, "--", "/bin/app"], verb].concat())
     }
 
     /// The same, with a security context.

@@ -78,6 +78,7 @@ fn an_app_lives_in_a_sandbox() {
         assert_eq!((&ended["exit_code"], &ended["attempt"]), (&json!(7), &json!(attempt)), "{ended}");
     }
     assert_eq!(g.run(&["logs", &pod, "--app=web"]).ok().stdout, "hello\n".repeat(3), "one log per attempt");
+    assert_eq!(g.run(&["logs", &format!("{pod}/web")]).ok().stdout, "hello\n".repeat(3));
     assert_eq!(g.status(&pod)["phase"], "running", "a failed app does not end a sandbox");
     g.check_invariants();
     g.run(&["app", "rm", &app]).succeeded();

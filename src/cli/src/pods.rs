@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::thread;
 
 use gantry_engine::{Engine, PodRow};
-use gantry_model::PodId;
 use gantry_model::query::PodQuery;
+use gantry_model::{AppName, PodId};
 
 use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, io};
@@ -73,6 +73,30 @@ impl OnePod {
         find(engine, self.pod.as_deref().unwrap_or_default()).map(|id| (id, None))
     }
 
+    /// The pod, the app of a command that acts on one, and the first argument, if a flag selects the pod. The word may
+    /// also be `POD/APP` or the id of an app.
+    pub(crate) fn app(&self, engine: &Engine, app: Option<&AppName>) -> Result<SelectedApp<'_>, Failure> {
+        let text = self.pod.as_deref().unwrap_or_default();
+        let named = match self.reference.is_given() {
+            true => None,
+            false if text.contains('/') => Some(find_app(engine, text, app)?),
+            false => engine.find_app_by_id(text)?,
+        };
+        match named {
+            Some((_, name)) if app.is_some_and(|app| *app != name) => Err(named_twice()),
+            Some((pod, name)) => Ok(SelectedApp { pod, app: Some(name), first: None }),
+            None => self.id(engine).map(|(pod, first)| SelectedApp { pod, app: app.cloned(), first }),
+        }
+    }
+
+    /// As [`Self::app`], for a command that takes no further arguments.
+    pub(crate) fn only_app(&self, engine: &Engine, app: Option<&AppName>) -> Result<(PodId, Option<AppName>), Failure> {
+        match self.app(engine, app)? {
+            SelectedApp { pod, app, first: None } => Ok((pod, app)),
+            SelectedApp { first: Some(_), .. } => Err(selected_twice()),
+        }
+    }
+
     /// The pod of a command that takes no further arguments.
     pub(crate) fn only(&self, engine: &Engine) -> Result<PodId, Failure> {
         match self.id(engine)? {
@@ -80,6 +104,45 @@ impl OnePod {
             (_, Some(_)) => Err(selected_twice()),
         }
     }
+}
+
+/// The pod and the app of a command.
+#[derive(Debug)]
+pub(crate) struct SelectedApp<'a> {
+    /// The pod.
+    pub(crate) pod: PodId,
+    /// The app, if one is named.
+    pub(crate) app: Option<AppName>,
+    /// The first argument, if a flag selects the pod.
+    pub(crate) first: Option<&'a str>,
+}
+
+/// The pod and the app that a word names, if it names one.
+pub(crate) fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
+    match text.split_once('/') {
+        Some((pod, app)) => Ok((pod, Some(app.parse()?))),
+        None => Ok((text, None)),
+    }
+}
+
+/// Finds an app by its id, by `POD/APP`, or by a pod and `--app`; without these, the pod's only app.
+pub(crate) fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Result<(PodId, AppName), Failure> {
+    if app.is_none()
+        && let Some(found) = engine.find_app_by_id(text)?
+    {
+        return Ok(found);
+    }
+    let (pod, named) = split(text)?;
+    if named.is_some() && app.is_some() && named.as_ref() != app {
+        return Err(named_twice());
+    }
+    let id = find(engine, pod)?;
+    let app = engine.select_app(id, named.as_ref().or(app))?;
+    Ok((id, app))
+}
+
+fn named_twice() -> Failure {
+    Failure::usage("name the app after the pod or with --app, not both")
 }
 
 fn selected_twice() -> Failure {
@@ -257,4 +320,16 @@ fn read_id_file(path: &Path) -> Result<String, Failure> {
     let mut text = String::new();
     file.take(MAX_ID_FILE).read_to_string(&mut text).map_err(failed())?;
     Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn apps_are_named_after_their_pods() {
+        assert_eq!(split("12ab/web").unwrap(), ("12ab", Some("web".parse().unwrap())));
+        assert_eq!(split("12ab").unwrap(), ("12ab", None));
+        assert!(split("12ab/").is_err() && split("12ab/a/b").is_err());
+    }
 }

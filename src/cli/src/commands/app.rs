@@ -13,7 +13,7 @@ use crate::commands::RunCommand;
 use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
-use crate::pods;
+use crate::pods::{self, find_app, split};
 use crate::render::listing::{self, ListOutput, ListedItem, Listing};
 use crate::render::pod::{AppJson, exited_state};
 use crate::render::table::Table;
@@ -98,30 +98,6 @@ impl AppSet {
             Ok(exit::OK)
         }))
     }
-}
-
-/// The pod and the app that a word names, if it names one.
-pub(super) fn split(text: &str) -> Result<(&str, Option<AppName>), Failure> {
-    match text.split_once('/') {
-        Some((pod, app)) => Ok((pod, Some(app.parse()?))),
-        None => Ok((text, None)),
-    }
-}
-
-/// Finds an app by its id, by `POD/APP`, or by a pod and `--app`; without these, the pod's only app.
-pub(super) fn find_app(engine: &Engine, text: &str, app: Option<&AppName>) -> Result<(PodId, AppName), Failure> {
-    if app.is_none()
-        && let Some(found) = engine.find_app_by_id(text)?
-    {
-        return Ok(found);
-    }
-    let (pod, named) = split(text)?;
-    if named.is_some() && app.is_some() && named.as_ref() != app {
-        return Err(Failure::usage("name the app after the pod or with --app, not both"));
-    }
-    let id = pods::find(engine, pod)?;
-    let app = engine.select_app(id, named.as_ref().or(app))?;
-    Ok((id, app))
 }
 
 /// Arguments of `app start`.
@@ -428,13 +404,6 @@ fn table(out: &mut dyn Write, pod: &PodRow, output: &Listing, now: Timestamp) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn apps_are_named_after_their_pods() {
-        assert_eq!(split("12ab/web").unwrap(), ("12ab", Some("web".parse().unwrap())));
-        assert_eq!(split("12ab").unwrap(), ("12ab", None));
-        assert!(split("12ab/").is_err() && split("12ab/a/b").is_err());
-    }
 
     #[test]
     fn the_state_of_an_app() {

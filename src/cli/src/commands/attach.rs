@@ -30,10 +30,10 @@ pub(crate) struct Attach {
 impl RunCommand for Attach {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("attach")?;
-        let id = self.pod.only(&engine)?;
+        let (id, app) = self.pod.only_app(&engine, self.app.as_ref())?;
         let (apps, interactive) = foreground::manifest_apps(&engine.manifest(id)?);
-        check_attachable(&engine.status(id)?, self.app.as_ref())?;
-        let wanted = |candidate: &Interactive| self.app.as_ref().is_none_or(|name| candidate.app == *name);
+        check_attachable(&engine.status(id)?, app.as_ref())?;
+        let wanted = |candidate: &Interactive| app.as_ref().is_none_or(|name| candidate.app == *name);
         let interactive = interactive.into_iter().find(wanted).filter(|_| !self.no_stdin);
         let (signals, detach_keys) = (SignalProxy::Off, self.detach_keys.clone());
         let shown = ForegroundPod { id, apps, interactive, own: false, signals, detach_keys };

@@ -6,11 +6,11 @@ use std::path::Path;
 use gantry_engine::{CopyOptions, CopySource, CopyTarget};
 use gantry_model::Kind as _;
 
-use super::app::find_app;
 use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::{self, Failure};
+use crate::pods::find_app;
 
 /// Arguments of `cp`.
 #[derive(Debug, clap::Args)]

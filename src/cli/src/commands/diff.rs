@@ -4,11 +4,11 @@ use gantry_engine::FileChange;
 use gantry_model::AppName;
 use serde::Serialize;
 
-use super::app::find_app;
 use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
+use crate::pods::find_app;
 use crate::render::{OutputFormat, escape, json};
 
 /// Arguments of `diff`.

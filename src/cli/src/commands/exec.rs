@@ -9,7 +9,7 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
 use crate::failure::{Failure, io, print_stderr};
-use crate::pods::OnePod;
+use crate::pods::{OnePod, SelectedApp};
 use crate::relay::{self, Flow, RelayEvent};
 use crate::signals::{ENDING, Signals};
 use crate::terminal::{self, DetachKeys, RawMode};
@@ -67,7 +67,7 @@ const SHELLS: [&str; 3] = ["/bin/bash", "/bin/ash", "/bin/sh"];
 impl RunCommand for Exec {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("exec")?;
-        let (id, first) = self.pod.id(&engine)?;
+        let SelectedApp { pod: id, app, first } = self.pod.app(&engine, self.app.as_ref())?;
         // With --latest and --uuid-file the first word belongs to the command.
         let command: Vec<String> = first.map(str::to_owned).into_iter().chain(self.command.iter().cloned()).collect();
         let shell = command.is_empty();
@@ -76,7 +76,7 @@ impl RunCommand for Exec {
         let (tty, interactive) = (self.tty || at_terminal, self.interactive || shell);
         let size = terminal::size();
         let request = ExecRequest {
-            app: self.app.clone(),
+            app,
             argv: if shell { vec![SHELLS[0].to_owned()] } else { command },
             env: self.env.iter().cloned().filter_map(|(name, value)| Some((name, value?))).collect(),
             cwd: self.workdir.clone(),

@@ -72,10 +72,11 @@ fn condition(text: &str) -> Result<Condition, String> {
 impl Logs {
     fn reopen_logs(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("logs --reopen")?;
-        let id = self.pod.only(&engine)?;
-        match self.app.is_empty() {
-            true => engine.reopen_log(id, None)?,
-            false => self.app.iter().try_for_each(|app| engine.reopen_log(id, Some(app)))?,
+        let (id, named) = self.pod.only_app(&engine, None)?;
+        let mut apps = self.app.iter().chain(&named).peekable();
+        match apps.peek() {
+            None => engine.reopen_log(id, None)?,
+            Some(_) => apps.try_for_each(|app| engine.reopen_log(id, Some(app)))?,
         }
         Ok(exit::OK)
     }
@@ -117,7 +118,10 @@ impl RunCommand for Logs {
         }
         let now = gantry_engine::now();
         let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
-        let (apps, stderr) = conditions(self);
+        let engine = context.open_to_read()?;
+        let (id, named) = self.pod.only_app(&engine, None)?;
+        let (mut apps, stderr) = conditions(self);
+        apps.extend(named);
         let several = apps.len() != 1;
         let query = LogQuery {
             apps,
@@ -129,8 +133,6 @@ impl RunCommand for Logs {
             attempt: None,
             follow: self.follow,
         };
-        let engine = context.open_to_read()?;
-        let id = self.pod.only(&engine)?;
         let mut text = Printer::new(several && engine.status(id)?.row.apps.len() > 1).with_timestamps(self.timestamps);
         let mut json = JsonLines::default();
         let sink: &mut dyn LogSink = match self.format {

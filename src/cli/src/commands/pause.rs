@@ -3,12 +3,11 @@
 use gantry_engine::Engine;
 use gantry_model::{AppName, PodId};
 
-use super::app::{find_app, split};
 use crate::commands::RunCommand;
 use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
-use crate::pods;
+use crate::pods::{self, find_app, split};
 use crate::render::json;
 
 /// Arguments of `pause`.
