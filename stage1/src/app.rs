@@ -211,7 +211,7 @@ impl AppOutput {
         let Some(source) = self.sources.get_mut(token) else { return true };
         let mut has_ended = false;
         for _ in 0..reads {
-            if foregrounds.are_blocked() {
+            if foregrounds.block(self.app_number) {
                 break;
             }
             let begin = Instant::now();
@@ -254,6 +254,16 @@ impl AppOutput {
                 self.log.write(source.stream, &mut source.partial, &[], now(), true);
             }
         }
+    }
+
+    /// Whether output can be read, or has ended and this was not noticed yet.
+    pub(crate) fn is_readable(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let sources = self.sources.values().map(|source| PollFd::new(&source.fd, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = sources.collect();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // After an error nothing is known to be readable.
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// Reads available output and closes every source. Called when their writers have ended or hang in the kernel.

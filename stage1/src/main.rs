@@ -230,7 +230,7 @@ fn start(
     let plan = read_plan()?;
     tracing::Span::current().record("pod", plan.pod.as_str());
     let mut foregrounds = Foregrounds::default();
-    options.output.map_or(Ok(()), |pipe| foregrounds.add(pipe))?;
+    options.output.map_or(Ok(()), |pipe| foregrounds.add(pipe, None))?;
     let pod = launch::launch(thread, plan, lock, options.terminal_size)?;
     let journal = Journal::create(&pod.jail.pod_dir);
     let socket = control::listen();

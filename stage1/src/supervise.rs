@@ -201,6 +201,7 @@ impl Supervisor {
         for source in self.wait_for_events() {
             self.handle(source);
         }
+        self.end_foregrounds_of_exited_apps();
         self.check_deadlines();
     }
 
@@ -239,10 +240,11 @@ impl Supervisor {
         }
         fds.extend(self.connections.iter().map(|(token, c)| (EventSource::Connection(token), c.socket.as_fd())));
         fds.extend(self.ending.iter().map(|process| (EventSource::Ending, process.as_fd())));
-        let (blocked, now) = (self.foregrounds.are_blocked(), Instant::now());
+        let now = Instant::now();
         for (app_token, app) in self.pod.apps.iter() {
             // Output that an app wrote before it exited is read before its exit is handled. Which of its outputs was
             // written to first is unknown; standard output is the first.
+            let blocked = self.foregrounds.block(app.output.app_number);
             let paused = blocked || app.output.pace.resumes_at(now).is_some();
             let sources = app.output.sources.iter().filter(|_| !paused);
             fds.extend(sources.map(|(token, source)| (EventSource::AppOutput(app_token, token), source.fd.as_fd())));
@@ -252,7 +254,7 @@ impl Supervisor {
             }));
             fds.extend(app.running.as_ref().map(|pidfd| (EventSource::AppExit(app_token), pidfd.as_fd())));
         }
-        fds.extend(self.watched_notifications(blocked, now));
+        fds.extend(self.watched_notifications(self.foregrounds.block_notifications(), now));
         fds.extend(self.reclaims.iter().map(|(token, r)| (EventSource::Reclaim(token), r.helper.as_fd())));
         let creations = self.creations.iter();
         fds.extend(creations.map(|(token, c)| (EventSource::Creation(token), c.maker.socket.as_fd())));

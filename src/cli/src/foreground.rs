@@ -167,7 +167,7 @@ fn thread(name: &'static str, run: impl FnOnce() + Send + 'static) -> Result<(),
 
 /// Connects to the app's terminal or standard input. `None`: the app has exited already.
 fn attach_stdin(engine: &Engine, id: PodId, interactive: &Interactive) -> Result<Option<OwnedFd>, Failure> {
-    match engine.attach(id, Some(&interactive.app)) {
+    match engine.attach(id, Some(&interactive.app), false) {
         Ok(channel) => Ok(Some(channel)),
         Err(error) => match engine.wait(id, Some(Duration::ZERO)) {
             // A pod of `run --rm` that has ended is removed by the first command that notices, such as this one.

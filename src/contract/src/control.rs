@@ -53,15 +53,25 @@ pub enum Request {
     /// Run a program in an app, confined as the app is. Without `terminal`, three descriptors come with the request:
     /// stdin, stdout, stderr. With it, none; the terminal's master comes with `Started`.
     Exec(Exec),
-    /// Send the other end of an app's stdin: the terminal's master, or the writing end of its pipe (once: the
-    /// supervisor closes its own copy, so that the client's close is the app's end of file).
+    /// Send the other end of an app's stdin: the terminal's master, or the writing end of its pipe.
     Attach {
         /// The app.
         app: String,
+        /// Whether the supervisor keeps its copy of the pipe, so that more clients can attach and none ends the app's
+        /// stdin. Without it, the pipe is sent once, and the client's close is the app's end of file. A supervisor that
+        /// is older than this field ignores it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        keep: bool,
     },
     /// Send the apps' output from this moment: the writing end of a pipe comes with the request (see
     /// [`crate::output`]).
     Output,
+    /// Send the output of one app from this moment to its exit: the writing end of a pipe comes with the request (see
+    /// [`crate::output`]). Refused if it does not run. A supervisor that is older than this request fails to parse it.
+    AppOutput {
+        /// The app.
+        app: String,
+    },
     /// Over the connection of a running `Exec` with a terminal: let its program run on when the connection is closed.
     /// The terminal's master comes with the request; the supervisor keeps it open and discards what the program writes.
     Detach,
@@ -149,6 +159,7 @@ impl Request {
             | Self::Exec(_)
             | Self::Attach { .. }
             | Self::Output
+            | Self::AppOutput { .. }
             | Self::Detach
             | Self::ReopenLog { .. }
             | Self::UpdateLimits(_)

@@ -59,6 +59,7 @@ impl Supervisor {
             | Request::Exec(_)
             | Request::Attach { .. }
             | Request::Output
+            | Request::AppOutput { .. }
             | Request::Detach
             | Request::ReopenLog { .. }
             | Request::Health { .. } => {

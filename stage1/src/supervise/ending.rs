@@ -101,6 +101,19 @@ impl Supervisor {
         }
     }
 
+    /// Ends the foregrounds of single apps that have exited or were removed, when their output was read.
+    pub(super) fn end_foregrounds_of_exited_apps(&mut self) {
+        let numbers: Vec<u16> = self.foregrounds.apps().collect();
+        for number in numbers {
+            let app = self.pod.apps.values().find(|app| app.output.app_number == number);
+            let may_write = app
+                .is_some_and(|app| app.running.is_some() || self.foregrounds.block(number) || app.output.is_readable());
+            if !may_write {
+                self.foregrounds.end_app(number);
+            }
+        }
+    }
+
     fn drop_late_foregrounds(&mut self) {
         if self.foreground_deadline.is_some_and(|at| at <= Instant::now()) {
             self.foreground_deadline = None;

@@ -60,11 +60,22 @@ impl Supervisor {
                 }
                 return exec::exec(app, self.pod.init_pidfd(), &request, fds).map(Some);
             }
-            Request::Attach { app } => self.attach(&app, client)?,
+            Request::Attach { app, keep } => self.attach(&app, keep, client)?,
             Request::Output => {
                 let pipe = fds.into_iter().next();
                 let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
-                self.foregrounds.add(pipe.ok_or_else(missing)?)?;
+                self.foregrounds.add(pipe.ok_or_else(missing)?, None)?;
+                control::reply(client, &Reply::Done, None);
+            }
+            Request::AppOutput { app } => {
+                let pipe = fds.into_iter().next();
+                let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
+                let app = self.app(self.find_app(&app)?)?;
+                if app.running.is_none() {
+                    return Err(failure(ErrorKind::Refused, format!("app '{}' does not run", app.plan.name)));
+                }
+                let number = app.output.app_number;
+                self.foregrounds.add(pipe.ok_or_else(missing)?, Some(number))?;
                 control::reply(client, &Reply::Done, None);
             }
             Request::Detach => {
@@ -130,11 +141,12 @@ impl Supervisor {
         Ok(())
     }
 
-    fn attach(&mut self, name: &str, client: &OwnedFd) -> Result<()> {
+    fn attach(&mut self, name: &str, keep: bool, client: &OwnedFd) -> Result<()> {
         let token = self.find_app(name)?;
         let app = self.pod.apps.get_mut(token).ok_or_else(|| no_such_app(name))?;
         match &mut app.input {
             AppInput::Terminal(master) => control::reply(client, &Reply::Done, Some(master)),
+            AppInput::Pipe(Some(writer)) if keep => control::reply(client, &Reply::Done, Some(writer)),
             AppInput::Pipe(writer) => {
                 let taken = writer.take();
                 let writer = taken.ok_or_else(|| failure(ErrorKind::Busy, "another client has the app's stdin"))?;

@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn oversized_requests_are_rejected() {
         let (connection, _theirs) = pair();
-        let request = Request::Attach { app: "x".repeat(MAX_MESSAGE) };
+        let request = Request::Attach { app: "x".repeat(MAX_MESSAGE), keep: false };
         assert_eq!(connection.send(&request, &[]).unwrap_err().kind(), ErrorKind::Invalid);
     }
 }

@@ -186,15 +186,16 @@ impl Engine {
         }
     }
 
-    /// The other end of an app's stdin: its terminal's master, or the writing end of its pipe.
+    /// The other end of an app's stdin: its terminal's master, or the writing end of its pipe. `keep`: other clients
+    /// can attach at the same time and later, and the app's stdin does not end when they close it.
     ///
     /// # Errors
-    /// [`ExecError`], also when the app has neither, or another client has it.
-    pub fn attach(&self, id: PodId, app: Option<&AppName>) -> Result<OwnedFd, ExecError> {
+    /// [`ExecError`], also when the app has neither (its kind is `Refused`), or another client has it (`Busy`).
+    pub fn attach(&self, id: PodId, app: Option<&AppName>, keep: bool) -> Result<OwnedFd, ExecError> {
         need_root("attach to a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
         let app = select_app(&row, app)?.to_string();
-        match self.ask(id, &Request::Attach { app })? {
+        match self.ask(id, &Request::Attach { app, keep })? {
             (Reply::Done, Some(fd)) => Ok(fd),
             (Reply::Done, None) => Err(ControlError::Garbled { id, why: "no descriptor came along".to_owned() }.into()),
             (other, _) => Err(unexpected(id, &other).into()),

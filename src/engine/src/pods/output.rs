@@ -1,14 +1,15 @@
 //! Reads the live output of a running pod's apps for a foreground (frames of [`gantry_contract::output`]).
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use gantry_contract::control::{Reply, Request};
 use gantry_contract::output::{HEADER_LEN, Header, Kind as Frame};
 use gantry_model::systemd::MAX_NOTIFICATION;
-use gantry_model::{ErrorKind, Kind, PodId};
+use gantry_model::{AppName, ErrorKind, Kind, PodId};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 use thiserror::Error;
 
@@ -73,7 +74,7 @@ pub struct Chunk<'a> {
     pub bytes: &'a [u8],
 }
 
-/// The output of all apps of a pod. While it is not read, apps that write block.
+/// The output of all apps of a pod, or of one. While it is not read, apps that write block.
 #[derive(Debug)]
 pub struct OutputStream {
     id: PodId,
@@ -84,6 +85,12 @@ pub struct OutputStream {
     /// The current frame, and how many of its bytes have not been returned yet.
     frame: Option<(Header, usize)>,
     notifications: NotificationHandler,
+}
+
+impl AsFd for OutputStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
 }
 
 type HandleNotification = dyn FnMut(Notification<'_>) + Send;
@@ -129,6 +136,17 @@ impl OutputStream {
     /// Passes the notifications of apps to `handle`, while the output is read. They are discarded otherwise.
     pub fn on_notification(&mut self, handle: impl FnMut(Notification<'_>) + Send + 'static) {
         self.notifications.0 = Some(Box::new(handle));
+    }
+
+    /// Makes [`Self::next_chunk`] fail with an error of the kind `WouldBlock` when no more is available; it can be
+    /// called again when the descriptor ([`AsFd`]) is readable.
+    ///
+    /// # Errors
+    /// [`OutputError::Io`].
+    pub fn set_nonblocking(&self) -> Result<(), OutputError> {
+        let flags = rustix::fs::fcntl_getfl(&self.pipe);
+        let set = flags.and_then(|flags| rustix::fs::fcntl_setfl(&self.pipe, flags | OFlags::NONBLOCK));
+        set.map_err(|errno| OutputError::Io { id: self.id, source: errno.into() })
     }
 
     /// The next bytes, if any are available. `None`: every app has ended and all output was read.
@@ -229,6 +247,23 @@ impl Engine {
     /// # Errors
     /// [`ExecError`].
     pub fn output(&self, id: PodId) -> Result<Option<OutputStream>, ExecError> {
+        match self.subscribe(id, &Request::Output) {
+            Ok(stream) => Ok(Some(stream)),
+            // Older supervisors answer unknown requests with this error.
+            Err(ExecError::Control(ControlError::Failed { kind: ErrorKind::Invalid, .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Subscribes to the output of one app from now to its exit.
+    ///
+    /// # Errors
+    /// [`ExecError`], also when the app does not run.
+    pub fn app_output(&self, id: PodId, app: &AppName) -> Result<OutputStream, ExecError> {
+        self.subscribe(id, &Request::AppOutput { app: app.to_string() })
+    }
+
+    fn subscribe(&self, id: PodId, request: &Request) -> Result<OutputStream, ExecError> {
         need_root("attach to a pod")?;
         running(self.reconcile_pod(id)?)?;
         let (stream, writer) = OutputStream::new(id).map_err(|source| ControlError::Io {
@@ -237,14 +272,11 @@ impl Engine {
             source,
         })?;
         let connection = self.connect(id)?;
-        connection.send(&Request::Output, &[writer.as_fd()])?;
+        connection.send(request, &[writer.as_fd()])?;
         drop(writer);
-        match connection.receive(crate::pods::control::REPLY_TIMEOUT) {
-            Ok((Reply::Done, _)) => Ok(Some(stream)),
-            Ok((other, _)) => Err(unexpected(id, &other).into()),
-            // Older supervisors answer unknown requests with this error.
-            Err(ControlError::Failed { kind: ErrorKind::Invalid, .. }) => Ok(None),
-            Err(error) => Err(error.into()),
+        match connection.receive(crate::pods::control::REPLY_TIMEOUT)?.0 {
+            Reply::Done => Ok(stream),
+            other => Err(unexpected(id, &other).into()),
         }
     }
 }
