@@ -88,6 +88,7 @@ pub use pods::plan::PlanError;
 pub use pods::prepare::{Embryo, Prepare, PrepareError};
 pub use pods::rm::RmError;
 pub use pods::run::{RunOptions, Running, StartError};
+pub use pods::sockets::PodSockets;
 pub use pods::stop::{StopError, Stopped};
 pub use pods::view::PodView;
 pub use pods::wait::{EndWatch, Ended};

@@ -29,6 +29,7 @@ pub(crate) mod reports;
 pub(crate) mod restart;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod sockets;
 pub(crate) mod stop;
 pub(crate) mod storage_limit;
 pub(crate) mod supervisor;
