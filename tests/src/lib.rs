@@ -26,6 +26,7 @@ mod pty;
 pub mod python;
 mod running;
 mod small_disk;
+pub mod streaming;
 pub mod talos;
 mod time;
 pub mod tls_client;

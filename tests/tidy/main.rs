@@ -61,7 +61,7 @@ const DIRECT_BANS: &[(&str, &[&str], &str)] = &[
     ("tonic", &["api", "proto", "tests"], "only the surfaces speak gRPC"),
     ("prost", &["api", "proto", "tests"], "wire types stop at the door: the model and the engine have their own"),
     ("tracing-subscriber", &["logging"], "one crate defines what a log line looks like; libraries only emit events"),
-    ("ring", &["engine"], "one module makes certificates"),
+    ("ring", &["engine", "api"], "one module makes certificates, one answers the handshake of WebSocket"),
     ("tokio-rustls", &["api", "tests"], "one crate serves over TLS"),
     ("listenfd", &["api"], "one crate receives sockets from a service manager"),
     ("clap", &["cli", "daemon"], "only programs parse arguments"),

@@ -70,6 +70,10 @@ pub(crate) struct Args {
     /// unix:/run/gantry/cri.sock]
     #[arg(long, value_name = "ADDR")]
     cri_listen: Vec<String>,
+    /// Address of exec, attach and port-forward of the Kubernetes CRI: HOST:PORT or [IPV6]:PORT; or 'none'. Clients get
+    /// it, with a token that is valid once, from the CRI [default: 127.0.0.1:0, any free port]
+    #[arg(long, value_name = "ADDR")]
+    cri_stream_listen: Option<String>,
     /// Address of the metrics for Prometheus, served at /metrics: HOST:PORT, [IPV6]:PORT or unix:/PATH; can be
     /// repeated; or 'none'. Every client that can connect sees the names of all pods and images [default:
     /// 127.0.0.1:15442]
@@ -103,6 +107,7 @@ impl Args {
             talos: given(&self.machine_listen, &settings.machine_listen),
             aurae: given(&self.aurae_listen, &settings.aurae_listen),
             cri: given(&self.cri_listen, &settings.cri_listen),
+            cri_stream: self.cri_stream_listen.as_deref().or(settings.cri_stream_listen.as_deref()),
             metrics: given(&self.metrics_listen, &settings.metrics_listen),
             run_dir: self.run_dir.as_deref(),
         }

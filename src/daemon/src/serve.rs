@@ -24,9 +24,12 @@ const TALOS_SOCKET: &str = "machine.sock";
 const AURAE_SOCKET: &str = "aurae.sock";
 /// The name of the default socket of the CRI.
 const CRI_SOCKET: &str = "cri.sock";
+/// The default address of the streaming server of the CRI: any free port. The URLs of the CRI have it.
+const CRI_STREAM_ADDRESS: &str = "127.0.0.1:0";
 /// The default address of metrics.
 const METRICS_ADDRESS: &str = "127.0.0.1:15442";
-/// The value of `listen`, `machine-listen`, `aurae-listen`, `cri-listen` and `metrics-listen` that disables an API.
+/// The value of `listen`, `machine-listen`, `aurae-listen`, `cri-listen`, `cri-stream-listen` and `metrics-listen` that
+/// disables an API.
 const NONE: &str = "none";
 /// The default TCP addresses of the Talos node API when it has certificates: the port of Talos.
 const TALOS_TCP: [(&str, u16); 2] = [("0.0.0.0", 50000), ("::", 50000)];
@@ -59,6 +62,8 @@ pub(crate) struct ListenAddresses<'a> {
     pub(crate) aurae: Option<&'a [String]>,
     /// The Kubernetes CRI.
     pub(crate) cri: Option<&'a [String]>,
+    /// The streaming server of the CRI: one address.
+    pub(crate) cri_stream: Option<&'a str>,
     /// The metrics.
     pub(crate) metrics: Option<&'a [String]>,
     /// The directory of the default sockets.
@@ -71,7 +76,7 @@ pub(crate) fn endpoints(
     addresses: ListenAddresses<'_>,
     settings: SurfaceSettings,
 ) -> anyhow::Result<Vec<Endpoint>> {
-    let ListenAddresses { rkt, talos, aurae, cri, run_dir, .. } = addresses;
+    let ListenAddresses { rkt, talos, aurae, cri, cri_stream, run_dir, .. } = addresses;
     let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
         ListenSpec::Passed => passed,
         spec => open(spec, RKT_SOCKET, rkt::SOCKET_ACCESS)?,
@@ -99,9 +104,21 @@ pub(crate) fn endpoints(
         endpoints.push(aurae::endpoint(aurae, settings.aurae_tls));
     }
     if !cri.is_empty() {
-        endpoints.push(cri::endpoint(cri));
+        endpoints.push(cri::endpoint(cri, open_streaming(cri_stream)?));
     }
     Ok(endpoints)
+}
+
+/// Opens the sockets of the streaming server of the CRI. Clients of the CRI connect to it over TCP.
+fn open_streaming(address: Option<&str>) -> anyhow::Result<Vec<Listener>> {
+    match address.unwrap_or(CRI_STREAM_ADDRESS) {
+        NONE => Ok(Vec::new()),
+        text => match text.parse()? {
+            Address::Unix(path) => bail!("'cri-stream-listen' names {}, but clients need TCP", path.display()),
+            // Socket files alone have an access.
+            tcp @ Address::Tcp(..) => Ok(Listener::open(&tcp, cri::SOCKET_ACCESS)?),
+        },
+    }
 }
 
 /// Opens the sockets of an API that is not served over TCP.

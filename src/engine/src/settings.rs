@@ -14,6 +14,7 @@
 //! machine-listen = ["none"]        # gantryd: addresses of the Talos node API, or ["none"]
 //! aurae-listen = ["none"]          # gantryd: addresses of Aurae's API, or ["none"]
 //! cri-listen = ["none"]            # gantryd: addresses of the Kubernetes CRI, or ["none"]
+//! cri-stream-listen = "127.0.0.1:0" # gantryd: address of exec, attach and port-forward of the CRI, or "none"
 //! time-server = "time.example"     # gantryd: the server whose time the Talos node API shows; none by default
 //! metrics-listen = ["127.0.0.1:15442"]   # gantryd: addresses of /metrics for Prometheus, or []
 //! sample-interval = "10s"          # gantryd: how often the counters of running pods are sampled
@@ -99,6 +100,7 @@ struct File {
     machine_listen: Option<Vec<String>>,
     aurae_listen: Option<Vec<String>>,
     cri_listen: Option<Vec<String>>,
+    cri_stream_listen: Option<String>,
     time_server: Option<String>,
     metrics_listen: Option<Vec<String>>,
     sample_interval: Option<String>,
@@ -192,6 +194,8 @@ pub struct Settings {
     pub aurae_listen: Option<Vec<String>>,
     /// The addresses on which gantryd serves the Kubernetes CRI, as written; `None`: not configured.
     pub cri_listen: Option<Vec<String>>,
+    /// gantryd: the address of exec, attach and port-forward of the CRI; `none`: they are not served.
+    pub cri_stream_listen: Option<String>,
     /// The certificates of the Talos node API; `None`: it is not served over TCP.
     pub machine_tls: Option<TlsSettings>,
     /// The certificates of Aurae's API; `None`: it is served without TLS.
@@ -269,6 +273,7 @@ impl Settings {
             machine_listen: None,
             aurae_listen: None,
             cri_listen: None,
+            cri_stream_listen: None,
             machine_tls: None,
             aurae_tls: None,
             machine_commands: None,
@@ -341,6 +346,7 @@ fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     settings.machine_listen = file.machine_listen;
     settings.aurae_listen = file.aurae_listen;
     settings.cri_listen = file.cri_listen;
+    settings.cri_stream_listen = file.cri_stream_listen;
     settings.machine_tls = with_absolute_paths("machine-tls", file.machine_tls)?;
     settings.aurae_tls = with_absolute_paths("aurae-tls", file.aurae_tls)?;
     let mut commands = Vec::new();
@@ -530,6 +536,7 @@ mod tests {
                    gc-interval = '5m'\ngc-grace = '0'\nexpire-prepared = '1h'\nevents-kept = 5000\n\
                    backup-interval = '2h'\nlisten = ['unix:/a']\nmachine-listen = ['none']\naurae-listen = ['unix:/b']\nmetrics-listen = []\n\
                    cri-listen = ['unix:/c']\n\
+                   cri-stream-listen = '127.0.0.1:7'\n\
                    sample-interval = '1m'\ntime-server = 't'\n\
                    machine-control = true\nreboot-command = ['/r']\n\
                    machine-tls = { ca = '/c', certificate = '/d', key = '/e' }\n[log]\nmax-size = '1Mi'\nmax-files = 2\n";
@@ -542,6 +549,7 @@ mod tests {
             machine_listen,
             aurae_listen,
             cri_listen,
+            cri_stream_listen,
             machine_tls,
             machine_commands,
             time_server,
@@ -553,6 +561,7 @@ mod tests {
         assert_eq!(machine_listen.as_deref(), Some(&["none".to_owned()][..]));
         assert_eq!(aurae_listen.as_deref(), Some(&["unix:/b".to_owned()][..]));
         assert_eq!(cri_listen.as_deref(), Some(&["unix:/c".to_owned()][..]));
+        assert_eq!(cri_stream_listen.as_deref(), Some("127.0.0.1:7"));
         assert_eq!(machine_tls, Some(TlsSettings { ca: "/c".into(), certificate: "/d".into(), key: "/e".into() }));
         let commands = machine_commands.unwrap();
         assert_eq!(

@@ -215,7 +215,7 @@ fn text_response(code: StatusCode, content_type: HeaderValue, text: impl Into<By
 }
 
 /// A body that is sent at once.
-struct TextBody(Option<Bytes>);
+pub(crate) struct TextBody(pub(crate) Option<Bytes>);
 
 impl Body for TextBody {
     type Data = Bytes;

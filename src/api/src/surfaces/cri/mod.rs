@@ -9,8 +9,9 @@ mod node_status;
 mod observe;
 mod runtime;
 mod sandbox;
+mod streaming;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_proto::cri::v1::image_service_server::ImageServiceServer;
 use gantry_proto::cri::v1::runtime_service_server::RuntimeServiceServer;
@@ -18,6 +19,7 @@ use tonic::Status;
 
 use self::images::CriImages;
 use self::runtime::CriRuntime;
+use self::streaming::StreamingServer;
 use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
 use crate::peer::{Caller, GROUP, Peer};
@@ -29,13 +31,16 @@ pub const SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(
 /// Maximum bytes of a request: what a kubelet accepts of a response.
 const MAX_REQUEST: usize = 16 << 20;
 
-/// Serves the CRI on these sockets.
+/// Serves the CRI on these sockets, and exec, attach and port-forward on these TCP sockets.
 #[must_use]
-pub fn endpoint(listeners: Vec<Listener>) -> Endpoint {
-    Endpoint::new(CriSurface, listeners)
+pub fn endpoint(listeners: Vec<Listener>, streaming: Vec<Listener>) -> Endpoint {
+    Endpoint::new(CriSurface { streaming: Mutex::new(streaming) }, listeners)
 }
 
-struct CriSurface;
+struct CriSurface {
+    /// The sockets of the streaming server, until it serves.
+    streaming: Mutex<Vec<Listener>>,
+}
 
 impl Surface for CriSurface {
     fn descriptors(&self) -> &'static [u8] {
@@ -68,7 +73,9 @@ impl Surface for CriSurface {
         let Some(writer) = services.writer() else { return };
         let images = CriImages::new(Arc::clone(context), Arc::clone(&writer));
         services.add(ImageServiceServer::new(images).max_decoding_message_size(MAX_REQUEST));
-        let runtime = CriRuntime::new(Arc::clone(context), writer);
+        let listeners = std::mem::take(&mut *self.streaming.lock().unwrap_or_else(PoisonError::into_inner));
+        let streaming = StreamingServer::start(Arc::clone(context), Arc::clone(&writer), listeners);
+        let runtime = CriRuntime::new(Arc::clone(context), writer, streaming);
         services.add(RuntimeServiceServer::new(runtime).max_decoding_message_size(MAX_REQUEST));
     }
 }

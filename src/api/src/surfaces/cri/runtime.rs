@@ -5,13 +5,14 @@ use std::sync::Arc;
 use gantry_engine::{Engine, Observer};
 use gantry_proto::cri::v1::runtime_service_server::RuntimeService;
 use gantry_proto::cri::v1::{
-    ContainerEventResponse, ContainerStatsRequest, ContainerStatsResponse, ContainerStatusRequest,
-    ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse, ExecSyncRequest, ExecSyncResponse,
-    GetEventsRequest, ListContainerStatsRequest, ListContainerStatsResponse, ListContainersRequest,
-    ListContainersResponse, ListMetricDescriptorsRequest, ListMetricDescriptorsResponse, ListPodSandboxMetricsRequest,
-    ListPodSandboxMetricsResponse, ListPodSandboxRequest, ListPodSandboxResponse, ListPodSandboxStatsRequest,
-    ListPodSandboxStatsResponse, PodSandboxStatsRequest, PodSandboxStatsResponse, PodSandboxStatusRequest,
-    PodSandboxStatusResponse, RemoveContainerRequest, RemoveContainerResponse, RemovePodSandboxRequest,
+    AttachRequest, AttachResponse, ContainerEventResponse, ContainerStatsRequest, ContainerStatsResponse,
+    ContainerStatusRequest, ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse, ExecRequest,
+    ExecResponse, ExecSyncRequest, ExecSyncResponse, GetEventsRequest, ListContainerStatsRequest,
+    ListContainerStatsResponse, ListContainersRequest, ListContainersResponse, ListMetricDescriptorsRequest,
+    ListMetricDescriptorsResponse, ListPodSandboxMetricsRequest, ListPodSandboxMetricsResponse, ListPodSandboxRequest,
+    ListPodSandboxResponse, ListPodSandboxStatsRequest, ListPodSandboxStatsResponse, PodSandboxStatsRequest,
+    PodSandboxStatsResponse, PodSandboxStatusRequest, PodSandboxStatusResponse, PortForwardRequest,
+    PortForwardResponse, RemoveContainerRequest, RemoveContainerResponse, RemovePodSandboxRequest,
     RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse, RunPodSandboxRequest,
     RunPodSandboxResponse, RuntimeConfigRequest, RuntimeConfigResponse, StartContainerRequest, StartContainerResponse,
     StatusRequest, StatusResponse, StopContainerRequest, StopContainerResponse, StopPodSandboxRequest,
@@ -29,6 +30,7 @@ use super::containers::{self, ContainerSelector};
 use super::node_status::{self, HandlerFeatures};
 use super::observe::{self, ContainerEvents, StatsFilter};
 use super::sandbox::{self, CallGuard, SandboxFilter, SandboxRequest, Supervisors};
+use super::streaming::StreamingServer;
 use crate::bridge::{Bridge, Weight};
 use crate::context::Context;
 use crate::peer::Peer;
@@ -50,13 +52,20 @@ pub(super) struct CriRuntime {
     supervisors: Supervisors,
     events: Arc<ContainerEvents>,
     features: HandlerFeatures,
+    streaming: StreamingServer,
 }
 
 impl CriRuntime {
     /// The service of a server.
-    pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
-        let events = Arc::new(ContainerEvents::new(Arc::clone(&context)));
-        Self { context, writer, events, supervisors: Supervisors::default(), features: HandlerFeatures::default() }
+    pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>, streaming: StreamingServer) -> Self {
+        Self {
+            events: Arc::new(ContainerEvents::new(Arc::clone(&context))),
+            context,
+            writer,
+            streaming,
+            supervisors: Supervisors::default(),
+            features: HandlerFeatures::default(),
+        }
     }
 }
 
@@ -160,6 +169,27 @@ impl RuntimeService for CriRuntime {
         self.supervisors.reap();
         let list = move |observer: &Observer| sandbox::list(observer, &filter);
         self.context.reader.call(Peer::of(&extensions), Weight::Heavy, list).await.map(Response::new)
+    }
+
+    async fn exec(&self, request: Request<ExecRequest>) -> Result<Response<ExecResponse>, Status> {
+        let (_, extensions, request) = request.into_parts();
+        let url = self.streaming.exec(Peer::of(&extensions), request).await?;
+        Ok(Response::new(ExecResponse { url }))
+    }
+
+    async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
+        let (_, extensions, request) = request.into_parts();
+        let url = self.streaming.attach(Peer::of(&extensions), request).await?;
+        Ok(Response::new(AttachResponse { url }))
+    }
+
+    async fn port_forward(
+        &self,
+        request: Request<PortForwardRequest>,
+    ) -> Result<Response<PortForwardResponse>, Status> {
+        let (_, extensions, request) = request.into_parts();
+        let url = self.streaming.port_forward(Peer::of(&extensions), request).await?;
+        Ok(Response::new(PortForwardResponse { url }))
     }
 
     /// The list of [`Self::list_pod_sandbox`] in messages of bounded size. The stream ends with the list.

@@ -53,6 +53,13 @@ pub(super) struct FoundContainer {
     pub(super) app: AppRow,
 }
 
+impl FoundContainer {
+    /// Whether its stdin ends with the first client that attaches to it.
+    pub(super) fn stdin_once(&self) -> bool {
+        ContainerRecord::of(&self.app).is_some_and(|record| record.config.stdin_once)
+    }
+}
+
 /// A handle that finds containers.
 pub(super) trait ContainerSource {
     /// The app with this id or prefix of it, and its pod.

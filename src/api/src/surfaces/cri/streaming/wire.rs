@@ -1,0 +1,244 @@
+//! The connection of a session after its upgrade: bytes, plain or in the binary messages of a WebSocket.
+//!
+//! Nothing is queued here: a write returns when the kernel has taken the bytes, so a slow client slows down what is
+//! sent to it, and a session that does not read slows down its client.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::Instant;
+
+use super::websocket::{CLOSE_PROTOCOL_ERROR, MessageReader, Opcode, WebSocketEvent, encode_close, encode_frame};
+
+/// Bytes of a read.
+const READ: usize = 32 << 10;
+/// How often a session that does not read checks whether its client exists.
+const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
+/// The time that a client has to close the connection after the server has.
+const LINGER: Duration = Duration::from_secs(10);
+/// Maximum bytes that are discarded meanwhile.
+const MAX_LINGER: usize = 64 << 20;
+
+/// The reading half of a connection.
+#[derive(Debug)]
+pub(super) struct WireReader {
+    half: OwnedReadHalf,
+    /// What arrived with the head of the request.
+    early: Bytes,
+    buffer: BytesMut,
+    activity: Arc<Activity>,
+}
+
+/// The writing half of a connection. Frames of several tasks do not mix.
+#[derive(Debug)]
+pub(super) struct WireWriter {
+    half: tokio::sync::Mutex<OwnedWriteHalf>,
+    activity: Arc<Activity>,
+}
+
+/// The time of the last byte in either direction.
+#[derive(Debug)]
+pub(super) struct Activity(Mutex<Instant>);
+
+impl Activity {
+    fn touch(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Returns after no byte was transferred for this time.
+    pub(super) async fn idle(&self, limit: Duration) {
+        loop {
+            let end = *self.0.lock().unwrap_or_else(PoisonError::into_inner) + limit;
+            if end <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(end).await;
+        }
+    }
+}
+
+/// Splits a connection. `early` are bytes that were read already.
+pub(super) fn split(stream: TcpStream, early: Bytes) -> (WireReader, Arc<WireWriter>, Arc<Activity>) {
+    let activity = Arc::new(Activity(Mutex::new(Instant::now())));
+    let (reader, writer) = stream.into_split();
+    let reader = WireReader { half: reader, early, buffer: BytesMut::new(), activity: Arc::clone(&activity) };
+    let writer = WireWriter { half: tokio::sync::Mutex::new(writer), activity: Arc::clone(&activity) };
+    (reader, Arc::new(writer), activity)
+}
+
+impl WireReader {
+    /// The next bytes; `None` at the end.
+    ///
+    /// # Errors
+    /// The kernel's error: the client has gone.
+    pub(super) async fn read(&mut self) -> io::Result<Option<Bytes>> {
+        if !self.early.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.early)));
+        }
+        self.buffer.reserve(READ);
+        let count = self.half.read_buf(&mut self.buffer).await?;
+        self.activity.touch();
+        Ok((count > 0).then(|| self.buffer.split().freeze()))
+    }
+
+    /// Returns when the client has closed its end of the connection, although bytes that it sent before are not read.
+    pub(super) async fn gone(&self) {
+        loop {
+            tokio::time::sleep(PRESENCE_INTERVAL).await;
+            let stream: &TcpStream = self.half.as_ref();
+            let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            if poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0) {
+                return;
+            }
+        }
+    }
+
+    /// Discards what the client still sends until it closes the connection. Closing a connection with unread bytes
+    /// resets it, and the client would lose the last bytes that were sent to it.
+    pub(super) async fn linger(mut self) {
+        let discard = async {
+            let mut discarded = 0;
+            while let Ok(Some(bytes)) = self.read().await {
+                discarded += bytes.len();
+                if discarded > MAX_LINGER {
+                    return;
+                }
+            }
+        };
+        // After that, the client loses what it has not read.
+        let _closed_or_late = tokio::time::timeout(LINGER, discard).await;
+    }
+}
+
+impl WireWriter {
+    /// Writes frames.
+    ///
+    /// # Errors
+    /// The kernel's error: the client has gone.
+    pub(super) async fn write(&self, frames: &[u8]) -> io::Result<()> {
+        let mut half = self.half.lock().await;
+        half.write_all(frames).await?;
+        self.activity.touch();
+        Ok(())
+    }
+
+    /// Ends this direction of the connection.
+    ///
+    /// # Errors
+    /// The kernel's error: the client has gone.
+    pub(super) async fn close(&self) -> io::Result<()> {
+        self.half.lock().await.shutdown().await
+    }
+}
+
+/// A stream of bytes from the client.
+#[derive(Debug)]
+pub(super) enum ByteReader {
+    /// The bytes of the connection.
+    Plain(WireReader),
+    /// The payload of the messages of a WebSocket.
+    WebSocket { wire: WireReader, messages: MessageReader, writer: Arc<WireWriter> },
+}
+
+impl ByteReader {
+    /// The next bytes; `None` at the end.
+    ///
+    /// # Errors
+    /// The client has gone, or does not speak the protocol.
+    pub(super) async fn read(&mut self) -> io::Result<Option<Bytes>> {
+        let Self::WebSocket { wire, messages, writer } = self else {
+            let Self::Plain(wire) = self else { return Ok(None) };
+            return wire.read().await;
+        };
+        loop {
+            match next_event(wire, messages, writer).await? {
+                Some(WebSocketEvent::Piece { bytes, .. }) if !bytes.is_empty() => return Ok(Some(bytes)),
+                Some(WebSocketEvent::Close) | None => return Ok(None),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// The reading half of the connection.
+    pub(super) fn wire(&self) -> &WireReader {
+        match self {
+            Self::Plain(wire) | Self::WebSocket { wire, .. } => wire,
+        }
+    }
+
+    /// The reading half of the connection, which is not read as a protocol any more.
+    pub(super) fn into_wire(self) -> WireReader {
+        match self {
+            Self::Plain(wire) | Self::WebSocket { wire, .. } => wire,
+        }
+    }
+}
+
+/// The next event of a WebSocket; pings are answered. `None` at the end.
+///
+/// # Errors
+/// The client has gone, or violates the protocol.
+pub(super) async fn next_event(
+    wire: &mut WireReader,
+    messages: &mut MessageReader,
+    writer: &WireWriter,
+) -> io::Result<Option<WebSocketEvent>> {
+    loop {
+        match messages.next() {
+            Ok(Some(WebSocketEvent::Ping(payload))) => writer.write(&encode_frame(Opcode::Pong, &[&payload])).await?,
+            Ok(Some(event)) => return Ok(Some(event)),
+            Ok(None) => match wire.read().await? {
+                Some(bytes) => messages.push(&bytes),
+                None => return Ok(None),
+            },
+            Err(error) => {
+                writer.write(&encode_close(CLOSE_PROTOCOL_ERROR)).await?;
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+        }
+    }
+}
+
+/// Frames to the client.
+#[derive(Debug, Clone)]
+pub(super) struct FrameWriter {
+    wire: Arc<WireWriter>,
+    /// Whether each frame travels in a binary message.
+    in_messages: bool,
+}
+
+impl FrameWriter {
+    /// Writes to this connection.
+    pub(super) fn new(wire: Arc<WireWriter>, in_messages: bool) -> Self {
+        Self { wire, in_messages }
+    }
+
+    /// Writes whole frames.
+    ///
+    /// # Errors
+    /// The client has gone.
+    pub(super) async fn write(&self, frames: &[u8]) -> io::Result<()> {
+        match self.in_messages {
+            true => self.wire.write(&encode_frame(Opcode::Binary, &[frames])).await,
+            false => self.wire.write(frames).await,
+        }
+    }
+
+    /// Ends the connection.
+    ///
+    /// # Errors
+    /// The client has gone.
+    pub(super) async fn close(&self, code: u16) -> io::Result<()> {
+        if self.in_messages {
+            self.wire.write(&encode_close(code)).await?;
+        }
+        self.wire.close().await
+    }
+}
