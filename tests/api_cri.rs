@@ -43,7 +43,8 @@ fn the_runtime_is_ready_at_once() {
         assert_eq!(condition(&status, kind)["status"], true, "{status}");
     }
     // The default handler has no name, and proto3 leaves empty fields out.
-    assert_eq!(status["runtime_handlers"], json!([{ "features": { "user_namespaces": true } }]));
+    let features = json!({ "recursive_read_only_mounts": true, "user_namespaces": true });
+    assert_eq!(status["runtime_handlers"], json!([{ "features": features }]));
     assert_eq!(status["info"], Value::Null);
     let verbose = call(&address, "Status", &json!({ "verbose": true }));
     let info: Value = serde_json::from_str(verbose["info"]["config"].as_str().unwrap_or_default()).unwrap_or_default();
