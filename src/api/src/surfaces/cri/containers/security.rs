@@ -38,7 +38,10 @@ pub(super) fn translate(context: Option<LinuxContainerSecurityContext>, app: &mu
     app.options.read_only_root = context.readonly_rootfs;
     app.options.privileged = context.privileged;
     app.options.new_privileges = !context.no_new_privs;
-    app.capabilities = capabilities(context.capabilities.clone().unwrap_or_default());
+    app.capabilities = match context.privileged {
+        true => Capabilities::All,
+        false => capabilities(context.capabilities.clone().unwrap_or_default()),
+    };
     app.options.seccomp = seccomp(&context, &app.capabilities)?;
     if has_context && !context.privileged {
         app.options.masked_paths = Some(context.masked_paths);
