@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::thread;
 
 use gantry_tests::api::Served;
-use gantry_tests::cri::{self, Sandbox, call, failure, serve};
+use gantry_tests::cri::{self, Sandbox, call, failure, serve, serve_with_config};
 use gantry_tests::streaming::{
     COMMAND_PROTOCOLS, SpdyClient, SpdyFrame, WebSocketClient, parts, request, request_spdy, request_websocket,
 };
@@ -322,6 +322,31 @@ fn tokens_are_valid_once() {
 }
 
 #[test]
+fn the_address_of_sessions_is_configured() {
+    let g = Gantry::new();
+    let serve_with = |setting: &str| {
+        let text = format!("gc-interval = '1h'\n{setting}[network]\ndefault = 'none'\nsandbox-network = 'none'\n");
+        serve_with_config(&g, &text)
+    };
+    let (served, address) = serve_with("cri-stream-listen = '127.0.0.2:0'\n");
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let container = add(&sandbox, &json!({}), &["sleep", "forever"]);
+    let request = json!({ "container_id": container, "cmd": ["/bin/app", "no-newline", "hello"], "stdout": true });
+    let configured = url(&address, "Exec", &request);
+    assert!(parts(&configured).0.starts_with("127.0.0.2:"), "{configured}");
+    let mut client = SpdyClient::upgrade(&configured, COMMAND_PROTOCOLS);
+    let streams = client.open_channels(&["error", "stdout"]);
+    assert!(client.finish());
+    assert_eq!(client.text(streams["stdout"]), "hello");
+    served.end();
+    let (served, address) = serve_with("cri-stream-listen = 'none'\n");
+    let (code, text) = failure(&address, "Exec", &request);
+    assert!(code == "UNAVAILABLE" && text.contains("cri-stream-listen"), "{code} {text}");
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
 fn a_restart_of_gantryd_ends_only_tokens() {
     let node = Node::new(&["sleep", "forever"]);
     let old = node.exec(&["true"], &["stdout", "stderr"]);
@@ -406,6 +431,20 @@ fn stdin_once_ends_with_the_first_client() {
     client.data(stdin, b"hello\n", true);
     assert!(client.finish());
     assert_eq!((client.text(stdout).as_str(), client.text(error).as_str()), ("hello\n", SUCCESS));
+    wait_exited(&node, &node.container);
+    node.end();
+}
+
+#[test]
+fn containers_are_attached_to_over_websocket() {
+    let node = Node::with(&json!({ "stdin": true, "stdin_once": true }), &["echo-stdin"]);
+    let mut client = WebSocketClient::upgrade(&node.attach(&["stdin", "stdout", "stderr"]), "v5.channel.k8s.io");
+    client.send(0, b"hello\n");
+    client.wait_text(1, "hello\n");
+    // Closes stdin, which ends the container and with it the session.
+    client.send(255, &[0]);
+    let (channels, code) = client.finish();
+    assert_eq!((channels.get(&3).map(Vec::as_slice), code), (Some(SUCCESS.as_bytes()), Some(1000)));
     wait_exited(&node, &node.container);
     node.end();
 }
