@@ -1,7 +1,7 @@
 //! The Kubernetes Container Runtime Interface, v1: `RuntimeService` and `ImageService`. The contract is in `proto/cri`.
 //!
 //! A sandbox is a pod of the engine that is made without apps (`gantry app sandbox`), so that all other surfaces and
-//! commands see it. Calls that are not built answer UNIMPLEMENTED.
+//! commands see it. The calls of checkpoints answer UNIMPLEMENTED.
 
 mod containers;
 mod images;
