@@ -66,6 +66,8 @@ class Node(Host):
 
     def __init__(self, world, stack, name):
         super().__init__(world, stack, name)
+        # Its answer shows that it is in its namespaces.
+        self.runner.text(["true"])
         at = f"/proc/{self.runner.process.pid}/ns"
         self.enter = [program("nsenter"), f"--net={at}/net", f"--mount={at}/mnt"]
         self.registry = Registry(self.work, self.enter)
@@ -88,6 +90,8 @@ class Containerd:
         self.address = f"unix:{self.socket}"
         self.image = host.reference
         self.write_config(self.pause(world, host))
+        # containerd copies these files of its host; the root has none.
+        self.runner.text(["sh", "-ec", "for file in hosts resolv.conf; do : >> /etc/$file; done"])
         command = ["containerd", "--config", f"{self.work}/config.toml", "--log-level", "warn"]
         # `beside` enters the mount namespace and the root only.
         daemon = [*host.enter[:2], *world.peers.beside(self.runner, command)]
