@@ -117,6 +117,7 @@ impl Args {
 fn main() -> ExitCode {
     // Before any thread starts: it removes variables from the environment.
     let passed = Listener::passed();
+    gantry_engine::share_arenas();
     let args = Args::parse();
     let daemon_log = Arc::new(DaemonLog::default());
     match start_logging(&args, &daemon_log).and_then(|()| run(args, passed, daemon_log)) {

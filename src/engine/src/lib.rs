@@ -115,6 +115,7 @@ pub use gantry_fetch::{
     Cancellation, Config as FetchConfig, Credentials, FetchCredentials, FetchError, Fetched, Insecure, Note, Platform,
     Progress, PullPolicy, platform::PlatformError,
 };
+pub use gantry_host::memory::share_arenas;
 pub use gantry_host::tree::TreeUsage;
 pub use gantry_model as model;
 pub use gantry_store::{

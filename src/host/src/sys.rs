@@ -50,6 +50,15 @@ pub(crate) fn set_heap_margins(trim_threshold: i32, top_pad: i32) {
     let _without_effect = (trim_threshold, top_pad);
 }
 
+/// Sets the greatest number of arenas of glibc, which threads share then. Other allocators have no such setting.
+pub(crate) fn set_max_arenas(count: i32) {
+    // SAFETY: mallopt(3) takes two numbers and locks the allocator.
+    #[cfg(target_env = "gnu")]
+    let _unsupported_without_harm = unsafe { libc::mallopt(libc::M_ARENA_MAX, count) };
+    #[cfg(not(target_env = "gnu"))]
+    let _without_effect = count;
+}
+
 /// Reads or sets the quota of a project on the file system of `fd`.
 pub(crate) fn project_quota(
     fd: BorrowedFd<'_>,
