@@ -18,7 +18,7 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
-use gantry_contract::plan::Plan;
+use gantry_contract::plan::{Plan, propagation};
 use gantry_model::mount_options::Propagation;
 use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::spec::{PodFlavor, VolumeKind};
@@ -31,7 +31,7 @@ use rustix::mount::{
 
 use crate::failure::{Attempt, Result, failure};
 use crate::user_namespace::UserNamespace;
-use crate::{image_volume, sys, volumes};
+use crate::{image_volume, sys};
 
 /// Descriptors of the pod's files.
 pub(crate) struct Jail {
@@ -147,7 +147,7 @@ struct ClonedVolume {
 fn clone_volumes(plan: &Plan, is_wanted: impl Fn(Propagation) -> bool) -> Result<Vec<ClonedVolume>> {
     let mut trees = Vec::new();
     for volume in &plan.volumes {
-        let propagation = volumes::propagation(plan.apps.iter().flat_map(|app| &app.mounts), volume);
+        let propagation = propagation(plan.apps.iter().flat_map(|app| &app.mounts), volume);
         if !is_wanted(propagation) {
             continue;
         }
@@ -175,19 +175,11 @@ fn check_peers(source: &str, propagation: Propagation) -> Result<()> {
     if !propagation.propagates() {
         return Ok(());
     }
-    let shown = gantry_model::id::shown(source);
     let groups = gantry_host::mounts::peer_groups(source.as_ref())
-        .attempt(|| format!("cannot inspect the mount of '{shown}'"))?;
-    let (is_possible, what) = match propagation {
-        Propagation::Shared => (groups.is_shared, "shared"),
-        Propagation::Slave | Propagation::Private => (groups.is_shared || groups.is_slave, "shared or slave"),
-    };
-    if is_possible {
-        return Ok(());
-    }
-    let how = propagation.as_str();
-    let why = format!("'{shown}' cannot be mounted {how}: it is not on a {what} mount (mount --make-shared)");
-    Err(failure(ErrorKind::Invalid, why))
+        .attempt(|| format!("cannot inspect the mount of '{}'", gantry_model::id::shown(source)))?;
+    propagation
+        .check_source(source, groups.is_shared, groups.is_slave)
+        .map_err(|error| failure(ErrorKind::Invalid, error.to_string()))
 }
 
 /// Mounts what is /dev/shm in the apps.

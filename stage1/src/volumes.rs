@@ -290,12 +290,6 @@ fn read_link(top: &OwnedFd, path: &str) -> std::io::Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// The propagation that mounts of a volume need.
-pub(crate) fn propagation<'a>(mounts: impl IntoIterator<Item = &'a Mount>, volume: &VolumeSpec) -> Propagation {
-    let of_volume = mounts.into_iter().filter(|mount| mount.volume == volume.name.as_str());
-    of_volume.map(|mount| mount.options.propagation).max().unwrap_or_default()
-}
-
 /// The path of a volume in the supervisor's tree.
 pub(crate) fn source(volume: &VolumeSpec) -> String {
     match volume.kind {

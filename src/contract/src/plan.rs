@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use gantry_model::cgroup::CgroupParent;
-use gantry_model::mount_options::MountOptions;
+use gantry_model::mount_options::{MountOptions, Propagation};
 use gantry_model::namespaces::{IpcMode, UtsMode};
 use gantry_model::net::{DnsSpec, HostsSpec, NetworkRequest, PodPort};
 use gantry_model::spec::{AppOptions, Limits, PodFlavor, VolumeSpec};
@@ -181,6 +181,13 @@ pub struct Mount {
     /// Other options.
     #[serde(default, skip_serializing_if = "MountOptions::is_default")]
     pub options: MountOptions,
+}
+
+/// The propagation that the mounts of a volume need.
+#[must_use]
+pub fn propagation<'a>(mounts: impl IntoIterator<Item = &'a Mount>, volume: &VolumeSpec) -> Propagation {
+    let of_volume = mounts.into_iter().filter(|mount| mount.volume == volume.name.as_str());
+    of_volume.map(|mount| mount.options.propagation).max().unwrap_or_default()
 }
 
 /// The size of an image, as counted when its layers were unpacked.

@@ -36,6 +36,24 @@ impl Propagation {
     pub fn propagates(self) -> bool {
         self != Self::Private
     }
+
+    /// Checks that a source can be mounted so, by the peer groups of the mount that it is on.
+    ///
+    /// # Errors
+    /// [`SpecError`]: mounts cannot appear where they should.
+    pub fn check_source(self, source: &str, is_shared: bool, is_slave: bool) -> Result<(), SpecError> {
+        let (is_possible, needed) = match self {
+            Self::Private => return Ok(()),
+            Self::Slave => (is_shared || is_slave, "shared or slave"),
+            Self::Shared => (is_shared, "shared"),
+        };
+        if is_possible {
+            return Ok(());
+        }
+        let (source, how) = (shown(source), self.as_str());
+        let why = format!("'{source}' cannot be mounted {how}: it is not on a {needed} mount (mount --make-shared)");
+        Err(SpecError::new(why))
+    }
 }
 
 impl FromStr for Propagation {
@@ -89,5 +107,16 @@ mod tests {
             assert_eq!(parsed.as_str().parse(), Ok(want));
         }
         assert!("unbindable".parse::<Propagation>().is_err());
+    }
+
+    #[test]
+    fn sources_need_peers_to_propagate() {
+        let is_possible = |propagation: Propagation| {
+            [(false, false), (false, true), (true, false)]
+                .map(|(is_shared, is_slave)| propagation.check_source("/s", is_shared, is_slave).is_ok())
+        };
+        assert_eq!(is_possible(Propagation::Private), [true, true, true]);
+        assert_eq!(is_possible(Propagation::Slave), [false, true, true]);
+        assert_eq!(is_possible(Propagation::Shared), [false, false, true]);
     }
 }

@@ -437,7 +437,7 @@ impl Supervisor {
         let mut trees = fds.into_iter();
         let mut added = Vec::new();
         for spec in &request.volumes {
-            let propagation = volumes::propagation(&request.app.mounts, spec);
+            let propagation = plan::propagation(&request.app.mounts, spec);
             if let Err(why) = self.add_volume(spec, propagation, &mut trees, &mut added) {
                 let _of_a_failed_add = self.release_volumes("", added);
                 return Err(why);

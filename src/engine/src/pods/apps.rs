@@ -502,8 +502,7 @@ impl Engine {
                 VolumeKind::Named { volume } => (format!("{volumes_dir}/{volume}"), false),
                 VolumeKind::Anonymous | VolumeKind::Empty { .. } | VolumeKind::Image { .. } => continue,
             };
-            let places = planned.app.mounts.iter().filter(|mount| mount.volume == volume.name.as_str());
-            check_peers(&source, places.map(|mount| mount.options.propagation).max().unwrap_or_default())?;
+            check_peers(&source, gantry_contract::plan::propagation(&planned.app.mounts, volume))?;
             let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
             if recursive {
                 flags |= OpenTreeFlags::AT_RECURSIVE;
@@ -550,21 +549,11 @@ fn check_peers(source: &str, propagation: Propagation) -> Result<(), EngineError
     if !propagation.propagates() {
         return Ok(());
     }
-    let source_shown = shown(source);
     let groups = gantry_host::mounts::peer_groups(source.as_ref()).map_err(|error| {
-        let text = format!("cannot inspect the mount of '{source_shown}'");
+        let text = format!("cannot inspect the mount of '{}'", shown(source));
         EngineError::new(ErrorKind::of_io(&error), text).caused_by(error)
     })?;
-    let (is_possible, kind) = match propagation {
-        Propagation::Shared => (groups.is_shared, "shared"),
-        Propagation::Slave | Propagation::Private => (groups.is_shared || groups.is_slave, "shared or slave"),
-    };
-    if is_possible {
-        return Ok(());
-    }
-    let how = propagation.as_str();
-    let why = format!("'{source_shown}' cannot be mounted {how}: it is not on a {kind} mount (mount --make-shared)");
-    Err(EngineError::new(ErrorKind::Invalid, why))
+    propagation.check_source(source, groups.is_shared, groups.is_slave).map_err(EngineError::from_cause)
 }
 
 /// The apps that the supervisor added and that have no row.
