@@ -20,12 +20,12 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::mount_options::Propagation;
+use gantry_model::spec::is_provided_unless_privileged;
 use rustix::fs::{Mode, OFlags};
-use rustix::mount::{MoveMountFlags, move_mount};
 use rustix::process::Pid;
 
 use crate::failure::{Attempt, Result, failure};
-use crate::mounts::{is_directory, is_inside, mount_id, open_beneath, open_mount, open_target};
+use crate::mounts::{is_directory, is_inside, move_to, open_beneath, open_mount, open_target, path_inside, replaced};
 use crate::sys;
 use crate::user_namespace::UserNamespace;
 use crate::volumes::AppMount;
@@ -51,7 +51,7 @@ pub(crate) fn mark(mounts: &mut [AppMount]) -> Result<()> {
             let what = format!("cannot mount at '{}': {why}", shown(&mount.target));
             return Err(failure(ErrorKind::Invalid, what));
         }
-        let is_over_own = mount.target == "/dev" || mount.target == "/sys" || mount.target.starts_with("/sys/");
+        let is_over_own = is_provided_unless_privileged(&mount.target);
         let is_in_late = outer.iter().any(|outer| outer.is_late && is_inside(mount, outer));
         mount.is_late = mount.propagation.propagates() || is_over_own || is_in_late;
     }
@@ -66,12 +66,8 @@ impl LateMounts {
             let what = || format!("cannot mount at '{}'", shown(&mount.target));
             let tree = open_mount(mount, user)?;
             let is_dir = is_directory(&tree).attempt(what)?;
-            let inside = |outer: &LateMount| {
-                let rest = mount.target.strip_prefix(outer.target.as_str()).filter(|rest| rest.starts_with('/'));
-                rest.map(str::to_owned)
-            };
-            match late.iter().rev().find_map(|outer| Some((outer, inside(outer)?))) {
-                Some((outer, rest)) => drop(open_target(&outer.tree, &rest, is_dir).attempt(what)?),
+            match late.iter().rev().find_map(|outer| Some((outer, path_inside(&mount.target, &outer.target)?))) {
+                Some((outer, rest)) => drop(open_target(&outer.tree, rest, is_dir).attempt(what)?),
                 // The mount points there are those of the kernel's own file systems.
                 None if mount.target == "/dev" || mount.target.starts_with("/sys") => {}
                 None => drop(open_target(root, &mount.target, is_dir).attempt(what)?),
@@ -103,12 +99,8 @@ impl LateMounts {
             let what = || format!("cannot mount at '{}'", shown(target));
             let kind = if *is_dir { OFlags::DIRECTORY } else { OFlags::empty() };
             let place = open_beneath(&root, target, OFlags::PATH | kind).attempt(what)?;
-            let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-            move_mount(tree, "", &place, "", flags).attempt(what)?;
-            let found = open_beneath(&root, target, OFlags::PATH).attempt(what)?;
-            if mount_id(&found).attempt(what)? != mount_id(tree).attempt(what)? {
-                let why = "its directory was replaced while it was mounted";
-                return Err(failure(ErrorKind::Refused, format!("{}: {why}", what())));
+            if !move_to(&root, tree, &place, target).attempt(what)? {
+                return Err(replaced(target));
             }
         }
         Ok(())

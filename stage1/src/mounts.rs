@@ -15,6 +15,7 @@
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
+use gantry_contract::Failure;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
@@ -112,8 +113,7 @@ fn attach_early(root: &OwnedFd, mounts: &[AppMount], user: Option<&UserNamespace
         })? {
             attempts = attempts.saturating_sub(1);
             if attempts == 0 {
-                let why = "its directory was replaced while it was mounted";
-                return Err(failure(ErrorKind::Refused, format!("{}: {why}", what())));
+                return Err(replaced(&mount.target));
             }
             std::thread::sleep(RETRY_INTERVAL);
         }
@@ -151,16 +151,31 @@ fn is_attached(root: &OwnedFd, tree: &OwnedFd, path: &str, is_dir: bool) -> rust
         // Where an earlier attempt has left it.
         return Ok(true);
     }
+    move_to(root, tree, &target, path)
+}
+
+/// Moves a mount to its opened target; returns whether the target's path leads to it.
+pub(crate) fn move_to(root: &OwnedFd, tree: &OwnedFd, target: &OwnedFd, path: &str) -> rustix::io::Result<bool> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(tree, "", &target, "", flags)?;
+    move_mount(tree, "", target, "", flags)?;
     let found = open_beneath(root, path, OFlags::PATH);
     Ok(found.and_then(|found| Ok(mount_id(&found)? == mount_id(tree)?)) == Ok(true))
 }
 
+/// The failure of a mount whose path does not lead to it.
+pub(crate) fn replaced(target: &str) -> Failure {
+    let why = "its directory was replaced while it was mounted";
+    failure(ErrorKind::Refused, format!("cannot mount at '{}': {why}", shown(target)))
+}
+
 /// Whether a mount's target is in the directory that another mount covers.
 pub(crate) fn is_inside(mount: &AppMount, outer: &AppMount) -> bool {
-    let rest = mount.target.strip_prefix(outer.target.as_str());
-    rest.is_some_and(|rest| rest.starts_with('/'))
+    path_inside(&mount.target, &outer.target).is_some()
+}
+
+/// The rest of a target in the directory that another one covers, from its slash on; `None`: it is not in there.
+pub(crate) fn path_inside<'a>(target: &'a str, outer: &str) -> Option<&'a str> {
+    target.strip_prefix(outer).filter(|rest| rest.starts_with('/'))
 }
 
 /// Mounts the root a second time, on top of itself.
@@ -231,7 +246,7 @@ pub(crate) fn is_directory(file: &OwnedFd) -> rustix::io::Result<bool> {
 }
 
 /// The number of the mount that a file was opened on, which is unique as long as the mount exists.
-pub(crate) fn mount_id(file: &OwnedFd) -> rustix::io::Result<u64> {
+fn mount_id(file: &OwnedFd) -> rustix::io::Result<u64> {
     // statx has the field since Linux 5.8.
     Ok(rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id)
 }
