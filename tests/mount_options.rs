@@ -237,6 +237,17 @@ fn mounted_image_is_in_use() {
     g.run(&["image", "rm", &id]).succeeded();
 }
 
+/// A mount point beside those of the kernel's file systems is made like any other.
+#[test]
+fn propagating_mounts_have_any_target() {
+    let g = Gantry::new();
+    let host = SharedHost::new(&g);
+    let image = g.fixture();
+    let bind = format!("-v={}:/sysadmin:rslave", host.volume.display());
+    let run = host.gantry(&["run", "--net=none", "--quiet", &bind, &image, "--", "ls", "/sysadmin"]).ok();
+    assert_eq!(run.stdout, "other\nsub\n");
+}
+
 /// An app exchanges a directory of a shared volume and a link to /proc, while apps are added that mount inside it.
 #[test]
 fn swapped_mount_points_lead_nowhere() {

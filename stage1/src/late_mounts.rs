@@ -69,7 +69,7 @@ impl LateMounts {
             match late.iter().rev().find_map(|outer| Some((outer, path_inside(&mount.target, &outer.target)?))) {
                 Some((outer, rest)) => drop(open_target(&outer.tree, rest, is_dir).attempt(what)?),
                 // The mount points there are those of the kernel's own file systems.
-                None if mount.target == "/dev" || mount.target.starts_with("/sys") => {}
+                None if is_provided_unless_privileged(&mount.target) => {}
                 None => drop(open_target(root, &mount.target, is_dir).attempt(what)?),
             }
             late.push(LateMount { tree, target: mount.target.clone(), is_dir });
