@@ -122,7 +122,7 @@ impl AppCreation<'_> {
             root::make_working_dir(&root, &self.app.cwd)?;
             etc.write(self.etc, &root, &[])?;
         }
-        if AppNamespaces::from_app(self.app).manages_cgroup {
+        if AppNamespaces::manages_cgroup(self.app) {
             own_namespaces::check_user(&ids)?;
             etc.write(&[etc::machine_id(self.pod)], &root, &[])?;
             cgroup.delegate()?;

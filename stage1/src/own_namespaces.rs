@@ -39,19 +39,24 @@ pub(crate) struct AppNamespaces {
     /// Whether it manages the cgroup that is delegated to it.
     pub(crate) manages_cgroup: bool,
     /// The paths that are covered, also in /proc of its own PID namespace.
-    covered: Rc<CoveredPaths>,
+    pub(crate) covered: Rc<CoveredPaths>,
 }
 
 impl AppNamespaces {
     /// Those that an app's options ask for.
     pub(crate) fn from_app(app: &App) -> Self {
-        let manages_cgroup = app.options.systemd == SystemdMode::Always;
-        Self { pid: Self::pid_mode(app), manages_cgroup, covered: Rc::new(CoveredPaths::of_app(app)) }
+        let (pid, manages_cgroup) = (Self::pid_mode(app), Self::manages_cgroup(app));
+        Self { pid, manages_cgroup, covered: Rc::new(CoveredPaths::of_app(app)) }
+    }
+
+    /// Whether an app manages the cgroup that is delegated to it.
+    pub(crate) fn manages_cgroup(app: &App) -> bool {
+        app.options.systemd == SystemdMode::Always
     }
 
     /// The PID namespace of an app.
     pub(crate) fn pid_mode(app: &App) -> PidMode {
-        if app.options.systemd == SystemdMode::Always { PidMode::App } else { app.options.pid }
+        if Self::manages_cgroup(app) { PidMode::App } else { app.options.pid }
     }
 }
 

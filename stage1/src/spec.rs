@@ -81,7 +81,7 @@ pub(crate) fn config(
     confinement: &Confinement,
     joined: &JoinedNamespaces,
 ) -> Value {
-    let covered = CoveredPaths::of_app(app);
+    let covered = &confinement.namespaces.covered;
     json!({
         "ociVersion": "1.0.2",
         "root": { "path": root_path(&app.name), "readonly": app.options.read_only_root },
