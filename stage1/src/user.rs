@@ -6,7 +6,6 @@
 
 use std::os::fd::OwnedFd;
 
-use gantry_contract::ProcessIds;
 use gantry_contract::plan::App;
 use gantry_host::file::read_stream;
 use gantry_model::ErrorKind;
@@ -34,13 +33,6 @@ pub(crate) struct Ids {
     pub(crate) groups: Vec<u32>,
     /// Home directory; `/` if the user is not in the image.
     pub(crate) home: String,
-}
-
-impl Ids {
-    /// As the journal has them.
-    pub(crate) fn for_journal(&self) -> ProcessIds {
-        ProcessIds { uid: self.uid, gid: self.gid, groups: self.groups.clone() }
-    }
 }
 
 /// The user and groups that an app or an exec is to have.

@@ -14,7 +14,7 @@ pub use compact::compact;
 use gantry_model::{HealthState, OomLevel, OomVictim};
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, ProcessExit, ProcessIds, start};
+use crate::{Failure, ProcessExit, start};
 
 /// One fact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,9 +42,6 @@ pub enum Fact {
     AppCreated {
         /// Its name.
         app: String,
-        /// The user and groups of its processes; `None`: the supervisor is older than this field.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        ids: Option<ProcessIds>,
     },
     /// The program of an app was executed, other than at the start of the pod.
     AppStarted(start::Started),
@@ -162,7 +159,7 @@ impl Fact {
     pub fn app(&self) -> Option<&str> {
         match self {
             Self::AppStarted(started) => Some(&started.app),
-            Self::AppCreated { app, .. }
+            Self::AppCreated { app }
             | Self::AppReady { app, .. }
             | Self::AppStopping { app, .. }
             | Self::AppRemoved { app }

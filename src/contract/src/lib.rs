@@ -82,17 +82,6 @@ pub fn start_ticks(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The user and groups of a process, by number.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessIds {
-    /// The user.
-    pub uid: u32,
-    /// The group.
-    pub gid: u32,
-    /// The supplementary groups, sorted; the group is one of them.
-    pub groups: Vec<u32>,
-}
-
 /// The exit of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

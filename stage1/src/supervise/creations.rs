@@ -287,13 +287,12 @@ impl Supervisor {
         });
         match ends {
             Ok((sources, input)) => {
-                let ids = app.ids.for_journal();
                 let mut app = app.into_app(null, sources, input);
                 app.waiting = Some(waiting);
                 app.volumes = volumes;
                 app.terminal_size = terminal_size;
                 self.pod.apps.insert(app);
-                self.journal.append(Fact::AppCreated { app: name.clone(), ids: Some(ids) });
+                self.journal.append(Fact::AppCreated { app: name.clone() });
                 if starts {
                     self.start_app(&name, StartRequest { attempt: 0, client: Some(client) });
                 } else {

@@ -141,7 +141,7 @@ mod tests {
         let loops = (0..5000).flat_map(|n| attempt("a", n, u8::from(n == 17)));
         let former = (0..5000).flat_map(|n| {
             let [started, exited] = attempt("b", 0, 1);
-            let created = Fact::AppCreated { app: "b".into(), ids: None };
+            let created = Fact::AppCreated { app: "b".into() };
             [created, started, exited, Fact::AppRemoved { app: if n % 2 == 0 { "b" } else { "c" }.into() }]
         });
         let long = journal(loops.chain(former).chain([Fact::Ended]));

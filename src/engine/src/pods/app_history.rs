@@ -109,7 +109,7 @@ impl<'a> AppHistories<'a> {
                         apps.entry(&app.app).or_default().push(started(app));
                     }
                 }
-                Fact::AppCreated { app, .. } => {
+                Fact::AppCreated { app } => {
                     let history = AppHistory { states: vec![AppState::Created], added: true, ..AppHistory::default() };
                     apps.insert(app, history);
                 }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     fn created(app: &str) -> Fact {
-        Fact::AppCreated { app: app.into(), ids: None }
+        Fact::AppCreated { app: app.into() }
     }
 
     fn started(app: &str, attempt: u32) -> Fact {

@@ -32,7 +32,7 @@ fn simulate(steps: &[(u8, u8)]) -> Vec<Fact> {
     for (number, action) in steps {
         let app = format!("a{}", number % 3);
         let Some(known) = apps.get_mut(&app) else {
-            facts.push(Fact::AppCreated { app: app.clone(), ids: None });
+            facts.push(Fact::AppCreated { app: app.clone() });
             apps.insert(app, SimulatedApp::default());
             continue;
         };
@@ -89,7 +89,7 @@ fn reconcile(mut rows: Vec<(AppName, AppState)>, journal: &Parsed) -> Vec<(AppNa
 /// row that precedes its creation.
 fn rows_at(facts: &[Fact], reconciled: usize) -> Vec<(AppName, AppState)> {
     let creation = |fact: &Fact| match fact {
-        Fact::AppCreated { app, .. } => app.parse::<AppName>().ok(),
+        Fact::AppCreated { app } => app.parse::<AppName>().ok(),
         // No creation.
         _ => None,
     };

@@ -306,7 +306,7 @@ mod tests {
     /// Facts, whether the sandbox's end was recorded → exit code, reason, states, removed rows.
     #[test]
     fn a_sandbox_does_not_fail_with_its_apps() {
-        let created = |app: &str| Fact::AppCreated { app: app.into(), ids: None };
+        let created = |app: &str| Fact::AppCreated { app: app.into() };
         let started =
             |app: &str, attempt| Fact::AppStarted(start::Started { app: app.into(), attempt, pid: 6, at: 50 });
         let facts = || {
