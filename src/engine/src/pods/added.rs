@@ -97,11 +97,7 @@ impl Engine {
 
     /// Writes the record in place of the last one.
     pub(crate) fn write_added_apps(&self, id: PodId, added: &AddedApps, _lock: &AppsLock) -> Result<(), PodError> {
-        let dir = self.pod_dir(id);
-        let (path, temp) = (dir.join(ADDED), dir.join(pod_dir::NEW_ADDED));
-        let bytes = serde_json::to_vec(added).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
-        pod_dir::write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
-        std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
+        pod_dir::replace(&self.pod_dir(id), ADDED, pod_dir::NEW_ADDED, added)
     }
 
     /// Makes the record and the rows durable: gantryd starts the pod again with these apps, also after a power cut.

@@ -83,11 +83,7 @@ impl Engine {
         if limits.apps.remove(app.as_str()).is_none() {
             return Ok(());
         }
-        let dir = self.pod_dir(id);
-        let (path, temp) = (dir.join(files::LIMITS), dir.join(pod_dir::NEW_LIMITS));
-        let bytes = serde_json::to_vec(&limits).map_err(std::io::Error::from).map_err(PodError::io("write", &path))?;
-        pod_dir::write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
-        std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
+        pod_dir::replace(&self.pod_dir(id), files::LIMITS, pod_dir::NEW_LIMITS, &limits)
     }
 }
 

@@ -17,6 +17,7 @@ use gantry_model::spec::PodFlavor;
 use gantry_model::{PodId, PodSpec};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use serde::Serialize;
 
 use crate::pods::storage_limit;
 use crate::{Engine, PodError, manifest};
@@ -110,9 +111,13 @@ pub(crate) fn fill(dir: &Path, plan: &Plan) -> Result<(), PodError> {
 
 /// Writes the plan in place of an older one.
 pub(crate) fn write_plan(dir: &Path, plan: &Plan) -> Result<(), PodError> {
-    let path = dir.join(files::PLAN);
-    let bytes = serde_json::to_vec(plan).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
-    let temp = dir.join(NEW_PLAN);
+    replace(dir, files::PLAN, NEW_PLAN, plan)
+}
+
+/// Writes a record as JSON in place of an older one, by way of the temporary file `new`.
+pub(crate) fn replace(dir: &Path, name: &str, new: &str, record: &impl Serialize) -> Result<(), PodError> {
+    let (path, temp) = (dir.join(name), dir.join(new));
+    let bytes = serde_json::to_vec(record).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
     write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
     std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
 }
