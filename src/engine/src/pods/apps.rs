@@ -34,17 +34,15 @@ use gantry_model::mount_options::Propagation;
 use gantry_model::namespaces::UtsMode;
 use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::{AddedAppSpec, PodFlavor, VolumeKind, VolumeSpec};
-use gantry_model::systemd::SdNotify;
 use gantry_model::user_namespace::UserNamespaceMode;
-use gantry_model::{AppName, AppSpec, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec, RequestedImage};
-use gantry_store::{AppRow, ImageRow, Moved, NewApp, PodRow};
+use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec};
+use gantry_store::{AppRow, Moved, PodRow};
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::error::need_root;
 use crate::host::devices;
 use crate::host::process::Deadline;
-use crate::images::view::recorded_name;
 use crate::logs::chosen::check_added_log;
 use crate::pods::added::{AddedApp, AddedApps, AppsLock};
 use crate::pods::app_history::AppHistories;
@@ -53,7 +51,7 @@ use crate::pods::ended_apps::has_ended;
 use crate::pods::exec::{ExecError, select_app};
 use crate::pods::image_volumes;
 use crate::pods::plan::{self, AddedAppPlan};
-use crate::pods::prepare::assign_id;
+use crate::pods::prepare::{assign_id, new_app};
 use crate::pods::storage_limit;
 use crate::pods::update::block_devices;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
@@ -139,7 +137,8 @@ impl Engine {
         let asked = AddedAppSpec { app: spec.app.clone(), volumes };
         let planned = plan::added_app(&asked, &image_of_app, &plan.hostname, known.clone())
             .map_err(|error| EngineError::from_cause(PrepareError::from(error)))?;
-        let new = new_app(&spec.app, image, &planned, &known);
+        let volume_images = image_volumes::images(&planned.app.mounts, known.iter().chain(&planned.volumes));
+        let new = new_app(&spec.app, Some(image), volume_images);
         let named: BTreeSet<_> = PodSpec { volumes: planned.volumes.clone(), ..PodSpec::default() }.named_volumes();
         for name in &named {
             self.create_missing_volume(name).map_err(EngineError::from_cause)?;
@@ -525,22 +524,6 @@ impl Engine {
     fn plan_and_added_apps(&self, id: PodId) -> Result<(Plan, AddedApps), EngineError> {
         let plan = self.plan(id).map_err(EngineError::from_cause)?;
         Ok((plan, self.added_apps(id).map_err(EngineError::from_cause)?))
-    }
-}
-
-/// The row of an app; `known`: the pod's volumes besides those that it brings along.
-fn new_app(app: &AppSpec, image: &ImageRow, planned: &AddedAppPlan, known: &[VolumeSpec]) -> NewApp {
-    NewApp {
-        name: app.name.clone(),
-        image: Some(image.id.clone()),
-        image_name: recorded_name(app.image.as_ref().map(RequestedImage::as_str), image),
-        id: app.id.clone(),
-        annotations: app.user_annotations.clone(),
-        notifies: app.options.sdnotify == SdNotify::App,
-        restart: app.options.restart,
-        labels: app.user_labels.clone(),
-        log_path: app.options.log_path.clone(),
-        volume_images: image_volumes::images(&planned.app.mounts, known.iter().chain(&planned.volumes)),
     }
 }
 

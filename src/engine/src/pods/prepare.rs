@@ -20,8 +20,8 @@ use gantry_model::image_ref::RefError;
 use gantry_model::spec::{HOST_IMAGE_NAME, PodFlavor, SpecError};
 use gantry_model::systemd::SdNotify;
 use gantry_model::{
-    AppId, AppName, AppSpec, Edge, ErrorKind, ImageRef, Kind, NetMode, PodId, PodName, PodSpec, RequestedImage,
-    VolumeName,
+    AppId, AppName, AppSpec, Edge, ErrorKind, ImageId, ImageRef, Kind, NetMode, PodId, PodName, PodSpec,
+    RequestedImage, VolumeName,
 };
 use gantry_store::{Change, ImageRow, InsertPodError, NewApp, NewPod, PodLock, PodRow, PodSchedule, ScheduleRun};
 use thiserror::Error;
@@ -438,24 +438,10 @@ impl Engine {
 }
 
 fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPod {
-    // Apps of host pods have no image.
-    let app = |(app, image): (&AppSpec, Option<&ImageRow>)| NewApp {
-        name: app.name.clone(),
-        image: image.map(|image| image.id.clone()),
-        image_name: match image {
-            Some(image) => recorded_name(app.image.as_ref().map(RequestedImage::as_str), image),
-            None => HOST_IMAGE_NAME.to_owned(),
-        },
-        id: app.id.clone(),
-        annotations: app.user_annotations.clone(),
-        notifies: app.options.sdnotify == SdNotify::App,
-        restart: app.options.restart,
-        labels: app.user_labels.clone(),
-        log_path: app.options.log_path.clone(),
-        volume_images: match plan.apps.iter().find(|planned| planned.name == app.name.as_str()) {
-            Some(planned) => image_volumes::images(&planned.mounts, &plan.volumes),
-            None => BTreeSet::new(),
-        },
+    let app = |(app, image): (&AppSpec, Option<&ImageRow>)| {
+        let planned = plan.apps.iter().find(|planned| planned.name == app.name.as_str());
+        let mounts = planned.map_or(&[][..], |planned| &planned.mounts);
+        new_app(app, image, image_volumes::images(mounts, &plan.volumes))
     };
     NewPod {
         id,
@@ -472,6 +458,25 @@ fn new_pod(spec: &PodSpec, plan: &Plan, id: PodId, images: &[ImageRow]) -> NewPo
         cgroup: plan.pod_cgroup(),
         log_dir: plan.log_dir.clone(),
         schedule: None,
+    }
+}
+
+/// The row of an app. Apps of host pods have no image. `volume_images`: the images that it mounts.
+pub(crate) fn new_app(app: &AppSpec, image: Option<&ImageRow>, volume_images: BTreeSet<ImageId>) -> NewApp {
+    NewApp {
+        name: app.name.clone(),
+        image: image.map(|image| image.id.clone()),
+        image_name: match image {
+            Some(image) => recorded_name(app.image.as_ref().map(RequestedImage::as_str), image),
+            None => HOST_IMAGE_NAME.to_owned(),
+        },
+        id: app.id.clone(),
+        annotations: app.user_annotations.clone(),
+        notifies: app.options.sdnotify == SdNotify::App,
+        restart: app.options.restart,
+        labels: app.user_labels.clone(),
+        log_path: app.options.log_path.clone(),
+        volume_images,
     }
 }
 
