@@ -80,6 +80,7 @@ pub use observer::Observer;
 pub use pods::app_stop::AppStop;
 pub use pods::control::ControlError;
 pub use pods::exec::{Exec, ExecError, ExecRequest, Stdio};
+pub use pods::exec_tree::ExecTree;
 pub use pods::gc::{GcAction, GcOptions, GcReport, GcStep};
 pub use pods::host_command::{CapturedOutput, CapturedStream, CommandError, CommandOwner, StartedCommand};
 pub use pods::kill::KillError;

@@ -10,7 +10,6 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::pods::control::{Connection, ControlError, REPLY_TIMEOUT, unexpected};
-use crate::pods::exec_tree::read_cgroup;
 use crate::{Engine, PodError};
 
 /// The time limit from the request to the program's execve, on a busy host.
@@ -110,8 +109,6 @@ pub struct Exec {
     pub master: Option<OwnedFd>,
     id: PodId,
     connection: Connection,
-    /// Its cgroups; `None`: it ended at once.
-    pub(crate) cgroup: Option<String>,
 }
 
 impl Exec {
@@ -181,7 +178,7 @@ impl Engine {
                 let why = "the terminal did not come along".to_owned();
                 Err(ControlError::Garbled { id, why }.into())
             }
-            (Reply::Started { pid }, master) => Ok(Exec { pid, master, id, connection, cgroup: read_cgroup(pid) }),
+            (Reply::Started { pid }, master) => Ok(Exec { pid, master, id, connection }),
             (other, _) => Err(unexpected(id, &other).into()),
         }
     }

@@ -7,7 +7,7 @@
 //! the program are touched.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use gantry_model::AppOutcome;
@@ -29,17 +29,47 @@ struct Kinship {
     is_dead: bool,
 }
 
-impl Exec {
+/// A program that can be killed with its descendants.
+#[derive(Debug)]
+pub struct ExecTree {
+    exec: Exec,
+    /// The cgroups of the program; `None`: it ended at once.
+    cgroup: Option<String>,
+}
+
+impl From<Exec> for ExecTree {
+    /// Reads the cgroups of a program that was just started: later, another process may have its PID.
+    fn from(exec: Exec) -> Self {
+        let cgroup = read_cgroup(exec.pid);
+        Self { exec, cgroup }
+    }
+}
+
+impl AsFd for ExecTree {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.exec.as_fd()
+    }
+}
+
+impl ExecTree {
+    /// As [`Exec::wait`].
+    ///
+    /// # Errors
+    /// As [`Exec::wait`].
+    pub fn wait(self) -> Result<AppOutcome, ExecError> {
+        self.exec.wait()
+    }
+
     /// Kills the program and its descendants, and waits for its end.
     ///
     /// # Errors
     /// [`ExecError`]: the supervisor does not report the end in time.
-    pub fn kill_tree(self) -> Result<AppOutcome, ExecError> {
+    pub fn kill(self) -> Result<AppOutcome, ExecError> {
         let deadline = Deadline::after(KILL_TIMEOUT);
         let mut stopped: BTreeMap<u32, OwnedFd> = BTreeMap::new();
         // Without its cgroup, the program has ended already.
         while let Some(cgroup) = self.cgroup.as_deref().filter(|_| !deadline.passed()) {
-            let found = find(self.pid, cgroup, &stopped);
+            let found = find(self.exec.pid, cgroup, &stopped);
             if found.is_empty() {
                 break;
             }
@@ -63,7 +93,7 @@ impl Exec {
         for pidfd in stopped.values() {
             let _unkillable = process::kill(pidfd);
         }
-        self.end(KILL_TIMEOUT)
+        self.exec.end(KILL_TIMEOUT)
     }
 }
 
@@ -118,7 +148,7 @@ fn kinship(stat: &str) -> Option<Kinship> {
 }
 
 /// The cgroups of a process, as text; `None`: it has ended.
-pub(crate) fn read_cgroup(pid: u32) -> Option<String> {
+fn read_cgroup(pid: u32) -> Option<String> {
     std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok().filter(|text| !text.is_empty())
 }
 

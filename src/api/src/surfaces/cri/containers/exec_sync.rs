@@ -5,7 +5,7 @@ use std::io::{self, PipeReader};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use gantry_engine::{Engine, Exec, ExecRequest, Stdio};
+use gantry_engine::{Engine, ExecRequest, ExecTree, Stdio};
 use gantry_proto::cri::v1::{ExecSyncRequest, ExecSyncResponse};
 use tokio::net::unix::pipe::Receiver;
 use tokio::task::spawn_blocking;
@@ -56,7 +56,7 @@ struct StartedProgram {
 }
 
 /// Kills the program and its descendants when it is dropped before its end: its caller has gone.
-struct OwnedProgram(Option<Exec>);
+struct OwnedProgram(Option<ExecTree>);
 
 impl Drop for OwnedProgram {
     fn drop(&mut self) {
@@ -68,8 +68,8 @@ impl Drop for OwnedProgram {
     }
 }
 
-fn kill(exec: Exec) {
-    if let Err(error) = exec.kill_tree() {
+fn kill(exec: ExecTree) {
+    if let Err(error) = exec.kill() {
         warn!("{}", from_error(&error).message());
     }
 }
@@ -83,7 +83,7 @@ fn start(engine: &Engine, id: &str, argv: Vec<String>) -> Result<StartedProgram,
     let request = ExecRequest { app: Some(app.name), argv, ..ExecRequest::default() };
     let stdio = Stdio::Fds(stdin.into(), stdout_end.into(), stderr_end.into());
     let exec = engine.exec(sandbox.id, request, stdio).map_err(|error| from_error(&error))?;
-    Ok(StartedProgram { program: OwnedProgram(Some(exec)), stdout, stderr })
+    Ok(StartedProgram { program: OwnedProgram(Some(exec.into())), stdout, stderr })
 }
 
 impl StartedProgram {
@@ -109,7 +109,7 @@ impl StartedProgram {
         };
         let Some(exec) = program.0.take() else { return Err(Status::internal("the program was lost")) };
         let Some(ended) = ended else {
-            let killed = spawn_blocking(move || exec.kill_tree()).await;
+            let killed = spawn_blocking(move || exec.kill()).await;
             let killed = killed.map_err(|_| Status::internal("the program could not be killed"))?;
             killed.map_err(|error| from_error(&error))?;
             return Err(Status::deadline_exceeded("the program was killed, because its timeout has passed"));
