@@ -154,11 +154,7 @@ pub(super) fn create(
     config: ContainerConfig,
     ended: &AtomicBool,
 ) -> Result<AppId, Status> {
-    let sandbox = sandbox::find(engine, sandbox_id)?;
-    let sandbox = sandbox.ok_or_else(|| Status::not_found(format!("there is no sandbox '{}'", shown(sandbox_id))))?.row;
-    if !matches!(sandbox.phase, Phase::Running { .. }) {
-        return Err(Status::failed_precondition(format!("sandbox {} is not ready", sandbox.id)));
-    }
+    let sandbox = sandbox::find_ready(engine, sandbox_id)?;
     let spec = config::app_spec(engine, &sandbox, config)?;
     let name = spec.app.name.clone();
     engine.add_app(sandbox.id, spec, PullPolicy::Never, &NoProgress).map_err(|error| from_error(&error))?;

@@ -3,21 +3,18 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use gantry_engine::model::id::shown;
 use gantry_engine::model::{FormerPhase, Phase};
 use gantry_engine::{Observer, PodError, PodRow, now};
 use gantry_proto::cri::v1::{
     LinuxContainerResources, LinuxPodSandboxStatus, ListPodSandboxResponse, Namespace, PodIp, PodSandbox,
     PodSandboxAttributes, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
-    PodSandboxStatusResponse, UpdatePodSandboxResourcesRequest,
+    PodSandboxStatusResponse,
 };
-use prost::Message as _;
 use tonic::Status;
 
 use super::super::containers;
-use super::record::{RESOURCES, SandboxRecord, requested_annotations};
+use super::missing;
+use super::record::{SandboxRecord, requested_annotations, resources};
 use crate::request::check_text;
 use crate::status;
 
@@ -94,11 +91,10 @@ pub(in super::super) fn attributes(row: &PodRow) -> Option<PodSandboxAttributes>
 /// # Errors
 /// NOT_FOUND; those of the engine.
 pub(in super::super) fn find_shown(observer: &Observer, id: &str) -> Result<PodRow, Status> {
-    let missing = || Status::not_found(format!("there is no sandbox '{}'", shown(id)));
-    let Ok(prefix) = super::prefix(id)? else { return Err(missing()) };
+    let Ok(prefix) = super::prefix(id)? else { return Err(missing(id)) };
     match observer.pod(&prefix) {
         Ok(view) if is_listed(&view.row) => Ok(view.row),
-        Ok(_) | Err(PodError::NotFound(_)) => Err(missing()),
+        Ok(_) | Err(PodError::NotFound(_)) => Err(missing(id)),
         Err(error) => Err(status::from_error(&error)),
     }
 }
@@ -164,7 +160,7 @@ fn verbose_info(row: &PodRow) -> HashMap<String, String> {
         // Only running pods have a supervisor.
         _ => None,
     };
-    let resources = row.user_annotations.get(RESOURCES).and_then(|text| read_resources(text));
+    let resources = resources(row);
     let info = serde_json::json!({
         "pid": pid,
         "cgroup": row.cgroup,
@@ -172,11 +168,6 @@ fn verbose_info(row: &PodRow) -> HashMap<String, String> {
         "resources": resources.map(|resources| shown_resources(&resources)),
     });
     HashMap::from([("info".to_owned(), info.to_string())])
-}
-
-fn read_resources(text: &str) -> Option<LinuxContainerResources> {
-    let bytes = STANDARD.decode(text).ok()?;
-    UpdatePodSandboxResourcesRequest::decode(bytes.as_slice()).ok()?.resources
 }
 
 fn shown_resources(resources: &LinuxContainerResources) -> serde_json::Value {

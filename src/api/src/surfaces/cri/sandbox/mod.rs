@@ -19,20 +19,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use gantry_engine::model::id::shown;
 use gantry_engine::model::spec::SpecError;
 use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
 use gantry_engine::{
-    Engine, Note, PodError, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Running, Show,
+    Engine, Note, PodError, PodRow, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Running, Show,
 };
 use gantry_proto::cri::v1::{PodSandboxConfig, UpdatePodSandboxResourcesRequest, UserNamespace};
-use prost::Message as _;
 use tonic::Status;
 use tracing::{info, warn};
 
 pub(super) use self::list::{SandboxFilter, attributes, find_shown, is_listed, list, status, status_of};
-use self::record::{RESOURCES, SandboxRecord};
+use self::record::SandboxRecord;
 use crate::status;
 
 /// Ignores the progress of fetches: nothing is fetched.
@@ -213,11 +211,9 @@ pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
 /// NOT_FOUND; those of the engine.
 pub(super) fn update_resources(engine: &Engine, request: UpdatePodSandboxResourcesRequest) -> Result<(), Status> {
     let id = &request.pod_sandbox_id;
-    let missing = || Status::not_found(format!("there is no sandbox '{}'", gantry_engine::model::id::shown(id)));
-    let view = find(engine, id)?.ok_or_else(missing)?;
-    let recorded = UpdatePodSandboxResourcesRequest { pod_sandbox_id: String::new(), ..request.clone() };
-    let value = STANDARD.encode(recorded.encode_to_vec());
-    engine.annotate_pod(view.row.id, RESOURCES, &value).map_err(|error| status::from_error(&error))
+    let row = find(engine, id)?.ok_or_else(|| missing(id))?.row;
+    let (key, value) = record::resources_annotation(request);
+    engine.annotate_pod(row.id, key, &value).map_err(|error| status::from_error(&error))
 }
 
 /// The sandbox with this id or beginning of it. A pod that was not made through the CRI, or is not ready for the first
@@ -229,6 +225,22 @@ pub(super) fn find(engine: &Engine, id: &str) -> Result<Option<PodView>, Status>
         Err(PodError::NotFound(_)) => Ok(None),
         Err(error) => Err(status::from_error(&error)),
     }
+}
+
+/// The sandbox with this id or beginning of it, which is ready.
+///
+/// # Errors
+/// NOT_FOUND; FAILED_PRECONDITION: it is not ready; those of the engine.
+pub(super) fn find_ready(engine: &Engine, id: &str) -> Result<PodRow, Status> {
+    let row = find(engine, id)?.ok_or_else(|| missing(id))?.row;
+    match row.phase {
+        Phase::Running { .. } => Ok(row),
+        _ => Err(Status::failed_precondition(format!("sandbox {} is not ready", row.id))),
+    }
+}
+
+fn missing(id: &str) -> Status {
+    Status::not_found(format!("there is no sandbox '{}'", shown(id)))
 }
 
 /// The id of a request. `Err` within `Ok`: no sandbox has such an id.

@@ -3,8 +3,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use gantry_engine::PodRow;
-use gantry_proto::cri::v1::{IdMapping, NamespaceMode, NamespaceOption, PodSandboxMetadata, UserNamespace};
+use gantry_proto::cri::v1::{
+    IdMapping, LinuxContainerResources, NamespaceMode, NamespaceOption, PodSandboxMetadata,
+    UpdatePodSandboxResourcesRequest, UserNamespace,
+};
+use prost::Message as _;
 use tonic::Status;
 
 use crate::status::invalid_field;
@@ -21,7 +27,7 @@ const IPC: &str = "gantry/sandbox-ipc";
 /// `NODE`, or `POD UID:LENGTH GID:LENGTH`; absent if the request had no options for it.
 const USER: &str = "gantry/sandbox-user";
 /// The resources of the last UpdatePodSandboxResources: protobuf in base64.
-pub(super) const RESOURCES: &str = "gantry/sandbox-resources";
+const RESOURCES: &str = "gantry/sandbox-resources";
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq)]
@@ -113,6 +119,18 @@ pub(super) fn requested_annotations(row: &PodRow) -> HashMap<String, String> {
     let own = |key: &str| key.starts_with(PREFIX);
     let given = row.user_annotations.iter().filter(|(key, _)| !own(key));
     given.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// The annotation that has the resources of a sandbox.
+pub(super) fn resources_annotation(request: UpdatePodSandboxResourcesRequest) -> (&'static str, String) {
+    let recorded = UpdatePodSandboxResourcesRequest { pod_sandbox_id: String::new(), ..request };
+    (RESOURCES, STANDARD.encode(recorded.encode_to_vec()))
+}
+
+/// The resources of the last UpdatePodSandboxResources; `None`: there was none.
+pub(super) fn resources(row: &PodRow) -> Option<LinuxContainerResources> {
+    let bytes = STANDARD.decode(row.user_annotations.get(RESOURCES)?).ok()?;
+    UpdatePodSandboxResourcesRequest::decode(bytes.as_slice()).ok()?.resources
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
-//! The running containers and sandboxes that sessions enter.
+//! The running containers that sessions enter.
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::{AppName, Phase, PodId};
-use gantry_engine::{Engine, Observer};
+use gantry_engine::Observer;
+use gantry_engine::model::{AppName, PodId};
 use tonic::Status;
 
-use super::super::{containers, sandbox};
+use super::super::containers;
 
 /// A container that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,18 +26,5 @@ impl RunningContainer {
         let found = containers::find_running(observer, id)?;
         let stdin_once = found.stdin_once();
         Ok(Self { pod: found.sandbox.id, app: found.app.name, stdin_once })
-    }
-}
-
-/// The pod of the sandbox with this id, or beginning of it, which is ready.
-///
-/// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: it is not ready; those of the engine.
-pub(super) fn running_sandbox(engine: &Engine, id: &str) -> Result<PodId, Status> {
-    let pod = sandbox::find(engine, id)?;
-    let pod = pod.ok_or_else(|| Status::not_found(format!("there is no sandbox '{}'", shown(id))))?;
-    match pod.row.phase {
-        Phase::Running { .. } => Ok(pod.row.id),
-        _ => Err(Status::failed_precondition(format!("sandbox {} is not ready", pod.row.id))),
     }
 }

@@ -11,9 +11,10 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use tracing::warn;
 
+use super::super::sandbox;
 use super::attach::AttachSession;
 use super::channels::RequestedChannels;
-use super::container::{RunningContainer, running_sandbox};
+use super::container::RunningContainer;
 use super::exec::ExecSession;
 use super::forward::ForwardSession;
 use super::http;
@@ -132,7 +133,7 @@ impl StreamingServer {
         if let Some(port) = port.iter().find(|port| !u16::try_from(**port).is_ok_and(|port| port > 0)) {
             return Err(invalid_field("port", &format!("{port} is not a port")));
         }
-        let find = move |engine: &Engine| running_sandbox(engine, &pod_sandbox_id);
+        let find = move |engine: &Engine| sandbox::find_ready(engine, &pod_sandbox_id).map(|row| row.id);
         let pod = self.shared.writer.call(peer, Weight::Light, find).await?;
         self.issue(Session::PortForward(ForwardSession { pod }))
     }
