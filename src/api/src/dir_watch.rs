@@ -91,11 +91,19 @@ impl Drop for DirWatch {
 /// # Errors
 /// The kernel has no memory left.
 pub(crate) fn readable<T: AsRawFd>(fd: T) -> io::Result<AsyncFd<T>> {
+    watch_fd(fd, Interest::READABLE)
+}
+
+/// As [`readable`], also for other events.
+///
+/// # Errors
+/// The kernel has no memory left.
+pub(crate) fn watch_fd<T: AsRawFd>(fd: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     #[expect(
         deprecated,
         reason = "its successor is unsafe for the sake of types whose descriptor changes; no type here does that"
     )]
-    AsyncFd::with_interest(fd, Interest::READABLE)
+    AsyncFd::with_interest(fd, interest)
 }
 
 /// A subscription to changes of directories, until it is dropped.

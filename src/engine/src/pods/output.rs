@@ -9,7 +9,6 @@ use gantry_contract::output::{HEADER_LEN, Header, Kind as Frame};
 use gantry_model::systemd::MAX_NOTIFICATION;
 use gantry_model::{AppName, ErrorKind, Kind, PodId};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 use thiserror::Error;
 
@@ -144,9 +143,8 @@ impl OutputStream {
     /// # Errors
     /// [`OutputError::Io`].
     pub fn set_nonblocking(&self) -> Result<(), OutputError> {
-        let flags = rustix::fs::fcntl_getfl(&self.pipe);
-        let set = flags.and_then(|flags| rustix::fs::fcntl_setfl(&self.pipe, flags | OFlags::NONBLOCK));
-        set.map_err(|errno| OutputError::Io { id: self.id, source: errno.into() })
+        rustix::io::ioctl_fionbio(&self.pipe, true)
+            .map_err(|errno| OutputError::Io { id: self.id, source: errno.into() })
     }
 
     /// The next bytes, if any are available. `None`: every app has ended and all output was read.

@@ -44,14 +44,9 @@ impl AttachSession {
                 ended = pump(output, &writer) => ended?,
                 () = feed(&mut reader, input) => return Err(SessionError::ClientGone),
             },
-            Err(why) => {
-                writer.end_outputs().await?;
-                ExitStatus::failed(&why)
-            }
+            Err(why) => writer.fail(&why).await?,
         };
-        writer.finish(&status).await?;
-        reader.into_wire().linger().await;
-        Ok(())
+        Ok(channels::finish(reader, &writer, &status).await?)
     }
 
     /// Subscribes to the output, then takes the input. The error is for the client.

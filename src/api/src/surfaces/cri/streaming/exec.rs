@@ -55,14 +55,9 @@ impl ExecSession {
         let (mut reader, writer) = within_creation_limit(channels::open(connection, self.channels)).await?;
         let status = match self.start(context).await {
             Ok(process) => self.run(process, &mut reader, &writer).await?,
-            Err(why) => {
-                writer.end_outputs().await?;
-                ExitStatus::failed(&why)
-            }
+            Err(why) => writer.fail(&why).await?,
         };
-        writer.finish(&status).await?;
-        reader.into_wire().linger().await;
-        Ok(())
+        Ok(channels::finish(reader, &writer, &status).await?)
     }
 
     /// Starts the program. The error is for the client.
@@ -98,20 +93,12 @@ impl ExecSession {
         if tty {
             return Ok((Stdio::Terminal, ends));
         }
-        let mut theirs = [pipe::null()?, pipe::null()?, pipe::null()?];
-        if stdin {
-            let (end, ours) = pipe::to_program()?;
-            (theirs[0], ends.stdin) = (end, Some(Arc::new(ours)));
-        }
-        if stdout {
-            let (end, ours) = pipe::from_program()?;
-            (theirs[1], ends.stdout) = (end, Some(Arc::new(ours)));
-        }
-        if stderr {
-            let (end, ours) = pipe::from_program()?;
-            (theirs[2], ends.stderr) = (end, Some(ours));
-        }
-        let [stdin, stdout, stderr] = theirs;
+        let (stdin, to_stdin) = pipe::to_program_or_null(stdin)?;
+        let (stdout, from_stdout) = pipe::from_program_or_null(stdout)?;
+        let (stderr, from_stderr) = pipe::from_program_or_null(stderr)?;
+        ends.stdin = to_stdin.map(Arc::new);
+        ends.stdout = from_stdout.map(Arc::new);
+        ends.stderr = from_stderr;
         Ok((Stdio::Fds(stdin, stdout, stderr), ends))
     }
 

@@ -3,11 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+use crate::dir_watch::watch_fd;
 
 /// An end of a pipe, or the master of a terminal.
 #[derive(Debug)]
@@ -28,8 +29,7 @@ impl AsyncPipe {
     /// # Errors
     /// The kernel's error.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
-        let flags = fcntl_getfl(&fd)?;
-        fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Self(watch(fd, Interest::READABLE | Interest::WRITABLE)?))
     }
 
@@ -85,33 +85,34 @@ impl<T: AsFd> AsRawFd for Watched<T> {
 ///
 /// # Errors
 /// The kernel's error.
-#[expect(deprecated, reason = "its unsafe successor demands an open descriptor, which AsFd promises")]
 pub(super) fn watch<T: AsFd>(descriptor: T, interest: Interest) -> io::Result<AsyncFd<Watched<T>>> {
-    AsyncFd::with_interest(Watched(descriptor), interest)
+    watch_fd(Watched(descriptor), interest)
 }
 
-/// A pipe that a program reads from: its end and the writing one.
+/// The end of a pipe that a program reads from, and the writing one; the null device if none is wanted.
 ///
 /// # Errors
 /// The kernel's error.
-pub(super) fn to_program() -> io::Result<(OwnedFd, AsyncPipe)> {
+pub(super) fn to_program_or_null(is_wanted: bool) -> io::Result<(OwnedFd, Option<AsyncPipe>)> {
+    if !is_wanted {
+        return Ok((null()?, None));
+    }
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-    Ok((reader, AsyncPipe::new(writer)?))
+    Ok((reader, Some(AsyncPipe::new(writer)?)))
 }
 
-/// A pipe that a program writes to: its end and the reading one.
+/// The end of a pipe that a program writes to, and the reading one; the null device if none is wanted.
 ///
 /// # Errors
 /// The kernel's error.
-pub(super) fn from_program() -> io::Result<(OwnedFd, AsyncPipe)> {
+pub(super) fn from_program_or_null(is_wanted: bool) -> io::Result<(OwnedFd, Option<AsyncPipe>)> {
+    if !is_wanted {
+        return Ok((null()?, None));
+    }
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-    Ok((writer, AsyncPipe::new(reader)?))
+    Ok((writer, Some(AsyncPipe::new(reader)?)))
 }
 
-/// The null device.
-///
-/// # Errors
-/// The kernel's error.
-pub(super) fn null() -> io::Result<OwnedFd> {
+fn null() -> io::Result<OwnedFd> {
     Ok(std::fs::File::options().read(true).write(true).open("/dev/null")?.into())
 }

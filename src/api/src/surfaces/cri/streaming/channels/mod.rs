@@ -123,6 +123,16 @@ pub(super) async fn open(
     }
 }
 
+/// Sends the status, and waits until the client has closed the connection.
+///
+/// # Errors
+/// The client has gone.
+pub(super) async fn finish(reader: ChannelReader, writer: &ChannelWriter, status: &ExitStatus) -> io::Result<()> {
+    writer.finish(status).await?;
+    reader.into_wire().linger().await;
+    Ok(())
+}
+
 impl ChannelReader {
     /// The next input; `None`: the client has gone.
     ///
@@ -144,7 +154,7 @@ impl ChannelReader {
     }
 
     /// Ends reading the channels.
-    pub(super) fn into_wire(self) -> WireReader {
+    fn into_wire(self) -> WireReader {
         match self {
             Self::Spdy(channels) => channels.into_wire(),
             Self::WebSocket(channels) => channels.into_wire(),
@@ -183,6 +193,15 @@ impl ChannelWriter {
     pub(super) async fn end_outputs(&self) -> io::Result<()> {
         self.end_output(OutputChannel::Stdout).await?;
         self.end_output(OutputChannel::Stderr).await
+    }
+
+    /// Ends both output channels of a program that could not be reached. The status for the client says why.
+    ///
+    /// # Errors
+    /// The client has gone.
+    pub(super) async fn fail(&self, why: &str) -> io::Result<ExitStatus> {
+        self.end_outputs().await?;
+        Ok(ExitStatus::failed(why))
     }
 
     /// Sends the status, and ends the session.
