@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::IdError;
+use crate::id::{IdError, hex};
 
 /// An app's own id, which no other app of any pod has: 64 lower-case hexadecimal digits, as container ids of docker and
 /// of CRI runtimes. An app keeps it for life, over all its starts.
@@ -20,7 +20,7 @@ impl AppId {
     /// Makes an id from random bytes.
     #[must_use]
     pub fn from_random(bytes: [u8; DIGITS / 2]) -> Self {
-        Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+        Self(hex(&bytes))
     }
 
     /// The digits.

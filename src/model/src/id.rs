@@ -56,6 +56,18 @@ impl crate::Kind for IdError {
     }
 }
 
+/// Bytes as lower-case hexadecimal digits.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    use fmt::Write as _;
+    let mut digits = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        // Writing to a String cannot fail.
+        let _infallible = write!(digits, "{byte:02x}");
+    }
+    digits
+}
+
 /// Escapes and truncates untrusted text for a message.
 #[must_use]
 pub fn shown(text: &str) -> String {
@@ -335,16 +347,7 @@ impl Digest {
     /// Makes a digest from the bytes a hash function returned; `None` when their number does not fit.
     #[must_use]
     pub fn from_hash(algorithm: Algorithm, hash: &[u8]) -> Option<Self> {
-        use fmt::Write as _;
-        if hash.len() * 2 != algorithm.digits() {
-            return None;
-        }
-        let mut hex = String::with_capacity(algorithm.digits());
-        for byte in hash {
-            // Writing to a String cannot fail.
-            let _ = write!(hex, "{byte:02x}");
-        }
-        Some(Self { algorithm, hex })
+        (hash.len() * 2 == algorithm.digits()).then(|| Self { algorithm, hex: hex(hash) })
     }
 
     /// The hash function.

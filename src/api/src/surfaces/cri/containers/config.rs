@@ -3,7 +3,7 @@
 //! The command and the arguments are merged with the image's as kubelets expect it: `command` replaces the entrypoint
 //! and the image's arguments, `args` replaces the image's arguments.
 
-use gantry_engine::model::id::shown;
+use gantry_engine::model::id::{hex, shown};
 use gantry_engine::model::spec::{AddedAppSpec, AppSpec};
 use gantry_engine::model::{AppName, ImageId, Kind, RequestedImage, signal};
 use gantry_engine::{Engine, PodRow};
@@ -103,7 +103,7 @@ pub(super) fn app_name(metadata: &ContainerMetadata) -> Result<AppName, Status> 
     let mut hash = Sha256::new();
     hash.update(name.as_bytes());
     hash.update(attempt.to_be_bytes());
-    let digest: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let digest = hex(&hash.finalize()[..16]);
     let start: String = name.chars().filter(char::is_ascii_alphanumeric).take(NAME_START).collect();
     // Never fails: it has letters, digits and a dash, at most 63.
     let name = AppName::sanitized(&format!("c{start}-{digest}"));

@@ -8,7 +8,7 @@ use std::path::Path;
 use gantry_engine::Engine;
 use gantry_engine::model::AppName;
 use gantry_engine::model::device::DeviceSpec;
-use gantry_engine::model::id::shown;
+use gantry_engine::model::id::{hex, shown};
 use gantry_engine::model::mount_options::{MountOptions, Propagation};
 use gantry_engine::model::spec::{AddedAppSpec, MountSpec, VolumeKind, VolumeSpec};
 use gantry_proto::cri::v1::{CdiDevice, Device, IdMapping, ImageSpec, Mount, MountPropagation, UserNamespace};
@@ -42,7 +42,7 @@ pub(super) fn translate(
     spec: &mut AddedAppSpec,
 ) -> Result<(), Status> {
     let owner = Sha256::digest(spec.app.name.as_str().as_bytes());
-    let owner: String = owner.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let owner = hex(&owner[..8]);
     for (number, mount) in mounts.into_iter().enumerate() {
         let field = format!("config.mounts[{number}]");
         check_mappings(&field, &mount, user)?;

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use gantry_engine::model::id::hex;
 use gantry_engine::model::namespaces::{IpcMode, UtsMode};
 use gantry_engine::model::net::{Dns, DnsSpec, PortSpec, PortTarget, Protocol};
 use gantry_engine::model::user_namespace::{IdMappings, IdRange, UserNamespaceMode};
@@ -130,7 +131,7 @@ fn pod_name(metadata: &PodSandboxMetadata) -> Result<PodName, Status> {
         hash.update(part.as_bytes());
     }
     hash.update(attempt.to_be_bytes());
-    let digest: String = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let digest = hex(&hash.finalize()[..16]);
     let start: String = plain.chars().filter(char::is_ascii_alphanumeric).take(NAME_START).collect();
     let name = if start.is_empty() { format!("sandbox-{digest}") } else { format!("{start}-{digest}") };
     // Never fails: it has letters, digits and a dash, at most 113.

@@ -2,10 +2,10 @@
 //! minute.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use gantry_engine::model::id::hex;
 use rustix::rand::{GetRandomFlags, getrandom};
 use tonic::Status;
 
@@ -92,12 +92,7 @@ fn random_token() -> Result<String, Status> {
     if filled != RANDOM_BYTES {
         return Err(Status::internal("cannot make a token: the kernel returned too few random bytes"));
     }
-    let mut token = String::with_capacity(2 * RANDOM_BYTES);
-    for byte in bytes {
-        // Writing to a string does not fail.
-        let _infallible = write!(token, "{byte:02x}");
-    }
-    Ok(token)
+    Ok(hex(&bytes))
 }
 
 #[cfg(test)]
