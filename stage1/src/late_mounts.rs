@@ -1,5 +1,5 @@
-//! Volumes that are mounted in the app's own mount namespace, when libcontainer has made the app's process and before
-//! that executes anything.
+//! Mounts volumes in the app's own mount namespace, after libcontainer has made the app's process and before that
+//! process executes the program.
 //!
 //! | mount | why late |
 //! |---|---|
@@ -8,12 +8,12 @@
 //! | inside one of these | it would be covered |
 //!
 //! A volume's mount stays in the peer group of the host's mount from the moment it is cloned. The supervisor keeps such
-//! a mount in its tree ([`crate::jail`]), so that later starts of the app find it there. Unmounting a shared mount with
-//! mounts below it would unmount those on the host, too: it is made private before. Mount namespaces that end do not
+//! a mount in its tree ([`crate::jail`]), so that later starts of the app find it there. Unmounting a shared mount
+//! would also unmount the host's mounts below it, so it is made private first. The end of a mount namespace does not
 //! propagate.
 //!
-//! The maker enters the namespace for the time of the mounts. It has the supervisor's rights, and no app sees it. Each
-//! target is opened beneath the app's root without following a link, as in [`crate::mounts`].
+//! The maker ([`crate::maker`]) enters the namespace only to make these mounts. It has the supervisor's rights and is
+//! invisible to apps. Each target is opened beneath the app's root without following links, as in [`crate::mounts`].
 
 use std::os::fd::{AsFd as _, OwnedFd};
 

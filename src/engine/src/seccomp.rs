@@ -53,8 +53,8 @@ struct SeccompTarget<'a> {
     kernel: (u32, u32),
 }
 
-/// The JSON of a profile. Fields of runtimes that no filter needs (`listenerPath` and the like) are unknown here, and
-/// an error: ignoring one would change what the profile means.
+/// The JSON of a profile. Any other field, such as `listenerPath`, is an error: ignoring it could change the meaning of
+/// the profile.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct File {
@@ -151,8 +151,8 @@ fn parse(text: &[u8], target: &SeccompTarget<'_>) -> Result<SeccompProfile, Stri
     Ok(profile)
 }
 
-/// The rules of an entry: one, or one per condition if two of them are on the same argument (as libseccomp's users do
-/// it: `personality` may have one of several values).
+/// The rules of an entry: one rule, or one per condition if two conditions test the same argument. These are then
+/// alternatives, as in other runtimes: `personality` may have one of several values.
 fn rules(call: Call) -> Result<Vec<SeccompRule>, String> {
     let names: Vec<String> = call.names.into_iter().flatten().chain(call.name).collect();
     if names.is_empty() {
@@ -228,8 +228,8 @@ fn is_own_architecture(name: &str) -> bool {
 }
 
 impl Conditions {
-    /// Whether each kind of condition holds that is given: one of the architectures, all of the capabilities, and the
-    /// version of the kernel.
+    /// Whether every kind of condition in use holds: one of the architectures, all of the capabilities, and the
+    /// minimum version of the kernel.
     fn all_hold(&self, target: &SeccompTarget<'_>) -> Result<bool, String> {
         let arches = self.arches.as_deref().unwrap_or_default();
         let caps = self.caps.as_deref().unwrap_or_default();

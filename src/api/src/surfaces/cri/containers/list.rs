@@ -213,7 +213,7 @@ impl ContainerLife {
         };
         match (app.state, sandbox_end) {
             (AppState::Exited { started, end, .. }, _) => Self::exited(started, end),
-            // It may run after a start that has failed for its client: the reply came too late.
+            // The app may run although StartContainer failed: the reply of the supervisor came too late.
             (AppState::Started { at, .. }, None) => {
                 Self { started: at.0, ..Self::new(ContainerState::ContainerRunning) }
             }

@@ -32,7 +32,7 @@ pub(super) fn resolve_images(engine: &Engine, mounts: &mut [Mount]) -> Result<()
 
 /// Adds the mounts to the app, and their volumes. Labels of SELinux mean nothing here, so `selinux_relabel` is ignored.
 ///
-/// `user` is the user namespace of the sandbox, whose ids every mount has; so a mount may name them, and no others.
+/// `user` is the sandbox's user namespace. Its mappings apply to every mount, so a mount may name these or none.
 ///
 /// # Errors
 /// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
@@ -63,7 +63,7 @@ fn check_mappings(field: &str, mount: &Mount, user: Option<&UserNamespace>) -> R
         ("gidMappings", &mount.gid_mappings, own(|user| &user.gids)),
     ] {
         if !mappings.is_empty() && *mappings != own {
-            let why = "the mappings of a mount are those of the user namespace of its sandbox, or none";
+            let why = "the mappings of a mount must be empty or equal those of its sandbox's user namespace";
             return Err(invalid_field(&format!("{field}.{name}"), why));
         }
     }
@@ -110,7 +110,7 @@ fn image_kind(field: &str, mount: &Mount, image: &ImageSpec) -> Result<VolumeKin
     Ok(VolumeKind::Image { image: image.image_ref.clone(), sub_path: mount.image_sub_path.clone(), layers: Vec::new() })
 }
 
-/// The target of a link is mounted. A path that does not exist becomes a directory, on which kubelets rely.
+/// Symbolic links are resolved before the mount. A missing path is created as a directory, since kubelets rely on it.
 fn host_kind(field: &str, path: &str) -> Result<VolumeKind, Status> {
     if !Path::new(path).is_absolute() {
         return Err(invalid_field(field, "expected an absolute path"));

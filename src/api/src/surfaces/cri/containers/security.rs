@@ -18,8 +18,8 @@ const FIELD: &str = "config.linux.security_context";
 /// Exists where the kernel enforces AppArmor profiles.
 const APPARMOR: &str = "/sys/kernel/security/apparmor";
 
-/// Applies the security context to the app. In one without a system call filter or masked paths there are none, as
-/// kubelets mean it; without any context, gantry's masked paths apply.
+/// Applies the security context to the app. A context that sets no system call filter or no masked paths turns them
+/// off, as kubelets expect; without any context, gantry's masked paths apply.
 ///
 /// # Errors
 /// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
@@ -50,7 +50,7 @@ pub(super) fn translate(context: Option<LinuxContainerSecurityContext>, app: &mu
     Ok(())
 }
 
-/// A profile of the host must be loaded, and gantry applies none. The default profile is that of the host's kernel.
+/// Refuses profiles of the host, since gantry applies no AppArmor profiles. The default profile has no effect.
 fn check_apparmor(context: &LinuxContainerSecurityContext) -> Result<(), Status> {
     let is_local = match &context.apparmor {
         Some(profile) => profile.profile_type() == ProfileType::Localhost,

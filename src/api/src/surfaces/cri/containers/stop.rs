@@ -18,7 +18,7 @@ use crate::status::from_error;
 
 /// The time that the end of a container may take after SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(15);
-/// The pause before a stop is repeated that met another change of the container.
+/// The delay before a stop that collided with another change of the container is retried.
 const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Stops a container; returns when it has exited. Does nothing if it does not run, or does not exist.

@@ -55,7 +55,7 @@ impl Supervisors {
     }
 }
 
-/// Whether the client of a call waits for its reply. Dropped with the call, also when it is cancelled.
+/// Marks a call as ended when it is dropped: with the call, also when the client cancels it.
 #[derive(Debug, Default)]
 pub(super) struct CallGuard(Arc<AtomicBool>);
 
@@ -162,7 +162,7 @@ fn discard_aborted(engine: &Engine, name: &str) -> bool {
 
 /// Removes a pod that was never a sandbox for its client.
 fn discard(engine: &Engine, id: PodId) {
-    // One that was not started cannot be stopped. Any other failure is that of the removal, too.
+    // A pod that was not started cannot be stopped. Any other failure makes the removal fail as well.
     let _not_started = engine.stop(id, Duration::ZERO, true);
     match engine.rm(id, true) {
         Ok(()) => {}
@@ -171,8 +171,8 @@ fn discard(engine: &Engine, id: PodId) {
     }
 }
 
-/// Stops a sandbox with SIGKILL, as kubelets expect it: they stop containers before. Then its networks are released,
-/// unless that is done. Does nothing if it does not exist.
+/// Stops a sandbox with SIGKILL, since kubelets stop its containers first, and releases its networks if it still has
+/// them. Does nothing if it does not exist.
 ///
 /// # Errors
 /// Those of the engine; also if a plugin failed to release the network, which the next call repeats.

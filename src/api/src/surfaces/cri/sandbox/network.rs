@@ -1,4 +1,4 @@
-//! What the plugins of a sandbox's network are told: the pod's names, the limits of its traffic, its resolver.
+//! The settings for the CNI plugins of a sandbox's network: the pod's names, its bandwidth limits, its resolver.
 
 use std::collections::HashMap;
 
@@ -49,8 +49,8 @@ fn rate(annotations: &HashMap<String, String>, key: &str) -> Result<Option<u64>,
     })
 }
 
-/// Logs the settings that the network does not implement. Other runtimes ignore them, too: the agent of a cluster may
-/// implement them without the plugin.
+/// Logs the settings that no plugin of the network implements. They are not an error, as in other runtimes: the
+/// cluster's agent may implement them without a plugin.
 pub(super) fn warn_of_ignored(network: &SandboxNetwork, settings: &KubernetesNetworking, has_ports: bool, pod: &str) {
     for (is_wanted, capability, what) in [
         (has_ports, "portMappings", "the host ports"),
@@ -59,7 +59,7 @@ pub(super) fn warn_of_ignored(network: &SandboxNetwork, settings: &KubernetesNet
         if is_wanted && network.declares(capability) == Some(false) {
             let source = network.source().unwrap_or("the built-in network");
             warn!(
-                "{source} has no plugin with the capability {capability}: {what} of sandbox {pod} are left to others"
+                "{source} has no plugin with the capability {capability}: gantry does not apply {what} of sandbox {pod}"
             );
         }
     }

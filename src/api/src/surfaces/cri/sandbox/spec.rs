@@ -1,8 +1,8 @@
 //! The pod of a sandbox. What a pod cannot have is refused.
 //!
-//! The user, groups, capabilities and profiles of a sandbox are those of its first process in other runtimes; here that
-//! is gantry's own, which they do not change. `overhead` and `resources` inform the runtime; the kubelet writes the
-//! limits of the pod's cgroup.
+//! In other runtimes, the user, groups, capabilities and profiles of a sandbox apply to its first process. Here that
+//! process is gantry's own, and they have no effect. `overhead` and `resources` are only information: the kubelet
+//! writes the limits of the pod's cgroup.
 
 use std::path::Path;
 

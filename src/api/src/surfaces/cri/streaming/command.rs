@@ -12,11 +12,11 @@ use super::pipe::AsyncPipe;
 
 /// Bytes of a read from a program.
 const READ: usize = 32 << 10;
-/// After the program has exited: the time without output after which its output has ended, although a process that it
-/// left behind has the pipe open.
+/// How long the output of an exited program must be silent to count as ended, if a process that it left behind holds
+/// the pipe open.
 const QUIET: Duration = Duration::from_millis(500);
-/// The same for a process that writes without a pause: what the program itself wrote is then no more in the pipe, whose
-/// size is at most this ...
+/// If such a process writes without a pause, reading stops after more bytes than any pipe holds, so that the program's
+/// own output has been read ...
 const MAX_PIPE: usize = 1 << 20;
 /// ... and this time has passed.
 const MAX_DRAIN: Duration = Duration::from_secs(10);

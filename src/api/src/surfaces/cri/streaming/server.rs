@@ -144,7 +144,7 @@ impl StreamingServer {
     }
 
     fn issue(&self, session: Session) -> Result<String, Status> {
-        let nothing = "no streaming server: 'cri-stream-listen' names no address, or the log has an error";
+        let nothing = "no streaming server: 'cri-stream-listen' is 'none', or gantryd could not listen (see its log)";
         let base = self.base.as_ref().ok_or_else(|| Status::unavailable(nothing))?;
         let path = session.path();
         let token = self.shared.tokens.issue(session, Instant::now())?;

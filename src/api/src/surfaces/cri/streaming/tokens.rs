@@ -45,7 +45,7 @@ impl<T> Tokens<T> {
         valid.expire(now);
         if valid.requests.len() >= MAX_TOKENS {
             return Err(Status::resource_exhausted(format!(
-                "{MAX_TOKENS} streaming URLs wait for their clients, which is the limit: use or await the end of some"
+                "{MAX_TOKENS} streaming URLs are unused, which is the limit: use some, or wait until they expire"
             )));
         }
         let token = random_token()?;
@@ -71,8 +71,8 @@ impl<T> Tokens<T> {
 }
 
 impl<T> ValidTokens<T> {
-    /// Removes the tokens that have expired. Used ones are forgotten with them, so `ends` has no more than were issued
-    /// in a lifetime, unless they were used faster than that: then the oldest are dropped here, too.
+    /// Removes expired tokens, and used ones at the front of `ends`. A used token behind a valid one stays until the
+    /// valid one goes, so `ends` holds at most the tokens that were issued in one lifetime.
     fn expire(&mut self, now: Instant) {
         while let Some((end, token)) = self.ends.front() {
             if *end > now && self.requests.contains_key(token) {
