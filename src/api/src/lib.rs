@@ -17,6 +17,7 @@
 //! | `audit` | the log and the events of calls that change something |
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
 //! | [`metrics`] | what gantryd counts, and `/metrics` |
+//! | `text_body` | the body of a plain HTTP response |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
 //! | `warnings` | the limit on warnings about failed calls |
 //! | `surfaces` | one folder per surface: [`aurae`], [`cri`], [`rkt`], [`talos`] |
@@ -52,6 +53,7 @@ mod status;
 mod stream;
 mod surface;
 mod surfaces;
+mod text_body;
 mod tls;
 mod warnings;
 

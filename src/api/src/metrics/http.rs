@@ -5,14 +5,11 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gantry_engine::{Engine, Observer};
-use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
@@ -33,6 +30,7 @@ use crate::context::Context;
 use crate::listen::{Listener, Socket, SocketAccess, SocketFile};
 use crate::peer::{GROUP, Peer};
 use crate::status;
+use crate::text_body::TextBody;
 
 /// Socket files are open to their owner and to the group `gantry`.
 pub const METRICS_SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(GROUP) };
@@ -207,29 +205,9 @@ async fn respond(source: Arc<MetricsSource>, request: Request<Incoming>) -> Resu
 }
 
 fn text_response(code: StatusCode, content_type: HeaderValue, text: impl Into<Bytes>) -> Response<TextBody> {
-    let mut response = Response::new(TextBody(Some(text.into())));
+    let mut response = Response::new(TextBody::from(text.into()));
     *response.status_mut() = code;
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
-}
-
-/// A body that is sent at once.
-pub(crate) struct TextBody(pub(crate) Option<Bytes>);
-
-impl Body for TextBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut TaskContext<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.as_ref().is_none_or(Bytes::is_empty)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.as_ref().map_or(0, |bytes| bytes.len() as u64))
-    }
 }

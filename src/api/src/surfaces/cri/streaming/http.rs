@@ -28,7 +28,7 @@ use super::server::{Session, StreamContext, shown_path};
 use super::session::{IDLE_LIMIT, SessionError};
 use super::websocket::{MessageReader, accept_key};
 use super::wire::{ByteReader, FrameWriter, split};
-use crate::metrics::http::TextBody;
+use crate::text_body::TextBody;
 
 /// Maximum connections that are not upgraded.
 const MAX_PENDING: usize = 256;
@@ -131,7 +131,7 @@ impl Refusal {
     }
 
     fn into_response(self) -> Response<TextBody> {
-        let mut response = Response::new(TextBody(Some(Bytes::from(self.text + "\n"))));
+        let mut response = Response::new(TextBody::from(Bytes::from(self.text + "\n")));
         *response.status_mut() = self.code;
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
@@ -228,7 +228,7 @@ impl AcceptedUpgrade {
     }
 
     fn response(&self) -> Result<Response<TextBody>, Refusal> {
-        let mut response = Response::new(TextBody(None));
+        let mut response = Response::new(TextBody::default());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         let headers = response.headers_mut();
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
