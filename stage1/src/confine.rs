@@ -4,17 +4,21 @@
 use std::ffi::CString;
 use std::io;
 
+use gantry_model::ErrorKind;
+use gantry_model::id::shown;
 use gantry_model::ulimit::Ulimit;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use crate::failure::{Result, failure};
 use crate::jail::HostFileSystem;
 use crate::own_namespaces::AppNamespaces;
-use crate::program::{self, Unexecutable};
+use crate::program;
 use crate::refusal::Step;
 use crate::seccomp::Filters;
 use crate::sys::{self, Executable};
 use crate::ulimits;
+use crate::user::Ids;
 use crate::user_namespace::UserNamespace;
 
 /// The capabilities that a process has until it is locked down, besides those of its app: to mount its cgroups, to load
@@ -51,6 +55,30 @@ impl Confinement {
         CapabilitySets { effective: own, permitted: own, inheritable }
     }
 
+    /// Makes this process one of the app's user, with the capabilities of [`Self::sets`], and [`ADMIN`] if `is_admin`.
+    ///
+    /// The bounding set needs CAP_SETPCAP and the ids need CAP_SETUID, so the other capability sets come last.
+    pub(crate) fn become_user(&self, ids: &Ids, is_admin: bool) -> Result<()> {
+        self.try_become_user(ids, is_admin)
+            .map_err(|error| failure(ErrorKind::Internal, format!("cannot become user {}: {error}", ids.uid)))
+    }
+
+    fn try_become_user(&self, ids: &Ids, is_admin: bool) -> io::Result<()> {
+        let mut sets = self.sets(ids.uid);
+        let mut bounding = self.capabilities;
+        if is_admin {
+            bounding |= ADMIN;
+            sets.effective |= ADMIN;
+            sets.permitted |= ADMIN;
+        }
+        drop_bounding(!bounding)?;
+        rustix::thread::set_keep_capabilities(true)?;
+        sys::set_ids(ids.uid, ids.gid, &ids.groups)?;
+        rustix::thread::set_keep_capabilities(false)?;
+        rustix::thread::clear_ambient_capability_set()?;
+        Ok(rustix::thread::set_capabilities(None, sets)?)
+    }
+
     /// Raises the ambient set, through which a user other than root keeps capabilities across execve.
     fn raise_ambient(&self, uid: u32, is_admin: bool) -> io::Result<()> {
         if uid == 0 || self.ambient.is_empty() {
@@ -84,9 +112,21 @@ pub(crate) struct Command {
     pub(crate) env: Vec<String>,
 }
 
+/// Enters the working directory, which must be inside the root: for one outside, getcwd(2) returns a path without a
+/// leading slash.
+pub(crate) fn enter_dir(path: &str) -> Result<()> {
+    rustix::process::chdir(path).map_err(|error| {
+        failure(ErrorKind::Invalid, format!("cannot change to the directory '{}': {error}", shown(path)))
+    })?;
+    match std::env::current_dir() {
+        Ok(dir) if dir.is_absolute() => Ok(()),
+        _ => Err(failure(ErrorKind::Invalid, format!("the directory '{}' is outside of the app's root", shown(path)))),
+    }
+}
+
 /// Finds the program and prepares execve, inside the app's root and as its user.
-pub(crate) fn prepare(command: &Command) -> Result<Executable, Unexecutable> {
-    let invalid = |message: &str| Unexecutable { kind: "invalid", message: message.to_owned() };
+pub(crate) fn prepare(command: &Command) -> Result<Executable> {
+    let invalid = |message| failure(ErrorKind::Invalid, message);
     let name = command.argv.first().ok_or_else(|| invalid("the command is empty"))?;
     let program = program::find(name, &command.env)?;
     match (strings(&command.argv), strings(&command.env)) {
@@ -103,9 +143,9 @@ impl Confinement {
     /// The order is: signals, descriptors, resource limits, the ambient and the bounding set, the filter, and last the
     /// capability that loading the filter needed. `is_admin`: the process has [`ADMIN`] besides the capabilities of the
     /// app.
-    pub(crate) fn lock_down(&self, uid: u32, is_admin: bool) -> Result<(), Unexecutable> {
+    pub(crate) fn lock_down(&self, uid: u32, is_admin: bool) -> Result<()> {
         self.try_lock_down(uid, is_admin)
-            .map_err(|error| Unexecutable { kind: "internal", message: format!("cannot confine the app: {error}") })
+            .map_err(|error| failure(ErrorKind::Internal, format!("cannot confine the app: {error}")))
     }
 
     fn try_lock_down(&self, uid: u32, is_admin: bool) -> io::Result<()> {

@@ -32,10 +32,9 @@ use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::app::App;
-use crate::confine::{self, ADMIN, Command};
+use crate::confine::{self, Command};
 use crate::failure::{Attempt, Result, failure};
 use crate::launcher::EXECVE_TIMEOUT;
-use crate::program::Unexecutable;
 use crate::refusal::{self, Step};
 use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
 use crate::user::{self, Ids, UserRequest};
@@ -229,23 +228,18 @@ impl Helper<'_> {
         joined: std::io::Result<()>,
         failed_writer: &OwnedFd,
         messages: &OwnedFd,
-    ) -> std::result::Result<Infallible, Unexecutable> {
-        let cannot_enter = |error: std::io::Error| Unexecutable {
-            kind: ErrorKind::of_io(&error).as_str(),
-            message: format!("cannot enter app '{}': {error}", self.app.plan.name),
-        };
+    ) -> Result<Infallible> {
+        let what = || format!("cannot enter app '{}'", self.app.plan.name);
         process.start_arena();
         let command = Command { argv: self.request.argv.clone(), env: self.environment() };
-        joined.and_then(|()| self.enter(messages)).map_err(cannot_enter)?;
-        self.change_dir().map_or(Ok(()), Err)?;
-        self.take_identity().map_err(|error| Unexecutable {
-            kind: "internal",
-            message: format!("cannot become user {}: {error}", self.ids.uid),
-        })?;
-        process.close_all_but(&[failed_writer.as_raw_fd(), messages.as_raw_fd()]).map_err(cannot_enter)?;
-        let program = confine::prepare(&command)?;
+        joined.and_then(|()| self.enter(messages)).attempt(what)?;
+        confine::enter_dir(self.request.cwd.as_deref().unwrap_or(&self.app.plan.cwd))?;
         let confinement = &self.app.confinement;
-        confinement.lock_down(self.ids.uid, confinement.needs_admin())?;
+        let is_admin = confinement.needs_admin();
+        confinement.become_user(&self.ids, is_admin)?;
+        process.close_all_but(&[failed_writer.as_raw_fd(), messages.as_raw_fd()]).attempt(what)?;
+        let program = confine::prepare(&command)?;
+        confinement.lock_down(self.ids.uid, is_admin)?;
         // The app's filter may deny the system calls that an allocation makes.
         let forked = sys::fork(self.thread, libc::CLONE_PARENT, |_| {
             let (step, error) = self.execute(&program, messages);
@@ -316,42 +310,6 @@ impl Helper<'_> {
             Ok(()) => self.app.confinement.execute(program),
             Err(error) => (Step::Session, error),
         }
-    }
-
-    /// The working directory must be inside the root. For one outside, getcwd(2) returns a path without a leading
-    /// slash.
-    fn change_dir(&self) -> Option<Unexecutable> {
-        let dir = self.request.cwd.as_deref().unwrap_or(&self.app.plan.cwd);
-        let shown = gantry_model::id::shown(dir);
-        if let Err(error) = rustix::process::chdir(dir) {
-            return Some(Unexecutable {
-                kind: "invalid",
-                message: format!("cannot change to the directory '{shown}': {error}"),
-            });
-        }
-        let inside = std::env::current_dir().is_ok_and(|dir| dir.is_absolute());
-        (!inside).then(|| Unexecutable {
-            kind: "invalid",
-            message: format!("the directory '{shown}' is outside of the app's root"),
-        })
-    }
-
-    /// The bounding set needs CAP_SETPCAP and the ids need CAP_SETUID, so the other capability sets come last.
-    fn take_identity(&self) -> std::io::Result<()> {
-        let confinement = &self.app.confinement;
-        let mut sets = confinement.sets(self.ids.uid);
-        let mut bounding = confinement.capabilities;
-        if confinement.needs_admin() {
-            bounding |= ADMIN;
-            sets.effective |= ADMIN;
-            sets.permitted |= ADMIN;
-        }
-        confine::drop_bounding(!bounding)?;
-        rustix::thread::set_keep_capabilities(true)?;
-        sys::set_ids(self.ids.uid, self.ids.gid, &self.ids.groups)?;
-        rustix::thread::set_keep_capabilities(false)?;
-        rustix::thread::clear_ambient_capability_set()?;
-        Ok(rustix::thread::set_capabilities(None, sets)?)
     }
 
     /// The app's environment, overridden by the request's.

@@ -40,7 +40,6 @@ use crate::cgroup_view::CgroupView;
 use crate::confine::{self, Command, Confinement};
 use crate::creation::ProcessInputs;
 use crate::failure::{Attempt, Result, failure};
-use crate::program::Unexecutable;
 use crate::sys::{self, Executable, ForkMark, ForkedChild, SingleThreaded};
 use crate::{own_namespaces, passing, refusal, ulimits};
 
@@ -159,10 +158,7 @@ pub(crate) fn create_on_host(
             Ok(channel) => run_on_host(&channel, &command, confinement, ids.uid, &app.cwd),
             Err(error) => refusal::send(
                 &its_end,
-                &Unexecutable {
-                    kind: ErrorKind::of_io(&error).as_str(),
-                    message: format!("cannot set up the app's process: {error}"),
-                },
+                &failure(ErrorKind::of_io(&error), format!("cannot set up the app's process: {error}")),
             ),
         }
         sys::exit_now(127)
@@ -178,11 +174,7 @@ pub(crate) fn create_on_host(
 
 /// Runs in a process of a host pod, as its user. Returns only on failure.
 fn run_on_host(channel: &OwnedFd, command: &Command, confinement: &Confinement, uid: u32, cwd: &str) {
-    let in_cwd = rustix::process::chdir(cwd).map_err(|error| Unexecutable {
-        kind: "invalid",
-        message: format!("cannot change to the directory '{}': {error}", gantry_model::id::shown(cwd)),
-    });
-    let prepared = in_cwd.and_then(|()| confine::prepare(command)).and_then(|program| {
+    let prepared = confine::enter_dir(cwd).and_then(|()| confine::prepare(command)).and_then(|program| {
         confinement.lock_down(uid, false)?;
         Ok(program)
     });
@@ -342,10 +334,9 @@ impl AppExecutor {
     }
 
     /// Forks the first process of a new PID namespace, which executes the program, and exits.
-    fn fork_first_process(&self) -> std::result::Result<Infallible, Unexecutable> {
-        let cannot = |error: std::io::Error| Unexecutable {
-            kind: ErrorKind::of_io(&error).as_str(),
-            message: format!("cannot make the app's own namespaces: {error}"),
+    fn fork_first_process(&self) -> Result<Infallible> {
+        let cannot = |error: std::io::Error| {
+            failure(ErrorKind::of_io(&error), format!("cannot make the app's own namespaces: {error}"))
         };
         let thread = SingleThreaded::check().map_err(cannot)?;
         let namespaces = &self.confinement.namespaces;

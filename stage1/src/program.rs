@@ -3,24 +3,19 @@
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 
+use gantry_contract::Failure;
+use gantry_model::ErrorKind;
 use rustix::fs::{Access, AtFlags, CWD, FileType};
 use rustix::io::Errno;
+
+use crate::failure::{Result, failure};
 
 /// Used when an app's environment has no PATH.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The reason why a program cannot be executed. It is sent through a pipe as one line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unexecutable {
-    /// An `ErrorKind`, as its `as_str` returns it.
-    pub(crate) kind: &'static str,
-    /// The attempted operation and the cause of its failure.
-    pub(crate) message: String,
-}
-
 /// The path to execute for `program`: `program` itself if it contains a slash, else the first executable file of that
 /// name in PATH, as execvp(3) searches.
-pub(crate) fn find(program: &str, env: &[String]) -> Result<CString, Unexecutable> {
+pub(crate) fn find(program: &str, env: &[String]) -> Result<CString> {
     let shown = gantry_model::id::shown(program);
     if program.contains('/') {
         return match check_executable(program) {
@@ -40,28 +35,32 @@ pub(crate) fn find(program: &str, env: &[String]) -> Result<CString, Unexecutabl
     }
     match refused {
         Some(error) => Err(unexecutable(&shown, error)),
-        None => Err(Unexecutable {
-            kind: "command-not-found",
-            message: format!("'{shown}' is in no directory of the app's PATH ({})", gantry_model::id::shown(path)),
-        }),
+        None => Err(failure(
+            ErrorKind::CommandNotFound,
+            format!("'{shown}' is in no directory of the app's PATH ({})", gantry_model::id::shown(path)),
+        )),
     }
 }
 
 /// Explains an error of execve or of the search for the program.
-pub(crate) fn unexecutable(shown: &str, error: Errno) -> Unexecutable {
+pub(crate) fn unexecutable(shown: &str, error: Errno) -> Failure {
     let (kind, why) = match error {
         Errno::NOENT | Errno::NOTDIR => {
-            ("command-not-found", "there is no such file in the app's file system".to_owned())
+            (ErrorKind::CommandNotFound, "there is no such file in the app's file system".to_owned())
         }
-        Errno::ACCESS | Errno::PERM => ("command-not-executable", "it is not executable for the app's user".to_owned()),
-        Errno::ISDIR => ("command-not-executable", "it is a directory".to_owned()),
-        Errno::NOEXEC => ("command-not-executable", "it is not a program of this machine's architecture".to_owned()),
-        other => ("command-not-executable", other.to_string()),
+        Errno::ACCESS | Errno::PERM => {
+            (ErrorKind::CommandNotExecutable, "it is not executable for the app's user".to_owned())
+        }
+        Errno::ISDIR => (ErrorKind::CommandNotExecutable, "it is a directory".to_owned()),
+        Errno::NOEXEC => {
+            (ErrorKind::CommandNotExecutable, "it is not a program of this machine's architecture".to_owned())
+        }
+        other => (ErrorKind::CommandNotExecutable, other.to_string()),
     };
-    Unexecutable { kind, message: format!("cannot execute '{shown}': {why}") }
+    failure(kind, format!("cannot execute '{shown}': {why}"))
 }
 
-fn check_executable(path: &str) -> Result<(), Errno> {
+fn check_executable(path: &str) -> rustix::io::Result<()> {
     let stat = rustix::fs::stat(path)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => {
@@ -76,7 +75,7 @@ fn check_executable(path: &str) -> Result<(), Errno> {
     }
 }
 
-fn c_string(path: &str) -> Result<CString, Unexecutable> {
+fn c_string(path: &str) -> Result<CString> {
     CString::new(std::ffi::OsStr::new(path).as_bytes())
-        .map_err(|_| Unexecutable { kind: "invalid", message: "the program's name contains a NUL byte".to_owned() })
+        .map_err(|_| failure(ErrorKind::Invalid, "the program's name contains a NUL byte"))
 }

@@ -11,7 +11,7 @@ use gantry_model::ErrorKind;
 use rustix::io::Errno;
 
 use crate::failure::failure;
-use crate::program::{self, Unexecutable};
+use crate::program;
 
 /// A step of a process after its filter is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ const STEPS: [Step; 4] = [Step::Fork, Step::Session, Step::Filter, Step::Execve]
 const MARK: u8 = 0;
 
 /// Sends the reason why a program is not executed, as text.
-pub(crate) fn send(channel: impl AsFd, why: &Unexecutable) {
+pub(crate) fn send(channel: impl AsFd, why: &Failure) {
     let _supervisor_has_gone = rustix::io::write(channel, format!("{}\t{}", why.kind, why.message).as_bytes());
 }
 
@@ -61,10 +61,7 @@ fn step_failure(step: Option<Step>, errno: Errno, program: &str) -> Failure {
             let why = "the interpreter or loader it names is not in the image";
             return failure(ErrorKind::CommandNotFound, format!("cannot execute '{shown}': {why}"));
         }
-        Some(Step::Execve) => {
-            let Unexecutable { kind, message } = program::unexecutable(&shown, errno);
-            return Failure { kind: kind.to_owned(), message, app: None };
-        }
+        Some(Step::Execve) => return program::unexecutable(&shown, errno),
         Some(Step::Fork) if errno == Errno::AGAIN => {
             let why = "the app's limit of processes is reached; exec needs room for two for a moment";
             return failure(ErrorKind::Exhausted, format!("cannot start a process in the app: {why}"));
@@ -93,7 +90,7 @@ mod tests {
 
     #[test]
     fn start_errors_are_classified() {
-        let text = report(|pipe| send(pipe, &Unexecutable { kind: "invalid", message: "no\tway".to_owned() }));
+        let text = report(|pipe| send(pipe, &failure(ErrorKind::Invalid, "no\tway")));
         assert_eq!((text.kind.as_str(), text.message.as_str()), ("invalid", "no\tway"));
         for (step, errno, kind, message) in [
             (Step::Execve, libc::ENOENT, "command-not-found", "cannot execute 'prog': the interpreter"),
