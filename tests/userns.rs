@@ -281,7 +281,7 @@ fn volumes_keep_plain_ids() {
     // A file system that cannot be idmapped is named: here that of the kernel's processes.
     let proc = ["--volume=proc,kind=host,source=/proc/self", "--mount=volume=proc,target=/host-proc", USERNS];
     let _ = g.app(&proc, &["true"]).exits(FAILED).stderr_contains(&["/host-proc", "cannot be idmapped"]);
-    // libcontainer mounts volumes below /dev, such as the file for the last message of a Kubernetes container.
+    // Volumes below /dev, such as the file for the last message of a Kubernetes container.
     let message = shared.join("message");
     fs::write(&message, "").unwrap();
     let file = format!("--volume=file,kind=host,source={}", message.display());

@@ -11,7 +11,6 @@
 //!
 //! Beside v1, the supervisor stays in the root cgroup of v2 if it was started there.
 //!
-//! libcontainer sees no hierarchy: it would parse the mount table 24 times, and it manages every cgroup that it sees.
 //! Processes of apps are born in their cgroups ([`AppCgroup::fork_into`]). Moving a process is slow
 //! ([`crate::kernel_costs`]) and blocks the making of cgroups, so all cgroups are made first. A killed
 //! supervisor leaves empty directories below `PARENT/UUID`, which the engine removes.

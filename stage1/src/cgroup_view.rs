@@ -16,14 +16,14 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use gantry_host::cgroup::CgroupSet;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag,
-    fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
-};
+use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
 
-use crate::sys::{self, MountAttributes};
+use crate::mounts::{QUIET, attach, make_file_system};
+use crate::sys;
 
 const PATH: &str = "/sys/fs/cgroup";
+const READ_ONLY: MountAttrFlags = QUIET.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
+const NO_OPTIONS: &[&str] = &[];
 /// The magic number of sysfs (statfs(2)).
 const SYSFS_MAGIC: u64 = 0x6265_6572;
 
@@ -56,9 +56,9 @@ impl CgroupView {
             return Err(io::Error::other("it is not in sysfs"));
         }
         match self {
-            Self::V2 => attach(&make_mount("cgroup2", &[], MountAttrFlags::MOUNT_ATTR_RDONLY)?, &target),
+            Self::V2 => Ok(attach(&make_file_system("cgroup2", NO_OPTIONS, READ_ONLY)?, &target)?),
             Self::V1(hierarchies) => {
-                let top = make_mount("tmpfs", &[], MountAttrFlags::empty())?;
+                let top = make_file_system("tmpfs", &["mode=755"], QUIET)?;
                 attach(&top, &target)?;
                 fill(&top, hierarchies).inspect_err(|_| {
                     // The app's program may still change this mount: it is not read-only yet.
@@ -75,34 +75,10 @@ fn fill(top: &OwnedFd, hierarchies: &[Vec<String>]) -> io::Result<()> {
         let name = controllers.join(",");
         rustix::fs::mkdirat(top, &name, Mode::from_raw_mode(0o755))?;
         let dir = rustix::fs::openat(top, &name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        attach(&make_mount("cgroup", controllers, MountAttrFlags::MOUNT_ATTR_RDONLY)?, &dir)?;
+        attach(&make_file_system("cgroup", controllers, READ_ONLY)?, &dir)?;
         for controller in controllers.iter().filter(|controller| **controller != name) {
             rustix::fs::symlinkat(&name, top, controller)?;
         }
     }
-    sys::restrict_mount(top.as_fd(), MountAttributes { read_only: true, ..Default::default() })
-}
-
-fn make_mount(kind: &str, options: &[String], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
-    let fs = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
-    // Shown in mountinfo, as mount(8) would.
-    fsconfig_set_string(&fs, "source", kind)?;
-    for option in options {
-        match option.split_once('=') {
-            Some((key, value)) => fsconfig_set_string(&fs, key, value)?,
-            None => fsconfig_set_flag(&fs, option.as_str())?,
-        }
-    }
-    if kind == "tmpfs" {
-        fsconfig_set_string(&fs, "mode", "755")?;
-    }
-    fsconfig_create(&fs)?;
-    let quiet =
-        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    Ok(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, quiet | attributes)?)
-}
-
-fn attach(mount: &OwnedFd, target: &OwnedFd) -> io::Result<()> {
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    Ok(move_mount(mount, "", target, "", flags)?)
+    sys::add_mount_attributes(top.as_fd(), MountAttrFlags::MOUNT_ATTR_RDONLY, false)
 }

@@ -112,6 +112,15 @@ pub(crate) struct Command {
     pub(crate) env: Vec<String>,
 }
 
+/// An app's environment, with HOME.
+pub(crate) fn environment(env: &[String], ids: &Ids) -> Vec<String> {
+    let mut env = env.to_vec();
+    if !env.iter().any(|entry| entry.starts_with("HOME=")) {
+        env.push(format!("HOME={}", ids.home));
+    }
+    env
+}
+
 /// Enters the working directory, which must be inside the root: for one outside, getcwd(2) returns a path without a
 /// leading slash.
 pub(crate) fn enter_dir(path: &str) -> Result<()> {

@@ -2,13 +2,14 @@
 //! ([`ProcessInputs::make`]). A process that is forked for it makes the app's process ([`crate::maker`]); only the
 //! process of a host pod that starts is made by the supervisor itself.
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Instant;
 
 use gantry_contract::plan::{self, LogLimits, Plan};
 use gantry_contract::start::Started;
 use gantry_model::ErrorKind;
+use gantry_model::namespaces::PidMode;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::pipe::PipeFlags;
 use rustix::process::Pid;
@@ -19,20 +20,20 @@ use crate::cgroup::AppCgroup;
 use crate::confine::{self, Command, Confinement};
 use crate::devices::Device;
 use crate::failure::{Attempt, Result, failure};
+use crate::file_systems::FileSystems;
 use crate::health::AppHealth;
 use crate::jail::{HostFileSystem, Jail};
 use crate::journal::now;
-use crate::launcher::{self, Stdio, WaitingApp};
+use crate::launcher::{self, MadeProcess, Stdio, WaitingApp};
 use crate::logs::{Log, PartialLine, Stream};
 use crate::notify::{self, NotifySocket};
 use crate::oom::OomTracker;
 use crate::own_namespaces::AppNamespaces;
 use crate::pace::Pace;
-use crate::spec::AppFiles;
 use crate::user::{self, Ids, UserRequest};
-use crate::user_namespace::{DEFAULT_NODES, UserNamespace};
+use crate::user_namespace::UserNamespace;
 use crate::volumes::AppMount;
-use crate::{etc, mounts, own_namespaces, root, seccomp, spec, terminal, ulimits, volumes};
+use crate::{etc, mounts, own_namespaces, root, seccomp, terminal, ulimits, volumes};
 
 /// The logs of this many attempts of an app are kept.
 const KEPT_ATTEMPTS: u32 = 5;
@@ -236,14 +237,6 @@ pub(crate) struct ProcessInputs<'a> {
     pub(crate) init: Option<Pid>,
 }
 
-/// A process that waits for its start, before it is locked down.
-pub(crate) struct MadeProcess {
-    /// The process.
-    pub(crate) process: launcher::CreatedApp,
-    /// Its `/dev/null`, opened before its program is executed: the app may replace the file later.
-    pub(crate) null: OwnedFd,
-}
-
 impl ProcessInputs<'_> {
     /// Makes the missing volumes of the app, and returns its mounts with their targets resolved in its root.
     pub(crate) fn prepare_mounts(&self, root: &OwnedFd) -> Result<Vec<AppMount>> {
@@ -270,30 +263,17 @@ impl ProcessInputs<'_> {
         }
     }
 
-    /// Makes a process that waits for its start. `root` is the app's root in this mount namespace.
+    /// Makes a process that waits for its execve. `root` is the app's, `mounts` are its volumes.
     pub(crate) fn make(&self, root: &OwnedFd, mounts: &[AppMount], stdio: Stdio) -> Result<MadeProcess> {
-        let app = self.app;
         if let Some(host) = &self.confinement.host {
             return self.make_on_host(host, None, stdio);
         }
-        // Mount points are files of the app's root.
-        let as_root = self.user().map(UserNamespace::as_root).transpose()?;
-        // They are needed until the process has copied them into its own mount namespace.
-        let (_attached, late) = mounts::attach(root, mounts, self.user())?;
-        drop(as_root);
-        let namespaces = self.enter_user_namespace(app)?;
-        let mapped = self.user().map(|user| mounts::map_sources(mounts, user)).transpose()?;
-        let files = AppFiles { mounts: mapped.as_deref().unwrap_or(mounts), devices: self.devices };
-        let config = spec::config(self.plan, app, &files, self.ids, self.confinement, &namespaces);
-        let path = format!("/bundles/{}/config.json", app.name);
-        std::fs::write(&path, config.to_string()).attempt(|| format!("cannot write {path}"))?;
-        let command = Command { argv: app.argv.clone(), env: spec::environment(&app.env, self.ids) };
-        let view = self.cgroup.view();
-        let process = launcher::create(&app.name, command, self.confinement, self.ids.uid, view, stdio)?;
-        self.set_oom_score(process.waiting.pid)?;
-        let null = terminal::open_null(process.waiting.pid).attempt(|| "cannot open /dev/null of the app")?;
-        late.attach(process.waiting.pid)?;
-        Ok(MadeProcess { process, null })
+        let file_systems = FileSystems::prepare(self.plan, self.app, root, self.devices, mounts, self.user())?;
+        launcher::create(self, file_systems, &self.command(), stdio)
+    }
+
+    fn command(&self) -> Command {
+        Command { argv: self.app.argv.clone(), env: confine::environment(&self.app.env, self.ids) }
     }
 
     /// The pod's user namespace, if it has one of its own.
@@ -301,25 +281,17 @@ impl ProcessInputs<'_> {
         self.confinement.user.as_deref()
     }
 
-    /// Opens the namespaces that libcontainer joins. With a user namespace, it makes what libcontainer cannot make from
-    /// inside of it: this process is the maker, which has a mount namespace of its own.
-    fn enter_user_namespace(&self, app: &plan::App) -> Result<JoinedNamespaces> {
-        let what = || "cannot open the namespaces of the pod";
-        let init = self.init.map(|init| format!("/proc/{}/ns/pid", init.as_raw_nonzero()));
-        let Some(user) = &self.confinement.user else { return Ok(JoinedNamespaces { pid_path: init, opened: None }) };
-        let mut nodes = DEFAULT_NODES.to_vec();
-        nodes.extend(self.devices.iter().map(Device::as_node));
-        user.mount_sources(&nodes)?;
-        // libcontainer would set them in the user namespace, where no process has the right to.
-        ulimits::raise(&app.options.ulimits).attempt(|| "cannot raise the limits of the app")?;
-        let init = init.ok_or_else(|| failure(ErrorKind::Internal, "a pod with a user namespace has no PID 1"))?;
-        // Root of the pod cannot open the file: PID 1 is not dumpable. A descriptor it can open again.
-        let pid = rustix::fs::open(init, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).attempt(what)?;
-        let pid_path = Some(format!("/proc/self/fd/{}", pid.as_raw_fd()));
-        Ok(JoinedNamespaces { pid_path, opened: Some((pid, Rc::clone(user))) })
+    /// Opens the PID namespace that the process joins, or in which it makes its own; `None`: the host's.
+    pub(crate) fn pid_namespace(&self) -> Result<Option<OwnedFd>> {
+        let init = self.init.filter(|_| self.app.options.pid != PidMode::Host);
+        let open = |init: Pid| {
+            let path = format!("/proc/{}/ns/pid", init.as_raw_nonzero());
+            rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        };
+        init.map(open).transpose().attempt(|| "cannot open the PID namespace of the pod")
     }
 
-    /// Makes a process of a host pod, which waits for its start in the host's mount namespace. `cgroup` is the app's,
+    /// Makes a process of a host pod, which waits for its execve in the host's mount namespace. `cgroup` is the app's,
     /// unless this process is in it.
     pub(crate) fn make_on_host(
         &self,
@@ -327,18 +299,17 @@ impl ProcessInputs<'_> {
         cgroup: Option<&AppCgroup>,
         stdio: Stdio,
     ) -> Result<MadeProcess> {
-        let command = Command { argv: self.app.argv.clone(), env: spec::environment(&self.app.env, self.ids) };
-        let process = launcher::create_on_host(self, cgroup, command, &host.namespace, stdio)?;
-        self.set_oom_score(process.waiting.pid)?;
-        let null = rustix::fs::openat(&host.root, "dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        Ok(MadeProcess { process, null: null.attempt(|| "cannot open the host's /dev/null")? })
+        let null = rustix::fs::openat(&host.root, "dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .attempt(|| "cannot open the host's /dev/null")?;
+        let waiting = launcher::create_on_host(self, cgroup, self.command(), &host.namespace, stdio)?;
+        Ok(MadeProcess { waiting, null, terminal: None })
     }
 
-    /// Sets the OOM score of the process. libcontainer would set one in the configuration for the supervisor.
+    /// Sets the OOM score of the process.
     ///
     /// Lowering one needs CAP_SYS_RESOURCE, which the root of some virtual machines and containers lacks. The app runs
     /// with the lowest score that is permitted then, as with other runtimes: kubelets ask for -997.
-    fn set_oom_score(&self, process: Pid) -> Result<()> {
+    pub(crate) fn set_oom_score(&self, process: Pid) -> Result<()> {
         let Some(score) = self.app.options.oom_score_adj else { return Ok(()) };
         let path = format!("/proc/{}/oom_score_adj", process.as_raw_nonzero());
         match std::fs::write(path, score.to_string()) {
@@ -351,25 +322,10 @@ impl ProcessInputs<'_> {
     }
 }
 
-/// The namespaces that libcontainer joins.
-pub(crate) struct JoinedNamespaces {
-    /// The path of the pod's PID namespace, if it has one.
-    pub(crate) pid_path: Option<String>,
-    /// The same, open, and the pod's user namespace, if it has one of its own.
-    opened: Option<(OwnedFd, Rc<UserNamespace>)>,
-}
-
-impl JoinedNamespaces {
-    /// The path of the pod's user namespace.
-    pub(crate) fn user_path(&self) -> Option<String> {
-        self.opened.as_ref().map(|(_, user)| format!("/proc/self/fd/{}", user.file.as_raw_fd()))
-    }
-}
-
 /// Makes an app's stdio. Its user owns the pipes, so that it can open /dev/stdout by name, as with docker and podman.
 pub(crate) fn make_stdio(app: &plan::App, null: &OwnedFd, uid: u32) -> Result<terminal::AppStdio> {
     if app.options.terminal {
-        return terminal::AppStdio::terminal(&app.name);
+        return Ok(terminal::AppStdio::terminal());
     }
     let what = || "cannot make the app's pipes";
     let (out, out_app) = pipe().attempt(what)?;
@@ -386,7 +342,7 @@ pub(crate) fn make_stdio(app: &plan::App, null: &OwnedFd, uid: u32) -> Result<te
     };
     let source = |fd, stream| OutputSource { fd, stream, partial: PartialLine::default() };
     let sources = vec![source(out, Stream::Stdout), source(err, Stream::Stderr)];
-    Ok(terminal::AppStdio::pipes((stdin_app, out_app, err_app), sources, input))
+    Ok(terminal::AppStdio::pipes([stdin_app, out_app, err_app], sources, input))
 }
 
 /// A pipe whose reading end, the supervisor's, is non-blocking.

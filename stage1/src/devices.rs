@@ -16,9 +16,9 @@ use gantry_model::ErrorKind;
 use gantry_model::device::{DeviceSpec, is_provided};
 use gantry_model::id::shown;
 
+use crate::dev::DeviceNode;
 use crate::failure::{Attempt, Result, failure};
 use crate::sys::{self, EbpfInsn};
-use crate::user_namespace::DeviceNode;
 
 /// Character devices that may be read and written: major and minor (`None`: any). (5, 1), the console, is missing: in a
 /// container it is still the host's, and an app's console is a pseudo-terminal.
@@ -94,20 +94,7 @@ impl Device {
         devices.iter().map(device).collect()
     }
 
-    /// The node for libcontainer ("Devices" of the OCI runtime specification).
-    pub(crate) fn node(&self) -> serde_json::Value {
-        serde_json::json!({
-            "path": self.target,
-            "type": if self.is_block { "b" } else { "c" },
-            "major": self.major,
-            "minor": self.minor,
-            "fileMode": self.mode,
-            "uid": self.uid,
-            "gid": self.gid,
-        })
-    }
-
-    /// The node for an app in a user namespace.
+    /// Its node in the app.
     pub(crate) fn as_node(&self) -> DeviceNode<'_> {
         let (major, minor) = (self.major.unsigned_abs(), self.minor.unsigned_abs());
         let Self { is_block, mode, uid, gid, .. } = *self;

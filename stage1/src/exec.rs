@@ -1,5 +1,5 @@
 //! Runs an additional program in an app, with exactly the app's confinement: the same namespaces, cgroups,
-//! capabilities, system call filter and no_new_privs. libcontainer's exec joins no user namespace and loads no filter.
+//! capabilities, system call filter and no_new_privs.
 //!
 //! An exec takes two processes. The helper, a fork of the supervisor, stays outside the pod's PID namespace, where no
 //! app can see it. It joins the app's cgroups and mount namespace, drops every right and descriptor that the program
@@ -39,7 +39,7 @@ use crate::refusal::{self, Step};
 use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
 use crate::user::{self, Ids, UserRequest};
 use crate::user_namespace::UserNamespace;
-use crate::{passing, spec, terminal, ulimits};
+use crate::{passing, terminal, ulimits};
 
 /// An exec whose program has not been executed yet. The supervisor does not block on it: an app can stop the program's
 /// process (SIGSTOP) for any length of time.
@@ -292,7 +292,7 @@ impl Helper<'_> {
         terminal::set_size(&master, size)?;
         rustix::fs::fchown(&peer, Some(rustix::fs::Uid::from_raw(self.ids.uid)), None)?;
         passing::send(to, b"t", &[master.as_fd()], SendFlags::empty())?;
-        set_stdio(&peer, &peer, &peer)
+        terminal::set_stdio([&peer; 3])
     }
 
     /// Runs in the program's process, with the app's rights: starts a session and executes the program. Returns only on
@@ -323,28 +323,19 @@ impl Helper<'_> {
         if self.request.user.is_some() {
             env.retain(|entry| !entry.starts_with("HOME="));
         }
-        spec::environment(&env, &self.ids)
+        confine::environment(&env, &self.ids)
     }
 }
 
 /// Makes the client's descriptors the program's stdio. The program's user becomes the owner of pipes; the app's null
 /// device replaces the host's.
 fn set_client_stdio(given: &[OwnedFd; 3], null: &OwnedFd, uid: u32) -> std::io::Result<()> {
-    let mut own = [null; 3];
-    for (own, fd) in own.iter_mut().zip(given) {
+    for fd in given {
         if !terminal::is_null(fd)? {
             terminal::give_pipe_to(fd, uid)?;
-            *own = fd;
         }
     }
-    let [stdin, stdout, stderr] = own;
-    set_stdio(stdin, stdout, stderr)
-}
-
-fn set_stdio(stdin: &OwnedFd, stdout: &OwnedFd, stderr: &OwnedFd) -> std::io::Result<()> {
-    rustix::stdio::dup2_stdin(stdin)?;
-    rustix::stdio::dup2_stdout(stdout)?;
-    Ok(rustix::stdio::dup2_stderr(stderr)?)
+    terminal::set_stdio(terminal::replace_null(given, null)?)
 }
 
 fn send_pid(socket: &OwnedFd, pid: Pid) -> std::io::Result<()> {

@@ -1,5 +1,5 @@
 //! Creates the apps of a new pod. As for an app that is added later, a maker makes each app's process
-//! ([`crate::maker`]): it is born in the app's cgroup, and libcontainer's memory is not the supervisor's.
+//! ([`crate::maker`]), which is born in the app's cgroup.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -14,7 +14,7 @@ use crate::creation::{AppCreation, PreparedApp, make_stdio};
 use crate::etc;
 use crate::failure::{OfApp, Result, failure};
 use crate::jail::Jail;
-use crate::launcher::{Stdio, WaitingApp};
+use crate::launcher::{MadeProcess, WaitingApp};
 use crate::maker::{Maker, MakerMessage};
 use crate::terminal::AppStdio;
 use crate::user_namespace::UserNamespace;
@@ -29,7 +29,7 @@ pub(crate) struct AppInCreation {
     program: String,
     /// `None`: it has sent its result.
     maker: Option<Maker>,
-    made: Option<(WaitingApp, OwnedFd)>,
+    made: Option<MadeProcess>,
 }
 
 impl AppInCreation {
@@ -43,19 +43,17 @@ impl AppInCreation {
     ) -> Result<Self> {
         let prepared = creation.prepare(cgroup)?;
         let mut stdio = make_stdio(&prepared.plan, &jail.null, prepared.host_uid()?)?;
-        let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
+        let given = stdio.given.take();
         if let Some(host) = &jail.host {
             let inputs = prepared.process_inputs(plan, init);
-            let mut made = inputs.make_on_host(host, Some(&prepared.cgroup), given)?;
-            made.process.lock_down()?;
-            let made = Some((made.process.waiting, made.null));
+            let made = Some(inputs.make_on_host(host, Some(&prepared.cgroup), given)?);
             return Ok(Self { prepared, stdio, program: String::new(), maker: None, made });
         }
         let mut maker = Maker::start(prepared.process_inputs(plan, init), &prepared.cgroup, given, false)?;
         let program = prepared.plan.argv.first().cloned().unwrap_or_default();
         let filled = match maker.wait(&program) {
             Ok(MakerMessage::Filled) => maker.proceed(),
-            Ok(MakerMessage::Created(..)) => Err(failure(ErrorKind::Internal, "the app's process was made too early")),
+            Ok(MakerMessage::Created(_)) => Err(failure(ErrorKind::Internal, "the app's process was made too early")),
             Err(why) => Err(why),
         };
         let mut app = Self { prepared, stdio, program, maker: Some(maker), made: None };
@@ -72,7 +70,7 @@ impl AppInCreation {
     fn finish(&mut self) -> Result<()> {
         let Some(maker) = &self.maker else { return Ok(()) };
         match maker.wait(&self.program)? {
-            MakerMessage::Created(waiting, null) => self.made = Some((waiting, null)),
+            MakerMessage::Created(made) => self.made = Some(made),
             MakerMessage::Filled => return Err(failure(ErrorKind::Internal, "the app's process was not made")),
         }
         // When it has exited, the process is a child of this one.
@@ -86,18 +84,17 @@ impl AppInCreation {
             Some(maker) => maker.kill(&self.prepared.cgroup).iter().for_each(reap),
             None => self.prepared.cgroup.kill(),
         }
-        if let Some((waiting, _)) = self.made.take() {
-            reap(&waiting.pidfd);
+        if let Some(made) = self.made.take() {
+            reap(&made.waiting.pidfd);
         }
     }
 
     fn into_created(self, terminal_size: Option<(u16, u16)>) -> Result<CreatedApp> {
         let name = self.prepared.plan.name.clone();
-        let (sources, input) = self.stdio.supervisor_ends(terminal_size).of_app(&name)?;
-        match self.made {
-            Some((waiting, null)) => Ok(CreatedApp { prepared: self.prepared, waiting, null, sources, input }),
-            None => Err(failure(ErrorKind::Internal, "the app has no process")).of_app(&name),
-        }
+        let missing = || failure(ErrorKind::Internal, "the app has no process");
+        let MadeProcess { waiting, null, terminal } = self.made.ok_or_else(missing).of_app(&name)?;
+        let (sources, input) = self.stdio.supervisor_ends(terminal, terminal_size).of_app(&name)?;
+        Ok(CreatedApp { prepared: self.prepared, waiting, null, sources, input })
     }
 }
 

@@ -128,8 +128,9 @@ fn leave_all_files() -> std::io::Result<()> {
     sys::unshare(libc::CLONE_NEWNS)?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let nothing = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("tmpfs", "/state", "tmpfs", nothing, c"mode=0555,size=4k,nr_inodes=2")?;
-    rustix::process::chdir("/state")?;
+    // Any directory serves: this mount namespace has no other process.
+    mount("tmpfs", "/volumes", "tmpfs", nothing, c"mode=0555,size=4k,nr_inodes=2")?;
+    rustix::process::chdir("/volumes")?;
     rustix::process::pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;

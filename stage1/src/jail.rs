@@ -3,12 +3,11 @@
 //! ```text
 //! /                tmpfs; unmounted with the last process of this mount namespace
 //! /proc            the host's PID namespace, for /proc/PID/ns/pid
-//! /sys/fs/cgroup   empty: libcontainer finds no hierarchy (see cgroup.rs)
 //! /pod /trees      the pod directory and the layers, bound
 //! /volumes/NAME    host volumes, cloned before the host's tree was unmounted
 //! /shm             /dev/shm of every app of the pod
-//! /bundles/APP     config.json, root (the overlay); /state: libcontainer's
-//! /mapped          with a user namespace: the pod directory with its ids; /dev /sysfs: for makers (user_namespace.rs)
+//! /bundles/APP     root (the overlay), and the socket for messages of the app's readiness
+//! /mapped          with a user namespace: the pod directory with its ids
 //! ```
 //!
 //! Without the host's mounts, a pod keeps none of them busy, its overlay mounts are visible nowhere else, the cost of
@@ -207,8 +206,8 @@ fn build_root(plan: &Plan, user: Option<&UserNamespace>, pod_dir: &OwnedFd, tree
     };
     mount("tmpfs", over, "tmpfs", quiet, options).attempt(|| "cannot mount the supervisor's root")?;
     rustix::process::chdir(over).attempt(|| "cannot enter the supervisor's root")?;
-    let dirs = ["proc", "sys", "sys/fs", "sys/fs/cgroup", "pod", "trees", "volumes", "shm", "bundles", "state"];
-    let of_user_namespace: &[_] = if user.is_some() { &["mapped", "dev", "sysfs"] } else { &[] };
+    let dirs = ["proc", "pod", "trees", "volumes", "shm", "bundles"];
+    let of_user_namespace: &[_] = if user.is_some() { &["mapped"] } else { &[] };
     for dir in dirs.iter().chain(of_user_namespace) {
         rustix::fs::mkdirat(CWD, *dir, Mode::from_raw_mode(mode))
             .attempt(|| format!("cannot make /{dir} of the supervisor's root"))?;

@@ -1,74 +1,57 @@
-//! Creates and starts apps through libcontainer. No other module calls it, and all calls follow nine rules:
+//! Makes the processes of apps.
 //!
-//! 1. The process has one thread, checked before every create.
-//! 2. The cgroup path is absolute and below gantry's parent, and libcontainer sees no hierarchy.
-//! 3. HOME and PATH are always set.
-//! 4. gantry's executor resets signals, loads the filter and reports through a socket of its own.
-//! 5. The supervisor writes `oom_score_adj`, between create and start.
-//! 6. The configuration holds nothing that libcontainer 0.7.0 ignores.
-//! 7. After an error every child is reaped. libcontainer's state is on a tmpfs that is unmounted with the pod.
-//! 8. Events of libcontainer are not logged: in an app's process, standard error is the app's.
-//! 9. A pidfd is opened right after create, before the process can be reaped.
+//! The maker ([`crate::maker`]) prepares what needs the supervisor's rights, and forks the app's process into the app's
+//! namespaces. That process sets up the rest in this order, and reports each error through a socket:
+//!
+//! 1. a session, its stdio, the pod's user namespace if it has one, its own mount namespace;
+//! 2. its file systems ([`crate::file_systems`]), and its view of its cgroups ([`crate::cgroup_view`]);
+//! 3. it closes the supervisor's descriptors, and enters the working directory;
+//! 4. the app's user; from here on it has the app's capabilities and [`confine::ADMIN`] only;
+//! 5. it finds its program, and locks itself down ([`Confinement::lock_down`]): signals, limits, the remaining
+//!    capabilities, the system call filter;
+//! 6. it waits for the permission to execute the program.
 //!
 //! While an app waits for its execve, another app of its pod may run and may trace it (CAP_SYS_PTRACE). Therefore every
 //! app of a pod is locked down before the first one is executed: it has none of the supervisor's descriptors (pod
 //! directory, cgroup hierarchies, the host's namespaces), only its own capabilities, and its filter. While an app is
 //! added to a running pod, the apps that may trace it are frozen until it is locked down ([`crate::maker`]).
 
-use std::collections::HashMap;
 use std::convert::Infallible;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
-use std::rc::Rc;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
+use gantry_contract::Failure;
 use gantry_model::ErrorKind;
-use gantry_model::error::chain;
 use gantry_model::namespaces::PidMode;
-use libcontainer::container::Container;
-use libcontainer::container::builder::ContainerBuilder;
-use libcontainer::oci_spec::runtime::Spec;
-use libcontainer::syscall::syscall::SyscallType;
-use libcontainer::workload::{Executor, ExecutorError, ExecutorSetEnvsError, ExecutorValidationError};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
-use rustix::process::{Pid, PidfdFlags};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, WaitOptions};
 
 use crate::cgroup::AppCgroup;
-use crate::cgroup_view::CgroupView;
 use crate::confine::{self, Command, Confinement};
 use crate::creation::ProcessInputs;
 use crate::failure::{Attempt, Result, failure};
-use crate::sys::{self, Executable, ForkMark, ForkedChild, SingleThreaded};
-use crate::{own_namespaces, passing, refusal, ulimits};
+use crate::file_systems::{FileSystems, Opened};
+use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
+use crate::user_namespace::UserNamespace;
+use crate::{own_namespaces, passing, refusal, terminal, ulimits};
 
 /// Timeout of a started process to reach its execve.
 pub(crate) const EXECVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The lowest number of a channel's descriptor in a process of a host pod, which stdio does not overwrite.
-const MIN_CHANNEL: RawFd = 3;
+/// The message with which a process sends its `/dev/null`, and the master of its terminal if it has one.
+const OPENED: u8 = b'o';
 
-/// Timeout of the exit of a process that has forked the first process of a PID namespace.
-const FORK_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+/// The message with which a process reports that it is locked down, and with which it is allowed to execute its
+/// program.
+const PROCEED: u8 = b'+';
 
-/// The stdio of an app's process.
-pub(crate) struct Stdio {
-    /// stdin, stdout and stderr; `None` with a terminal.
-    pub(crate) fds: Option<(OwnedFd, OwnedFd, OwnedFd)>,
-    /// With a terminal: the path of the socket that libcontainer sends its master to.
-    pub(crate) console: Option<String>,
-}
+/// stdin, stdout and stderr of an app's process; `None` with a terminal.
+pub(crate) type Stdio = Option<[OwnedFd; 3]>;
 
-/// An app whose process waits for its start.
-pub(crate) struct CreatedApp {
-    /// The container that waits for its start; `None`: the process is in none and locks itself down.
-    container: Option<Container>,
-    /// Its process.
-    pub(crate) waiting: WaitingApp,
-}
-
-/// A process that waits: until [`CreatedApp::lock_down`] for its start, afterwards for its execve.
+/// A process that is locked down and waits for its execve.
 pub(crate) struct WaitingApp {
     /// The name of its program, for error messages.
     pub(crate) program: String,
@@ -80,45 +63,160 @@ pub(crate) struct WaitingApp {
     pub(crate) pidfd: OwnedFd,
 }
 
-/// Makes the container of the app whose `config.json` is in `/bundles/NAME`: namespaces, mounts, ids; everything but
-/// the execve.
+/// The process of an app, with what the supervisor keeps of its file systems.
+pub(crate) struct MadeProcess {
+    /// The process.
+    pub(crate) waiting: WaitingApp,
+    /// Its `/dev/null`, opened before its program is executed: the app may replace the file later.
+    pub(crate) null: OwnedFd,
+    /// The master of its terminal, if it has one.
+    pub(crate) terminal: Option<OwnedFd>,
+}
+
+/// Makes the process of an app in its namespaces. This process, the maker, is in the app's cgroup.
 pub(crate) fn create(
-    app: &str,
-    command: Command,
-    confinement: &Confinement,
-    uid: u32,
-    view: CgroupView,
+    inputs: &ProcessInputs<'_>,
+    file_systems: FileSystems<'_>,
+    command: &Command,
     stdio: Stdio,
-) -> Result<CreatedApp> {
-    let _thread = SingleThreaded::check().attempt(|| "cannot make a container")?;
-    let (channel, its_end) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .attempt(|| "cannot make a socket pair")?;
-    if confinement.namespaces.pid == PidMode::App {
-        // The app's process is forked by the one that libcontainer makes; its message tells which it is.
-        sockopt::set_socket_passcred(&channel, true).attempt(|| "cannot make a socket pair")?;
+) -> Result<MadeProcess> {
+    let what = || "cannot make the app's process";
+    let thread = SingleThreaded::check().attempt(what)?;
+    let (channel, its_end) = channel_pair().attempt(what)?;
+    let &ProcessInputs { app, confinement, .. } = inputs;
+    ulimits::raise(&app.options.ulimits).attempt(|| "cannot raise the limits of the app")?;
+    if let Some(target) = inputs.pid_namespace()? {
+        sys::setns(target.as_fd(), libc::CLONE_NEWPID).attempt(|| "cannot enter the pod's PID namespace")?;
     }
-    let program = command.argv.first().cloned().unwrap_or_default();
-    let has_terminal = stdio.console.is_some();
-    let executor = AppExecutor {
-        command: Rc::new(command),
-        confinement: confinement.clone(),
-        uid,
-        view: Rc::new(view),
-        has_terminal,
-        mark: Rc::new(ForkMark::new().attempt(|| "cannot mark the supervisor's process")?),
-        supervisor_fds: supervisor_fds(&its_end, &stdio)?.into(),
-        channel: Rc::new(its_end),
+    // In a user namespace, the process makes the mount namespace when it is in there.
+    let of_mounts = if confinement.user.is_some() { 0 } else { libc::CLONE_NEWNS };
+    let child = |process: ForkedChild| {
+        let Err(why) = run(&process, inputs, file_systems, command, stdio, &its_end);
+        refusal::send(&its_end, &why);
+        sys::exit_now(127)
     };
-    let container = build(app, executor, stdio).map_err(|error| {
-        reap_all();
-        failure(ErrorKind::Internal, format!("cannot make the container: {}", chain(&error)))
+    let pid = match confinement.namespaces.pid {
+        PidMode::App => fork_first(thread, confinement.user.as_deref(), of_mounts, child),
+        PidMode::Pod | PidMode::Host => sys::fork(thread, of_mounts, child),
+    };
+    let pid = pid.attempt(what)?;
+    // From here on the channel ends with the process.
+    drop(its_end);
+    let waiting = WaitingApp::new(command, channel, pid)?;
+    inputs.set_oom_score(pid)?;
+    let (report, mut fds) = waiting.receive()?;
+    let (terminal, null) = match report.as_slice() {
+        [OPENED] => (app.options.terminal.then(|| fds.pop()).flatten(), fds.pop()),
+        [] => return Err(ended_early()),
+        report => return Err(refusal::read(report, &waiting.program)),
+    };
+    let null = null.ok_or_else(|| failure(ErrorKind::Internal, "the app's process sent no null device"))?;
+    waiting.wait_for_lock_down()?;
+    Ok(MadeProcess { waiting, null, terminal })
+}
+
+/// Forks the first process of a PID namespace inside the pod's, through a process that is in the pod's: a process
+/// cannot make a PID namespace in one that it has entered for its children only (pid_namespaces(7)). The namespace
+/// belongs to the pod's user namespace, if there is one, which the new process is in.
+fn fork_first(
+    thread: SingleThreaded,
+    user: Option<&UserNamespace>,
+    namespaces: libc::c_int,
+    child: impl FnOnce(ForkedChild) -> Infallible,
+) -> std::io::Result<Pid> {
+    let (receiver, sender) = channel_pair()?;
+    let forker = sys::fork(thread, 0, |_| {
+        let flags = namespaces | libc::CLONE_NEWPID | libc::CLONE_PARENT;
+        let joined = user.map_or(Ok(()), UserNamespace::join);
+        let forked = joined
+            .and_then(|()| sys::fork(thread, flags, child))
+            .and_then(|pid| Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?));
+        let _maker_has_gone = match &forked {
+            Ok(process) => passing::send(&sender, &[0; 4], &[process.as_fd()], SendFlags::empty()),
+            Err(error) => {
+                let number = error.raw_os_error().unwrap_or(libc::EIO);
+                passing::send(&sender, &number.to_ne_bytes(), &[], SendFlags::empty())
+            }
+        };
+        sys::exit_now(0)
     })?;
-    let pid = container.pid().and_then(|pid| Pid::from_raw(pid.as_raw()));
-    let pid = pid.ok_or_else(|| failure(ErrorKind::Internal, "libcontainer made a container without a process"))?;
-    let pidfd =
-        rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the container's process")?;
-    Ok(CreatedApp { container: Some(container), waiting: WaitingApp { program, channel, pid, pidfd } })
+    drop(sender);
+    let mut number = [0; 4];
+    let received = passing::receive(&receiver, &mut number, RecvFlags::empty());
+    let _reaped = rustix::process::waitpid(Some(forker), WaitOptions::empty());
+    let received = received?;
+    match (received.fds.first(), received.bytes) {
+        (Some(process), _) => pid_of(process),
+        (None, 4) => Err(std::io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
+        (None, _) => Err(std::io::Error::other("the process that forks it was killed")),
+    }
+}
+
+/// The PID of a process in this PID namespace (proc_pid_fdinfo(5)).
+fn pid_of(process: &OwnedFd) -> std::io::Result<Pid> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd()))?;
+    let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
+    number.and_then(Pid::from_raw).ok_or_else(|| std::io::Error::from_raw_os_error(libc::ESRCH))
+}
+
+fn channel_pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+fn ended_early() -> Failure {
+    failure(ErrorKind::Internal, "the app's process ended before it was confined")
+}
+
+/// Runs in the app's process. Returns only on failure.
+fn run(
+    process: &ForkedChild,
+    inputs: &ProcessInputs<'_>,
+    file_systems: FileSystems<'_>,
+    command: &Command,
+    stdio: Stdio,
+    channel: &OwnedFd,
+) -> Result<Infallible> {
+    let &ProcessInputs { app, confinement, ids, cgroup, .. } = inputs;
+    enter(inputs, file_systems, stdio, channel)?;
+    if confinement.namespaces.manages_cgroup {
+        own_namespaces::enter_delegated_cgroup().attempt(|| "cannot mount the app's cgroup")?;
+    } else {
+        // An app that does not see its cgroup runs nevertheless.
+        let _without_a_view = cgroup.view().enter();
+    }
+    // Before the working directory, which could otherwise be one of the supervisor's (CVE-2024-21626).
+    process.close_all_but(&[channel.as_raw_fd()]).attempt(|| "cannot close the supervisor's descriptors")?;
+    // As root, because the app's user may lack the right; where root lacks it, as the user.
+    let as_root = confine::enter_dir(&app.cwd);
+    confinement.become_user(ids, true)?;
+    as_root.or_else(|_| confine::enter_dir(&app.cwd))?;
+    let program = confine::prepare(command)?;
+    confinement.lock_down(ids.uid, true)?;
+    wait_and_execute(channel, confinement, &program);
+    sys::exit_now(127)
+}
+
+/// Enters the namespaces and the file systems of the app, and sends what the supervisor keeps of them.
+fn enter(inputs: &ProcessInputs<'_>, file_systems: FileSystems<'_>, stdio: Stdio, channel: &OwnedFd) -> Result<()> {
+    let what = || "cannot set up the app's process";
+    rustix::process::setsid().attempt(what)?;
+    let namespaces = &inputs.confinement.namespaces;
+    if let Some(user) = &inputs.confinement.user {
+        let joined = if namespaces.pid == PidMode::App { Ok(()) } else { user.join() };
+        joined.and_then(|()| sys::unshare(libc::CLONE_NEWNS)).attempt(|| "cannot enter the user namespace")?;
+    }
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    let Opened { null, terminal } = file_systems.enter(&namespaces.covered, inputs.ids.uid)?;
+    match (&stdio, &terminal) {
+        (_, Some((_, peer))) => sys::controlling_terminal(peer.as_fd())
+            .and_then(|()| terminal::set_stdio([peer, peer, peer]))
+            .attempt(|| "cannot open the app's terminal")?,
+        (Some(given), None) => terminal::replace_null(given, &null).and_then(terminal::set_stdio).attempt(what)?,
+        (None, None) => return Err(failure(ErrorKind::Internal, "an app has neither pipes nor a terminal")),
+    }
+    let fds: Vec<_> =
+        [&null].into_iter().chain(terminal.as_ref().map(|(master, _)| master)).map(|fd| fd.as_fd()).collect();
+    passing::send(channel, &[OPENED], &fds, SendFlags::empty()).attempt(what)
 }
 
 /// Makes a process of a host pod: in `mount_namespace`, the host's. It finds its program and then waits for its execve.
@@ -129,33 +227,27 @@ pub(crate) fn create_on_host(
     command: Command,
     mount_namespace: &OwnedFd,
     stdio: Stdio,
-) -> Result<CreatedApp> {
+) -> Result<WaitingApp> {
     let what = || "cannot make the app's process";
     let thread = SingleThreaded::check().attempt(what)?;
-    let (channel, its_end) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).attempt(what)?;
-    let Some((stdin, stdout, stderr)) = stdio.fds else {
+    let (channel, its_end) = channel_pair().attempt(what)?;
+    let Some(stdio) = stdio else {
         return Err(failure(ErrorKind::Invalid, "an app of a host pod cannot have a terminal"));
     };
-    let program = command.argv.first().cloned().unwrap_or_default();
     let &ProcessInputs { app, confinement, ids, .. } = inputs;
     let run = |process: ForkedChild, joined: std::io::Result<()>| {
-        let enter = || -> std::io::Result<OwnedFd> {
+        let enter = || -> std::io::Result<()> {
             joined?;
             rustix::process::setsid()?;
             ulimits::raise(&confinement.ulimits)?;
             sys::setns(mount_namespace.as_fd(), libc::CLONE_NEWNS)?;
             rustix::process::umask(Mode::from_raw_mode(0o022));
-            let channel = rustix::io::fcntl_dupfd_cloexec(&its_end, MIN_CHANNEL)?;
-            rustix::stdio::dup2_stdin(&stdin)?;
-            rustix::stdio::dup2_stdout(&stdout)?;
-            rustix::stdio::dup2_stderr(&stderr)?;
+            terminal::set_stdio(stdio.each_ref())?;
             sys::set_ids(ids.uid, ids.gid, &ids.groups)?;
-            process.close_all_but(&[0, 1, 2, channel.as_raw_fd()])?;
-            Ok(channel)
+            process.close_all_but(&[its_end.as_raw_fd()])
         };
         match enter() {
-            Ok(channel) => run_on_host(&channel, &command, confinement, ids.uid, &app.cwd),
+            Ok(()) => run_on_host(&its_end, &command, confinement, ids.uid, &app.cwd),
             Err(error) => refusal::send(
                 &its_end,
                 &failure(ErrorKind::of_io(&error), format!("cannot set up the app's process: {error}")),
@@ -168,8 +260,12 @@ pub(crate) fn create_on_host(
         None => sys::fork(thread, 0, |process| run(process, Ok(()))),
     };
     let pid = pid.attempt(what)?;
-    let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
-    Ok(CreatedApp { container: None, waiting: WaitingApp { program, channel, pid, pidfd } })
+    // From here on the channel ends with the process.
+    drop(its_end);
+    let waiting = WaitingApp::new(&command, channel, pid)?;
+    inputs.set_oom_score(waiting.pid)?;
+    waiting.wait_for_lock_down()?;
+    Ok(waiting)
 }
 
 /// Runs in a process of a host pod, as its user. Returns only on failure.
@@ -194,59 +290,27 @@ fn wait_and_execute(channel: &OwnedFd, confinement: &Confinement, program: &Exec
     }
 }
 
-/// The supervisor's descriptors, except those made for this app.
-fn supervisor_fds(channel: &OwnedFd, stdio: &Stdio) -> Result<Vec<RawFd>> {
-    let given = stdio.fds.iter().flat_map(|(stdin, stdout, stderr)| [stdin, stdout, stderr]);
-    let own: Vec<RawFd> = given.chain([channel]).map(|fd| fd.as_raw_fd()).collect();
-    let mut open = sys::descriptors().attempt(|| "cannot list the supervisor's descriptors")?;
-    open.retain(|fd| !own.contains(fd));
-    Ok(open)
-}
-
-fn build(
-    app: &str,
-    executor: AppExecutor,
-    stdio: Stdio,
-) -> std::result::Result<Container, libcontainer::error::LibcontainerError> {
-    let mut builder = ContainerBuilder::new(app.to_owned(), SyscallType::default()).with_executor(executor);
-    if let Some((stdin, stdout, stderr)) = stdio.fds {
-        builder = builder.with_stdin(stdin).with_stdout(stdout).with_stderr(stderr);
-    }
-    builder
-        .with_root_path("/state")?
-        .with_console_socket(stdio.console)
-        .validate_id()?
-        .as_init(format!("/bundles/{app}"))
-        .with_systemd(false)
-        .with_detach(true)
-        .build()
-}
-
-/// The byte by which a process reports that it is locked down, and by which it is allowed to execute its program.
-const PROCEED: u8 = b'+';
-
-impl CreatedApp {
-    /// Makes the process find its program and drop everything that the app does not get. [`WaitingApp::proceed`]
-    /// makes it execute the program.
-    pub(crate) fn lock_down(&mut self) -> Result<()> {
-        if let Some(container) = &mut self.container {
-            container.start().map_err(|error| {
-                failure(ErrorKind::Internal, format!("cannot start the container: {}", chain(&error)))
-            })?;
-        }
-        let (report, sender) = self.waiting.receive()?;
-        match report.as_slice() {
-            [PROCEED] => sender.map_or(Ok(()), |sender| self.waiting.follow(sender)),
-            [] => Err(failure(ErrorKind::Internal, "the container's process ended before it was confined")),
-            report => Err(refusal::read(report, &self.waiting.program)),
-        }
-    }
-}
-
 impl WaitingApp {
+    /// A process that was just forked, and that has not been reaped.
+    fn new(command: &Command, channel: OwnedFd, pid: Pid) -> Result<Self> {
+        let program = command.argv.first().cloned().unwrap_or_default();
+        let pidfd =
+            rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the app's process")?;
+        Ok(Self { program, channel, pid, pidfd })
+    }
+
+    /// Waits until the process is locked down.
+    fn wait_for_lock_down(&self) -> Result<()> {
+        match self.receive()?.0.as_slice() {
+            [PROCEED] => Ok(()),
+            [] => Err(ended_early()),
+            report => Err(refusal::read(report, &self.program)),
+        }
+    }
+
     /// Lets the process execute its program.
     pub(crate) fn proceed(&self) -> Result<()> {
-        let what = || "cannot make the container's process execute its program";
+        let what = || "cannot make the app's process execute its program";
         rustix::net::send(&self.channel, &[PROCEED], SendFlags::NOSIGNAL).attempt(what).map(drop)
     }
 
@@ -259,27 +323,8 @@ impl WaitingApp {
         }
     }
 
-    /// Replaces the process by the one that it forked and that has sent a message, and reaps it.
-    fn follow(&mut self, sender: Pid) -> Result<()> {
-        use rustix::process::{WaitId, WaitIdOptions, waitid};
-        if sender == self.pid {
-            return Ok(());
-        }
-        let what = || "cannot find the first process of the app's PID namespace";
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        // It exits right after the fork. A process that hangs in the kernel is reaped with the pod.
-        let _exited_or_late = poll(&mut fds, Some(&FORK_TIMEOUT));
-        let _reaped = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
-        // A child of this process only: the number may come from a process that an app controls.
-        waitid(WaitId::Pid(sender), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)
-            .attempt(what)?;
-        self.pidfd = rustix::process::pidfd_open(sender, PidfdFlags::empty()).attempt(what)?;
-        self.pid = sender;
-        Ok(())
-    }
-
-    /// Receives the next message, with its sender if the kernel reports it; empty if the process has closed its end.
-    fn receive(&self) -> Result<(Vec<u8>, Option<Pid>)> {
+    /// Receives the next message, with its descriptors; empty if the process has closed its end.
+    fn receive(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
         let deadline = Instant::now() + EXECVE_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -291,10 +336,9 @@ impl WaitingApp {
             if left.is_zero() || poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready == 0) {
                 return Err(failure(ErrorKind::TimedOut, "the program was not executed in time"));
             }
-            // Every message is one write, and the next one follows only after a reply.
             let mut buffer = [0u8; 8192];
             match passing::receive(&self.channel, &mut buffer, RecvFlags::empty()) {
-                Ok(received) => return Ok((buffer[..received.bytes].to_vec(), received.sender)),
+                Ok(received) => return Ok((buffer[..received.bytes].to_vec(), received.fds)),
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(error).attempt(|| "cannot read whether the program was executed"),
             }
@@ -302,85 +346,7 @@ impl WaitingApp {
     }
 }
 
-/// Reaps every child that has ended. A failed create of libcontainer leaves two.
+/// Reaps every child that has ended.
 pub(crate) fn reap_all() {
     while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
-}
-
-/// Runs in the container's process and executes the program.
-#[derive(Clone)]
-struct AppExecutor {
-    command: Rc<Command>,
-    confinement: Confinement,
-    uid: u32,
-    view: Rc<CgroupView>,
-    has_terminal: bool,
-    mark: Rc<ForkMark>,
-    supervisor_fds: Rc<[RawFd]>,
-    channel: Rc<OwnedFd>,
-}
-
-impl AppExecutor {
-    /// Executes the program in this process.
-    fn execute(&self) -> ! {
-        match confine::prepare(&self.command).and_then(|program| {
-            self.confinement.lock_down(self.uid, true)?;
-            Ok(program)
-        }) {
-            Ok(program) => wait_and_execute(&self.channel, &self.confinement, &program),
-            Err(why) => refusal::send(&*self.channel, &why),
-        }
-        sys::exit_now(127)
-    }
-
-    /// Forks the first process of a new PID namespace, which executes the program, and exits.
-    fn fork_first_process(&self) -> Result<Infallible> {
-        let cannot = |error: std::io::Error| {
-            failure(ErrorKind::of_io(&error), format!("cannot make the app's own namespaces: {error}"))
-        };
-        let thread = SingleThreaded::check().map_err(cannot)?;
-        let namespaces = &self.confinement.namespaces;
-        if namespaces.manages_cgroup {
-            own_namespaces::enter_delegated_cgroup().map_err(cannot)?;
-        } else {
-            // An app that does not see its cgroup runs nevertheless.
-            let _without_a_view = self.view.enter();
-        }
-        let forked = sys::fork(thread, libc::CLONE_NEWPID | libc::CLONE_PARENT, |_| {
-            if let Err(error) = own_namespaces::set_up_first_process(namespaces, self.has_terminal) {
-                refusal::send(&*self.channel, &cannot(error));
-                sys::exit_now(127)
-            }
-            self.execute()
-        });
-        forked.map_err(cannot)?;
-        sys::exit_now(0)
-    }
-}
-
-impl Executor for AppExecutor {
-    fn exec(&self, _: &Spec) -> std::result::Result<(), ExecutorError> {
-        if self.confinement.namespaces.pid == PidMode::App {
-            let Err(why) = self.fork_first_process();
-            refusal::send(&*self.channel, &why);
-            sys::exit_now(127)
-        }
-        // An app that does not see its cgroup runs nevertheless.
-        let _without_a_view = self.view.enter();
-        self.execute()
-    }
-
-    /// libcontainer calls this in the container's process before that waits for its start.
-    fn validate(&self, _: &Spec) -> std::result::Result<(), ExecutorValidationError> {
-        let process = self.mark.forked_child();
-        let process =
-            process.ok_or_else(|| ExecutorValidationError::ArgValidationError("not a forked process".into()))?;
-        process.close(&self.supervisor_fds);
-        Ok(())
-    }
-
-    /// The environment is an argument of execve. The process's own is not changed.
-    fn setup_envs(&self, _: HashMap<String, String>) -> std::result::Result<(), ExecutorSetEnvsError> {
-        Ok(())
-    }
 }

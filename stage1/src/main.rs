@@ -1,7 +1,7 @@
 //! `gantry-stage1`: the supervisor of one running pod.
 //!
 //! The engine starts it with a plan on stdin and the locked pod directory as an inherited descriptor. It makes the
-//! pod's namespaces, mounts, cgroups and PID 1, starts the apps through libcontainer, and sends the start reply on
+//! pod's namespaces, mounts, cgroups and PID 1, starts the apps, and sends the start reply on
 //! stdout. Then it writes logs, serves the control socket and appends to the journal until the last app has exited.
 //!
 //! May import: the model, the contract and the network crate. Must never know: the database, images, tokio, threads.
@@ -16,12 +16,15 @@ mod cgroup_view;
 mod confine;
 mod control;
 mod copy;
+mod covered_paths;
 mod creation;
 mod delegation;
+mod dev;
 mod devices;
 mod etc;
 mod exec;
 mod failure;
+mod file_systems;
 mod first_apps;
 mod foreground;
 mod health;
@@ -32,7 +35,6 @@ mod jail;
 mod journal;
 mod kernel_costs;
 mod kernel_log;
-mod late_mounts;
 mod launch;
 mod launcher;
 mod limits;
@@ -54,7 +56,6 @@ mod removal;
 mod role;
 mod root;
 mod seccomp;
-mod spec;
 mod supervise;
 mod sys;
 mod sysctl;
@@ -95,7 +96,7 @@ const MAX_PLAN: u64 = 16 << 20;
 const USAGE: &str = "usage: gantry-stage1 run --lock-fd N [--output-fd N] [--terminal-size ROWSxCOLUMNS]\n       gantry-stage1 network\n       gantry-stage1 user-namespace DIRECTORY\n       gantry-stage1 version\n\
 This is started by gantry, not by hand.";
 
-/// Events of libcontainer are not logged: in an app's process, standard error is the app's.
+/// Other crates log nothing: in an app's process, standard error is the app's.
 const LOG_FILTER: &str = "off,gantry_stage1=info,gantry_net=info,gantry_netlink=info";
 
 fn main() -> ExitCode {

@@ -1,17 +1,16 @@
 //! Makes the process of an app, at the start of a pod ([`crate::first_apps`]) and while other apps of the pod run
 //! (`supervise/creations.rs`).
 //!
-//! The process is made by a fork of the supervisor, the maker, so that neither filling a volume nor a container that is
-//! stopped on its way (an app may send SIGSTOP to any process that it sees) blocks the event loop, and so that
-//! libcontainer leaves neither descriptors nor memory behind. The maker is born in the app's cgroup, as everything that
-//! it forks: no process has to be moved, which is slow ([`crate::kernel_costs`]), and killing the cgroup ends a
-//! creation at any point. When the process is locked down, the maker sends it to the supervisor and exits; as a child
-//! subreaper, the supervisor inherits the process.
+//! The process is made by a fork of the supervisor, the maker, so that neither filling a volume nor a process that is
+//! stopped on its way (an app may send SIGSTOP to any process that it sees) blocks the event loop. The maker is born in
+//! the app's cgroup, as everything that it forks: no process has to be moved, which is slow ([`crate::kernel_costs`]),
+//! and killing the cgroup ends a creation at any point. When the process is locked down, the maker sends it to the
+//! supervisor and exits; as a child subreaper, the supervisor inherits the process.
 //!
 //! | maker | supervisor |
 //! |---|---|
 //! | fills the volumes, resolves the targets of mounts; sends `f` | freezes the apps that may trace other processes; sends `f` |
-//! | mounts the volumes in a mount namespace of its own, makes the process, locks it down; sends `+` with the process, or `-` and a failure | thaws them |
+//! | makes the process, which locks itself down; sends `+` with the process, or `-` and a failure | thaws them |
 //!
 //! An app with CAP_SYS_PTRACE could otherwise take over the process before it is locked down, when it still has the
 //! supervisor's rights. Other apps cannot: the process is not dumpable, like the supervisor.
@@ -31,10 +30,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use crate::cgroup::AppCgroup;
 use crate::creation::ProcessInputs;
 use crate::failure::{Attempt, Result, failure};
-use crate::launcher::{Stdio, WaitingApp};
+use crate::launcher::{MadeProcess, Stdio, WaitingApp};
 use crate::sys::{self, ForkedChild, SingleThreaded};
 use crate::user_namespace::UserNamespace;
-use crate::{mounts, passing, root};
+use crate::{passing, root};
 
 /// Timeout of filling the app's volumes, with the wait for another pod that fills the same one.
 const FILL_TIMEOUT: Duration = Duration::from_secs(600);
@@ -68,8 +67,8 @@ pub(crate) struct Maker {
 pub(crate) enum MakerMessage {
     /// The volumes are filled; [`Maker::proceed`] makes the process.
     Filled,
-    /// The process is locked down and waits for its execve. Its `/dev/null` comes along.
-    Created(WaitingApp, OwnedFd),
+    /// The process is locked down and waits for its execve.
+    Created(MadeProcess),
 }
 
 impl Maker {
@@ -164,8 +163,10 @@ impl Maker {
 
 fn read_created(number: &[u8], fds: Vec<OwnedFd>, program: &str) -> Option<MakerMessage> {
     let pid = Pid::from_raw(i32::from_ne_bytes(number.try_into().ok()?))?;
-    let [channel, pidfd, null] = <[OwnedFd; 3]>::try_from(fds).ok()?;
-    Some(MakerMessage::Created(WaitingApp { program: program.to_owned(), channel, pid, pidfd }, null))
+    let mut fds = fds.into_iter();
+    let (channel, pidfd, null) = (fds.next()?, fds.next()?, fds.next()?);
+    let waiting = WaitingApp { program: program.to_owned(), channel, pid, pidfd };
+    Some(MakerMessage::Created(MadeProcess { waiting, null, terminal: fds.next() }))
 }
 
 /// Reaps the children of a maker that has failed. The supervisor, which inherits them, does not know those that have
@@ -190,7 +191,7 @@ fn run(
     socket: &OwnedFd,
 ) -> Result<Infallible> {
     let what = || "cannot prepare to make the app's process";
-    let given = stdio.fds.iter().flat_map(|(stdin, stdout, stderr)| [stdin, stdout, stderr]);
+    let given = stdio.iter().flatten();
     let host = inputs.confinement.host.as_deref();
     let of_host = host.into_iter().flat_map(|host| [&host.root, &host.namespace]);
     let user = inputs.confinement.user.as_deref();
@@ -203,11 +204,7 @@ fn run(
     };
     let prepared = match host {
         Some(_) => Vec::new(),
-        None if !beside_apps => {
-            let prepared = inputs.prepare_mounts(&open_root()?)?;
-            mounts::check_targets(&prepared, false)?;
-            prepared
-        }
+        None if !beside_apps => inputs.prepare_mounts(&open_root()?)?,
         None => {
             let root = open_root()?;
             // An app that is started again has had write access to its root.
@@ -215,9 +212,7 @@ fn run(
             let as_root = user.map(UserNamespace::as_root).transpose()?;
             root::make_working_dir(&root, &inputs.app.cwd)?;
             drop(as_root);
-            let prepared = inputs.prepare_mounts_beside_apps(&root)?;
-            mounts::check_targets(&prepared, true)?;
-            prepared
+            inputs.prepare_mounts_beside_apps(&root)?
         }
     };
     rustix::net::send(socket, &[FILLED], SendFlags::NOSIGNAL).attempt(what)?;
@@ -226,22 +221,15 @@ fn run(
         sys::exit_now(1);
     }
     process.start_arena();
-    // The volumes are mounted in a namespace of this process alone. Its mounts are private, as those of the jail.
-    sys::unshare(libc::CLONE_NEWNS).attempt(what)?;
-    let mut made = match host {
+    let made = match host {
         Some(host) => inputs.make(&host.root, &prepared, stdio)?,
         None => inputs.make(&open_root()?, &prepared, stdio)?,
     };
-    let locked_down = made.process.lock_down();
-    let waiting = &made.process.waiting;
-    if let Err(why) = locked_down {
-        // It fails only if the process has exited.
-        let _already_ended = rustix::process::pidfd_send_signal(&waiting.pidfd, Signal::KILL);
-        return Err(why);
-    }
+    let MadeProcess { waiting, null, terminal } = &made;
     let mut message = vec![CREATED];
     message.extend(waiting.pid.as_raw_nonzero().get().to_ne_bytes());
-    let fds = [waiting.channel.as_fd(), waiting.pidfd.as_fd(), made.null.as_fd()];
+    let fds = [&waiting.channel, &waiting.pidfd, null].into_iter().chain(terminal);
+    let fds: Vec<_> = fds.map(|fd| fd.as_fd()).collect();
     passing::send(socket, &message, &fds, SendFlags::empty()).attempt(what)?;
     sys::exit_now(0)
 }

@@ -6,29 +6,30 @@
 //! any link; the volume is attached to that descriptor (move_mount(2)); and missing directories are made by mkdirat(2)
 //! in a directory that was opened the same way. Afterwards the path must lead to the mount.
 //!
-//! The volumes are mounted in a second mount of the app's root, on top of the first, through which the supervisor
-//! itself sees the root without them. libcontainer binds the second with everything below it. It then mounts /proc,
-//! /sys and /dev over the root, which would cover volumes there: [`crate::late_mounts`] mounts those afterwards.
-//! Targets below /dev are therefore left to libcontainer. No other app has that tmpfs; but a volume inside a volume
-//! there would be mounted by path, which [`check_targets`] refuses.
+//! The maker opens what is mounted ([`DetachedMounts::prepare`]), with the supervisor's rights and in its mount
+//! namespace; the app's process attaches it in its own ([`DetachedMounts::attach`]).
+//!
+//! A volume's mount stays in the peer group of the host's mount from the moment it is cloned, if it propagates. The
+//! supervisor keeps such a mount in its tree ([`crate::jail`]), so that later starts of the app find it there.
+//! Unmounting a shared mount would also unmount the host's mounts below it, so it is made private first. The end of a
+//! mount namespace does not propagate.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use gantry_contract::Failure;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
+use gantry_model::mount_options::Propagation;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
 use crate::failure::{Attempt, Result, failure};
-use crate::late_mounts::LateMounts;
 use crate::sys::{self, MountAttributes};
-use crate::user_namespace::{self, UserNamespace};
+use crate::user_namespace::UserNamespace;
 use crate::volumes::AppMount;
 
 /// How often a mount inside a volume is tried whose directories another app may exchange meanwhile. Half of the tries
@@ -38,109 +39,64 @@ const MAX_ATTEMPTS: usize = 64;
 /// The pause between two tries. Without it, all would see the state in which the scheduler interrupted the other app.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The mount of an app's root with its volumes, if it has any. It is unmounted when this is dropped.
-pub(crate) struct AttachedMounts(Option<OwnedFd>);
+/// The attributes of file systems that hold neither programs nor devices.
+pub(crate) const QUIET: MountAttrFlags =
+    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV).union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
-impl Drop for AttachedMounts {
-    fn drop(&mut self) {
-        if let Some(root) = &self.0 {
-            // With everything below it: each unmount waits for a grace period.
-            let _ends_with_the_pod = unmount(format!("/proc/self/fd/{}", root.as_raw_fd()), UnmountFlags::DETACH);
-        }
+/// The volumes of an app as mounts that are attached nowhere, outer ones first.
+pub(crate) struct DetachedMounts(Vec<DetachedMount>);
+
+struct DetachedMount {
+    tree: OwnedFd,
+    target: String,
+    is_dir: bool,
+    /// Whether the target is in another volume.
+    is_nested: bool,
+}
+
+impl DetachedMounts {
+    /// Opens what is mounted. `user`: the pod's user namespace, whose ids the volumes get.
+    pub(crate) fn prepare(mounts: &[AppMount], user: Option<&UserNamespace>) -> Result<Self> {
+        let detach = |mount: &AppMount| {
+            let what = || format!("cannot mount at '{}'", shown(&mount.target));
+            let tree = open_mount(mount, user)?;
+            let is_dir = is_directory(&tree).attempt(what)?;
+            // Also in the pod's /dev/shm, which its apps share.
+            let is_nested = mounts.iter().any(|outer| is_inside(mount, outer)) || mount.target.starts_with("/dev/shm/");
+            Ok(DetachedMount { tree, target: mount.target.clone(), is_dir, is_nested })
+        };
+        mounts.iter().map(detach).collect::<Result<_>>().map(Self)
     }
-}
 
-impl AttachedMounts {
-    /// The app's root with these mounts.
-    fn root<'a>(&'a self, bare: &'a OwnedFd) -> &'a OwnedFd {
-        self.0.as_ref().unwrap_or(bare)
-    }
-}
-
-/// Whether libcontainer mounts at this target: below /dev, where it mounts a file system itself.
-pub(crate) fn is_left_to_libcontainer(mount: &AppMount) -> bool {
-    mount.target.starts_with("/dev/") && !mount.is_late
-}
-
-/// Whether it is mounted before libcontainer makes the app's process.
-fn is_early(mount: &AppMount) -> bool {
-    !mount.is_late && !is_left_to_libcontainer(mount)
-}
-
-/// Refuses mounts that libcontainer would make by path in a directory that other apps can change: inside a volume,
-/// which running pods may share; and once apps of the pod run, in its `/dev/shm`.
-pub(crate) fn check_targets(mounts: &[AppMount], do_apps_run: bool) -> Result<()> {
-    for mount in mounts.iter().filter(|mount| is_left_to_libcontainer(mount)) {
-        let is_shared = |outer: &AppMount| !outer.is_tmpfs() && is_inside(mount, outer);
-        let is_in_shm = do_apps_run && mount.target.starts_with("/dev/shm/");
-        if is_in_shm || mounts.iter().any(is_shared) {
-            let target = shown(&mount.target);
-            let why = "other apps can change its directory; mount it outside of /dev";
-            return Err(failure(ErrorKind::Refused, format!("cannot mount a volume at '{target}': {why}")));
-        }
-    }
-    Ok(())
-}
-
-/// Mounts the volumes at their resolved targets, outer ones first, and prepares those that are mounted later.
-///
-/// `user`: the pod's user namespace, whose ids the volumes get.
-pub(crate) fn attach(
-    root: &OwnedFd,
-    mounts: &[AppMount],
-    user: Option<&UserNamespace>,
-) -> Result<(AttachedMounts, LateMounts)> {
-    let attached = attach_early(root, mounts, user)?;
-    let late = LateMounts::prepare(attached.root(root), mounts, user)?;
-    Ok((attached, late))
-}
-
-fn attach_early(root: &OwnedFd, mounts: &[AppMount], user: Option<&UserNamespace>) -> Result<AttachedMounts> {
-    if !mounts.iter().any(is_early) {
-        return Ok(AttachedMounts(None));
-    }
-    let attached = attach_root(root).attempt(|| "cannot mount the app's root for its volumes")?;
-    let attached = AttachedMounts(Some(attached));
-    let root = attached.root(root);
-    for mount in mounts.iter().filter(|mount| is_early(mount)) {
-        let what = || format!("cannot mount at '{}'", shown(&mount.target));
-        let tree = open_mount(mount, user)?;
-        let is_dir = is_directory(&tree).attempt(what)?;
-        let mut attempts = if mounts.iter().any(|outer| is_inside(mount, outer)) { MAX_ATTEMPTS } else { 1 };
-        while !is_attached(root, &tree, &mount.target, is_dir).or_else(|error| match attempts {
-            0 | 1 => Err(error).attempt(what),
-            _ => Ok(false),
-        })? {
-            attempts = attempts.saturating_sub(1);
-            if attempts == 0 {
-                return Err(replaced(&mount.target));
+    /// Attaches them in the mount namespace of this process, and makes the missing mount points.
+    pub(crate) fn attach(&self, root: &OwnedFd) -> Result<()> {
+        for DetachedMount { tree, target, is_dir, is_nested } in &self.0 {
+            let what = || format!("cannot mount at '{}'", shown(target));
+            let mut attempts = if *is_nested { MAX_ATTEMPTS } else { 1 };
+            while !is_attached(root, tree, target, *is_dir).or_else(|error| match attempts {
+                0 | 1 => Err(error).attempt(what),
+                _ => Ok(false),
+            })? {
+                attempts = attempts.saturating_sub(1);
+                if attempts == 0 {
+                    let why = "its directory was replaced while it was mounted";
+                    return Err(failure(ErrorKind::Refused, format!("{}: {why}", what())));
+                }
+                std::thread::sleep(RETRY_INTERVAL);
             }
-            std::thread::sleep(RETRY_INTERVAL);
         }
+        Ok(())
     }
-    Ok(attached)
 }
 
-/// The mounts with sources that have the ids of the pod, where libcontainer mounts a volume. They are attached in the
-/// mount namespace of this process, the maker, below its /dev.
-pub(crate) fn map_sources(mounts: &[AppMount], user: &UserNamespace) -> Result<Vec<AppMount>> {
-    let mut mapped = mounts.to_vec();
-    let of_libcontainer = |mount: &&mut AppMount| mount.has_ids_of_pod && is_left_to_libcontainer(mount);
-    for (number, mount) in mapped.iter_mut().filter(of_libcontainer).enumerate() {
-        let what = || format!("cannot mount at '{}'", shown(&mount.target));
-        let tree = clone_volume(mount).attempt(what)?;
-        user.map_mount(&tree, &format!("'{}'", shown(&mount.target)))?;
-        let source = format!("{}/volume-{number}", user_namespace::DEV);
-        if is_directory(&tree).attempt(what)? {
-            rustix::fs::mkdirat(CWD, &source, Mode::RWXU).attempt(what)?;
-        } else {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            rustix::fs::open(&source, flags, Mode::RUSR).attempt(what)?;
-        }
-        move_mount(&tree, "", CWD, &source, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).attempt(what)?;
-        mount.source = source;
-    }
-    Ok(mapped)
+/// Refuses a mount inside one that is shared with the host, where it would appear. `mounts`: outer ones first.
+pub(crate) fn check_shared(mounts: &[AppMount]) -> Result<()> {
+    let is_in_shared = |mount: &&AppMount| {
+        mounts.iter().any(|outer| outer.propagation == Propagation::Shared && is_inside(mount, outer))
+    };
+    let Some(mount) = mounts.iter().find(is_in_shared) else { return Ok(()) };
+    let why = "it is inside a volume that is mounted rshared, and would appear on the host";
+    Err(failure(ErrorKind::Invalid, format!("cannot mount at '{}': {why}", shown(&mount.target))))
 }
 
 /// Moves a mount to its target, also from where an earlier attempt has put it; returns whether the target's path leads
@@ -151,44 +107,24 @@ fn is_attached(root: &OwnedFd, tree: &OwnedFd, path: &str, is_dir: bool) -> rust
         // Where an earlier attempt has left it.
         return Ok(true);
     }
-    move_to(root, tree, &target, path)
-}
-
-/// Moves a mount to its opened target; returns whether the target's path leads to it.
-pub(crate) fn move_to(root: &OwnedFd, tree: &OwnedFd, target: &OwnedFd, path: &str) -> rustix::io::Result<bool> {
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(tree, "", target, "", flags)?;
+    attach(tree, &target)?;
     let found = open_beneath(root, path, OFlags::PATH);
     Ok(found.and_then(|found| Ok(mount_id(&found)? == mount_id(tree)?)) == Ok(true))
 }
 
-/// The failure of a mount whose path does not lead to it.
-pub(crate) fn replaced(target: &str) -> Failure {
-    let why = "its directory was replaced while it was mounted";
-    failure(ErrorKind::Refused, format!("cannot mount at '{}': {why}", shown(target)))
+/// Attaches a mount to an opened directory or file.
+pub(crate) fn attach(mount: &OwnedFd, target: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, "", target, "", flags)
 }
 
 /// Whether a mount's target is in the directory that another mount covers.
-pub(crate) fn is_inside(mount: &AppMount, outer: &AppMount) -> bool {
-    path_inside(&mount.target, &outer.target).is_some()
-}
-
-/// The rest of a target in the directory that another one covers, from its slash on; `None`: it is not in there.
-pub(crate) fn path_inside<'a>(target: &'a str, outer: &str) -> Option<&'a str> {
-    target.strip_prefix(outer).filter(|rest| rest.starts_with('/'))
-}
-
-/// Mounts the root a second time, on top of itself.
-fn attach_root(root: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    let tree = open_tree(root, "", flags)?;
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(&tree, "", root, "", flags)?;
-    Ok(tree)
+fn is_inside(mount: &AppMount, outer: &AppMount) -> bool {
+    mount.target.strip_prefix(outer.target.as_str()).is_some_and(|rest| rest.starts_with('/'))
 }
 
 /// What is mounted, as a mount that is attached nowhere.
-pub(crate) fn open_mount(mount: &AppMount, user: Option<&UserNamespace>) -> Result<OwnedFd> {
+fn open_mount(mount: &AppMount, user: Option<&UserNamespace>) -> Result<OwnedFd> {
     let what = || format!("cannot mount at '{}'", shown(&mount.target));
     let tree = if mount.is_tmpfs() { make_tmpfs(mount, user)? } else { clone_volume(mount).attempt(what)? };
     if let Some(user) = user.filter(|_| mount.has_ids_of_pod) {
@@ -213,35 +149,46 @@ fn clone_volume(mount: &AppMount) -> std::io::Result<OwnedFd> {
 /// A new file system in memory. Its owner is one of the pod.
 fn make_tmpfs(mount: &AppMount, user: Option<&UserNamespace>) -> Result<OwnedFd> {
     let what = || format!("cannot mount at '{}'", shown(&mount.target));
-    let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).attempt(what)?;
-    // Shown in mountinfo, as mount(8) would.
-    fsconfig_set_string(&fs, "source", "tmpfs").attempt(what)?;
     let mut attributes = MountAttrFlags::empty();
+    let mut options = Vec::new();
     for option in &mount.options {
         match (option.as_str(), option.split_once('='), user) {
             ("nosuid", ..) => attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID,
             ("nodev", ..) => attributes |= MountAttrFlags::MOUNT_ATTR_NODEV,
             ("noexec", ..) => attributes |= MountAttrFlags::MOUNT_ATTR_NOEXEC,
             ("ro", ..) => attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY,
-            (_, Some(("uid", id)), Some(user)) => {
-                fsconfig_set_string(&fs, "uid", user.host_uid(parse_id(id)?)?.to_string()).attempt(what)?;
-            }
-            (_, Some(("gid", id)), Some(user)) => {
-                fsconfig_set_string(&fs, "gid", user.host_gid(parse_id(id)?)?.to_string()).attempt(what)?;
-            }
-            (_, Some((key, value)), _) => fsconfig_set_string(&fs, key, value).attempt(what)?,
-            (flag, None, _) => fsconfig_set_flag(&fs, flag).attempt(what)?,
+            (_, Some(("uid", id)), Some(user)) => options.push(format!("uid={}", user.host_uid(parse_id(id)?)?)),
+            (_, Some(("gid", id)), Some(user)) => options.push(format!("gid={}", user.host_gid(parse_id(id)?)?)),
+            (option, ..) => options.push(option.to_owned()),
         }
     }
-    fsconfig_create(&fs).attempt(what)?;
-    fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes).attempt(what)
+    make_file_system("tmpfs", &options, attributes).attempt(what)
+}
+
+/// Makes a mount of a new file system that is attached nowhere. The options are those of mount(8).
+pub(crate) fn make_file_system(
+    kind: &str,
+    options: &[impl AsRef<str>],
+    attributes: MountAttrFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let fs = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    // Shown in mountinfo, as mount(8) would.
+    fsconfig_set_string(&fs, "source", kind)?;
+    for option in options {
+        match option.as_ref().split_once('=') {
+            Some((key, value)) => fsconfig_set_string(&fs, key, value)?,
+            None => fsconfig_set_flag(&fs, option.as_ref())?,
+        }
+    }
+    fsconfig_create(&fs)?;
+    fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
 fn parse_id(text: &str) -> Result<u32> {
     text.parse().map_err(|_| failure(ErrorKind::Internal, format!("the owner '{}' is not a number", shown(text))))
 }
 
-pub(crate) fn is_directory(file: &OwnedFd) -> rustix::io::Result<bool> {
+fn is_directory(file: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) == FileType::Directory)
 }
 
@@ -279,7 +226,8 @@ pub(crate) fn open_target(root: &OwnedFd, path: &str, is_dir: bool) -> rustix::i
     }
 }
 
-fn open_or_make_dir(dir: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
+/// Opens a directory in another one, and makes it if it does not exist.
+pub(crate) fn open_or_make_dir(dir: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     let open = || open_beneath(dir, name, OFlags::PATH | OFlags::DIRECTORY);
     match open() {
         Err(Errno::NOENT) => match rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755)) {

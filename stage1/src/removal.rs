@@ -80,9 +80,7 @@ pub(crate) fn unmount_root(app: &str) -> rustix::io::Result<()> {
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
         Err(error) => return Err(error),
     }
-    forget_container(app);
     for (path, flags) in [
-        (format!("/bundles/{app}/config.json"), AtFlags::empty()),
         (root_path(app), AtFlags::REMOVEDIR),
         (format!("{}/notify", notify::directory(app)), AtFlags::empty()),
         (notify::directory(app), AtFlags::REMOVEDIR),
@@ -94,13 +92,6 @@ pub(crate) fn unmount_root(app: &str) -> rustix::io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Removes libcontainer's state of an app's last process, and its console socket.
-pub(crate) fn forget_container(app: &str) {
-    // libcontainer refuses to create a container over leftovers, and the next create reports it.
-    let _reported_later = rustix::fs::unlink(format!("/bundles/{app}/console"));
-    let _reported_later = std::fs::remove_dir_all(format!("/state/{app}"));
 }
 
 fn make_dir(path: &str) -> rustix::io::Result<()> {

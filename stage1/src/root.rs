@@ -116,7 +116,7 @@ pub(crate) fn make_working_dir(root: &OwnedFd, path: &str) -> Result<()> {
     make_dirs(root, &normal).map(drop)
 }
 
-/// Checks that the mount points /proc, /sys and /dev are directories. libcontainer's error would not name the cause.
+/// Checks that the mount points /proc, /sys and /dev are directories, and names the cause if they are not.
 pub(crate) fn check_mount_points(root: &OwnedFd) -> Result<()> {
     for name in ["proc", "sys", "dev"] {
         match rustix::fs::statat(root, name, AtFlags::SYMLINK_NOFOLLOW) {

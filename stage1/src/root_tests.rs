@@ -91,7 +91,6 @@ fn files_can_be_rewritten_later() {
         options: Vec::new(),
         has_ids_of_pod: false,
         propagation: Propagation::Private,
-        is_late: false,
     };
     let mut etc = Etc::default();
     etc.write(&[text("hosts", "a long text")], &root, &[]).unwrap();

@@ -7,7 +7,7 @@
 //! | type | proves | made by |
 //! |---|---|---|
 //! | [`SingleThreaded`] | the process has one thread: it may fork | looking at `/proc/self/status` |
-//! | [`ForkedChild`] | this is a forked process that never returns to the frames below: their descriptors may be closed | [`fork`], [`ForkMark`] |
+//! | [`ForkedChild`] | this is a forked process that never returns to the frames below: their descriptors may be closed | [`fork`] |
 //! | [`InheritedFds`] | no value owns these descriptors: they may be adopted or closed | looking at their flags |
 //!
 //! Allocating and releasing memory is in [`memory`].
@@ -20,9 +20,9 @@ use std::ffi::CString;
 use std::io::{self, Write as _};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr::NonNull;
 
 use gantry_model::mount_options::Propagation;
+use rustix::mount::MountAttrFlags;
 use rustix::process::Pid;
 
 pub(crate) use memory::{Allocator, ProcessMemory};
@@ -31,8 +31,8 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Proof that this process has one thread. A fork of a process with several threads, and libcontainer's raw `clone3`,
-/// may deadlock in the child: a lock that another thread held is never released there.
+/// Proof that this process has one thread. A fork of a process with several threads may deadlock in the
+/// child: a lock that another thread held is never released there.
 ///
 /// Nothing in this program starts a thread (`tidy` checks it), so the proof stays true, also in forked processes.
 #[derive(Debug, Clone, Copy)]
@@ -124,8 +124,8 @@ pub(crate) fn fork(
 }
 
 /// Replaces musl's abort(3), which sends SIGABRT to the thread ID that the library remembers. A process made by a raw
-/// `clone` or `clone3` (here, and in libcontainer) remembers its parent's: an allocation failure in it would kill
-/// the supervisor. The linker takes this definition before that of the static library.
+/// `clone` or `clone3` remembers its parent's: an allocation failure in it would kill the supervisor. The linker takes
+/// this definition before that of the static library.
 #[cfg(target_env = "musl")]
 // SAFETY: the symbol has the type of the C library's, and does what that documents: it ends the process by SIGABRT.
 #[unsafe(no_mangle)]
@@ -180,47 +180,6 @@ pub(crate) fn fork_into_cgroup(
     match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
         Some(pid) => Ok(pid),
         None => run_child(child),
-    }
-}
-
-/// Recognizes forks that other code makes (libcontainer): a page that the kernel zeroes in every forked process
-/// (`MADV_WIPEONFORK`, Linux 4.14).
-pub(crate) struct ForkMark {
-    page: NonNull<u8>,
-}
-
-/// A multiple of the page size is not needed: the kernel rounds the length up.
-const MARK_SIZE: usize = 1;
-
-impl ForkMark {
-    /// Marks this process.
-    pub(crate) fn new() -> io::Result<Self> {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping at an address that the kernel chooses.
-        let address = unsafe { libc::mmap(std::ptr::null_mut(), MARK_SIZE, protection, flags, -1, 0) };
-        let page = NonNull::new(address.cast::<u8>()).filter(|_| address != libc::MAP_FAILED);
-        let mark = Self { page: page.ok_or_else(io::Error::last_os_error)? };
-        // SAFETY: the mapping is this value's own, readable and writable.
-        unsafe {
-            check(libc::madvise(address, MARK_SIZE, libc::MADV_WIPEONFORK).into())?;
-            mark.page.write_volatile(1);
-        }
-        Ok(mark)
-    }
-
-    /// The proof, in a process that was forked from the marked one. libcontainer's forked processes end by execve or
-    /// `_exit`, in functions that do not return to the supervisor's frames.
-    pub(crate) fn forked_child(&self) -> Option<ForkedChild> {
-        // SAFETY: the mapping is this value's own; in a forked process it is the copy, which is mapped as well.
-        let value = unsafe { self.page.read_volatile() };
-        (value == 0).then_some(ForkedChild { process: PhantomData })
-    }
-}
-
-impl Drop for ForkMark {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and the value ends here.
-        unsafe { libc::munmap(self.page.as_ptr().cast(), MARK_SIZE) };
     }
 }
 
@@ -403,6 +362,16 @@ pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, restrictions: MountAttribute
     set_mount_attributes(mount, &attributes, restrictions.recursive)
 }
 
+/// Adds attributes to a mount: read-only, nosuid, nodev, noexec. `recursive`: also to the mounts below it.
+pub(crate) fn add_mount_attributes(
+    mount: BorrowedFd<'_>,
+    attributes: MountAttrFlags,
+    recursive: bool,
+) -> io::Result<()> {
+    let set = attributes.bits().into();
+    set_mount_attributes(mount, &MountAttr { set, ..MountAttr::default() }, recursive)
+}
+
 /// Gives the files of a detached mount, and of the mounts below it, the owners that their ids have in a user namespace
 /// (idmapped mounts, Linux 5.12). EINVAL: a file system does not support it.
 pub(crate) fn map_ids_of_mount(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
@@ -479,7 +448,7 @@ pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, number: u8) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), number, 0, 0) }).map(drop)
 }
 
-/// Marks every descriptor above stdio as close-on-exec, those of libcontainer included (CVE-2024-21626).
+/// Marks every descriptor above stdio as close-on-exec (CVE-2024-21626).
 pub(crate) fn close_all_on_exec() -> io::Result<()> {
     const CLOEXEC: libc::c_uint = 4;
     // SAFETY: only sets a flag on descriptors; closes none.
@@ -513,12 +482,6 @@ pub(crate) fn reset_scheduling() -> io::Result<()> {
 pub(crate) fn controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: TIOCSCTTY takes an integer.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSCTTY as _, 0) }.into()).map(drop)
-}
-
-/// The same for a terminal that may be the controlling one of another session; needs CAP_SYS_ADMIN.
-pub(crate) fn steal_controlling_terminal(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: TIOCSCTTY takes an integer.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSCTTY as _, 1) }.into()).map(drop)
 }
 
 /// Opens the other end of a pseudo-terminal by its master, not by a path, which an app could have replaced.
@@ -677,11 +640,6 @@ mod tests {
                 .unwrap();
             assert_eq!(child.status.code(), Some(42), "{way}: {child:?}");
         }
-    }
-
-    #[test]
-    fn marks_are_not_trusted_by_their_creator() {
-        assert!(ForkMark::new().unwrap().forked_child().is_none());
     }
 
     /// This test program has threads and other tests' descriptors: only its own are looked at.

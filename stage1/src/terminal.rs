@@ -4,60 +4,46 @@ use std::os::fd::OwnedFd;
 
 use gantry_model::ErrorKind;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::Pid;
 use rustix::termios::Winsize;
 
 use crate::app::{AppInput, OutputSource};
 use crate::failure::{Attempt, Result, failure};
+use crate::launcher::Stdio;
 use crate::logs::{PartialLine, Stream};
-use crate::passing;
 
 /// Both ends of an app's stdio.
 pub(crate) struct AppStdio {
-    /// The app's stdin, stdout and stderr; `None` with a terminal.
-    pub(crate) given: Option<(OwnedFd, OwnedFd, OwnedFd)>,
+    /// The app's ends, until its process has them.
+    pub(crate) given: Stdio,
+    /// The supervisor's ends of pipes; `None` with a terminal.
     pipes: Option<(Vec<OutputSource>, AppInput)>,
-    console: Option<(String, OwnedFd)>,
 }
 
 impl AppStdio {
     /// Pipes: the app's ends, and the supervisor's.
-    pub(crate) fn pipes(given: (OwnedFd, OwnedFd, OwnedFd), sources: Vec<OutputSource>, input: AppInput) -> Self {
-        Self { given: Some(given), pipes: Some((sources, input)), console: None }
+    pub(crate) fn pipes(given: [OwnedFd; 3], sources: Vec<OutputSource>, input: AppInput) -> Self {
+        Self { given: Some(given), pipes: Some((sources, input)) }
     }
 
-    /// A terminal, with the socket that libcontainer will send its master to.
-    pub(crate) fn terminal(app: &str) -> Result<Self> {
-        let what = || "cannot make the console socket";
-        let path = format!("/bundles/{app}/console");
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).attempt(what)?;
-        let address = SocketAddrUnix::new(path.as_str()).attempt(what)?;
-        rustix::net::bind(&listener, &address).attempt(what)?;
-        rustix::net::listen(&listener, 1).attempt(what)?;
-        Ok(Self { given: None, pipes: None, console: Some((path, listener)) })
+    /// A terminal, which the app's process makes.
+    pub(crate) fn terminal() -> Self {
+        Self { given: None, pipes: None }
     }
 
-    /// The path of the socket that libcontainer sends the master to.
-    pub(crate) fn console_path(&self) -> Option<String> {
-        self.console.as_ref().map(|(path, _)| path.clone())
-    }
-
-    /// The supervisor's ends, after libcontainer has made the container and before the app is executed. A terminal gets
-    /// this size (rows, columns).
-    pub(crate) fn supervisor_ends(self, size: Option<(u16, u16)>) -> Result<(Vec<OutputSource>, AppInput)> {
-        match (self.pipes, self.console) {
+    /// The supervisor's ends, once the app's process is made. Its terminal gets this size (rows, columns).
+    pub(crate) fn supervisor_ends(
+        self,
+        master: Option<OwnedFd>,
+        size: Option<(u16, u16)>,
+    ) -> Result<(Vec<OutputSource>, AppInput)> {
+        match (self.pipes, master) {
             (Some(ends), _) => Ok(ends),
-            (None, Some((path, listener))) => {
-                let master = receive_master(&listener)?;
-                // It is on the supervisor's tmpfs, which ends with the pod.
-                let _best_effort = rustix::fs::unlink(&path);
+            (None, Some(master)) => {
                 let what = || "cannot set up the app's terminal";
                 if let Some(size) = size {
                     set_size(&master, size).attempt(what)?;
                 }
-                let reader = rustix::io::dup(&master).attempt(what)?;
+                let reader = rustix::io::fcntl_dupfd_cloexec(&master, 0).attempt(what)?;
                 // Clients that attach share this flag: they poll before they write.
                 rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK).attempt(what)?;
                 let source = OutputSource { fd: reader, stream: Stream::Stdout, partial: PartialLine::default() };
@@ -68,16 +54,28 @@ impl AppStdio {
     }
 }
 
+/// Makes these the stdio of this process.
+pub(crate) fn set_stdio([stdin, stdout, stderr]: [&OwnedFd; 3]) -> std::io::Result<()> {
+    rustix::stdio::dup2_stdin(stdin)?;
+    rustix::stdio::dup2_stdout(stdout)?;
+    Ok(rustix::stdio::dup2_stderr(stderr)?)
+}
+
+/// The same descriptors, with the app's null device in place of the host's, whose mode and owner the app could change
+/// through /proc/self/fd.
+pub(crate) fn replace_null<'a>(given: &'a [OwnedFd; 3], null: &'a OwnedFd) -> std::io::Result<[&'a OwnedFd; 3]> {
+    let mut own = [null; 3];
+    for (own, fd) in own.iter_mut().zip(given) {
+        if !is_null(fd)? {
+            *own = fd;
+        }
+    }
+    Ok(own)
+}
+
 /// Sets the size of a terminal: rows and columns.
 pub(crate) fn set_size(master: &OwnedFd, (rows, columns): (u16, u16)) -> rustix::io::Result<()> {
     rustix::termios::tcsetwinsize(master, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
-}
-
-fn receive_master(listener: &OwnedFd) -> Result<OwnedFd> {
-    let what = || "cannot receive the app's terminal";
-    let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).attempt(what)?;
-    let received = passing::receive(&socket, &mut [0; 64], RecvFlags::empty()).attempt(what)?;
-    received.fds.into_iter().next().ok_or_else(|| failure(ErrorKind::Internal, "libcontainer sent no terminal"))
 }
 
 /// Changes the owner of a pipe to this user. A FIFO, which is a file of the host, keeps its owner.
@@ -96,15 +94,13 @@ pub(crate) fn is_null(fd: &OwnedFd) -> std::io::Result<bool> {
     Ok(device && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3))
 }
 
-/// Opens `/dev/null` of an app that waits for its execve. Programs executed in the app get it instead of the host's,
-/// whose mode and owner they could change through /proc/self/fd.
-pub(crate) fn open_null(app: Pid) -> std::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(format!("/proc/{}/root", app.as_raw_nonzero()), flags, Mode::empty())?;
+/// Opens `/dev/null` of an app before its program is executed. Programs executed in the app get it instead of the
+/// host's.
+pub(crate) fn open_null(root: &OwnedFd) -> std::io::Result<OwnedFd> {
     // A volume may have any kind of file there: no link is followed, and a FIFO does not block.
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-    let null = rustix::fs::openat2(&root, "dev/null", flags, Mode::empty(), resolve)?;
+    let null = rustix::fs::openat2(root, "dev/null", flags, Mode::empty(), resolve)?;
     if is_null(&null)? { Ok(null) } else { Err(std::io::Error::other("it is not the null device")) }
 }
 

@@ -9,7 +9,6 @@ use gantry_model::ErrorKind;
 use gantry_model::ulimit::{Resource, Ulimit};
 use rustix::process::{Resource as KernelResource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
-use serde_json::{Value, json};
 
 use crate::failure::{Result, failure};
 
@@ -29,17 +28,6 @@ fn raised(ulimits: &[Ulimit]) -> impl Iterator<Item = (&Ulimit, Option<u64>)> {
     let hard_limit = |ulimit: &Ulimit| getrlimit(kernel_resource(ulimit.resource)).maximum;
     let is_above = |(ulimit, hard): &(&Ulimit, Option<u64>)| ulimit.hard.unwrap_or(u64::MAX) > hard.unwrap_or(u64::MAX);
     ulimits.iter().map(move |ulimit| (ulimit, hard_limit(ulimit))).filter(is_above)
-}
-
-/// The hard limits to raise, for libcontainer ("POSIX process" of the OCI runtime specification). The soft limits stay.
-pub(crate) fn raised_for_libcontainer(ulimits: &[Ulimit]) -> Vec<Value> {
-    let number = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
-    let entry = |(ulimit, _): (&Ulimit, _)| {
-        let soft = getrlimit(kernel_resource(ulimit.resource)).current;
-        let name = format!("RLIMIT_{}", ulimit.resource.as_str().to_ascii_uppercase());
-        json!({ "type": name, "soft": number(soft), "hard": number(ulimit.hard) })
-    };
-    raised(ulimits).map(entry).collect()
 }
 
 /// Raises hard limits of this process. The soft limits stay.

@@ -3,8 +3,7 @@
 //! It is made before the pod's other namespaces, which belong to it: root of the pod has its capabilities over them,
 //! and over nothing of the host. PID 1 and the processes of the apps are in it. The supervisor is not: it enters the
 //! pod's network, IPC and UTS namespaces only, and keeps its rights over the pod's cgroups, logs and mounts.
-//! libcontainer does not make the namespace, since it would make one for each app; it joins it by a descriptor, as
-//! execs do.
+//! The process of an app joins it by a descriptor, as execs do.
 //!
 //! # Files
 //!
@@ -18,7 +17,7 @@
 //! | the overlay | of its layers: overlayfs cannot be idmapped itself, its layers can be (Linux 5.19) |
 //! | volumes | a clone for the app is idmapped; the supervisor fills volumes through the plain mount |
 //! | `/shm`, tmpfs of apps | file systems of the pod, whose owners are the host's ids |
-//! | `/dev` of the maker | nodes with the host's ids of the app's owners, and volumes, which libcontainer binds |
+//! | `/dev` | a file system of the host, with the host's ids of the app's owners ([`crate::dev`]) |
 //!
 //! On an idmapped mount the supervisor cannot make files: the host's root has no id there (EOVERFLOW). It makes them
 //! as root of the pod ([`UserNamespace::as_root`]), and mounts the overlay so, since overlayfs changes its writable
@@ -34,8 +33,8 @@ use gantry_model::namespaces::{IpcMode, PidMode};
 use gantry_model::spec::PodFlavor;
 use gantry_model::systemd::SystemdMode;
 use gantry_model::user_namespace::{DEFAULT_ID_COUNT, IdMappings, IdRange};
-use rustix::fs::{CWD, Gid, Mode, OFlags, Uid};
-use rustix::mount::{MountFlags, OpenTreeFlags, mount, open_tree};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::process::{Pid, Signal};
 
 use crate::failure::{Attempt, Result, failure};
@@ -220,79 +219,6 @@ impl UserNamespace {
         let dir = rustix::fs::openat(&mount, ".", flags, Mode::empty()).attempt(what)?;
         Ok(MappedDir { dir, _mount: mount })
     }
-
-    /// Mounts what libcontainer needs in the user namespace, in the mount namespace of this process: a sysfs, which
-    /// permits the mount of another one, and the nodes of the app's devices, which only the host's root can make.
-    pub(crate) fn mount_sources(&self, devices: &[DeviceNode<'_>]) -> Result<()> {
-        let quiet = MountFlags::NOSUID | MountFlags::NOEXEC;
-        mount("sysfs", SYSFS, "sysfs", quiet | MountFlags::NODEV, None)
-            .attempt(|| "cannot mount /sys for an app in a user namespace")?;
-        mount("tmpfs", DEV, "tmpfs", quiet, c"mode=0755,size=64k")
-            .attempt(|| "cannot mount /dev for an app in a user namespace")?;
-        devices.iter().try_for_each(|device| self.make_node(device))
-    }
-
-    fn make_node(&self, device: &DeviceNode<'_>) -> Result<()> {
-        let what = || format!("cannot make the device {}", gantry_model::id::shown(device.path));
-        let parents = device.path.trim_start_matches('/').rsplit_once('/').map_or("", |(parents, _)| parents);
-        let mut dir = String::new();
-        for part in parents.split('/') {
-            dir = format!("{dir}/{part}");
-            match rustix::fs::mkdirat(CWD, &dir, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-                Err(error) => return Err(error).attempt(what),
-            }
-        }
-        let kind =
-            if device.is_block { rustix::fs::FileType::BlockDevice } else { rustix::fs::FileType::CharacterDevice };
-        let number = rustix::fs::makedev(device.major, device.minor);
-        rustix::fs::mknodat(CWD, device.path, kind, Mode::empty(), number).attempt(what)?;
-        // An owner that the pod does not have stays one that it does not have.
-        let uid = self.ids.uids.to_host(device.uid).map(Uid::from_raw);
-        let gid = self.ids.gids.to_host(device.gid).map(Gid::from_raw);
-        rustix::fs::chownat(CWD, device.path, uid, gid, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).attempt(what)?;
-        rustix::fs::chmodat(CWD, device.path, Mode::from_raw_mode(device.mode), rustix::fs::AtFlags::empty())
-            .attempt(what)
-    }
-}
-
-/// The mount points of [`UserNamespace::mount_sources`].
-const SYSFS: &str = "/sysfs";
-/// The same, for devices.
-pub(crate) const DEV: &str = "/dev";
-
-/// The node of a device.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DeviceNode<'a> {
-    /// Its path, below /dev.
-    pub(crate) path: &'a str,
-    /// Whether it is a block device; otherwise a character device.
-    pub(crate) is_block: bool,
-    /// Its major number.
-    pub(crate) major: u32,
-    /// Its minor number.
-    pub(crate) minor: u32,
-    /// Permission bits.
-    pub(crate) mode: u32,
-    /// Its owner in the pod.
-    pub(crate) uid: u32,
-    /// Its group in the pod.
-    pub(crate) gid: u32,
-}
-
-/// The devices that libcontainer gives every app ("Default Devices" of the OCI runtime specification), and those of
-/// pseudo-terminals.
-pub(crate) const DEFAULT_NODES: [DeviceNode<'static>; 6] = [
-    default_node("/dev/null", 1, 3),
-    default_node("/dev/zero", 1, 5),
-    default_node("/dev/full", 1, 7),
-    default_node("/dev/random", 1, 8),
-    default_node("/dev/urandom", 1, 9),
-    default_node("/dev/tty", 5, 0),
-];
-
-const fn default_node(path: &'static str, major: u32, minor: u32) -> DeviceNode<'static> {
-    DeviceNode { path, is_block: false, major, minor, mode: 0o666, uid: 0, gid: 0 }
 }
 
 fn write_maps(holder: Pid, ids: IdMappings) -> Result<()> {

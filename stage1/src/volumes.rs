@@ -19,7 +19,7 @@ use crate::copy::{self, Budget, CopyError};
 use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
 use crate::user_namespace::{MappedDir, UserNamespace};
-use crate::{jail, late_mounts, notify, targets};
+use crate::{jail, mounts, notify, targets};
 
 /// A mount in an app's root, in the terms of the OCI runtime specification (config.md, "Mounts").
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,8 +36,6 @@ pub(crate) struct AppMount {
     pub(crate) has_ids_of_pod: bool,
     /// The propagation of a bind mount.
     pub(crate) propagation: Propagation,
-    /// Whether it is mounted in the app's own mount namespace ([`crate::late_mounts`]).
-    pub(crate) is_late: bool,
 }
 
 impl AppMount {
@@ -127,10 +125,10 @@ pub(crate) fn prepare_mounts(
         let source = notify::directory(&app.name);
         let (target, propagation) = (NOTIFY_DIR.to_owned(), Propagation::Private);
         // Every user of the app may send to the socket.
-        let (has_ids_of_pod, is_late) = (false, false);
-        prepared.push(AppMount { target, kind: BIND, source, options, has_ids_of_pod, propagation, is_late });
+        let has_ids_of_pod = false;
+        prepared.push(AppMount { target, kind: BIND, source, options, has_ids_of_pod, propagation });
     }
-    late_mounts::mark(&mut prepared)?;
+    mounts::check_shared(&prepared)?;
     Ok(prepared)
 }
 
@@ -234,8 +232,8 @@ impl<'a> MountPreparation<'a> {
         }
         // The layers of an image have the ids of the pod already, and an overlay cannot be mapped.
         let has_ids_of_pod = !matches!(volume.kind, VolumeKind::Image { .. });
-        let (source, is_late) = (source(volume), false);
-        Ok(AppMount { target, kind: BIND, source, options, has_ids_of_pod, propagation, is_late })
+        let source = source(volume);
+        Ok(AppMount { target, kind: BIND, source, options, has_ids_of_pod, propagation })
     }
 
     /// Leaves out a volume that the image declares; fails for a volume that the user mounts.
@@ -263,8 +261,8 @@ fn tmpfs_mount(tmpfs: &TmpfsMount, target: String) -> AppMount {
     options.extend(size.map(|size| format!("size={size}")));
     options.extend((!exec).then(|| "noexec".to_owned()));
     options.extend(read_only.then(|| "ro".to_owned()));
-    let (propagation, has_ids_of_pod, is_late) = (Propagation::Private, false, false);
-    AppMount { target, kind: TMPFS, source: TMPFS.to_owned(), options, has_ids_of_pod, propagation, is_late }
+    let (propagation, has_ids_of_pod) = (Propagation::Private, false);
+    AppMount { target, kind: TMPFS, source: TMPFS.to_owned(), options, has_ids_of_pod, propagation }
 }
 
 /// Opens the top of what is mounted.

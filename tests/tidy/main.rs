@@ -38,19 +38,14 @@ const EDGES: &[(&str, &[&str])] = &[
 /// Crates banned from a crate's whole dependency tree, and why.
 const TREE_BANS: &[(&str, &[&str], &str)] = &[
     ("model", &["rusqlite", "tokio", "rustix", "libc"], "the model is pure: no I/O"),
-    (
-        "engine",
-        &["tokio", "tonic", "prost", "libcontainer"],
-        "the engine is synchronous and starts no container itself",
-    ),
-    ("cli", &["tokio", "tonic", "prost", "libcontainer"], "a short-lived command pays for no runtime"),
+    ("engine", &["tokio", "tonic", "prost"], "the engine is synchronous"),
+    ("cli", &["tokio", "tonic", "prost"], "a short-lived command pays for no runtime"),
     ("stage1", &["rusqlite", "tokio"], "there is one supervisor per pod: small, one thread, never in the database"),
 ];
 
 /// The only crates that may name a dependency in their own manifest, and why.
 const DIRECT_BANS: &[(&str, &[&str], &str)] = &[
     ("rusqlite", &["store"], "SQL lives in one crate, so that its rules can be kept in one place"),
-    ("libcontainer", &["stage1"], "it forks and changes the process it is called in"),
     ("ureq", &["fetch"], "one crate speaks to registries"),
     (
         "tokio",

@@ -21,7 +21,7 @@ use crate::app::{App, AppInput, Operation, OutputSource, StartRequest};
 use crate::creation::{AppCreation, LogSettings, PreparedApp, make_stdio};
 use crate::devices::Device;
 use crate::failure::{Result, failure};
-use crate::launcher::{Stdio, WaitingApp};
+use crate::launcher::MadeProcess;
 use crate::limits::extra_controllers;
 use crate::maker::{Maker, MakerMessage};
 use crate::table::Token;
@@ -167,7 +167,7 @@ impl Supervisor {
         };
         let app = creation.prepare(cgroup)?;
         let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.host_uid()?)?;
-        let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
+        let given = stdio.given.take();
         let namespace = self.pid_namespace_of(&app.plan)?;
         let maker = Maker::start(app.process_inputs(&self.pod.plan, namespace), &app.cgroup, given, true)?;
         Ok((app, maker, stdio))
@@ -189,7 +189,6 @@ impl Supervisor {
     pub(super) fn begin_creation(&mut self, token: Token<App>, start: StartRequest) {
         let Some(namespace) = self.pod.apps.get(token).map(|app| self.pid_namespace_of(&app.plan)) else { return };
         let Some(app) = self.pod.apps.get_mut(token) else { return };
-        removal::forget_container(&app.plan.name);
         if let Some(notify) = &mut app.notify {
             notify.reset();
         }
@@ -197,7 +196,7 @@ impl Supervisor {
         let stdio = app.host_uid().and_then(|uid| make_stdio(&app.plan, &self.pod.jail.null, uid));
         let begun = namespace.and_then(|namespace| {
             let mut stdio = stdio?;
-            let given = Stdio { fds: stdio.given.take(), console: stdio.console_path() };
+            let given = stdio.given.take();
             Ok((Maker::start(app.process_inputs(plan, namespace), &app.cgroup, given, true)?, stdio))
         });
         match begun {
@@ -217,7 +216,7 @@ impl Supervisor {
         match creation.maker.receive(&creation.program) {
             None => return,
             Some(Ok(MakerMessage::Filled)) => creation.phase = Phase::Wait,
-            Some(Ok(MakerMessage::Created(waiting, null))) => self.complete_creation(token, waiting, null),
+            Some(Ok(MakerMessage::Created(made))) => self.complete_creation(token, made),
             Some(Err(why)) => self.fail_creation(token, why),
         }
         self.proceed_with_creations();
@@ -247,17 +246,17 @@ impl Supervisor {
         }
     }
 
-    fn complete_creation(&mut self, token: Token<Creation>, waiting: WaitingApp, null: OwnedFd) {
+    fn complete_creation(&mut self, token: Token<Creation>, made: MadeProcess) {
         let Some(creation) = self.creations.remove(token) else { return };
         self.ending.push(creation.maker.finish());
         match creation.target {
-            Target::New(new) => self.complete_add(*new, creation.stdio, waiting, null),
+            Target::New(new) => self.complete_add(*new, creation.stdio, made),
             Target::Old(token, start) => {
                 let Some(app) = self.pod.apps.get_mut(token) else { return };
                 app.operation = None;
-                app.waiting = Some(waiting);
-                app.null = Some(null);
-                let ends = creation.stdio.supervisor_ends(app.terminal_size);
+                app.waiting = Some(made.waiting);
+                app.null = Some(made.null);
+                let ends = creation.stdio.supervisor_ends(made.terminal, app.terminal_size);
                 let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
                 match ends.and_then(|ends| limited.map(|ineffective| (ends, ineffective))) {
                     Ok(((sources, input), ineffective)) => {
@@ -277,13 +276,14 @@ impl Supervisor {
         }
     }
 
-    fn complete_add(&mut self, new: NewApp, stdio: AppStdio, waiting: WaitingApp, null: OwnedFd) {
+    fn complete_add(&mut self, new: NewApp, stdio: AppStdio, made: MadeProcess) {
+        let MadeProcess { waiting, null, terminal } = made;
         let NewApp { app, number, volumes, terminal_size, starts, client } = new;
         let name = app.plan.name.clone();
         let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
         let ends: Result<(Vec<OutputSource>, AppInput)> = limited.and_then(|ineffective| {
             self.pod.cgroups.warn(&ineffective);
-            stdio.supervisor_ends(terminal_size)
+            stdio.supervisor_ends(terminal, terminal_size)
         });
         match ends {
             Ok((sources, input)) => {

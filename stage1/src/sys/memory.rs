@@ -13,15 +13,14 @@ const ARENA_SIZE: usize = 8 << 20;
 /// Larger allocations do not come from the arena.
 const MAX_IN_ARENA: usize = 64 << 10;
 
-/// The alignment of every allocation, as malloc(3) has it. `nix` reads the control messages of a socket as structures
-/// from a vector of bytes, and relies on it.
+/// The alignment of every allocation, as malloc(3) has it.
 const MIN_ALIGNMENT: usize = 16;
 
 /// The program's allocator: the C library's, and in a forked process after [`ForkedChild::start_arena`] an arena, which
 /// is not freed before the process ends.
 ///
 /// musl unmaps memory as soon as it is free and maps it again for the next allocation, and each mapping is copied by
-/// each fork. In the processes of libcontainer, these are hundreds of system calls and page faults.
+/// each fork.
 pub(crate) struct Allocator;
 
 /// The arena: where it starts, the first free byte, and where it ends. All are null in a process without one.
