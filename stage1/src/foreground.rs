@@ -106,7 +106,7 @@ impl Foregrounds {
         self.frame(Kind::Notification, app, text, |foreground| foreground.app.is_none());
     }
 
-    /// Sends the end frame. The pipe closes when this process exits, or by [`Self::close`].
+    /// Sends the end frame. The pipes close when the pod may be removed ([`Self::close`]), or when this process exits.
     pub(crate) fn end(&mut self) {
         self.frame(Kind::End, 0, &[], |foreground| !foreground.has_end);
     }

@@ -183,7 +183,7 @@ fn usage(why: &str) -> ExitCode {
     ExitCode::from(125)
 }
 
-/// `lock` is held until this process exits; nothing else is done with it.
+/// `lock` is held until this process exits, or until [`Supervisor::release`].
 #[expect(clippy::needless_pass_by_value, reason = "it is owned for the life of the process")]
 fn run(lock: OwnedFd, options: Options) -> ExitCode {
     set_process_name();
@@ -201,6 +201,7 @@ fn run(lock: OwnedFd, options: Options) -> ExitCode {
             send_reply(&StartReply::Ready(ready));
             supervisor.detach_stdio();
             supervisor.run();
+            supervisor.release(&lock);
             kernel_costs::finish_in_background(thread);
             // Without destructors: closing the last descriptor of a file system waits for its unmount, which at the end
             // of a process takes place afterwards.

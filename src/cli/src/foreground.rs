@@ -133,12 +133,13 @@ fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Op
         let keys = if raw.is_some() { Some(pod.detach_keys.clone()) } else { None };
         thread("stdin", move || feed(&channel, id, keys, terminal))?;
     }
-    let LivePod { output, end } = live;
-    let lost = match output {
+    let LivePod { mut output, end } = live;
+    let lost = match &mut output {
         Some(output) => live_output::show(output, &pod.apps)?,
         None => print_logs(engine, pod).map(|()| None)?,
     };
-    let ended = engine.wait_end(&end)?;
+    // After an error nothing reads the output, and it may not close before the supervisor ends.
+    let ended = engine.wait_end(&end, output.as_ref().filter(|_| lost.is_none()))?;
     tracing::debug!(pod = %pod.id, exit_code = ended.end.exit_code, "the pod exited");
     drop(raw);
     report_out_of_memory(&ended);

@@ -22,7 +22,7 @@ const PARTIAL_LINE_TIMEOUT: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// It cannot be written.
-pub(crate) fn show(stream: OutputStream, apps: &[AppName]) -> Result<Option<OutputError>, Failure> {
+pub(crate) fn show(stream: &mut OutputStream, apps: &[AppName]) -> Result<Option<OutputError>, Failure> {
     match apps {
         [_] => show_one(stream),
         _ => show_several(stream, apps),
@@ -30,7 +30,7 @@ pub(crate) fn show(stream: OutputStream, apps: &[AppName]) -> Result<Option<Outp
 }
 
 /// Copies the output of a single app unchanged.
-fn show_one(mut stream: OutputStream) -> Result<Option<OutputError>, Failure> {
+fn show_one(stream: &mut OutputStream) -> Result<Option<OutputError>, Failure> {
     loop {
         match stream.next_chunk() {
             Ok(Some(chunk)) => copy(chunk).map_err(output)?,
@@ -46,7 +46,7 @@ fn copy(chunk: Chunk<'_>) -> io::Result<()> {
 }
 
 /// Prints the output of several apps in lines that begin with the app's name.
-fn show_several(mut stream: OutputStream, apps: &[AppName]) -> Result<Option<OutputError>, Failure> {
+fn show_several(stream: &mut OutputStream, apps: &[AppName]) -> Result<Option<OutputError>, Failure> {
     let mut lines = Lines { apps, unfinished: BTreeMap::new(), printer: Printer::new(true) };
     let lost = loop {
         lines.print_overdue(Instant::now()).map_err(output)?;

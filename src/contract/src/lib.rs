@@ -45,6 +45,8 @@ pub mod files {
     /// The control socket (Unix seqpacket, mode 0600). Deep data directories make its path longer than `sun_path`:
     /// both sides go through `/proc/self/fd/N/control`.
     pub const CONTROL: &str = "control";
+    /// Exists if the pod is removed as soon as it has ended, by the first process that notices (`run --rm`).
+    pub const REMOVE_WHEN_ENDED: &str = "remove-when-ended";
     /// Standard error of the supervisor.
     pub const SUPERVISOR_LOG: &str = "supervisor.log";
     /// Directory of log files: `logs/APP/ATTEMPT.log`, older ones `ATTEMPT.log.1` … The directory of an app whose log

@@ -267,9 +267,12 @@ fn follow(
     if remove {
         // With force: if following it failed, the pod may still be stopping.
         match engine.rm(id, true) {
-            Ok(()) => {}
+            // Its supervisor may still be exiting: nothing of the pod is left when this command ends.
+            Ok(()) => running.reap().map_err(io("wait for", "the pod's supervisor"))?,
             // It was removed at its end, or by another command.
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                running.reap().map_err(io("wait for", "the pod's supervisor"))?;
+            }
             // The first failure is the one to report.
             Err(error) if outcome.is_ok() => return Err(error.into()),
             Err(_) => {}

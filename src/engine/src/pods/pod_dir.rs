@@ -25,9 +25,6 @@ use crate::{Engine, PodError, manifest};
 /// The pod's manifest as requested (see [`crate::manifest`]). The supervisor does not read it.
 pub(crate) const MANIFEST: &str = "pod.json";
 
-/// A marker: the pod is to be removed as soon as it has ended.
-const REMOVE_WHEN_ENDED: &str = "remove-when-ended";
-
 /// A file that the caller of a command holds locked ([`crate::pods::host_command`]).
 const OWNER: &str = "owner";
 /// How long another process may hold that lock to find out whether the caller is gone.
@@ -163,7 +160,7 @@ pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
 
 /// Removes the leftovers of a failed start, so that its journal is not taken for that of the next start.
 pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
-    for name in [files::JOURNAL, files::CONTROL, REMOVE_WHEN_ENDED] {
+    for name in [files::JOURNAL, files::CONTROL, files::REMOVE_WHEN_ENDED] {
         let path = dir.join(name);
         match std::fs::remove_file(&path) {
             Ok(()) => {}
@@ -183,7 +180,7 @@ pub(crate) fn remove_temporary_files(dir: &Path) {
 
 /// Marks the pod to be removed as soon as it has ended, by the first process that notices.
 pub(crate) fn remove_when_ended(dir: &Path) -> Result<(), PodError> {
-    let path = dir.join(REMOVE_WHEN_ENDED);
+    let path = dir.join(files::REMOVE_WHEN_ENDED);
     write(&path, b"").map_err(PodError::io("write", path))
 }
 
@@ -212,7 +209,7 @@ pub(crate) fn open_owner(dir: &Path) -> io::Result<Option<OwnedFd>> {
 
 /// Whether the pod is marked to be removed when it has ended.
 pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
-    rustix::fs::access(dir.join(REMOVE_WHEN_ENDED), rustix::fs::Access::EXISTS).is_ok()
+    rustix::fs::access(dir.join(files::REMOVE_WHEN_ENDED), rustix::fs::Access::EXISTS).is_ok()
 }
 
 /// Reads a regular file of at most this many bytes. Symbolic links are not followed; anything but a regular file (a

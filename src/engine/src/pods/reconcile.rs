@@ -5,8 +5,8 @@
 //! A held lock on a pod directory means that the pod has a living owner: its preparer, its supervisor, or the process
 //! that deletes it. The kernel releases the lock when the holder dies. Probing takes it for a moment, so a second
 //! prober may find the lock of a dead pod held. Where the row names a supervisor that is dead, this module therefore
-//! waits for the lock. Where the supervisor that the row names runs and has not begun to exit, it holds the lock, which
-//! is not probed then: listing many pods reads two files of each.
+//! waits for the lock. Where the supervisor that the row names runs and has not recorded the end of its pod, it holds
+//! the lock, which is not probed then: listing many pods reads two files of each.
 //!
 //! # What was killed when, and the outcome
 //!
@@ -29,7 +29,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use gantry_contract::files;
-use gantry_contract::journal::{self, Parsed};
+use gantry_contract::journal::{self, Fact, Parsed};
 use gantry_host::file::read_stream;
 use gantry_host::parallel;
 use gantry_model::{BootId, Phase, PodId, PodPrefix, Process};
@@ -245,8 +245,8 @@ impl Engine {
     }
 }
 
-/// The journal of a pod whose row names a supervisor that runs; the path of the pod's directory is relative to `dir`.
-/// `None`: the pod's lock has to be probed.
+/// The journal of a pod whose row names a supervisor that runs and has not ended the pod; the path of the pod's
+/// directory is relative to `dir`. `None`: the pod's lock has to be probed.
 fn read_live_journal(dir: impl AsFd, pod_dir: &Path, row: &PodRow, boot: &BootId) -> Option<Parsed> {
     let Phase::Running { supervisor, .. } = &row.phase else { return None };
     if !process::is_running(supervisor, boot) {
@@ -256,7 +256,9 @@ fn read_live_journal(dir: impl AsFd, pod_dir: &Path, row: &PodRow, boot: &BootId
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).map(File::from).ok()?;
     file.metadata().ok().filter(Metadata::is_file)?;
-    Some(journal::parse(&read_stream(file, pod_dir::MAX_JOURNAL).ok()?))
+    let journal = journal::parse(&read_stream(file, pod_dir::MAX_JOURNAL).ok()?);
+    // A supervisor that has ended its pod may have released the lock before it exits.
+    (!journal.records.iter().any(|record| record.fact == Fact::Ended)).then_some(journal)
 }
 
 #[cfg(test)]

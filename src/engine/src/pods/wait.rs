@@ -6,11 +6,12 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use gantry_contract::journal::Fact;
-use gantry_model::{AppName, AppState, Event, EventKind, Phase, PodEnd, PodId};
+use gantry_model::{AppName, AppState, Event, EventKind, Phase, PodEnd, PodId, Process};
 
 use crate::host::process::{self, Deadline};
 use crate::pods::app_history::AppHistories;
 use crate::pods::outcome::{self, Observation};
+use crate::pods::output::OutputStream;
 use crate::pods::pod_dir;
 use crate::pods::transition::ready_record;
 use crate::pods::view::PodView;
@@ -61,14 +62,19 @@ impl Engine {
         Ok(EndWatch { id, sandbox, journal: self.open_journal(id)? })
     }
 
-    /// Waits until the pod has ended.
+    /// Waits until the pod has ended. `output`, which has been read to its end, closes as soon as a pod of `run --rm`
+    /// can be removed.
     ///
     /// # Errors
     /// [`PodError`].
-    pub fn wait_end(&self, watch: &EndWatch) -> Result<Ended, PodError> {
+    pub fn wait_end(&self, watch: &EndWatch, output: Option<&OutputStream>) -> Result<Ended, PodError> {
         let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
         let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
         let watched = ready_record(&journal).map(|ready| (ready.supervisor, ready.start_ticks));
+        if let (Some(output), Some((pid, start_ticks))) = (output, watched) {
+            let supervisor = Process { pid, start_ticks, boot: self.store.boot().clone() };
+            self.wait_closed(output, &supervisor).map_err(PodError::io("wait for", self.pod_dir(watch.id)))?;
+        }
         // gantryd may have started the pod again.
         let is_other_run = |phase: &Phase| match phase {
             Phase::Running { supervisor, .. } => {
@@ -91,6 +97,14 @@ impl Engine {
             // `rm` and `gc` remove only pods that have ended.
             Ok(None) | Err(PodError::NotFound(_)) => self.end_by_journal(watch),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until the output is closed, or the supervisor has ended.
+    fn wait_closed(&self, output: &OutputStream, supervisor: &Process) -> std::io::Result<()> {
+        match process::open(supervisor, self.store.boot()) {
+            Some(process) => process::readable(&[output.as_fd(), process.as_fd()], Deadline::maybe(None)).map(drop),
+            None => Ok(()),
         }
     }
 
