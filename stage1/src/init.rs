@@ -35,12 +35,24 @@ const SYSTEM_CALLS: [&str; 9] = [
     "write",
 ];
 
-/// The running PID 1.
+/// PID 1, which may still be setting itself up.
 pub(crate) struct Init {
     /// Its PID on the host.
     pub(crate) pid: Pid,
     /// To wait for it and to kill it.
     pub(crate) pidfd: OwnedFd,
+    /// Where it reports that it is set up.
+    reports: OwnedFd,
+}
+
+impl Init {
+    /// Waits until it is set up. Before, it has rights that no app may take over: no app runs until then.
+    pub(crate) fn wait_until_ready(&self) -> Result<()> {
+        match rustix::io::read(&self.reports, &mut [0u8; 1]) {
+            Ok(1) => Ok(()),
+            _ => Err(failure(gantry_model::ErrorKind::Internal, "the pod's PID 1 ended before it was set up")),
+        }
+    }
 }
 
 /// Starts PID 1 of a new PID namespace; with a user namespace of the pod, in that.
@@ -55,10 +67,7 @@ pub(crate) fn start(thread: SingleThreaded, user: Option<&UserNamespace>) -> Res
     let pid = pid.attempt(|| "cannot make the pod's PID namespace")?;
     drop(writer);
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the pod's PID 1")?;
-    match rustix::io::read(&reader, &mut [0u8; 1]) {
-        Ok(1) => Ok(Init { pid, pidfd }),
-        _ => Err(failure(gantry_model::ErrorKind::Internal, "the pod's PID 1 ended before it was set up")),
-    }
+    Ok(Init { pid, pidfd, reports: reader })
 }
 
 /// Forks PID 1 of a PID namespace that belongs to the user namespace: through a process that joins that one, since this

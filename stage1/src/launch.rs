@@ -188,6 +188,7 @@ impl Launch {
         let result = result.and_then(|()| self.cgroups.start_move(self.thread));
         // All apps are locked down before the first is executed, which may have the right to trace the others.
         let created = first_apps::finish(result, begun, self.terminal_size)?;
+        self.init.as_ref().map_or(Ok(()), Init::wait_until_ready)?;
         self.cgroups.finish_move(self.init_pid())?;
         self.set_limits(plan, &created)?;
         let apps = self.execute(plan, &jail, &host, created)?;

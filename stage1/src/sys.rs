@@ -20,6 +20,8 @@ use std::ffi::CString;
 use std::io::{self, Write as _};
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use gantry_model::mount_options::Propagation;
 use rustix::mount::MountAttrFlags;
@@ -42,10 +44,15 @@ pub(crate) struct SingleThreaded {
 }
 
 impl SingleThreaded {
-    /// Reads the number of threads from `/proc/self/status`.
+    /// Reads the number of threads from `/proc/self/status`, the first time in this process and in those that it forks.
     pub(crate) fn check() -> io::Result<Self> {
+        static IS_CHECKED: AtomicBool = AtomicBool::new(false);
+        if IS_CHECKED.load(Relaxed) {
+            return Ok(Self { thread: PhantomData });
+        }
         let status = std::fs::read_to_string("/proc/self/status")?;
         if status.lines().any(|line| line.split_whitespace().eq(["Threads:", "1"])) {
+            IS_CHECKED.store(true, Relaxed);
             Ok(Self { thread: PhantomData })
         } else {
             Err(io::Error::other("the supervisor has more than one thread"))

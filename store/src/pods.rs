@@ -254,6 +254,9 @@ impl Change {
     }
 }
 
+/// What a transaction that makes steps does, for its errors.
+const CHANGING: &str = "change the pod";
+
 /// A requested change: without an edge, of the apps alone.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step<'a> {
@@ -266,6 +269,12 @@ pub(crate) struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
+    fn of_change(change: &'a Change) -> Self {
+        let Change { edge, apps, removed_apps, networks, failure, restart, durable: _ } = change;
+        let (failure, restart) = (failure.as_deref(), restart.as_ref());
+        Self { edge: Some(edge), apps, removed_apps, networks: Some(networks), failure, restart }
+    }
+
     /// Why it could not be started, if the start has failed for good.
     fn final_failure(&self) -> Option<&'a str> {
         self.failure.filter(|_| matches!(self.edge, Some(Edge::Aborted(_))))
@@ -431,11 +440,17 @@ impl Store {
     /// # Errors
     /// [`StepError`].
     pub fn step(&self, id: PodId, seen: Generation, change: Change) -> Result<Moved, StepError> {
-        let sync = if change.durable { Sync::Now } else { Sync::Soon };
-        let Change { edge, apps, removed_apps, networks, failure, restart, durable: _ } = &change;
-        let (failure, restart) = (failure.as_deref(), restart.as_ref());
-        let networks = Some(networks);
-        self.change(id, seen, sync, Step { edge: Some(edge), apps, removed_apps, networks, failure, restart })
+        self.steps(id, seen, &[change])
+    }
+
+    /// Moves a pod along several edges in one transaction, if its generation is still `seen`.
+    ///
+    /// # Errors
+    /// [`StepError`]; then it has made no step.
+    pub fn steps(&self, id: PodId, seen: Generation, changes: &[Change]) -> Result<Moved, StepError> {
+        let sync = if changes.iter().any(|change| change.durable) { Sync::Now } else { Sync::Soon };
+        let steps: Vec<Step<'_>> = changes.iter().map(Step::of_change).collect();
+        self.change(id, seen, sync, &steps)
     }
 
     /// Changes the states of apps of a running pod and deletes the rows of others, if its generation is still `seen`.
@@ -451,7 +466,7 @@ impl Store {
         removed_apps: &[AppName],
     ) -> Result<Moved, StepError> {
         let step = Step { edge: None, apps, removed_apps, networks: None, failure: None, restart: None };
-        self.change(id, seen, Sync::Soon, step)
+        self.change(id, seen, Sync::Soon, &[step])
     }
 
     /// Changes the network of a prepared pod, as `run-prepared --net` requests. `None`: it is no longer prepared, or
@@ -472,9 +487,10 @@ impl Store {
     }
 
     /// A pod that ends must reach its end on a full disk, too: the space set aside is released for it.
-    fn change(&self, id: PodId, seen: Generation, sync: Sync, asked: Step<'_>) -> Result<Moved, StepError> {
-        let begins =
-            matches!(asked.edge, Some(Edge::Prepare | Edge::Prepared(_) | Edge::Restart | Edge::Started { .. }));
+    fn change(&self, id: PodId, seen: Generation, sync: Sync, asked: &[Step<'_>]) -> Result<Moved, StepError> {
+        let begins = asked.iter().any(|step| {
+            matches!(step.edge, Some(Edge::Prepare | Edge::Prepared(_) | Edge::Restart | Edge::Started { .. }))
+        });
         match self.change_once(id, seen, sync, asked) {
             Err(StepError::Store(error)) if error.is_full() && !begins => {
                 self.make_room()?;
@@ -484,37 +500,47 @@ impl Store {
         }
     }
 
-    fn change_once(&self, id: PodId, seen: Generation, sync: Sync, asked: Step<'_>) -> Result<Moved, StepError> {
-        const DOING: &str = "change the pod";
-        self.write(DOING, sync, |tx| {
-            let pod = match load(tx, id).map_err(StoreError::sql(DOING))? {
-                Some(pod) if pod.generation == seen => pod,
+    fn change_once(&self, id: PodId, seen: Generation, sync: Sync, asked: &[Step<'_>]) -> Result<Moved, StepError> {
+        self.write(CHANGING, sync, |tx| {
+            let mut pod = match load(tx, id).map_err(StoreError::sql(CHANGING))? {
+                Some(pod) if pod.generation == seen => Some(pod),
                 other => return Ok(Moved::Lost(other)),
             };
-            let refused = |source| StepError::Refused { id, source };
-            let to = match asked.edge {
-                Some(edge) => step(&pod.phase, edge.clone()).map_err(refused)?,
-                None if asked.may_apply_in(&pod.phase) => Stepped::To(pod.phase.clone()),
-                None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
-            };
-            let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
-            let removed = events::removed(&pod.apps, asked.removed_apps);
-            let told = events::of_step(id, &asked, &apps, &removed, crate::now())?;
-            let mut after = after(&pod, to, &asked, &apps);
-            store(tx, id, after.as_ref())
-                .and_then(|()| row::delete_apps(tx, id, asked.removed_apps))
-                .and_then(|()| match (&mut after, asked.final_failure()) {
-                    (Some(pod), Some(failure)) => {
-                        pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
-                        row::write_annotations(tx, pod)
-                    }
-                    _ => Ok(()),
-                })
-                .and_then(|()| asked.got().map_or(Ok(()), |networks| row::write_networks(tx, id, networks)))
-                .and_then(|()| events::append(self, tx, &told))
-                .map_err(StoreError::sql(DOING))?;
-            Ok(Moved::Yes(after))
+            for step in asked {
+                // Nothing follows the last edge, which deletes the row.
+                let Some(before) = pod else { break };
+                pod = self.apply(tx, &before, step)?;
+            }
+            Ok(Moved::Yes(pod))
         })
+    }
+
+    /// Makes one step. `None`: it has deleted the row.
+    fn apply(&self, tx: &Transaction<'_>, pod: &PodRow, asked: &Step<'_>) -> Result<Option<PodRow>, StepError> {
+        let id = pod.id;
+        let refused = |source| StepError::Refused { id, source };
+        let to = match asked.edge {
+            Some(edge) => step(&pod.phase, edge.clone()).map_err(refused)?,
+            None if asked.may_apply_in(&pod.phase) => Stepped::To(pod.phase.clone()),
+            None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
+        };
+        let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
+        let removed = events::removed(&pod.apps, asked.removed_apps);
+        let told = events::of_step(id, asked, &apps, &removed, crate::now())?;
+        let mut after = after(pod, to, asked, &apps);
+        store(tx, id, after.as_ref())
+            .and_then(|()| row::delete_apps(tx, id, asked.removed_apps))
+            .and_then(|()| match (&mut after, asked.final_failure()) {
+                (Some(pod), Some(failure)) => {
+                    pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
+                    row::write_annotations(tx, pod)
+                }
+                _ => Ok(()),
+            })
+            .and_then(|()| asked.got().map_or(Ok(()), |networks| row::write_networks(tx, id, networks)))
+            .and_then(|()| events::append(self, tx, &told))
+            .map_err(StoreError::sql(CHANGING))?;
+        Ok(after)
     }
 
     /// The one pod whose id has this prefix.

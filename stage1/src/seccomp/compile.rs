@@ -43,7 +43,7 @@ fn insn(code: u16, jt: u8, jf: u8, k: u32) -> Insn {
 
 /// Compiles a program that applies the rule for a call's number, or the default.
 pub(super) fn compile(rules: &BTreeMap<u32, Action>, default: &Action) -> Result<Vec<Insn>> {
-    let mut program = vec![
+    let head = [
         insn(LD_ABS, 0, 0, OFFSET_ARCH),
         insn(JEQ, 1, 0, ARCH),
         insn(RET, 0, 0, RET_ERRNO | libc::ENOSYS.unsigned_abs()),
@@ -55,7 +55,10 @@ pub(super) fn compile(rules: &BTreeMap<u32, Action>, default: &Action) -> Result
     if segments.last().is_none_or(|(_, last)| **last != none) {
         segments.push((X32_BIT, &none));
     }
-    program.extend(tree(&segments)?);
+    // A search has about two instructions for each segment.
+    let mut program = Vec::with_capacity(head.len() + segments.len() * 3);
+    program.extend(head);
+    append_tree(&mut program, &segments)?;
     if program.len() > MAX_PROGRAM {
         return Err(failure(
             ErrorKind::Invalid,
@@ -83,40 +86,41 @@ fn segments<'a>(rules: &'a BTreeMap<u32, Action>, default: &'a Action) -> Vec<(u
     cut
 }
 
-/// A balanced binary search over the segments.
-fn tree(segments: &[(u32, &Action)]) -> Result<Vec<Insn>> {
+/// Appends a balanced binary search over the segments.
+fn append_tree(program: &mut Vec<Insn>, segments: &[(u32, &Action)]) -> Result<()> {
     if let [(_, action)] = segments {
-        return leaf(action);
+        return append_leaf(program, action);
     }
-    let (left, right) = segments.split_at(segments.len() / 2);
-    let (low, high) = (tree(left)?, tree(right)?);
-    let mut program = Vec::with_capacity(low.len() + high.len() + 2);
-    match u8::try_from(low.len()) {
-        Ok(skip) => program.push(insn(JGE, skip, 0, right[0].0)),
+    let (low, high) = segments.split_at(segments.len() / 2);
+    let (at, first) = (program.len(), high[0].0);
+    program.push(insn(JGE, 0, 0, first));
+    append_tree(program, low)?;
+    let skip = program.len() - at - 1;
+    match u8::try_from(skip) {
+        Ok(skip) => program[at].jt = skip,
         Err(_) => {
-            let skip = u32::try_from(low.len()).unwrap_or(u32::MAX);
-            program.extend([insn(JGE, 0, 1, right[0].0), insn(JA, 0, 0, skip)]);
+            program[at].jf = 1;
+            program.insert(at + 1, insn(JA, 0, 0, u32::try_from(skip).unwrap_or(u32::MAX)));
         }
     }
-    program.extend(low);
-    program.extend(high);
-    Ok(program)
+    append_tree(program, high)
 }
 
-fn leaf(action: &Action) -> Result<Vec<Insn>> {
+fn append_leaf(program: &mut Vec<Insn>, action: &Action) -> Result<()> {
     match action {
-        Action::Allow => Ok(vec![insn(RET, 0, 0, RET_ALLOW)]),
-        Action::Errno(errno) => Ok(vec![insn(RET, 0, 0, RET_ERRNO | u32::from(*errno))]),
-        Action::Return(value) => Ok(vec![insn(RET, 0, 0, *value)]),
+        Action::Allow => program.push(insn(RET, 0, 0, RET_ALLOW)),
+        Action::Errno(errno) => program.push(insn(RET, 0, 0, RET_ERRNO | u32::from(*errno))),
+        Action::Return(value) => program.push(insn(RET, 0, 0, *value)),
         Action::When(branches, otherwise) => {
-            let mut program = Vec::new();
             for (conditions, action) in branches {
-                program.extend(branch(conditions, leaf(action)?)?);
+                let mut then = Vec::new();
+                append_leaf(&mut then, action)?;
+                program.extend(branch(conditions, then)?);
             }
-            program.extend(leaf(otherwise)?);
-            Ok(program)
+            append_leaf(program, otherwise)?;
         }
     }
+    Ok(())
 }
 
 /// Executes `then` if all conditions hold.

@@ -38,19 +38,19 @@ pub(super) fn rules(
     new_privileges: bool,
 ) -> Option<BTreeMap<u32, Action>> {
     let last = if new_privileges { DROP } else { LOAD };
-    let mut rules = own.clone();
-    let (mut lacking, calls) = (false, CALLS.iter().chain([&last]));
-    for (name, argument) in calls {
-        let Some(number) = numbers::number(name) else { continue };
+    let lacking = CALLS.iter().chain([&last]).filter_map(|(name, argument)| {
+        let number = numbers::number(name)?;
         let action = own.get(&number).unwrap_or(default);
-        if allows(action, *argument) {
-            continue;
-        }
-        // This call is needed only if there is a second filter.
-        lacking |= *name != LOAD.0;
-        rules.insert(number, allowing(action, *argument));
+        (!allows(action, *argument)).then(|| (*name, number, allowing(action, *argument)))
+    });
+    let lacking: Vec<_> = lacking.collect();
+    // This call is needed only if there is a second filter.
+    if lacking.iter().all(|(name, ..)| *name == LOAD.0) {
+        return None;
     }
-    lacking.then_some(rules)
+    let mut rules = own.clone();
+    rules.extend(lacking.into_iter().map(|(_, number, action)| (number, action)));
+    Some(rules)
 }
 
 /// Whether a call with this argument is allowed, with any other arguments.

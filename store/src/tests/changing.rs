@@ -63,6 +63,26 @@ fn only_running_pods_and_apps_are_stopping() {
 }
 
 #[test]
+fn several_steps_are_one_transaction() {
+    let home = Home::new();
+    let (store, id) = (&home.store, pod_id(1));
+    let image = image(store, "i", &["l"]);
+    let new = store.insert_pod(&new_pod(id, &image, &["a"])).unwrap();
+    let last = store.last_seq().unwrap();
+    let refused = [edge(Edge::Prepare), edge(Edge::Swept)];
+    assert_eq!(store.steps(id, new.generation, &refused).unwrap_err().kind(), ErrorKind::Refused);
+    assert_eq!((store.pod(id).unwrap().unwrap(), store.last_seq().unwrap()), (new.clone(), last));
+    let prepare = [edge(Edge::Prepare), edge(Edge::Prepared(Timestamp(7)))];
+    let Moved::Yes(Some(pod)) = store.steps(id, new.generation, &prepare).unwrap() else { panic!() };
+    assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
+    assert!(matches!(pod.phase, Phase::Prepared { .. }), "{pod:?}");
+    assert_eq!(store.steps(id, new.generation, &prepare).unwrap(), Moved::Lost(Some(pod.clone())));
+    let end = [edge(Edge::Discarded(Timestamp(8))), edge(Edge::Deleting(Timestamp(8))), edge(Edge::Swept)];
+    assert_eq!(store.steps(id, pod.generation, &end).unwrap(), Moved::Yes(None));
+    assert_eq!(store.pod(id).unwrap(), None);
+}
+
+#[test]
 fn a_full_pod_life_records_every_event() {
     let home = Home::new();
     let (store, id) = (&home.store, pod_id(1));

@@ -223,12 +223,12 @@ impl Engine {
     fn to_deleting(&self, mut row: PodRow, journal: &Parsed, sync: RemovalSync) -> Result<Option<PodRow>, RmError> {
         loop {
             let now = gantry_store::now();
-            let edge = match row.phase {
-                Phase::Embryo | Phase::Preparing => Edge::Aborted(now),
-                Phase::AbortedPrepare { .. } | Phase::Exited { .. } => Edge::Marked(now),
-                Phase::Prepared { .. } => Edge::Discarded(now),
+            let edges = match row.phase {
+                Phase::Embryo | Phase::Preparing => vec![Edge::Aborted(now), Edge::Marked(now), Edge::Deleting(now)],
+                Phase::AbortedPrepare { .. } | Phase::Exited { .. } => vec![Edge::Marked(now), Edge::Deleting(now)],
+                Phase::Prepared { .. } => vec![Edge::Discarded(now), Edge::Deleting(now)],
                 // The process that started it again is dead.
-                Phase::Starting { .. } => Edge::StartFailed,
+                Phase::Starting { .. } => vec![Edge::StartFailed],
                 // Dead, since this process holds the lock; its end was not recorded yet.
                 Phase::Running { .. } => match self.finalize(&row, journal)? {
                     Some(next) => {
@@ -237,7 +237,7 @@ impl Engine {
                     }
                     None => return Ok(None),
                 },
-                Phase::Garbage { deleting: None, .. } => Edge::Deleting(now),
+                Phase::Garbage { deleting: None, .. } => vec![Edge::Deleting(now)],
                 // By this call, or by a process that was killed.
                 Phase::Garbage { deleting: Some(_), .. } => {
                     if sync == RemovalSync::StepAndName {
@@ -246,7 +246,7 @@ impl Engine {
                     return Ok(Some(row));
                 }
             };
-            match self.step(&row, Change::along(edge))? {
+            match self.steps(&row, edges.into_iter().map(Change::along).collect())? {
                 Some(next) => row = next,
                 None => return Ok(None),
             }

@@ -21,10 +21,15 @@ impl Engine {
     /// Moves a row along one edge. Returns the new row, also when another process moved it first; `None` when it is
     /// gone.
     pub(crate) fn step(&self, row: &PodRow, change: Change) -> Result<Option<PodRow>, PodError> {
+        self.steps(row, vec![change])
+    }
+
+    /// As [`Self::step`], along several edges in one transaction.
+    pub(crate) fn steps(&self, row: &PodRow, changes: Vec<Change>) -> Result<Option<PodRow>, PodError> {
         if !self.writes.get() {
-            return Ok(Some(row_after(row, change)));
+            return Ok(Some(changes.into_iter().fold(row.clone(), |row, change| row_after(&row, change))));
         }
-        let moved = self.store.step(row.id, row.generation, change).map_err(PodError::store)?;
+        let moved = self.store.steps(row.id, row.generation, &changes).map_err(PodError::store)?;
         Ok(row_of(moved))
     }
 
@@ -34,21 +39,24 @@ impl Engine {
         let boot: BootId = self.store.boot().clone();
         let supervisor = Process { pid: ready.supervisor, start_ticks: ready.start_ticks, boot };
         loop {
-            let (edge, apps, networks) = match row.phase {
-                Phase::Embryo => (Edge::Prepare, Vec::new(), Networks::default()),
-                Phase::Preparing => (Edge::Prepared(at), Vec::new(), Networks::default()),
-                Phase::Prepared { .. } | Phase::Starting { .. } => (
-                    Edge::Started { at, supervisor: supervisor.clone() },
-                    started_apps(ready),
-                    attached_networks(ready).map_err(PodError::store)?,
-                ),
+            let before = match row.phase {
+                Phase::Embryo => vec![Edge::Prepare, Edge::Prepared(at)],
+                Phase::Preparing => vec![Edge::Prepared(at)],
+                Phase::Prepared { .. } | Phase::Starting { .. } => Vec::new(),
                 Phase::AbortedPrepare { .. } | Phase::Running { .. } | Phase::Exited { .. } | Phase::Garbage { .. } => {
                     return Ok(Some(row));
                 }
             };
-            // gantryd starts the pod again after a reboot: it is acknowledged only when that is certain.
-            let durable = matches!(edge, Edge::Started { .. }) && has_restart_policy(&row);
-            match self.step(&row, Change { apps, networks, durable, ..Change::along(edge) })? {
+            let started = Change {
+                apps: started_apps(ready),
+                networks: attached_networks(ready).map_err(PodError::store)?,
+                // gantryd starts the pod again after a reboot: it is acknowledged only when that is certain.
+                durable: has_restart_policy(&row),
+                ..Change::along(Edge::Started { at, supervisor: supervisor.clone() })
+            };
+            let changes = before.into_iter().map(Change::along).chain([started]).collect();
+            // Another process may have moved it to one of the phases before.
+            match self.steps(&row, changes)? {
                 Some(next) => row = next,
                 None => return Ok(None),
             }
