@@ -85,6 +85,8 @@ impl Engine {
     pub(crate) fn added_apps(&self, id: PodId) -> Result<AddedApps, PodError> {
         let path = self.pod_dir(id).join(ADDED);
         match pod_dir::read(&path, MAX_ADDED) {
+            // A power cut has emptied it: the pod ended with it, and its apps' rows are gone or have ended.
+            Ok(bytes) if bytes.is_empty() => Ok(AddedApps::default()),
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| PodError::Damaged {
                 id,
                 file: ADDED,
@@ -95,9 +97,9 @@ impl Engine {
         }
     }
 
-    /// Writes the record in place of the last one.
+    /// Writes the record in place of the last one. [`Self::sync_added_apps`] makes it durable.
     pub(crate) fn write_added_apps(&self, id: PodId, added: &AddedApps, _lock: &AppsLock) -> Result<(), PodError> {
-        pod_dir::replace(&self.pod_dir(id), ADDED, pod_dir::NEW_ADDED, added)
+        pod_dir::exchange(&self.pod_dir(id), ADDED, pod_dir::NEW_ADDED, added)
     }
 
     /// Makes the record and the rows durable: gantryd starts the pod again with these apps, also after a power cut.
