@@ -2,7 +2,7 @@
 //!
 //! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`; `gantry_net` to list networks and
 //! to find that of sandboxes; `gantry_netlink` to list interfaces and routes and to watch nftables. Knows nothing of
-//! the command line or of any API; must never know tokio, SQL or libcontainer. It starts one program only,
+//! the command line or of any API; must never know tokio or SQL. It starts one program only,
 //! `gantry-stage1` (`host::stage1`).
 //!
 //! Start reading at `pods::prepare` and `pods::run`, then `pods::reconcile`: every call first reconciles the rows it
