@@ -7,6 +7,7 @@ use gantry_model::id::shown;
 use gantry_model::query::PodQuery;
 use gantry_model::{Digest, ErrorKind, Kind, Phase, PodId};
 
+use crate::db::set_checks;
 use crate::pods::row::Columns;
 use crate::sweep::list_names;
 use crate::{BlobError, Layout, Store, StoreError};
@@ -79,6 +80,7 @@ impl Store {
 
     fn check_database(&self, deep: bool, report: &mut Report) -> Result<(), StoreError> {
         let sql = || StoreError::sql("check the database");
+        set_checks(&self.conn, true).map_err(sql())?;
         let query = if deep { "PRAGMA integrity_check(20)" } else { "PRAGMA quick_check(20)" };
         let mut check = self.conn.prepare(query).map_err(sql())?;
         let mut rows = check.query([]).map_err(sql())?;
