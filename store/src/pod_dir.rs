@@ -7,7 +7,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::fs::{Mode, OFlags, RenameFlags};
@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::lock::{LockMode, open_dir, still_named, sync_dir, try_lock};
 use crate::tmp::{self, Scrap};
-use crate::{Store, StoreError, remove};
+use crate::{Layout, Store, StoreError, remove};
 
 /// The exclusive lock on a pod directory. Ends when the last duplicate of its descriptor is closed.
 #[derive(Debug)]
@@ -69,6 +69,39 @@ impl Kind for MakePodDirError {
     }
 }
 
+/// The directory of a pod that was moved to `tmp/` for deletion. It stays locked while this value lives, so that no
+/// collector deletes it at the same time.
+#[derive(Debug)]
+pub struct UnnamedPodDir {
+    layout: Layout,
+    path: PathBuf,
+    lock: PodLock,
+}
+
+impl UnnamedPodDir {
+    /// Deletes it, whatever its apps have put there. When it fails, the rest is in `tmp/`;
+    /// [`Store::delete_rest_of_pod_dir`] and the next garbage collection continue.
+    ///
+    /// A file system that is mounted with `discard` may wait for the disk at each freed block (ext4 without a journal
+    /// does), so two threads delete a half each: the layers of apps, and the rest.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn delete(&self) -> Result<(), StoreError> {
+        const STACK: usize = 256 << 10;
+        let (dir, apps) = (self.lock.as_fd(), c"apps");
+        std::thread::scope(|scope| {
+            // If no thread can be had, or one of the two fails, the last step deletes the rest and reports the failure.
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            let layers = thread.spawn_scoped(scope, || remove::remove(dir, apps));
+            if layers.is_ok() {
+                let _last_step_reports = remove::remove_content_but(dir, apps);
+            }
+        });
+        tmp::delete(&self.layout, &self.path).map(drop)
+    }
+}
+
 /// The prefix of names in `tmp/` that hold the rest of this pod's directory.
 fn deleted(id: PodId) -> String {
     format!("deleted-pod-{id}")
@@ -111,18 +144,22 @@ impl Store {
         Ok(if named { PodState::Free(PodLock { fd }) } else { PodState::Absent })
     }
 
-    /// Deletes the directory of a pod, whatever its apps have put there; the removal of its name survives a power cut
-    /// if `syncs_name`. Needs no space. When it fails after the rename, the rest is in `tmp/`;
-    /// [`Self::delete_rest_of_pod_dir`] and the next garbage collection continue.
+    /// Takes the directory of a pod away from its name; that survives a power cut if `syncs_name`. Needs no space.
+    /// `None`: there is none.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn delete_pod_dir(&self, lock: PodLock, id: PodId, syncs_name: bool) -> Result<(), StoreError> {
+    pub fn unname_pod_dir(
+        &self,
+        lock: PodLock,
+        id: PodId,
+        syncs_name: bool,
+    ) -> Result<Option<UnnamedPodDir>, StoreError> {
         let path = self.layout.pod_dir(&id);
         if !still_named(&lock, &path).map_err(StoreError::io("examine", &path))? {
             // With a lock on another directory, this would delete a directory in use.
             return match rustix::fs::lstat(&path) {
-                Err(Errno::NOENT) => Ok(()),
+                Err(Errno::NOENT) => Ok(None),
                 Err(errno) => Err(StoreError::io("examine", &path)(errno)),
                 Ok(_) => Err(StoreError::Locked { path, seconds: 0 }),
             };
@@ -140,9 +177,7 @@ impl Store {
         if syncs_name {
             sync_dir(&self.layout.pods_dir())?;
         }
-        tmp::delete(&self.layout, &aside)?;
-        drop(lock);
-        Ok(())
+        Ok(Some(UnnamedPodDir { layout: self.layout.clone(), path: aside, lock }))
     }
 
     /// Deletes `DIR/NAME` in the directory of a locked pod, whatever its apps have put there. A kill leaves a part, and

@@ -139,7 +139,7 @@ fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Op
         None => print_logs(engine, pod).map(|()| None)?,
     };
     // After an error nothing reads the output, and it may not close before the supervisor ends.
-    let ended = engine.wait_end(&end, output.as_ref().filter(|_| lost.is_none()))?;
+    let ended = engine.wait_end(end, output.as_ref().filter(|_| lost.is_none()))?;
     tracing::debug!(pod = %pod.id, exit_code = ended.end.exit_code, "the pod exited");
     drop(raw);
     report_out_of_memory(&ended);

@@ -344,7 +344,7 @@ fn removal_works_on_a_full_disk() {
         "{error:?}"
     );
     let lock = store.make_pod_dir(pod_id(1)).unwrap();
-    store.delete_pod_dir(lock, pod_id(1), true).unwrap();
+    store.unname_pod_dir(lock, pod_id(1), true).unwrap().unwrap().delete().unwrap();
     let out = [Edge::Aborted(Timestamp(1)), Edge::Marked(Timestamp(2)), Edge::Deleting(Timestamp(3))];
     let pod = out.into_iter().fold(pod, |pod, out| moved(store, pod.id, pod.generation, edge(out)));
     assert_eq!(store.step(pod.id, pod.generation, edge(Edge::Swept)).unwrap(), Moved::Yes(None));

@@ -172,7 +172,7 @@ fn a_locked_pod_directory_has_an_owner() {
     assert!(matches!(store.try_lock_pod(id).unwrap(), PodState::Held));
     drop(copy);
     let PodState::Free(lock) = store.try_lock_pod(id).unwrap() else { panic!() };
-    store.delete_pod_dir(lock, id, true).unwrap();
+    store.unname_pod_dir(lock, id, true).unwrap().unwrap().delete().unwrap();
     assert!(matches!(store.try_lock_pod(id).unwrap(), PodState::Absent));
     assert_eq!(entries(&store.layout().tmp_dir()), 0);
 }

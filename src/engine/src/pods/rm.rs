@@ -15,11 +15,12 @@
 //! removal of the directory, in part: it is an orphan then, which the next command or `gc` removes, or that of a pod
 //! that was lost with the host, which `gc` collects.
 
+use std::thread;
 use std::time::Duration;
 
 use gantry_contract::journal::Parsed;
 use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId};
-use gantry_store::{Change, PodLock, PodRow, PodState};
+use gantry_store::{Change, PodRow, PodState, UnnamedPodDir};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -187,33 +188,66 @@ impl Engine {
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;
         cgroups.map_err(|source| RmError::Cgroup { id, source })?;
         storage_limit::release(&self.pod_dir(id), None)?;
-        self.delete_dir(lock, id, sync)?;
+        let unnamed = match lock {
+            Some(lock) => self.store.unname_pod_dir(lock, id, sync != RemovalSync::Nothing).map_err(PodError::store)?,
+            None => {
+                self.delete_rest(id)?;
+                None
+            }
+        };
+        if sync == RemovalSync::Nothing && !full {
+            return self.sweep_while_deleting(unnamed, row);
+        }
+        if let Some(dir) = unnamed {
+            dir.delete().map_err(PodError::store)?;
+        }
         let row = if full {
             let row = self.store.pod(id).map_err(PodError::store)?;
             row.map(|row| self.to_deleting(row, &journal, sync)).transpose()?.flatten()
         } else {
             row
         };
-        // Not durable by itself: the next command removes a row that is being deleted and has no directory.
+        self.sweep(row)
+    }
+
+    /// Deletes the row. Not durable by itself: the next command removes a row that is being deleted and has no
+    /// directory.
+    fn sweep(&self, row: Option<PodRow>) -> Result<(), RmError> {
         if let Some(row) = row {
             self.step(&row, Change::along(Edge::Swept))?;
         }
         Ok(self.store.refill_reserve().map_err(PodError::store)?)
     }
 
-    /// Deletes the directory; without a lock, the rest of an earlier deletion. A deletion in progress is waited for, as
-    /// in [`Self::lock_in_time`] before the directory has lost its name.
-    fn delete_dir(&self, lock: Option<PodLock>, id: PodId, sync: RemovalSync) -> Result<(), RmError> {
-        if let Some(lock) = lock {
-            let syncs_name = sync != RemovalSync::Nothing;
-            return Ok(self.store.delete_pod_dir(lock, id, syncs_name).map_err(PodError::store)?);
-        }
+    /// Deletes the row while another thread deletes the directory, which mostly waits for the disk. A kill leaves the
+    /// directory without a row, in `tmp/`, for `gc`.
+    fn sweep_while_deleting(&self, dir: Option<UnnamedPodDir>, row: Option<PodRow>) -> Result<(), RmError> {
+        const STACK: usize = 256 << 10;
+        let Some(dir) = dir else { return self.sweep(row) };
+        let (deleted, swept) = thread::scope(|scope| {
+            let started = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || dir.delete());
+            let swept = self.sweep(row);
+            let deleted = match started.map(thread::ScopedJoinHandle::join) {
+                Ok(Ok(deleted)) => deleted,
+                Ok(Err(panic)) => std::panic::resume_unwind(panic),
+                // The limit of threads is reached.
+                Err(_) => dir.delete(),
+            };
+            (deleted, swept)
+        });
+        deleted.map_err(PodError::store)?;
+        swept
+    }
+
+    /// Deletes the rest of an earlier deletion. A deletion in progress is waited for, as in [`Self::lock_in_time`]
+    /// before the directory has lost its name.
+    fn delete_rest(&self, id: PodId) -> Result<(), RmError> {
         let deadline = Deadline::after(self.timeouts.lock);
         while !self.store.delete_rest_of_pod_dir(id).map_err(PodError::store)? {
             if deadline.passed() {
                 return Err(RmError::Busy(id));
             }
-            std::thread::sleep(POLL_INTERVAL);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }

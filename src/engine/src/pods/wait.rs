@@ -1,11 +1,13 @@
 //! Waiting for a pod to end, or to run. The end of a supervisor wakes the waiter (pidfd); a pod that was not started
 //! yet is polled.
 
+use std::borrow::Cow;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use gantry_contract::journal::Fact;
+use gantry_contract::journal::{Fact, Parsed};
 use gantry_model::{AppName, AppState, Event, EventKind, Phase, PodEnd, PodId, Process};
 
 use crate::host::process::{self, Deadline};
@@ -27,7 +29,38 @@ pub struct EndWatch {
     id: PodId,
     /// Whether the pod is a sandbox.
     sandbox: bool,
-    journal: File,
+    journal: WatchedJournal,
+}
+
+/// The journal of a pod whose end is waited for.
+#[derive(Debug)]
+enum WatchedJournal {
+    Open(File),
+    /// It was read to the end of the pod, and closed.
+    Ended(Parsed),
+}
+
+impl WatchedJournal {
+    fn read(&self) -> io::Result<Cow<'_, Parsed>> {
+        match self {
+            Self::Open(file) => pod_dir::read_journal(file).map(Cow::Owned),
+            Self::Ended(journal) => Ok(Cow::Borrowed(journal)),
+        }
+    }
+
+    /// Closes the file if it has the end: otherwise the last close, after the removal of the pod, would free its
+    /// blocks, which may wait for the disk.
+    fn close_if_ended(&mut self) -> io::Result<()> {
+        let journal = self.read()?;
+        if has_end(&journal) {
+            *self = Self::Ended(journal.into_owned());
+        }
+        Ok(())
+    }
+}
+
+fn has_end(journal: &Parsed) -> bool {
+    journal.records.iter().any(|record| record.fact == Fact::Ended)
 }
 
 /// How a pod ended.
@@ -59,7 +92,7 @@ impl Engine {
 
     /// The same, for a caller that knows the pod's row.
     pub(crate) fn watch_end_of(&self, id: PodId, sandbox: bool) -> Result<EndWatch, PodError> {
-        Ok(EndWatch { id, sandbox, journal: self.open_journal(id)? })
+        Ok(EndWatch { id, sandbox, journal: WatchedJournal::Open(self.open_journal(id)?) })
     }
 
     /// Waits until the pod has ended. `output`, which has been read to its end, closes as soon as a pod of `run --rm`
@@ -67,13 +100,15 @@ impl Engine {
     ///
     /// # Errors
     /// [`PodError`].
-    pub fn wait_end(&self, watch: &EndWatch, output: Option<&OutputStream>) -> Result<Ended, PodError> {
+    pub fn wait_end(&self, mut watch: EndWatch, output: Option<&OutputStream>) -> Result<Ended, PodError> {
         let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
-        let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
+        let journal = watch.journal.read().map_err(PodError::io("read the journal", &path))?;
         let watched = ready_record(&journal).map(|ready| (ready.supervisor, ready.start_ticks));
+        drop(journal);
         if let (Some(output), Some((pid, start_ticks))) = (output, watched) {
             let supervisor = Process { pid, start_ticks, boot: self.store.boot().clone() };
             self.wait_closed(output, &supervisor).map_err(PodError::io("wait for", self.pod_dir(watch.id)))?;
+            watch.journal.close_if_ended().map_err(PodError::io("read the journal", path))?;
         }
         // gantryd may have started the pod again.
         let is_other_run = |phase: &Phase| match phase {
@@ -86,22 +121,22 @@ impl Engine {
         };
         let ended = self.wait_until(watch.id, Deadline::maybe(None), |phase| phase.is_final() || is_other_run(phase));
         match ended {
-            Ok(Some(PodView { row, .. })) if is_other_run(&row.phase) => self.end_by_journal(watch),
+            Ok(Some(PodView { row, .. })) if is_other_run(&row.phase) => self.end_by_journal(&watch),
             Ok(Some(PodView { row, .. })) => match row.phase.end() {
                 Some((_, end)) => {
                     let end = end.clone();
                     Ok(Ended::new(end, row.apps.into_iter().map(|app| (app.name, app.state))))
                 }
-                None => self.end_by_journal(watch),
+                None => self.end_by_journal(&watch),
             },
             // `rm` and `gc` remove only pods that have ended.
-            Ok(None) | Err(PodError::NotFound(_)) => self.end_by_journal(watch),
+            Ok(None) | Err(PodError::NotFound(_)) => self.end_by_journal(&watch),
             Err(error) => Err(error),
         }
     }
 
     /// Waits until the output is closed, or the supervisor has ended.
-    fn wait_closed(&self, output: &OutputStream, supervisor: &Process) -> std::io::Result<()> {
+    fn wait_closed(&self, output: &OutputStream, supervisor: &Process) -> io::Result<()> {
         match process::open(supervisor, self.store.boot()) {
             Some(process) => process::readable(&[output.as_fd(), process.as_fd()], Deadline::maybe(None)).map(drop),
             None => Ok(()),
@@ -110,8 +145,8 @@ impl Engine {
 
     fn end_by_journal(&self, watch: &EndWatch) -> Result<Ended, PodError> {
         let path = self.pod_dir(watch.id).join(gantry_contract::files::JOURNAL);
-        let journal = pod_dir::read_journal(&watch.journal).map_err(PodError::io("read the journal", path))?;
-        if !journal.records.iter().any(|record| record.fact == Fact::Ended)
+        let journal = watch.journal.read().map_err(PodError::io("read the journal", path))?;
+        if !has_end(&journal)
             && let Some(end) = self.recorded_end(watch.id)?
         {
             return Ok(Ended { end, out_of_memory: Vec::new() });
