@@ -1,6 +1,6 @@
-//! Executes this program again from a private read-only mount (CVE-2019-5736).
+//! Executes this program from a private read-only mount (CVE-2019-5736).
 //!
-//! PID 1 of a pod, a container's process before its execve and the helper of an exec are forks of this program, and an
+//! PID 1 of a pod, an app's process before its execve and the helper of an exec are forks of this program, and an
 //! app can execute this program as its own process (`#!/proc/self/exe`, or a link to it). In each case `/proc/PID/exe`
 //! gives the app a descriptor of the file on the host, and root in an app is root on the host: it could change the
 //! mode, owner and attributes of the file at any time, and its content once no process executes it (until then:
@@ -8,34 +8,33 @@
 //!
 //! `/proc/PID/exe` reaches the file through the mount from which it was executed. So the program executes from a copy
 //! of that mount (`open_tree(OPEN_TREE_CLONE)`) that is read-only: every change through it fails with EROFS. The copy
-//! is attached to no mount namespace, so it cannot be remounted writable, not even with CAP_SYS_ADMIN.
+//! is attached to no mount namespace, so it cannot be remounted writable, not even with CAP_SYS_ADMIN. While its
+//! descriptor is open, mount_setattr(2) could change it; executing the program closes that, the only one.
 
 use std::ffi::CString;
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
+use gantry_host::mounts::clone_read_only;
 use gantry_model::ErrorKind;
-use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags};
-use rustix::mount::{OpenTreeFlags, open_tree};
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 
 use crate::failure::{Attempt, Result, failure};
 use crate::sys;
 
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// Returns if this process executes the program from a read-only mount of its own. Otherwise it executes the program
-/// from such a mount, with the same arguments and descriptors.
+/// Returns if this process executes the program from a read-only mount of its own, which the engine usually provides.
+/// Otherwise it executes the program from such a mount, with the same arguments and descriptors.
 ///
 /// This cannot loop: the kernel does not clone a mount that is attached nowhere, so a second attempt fails.
 pub(crate) fn ensure_read_only() -> Result<()> {
     if is_read_only()? {
         return Ok(());
     }
-    let what = || "cannot make a read-only mount of gantry-stage1";
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let program = open_tree(CWD, OWN_PROGRAM, flags).attempt(|| format!("{} (open_tree)", what()))?;
-    sys::restrict_mount(program.as_fd(), sys::MountAttributes { read_only: true, ..Default::default() })
-        .attempt(|| format!("{} (mount_setattr)", what()))?;
+    let program = clone_read_only(Path::new(OWN_PROGRAM))
+        .attempt(|| "cannot make a read-only mount of gantry-stage1 (open_tree, mount_setattr)")?;
     let (argv, env) = (arguments()?, environment()?);
     let error = sys::execveat(program.as_fd(), &argv, &env);
     Err(error).attempt(|| "cannot execute gantry-stage1 from a read-only mount (execveat)")

@@ -1,14 +1,29 @@
-//! Peer groups of mounts (mount_namespaces(7)).
+//! Peer groups of mounts (mount_namespaces(7)), and read-only copies.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
+use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::file::read_bounded;
+use crate::sys;
 
 /// The largest mount table that is read, in bytes: that of a node with 100 000 mounts.
 const MAX_MOUNTINFO: u64 = 64 << 20;
+
+/// Makes a read-only mount of a file, without set-user-ID programs and devices, that is attached to no mount namespace:
+/// nothing can make it writable again. Requires CAP_SYS_ADMIN.
+///
+/// # Errors
+/// The file cannot be opened, or is on such a mount already, or the kernel refuses.
+pub fn clone_read_only(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let mount = open_tree(CWD, path, flags)?;
+    sys::restrict_mount(mount.as_fd())?;
+    Ok(mount)
+}
 
 /// The membership of a mount in peer groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

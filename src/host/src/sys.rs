@@ -116,3 +116,27 @@ pub(crate) fn set_file_attributes(fd: BorrowedFd<'_>, attributes: FileAttributes
     };
     Ok(result?)
 }
+
+/// Makes a mount read-only, without set-user-ID programs and devices (mount_setattr(2)).
+pub(crate) fn restrict_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+        attr_clr: 0,
+        propagation: libc::MS_PRIVATE,
+        userns_fd: 0,
+    };
+    let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
+    // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and the kernel reads one
+    // `struct mount_attr`.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::c_long::from(mount.as_raw_fd()),
+            c"".as_ptr(),
+            flags,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -9,7 +9,7 @@
 
 use std::io::{self, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use gantry_contract::network::{Network, NetworkOperation, Reply, Request};
@@ -25,7 +25,7 @@ use rustix::fs::MemfdFlags;
 use crate::Engine;
 use crate::error::EngineError;
 use crate::host::process::{self, Deadline};
-use crate::host::stage1::{self, Attempt, EXIT_TIMEOUT, Line, printable};
+use crate::host::stage1::{self, Attempt, EXIT_TIMEOUT, Executable, Line, printable};
 use crate::pods::plan_net;
 use crate::pods::rm::RmError;
 
@@ -317,7 +317,8 @@ impl NetworkRole {
         let mut input = memory(c"request").map_err(keep)?;
         input.write_all(request).and_then(|()| input.rewind()).map_err(keep)?;
         let stderr = memory(c"stderr").map_err(keep)?;
-        let mut command = Command::new(program);
+        let executable = Executable::new(program);
+        let mut command = executable.command();
         command
             .arg("network")
             .env_clear()

@@ -1,7 +1,8 @@
 //! Running `gantry-stage1`: finding the program, spawning it without leaking locks, reading its replies.
 
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -43,6 +44,39 @@ impl Engine {
         let places: Vec<PathBuf> = places.chain([PathBuf::from(LIBEXEC)]).collect();
         places.iter().find(|path| Path::is_file(path)).cloned().ok_or(places)
     }
+}
+
+/// `gantry-stage1`, about to be executed from a read-only mount of its own. The program insists on one (CVE-2019-5736)
+/// and makes it itself where this process cannot, which costs a second execve.
+pub(crate) struct Executable<'a> {
+    path: &'a Path,
+    mount: Option<OwnedFd>,
+}
+
+impl<'a> Executable<'a> {
+    pub(crate) fn new(path: &'a Path) -> Self {
+        // The interpreter of a script (a wrapper for debugging) would open it when the descriptor is closed already.
+        Self { path, mount: is_elf(path).then(|| gantry_host::mounts::clone_read_only(path).ok()).flatten() }
+    }
+
+    /// A command that executes it, to be spawned while this value lives.
+    pub(crate) fn command(&self) -> Command {
+        match &self.mount {
+            Some(mount) => {
+                let mut command = Command::new(format!("/proc/self/fd/{}", mount.as_raw_fd()));
+                // Its path on the host would be seen in the pod's PID 1.
+                command.arg0("gantry-stage1");
+                command
+            }
+            None => Command::new(self.path),
+        }
+    }
+}
+
+fn is_elf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = std::fs::File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut magic));
+    read.is_ok() && magic == *b"\x7fELF"
 }
 
 /// The purpose of a run of `gantry-stage1`, as in "cannot start pod X": makes the errors of the run.

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use gantry_contract::start::{Ready, StartReply};
@@ -18,7 +18,7 @@ use gantry_store::PodLock;
 use crate::Engine;
 use crate::error::EngineError;
 use crate::host::process::{self, Deadline};
-use crate::host::stage1::{self, Attempt, EXIT_TIMEOUT, Line};
+use crate::host::stage1::{self, Attempt, EXIT_TIMEOUT, Executable, Line};
 use crate::pods::output::{OutputStream, Show};
 use crate::pods::pod_dir;
 use crate::pods::run::StartError;
@@ -72,7 +72,8 @@ impl Engine {
                 (Some(stream), Some(writer))
             }
         };
-        let mut command = Command::new(&program);
+        let executable = Executable::new(&program);
+        let mut command = executable.command();
         command.arg("run").arg("--lock-fd").arg(lock.as_fd().as_raw_fd().to_string());
         if let Some(writer) = &output_writer {
             command.arg("--output-fd").arg(writer.as_raw_fd().to_string());
