@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use gantry_contract::plan::App;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::mount::{MountFlags, mount};
 
 use crate::etc;
@@ -37,7 +37,8 @@ pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<Owne
     let lower = layers_option(&app.layers)?;
     let pod_dir = if user.is_some() { "mapped" } else { "pod" };
     let own = format!("../{pod_dir}/apps/{name}");
-    let options = format!("{lower},upperdir={own}/upper,workdir={own}/work");
+    let durability = if goes_with_pod(name)? { ",volatile" } else { "" };
+    let options = format!("{lower},upperdir={own}/upper,workdir={own}/work{durability}");
     if options.len() > MAX_OPTIONS {
         return Err(failure(
             ErrorKind::Invalid,
@@ -56,6 +57,25 @@ pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<Owne
     mounted.attempt(|| "cannot mount the app's root (overlayfs over the pod directory)")?;
     rustix::fs::open(root_path(name), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .attempt(|| "cannot open the app's root")
+}
+
+/// Whether the writable layer is removed with the end of the pod, so that nothing of it has to be durable. Otherwise
+/// unmounting the overlay writes back all dirty data of the host's file system, and waits for it.
+///
+/// overlayfs marks the work directory of a volatile mount, and mounts no marked one; a killed supervisor leaves a mark.
+fn goes_with_pod(app: &str) -> Result<bool> {
+    let removed = format!("/pod/{}", gantry_contract::files::REMOVE_WHEN_ENDED);
+    if rustix::fs::access(removed, Access::EXISTS).is_err() {
+        return Ok(false);
+    }
+    let mark = format!("/pod/apps/{app}/work/work/incompat");
+    for dir in [format!("{mark}/volatile"), mark] {
+        match rustix::fs::rmdir(&dir) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+            Err(error) => return Err(error).attempt(|| format!("cannot remove {dir}")),
+        }
+    }
+    Ok(true)
 }
 
 /// The option of an overlay with these layers, whose directories are in the current one.
