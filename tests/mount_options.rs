@@ -134,6 +134,27 @@ fn mounts_propagate_as_asked() {
     assert_eq!(host.mounts(), ["sub"]);
 }
 
+/// gantry's own mounts are made before a shared volume covers them.
+#[test]
+fn nothing_of_an_app_appears_in_a_shared_volume() {
+    let g = Gantry::new();
+    let host = SharedHost::new(&g);
+    let image = g.fixture();
+    let shared = host.volume.display().to_string();
+    fs::write(host.volume.join("console"), "").unwrap();
+    for dir in ["pts", "shm", "fs/cgroup"] {
+        fs::create_dir_all(host.volume.join(dir)).unwrap();
+    }
+    for target in ["/dev", "/sys"] {
+        let bind = format!("-v={shared}:{target}:rshared");
+        for terminal in ["--tty=false", "--tty"] {
+            let run = ["run", "--net=none", "--privileged", terminal, &bind, &image, "--read-only", "--", "true"];
+            host.gantry(&run).succeeded();
+            assert_eq!(host.mounts(), Vec::<String>::new(), "{target} {terminal}");
+        }
+    }
+}
+
 #[test]
 fn mounts_that_cannot_propagate_are_refused() {
     let g = Gantry::new();

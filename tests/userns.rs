@@ -491,3 +491,26 @@ fn terminals_belong_to_the_user() {
     let terminal = Terminal::start(&command).wait();
     assert!(terminal.code == 0 && terminal.output.contains("size 24x80\r\nover"), "{}", terminal.output);
 }
+
+/// The kernel locks the flags of mounts that a mount namespace of another user namespace got as a copy.
+#[test]
+fn flags_of_mounts_are_locked() {
+    let g = Gantry::new();
+    let dir = g.scratch().join("volume");
+    fs::create_dir_all(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    let volume = format!("-v={}:/v:ro", dir.display());
+    let inner = format!("-v={}:/tmp/v/inner:ro", dir.display());
+    for pid in ["--pid=pod", "--pid=private"] {
+        for path in ["/v", "/tmp/v/inner", "/sys"] {
+            let flags = [USERNS, "--cap-add=SYS_ADMIN", pid, &volume, &inner];
+            let out = g.app(&flags, &["remount-try", path]).exits(3);
+            assert_eq!(out.stdout, "remount: EPERM\n", "{pid} {path}");
+        }
+        // What the app mounts itself is its own.
+        let own = ["seq", "mount-try", "/tmp", "--", "remount-try", "/tmp"];
+        let out = g.app(&[USERNS, "--cap-add=SYS_ADMIN", pid], &own).ok();
+        assert_eq!(out.stdout, "mount: allowed\nremount: allowed\n", "{pid}");
+    }
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+}

@@ -8,8 +8,7 @@
 //!
 //! The app's process mounts it after the move to its cgroups and before it is locked down: the namespace begins at the
 //! cgroups of the process that makes it, and so does each hierarchy that is mounted in it. No mount of the app has the
-//! files of other cgroups, such as `release_agent`. The process has the capabilities for it ([`crate::confine::ADMIN`])
-//! until it is locked down.
+//! files of other cgroups, such as `release_agent`. The process still has all capabilities then.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -61,7 +60,7 @@ impl CgroupView {
                 let top = make_file_system("tmpfs", &["mode=755"], QUIET)?;
                 attach(&top, &target)?;
                 fill(&top, hierarchies).inspect_err(|_| {
-                    // The app's program may still change this mount: it is not read-only yet.
+                    // The mount is still writable, and must not be left to the app.
                     let _empty_at_worst = unmount(PATH, UnmountFlags::DETACH);
                 })
             }

@@ -21,8 +21,8 @@ use crate::ulimits;
 use crate::user::Ids;
 use crate::user_namespace::UserNamespace;
 
-/// The capabilities that a process has until it is locked down, besides those of its app: to mount its cgroups, to load
-/// a filter without no_new_privs, and to drop both from the bounding set.
+/// The capabilities that a process of an app with [`Confinement::needs_admin`] has until it is locked down, besides
+/// those of its app: to load a filter without no_new_privs, and to drop both from the bounding set.
 pub(crate) const ADMIN: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SETPCAP);
 
 /// Confines the processes of an app. Computed once per app.
@@ -168,9 +168,6 @@ impl Confinement {
         if is_admin {
             // Otherwise root would get CAP_SYS_ADMIN and CAP_SETPCAP back at execve.
             drop_bounding(!self.capabilities)?;
-        }
-        if is_admin && !self.needs_admin() {
-            rustix::thread::set_capabilities(None, self.sets(uid))?;
         }
         if let Some(filters) = &self.filters {
             sys::load_seccomp(&filters.first)?;

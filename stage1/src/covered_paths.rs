@@ -3,18 +3,17 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use gantry_contract::plan::App;
-use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::namespaces::PidMode;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, OpenTreeFlags, open_tree};
 
-use crate::failure::{Attempt, Result, failure};
+use crate::failure::{Attempt, Result};
 use crate::mounts::{self, QUIET, attach};
 use crate::own_namespaces::AppNamespaces;
 use crate::root::open_in;
-use crate::{sys, terminal};
+use crate::sys;
 
 /// Paths hidden from apps: the list of docker and podman, with rkt's additions.
 const MASKED: [&str; 15] = [
@@ -64,15 +63,22 @@ impl CoveredPaths {
         Self { masked, read_only }
     }
 
-    /// Covers those that exist, in an app's own mount namespace.
-    pub(crate) fn cover(&self, root: &OwnedFd) -> Result<()> {
+    /// The first covered path inside a directory.
+    pub(crate) fn inside(&self, dir: &str) -> Option<&str> {
+        let is_inside = |path: &&String| path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'));
+        self.masked.iter().chain(&self.read_only).find(is_inside).map(String::as_str)
+    }
+
+    /// Covers those that exist, in an app's own mount namespace. `null` is the app's null device: a volume may have any
+    /// file at its path (CVE-2025-31133).
+    pub(crate) fn cover(&self, root: &OwnedFd, null: &OwnedFd) -> Result<()> {
         for path in &self.read_only {
             let what = || format!("cannot make '{}' of the app read-only", shown(path));
             if let Some(found) = find(root, path).attempt(what)? {
                 protect(&found).attempt(what)?;
             }
         }
-        let mut masks = Masks { null: open_null(root)?, empty: None };
+        let mut masks = Masks { null, empty: None };
         for path in &self.masked {
             let what = || format!("cannot hide '{}' from the app", shown(path));
             if let Some(found) = find(root, path).attempt(what)? {
@@ -83,7 +89,7 @@ impl CoveredPaths {
     }
 }
 
-/// Opens a path, if it exists. Links lead to files of the app.
+/// Opens a path, if it exists. Links are resolved inside the app's root.
 fn find(root: &OwnedFd, path: &str) -> rustix::io::Result<Option<OwnedFd>> {
     match open_in(root, path, OFlags::PATH) {
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
@@ -98,27 +104,17 @@ fn protect(file: &OwnedFd) -> std::io::Result<()> {
     Ok(attach(&copy, file)?)
 }
 
-/// Opens the app's null device, and checks it: a volume may have any file there (CVE-2025-31133).
-fn open_null(root: &OwnedFd) -> Result<OwnedFd> {
-    let what = || "cannot open /dev/null of the app";
-    let null = open_in(root, "/dev/null", OFlags::PATH | OFlags::NOFOLLOW).attempt(what)?;
-    match terminal::is_null(&null).attempt(what)? {
-        true => Ok(null),
-        false => Err(failure(ErrorKind::Invalid, format!("{}: it is not the null device", what()))),
-    }
-}
-
 /// Mounts that hide files and directories.
-struct Masks {
-    null: OwnedFd,
+struct Masks<'a> {
+    null: &'a OwnedFd,
     /// The file system that hides a directory, once it is mounted.
     empty: Option<OwnedFd>,
 }
 
-impl Masks {
+impl Masks<'_> {
     fn mask(&mut self, found: &OwnedFd) -> std::io::Result<()> {
         if FileType::from_raw_mode(rustix::fs::fstat(found)?.st_mode) != FileType::Directory {
-            return Ok(attach(&clone_mount(&self.null, OpenTreeFlags::empty())?, found)?);
+            return Ok(attach(&clone_mount(self.null, OpenTreeFlags::empty())?, found)?);
         }
         let mount = match &self.empty {
             Some(empty) => clone_mount(empty, OpenTreeFlags::empty())?,

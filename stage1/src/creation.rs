@@ -2,7 +2,7 @@
 //! ([`ProcessInputs::make`]). A process that is forked for it makes the app's process ([`crate::maker`]); only the
 //! process of a host pod that starts is made by the supervisor itself.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -233,8 +233,9 @@ pub(crate) struct ProcessInputs<'a> {
     pub(crate) devices: &'a [Device],
     /// The app's cgroups.
     pub(crate) cgroup: &'a AppCgroup,
-    /// The pod's PID 1; `None` in a host pod.
-    pub(crate) init: Option<Pid>,
+    /// The pidfd of the process whose PID namespace the app joins: the pod's PID 1, or the app's target. By its number
+    /// it could be another one by then. `None` in a host pod.
+    pub(crate) pid_target: Option<BorrowedFd<'a>>,
 }
 
 impl ProcessInputs<'_> {
@@ -269,7 +270,7 @@ impl ProcessInputs<'_> {
             return self.make_on_host(host, None, stdio);
         }
         let file_systems = FileSystems::prepare(self.plan, self.app, root, self.devices, mounts, self.user())?;
-        launcher::create(self, file_systems, &self.command(), stdio)
+        launcher::create(self, &file_systems, &self.command(), stdio)
     }
 
     fn command(&self) -> Command {
@@ -281,14 +282,10 @@ impl ProcessInputs<'_> {
         self.confinement.user.as_deref()
     }
 
-    /// Opens the PID namespace that the process joins, or in which it makes its own; `None`: the host's.
-    pub(crate) fn pid_namespace(&self) -> Result<Option<OwnedFd>> {
-        let init = self.init.filter(|_| self.app.options.pid != PidMode::Host);
-        let open = |init: Pid| {
-            let path = format!("/proc/{}/ns/pid", init.as_raw_nonzero());
-            rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        };
-        init.map(open).transpose().attempt(|| "cannot open the PID namespace of the pod")
+    /// The pidfd of a process in the PID namespace that the process joins, or in which it makes its own; `None`: it
+    /// stays in the host's.
+    pub(crate) fn pid_target(&self) -> Option<BorrowedFd<'_>> {
+        self.pid_target.filter(|_| self.app.options.pid != PidMode::Host)
     }
 
     /// Makes a process of a host pod, which waits for its execve in the host's mount namespace. `cgroup` is the app's,
@@ -359,9 +356,13 @@ impl PreparedApp {
     }
 
     /// The inputs of making its process.
-    pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Option<Pid>) -> ProcessInputs<'a> {
+    pub(crate) fn process_inputs<'a>(
+        &'a self,
+        plan: &'a Plan,
+        pid_target: Option<BorrowedFd<'a>>,
+    ) -> ProcessInputs<'a> {
         let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;
-        ProcessInputs { plan, app, ids, confinement, devices, cgroup, init }
+        ProcessInputs { plan, app, ids, confinement, devices, cgroup, pid_target }
     }
 
     /// The app, with the ends of the stdio of its first process.
@@ -413,9 +414,13 @@ impl App {
     }
 
     /// The inputs of making another process.
-    pub(crate) fn process_inputs<'a>(&'a self, plan: &'a Plan, init: Option<Pid>) -> ProcessInputs<'a> {
+    pub(crate) fn process_inputs<'a>(
+        &'a self,
+        plan: &'a Plan,
+        pid_target: Option<BorrowedFd<'a>>,
+    ) -> ProcessInputs<'a> {
         let Self { plan: app, ids, confinement, devices, cgroup, .. } = self;
-        ProcessInputs { plan, app, ids, confinement, devices, cgroup, init }
+        ProcessInputs { plan, app, ids, confinement, devices, cgroup, pid_target }
     }
 
     /// Moves on to another attempt, and to its log.

@@ -18,10 +18,10 @@ use crate::failure::{Attempt, Result};
 use crate::mounts::{self, open_beneath, open_or_make_dir};
 use crate::user_namespace::UserNamespace;
 
-/// The size that the files of an app in /dev can have.
+/// Maximum total size of the files in an app's /dev.
 const SIZE: &str = "65536k";
 
-/// The mount points in every one; `shm` is in those of pods that have a /dev/shm.
+/// Mount points in every /dev; `shm` is added if the pod has a /dev/shm.
 const MOUNT_POINTS: [&str; 2] = ["mqueue", "pts"];
 
 /// The links in it, with their targets.
@@ -77,7 +77,7 @@ pub(crate) fn make(plan: &Plan, app: &App, devices: &[Device], user: Option<&Use
     let options = ["mode=755".to_owned(), format!("size={SIZE}"), format!("uid={uid}"), format!("gid={gid}")];
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_STRICTATIME;
     let dev = mounts::make_file_system("tmpfs", &options, attributes).attempt(what)?;
-    // The owner of what is made from here on is root of the pod.
+    // Files made from here on belong to root of the pod.
     let _as_root = user.map(UserNamespace::as_root).transpose()?;
     for name in MOUNT_POINTS.into_iter().chain((plan.ipc != IpcMode::None).then_some("shm")) {
         rustix::fs::mkdirat(&dev, name, Mode::from_raw_mode(0o755)).attempt(what)?;

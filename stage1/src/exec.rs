@@ -39,7 +39,7 @@ use crate::refusal::{self, Step};
 use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
 use crate::user::{self, Ids, UserRequest};
 use crate::user_namespace::UserNamespace;
-use crate::{passing, terminal, ulimits};
+use crate::{inheritance, passing, terminal, ulimits};
 
 /// An exec whose program has not been executed yet. The supervisor does not block on it: an app can stop the program's
 /// process (SIGSTOP) for any length of time.
@@ -273,6 +273,8 @@ impl Helper<'_> {
         pids.map_or(Ok(()), |process| sys::setns(process.as_fd(), libc::CLONE_NEWPID))?;
         sys::setns(self.target.as_fd(), libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP)?;
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+        // Apps share no keys.
+        inheritance::join_new_keyring()?;
         let user = self.app.confinement.user.as_deref();
         // As the host's root: the pipes are those of the client.
         if let Some(given) = &self.stdio {

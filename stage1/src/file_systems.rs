@@ -1,7 +1,7 @@
 //! The file systems of an app: its root, the kernel's file systems, /dev, and its volumes.
 //!
 //! The maker ([`crate::maker`]) prepares them as mounts that are attached nowhere, with the supervisor's rights. The
-//! app's process attaches them in its own mount namespace, and then makes the app's root its root. Every place is
+//! app's process attaches them in its own mount namespace, and then makes the app's root its root. Every mount point is
 //! opened beneath that root without following links, and mounts are attached to descriptors, so that no swap of a path
 //! in a shared volume moves a mount ([`crate::mounts`]).
 //!
@@ -12,8 +12,12 @@
 //! | `/proc` | the app's process | it shows the PID namespace of the process that mounts it |
 //! | `/dev/pts` | the app's process | terminals belong to the users of its user namespace |
 //!
-//! The order is: these file systems, the volumes from the outer to the inner ones, the covered paths
-//! ([`crate::covered_paths`]), the root.
+//! The order is: these file systems, the terminal, the volumes from the outer to the inner ones, the covered paths
+//! ([`crate::covered_paths`]), the root, the app's cgroups, and the volumes that are shared with the host.
+//!
+//! In a pod with a user namespace, the mounts of the maker and the volumes are attached in a mount namespace of the
+//! host's user namespace. The mount namespace that belongs to the pod is a copy of it, in which the kernel locks their
+//! flags (mount_namespaces(7)): an app with CAP_SYS_ADMIN cannot make a read-only volume writable.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -50,6 +54,8 @@ pub(crate) struct FileSystems<'a> {
     /// Whether the user namespace of the app has the group of terminals.
     has_tty_group: bool,
     volumes: DetachedMounts,
+    /// Whether the pod has a user namespace of its own.
+    has_user_namespace: bool,
 }
 
 /// What an app's process takes from its file systems before it is confined.
@@ -61,7 +67,7 @@ pub(crate) struct Opened {
 }
 
 impl<'a> FileSystems<'a> {
-    /// Makes what the app's process could not make. `root` is the app's, in which the missing mount points are made.
+    /// Makes what needs the supervisor's rights. `root` is the app's, in which the missing mount points are made.
     pub(crate) fn prepare(
         plan: &Plan,
         app: &'a App,
@@ -85,51 +91,95 @@ impl<'a> FileSystems<'a> {
             sys: make_file_system("sysfs", NO_OPTIONS, sys).attempt(|| "cannot make the app's /sys")?,
             has_tty_group: plan.user_ids.is_none_or(|ids| ids.gids.to_host(TTY).is_some()),
             volumes: DetachedMounts::prepare(volumes, user)?,
+            has_user_namespace: user.is_some(),
         })
     }
 
-    /// Attaches them in this process's mount namespace, a copy of the supervisor's that belongs to this process alone,
-    /// and makes the app's root the root. `uid` becomes the owner of the terminal.
-    pub(crate) fn enter(self, covered: &CoveredPaths, uid: u32) -> Result<Opened> {
-        // Otherwise unmounting the supervisor's tree would propagate.
-        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-            .attempt(|| "cannot make the app's mounts private")?;
-        let root = open_root(&self.app.name).attempt(|| "cannot mount the app's root")?;
+    /// Attaches the mounts of the maker and the volumes for a process that will join the pod's user namespace and make
+    /// a copy of this mount namespace there. The namespace is a copy of the supervisor's that belongs to this process
+    /// alone.
+    pub(crate) fn attach_before_joining(&self, user: &UserNamespace) -> Result<()> {
+        let root = self.begin()?;
+        // Missing mount points belong to root of the pod.
+        let _as_root = user.as_root()?;
+        self.attach_made(&root)?;
+        self.volumes.attach(&root)
+    }
+
+    /// Attaches the rest in this process's mount namespace, which belongs to this process alone, and makes the app's
+    /// root the root. `uid` becomes the owner of the terminal. [`Self::complete`] is the last step.
+    pub(crate) fn enter(&self, covered: &CoveredPaths, uid: u32) -> Result<Opened> {
+        let root = if self.has_user_namespace {
+            // The copy of the mounts of `attach_before_joining`.
+            open_root(&self.app.name).attempt(|| "cannot mount the app's root")?
+        } else {
+            let root = self.begin()?;
+            self.attach_made(&root)?;
+            root
+        };
+        // A volume may cover it below.
+        let dev =
+            open_beneath(&root, "/dev", OFlags::PATH | OFlags::DIRECTORY).attempt(|| "cannot open the app's /dev")?;
         let terminals = self.attach_own(&root)?;
-        self.volumes.attach(&root)?;
-        let terminal = self.app.options.terminal.then(|| open_terminal(&root, &terminals, uid)).transpose();
+        let null = terminal::open_null(&dev).attempt(|| "cannot open /dev/null of the app")?;
+        let terminal = self.app.options.terminal.then(|| open_terminal(&dev, &terminals, uid)).transpose();
         let terminal = terminal.attempt(|| "cannot make the app's terminal")?;
-        covered.cover(&root)?;
-        if self.app.options.read_only_root {
-            sys::add_mount_attributes(root.as_fd(), MountAttrFlags::MOUNT_ATTR_RDONLY, false)
-                .attempt(|| "cannot make the app's root read-only")?;
+        if !self.has_user_namespace {
+            self.volumes.attach(&root)?;
         }
-        let null = terminal::open_null(&root).attempt(|| "cannot open /dev/null of the app")?;
+        covered.cover(&root, &null)?;
         change_root(&root).attempt(|| "cannot make the app's root the root")?;
         Ok(Opened { null, terminal })
     }
 
-    /// Attaches the file systems that every app has; returns that of the terminals.
+    /// Attaches the volumes that are shared with the host, and makes a read-only root read-only.
+    pub(crate) fn complete(&self) -> Result<()> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open("/", flags, Mode::empty()).attempt(|| "cannot open the app's root")?;
+        self.volumes.attach_shared(&root)?;
+        if self.app.options.read_only_root {
+            sys::add_mount_attributes(root.as_fd(), MountAttrFlags::MOUNT_ATTR_RDONLY, false)
+                .attempt(|| "cannot make the app's root read-only")?;
+        }
+        Ok(())
+    }
+
+    /// Attaches the app's root.
+    fn begin(&self) -> Result<OwnedFd> {
+        // Otherwise unmounting the supervisor's tree would propagate.
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+            .attempt(|| "cannot make the app's mounts private")?;
+        open_root(&self.app.name).attempt(|| "cannot mount the app's root")
+    }
+
+    /// Attaches the file systems that the maker has made for every app.
+    fn attach_made(&self, root: &OwnedFd) -> Result<()> {
+        place(root, &self.dev, "/dev")?;
+        if let Some(shm) = &self.shm {
+            place(root, shm, "/dev/shm")?;
+        }
+        place(root, &self.mqueue, "/dev/mqueue")?;
+        place(root, &self.sys, "/sys")
+    }
+
+    /// Makes and attaches the file systems of the app's own namespaces; returns that of the terminals.
     fn attach_own(&self, root: &OwnedFd) -> Result<OwnedFd> {
-        let place = |mount: &OwnedFd, path: &str| {
-            open_beneath(root, path, OFlags::PATH | OFlags::DIRECTORY)
-                .and_then(|target| attach(mount, &target))
-                .attempt(|| format!("cannot mount the app's {path}"))
-        };
-        place(&make_file_system("proc", NO_OPTIONS, QUIET).attempt(|| "cannot make the app's /proc")?, "/proc")?;
-        place(&self.dev, "/dev")?;
+        let proc = make_file_system("proc", NO_OPTIONS, QUIET).attempt(|| "cannot make the app's /proc")?;
+        place(root, &proc, "/proc")?;
         let mut options = vec!["ptmxmode=0666", "mode=0620"];
         options.extend(self.has_tty_group.then_some("gid=5"));
         let terminals = make_file_system("devpts", &options, QUIET - MountAttrFlags::MOUNT_ATTR_NODEV)
             .attempt(|| "cannot make the app's /dev/pts")?;
-        place(&terminals, "/dev/pts")?;
-        if let Some(shm) = &self.shm {
-            place(shm, "/dev/shm")?;
-        }
-        place(&self.mqueue, "/dev/mqueue")?;
-        place(&self.sys, "/sys")?;
+        place(root, &terminals, "/dev/pts")?;
         Ok(terminals)
     }
+}
+
+/// Attaches a mount at a path in an app's root.
+fn place(root: &OwnedFd, mount: &OwnedFd, path: &str) -> Result<()> {
+    open_beneath(root, path, OFlags::PATH | OFlags::DIRECTORY)
+        .and_then(|target| attach(mount, &target))
+        .attempt(|| format!("cannot mount the app's {path}"))
 }
 
 /// The pod's `/dev/shm`, as a mount of this app's own.
@@ -141,25 +191,26 @@ fn clone_shm() -> Result<OwnedFd> {
     Ok(shm)
 }
 
-/// Mounts the app's root a second time, on top of itself: the first mount cannot become the root in a user namespace,
-/// where the mounts of the supervisor's namespace are locked (mount_namespaces(7)).
+/// Mounts the app's root a second time, on top of itself, with the mounts in it: the first mount cannot become the root
+/// in a user namespace, where the mounts of the former namespace are locked (mount_namespaces(7)).
 fn open_root(app: &str) -> rustix::io::Result<OwnedFd> {
     let path = root_path(app);
-    let root = open_tree(CWD, &path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let root = open_tree(CWD, &path, flags)?;
     move_mount(&root, "", CWD, &path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     Ok(root)
 }
 
 /// Makes a terminal of the app and mounts it at /dev/console. It comes from the app's file system of terminals, opened
 /// by that mount (CVE-2025-52565).
-fn open_terminal(root: &OwnedFd, terminals: &OwnedFd, uid: u32) -> std::io::Result<(OwnedFd, OwnedFd)> {
+fn open_terminal(devices: &OwnedFd, terminals: &OwnedFd, uid: u32) -> std::io::Result<(OwnedFd, OwnedFd)> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let master = rustix::fs::openat2(terminals, "ptmx", flags, Mode::empty(), ResolveFlags::BENEATH)?;
     let peer = sys::terminal_peer(master.as_fd())?;
     rustix::fs::fchown(&peer, Some(rustix::fs::Uid::from_raw(uid)), None)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     let console = open_tree(&peer, "", flags)?;
-    let target = open_beneath(root, &format!("/dev/{}", dev::CONSOLE), OFlags::PATH)?;
+    let target = open_beneath(devices, dev::CONSOLE, OFlags::PATH)?;
     attach(&console, &target)?;
     Ok((master, peer))
 }

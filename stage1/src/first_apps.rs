@@ -1,12 +1,12 @@
 //! Creates the apps of a new pod. As for an app that is added later, a maker makes each app's process
 //! ([`crate::maker`]), which is born in the app's cgroup.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use gantry_contract::plan::Plan;
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::app::{App, AppInput, OutputSource};
 use crate::cgroup::AppCgroup;
@@ -37,7 +37,7 @@ impl AppInCreation {
     pub(crate) fn begin(
         plan: &Plan,
         jail: &Jail,
-        init: Option<Pid>,
+        init: Option<BorrowedFd<'_>>,
         creation: AppCreation<'_>,
         cgroup: AppCgroup,
     ) -> Result<Self> {
@@ -138,8 +138,8 @@ pub(crate) struct CreatedApp {
 
 impl CreatedApp {
     /// Writes files of /etc that became known after the app was prepared.
-    pub(crate) fn update_etc(&mut self, plan: &Plan, init: Option<Pid>, files: &[etc::File]) -> Result<()> {
-        let mounts = self.prepared.process_inputs(plan, init).prepare_mounts(&self.prepared.root)?;
+    pub(crate) fn update_etc(&mut self, plan: &Plan, files: &[etc::File]) -> Result<()> {
+        let mounts = self.prepared.process_inputs(plan, None).prepare_mounts(&self.prepared.root)?;
         let user = self.prepared.confinement.user.as_deref();
         let _as_root = user.map(UserNamespace::as_root).transpose()?;
         self.prepared.etc.write(files, &self.prepared.root, &mounts)

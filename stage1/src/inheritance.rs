@@ -84,7 +84,7 @@ fn join_group_of_child(thread: SingleThreaded) -> io::Result<()> {
 
 /// Nothing is inherited if the kernel has no keyrings (ENOSYS), or if a filter denies them to this process and its
 /// children (EPERM).
-fn join_new_keyring() -> io::Result<()> {
+pub(crate) fn join_new_keyring() -> io::Result<()> {
     match sys::join_new_session_keyring() {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
         other => other,

@@ -1,6 +1,6 @@
 //! Starts a pod from its plan, as a list of steps. If one fails, the steps before it are undone.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::plan::{self, Net, Plan};
@@ -181,7 +181,16 @@ impl Launch {
                 let (pod, etc) = (plan.pod.as_str(), etc.as_slice());
                 let (host, user) = (jail.host.as_ref(), jail.user.as_ref());
                 let creation = AppCreation { app, pod, number, devices, devices_confined, etc, log, host, user };
-                begun.push(AppInCreation::begin(plan, &jail, self.init_pid(), creation, cgroup).of_app(&app.name)?);
+                begun.push(
+                    AppInCreation::begin(
+                        plan,
+                        &jail,
+                        self.init.as_ref().map(|init| init.pidfd.as_fd()),
+                        creation,
+                        cgroup,
+                    )
+                    .of_app(&app.name)?,
+                );
                 Ok(())
             });
         // Not before the makers were forked into their cgroups, which would wait for it.
@@ -248,10 +257,9 @@ impl Launch {
             return Ok(());
         }
         let etc = etc_files(plan, host, self.network.as_ref())?;
-        let init = self.init_pid();
         apps.iter_mut().try_for_each(|app| {
             let name = app.prepared.plan.name.clone();
-            app.update_etc(plan, init, &etc).of_app(&name)
+            app.update_etc(plan, &etc).of_app(&name)
         })
     }
 
@@ -366,11 +374,6 @@ impl Pod {
     /// Detaches a pod in which no process runs any more. Afterwards this process is in the host's namespaces.
     pub(crate) fn detach_networks(&mut self) {
         detach_networks(self.thread, self.network.take(), &mut self.cgroups);
-    }
-
-    /// The PID of the pod's PID 1, if it has one.
-    pub(crate) fn init_pid(&self) -> Option<Pid> {
-        self.init.as_ref().map(|init| init.pid)
     }
 
     /// The pidfd of the pod's PID 1, if it has one.

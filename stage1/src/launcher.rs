@@ -6,7 +6,8 @@
 //! 1. a session, its stdio, the pod's user namespace if it has one, its own mount namespace;
 //! 2. its file systems ([`crate::file_systems`]), and its view of its cgroups ([`crate::cgroup_view`]);
 //! 3. it closes the supervisor's descriptors, and enters the working directory;
-//! 4. the app's user; from here on it has the app's capabilities and [`confine::ADMIN`] only;
+//! 4. the app's user; from here on it has the app's capabilities only, and [`confine::ADMIN`] if its filter is loaded
+//!    without no_new_privs;
 //! 5. it finds its program, and locks itself down ([`Confinement::lock_down`]): signals, limits, the remaining
 //!    capabilities, the system call filter;
 //! 6. it waits for the permission to execute the program.
@@ -36,13 +37,16 @@ use crate::failure::{Attempt, Result, failure};
 use crate::file_systems::{FileSystems, Opened};
 use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
 use crate::user_namespace::UserNamespace;
-use crate::{own_namespaces, passing, refusal, terminal, ulimits};
+use crate::{inheritance, own_namespaces, passing, refusal, terminal, ulimits};
 
 /// Timeout of a started process to reach its execve.
 pub(crate) const EXECVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The message with which a process sends its `/dev/null`, and the master of its terminal if it has one.
 const OPENED: u8 = b'o';
+
+/// The message with which the first process of a PID namespace is sent to the maker.
+const FORKED: u8 = b'f';
 
 /// The message with which a process reports that it is locked down, and with which it is allowed to execute its
 /// program.
@@ -76,7 +80,7 @@ pub(crate) struct MadeProcess {
 /// Makes the process of an app in its namespaces. This process, the maker, is in the app's cgroup.
 pub(crate) fn create(
     inputs: &ProcessInputs<'_>,
-    file_systems: FileSystems<'_>,
+    file_systems: &FileSystems<'_>,
     command: &Command,
     stdio: Stdio,
 ) -> Result<MadeProcess> {
@@ -85,21 +89,18 @@ pub(crate) fn create(
     let (channel, its_end) = channel_pair().attempt(what)?;
     let &ProcessInputs { app, confinement, .. } = inputs;
     ulimits::raise(&app.options.ulimits).attempt(|| "cannot raise the limits of the app")?;
-    if let Some(target) = inputs.pid_namespace()? {
-        sys::setns(target.as_fd(), libc::CLONE_NEWPID).attempt(|| "cannot enter the pod's PID namespace")?;
+    if let Some(target) = inputs.pid_target() {
+        sys::setns(target, libc::CLONE_NEWPID).attempt(|| "cannot enter the PID namespace of the app")?;
     }
-    // In a user namespace, the process makes the mount namespace when it is in there.
-    let of_mounts = if confinement.user.is_some() { 0 } else { libc::CLONE_NEWNS };
     let child = |process: ForkedChild| {
         let Err(why) = run(&process, inputs, file_systems, command, stdio, &its_end);
         refusal::send(&its_end, &why);
         sys::exit_now(127)
     };
     let pid = match confinement.namespaces.pid {
-        PidMode::App => fork_first(thread, confinement.user.as_deref(), of_mounts, child),
-        PidMode::Pod | PidMode::Host => sys::fork(thread, of_mounts, child),
+        PidMode::App => fork_first(thread, confinement.user.as_deref(), file_systems, child)?,
+        PidMode::Pod | PidMode::Host => sys::fork(thread, libc::CLONE_NEWNS, child).attempt(what)?,
     };
-    let pid = pid.attempt(what)?;
     // From here on the channel ends with the process.
     drop(its_end);
     let waiting = WaitingApp::new(command, channel, pid)?;
@@ -115,41 +116,50 @@ pub(crate) fn create(
     Ok(MadeProcess { waiting, null, terminal })
 }
 
-/// Forks the first process of a PID namespace inside the pod's, through a process that is in the pod's: a process
-/// cannot make a PID namespace in one that it has entered for its children only (pid_namespaces(7)). The namespace
-/// belongs to the pod's user namespace, if there is one, which the new process is in.
+/// Forks the first process of a PID namespace nested in the pod's. The maker cannot do that itself: it has entered the
+/// pod's PID namespace only for its children (pid_namespaces(7)). So it forks a process there, which forks this one. If
+/// the pod has a user namespace, that process joins it first, so that the new namespace belongs to it.
 fn fork_first(
     thread: SingleThreaded,
     user: Option<&UserNamespace>,
-    namespaces: libc::c_int,
+    file_systems: &FileSystems<'_>,
     child: impl FnOnce(ForkedChild) -> Infallible,
-) -> std::io::Result<Pid> {
-    let (receiver, sender) = channel_pair()?;
-    let forker = sys::fork(thread, 0, |_| {
-        let flags = namespaces | libc::CLONE_NEWPID | libc::CLONE_PARENT;
-        let joined = user.map_or(Ok(()), UserNamespace::join);
-        let forked = joined
-            .and_then(|()| sys::fork(thread, flags, child))
-            .and_then(|pid| Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?));
-        let _maker_has_gone = match &forked {
-            Ok(process) => passing::send(&sender, &[0; 4], &[process.as_fd()], SendFlags::empty()),
-            Err(error) => {
-                let number = error.raw_os_error().unwrap_or(libc::EIO);
-                passing::send(&sender, &number.to_ne_bytes(), &[], SendFlags::empty())
+) -> Result<Pid> {
+    let what = || "cannot make the app's process";
+    let (receiver, sender) = channel_pair().attempt(what)?;
+    let of_forker = if user.is_some() { libc::CLONE_NEWNS } else { 0 };
+    let fork = |_: ForkedChild| {
+        let flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_PARENT;
+        let joined = user.map_or(Ok(()), |user| join(user, file_systems));
+        let forked = joined.and_then(|()| {
+            let pid = sys::fork(thread, flags, child).attempt(what)?;
+            rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)
+        });
+        match &forked {
+            Ok(process) => {
+                let _maker_has_gone = passing::send(&sender, &[FORKED], &[process.as_fd()], SendFlags::empty());
             }
-        };
+            Err(why) => refusal::send(&sender, why),
+        }
         sys::exit_now(0)
-    })?;
+    };
+    let forker = sys::fork(thread, of_forker, fork).attempt(what)?;
     drop(sender);
-    let mut number = [0; 4];
-    let received = passing::receive(&receiver, &mut number, RecvFlags::empty());
+    let mut report = [0; 8192];
+    let received = passing::receive(&receiver, &mut report, RecvFlags::empty());
     let _reaped = rustix::process::waitpid(Some(forker), WaitOptions::empty());
-    let received = received?;
-    match (received.fds.first(), received.bytes) {
-        (Some(process), _) => pid_of(process),
-        (None, 4) => Err(std::io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
-        (None, _) => Err(std::io::Error::other("the process that forks it was killed")),
+    let received = received.attempt(what)?;
+    match (received.fds.first(), &report[..received.bytes]) {
+        (Some(process), _) => pid_of(process).attempt(what),
+        (None, []) => Err(ended_early()),
+        (None, report) => Err(refusal::read(report, "")),
     }
+}
+
+/// Joins the pod's user namespace, after the mounts were attached that its mount namespaces lock.
+fn join(user: &UserNamespace, file_systems: &FileSystems<'_>) -> Result<()> {
+    file_systems.attach_before_joining(user)?;
+    user.join().attempt(|| "cannot enter the user namespace")
 }
 
 /// The PID of a process in this PID namespace (proc_pid_fdinfo(5)).
@@ -171,7 +181,7 @@ fn ended_early() -> Failure {
 fn run(
     process: &ForkedChild,
     inputs: &ProcessInputs<'_>,
-    file_systems: FileSystems<'_>,
+    file_systems: &FileSystems<'_>,
     command: &Command,
     stdio: Stdio,
     channel: &OwnedFd,
@@ -184,26 +194,30 @@ fn run(
         // An app that does not see its cgroup runs nevertheless.
         let _without_a_view = cgroup.view().enter();
     }
+    file_systems.complete()?;
     // Before the working directory, which could otherwise be one of the supervisor's (CVE-2024-21626).
     process.close_all_but(&[channel.as_raw_fd()]).attempt(|| "cannot close the supervisor's descriptors")?;
     // As root, because the app's user may lack the right; where root lacks it, as the user.
     let as_root = confine::enter_dir(&app.cwd);
-    confinement.become_user(ids, true)?;
+    confinement.become_user(ids, confinement.needs_admin())?;
     as_root.or_else(|_| confine::enter_dir(&app.cwd))?;
     let program = confine::prepare(command)?;
-    confinement.lock_down(ids.uid, true)?;
+    confinement.lock_down(ids.uid, confinement.needs_admin())?;
     wait_and_execute(channel, confinement, &program);
     sys::exit_now(127)
 }
 
 /// Enters the namespaces and the file systems of the app, and sends what the supervisor keeps of them.
-fn enter(inputs: &ProcessInputs<'_>, file_systems: FileSystems<'_>, stdio: Stdio, channel: &OwnedFd) -> Result<()> {
+fn enter(inputs: &ProcessInputs<'_>, file_systems: &FileSystems<'_>, stdio: Stdio, channel: &OwnedFd) -> Result<()> {
     let what = || "cannot set up the app's process";
     rustix::process::setsid().attempt(what)?;
+    // Apps share no keys.
+    inheritance::join_new_keyring().attempt(|| "cannot join a new session keyring")?;
     let namespaces = &inputs.confinement.namespaces;
-    if let Some(user) = &inputs.confinement.user {
-        let joined = if namespaces.pid == PidMode::App { Ok(()) } else { user.join() };
-        joined.and_then(|()| sys::unshare(libc::CLONE_NEWNS)).attempt(|| "cannot enter the user namespace")?;
+    // The first process of a PID namespace was forked in the user namespace.
+    if let Some(user) = inputs.confinement.user.as_ref().filter(|_| namespaces.pid != PidMode::App) {
+        join(user, file_systems)?;
+        sys::unshare(libc::CLONE_NEWNS).attempt(|| "cannot make a mount namespace")?;
     }
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let Opened { null, terminal } = file_systems.enter(&namespaces.covered, inputs.ids.uid)?;

@@ -86,9 +86,13 @@ impl Maker {
         let (socket, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .attempt(what)?;
+        let supervisor = rustix::process::getpid();
         let pid = cgroup.fork_into(thread, |process, joined| {
             // Without it the maker of a killed supervisor would go on until it sends its result.
             let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            if rustix::process::getppid() != Some(supervisor) {
+                sys::exit_now(1);
+            }
             let made = joined.attempt(what).and_then(|()| run(&process, inputs, stdio, beside_apps, &theirs));
             let Err(why) = made;
             reap_children();
@@ -196,7 +200,8 @@ fn run(
     let of_host = host.into_iter().flat_map(|host| [&host.root, &host.namespace]);
     let user = inputs.confinement.user.as_deref();
     let of_user = user.map(|user| &user.file);
-    let kept: Vec<_> = given.chain([socket]).chain(of_host).chain(of_user).map(|fd| fd.as_raw_fd()).collect();
+    let kept = given.chain([socket]).chain(of_host).chain(of_user).map(|fd| fd.as_raw_fd());
+    let kept: Vec<_> = kept.chain(inputs.pid_target().map(|process| process.as_raw_fd())).collect();
     process.close_all_but(&kept).attempt(what)?;
     let open_root = || {
         let path = root::root_path(&inputs.app.name);

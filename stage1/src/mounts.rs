@@ -27,13 +27,14 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
+use crate::covered_paths::CoveredPaths;
 use crate::failure::{Attempt, Result, failure};
 use crate::sys::{self, MountAttributes};
 use crate::user_namespace::UserNamespace;
 use crate::volumes::AppMount;
 
-/// How often a mount inside a volume is tried whose directories another app may exchange meanwhile. Half of the tries
-/// fail where that happens in a tight loop.
+/// Maximum number of attempts to mount inside a volume whose directories another app may exchange meanwhile. Half of
+/// them fail where that happens in a tight loop.
 const MAX_ATTEMPTS: usize = 64;
 
 /// The pause between two tries. Without it, all would see the state in which the scheduler interrupted the other app.
@@ -52,6 +53,8 @@ struct DetachedMount {
     is_dir: bool,
     /// Whether the target is in another volume.
     is_nested: bool,
+    /// Whether what is mounted inside it appears on the host.
+    is_shared: bool,
 }
 
 impl DetachedMounts {
@@ -63,14 +66,24 @@ impl DetachedMounts {
             let is_dir = is_directory(&tree).attempt(what)?;
             // Also in the pod's /dev/shm, which its apps share.
             let is_nested = mounts.iter().any(|outer| is_inside(mount, outer)) || mount.target.starts_with("/dev/shm/");
-            Ok(DetachedMount { tree, target: mount.target.clone(), is_dir, is_nested })
+            let is_shared = mount.propagation == Propagation::Shared;
+            Ok(DetachedMount { tree, target: mount.target.clone(), is_dir, is_nested, is_shared })
         };
         mounts.iter().map(detach).collect::<Result<_>>().map(Self)
     }
 
-    /// Attaches them in the mount namespace of this process, and makes the missing mount points.
+    /// Attaches all but the shared ones in the mount namespace of this process, and makes the missing mount points.
     pub(crate) fn attach(&self, root: &OwnedFd) -> Result<()> {
-        for DetachedMount { tree, target, is_dir, is_nested } in &self.0 {
+        self.attach_those(root, false)
+    }
+
+    /// Attaches the shared ones, after everything else: a mount inside one would appear on the host, and stay there.
+    pub(crate) fn attach_shared(&self, root: &OwnedFd) -> Result<()> {
+        self.attach_those(root, true)
+    }
+
+    fn attach_those(&self, root: &OwnedFd, shared: bool) -> Result<()> {
+        for DetachedMount { tree, target, is_dir, is_nested, .. } in self.0.iter().filter(|it| it.is_shared == shared) {
             let what = || format!("cannot mount at '{}'", shown(target));
             let mut attempts = if *is_nested { MAX_ATTEMPTS } else { 1 };
             while !is_attached(root, tree, target, *is_dir).or_else(|error| match attempts {
@@ -89,14 +102,19 @@ impl DetachedMounts {
     }
 }
 
-/// Refuses a mount inside one that is shared with the host, where it would appear. `mounts`: outer ones first.
-pub(crate) fn check_shared(mounts: &[AppMount]) -> Result<()> {
-    let is_in_shared = |mount: &&AppMount| {
-        mounts.iter().any(|outer| outer.propagation == Propagation::Shared && is_inside(mount, outer))
-    };
-    let Some(mount) = mounts.iter().find(is_in_shared) else { return Ok(()) };
-    let why = "it is inside a volume that is mounted rshared, and would appear on the host";
-    Err(failure(ErrorKind::Invalid, format!("cannot mount at '{}': {why}", shown(&mount.target))))
+/// Refuses a mount inside one that is shared with the host, where it would appear, and a covered path there: it is
+/// covered by a mount. `mounts`: outer ones first.
+pub(crate) fn check_shared(mounts: &[AppMount], covered: &CoveredPaths) -> Result<()> {
+    const WHY: &str = "it is inside a volume that is mounted rshared, and would appear on the host";
+    for outer in mounts.iter().filter(|mount| mount.propagation == Propagation::Shared) {
+        if let Some(mount) = mounts.iter().find(|mount| is_inside(mount, outer)) {
+            return Err(failure(ErrorKind::Invalid, format!("cannot mount at '{}': {WHY}", shown(&mount.target))));
+        }
+        if let Some(path) = covered.inside(&outer.target) {
+            return Err(failure(ErrorKind::Invalid, format!("cannot hide or protect '{}': {WHY}", shown(path))));
+        }
+    }
+    Ok(())
 }
 
 /// Moves a mount to its target, also from where an earlier attempt has put it; returns whether the target's path leads

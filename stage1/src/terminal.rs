@@ -94,13 +94,11 @@ pub(crate) fn is_null(fd: &OwnedFd) -> std::io::Result<bool> {
     Ok(device && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3))
 }
 
-/// Opens `/dev/null` of an app before its program is executed. Programs executed in the app get it instead of the
-/// host's.
-pub(crate) fn open_null(root: &OwnedFd) -> std::io::Result<OwnedFd> {
-    // A volume may have any kind of file there: no link is followed, and a FIFO does not block.
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-    let null = rustix::fs::openat2(root, "dev/null", flags, Mode::empty(), resolve)?;
+/// Opens `null` in the /dev of an app before its program is executed. Programs executed in the app get it instead of
+/// the host's.
+pub(crate) fn open_null(dev: &OwnedFd) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let null = rustix::fs::openat2(dev, "null", flags, Mode::empty(), ResolveFlags::BENEATH)?;
     if is_null(&null)? { Ok(null) } else { Err(std::io::Error::other("it is not the null device")) }
 }
 

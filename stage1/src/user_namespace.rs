@@ -68,12 +68,22 @@ impl MappedDir {
 }
 
 /// While it exists, this process makes files as root of the pod.
-pub(crate) struct AsPodRoot(());
+pub(crate) struct AsPodRoot {
+    /// The signal that this process gets when its parent dies. The kernel forgets it at each change.
+    death_signal: Option<Signal>,
+}
+
+impl AsPodRoot {
+    fn restore_death_signal(&self) {
+        let _only_fails_for_a_wrong_signal = rustix::process::set_parent_process_death_signal(self.death_signal);
+    }
+}
 
 impl Drop for AsPodRoot {
     fn drop(&mut self) {
         // The host's ids are always valid. Changing them back to 0 also restores the effective capabilities.
         let _cannot_fail = sys::set_file_ids(0, 0);
+        self.restore_death_signal();
     }
 }
 
@@ -155,8 +165,9 @@ impl UserNamespace {
     pub(crate) fn as_root(&self) -> Result<AsPodRoot> {
         let what = || "cannot make files as root of the pod";
         let sets = rustix::thread::capabilities(None).attempt(what)?;
+        let guard = AsPodRoot { death_signal: rustix::process::parent_process_death_signal().attempt(what)? };
         sys::set_file_ids(self.ids.uids.host, self.ids.gids.host).attempt(what)?;
-        let guard = AsPodRoot(());
+        guard.restore_death_signal();
         // The change has removed those that concern files from the effective set (capabilities(7)).
         rustix::thread::set_capabilities(None, sets).attempt(what)?;
         Ok(guard)

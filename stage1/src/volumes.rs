@@ -16,6 +16,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, Resolve
 use rustix::io::Errno;
 
 use crate::copy::{self, Budget, CopyError};
+use crate::covered_paths::CoveredPaths;
 use crate::failure::{Attempt, Result, failure};
 use crate::root::open_in;
 use crate::user_namespace::{MappedDir, UserNamespace};
@@ -128,7 +129,7 @@ pub(crate) fn prepare_mounts(
         let has_ids_of_pod = false;
         prepared.push(AppMount { target, kind: BIND, source, options, has_ids_of_pod, propagation });
     }
-    mounts::check_shared(&prepared)?;
+    mounts::check_shared(&prepared, &CoveredPaths::of_app(app))?;
     Ok(prepared)
 }
 

@@ -102,6 +102,7 @@ const VERBS: &[Verb] = &[
     verb("open-try", "PATH", "open for reading, then for writing, and say how that went", tries::open),
     verb("mknod-try", "PATH [MAJOR MINOR]", "make a character device (1:7) and open it", tries::mknod),
     verb("mount-try", "[PATH]", "mount a tmpfs", tries::mount),
+    verb("remount-try", "PATH", "make a mount writable, with devices and set-user-ID programs", tries::remount),
     verb("unshare-try", "", "make a user namespace", tries::unshare),
     verb("keyctl-try", "", "ask for the session keyring", tries::keyctl),
     verb("session-key-try", "", "look for the key of with-session-key in the session keyring", tries::session_key),

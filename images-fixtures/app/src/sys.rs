@@ -171,6 +171,15 @@ pub(crate) fn mount_tmpfs(path: &str) -> io::Result<()> {
     checked(result).map(drop)
 }
 
+/// Clears the flags of a mount, such as read-only.
+pub(crate) fn clear_mount_flags(path: &str) -> io::Result<()> {
+    let path = c_path(path)?;
+    let flags = libc::MS_REMOUNT | libc::MS_BIND;
+    // SAFETY: all strings are NUL-terminated and outlive the call; no data is given.
+    let result = unsafe { libc::mount(c"none".as_ptr(), path.as_ptr(), std::ptr::null(), flags, std::ptr::null()) };
+    checked(result).map(drop)
+}
+
 /// Makes a user namespace.
 pub(crate) fn unshare_user() -> io::Result<()> {
     // SAFETY: the process has one thread and shares nothing that this call unshares.

@@ -77,6 +77,10 @@ pub(crate) fn mount(args: &[String]) -> Outcome {
     verdict("mount", sys::mount_tmpfs(args.first().map_or("/tmp", String::as_str)))
 }
 
+pub(crate) fn remount(args: &[String]) -> Outcome {
+    verdict("remount", sys::clear_mount_flags(path(args)?))
+}
+
 pub(crate) fn unshare(_: &[String]) -> Outcome {
     verdict("unshare", sys::unshare_user())
 }

@@ -13,8 +13,8 @@ use super::{Action, Condition, numbers};
 /// A call, and the position and value of an argument that is always the same.
 type Call = (&'static str, Option<(u8, u32)>);
 
-/// A created app waits for its start; the helper of an exec forks, sends the PID and exits; the program's process of an
-/// exec sends its byte and starts a session. All report failures or execute the program.
+/// A created app waits for its execve; the helper of an exec forks, sends the PID and exits; the program's process of
+/// an exec sends its byte and starts a session. All report failures or execute the program.
 const CALLS: [Call; 8] = [
     ("clone", Some((0, libc::CLONE_PARENT as u32 | libc::SIGCHLD as u32))),
     ("execve", None),

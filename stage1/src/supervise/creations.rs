@@ -1,6 +1,6 @@
 //! Adds apps to the running pod, and makes the processes of apps that are started again, by a [`Maker`] each.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,6 @@ use gantry_model::ErrorKind;
 use gantry_model::id::{AppName, shown};
 use gantry_model::mount_options::Propagation;
 use gantry_model::spec::{VolumeKind, VolumeSpec};
-use rustix::process::Pid;
 use rustix::thread::CapabilitySet;
 
 use super::Supervisor;
@@ -20,7 +19,7 @@ use super::apps::refuse;
 use crate::app::{App, AppInput, Operation, OutputSource, StartRequest};
 use crate::creation::{AppCreation, LogSettings, PreparedApp, make_stdio};
 use crate::devices::Device;
-use crate::failure::{Result, failure};
+use crate::failure::{Attempt, Result, failure};
 use crate::launcher::MadeProcess;
 use crate::limits::extra_controllers;
 use crate::maker::{Maker, MakerMessage};
@@ -168,36 +167,43 @@ impl Supervisor {
         let app = creation.prepare(cgroup)?;
         let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.host_uid()?)?;
         let given = stdio.given.take();
-        let namespace = self.pid_namespace_of(&app.plan)?;
-        let maker = Maker::start(app.process_inputs(&self.pod.plan, namespace), &app.cgroup, given, true)?;
+        let target = self.pid_target_of(&app.plan)?;
+        let inputs = app.process_inputs(&self.pod.plan, target.as_ref().map(AsFd::as_fd));
+        let maker = Maker::start(inputs, &app.cgroup, given, true)?;
         Ok((app, maker, stdio))
     }
 
-    /// A process in the PID namespace that an app joins: the pod's PID 1, or the main process of the app's target.
-    fn pid_namespace_of(&self, app: &plan::App) -> Result<Option<Pid>> {
-        let Some(target) = &app.options.pid_target else { return Ok(self.pod.init_pid()) };
-        let found = self.app(self.find_app(target.as_str())?)?;
-        let started = found.started.as_ref().filter(|_| found.running.is_some());
-        let pid = started.and_then(|started| Pid::from_raw(started.pid.cast_signed()));
-        pid.map(Some).ok_or_else(|| {
-            let why = format!("app '{}' cannot join the PID namespace of app '{target}', which does not run", app.name);
-            failure(ErrorKind::Refused, why)
-        })
+    /// The pidfd of a process in the PID namespace that an app joins: of the pod's PID 1, or of the main process of the
+    /// app's target.
+    fn pid_target_of(&self, app: &plan::App) -> Result<Option<OwnedFd>> {
+        let process = match &app.options.pid_target {
+            None => self.pod.init_pidfd(),
+            Some(target) => Some(self.app(self.find_app(target.as_str())?)?.running.as_ref().ok_or_else(|| {
+                let name = &app.name;
+                let why = format!("app '{name}' cannot join the PID namespace of app '{target}', which does not run");
+                failure(ErrorKind::Refused, why)
+            })?),
+        };
+        process
+            .map(|process| rustix::io::fcntl_dupfd_cloexec(process, 0))
+            .transpose()
+            .attempt(|| "cannot open a process")
     }
 
     /// Makes a process for an app in whose cgroup no process is.
     pub(super) fn begin_creation(&mut self, token: Token<App>, start: StartRequest) {
-        let Some(namespace) = self.pod.apps.get(token).map(|app| self.pid_namespace_of(&app.plan)) else { return };
+        let Some(target) = self.pod.apps.get(token).map(|app| self.pid_target_of(&app.plan)) else { return };
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         if let Some(notify) = &mut app.notify {
             notify.reset();
         }
         let plan = &self.pod.plan;
         let stdio = app.host_uid().and_then(|uid| make_stdio(&app.plan, &self.pod.jail.null, uid));
-        let begun = namespace.and_then(|namespace| {
+        let begun = target.and_then(|target| {
             let mut stdio = stdio?;
             let given = stdio.given.take();
-            Ok((Maker::start(app.process_inputs(plan, namespace), &app.cgroup, given, true)?, stdio))
+            let inputs = app.process_inputs(plan, target.as_ref().map(AsFd::as_fd));
+            Ok((Maker::start(inputs, &app.cgroup, given, true)?, stdio))
         });
         match begun {
             Ok((maker, stdio)) => {
@@ -424,7 +430,7 @@ impl Supervisor {
     }
 
     /// Thaws them. If that fails (the process is out of descriptors), it is tried again by [`Self::check_creations`].
-    fn thaw_tracers(&mut self) {
+    pub(super) fn thaw_tracers(&mut self) {
         if self.are_tracers_frozen {
             let mut tracers = self.pod.apps.values().filter(|app| is_tracer(app) && !app.is_paused);
             self.are_tracers_frozen = !tracers.all(|app| app.cgroup.set_frozen(false).is_ok());
@@ -527,6 +533,6 @@ impl Creation {
 }
 
 /// Whether the app may trace processes of other apps, and has any process.
-fn is_tracer(app: &App) -> bool {
+pub(super) fn is_tracer(app: &App) -> bool {
     app.confinement.capabilities.contains(CapabilitySet::SYS_PTRACE) && !app.cgroup.is_empty()
 }
