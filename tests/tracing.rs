@@ -53,6 +53,32 @@ fn all_apps_are_confined_before_any_starts() {
     }
 }
 
+/// A paused app that is resumed while a process is made beside it runs when that process is confined.
+#[test]
+fn resumed_tracers_wait_for_processes_that_are_being_made() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    let tracer = format!("{pod}/tracer");
+    g.run(&["app", "add", &pod, &image, "--name=tracer", TRACE, "--", "catch", "100000"]).succeeded();
+    g.run(&["app", "start", &tracer]).succeeded();
+    g.wait_log(&pod, "catching");
+    for round in 0..12 {
+        g.run(&["pause", &tracer]).succeeded();
+        let name = format!("--name=other-{round}");
+        let adding = g.spawn(&["app", "add", &pod, &image, &name, "--", "sleep", "forever"]);
+        let resuming: Vec<_> = (0..4).map(|_| g.spawn(&["unpause", &tracer])).collect();
+        for command in resuming.into_iter().chain([adding]) {
+            let _done = command.wait().exits(0);
+        }
+    }
+    // It runs again.
+    g.run(&["exec", &pod, "--app=tracer", "--", "/bin/app", "true"]).succeeded();
+    let log = g.run(&["logs", "--app=tracer", &pod]).ok().stdout;
+    assert_nothing_exploitable(&log, &[TRACE]);
+    g.run(&["stop", "--force", &pod]).succeeded();
+}
+
 /// A filter that denies the calls needed to start a process still applies to the program.
 #[test]
 fn short_seccomp_lists_apply_to_the_program() {

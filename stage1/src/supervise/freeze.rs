@@ -15,6 +15,7 @@ use gantry_model::ErrorKind;
 
 use super::Supervisor;
 use super::apps::check_is_idle;
+use super::creations::is_tracer;
 use crate::app::App;
 use crate::control;
 use crate::failure::{Result, failure};
@@ -208,9 +209,14 @@ impl Supervisor {
     }
 
     /// Thaws the processes of an app; returns whether the kernel has accepted that. An app without a main process gets
-    /// a new cgroup for its next start.
+    /// a new cgroup for its next start. An app that may trace others stays frozen while a process is made
+    /// ([`Supervisor::thaw_tracers`]).
     fn thaw(&mut self, token: Token<App>) -> bool {
         let Some(app) = self.pod.apps.get_mut(token) else { return true };
+        if self.are_tracers_frozen && is_tracer(app) {
+            app.is_paused = false;
+            return true;
+        }
         let is_thawed = app.cgroup.set_frozen(false).is_ok() || app.running.is_none();
         app.is_paused = !is_thawed;
         is_thawed
