@@ -136,7 +136,7 @@ fn mounts_propagate_as_asked() {
 
 /// gantry's own mounts are made before a shared volume covers them.
 #[test]
-fn nothing_of_an_app_appears_in_a_shared_volume() {
+fn mounts_of_apps_stay_outside_shared_volumes() {
     let g = Gantry::new();
     let host = SharedHost::new(&g);
     let image = g.fixture();

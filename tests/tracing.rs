@@ -55,7 +55,7 @@ fn all_apps_are_confined_before_any_starts() {
 
 /// A paused app that is resumed while a process is made beside it runs when that process is confined.
 #[test]
-fn resumed_tracers_wait_for_processes_that_are_being_made() {
+fn resumed_tracers_see_confined_processes_only() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
