@@ -59,10 +59,15 @@ impl Init {
 pub(crate) fn start(thread: SingleThreaded, user: Option<&UserNamespace>) -> Result<Init> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(|| "cannot make a pipe")?;
     let filter = seccomp::only(&SYSTEM_CALLS)?;
-    let memory = ProcessMemory::list();
     let pid = match user {
-        None => sys::fork(thread, libc::CLONE_NEWPID, |process| run(&process, &writer, &filter, &memory)),
-        Some(user) => fork_in(thread, user, |process| run(&process, &writer, &filter, &memory)),
+        // It lists its memory itself: the supervisor does not wait for that.
+        None => {
+            sys::fork(thread, libc::CLONE_NEWPID, |process| run(&process, &writer, &filter, &ProcessMemory::list()))
+        }
+        Some(user) => {
+            let memory = ProcessMemory::list();
+            fork_in(thread, user, |process| run(&process, &writer, &filter, &memory))
+        }
     };
     let pid = pid.attempt(|| "cannot make the pod's PID namespace")?;
     drop(writer);

@@ -56,6 +56,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before the next connection is accepted after the process ran out of descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(200);
 
+/// The time without an event after which a pod idles. Those of a shorter life need not give back memory.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(50);
+
 /// Size of the buffer that output is read into, in bytes.
 const BUFFER_SIZE: usize = crate::app::MAX_READ;
 
@@ -95,8 +98,8 @@ pub(crate) struct Supervisor {
     is_stopping: bool,
     log_bytes_dropped: u64,
     buffer: Vec<u8>,
-    /// Mappings of the program whose pages are dropped before the first wait.
-    unused: Option<ProcessMemory>,
+    /// Whether the pages that the start has touched are still mapped.
+    has_start_pages: bool,
 }
 
 /// The owner of a polled descriptor, and so the kind of its events.
@@ -174,7 +177,7 @@ impl Supervisor {
             is_stopping: false,
             log_bytes_dropped: 0,
             buffer: vec![0; BUFFER_SIZE],
-            unused: None,
+            has_start_pages: true,
         }
     }
 
@@ -187,7 +190,6 @@ impl Supervisor {
 
     /// Runs until the pod has ended and its resources are released.
     pub(crate) fn run(&mut self) {
-        self.unused = Some(ProcessMemory::list());
         self.watch_limited_apps();
         self.check_health(Instant::now());
         while self.is_active() {
@@ -209,21 +211,27 @@ impl Supervisor {
         let watched = self.watched();
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events)).collect();
-        let timeout = self.timeout().map(|left| Timespec {
+        let deadline = self.timeout();
+        let idle = Some(IDLE_TIMEOUT).filter(|idle| self.has_start_pages && deadline.is_none_or(|left| left > *idle));
+        let timeout = idle.or(deadline).map(|left| Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
-        // Most pods idle from here on. The pages are faulted in again on demand.
-        self.unused.iter().for_each(ProcessMemory::drop_unused);
-        if poll(&mut fds, timeout.as_ref()).is_err() {
-            return Vec::new();
+        match poll(&mut fds, timeout.as_ref()) {
+            Err(_) => return Vec::new(),
+            Ok(0) if idle.is_some() => {
+                // Most pods idle from here on. The pages are faulted in again on demand.
+                self.has_start_pages = false;
+                ProcessMemory::list().drop_unused();
+                return Vec::new();
+            }
+            Ok(_) => {}
         }
         let events = watched.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
         let mut events: Vec<EventSource> = events.map(|((source, ..), _)| *source).collect();
         // A start comes before the output, from whose times readers tell the starts of an app. It was polled after the
         // output: no output is handled without it.
         events.sort_by_key(|source| !matches!(source, EventSource::AppExecution(_)));
-        self.unused = None;
         events
     }
 
