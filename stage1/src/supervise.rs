@@ -102,6 +102,15 @@ pub(crate) struct Supervisor {
     has_start_pages: bool,
 }
 
+/// Waits for events, without a limit if `timeout` is `None`.
+fn poll_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> rustix::io::Result<usize> {
+    let timeout = timeout.map(|left| Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    poll(fds, timeout.as_ref())
+}
+
 /// The owner of a polled descriptor, and so the kind of its events.
 #[derive(Debug, Clone, Copy)]
 enum EventSource {
@@ -211,27 +220,25 @@ impl Supervisor {
         let watched = self.watched();
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events)).collect();
-        let deadline = self.timeout();
-        let idle = Some(IDLE_TIMEOUT).filter(|idle| self.has_start_pages && deadline.is_none_or(|left| left > *idle));
-        let timeout = idle.or(deadline).map(|left| Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
-        match poll(&mut fds, timeout.as_ref()) {
-            Err(_) => return Vec::new(),
-            Ok(0) if idle.is_some() => {
-                // Most pods idle from here on. The pages are faulted in again on demand.
-                self.has_start_pages = false;
-                ProcessMemory::list().drop_unused();
-                return Vec::new();
-            }
-            Ok(_) => {}
+        let timeout = self.timeout();
+        let idle = Some(IDLE_TIMEOUT).filter(|idle| self.has_start_pages && timeout.is_none_or(|left| left > *idle));
+        let mut polled = poll_for(&mut fds, idle.or(timeout));
+        let idle = idle.filter(|_| polled == Ok(0));
+        if let Some(idle) = idle {
+            // Most pods idle from here on. The pages are faulted in again on demand, so nothing else comes in between.
+            let (memory, left) = (ProcessMemory::list(), timeout.map(|left| left.saturating_sub(idle)));
+            memory.drop_unused();
+            polled = poll_for(&mut fds, left);
+        }
+        if polled.is_err() {
+            return Vec::new();
         }
         let events = watched.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
         let mut events: Vec<EventSource> = events.map(|((source, ..), _)| *source).collect();
         // A start comes before the output, from whose times readers tell the starts of an app. It was polled after the
         // output: no output is handled without it.
         events.sort_by_key(|source| !matches!(source, EventSource::AppExecution(_)));
+        self.has_start_pages &= idle.is_none();
         events
     }
 
