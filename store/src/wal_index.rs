@@ -267,7 +267,12 @@ mod tests {
             assert_eq!(features(&Store::open(layout.root()).unwrap()), 1, "{what}");
         }
         // Even with a matching stamp: the checksums of all frames.
-        (32..wal.len() as u64).step_by(24 + 4096).for_each(|frame| write(&layout.wal(), frame + 16));
+        let frames = (32..wal.len()).step_by(24 + 4096);
+        let changed = frames.fold(wal.clone(), |mut wal, frame| {
+            wal[frame + 16] ^= 1;
+            wal
+        });
+        File::options().write(true).open(layout.wal()).unwrap().write_all_at(&changed, 0).unwrap();
         let index = File::options().read(true).write(true).open(layout.wal_index()).unwrap();
         stamp::write(&index, &layout, &crate::db::current_boot().unwrap()).unwrap();
         assert!(!is_stamped(&layout), "the last frame is another");
