@@ -311,6 +311,7 @@ fn paused_containers_are_stopped() {
     let (served, address) = serve(&g);
     let sandbox = Sandbox::run(&g, &address, "web");
     let id = sandbox.launch(&["obey", "TERM", "4"]);
+    g.wait_log(&sandbox.id, "obeying");
     g.run(&["pause", &id]).succeeded();
     stop(&address, &id, 30);
     assert_eq!(cri::container(&address, &id)["exit_code"], 4);
@@ -387,6 +388,7 @@ fn gantryd_may_be_killed_between_any_two_calls() {
     assert_eq!(cri::container(&address, &id)["state"], "CONTAINER_RUNNING");
     // It ends while gantryd is down.
     let during = sandbox.launch(&["obey", "USR1", "6"]);
+    g.wait_log(&sandbox.id, "obeying");
     let pid = i32::try_from(g.app_pid(&sandbox.id, "container-2-2")).unwrap();
     served.kill();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::USR1).unwrap();

@@ -248,7 +248,7 @@ fn following_ends_with_the_pod_or_deadline() {
     let mut timed = api.logs(GetLogsRequest { until_time: until, ..follow(&pod) });
     assert_eq!(timed.rest().len(), 2);
     let late = now_ns() - until * 1_000_000_000;
-    assert!((0..2_000_000_000).contains(&late), "it ended {late} ns after its time");
+    assert!((0..10_000_000_000).contains(&late), "it ended {late} ns after its time");
     assert!(matches!(whole.next_within(Duration::from_millis(200)), Err(None)), "the pod runs on");
     g.run(&["kill", &pod]).succeeded();
     assert!(whole.rest().is_empty() && one.rest().is_empty());

@@ -216,7 +216,7 @@ fn clients_that_do_not_read_delay_no_other() {
     let mut stalled = Vec::from(node.stall(READ, &ReadRequest { path: large }));
     let beside = read_all();
     println!("98 clients read 1 MiB each: {alone:?} alone, {beside:?} beside the others");
-    assert!(beside < 4 * alone + Duration::from_secs(2), "{alone:?}, then {beside:?}");
+    assert!(beside < 4 * alone + Duration::from_secs(10), "{alone:?}, then {beside:?}");
 
     // The output of an app: much of it, and some more on demand.
     let go = g.scratch().join("go");

@@ -217,7 +217,8 @@ fn the_output_of_a_probe_is_bounded() {
 #[test]
 fn an_unhealthy_app_is_restarted_stopped_or_killed() {
     let g = Gantry::new();
-    let fail = [r#"--health-cmd=["/bin/false"]"#, "--health-interval=100ms", "--health-retries=1"];
+    // The app has to be ready for SIGTERM before the first probe.
+    let fail = [r#"--health-cmd=["/bin/false"]"#, "--health-interval=3s", "--health-retries=1"];
     let run = |action: &str| {
         let action = format!("--health-on-failure={action}");
         g.detached(&[&fail[..], &[&action, "--name=web"]].concat(), &["obey", "TERM", "7"])

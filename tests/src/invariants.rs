@@ -11,7 +11,7 @@ use crate::gantry::Gantry;
 use crate::wait::within;
 
 /// The time within which the kernel and exiting supervisors must release everything.
-const SETTLE: Duration = Duration::from_secs(10);
+const SETTLE: Duration = Duration::from_secs(30);
 
 impl Gantry {
     /// Fails on leftovers: processes, mounts, cgroups and temporary files of this gantry beyond the needs of its

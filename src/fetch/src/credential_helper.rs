@@ -144,7 +144,7 @@ mod tests {
         let marks = tempfile::tempdir().unwrap();
         let pid = marks.path().join("pid");
         let script = format!("sleep 1000 & echo $! > {}; wait", pid.display());
-        let error = ask(&script, "", Duration::from_millis(500)).unwrap_err();
+        let error = ask(&script, "", Duration::from_secs(5)).unwrap_err();
         assert!(error.contains("no answer within"), "{error}");
         let pid: i32 = std::fs::read_to_string(pid).unwrap().trim().parse().unwrap();
         let pid = rustix::process::Pid::from_raw(pid).unwrap();

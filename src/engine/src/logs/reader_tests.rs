@@ -413,7 +413,7 @@ fn following_ends_at_its_deadline() {
     };
     let mut past = open(gantry_store::now().before(Duration::from_secs(1)));
     assert_eq!(past.pull(|| Ok(Some(row.clone())), 100, &mut |_| {}).unwrap(), Pulled::End);
-    let mut future = open(Timestamp(gantry_store::now().0 + 100_000_000));
+    let mut future = open(Timestamp(gantry_store::now().0 + 1_000_000_000));
     assert_eq!(future.dirs(), [dir.path().join("logs/app0"), dir.path().join("logs")]);
     let mut wait = future.wait_at_most();
     assert!(wait.is_some_and(|wait| wait > Duration::from_millis(10)), "{wait:?}");
