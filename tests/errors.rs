@@ -270,3 +270,16 @@ fn failures_leave_nothing() {
     let _ = g.run(&["run", "--net=none", &image, "--name=one", "--exec=/bin/missing", &image, "--name=two"]).exits(127);
     g.check_invariants();
 }
+
+/// A start with `--rm` mounts the app's root as a volatile overlay, which cannot be mounted a second time.
+#[test]
+fn prepared_pods_can_be_started_again_after_a_failure() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--exec=/bin/missing"]).ok());
+    for flags in [&["--rm"][..], &["--rm"], &[]] {
+        let _ = g.run(&[&["run-prepared"], flags, &[&pod]].concat()).exits(127).stderr_contains(&["/bin/missing"]);
+    }
+    g.run(&["rm", &pod]).succeeded();
+    g.check_invariants();
+}

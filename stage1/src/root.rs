@@ -12,6 +12,7 @@ use gantry_contract::plan::App;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 
 use crate::etc;
@@ -37,7 +38,8 @@ pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<Owne
     let lower = layers_option(&app.layers)?;
     let pod_dir = if user.is_some() { "mapped" } else { "pod" };
     let own = format!("../{pod_dir}/apps/{name}");
-    let durability = if goes_with_pod(name)? { ",volatile" } else { "" };
+    remove_volatile_mark(name)?;
+    let durability = if goes_with_pod()? { ",volatile" } else { "" };
     let options = format!("{lower},upperdir={own}/upper,workdir={own}/work{durability}");
     if options.len() > MAX_OPTIONS {
         return Err(failure(
@@ -61,21 +63,31 @@ pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<Owne
 
 /// Whether the writable layer is removed with the end of the pod, so that nothing of it has to be durable. Otherwise
 /// unmounting the overlay writes back all dirty data of the host's file system, and waits for it.
-///
-/// overlayfs marks the work directory of a volatile mount, and mounts no marked one; a killed supervisor leaves a mark.
-fn goes_with_pod(app: &str) -> Result<bool> {
-    let removed = format!("/pod/{}", gantry_contract::files::REMOVE_WHEN_ENDED);
-    if rustix::fs::access(removed, Access::EXISTS).is_err() {
-        return Ok(false);
+fn goes_with_pod() -> Result<bool> {
+    let file = format!("/pod/{}", gantry_contract::files::REMOVE_WHEN_ENDED);
+    match rustix::fs::access(&file, Access::EXISTS) {
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT) => Ok(false),
+        Err(error) => Err(error).attempt(|| format!("cannot examine {file}")),
     }
-    let mark = format!("/pod/apps/{app}/work/work/incompat");
-    for dir in [format!("{mark}/volatile"), mark] {
-        match rustix::fs::rmdir(&dir) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => {}
-            Err(error) => return Err(error).attempt(|| format!("cannot remove {dir}")),
+}
+
+/// Removes the mark that a volatile mount leaves in its work directory, even when it is unmounted: overlayfs refuses to
+/// mount a marked one. It is there if an earlier start of this pod has failed. The layer is still usable, because no
+/// app has written to it since.
+fn remove_volatile_mark(app: &str) -> Result<()> {
+    let parent = format!("/pod/apps/{app}/work/work/incompat");
+    let mark = format!("{parent}/volatile");
+    match rustix::fs::rmdir(&mark) {
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTEMPTY) => {
+            let file = format!("{mark}/dirty");
+            rustix::fs::unlink(&file).attempt(|| format!("cannot remove {file}"))?;
+            rustix::fs::rmdir(&mark).attempt(|| format!("cannot remove {mark}"))?;
         }
+        other => other.attempt(|| format!("cannot remove {mark}"))?,
     }
-    Ok(true)
+    rustix::fs::rmdir(&parent).attempt(|| format!("cannot remove {parent}"))
 }
 
 /// The option of an overlay with these layers, whose directories are in the current one.
