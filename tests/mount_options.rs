@@ -182,6 +182,33 @@ fn mounts_that_cannot_propagate_are_refused() {
     host.gantry(&["rm", "--force", &pod]).succeeded();
 }
 
+/// Shared volumes are attached last, so one at a covered path would uncover it.
+#[test]
+fn shared_volumes_cannot_uncover_paths() {
+    let g = Gantry::new();
+    let host = SharedHost::new(&g);
+    let image = g.fixture();
+    let bind = format!("-v={}:/data/v:rshared", host.volume.display());
+    let pod = pod_id(&host.gantry(&["prepare", "--net=none", &bind, &image, "--", "true"]).ok());
+    let manifest = host.gantry(&["cat-manifest", &pod]).ok().json();
+    let file = g.scratch().join("pod.json");
+    let run = |list: &str, path: &str| {
+        let mut manifest = manifest.clone();
+        manifest["apps"][0][list] = serde_json::json!([path]);
+        fs::write(&file, manifest.to_string()).unwrap();
+        host.gantry(&["run", "--rm", "--pod-manifest", &file.display().to_string()])
+    };
+    for list in ["masked_paths", "read_only_paths"] {
+        for path in ["/data", "/data/v"] {
+            let _ = run(list, path).exits(FAILED).stderr_contains(&["is hidden or read-only in the app"]);
+        }
+        let _ = run(list, "/data/v/sub").exits(FAILED).stderr_contains(&["would appear on the host"]);
+        let _ = run(list, "/data/vv").exits(0);
+    }
+    host.gantry(&["rm", &pod]).succeeded();
+    assert_eq!(host.mounts(), Vec::<String>::new());
+}
+
 /// Mounts inside of a slave mount are made after it, in the order of their depth.
 #[test]
 fn volumes_nest_in_mounts_that_propagate() {

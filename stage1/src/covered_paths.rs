@@ -63,10 +63,26 @@ impl CoveredPaths {
         Self { masked, read_only }
     }
 
+    /// These paths with the links in them resolved.
+    pub(crate) fn resolved(&self, resolve: impl Fn(&str) -> Result<String>) -> Result<Self> {
+        let all = |paths: &[String]| paths.iter().map(|path| resolve(path)).collect::<Result<_>>();
+        Ok(Self { masked: all(&self.masked)?, read_only: all(&self.read_only)? })
+    }
+
     /// The first covered path inside a directory.
     pub(crate) fn inside(&self, dir: &str) -> Option<&str> {
-        let is_inside = |path: &&String| path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'));
-        self.masked.iter().chain(&self.read_only).find(is_inside).map(String::as_str)
+        self.all().find(|path| path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/')))
+    }
+
+    /// The first covered path that is this one, or contains it.
+    pub(crate) fn around(&self, target: &str) -> Option<&str> {
+        let contains =
+            |path: &str| target.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        self.all().find(|path| contains(path))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &str> {
+        self.masked.iter().chain(&self.read_only).map(String::as_str)
     }
 
     /// Covers those that exist, in an app's own mount namespace. `null` is the app's null device: a volume may have any

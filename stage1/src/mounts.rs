@@ -102,8 +102,9 @@ impl DetachedMounts {
     }
 }
 
-/// Refuses a mount inside one that is shared with the host, where it would appear, and a covered path there: it is
-/// covered by a mount. `mounts`: outer ones first.
+/// Refuses a mount inside one that is shared with the host, where it would appear, and a covered path inside one, because
+/// covering it takes a mount. Shared mounts are attached last, so one at a covered path, or inside it, would uncover it:
+/// that is refused, too. `mounts`: outer ones first.
 pub(crate) fn check_shared(mounts: &[AppMount], covered: &CoveredPaths) -> Result<()> {
     const WHY: &str = "it is inside a volume that is mounted rshared, and would appear on the host";
     for outer in mounts.iter().filter(|mount| mount.propagation == Propagation::Shared) {
@@ -112,6 +113,11 @@ pub(crate) fn check_shared(mounts: &[AppMount], covered: &CoveredPaths) -> Resul
         }
         if let Some(path) = covered.inside(&outer.target) {
             return Err(failure(ErrorKind::Invalid, format!("cannot hide or protect '{}': {WHY}", shown(path))));
+        }
+        if let Some(path) = covered.around(&outer.target) {
+            let what = format!("cannot mount rshared at '{}'", shown(&outer.target));
+            let why = format!("'{}' is hidden or read-only in the app", shown(path));
+            return Err(failure(ErrorKind::Invalid, format!("{what}: {why}")));
         }
     }
     Ok(())
