@@ -514,3 +514,15 @@ fn flags_of_mounts_are_locked() {
     }
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
 }
+
+/// An app's process opens and mounts these after the volumes are attached.
+#[test]
+fn volumes_cannot_cover_what_is_mounted_after_them() {
+    let g = Gantry::new();
+    for target in ["/dev/null", "/dev/pts", "/dev/pts/ptmx", "/dev/console"] {
+        let volume = format!("-v=/dev/null:{target}");
+        let why = format!("cannot mount over '{target}': it is provided by gantry");
+        let _ = g.app(&[USERNS, &volume], &["true"]).exits(FAILED).stderr_contains(&[&why]);
+    }
+    g.check_invariants();
+}

@@ -95,9 +95,8 @@ impl<'a> FileSystems<'a> {
         })
     }
 
-    /// Attaches the mounts of the maker and the volumes for a process that will join the pod's user namespace and make
-    /// a copy of this mount namespace there. The namespace is a copy of the supervisor's that belongs to this process
-    /// alone.
+    /// Attaches the maker's mounts and the volumes. The process then joins the pod's user namespace and copies its mount
+    /// namespace there. It must be alone in its present mount namespace.
     pub(crate) fn attach_before_joining(&self, user: &UserNamespace) -> Result<()> {
         let root = self.begin()?;
         // Missing mount points belong to root of the pod.
@@ -110,14 +109,14 @@ impl<'a> FileSystems<'a> {
     /// root the root. `uid` becomes the owner of the terminal. [`Self::complete`] is the last step.
     pub(crate) fn enter(&self, covered: &CoveredPaths, uid: u32) -> Result<Opened> {
         let root = if self.has_user_namespace {
-            // The copy of the mounts of `attach_before_joining`.
+            // It contains copies of what `attach_before_joining` has attached.
             open_root(&self.app.name).attempt(|| "cannot mount the app's root")?
         } else {
             let root = self.begin()?;
             self.attach_made(&root)?;
             root
         };
-        // A volume may cover it below.
+        // Opened now, because a volume that is attached below may cover it.
         let dev =
             open_beneath(&root, "/dev", OFlags::PATH | OFlags::DIRECTORY).attempt(|| "cannot open the app's /dev")?;
         let terminals = self.attach_own(&root)?;

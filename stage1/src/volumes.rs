@@ -120,6 +120,10 @@ pub(crate) fn prepare_mounts(
     for (_, request) in &order {
         preparation.prepare(*request, &targets)?;
     }
+    if preparation.prepared.iter().any(|mount| mount.propagation == Propagation::Shared) {
+        let covered = CoveredPaths::of_app(app).resolved(|path| preparation.resolve_path(path))?;
+        mounts::check_shared(&preparation.prepared, &covered)?;
+    }
     let mut prepared = preparation.prepared;
     if notify::has_socket(app) {
         let options = ["rbind", NO_DEVICES, "rnosuid", READ_ONLY].map(str::to_owned).to_vec();
@@ -129,8 +133,15 @@ pub(crate) fn prepare_mounts(
         let has_ids_of_pod = false;
         prepared.push(AppMount { target, kind: BIND, source, options, has_ids_of_pod, propagation });
     }
-    mounts::check_shared(&prepared, &CoveredPaths::of_app(app))?;
     Ok(prepared)
+}
+
+/// Whether this path is, or is below, one that the app's process uses after the volumes of a pod with a user namespace
+/// are attached: it would use the volume instead, or cover it.
+fn is_attached_after_volumes(target: &str) -> bool {
+    ["/dev/null", "/dev/pts", "/dev/console"]
+        .iter()
+        .any(|path| target.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
 struct MountPreparation<'a> {
@@ -147,7 +158,11 @@ struct MountPreparation<'a> {
 impl<'a> MountPreparation<'a> {
     /// The target of a mount, given the mounts prepared before.
     fn resolve(&self, request: MountRequest<'_>) -> Result<String> {
-        targets::resolve(request.target(), |path| self.link(path))
+        self.resolve_path(request.target())
+    }
+
+    fn resolve_path(&self, path: &str) -> Result<String> {
+        targets::resolve(path, |path| self.link(path))
     }
 
     /// The target of the link at a path, if there is one: in the volume that is mounted there, or in the image.
@@ -179,7 +194,8 @@ impl<'a> MountPreparation<'a> {
         let target = self.resolve(request)?;
         let is_allowed =
             self.app.options.privileged && is_provided_unless_privileged(&target) && !request.is_declared();
-        if (is_provided(&target) && !is_allowed) || (request.is_declared() && is_device(&target)) {
+        let is_provided = is_provided(&target) || (self.user.is_some() && is_attached_after_volumes(&target));
+        if (is_provided && !is_allowed) || (request.is_declared() && is_device(&target)) {
             return self.refuse(request, &target);
         }
         if self.prepared.iter().any(|prepared| prepared.target == target) {
