@@ -69,13 +69,19 @@ impl MappedDir {
 
 /// While it exists, this process makes files as root of the pod.
 pub(crate) struct AsPodRoot {
-    /// The signal that this process gets when its parent dies. The kernel forgets it at each change.
+    /// The signal that this process gets when its parent dies. The kernel clears it at each change of the file-system
+    /// ids.
     death_signal: Option<Signal>,
+    parent: Option<Pid>,
 }
 
 impl AsPodRoot {
     fn restore_death_signal(&self) {
         let _only_fails_for_a_wrong_signal = rustix::process::set_parent_process_death_signal(self.death_signal);
+        // A parent that died in between sends no signal.
+        if self.death_signal.is_some() && rustix::process::getppid() != self.parent {
+            sys::exit_now(1);
+        }
     }
 }
 
@@ -165,7 +171,8 @@ impl UserNamespace {
     pub(crate) fn as_root(&self) -> Result<AsPodRoot> {
         let what = || "cannot make files as root of the pod";
         let sets = rustix::thread::capabilities(None).attempt(what)?;
-        let guard = AsPodRoot { death_signal: rustix::process::parent_process_death_signal().attempt(what)? };
+        let death_signal = rustix::process::parent_process_death_signal().attempt(what)?;
+        let guard = AsPodRoot { death_signal, parent: rustix::process::getppid() };
         sys::set_file_ids(self.ids.uids.host, self.ids.gids.host).attempt(what)?;
         guard.restore_death_signal();
         // The change has removed those that concern files from the effective set (capabilities(7)).
