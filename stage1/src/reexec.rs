@@ -8,8 +8,9 @@
 //!
 //! `/proc/PID/exe` reaches the file through the mount from which it was executed. So the program executes from a copy
 //! of that mount (`open_tree(OPEN_TREE_CLONE)`) that is read-only: every change through it fails with EROFS. The copy
-//! is attached to no mount namespace, so it cannot be remounted writable, not even with CAP_SYS_ADMIN. While its
-//! descriptor is open, mount_setattr(2) could change it; executing the program closes that, the only one.
+//! is attached to no mount namespace, so it cannot be remounted writable, not even with CAP_SYS_ADMIN. mount_setattr(2)
+//! can change the copy while a descriptor of it is open, so execve(2) closes that of the process that executes it, and
+//! the engine closes its own as soon as the supervisor runs.
 
 use std::ffi::CString;
 use std::os::fd::AsFd as _;

@@ -14,7 +14,7 @@ use crate::sys;
 const MAX_MOUNTINFO: u64 = 64 << 20;
 
 /// Makes a read-only mount of a file, without set-user-ID programs and devices, that is attached to no mount namespace:
-/// nothing can make it writable again. Requires CAP_SYS_ADMIN.
+/// once the descriptor is closed, nothing can make it writable again. Requires CAP_SYS_ADMIN.
 ///
 /// # Errors
 /// The file cannot be opened, or is on such a mount already, or the kernel refuses.

@@ -46,8 +46,8 @@ impl Engine {
     }
 }
 
-/// `gantry-stage1`, about to be executed from a read-only mount of its own. The program insists on one (CVE-2019-5736)
-/// and makes it itself where this process cannot, which costs a second execve.
+/// `gantry-stage1`, about to be executed from a read-only mount of its own. The program insists on one
+/// (CVE-2019-5736). If this process cannot make it, the program does, at the cost of a second execve.
 pub(crate) struct Executable<'a> {
     path: &'a Path,
     mount: Option<OwnedFd>,

@@ -95,9 +95,10 @@ impl Engine {
         let mut child = stage1::spawn_with(&handed_over, || command.spawn())
             .map_err(|error| attempt.io("hand over the lock", error))?
             .map_err(|error| attempt.io(&format!("execute {}", program.display()), error))?;
-        // Close these copies: the supervisor's death has to release the lock, and to end the output.
+        // Close these copies: the supervisor's death has to release the lock, and to end the output. Through the
+        // program's descriptor, an app with CAP_SYS_ADMIN could make its mount writable.
         drop(handed_over);
-        drop((lock, output_writer));
+        drop((lock, output_writer, command, executable));
         let (Some(reply), Some(pidfd)) = (child.stdout.take(), process::open_pid(child.id())) else {
             let source = io::Error::last_os_error();
             let _ended_already = child.kill();
