@@ -165,8 +165,11 @@ impl Table {
         // The first attempt assumes that no port exists, which is the usual case.
         let mut fresh = ports.clone();
         let mut stale = Vec::new();
-        // A rejected transaction costs an RCU grace period, so query first.
+        // A rejected transaction costs an RCU grace period, so query first. The bridge table never exists alone.
         let mut first = !anti_spoofing.is_empty() && !self.exists(Family::Bridge)?;
+        if (first || anti_spoofing.is_empty()) && !self.exists(Family::Inet)? {
+            return Err(Error::Missing { table: self.name.clone() });
+        }
         for _ in 0..MAX_ATTEMPTS {
             let guarded = !anti_spoofing.is_empty() && self.bridges != Some(false);
             let mut change = Transaction::new(&self.name, None, self.bridge);
