@@ -38,6 +38,11 @@ mod unknown_command;
 
 use std::process::ExitCode;
 
+/// musl's allocator maps and unmaps pages for most allocations, which costs a short process more than its work.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 fn main() -> ExitCode {
     gantry_host::memory::keep_freed();
     let code = dispatch::run(std::env::args_os().skip(1));

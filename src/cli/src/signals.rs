@@ -13,9 +13,9 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 /// Signals that ask a process to end.
 pub(crate) const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// SIGPWR and the real-time signals, for which signal-hook has no constants.
+/// SIGPWR and the real-time signals, for which signal-hook has no constants. musl reserves one more than glibc.
 const SIGPWR: i32 = 30;
-const SIGRTMIN: i32 = 34;
+const SIGRTMIN: i32 = if cfg!(target_env = "musl") { 35 } else { 34 };
 const SIGRTMAX: i32 = 64;
 
 /// Signals without a meaning for this process, which are forwarded to apps.
