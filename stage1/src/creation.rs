@@ -233,8 +233,8 @@ pub(crate) struct ProcessInputs<'a> {
     pub(crate) devices: &'a [Device],
     /// The app's cgroups.
     pub(crate) cgroup: &'a AppCgroup,
-    /// The pidfd of the process whose PID namespace the app joins: the pod's PID 1, or the app's target. By its number
-    /// it could be another one by then. `None` in a host pod.
+    /// The pidfd of the process whose PID namespace the app joins: the pod's PID 1, or the app's target. A pidfd,
+    /// because its PID could be that of another one by then. `None` in a host pod.
     pub(crate) pid_target: Option<BorrowedFd<'a>>,
 }
 

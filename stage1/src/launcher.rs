@@ -156,7 +156,7 @@ fn fork_first(
     }
 }
 
-/// Joins the pod's user namespace, after the mounts were attached that its mount namespaces lock.
+/// Attaches the mounts whose flags are to be locked, then joins the pod's user namespace.
 fn join(user: &UserNamespace, file_systems: &FileSystems<'_>) -> Result<()> {
     file_systems.attach_before_joining(user)?;
     user.join().attempt(|| "cannot enter the user namespace")

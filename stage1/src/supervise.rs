@@ -56,7 +56,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before the next connection is accepted after the process ran out of descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(200);
 
-/// The time without an event after which a pod idles. Those of a shorter life need not give back memory.
+/// The time without an event after which a pod idles. A pod that ends sooner gives nothing
+/// back.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Size of the buffer that output is read into, in bytes.
@@ -98,7 +99,7 @@ pub(crate) struct Supervisor {
     is_stopping: bool,
     log_bytes_dropped: u64,
     buffer: Vec<u8>,
-    /// Whether the pages that the start has touched are still mapped.
+    /// Whether the pages that the start has touched have not been given back yet.
     has_start_pages: bool,
 }
 
@@ -225,7 +226,8 @@ impl Supervisor {
         let mut polled = poll_for(&mut fds, idle.or(timeout));
         let idle = idle.filter(|_| polled == Ok(0));
         if let Some(idle) = idle {
-            // Most pods idle from here on. The pages are faulted in again on demand, so nothing else comes in between.
+            // Most pods idle from here on. The next poll follows directly: anything in between would fault the pages in
+            // again.
             let (memory, left) = (ProcessMemory::list(), timeout.map(|left| left.saturating_sub(idle)));
             memory.drop_unused();
             polled = poll_for(&mut fds, left);

@@ -83,7 +83,7 @@ impl UnnamedPodDir {
     /// [`Store::delete_rest_of_pod_dir`] and the next garbage collection continue.
     ///
     /// A file system that is mounted with `discard` may wait for the disk at each freed block (ext4 without a journal
-    /// does), so two threads delete a half each: the layers of apps, and the rest.
+    /// does), so one thread deletes the layers of the apps and another the rest.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -144,8 +144,8 @@ impl Store {
         Ok(if named { PodState::Free(PodLock { fd }) } else { PodState::Absent })
     }
 
-    /// Takes the directory of a pod away from its name; that survives a power cut if `syncs_name`. Needs no space.
-    /// `None`: there is none.
+    /// Renames the directory of a pod into `tmp/`; that survives a power cut if `syncs_name`. Needs no space. `None`:
+    /// there is none.
     ///
     /// # Errors
     /// [`StoreError::Io`].

@@ -55,7 +55,7 @@ pub(crate) fn remove_content(dir: BorrowedFd<'_>) -> Result<u64> {
     }
 }
 
-/// Deletes what is in this directory but one name, in one pass: names that come in behind the reader are left.
+/// Deletes what is in this directory but one name, in one pass: names added during it may be left.
 pub(crate) fn remove_content_but(dir: BorrowedFd<'_>, kept: &CStr) -> Result<()> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;

@@ -1,8 +1,9 @@
 //! `rm`, and the removal of pods for all others: row to Garbage, then to deleting; cgroups; networks; directory; row.
 //!
 //! A `kill -9` leaves the pod unchanged, or as garbage, or (before anything of it is removed) as deleting; the next
-//! `gc` or `rm` continues. So does a failure: the row says "deleting" until the last byte is gone, also when the
-//! directory has lost its name already.
+//! `gc` or `rm` continues. So does a failure: the row says "deleting" until the last byte is gone, even if the
+//! directory has lost its name already. The exception is a pod whose removal syncs nothing (`run --rm`): its row may go
+//! first, and `gc` removes the rest from `tmp/`.
 //!
 //! # Power cuts
 //!

@@ -48,8 +48,8 @@ impl WatchedJournal {
         }
     }
 
-    /// Closes the file if it has the end: otherwise the last close, after the removal of the pod, would free its
-    /// blocks, which may wait for the disk.
+    /// Closes the file if it has the end. If it stayed open until the pod is removed, closing it would free its blocks,
+    /// which may wait for the disk.
     fn close_if_ended(&mut self) -> io::Result<()> {
         let journal = self.read()?;
         if has_end(&journal) {
