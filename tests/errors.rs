@@ -273,7 +273,7 @@ fn failures_leave_nothing() {
 
 /// A start with `--rm` mounts the app's root as a volatile overlay, which cannot be mounted a second time.
 #[test]
-fn prepared_pods_can_be_started_again_after_a_failure() {
+fn failed_prepared_pods_can_be_started_again() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = pod_id(&g.run(&["prepare", "--net=none", &image, "--exec=/bin/missing"]).ok());

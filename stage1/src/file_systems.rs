@@ -95,8 +95,8 @@ impl<'a> FileSystems<'a> {
         })
     }
 
-    /// Attaches the maker's mounts and the volumes. The process then joins the pod's user namespace and copies its mount
-    /// namespace there. It must be alone in its present mount namespace.
+    /// Attaches the maker's mounts and the volumes. The process then joins the pod's user namespace and copies its
+    /// mount namespace there. It must be alone in its present mount namespace.
     pub(crate) fn attach_before_joining(&self, user: &UserNamespace) -> Result<()> {
         let root = self.begin()?;
         // Missing mount points belong to root of the pod.

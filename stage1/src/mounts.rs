@@ -102,9 +102,9 @@ impl DetachedMounts {
     }
 }
 
-/// Refuses a mount inside one that is shared with the host, where it would appear, and a covered path inside one, because
-/// covering it takes a mount. Shared mounts are attached last, so one at a covered path, or inside it, would uncover it:
-/// that is refused, too. `mounts`: outer ones first.
+/// Refuses a mount inside one that is shared with the host, where it would appear, and a covered path inside one,
+/// because covering it takes a mount. Shared mounts are attached last, so one at a covered path, or inside it, would
+/// uncover it: that is refused, too. `mounts`: outer ones first.
 pub(crate) fn check_shared(mounts: &[AppMount], covered: &CoveredPaths) -> Result<()> {
     const WHY: &str = "it is inside a volume that is mounted rshared, and would appear on the host";
     for outer in mounts.iter().filter(|mount| mount.propagation == Propagation::Shared) {

@@ -447,6 +447,8 @@ pub(crate) fn uri(path: &Path, parameters: &str) -> PathBuf {
 
 fn connect_with(path: &Path, more: OpenFlags) -> Result<Connection, StoreError> {
     let sql = || StoreError::sql("open the database");
+    #[cfg(target_env = "musl")]
+    crate::sys::share_allocator();
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let conn = Connection::open_with_flags(path, flags | more).map_err(sql())?;
     conn.busy_timeout(BUSY_TIMEOUT).map_err(sql())?;

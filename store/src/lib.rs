@@ -72,6 +72,8 @@ mod reserve;
 mod restore;
 mod schedules;
 mod sweep;
+#[cfg(any(test, target_env = "musl"))]
+mod sys;
 mod tmp;
 mod trees;
 mod volumes;
