@@ -6,9 +6,12 @@
 //! | v2 alone | the app's cgroup |
 //! | v1, or v1 beside v2 | a tmpfs with a directory for each v1 hierarchy that the app is in, as with docker |
 //!
-//! The app's process mounts it after the move to its cgroups and before it is locked down: the namespace begins at the
-//! cgroups of the process that makes it, and so does each hierarchy that is mounted in it. No mount of the app has the
-//! files of other cgroups, such as `release_agent`. The process still has all capabilities then.
+//! The namespace begins at the cgroups of the process that makes it, and so does each hierarchy that is mounted in it. No
+//! mount of the app has the files of other cgroups, such as `release_agent`.
+//!
+//! The maker ([`crate::maker`]) makes the namespace before it forks the app's process. It makes the mounts, which take
+//! half a millisecond, while that process attaches its other file systems. In a pod with a user namespace, which has to
+//! own the cgroup namespace, the app's process makes both.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -43,41 +46,51 @@ impl CgroupView {
         if v1.is_empty() { Self::V2 } else { Self::V1(v1) }
     }
 
-    /// Moves this process, the app's, to a cgroup namespace and mounts the view. After a failure nothing is mounted: an
-    /// app that looks at its cgroup finds none.
-    pub(crate) fn enter(&self) -> io::Result<()> {
-        // Without the namespace, the mounts would show every cgroup of the host.
-        sys::unshare(libc::CLONE_NEWCGROUP)?;
+    /// Makes the mounts of the view in the cgroup namespace of this process, attached nowhere: the v2 hierarchy, or the
+    /// tmpfs and then the v1 hierarchies.
+    pub(crate) fn make_mounts(&self) -> io::Result<Vec<OwnedFd>> {
+        let Self::V1(hierarchies) = self else {
+            return Ok(vec![make_file_system("cgroup2", NO_OPTIONS, READ_ONLY)?]);
+        };
+        let top = make_file_system("tmpfs", &["mode=755"], QUIET)?;
+        let mut mounts = Vec::with_capacity(1 + hierarchies.len());
+        for controllers in hierarchies {
+            let name = controllers.join(",");
+            rustix::fs::mkdirat(&top, &name, Mode::from_raw_mode(0o755))?;
+            for controller in controllers.iter().filter(|controller| **controller != name) {
+                rustix::fs::symlinkat(&name, &top, controller)?;
+            }
+            mounts.push(make_file_system("cgroup", controllers, READ_ONLY)?);
+        }
+        mounts.insert(0, top);
+        Ok(mounts)
+    }
+
+    /// Attaches these mounts in the root of this process, the app's. After a failure nothing is attached: an app that
+    /// looks at its cgroup finds none.
+    pub(crate) fn attach_mounts(&self, mounts: &[OwnedFd]) -> io::Result<()> {
+        let missing = || io::Error::other("a mount is missing");
+        let (top, hierarchies) = mounts.split_first().ok_or_else(missing)?;
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let target = rustix::fs::openat2(CWD, PATH, flags, Mode::empty(), resolve)?;
         if u64::try_from(rustix::fs::fstatfs(&target)?.f_type) != Ok(SYSFS_MAGIC) {
             return Err(io::Error::other("it is not in sysfs"));
         }
-        match self {
-            Self::V2 => Ok(attach(&make_file_system("cgroup2", NO_OPTIONS, READ_ONLY)?, &target)?),
-            Self::V1(hierarchies) => {
-                let top = make_file_system("tmpfs", &["mode=755"], QUIET)?;
-                attach(&top, &target)?;
-                fill(&top, hierarchies).inspect_err(|_| {
-                    // The mount is still writable, and must not be left to the app.
-                    let _empty_at_worst = unmount(PATH, UnmountFlags::DETACH);
-                })
-            }
-        }
+        attach(top, &target)?;
+        let Self::V1(names) = self else { return Ok(()) };
+        complete(top, names, hierarchies).inspect_err(|_| {
+            // The mount is still writable, and must not be left to the app.
+            let _empty_at_worst = unmount(PATH, UnmountFlags::DETACH);
+        })
     }
 }
 
-/// Mounts the v1 hierarchies in directories of the tmpfs, and makes it read-only.
-fn fill(top: &OwnedFd, hierarchies: &[Vec<String>]) -> io::Result<()> {
-    for controllers in hierarchies {
-        let name = controllers.join(",");
-        rustix::fs::mkdirat(top, &name, Mode::from_raw_mode(0o755))?;
-        let dir = rustix::fs::openat(top, &name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        attach(&make_file_system("cgroup", controllers, READ_ONLY)?, &dir)?;
-        for controller in controllers.iter().filter(|controller| **controller != name) {
-            rustix::fs::symlinkat(&name, top, controller)?;
-        }
+/// Attaches the v1 hierarchies in directories of the tmpfs, and makes it read-only.
+fn complete(top: &OwnedFd, names: &[Vec<String>], hierarchies: &[OwnedFd]) -> io::Result<()> {
+    for (controllers, hierarchy) in names.iter().zip(hierarchies) {
+        let dir = rustix::fs::openat(top, controllers.join(","), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        attach(hierarchy, &dir)?;
     }
     sys::add_mount_attributes(top.as_fd(), MountAttrFlags::MOUNT_ATTR_RDONLY, false)
 }

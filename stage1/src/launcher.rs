@@ -4,7 +4,8 @@
 //! namespaces. That process sets up the rest in this order, and reports each error through a socket:
 //!
 //! 1. a session, its stdio, the pod's user namespace if it has one, its own mount namespace;
-//! 2. its file systems ([`crate::file_systems`]), and its view of its cgroups ([`crate::cgroup_view`]);
+//! 2. its file systems ([`crate::file_systems`]), and its view of its cgroups ([`crate::cgroup_view`]), which the maker
+//!    makes meanwhile;
 //! 3. it closes the supervisor's descriptors, and enters the working directory;
 //! 4. the app's user; from here on it has the app's capabilities only, and [`confine::ADMIN`] if its filter is loaded
 //!    without no_new_privs;
@@ -31,6 +32,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, WaitOptions};
 
 use crate::cgroup::AppCgroup;
+use crate::cgroup_view::CgroupView;
 use crate::confine::{self, Command, Confinement};
 use crate::creation::ProcessInputs;
 use crate::failure::{Attempt, Result, failure};
@@ -44,6 +46,9 @@ pub(crate) const EXECVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The message with which a process sends its `/dev/null`, and the master of its terminal if it has one.
 const OPENED: u8 = b'o';
+
+/// The message with which the maker sends the mounts of the app's view of its cgroups.
+const VIEW: u8 = b'v';
 
 /// The message with which the first process of a PID namespace is sent to the maker.
 const FORKED: u8 = b'f';
@@ -87,11 +92,14 @@ pub(crate) fn create(
     let what = || "cannot make the app's process";
     let thread = SingleThreaded::check().attempt(what)?;
     let (channel, its_end) = channel_pair().attempt(what)?;
-    let &ProcessInputs { app, confinement, .. } = inputs;
+    let &ProcessInputs { app, confinement, cgroup, .. } = inputs;
     ulimits::raise(&app.options.ulimits).attempt(|| "cannot raise the limits of the app")?;
     if let Some(target) = inputs.pid_target() {
         sys::setns(target, libc::CLONE_NEWPID).attempt(|| "cannot enter the PID namespace of the app")?;
     }
+    let view = made_by_maker(confinement).then(|| cgroup.view());
+    // Without the namespace, the mounts would show every cgroup of the host.
+    let has_namespace = view.is_none() || sys::unshare(libc::CLONE_NEWCGROUP).is_ok();
     let child = |process: ForkedChild| {
         let Err(why) = run(&process, inputs, file_systems, command, stdio, &its_end);
         refusal::send(&its_end, &why);
@@ -105,6 +113,12 @@ pub(crate) fn create(
     drop(its_end);
     let waiting = WaitingApp::new(command, channel, pid)?;
     inputs.set_oom_score(pid)?;
+    if let Some(view) = view {
+        let mounts = if has_namespace { view.make_mounts().unwrap_or_default() } else { Vec::new() };
+        let mounts: Vec<_> = mounts.iter().map(OwnedFd::as_fd).collect();
+        // A process that has ended has sent why.
+        let _reported_below = passing::send(&waiting.channel, &[VIEW], &mounts, SendFlags::empty());
+    }
     let (report, mut fds) = waiting.receive()?;
     let (terminal, null) = match report.as_slice() {
         [OPENED] => (app.options.terminal.then(|| fds.pop()).flatten(), fds.pop()),
@@ -191,8 +205,7 @@ fn run(
     if confinement.namespaces.manages_cgroup {
         own_namespaces::enter_delegated_cgroup().attempt(|| "cannot mount the app's cgroup")?;
     } else {
-        // An app that does not see its cgroup runs nevertheless.
-        let _without_a_view = cgroup.view().enter();
+        attach_view(&cgroup.view(), made_by_maker(confinement), channel)?;
     }
     file_systems.complete()?;
     // Before the working directory, which could otherwise be one of the supervisor's (CVE-2024-21626).
@@ -205,6 +218,29 @@ fn run(
     confinement.lock_down(ids.uid, confinement.needs_admin())?;
     wait_and_execute(channel, confinement, &program);
     sys::exit_now(127)
+}
+
+/// Whether the maker makes the app's view of its cgroups.
+fn made_by_maker(confinement: &Confinement) -> bool {
+    confinement.user.is_none() && !confinement.namespaces.manages_cgroup
+}
+
+/// Mounts the app's view of its cgroups, which the maker sends, or which this process makes.
+fn attach_view(view: &CgroupView, made_by_maker: bool, channel: &OwnedFd) -> Result<()> {
+    let mounts = if made_by_maker {
+        let received =
+            passing::receive(channel, &mut [0; 1], RecvFlags::empty()).attempt(|| "cannot receive mounts")?;
+        if received.bytes == 0 {
+            return Err(ended_early());
+        }
+        received.fds
+    } else {
+        let made = sys::unshare(libc::CLONE_NEWCGROUP).and_then(|()| view.make_mounts());
+        made.unwrap_or_default()
+    };
+    // An app that does not see its cgroup runs nevertheless.
+    let _without_a_view = view.attach_mounts(&mounts);
+    Ok(())
 }
 
 /// Enters the namespaces and the file systems of the app, and sends what the supervisor keeps of them.
