@@ -30,10 +30,11 @@ use crate::notify::{self, NotifySocket};
 use crate::oom::OomTracker;
 use crate::own_namespaces::AppNamespaces;
 use crate::pace::Pace;
+use crate::seccomp::{FilterCache, FilterInputs};
 use crate::user::{self, Ids, UserRequest};
 use crate::user_namespace::UserNamespace;
 use crate::volumes::AppMount;
-use crate::{etc, mounts, own_namespaces, root, seccomp, terminal, ulimits, volumes};
+use crate::{etc, mounts, own_namespaces, root, terminal, ulimits, volumes};
 
 /// The logs of this many attempts of an app are kept.
 const KEPT_ATTEMPTS: u32 = 5;
@@ -64,6 +65,8 @@ pub(crate) struct AppCreation<'a> {
     pub(crate) host: Option<&'a Rc<HostFileSystem>>,
     /// The pod's user namespace, if it has one of its own.
     pub(crate) user: Option<&'a Rc<UserNamespace>>,
+    /// The system call filters of the pod's apps.
+    pub(crate) filters: &'a FilterCache,
 }
 
 /// The settings of the logs of all apps.
@@ -164,17 +167,15 @@ impl AppCreation<'_> {
         }
         ulimits::check(&self.app.options.ulimits, held)?;
         let ambient = confine::capability_set(&self.app.ambient_capabilities) & capabilities;
-        let names: Vec<String> = confine::names(capabilities).into_iter().map(str::to_owned).collect();
         let new_privileges = self.app.options.new_privileges;
-        let filters = seccomp::filters(
-            &self.app.options.seccomp,
-            &names,
+        let filters = self.filters.get_or_compile(&FilterInputs {
+            seccomp: self.app.options.seccomp.clone(),
+            capabilities,
             new_privileges,
-            self.app.options.storage_limit.is_some(),
-        )?;
+            has_storage_limit: self.app.options.storage_limit.is_some(),
+        })?;
         let ulimits = self.app.options.ulimits.clone().into();
         let namespaces = AppNamespaces::from_app(self.app);
-        let filters = filters.map(Rc::new);
         let (host, user) = (self.host.cloned(), self.user.cloned());
         Ok(Confinement { capabilities, ambient, filters, new_privileges, ulimits, namespaces, host, user })
     }

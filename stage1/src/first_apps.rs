@@ -33,7 +33,8 @@ pub(crate) struct AppInCreation {
 }
 
 impl AppInCreation {
-    /// Makes all of the app but its process, starts making that, and waits until the app's volumes are filled.
+    /// Makes all of the app but its process, starts making that, and waits until the app's volumes are filled, if it has
+    /// any.
     pub(crate) fn begin(
         plan: &Plan,
         jail: &Jail,
@@ -51,11 +52,14 @@ impl AppInCreation {
         }
         let mut maker = Maker::start(prepared.process_inputs(plan, init), &prepared.cgroup, given, false)?;
         let program = prepared.plan.argv.first().cloned().unwrap_or_default();
-        let filled = match maker.wait(&program) {
-            Ok(MakerMessage::Filled) => maker.proceed(),
-            Ok(MakerMessage::Created(_)) => Err(failure(ErrorKind::Internal, "the app's process was made too early")),
-            Err(why) => Err(why),
+        let filled = match prepared.plan.mounts.is_empty() {
+            true => Ok(()),
+            false => maker.wait(&program).and_then(|message| match message {
+                MakerMessage::Filled => Ok(()),
+                MakerMessage::Created(_) => Err(failure(ErrorKind::Internal, "the app's process was made too early")),
+            }),
         };
+        let filled = filled.and_then(|()| maker.proceed());
         let mut app = Self { prepared, stdio, program, maker: Some(maker), made: None };
         match filled {
             Ok(()) => Ok(app),
@@ -69,9 +73,10 @@ impl AppInCreation {
     /// Waits until the process is made and locked down.
     fn finish(&mut self) -> Result<()> {
         let Some(maker) = &self.maker else { return Ok(()) };
-        match maker.wait(&self.program)? {
-            MakerMessage::Created(made) => self.made = Some(made),
-            MakerMessage::Filled => return Err(failure(ErrorKind::Internal, "the app's process was not made")),
+        while self.made.is_none() {
+            if let MakerMessage::Created(made) = maker.wait(&self.program)? {
+                self.made = Some(made);
+            }
         }
         // When it has exited, the process is a child of this one.
         self.maker.take().into_iter().for_each(|maker| reap(&maker.finish()));

@@ -23,6 +23,7 @@ use crate::kernel_log::KernelLog;
 use crate::launcher::reap_all;
 use crate::limits::{self, BlockDevices};
 use crate::network::{self, AttachError, PodNetwork};
+use crate::seccomp::FilterCache;
 use crate::sys::SingleThreaded;
 use crate::table::Table;
 use crate::user_namespace::UserNamespace;
@@ -52,6 +53,8 @@ pub(crate) struct Pod {
     pub(crate) kernel_log: Option<KernelLog>,
     /// The number of the next app that is added; `None`: all were used.
     pub(crate) next_number: Option<u16>,
+    /// The system call filters of its apps.
+    pub(crate) filters: FilterCache,
     host: etc::HostFiles,
     thread: SingleThreaded,
 }
@@ -84,10 +87,11 @@ pub(crate) fn launch(
         terminal_size,
         devices: None,
         allowed_devices: Vec::new(),
+        filters: FilterCache::default(),
     };
     match launch.run(&plan, lock) {
         Ok((jail, apps, host)) => {
-            let Launch { cgroups, block_devices, network, init, devices, allowed_devices, .. } = launch;
+            let Launch { cgroups, block_devices, network, init, devices, allowed_devices, filters, .. } = launch;
             let next_number = u16::try_from(plan.apps.len()).ok();
             Ok(Pod {
                 plan,
@@ -100,6 +104,7 @@ pub(crate) fn launch(
                 thread,
                 devices,
                 allowed_devices,
+                filters,
                 kernel_log,
                 host,
                 next_number,
@@ -124,6 +129,7 @@ struct Launch {
     terminal_size: Option<(u16, u16)>,
     devices: Option<DeviceConfinement>,
     allowed_devices: Vec<Device>,
+    filters: FilterCache,
 }
 
 /// Confines the devices of an app, unless those of its pod are, or it is privileged; returns whether they are confined.
@@ -180,7 +186,9 @@ impl Launch {
                 let log = LogSettings::of_pod(plan, &jail);
                 let (pod, etc) = (plan.pod.as_str(), etc.as_slice());
                 let (host, user) = (jail.host.as_ref(), jail.user.as_ref());
-                let creation = AppCreation { app, pod, number, devices, devices_confined, etc, log, host, user };
+                let filters = &self.filters;
+                let creation =
+                    AppCreation { app, pod, number, devices, devices_confined, etc, log, host, user, filters };
                 begun.push(
                     AppInCreation::begin(
                         plan,

@@ -65,7 +65,7 @@ pub(crate) struct Maker {
 
 /// A message of a maker.
 pub(crate) enum MakerMessage {
-    /// The volumes are filled; [`Maker::proceed`] makes the process.
+    /// The volumes are filled; [`Maker::proceed`] makes the process, unless it was called before.
     Filled,
     /// The process is locked down and waits for its execve.
     Created(MadeProcess),

@@ -11,7 +11,7 @@ use gantry_contract::plan;
 use gantry_model::ErrorKind;
 use gantry_model::id::{AppName, shown};
 use gantry_model::mount_options::Propagation;
-use gantry_model::spec::{VolumeKind, VolumeSpec};
+use gantry_model::spec::{Limits, VolumeKind, VolumeSpec};
 use rustix::thread::CapabilitySet;
 
 use super::Supervisor;
@@ -92,8 +92,7 @@ impl Supervisor {
                 let program = app.plan.argv.first().cloned().unwrap_or_default();
                 let (terminal_size, starts) = (request.terminal_size, request.start);
                 let new = NewApp { app, number, volumes, terminal_size, starts, client };
-                let target = Target::New(Box::new(new));
-                self.creations.insert(Creation { maker, phase: Phase::Fill, stdio, program, target });
+                self.insert_creation(maker, stdio, program, Target::New(Box::new(new)));
             }
             Err(why) => refuse(&client, name, why),
         }
@@ -163,6 +162,7 @@ impl Supervisor {
             log,
             host: self.pod.jail.host.as_ref(),
             user: self.pod.jail.user.as_ref(),
+            filters: &self.pod.filters,
         };
         let app = creation.prepare(cgroup)?;
         let mut stdio = make_stdio(&app.plan, &self.pod.jail.null, app.host_uid()?)?;
@@ -209,11 +209,23 @@ impl Supervisor {
             Ok((maker, stdio)) => {
                 app.operation = Some(Operation::Create);
                 let program = app.plan.argv.first().cloned().unwrap_or_default();
-                let target = Target::Old(token, start);
-                self.creations.insert(Creation { maker, phase: Phase::Fill, stdio, program, target });
+                self.insert_creation(maker, stdio, program, Target::Old(token, start));
             }
             Err(why) => self.fail_start(token, start, why),
         }
+    }
+
+    /// Lets the maker make its process at once if it has no volumes to fill, and nothing to wait for.
+    fn insert_creation(&mut self, mut maker: Maker, stdio: AppStdio, program: String, target: Target) {
+        let app = match &target {
+            Target::New(new) => Some(&new.app.plan),
+            Target::Old(token, _) => self.pod.apps.get(*token).map(|app| &app.plan),
+        };
+        let is_alone = self.creations.is_empty() && !self.are_tracers_frozen && !self.pod.apps.values().any(is_tracer);
+        let may_proceed = is_alone && app.is_some_and(|app| app.mounts.is_empty());
+        // A maker that has died is reported by its socket.
+        let phase = if may_proceed && maker.proceed().is_ok() { Phase::Make } else { Phase::Fill };
+        self.creations.insert(Creation { maker, phase, stdio, program, target });
     }
 
     /// A maker has sent a message or has died.
@@ -221,6 +233,7 @@ impl Supervisor {
         let Some(creation) = self.creations.get_mut(token) else { return };
         match creation.maker.receive(&creation.program) {
             None => return,
+            Some(Ok(MakerMessage::Filled)) if creation.phase == Phase::Make => return,
             Some(Ok(MakerMessage::Filled)) => creation.phase = Phase::Wait,
             Some(Ok(MakerMessage::Created(made))) => self.complete_creation(token, made),
             Some(Err(why)) => self.fail_creation(token, why),
@@ -253,16 +266,23 @@ impl Supervisor {
     }
 
     fn complete_creation(&mut self, token: Token<Creation>, made: MadeProcess) {
-        let Some(creation) = self.creations.remove(token) else { return };
-        self.ending.push(creation.maker.finish());
-        match creation.target {
-            Target::New(new) => self.complete_add(*new, creation.stdio, made),
+        let Some(Creation { maker, stdio, target, .. }) = self.creations.remove(token) else { return };
+        let app = match &target {
+            Target::New(new) => Some(&new.app.plan),
+            Target::Old(token, _) => self.pod.apps.get(*token).map(|app| &app.plan),
+        };
+        // The maker is in the app's cgroup, and would count as the app.
+        let is_limited = app.is_some_and(|app| app.options.limits != Limits::default());
+        let mut maker = Some(maker);
+        self.ending.extend(maker.take_if(|_| is_limited).map(Maker::finish));
+        match target {
+            Target::New(new) => self.complete_add(*new, stdio, made),
             Target::Old(token, start) => {
                 let Some(app) = self.pod.apps.get_mut(token) else { return };
                 app.operation = None;
                 app.waiting = Some(made.waiting);
                 app.null = Some(made.null);
-                let ends = creation.stdio.supervisor_ends(made.terminal, app.terminal_size);
+                let ends = stdio.supervisor_ends(made.terminal, app.terminal_size);
                 let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
                 match ends.and_then(|ends| limited.map(|ineffective| (ends, ineffective))) {
                     Ok(((sources, input), ineffective)) => {
@@ -280,6 +300,8 @@ impl Supervisor {
                 }
             }
         }
+        // It exits while the program is executed. The app is a child before its exit is handled.
+        self.ending.extend(maker.map(Maker::finish));
     }
 
     fn complete_add(&mut self, new: NewApp, stdio: AppStdio, made: MadeProcess) {
