@@ -161,6 +161,9 @@ impl Mapping {
 /// The size of a page. With larger pages, less is given back.
 const PAGE: usize = 4096;
 
+/// The buffer for reading the mappings, in bytes.
+const SMAPS_BUFFER: usize = 512;
+
 /// The most mappings that the heap has; the pages of others stay.
 const MAX_HEAP: usize = 64;
 
@@ -171,24 +174,36 @@ impl ProcessMemory {
             // SAFETY: it returns the address of this thread's errno, which is in the same block as its other variables.
             unsafe { libc::__errno_location() }.addr()
         };
-        // Line by line: the whole text would be most of the heap.
-        let smaps = std::fs::File::open("/proc/self/smaps").map(BufReader::new);
+        // Line by line: the whole text would be most of the heap, and a usual buffer would be a tenth of it.
+        let smaps = std::fs::File::open("/proc/self/smaps").map(|file| BufReader::with_capacity(SMAPS_BUFFER, file));
         smaps.and_then(|smaps| Self::read(smaps, thread_pointer)).unwrap_or_default()
     }
 
-    /// Drops pages that hold nothing: those of the program, and those below the frame of the caller. They come back on
-    /// demand.
+    /// Drops pages that hold nothing: those of the program, those of the heap that are zero, and those below the frame
+    /// of the caller. They come back on demand.
     pub(crate) fn drop_unused(&self) {
         for mapping in &self.clean {
             // SAFETY: each page has the contents of its file, so no reference can observe a difference.
             unsafe { mapping.drop_pages() };
         }
+        self.drop_zero_pages();
         let local = 0u8;
         // Neither this frame nor that of the call is larger than a page.
         let stack = Mapping { start: self.stack, end: ((&raw const local).addr() & !(PAGE - 1)).saturating_sub(PAGE) };
         if self.stack > 0 && stack.start < stack.end {
             // SAFETY: it ends below all live frames of the only thread.
             unsafe { stack.drop_pages() };
+        }
+    }
+
+    /// Drops the pages of the heap that are zero, as the large empty tables of libraries are.
+    fn drop_zero_pages(&self) {
+        let pages = |mapping: &Mapping| (mapping.start..mapping.end).step_by(PAGE);
+        for start in self.heap.iter().flat_map(pages) {
+            if is_zero_page(start) {
+                // SAFETY: a dropped page of the heap is zero, as this one is.
+                unsafe { Mapping { start, end: start + PAGE }.drop_pages() };
+            }
         }
     }
 
@@ -239,6 +254,21 @@ impl ProcessMemory {
     }
 }
 
+/// Whether there is a page in memory at this address, and it is zero. It was readable when it was listed, but may have
+/// been unmapped since: the list itself was made in memory that the C library has unmapped.
+fn is_zero_page(start: usize) -> bool {
+    let mut residency = 0u8;
+    // SAFETY: the address is that of a page; one byte is written for it. Fails with ENOMEM for a page that is not mapped.
+    let is_mapped = unsafe { libc::mincore(start as *mut libc::c_void, PAGE, &raw mut residency) } == 0;
+    if !is_mapped || residency & 1 == 0 {
+        return false;
+    }
+    let words: *const u64 = std::ptr::with_exposed_provenance(start);
+    // SAFETY: the whole page is mapped and aligned, and stays so: there is no other thread. A volatile read assumes
+    // nothing about the value.
+    (0..PAGE / size_of::<u64>()).all(|at| unsafe { words.wrapping_add(at).read_volatile() } == 0)
+}
+
 /// The addresses, permissions and path of the first line of a mapping; `None` for any other line.
 fn parse_header(line: &str) -> Option<(Mapping, &str, &str)> {
     let mut fields = line.split_whitespace();
@@ -283,6 +313,24 @@ Anonymous:             0 kB
         assert_eq!(memory.clean, [0x40_0000, 0x41_0000].map(mapping));
         assert_eq!(memory.heap, [0x46_0000, 0x52_0000].map(mapping), "neither .bss nor the thread's variables");
         assert_eq!(memory.stack, 0x7ffe_0000);
+    }
+
+    #[test]
+    fn zero_pages_read_the_same_after_being_dropped() {
+        let mut memory = vec![0u8; 8 * PAGE];
+        let start = memory.as_mut_ptr().expose_provenance().next_multiple_of(PAGE);
+        let at = start - memory.as_ptr().addr();
+        // Written, and zero but for one byte.
+        memory.fill(0);
+        memory[at + 2 * PAGE - 1] = 7;
+        let heap = vec![Mapping { start, end: start + 4 * PAGE }];
+        let zeros = || [0, 1, 2, 3].map(|page| is_zero_page(start + page * PAGE));
+        assert_eq!(zeros(), [true, false, true, true]);
+        ProcessMemory { heap, ..ProcessMemory::default() }.drop_zero_pages();
+        assert_eq!(zeros(), [false; 4], "the others are not in memory");
+        assert_eq!(memory[at + 2 * PAGE - 1], 7);
+        memory[at] = 3;
+        assert_eq!(memory[at..].iter().filter(|byte| **byte != 0).count(), 2);
     }
 
     /// Set in the child of the next test.
