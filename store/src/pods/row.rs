@@ -332,44 +332,55 @@ fn stored_name(phase: &Phase) -> &'static str {
     }
 }
 
+const WRITE_PHASE: &str =
+    "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = coalesce(?4, prepared_at), aborted_at = ?5,
+            started_at = ?6, supervisor_pid = ?7, supervisor_start = ?8, supervisor_boot = ?9, ended_at = ?10,
+            exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16,
+            name = CASE WHEN ?3 IN ('aborted-prepare', 'garbage') THEN NULL ELSE name END,
+            paused = paused AND ?3 = 'running', restart_at = ?17, restart_tries = ?18, restart_count = ?19,
+            restart_failure = ?20, stop_requested = ?21, restart_held = ?22 WHERE id = ?1";
+
+const WRITE_APP: &str =
+    "UPDATE app SET state = ?3, attempt = ?4, started_at = ?5, pid = ?6, ended_at = ?7, exit_code = ?8,
+            signal = ?9, oom = ?10, paused = paused AND ?3 = 'running', readiness = ?11, restart_at = ?12
+            WHERE pod = ?1 AND name = ?2";
+
+/// Compiles the statements of [`write_phase`] and [`write_app`].
+pub(crate) fn compile_writes(conn: &Connection) -> rusqlite::Result<()> {
+    [WRITE_PHASE, WRITE_APP].iter().try_for_each(|text| conn.prepare_cached(text).map(drop))
+}
+
 /// Writes the phase and the generation of a pod. The time of its preparation is kept through all later phases. A pod
 /// that could not be started or is removed loses its name ([`super::has_name`]).
 pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
     let columns = PhaseColumns::from_phase(&pod.phase);
     let (ended, end) = columns.ended.unzip();
-    conn.prepare_cached(
-        "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = coalesce(?4, prepared_at), aborted_at = ?5,
-            started_at = ?6, supervisor_pid = ?7, supervisor_start = ?8, supervisor_boot = ?9, ended_at = ?10,
-            exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16,
-            name = CASE WHEN ?3 IN ('aborted-prepare', 'garbage') THEN NULL ELSE name END,
-            paused = paused AND ?3 = 'running', restart_at = ?17, restart_tries = ?18, restart_count = ?19,
-            restart_failure = ?20, stop_requested = ?21, restart_held = ?22 WHERE id = ?1",
-    )?
-    .execute(params![
-        pod.id.to_string(),
-        pod.generation.0,
-        stored_name(&pod.phase),
-        columns.prepared,
-        columns.aborted,
-        columns.started,
-        columns.supervisor.map(|process| process.pid),
-        columns.supervisor.map(|process| process.start_ticks),
-        columns.supervisor.map(|process| &process.boot.0),
-        ended,
-        end.map(|end| end.exit_code),
-        end.and_then(|end| end.failed_app.as_ref()).map(AppName::as_str),
-        end.map(|end| &end.reason),
-        columns.marked,
-        columns.was,
-        columns.deleting,
-        pod.restart.at.map(|at| at.0),
-        pod.restart.tries,
-        pod.restart.count,
-        pod.restart.failure,
-        pod.restart.is_stop_requested,
-        names_text(&pod.restart.held_apps),
-    ])
-    .map(drop)
+    conn.prepare_cached(WRITE_PHASE)?
+        .execute(params![
+            pod.id.to_string(),
+            pod.generation.0,
+            stored_name(&pod.phase),
+            columns.prepared,
+            columns.aborted,
+            columns.started,
+            columns.supervisor.map(|process| process.pid),
+            columns.supervisor.map(|process| process.start_ticks),
+            columns.supervisor.map(|process| &process.boot.0),
+            ended,
+            end.map(|end| end.exit_code),
+            end.and_then(|end| end.failed_app.as_ref()).map(AppName::as_str),
+            end.map(|end| &end.reason),
+            columns.marked,
+            columns.was,
+            columns.deleting,
+            pod.restart.at.map(|at| at.0),
+            pod.restart.tries,
+            pod.restart.count,
+            pod.restart.failure,
+            pod.restart.is_stop_requested,
+            names_text(&pod.restart.held_apps),
+        ])
+        .map(drop)
 }
 
 /// Writes the annotations of a pod.
@@ -450,24 +461,20 @@ pub(crate) fn write_app(conn: &Connection, pod: &str, app: &AppRow) -> rusqlite:
         Some(AppOutcome::Signaled(signal)) => (None, Some(signal)),
         Some(AppOutcome::Lost) | None => (None, None),
     };
-    conn.prepare_cached(
-        "UPDATE app SET state = ?3, attempt = ?4, started_at = ?5, pid = ?6, ended_at = ?7, exit_code = ?8,
-            signal = ?9, oom = ?10, paused = paused AND ?3 = 'running', readiness = ?11, restart_at = ?12
-            WHERE pod = ?1 AND name = ?2",
-    )?
-    .execute(params![
-        pod,
-        app.name.as_str(),
-        app.state.name(),
-        attempt,
-        started,
-        pid,
-        end.map(|end| end.at.0),
-        code,
-        signal,
-        end.map(|end| end.oom),
-        app.readiness.map(Readiness::as_str),
-        end.and_then(|end| end.restart_at).map(|at| at.0),
-    ])
-    .map(drop)
+    conn.prepare_cached(WRITE_APP)?
+        .execute(params![
+            pod,
+            app.name.as_str(),
+            app.state.name(),
+            attempt,
+            started,
+            pid,
+            end.map(|end| end.at.0),
+            code,
+            signal,
+            end.map(|end| end.oom),
+            app.readiness.map(Readiness::as_str),
+            end.and_then(|end| end.restart_at).map(|at| at.0),
+        ])
+        .map(drop)
 }

@@ -97,7 +97,8 @@ impl Engine {
         }
     }
 
-    /// Writes the record in place of the last one. [`Self::sync_added_apps`] makes it durable.
+    /// Writes the record in place of the last one, which [`Self::remove_temporary_record`] then removes.
+    /// [`Self::sync_added_apps`] makes it durable.
     pub(crate) fn write_added_apps(&self, id: PodId, added: &AddedApps, _lock: &AppsLock) -> Result<(), PodError> {
         pod_dir::exchange(&self.pod_dir(id), ADDED, pod_dir::NEW_ADDED, added)
     }
@@ -111,7 +112,8 @@ impl Engine {
         self.store.make_durable().map_err(PodError::store)
     }
 
-    /// Removes what a killed process left of [`Self::write_added_apps`].
+    /// Removes the older record that [`Self::write_added_apps`] has replaced, or what a killed process left of it. It
+    /// frees a block of the disk, which may take longer than all else that is done for the record.
     pub(crate) fn remove_temporary_record(&self, id: PodId, _lock: &AppsLock) {
         let _absent_or_left_for_rm = std::fs::remove_file(self.pod_dir(id).join(pod_dir::NEW_ADDED));
     }
@@ -121,6 +123,10 @@ impl Engine {
         let mut added = self.added_apps(id)?;
         let before = added.apps.len();
         added.apps.retain(|added| added.app.name != app);
-        if added.apps.len() == before { Ok(()) } else { self.write_added_apps(id, &added, lock) }
+        if added.apps.len() < before {
+            self.write_added_apps(id, &added, lock)?;
+            self.remove_temporary_record(id, lock);
+        }
+        Ok(())
     }
 }

@@ -119,10 +119,10 @@ impl Engine {
         let volumes = self.resolve_image_volumes(&spec.volumes, policy, progress).map_err(EngineError::from_cause)?;
         let lock = self.lock_apps_or_fail(id)?;
         // A killed command may have left an app of this name.
-        self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
-        let row = self.running_pod(id)?;
+        let (row, journal) = self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
+        need_running(&row)?;
         let (plan, mut added) = self.plan_and_added_apps(id)?;
-        let unlisted = unknown_apps(&row, &self.journal(id).map_err(EngineError::from_cause)?);
+        let unlisted = unknown_apps(&row, &journal);
         added.apps.retain(|app| {
             let mut names = row.apps.iter().map(|known| &known.name).chain(&unlisted);
             names.any(|name| name.as_str() == app.app.name)
@@ -160,7 +160,11 @@ impl Engine {
                 let devices = devices::read_devices(&planned.app.options)?;
                 let AddedAppPlan { app, volumes } = planned;
                 let request = AddApp { app, start, volumes, terminal_size: None, block_devices, devices };
-                self.ask_app(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT)
+                let meanwhile = || {
+                    self.remove_temporary_record(id, &lock);
+                    self.store.compile_changes();
+                };
+                self.ask_app_and(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT, meanwhile)
                     .map_err(EngineError::from_cause)
             });
         let error = match sent {
@@ -322,26 +326,27 @@ impl Engine {
             Ok(None) | Err(PodError::NotFound(_)) => return Ok(Some(row)),
             Err(error) => return Err(error),
         };
-        self.undo_adds_under_lock(id, &lock)?;
-        self.store.pod(id).map_err(PodError::store)
+        match self.undo_adds_under_lock(id, &lock) {
+            Ok((row, _)) => Ok(Some(row)),
+            Err(PodError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
-    /// The same, for the holder of the lock: rows and journal are what the dead process left.
-    fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(), PodError> {
+    /// The same, for the holder of the lock: rows and journal are what the dead process left. Returns both as they are
+    /// then.
+    fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(PodRow, Parsed), PodError> {
         self.remove_temporary_record(id, lock);
-        let journal = self.journal(id)?;
-        let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
-        let Some(row) = self.record_app_changes(row, &journal)? else { return Ok(()) };
-        if !matches!(row.phase, Phase::Running { .. }) {
-            return Ok(());
-        }
-        for app in row.apps.iter().filter(|app| app.state == AppState::Creating) {
-            self.undo_add(id, &app.name, lock);
-        }
+        let (row, journal) = self.row_up_to_journal(id)?;
+        let is_creating = |app: &&AppRow| app.state == AppState::Creating;
         // An app that is on record lost its row with the database; another one was created after its row was deleted.
         let unknown = unknown_apps(&row, &journal);
-        if unknown.is_empty() {
-            return Ok(());
+        let is_clean = unknown.is_empty() && !row.apps.iter().any(|app| is_creating(&app));
+        if is_clean || !matches!(row.phase, Phase::Running { .. }) {
+            return Ok((row, journal));
+        }
+        for app in row.apps.iter().filter(is_creating) {
+            self.undo_add(id, &app.name, lock);
         }
         let recorded = self.added_apps(id)?;
         for app in &unknown {
@@ -350,8 +355,14 @@ impl Engine {
                 None => self.undo_add(id, app, lock),
             }
         }
-        let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
-        self.record_app_changes(row, &journal).map(drop)
+        self.row_up_to_journal(id)
+    }
+
+    fn row_up_to_journal(&self, id: PodId) -> Result<(PodRow, Parsed), PodError> {
+        let journal = self.journal(id)?;
+        let row = self.store.pod(id).map_err(PodError::store)?;
+        let row = row.map(|row| self.record_app_changes(row, &journal)).transpose()?.flatten();
+        Ok((row.ok_or(PodError::NotFound(id.into()))?, journal))
     }
 
     /// Drops removed apps from the record, where the command that removed them was killed. The command itself holds the
@@ -407,13 +418,7 @@ impl Engine {
 
     fn running_pod(&self, id: PodId) -> Result<PodRow, EngineError> {
         let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
-        match row.phase {
-            Phase::Running { .. } => Ok(row),
-            ref other => {
-                let why = format!("pod {id} is {}: only the apps of a running pod can be changed", other.name());
-                Err(EngineError::new(ErrorKind::Refused, why))
-            }
-        }
+        need_running(&row).map(|()| row)
     }
 
     pub(crate) fn app_of_running_pod(&self, id: PodId, app: &AppName) -> Result<AppState, EngineError> {
@@ -472,10 +477,23 @@ impl Engine {
         mounts: &[OwnedFd],
         within: Duration,
     ) -> Result<Reply, ControlError> {
+        self.ask_app_and(id, request, mounts, within, || {})
+    }
+
+    /// [`Self::ask_app`] that does other work while the supervisor handles the request; again when it is repeated.
+    fn ask_app_and(
+        &self,
+        id: PodId,
+        request: &Request,
+        mounts: &[OwnedFd],
+        within: Duration,
+        work: impl Fn(),
+    ) -> Result<Reply, ControlError> {
         let mounts: Vec<_> = mounts.iter().map(OwnedFd::as_fd).collect();
         let ask = || {
             let connection = self.connect_within(id, within)?;
             connection.send(request, &mounts)?;
+            work();
             Ok(connection.receive(within)?.0)
         };
         let deadline = Deadline::after(within);
@@ -537,6 +555,18 @@ fn check_peers(source: &str, propagation: Propagation) -> Result<(), EngineError
         EngineError::new(ErrorKind::of_io(&error), text).caused_by(error)
     })?;
     propagation.check_source(source, groups.is_shared, groups.is_slave).map_err(EngineError::from_cause)
+}
+
+/// Fails unless the pod runs.
+fn need_running(row: &PodRow) -> Result<(), EngineError> {
+    match &row.phase {
+        Phase::Running { .. } => Ok(()),
+        other => {
+            let (id, phase) = (row.id, other.name());
+            let why = format!("pod {id} is {phase}: only the apps of a running pod can be changed");
+            Err(EngineError::new(ErrorKind::Refused, why))
+        }
+    }
 }
 
 /// The apps that the supervisor added and that have no row.

@@ -122,13 +122,13 @@ pub(crate) fn replace(dir: &Path, name: &str, new: &str, record: &impl Serialize
 /// As [`replace`], for a record that needs no order on the disk: a power cut may leave it empty.
 ///
 /// Where a rename replaces a file, ext4 first writes the new one to the disk (auto_da_alloc, ext4(5)), which takes 0.3
-/// to 2 ms; an exchange of both names does not wait. A kill in between leaves the older record under the name `new`.
+/// to 2 ms; an exchange of both names does not wait. The older record may then be left under the name `new`.
 pub(crate) fn exchange(dir: &Path, name: &str, new: &str, record: &impl Serialize) -> Result<(), PodError> {
     let (path, temp) = (dir.join(name), dir.join(new));
     let bytes = serde_json::to_vec(record).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
     write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
     let replaced = match rustix::fs::renameat_with(CWD, &temp, CWD, &path, RenameFlags::EXCHANGE) {
-        Ok(()) => std::fs::remove_file(&temp),
+        Ok(()) => Ok(()),
         // There is no older one, or the file system cannot exchange names.
         Err(Errno::NOENT | Errno::INVAL) => std::fs::rename(&temp, &path),
         Err(errno) => Err(errno.into()),
