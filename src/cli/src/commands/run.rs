@@ -29,16 +29,16 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let picks = !options.quiet && spec.ports.iter().any(|port| port.host_port == 0);
     let several = spec.apps.len() > 1;
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
+    let show = if options.detach { Show::No } else { foreground::show_output() };
     let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?
         .named(options.pod_name.clone())
-        .to_be_started();
+        .to_be_started_showing(show);
     let engine = context.open_for_fetch("run", |config| set_platform(config, &options))?;
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
     let id = pod.id();
     // Until the pod exists, a signal ends this command, and nothing is left. From now on it ends the pod.
     let signals = if options.detach { None } else { Some(foreground::catch(proxy).map_err(io("catch", "signals"))?) };
     save_id(options.uuid_file.as_deref(), id)?;
-    let show = if options.detach { Show::No } else { foreground::show_output() };
     let started = pod.start(RunOptions { show, remove: options.remove });
     let mut running = started.map_err(|error| with_hint(error.into(), options.hint.as_deref(), false))?;
     tracing::debug!(pod = %running.id, "the pod is running");
@@ -88,7 +88,7 @@ pub(crate) fn sandbox(request: Request) -> Result<u8, Failure> {
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
     let request = Prepare::new(spec, policy(options.pull.unwrap_or_default()), &progress)?
         .named(options.pod_name.clone())
-        .to_be_started();
+        .to_be_started_showing(Show::No);
     let engine = context.open_for_fetch("app sandbox", |config| set_platform(config, &options))?;
     let pod = engine.create(request)?;
     save_id(options.uuid_file.as_deref(), pod.id())?;

@@ -31,9 +31,11 @@ use crate::host::sandbox_network::{SandboxNetwork, SandboxNetworking};
 use crate::images::platform;
 use crate::images::view::recorded_name;
 use crate::pods::image_volumes;
+use crate::pods::output::Show;
 use crate::pods::plan::{self, Image, PlanError, Setting};
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
+use crate::pods::supervisor::WaitingSupervisor;
 use crate::{Engine, EngineError, PodError};
 
 /// A request to create a pod. Its specification is valid.
@@ -44,6 +46,8 @@ pub struct Prepare<'a> {
     policy: PullPolicy,
     progress: &'a dyn Progress,
     starts_now: bool,
+    /// The output that the pod is started with, if that is known.
+    show: Option<Show>,
     sandbox: Option<SandboxNetworking>,
 }
 
@@ -55,7 +59,7 @@ impl<'a> Prepare<'a> {
     /// [`SpecError`].
     pub fn new(spec: PodSpec, policy: PullPolicy, progress: &'a dyn Progress) -> Result<Self, SpecError> {
         spec.validate()?;
-        Ok(Self { spec, name: None, schedule: None, policy, progress, starts_now: false, sandbox: None })
+        Ok(Self { spec, name: None, schedule: None, policy, progress, starts_now: false, show: None, sandbox: None })
     }
 
     /// Gives the pod a name, which no other pod may have.
@@ -81,6 +85,13 @@ impl<'a> Prepare<'a> {
     #[must_use]
     pub fn to_be_started(self) -> Self {
         Self { starts_now: true, ..self }
+    }
+
+    /// [`Self::to_be_started`] with this output: the supervisor is spawned while the pod is created, which takes less
+    /// time. [`Embryo::start`] is next.
+    #[must_use]
+    pub fn to_be_started_showing(self, show: Show) -> Self {
+        Self { starts_now: true, show: Some(show), ..self }
     }
 }
 
@@ -186,7 +197,15 @@ pub(crate) struct EmbryoParts {
     pub(crate) row: PodRow,
     pub(crate) spec: PodSpec,
     pub(crate) plan: Plan,
-    pub(crate) lock: PodLock,
+    pub(crate) owner: EmbryoOwner,
+}
+
+/// The holder of the lock of a new pod.
+pub(crate) enum EmbryoOwner {
+    /// The engine.
+    Engine(PodLock),
+    /// The supervisor, which waits for the plan.
+    Supervisor(WaitingSupervisor),
 }
 
 /// Removes a pod that was not completed. If a part cannot be removed now, its lock is free: `gc` collects it.
@@ -267,7 +286,7 @@ impl Engine {
             PodFlavor::Host => Vec::new(),
         };
         let volumes = self.resolve_image_volumes(&request.spec.volumes, request.policy, request.progress)?;
-        let Prepare { spec, name, schedule, progress, sandbox, .. } = request;
+        let Prepare { spec, name, schedule, progress, sandbox, show, .. } = request;
         let configs = self.configs_of(&spec, &images)?;
         for path in configs.iter().flat_map(plan::ignored_volumes) {
             progress.notify(Note::VolumeIgnored { path: path.clone() });
@@ -280,6 +299,10 @@ impl Engine {
         // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
         let undo = UndoGuard { engine: self, id, armed: true };
+        let owner = match show.filter(|_| self.can_spawn_waiting(&plan)) {
+            Some(show) => EmbryoOwner::Supervisor(self.spawn_waiting(id, lock, show).map_err(EngineError::from_cause)?),
+            None => EmbryoOwner::Engine(lock),
+        };
         let inserted = self.assign_user_ids(id, spec.userns).and_then(|ids| {
             plan.user_ids = ids;
             let pod = NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) };
@@ -289,11 +312,11 @@ impl Engine {
             Ok(row) => row,
             Err(error) => {
                 // The guard needs the lock.
-                drop(lock);
+                drop(owner);
                 return Err(error);
             }
         };
-        Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, lock }, undo })
+        Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, owner }, undo })
     }
 
     /// Fills in the default network. The pod's manifest names it from now on.
@@ -303,7 +326,7 @@ impl Engine {
 
     /// Writes the files of a new pod and moves it to Prepared, durably.
     fn complete(&self, embryo: EmbryoParts) -> Result<PodId, PrepareError> {
-        let EmbryoParts { row, spec, plan, lock } = embryo;
+        let EmbryoParts { row, spec, plan, owner } = embryo;
         let (id, dir) = (row.id, self.pod_dir(row.id));
         pod_dir::fill(&dir, &plan)?;
         pod_dir::write_manifest(&dir, &spec)?;
@@ -311,7 +334,7 @@ impl Engine {
         pod_dir::sync(&dir)?;
         let edge = Edge::Prepared(gantry_store::now());
         let row = self.step(&row, Change { durable: true, ..Change::along(edge) })?;
-        drop(lock);
+        drop(owner);
         row.map(|row| row.id).ok_or(PrepareError::Gone(id))
     }
 

@@ -12,8 +12,9 @@
 //!
 //! | killed | found | becomes |
 //! |---|---|---|
-//! | the preparer, or `run` before it spawned | Embryo or Preparing, lock free | AbortedPrepare |
-//! | `run` after it spawned | Embryo, Preparing or Prepared, lock held, journal says ready | Running |
+//! | the preparer | Embryo or Preparing, lock free | AbortedPrepare |
+//! | `run` before it passed on the plan | Embryo or none, lock held until the supervisor exits | AbortedPrepare |
+//! | `run` after it did | Embryo, Preparing or Prepared, lock held, journal says ready | Running |
 //! | the same, and the pod has ended since | the same, lock free | Running, then Exited |
 //! | a supervisor that had not become ready | Embryo or Preparing, lock free | AbortedPrepare |
 //! | a supervisor of a running pod, or the host | Running, lock free | Exited |

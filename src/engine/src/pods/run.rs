@@ -21,10 +21,10 @@ use crate::pods::output::{OutputStream, Show};
 use crate::pods::plan::PlanError;
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
-use crate::pods::prepare::{Embryo, EmbryoParts};
+use crate::pods::prepare::{Embryo, EmbryoOwner, EmbryoParts};
 use crate::pods::restart::has_restart_policy;
 use crate::pods::storage_limit;
-use crate::pods::supervisor::Spawned;
+use crate::pods::supervisor::{self, Spawned};
 use crate::pods::wait::EndWatch;
 use crate::{Engine, EngineError, PodError};
 
@@ -231,13 +231,20 @@ impl Engine {
 
     /// Starts the supervisor of a new pod, and completes the pod's files and row while it works.
     fn start_embryo(&self, embryo: EmbryoParts, options: RunOptions) -> Result<Running, StartError> {
-        let EmbryoParts { row, spec, plan, lock } = embryo;
+        let EmbryoParts { row, spec, plan, owner } = embryo;
         let (id, dir) = (row.id, self.pod_dir(row.id));
         pod_dir::fill(&dir, &plan)?;
         if options.remove {
             pod_dir::remove_when_ended(&dir)?;
         }
-        let mut spawned = self.spawn(id, &dir, lock, options.show)?;
+        let (mut spawned, show) = match owner {
+            EmbryoOwner::Engine(lock) => (self.spawn(id, &dir, lock, options.show)?, options.show),
+            EmbryoOwner::Supervisor(waiting) => {
+                let show = waiting.show;
+                let started = waiting.start(&plan);
+                (started.map_err(|error| supervisor::attempt(id).io("pass on the plan", error))?, show)
+            }
+        };
         // Read the start reply whatever fails here: the supervisor is never left running unobserved.
         let written = pod_dir::write_manifest(&dir, &spec)
             .and_then(|()| self.step(&row, Change::along(Edge::Prepare)))
@@ -247,9 +254,12 @@ impl Engine {
                 true => pod_dir::sync(&dir).map(|()| row).map_err(StartError::from),
                 false => Ok(row),
             });
+        if options.remove {
+            self.store.compile_removal();
+        }
         let ready = self.read_start_reply(&mut spawned)?;
         // Opened before the row says Running: from then on the pod can end and be removed at any time.
-        let end = self.watch_end_if_shown(options.show, &row);
+        let end = self.watch_end_if_shown(show, &row);
         match written.and_then(|row| Ok((end?, self.mark_running(row, &ready)?))) {
             Ok((end, Some(_))) => Ok(running(spawned, ready, end)),
             Ok((_, None)) => {

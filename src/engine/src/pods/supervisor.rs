@@ -2,18 +2,24 @@
 //!
 //! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and
 //! the locked pod directory, which it owns from then on.
+//!
+//! That of a new pod may be spawned before the pod has a row and a plan ([`WaitingSupervisor`]): it sets itself up while
+//! the engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use gantry_contract::plan::Plan;
 use gantry_contract::start::{Ready, StartReply};
 use gantry_model::PodId;
 use gantry_store::PodLock;
+use rustix::fs::OFlags;
+use rustix::pipe::PipeFlags;
 
 use crate::Engine;
 use crate::error::EngineError;
@@ -32,6 +38,10 @@ const SELF_EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 /// The maximum length of a start reply, in bytes.
 const MAX_REPLY: usize = 1 << 20;
 
+/// The longest plan for which a supervisor is spawned before the plan is complete, in bytes. A new pipe holds twice as
+/// much (pipe(7)), so that writing the plan does not wait.
+const MAX_PIPED_PLAN: usize = 32 << 10;
+
 /// A supervisor that was spawned and has not replied.
 pub(crate) struct Spawned {
     id: PodId,
@@ -41,8 +51,38 @@ pub(crate) struct Spawned {
     pub(crate) output: Option<OutputStream>,
 }
 
-fn attempt(id: PodId) -> Attempt {
+pub(crate) fn attempt(id: PodId) -> Attempt {
     Attempt(format!("start pod {id}"))
+}
+
+/// A supervisor that waits for the plan of its new pod. When dropped, it exits.
+pub(crate) struct WaitingSupervisor {
+    spawned: Option<Spawned>,
+    /// The writing end of its stdin.
+    plan: Option<File>,
+    /// The output that it was spawned with.
+    pub(crate) show: Show,
+}
+
+impl WaitingSupervisor {
+    /// Passes on the plan, with which it starts the pod.
+    pub(crate) fn start(mut self, plan: &Plan) -> io::Result<Spawned> {
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        let mut pipe = self.plan.take().ok_or_else(missing)?;
+        pipe.write_all(&serde_json::to_vec(plan)?)?;
+        drop(pipe);
+        self.spawned.take().ok_or_else(missing)
+    }
+}
+
+impl Drop for WaitingSupervisor {
+    fn drop(&mut self) {
+        // Without a plan it exits, and releases the lock.
+        self.plan = None;
+        if let Some(spawned) = &mut self.spawned {
+            spawned.end();
+        }
+    }
 }
 
 impl Engine {
@@ -50,6 +90,23 @@ impl Engine {
     /// long as the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
     pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, StartError> {
         self.spawn_with_plan(id, dir, pod_dir::open_plan(dir)?, lock, show)
+    }
+
+    /// Spawns the supervisor of a new pod, whose plan follows.
+    pub(crate) fn spawn_waiting(&self, id: PodId, lock: PodLock, show: Show) -> Result<WaitingSupervisor, StartError> {
+        let piped = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).and_then(|(reader, writer)| {
+            // A supervisor that does not read must not stop this process.
+            rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK)?;
+            Ok((File::from(reader), File::from(writer)))
+        });
+        let (reader, writer) = piped.map_err(|errno| attempt(id).io("make a pipe for its plan", errno.into()))?;
+        let spawned = self.spawn_with_plan(id, &self.pod_dir(id), reader, lock, show)?;
+        Ok(WaitingSupervisor { spawned: Some(spawned), plan: Some(writer), show })
+    }
+
+    /// Whether a supervisor can be spawned before this plan is complete.
+    pub(crate) fn can_spawn_waiting(&self, plan: &Plan) -> bool {
+        self.stage1().is_ok() && serde_json::to_vec(plan).is_ok_and(|plan| plan.len() <= MAX_PIPED_PLAN)
     }
 
     /// The same with another plan than that in the pod directory.
