@@ -209,7 +209,7 @@ impl AppOutput {
         let (reads, max_size) = if self.pace.is_limited() { (1, MAX_LIMITED_READ) } else { (MAX_READS, MAX_READ) };
         let deadline = Instant::now() + READ_TIME_LIMIT;
         let Some(source) = self.sources.get_mut(token) else { return true };
-        let mut has_ended = false;
+        let (mut has_ended, mut is_empty) = (false, false);
         for _ in 0..reads {
             if foregrounds.block(self.app_number) {
                 break;
@@ -228,16 +228,20 @@ impl AppOutput {
                 }
                 Ok(n) => {
                     foregrounds.send(self.app_number, source.stream, &buffer[..n]);
-                    self.log.write(source.stream, &mut source.partial, &buffer[..n], now(), self.eager);
+                    self.log.append(source.stream, &mut source.partial, &buffer[..n], now(), self.eager);
                     self.read_size.adapt(n, begin.elapsed());
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 // The output is empty for now.
                 Err(_) => {
-                    self.log.release_buffer();
+                    is_empty = true;
                     break;
                 }
             }
+        }
+        self.log.flush();
+        if is_empty {
+            self.log.release_buffer();
         }
         self.flush_at = match self.sources.values().any(|source| source.partial.is_pending()) {
             true => self.flush_at.or_else(|| Some(Instant::now() + PARTIAL_LINE_DELAY)),

@@ -47,13 +47,20 @@ impl Stream {
     }
 }
 
-/// The beginning of the records of a batch, which was read at one time: `TIME STREAM `.
-struct RecordHead(Vec<u8>);
+/// The beginning of the records of a batch, which was read at one time.
+struct RecordHead {
+    /// `TIME STREAM F `, that of a full line.
+    full: Vec<u8>,
+    /// The length without the tag.
+    untagged: usize,
+}
 
 impl RecordHead {
     fn new(stream: Stream, now: i64) -> Self {
         let time = Timestamp(now).rfc3339();
-        Self([time.as_bytes(), b" ", stream.name().as_bytes(), b" "].concat())
+        let untagged = [time.as_bytes(), b" ", stream.name().as_bytes(), b" "].concat();
+        let full = [&untagged, TAG_FULL.as_bytes(), b" "].concat();
+        Self { full, untagged: untagged.len() }
     }
 }
 
@@ -151,21 +158,16 @@ impl Log {
 
     /// Writes output that was read at `now` (nanoseconds since the epoch). With `eager`, the beginning of a line is
     /// written at once: a user at a terminal waits for a prompt.
-    pub(crate) fn write(&mut self, stream: Stream, partial: &mut PartialLine, mut bytes: &[u8], now: i64, eager: bool) {
+    pub(crate) fn write(&mut self, stream: Stream, partial: &mut PartialLine, bytes: &[u8], now: i64, eager: bool) {
+        self.append(stream, partial, bytes, now, eager);
+        self.flush();
+    }
+
+    /// The same, except that the last records stay in the buffer until [`Self::flush`]: for several reads in a row.
+    pub(crate) fn append(&mut self, stream: Stream, partial: &mut PartialLine, bytes: &[u8], now: i64, eager: bool) {
         let head = RecordHead::new(stream, now);
-        while let Some(end) = memchr::memchr(b'\n', bytes) {
-            let (line, rest) = (&bytes[..end], &bytes[end + 1..]);
-            if partial.text.is_empty() {
-                self.write_line(&head, line);
-            } else {
-                partial.text.extend_from_slice(line);
-                let text = std::mem::take(&mut partial.text);
-                self.write_line(&head, &text);
-            }
-            partial.is_continued = false;
-            bytes = rest;
-        }
-        partial.text.extend_from_slice(bytes);
+        let rest = self.append_lines(&head, partial, bytes);
+        partial.text.extend_from_slice(rest);
         while partial.text.len() > MAX_RECORD_TEXT {
             let rest = partial.text.split_off(MAX_RECORD_TEXT);
             let text = std::mem::replace(&mut partial.text, rest);
@@ -177,7 +179,25 @@ impl Log {
             self.append_record(&head, TAG_PARTIAL, &text);
             partial.is_continued = true;
         }
-        self.flush();
+    }
+
+    /// Appends the lines that end in `bytes`; returns what follows the last one.
+    fn append_lines<'b>(&mut self, head: &RecordHead, partial: &mut PartialLine, mut bytes: &'b [u8]) -> &'b [u8] {
+        if partial.is_pending() {
+            let Some(end) = memchr::memchr(b'\n', bytes) else { return bytes };
+            partial.text.extend_from_slice(&bytes[..=end]);
+            let line = std::mem::take(&mut partial.text);
+            self.append_line(head, &line);
+            partial.is_continued = false;
+            bytes = &bytes[end + 1..];
+        }
+        let mut start = 0;
+        for end in memchr::memchr_iter(b'\n', bytes) {
+            self.append_line(head, &bytes[start..=end]);
+            start = end + 1;
+        }
+        partial.is_continued &= start == 0;
+        &bytes[start..]
     }
 
     /// Ends a stream. A last line without a newline gets the tag [`TAG_NO_NEWLINE`].
@@ -200,29 +220,36 @@ impl Log {
         self.records.shrink_to(MAX_IDLE_BUFFER);
     }
 
-    fn write_line(&mut self, head: &RecordHead, text: &[u8]) {
-        let mut rest = text;
-        while rest.len() > MAX_RECORD_TEXT {
+    /// Appends a line with its newline.
+    fn append_line(&mut self, head: &RecordHead, line: &[u8]) {
+        let mut rest = line;
+        while rest.len() > MAX_RECORD_TEXT + 1 {
             let (piece, more) = rest.split_at(MAX_RECORD_TEXT);
             self.append_record(head, TAG_PARTIAL, piece);
             rest = more;
         }
-        self.append_record(head, TAG_FULL, rest);
+        self.records.extend_from_slice(&head.full);
+        self.records.extend_from_slice(rest);
+        self.flush_if_large();
     }
 
-    fn append_record(&mut self, RecordHead(head): &RecordHead, tag: &str, text: &[u8]) {
-        self.records.reserve(head.len() + tag.len() + text.len() + 2);
-        self.records.extend_from_slice(head);
+    fn append_record(&mut self, head: &RecordHead, tag: &str, text: &[u8]) {
+        self.records.extend_from_slice(&head.full[..head.untagged]);
         self.records.extend_from_slice(tag.as_bytes());
         self.records.push(b' ');
         self.records.extend_from_slice(text);
         self.records.push(b'\n');
+        self.flush_if_large();
+    }
+
+    fn flush_if_large(&mut self) {
         if self.records.len() >= FLUSH_SIZE {
             self.flush();
         }
     }
 
-    fn flush(&mut self) {
+    /// Writes the buffered records to the file.
+    pub(crate) fn flush(&mut self) {
         if self.records.is_empty() {
             return;
         }
@@ -269,15 +296,23 @@ impl Log {
         }
     }
 
-    /// `NAME` becomes `NAME.1`, `NAME.1` becomes `NAME.2` and so on; the oldest is replaced. Each step is a rename, so
-    /// a reader sees every record in one file or the next.
+    /// `NAME` becomes `NAME.1`, `NAME.1` becomes `NAME.2` and so on; the oldest is deleted first. The others are only
+    /// renamed, so a reader sees every record of theirs in one file or the next.
+    ///
+    /// No name is replaced: ext4 writes a file to the disk that is renamed over another one (auto_da_alloc), and the
+    /// app would wait for it. A flood's oldest file is deleted before the kernel has written it.
     fn rotate(&mut self) {
         let LogPlace::Own { dir, name, limits } = &self.place else { return };
         let older = |n: u32| format!("{name}.{n}");
         let keep = limits.max_files.max(1) - 1;
         let result: io::Result<()> = (|| {
+            let oldest = if keep == 0 { name.clone() } else { older(keep) };
+            match rustix::fs::unlinkat(dir, oldest, rustix::fs::AtFlags::empty()) {
+                Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
             if keep == 0 {
-                return Ok(rustix::fs::unlinkat(dir, name, rustix::fs::AtFlags::empty())?);
+                return Ok(());
             }
             for n in (1..keep).rev() {
                 match rustix::fs::renameat(dir, older(n), dir, older(n + 1)) {
@@ -338,6 +373,33 @@ mod tests {
         assert_eq!(&lines[..3], ["stdout F one", "stdout F two", "stdout F "]);
         assert_eq!(lines[3].len(), "stdout P ".len() + MAX_RECORD_TEXT);
         assert_eq!(&lines[4..], ["stdout F:noeol xxxxx"]);
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn longest_lines_are_one_record() {
+        let (path, mut log) = log(LogLimits::default());
+        let mut partial = PartialLine::default();
+        let line = |length| [vec![b'x'; length], vec![b'\n']].concat();
+        let both = [line(MAX_RECORD_TEXT), line(MAX_RECORD_TEXT + 1)].concat();
+        log.append(Stream::Stdout, &mut partial, &both, 1, false);
+        assert_eq!(texts(&path, "0.log").len(), 0, "it is in the buffer");
+        log.flush();
+        let lines = texts(&path, "0.log");
+        let tagged: Vec<_> = lines.iter().map(|line| (&line[..9], line.len() - 9)).collect();
+        assert_eq!(tagged, [("stdout F ", MAX_RECORD_TEXT), ("stdout P ", MAX_RECORD_TEXT), ("stdout F ", 1)]);
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn a_single_file_begins_again_when_full() {
+        let (path, mut log) = log(LogLimits { max_bytes: 60, max_files: 1 });
+        let mut partial = PartialLine::default();
+        for text in [b"one\n", b"two\n"] {
+            log.write(Stream::Stdout, &mut partial, text, 1, false);
+        }
+        assert_eq!(texts(&path, "0.log"), ["stdout F two"]);
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1);
         std::fs::remove_dir_all(path).unwrap();
     }
 
