@@ -13,7 +13,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use gantry_model::{Digest, ErrorKind};
@@ -21,6 +21,7 @@ use gantry_store::{LayerLock, LayerRow, Staging, Store, StoreError, Trees};
 
 use crate::Caps;
 use crate::checked::{Checked, Watch};
+use crate::early_sync::{self, Meter, Metered};
 use crate::error::FetchError;
 use crate::progress::Note;
 use crate::source::{Descriptor, Source};
@@ -90,11 +91,16 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let (send, events) = mpsc::channel();
+        let (trees, (meter, due)) = (store.trees(), Meter::new());
+        let meter = Arc::new(meter);
         for _ in 0..job.parallel.clamp(1, 16).min(missing.len()) {
-            let (send, trees, next, missing) = (send.clone(), store.trees(), &next, missing.as_slice());
-            scope.spawn(move || work(job, &trees, next, missing, &send));
+            let (trees, meter, send) = (trees.clone(), Arc::clone(&meter), send.clone());
+            let (next, missing) = (&next, missing.as_slice());
+            scope.spawn(move || work(job, &Hands { trees, meter, send }, next, missing));
         }
-        drop(send);
+        // Both end with the last worker.
+        drop((send, meter));
+        scope.spawn(move || early_sync::sync(&trees, &due));
         let mut failure = None;
         // Ends when the last worker has ended. After a failure, the events are dropped, together with their locks,
         // staging directories and the reply channels of waiting workers.
@@ -209,30 +215,37 @@ impl Committer<'_> {
     }
 }
 
+/// What a worker works with.
+struct Hands {
+    trees: Trees,
+    meter: Arc<Meter>,
+    send: mpsc::Sender<Event>,
+}
+
 /// The loop of a worker: one layer after the other, until none is left or one failed.
-fn work(job: &Job<'_>, trees: &Trees, next: &AtomicUsize, missing: &[usize], send: &mpsc::Sender<Event>) {
+fn work(job: &Job<'_>, hands: &Hands, next: &AtomicUsize, missing: &[usize]) {
     while let Some(&at) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-        let event = match one(job, trees, at, send) {
+        let event = match one(job, hands, at) {
             Ok(Some(layer)) => Event::Finished { at, layer: Box::new(layer) },
             Ok(None) => continue,
             Err(error) => Event::Failed(error),
         };
         let failed = matches!(event, Event::Failed(_));
         // The receiver outlives the workers.
-        if send.send(event).is_err() || failed {
+        if hands.send.send(event).is_err() || failed {
             return;
         }
     }
 }
 
 /// Fetches one layer; `None` if another process has committed it.
-fn one(job: &Job<'_>, trees: &Trees, at: usize, send: &mpsc::Sender<Event>) -> Result<Option<Finished>, FetchError> {
+fn one(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<Finished>, FetchError> {
     let plan = &job.plans[at];
     let blob = &plan.blob;
     let layer = || blob.digest.clone();
-    let lock = lock(job, trees, plan)?;
+    let lock = lock(job, &hands.trees, plan)?;
     let (there, answer) = mpsc::sync_channel(1);
-    send.send(Event::Locked { at, there }).map_err(|_| FetchError::lost_thread())?;
+    hands.send.send(Event::Locked { at, there }).map_err(|_| FetchError::lost_thread())?;
     match answer.recv() {
         Ok(true) => {
             job.watch.progress.notify(Note::LayerExists { layer: layer() });
@@ -241,11 +254,12 @@ fn one(job: &Job<'_>, trees: &Trees, at: usize, send: &mpsc::Sender<Event>) -> R
         Ok(false) => {}
         Err(_) => return Err(FetchError::Cancelled { layer: layer() }),
     }
-    let staging = trees.stage_layer(&lock).map_err(FetchError::store("make a directory for a layer"))?;
+    let staging = hands.trees.stage_layer(&lock).map_err(FetchError::store("make a directory for a layer"))?;
     job.watch.progress.notify(Note::Layer { layer: layer(), total: Some(blob.size) });
     let stream = job.source.open(blob, 0).map_err(|error| FetchError::layer_source(&plan.blob.digest, error))?;
     let mut checked = Checked::new(stream, blob, job.watch);
-    let result = unpack::layer(&mut checked, Compression::Auto, staging.dir(), job.caps);
+    let mut metered = Metered { inner: &mut checked, meter: &hands.meter };
+    let result = unpack::layer(&mut metered, Compression::Auto, staging.dir(), job.caps);
     let unpacked = checked.conclude(result)?;
     if unpacked.diff_id != plan.diff_id {
         let (layer, got, want) = (layer(), unpacked.diff_id, &plan.diff_id);

@@ -17,6 +17,7 @@ mod checked;
 pub mod config;
 mod credential_helper;
 mod download;
+mod early_sync;
 pub mod error;
 pub mod export;
 mod healthcheck;
