@@ -23,10 +23,11 @@ from .world import APP
 
 TITLE = "gantryd's API"
 
-# Measurement -> the figure and its target: an upper bound in milliseconds, a lower bound in MB/s.
+# Measurement -> the figure and its target: an upper bound in milliseconds, a lower bound in MB/s and calls/s.
 TARGETS = {
     "ListPods by state, 5 of 10000 pods": ("p50", 5),
     "ListPods with detail, 10000 pods": ("p50", 250),
+    "InspectPod, each of 10000 pods in turn, 64 calls in flight": ("p50", 20_000),
     "events to 1 listener, 1000 a second": ("p99", 50),
     "events to 1000 listeners, 1000 a second": ("p99", 100),
     "GetLogs, all of 1.00 GB": ("p50", 300),
@@ -37,6 +38,11 @@ PREPARED = 5
 # One more list than gantryd's API has threads.
 BESIDE_LISTS = 3
 BESIDE_ROUNDS = 500
+# Rounds of InspectPod by several connections, each with several calls in flight.
+INSPECT_ROUNDS = 9
+INSPECT_SECONDS = 2
+CONNECTIONS = 4
+IN_FLIGHT = 16
 RATE = 1000
 SECONDS = 10
 LOG_HOURS = 3
@@ -131,6 +137,17 @@ def millis(samples):
             "p99": values[round(0.99 * (len(values) - 1))], "samples": [round(value, 3) for value in values]}
 
 
+def throughput(name, rate):
+    """Rows of a measurement of calls a second: the calls, and what a call costs either side."""
+    def row(key, unit, worst):
+        values = rate[key]
+        return {"unit": unit, "n": len(values), "p50": statistics.median(values), "p99": worst(values),
+                "samples": values}
+    return {name: row("per_second", "calls/s", min),
+            f"{name}: CPU time of gantryd": row("server_us", "µs", max),
+            f"{name}: of the client": row("client_us", "µs", max)}
+
+
 def store(world, count):
     """A gantry with `count` pods, some prepared and all others exited, and the id of an exited one."""
     made = Gantry(world.runner, world.options.programs, os.path.join(world.work, f"api-{count}"))
@@ -167,6 +184,9 @@ def lists(world, rows):
             rounds = world.options.rounds or (200 if count <= 1000 else 50)
             result = ask(world, "calls", daemon.address, rounds, pod)
             other = ask(world, "beside", daemon.address, BESIDE_ROUNDS, BESIDE_LISTS)
+            rates = {asked: ask(world, "rate", daemon.address, world.options.rounds or INSPECT_ROUNDS, INSPECT_SECONDS,
+                                CONNECTIONS, IN_FLIGHT, asked, daemon.process.pid)
+                     for asked in sorted({1, count})}
             memory = daemon.rss_mib()
         if result["pods"] != {"all": count, "by state": PREPARED, "detail": count}:
             raise Failed(f"api: of {count} pods the client saw {result['pods']}")
@@ -175,6 +195,11 @@ def lists(world, rows):
                           ("detail", f"ListPods with detail, {count} pods"),
                           ("inspect", f"InspectPod, one of {count} pods")):
             rows[name] = {**millis(result["ns"][key]), "rss_mib": memory}
+        for asked, rate in rates.items():
+            which = "one of" if asked == 1 else "each of"
+            tail = "" if asked == 1 else " in turn"
+            name = f"InspectPod, {which} {count} pods{tail}, {CONNECTIONS * IN_FLIGHT} calls in flight"
+            rows.update(throughput(name, rate))
         rows[f"GetInfo, {count} pods, alone"] = millis(other["alone"])
         name = f"GetInfo, {count} pods, beside {BESIDE_LISTS} clients that list them"
         rows[name] = {**millis(other["beside"]), "lists": other["lists"]}
@@ -276,7 +301,7 @@ def table_rows(rows):
         unit, target = row["unit"], ""
         if name in TARGETS:
             figure, limit = TARGETS[name]
-            met = row[figure] >= limit if unit == "MB/s" else row[figure] <= limit
+            met = row[figure] >= limit if unit in ("MB/s", "calls/s") else row[figure] <= limit
             met = met and not row.get("lost") and not row.get("twice")
             target = f"{figure} {limit} {unit}: {'met' if met else 'MISSED'}"
         memory = f"{row['rss_mib']:.0f} MiB" if "rss_mib" in row else ""

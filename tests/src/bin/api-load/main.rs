@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! api-load calls ADDRESS ROUNDS POD             each unary call ROUNDS times, one after the other: nanoseconds of each
+//! api-load rate ADDRESS ROUNDS SECONDS CONNECTIONS CALLS PODS PID  InspectPod, CALLS in flight on each connection
 //! api-load beside ADDRESS ROUNDS LISTS          GetInfo ROUNDS times, alone, then while LISTS clients list all pods
 //! api-load events ADDRESS LISTENERS EVENTS      LISTENERS streams; `ready`, then how EVENTS events came to each
 //! api-load logs ADDRESS POD SINCE               GetLogs of all from second SINCE on (0: all) to the end
@@ -22,6 +23,7 @@
 
 mod cri;
 mod node;
+mod rate;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +61,12 @@ fn main() -> Result<()> {
     let result = runtime.block_on(async {
         match words[..] {
             ["calls", address, rounds, pod] => calls(address, rounds.parse()?, pod).await,
+            ["rate", address, rounds, seconds, connections, calls, pods, server] => {
+                let (rounds, seconds) = (rounds.parse()?, seconds.parse()?);
+                let (connections, in_flight) = (connections.parse()?, calls.parse()?);
+                let (pods, server) = (pods.parse()?, server.parse()?);
+                rate::measure(address, rate::Load { rounds, seconds, connections, in_flight, pods, server }).await
+            }
             ["beside", address, rounds, lists] => beside(address, rounds.parse()?, lists.parse()?).await,
             ["events", address, listeners, events] => listen(address, listeners.parse()?, events.parse()?).await,
             ["logs", address, pod, since] => logs(address, pod, since.parse()?).await,
@@ -74,7 +82,7 @@ fn main() -> Result<()> {
             ["cri-poll", address, seconds] => cri::poll(address, seconds.parse()?).await,
             ["cri-clear", address] => cri::clear(address).await,
             ["exec", address, count, command] => node::exec(address, count.parse()?, command).await,
-            _ => bail!("usage: api-load calls|beside|events|logs|machine…|cri…|exec ADDRESS …"),
+            _ => bail!("usage: api-load calls|rate|beside|events|logs|machine…|cri…|exec ADDRESS …"),
         }
     })?;
     println!("{result}");
