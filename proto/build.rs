@@ -13,8 +13,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     cri(&out)
 }
 
-/// Generates messages and client; in the server, lists and streams return messages that are encoded already (see
-/// `src/encoded.rs`).
+/// Generates messages and client; in the server, lists, streams and InspectPod return messages that are encoded already
+/// (see `src/encoded.rs`).
 fn rkt(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
     const FILE: &str = "rkt/v1alpha/api.proto";
     println!("cargo::rerun-if-changed={FILE}");
@@ -33,6 +33,7 @@ fn rkt(out: &std::path::Path) -> Result<(), Box<dyn Error>> {
         .extern_path(".v1alpha", "crate::rkt::v1alpha")
         .extern_path(".v1alpha.GetLogsResponse", "crate::encoded::Encoded")
         .extern_path(".v1alpha.ListenEventsResponse", "crate::encoded::Encoded")
+        .extern_path(".v1alpha.InspectPodResponse", "crate::encoded::Encoded")
         .extern_path(".v1alpha.ListPodsResponse", "crate::encoded::Encoded")
         .extern_path(".v1alpha.ListImagesResponse", "crate::encoded::Encoded")
         .compile_fds(files)?;

@@ -25,6 +25,7 @@
 //! | `info` | facts about the host and the store |
 //! | `observer` | the read-only handle for surfaces |
 //! | `commits` | waiting for commits to the database |
+//! | `freshness` | whether what was read of a pod still holds |
 //! | `events`, `volumes`, `settings`, `error` | one subject each |
 //!
 //! Most modules are private. The items that the command line, the API and gantryd use are exported here.
@@ -35,6 +36,7 @@ mod engine;
 mod error;
 mod events;
 mod files;
+mod freshness;
 mod host;
 mod images;
 mod info;
@@ -60,6 +62,7 @@ pub use error::{Cause, EngineError, PodError};
 pub use events::{COMMIT_TIMEOUT, EventPage};
 pub use files::copy::{CopyOptions, CopySource, CopyTarget};
 pub use files::diff::{FileChange, FileChangeKind};
+pub use freshness::{CommitCounter, PodFilesStamp};
 pub use host::interfaces::{HostInterface, HostRoute, NetlinkError, list_interfaces, list_routes};
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
 pub use host::sandbox_network::{SandboxNetwork, SandboxNetworkChoice};

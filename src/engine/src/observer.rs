@@ -102,6 +102,12 @@ impl Observer {
         self.engine.appc_manifest_of(row, &|image| self.images.config(&self.engine.store, image), secrets)
     }
 
+    /// Whether the documents of an image are whole and known, so that reading them again would change nothing.
+    #[must_use]
+    pub fn knows_image(&self, id: &ImageId) -> bool {
+        self.images.contains(id)
+    }
+
     /// The images that match any of the filters (all, without filters), by id.
     ///
     /// # Errors

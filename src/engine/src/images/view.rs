@@ -190,6 +190,11 @@ impl ImageCache {
         documents
     }
 
+    /// Whether the documents of an image are in the cache.
+    pub(crate) fn contains(&self, id: &ImageId) -> bool {
+        self.0.borrow().documents.contains_key(id)
+    }
+
     /// The configuration of an image in the store, if it is available.
     pub(crate) fn config(&self, store: &Store, id: &ImageId) -> Option<Arc<ImageConfig>> {
         if let Some(documents) = self.0.borrow().documents.get(id) {

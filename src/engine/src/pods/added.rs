@@ -22,7 +22,7 @@ use crate::pods::pod_dir;
 use crate::{Engine, PodError};
 
 /// The record.
-const ADDED: &str = "added.json";
+pub(crate) const ADDED: &str = "added.json";
 /// The lock of processes that add apps to a pod or remove them.
 const APPS_LOCK: &str = "apps.lock";
 const MAX_ADDED: u64 = 64 << 20;

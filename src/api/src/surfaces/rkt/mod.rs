@@ -1,7 +1,7 @@
 //! rkt's PublicAPI, package `v1alpha`. The contract is `proto/rkt/v1alpha/api.proto`.
 //!
 //! `service` has the methods; `filters` and `convert` translate requests and enums; `pods`, `images`, `events` and
-//! `logs` make the responses.
+//! `logs` make the responses; `pod_cache` keeps those of InspectPod.
 
 mod convert;
 mod detail;
@@ -10,6 +10,7 @@ mod filters;
 mod images;
 mod log_lines;
 mod logs;
+mod pod_cache;
 mod pods;
 mod service;
 

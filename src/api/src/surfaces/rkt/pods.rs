@@ -6,7 +6,7 @@ use gantry_engine::model::id::shown;
 use gantry_engine::model::query::PodFilter;
 use gantry_engine::model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
 use gantry_engine::name_and_version;
-use gantry_engine::{AppRow, NetworkSummary, Networks, Observer, PodError, PodView};
+use gantry_engine::{AppRow, NetworkSummary, Networks, Observer, PodError, PodFilesStamp, PodView};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, ListPodsResponse, Network};
 use prost::Message;
@@ -15,6 +15,7 @@ use tonic::Status;
 
 use super::convert;
 use super::detail::Detail;
+use super::pod_cache::{Inspected, PodCache, Request};
 use crate::status;
 
 /// Maximum bytes of the response to a list.
@@ -56,11 +57,28 @@ pub(super) fn list(observer: &Observer, filters: &[PodFilter], detail: Detail) -
     Ok(Encoded::from_message(&ListPodsResponse { pods }))
 }
 
-/// The pod whose id starts with this text.
-pub(super) fn inspect(observer: &Observer, id: &str, detail: Detail) -> Result<InspectPodResponse, Status> {
-    let view = resolve(observer, id)?;
+/// The pod whose id starts with this text: an `InspectPodResponse`, which the cache keeps if it can.
+pub(super) fn inspect(
+    observer: &Observer,
+    cache: &PodCache,
+    (request, detail): (Request, Detail),
+) -> Result<Encoded, Status> {
+    // Before reading: a commit or another file in between must not be taken for one that was read.
+    let epoch = cache.begin();
+    let view = resolve(observer, &request.id)?;
+    let stamp = PodFilesStamp::read(&view.dir).filter(PodFilesStamp::is_settled);
     let pod = pod(&mut ImageCache::new(observer), &view, detail)?;
-    Ok(InspectPodResponse { pod: Some(pod) })
+    let has_manifest = !pod.manifest.is_empty();
+    let response = Encoded::from_message(&InspectPodResponse { pod: Some(pod) });
+    // What is lost, damaged or unreadable now may be there the next time. If the database was replaced before `begin`,
+    // this came from the old one.
+    let are_images_whole = view.row.apps.iter().flat_map(|app| &app.image).all(|image| observer.knows_image(image));
+    let is_complete = has_manifest && are_images_whole && observer.is_current();
+    if let (Some(epoch), Some(stamp), true) = (epoch, stamp, is_complete) {
+        let inspected = Inspected { response: response.clone(), dir: view.dir, stamp };
+        cache.keep(epoch, request, inspected);
+    }
+    Ok(response)
 }
 
 /// The pod whose id starts with this text. Errors have rkt's wording, which its clients show.

@@ -1,5 +1,6 @@
 //! The methods: check requests here, make responses on the bridge's threads. Lists are encoded there, too: encoding a
-//! long one on a thread of the server would delay the calls of other clients.
+//! long one on a thread of the server would delay the calls of other clients. Only a response to InspectPod that is
+//! known and still holds is sent from here.
 
 use std::sync::Arc;
 
@@ -8,13 +9,14 @@ use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::server::public_api_server::PublicApi;
 use gantry_proto::rkt::v1alpha::{
     GetInfoRequest, GetInfoResponse, GetLogsRequest, GlobalFlags, Info, InspectImageRequest, InspectImageResponse,
-    InspectPodRequest, InspectPodResponse, ListImagesRequest, ListPodsRequest, ListenEventsRequest,
+    InspectPodRequest, ListImagesRequest, ListPodsRequest, ListenEventsRequest,
 };
 use prost::Message as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::detail::Detail;
+use super::pod_cache::{self, PodCache};
 use super::{events, filters, images, logs, pods};
 use crate::bridge::Weight;
 use crate::context::{Config, Context};
@@ -31,6 +33,7 @@ pub(crate) struct Service {
     budget: ResponseBudget,
     subscribers: Arc<events::Subscribers>,
     log_streams: Quota,
+    pods: Arc<PodCache>,
     context: Arc<Context>,
 }
 
@@ -41,6 +44,7 @@ impl Service {
             budget: ResponseBudget::default(),
             subscribers: Arc::new(events::Subscribers::new(&context.hub)),
             log_streams: Quota::new(MAX_LOG_STREAMS),
+            pods: Arc::new(PodCache::new(context.config.options.clone())),
             context,
         }
     }
@@ -87,13 +91,21 @@ impl PublicApi for Service {
         self.budget.hold(permit, response, bytes)
     }
 
-    async fn inspect_pod(&self, request: Request<InspectPodRequest>) -> Result<Response<InspectPodResponse>, Status> {
+    async fn inspect_pod(&self, request: Request<InspectPodRequest>) -> Result<Response<Encoded>, Status> {
         let (_, extensions, InspectPodRequest { id }) = request.into_parts();
         let peer = Peer::of(&extensions);
         let detail = Detail::for_peer(peer, true);
-        let inspect = move |observer: &Observer| pods::inspect(observer, &id, detail);
-        let response = self.context.reader.call(peer, Weight::Light, inspect).await?;
-        let bytes = response.encoded_len();
+        let asked = pod_cache::Request { id, shows_secrets: peer.sees_secrets() };
+        // Here, because the way to the bridge's threads and back costs several times as much.
+        let response = match self.pods.find(&asked) {
+            Some(response) => response,
+            None => {
+                let cache = Arc::clone(&self.pods);
+                let inspect = move |observer: &Observer| pods::inspect(observer, &cache, (asked, detail));
+                self.context.reader.call(peer, Weight::Light, inspect).await?
+            }
+        };
+        let bytes = response.0.len();
         self.budget.hold(ListPermit::not_needed(peer), response, bytes)
     }
 
