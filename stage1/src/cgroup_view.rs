@@ -6,8 +6,8 @@
 //! | v2 alone | the app's cgroup |
 //! | v1, or v1 beside v2 | a tmpfs with a directory for each v1 hierarchy that the app is in, as with docker |
 //!
-//! The namespace begins at the cgroups of the process that makes it, and so does each hierarchy that is mounted in it. No
-//! mount of the app has the files of other cgroups, such as `release_agent`.
+//! The namespace begins at the cgroups of the process that makes it, and so does each hierarchy that is mounted in it.
+//! No mount of the app has the files of other cgroups, such as `release_agent`.
 //!
 //! The maker ([`crate::maker`]) makes the namespace before it forks the app's process. It makes the mounts, which take
 //! half a millisecond, while that process attaches its other file systems. In a pod with a user namespace, which has to

@@ -33,8 +33,8 @@ pub(crate) struct AppInCreation {
 }
 
 impl AppInCreation {
-    /// Makes all of the app but its process, starts making that, and waits until the app's volumes are filled, if it has
-    /// any.
+    /// Makes all of the app but its process, starts making that, and waits until the app's volumes are filled, if it
+    /// has any.
     pub(crate) fn begin(
         plan: &Plan,
         jail: &Jail,

@@ -1,8 +1,8 @@
 //! System call filters, compiled to classic BPF: the default profile, or the user's list or profile.
 //!
 //! libseccomp takes 13 ms per container, because it rebuilds a profile's filter each time. This compiler takes 0.2 ms,
-//! once for all apps of a pod with the same confinement ([`FilterCache`]). The filter is a balanced tree over ranges of system call numbers: about 7
-//! comparisons per call instead of 300.
+//! once for all apps of a pod with the same confinement ([`FilterCache`]). The filter is a balanced tree over ranges of
+//! system call numbers: about 7 comparisons per call instead of 300.
 //!
 //! Programs of another architecture (32-bit ones included) get ENOSYS for every call.
 

@@ -3,8 +3,8 @@
 //! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and
 //! the locked pod directory, which it owns from then on.
 //!
-//! That of a new pod may be spawned before the pod has a row and a plan ([`WaitingSupervisor`]): it sets itself up while
-//! the engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
+//! That of a new pod may be spawned before the pod has a row and a plan ([`WaitingSupervisor`]): it sets itself up
+//! while the engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
 
 use std::fs::File;
 use std::io::{self, Write as _};
