@@ -246,26 +246,6 @@ impl Store {
         Ok(FileId::of_path(&self.layout.db())?.is_some_and(|named| named.is_same(ours)))
     }
 
-    /// A number that changes with each commit of another handle or process. Every commit that ended before this call
-    /// counts.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn data_version(&self) -> Result<i64, StoreError> {
-        self.conn
-            .prepare_cached("PRAGMA data_version")
-            .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
-            .map_err(StoreError::sql("look for commits"))
-    }
-
-    /// Makes operations fail at once where they would wait for another process.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub fn never_wait(&self) -> Result<(), StoreError> {
-        self.conn.busy_timeout(Duration::ZERO).map_err(StoreError::sql("open the database"))
-    }
-
     /// Stops the clock that gives events their times, for tests.
     pub fn stop_clock(&self, at: Timestamp) {
         self.clock.set(Some(at));

@@ -53,6 +53,7 @@ mod backup;
 mod blobs;
 mod contents;
 mod damage;
+mod data_version;
 mod db;
 mod error;
 mod events;

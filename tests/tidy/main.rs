@@ -72,8 +72,8 @@ const UNSAFE: &[&str] = &[
     "images-fixtures/app/src/sys.rs",
 ];
 
-/// The files that may sleep in tests: tests wait for facts, with a deadline.
-const SLEEP: &[&str] = &["tests/src/wait.rs"];
+/// The files that may sleep in tests: tests wait for facts, with a deadline, and benchmarks measure for a time.
+const SLEEP: &[&str] = &["tests/src/wait.rs", "tests/src/bin/api-load/rate.rs"];
 
 /// The limit of production lines per file.
 const MAX_LINES: usize = 700;

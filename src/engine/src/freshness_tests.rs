@@ -39,8 +39,19 @@ fn changed_files_change_the_stamp() {
     for (at, one) in seen.iter().enumerate() {
         assert!(!seen[..at].contains(one), "state {at}");
     }
-    std::thread::sleep(MIN_AGE);
+    wait_until_old(&dir.path().join(files::PLAN));
     assert!(!stamp().is_settled(), "limits were changed");
     std::fs::remove_file(dir.path().join(files::LIMITS)).unwrap();
     assert!(stamp().is_settled());
+}
+
+/// Waits until the last change of a file is older than [`MIN_AGE`].
+fn wait_until_old(path: &Path) {
+    let changed = std::fs::metadata(path).unwrap().ctime();
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    // The change may have been at the end of that second.
+    let old = u64::try_from(changed).unwrap() + MIN_AGE.as_secs() + 1;
+    while now() < old {
+        std::thread::yield_now();
+    }
 }
