@@ -258,7 +258,7 @@ impl ProcessMemory {
 /// been unmapped since: the list itself was made in memory that the C library has unmapped.
 fn is_zero_page(start: usize) -> bool {
     let mut residency = 0u8;
-    // SAFETY: the address is that of a page; one byte is written for it. Fails with ENOMEM for a page that is not mapped.
+    // SAFETY: the address is that of a page; one byte is written for it. Fails with ENOMEM if the page is not mapped.
     let is_mapped = unsafe { libc::mincore(start as *mut libc::c_void, PAGE, &raw mut residency) } == 0;
     if !is_mapped || residency & 1 == 0 {
         return false;
