@@ -5,7 +5,7 @@ use std::process::Command;
 
 use gantry_tests::{Gantry, Out, Signal, pod_id, wait_for};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
-use rustix::process::{Pid, kill_process};
+use rustix::process::{Flock, FlockType, Pid, fcntl_getlk, kill_process};
 
 /// Kills a supervisor by the process id that `status` has just printed.
 fn kill(pid: u32) {
@@ -25,6 +25,21 @@ fn a_killed_supervisor_ends_its_pod() {
     assert!(status["reason"].as_str().is_some_and(|reason| reason.contains("supervisor")), "{status}");
     g.check_invariants();
     assert!(g.run(&["logs", &pod]).ok().stdout.contains("ignoring"), "the log is kept");
+}
+
+/// Lists know by this lock that a pod runs.
+#[test]
+fn the_supervisor_alone_locks_the_journal() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=it"], &["sleep", "forever"]);
+    let journal = fs::File::open(g.dir().join("pods").join(&pod).join("journal")).unwrap();
+    let holder = || fcntl_getlk(&journal, &Flock::from(FlockType::WriteLock)).unwrap().and_then(|lock| lock.pid);
+    g.run(&["exec", &pod, "--", "/bin/app", "true"]).succeeded();
+    let supervisor = g.supervisor(&pod);
+    assert_eq!(holder().map(|pid| u32::try_from(pid.as_raw_pid()).unwrap()), Some(supervisor));
+    kill(supervisor);
+    wait_for("the supervisor to release it", || holder().is_none().then_some(()));
+    assert_eq!(g.list()[0]["phase"], "exited", "no process that outlives it has the lock");
 }
 
 #[test]

@@ -10,6 +10,9 @@
 //!
 //! Neither file is synced: a power cut may lose facts, and the pod has ended then. Its row has those that were
 //! reconciled.
+//!
+//! The journal is locked (fcntl(2), a record lock) as long as this process lives, by which readers know that it does.
+//! Children do not inherit the lock. Closing any descriptor of the file would release it.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -19,7 +22,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use gantry_contract::files::{JOURNAL, NEW_JOURNAL};
 use gantry_contract::journal::{self, Fact, Record, line};
 use gantry_host::file::read_stream;
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::failure::{Attempt, Result};
@@ -68,7 +71,15 @@ impl Journal {
         if let Err(full @ (Errno::NOSPC | Errno::DQUOT)) = reserved {
             return Err(full);
         }
-        Ok(Self { file, is_torn: Cell::new(false), size: Cell::new(0), compact_at: MIN_COMPACTED_SIZE })
+        let journal = Self { file, is_torn: Cell::new(false), size: Cell::new(0), compact_at: MIN_COMPACTED_SIZE };
+        journal.lock();
+        Ok(journal)
+    }
+
+    /// Takes the lock by which readers know that this process lives.
+    fn lock(&self) {
+        // Without it they look at the process itself.
+        let _best_effort = rustix::fs::fcntl_lock(&self.file, FlockOperation::NonBlockingLockExclusive);
     }
 
     /// Replaces the journal by a shorter one if it has grown long. Takes some milliseconds.
@@ -80,6 +91,8 @@ impl Journal {
             Ok(shorter) => *self = shorter,
             Err(error) => {
                 tracing::warn!("cannot shorten the journal: {error}");
+                // Reading the file has released it.
+                self.lock();
                 self.compact_at = self.size.get() + MIN_COMPACTED_SIZE;
                 let _removed_by_the_engine = rustix::fs::unlinkat(pod_dir, NEW_JOURNAL, AtFlags::empty());
             }
