@@ -1,6 +1,8 @@
 //! Work on many items that waits for nothing but the kernel, on all processors.
 
+use std::collections::VecDeque;
 use std::num::NonZero;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 /// Fewer items than this are not worth a thread.
@@ -35,6 +37,91 @@ pub fn map<T: Sync, R: Send>(items: &[T], convert: impl Fn(&T) -> R + Sync) -> V
     })
 }
 
+/// Batches of items that one thread makes and several convert, with their numbers.
+#[derive(Debug)]
+struct Queue<T> {
+    state: Mutex<QueueState<T>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct QueueState<T> {
+    batches: VecDeque<(usize, Vec<T>)>,
+    is_closed: bool,
+}
+
+impl<T> Queue<T> {
+    fn new() -> Self {
+        let state = QueueState { batches: VecDeque::new(), is_closed: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// After a panic, the state is still whole.
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, number: usize, batch: Vec<T>) {
+        self.lock().batches.push_back((number, batch));
+        self.changed.notify_one();
+    }
+
+    /// Waits for a batch; `None` after the last one.
+    fn take(&self) -> Option<(usize, Vec<T>)> {
+        let waits = |state: &mut QueueState<T>| state.batches.is_empty() && !state.is_closed;
+        let state = self.changed.wait_while(self.lock(), waits);
+        state.unwrap_or_else(PoisonError::into_inner).batches.pop_front()
+    }
+}
+
+/// Closes a queue when it is dropped, also by a panic: other threads wait for that.
+struct Closing<'a, T>(&'a Queue<T>);
+
+impl<T> Drop for Closing<'_, T> {
+    fn drop(&mut self) {
+        self.0.lock().is_closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Maps the items that `produce` passes to its argument, in their order: other threads do while it goes on, and this
+/// one afterwards. Returns its result, too.
+pub fn map_fed<T: Send, R: Send, P>(
+    convert: impl Fn(T) -> R + Sync,
+    produce: impl FnOnce(&mut dyn FnMut(T)) -> P,
+) -> (P, Vec<R>) {
+    let queue = Queue::new();
+    let convert_batch =
+        |(number, batch): (usize, Vec<T>)| (number, batch.into_iter().map(&convert).collect::<Vec<R>>());
+    let convert_batches = || std::iter::from_fn(|| queue.take()).map(convert_batch).collect::<Vec<_>>();
+    thread::scope(|scope| {
+        let closing = Closing(&queue);
+        let (mut threads, mut batch, mut number) = (Vec::new(), Vec::new(), 0);
+        let produced = produce(&mut |item| {
+            batch.push(item);
+            if batch.len() < MIN_ITEMS_PER_THREAD {
+                return;
+            }
+            queue.push(number, std::mem::replace(&mut batch, Vec::with_capacity(MIN_ITEMS_PER_THREAD)));
+            if number == 0 {
+                let others = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS) - 1;
+                // Without threads, this one converts all.
+                let start = |_| thread::Builder::new().spawn_scoped(scope, convert_batches).ok();
+                threads.extend((0..others).filter_map(start));
+            }
+            number += 1;
+        });
+        queue.push(number, batch);
+        drop(closing);
+        let mut parts = convert_batches();
+        for thread in threads {
+            parts.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        parts.sort_by_key(|(number, _)| *number);
+        (produced, parts.into_iter().flat_map(|(_, part)| part).collect())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,5 +132,26 @@ mod tests {
             let items: Vec<usize> = (0..length).collect();
             assert_eq!(map(&items, |item| item * 2), items.iter().map(|item| item * 2).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn fed_items_keep_their_order() {
+        for length in [0, 1, 32, 33, 1000] {
+            let feed = |feed: &mut dyn FnMut(usize)| {
+                (0..length).for_each(feed);
+                "done"
+            };
+            assert_eq!(map_fed(|item| item * 2, feed), ("done", (0..length).map(|item| item * 2).collect()));
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_the_threads() {
+        let feed = |feed: &mut dyn FnMut(usize)| {
+            (0..100).for_each(feed);
+            panic!("expected");
+        };
+        let result = std::panic::catch_unwind(|| map_fed(|item| item, feed));
+        assert!(result.is_err());
     }
 }

@@ -24,11 +24,30 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn pods(&self, query: &PodQuery) -> Result<Vec<PodRow>, StoreError> {
+        self.pods_showing(query, &mut |_| {})
+    }
+
+    /// The same; passes each row to `show` as soon as it was read, in the order of ids and still without its apps.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pods_showing(&self, query: &PodQuery, show: &mut dyn FnMut(&PodRow)) -> Result<Vec<PodRow>, StoreError> {
         const DOING: &str = "list the pods";
-        let mut pods = self.read(DOING, |tx| list(tx, &Condition::of_query(query)).map_err(StoreError::sql(DOING)))?;
+        let condition = Condition::of_query(query);
+        let mut pods = self.read(DOING, |tx| list(tx, &condition, show).map_err(StoreError::sql(DOING)))?;
         // Rows are large; this moves each of them once.
         pods.sort_by_cached_key(|pod| (pod.created, pod.id));
         Ok(pods)
+    }
+
+    /// Passes each of the requested pods without its apps to `take`, in the order of ids.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pods_without_apps(&self, query: &PodQuery, take: &mut dyn FnMut(PodRow)) -> Result<(), StoreError> {
+        const DOING: &str = "list the pods";
+        let condition = Condition::of_query(query);
+        self.read(DOING, |tx| take_pods(tx, &condition, take).map_err(StoreError::sql(DOING)))
     }
 
     /// The number of pods in each phase that has any, by the phase's name; pods being deleted count as `garbage`.
@@ -59,7 +78,9 @@ impl Store {
     /// [`StoreError`].
     pub fn pods_where(&self, filters: &[PodWhere<'_>]) -> Result<Vec<PodRow>, StoreError> {
         const DOING: &str = "list the pods";
-        self.read(DOING, |tx| any(tx, filters).and_then(|of| list(tx, &of)).map_err(StoreError::sql(DOING)))
+        self.read(DOING, |tx| {
+            any(tx, filters).and_then(|of| list(tx, &of, &mut |_| {})).map_err(StoreError::sql(DOING))
+        })
     }
 }
 
@@ -100,12 +121,20 @@ pub(crate) fn text(condition: &Condition) -> String {
 
 const OF_THESE: &str = "WHERE app.pod IN (SELECT value FROM json_each(?))";
 
+fn take_pods(conn: &Connection, condition: &Condition, take: &mut dyn FnMut(PodRow)) -> rusqlite::Result<()> {
+    let mut statement = conn.prepare_cached(&text(condition))?;
+    let mut rows = statement.query_map(params_from_iter(&condition.values), row::pod)?;
+    rows.try_for_each(|row| row.map(&mut *take))
+}
+
 /// Two statements, whatever the number of pods: the pods, and the apps of those pods. Both come in the order of the
 /// primary key, which costs SQLite neither a sort nor a look-up per row, and are merged.
-fn list(conn: &Connection, condition: &Condition) -> rusqlite::Result<Vec<PodRow>> {
-    let mut statement = conn.prepare_cached(&text(condition))?;
-    let mut pods: Vec<PodRow> =
-        statement.query_map(params_from_iter(&condition.values), row::pod)?.collect::<rusqlite::Result<_>>()?;
+fn list(conn: &Connection, condition: &Condition, show: &mut dyn FnMut(&PodRow)) -> rusqlite::Result<Vec<PodRow>> {
+    let mut pods = Vec::new();
+    take_pods(conn, condition, &mut |pod| {
+        show(&pod);
+        pods.push(pod);
+    })?;
     let (of_these, values) =
         if condition.is_all() { ("", vec![]) } else { (OF_THESE, vec![texts(pods.iter().map(|pod| &pod.id))]) };
     let mut statement =

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gantry_model::{BootId, Process, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Flock, FlockType, Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A deadline; `None`: never.
 #[derive(Debug, Clone, Copy)]
@@ -90,11 +90,19 @@ pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Whether this very process runs and has not begun to exit, from one read of `/proc/PID/stat`. While it is true, the
-/// process has all its descriptors open, and so holds its locks: an exiting process closes them after the kernel has
-/// set the flag.
-pub(crate) fn is_running(process: &Process, boot: &BootId) -> bool {
-    process.boot == *boot && read_stat(process.pid).is_some_and(|stat| is_running_since(&stat, process.start_ticks))
+/// Whether this very process of this boot runs and has not begun to exit, from one read of `/proc/PID/stat`. While it
+/// is true, the process has all its descriptors open, and so holds its locks: an exiting process closes them after the
+/// kernel has set the flag.
+pub(crate) fn is_running(pid: u32, start_ticks: u64) -> bool {
+    read_stat(pid).is_some_and(|stat| is_running_since(&stat, start_ticks))
+}
+
+/// Whether this file has a record lock (fcntl(2)) that the process with this pid holds: then it lives, because the
+/// kernel releases such a lock when its process exits, and no child inherits it. Asking takes no lock.
+pub(crate) fn holds_record_lock(pid: u32, file: impl AsFd) -> bool {
+    let held = rustix::process::fcntl_getlk(file, &Flock::from(FlockType::WriteLock)).ok().flatten();
+    let holder = held.and_then(|lock| lock.pid).map(Pid::as_raw_pid);
+    holder.is_some_and(|holder| u32::try_from(holder) == Ok(pid))
 }
 
 /// The text of `/proc/PID/stat` of a process that runs and was started at this time. Its fields from the third one on:
@@ -149,18 +157,16 @@ mod tests {
 
     #[test]
     fn a_process_that_exits_does_not_run() {
-        let boot = BootId("this".to_owned());
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
-        let me = Process { pid, start_ticks: start_ticks(pid).unwrap(), boot: boot.clone() };
-        assert!(is_running(&me, &boot));
-        assert!(!is_running(&Process { start_ticks: me.start_ticks + 1, ..me.clone() }, &boot));
-        assert!(!is_running(&me, &BootId("another".to_owned())));
+        let ticks = start_ticks(pid).unwrap();
+        assert!(is_running(pid, ticks));
+        assert!(!is_running(pid, ticks + 1));
         child.kill().unwrap();
         readable(&[open_pid(pid).unwrap().as_fd()], Deadline::maybe(None)).unwrap();
-        assert!(!is_running(&me, &boot), "a zombie runs");
+        assert!(!is_running(pid, ticks), "a zombie runs");
         child.wait().unwrap();
-        assert!(!is_running(&me, &boot));
+        assert!(!is_running(pid, ticks));
         let stat = |state: &str, flags: u32| {
             format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 299 62 0 0 0 0 0 0 20 0 1 0 55 7235856 1669\n")
         };

@@ -6,7 +6,8 @@
 //! that deletes it. The kernel releases the lock when the holder dies. Probing takes it for a moment, so a second
 //! prober may find the lock of a dead pod held. Where the row names a supervisor that is dead, this module therefore
 //! waits for the lock. Where the supervisor that the row names runs and has not recorded the end of its pod, it holds
-//! the lock, which is not probed then: listing many pods reads two files of each.
+//! the lock, which is not probed then. That it runs shows in the record lock that it holds on its journal, and nobody
+//! else takes: listing many pods opens one file of each.
 //!
 //! # What was killed when, and the outcome
 //!
@@ -24,7 +25,7 @@
 //!
 //! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -33,6 +34,7 @@ use gantry_contract::files;
 use gantry_contract::journal::{self, Fact, Parsed};
 use gantry_host::file::read_stream;
 use gantry_host::parallel;
+use gantry_model::query::PodQuery;
 use gantry_model::{BootId, Phase, PodId, PodPrefix, Process};
 use gantry_store::{PodLock, PodRow, PodState};
 use rustix::fs::{CWD, Mode, OFlags};
@@ -98,20 +100,44 @@ impl Engine {
     /// Reconciles a row, and removes a pod of `run --rm` that has ended. `None` when the row was deleted in the
     /// meantime.
     pub(crate) fn reconcile(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
-        let journal = read_live_journal(CWD, &self.pod_dir(row.id), &row, self.store.boot());
+        let journal = self.live_journal(&row);
         self.reconcile_read(row, journal)
     }
 
-    /// Reconciles each of these rows, in their order; those that were deleted in the meantime are left out.
-    pub(crate) fn reconcile_all(&self, rows: Vec<PodRow>) -> Result<Vec<PodRow>, PodError> {
-        let (layout, boot) = (self.store.layout(), self.store.boot());
+    /// Reads the requested rows, without reconciling them, and meanwhile what [`Self::reconcile_listed`] needs.
+    pub(crate) fn list_rows(&self, query: &PodQuery) -> Result<(Vec<PodRow>, LiveJournals), PodError> {
+        let boot = self.store.boot();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         // Without it, each lock is probed.
-        let pods = rustix::fs::open(layout.pods_dir(), flags, Mode::empty()).ok();
-        let journals =
-            parallel::map(&rows, |row| read_live_journal(pods.as_ref()?, Path::new(&row.id.to_string()), row, boot));
-        let reconciled = rows.into_iter().zip(journals).map(|(row, journal)| self.reconcile_read(row, journal));
+        let pods = rustix::fs::open(self.store.layout().pods_dir(), flags, Mode::empty()).ok();
+        let read = |supervisor: Supervisor| {
+            let journal = pods
+                .as_ref()
+                .and_then(|pods| read_live_journal(pods, Path::new(&supervisor.pod.to_string()), &supervisor));
+            (supervisor.pod, journal)
+        };
+        let (rows, journals) = parallel::map_fed(read, |feed| {
+            self.store.pods_showing(query, &mut |row| Supervisor::of_row(row, boot).into_iter().for_each(&mut *feed))
+        });
+        Ok((rows.map_err(PodError::store)?, LiveJournals(journals)))
+    }
+
+    /// Reconciles each of these rows, in their order; those that were deleted in the meantime are left out.
+    pub(crate) fn reconcile_listed(
+        &self,
+        rows: Vec<PodRow>,
+        mut journals: LiveJournals,
+    ) -> Result<Vec<PodRow>, PodError> {
+        let reconciled = rows.into_iter().map(|row| {
+            let journal = journals.take(row.id);
+            self.reconcile_read(row, journal)
+        });
         reconciled.filter_map(Result::transpose).collect()
+    }
+
+    /// [`read_live_journal`] of a single pod.
+    fn live_journal(&self, row: &PodRow) -> Option<Parsed> {
+        read_live_journal(CWD, &self.pod_dir(row.id), &Supervisor::of_row(row, self.store.boot())?)
     }
 
     /// [`Self::reconcile`] with the result of [`read_live_journal`].
@@ -139,7 +165,7 @@ impl Engine {
 
     /// Reconciles a row; removes nothing of a pod that has ended.
     pub(crate) fn reconcile_row(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
-        let journal = read_live_journal(CWD, &self.pod_dir(row.id), &row, self.store.boot());
+        let journal = self.live_journal(&row);
         self.reconcile_row_read(row, journal)
     }
 
@@ -246,18 +272,57 @@ impl Engine {
     }
 }
 
-/// The journal of a pod whose row names a supervisor that runs and has not ended the pod; the path of the pod's
-/// directory is relative to `dir`. `None`: the pod's lock has to be probed.
-fn read_live_journal(dir: impl AsFd, pod_dir: &Path, row: &PodRow, boot: &BootId) -> Option<Parsed> {
-    let Phase::Running { supervisor, .. } = &row.phase else { return None };
-    if !process::is_running(supervisor, boot) {
-        return None;
+/// The journals of the listed pods that run, in the order of ids.
+pub(crate) struct LiveJournals(Vec<(PodId, Option<Parsed>)>);
+
+impl LiveJournals {
+    /// The journal of a pod; `None`: its lock has to be probed.
+    fn take(&mut self, pod: PodId) -> Option<Parsed> {
+        let at = self.0.binary_search_by_key(&pod, |(id, _)| *id).ok()?;
+        self.0.get_mut(at)?.1.take()
     }
+}
+
+/// The supervisor that the row of a running pod names, of this boot.
+struct Supervisor {
+    pod: PodId,
+    pid: u32,
+    start_ticks: u64,
+}
+
+impl Supervisor {
+    fn of_row(row: &PodRow, boot: &BootId) -> Option<Self> {
+        match &row.phase {
+            Phase::Running { supervisor: Process { pid, start_ticks, boot: of_process }, .. } if of_process == boot => {
+                Some(Self { pod: row.id, pid: *pid, start_ticks: *start_ticks })
+            }
+            // No other phase names one.
+            _ => None,
+        }
+    }
+}
+
+/// The journal of a pod whose supervisor runs and has not ended the pod; the path of the pod's directory is relative to
+/// `dir`. `None`: the pod's lock has to be probed.
+fn read_live_journal(dir: impl AsFd, pod_dir: &Path, supervisor: &Supervisor) -> Option<Parsed> {
+    /// That of a pod of a few apps fits.
+    const BUFFER_SIZE: usize = 4 << 10;
     // A directory that was removed, and a file that cannot be read, are handled under the lock.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).map(File::from).ok()?;
-    file.metadata().ok().filter(Metadata::is_file)?;
-    let journal = journal::parse(&read_stream(file, pod_dir::MAX_JOURNAL).ok()?);
+    let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).ok()?;
+    // An older supervisor has not locked its journal, and one that replaces it opens it anew.
+    if !process::holds_record_lock(supervisor.pid, &file)
+        && !process::is_running(supervisor.pid, supervisor.start_ticks)
+    {
+        return None;
+    }
+    let mut buffer = [0; BUFFER_SIZE];
+    let length = rustix::io::read(&file, &mut buffer[..]).ok()?;
+    let journal = match buffer.get(..length)? {
+        // A read of a file that returns less has reached its end.
+        whole if length < BUFFER_SIZE => journal::parse(whole),
+        begin => journal::parse(&[begin, &read_stream(File::from(file), pod_dir::MAX_JOURNAL).ok()?].concat()),
+    };
     // A supervisor that has ended its pod may have released the lock before it exits.
     (!journal.records.iter().any(|record| record.fact == Fact::Ended)).then_some(journal)
 }

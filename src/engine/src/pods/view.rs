@@ -117,13 +117,13 @@ impl Engine {
     /// # Errors
     /// [`PodError`].
     pub fn list(&self, query: &PodQuery) -> Result<Vec<PodView>, PodError> {
-        let rows = self.store.pods(query).map_err(PodError::store)?;
+        let (rows, journals) = self.list_rows(query)?;
         if *query == PodQuery::default() {
             self.sweep_orphans_if_any(&rows);
         }
         // The new phase may not match the query.
         let is_listed = |row: &PodRow| query.phases.is_empty() || query.phases.contains(&row.phase.name());
-        let rows = self.reconcile_all(rows)?.into_iter();
+        let rows = self.reconcile_listed(rows, journals)?.into_iter();
         Ok(rows.filter(is_listed).map(|row| self.view(row)).collect())
     }
 

@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `sampler` | [`Sampler`]: counters of cgroups and interfaces, for `gantry stats` and for gantryd |
+//! | `held` | the files of a cgroup that are held open, and which of them a sample reads |
 //! | `cache` | [`SampleCache`]: the samples that gantryd takes, shared by its surfaces |
 //! | `rates` | [`CpuRates`]: the CPU time per second, from kept samples |
 //! | `details` | [`AppDetails`]: open files and others, read on request |
@@ -13,6 +14,7 @@
 mod cache;
 mod details;
 mod disk;
+mod held;
 mod processes;
 mod rates;
 mod running;

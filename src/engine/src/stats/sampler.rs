@@ -1,14 +1,14 @@
 //! Samples the counters of running pods.
 //!
 //! A command samples once or a few times and opens each file for it. gantryd samples all pods again and again: it holds
-//! the descriptors, so that a sample is one pread(2) per file. A pod that ends, or whose app starts again in a new
-//! cgroup, has its descriptors closed with the next sample.
+//! the descriptors, so that a sample is one pread(2) per file, and of few files of a pod that sleeps (`held`). A pod
+//! that ends, or whose app starts again in a new cgroup, has its descriptors closed with the next sample.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gantry_contract::files;
@@ -21,6 +21,7 @@ use gantry_model::stats::{
 };
 use gantry_model::{AppName, AppState, NetMode, Phase, PodId};
 
+use super::held::{CgroupReading, HeldCounters};
 use crate::PodView;
 use crate::pods::storage_limit::{AppProject, find_project};
 
@@ -77,9 +78,11 @@ struct PodReader {
 #[derive(Debug)]
 struct HeldPod {
     limits: LimitsStamp,
-    counters: CounterFiles,
+    counters: HeldCounters,
     /// `None`: the pod is in the host's network.
     net_dev: Option<File>,
+    /// Those of the last sample.
+    interfaces: Vec<InterfaceUsage>,
     /// By the name and the attempt of the app.
     apps: HashMap<(String, u32), HeldApp>,
 }
@@ -87,7 +90,7 @@ struct HeldPod {
 /// The descriptors of an app.
 #[derive(Debug)]
 struct HeldApp {
-    counters: CounterFiles,
+    counters: HeldCounters,
     /// `None`: it has no storage limit, or that is not sampled.
     project: Option<AppProject>,
 }
@@ -123,7 +126,7 @@ impl HeldPod {
         if self.limits.is_outdated(&now) {
             self.limits = now;
             self.counters.forget_limits();
-            self.apps.values().for_each(|app| app.counters.forget_limits());
+            self.apps.values_mut().for_each(|app| app.counters.forget_limits());
         }
     }
 
@@ -163,10 +166,25 @@ impl Sampler {
         self.held.values().map(HeldPod::descriptor_count).sum()
     }
 
+    /// Samples the pods that `produce` passes to its argument, as a whole and without holding descriptors, while it
+    /// goes on. Returns its result, and each pod with its sample; `None`: it has ended.
+    pub(super) fn sample_fed<P>(
+        &self,
+        produce: impl FnOnce(&mut dyn FnMut(PodView)) -> P,
+    ) -> (P, Vec<(PodView, Option<PodStats>)>) {
+        let (reader, parents) = (&self.reader, ParentCgroups::default());
+        let read = |view: PodView| {
+            // Reading fails if the pod has ended.
+            let stats = reader.sample_once(&view, SampleScope::Pods, &parents).ok().flatten();
+            (view, stats)
+        };
+        parallel::map_fed(read, produce)
+    }
+
     /// Samples the running ones of these pods. A pod or app that ends meanwhile is left out.
     pub fn sample(&mut self, views: &[PodView], scope: SampleScope) -> Vec<PodStats> {
         if !self.holds {
-            let parents = self.reader.open_parents(views);
+            let parents = ParentCgroups::default();
             // Reading fails if the pod has ended.
             let read = |view: &PodView| self.reader.sample_once(view, scope, &parents).ok().flatten();
             return parallel::map(views, read).into_iter().flatten().collect();
@@ -191,34 +209,32 @@ impl Sampler {
     }
 }
 
-/// The parents of cgroups, by their paths. A path below an open directory is shorter for the kernel to walk.
-type ParentCgroups<'a> = HashMap<&'a str, CgroupSet>;
+/// The parents of cgroups, by their paths: usually a single one. A path below an open directory is shorter for the
+/// kernel to walk.
+#[derive(Debug, Default)]
+struct ParentCgroups(Mutex<HashMap<String, Option<Arc<CgroupSet>>>>);
+
+impl ParentCgroups {
+    /// The cgroup at this path, opened once; `None`: it cannot be opened.
+    fn open(&self, roots: &CgroupSet, path: &str) -> Option<Arc<CgroupSet>> {
+        // After a panic, the map is still whole.
+        let mut opened = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = opened.get(path) {
+            return known.clone();
+        }
+        let parent = roots.open(path).ok().map(Arc::new);
+        opened.insert(path.to_owned(), parent.clone());
+        parent
+    }
+}
 
 impl PodReader {
-    /// Opens the parents of these pods' cgroups: usually a single one.
-    fn open_parents<'a>(&self, views: &'a [PodView]) -> ParentCgroups<'a> {
-        let mut parents = HashMap::new();
-        for (path, _) in views.iter().filter_map(|view| view.row.cgroup.trim_start_matches('/').rsplit_once('/')) {
-            if !parents.contains_key(path)
-                && let Ok(parent) = self.roots.open(path)
-            {
-                parents.insert(path, parent);
-            }
-        }
-        parents
-    }
-
     /// Samples a pod without holding descriptors; `None` if it does not run.
-    fn sample_once(
-        &self,
-        view: &PodView,
-        scope: SampleScope,
-        parents: &ParentCgroups<'_>,
-    ) -> io::Result<Option<PodStats>> {
+    fn sample_once(&self, view: &PodView, scope: SampleScope, parents: &ParentCgroups) -> io::Result<Option<PodStats>> {
         let Phase::Running { since, supervisor } = &view.row.phase else { return Ok(None) };
         let path = view.row.cgroup.trim_start_matches('/');
-        let parent = path.rsplit_once('/').and_then(|(parent, name)| Some((parents.get(parent)?, name)));
-        let (parent, path) = parent.unwrap_or((&self.roots, path));
+        let parent = path.rsplit_once('/').and_then(|(parent, name)| Some((parents.open(&self.roots, parent)?, name)));
+        let (parent, path) = parent.as_ref().map_or((&*self.roots, path), |(parent, name)| (&**parent, *name));
         let usage = self.read_usage_at(parent, path)?;
         let interfaces = self.read_interfaces_once(view, supervisor.pid)?;
         let mut apps = Vec::new();
@@ -285,16 +301,13 @@ impl PodReader {
             for app in &view.row.apps {
                 let AppState::Started { at, pid, attempt } = app.state else { continue };
                 let key = (app.name.to_string(), attempt);
-                let held = match former.remove(&key) {
+                let mut held = match former.remove(&key) {
                     Some(held) => held,
                     None => self.open_app(view, &app.name)?,
                 };
                 // It has ended, or starts again.
-                let Ok(usage) = self.read_usage_of(&held.counters) else { continue };
-                let (cpu_limits, processes) = match self.counters {
-                    CounterSelection::All => read_details(&held.counters),
-                    CounterSelection::Summary => (None, None),
-                };
+                let Ok((reading, _)) = held.counters.read(|files| self.read_app(files)) else { continue };
+                let CgroupReading { usage, cpu_limits, processes } = reading;
                 // The limit may have been removed with the app.
                 let storage = held.project.as_ref().and_then(|project| project.usage().ok().flatten());
                 pod.apps.insert(key, held);
@@ -314,22 +327,41 @@ impl PodReader {
                 });
             }
         }
+        let (reading, has_slept) = pod.counters.read(|files| self.read_pod(files))?;
+        if let Some(net_dev) = &pod.net_dev
+            // Without a network, only its own processes reach its loopback interface.
+            && !(has_slept && view.row.net == NetMode::None)
+        {
+            pod.interfaces = read_interfaces(net_dev)?;
+        }
         let sample = PodStats {
             id: view.row.id,
             name: view.row.name.clone(),
             started: *since,
             sampled: gantry_store::now(),
-            usage: self.read_usage_of(&pod.counters)?,
-            interfaces: pod.net_dev.as_ref().map_or_else(|| Ok(Vec::new()), read_interfaces)?,
+            usage: reading.usage,
+            interfaces: pod.interfaces.clone(),
             apps,
             volumes: None,
         };
         Ok(Some((sample, pod)))
     }
 
-    fn read_usage_of(&self, counters: &CounterFiles) -> io::Result<ResourceUsage> {
+    fn read_pod(&self, counters: &CounterFiles) -> io::Result<CgroupReading> {
         let usage = self.read_usage(counters)?;
-        if counters.has_files() { Ok(usage) } else { Err(io::ErrorKind::NotFound.into()) }
+        match counters.has_files() {
+            true => Ok(CgroupReading { usage, cpu_limits: None, processes: None }),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn read_app(&self, counters: &CounterFiles) -> io::Result<CgroupReading> {
+        let reading = self.read_pod(counters)?;
+        let (cpu_limits, processes) = match self.counters {
+            CounterSelection::All => read_details(counters),
+            CounterSelection::Summary => (None, None),
+        };
+        Ok(CgroupReading { cpu_limits, processes, ..reading })
     }
 
     fn read_usage(&self, counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
@@ -342,7 +374,7 @@ impl PodReader {
     fn open_app(&self, view: &PodView, app: &AppName) -> io::Result<HeldApp> {
         let path = format!("{}/{app}", view.row.cgroup.trim_start_matches('/'));
         let counters = CounterFiles::new(Arc::clone(&self.roots), path);
-        Ok(HeldApp { counters, project: self.find_project(view, app)? })
+        Ok(HeldApp { counters: HeldCounters::new(counters), project: self.find_project(view, app)? })
     }
 
     /// The project of an app with a storage limit, if that is sampled.
@@ -358,8 +390,9 @@ impl PodReader {
         let counters = CounterFiles::new(Arc::clone(&self.roots), path);
         Ok(HeldPod {
             limits: LimitsStamp::read(view),
-            counters,
+            counters: HeldCounters::new(counters),
             net_dev: open_net_dev(view, supervisor)?,
+            interfaces: Vec::new(),
             apps: HashMap::new(),
         })
     }
@@ -451,9 +484,13 @@ fn read_usage(counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
     };
     let pids = counters.pids_usage()?.map(|pids| PidsStats { current: pids.current, limit: pids.limit });
     let io = counters.io_usage()?.map(device_stats);
+    Ok(ResourceUsage { cpu, memory, pids, io, pressure: read_pressure(counters)? })
+}
+
+pub(super) fn read_pressure(counters: &impl ReadCounters) -> io::Result<Option<PressureStats>> {
     let averages =
         |some: PressureTime, full: PressureTime| PressureAverages { some: some.averages, full: full.averages };
-    let pressure = counters.pressure()?.map(|it| PressureStats {
+    Ok(counters.pressure()?.map(|it| PressureStats {
         cpu_some_ns: nanoseconds(it.cpu_some.total),
         memory_some_ns: nanoseconds(it.memory_some.total),
         memory_full_ns: nanoseconds(it.memory_full.total),
@@ -465,8 +502,7 @@ fn read_usage(counters: &impl ReadCounters) -> io::Result<ResourceUsage> {
             averages(it.memory_some, it.memory_full),
             averages(it.io_some, it.io_full),
         ],
-    });
-    Ok(ResourceUsage { cpu, memory, pids, io, pressure })
+    }))
 }
 
 fn read_interfaces(net_dev: &File) -> io::Result<Vec<InterfaceUsage>> {

@@ -7,7 +7,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::usage::is_unsupported;
 use super::{Cgroup, CgroupSet, ReadCounters};
 
 /// The size of a read. The kernel writes each counter file as one record, which this exceeds.
@@ -117,7 +116,7 @@ impl ReadCounters for CountersAt<'_> {
 
 /// Reads a counter file of a cgroup; `None` if it is absent or not supported.
 pub(super) fn read_once(cgroup: &Cgroup, name: &str) -> io::Result<Option<String>> {
-    open_existing(cgroup, name)?.as_ref().map_or(Ok(None), read_held)
+    open_existing(cgroup, name)?.map_or(Ok(None), |file| parse_held(&file, str::to_owned))
 }
 
 /// Opens a counter file of a cgroup; `None` if it is absent.
@@ -141,34 +140,49 @@ impl ReadCounters for CounterFiles {
         open_existing(root, &format!("{}/{name}", self.path))
     }
 
-    fn read_counter(&self, controller: Option<&str>, name: &'static str) -> io::Result<Option<String>> {
+    fn parse_counter<T>(
+        &self,
+        controller: Option<&str>,
+        name: &'static str,
+        parse: impl FnOnce(&str) -> T,
+    ) -> io::Result<Option<T>> {
         let mut files = self.files.borrow_mut();
         if let Some(known) = files.iter().find(|file| file.name == name && file.controller.as_deref() == controller) {
             return match &known.content {
                 FileContent::Absent => Ok(None),
-                FileContent::Counter(file) => read_held(file),
-                FileContent::Limit(text) => Ok(text.clone()),
+                FileContent::Counter(file) => parse_held(file, parse),
+                FileContent::Limit(text) => Ok(text.as_deref().map(parse)),
             };
         }
         let file = self.open_counter(controller, name)?;
-        let text = file.as_ref().map_or(Ok(None), read_held)?;
+        let text = file.as_ref().map_or(Ok(None), |file| parse_held(file, str::to_owned))?;
+        let parsed = text.as_deref().map(parse);
         let content = match file {
             None => FileContent::Absent,
-            Some(_) if LIMIT_FILES.contains(&name) => FileContent::Limit(text.clone()),
+            Some(_) if LIMIT_FILES.contains(&name) => FileContent::Limit(text),
             Some(file) => FileContent::Counter(file),
         };
         files.push(CounterFile { controller: controller.map(str::to_owned), name, content });
-        Ok(text)
+        Ok(parsed)
     }
 }
 
-pub(super) fn read_held(file: &OwnedFd) -> io::Result<Option<String>> {
+/// Parses the text of an open counter file; `None` if the kernel does not support it.
+pub(super) fn parse_held<T>(file: &OwnedFd, parse: impl FnOnce(&str) -> T) -> io::Result<Option<T>> {
     let mut buffer = [MaybeUninit::uninit(); BUFFER_SIZE];
     match rustix::io::pread(file.as_fd(), &mut buffer[..], 0).map_err(io::Error::from) {
-        Ok((text, _)) => Ok(Some(String::from_utf8_lossy(text).into_owned())),
+        Ok((text, _)) => Ok(Some(match std::str::from_utf8(text) {
+            Ok(text) => parse(text),
+            Err(_) => parse(&String::from_utf8_lossy(text)),
+        })),
         Err(error) if is_unsupported(&error) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// A kernel started with `psi=0` has the files; reading them fails with EOPNOTSUPP.
+fn is_unsupported(error: &io::Error) -> bool {
+    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::OPNOTSUPP)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::counters::{BUFFER_SIZE, open_existing, read_held, read_once};
+use super::counters::{BUFFER_SIZE, open_existing, parse_held, read_once};
 use super::{Cgroup, CgroupSet};
 
 /// A memory limit that is not set reads on v1 as the largest multiple of a page below 2^63.
@@ -208,7 +208,20 @@ pub trait ReadCounters {
     /// # Errors
     /// Of open(2) or read(2).
     fn read_counter(&self, controller: Option<&str>, file: &'static str) -> io::Result<Option<String>> {
-        self.open_counter(controller, file)?.as_ref().map_or(Ok(None), read_held)
+        self.parse_counter(controller, file, str::to_owned)
+    }
+
+    /// The same, parsed without a copy.
+    ///
+    /// # Errors
+    /// As [`Self::read_counter`].
+    fn parse_counter<T>(
+        &self,
+        controller: Option<&str>,
+        file: &'static str,
+        parse: impl FnOnce(&str) -> T,
+    ) -> io::Result<Option<T>> {
+        self.open_counter(controller, file)?.map_or(Ok(None), |file| parse_held(&file, parse))
     }
 
     /// The number in a file; `None` if the file is absent, and for `max`.
@@ -216,7 +229,7 @@ pub trait ReadCounters {
     /// # Errors
     /// As [`Self::read_counter`].
     fn read_number(&self, controller: &str, file: &'static str) -> io::Result<Option<u64>> {
-        Ok(self.read_counter(Some(controller), file)?.and_then(|text| text.trim().parse().ok()))
+        Ok(self.parse_counter(Some(controller), file, |text| text.trim_ascii().parse().ok())?.flatten())
     }
 
     /// Reads the CPU time. On v2, it is there without the controller, but for the periods.
@@ -286,10 +299,19 @@ pub trait ReadCounters {
     fn cpu_total(&self) -> io::Result<Option<Duration>> {
         let Some(cgroup) = self.cgroups().with_controller("cpuacct") else { return Ok(None) };
         if cgroup.is_v2() {
-            let stat = self.read_counter(None, "cpu.stat")?;
-            return Ok(stat.map(|stat| Duration::from_micros(flat_value(&stat, "usage_usec"))));
+            let total = |stat: &str| Duration::from_micros(flat_value(stat, "usage_usec"));
+            return self.parse_counter(None, "cpu.stat", total);
         }
         Ok(self.read_number("cpuacct", "cpuacct.usage")?.map(Duration::from_nanos))
+    }
+
+    /// Reads all memory that is charged to it: one file.
+    ///
+    /// # Errors
+    /// Of reading the file.
+    fn memory_current(&self) -> io::Result<Option<u64>> {
+        let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
+        self.read_number("memory", if cgroup.is_v2() { "memory.current" } else { "memory.usage_in_bytes" })
     }
 
     /// Reads the memory usage and limit without peak and swap: two files, or three with a limit.
@@ -298,10 +320,9 @@ pub trait ReadCounters {
     /// Of reading the files.
     fn memory_summary(&self) -> io::Result<Option<MemoryUsage>> {
         let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
-        let current = if cgroup.is_v2() { "memory.current" } else { "memory.usage_in_bytes" };
-        let Some(current) = self.read_number("memory", current)? else { return Ok(None) };
-        let stat =
-            MemoryStat::parse(&self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default(), cgroup.is_v2());
+        let Some(current) = self.memory_current()? else { return Ok(None) };
+        let stat = self.parse_counter(Some("memory"), "memory.stat", |text| MemoryStat::parse(text, cgroup.is_v2()))?;
+        let stat = stat.unwrap_or_default();
         Ok(Some(MemoryUsage {
             current,
             limit: match cgroup.is_v2() {
@@ -323,8 +344,8 @@ pub trait ReadCounters {
     /// Of reading the files.
     fn memory_usage(&self) -> io::Result<Option<MemoryUsage>> {
         let Some(cgroup) = self.cgroups().with_controller("memory") else { return Ok(None) };
-        let stat =
-            MemoryStat::parse(&self.read_counter(Some("memory"), "memory.stat")?.unwrap_or_default(), cgroup.is_v2());
+        let stat = self.parse_counter(Some("memory"), "memory.stat", |text| MemoryStat::parse(text, cgroup.is_v2()))?;
+        let stat = stat.unwrap_or_default();
         let MemoryStat { anonymous, file, inactive_file, mapped_file, page_faults, major_page_faults, .. } = stat;
         if cgroup.is_v2() {
             let Some(current) = self.read_number("memory", "memory.current")? else { return Ok(None) };
@@ -412,8 +433,8 @@ pub trait ReadCounters {
     /// Of reading the file.
     fn io_bytes(&self) -> io::Result<Option<Vec<DeviceIo>>> {
         if self.cgroups().v1("blkio").is_some() {
-            let bytes = self.read_counter(Some("blkio"), "blkio.throttle.io_service_bytes_recursive")?;
-            return Ok(bytes.map(|bytes| parse_blkio(&bytes, "")));
+            let file = "blkio.throttle.io_service_bytes_recursive";
+            return self.parse_counter(Some("blkio"), file, |bytes| parse_blkio(bytes, ""));
         }
         self.io_usage()
     }
@@ -433,8 +454,7 @@ pub trait ReadCounters {
             };
             return Ok(Some(parse_blkio(&bytes, &operations.unwrap_or_default())));
         }
-        let text = self.read_counter(None, "io.stat")?;
-        Ok(text.map(|text| text.lines().filter_map(parse_io_stat).collect()))
+        self.parse_counter(None, "io.stat", |text| text.lines().filter_map(parse_io_stat).collect())
     }
 
     /// Reads the CPU limit and weight; `None` if the controller is absent.
@@ -478,17 +498,12 @@ pub trait ReadCounters {
     /// # Errors
     /// Of reading the files.
     fn pressure(&self) -> io::Result<Option<PressureUsage>> {
-        let Some(cpu) = self.read_counter(None, "cpu.pressure")? else { return Ok(None) };
-        let memory = self.read_counter(None, "memory.pressure")?.unwrap_or_default();
-        let io = self.read_counter(None, "io.pressure")?.unwrap_or_default();
-        Ok(Some(PressureUsage {
-            cpu_some: pressure_time(&cpu, "some"),
-            cpu_full: pressure_time(&cpu, "full"),
-            memory_some: pressure_time(&memory, "some"),
-            memory_full: pressure_time(&memory, "full"),
-            io_some: pressure_time(&io, "some"),
-            io_full: pressure_time(&io, "full"),
-        }))
+        let read =
+            |file| self.parse_counter(None, file, |text| (pressure_time(text, "some"), pressure_time(text, "full")));
+        let Some((cpu_some, cpu_full)) = read("cpu.pressure")? else { return Ok(None) };
+        let (memory_some, memory_full) = read("memory.pressure")?.unwrap_or_default();
+        let (io_some, io_full) = read("io.pressure")?.unwrap_or_default();
+        Ok(Some(PressureUsage { cpu_some, cpu_full, memory_some, memory_full, io_some, io_full }))
     }
 }
 
@@ -520,11 +535,6 @@ impl CgroupSet {
     pub(super) fn of_counter(&self, controller: Option<&str>) -> Option<&Cgroup> {
         controller.map_or_else(|| self.v2(), |controller| self.with_controller(controller))
     }
-}
-
-/// A kernel started with `psi=0` has the files; reading them fails with EOPNOTSUPP.
-pub(super) fn is_unsupported(error: &io::Error) -> bool {
-    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::OPNOTSUPP)
 }
 
 /// A line of a pressure file: `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`.
