@@ -17,8 +17,10 @@ const LIMIT_PARTS: u64 = 4;
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 /// The least time between two counts of a tree.
 const COUNT_INTERVAL: Duration = Duration::from_secs(60);
-/// After a count, the thread rests this many times as long as the count took: it uses 2 % of a core at most.
+/// After counting, the thread rests this many times as long as that took: it uses 2 % of a core at most.
 const COUNT_REST: u32 = 49;
+/// The thread counts small trees together for this long, and then rests: each wake-up finds cold caches.
+const MIN_COUNT_TIME: Duration = Duration::from_millis(2);
 /// The time for a tree; what was counted by then is a lower bound. Also bounds the rest that delays the other trees.
 const MAX_COUNT_TIME: Duration = Duration::from_secs(2);
 /// The time after which the thread looks for new trees.
@@ -112,11 +114,15 @@ fn count_disk(samples: &SampleCache, (flag, changed): &(Mutex<bool>, Condvar)) {
     };
     while !is_ending(COUNT_POLL) {
         let planned = Instant::now();
+        let mut worked = Duration::ZERO;
         for target in samples.due_disk_counts(COUNT_INTERVAL) {
             let begun = Instant::now();
             let proceed = || begun.elapsed() < MAX_COUNT_TIME && !*flag.lock().unwrap_or_else(PoisonError::into_inner);
-            let taken = samples.count_disk(target, &proceed);
-            if is_ending(taken.saturating_mul(COUNT_REST)) {
+            worked += samples.count_disk(target, &proceed);
+            if worked < MIN_COUNT_TIME {
+                continue;
+            }
+            if is_ending(std::mem::take(&mut worked).saturating_mul(COUNT_REST)) {
                 return;
             }
             // After a large tree, new apps come first.

@@ -218,9 +218,9 @@ impl SampleCache {
     /// with it. Trees that are large, or many, are left to [`Self::count_disk`].
     pub fn with_missing_disk(&self, set: Arc<SampleSet>, time: Duration) -> Arc<SampleSet> {
         let begun = Instant::now();
-        let missing = lock(&self.disk).due(&set, Duration::MAX);
+        let missing = lock(&self.disk).missing(&set);
         let mut has_counted = false;
-        for target in missing.into_iter().filter(|target| target.pod.is_some()) {
+        for target in missing {
             if begun.elapsed() >= time {
                 break;
             }
