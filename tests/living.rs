@@ -121,6 +121,19 @@ impl<'a> Pod<'a> {
         text.split_whitespace().count()
     }
 
+    /// Waits until the supervisor has given back the pages of its start, which it does once: from then on it waits
+    /// without a timeout.
+    fn wait_until_idle(&self) {
+        /// ppoll(2) on x86-64; its third argument is the timeout.
+        const PPOLL: &str = "271";
+        let path = format!("/proc/{}/syscall", self.g.supervisor(&self.id));
+        wait_for("the supervisor to be idle", || {
+            let call = fs::read_to_string(&path).unwrap();
+            let fields: Vec<_> = call.split_whitespace().collect();
+            matches!(fields[..], [PPOLL, _, _, "0x0", ..]).then_some(())
+        });
+    }
+
     /// The supervisor's resident memory that is its own, in kilobytes.
     fn memory(&self) -> u64 {
         let path = format!("/proc/{}/smaps_rollup", self.g.supervisor(&self.id));
@@ -296,6 +309,7 @@ fn adding_and_removing_leaves_nothing() {
         }
         pod.done(&remove(&name));
     };
+    pod.wait_until_idle();
     (0..20).for_each(cycle);
     let settle = |what: &str| wait_for(what, || (pod.children() == 2).then_some(()));
     settle("the helpers to exit");
