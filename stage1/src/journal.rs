@@ -91,7 +91,7 @@ impl Journal {
             Ok(shorter) => *self = shorter,
             Err(error) => {
                 tracing::warn!("cannot shorten the journal: {error}");
-                // Reading the file has released it.
+                // Compacting opened and closed the file, which released the lock.
                 self.lock();
                 self.compact_at = self.size.get() + MIN_COMPACTED_SIZE;
                 let _removed_by_the_engine = rustix::fs::unlinkat(pod_dir, NEW_JOURNAL, AtFlags::empty());

@@ -299,8 +299,8 @@ impl Log {
     /// `NAME` becomes `NAME.1`, `NAME.1` becomes `NAME.2` and so on; the oldest is deleted first. The others are only
     /// renamed, so a reader sees every record of theirs in one file or the next.
     ///
-    /// No name is replaced: ext4 writes a file to the disk that is renamed over another one (auto_da_alloc), and the
-    /// app would wait for it. A flood's oldest file is deleted before the kernel has written it.
+    /// No rename replaces a file: ext4 would write the renamed file to the disk first (auto_da_alloc), and the app
+    /// would wait for it. In a flood, the oldest file is deleted before the kernel has written it.
     fn rotate(&mut self) {
         let LogPlace::Own { dir, name, limits } = &self.place else { return };
         let older = |n: u32| format!("{name}.{n}");

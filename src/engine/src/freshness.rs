@@ -14,7 +14,7 @@ use gantry_store::Store;
 use crate::pods::added::ADDED;
 use crate::{OpenError, Options};
 
-/// The stamp of a younger plan is not settled: another change may give the file the same time again.
+/// A plan changed less than this long ago is not settled: another change may give the file the same time again.
 const MIN_AGE: Duration = Duration::from_secs(1);
 
 /// Counts the commits to the database. One handle of its own; it never waits for another process.

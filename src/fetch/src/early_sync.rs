@@ -20,7 +20,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// With the end that [`sync`] takes, which returns when the meter is gone.
+    /// Creates a meter and the receiver for [`sync`], which returns once the meter is dropped.
     pub(crate) fn new() -> (Self, Receiver<()>) {
         // One sync that is due suffices, however much is read during another one.
         let (due, syncs) = sync_channel(1);

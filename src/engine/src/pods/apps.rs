@@ -480,7 +480,7 @@ impl Engine {
         self.ask_app_and(id, request, mounts, within, || {})
     }
 
-    /// [`Self::ask_app`] that does other work while the supervisor handles the request; again when it is repeated.
+    /// As [`Self::ask_app`], but calls `work` while the supervisor handles the request, and again for each repetition.
     fn ask_app_and(
         &self,
         id: PodId,

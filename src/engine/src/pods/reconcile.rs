@@ -6,8 +6,8 @@
 //! that deletes it. The kernel releases the lock when the holder dies. Probing takes it for a moment, so a second
 //! prober may find the lock of a dead pod held. Where the row names a supervisor that is dead, this module therefore
 //! waits for the lock. Where the supervisor that the row names runs and has not recorded the end of its pod, it holds
-//! the lock, which is not probed then. That it runs shows in the record lock that it holds on its journal, and nobody
-//! else takes: listing many pods opens one file of each.
+//! the lock, which is not probed then. The record lock on its journal, which no other process takes, shows that it
+//! runs: listing many pods opens one file of each.
 //!
 //! # What was killed when, and the outcome
 //!

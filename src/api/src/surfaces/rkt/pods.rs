@@ -70,8 +70,8 @@ pub(super) fn inspect(
     let pod = pod(&mut ImageCache::new(observer), &view, detail)?;
     let has_manifest = !pod.manifest.is_empty();
     let response = Encoded::from_message(&InspectPodResponse { pod: Some(pod) });
-    // What is lost, damaged or unreadable now may be there the next time. If the database was replaced before `begin`,
-    // this came from the old one.
+    // A manifest or image that cannot be read now may be readable the next time. If the database was replaced before
+    // `begin`, this response came from the old database.
     let are_images_whole = view.row.apps.iter().flat_map(|app| &app.image).all(|image| observer.knows_image(image));
     let is_complete = has_manifest && are_images_whole && observer.is_current();
     if let (Some(epoch), Some(stamp), true) = (epoch, stamp, is_complete) {
