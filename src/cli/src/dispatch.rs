@@ -38,18 +38,16 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         return run_or_prepare(verb, words, at);
     }
     // Before clap's description of the group is built, which takes a twentieth of an `app add`.
-    if let Some((verb, of_group)) = group_verb(&words, at) {
-        words.remove(of_group);
-        return run_or_prepare(verb, words, at);
+    if let Some(code) = run_group_verb(&mut words, at) {
+        return code;
     }
     let description = match complete(&mut words, at) {
         Ok(description) => description,
         Err(failure) => return failed(&failure, CommandKind::Action, debug),
     };
     // The words may have been abbreviated.
-    if let Some((verb, of_group)) = group_verb(&words, at) {
-        words.remove(of_group);
-        return run_or_prepare(verb, words, at);
+    if let Some(code) = run_group_verb(&mut words, at) {
+        return code;
     }
     match verb(&words[at]) {
         Some(verb) => run_or_prepare(verb, words, at),
@@ -143,6 +141,13 @@ fn group_verb(words: &[String], at: usize) -> Option<(Verb, usize)> {
         .into_iter()
         .find(|verb| verb.as_str().split_once(' ') == Some((&words[at], &words[of_group])))?;
     Some((verb, of_group))
+}
+
+/// Runs the subcommand of a group that has a parser of its own, if the words name one.
+fn run_group_verb(words: &mut Vec<String>, at: usize) -> Option<u8> {
+    let (verb, of_group) = group_verb(words, at)?;
+    words.remove(of_group);
+    Some(run_or_prepare(verb, std::mem::take(words), at))
 }
 
 /// Runs one of the commands with a parser of their own; its name is at this index.
