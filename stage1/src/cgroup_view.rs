@@ -53,17 +53,16 @@ impl CgroupView {
             return Ok(vec![make_file_system("cgroup2", NO_OPTIONS, READ_ONLY)?]);
         };
         let top = make_file_system("tmpfs", &["mode=755"], QUIET)?;
-        let mut mounts = Vec::with_capacity(1 + hierarchies.len());
+        let mut v1 = Vec::with_capacity(hierarchies.len());
         for controllers in hierarchies {
             let name = controllers.join(",");
             rustix::fs::mkdirat(&top, &name, Mode::from_raw_mode(0o755))?;
             for controller in controllers.iter().filter(|controller| **controller != name) {
                 rustix::fs::symlinkat(&name, &top, controller)?;
             }
-            mounts.push(make_file_system("cgroup", controllers, READ_ONLY)?);
+            v1.push(make_file_system("cgroup", controllers, READ_ONLY)?);
         }
-        mounts.insert(0, top);
-        Ok(mounts)
+        Ok(std::iter::once(top).chain(v1).collect())
     }
 
     /// Attaches these mounts in the root of this process, the app's. After a failure nothing is attached: an app that

@@ -217,15 +217,19 @@ impl Supervisor {
 
     /// Lets the maker make its process at once if it has no volumes to fill, and nothing to wait for.
     fn insert_creation(&mut self, mut maker: Maker, stdio: AppStdio, program: String, target: Target) {
-        let app = match &target {
-            Target::New(new) => Some(&new.app.plan),
-            Target::Old(token, _) => self.pod.apps.get(*token).map(|app| &app.plan),
-        };
         let is_alone = self.creations.is_empty() && !self.are_tracers_frozen && !self.pod.apps.values().any(is_tracer);
-        let may_proceed = is_alone && app.is_some_and(|app| app.mounts.is_empty());
+        let may_proceed = is_alone && self.plan_of(&target).is_some_and(|app| app.mounts.is_empty());
         // A maker that has died is reported by its socket.
         let phase = if may_proceed && maker.proceed().is_ok() { Phase::Make } else { Phase::Fill };
         self.creations.insert(Creation { maker, phase, stdio, program, target });
+    }
+
+    /// The plan of the app whose process is made; `None`: the app was removed.
+    fn plan_of<'a>(&'a self, target: &'a Target) -> Option<&'a plan::App> {
+        match target {
+            Target::New(new) => Some(&new.app.plan),
+            Target::Old(token, _) => self.pod.apps.get(*token).map(|app| &app.plan),
+        }
     }
 
     /// A maker has sent a message or has died.
@@ -267,41 +271,40 @@ impl Supervisor {
 
     fn complete_creation(&mut self, token: Token<Creation>, made: MadeProcess) {
         let Some(Creation { maker, stdio, target, .. }) = self.creations.remove(token) else { return };
-        let app = match &target {
-            Target::New(new) => Some(&new.app.plan),
-            Target::Old(token, _) => self.pod.apps.get(*token).map(|app| &app.plan),
-        };
         // The maker is in the app's cgroup, and would count as the app.
-        let is_limited = app.is_some_and(|app| app.options.limits != Limits::default());
+        let is_limited = self.plan_of(&target).is_some_and(|app| app.options.limits != Limits::default());
         let mut maker = Some(maker);
         self.ending.extend(maker.take_if(|_| is_limited).map(Maker::finish));
         match target {
             Target::New(new) => self.complete_add(*new, stdio, made),
-            Target::Old(token, start) => {
-                let Some(app) = self.pod.apps.get_mut(token) else { return };
-                app.operation = None;
-                app.waiting = Some(made.waiting);
-                app.null = Some(made.null);
-                let ends = stdio.supervisor_ends(made.terminal, app.terminal_size);
-                let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
-                match ends.and_then(|ends| limited.map(|ineffective| (ends, ineffective))) {
-                    Ok(((sources, input), ineffective)) => {
-                        self.pod.cgroups.warn(&ineffective);
-                        for source in sources {
-                            app.output.sources.insert(source);
-                        }
-                        app.input = input;
-                        self.begin_execute(token, start);
-                    }
-                    Err(why) => {
-                        self.fail_start(token, start, why);
-                        self.end_waiting(token);
-                    }
-                }
-            }
+            Target::Old(token, start) => self.complete_restart(token, start, stdio, made),
         }
         // It exits while the program is executed. The app is a child before its exit is handled.
         self.ending.extend(maker.map(Maker::finish));
+    }
+
+    /// Executes the program in the process that was made for an app of the pod.
+    fn complete_restart(&mut self, token: Token<App>, start: StartRequest, stdio: AppStdio, made: MadeProcess) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        app.operation = None;
+        app.waiting = Some(made.waiting);
+        app.null = Some(made.null);
+        let ends = stdio.supervisor_ends(made.terminal, app.terminal_size);
+        let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
+        match ends.and_then(|ends| limited.map(|ineffective| (ends, ineffective))) {
+            Ok(((sources, input), ineffective)) => {
+                self.pod.cgroups.warn(&ineffective);
+                for source in sources {
+                    app.output.sources.insert(source);
+                }
+                app.input = input;
+                self.begin_execute(token, start);
+            }
+            Err(why) => {
+                self.fail_start(token, start, why);
+                self.end_waiting(token);
+            }
+        }
     }
 
     fn complete_add(&mut self, new: NewApp, stdio: AppStdio, made: MadeProcess) {

@@ -179,14 +179,19 @@ impl ProcessMemory {
         smaps.and_then(|smaps| Self::read(smaps, thread_pointer)).unwrap_or_default()
     }
 
-    /// Drops pages that hold nothing: those of the program, those of the heap that are zero, and those below the frame
+    /// Drops pages that hold nothing: those of the heap that are zero, those of the program, and those below the frame
     /// of the caller. They come back on demand.
     pub(crate) fn drop_unused(&self) {
+        self.drop_zero_pages();
+        self.drop_program_and_stack();
+    }
+
+    /// Drops the pages of the program, and those below the frame of the caller.
+    fn drop_program_and_stack(&self) {
         for mapping in &self.clean {
             // SAFETY: each page has the contents of its file, so no reference can observe a difference.
             unsafe { mapping.drop_pages() };
         }
-        self.drop_zero_pages();
         let local = 0u8;
         // Neither this frame nor that of the call is larger than a page.
         let stack = Mapping { start: self.stack, end: ((&raw const local).addr() & !(PAGE - 1)).saturating_sub(PAGE) };
@@ -210,7 +215,7 @@ impl ProcessMemory {
     /// Drops the heap and the frames of callers, too, and runs `rest`, which must not use them: nothing that existed
     /// before the fork is used by a forked process that does not return.
     pub(crate) fn drop_all(&self, _: &ForkedChild, rest: fn() -> !) -> ! {
-        self.drop_unused();
+        self.drop_program_and_stack();
         let mut heap = [Mapping::default(); MAX_HEAP];
         let count = self.heap.len().min(MAX_HEAP);
         heap.iter_mut().zip(&self.heap).for_each(|(copy, mapping)| *copy = *mapping);
