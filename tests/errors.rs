@@ -2,7 +2,7 @@
 //! behind.
 
 use gantry_fixtures::{Image, Layer};
-use gantry_tests::{Gantry, pod_id};
+use gantry_tests::{Gantry, install_program, pod_id};
 
 /// The exit code of gantry's own failures.
 const FAILED: i32 = 125;
@@ -268,6 +268,23 @@ fn failures_leave_nothing() {
     let image = g.fixture();
     let _ = g.run(&["run", "--net=none", "--rm", &image, "--exec=/bin/missing"]).exits(127);
     let _ = g.run(&["run", "--net=none", &image, "--name=one", "--exec=/bin/missing", &image, "--name=two"]).exits(127);
+    g.check_invariants();
+}
+
+/// It ends before it reads the plan, which is written to a pipe that has no reader then.
+#[test]
+fn early_ends_of_the_supervisor_are_explained() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let broken = g.scratch().join("broken-stage1");
+    install_program(g.write("broken-stage1.sh", "#!/bin/sh\necho 'a library is missing' >&2\nexit 127\n"), &broken);
+    for flags in [&["--rm"][..], &[]] {
+        let args = [&["run", "--net=none"], flags, &[&*image, "--", "true"]].concat();
+        let out = g.spawn_command(g.command(&args).env("GANTRY_STAGE1", &broken)).wait();
+        let _ = out.exits(FAILED).stderr_contains(&["ended without a reply", "a library is missing"]);
+    }
+    let phases: Vec<_> = g.list().iter().map(|pod| pod["phase"].clone()).collect();
+    assert_eq!(phases, ["aborted-prepare"]);
     g.check_invariants();
 }
 

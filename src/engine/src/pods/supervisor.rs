@@ -69,7 +69,11 @@ impl WaitingSupervisor {
     pub(crate) fn start(mut self, plan: &Plan) -> io::Result<Spawned> {
         let missing = || io::Error::from(io::ErrorKind::NotFound);
         let mut pipe = self.plan.take().ok_or_else(missing)?;
-        pipe.write_all(&serde_json::to_vec(plan)?)?;
+        match pipe.write_all(&serde_json::to_vec(plan)?) {
+            // It has ended early. Its reply, or its log, says why.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            other => other?,
+        }
         drop(pipe);
         self.spawned.take().ok_or_else(missing)
     }
