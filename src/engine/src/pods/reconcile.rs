@@ -25,7 +25,7 @@
 //!
 //! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -117,7 +117,9 @@ impl Engine {
             (supervisor.pod, journal)
         };
         let (rows, journals) = parallel::map_fed(read, |feed| {
-            self.store.pods_showing(query, &mut |row| Supervisor::of_row(row, boot).into_iter().for_each(&mut *feed))
+            self.store.pods_showing(query, &mut |row| {
+                Supervisor::of_phase(row.id, &row.phase, boot).into_iter().for_each(&mut *feed)
+            })
         });
         Ok((rows.map_err(PodError::store)?, LiveJournals(journals)))
     }
@@ -137,7 +139,7 @@ impl Engine {
 
     /// [`read_live_journal`] of a single pod.
     fn live_journal(&self, row: &PodRow) -> Option<Parsed> {
-        read_live_journal(CWD, &self.pod_dir(row.id), &Supervisor::of_row(row, self.store.boot())?)
+        read_live_journal(CWD, &self.pod_dir(row.id), &Supervisor::of_phase(row.id, &row.phase, self.store.boot())?)
     }
 
     /// [`Self::reconcile`] with the result of [`read_live_journal`].
@@ -291,10 +293,10 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn of_row(row: &PodRow, boot: &BootId) -> Option<Self> {
-        match &row.phase {
+    fn of_phase(pod: PodId, phase: &Phase, boot: &BootId) -> Option<Self> {
+        match phase {
             Phase::Running { supervisor: Process { pid, start_ticks, boot: of_process }, .. } if of_process == boot => {
-                Some(Self { pod: row.id, pid: *pid, start_ticks: *start_ticks })
+                Some(Self { pod, pid: *pid, start_ticks: *start_ticks })
             }
             // No other phase names one.
             _ => None,
@@ -305,24 +307,17 @@ impl Supervisor {
 /// The journal of a pod whose supervisor runs and has not ended the pod; the path of the pod's directory is relative to
 /// `dir`. `None`: the pod's lock has to be probed.
 fn read_live_journal(dir: impl AsFd, pod_dir: &Path, supervisor: &Supervisor) -> Option<Parsed> {
-    /// That of a pod of a few apps fits.
-    const BUFFER_SIZE: usize = 4 << 10;
     // A directory that was removed, and a file that cannot be read, are handled under the lock.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).ok()?;
+    let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).map(File::from).ok()?;
+    file.metadata().ok().filter(Metadata::is_file)?;
     // An older supervisor has not locked its journal, and one that replaces it opens it anew.
     if !process::holds_record_lock(supervisor.pid, &file)
         && !process::is_running(supervisor.pid, supervisor.start_ticks)
     {
         return None;
     }
-    let mut buffer = [0; BUFFER_SIZE];
-    let length = rustix::io::read(&file, &mut buffer[..]).ok()?;
-    let journal = match buffer.get(..length)? {
-        // A read of a file that returns less has reached its end.
-        whole if length < BUFFER_SIZE => journal::parse(whole),
-        begin => journal::parse(&[begin, &read_stream(File::from(file), pod_dir::MAX_JOURNAL).ok()?].concat()),
-    };
+    let journal = journal::parse(&read_stream(file, pod_dir::MAX_JOURNAL).ok()?);
     // A supervisor that has ended its pod may have released the lock before it exits.
     (!journal.records.iter().any(|record| record.fact == Fact::Ended)).then_some(journal)
 }

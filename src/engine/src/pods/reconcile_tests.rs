@@ -13,6 +13,17 @@ use super::*;
 use crate::Options;
 
 #[test]
+fn supervisors_of_another_boot_are_not_looked_up() {
+    let boot = |name: &str| BootId(name.to_owned());
+    let supervisor = Process { pid: 1, start_ticks: 1, boot: boot("this") };
+    let running = Phase::Running { since: Timestamp(1), supervisor };
+    let pod = "67f3a3cb-3a9c-4d43-8b7d-5e4d8f5d5f9d".parse().unwrap();
+    assert!(Supervisor::of_phase(pod, &running, &boot("this")).is_some());
+    assert!(Supervisor::of_phase(pod, &running, &boot("another")).is_none());
+    assert!(Supervisor::of_phase(pod, &Phase::Embryo, &boot("this")).is_none());
+}
+
+#[test]
 fn facts_determine_the_next_step() {
     let t = Timestamp(1);
     let supervisor = Process { pid: 1, start_ticks: 1, boot: BootId("b".into()) };
