@@ -78,9 +78,9 @@ impl PodFilesStamp {
         Some(Self(stamps))
     }
 
-    /// Whether a manifest that is made now holds as long as the stamp stays the same. Ask at once: it depends on the
-    /// present time, because every later change of the plan must give another stamp. A pod with records of added apps
-    /// or changed limits has no such manifest: one that could not be read just now counts as absent.
+    /// Whether a manifest made now stays valid while the stamp is the same. Ask at once: the answer depends on the
+    /// present time, because every later change of the plan must give another stamp. Never true for a pod with records
+    /// of added apps or changed limits: a record that could not be read just now is treated as absent.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let [Some(plan), None, None] = &self.0 else { return false };

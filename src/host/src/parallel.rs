@@ -84,8 +84,8 @@ impl<T> Drop for Closing<'_, T> {
     }
 }
 
-/// Maps the items that `produce` passes to its argument, in their order: other threads do while it goes on, and this
-/// one afterwards. Returns its result, too.
+/// Maps the items that `produce` passes to its argument, keeping their order: other threads map while `produce` runs,
+/// and this one helps afterwards. Returns the result of `produce`, too.
 pub fn map_fed<T: Send, R: Send, P>(
     convert: impl Fn(T) -> R + Sync,
     produce: impl FnOnce(&mut dyn FnMut(T)) -> P,

@@ -153,20 +153,7 @@ impl Engine {
         let sent = self
             .write_added_apps(id, &added, &lock)
             .map_err(EngineError::from_cause)
-            .and_then(|()| storage_limit::limit_app(&self.pod_dir(id), &planned.app).map_err(EngineError::from_cause))
-            .and_then(|()| self.clone_mounts(&plan.volumes_dir, &planned))
-            .and_then(|mounts| {
-                let block_devices = block_devices(&planned.app.options.limits)?;
-                let devices = devices::read_devices(&planned.app.options)?;
-                let AddedAppPlan { app, volumes } = planned;
-                let request = AddApp { app, start, volumes, terminal_size: None, block_devices, devices };
-                let meanwhile = || {
-                    self.remove_temporary_record(id, &lock);
-                    self.store.compile_changes();
-                };
-                self.ask_app_and(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT, meanwhile)
-                    .map_err(EngineError::from_cause)
-            });
+            .and_then(|()| self.create_planned_app(id, planned, start, &plan.volumes_dir, &lock));
         let error = match sent {
             Ok(Reply::Done | Reply::AppStarted(_)) => return self.record_created_app(id, &spec, &lock),
             Ok(other) => EngineError::from_cause(unexpected(id, &other)),
@@ -183,6 +170,29 @@ impl Engine {
             }
         }
         Err(error)
+    }
+
+    /// Has the supervisor create an app that is on record.
+    fn create_planned_app(
+        &self,
+        id: PodId,
+        planned: AddedAppPlan,
+        start: bool,
+        volumes_dir: &str,
+        lock: &AppsLock,
+    ) -> Result<Reply, EngineError> {
+        storage_limit::limit_app(&self.pod_dir(id), &planned.app).map_err(EngineError::from_cause)?;
+        let mounts = self.clone_mounts(volumes_dir, &planned)?;
+        let block_devices = block_devices(&planned.app.options.limits)?;
+        let devices = devices::read_devices(&planned.app.options)?;
+        let AddedAppPlan { app, volumes } = planned;
+        let request = AddApp { app, start, volumes, terminal_size: None, block_devices, devices };
+        let meanwhile = || {
+            self.remove_temporary_record(id, lock);
+            self.store.compile_changes();
+        };
+        self.ask_app_and(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT, meanwhile)
+            .map_err(EngineError::from_cause)
     }
 
     /// Records an app that the supervisor has created; with a restart policy durably, for gantryd starts it again with
@@ -338,15 +348,16 @@ impl Engine {
     fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(PodRow, Parsed), PodError> {
         self.remove_temporary_record(id, lock);
         let (row, journal) = self.row_up_to_journal(id)?;
-        let is_creating = |app: &&AppRow| app.state == AppState::Creating;
+        let creating = row.apps.iter().filter(|app| app.state == AppState::Creating).map(|app| &app.name);
+        let creating: Vec<_> = creating.collect();
         // An app that is on record lost its row with the database; another one was created after its row was deleted.
         let unknown = unknown_apps(&row, &journal);
-        let is_clean = unknown.is_empty() && !row.apps.iter().any(|app| is_creating(&app));
+        let is_clean = creating.is_empty() && unknown.is_empty();
         if is_clean || !matches!(row.phase, Phase::Running { .. }) {
             return Ok((row, journal));
         }
-        for app in row.apps.iter().filter(is_creating) {
-            self.undo_add(id, &app.name, lock);
+        for app in creating {
+            self.undo_add(id, app, lock);
         }
         let recorded = self.added_apps(id)?;
         for app in &unknown {

@@ -44,7 +44,7 @@ enum DiskTree {
 #[derive(Debug, Default)]
 pub(super) struct DiskCounts {
     trees: HashMap<DiskTree, DiskCount>,
-    /// The sample of which no tree is due before a time.
+    /// The sample in which no tree was due, and the time until which none will be.
     idle: Option<(Instant, Instant)>,
 }
 
@@ -58,7 +58,7 @@ struct DiskCount {
 }
 
 impl DiskCount {
-    /// The time at which a tree is counted again that is in this state now.
+    /// The time at which a tree with this count is due again, if `target` is its present state.
     fn due_at(&self, target: &DiskTarget, interval: Duration) -> Option<Instant> {
         let is_asleep = target.cpu_ns.is_some() && target.cpu_ns == self.cpu_ns;
         let is_complete = self.usage.is_some_and(|usage| usage.is_complete);

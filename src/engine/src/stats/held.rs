@@ -2,7 +2,7 @@
 //!
 //! Most apps of a node sleep most of the time. A cgroup is at rest when no process of it has run between two readings
 //! that are equal. While it stays at rest, a sample reads four files only: CPU time, memory, threads and bytes of block
-//! devices, of which one changes at least when a process of it runs, when memory is charged or reclaimed, and when the
+//! devices. At least one of them changes when a process of it runs, when memory is charged or reclaimed, or when the
 //! kernel writes back its pages. Pressure is read as well until its averages have decayed. All else is read again with
 //! the limits, at least once a minute: the kernel may, for example, age page cache without a process.
 

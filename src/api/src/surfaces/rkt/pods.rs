@@ -61,7 +61,8 @@ pub(super) fn list(observer: &Observer, filters: &[PodFilter], detail: Detail) -
 pub(super) fn inspect(
     observer: &Observer,
     cache: &PodCache,
-    (request, detail): (Request, Detail),
+    request: Request,
+    detail: Detail,
 ) -> Result<Encoded, Status> {
     // Before reading: a commit or another file in between must not be taken for one that was read.
     let epoch = cache.begin();

@@ -96,12 +96,12 @@ impl PublicApi for Service {
         let peer = Peer::of(&extensions);
         let detail = Detail::for_peer(peer, true);
         let asked = pod_cache::Request { id, shows_secrets: peer.sees_secrets() };
-        // Here, because the way to the bridge's threads and back costs several times as much.
+        // On this thread: handing the call to the bridge's threads and back costs several times as much.
         let response = match self.pods.find(&asked) {
             Some(response) => response,
             None => {
                 let cache = Arc::clone(&self.pods);
-                let inspect = move |observer: &Observer| pods::inspect(observer, &cache, (asked, detail));
+                let inspect = move |observer: &Observer| pods::inspect(observer, &cache, asked, detail);
                 self.context.reader.call(peer, Weight::Light, inspect).await?
             }
         };
