@@ -18,7 +18,15 @@ const MIN_CAPACITY: usize = 512;
 /// [`io::ErrorKind::FileTooLarge`] if it is longer.
 pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    read_open_file(File::from(rustix::fs::open(path, flags, Mode::empty())?), limit)
+}
+
+/// Reads an open file to its end, at most `limit` bytes.
+///
+/// # Errors
+/// The error of read(2); [`io::ErrorKind::InvalidData`] if it is not a regular file; [`io::ErrorKind::FileTooLarge`] if
+/// it is longer.
+pub fn read_open_file(file: File, limit: u64) -> io::Result<Vec<u8>> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"));

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gantry_contract::{files, journal, plan::Plan};
-use gantry_host::file::{read_stream, read_truncated};
+use gantry_host::file::{read_open_file, read_truncated};
 use gantry_host::lock::{LockMode, lock_within};
 use gantry_model::spec::PodFlavor;
 use gantry_model::{PodId, PodSpec};
@@ -232,19 +232,23 @@ pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
 /// Reads a regular file of at most this many bytes. Symbolic links are not followed; anything but a regular file (a
 /// FIFO, a device) fails with [`io::ErrorKind::InvalidData`].
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    read_stream(open(path)?, most).map_err(|error| match error.kind() {
+    read_open_file(open(path)?, most).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => invalid(error.to_string()),
         _ => error,
     })
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    if !std::fs::symlink_metadata(path)?.is_file() {
-        return Err(invalid("it is not a regular file"));
-    }
-    // NONBLOCK: open(2) of a FIFO that was put there in the meantime must not block.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    OpenOptions::new().read(true).custom_flags(flags).open(path)
+    // NONBLOCK: open(2) of a FIFO must not block.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let not_regular = || invalid("it is not a regular file");
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        // A symbolic link, and a socket.
+        Err(Errno::LOOP | Errno::NXIO) => return Err(not_regular()),
+        Err(error) => return Err(error.into()),
+    };
+    if file.metadata()?.is_file() { Ok(file) } else { Err(not_regular()) }
 }
 
 fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
@@ -277,7 +281,8 @@ mod tests {
         std::os::unix::fs::symlink(&path, dir.path().join("link")).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
             .unwrap();
-        for other in ["link", "fifo", "."] {
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("socket")).unwrap();
+        for other in ["link", "fifo", "socket", "."] {
             let error = read(&dir.path().join(other), 10).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{other}: {error}");
         }

@@ -25,14 +25,14 @@
 //!
 //! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
 use gantry_contract::files;
 use gantry_contract::journal::{self, Fact, Parsed};
-use gantry_host::file::read_stream;
+use gantry_host::file::read_open_file;
 use gantry_host::parallel;
 use gantry_model::query::PodQuery;
 use gantry_model::{BootId, Phase, PodId, PodPrefix, Process};
@@ -310,14 +310,13 @@ fn read_live_journal(dir: impl AsFd, pod_dir: &Path, supervisor: &Supervisor) ->
     // A directory that was removed, and a file that cannot be read, are handled under the lock.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).map(File::from).ok()?;
-    file.metadata().ok().filter(Metadata::is_file)?;
     // An older supervisor has not locked its journal, and one that replaces it opens it anew.
     if !process::holds_record_lock(supervisor.pid, &file)
         && !process::is_running(supervisor.pid, supervisor.start_ticks)
     {
         return None;
     }
-    let journal = journal::parse(&read_stream(file, pod_dir::MAX_JOURNAL).ok()?);
+    let journal = journal::parse(&read_open_file(file, pod_dir::MAX_JOURNAL).ok()?);
     // A supervisor that has ended its pod may have released the lock before it exits.
     (!journal.records.iter().any(|record| record.fact == Fact::Ended)).then_some(journal)
 }
