@@ -7,6 +7,8 @@ use std::thread;
 
 /// Fewer items than this are not worth a thread.
 const MIN_ITEMS_PER_THREAD: usize = 32;
+/// The items that are fed to a thread at once: each batch wakes one, which costs as much as ten items.
+const FED_BATCH: usize = 128;
 /// Maximum threads: reading cgroups and `/proc` takes locks of the kernel, which more threads wait for.
 const MAX_THREADS: usize = 4;
 
@@ -99,10 +101,10 @@ pub fn map_fed<T: Send, R: Send, P>(
         let (mut threads, mut batch, mut number) = (Vec::new(), Vec::new(), 0);
         let produced = produce(&mut |item| {
             batch.push(item);
-            if batch.len() < MIN_ITEMS_PER_THREAD {
+            if batch.len() < FED_BATCH {
                 return;
             }
-            queue.push(number, std::mem::replace(&mut batch, Vec::with_capacity(MIN_ITEMS_PER_THREAD)));
+            queue.push(number, std::mem::replace(&mut batch, Vec::with_capacity(FED_BATCH)));
             if number == 0 {
                 let others = thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS) - 1;
                 // Without threads, this one converts all.
@@ -136,7 +138,7 @@ mod tests {
 
     #[test]
     fn fed_items_keep_their_order() {
-        for length in [0, 1, 32, 33, 1000] {
+        for length in [0, 1, FED_BATCH, FED_BATCH + 1, 1000] {
             let feed = |feed: &mut dyn FnMut(usize)| {
                 (0..length).for_each(feed);
                 "done"
@@ -148,7 +150,7 @@ mod tests {
     #[test]
     fn a_panic_ends_the_threads() {
         let feed = |feed: &mut dyn FnMut(usize)| {
-            (0..100).for_each(feed);
+            (0..2 * FED_BATCH).for_each(feed);
             panic!("expected");
         };
         let result = std::panic::catch_unwind(|| map_fed(|item| item, feed));

@@ -148,6 +148,10 @@ fn list(conn: &Connection, condition: &Condition, show: &mut dyn FnMut(&PodRow))
             place += 1;
         }
         if let Some(pod) = pods.get_mut(place).filter(|pod| pod.id == id) {
+            // Most pods have one app, and a row of an app is large.
+            if pod.apps.is_empty() {
+                pod.apps.reserve_exact(1);
+            }
             pod.apps.push(row::app(found)?);
         }
     }
