@@ -41,7 +41,7 @@ use std::process::ExitCode;
 /// musl's allocator maps and unmaps pages for most allocations, which costs a short process more than its work.
 #[cfg(target_env = "musl")]
 #[global_allocator]
-static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+static ALLOCATOR: gantry_host::memory::Heap = gantry_host::memory::Heap::empty();
 
 fn main() -> ExitCode {
     gantry_host::memory::keep_freed();

@@ -2,6 +2,8 @@
 
 use crate::sys;
 
+pub use crate::sys::Heap;
+
 /// Keeps freed memory for the next allocation: for a process that runs for milliseconds. By default, glibc returns the
 /// end of the heap when 128 KiB of it are free, and SQLite allocates and frees more with each transaction: two calls of
 /// brk(2) and 40 page faults.
