@@ -27,6 +27,8 @@ pub(crate) const MANIFEST: &str = "pod.json";
 
 /// A file that the caller of a command holds locked ([`crate::pods::host_command`]).
 const OWNER: &str = "owner";
+/// Why a file of another kind is not read.
+const NOT_REGULAR: &str = "it is not a regular file";
 /// How long another process may hold that lock to find out whether the caller is gone.
 const OWNER_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -232,23 +234,27 @@ pub(crate) fn is_to_be_removed(dir: &Path) -> bool {
 /// Reads a regular file of at most this many bytes. Symbolic links are not followed; anything but a regular file (a
 /// FIFO, a device) fails with [`io::ErrorKind::InvalidData`].
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    read_open_file(open(path)?, most).map_err(|error| match error.kind() {
+    read_open_file(open_any(path)?, most).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => invalid(error.to_string()),
         _ => error,
     })
 }
 
+/// Opens a regular file for reading; errors as of [`read`].
 fn open(path: &Path) -> io::Result<File> {
+    let file = open_any(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(invalid(NOT_REGULAR)) }
+}
+
+/// Opens a regular file, a directory, a FIFO or a device for reading.
+fn open_any(path: &Path) -> io::Result<File> {
     // NONBLOCK: open(2) of a FIFO must not block.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let not_regular = || invalid("it is not a regular file");
-    let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
+    rustix::fs::open(path, flags, Mode::empty()).map(File::from).map_err(|errno| match errno {
         // A symbolic link, and a socket.
-        Err(Errno::LOOP | Errno::NXIO) => return Err(not_regular()),
-        Err(error) => return Err(error.into()),
-    };
-    if file.metadata()?.is_file() { Ok(file) } else { Err(not_regular()) }
+        Errno::LOOP | Errno::NXIO => invalid(NOT_REGULAR),
+        other => other.into(),
+    })
 }
 
 fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
