@@ -271,7 +271,7 @@ fn failures_leave_nothing() {
     g.check_invariants();
 }
 
-/// It ends before it reads the plan, which is written to a pipe that has no reader then.
+/// The supervisor ends before it reads its plan, so writing the plan fails as well. Its own words are the cause.
 #[test]
 fn early_ends_of_the_supervisor_are_explained() {
     let g = Gantry::new();

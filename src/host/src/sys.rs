@@ -1,5 +1,5 @@
-//! System calls without a safe wrapper in rustix. All `unsafe` code of this crate is here, each block with its
-//! argument.
+//! System calls without a safe wrapper in rustix, and the heap of a program. All `unsafe` code of this crate is here,
+//! each block with its argument.
 #![expect(unsafe_code, reason = "all unsafe code of the crate is in this module")]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -147,7 +147,7 @@ pub(crate) fn restrict_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
 /// The heap of a program: dlmalloc behind a lock that spins before it sleeps.
 ///
 /// The lock of dlmalloc's own global allocator is that of musl. A thread that waits for it sleeps at once, and each
-/// release wakes a thread with a system call: 400 of them in a `list` of 1 000 pods, which two threads read.
+/// release then takes a system call: hundreds to thousands in a `list` of 1 000 pods, which two threads read.
 pub struct Heap(Mutex<Dlmalloc>);
 
 impl Heap {

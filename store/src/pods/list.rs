@@ -148,7 +148,7 @@ fn list(conn: &Connection, condition: &Condition, show: &mut dyn FnMut(&PodRow))
             place += 1;
         }
         if let Some(pod) = pods.get_mut(place).filter(|pod| pod.id == id) {
-            // Most pods have one app, and a row of an app is large.
+            // Most pods have one app; a push into an empty vector would reserve four, 1.3 KB.
             if pod.apps.is_empty() {
                 pod.apps.reserve_exact(1);
             }

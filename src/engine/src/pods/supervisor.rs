@@ -70,7 +70,7 @@ impl WaitingSupervisor {
         let missing = || io::Error::from(io::ErrorKind::NotFound);
         let mut pipe = self.plan.take().ok_or_else(missing)?;
         match pipe.write_all(&serde_json::to_vec(plan)?) {
-            // It has ended early. Its reply, or its log, says why.
+            // The supervisor has ended early: its reply or its log says why.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             other => other?,
         }
