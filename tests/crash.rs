@@ -1,7 +1,6 @@
 //! `kill -9` at awkward moments: later commands report the true state, and nothing is leaked.
 
 use std::fs;
-use std::process::Command;
 
 use gantry_tests::{Gantry, Out, Signal, pod_id, wait_for};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
@@ -158,19 +157,7 @@ fn the_next_command_finishes_a_killed_rm() {
 
 /// Runs gantry in a simulated next boot of the host.
 fn next_boot(g: &Gantry, args: &[&str]) -> Out {
-    let boot = g.write("boot-id", "7d5f6c1e-0000-4000-8000-00000000b007\n");
-    let model = g.command(args);
-    let mut command = Command::new("unshare");
-    let script = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
-    command.args(["--mount", "--propagation=private", "sh", "-c", script, &boot]);
-    command.arg(model.get_program()).args(model.get_args());
-    for (name, value) in model.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    g.spawn_command(&mut command).wait()
+    g.spawn_command(&mut g.in_next_boot(&g.command(args))).wait()
 }
 
 /// Unsynced data may be lost, in the worst order: all directories are as after the removals, the database is as of an

@@ -16,6 +16,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use gantry_host::boot::{BOOT_ID, read_boot_id};
 use gantry_model::{BootId, Timestamp};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior};
@@ -51,8 +52,6 @@ pub(crate) const WAL_BYTES: u32 = 2 * WAL_PAGES * 4120;
 /// and the types of the model already guarantee them; debug builds check them, so tests would find a violation.
 /// Examining and migrating a database, and copying it to a backup or from one, always checks them.
 const IGNORES_CHECKS: bool = !cfg!(debug_assertions);
-
-pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A data directory, opened. `Send`, not `Sync`: open one per thread.
 #[derive(Debug)]
@@ -344,8 +343,7 @@ fn count_durable(tx: &Transaction<'_>) -> rusqlite::Result<()> {
 }
 
 pub(crate) fn current_boot() -> Result<BootId, OpenError> {
-    let text = fs::read_to_string(BOOT_ID).map_err(boot_unknown)?;
-    Ok(BootId(text.trim().to_owned()))
+    read_boot_id().map(BootId).map_err(boot_unknown)
 }
 
 /// The path of the data directory without symbolic links among its parents (`/var/lib` may be on another disk), because

@@ -79,12 +79,23 @@ impl Gantry {
     #[must_use]
     #[track_caller]
     pub fn in_next_boot(&self, model: &Command) -> Command {
-        let boot = self.write("boot-id", "7d5f6c1e-0000-4000-8000-00000000b007\n");
+        let boot = self.write_boot_id();
         let mut command = Command::new("unshare");
         let script = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
         command.args(["--mount", "--propagation=private", "sh", "-c", script, &boot]);
         copy_environment(model, command.arg(model.get_program()).args(model.get_args()));
         command
+    }
+
+    /// The file with the id of the simulated boot. It is written only once, because running processes of that boot may
+    /// read it at any time.
+    #[track_caller]
+    fn write_boot_id(&self) -> String {
+        let path = self.scratch().join("boot-id");
+        if path.exists() {
+            return path.display().to_string();
+        }
+        self.write("boot-id", "7d5f6c1e-0000-4000-8000-00000000b007\n")
     }
 
     /// This command in a mount namespace of its own, in which a directory is on a shared mount.

@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `boot` | the boot id |
 //! | `cgroup` | cgroups of v1, v2 and hybrid hosts: create, join, kill, freeze, limits, counters, remove |
 //! | `device` | device nodes of the host |
 //! | `file` | bounded reads |
@@ -16,6 +17,7 @@
 //!
 //! Imports nothing of the workspace and knows no pods.
 
+pub mod boot;
 pub mod cgroup;
 pub mod device;
 pub mod file;

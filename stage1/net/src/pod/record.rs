@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use gantry_contract::files::NETWORK;
 use gantry_contract::network::Host;
+use gantry_host::boot::{BOOT_ID, read_boot_id};
 use gantry_model::net::PodNetwork;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -377,9 +378,7 @@ impl Records {
 
 /// The id of this boot.
 pub(super) fn boot() -> Result<String> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    let text = std::fs::read_to_string(path).map_err(NetworkError::io(format!("read {path}")))?;
-    Ok(text.trim().to_owned())
+    read_boot_id().map_err(NetworkError::io(format!("read {BOOT_ID}")))
 }
 
 #[cfg(test)]
