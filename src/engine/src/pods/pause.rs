@@ -61,12 +61,12 @@ impl Engine {
 
     /// Brings the row of a running pod up to the pauses in the journal.
     pub(crate) fn record_pauses(&self, mut row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
-        let state = pauses(journal);
-        let mut wanted = row.clone();
-        state.apply_to(&mut wanted);
-        if wanted == row || !matches!(row.phase, Phase::Running { .. }) {
+        if with_pauses(&row, &pauses(journal)).is_none() {
             return Ok(Some(row));
         }
+        // The row may be newer than the journal that was read: another process may have recorded app changes.
+        let state = pauses(&self.journal(row.id)?);
+        let Some(wanted) = with_pauses(&row, &state) else { return Ok(Some(row)) };
         if !self.writes.get() {
             return Ok(Some(wanted));
         }
@@ -81,6 +81,18 @@ impl Engine {
         }
         Ok(Some(row))
     }
+}
+
+/// A row with these pauses; `None`: it has them, or the pod does not run.
+fn with_pauses(row: &PodRow, state: &PauseState) -> Option<PodRow> {
+    let is_paused = row.paused || row.apps.iter().any(|app| app.paused);
+    // Most pods are never paused: their rows are not copied.
+    if !matches!(row.phase, Phase::Running { .. }) || !is_paused && *state == PauseState::default() {
+        return None;
+    }
+    let mut wanted = row.clone();
+    state.apply_to(&mut wanted);
+    (wanted != *row).then_some(wanted)
 }
 
 /// The parts of a pod that are paused at the end of a journal.
