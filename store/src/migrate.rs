@@ -134,6 +134,9 @@ CREATE TABLE pod (
     log_dir TEXT CHECK (log_dir LIKE '/%'),
     -- The number of the last change of its limits in the journal.
     limit_changes INTEGER NOT NULL DEFAULT 0 CHECK (limit_changes >= 0),
+    -- The stamp of the journal whose facts are all in the rows, and the generation for which this is so
+    -- (`pods/journal.rs`). A migration that adds facts of journals to rows sets it to NULL.
+    journal BLOB CHECK (length(journal) = 48),
     CHECK (paused = 0 OR phase = 'running'),
     CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
     CHECK (phase NOT IN ('prepared', 'running', 'exited', 'starting') OR prepared_at IS NOT NULL),

@@ -7,6 +7,7 @@
 mod apps;
 pub(crate) mod condition;
 pub(crate) mod health;
+mod journal;
 mod limits;
 pub(crate) mod list;
 mod names;

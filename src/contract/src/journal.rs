@@ -1,7 +1,8 @@
 //! The journal: an append-only file with one JSON line per fact, each written with a single `write`.
 //!
 //! A reader takes the complete lines and ignores a torn last one (left by a crash of the host; a `kill -9` does not
-//! tear a single `write`). Reconciling updates the database from the journal.
+//! tear a single `write`). Reconciling updates the database from the journal. A list reads only the journals that have
+//! changed since an earlier list found all of their facts in the database.
 //!
 //! The supervisor replaces a journal that has grown long by a shorter one of the same meaning ([`compact`]), under the
 //! same name. A reader that has the former file open reads it as it was at that moment.

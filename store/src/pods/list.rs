@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use gantry_host::stamp::FileStamp;
 use gantry_model::PodId;
 use gantry_model::query::PodQuery;
 use rusqlite::{Connection, OptionalExtension as _, params_from_iter};
@@ -24,14 +25,19 @@ impl Store {
     /// # Errors
     /// [`StoreError`].
     pub fn pods(&self, query: &PodQuery) -> Result<Vec<PodRow>, StoreError> {
-        self.pods_showing(query, &mut |_| {})
+        self.pods_showing(query, &mut |_, _| {})
     }
 
-    /// The same; passes each row to `show` as soon as it was read, in the order of ids and still without its apps.
+    /// The same; passes each row to `show` as soon as it was read, in the order of ids and still without its apps,
+    /// together with the stamp that [`Self::record_journals`] recorded for it.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn pods_showing(&self, query: &PodQuery, show: &mut dyn FnMut(&PodRow)) -> Result<Vec<PodRow>, StoreError> {
+    pub fn pods_showing(
+        &self,
+        query: &PodQuery,
+        show: &mut dyn FnMut(&PodRow, Option<FileStamp>),
+    ) -> Result<Vec<PodRow>, StoreError> {
         const DOING: &str = "list the pods";
         let condition = Condition::of_query(query);
         let mut pods = self.read(DOING, |tx| list(tx, &condition, show).map_err(StoreError::sql(DOING)))?;
@@ -47,7 +53,7 @@ impl Store {
     pub fn pods_without_apps(&self, query: &PodQuery, take: &mut dyn FnMut(PodRow)) -> Result<(), StoreError> {
         const DOING: &str = "list the pods";
         let condition = Condition::of_query(query);
-        self.read(DOING, |tx| take_pods(tx, &condition, take).map_err(StoreError::sql(DOING)))
+        self.read(DOING, |tx| take_pods(tx, &condition, &mut |pod, _| take(pod)).map_err(StoreError::sql(DOING)))
     }
 
     /// The number of pods in each phase that has any, by the phase's name; pods being deleted count as `garbage`.
@@ -79,7 +85,7 @@ impl Store {
     pub fn pods_where(&self, filters: &[PodWhere<'_>]) -> Result<Vec<PodRow>, StoreError> {
         const DOING: &str = "list the pods";
         self.read(DOING, |tx| {
-            any(tx, filters).and_then(|of| list(tx, &of, &mut |_| {})).map_err(StoreError::sql(DOING))
+            any(tx, filters).and_then(|of| list(tx, &of, &mut |_, _| {})).map_err(StoreError::sql(DOING))
         })
     }
 }
@@ -121,18 +127,31 @@ pub(crate) fn text(condition: &Condition) -> String {
 
 const OF_THESE: &str = "WHERE app.pod IN (SELECT value FROM json_each(?))";
 
-fn take_pods(conn: &Connection, condition: &Condition, take: &mut dyn FnMut(PodRow)) -> rusqlite::Result<()> {
+fn take_pods(
+    conn: &Connection,
+    condition: &Condition,
+    take: &mut dyn FnMut(PodRow, Option<FileStamp>),
+) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(&text(condition))?;
-    let mut rows = statement.query_map(params_from_iter(&condition.values), row::pod)?;
-    rows.try_for_each(|row| row.map(&mut *take))
+    let mut rows = statement.query(params_from_iter(&condition.values))?;
+    while let Some(found) = rows.next()? {
+        let pod = row::pod(found)?;
+        let stamp = row::journal_stamp(found, &pod)?;
+        take(pod, stamp);
+    }
+    Ok(())
 }
 
 /// Two statements, whatever the number of pods: the pods, and the apps of those pods. Both come in the order of the
 /// primary key, which costs SQLite neither a sort nor a look-up per row, and are merged.
-fn list(conn: &Connection, condition: &Condition, show: &mut dyn FnMut(&PodRow)) -> rusqlite::Result<Vec<PodRow>> {
+fn list(
+    conn: &Connection,
+    condition: &Condition,
+    show: &mut dyn FnMut(&PodRow, Option<FileStamp>),
+) -> rusqlite::Result<Vec<PodRow>> {
     let mut pods = Vec::new();
-    take_pods(conn, condition, &mut |pod| {
-        show(&pod);
+    take_pods(conn, condition, &mut |pod, stamp| {
+        show(&pod, stamp);
         pods.push(pod);
     })?;
     let (of_these, values) =

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
+use gantry_host::stamp::FileStamp;
 use gantry_model::restart::PodRestart;
 use gantry_model::{
     AppEnd, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, ImageId, Phase, PodEnd, PodId, Process,
@@ -11,14 +12,17 @@ use gantry_model::{
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
 
-use super::{AppRow, Networks, NewApp, PodRow};
+use super::{AppRow, Networks, NewApp, PodRow, journal};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
     pod.namespace, pod.sandbox, pod.paused, pod.cgroup, pod.log_dir, pod.limit_changes, pod.user_annotations, pod.user_labels, pod.restart_at, pod.restart_tries, \
     pod.restart_count, pod.restart_failure, pod.stop_requested, pod.restart_held, pod.prepared_at, pod.phase, pod.aborted_at, \
     pod.started_at, pod.supervisor_pid, pod.supervisor_start, pod.supervisor_boot, pod.ended_at, pod.exit_code, pod.failed_app, pod.reason, \
-    pod.marked_at, pod.was, pod.deleting_at";
+    pod.marked_at, pod.was, pod.deleting_at, pod.journal";
+
+/// The place of the stamp of the journal in [`POD`].
+const JOURNAL: usize = 35;
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
@@ -164,6 +168,12 @@ pub(crate) fn pod(row: &Row<'_>) -> rusqlite::Result<PodRow> {
     };
     pod.phase = phase(&mut columns, pod.prepared)?;
     Ok(pod)
+}
+
+/// Reads the recorded stamp of the journal of the pod that was read from this row.
+pub(crate) fn journal_stamp(row: &Row<'_>, pod: &PodRow) -> rusqlite::Result<Option<FileStamp>> {
+    // A damaged value is as good as none.
+    Ok(row.get_ref(JOURNAL)?.as_blob().ok().and_then(|bytes| journal::decode(bytes, pod.generation)))
 }
 
 fn restart(columns: &mut Columns<'_, '_>) -> rusqlite::Result<PodRestart> {

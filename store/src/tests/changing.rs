@@ -2,12 +2,13 @@
 
 use std::sync::Barrier;
 
+use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, ErrorKind, EventKind, Kind as _, Phase};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CommitImageError, InsertPodError, RemoveImageError, ResolveError, StepError, StoreError};
+use crate::{CommitImageError, InsertPodError, PauseState, RemoveImageError, ResolveError, StepError, StoreError};
 
 fn name(text: &str) -> AppName {
     text.parse().unwrap()
@@ -60,6 +61,52 @@ fn only_running_pods_and_apps_are_stopping() {
     assert_eq!(seen, want);
     assert_eq!(events[0].event.data["attempt"], "0");
     assert_eq!(store.pod(id).unwrap().unwrap().generation, pod.generation, "the row is the same");
+}
+
+#[test]
+fn recorded_stamps_count_until_the_next_change() {
+    let home = Home::new();
+    let (store, id) = (&home.store, pod_id(1));
+    let image = image(store, "i", &["l"]);
+    let pod = running(store, id, &image);
+    let other = store.insert_pod(&new_pod(pod_id(2), &image, &["a"])).unwrap();
+    let stamp = FileStamp::read(&store.layout().db()).unwrap();
+    let shown = || {
+        let mut shown = Vec::new();
+        store.pods_showing(&PodQuery::default(), &mut |pod, stamp| shown.push((pod.id, stamp))).unwrap();
+        shown
+    };
+    let last = store.last_seq().unwrap();
+    store.record_journals(&[(id, Generation(pod.generation.0 - 1), stamp)]).unwrap();
+    assert_eq!(shown(), [(id, None), (other.id, None)], "the generation differs");
+    store.record_journals(&[(id, pod.generation, stamp)]).unwrap();
+    assert_eq!(shown(), [(id, Some(stamp)), (other.id, None)]);
+    assert_eq!((store.pod(id).unwrap().unwrap(), store.last_seq().unwrap()), (pod.clone(), last), "no change");
+    let paused = PauseState { pod: true, ..PauseState::default() };
+    let Moved::Yes(Some(pod)) = store.record_pauses(id, pod.generation, &paused).unwrap() else { panic!() };
+    assert_eq!(shown()[0], (id, None));
+    store.record_journals(&[(id, pod.generation, stamp)]).unwrap();
+    let exits = [(name("b"), exited(AppOutcome::Exited(0), 0))];
+    assert!(matches!(store.update_apps(id, pod.generation, &exits, &[]).unwrap(), Moved::Yes(Some(_))));
+    assert_eq!(shown()[0], (id, None));
+}
+
+#[test]
+fn recording_stamps_does_not_wait_for_a_writer() {
+    let home = Home::new();
+    let (store, id) = (&home.store, pod_id(1));
+    let image = image(store, "i", &["l"]);
+    let pod = running(store, id, &image);
+    let stamp = FileStamp::read(&store.layout().db()).unwrap();
+    let other = home.another();
+    other.conn.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let begun = std::time::Instant::now();
+    store.record_journals(&[(id, pod.generation, stamp)]).unwrap_err();
+    assert!(begun.elapsed() < crate::db::BUSY_TIMEOUT);
+    other.conn.execute_batch("ROLLBACK").unwrap();
+    store.record_journals(&[(id, pod.generation, stamp)]).unwrap();
+    let timeout: u64 = store.conn.query_row("PRAGMA busy_timeout", [], |row| row.get(0)).unwrap();
+    assert_eq!(u128::from(timeout), crate::db::BUSY_TIMEOUT.as_millis(), "of later steps");
 }
 
 #[test]

@@ -581,7 +581,7 @@ fn need_running(row: &PodRow) -> Result<(), EngineError> {
 }
 
 /// The apps that the supervisor added and that have no row.
-fn unknown_apps(row: &PodRow, journal: &Parsed) -> Vec<AppName> {
+pub(crate) fn unknown_apps(row: &PodRow, journal: &Parsed) -> Vec<AppName> {
     let histories = AppHistories::from_journal(journal);
     histories.added_names().filter(|name| row.apps.iter().all(|app| app.name != *name)).collect()
 }

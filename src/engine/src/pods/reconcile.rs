@@ -34,20 +34,25 @@ use gantry_contract::files;
 use gantry_contract::journal::{self, Fact, Parsed};
 use gantry_host::file::read_open_file;
 use gantry_host::parallel;
+use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
-use gantry_model::{BootId, Phase, PodId, PodPrefix, Process};
+use gantry_model::{AppState, BootId, Phase, PodId, PodPrefix, Process};
 use gantry_store::{PodLock, PodRow, PodState};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::Engine;
 use crate::error::PodError;
 use crate::host::process::{self, Deadline};
+use crate::pods::apps::unknown_apps;
 use crate::pods::pod_dir;
 use crate::pods::restart::START_INTERRUPTED;
 use crate::pods::transition::{cannot_be_written, ready_record};
 
 /// The maximum adjustment of the wall clock while the host is up; beyond it, a pod seems to be of an earlier boot.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
+
+/// A list that has read fewer journals than this does not record their stamps: reading them again is faster.
+const MIN_RECORDED: usize = 32;
 
 /// The transition that makes a row agree with the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +106,7 @@ impl Engine {
     /// meantime.
     pub(crate) fn reconcile(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
-        self.reconcile_read(row, journal)
+        self.reconcile_read(row, journal.as_ref())
     }
 
     /// Reads the requested rows, without reconciling them, and meanwhile what [`Self::reconcile_listed`] needs.
@@ -110,15 +115,15 @@ impl Engine {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         // Without it, each lock is probed.
         let pods = rustix::fs::open(self.store.layout().pods_dir(), flags, Mode::empty()).ok();
-        let read = |supervisor: Supervisor| {
-            let journal = pods
-                .as_ref()
-                .and_then(|pods| read_live_journal(pods, Path::new(&supervisor.pod.to_string()), &supervisor));
-            (supervisor.pod, journal)
+        let read = |(supervisor, recorded): (Supervisor, Option<FileStamp>)| {
+            let pod_dir = supervisor.pod.to_string();
+            let file = pods.as_ref().and_then(|pods| open_live_journal(pods, Path::new(&pod_dir), &supervisor));
+            (supervisor.pod, file.and_then(|file| LiveJournal::read_unless(recorded, file)))
         };
         let (rows, journals) = parallel::map_fed(read, |feed| {
-            self.store.pods_showing(query, &mut |row| {
-                Supervisor::of_phase(row.id, &row.phase, boot).into_iter().for_each(&mut *feed)
+            self.store.pods_showing(query, &mut |row, recorded| {
+                let supervisor = Supervisor::of_phase(row.id, &row.phase, boot);
+                supervisor.into_iter().for_each(|supervisor| feed((supervisor, recorded)));
             })
         });
         Ok((rows.map_err(PodError::store)?, LiveJournals(journals)))
@@ -130,20 +135,39 @@ impl Engine {
         rows: Vec<PodRow>,
         mut journals: LiveJournals,
     ) -> Result<Vec<PodRow>, PodError> {
-        let reconciled = rows.into_iter().map(|row| {
-            let journal = journals.take(row.id);
-            self.reconcile_read(row, journal)
-        });
-        reconciled.filter_map(Result::transpose).collect()
+        let mut reconciled = Vec::with_capacity(rows.len());
+        let mut read = Vec::new();
+        for row in rows {
+            let row = match journals.take(row.id) {
+                Some(LiveJournal::Recorded) if !has_unfinished_add(&row) => Some(row),
+                Some(LiveJournal::Recorded) => self.reconcile(row)?,
+                Some(LiveJournal::Read(stamp, journal)) => {
+                    let listed = row.clone();
+                    let row = self.reconcile_read(row, Some(&journal))?;
+                    // A row that was changed may not be stored, or may need another change: the next list records it.
+                    if row.as_ref() == Some(&listed) && has_all_facts(&listed, &journal) {
+                        read.push((listed.id, listed.generation, stamp));
+                    }
+                    row
+                }
+                None => self.reconcile_read(row, None)?,
+            };
+            reconciled.extend(row);
+        }
+        if read.len() >= MIN_RECORDED && self.writes.get() {
+            let _read_again_by_the_next_list = self.store.record_journals(&read);
+        }
+        Ok(reconciled)
     }
 
-    /// [`read_live_journal`] of a single pod.
+    /// The journal of a single pod whose supervisor runs. `None`: the pod's lock has to be probed.
     fn live_journal(&self, row: &PodRow) -> Option<Parsed> {
-        read_live_journal(CWD, &self.pod_dir(row.id), &Supervisor::of_phase(row.id, &row.phase, self.store.boot())?)
+        let supervisor = Supervisor::of_phase(row.id, &row.phase, self.store.boot())?;
+        read_live_journal(open_live_journal(CWD, &self.pod_dir(row.id), &supervisor)?)
     }
 
-    /// [`Self::reconcile`] with the result of [`read_live_journal`].
-    fn reconcile_read(&self, row: PodRow, journal: Option<Parsed>) -> Result<Option<PodRow>, PodError> {
+    /// [`Self::reconcile`] with the journal that [`read_live_journal`] has read.
+    fn reconcile_read(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
         if row.phase.is_final() {
             return Ok(Some(row));
         }
@@ -168,10 +192,10 @@ impl Engine {
     /// Reconciles a row; removes nothing of a pod that has ended.
     pub(crate) fn reconcile_row(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
-        self.reconcile_row_read(row, journal)
+        self.reconcile_row_read(row, journal.as_ref())
     }
 
-    fn reconcile_row_read(&self, row: PodRow, journal: Option<Parsed>) -> Result<Option<PodRow>, PodError> {
+    fn reconcile_row_read(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
         if row.phase.is_final() {
             return Ok(Some(row));
         }
@@ -187,9 +211,9 @@ impl Engine {
         }
     }
 
-    fn reconcile_stored(&self, row: PodRow, live: Option<Parsed>) -> Result<Option<PodRow>, PodError> {
+    fn reconcile_stored(&self, row: PodRow, live: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
         if let Some(journal) = live {
-            return self.reconcile_with(row, true, &journal);
+            return self.reconcile_with(row, true, journal);
         }
         let lock = match self.probe(&row)? {
             PodState::Free(lock) => Some(lock),
@@ -274,12 +298,47 @@ impl Engine {
     }
 }
 
+/// Whether an app is being added, or adding it was interrupted. The journal does not show this.
+fn has_unfinished_add(row: &PodRow) -> bool {
+    row.apps.iter().any(|app| app.state == AppState::Creating)
+}
+
+/// Whether the rows of a pod that was reconciled without a change have all facts of its journal.
+fn has_all_facts(row: &PodRow, journal: &Parsed) -> bool {
+    matches!(row.phase, Phase::Running { .. })
+        && !has_unfinished_add(row)
+        && unknown_apps(row, journal).is_empty()
+        // A newer gantry understands these.
+        && journal.damaged == 0
+        && !journal.records.iter().any(|record| record.fact == Fact::Unknown)
+}
+
+/// The journal of a listed pod whose supervisor runs and has not ended the pod.
+enum LiveJournal {
+    /// Its stamp is the recorded one: the row has all of its facts.
+    Recorded,
+    /// Its stamp before it was read, and its facts.
+    Read(FileStamp, Parsed),
+}
+
+impl LiveJournal {
+    /// Reads an open journal unless its stamp is the recorded one. `None`: the pod's lock has to be probed.
+    fn read_unless(recorded: Option<FileStamp>, file: File) -> Option<Self> {
+        // An append after this changes the stamp, so the next list reads the journal again.
+        let stamp = FileStamp::from(&file.metadata().ok()?);
+        if recorded == Some(stamp) {
+            return Some(Self::Recorded);
+        }
+        Some(Self::Read(stamp, read_live_journal(file)?))
+    }
+}
+
 /// The journals of the listed pods that run, in the order of ids.
-pub(crate) struct LiveJournals(Vec<(PodId, Option<Parsed>)>);
+pub(crate) struct LiveJournals(Vec<(PodId, Option<LiveJournal>)>);
 
 impl LiveJournals {
     /// The journal of a pod; `None`: its lock has to be probed.
-    fn take(&mut self, pod: PodId) -> Option<Parsed> {
+    fn take(&mut self, pod: PodId) -> Option<LiveJournal> {
         let at = self.0.binary_search_by_key(&pod, |(id, _)| *id).ok()?;
         self.0.get_mut(at)?.1.take()
     }
@@ -304,20 +363,22 @@ impl Supervisor {
     }
 }
 
-/// The journal of a pod whose supervisor runs and has not ended the pod; the path of the pod's directory is relative to
-/// `dir`. `None`: the pod's lock has to be probed.
-fn read_live_journal(dir: impl AsFd, pod_dir: &Path, supervisor: &Supervisor) -> Option<Parsed> {
-    // A directory that was removed, and a file that cannot be read, are handled under the lock.
+/// Opens the journal of a pod whose supervisor runs; the path of the pod's directory is relative to `dir`. `None`: the
+/// pod's lock has to be probed.
+fn open_live_journal(dir: impl AsFd, pod_dir: &Path, supervisor: &Supervisor) -> Option<File> {
+    // A directory that was removed, and a file that cannot be opened, are handled under the lock.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).map(File::from).ok()?;
     // An older supervisor has not locked its journal, and one that replaces it opens it anew.
-    if !process::holds_record_lock(supervisor.pid, &file)
-        && !process::is_running(supervisor.pid, supervisor.start_ticks)
-    {
-        return None;
-    }
+    let runs = process::holds_record_lock(supervisor.pid, &file)
+        || process::is_running(supervisor.pid, supervisor.start_ticks);
+    runs.then_some(file)
+}
+
+/// Reads the journal of a running supervisor. `None`: it cannot be read, or the supervisor has ended its pod and may
+/// have released the lock before it exits.
+fn read_live_journal(file: File) -> Option<Parsed> {
     let journal = journal::parse(&read_open_file(file, pod_dir::MAX_JOURNAL).ok()?);
-    // A supervisor that has ended its pod may have released the lock before it exits.
     (!journal.records.iter().any(|record| record.fact == Fact::Ended)).then_some(journal)
 }
 

@@ -658,3 +658,51 @@ fn restarted_pods_outlive_their_starter() {
     drop(lock);
     assert!(matches!(phase(&engine, row.id), Phase::Exited { .. }));
 }
+
+/// The test replaces a fact and keeps the stamp: only a list that reads the journal would show the new fact.
+#[test]
+fn lists_read_changed_journals_only() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let stat = process::read_stat(std::process::id()).unwrap();
+    let ready = start::Ready { start_ticks: gantry_contract::start_ticks(&stat).unwrap(), ..ready() };
+    let count = u8::try_from(MIN_RECORDED).unwrap();
+    let pods: Vec<_> = (1..=count).map(|n| embryo(&engine, &image, n)).collect();
+    for (row, _) in &pods {
+        engine.mark_running(row.clone(), &ready).unwrap();
+        write_journal(&engine, row.id, vec![Fact::Ready(ready.clone()), Fact::Resumed { app: Some("a".into()) }]);
+    }
+    let id = pods[0].0.id;
+    let listed = || {
+        let list = engine.list(&PodQuery::default()).unwrap();
+        list.into_iter().find(|view| view.row.id == id).unwrap().row
+    };
+    assert!(!listed().apps[0].paused);
+    let path = engine.pod_dir(id).join(files::JOURNAL);
+    let stamp = FileStamp::read(&path).unwrap();
+    let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("{\"resumed\"", " {\"paused\"")).unwrap();
+    File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+    assert_eq!(FileStamp::read(&path), Some(stamp));
+    assert!(!listed().apps[0].paused, "the journal was read");
+    assert!(engine.status(id).unwrap().row.apps[0].paused, "one pod is always read");
+    write_journal(&engine, id, vec![Fact::Ready(ready.clone()), exited(3)]);
+    assert!(matches!(listed().apps[0].state, AppState::Exited { .. }));
+    for (row, _) in &pods {
+        write_journal(&engine, row.id, vec![Fact::Ready(ready.clone()), exited(4)]);
+    }
+    let recorded = || {
+        let mut count = 0;
+        engine.store.pods_showing(&PodQuery::default(), &mut |_, stamp| count += usize::from(stamp.is_some())).unwrap();
+        count
+    };
+    listed();
+    assert_eq!(recorded(), 0, "the rows were changed");
+    listed();
+    assert_eq!(recorded(), MIN_RECORDED);
+    write_journal(&engine, id, vec![Fact::Ready(ready), exited(4), Fact::Ended]);
+    let pods: Vec<_> = pods.into_iter().filter(|(row, _)| row.id != id).collect();
+    assert!(matches!(listed().phase, Phase::Exited { .. }));
+    drop(pods);
+}
