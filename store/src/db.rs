@@ -360,7 +360,8 @@ pub(crate) fn resolved(dir: &Path) -> PathBuf {
 }
 
 fn boot_unknown(source: io::Error) -> OpenError {
-    let message = format!("cannot read the boot id from {BOOT_ID}: is /proc mounted?");
+    let hint = if source.kind() == io::ErrorKind::NotFound { ": is /proc mounted?" } else { "" };
+    let message = format!("cannot read the boot id from {BOOT_ID}{hint}");
     // Whatever the error is: no object is missing.
     OpenError::Unusable { message, kind: gantry_model::ErrorKind::Unavailable, source: Some(source) }
 }
