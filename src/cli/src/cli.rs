@@ -1,6 +1,7 @@
 //! The command line as clap describes it. The arguments of `run`, `prepare`, `app sandbox` and `app add` are parsed by
 //! [`crate::grammar`]; clap has these commands for the help, the completions and the manual page.
 
+use clap::builder::Resettable;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::{self, RunCommand};
@@ -259,7 +260,14 @@ pub(crate) fn only(name: &str) -> Option<clap::Command> {
     let describe = DESCRIBE.get(at)?;
     let command = add(CommandLine::<Undescribed<Command>>::command());
     command.find_subcommand(name)?;
-    Some(command.mut_subcommand(name, describe))
+    Some(command.mut_subcommand(name, |command| add_arguments(command, *describe)))
+}
+
+/// Adds the arguments of a command, whose own description stays: with the arguments, clap adds the doc comment of their
+/// type.
+fn add_arguments(command: clap::Command, describe: Describe) -> clap::Command {
+    let (about, long_about) = (command.get_about().cloned(), command.get_long_about().cloned());
+    describe(command).about(Resettable::from(about)).long_about(Resettable::from(long_about))
 }
 
 /// Whether a command of this name has this variant: `run-prepared` has `RunPrepared`.
@@ -299,7 +307,7 @@ pub(crate) fn full_command() -> clap::Command {
 fn describe_commands(names: clap::Command, is_described: impl Fn(&clap::Command) -> bool) -> clap::Command {
     let mut descriptions = DESCRIBE.iter();
     names.mut_subcommands(|command| match descriptions.next() {
-        Some(describe) if is_described(&command) => describe(command),
+        Some(describe) if is_described(&command) => add_arguments(command, *describe),
         _ => command,
     })
 }
@@ -307,6 +315,17 @@ fn describe_commands(names: clap::Command, is_described: impl Fn(&clap::Command)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_help_of_a_command_begins_with_its_description() {
+        for named in names().get_subcommands() {
+            let about = named.get_about().unwrap().to_string();
+            let mut alone = only(named.get_name()).unwrap();
+            let help = alone.find_subcommand_mut(named.get_name()).unwrap().render_long_help().to_string();
+            assert!(help.starts_with(&about), "{}: {help}", named.get_name());
+            assert!(!about.contains('`'), "{about}");
+        }
+    }
 
     #[test]
     fn a_command_alone_is_described_alike() {
