@@ -155,11 +155,6 @@ fn the_next_command_finishes_a_killed_rm() {
     assert!(seen.len() > 1, "killed at one moment only: {seen:?}");
 }
 
-/// Runs gantry in a simulated next boot of the host.
-fn next_boot(g: &Gantry, args: &[&str]) -> Out {
-    g.spawn_command(&mut g.in_next_boot(&g.command(args))).wait()
-}
-
 /// Unsynced data may be lost, in the worst order: all directories are as after the removals, the database is as of an
 /// earlier sync.
 #[test]
@@ -181,18 +176,18 @@ fn power_loss_leaves_no_row_without_directory() {
     for (name, bytes) in files.iter().zip(synced) {
         fs::write(g.dir().join(name), bytes).unwrap();
     }
-    let list = next_boot(&g, &["list", "-o", "json"]).ok().json();
+    let list = g.run_in_next_boot(&["list", "-o", "json"]).ok().json();
     let ids: Vec<_> = list.as_array().unwrap().iter().map(|pod| pod["id"].as_str().unwrap()).collect();
     assert_eq!(ids, [kept.as_str()]);
-    let doctor = next_boot(&g, &["doctor", "--deep"]);
+    let doctor = g.run_in_next_boot(&["doctor", "--deep"]);
     assert_eq!(doctor.stdout, "all is well\n", "{doctor}");
-    let events = next_boot(&g, &["events", "--since=1h", "-o", "json"]).ok();
+    let events = g.run_in_next_boot(&["events", "--since=1h", "-o", "json"]).ok();
     let boots = gantry_tests::json_lines(&events.stdout);
     let fresh = boots.iter().filter(|e| e["boot"].as_str().is_some_and(|boot| boot.ends_with("b007")));
     let fresh: Vec<_> = fresh.map(|e| e["seq"].as_u64()).collect();
     assert!(!fresh.is_empty() && fresh.iter().all(|number| !given.contains(number)), "{given:?} {fresh:?}");
-    assert_eq!(next_boot(&g, &["run-prepared", &kept]).code, 0);
-    next_boot(&g, &["rm", &kept]).succeeded();
+    assert_eq!(g.run_in_next_boot(&["run-prepared", &kept]).code, 0);
+    g.run_in_next_boot(&["rm", &kept]).succeeded();
 }
 
 #[test]

@@ -318,17 +318,16 @@ fn policies_restart_pods_after_a_reboot() {
         kill(g.supervisor(pod));
     }
     let mut keeper = g.spawn_command(&mut g.in_next_boot(&g.daemon(&[])));
-    let next = |args: &[&str]| g.spawn_command(&mut g.in_next_boot(&g.command(args))).wait();
     for pod in [&always, &on_failure] {
         keeper.wait_for_stderr(&format!("pod {pod} is started again"));
-        let status = next(&["status", "-o", "json", pod]).ok().json();
+        let status = g.run_in_next_boot(&["status", "-o", "json", pod]).ok().json();
         assert_eq!((&status["phase"], &app(&status, "a")["attempt"]), (&"running".into(), &1.into()), "{status}");
     }
     for pod in [&stopped, &plain] {
-        let status = next(&["status", "-o", "json", pod]).ok().json();
+        let status = g.run_in_next_boot(&["status", "-o", "json", pod]).ok().json();
         assert_eq!((&status["phase"], &status["restart_at"]), (&"exited".into(), &Value::Null), "{status}");
     }
-    next(&["stop", "--time=0", &always, &on_failure]).succeeded();
+    g.run_in_next_boot(&["stop", "--time=0", &always, &on_failure]).succeeded();
     let _ = keeper.terminate();
 }
 

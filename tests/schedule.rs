@@ -523,9 +523,8 @@ fn schedules_come_back_after_a_reboot() {
     for pod in [&web, &tick, &job] {
         kill(g.supervisor(pod));
     }
-    let next = |args: &[&str]| g.spawn_command(&mut g.in_next_boot(&g.command(args))).wait();
     let find = |name: &str| {
-        let list = next(&["schedule", "list", "-o", "json"]).ok().json();
+        let list = g.run_in_next_boot(&["schedule", "list", "-o", "json"]).ok().json();
         list.as_array().into_iter().flatten().find(|schedule| schedule["name"] == name).cloned().unwrap_or_default()
     };
     let mut keeper = g.spawn_command(&mut g.in_next_boot(&g.daemon(&[])));
@@ -545,11 +544,12 @@ fn schedules_come_back_after_a_reboot() {
     let mut keeper = g.spawn_command(&mut g.in_next_boot(&g.daemon(&[])));
     keeper.wait_for_stderr("info: keeping");
     let image = g.fixture();
-    next(&["schedule", "enable", "clock", "--net=none", "--every=1s", &image, "--", "print", "tick"]).succeeded();
+    g.run_in_next_boot(&["schedule", "enable", "clock", "--net=none", "--every=1s", &image, "--", "print", "tick"])
+        .succeeded();
     wait_for("two runs of another timer", || (find("clock")["runs"].as_u64() >= Some(2)).then_some(()));
     assert_eq!((&find("boot")["runs"], &find("off")["runs"]), (&2.into(), &1.into()));
     assert_eq!(find("web")["pods"], serde_json::json!([web]));
-    next(&["schedule", "destroy", "web", "job", "tick", "boot", "off", "clock"]).succeeded();
+    g.run_in_next_boot(&["schedule", "destroy", "web", "job", "tick", "boot", "off", "clock"]).succeeded();
     stop(keeper);
 }
 

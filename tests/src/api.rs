@@ -87,6 +87,12 @@ impl Gantry {
         command
     }
 
+    /// Runs gantry with these arguments in a simulated next boot of the host.
+    #[track_caller]
+    pub fn run_in_next_boot(&self, args: &[&str]) -> Out {
+        self.spawn_command(&mut self.in_next_boot(&self.command(args))).wait()
+    }
+
     /// The file with the id of the simulated boot. It is written only once, because running processes of that boot may
     /// read it at any time.
     #[track_caller]
