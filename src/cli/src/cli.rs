@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_of_a_command_begins_with_its_description() {
+    fn help_begins_with_the_description_of_the_command() {
         for named in names().get_subcommands() {
             let about = named.get_about().unwrap().to_string();
             let mut alone = only(named.get_name()).unwrap();

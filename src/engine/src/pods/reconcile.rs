@@ -136,17 +136,19 @@ impl Engine {
         mut journals: LiveJournals,
     ) -> Result<Vec<PodRow>, PodError> {
         let mut reconciled = Vec::with_capacity(rows.len());
-        let mut read = Vec::new();
+        let are_recorded = self.writes.get() && journals.read_count() >= MIN_RECORDED;
+        let mut recorded = Vec::new();
         for row in rows {
             let row = match journals.take(row.id) {
                 Some(LiveJournal::Recorded) if !has_unfinished_add(&row) => Some(row),
                 Some(LiveJournal::Recorded) => self.reconcile(row)?,
                 Some(LiveJournal::Read(stamp, journal)) => {
-                    let listed = row.clone();
+                    let listed = are_recorded.then(|| row.clone());
                     let row = self.reconcile_read(row, Some(&journal))?;
                     // A row that was changed may not be stored, or may need another change: the next list records it.
-                    if row.as_ref() == Some(&listed) && has_all_facts(&listed, &journal) {
-                        read.push((listed.id, listed.generation, stamp));
+                    let unchanged = row.as_ref().filter(|row| listed.as_ref() == Some(row));
+                    if let Some(row) = unchanged.filter(|row| has_all_facts(row, &journal)) {
+                        recorded.push((row.id, row.generation, stamp));
                     }
                     row
                 }
@@ -154,8 +156,8 @@ impl Engine {
             };
             reconciled.extend(row);
         }
-        if read.len() >= MIN_RECORDED && self.writes.get() {
-            let _read_again_by_the_next_list = self.store.record_journals(&read);
+        if !recorded.is_empty() {
+            let _read_again_by_the_next_list = self.store.record_journals(&recorded);
         }
         Ok(reconciled)
     }
@@ -337,6 +339,11 @@ impl LiveJournal {
 pub(crate) struct LiveJournals(Vec<(PodId, Option<LiveJournal>)>);
 
 impl LiveJournals {
+    /// The number of journals that were read, because their stamps were not the recorded ones.
+    fn read_count(&self) -> usize {
+        self.0.iter().filter(|(_, journal)| matches!(journal, Some(LiveJournal::Read(..)))).count()
+    }
+
     /// The journal of a pod; `None`: its lock has to be probed.
     fn take(&mut self, pod: PodId) -> Option<LiveJournal> {
         let at = self.0.binary_search_by_key(&pod, |(id, _)| *id).ok()?;
