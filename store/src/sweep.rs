@@ -54,7 +54,7 @@ impl Store {
         self.sweep_locks()?;
         let known = self.tree_names()?;
         contents::sweep(&self.layout, |name| known.contains(name) || is_locked(&self.layout, name).unwrap_or(true))?;
-        reserve::fill(&self.layout)?;
+        let _filled_by_the_next_collection = reserve::fill(&self.layout);
         Ok(swept)
     }
 
@@ -113,7 +113,7 @@ impl Store {
             .prepare_cached(
                 "SELECT DISTINCT chain FROM pod
                     JOIN (SELECT pod, image FROM app UNION SELECT pod, image FROM pod_image) AS used ON used.pod = pod.id
-                    JOIN image_layer USING (image) WHERE phase IN ('embryo', 'preparing', 'prepared', 'running')",
+                    JOIN image_layer USING (image) WHERE phase IN ('embryo', 'preparing', 'prepared', 'starting', 'running')",
             )
             .map_err(StoreError::sql("list the layers of pods"))?;
         let chains = chains.query_map([], |row| Columns::new(row).parsed::<Digest>());
