@@ -387,7 +387,7 @@ impl WaitingApp {
                 return Err(failure(ErrorKind::TimedOut, "the program was not executed in time"));
             }
             let mut buffer = [0u8; 8192];
-            match passing::receive(&self.channel, &mut buffer, RecvFlags::empty()) {
+            match passing::receive(&self.channel, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok(received) => return Ok((buffer[..received.bytes].to_vec(), received.fds)),
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(error).attempt(|| "cannot read whether the program was executed"),
