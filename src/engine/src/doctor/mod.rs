@@ -133,7 +133,7 @@ fn check_kernel(findings: &mut Vec<Finding>) {
     if let Err(errno) = rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
         fail(findings, format!("the kernel cannot do openat2: {errno}"), "use Linux 5.10 or newer");
     }
-    if process::open_pid(std::process::id()).is_none() {
+    if process::open_pid(std::process::id()).is_err() {
         fail(findings, "the kernel cannot do pidfd_open", "use Linux 5.10 or newer");
     }
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();

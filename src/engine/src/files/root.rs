@@ -377,7 +377,7 @@ fn running_pid(row: &PodRow, name: &AppName) -> Option<u32> {
 /// cgroup, which it cannot leave.
 fn open_running_root(view: &PodView, app: &AppName, pid: u32) -> Result<OwnedFd, EngineError> {
     let ended = || refused(format!("app '{app}' of pod {} has just ended: try again", view.row.id));
-    let pidfd = process::open_pid(pid).ok_or_else(ended)?;
+    let pidfd = process::open_pid(pid).map_err(|_| ended())?;
     let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|_| ended())?;
     let own = format!("{}/{app}", view.row.cgroup);
     let is_own = cgroups.lines().any(|line| line.ends_with(&own) || line.contains(&format!("{own}/")));

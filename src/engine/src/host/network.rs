@@ -343,7 +343,7 @@ impl NetworkRole {
 
     /// Makes sure that the process has ended, and reaps it; one that has replied gets some time to end by itself.
     fn end(&mut self, answered: bool) {
-        let pidfd = process::open_pid(self.child.id());
+        let pidfd = process::open_pid(self.child.id()).ok();
         let gone = |within| match &pidfd {
             Some(fd) => {
                 matches!(process::readable(&[std::os::fd::AsFd::as_fd(fd)], Deadline::after(within)), Ok(Some(_)))

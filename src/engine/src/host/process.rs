@@ -72,14 +72,17 @@ pub(crate) fn open(process: &Process, boot: &BootId) -> Option<OwnedFd> {
     if process.boot != *boot {
         return None;
     }
-    let fd = open_pid(process.pid)?;
+    let fd = open_pid(process.pid).ok()?;
     (start_ticks(process.pid) == Some(process.start_ticks)).then_some(fd)
 }
 
 /// A pidfd of the process that has this pid now: safe for children that were not waited for yet.
-pub(crate) fn open_pid(pid: u32) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
+///
+/// # Errors
+/// Of pidfd_open(2); ESRCH for a number that is no pid.
+pub(crate) fn open_pid(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// Sends SIGKILL. A process that has ended is no failure.

@@ -177,7 +177,7 @@ impl Engine {
             AppState::Started { pid, .. } => Some(*pid),
             AppState::Waiting | AppState::Creating | AppState::Created | AppState::Exited { .. } => None,
         };
-        apps.iter().filter_map(|app| process::open_pid(pid(&app.state)?)).collect()
+        apps.iter().filter_map(|app| process::open_pid(pid(&app.state)?).ok()).collect()
     }
 }
 

@@ -121,7 +121,7 @@ fn find(program: u32, cgroup: &str, known: &BTreeMap<u32, OwnedFd>) -> Vec<u32> 
 
 /// Stops a process that was found; `None`: it has ended, and another may have its PID.
 fn stop(pid: u32, cgroup: &str) -> Option<OwnedFd> {
-    let pidfd = process::open_pid(pid)?;
+    let pidfd = process::open_pid(pid).ok()?;
     // Read after the descriptor was opened.
     read_cgroup(pid).filter(|found| found == cgroup)?;
     pidfd_send_signal(&pidfd, Signal::STOP).ok()?;

@@ -160,13 +160,15 @@ impl Engine {
         // program's descriptor, an app with CAP_SYS_ADMIN could make its mount writable.
         drop(handed_over);
         drop((lock, output_writer, command, executable));
-        let (Some(reply), Some(pidfd)) = (child.stdout.take(), process::open_pid(child.id())) else {
-            let source = io::Error::last_os_error();
-            let _ended_already = child.kill();
-            let _reaped_already = child.wait();
-            return Err(attempt.io("watch the supervisor", source).into());
-        };
-        Ok(Spawned { id, child, pidfd, reply: reply.into(), output })
+        let no_pipe = || io::Error::other("it has no standard output");
+        match child.stdout.take().ok_or_else(no_pipe).and_then(|reply| Ok((reply, process::open_pid(child.id())?))) {
+            Ok((reply, pidfd)) => Ok(Spawned { id, child, pidfd, reply: reply.into(), output }),
+            Err(source) => {
+                let _ended_already = child.kill();
+                let _reaped_already = child.wait();
+                Err(attempt.io("watch the supervisor", source).into())
+            }
+        }
     }
 
     /// Waits for the start reply. On failure the supervisor is gone when this returns; the caller removes its cgroups.
