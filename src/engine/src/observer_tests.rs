@@ -315,7 +315,7 @@ fn damaged_pods_are_listed() {
     for (n, spoil) in (1..).zip(damage) {
         let id = home.pod(&image, n);
         let dir = home.store.layout().pod_dir(&id);
-        pod_dir::write_plan(&dir, &appc_plan(planned_app())).unwrap();
+        pod_dir::replace_plan(&dir, &appc_plan(planned_app())).unwrap();
         spoil(&dir.join(gantry_contract::files::PLAN));
         let row = home.store.pod(id).unwrap().unwrap();
         let manifest = home.observer.pod_manifest(&row, Secrets::Shown).unwrap();

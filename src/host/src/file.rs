@@ -89,6 +89,18 @@ pub fn sync_dir(dir: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// Makes the file at this path durable; of a directory, the names in it ([`sync_dir`]).
+///
+/// # Errors
+/// The error of open(2) or fsync(2).
+pub fn sync_path(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    match file.metadata()?.is_dir() {
+        true => sync_dir(file),
+        false => file.sync_all(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,7 +111,8 @@ mod tests {
         let dir = File::open("/proc/self").unwrap();
         assert_eq!(rustix::fs::fsync(&dir).unwrap_err(), Errno::INVAL);
         sync_dir(&dir).unwrap();
-        sync_dir(File::open("/").unwrap()).unwrap();
+        sync_path(Path::new("/proc/self")).unwrap();
+        sync_path(Path::new("/")).unwrap();
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! row is the leftover of a command that was killed, and the next one drops it; or the row was lost with the database,
 //! if the supervisor has the app. Manifests, `inspect` and the adoption of pods and apps whose rows were lost read it.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -19,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::process::Deadline;
 use crate::pods::pod_dir;
+use crate::pods::restart::has_restart_policy;
 use crate::{Engine, PodError};
 
 /// The record.
@@ -85,7 +85,7 @@ impl Engine {
     pub(crate) fn added_apps(&self, id: PodId) -> Result<AddedApps, PodError> {
         let path = self.pod_dir(id).join(ADDED);
         match pod_dir::read(&path, MAX_ADDED) {
-            // A power cut has emptied it: the pod ended with it, and its apps' rows are gone or have ended.
+            // A power cut has emptied it: gantryd does not start the pod again, and its apps have ended.
             Ok(bytes) if bytes.is_empty() => Ok(AddedApps::default()),
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| PodError::Damaged {
                 id,
@@ -97,19 +97,21 @@ impl Engine {
         }
     }
 
-    /// Writes the record in place of the last one, which [`Self::remove_temporary_record`] then removes.
-    /// [`Self::sync_added_apps`] makes it durable.
-    pub(crate) fn write_added_apps(&self, id: PodId, added: &AddedApps, _lock: &AppsLock) -> Result<(), PodError> {
-        pod_dir::exchange(&self.pod_dir(id), ADDED, pod_dir::NEW_ADDED, added)
-    }
-
-    /// Makes the record and the rows durable: gantryd starts the pod again with these apps, also after a power cut.
-    pub(crate) fn sync_added_apps(&self, id: PodId, _lock: &AppsLock) -> Result<(), PodError> {
+    /// Writes the record in place of the last one. A durable record is one of a pod that gantryd starts again with
+    /// these apps, also after a power cut. Another one is faster to write, and [`Self::remove_temporary_record`] then
+    /// removes the one that it replaced.
+    pub(crate) fn write_added_apps(
+        &self,
+        id: PodId,
+        added: &AddedApps,
+        durable: bool,
+        _lock: &AppsLock,
+    ) -> Result<(), PodError> {
         let dir = self.pod_dir(id);
-        for path in [dir.join(ADDED), dir] {
-            File::open(&path).and_then(|file| file.sync_all()).map_err(PodError::io("sync", path))?;
+        match durable {
+            true => pod_dir::replace_durably(&dir, ADDED, pod_dir::NEW_ADDED, added),
+            false => pod_dir::exchange(&dir, ADDED, pod_dir::NEW_ADDED, added),
         }
-        self.store.make_durable().map_err(PodError::store)
     }
 
     /// Removes the older record that [`Self::write_added_apps`] has replaced, or what a killed process left of it. It
@@ -124,7 +126,8 @@ impl Engine {
         let before = added.apps.len();
         added.apps.retain(|added| added.app.name != app);
         if added.apps.len() < before {
-            self.write_added_apps(id, &added, lock)?;
+            let row = self.store.pod(id).map_err(PodError::store)?;
+            self.write_added_apps(id, &added, row.as_ref().is_some_and(has_restart_policy), lock)?;
             self.remove_temporary_record(id, lock);
         }
         Ok(())

@@ -52,6 +52,7 @@ use crate::pods::exec::{ExecError, select_app};
 use crate::pods::image_volumes;
 use crate::pods::plan::{self, AddedAppPlan};
 use crate::pods::prepare::{assign_id, new_app};
+use crate::pods::restart::has_restart_policy;
 use crate::pods::storage_limit;
 use crate::pods::update::block_devices;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
@@ -150,8 +151,9 @@ impl Engine {
             manifest: manifest::app_to_value(&spec.app),
         });
         let name = &spec.app.name;
+        let durable = has_restart_policy(&row) || spec.app.options.restart != RestartPolicy::No;
         let sent = self
-            .write_added_apps(id, &added, &lock)
+            .write_added_apps(id, &added, durable, &lock)
             .map_err(EngineError::from_cause)
             .and_then(|()| self.create_planned_app(id, planned, start, &plan.volumes_dir, &lock));
         let error = match sent {
@@ -195,17 +197,17 @@ impl Engine {
             .map_err(EngineError::from_cause)
     }
 
-    /// Records an app that the supervisor has created; with a restart policy durably, for gantryd starts it again with
-    /// its pod.
+    /// Records an app that the supervisor has created. gantryd starts an app with a restart policy again with its pod,
+    /// so its row is made durable, as `added.json` is already.
     fn record_created_app(&self, id: PodId, spec: &AddedAppSpec, lock: &AppsLock) -> Result<(), EngineError> {
         // The journal has the creation.
         let _left_to_reconcile = self.reconcile_pod(id);
         if spec.app.options.restart == RestartPolicy::No {
             return Ok(());
         }
-        self.sync_added_apps(id, lock).map_err(|error| {
+        self.store.make_durable().map_err(|error| {
             self.undo_add(id, &spec.app.name, lock);
-            EngineError::from_cause(error)
+            EngineError::from_cause(PodError::store(error))
         })
     }
 
@@ -319,7 +321,11 @@ impl Engine {
         storage_limit::release(&self.pod_dir(id), Some(app)).map_err(EngineError::from_cause)?;
         self.forget_added_app(id, app.as_str(), &lock).map_err(EngineError::from_cause)?;
         // Deletes the row, since the journal has the removal.
-        self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause)
+        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        match has_restart_policy(&row) {
+            true => self.sync_updated_limits(id),
+            false => Ok(()),
+        }
     }
 
     /// Undoes what commands left that were killed while they added an app. Called when the row is up to the journal.

@@ -83,7 +83,7 @@ impl Engine {
         if limits.apps.remove(app.as_str()).is_none() {
             return Ok(());
         }
-        pod_dir::replace(&self.pod_dir(id), files::LIMITS, pod_dir::NEW_LIMITS, &limits)
+        pod_dir::replace_durably(&self.pod_dir(id), files::LIMITS, pod_dir::NEW_LIMITS, &limits)
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gantry_contract::{files, journal, plan::Plan};
-use gantry_host::file::{read_open_file, read_truncated};
+use gantry_host::file::{read_open_file, read_truncated, sync_path};
 use gantry_host::lock::{LockMode, lock_within};
 use gantry_model::spec::PodFlavor;
 use gantry_model::{PodId, PodSpec};
@@ -31,6 +31,9 @@ const OWNER: &str = "owner";
 const NOT_REGULAR: &str = "it is not a regular file";
 /// How long another process may hold that lock to find out whether the caller is gone.
 const OWNER_LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The bytes of a supervisor's log that an error shows at most.
+const MAX_SHOWN_LOG: u32 = 400;
 
 /// A plan that is about to replace another one.
 const NEW_PLAN: &str = "plan.json.new";
@@ -77,9 +80,8 @@ impl Engine {
 
     /// The last lines of a supervisor's stderr, escaped.
     pub(crate) fn supervisor_said(&self, id: PodId) -> String {
-        const MAX_SHOWN: usize = 400;
-        let bytes = read(&self.pod_dir(id).join(files::SUPERVISOR_LOG), 1 << 20).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MAX_SHOWN)..]).into_owned();
+        let bytes = read_end(&self.pod_dir(id).join(files::SUPERVISOR_LOG), MAX_SHOWN_LOG).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
         let lines: Vec<String> =
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(gantry_model::id::shown).collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
@@ -105,34 +107,44 @@ pub(crate) fn fill(dir: &Path, plan: &Plan) -> Result<(), PodError> {
         rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(PodError::io("make directory", path))?;
     }
     storage_limit::limit_apps(dir, &plan.apps)?;
-    write_plan(dir, plan)
+    let temporary = write_temporary(dir, NEW_PLAN, plan)?;
+    let path = dir.join(files::PLAN);
+    std::fs::rename(temporary, &path).map_err(PodError::io("write", path))
 }
 
-/// Writes the plan in place of an older one.
-pub(crate) fn write_plan(dir: &Path, plan: &Plan) -> Result<(), PodError> {
-    replace(dir, files::PLAN, NEW_PLAN, plan)
+/// Writes the plan in place of an older one, which may be durable.
+pub(crate) fn replace_plan(dir: &Path, plan: &Plan) -> Result<(), PodError> {
+    replace_durably(dir, files::PLAN, NEW_PLAN, plan)
 }
 
-/// Writes a record as JSON in place of an older one, by way of the temporary file `new`.
-pub(crate) fn replace(dir: &Path, name: &str, new: &str, record: &impl Serialize) -> Result<(), PodError> {
-    let (path, temp) = (dir.join(name), dir.join(new));
-    let bytes = serde_json::to_vec(record).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
-    write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
-    std::fs::rename(&temp, &path).map_err(PodError::io("write", path))
+/// Writes a record as JSON to the temporary file `new`; returns its path.
+fn write_temporary(dir: &Path, new: &str, record: &impl Serialize) -> Result<PathBuf, PodError> {
+    let temporary = dir.join(new);
+    let bytes = serde_json::to_vec(record).map_err(io::Error::from).map_err(PodError::io("write", &temporary))?;
+    write(&temporary, &bytes).map_err(PodError::io("write", &temporary))?;
+    Ok(temporary)
 }
 
-/// As [`replace`], for a record that needs no order on the disk: a power cut may leave it empty.
+/// Writes a record as JSON in place of an older one, by way of the temporary file `new`. A power cut leaves the older
+/// record or this one. Without the sync before the rename, it may leave an empty file (XFS, or ext4 with
+/// `noauto_da_alloc`).
+pub(crate) fn replace_durably(dir: &Path, name: &str, new: &str, record: &impl Serialize) -> Result<(), PodError> {
+    let (path, temporary) = (dir.join(name), write_temporary(dir, new, record)?);
+    sync_path(&temporary).map_err(PodError::io("sync", &temporary))?;
+    std::fs::rename(temporary, &path).map_err(PodError::io("write", path))?;
+    sync_path(dir).map_err(PodError::io("sync", dir))
+}
+
+/// As [`replace_durably`], for a record that needs no order on the disk: a power cut may leave it empty.
 ///
 /// Where a rename replaces a file, ext4 first writes the new one to the disk (auto_da_alloc, ext4(5)), which takes 0.3
 /// to 2 ms; an exchange of both names does not wait. The older record may then be left under the name `new`.
 pub(crate) fn exchange(dir: &Path, name: &str, new: &str, record: &impl Serialize) -> Result<(), PodError> {
-    let (path, temp) = (dir.join(name), dir.join(new));
-    let bytes = serde_json::to_vec(record).map_err(io::Error::from).map_err(PodError::io("write", &path))?;
-    write(&temp, &bytes).map_err(PodError::io("write", &temp))?;
-    let replaced = match rustix::fs::renameat_with(CWD, &temp, CWD, &path, RenameFlags::EXCHANGE) {
+    let (path, temporary) = (dir.join(name), write_temporary(dir, new, record)?);
+    let replaced = match rustix::fs::renameat_with(CWD, &temporary, CWD, &path, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(()),
         // There is no older one, or the file system cannot exchange names.
-        Err(Errno::NOENT | Errno::INVAL) => std::fs::rename(&temp, &path),
+        Err(Errno::NOENT | Errno::INVAL) => std::fs::rename(&temporary, &path),
         Err(errno) => Err(errno.into()),
     };
     replaced.map_err(PodError::io("write", path))
@@ -148,7 +160,7 @@ pub(crate) fn write_manifest(dir: &Path, spec: &PodSpec) -> Result<(), PodError>
 pub(crate) fn sync(dir: &Path) -> Result<(), PodError> {
     let above = dir.parent().unwrap_or(dir);
     for path in [dir.join(files::PLAN), dir.join(MANIFEST), dir.to_owned(), above.to_owned()] {
-        File::open(&path).and_then(|file| file.sync_all()).map_err(PodError::io("sync", path))?;
+        sync_path(&path).map_err(PodError::io("sync", path))?;
     }
     Ok(())
 }
@@ -238,6 +250,15 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         io::ErrorKind::FileTooLarge => invalid(error.to_string()),
         _ => error,
     })
+}
+
+/// Reads the last `most` bytes of a regular file, or all if it is shorter; errors as of [`read`].
+fn read_end(path: &Path, most: u32) -> io::Result<Vec<u8>> {
+    use std::io::Seek as _;
+    let mut file = open(path)?;
+    let start = file.metadata()?.len().saturating_sub(most.into());
+    file.seek(io::SeekFrom::Start(start))?;
+    read_truncated(file, most.into())
 }
 
 /// Opens a regular file for reading; errors as of [`read`].

@@ -220,7 +220,7 @@ impl Engine {
         plan_net::keep_given(&written.net, &mut resolved);
         if resolved != written.net {
             written.net = resolved;
-            pod_dir::write_plan(&self.pod_dir(row.id), &written)?;
+            pod_dir::replace_plan(&self.pod_dir(row.id), &written)?;
         }
         if net == row.net {
             return Ok(row);

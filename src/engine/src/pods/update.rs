@@ -8,7 +8,6 @@
 //! (`crate::pods::reports`). A command that is killed before that leaves the event to the next reconciliation.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
@@ -16,6 +15,7 @@ use gantry_contract::control::{Reply, Request, UpdateLimits};
 use gantry_contract::files;
 use gantry_contract::limits::{MAX_RECORD, UpdatedLimits};
 use gantry_contract::plan::Plan;
+use gantry_host::file::sync_path;
 use gantry_model::id::shown;
 use gantry_model::spec::{LimitChange, Limits};
 use gantry_model::{AppName, ErrorKind, Kind as _, Phase, PodId};
@@ -75,17 +75,16 @@ impl Engine {
 
     /// Makes the record durable: gantryd starts the pod again with these limits, also after a power cut. The supervisor
     /// does not sync: its event loop must not wait for a disk.
-    fn sync_updated_limits(&self, id: PodId) -> Result<(), EngineError> {
+    pub(crate) fn sync_updated_limits(&self, id: PodId) -> Result<(), EngineError> {
         let dir = self.pod_dir(id);
         for path in [dir.join(files::LIMITS), dir] {
-            match File::open(&path).and_then(|file| file.sync_all()) {
+            match sync_path(&path) {
                 Ok(()) => {}
                 // The pod was removed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 Err(error) => {
                     let path = path.display();
-                    let text =
-                        format!("the limits are in force, but a power cut may undo the change: cannot sync '{path}'");
+                    let text = format!("a power cut may undo the change of the limits: cannot sync '{path}'");
                     return Err(EngineError::new(ErrorKind::of_io(&error), text).caused_by(error));
                 }
             }
