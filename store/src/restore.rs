@@ -35,7 +35,7 @@
 
 use std::cmp::Reverse;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gantry_model::BootId;
 use rusqlite::config::DbConfig;
@@ -50,7 +50,7 @@ use crate::db::{
 };
 use crate::high_water::HighWater;
 use crate::keeper::{self, Keeper};
-use crate::lock::{LockMode, lock_within, open_dir, sync_dir};
+use crate::lock::{LockMode, lock_within, sync_dir};
 use crate::migrate::{self, STEPS};
 use crate::record::{self, Record};
 use crate::tmp::{self, Scrap};
@@ -352,6 +352,5 @@ fn finish(conn: Connection, path: &Path) -> Result<(), StoreError> {
         return Err(StoreError::damaged(DOING, why));
     }
     File::open(path).and_then(|file| file.sync_all()).map_err(StoreError::io("sync", path))?;
-    let dir = path.parent().map(PathBuf::from).unwrap_or_default();
-    open_dir(&dir).and_then(rustix::fs::fsync).map_err(StoreError::io("sync", &dir))
+    path.parent().map_or(Ok(()), sync_dir)
 }

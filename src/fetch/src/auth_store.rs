@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base64::Engine as _;
+use gantry_host::file::sync_path;
 use gantry_host::lock::LockMode;
 use serde_json::{Map, Value, json};
 
@@ -138,7 +139,7 @@ fn write(path: &Path, file: &Map<String, Value>) -> Result<(), AuthFileError> {
         out.write_all(b"\n")?;
         out.sync_all()?;
         std::fs::rename(&temporary, &path)?;
-        File::open(&dir)?.sync_all()
+        sync_path(&dir)
     })();
     if written.is_err() {
         // Report the first failure.

@@ -1,7 +1,8 @@
 //! `--storage-limit`: the space of an app's writable layer and its logs, limited by a project quota.
 //!
 //! The directories `apps/APP` and `logs/APP` of the pod get a project of their own before the supervisor fills them.
-//! The file `storage-limits` of the pod directory has a line `APP PROJECT` for each, written and synced first.
+//! The file `storage-limits` of the pod directory has a line `APP PROJECT` for each, written and synced first; empty lines
+//! separate them.
 //!
 //! | killed | leaves | removed by |
 //! |---|---|---|
@@ -14,7 +15,7 @@
 //! outlives the record. Projects are chosen at random among [`PROJECTS`]; one that has a limit or usage is in use, also
 //! by another data directory on the same file system.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -22,6 +23,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use gantry_contract::{files, plan};
+use gantry_host::file::sync_path;
 use gantry_host::project::{self, ProjectUsage};
 use gantry_model::stats::StorageUsage;
 use gantry_model::{AppName, ErrorKind};
@@ -155,10 +157,11 @@ fn choose_project(dir: &OwnedFd) -> io::Result<u32> {
 
 fn append_line(record: &Path, app: &str, project: u32) -> io::Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(record)?;
-    file.write_all(format!("{app} {project}\n").as_bytes())?;
+    // After a line that a kill may have cut short.
+    file.write_all(format!("\n{app} {project}\n").as_bytes())?;
     file.sync_all()?;
     // Its name, too.
-    record.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    record.parent().map_or(Ok(()), sync_path)
 }
 
 /// Apps and projects. An app that was removed and added again has several lines. An incomplete line, of a process that
@@ -190,5 +193,16 @@ mod tests {
         // Projects of other programs are never touched, and a cut line is not another project.
         let text = format!("a {first}\nb 5\nbroken\na {}\nc {first}", first + 1);
         assert_eq!(parse_record(&text), [("a".to_owned(), first), ("a".to_owned(), first + 1)]);
+    }
+
+    #[test]
+    fn lines_are_appended_after_a_cut_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join(RECORD);
+        let first = PROJECTS.start;
+        append_line(&record, "a", first).unwrap();
+        OpenOptions::new().append(true).open(&record).unwrap().write_all(b"b 17").unwrap();
+        append_line(&record, "c", first + 1).unwrap();
+        assert_eq!(read_record(dir.path()).unwrap(), [("a".to_owned(), first), ("c".to_owned(), first + 1)]);
     }
 }
