@@ -92,10 +92,8 @@ pub struct GcReport {
     pub networks_failure: Option<EngineError>,
     /// Directories in `lost-pods/` that were deleted, or would be.
     pub lost_pods: Vec<PathBuf>,
-    /// Why the rest of an earlier deletion could not be deleted; the next `gc` tries again.
-    pub temporaries_failure: Option<PodError>,
-    /// Why old directories in `lost-pods/` could not be deleted.
-    pub lost_pods_failure: Option<PodError>,
+    /// Why parts of the data directory could not be collected; the next `gc` tries again.
+    pub store_failures: Vec<PodError>,
 }
 
 /// The actions due on a pod, in order.
@@ -165,9 +163,8 @@ impl Engine {
             }
         }
         if !options.mark_only {
-            self.sweep_orphans(&known, options, &mut report)?;
-        }
-        if !options.mark_only {
+            let swept = self.sweep_orphans(&known, options, &mut report);
+            report.store_failures.extend(swept.err());
             match self.sweep_networks(options.dry_run) {
                 Ok(lines) => report.networks = lines,
                 Err(error) => report.networks_failure = Some(error),
@@ -177,16 +174,16 @@ impl Engine {
             // Free space first, which the database may need.
             let swept = self.store.sweep_temporaries().map(drop);
             let settled = self.store.settle_volumes();
-            report.temporaries_failure = swept.and(settled).map_err(PodError::store).err();
+            report.store_failures.extend(swept.and(settled).map_err(PodError::store).err());
         }
         if !options.mark_only {
             match self.store.delete_lost_pods(LOST_PODS_RETENTION, options.dry_run).map_err(PodError::store) {
                 Ok(lost) => report.lost_pods = lost,
-                Err(error) => report.lost_pods_failure = Some(error),
+                Err(error) => report.store_failures.push(error),
             }
         }
         if !options.mark_only && !options.dry_run {
-            self.store.refill_reserve().map_err(PodError::store)?;
+            report.store_failures.extend(self.store.refill_reserve().map_err(PodError::store).err());
         }
         Ok(report)
     }
@@ -298,7 +295,7 @@ impl Engine {
             match self.sweep_orphan(id, options, &mut images) {
                 Ok(false) => {}
                 Ok(true) => {
-                    let why = "its maker was killed before it was a pod";
+                    let why = "the process that created it was killed before the pod was recorded";
                     report.steps.push(GcStep { id, action: GcAction::Delete, why });
                 }
                 Err(error) => report.failures.push((id, error)),
@@ -353,7 +350,7 @@ impl Engine {
     }
 
     /// Whether this directory has neither a row nor an owner. It was locked before it got its name, so a free lock
-    /// means that its maker is dead; the row is read under the lock, since a living maker has written it by then.
+    /// means that its creator is dead; the row is read under the lock, since a living creator has written it by then.
     fn is_orphan(&self, id: PodId) -> Result<bool, PodError> {
         let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(false) };
         // A replaced database has no rows of later pods.

@@ -217,7 +217,9 @@ impl Engine {
         if let Some(row) = row {
             self.step(&row, Change::along(Edge::Swept))?;
         }
-        Ok(self.store.refill_reserve().map_err(PodError::store)?)
+        // The pod is removed; the next removal tries to fill it again.
+        let _reserve_left_empty = self.store.refill_reserve();
+        Ok(())
     }
 
     /// Deletes the row while another thread deletes the directory, which mostly waits for the disk. A kill leaves the
