@@ -118,6 +118,8 @@ impl Kind for ControlError {
 pub(crate) struct Connection {
     id: PodId,
     fd: OwnedFd,
+    /// The time that sending may take.
+    send_timeout: Duration,
 }
 
 impl Engine {
@@ -126,7 +128,7 @@ impl Engine {
         self.connect_within(id, REPLY_TIMEOUT)
     }
 
-    /// As [`Self::to`], with another timeout for connecting and for sending.
+    /// As [`Self::connect`], with another timeout for connecting and for sending.
     pub(crate) fn connect_within(&self, id: PodId, within: Duration) -> Result<Connection, ControlError> {
         let fail = |source: rustix::io::Errno| ControlError::Connect { id, source: source.into() };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -136,8 +138,8 @@ impl Engine {
         let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(fail)?;
         // Bounds connecting to a full backlog, and sending to a full buffer.
         set_socket_timeout(&fd, Timeout::Send, Some(within)).map_err(fail)?;
-        match connect(&fd, &address) {
-            Ok(()) => Ok(Connection { id, fd }),
+        match rustix::io::retry_on_intr(|| connect(&fd, &address)) {
+            Ok(()) => Ok(Connection { id, fd, send_timeout: within }),
             Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: within.as_secs() }),
             Err(errno) => Err(fail(errno)),
         }
@@ -168,17 +170,17 @@ fn status_of(id: PodId, answer: Reply) -> Result<Status, ControlError> {
 
 /// A reply that does not belong to the request.
 pub(crate) fn unexpected(id: PodId, answer: &Reply) -> ControlError {
-    let why = match answer {
-        Reply::Done => "it says 'done'",
-        Reply::Status(_) => "it tells its status",
-        Reply::Started { .. } => "it says that a program was started",
-        Reply::Ended { .. } => "it says that a program has ended",
-        Reply::LimitsUpdated { .. } => "it says that limits were changed",
-        Reply::AppStarted(_) => "it says that an app was started",
-        Reply::Health(_) => "it tells the health of an app",
-        Reply::Failed(_) => "it says that it failed",
+    let reply = match answer {
+        Reply::Done => "done",
+        Reply::Status(_) => "the status",
+        Reply::Started { .. } => "the start of a program",
+        Reply::Ended { .. } => "the end of a program",
+        Reply::LimitsUpdated { .. } => "changed limits",
+        Reply::AppStarted(_) => "the start of an app",
+        Reply::Health(_) => "the health of an app",
+        Reply::Failed(_) => "a failure",
     };
-    ControlError::Garbled { id, why: format!("{why}, which was not asked for") }
+    ControlError::Garbled { id, why: format!("it does not belong to the request ({reply})") }
 }
 
 impl Connection {
@@ -199,9 +201,10 @@ impl Connection {
             let source = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(ControlError::Io { id, attempt: "pass descriptors to", source });
         }
-        match sendmsg(&self.fd, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+        let message = [IoSlice::new(&bytes)];
+        match rustix::io::retry_on_intr(|| sendmsg(&self.fd, &message, &mut control, SendFlags::NOSIGNAL)) {
             Ok(_) => Ok(()),
-            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: REPLY_TIMEOUT.as_secs() }),
+            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: self.send_timeout.as_secs() }),
             Err(errno) => Err(ControlError::Io { id, attempt: "send a request to", source: errno.into() }),
         }
     }
@@ -223,7 +226,7 @@ impl Connection {
 
     fn receive_until(&self, deadline: Deadline, seconds: u64) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         let id = self.id;
-        let io = |source: io::Error| ControlError::Io { id, attempt: "hear from", source };
+        let io = |source: io::Error| ControlError::Io { id, attempt: "receive from", source };
         if process::readable(&[self.fd.as_fd()], deadline).map_err(io)?.is_none() {
             return Err(ControlError::Silent { id, seconds });
         }
@@ -279,7 +282,7 @@ mod tests {
     fn pair() -> (Connection, OwnedFd) {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        (Connection { id: PodId::from_random([1; 16]), fd: ours }, theirs)
+        (Connection { id: PodId::from_random([1; 16]), fd: ours, send_timeout: REPLY_TIMEOUT }, theirs)
     }
 
     fn answer(to: &OwnedFd, answer: &Reply) {
@@ -313,7 +316,7 @@ mod tests {
     fn descriptors_are_passed() {
         let (connection, theirs) = pair();
         let (reading, writing) = rustix::pipe::pipe().unwrap();
-        let other = Connection { id: connection.id, fd: theirs };
+        let other = Connection { id: connection.id, fd: theirs, send_timeout: REPLY_TIMEOUT };
         other.send(&Request::Status, &[writing.as_fd(), writing.as_fd(), writing.as_fd()]).unwrap();
         drop(writing);
         let mut bytes = vec![0; 100];
