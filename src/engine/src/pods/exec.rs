@@ -47,12 +47,18 @@ pub enum Stdio {
 #[derive(Debug, Error)]
 pub enum ExecError {
     /// The pod does not run.
-    #[error("pod {id} is {phase}: only a running pod's apps can be entered")]
+    #[error("pod {id} is {phase}: it has to be running")]
     NotRunning {
         /// The pod.
         id: PodId,
         /// Its phase.
         phase: &'static str,
+    },
+    /// No app is named, and the pod has none.
+    #[error("pod {id} has no apps: 'gantry app add' adds one")]
+    NoApps {
+        /// The pod.
+        id: PodId,
     },
     /// Several apps, none named.
     #[error("pod {id} has several apps; choose one with --app: {}", .apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", "))]
@@ -91,7 +97,7 @@ pub enum ExecError {
 impl Kind for ExecError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotRunning { .. } => ErrorKind::Refused,
+            Self::NotRunning { .. } | Self::NoApps { .. } => ErrorKind::Refused,
             Self::WhichApp { .. } | Self::Invalid { .. } => ErrorKind::Invalid,
             Self::NoSuchApp { .. } => ErrorKind::NotFound,
             Self::Control(error) => error.kind(),
@@ -212,6 +218,7 @@ pub(crate) fn select_app(row: &PodRow, asked: Option<&AppName>) -> Result<AppNam
     let apps = || row.apps.iter().map(|app| app.name.clone()).collect();
     match (asked, row.apps.as_slice()) {
         (None, [only]) => Ok(only.name.clone()),
+        (None, []) => Err(ExecError::NoApps { id: row.id }),
         (None, _) => Err(ExecError::WhichApp { id: row.id, apps: apps() }),
         (Some(name), all) if all.iter().any(|app| app.name == *name) => Ok(name.clone()),
         (Some(name), _) => Err(ExecError::NoSuchApp { id: row.id, app: name.clone(), apps: apps() }),
