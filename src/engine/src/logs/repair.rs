@@ -27,10 +27,19 @@ const MAX_TAIL: u64 = 4 << 20;
 pub(crate) fn repair(pod_dir: &Path) -> io::Result<()> {
     let mut outcome = Ok(());
     for app in entries(&pod_dir.join(files::LOGS))? {
-        for log in entries(&app)?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "log")) {
-            let repaired = repair_log(&log);
-            outcome = outcome.and(repaired);
-        }
+        let repaired = repair_logs_of_app(&app);
+        outcome = outcome.and(repaired);
+    }
+    outcome
+}
+
+/// Repairs the logs in the directory of an app; returns the first failure, after the others were repaired.
+fn repair_logs_of_app(dir: &Path) -> io::Result<()> {
+    let is_log = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "log");
+    let mut outcome = Ok(());
+    for log in entries(dir)?.iter().filter(|path| is_log(path)) {
+        let repaired = repair_log(log);
+        outcome = outcome.and(repaired);
     }
     outcome
 }
