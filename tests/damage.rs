@@ -360,7 +360,7 @@ fn unrecoverable_pod_directories_are_set_aside() {
     let mut keeper = daemon(&g, NEVER);
     let said = keeper.wait_for_stderr("info: keeping");
     for lost in [&exited, &prepared] {
-        assert!(said.contains(&format!("cannot be a pod again: {lost}")), "{said}");
+        assert!(said.contains(&format!("cannot be imported: {lost}")), "{said}");
         assert!(g.dir().join("lost-pods").join(lost).join("plan.json").exists());
     }
     let log = g.dir().join("lost-pods").join(&exited).join("logs");
@@ -396,7 +396,7 @@ fn pods_without_image_rows_keep_their_layers() {
     fs::rename(&away, &blobs).unwrap();
     let mut keeper = daemon(&g, NEVER);
     let said = keeper.wait_for_stderr(&format!("pod {pod} runs"));
-    assert!(said.contains("on record again, from its directory: pod"), "{said}");
+    assert!(said.contains("imported again from its directory: pod"), "{said}");
     assert!(g.run(&["exec", &pod, "--", "/bin/app", "true"]).code == 0);
     g.run(&["stop", &pod]).succeeded();
     assert_eq!(g.wait_state(&pod, "exited")["exit_code"], 7);

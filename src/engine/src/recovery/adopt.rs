@@ -82,19 +82,19 @@ impl Adopted {
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         for (what, ids) in [
-            ("on record again, from its directory: pod", &self.pods),
-            ("off the record, for its directory is gone: pod", &self.gone),
+            ("imported again from its directory: pod", &self.pods),
+            ("row deleted, because its directory is gone: pod", &self.gone),
         ] {
             lines.extend(ids.iter().map(|id| format!("{what} {id}")));
         }
         for (what, ids) in [
-            ("on record again, without a name: image", &self.images),
-            ("off the record, for its files are gone: image", &self.images_gone),
+            ("imported again from its files, without a name: image", &self.images),
+            ("row deleted, because its files are gone: image", &self.images_gone),
         ] {
             lines.extend(ids.iter().map(|id| format!("{what} {id}")));
         }
         let lost =
-            |(id, why): &(PodId, String)| format!("moved to lost-pods, for it cannot be a pod again: {id}: {why}");
+            |(id, why): &(PodId, String)| format!("moved to lost-pods, because it cannot be imported: {id}: {why}");
         lines.extend(self.lost.iter().map(lost));
         let stays =
             |(id, why): &(PodId, String)| format!("pod {id} is locked by another process and has no row: {why}");
