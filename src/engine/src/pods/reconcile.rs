@@ -141,10 +141,13 @@ impl Engine {
         for row in rows {
             let row = match journals.take(row.id) {
                 Some(LiveJournal::Recorded) if !has_unfinished_add(&row) => Some(row),
-                Some(LiveJournal::Recorded) => self.reconcile(row)?,
+                Some(LiveJournal::Recorded) => {
+                    let journal = self.live_journal(&row);
+                    self.reconcile_or_dispose(row, journal.as_ref())?
+                }
                 Some(LiveJournal::Read(stamp, journal)) => {
                     let listed = are_recorded.then(|| row.clone());
-                    let row = self.reconcile_read(row, Some(&journal))?;
+                    let row = self.reconcile_or_dispose(row, Some(&journal))?;
                     // A row that was changed may not be stored, or may need another change: the next list records it.
                     let unchanged = row.as_ref().filter(|row| listed.as_ref() == Some(row));
                     if let Some(row) = unchanged.filter(|row| has_all_facts(row, &journal)) {
@@ -152,7 +155,7 @@ impl Engine {
                     }
                     row
                 }
-                None => self.reconcile_read(row, None)?,
+                None => self.reconcile_or_dispose(row, None)?,
             };
             reconciled.extend(row);
         }
@@ -173,14 +176,27 @@ impl Engine {
         if row.phase.is_final() {
             return Ok(Some(row));
         }
-        let id = row.id;
         let reconciled = self.reconcile_row_read(row, journal)?;
-        let has_ended = reconciled.as_ref().is_some_and(|row| matches!(row.phase, Phase::Exited { .. }));
-        if has_ended && self.writes.get() && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
+        if let Some(row) = &reconciled {
             // The caller still learns how it ended.
-            let _left_for_gc = self.dispose(id);
+            self.dispose_if_ended(row);
         }
         Ok(reconciled)
+    }
+
+    /// Reconciles a row that is listed. `None` also when the pod was of `run --rm`, has ended, and was removed now.
+    fn reconcile_or_dispose(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
+        if row.phase.is_final() {
+            return Ok(Some(row));
+        }
+        let reconciled = self.reconcile_row_read(row, journal)?;
+        Ok(reconciled.filter(|row| !self.dispose_if_ended(row)))
+    }
+
+    /// Removes a pod of `run --rm` that has ended; returns whether it was removed. A failure leaves it for `gc`.
+    fn dispose_if_ended(&self, row: &PodRow) -> bool {
+        let has_ended = matches!(row.phase, Phase::Exited { .. }) && self.writes.get();
+        has_ended && pod_dir::is_to_be_removed(&self.pod_dir(row.id)) && self.dispose(row.id).is_ok()
     }
 
     /// The row as it would be after [`Self::reconcile`], without changing anything.
