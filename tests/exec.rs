@@ -75,6 +75,21 @@ fn stdin_is_forwarded_until_eof() {
 }
 
 #[test]
+fn the_end_of_stdin_ends_terminal_input() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let image = g.fixture();
+    let exec = ["exec", "-it", &pod, "--", "/bin/app", "echo-stdin"];
+    let run = ["run", "--net=none", "--quiet", "-it", &image, "--", "echo-stdin"];
+    for input in ["", "line\n", "part"] {
+        for command in [&exec[..], &run] {
+            let out = g.run_with_input(command, input.as_bytes()).ok();
+            assert!(out.stdout.contains(input.trim_end()), "{input:?}: {out}");
+        }
+    }
+}
+
+#[test]
 fn descriptors_of_the_caller_are_not_inherited() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);
@@ -90,6 +105,12 @@ fn exec_with_a_terminal() {
     let pod = g.detached(&[], &["sleep", "forever"]);
     let out = g.run(&["exec", "-t", &pod, "--", "/bin/app", "tty"]).ok();
     assert!(out.stdout.contains("tty 0=true 1=true 2=true"), "{out}");
+    assert!(out.stdout.contains("size 24x80"), "{out}");
+    let of_exec = |flags: &[&str]| g.run(&[&["exec"], flags, &[&pod, "--", "/bin/app", "env"]].concat()).ok().stdout;
+    let term = |environment: String| environment.lines().find(|line| line.starts_with("TERM=")).map(str::to_owned);
+    assert_eq!(term(of_exec(&["-t"])).as_deref().map(str::trim_end), Some("TERM=xterm"));
+    assert_eq!(term(of_exec(&["-t", "-e", "TERM=vt100"])).as_deref().map(str::trim_end), Some("TERM=vt100"));
+    assert_eq!(term(of_exec(&[])), None);
 }
 
 #[test]

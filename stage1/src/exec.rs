@@ -284,7 +284,7 @@ impl Helper<'_> {
         // As root of the pod: the terminal is one of the app's.
         match (&self.stdio, self.request.terminal) {
             (Some(_), _) => Ok(()),
-            (None, size) => self.open_terminal(messages, size.unwrap_or((24, 80))),
+            (None, size) => self.open_terminal(messages, size.unwrap_or(terminal::DEFAULT_SIZE)),
         }
     }
 
@@ -314,13 +314,16 @@ impl Helper<'_> {
         }
     }
 
-    /// The app's environment, overridden by the request's.
+    /// The app's environment, overridden by the request's. In a terminal, `TERM` is set.
     fn environment(&self) -> Vec<String> {
         let name = |entry: &str| entry.split('=').next().map(str::to_owned);
         let mut env: Vec<String> = self.app.plan.env.clone();
         for entry in &self.request.env {
             env.retain(|old| name(old) != name(entry));
             env.push(entry.clone());
+        }
+        if self.stdio.is_none() && env.iter().all(|entry| !entry.starts_with("TERM=")) {
+            env.push("TERM=xterm".to_owned());
         }
         if self.request.user.is_some() {
             env.retain(|entry| !entry.starts_with("HOME="));

@@ -349,6 +349,11 @@ impl LimitedCgroup<'_> {
                 Err(error) if is_forbidden(&error) => {
                     cause = Some(format!("the host does not permit writing {file} ({error})"));
                 }
+                Err(error) if setting.controller == "cpuset" && is_out_of_cpuset(&error) => {
+                    let flag = &setting.flag;
+                    let text = format!("{flag}: this host, or the parent cgroup, does not have all of '{value}'");
+                    return Err(failure(ErrorKind::Invalid, text));
+                }
                 result => result.attempt(|| format!("cannot set {file} to '{value}' ({})", setting.flag))?,
             }
         }
@@ -418,6 +423,11 @@ fn write_file(cgroup: &Cgroup, file: &str, value: &str) -> io::Result<()> {
         // A cgroup of v1 must have some.
         (true, false) => cgroup.write(file, cgroup.read(&format!("../{file}"))?.trim_end()),
     }
+}
+
+/// Whether a cpuset lacks what was written: ERANGE on v1, EINVAL on v2.
+fn is_out_of_cpuset(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::RANGE | Errno::INVAL))
 }
 
 fn is_forbidden(error: &io::Error) -> bool {

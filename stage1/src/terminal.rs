@@ -19,6 +19,9 @@ pub(crate) struct AppStdio {
     pipes: Option<(Vec<OutputSource>, AppInput)>,
 }
 
+/// Rows and columns of a terminal whose client names no size: those of a VT100. Programs fail in one of size 0.
+pub(crate) const DEFAULT_SIZE: (u16, u16) = (24, 80);
+
 impl AppStdio {
     /// Pipes: the app's ends, and the supervisor's.
     pub(crate) fn pipes(given: [OwnedFd; 3], sources: Vec<OutputSource>, input: AppInput) -> Self {
@@ -30,7 +33,8 @@ impl AppStdio {
         Self { given: None, pipes: None }
     }
 
-    /// The supervisor's ends, once the app's process is made. Its terminal gets this size (rows, columns).
+    /// The supervisor's ends, once the app's process is made. Its terminal gets this size (rows, columns), or
+    /// [`DEFAULT_SIZE`].
     pub(crate) fn supervisor_ends(
         self,
         master: Option<OwnedFd>,
@@ -40,9 +44,7 @@ impl AppStdio {
             (Some(ends), _) => Ok(ends),
             (None, Some(master)) => {
                 let what = || "cannot set up the app's terminal";
-                if let Some(size) = size {
-                    set_size(&master, size).attempt(what)?;
-                }
+                set_size(&master, size.unwrap_or(DEFAULT_SIZE)).attempt(what)?;
                 let reader = rustix::io::fcntl_dupfd_cloexec(&master, 0).attempt(what)?;
                 // Clients that attach share this flag: they poll before they write.
                 rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK).attempt(what)?;

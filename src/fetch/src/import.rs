@@ -53,8 +53,8 @@ impl Naming {
                 return Err(FetchError::refused(
                     ErrorKind::Refused,
                     format!(
-                        "{name} is the name of another image in the store, {owner}: 'gantry fetch --force' gives it to \
-                         the archive's image"
+                        "{name} is the name of another image in the store, {owner}: --force gives it to the archive's \
+                         image"
                     ),
                 ));
             }
