@@ -23,6 +23,12 @@ fn pod(g: &Gantry) -> String {
 }
 
 #[test]
+fn a_terminal_without_client_has_a_size() {
+    let g = Gantry::new();
+    assert_eq!(g.app(&["-t"], &["tty"]).ok().stdout, "tty 0=true 1=true 2=true\r\nsize 24x80\r\n");
+}
+
+#[test]
 fn the_app_gets_a_terminal_of_equal_size() {
     let g = Gantry::new();
     let terminal = run(&g, &["-it"], &["tty", "watch"]);

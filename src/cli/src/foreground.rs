@@ -255,13 +255,11 @@ impl SignalWatch {
     }
 }
 
-/// Ends the input of a terminal in canonical mode.
-const CTRL_D: u8 = 0x04;
-
 /// Forwards standard input to the app until either ends. With `keys`, the user can detach by typing them.
 fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) {
     let mut filter = keys.map(DetachFilter::new);
     let mut chunk = vec![0; 64 << 10];
+    let mut last = None;
     loop {
         let count = match rustix::io::read(rustix::stdio::stdin(), &mut chunk) {
             Ok(0) => break,
@@ -281,6 +279,7 @@ fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) 
             Some(filter) => filter.pass(&chunk[..count]),
             None => (chunk[..count].to_vec(), false),
         };
+        last = passed.last().copied().or(last);
         if relay::write_all(channel.as_fd(), &passed).is_err() {
             // The app takes no more input.
             return;
@@ -292,8 +291,7 @@ fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) 
         }
     }
     if terminal {
-        // Closing a terminal's descriptor does not end its input; typing ctrl-d does. The app may have exited already.
-        let _app_may_be_gone = relay::write_all(channel.as_fd(), &[CTRL_D]);
+        let _app_may_be_gone = relay::write_all(channel.as_fd(), terminal::end_of_input(last));
     }
     // For a pipe, dropping the channel is the end of file.
 }

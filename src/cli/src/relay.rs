@@ -13,9 +13,13 @@ use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::terminal::{DetachFilter, DetachKeys};
+use crate::terminal::{self, DetachFilter, DetachKeys};
 
 const CHUNK: usize = 64 << 10;
+
+/// The time for a program to take what was typed before the detach keys. One that reads nothing does not hold the
+/// caller for longer.
+const FLUSH_TIMEOUT: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// The file system of anonymous pipes (linux/magic.h).
 const PIPEFS_MAGIC: u64 = 0x5049_5045;
@@ -38,18 +42,27 @@ pub(crate) struct Flow {
     pending: Vec<u8>,
     keys: Option<DetachFilter>,
     to_app: bool,
+    /// Whether `to` is a terminal, whose input does not end when `to` is closed.
+    to_terminal: bool,
+    /// The byte passed on last.
+    last: Option<u8>,
 }
 
 impl Flow {
     /// From the app to the caller.
     pub(crate) fn out(from: OwnedFd, to: OwnedFd) -> Self {
-        Self { from: Some(from), to: Some(to), pending: Vec::new(), keys: None, to_app: false }
+        let (pending, keys, last) = (Vec::new(), None, None);
+        Self { from: Some(from), to: Some(to), pending, keys, to_app: false, to_terminal: false, last }
     }
 
-    /// From the caller to the app. With `keys`, the caller can detach by typing them.
-    pub(crate) fn input(from: OwnedFd, to: OwnedFd, keys: Option<DetachKeys>) -> Self {
-        let keys = keys.map(DetachFilter::new);
-        Self { from: Some(from), to: Some(to), pending: Vec::new(), keys, to_app: true }
+    /// From the caller to a pipe of the app.
+    pub(crate) fn input(from: OwnedFd, to: OwnedFd) -> Self {
+        Self { to_app: true, ..Self::out(from, to) }
+    }
+
+    /// From the caller to a terminal of the app. With `keys`, the caller can detach by typing them.
+    pub(crate) fn typed(from: OwnedFd, to: OwnedFd, keys: Option<DetachKeys>) -> Self {
+        Self { keys: keys.map(DetachFilter::new), to_terminal: true, ..Self::input(from, to) }
     }
 
     /// The descriptor and event to wait for; `None` after the end.
@@ -75,14 +88,13 @@ impl Flow {
             Ok(0) | Err(Errno::IO | Errno::CONNRESET) => self.end(),
             Ok(count) => {
                 chunk.truncate(count);
-                match &mut self.keys {
-                    Some(keys) => {
-                        let (passed, detach) = keys.pass(&chunk);
-                        self.pending = passed;
-                        return Ok(detach);
-                    }
-                    None => self.pending = chunk,
-                }
+                let (passed, detach) = match &mut self.keys {
+                    Some(keys) => keys.pass(&chunk),
+                    None => (chunk, false),
+                };
+                self.last = passed.last().copied().or(self.last);
+                self.pending = passed;
+                return Ok(detach);
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -117,9 +129,28 @@ impl Flow {
     /// The source has ended. Pending bytes are still written before the end is passed on.
     fn end(&mut self) {
         self.from = None;
+        if self.to_terminal {
+            self.pending.extend_from_slice(terminal::end_of_input(self.last));
+        }
         if self.pending.is_empty() {
             self.to = None;
         }
+    }
+
+    /// Writes the pending bytes.
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.pending.is_empty()
+            && let Some(to) = &self.to
+        {
+            let mut fds = [PollFd::from_borrowed_fd(to.as_fd(), PollFlags::OUT)];
+            match poll(&mut fds, Some(&FLUSH_TIMEOUT)) {
+                Ok(0) => break,
+                Ok(_) => self.write()?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Copies what can be read at once. The process has exited, but its children may keep the other end open, so only
@@ -175,7 +206,7 @@ fn inward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
     let (theirs, sink) = pipe_with(PipeFlags::CLOEXEC)?;
     // A full pipe must not block the flows in the other direction.
     nonblocking(&sink)?;
-    flows.push(Flow::input(ours.try_clone_to_owned()?, sink, None));
+    flows.push(Flow::input(ours.try_clone_to_owned()?, sink));
     Ok(theirs)
 }
 
@@ -202,7 +233,7 @@ pub(crate) fn nonblocking(fd: impl AsFd) -> io::Result<()> {
 pub(crate) enum RelayEvent {
     /// `end` became readable. All output available by then has been copied.
     Ended,
-    /// The caller typed the detach keys.
+    /// The caller typed the detach keys. What was typed before them has been passed on.
     Detached,
     /// `other` became readable.
     OtherReady,
@@ -238,6 +269,7 @@ pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<Borro
             if let Some(flow) = flow
                 && flows[flow].advance()?
             {
+                flows[flow].flush()?;
                 return Ok(RelayEvent::Detached);
             }
         }
@@ -314,6 +346,39 @@ mod tests {
         drop(theirs);
     }
 
+    /// What the program gets when the caller types this at once, and how the relay ends.
+    fn typed(text: &[u8], keys: Option<DetachKeys>) -> (Vec<u8>, RelayEvent) {
+        let (source, typist) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        std::fs::File::from(typist).write_all(text).unwrap();
+        let (program, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        nonblocking(&sink).unwrap();
+        let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let program = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            std::fs::File::from(program).read_to_end(&mut got).unwrap();
+            drop(ender);
+            got
+        });
+        let mut flows = [Flow::typed(source, sink, keys)];
+        let event = relay(&mut flows, end.as_fd(), None).unwrap();
+        drop(flows);
+        (program.join().unwrap(), event)
+    }
+
+    #[test]
+    fn input_before_detach_keys_is_passed_on() {
+        let (got, event) = typed(b"first line\n\x10\x11more", Some(DetachKeys::default()));
+        assert_eq!((got.as_slice(), event), (&b"first line\n"[..], RelayEvent::Detached));
+    }
+
+    #[test]
+    fn the_end_of_terminal_input_is_typed() {
+        for (text, want) in [(&b""[..], &b"\x04"[..]), (b"line\n", b"line\n\x04"), (b"part", b"part\x04\x04")] {
+            let (got, event) = typed(text, None);
+            assert_eq!((got.as_slice(), event), (want, RelayEvent::Ended), "{text:?}");
+        }
+    }
+
     #[test]
     fn output_flows_while_input_is_blocked() {
         let mut input = tempfile::tempfile().unwrap();
@@ -332,7 +397,7 @@ mod tests {
             read.len()
         });
         let mut copy = tempfile::tempfile().unwrap();
-        let mut flows = [Flow::input(input.into(), sink, None), Flow::out(source, copy.try_clone().unwrap().into())];
+        let mut flows = [Flow::input(input.into(), sink), Flow::out(source, copy.try_clone().unwrap().into())];
         assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), RelayEvent::Ended);
         assert_eq!(app.join().unwrap(), 300_000);
         assert_eq!(copy.seek(io::SeekFrom::End(0)).unwrap(), 300_000);

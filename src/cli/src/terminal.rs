@@ -146,6 +146,18 @@ pub(crate) fn resize(master: impl AsFd) {
     }
 }
 
+/// Ends the input of a terminal in canonical mode, or passes on a line that has begun (termios(3), VEOF).
+const CTRL_D: u8 = 0x04;
+
+/// The bytes that end the input of a terminal after the byte typed last. Closing a terminal's descriptor does not end
+/// its input; ctrl-d at the beginning of a line does.
+pub(crate) fn end_of_input(last: Option<u8>) -> &'static [u8] {
+    match last {
+        None | Some(b'\n' | b'\r' | CTRL_D) => &[CTRL_D],
+        Some(_) => &[CTRL_D, CTRL_D],
+    }
+}
+
 /// The key sequence to detach from a terminal, in the syntax of docker and podman: `ctrl-p,ctrl-q`. Empty: none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DetachKeys(Vec<u8>);

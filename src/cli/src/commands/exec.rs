@@ -131,7 +131,7 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
     let ours = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map_err(failed());
     let mut flows = vec![Flow::out(copy()?, ours(rustix::stdio::stdout())?)];
     if let Some(keys) = keyboard {
-        flows.push(Flow::input(ours(rustix::stdio::stdin())?, copy()?, raw.is_some().then(|| keys.clone())));
+        flows.push(Flow::typed(ours(rustix::stdio::stdin())?, copy()?, raw.is_some().then(|| keys.clone())));
     }
     let code = loop {
         match relay::relay(&mut flows, process.as_fd(), Some(signals.as_fd())).map_err(failed())? {
