@@ -255,3 +255,20 @@ fn pid_1_exposes_nothing_of_the_host() {
     let supervisor = std::fs::read(format!("/proc/{}/cmdline", g.supervisor(&pod))).unwrap();
     assert!(supervisor.starts_with(b"gantry-stage1\0run\0"), "the supervisor's own are as they were: {supervisor:?}");
 }
+
+/// With SIGCHLD ignored, the kernel reaps children before they are waited for.
+#[test]
+fn exit_codes_survive_a_caller_that_ignores_children() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let ignoring = ["env", "--ignore-signal=CHLD"];
+    let run = |flags: &[&str], verb: &[&str]| {
+        run_by(&g, &ignoring, &[&["run", "--net=none", "--quiet"], flags, &[&image, "--"], verb].concat())
+    };
+    assert_eq!(run(&["--rm"], &["exit", "3"]).code, 3);
+    assert_eq!(run(&["--rm"], &["true"]).code, 0);
+    let pod = pod_id(&run(&["--detach"], &["sleep", "forever"]).ok());
+    assert_eq!(run_by(&g, &ignoring, &["exec", &pod, "--", "/bin/app", "exit", "4"]).code, 4);
+    g.run(&["stop", "--force", &pod]).succeeded();
+    g.check_invariants();
+}

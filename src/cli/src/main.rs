@@ -1,6 +1,6 @@
 //! The gantry command: parses the command line, calls the engine, prints the result, and sets the exit code.
 //!
-//! Imports `gantry_model`, `gantry_engine` and `gantry_logging` only, and leaves all policy to the engine. Start
+//! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). It leaves all policy to the engine. Start
 //! reading at [`dispatch`]; then [`cli`] (the commands), [`grammar`] (the arguments of `run` and `prepare`),
 //! [`commands`] (a file per command or group), [`foreground`] (a pod in the foreground) and [`exit`] (the exit codes).
 #![forbid(unsafe_code)]
@@ -45,6 +45,7 @@ static ALLOCATOR: gantry_host::memory::Heap = gantry_host::memory::Heap::empty()
 
 fn main() -> ExitCode {
     gantry_host::memory::keep_freed();
+    gantry_host::signals::restore_child_signal();
     let code = dispatch::run(std::env::args_os().skip(1));
     terminal::restore();
     ExitCode::from(code)

@@ -1,9 +1,8 @@
 //! The gantryd daemon: configuration, wiring, the keeper loop. Synchronous; the server of the API has its own threads.
 //!
-//! May import `gantry_model`, `gantry_engine`, `gantry_api`, `gantry_resolver` and `gantry_logging`. Holds no policy of
-//! its own: the engine defines the operations on a pod, the daemon only their time. Pods never depend on it: it may be
-//! killed, upgraded and started again while they run, and the next reconciliation, its own or a command's, finds all
-//! unfinished work.
+//! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). It holds no policy of its own: the engine
+//! defines the operations on a pod, the daemon only their time. Pods never depend on it: it may be killed, upgraded and
+//! started again while they run, and the next reconciliation, its own or a command's, finds all unfinished work.
 //!
 //! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups),
 //! [`restarts`] (pods whose supervisor died), [`serve`] (the API), [`sampling`] (the counters of running pods) and
@@ -43,7 +42,8 @@ use crate::sampling::Sampling;
 use crate::serve::{Api, ListenAddresses, SurfaceSettings};
 use crate::signals::Signals;
 
-/// gantryd reconciles pods, collects garbage, backs up the database and serves the API. Pods run without it.
+/// gantryd reconciles pods, collects garbage, backs up the database, and serves rkt's PublicAPI, the Talos node API,
+/// Aurae's API, the Kubernetes CRI, metrics, and DNS for the networks of pods. Pods run without it.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "gantryd", version, after_help = "Exit codes: 0 ended by a signal, 1 failed, 2 invalid command line.")]
 pub(crate) struct Args {
@@ -53,8 +53,8 @@ pub(crate) struct Args {
     /// Configuration file [default: /etc/gantry/config.toml; environment: GANTRY_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Address of the API: unix:/PATH, HOST:PORT or [IPV6]:PORT; can be repeated; or 'none'. Every client that can
-    /// connect to a TCP address sees all pods, images and logs [default: unix:/run/gantry/api.sock]
+    /// Address of rkt's PublicAPI: unix:/PATH, HOST:PORT or [IPV6]:PORT; can be repeated; or 'none'. Every client that
+    /// can connect to a TCP address sees all pods, images and logs [default: unix:/run/gantry/api.sock]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
     /// Address of the Talos node API: unix:/PATH, HOST:PORT or [IPV6]:PORT; can be repeated; or 'none'. Root is an
@@ -104,6 +104,7 @@ impl Args {
         };
         ListenAddresses {
             rkt: given(&self.listen, &settings.listen),
+            is_one_of_several: !self.listen.is_empty() && self.run_dir.is_none(),
             talos: given(&self.machine_listen, &settings.machine_listen),
             aurae: given(&self.aurae_listen, &settings.aurae_listen),
             cri: given(&self.cri_listen, &settings.cri_listen),
@@ -117,6 +118,7 @@ impl Args {
 fn main() -> ExitCode {
     // Before any thread starts: it removes variables from the environment.
     let passed = Listener::passed();
+    gantry_host::signals::restore_child_signal();
     gantry_engine::share_arenas();
     let args = Args::parse();
     let daemon_log = Arc::new(DaemonLog::default());
@@ -218,5 +220,26 @@ fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         warn!("cannot raise the limit of open files: {errno}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configured_addresses_leave_other_apis_enabled() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, "listen = ['unix:/run/one.sock']\n").unwrap();
+        let settings = Settings::read(Some(dir.path()), Some(&config)).unwrap();
+        for (flags, want) in [
+            (&["gantryd"][..], false),
+            (&["gantryd", "--listen=unix:/run/two.sock"], true),
+            (&["gantryd", "--listen=unix:/run/two.sock", "--run-dir=/run/two"], false),
+        ] {
+            let args = <Args as clap::Parser>::parse_from(flags);
+            assert_eq!(args.listen_addresses(&settings).is_one_of_several, want, "{flags:?}");
+        }
     }
 }

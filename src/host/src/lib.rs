@@ -12,6 +12,7 @@
 //! | `mounts` | peer groups of mounts |
 //! | `parallel` | work on many items by several threads |
 //! | `project` | project quotas |
+//! | `signals` | the dispositions that a program inherits |
 //! | `stamp` | whether a file is still the same |
 //! | `tree` | the space that a directory tree uses |
 //!
@@ -27,6 +28,7 @@ pub mod memory;
 pub mod mounts;
 pub mod parallel;
 pub mod project;
+pub mod signals;
 pub mod stamp;
 mod sys;
 pub mod tree;

@@ -41,6 +41,12 @@ pub(crate) enum QuotaCommand {
     Set = 0x80_0008,
 }
 
+/// Gives SIGCHLD its default action.
+pub(crate) fn restore_child_signal() {
+    // SAFETY: signal(2) takes two numbers; SIG_DFL runs no code of this process.
+    let _valid_signal = unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 /// Sets how many free bytes at the end of the heap glibc keeps, and how many it requests beyond an allocation. Other
 /// allocators have no such settings.
 pub(crate) fn set_heap_margins(trim_threshold: i32, top_pad: i32) {
