@@ -10,6 +10,7 @@ pub(crate) mod files;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write as _};
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -118,13 +119,29 @@ fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<
     let mut file = File::from(fd);
     let mut inflater = Inflater::new(stream, Compression::Auto, caps).map_err(|e| converted(e, place))?;
     let mut buffer = vec![0; 1 << 20];
+    let mut is_begun = false;
     loop {
         let n = inflater.fill(&mut buffer).map_err(|e| converted(e, place))?;
+        // Before the disk is filled with an endless stream of something else.
+        if !is_begun && !begins_with_header(&buffer[..n]) {
+            return Err(SourceError::Invalid { what: place.to_owned(), why: "it is not a tar archive".to_owned() });
+        }
+        is_begun = true;
         file.write_all(&buffer[..n]).map_err(failed)?;
         if n < buffer.len() {
             return Ok(file);
         }
     }
+}
+
+/// Whether an archive begins with a header, by the header's checksum (tar(5)).
+fn begins_with_header(archive: &[u8]) -> bool {
+    const CHECKSUM: Range<usize> = 148..156;
+    let Some(header) = archive.first_chunk::<512>() else { return false };
+    let sum = |(at, byte): (usize, &u8)| if CHECKSUM.contains(&at) { u32::from(b' ') } else { u32::from(*byte) };
+    let want: u32 = header.iter().enumerate().map(sum).sum();
+    let text = std::str::from_utf8(&header[CHECKSUM]).unwrap_or_default();
+    u32::from_str_radix(text.trim_matches(['\0', ' ']), 8) == Ok(want)
 }
 
 fn converted(error: UnpackError, place: &str) -> SourceError {
