@@ -71,6 +71,19 @@ fn store_errors_are_not_missing_pods() {
 }
 
 #[test]
+fn reading_commands_make_no_data_directory() {
+    let g = Gantry::new();
+    let typo = g.scratch().join("typo");
+    let dir = format!("--dir={}", typo.display());
+    let want = format!("there is no data directory '{}': 'gantry run' or 'gantry fetch' creates it", typo.display());
+    for command in ["list", "images", "events", "doctor", "info", "df"] {
+        let _ = g.run(&[&dir, command]).exits(FAILED).stderr_contains(&[&want]);
+    }
+    let _ = g.run(&[&dir, "status", "x"]).exits(FAILED).stderr_contains(&[&want]);
+    assert!(!typo.exists());
+}
+
+#[test]
 fn reading_commands_need_root() {
     use std::os::unix::process::CommandExt as _;
     let g = Gantry::new();
@@ -138,7 +151,7 @@ fn pods_are_selected_by_name_and_filter() {
     // wait prints an exit code per pod; inspect prints several pods as an array.
     let codes = g.run(&["wait", &web, &db]).ok().stdout;
     assert_eq!(codes, "143\n143\n");
-    let _ = g.run(&["wait", "--time=0", &other]).exits(FAILED).stderr_contains(&["was not over"]);
+    let _ = g.run(&["wait", "--time=0", &other]).exits(FAILED).stderr_contains(&["has not exited"]);
     for command in ["status", "inspect"] {
         let both = g.json(&[command, &web, &db]);
         let ids: Vec<&Value> = both.as_array().unwrap().iter().map(|pod| &pod["id"]).collect();

@@ -2,6 +2,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -133,9 +134,17 @@ impl Gantry {
         path
     }
 
-    /// The command `gantry --dir DIR ARGS`, not started yet.
+    /// The command `gantry --dir DIR ARGS`, not started yet. Makes DIR, because commands that only read do not.
+    ///
+    /// # Panics
+    /// When the directory cannot be made.
     #[must_use]
+    #[track_caller]
     pub fn command(&self, args: &[&str]) -> Command {
+        let dir = self.dir();
+        if let Err(error) = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir) {
+            panic!("cannot make {}: {error}", dir.display());
+        }
         self.program(&binaries().gantry, args)
     }
 
@@ -527,7 +536,8 @@ impl Gantry {
 
 impl Drop for Gantry {
     fn drop(&mut self) {
-        if !self.dir().exists() {
+        let is_used = std::fs::read_dir(self.dir()).is_ok_and(|mut entries| entries.next().is_some());
+        if !is_used {
             return;
         }
         if std::thread::panicking() {

@@ -1,5 +1,7 @@
 //! The context of a command: its global flags, and how it opens the engine.
 
+use std::path::Path;
+
 use gantry_engine::{Engine, Options, Settings};
 use gantry_model::ErrorKind;
 
@@ -49,9 +51,19 @@ impl Context {
     }
 
     /// Opens the engine for a command that only reads. For root it also reconciles pods; for other users it is
-    /// read-only and fails unless they may read the data directory.
+    /// read-only and fails unless they may read the data directory. Fails if [`check_dir`] does.
     pub(crate) fn open_to_read(&self) -> Result<Engine, Failure> {
         let options = self.options()?;
+        check_dir(&options.dir)?;
+        self.open_options_to_read(options)
+    }
+
+    /// [`Self::open_to_read`] for a command that creates the data directory later.
+    pub(crate) fn open_to_look_up(&self) -> Result<Engine, Failure> {
+        self.open_options_to_read(self.options()?)
+    }
+
+    fn open_options_to_read(&self, options: Options) -> Result<Engine, Failure> {
         let engine = if is_root() { Engine::open_to_read(options) } else { Engine::open_read_only(options) };
         engine.map_err(|error| {
             let failure = Failure::from(error);
@@ -60,6 +72,17 @@ impl Context {
                 _ => failure.not_a_missing_object(),
             }
         })
+    }
+}
+
+/// Fails if a data directory that was named does not exist. Reading does not create it: after a typo, all pods would
+/// seem to be gone.
+pub(crate) fn check_dir(dir: &Path) -> Result<(), Failure> {
+    // If it cannot be examined, opening it reports the cause.
+    let is_absent = dir.try_exists().is_ok_and(|exists| !exists);
+    match dir != Path::new(settings::DEFAULT_DIR) && is_absent {
+        true => Err(CliError::NoDataDirectory(dir.to_owned()).into()),
+        false => Ok(()),
     }
 }
 
@@ -89,4 +112,22 @@ pub(crate) fn for_each(
         worst = worst.max(code);
     }
     worst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::CommandKind;
+
+    #[test]
+    fn a_named_data_directory_must_exist() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(check_dir(dir.path()).is_ok() && check_dir(Path::new(settings::DEFAULT_DIR)).is_ok());
+        let typo = dir.path().join("typo");
+        let failure = check_dir(&typo).unwrap_err();
+        let text = failure.text(false).unwrap_or_default();
+        assert!(text.contains(&format!("there is no data directory '{}'", typo.display())), "{text}");
+        assert_eq!(failure.code(CommandKind::Query), 125);
+        assert!(!typo.exists());
+    }
 }

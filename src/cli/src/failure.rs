@@ -57,14 +57,17 @@ pub(crate) enum CliError {
     /// The command requires root.
     #[error("'gantry {0}' needs root")]
     NeedsRoot(String),
+    /// A command that only reads was given a data directory that does not exist.
+    #[error("there is no data directory '{}': 'gantry run' or 'gantry fetch' creates it", .0.display())]
+    NoDataDirectory(PathBuf),
     /// `--latest` without any pod.
     #[error("there are no pods; 'gantry run' creates one")]
     NoPods,
     /// `wait` for a pod that has ended without having run.
     #[error("pod {id} is {phase} and has no exit code: it was never started")]
     NeverStarted { id: gantry_model::PodId, phase: &'static str },
-    /// A pod did not reach the state within the timeout.
-    #[error("pod {0} was not {1} within {2:?}")]
+    /// A pod did not reach the state within the timeout. The phrase says what it lacks: "is not running".
+    #[error("pod {0} {1} within {2:?}")]
     TimedOut(gantry_model::PodId, &'static str, std::time::Duration),
     /// A port of a pod that is not published.
     #[error("port {port} of pod {id} is not published; 'gantry port {id}' lists the published ports")]
@@ -84,6 +87,8 @@ impl Kind for CliError {
             Self::Io { source, .. } => ErrorKind::of_io(source),
             Self::NotText(_) | Self::Usage(_) | Self::NoVolumeSource(_) | Self::Content { .. } => ErrorKind::Invalid,
             Self::NeedsRoot(_) => ErrorKind::Denied,
+            // Not `NotFound`: exit code 1 says that a pod, app or image does not exist.
+            Self::NoDataDirectory(_) => ErrorKind::Unavailable,
             Self::TimedOut(..) => ErrorKind::TimedOut,
             Self::NotPublished { .. } | Self::NoPods => ErrorKind::NotFound,
             Self::Refused(_) | Self::NeverStarted { .. } => ErrorKind::Refused,

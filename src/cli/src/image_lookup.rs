@@ -21,7 +21,7 @@ pub(crate) fn look_up(globals: &Globals, reference: &ImageRef) -> ImageLookup {
 }
 
 fn look_up_in_store(globals: &Globals, reference: &ImageRef) -> ImageLookup {
-    let Ok(engine) = Context::new(globals.clone(), "run").open_to_read() else { return ImageLookup::Found };
+    let Ok(engine) = Context::new(globals.clone(), "run").open_to_look_up() else { return ImageLookup::Found };
     match engine.image_find(reference) {
         Err(error) if error.kind() == ErrorKind::NotFound => match engine.options().fetch.default_registry {
             Some(_) => ImageLookup::Fetchable,

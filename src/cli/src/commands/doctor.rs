@@ -4,7 +4,7 @@ use gantry_engine::{Finding, Severity};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
-use crate::context::{Context, need_root};
+use crate::context::{Context, check_dir, need_root};
 use crate::exit;
 use crate::failure::Failure;
 use crate::render::{OutputFormat, escape, json};
@@ -33,6 +33,7 @@ impl RunCommand for Doctor {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         need_root("doctor")?;
         let settings = context.settings()?;
+        check_dir(&settings.options.dir)?;
         let certificates = gantry_engine::examine_certificates(&settings);
         let mut findings = gantry_engine::examine(settings.options, self.deep)?;
         findings.extend(certificates);

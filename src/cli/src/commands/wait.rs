@@ -50,7 +50,12 @@ pub(super) fn wait_health(
     time: Option<Duration>,
     limit: Duration,
 ) -> Result<PodView, Failure> {
-    let view = engine.wait_health(id, health, time)?.ok_or(CliError::TimedOut(id, health.as_str(), limit))?;
+    let lacks = match health {
+        HealthState::Starting => "is not starting",
+        HealthState::Healthy => "is not healthy",
+        HealthState::Unhealthy => "is not unhealthy",
+    };
+    let view = engine.wait_health(id, health, time)?.ok_or(CliError::TimedOut(id, lacks, limit))?;
     let has_ended = || format!("pod {id} is {} and can no longer become {}", view.row.phase.name(), health.as_str());
     match view.row.phase {
         Phase::Running { .. } if view.row.apps.iter().all(|app| app.health.number == 0) => {
@@ -83,14 +88,16 @@ impl RunCommand for Wait {
         self.pods.for_each(&engine, context.globals.debug, |id| {
             let view = match self.condition {
                 Condition::Running => {
-                    engine.wait_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "running", limit))?
+                    engine.wait_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "is not running", limit))?
                 }
                 Condition::Ready => {
-                    engine.wait_apps_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "ready", limit))?
+                    engine.wait_apps_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "is not ready", limit))?
                 }
                 Condition::Healthy => wait_health(&engine, id, HealthState::Healthy, self.time, limit)?,
                 Condition::Unhealthy => wait_health(&engine, id, HealthState::Unhealthy, self.time, limit)?,
-                Condition::Exited => engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "over", limit))?,
+                Condition::Exited => {
+                    engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "has not exited", limit))?
+                }
             };
             let code = match (self.condition, view.exit_code()) {
                 (Condition::Healthy | Condition::Unhealthy, _) => -1,
