@@ -33,7 +33,7 @@ impl Collector {
         Self { metrics, thread: None, last_image_sweep: Instant::now() }
     }
 
-    /// Starts due work; `false`, and starts nothing, while earlier work is under way.
+    /// Starts due work. `false`: nothing was started, because earlier work is under way or no thread can be made.
     pub(crate) fn start(&mut self, options: &Options, settings: KeeperSettings, due: DueWork) -> bool {
         if self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return false;
@@ -43,14 +43,17 @@ impl Collector {
         }
         // Layers of an interrupted fetch are kept for the grace period: the next fetch resumes from them.
         let images = due.collect && self.last_image_sweep.elapsed() >= settings.gc.grace.max(settings.interval);
-        if images {
-            self.last_image_sweep = Instant::now();
-        }
         let (options, metrics) = (options.clone(), Arc::clone(&self.metrics));
         let thread = std::thread::Builder::new().name("collector".to_owned());
         match thread.spawn(move || work(options, settings, due, images, &metrics)) {
             Ok(thread) => self.thread = Some(thread),
-            Err(error) => warn!("cannot start a thread to collect garbage: {error}"),
+            Err(error) => {
+                warn!("cannot start a thread to collect garbage: {error}");
+                return false;
+            }
+        }
+        if images {
+            self.last_image_sweep = Instant::now();
         }
         true
     }
@@ -126,7 +129,7 @@ fn collect_pods(engine: &Engine, settings: KeeperSettings, metrics: &Metrics) ->
     if let Some(error) = report.networks_failure {
         warn!("{:#}", anyhow::Error::from(error));
     }
-    for error in report.temporaries_failure.into_iter().chain(report.lost_pods_failure) {
+    for error in report.store_failures {
         warn!("{:#}", anyhow::Error::from(error));
     }
     for (id, error) in report.failures {

@@ -56,6 +56,9 @@ enum ListenSpec {
 pub(crate) struct ListenAddresses<'a> {
     /// rkt's API.
     pub(crate) rkt: Option<&'a [String]>,
+    /// Whether a flag names the addresses of rkt's API, and no other the directory of the default sockets: this may be
+    /// one of several gantryd, which do not compete for the default addresses of the other APIs.
+    pub(crate) is_one_of_several: bool,
     /// The Talos node API.
     pub(crate) talos: Option<&'a [String]>,
     /// Aurae's API.
@@ -76,21 +79,20 @@ pub(crate) fn endpoints(
     addresses: ListenAddresses<'_>,
     settings: SurfaceSettings,
 ) -> anyhow::Result<Vec<Endpoint>> {
-    let ListenAddresses { rkt, talos, aurae, cri, cri_stream, run_dir, .. } = addresses;
+    let ListenAddresses { rkt, is_one_of_several, talos, aurae, cri, cri_stream, run_dir, .. } = addresses;
     let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
         ListenSpec::Passed => passed,
         spec => open(spec, RKT_SOCKET, rkt::SOCKET_ACCESS)?,
     };
-    // Several gantryd with sockets of their own do not compete for the default one.
-    let is_default = rkt.is_none() || run_dir.is_some();
     let none = [NONE.to_owned()];
-    let talos = talos.or((!is_default).then_some(&none[..]));
+    let default = is_one_of_several.then_some(&none[..]);
+    let talos = talos.or(default);
     let talos = listen_spec("machine-listen", false, talos, run_dir)?;
     let talos = open_talos(talos, settings.machine_tls.is_some())?;
-    let aurae = aurae.or((!is_default).then_some(&none[..]));
+    let aurae = aurae.or(default);
     let aurae = listen_spec("aurae-listen", false, aurae, run_dir)?;
     let aurae = open_local("aurae-listen", aurae, AURAE_SOCKET, aurae::SOCKET_ACCESS)?;
-    let cri = cri.or((!is_default).then_some(&none[..]));
+    let cri = cri.or(default);
     let cri = listen_spec("cri-listen", false, cri, run_dir)?;
     let cri = open_local("cri-listen", cri, CRI_SOCKET, cri::SOCKET_ACCESS)?;
     let mut endpoints = Vec::new();
@@ -205,8 +207,7 @@ fn tls_files(tls: &TlsSettings) -> TlsFiles {
 /// Opens the sockets of the metrics. The default address is not required: if it is in use, a warning is logged.
 pub(crate) fn metrics_listeners(addresses: ListenAddresses<'_>) -> anyhow::Result<Vec<Listener>> {
     let Some(given) = addresses.metrics else {
-        // Several gantryd with sockets of their own do not compete for the default address.
-        if addresses.rkt.is_some() || addresses.run_dir.is_some() {
+        if addresses.is_one_of_several || addresses.run_dir.is_some() {
             return Ok(Vec::new());
         }
         let opened = Listener::open(&METRICS_ADDRESS.parse()?, METRICS_SOCKET_ACCESS);
