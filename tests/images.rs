@@ -76,6 +76,9 @@ fn inspect_shows_the_image_configuration() {
         "'list' and 'inspect' tell different sizes"
     );
     let _ = g.run(&["image", "inspect", "nothing"]).exits(1).stderr_contains(&["no image 'nothing'"]);
+    let out = g.run(&["image", "inspect", "nothing", &id, "-o", "json"]).exits(1);
+    let found = out.stderr_contains(&["no image 'nothing'"]).json();
+    assert_eq!((found.as_array().map(Vec::len), &found[0]["id"]), (Some(1), &json!(id)));
 }
 
 #[test]
@@ -113,7 +116,7 @@ fn names_are_added_and_removed() {
     for bad in ["UPPER", &two, &format!("mine@{two}"), "deadbeef"] {
         let _ = g.run(&["image", "tag", &one, bad]).exits(FAILED).stderr_contains(&["cannot be an image's name"]);
     }
-    let _ = g.run(&["image", "tag", "nothing", "x"]).stderr_contains(&["no image 'nothing'"]);
+    let _ = g.run(&["image", "tag", "nothing", "x"]).exits(1).stderr_contains(&["no image 'nothing'"]);
     // Removing by name removes the name only; removing by id would remove all names and needs --force.
     assert_eq!(g.run(&["rmi", "mine"]).ok().text(), "untagged mine:latest");
     let out = g.run(&["image", "rm", &one]).exits(FAILED);
@@ -270,7 +273,7 @@ fn save_and_load_work_through_pipes() {
     let loaded = fresh.run_with_input(&["load"], &std::fs::read(&archive).unwrap()).ok();
     let all = fresh.json(&["image", "inspect", loaded.text()]);
     assert_eq!((&all[0]["user"], &all[0]["env"]), (&json!("7:8"), &json!(["GREETING=hello world"])));
-    let _ = g.run(&["save", "nothing"]).exits(FAILED).stderr_contains(&["no image 'nothing'"]);
+    let _ = g.run(&["save", "nothing"]).exits(1).stderr_contains(&["no image 'nothing'"]);
     let _ = g
         .run(&["save", "-o", "/nonexistent/x.tar", &id])
         .exits(FAILED)

@@ -52,6 +52,8 @@ fn a_pod_is_paused_and_resumed() {
     assert!(text.contains("\npaused=true\n"), "{text}");
     let _ = g.run(&["exec", &pod, "--app=one", "--", "true"]).exits(FAILED).stderr_contains(&["paused", "unpause"]);
     let _ = g.run(&["restart", &format!("{pod}/one")]).exits(FAILED).stderr_contains(&["paused"]);
+    let both = g.run(&["restart", &pod]).exits(FAILED);
+    assert_eq!(both.stderr.lines().filter(|line| line.contains("paused")).count(), 2, "a failure for each app: {both}");
     // A second pause changes nothing.
     g.run(&["pause", &pod]).succeeded();
     assert_eq!([switches(&status, "one"), switches(&status, "two")], before, "a frozen process has run");

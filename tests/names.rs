@@ -54,6 +54,7 @@ fn a_name_belongs_to_one_pod() {
     let _ = g.run(&["rename", "web", "old"]).ok();
     let _ = g.run(&["rename", &second, "web"]).ok();
     assert_eq!((g.status("old")["id"].as_str(), g.status("web")["id"].as_str()), (Some(&*first), Some(&*second)));
+    let _ = g.run(&["rename", "absent", "other"]).exits(1).stderr_contains(&["'absent'"]);
     for bad in ["-x", "_x", "a/b", "a b", "", &first] {
         let _ = g.run(&["rename", "--", "web", bad]).exits(FAILED).stderr_contains(&["is not the name of a pod"]);
         let _ = g.app(&[&format!("--pod-name={bad}")], &["true"]).exits(FAILED);
@@ -118,9 +119,9 @@ fn wait_reports_running_and_exited_pods() {
     let image = g.fixture();
     let prepared =
         pod_id(&g.run(&["prepare", "--pod-name=late", "--net=none", &image, "--", "obey", "SIGTERM", "7"]).ok());
-    let _ = g.run(&["wait", "--time=50ms", "late"]).exits(FAILED).stderr_contains(&["was not over within"]);
+    let _ = g.run(&["wait", "--time=50ms", "late"]).exits(FAILED).stderr_contains(&["has not exited within"]);
     let waiting = ["wait", "--condition=running", "--time=50ms", "late"];
-    let _ = g.run(&waiting).exits(FAILED).stderr_contains(&["was not running within"]);
+    let _ = g.run(&waiting).exits(FAILED).stderr_contains(&["is not running within"]);
     let running = g.spawn(&["wait", "--condition=running", "late"]);
     let _ = g.run(&["run-prepared", "--detach", &prepared]).ok();
     assert_eq!(running.wait().ok().text(), "-1");

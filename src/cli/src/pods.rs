@@ -190,7 +190,8 @@ pub(crate) struct PodSet {
     /// All pods to which the command applies
     #[arg(long, short, conflicts_with_all = ["pods", "uuid_file", "latest"])]
     all: bool,
-    /// All of those that match: state=, name=, app=, label=, image=, exited=, network= or id=; see 'gantry list'
+    /// All of those that match: state=, name=, namespace=, app=, label=, image=, exited=, network= or id=; see 'gantry
+    /// list'
     #[arg(long, value_parser = pod_filter::parse, value_name = "KEY=VALUE", conflicts_with_all = ["pods", "uuid_file", "latest"])]
     filter: Vec<Condition>,
 }

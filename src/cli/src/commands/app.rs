@@ -191,14 +191,18 @@ impl RunCommand for Restart {
                     (id, vec![app])
                 }
             };
-            let mut failed = None;
+            let mut worst = exit::OK;
             for app in apps {
                 match engine.restart_app(id, &app, self.grace.resolve(&engine, id, &app)) {
                     Ok(()) => json::to_stdout(|out| writeln!(out, "{id}/{app}"))?,
-                    Err(error) => failed = failed.or(Some(error)),
+                    Err(error) => {
+                        let failure = Failure::from(error);
+                        failure.print(context.globals.debug);
+                        worst = worst.max(failure.code(CommandKind::Query));
+                    }
                 }
             }
-            failed.map_or(Ok(exit::OK), |error| Err(error.into()))
+            Ok(worst)
         }))
     }
 }

@@ -291,10 +291,12 @@ pub(crate) struct Tag {
 
 /// Adds names to an image.
 impl RunCommand for Tag {
+    const KIND: CommandKind = CommandKind::Query;
+
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("image tag")?;
         let image: ImageRef = self.image.parse()?;
-        Ok(context::for_each(&self.names, context.globals.debug, CommandKind::Action, &mut |target| {
+        Ok(context::for_each(&self.names, context.globals.debug, CommandKind::Query, &mut |target| {
             let (name, before) = engine.image_tag(&image, target)?;
             if let Some(before) = before {
                 print_stderr(&format!("{} was moved from image {}\n", escape::text(&name), before.short()));

@@ -9,7 +9,7 @@ use gantry_model::ImageRef;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::{self, CommandKind};
 use crate::failure::{self, Failure};
 use crate::progress::ProgressDisplay;
 use crate::render::json;
@@ -56,6 +56,8 @@ pub(crate) struct Load {
 
 /// Saves images to an archive.
 impl RunCommand for Save {
+    const KIND: CommandKind = CommandKind::Query;
+
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let references: Vec<ImageRef> = self.images.iter().map(|image| image.parse()).collect::<Result<_, _>>()?;
         if self.output.is_none() && io::stdout().is_terminal() {

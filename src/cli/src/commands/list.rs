@@ -21,7 +21,8 @@ use crate::render::{OutputFormat, json, time};
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Values of one key are alternatives; all keys, and all labels, must match. Keys: \
-    state=PHASE, name= (of a pod, app or host), app=, label=NAME[=VALUE], image= (name or id), exited=CODE, network=, id=.\n\n\
+    state=PHASE, name= (of a pod, app or host), namespace=, app=, label=NAME[=VALUE], image= (name or id), \
+    exited=CODE, network=, id=.\n\n\
     Fields of templates: .ID, .FullID, .Names, .Images, .ImageID, .State, .Status (of each app), .ExitCode, .Created, \
     .CreatedAt, .Started, .StartedAt, .Ended, .Networks, .Ports, .Labels, .Hostname, .Pid, .Name; {{json .}} is the whole pod. \
     \\t and \\n are a tab and a newline.")]
@@ -48,7 +49,7 @@ pub(crate) struct List {
     /// Only pods with an app of this name
     #[arg(long, value_name = "NAME")]
     app: Option<AppName>,
-    /// Only pods that match: state=, name=, app=, label=, image=, exited=, network= or id=
+    /// Only pods that match: state=, name=, namespace=, app=, label=, image=, exited=, network= or id=
     #[arg(short = 'f', long, value_parser = pod_filter::parse, value_name = "KEY=VALUE")]
     filter: Vec<Condition>,
     /// Sort key; equal pods newest first
@@ -211,13 +212,13 @@ fn is_id(name: &str) -> bool {
     name.starts_with("sha256:") || name.starts_with("sha512:")
 }
 
-/// The short name of an image: without the scheme and without Docker Hub's host; for an id, a name of that image or the
-/// shortened id.
 /// The digest of an image with its first digits; empty for an app without an image.
 fn short_id(image: Option<&ImageId>) -> String {
     image.map(|image| format!("{}:{}", image.algorithm().as_str(), image.short())).unwrap_or_default()
 }
 
+/// The short name of an image: without the scheme and without Docker Hub's host; for an id, a name of that image or the
+/// shortened id.
 fn short_image(name: &str, image: &ImageId, names: &ImageNames) -> String {
     if is_id(name) {
         let short = || format!("{}:{}", image.algorithm().as_str(), Digest::short(image));

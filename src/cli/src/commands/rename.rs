@@ -4,7 +4,7 @@ use gantry_model::PodName;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pods;
 
@@ -21,6 +21,8 @@ pub(crate) struct Rename {
 
 /// Gives a pod a name, in place of the one it had.
 impl RunCommand for Rename {
+    const KIND: CommandKind = CommandKind::Query;
+
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("rename")?;
         let id = pods::find(&engine, &self.pod)?;

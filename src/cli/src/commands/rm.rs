@@ -95,16 +95,8 @@ impl RunCommand for Gc {
             mark_only: self.mark_only,
             dry_run: self.dry_run,
         };
-        let GcReport {
-            steps,
-            failures,
-            abandoned,
-            mut networks,
-            networks_failure,
-            lost_pods,
-            temporaries_failure,
-            lost_pods_failure,
-        } = engine.gc(&options)?;
+        let GcReport { steps, failures, abandoned, mut networks, networks_failure, lost_pods, store_failures } =
+            engine.gc(&options)?;
         networks.extend(lost_pods.iter().map(|path| path.display().to_string()));
         if !self.mark_only && !self.dry_run {
             engine.trim_events()?;
@@ -129,7 +121,7 @@ impl RunCommand for Gc {
         abandoned.iter().for_each(|(id, line)| warn_leftover(*id, line));
         let mut worst = exit::OK;
         let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
-        let store_failures = temporaries_failure.into_iter().chain(lost_pods_failure).map(Failure::from);
+        let store_failures = store_failures.into_iter().map(Failure::from);
         let others = networks_failure.map(Failure::from).into_iter().chain(store_failures);
         for failure in failures.chain(others) {
             failure.print(context.globals.debug);
