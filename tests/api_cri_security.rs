@@ -293,16 +293,21 @@ fn resources_reach_the_cgroup() {
     let (served, address) = serve(&g);
     let containers = Containers::new(&g, &address);
     let with = |resources: Value| json!({ "linux": { "resources": resources } });
-    // On cgroup v1, `unified` has no effect, and is no reason to fail: kubelets send it on v2 alone.
+    let has_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let unified = if has_v2 { json!({ "memory.high": "max" }) } else { json!({}) };
     let id = containers.launch(&with(json!({
-        "memory_limit_in_bytes": 64 << 20, "unified": { "memory.high": "max" },
+        "memory_limit_in_bytes": 64 << 20, "unified": unified,
         "hugepage_limits": [{ "page_size": "2MB", "limit": 4 << 20 }],
     })));
     let resources = &container(&address, &id)["resources"]["linux"];
     assert_eq!(resources["memory_limit_in_bytes"], (64 << 20).to_string(), "{resources}");
     let described = g.json(&["inspect", &containers.sandbox.id]);
     let text = described.to_string();
-    assert!(text.contains("\"hugetlb\"") && text.contains("memory.high"), "{text}");
+    assert!(text.contains("\"hugetlb\"") && text.contains("memory.high") == has_v2, "{text}");
+    if !has_v2 {
+        containers.refuse(&with(json!({ "unified": { "memory.high": "max" } })), "INVALID_ARGUMENT", "unified");
+    }
+    containers.refuse(&with(json!({ "memory_limit_in_bytes": 1 })), "INVALID_ARGUMENT", "memory_limit_in_bytes");
     containers.refuse(&with(json!({ "unified": { "cgroup.procs": "1" } })), "INVALID_ARGUMENT", "cgroup.procs");
     containers.refuse(&with(json!({ "hugepage_limits": [{ "page_size": "big" }] })), "INVALID_ARGUMENT", "big");
     served.end();

@@ -1,5 +1,7 @@
 //! The Talos node API: its contract by reflection, and its calls by a client that shares only the .proto files.
 
+use gantry_tests::api::Served;
+use gantry_tests::cri::{Sandbox, container};
 use gantry_tests::python::{repository, run_script, script, spawn_script};
 use gantry_tests::talos::{FAILED, call, decode_base64, failure, message, messages_until, serve, stream_bytes};
 use gantry_tests::{Gantry, json_lines, pod_id, wait_for};
@@ -197,6 +199,53 @@ fn restart_starts_the_app_again() {
 }
 
 #[test]
+fn containers_of_kubelets_are_only_stopped() {
+    let g = Gantry::new();
+    let [cri, address] = ["cri.sock", "machine.sock"].map(|name| format!("unix:{}", g.scratch().join(name).display()));
+    let config = g.write("gantryd.toml", "gc-interval = '1h'\n[network]\ndefault = 'none'\nsandbox-network = 'none'\n");
+    let served = g.serve(&["--cri-listen", &cri, "--machine-listen", &address, "--config", &config]);
+    let labels = json!({ "io.kubernetes.pod.namespace": "shop", "io.kubernetes.pod.name": "web-1" });
+    let sandbox = Sandbox::run_with(&g, &cri, "web-1", &json!({ "labels": labels }));
+    let attempt = |number: u32| {
+        let metadata = json!({ "metadata": { "name": "web", "attempt": number } });
+        let id = sandbox.create_with(&["sleep", "forever"], &metadata);
+        sandbox.start(&id);
+        id
+    };
+    let restart = |id: &str| message(&address, "machine.MachineService/Restart", &kubernetes(id));
+    let refused = |id: &str| failure(&address, "machine.MachineService/Restart", &kubernetes(id)).0;
+    let first = attempt(0);
+    assert_eq!(restart("shop/web-1:web"), json!({}));
+    assert_eq!(container(&cri, &first)["state"], "CONTAINER_EXITED");
+    assert_eq!(refused("shop/web-1:web"), "FAILED_PRECONDITION");
+    // Of the attempts, the one that runs is meant, unless the id has its number.
+    let second = attempt(1);
+    assert_eq!(refused("shop/web-1:web-0"), "FAILED_PRECONDITION");
+    let all = json!({ "namespace": "k8s.io", "driver": "CRI" });
+    let listed = message(&address, "machine.MachineService/Containers", &all)["containers"].clone();
+    let rows = listed.as_array().into_iter().flatten();
+    let shown: Vec<_> = rows.map(|row| (text(&row["id"]), text(&row["name"]), text(&row["internal_id"]))).collect();
+    let row = |id: &str, name: &str, internal: &str| (id.to_owned(), name.to_owned(), internal.to_owned());
+    let [pod, web] = ["shop/web-1", "shop/web-1:web"];
+    assert_eq!(shown, [row(pod, pod, &sandbox.id), row(web, "web", &first), row(web, "web", &second)]);
+    assert_eq!(restart("shop/web-1:web-1"), json!({}));
+    assert_eq!(container(&cri, &second)["state"], "CONTAINER_EXITED");
+    for _ in 0..2 {
+        assert_eq!(restart("shop/web-1"), json!({}));
+        assert_eq!(g.status(&sandbox.id)["phase"], "exited");
+    }
+    let start = json!({ "id": sandbox.id });
+    assert_eq!(failure(&address, "machine.MachineService/ServiceStart", &start).0, "FAILED_PRECONDITION");
+    sandbox.remove();
+    served.end();
+}
+
+/// A request for a container of a kubelet.
+fn kubernetes(id: &str) -> Value {
+    json!({ "namespace": "k8s.io", "driver": "CRI", "id": id })
+}
+
+#[test]
 fn logs_have_the_lines_asked_for() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
@@ -254,6 +303,26 @@ fn events_continue_the_history() {
     assert_eq!(failure(&address, "machine.MachineService/Events", &both).0, "INVALID_ARGUMENT");
     served.end();
     g.remove_all();
+}
+
+#[test]
+fn tails_have_the_events_before_a_reboot() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["exit", "3"]);
+    g.wait_state(&pod, "exited");
+    let address = format!("unix:{}", g.scratch().join("machine.sock").display());
+    let config = g.write("gantryd.toml", "gc-interval = '1h'\n");
+    let daemon = g.daemon(&["--machine-listen", &address, "--config", &config]);
+    let served = Served::wait_ready(g.spawn_command(&mut g.in_next_boot(&daemon)));
+    // Event numbers have jumped ahead, and no event has the last ones.
+    let failed = format!("\"{pod}\", \"action\": \"FAILED\"");
+    for (count, least) in [(1, 1), (5, 5), (1000, 5)] {
+        let last = events(&address, &json!({ "tail_events": count }), &failed);
+        assert!(last.len() >= least, "{count}: {last:?}");
+        assert!(last.iter().any(|event| event["data"]["service"] == *pod), "{count}: {last:?}");
+    }
+    served.end();
+    g.run_in_next_boot(&["rm", &pod]).succeeded();
 }
 
 #[test]

@@ -89,10 +89,7 @@ impl EventCursor {
             let is_behind = match self.context.hub.after(self.position, MAX_BATCH) {
                 // The ring may lag behind the store, which matters at the end.
                 HubSlice::Events(events) if events.is_empty() => is_over,
-                HubSlice::Events(events) => {
-                    let to = events.last().map_or(self.position, |event| event.event.seq);
-                    return Ok(Some(EventBatch { from: self.position, to, events, is_live: true }));
-                }
+                HubSlice::Events(events) => return Ok(Some(self.live_batch(events))),
                 HubSlice::Behind => true,
             };
             if is_behind {
@@ -112,6 +109,25 @@ impl EventCursor {
                 () = tokio::time::sleep(timeout.unwrap_or_default()), if timeout.is_some() => {}
             }
         }
+    }
+
+    /// The next batch of what is committed already: never waits for more. `None`: there is nothing after the cursor.
+    /// The last number in use may be far away from it then, since numbers jump at a boot.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub(crate) async fn next_committed(&mut self) -> Result<Option<EventBatch>, Status> {
+        match self.context.hub.after(self.position, MAX_BATCH) {
+            HubSlice::Events(events) if !events.is_empty() => Ok(Some(self.live_batch(events))),
+            // The ring may lag behind the store.
+            HubSlice::Events(_) | HubSlice::Behind => self.read_store().await,
+        }
+    }
+
+    /// The batch of events of the ring.
+    fn live_batch(&self, events: Vec<Arc<HubEvent>>) -> EventBatch {
+        let to = events.last().map_or(self.position, |event| event.event.seq);
+        EventBatch { from: self.position, to, events, is_live: true }
     }
 
     /// The time left until all events before the query's end are committed.

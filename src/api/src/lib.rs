@@ -10,6 +10,8 @@
 //! | `context` | what surfaces work with: configuration, engine, events, log directories |
 //! | `bridge` | from async tasks to the synchronous engine: read-only and read-write handles |
 //! | `hub`, `events` | events as they are committed; cursors of subscribers |
+//! | `pulls` | fetches of images, each on a thread of its own |
+//! | `kubernetes` | sandboxes and containers that a kubelet made |
 //! | `logs`, `dir_watch` | streams of log lines; changes of log directories |
 //! | `daemon_log`, `daemon_log_stream` | the newest lines of gantryd's own log; streams of them |
 //! | [`listen`], `accept`, `stream`, `peer`, `quota` | sockets, connections, their clients, and the limits of each |
@@ -41,10 +43,12 @@ mod events;
 mod handshake;
 mod health;
 mod hub;
+mod kubernetes;
 pub mod listen;
 mod logs;
 pub mod metrics;
 mod peer;
+mod pulls;
 mod quota;
 mod request;
 mod responses;

@@ -57,7 +57,8 @@ impl Quota {
         };
         if count >= share {
             return Err(Status::resource_exhausted(format!(
-                "{share} of these are open for this client or for others like it: close some, or try later"
+                "this client, or all clients of its kind together, have reached the limit of {share} connections or \
+                 streams: close some, or try again later"
             )));
         }
         used.count(peer, 1);
@@ -146,6 +147,7 @@ mod tests {
         assert_eq!(quota.used(), 124);
         let refused = quota.acquire(user(1)).map(drop).unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+        assert!(refused.message().contains("the limit of 8 connections or streams"), "{refused}");
         drop(first);
         assert_eq!(take(user(30), 20).len(), 2, "a dropped permit is free again");
         drop((network, others, certificates, root));

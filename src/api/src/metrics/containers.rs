@@ -1,7 +1,7 @@
 //! The metrics of pods and apps, under cAdvisor's names and with the labels that the kubelet gives them.
 //!
-//! A pod has the label `container=""`, as the cgroup of a Kubernetes pod has. Each sample has the time at which the
-//! counters were read.
+//! A pod has the label `container=""`, as the cgroup of a Kubernetes pod has; a container that a kubelet made has its
+//! name in Kubernetes. Each sample has the time at which the counters were read.
 
 use std::collections::HashMap;
 
@@ -10,6 +10,7 @@ use gantry_engine::model::stats::{AppStats, DiskUsage, InterfaceUsage, ResourceU
 use gantry_engine::{PodRow, SampledPod, SampledVolume};
 
 use super::exposition::{Exposition, Labels, MetricType, MetricValue};
+use crate::kubernetes;
 use MetricType::{Counter, Gauge, Untyped};
 use MetricValue::{Count, Nanoseconds};
 
@@ -325,8 +326,9 @@ fn targets(pod: &SampledPod) -> Vec<Target<'_>> {
         let row = view.row.apps.iter().find(|row| row.name == app.name);
         let name = row.map(|row| row.id.to_string()).unwrap_or_default();
         let cgroup = format!("{}/{}", view.row.cgroup, app.name);
+        let container = row.and_then(kubernetes::container_name).unwrap_or(app.name.as_str());
         Target {
-            labels: labels(&view.row, &cgroup, &name, &app.image_name, app.name.as_str()),
+            labels: labels(&view.row, &cgroup, &name, &app.image_name, container),
             usage: &app.usage,
             app: Some(app),
             started: app.started,

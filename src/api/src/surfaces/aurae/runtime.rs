@@ -73,7 +73,7 @@ impl RuntimeService {
             () = self.context.drained() => return Err(status::draining()),
         };
         let captured = captured.map_err(|error| Status::internal(format!("cannot read the output: {error}")))?;
-        let RunningCommand { pid, output } = captured.map_err(|error| status::from_error(&error))?;
+        let CapturedCommand { pid, output } = captured.map_err(|error| status::from_error(&error))?;
         let id = guard.id;
         let end = move |engine: &Engine| engine.command_end(id).map_err(|error| status::from_error(&error));
         // The result counts, however many calls wait.
@@ -170,21 +170,21 @@ fn text(name: &str, stream: CapturedStream) -> (String, Option<String>) {
     (text, cut.then(|| format!("{name} was cut after {MAX_OUTPUT} bytes")))
 }
 
-/// A command that runs, as its reading thread has it.
-struct ReadingCommand {
+/// A command that runs, and whose output is to be read.
+struct CommandToCapture {
     pid: i32,
     started: gantry_engine::Running,
 }
 
-/// A command whose output has ended.
-struct RunningCommand {
+/// A command that has ended, and the output that was read of it.
+struct CapturedCommand {
     pid: i32,
     output: CapturedOutput,
 }
 
-impl ReadingCommand {
+impl CommandToCapture {
     /// Reads the output to its end, and waits for the supervisor's.
-    fn capture(mut self) -> Result<RunningCommand, OutputError> {
+    fn capture(mut self) -> Result<CapturedCommand, OutputError> {
         let mut output = CapturedOutput::default();
         let captured = self.started.output.as_mut().map_or(Ok(()), |stream| stream.capture(MAX_OUTPUT, &mut output));
         if let Err(error) = self.started.reap() {
@@ -192,7 +192,7 @@ impl ReadingCommand {
         }
         match captured {
             // Cut: its supervisor was killed, as the exit record says.
-            Ok(()) | Err(OutputError::Cut(_)) => Ok(RunningCommand { pid: self.pid, output }),
+            Ok(()) | Err(OutputError::Cut(_)) => Ok(CapturedCommand { pid: self.pid, output }),
             Err(error) => Err(error),
         }
     }
@@ -205,12 +205,12 @@ fn start_command(
     spec: PodSpec,
     options: Options,
     permit: OwnedSemaphorePermit,
-) -> Result<Result<(CommandGuard, ReadingCommand), String>, Status> {
+) -> Result<Result<(CommandGuard, CommandToCapture), String>, Status> {
     match engine.start_command(spec) {
         Ok(StartedCommand { id, owner, running }) => {
             let pid = running.ready.apps.first().and_then(|app| i32::try_from(app.pid).ok()).unwrap_or(-1);
             let held = Some(HeldCommand { _owner: owner, _permit: permit });
-            Ok(Ok((CommandGuard { id, options, held }, ReadingCommand { pid, started: running })))
+            Ok(Ok((CommandGuard { id, options, held }, CommandToCapture { pid, started: running })))
         }
         Err(error) => match error.kind() {
             ErrorKind::CommandNotFound | ErrorKind::CommandNotExecutable => Ok(Err(messages(&error).join(": "))),

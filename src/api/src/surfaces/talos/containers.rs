@@ -79,13 +79,13 @@ fn rows(namespace: &Namespace, driver: ContainerDriver, view: &PodView) -> Vec<C
     };
     let apps = view.row.apps.iter().map(|app| ContainerInfo {
         namespace: namespace.name().to_owned(),
-        id: names::app_id(&pod_id, &app.name),
+        id: names::app_id(&pod_id, names::app_name(app)),
         image: app.image_name.clone(),
         pid: pid(app),
         status: app_status(driver, app, view).to_owned(),
         pod_id: pod_id.clone(),
-        name: app.name.to_string(),
-        internal_id: format!("{uuid}/{}", app.name),
+        name: names::app_name(app).to_owned(),
+        internal_id: app.id.to_string(),
         ..ContainerInfo::default()
     });
     std::iter::once(pod).chain(apps).collect()

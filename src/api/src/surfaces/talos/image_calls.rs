@@ -30,7 +30,7 @@ impl Node {
     ) -> Result<Response<wire::ImagePullResponse>, Status> {
         let pull = async |_, request| {
             let reference = PullReference::parse(&request)?;
-            images::pull(self.context.config.options.clone(), self.pulls.clone(), reference).await?;
+            images::pull(self.context.config.options.clone(), &self.pulls, reference).await?;
             Ok(wire::ImagePull::default())
         };
         let messages = self.unary(request, pull).await?;

@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use gantry_engine::model::ImageRef;
 use gantry_engine::model::id::shown;
-use gantry_engine::{Engine, Note, Observer, Options, Progress, PullPolicy};
+use gantry_engine::{Engine, Observer, Options, PullPolicy};
 use gantry_proto::talos::common::ContainerdNamespace;
 use gantry_proto::talos::machine::{ImageListResponse, ImagePullRequest};
 use prost_types::Timestamp;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use tonic::Status;
-use tracing::{Span, debug, info};
+use tracing::info;
 
+use crate::pulls::{ProgressLog, run_fetch};
 use crate::request::check_text;
 use crate::status;
 
@@ -91,19 +92,8 @@ impl PullReference {
 /// # Errors
 /// The status of the fetch's error: NOT_FOUND, PERMISSION_DENIED, UNAVAILABLE … RESOURCE_EXHAUSTED: no thread can be
 /// started.
-pub(super) async fn pull(options: Options, pulls: Arc<Semaphore>, reference: PullReference) -> Result<(), Status> {
-    // Fails only if the semaphore is closed, which does not happen.
-    let permit = pulls.acquire_owned().await.map_err(|_| status::draining())?;
-    let (reply, replied) = oneshot::channel();
-    let span = Span::current();
-    let fetch = move || {
-        let _permit = permit;
-        let result = span.in_scope(|| fetch(options, &reference.0));
-        let _client_may_have_gone = reply.send(result);
-    };
-    let failed = |error| Status::resource_exhausted(format!("cannot start a thread for this call: {error}"));
-    std::thread::Builder::new().name("pull".to_owned()).spawn(fetch).map_err(failed)?;
-    replied.await.unwrap_or_else(|_| Err(Status::internal("this call failed inside gantryd; its log says more")))
+pub(super) async fn pull(options: Options, pulls: &Arc<Semaphore>, reference: PullReference) -> Result<(), Status> {
+    run_fetch(pulls, move || fetch(options, &reference.0)).await
 }
 
 fn fetch(options: Options, reference: &ImageRef) -> Result<(), Status> {
@@ -112,18 +102,6 @@ fn fetch(options: Options, reference: &ImageRef) -> Result<(), Status> {
     let fetched = fetched.map_err(|error| status::from_error(&error))?;
     info!(image = %fetched.image.id, "fetched {reference}");
     Ok(())
-}
-
-/// Logs the progress of a fetch: the reply of ImagePull has none.
-struct ProgressLog;
-
-impl Progress for ProgressLog {
-    fn notify(&self, note: Note) {
-        match note {
-            Note::Bytes { .. } => {}
-            note => debug!("{note:?}"),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -7,15 +7,18 @@
 //! | an app of it | `POD:APP` | `POD` |
 //! | a pod in `k8s.io` with the labels of a kubelet | `NAMESPACE/NAME` | the same |
 //! | an app of it | `NAMESPACE/NAME:APP` | `NAMESPACE/NAME` |
+//!
+//! APP of a container that a kubelet made is its name in Kubernetes, which all its attempts share.
 
 use gantry_engine::model::id::shown;
-use gantry_engine::model::{AppName, PodId, PodNamespace, pod_namespace};
+use gantry_engine::model::{PodId, PodNamespace, pod_namespace};
 use gantry_engine::{AppRow, Observer, PodRow, PodView};
 use gantry_proto::talos::common::ContainerDriver;
 use gantry_proto::talos::machine::LogsContainer;
 use tonic::Status;
 
 use super::containers::was_started;
+use crate::kubernetes::container_name;
 use crate::request::check_text;
 use crate::status;
 
@@ -92,8 +95,13 @@ pub(super) fn pod_id(pod: &PodRow) -> String {
     kubernetes_id(pod).unwrap_or_else(name)
 }
 
+/// The name under which an app is shown.
+pub(super) fn app_name(app: &AppRow) -> &str {
+    container_name(app).unwrap_or(app.name.as_str())
+}
+
 /// The id under which an app is shown.
-pub(super) fn app_id(pod: &str, app: &AppName) -> String {
+pub(super) fn app_id(pod: &str, app: &str) -> String {
     format!("{pod}:{app}")
 }
 
@@ -106,12 +114,20 @@ pub(super) struct Selection {
 }
 
 /// The pod and the app in an id; `None`: no pod or app has such an id.
-fn split_id(id: &str) -> Option<(&str, Option<AppName>)> {
+fn split_id(id: &str) -> Option<(&str, Option<&str>)> {
     let (pod, app) = match id.rsplit_once(':') {
-        Some((pod, app)) => (pod, Some(app.parse().ok()?)),
+        Some((pod, app)) => (pod, Some(app)),
         None => (id, None),
     };
-    (!pod.is_empty()).then_some((pod, app))
+    (!pod.is_empty() && app != Some("")).then_some((pod, app))
+}
+
+/// The app that is shown under this name, else the one that has it. Among the attempts of a container, the one that
+/// runs comes first, then the newest.
+fn app_called<'a>(apps: &'a [AppRow], name: &str) -> Option<&'a AppRow> {
+    let attempts = || apps.iter().filter(move |app| app_name(app) == name);
+    let running = attempts().rfind(|app| app.state.is_running());
+    running.or_else(|| attempts().next_back()).or_else(|| apps.iter().find(|app| app.name.as_str() == name))
 }
 
 /// Finds a pod or an app by its id, or by the pod's UUID or a prefix of it. Among several of an id, one that runs comes
@@ -146,7 +162,7 @@ pub(super) fn find(observer: &Observer, namespace: &Namespace, id: &str) -> Resu
     };
     let app = match app {
         None => None,
-        Some(name) => Some(view.row.apps.iter().find(|app| app.name == name).cloned().ok_or_else(none)?),
+        Some(name) => Some(app_called(&view.row.apps, name).cloned().ok_or_else(none)?),
     };
     Ok(Selection { pod: view.row.id, app })
 }
@@ -161,12 +177,14 @@ pub(super) fn log_ids(observer: &Observer) -> Result<LogsContainer, Status> {
     let mut ids: Vec<String> = views
         .flat_map(|view| {
             let pod = pod_id(&view.row);
-            let apps: Vec<String> = view.row.apps.iter().map(|app| app_id(&pod, &app.name)).collect();
+            let apps: Vec<String> = view.row.apps.iter().map(|app| app_id(&pod, app_name(app))).collect();
             std::iter::once(pod).chain(apps)
         })
         .collect();
     ids.push(DAEMON.to_owned());
     ids.sort();
+    // The attempts of a container have the same id.
+    ids.dedup();
     Ok(LogsContainer { metadata: None, ids })
 }
 
@@ -213,15 +231,14 @@ mod tests {
         #[test]
         fn any_text_is_split_without_panic(id: String) {
             if let Some((pod, app)) = split_id(&id) {
-                prop_assert_eq!(app.map_or_else(|| pod.to_owned(), |app| app_id(pod, &app)), id);
+                prop_assert_eq!(app.map_or_else(|| pod.to_owned(), |app| app_id(pod, app)), id);
             }
         }
 
         #[test]
         fn shown_ids_are_split_again(pod in "[a-z0-9./_-]{1,40}", app in "[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?") {
-            let app: AppName = app.parse().unwrap();
             let id = app_id(&pod, &app);
-            prop_assert_eq!(split_id(&id), Some((&pod[..], Some(app))));
+            prop_assert_eq!(split_id(&id), Some((&pod[..], Some(&app[..]))));
             prop_assert_eq!(split_id(&pod), Some((&pod[..], None)));
         }
     }

@@ -1,16 +1,21 @@
 //! Restart: the stop signal, SIGKILL after the grace period, and the next start; the reply follows the start.
+//!
+//! As in Talos, a sandbox of a kubelet and its containers are only stopped. The kubelet, which believes that what has
+//! ended stays so, creates others.
 
 use std::time::Duration;
 
 use gantry_engine::model::id::shown;
 use gantry_engine::model::{AppName, Phase, PodId};
-use gantry_engine::{Engine, Observer};
+use gantry_engine::{AppRow, Engine, Observer, PodRow};
 use gantry_proto::talos::machine::RestartRequest;
 use tonic::Status;
+use tracing::warn;
 
 use super::names::{self, Namespace, Selection};
 use crate::bridge::{Bridge, Weight};
 use crate::context::Context;
+use crate::kubernetes;
 use crate::peer::Peer;
 use crate::status;
 
@@ -24,12 +29,17 @@ enum RestartPlan {
     StartPod(PodId),
     /// Restarts apps of a running pod, or starts those that have exited.
     RestartApps(PodId, Vec<AppName>),
+    /// Stops the sandbox of a kubelet, as StopPodSandbox does.
+    StopSandbox(PodId),
+    /// Stops a container of it.
+    StopContainer(PodId, AppName),
 }
 
-/// Restarts an app, or the apps of a pod; what has exited is started.
+/// Restarts an app, or the apps of a pod; what has exited is started. Nothing of a kubelet's sandbox is started.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: an app of a pod that has exited, with others; the errors of the engine.
+/// NOT_FOUND; FAILED_PRECONDITION: an app of a pod that has exited, with others, or a container of a kubelet that does
+/// not run; the errors of the engine.
 pub(super) async fn restart(
     context: &Context,
     writer: &Bridge<Engine>,
@@ -55,12 +65,28 @@ fn execute(engine: &Engine, plan: RestartPlan) -> Result<(), Status> {
             .iter()
             .try_for_each(|app| engine.restart_app(pod, app, GRACE))
             .map_err(|error| status::from_error(&error)),
+        RestartPlan::StopSandbox(pod) => stop_sandbox(engine, pod),
+        RestartPlan::StopContainer(pod, app) => {
+            engine.stop_app(pod, &app, GRACE).map_err(|error| status::from_error(&error))
+        }
     }
+}
+
+/// Stops a sandbox with SIGKILL, and releases its networks. Does nothing more if that is done.
+fn stop_sandbox(engine: &Engine, pod: PodId) -> Result<(), Status> {
+    let stopped = engine.stop(pod, Duration::ZERO, true).map_err(|error| status::from_error(&error))?;
+    if let Some(why) = stopped.unwritten {
+        warn!("the end of sandbox {pod} is not recorded: {why}");
+    }
+    engine.release_networks(pod).map_err(|error| status::from_error(&error))
 }
 
 fn plan_restart(observer: &Observer, selection: Selection, id: &str) -> Result<RestartPlan, Status> {
     let pod = selection.pod;
     let view = observer.pod(&pod.into()).map_err(|error| status::from_error(&error))?;
+    if kubernetes::is_sandbox(&view.row) {
+        return plan_stop(&view.row, selection.app, id);
+    }
     let apps = view.row.apps;
     match (selection.app, matches!(view.row.phase, Phase::Running { .. })) {
         (Some(app), true) => Ok(RestartPlan::RestartApps(pod, vec![app.name])),
@@ -76,4 +102,14 @@ fn plan_restart(observer: &Observer, selection: Selection, id: &str) -> Result<R
         }
         (_, false) => Ok(RestartPlan::StartPod(pod)),
     }
+}
+
+/// The plan for a sandbox of a kubelet, or a container of it.
+fn plan_stop(sandbox: &PodRow, container: Option<AppRow>, id: &str) -> Result<RestartPlan, Status> {
+    let Some(container) = container else { return Ok(RestartPlan::StopSandbox(sandbox.id)) };
+    if container.state.is_running() && matches!(sandbox.phase, Phase::Running { .. }) {
+        return Ok(RestartPlan::StopContainer(sandbox.id, container.name));
+    }
+    let id = shown(id);
+    Err(Status::failed_precondition(format!("container \"{id}\" is not running: its kubelet creates another one")))
 }

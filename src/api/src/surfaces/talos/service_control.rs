@@ -1,5 +1,6 @@
 //! ServiceStart, ServiceStop and ServiceRestart. A pod is started, also again when it has exited, and stopped; a
-//! restart of a running pod restarts its running apps. The parts of gantryd run as long as it does.
+//! restart of a running pod restarts its running apps. The parts of gantryd run as long as it does. The sandbox of a
+//! kubelet can only be stopped: only its kubelet starts anything of it.
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tonic::Status;
 use super::node::Node;
 use super::service_list::{NodeService, pod_state, read_services};
 use crate::bridge::Weight;
+use crate::kubernetes;
 use crate::peer::Peer;
 use crate::request::check_text;
 use crate::status;
@@ -60,7 +62,8 @@ enum PodChange {
 /// Changes a service, and returns the text of the reply.
 ///
 /// # Errors
-/// NOT_FOUND with Talos' text. FAILED_PRECONDITION with Talos' text: a part of gantryd. The errors of the engine.
+/// NOT_FOUND with Talos' text. FAILED_PRECONDITION with Talos' text: a part of gantryd, or the start of a kubelet's
+/// sandbox. The errors of the engine.
 pub(super) async fn change_service(
     node: &Node,
     peer: Peer,
@@ -102,7 +105,7 @@ fn plan_change(action: ServiceAction, id: &str, service: &NodeService) -> Result
         (ServiceAction::Stop, false) if state != Action::Waiting => return Ok(PodChange::None),
         _ => {}
     }
-    let Some(view) = pod else {
+    let Some(view) = pod.filter(|view| action == ServiceAction::Stop || !kubernetes::is_sandbox(&view.row)) else {
         let (id, action) = (shown(id), action.name());
         let text = format!("service \"{id}\" doesn't support {action} operation via API");
         return Err(Status::failed_precondition(text));

@@ -62,6 +62,10 @@ fn rows(namespace: &Namespace, driver: ContainerDriver, pod: &SampledPod) -> Vec
         // The CRI counts containers; the row of a sandbox is empty.
         ContainerDriver::Cri => row(pod_id.clone(), pod_id.clone(), &ResourceUsage::default()),
     };
-    let apps = sample.apps.iter().map(|app| row(names::app_id(&pod_id, &app.name), app.name.to_string(), &app.usage));
+    let apps = sample.apps.iter().map(|app| {
+        let shown = view.row.apps.iter().find(|row| row.name == app.name).map(names::app_name);
+        let name = shown.unwrap_or(app.name.as_str());
+        row(names::app_id(&pod_id, name), name.to_owned(), &app.usage)
+    });
     std::iter::once(pod).chain(apps).collect()
 }

@@ -13,6 +13,7 @@ use tonic::Status;
 
 use super::super::images::reference;
 use super::super::sandbox::user_namespace;
+use super::fields::with_fields;
 use super::record::ContainerRecord;
 use super::{mounts, namespaces, resources, security};
 use crate::request::check_text;
@@ -67,7 +68,7 @@ pub(super) fn unsupported(field: &str, why: &str) -> Status {
 
 /// INVALID_ARGUMENT: a field, and the error of its value.
 pub(super) fn invalid(field: &str, error: &(impl std::error::Error + Kind)) -> Status {
-    invalid_field(field, &error.to_string())
+    invalid_field(field, &with_fields(&error.to_string()))
 }
 
 fn check_metadata(metadata: &ContainerMetadata) -> Result<(), Status> {

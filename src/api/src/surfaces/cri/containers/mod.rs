@@ -16,6 +16,7 @@
 
 mod config;
 mod exec_sync;
+mod fields;
 mod list;
 mod mounts;
 mod namespaces;
@@ -35,6 +36,7 @@ use tonic::Status;
 use tracing::{info, warn};
 
 pub(super) use self::exec_sync::exec_sync;
+use self::fields::from_error_with_fields;
 pub(super) use self::list::{ContainerSelector, attributes, list, status, statuses};
 use self::record::{ContainerRecord, START_ERROR};
 pub(super) use self::stop::stop;
@@ -157,7 +159,8 @@ pub(super) fn create(
     let sandbox = sandbox::find_ready(engine, sandbox_id)?;
     let spec = config::app_spec(engine, &sandbox, config)?;
     let name = spec.app.name.clone();
-    engine.add_app(sandbox.id, spec, PullPolicy::Never, &NoProgress).map_err(|error| from_error(&error))?;
+    let added = engine.add_app(sandbox.id, spec, PullPolicy::Never, &NoProgress);
+    added.map_err(|error| from_error_with_fields(&error))?;
     if ended.load(Ordering::Acquire) {
         info!("container '{name}' of sandbox {} is removed, because its call was cancelled", sandbox.id);
         if let Err(error) = engine.remove_app(sandbox.id, &name, true) {
@@ -181,7 +184,7 @@ pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
         return Err(Status::failed_precondition(format!("container {} {state}: create another one", app.id)));
     }
     let Err(error) = engine.start_app(sandbox.id, &app.name) else { return Ok(()) };
-    let status = from_error(&error);
+    let status = from_error_with_fields(&error);
     if error.kind() != ErrorKind::Busy
         && let Err(unwritten) = engine.annotate_app(sandbox.id, &app.name, START_ERROR, status.message())
     {
@@ -224,9 +227,8 @@ pub(super) fn update_resources(engine: &Engine, id: &str, resources: LinuxContai
     let mut record = ContainerRecord::of(&app).ok_or_else(|| missing(id))?;
     let changes = resources::changes(&resources)?;
     if matches!(sandbox.phase, Phase::Running { .. }) && !changes.is_empty() {
-        let updated =
-            engine.update_limits(sandbox.id, Some(&app.name), &changes).map_err(|error| from_error(&error))?;
-        for warning in updated {
+        let updated = engine.update_limits(sandbox.id, Some(&app.name), &changes);
+        for warning in updated.map_err(|error| from_error_with_fields(&error))? {
             warn!("resources of container {}: {warning}", app.id);
         }
     }

@@ -10,11 +10,11 @@ use gantry_proto::cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec};
 use prost::Message as _;
 use tonic::Status;
 
+use crate::kubernetes::CONTAINER_NAME;
 use crate::status::invalid_field;
 
 /// The prefix of the annotations.
 const PREFIX: &str = "gantry/container-";
-const NAME: &str = "gantry/container-name";
 const ATTEMPT: &str = "gantry/container-attempt";
 /// The configuration that ContainerStatus repeats: protobuf in base64, without [`hidden`] fields.
 const CONFIG: &str = "gantry/container-config";
@@ -59,7 +59,7 @@ impl ContainerRecord {
         if let Some(key) = all.keys().find(|key| key.starts_with(PREFIX)) {
             return Err(invalid_field("config.annotations", &format!("gantry keeps {key} itself")));
         }
-        all.insert(NAME.to_owned(), self.metadata.name.clone());
+        all.insert(CONTAINER_NAME.to_owned(), self.metadata.name.clone());
         all.insert(ATTEMPT.to_owned(), self.metadata.attempt.to_string());
         let (key, value) = self.config_annotation();
         all.insert(key.to_owned(), value);
@@ -90,7 +90,8 @@ pub(super) fn image(app: &AppRow) -> Option<ImageSpec> {
 
 /// The metadata in the annotations of an app; `None`: the app was not made through the CRI.
 pub(super) fn metadata(annotations: &BTreeMap<String, String>) -> Option<ContainerMetadata> {
-    Some(ContainerMetadata { name: annotations.get(NAME)?.clone(), attempt: annotations.get(ATTEMPT)?.parse().ok()? })
+    let name = annotations.get(CONTAINER_NAME)?.clone();
+    Some(ContainerMetadata { name, attempt: annotations.get(ATTEMPT)?.parse().ok()? })
 }
 
 /// A configuration without what the app's row has, and without what may be secret.

@@ -1,6 +1,10 @@
 //! The resources of a container: limits of its cgroup, and `oom_score_adj`.
 
-use gantry_engine::model::spec::{AppSpec, LimitChange};
+use std::collections::HashMap;
+
+use gantry_engine::model::id::shown;
+use gantry_engine::model::spec::{AppSpec, CgroupFile, DEFAULT_CPU_PERIOD, LimitChange};
+use gantry_host::cgroup::{Hierarchy, Version, mounted_hierarchies};
 use gantry_proto::cri::v1::{HugepageLimit, LinuxContainerResources};
 use tonic::Status;
 
@@ -23,15 +27,20 @@ pub(super) fn translate(resources: LinuxContainerResources, app: &mut AppSpec) -
         app.options.oom_score_adj = Some(adjustment.clamp(-1000, 1000));
     }
     let changes = changes(&resources)?;
-    app.options.limits =
-        app.options.limits.changed(&changes).map_err(|error| invalid("config.linux.resources", &error))?;
+    let limits = app.options.limits.changed(&changes);
+    let mut limits = limits.map_err(|error| invalid("config.linux.resources", &error))?;
+    // Kubelets always give the kernel's default, which need not be written.
+    if limits.cpu_quota.is_none() && limits.cpu_period == Some(DEFAULT_CPU_PERIOD) {
+        limits.cpu_period = None;
+    }
+    app.options.limits = limits;
     Ok(())
 }
 
 /// The changes that UpdateContainerResources makes: a field of zero leaves its limit unchanged.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the field and the reason.
+/// INVALID_ARGUMENT: the field and the reason, also if the host has no cgroup v2 for a file of `unified`.
 pub(super) fn changes(resources: &LinuxContainerResources) -> Result<Vec<LimitChange>, Status> {
     let field = |name: &str| format!("config.linux.resources.{name}");
     let positive =
@@ -39,14 +48,12 @@ pub(super) fn changes(resources: &LinuxContainerResources) -> Result<Vec<LimitCh
     let mut changes = Vec::new();
     match resources.cpu_quota {
         0 => {}
-        // The period of no quota means nothing.
-        ..0 => changes.extend([LimitChange::CpuQuota(None), LimitChange::CpuPeriod(None)]),
-        quota => {
-            changes.push(LimitChange::CpuQuota(Some(positive("cpu_quota", quota)?)));
-            if resources.cpu_period != 0 {
-                changes.push(LimitChange::CpuPeriod(Some(positive("cpu_period", resources.cpu_period)?)));
-            }
-        }
+        ..0 => changes.push(LimitChange::CpuQuota(None)),
+        quota => changes.push(LimitChange::CpuQuota(Some(positive("cpu_quota", quota)?))),
+    }
+    // Also without a quota: it is the period of the present one, and of later ones.
+    if resources.cpu_period != 0 {
+        changes.push(LimitChange::CpuPeriod(Some(positive("cpu_period", resources.cpu_period)?)));
     }
     if resources.cpu_shares != 0 {
         let shares = positive("cpu_shares", resources.cpu_shares)?;
@@ -71,11 +78,39 @@ pub(super) fn changes(resources: &LinuxContainerResources) -> Result<Vec<LimitCh
         let size = page_size.parse().map_err(|error| invalid(&field("hugepage_limits"), &error))?;
         changes.push(LimitChange::Hugetlb(size, Some(*limit)));
     }
-    for (file, value) in &resources.unified {
-        let file = file.parse().map_err(|error| invalid(&field("unified"), &error))?;
-        changes.push(LimitChange::Unified(file, Some(value.clone())));
-    }
+    changes.extend(unified(&field("unified"), &resources.unified)?);
     Ok(changes)
+}
+
+/// The changes of files of cgroup v2.
+fn unified(field: &str, files: &HashMap<String, String>) -> Result<Vec<LimitChange>, Status> {
+    if files.is_empty() {
+        return Ok(Vec::new());
+    }
+    let unread = |error| Status::internal(format!("cannot read the cgroup hierarchies of this host: {error}"));
+    let hierarchies = mounted_hierarchies().map_err(unread)?;
+    let change = |(name, value): (&String, &String)| {
+        let file: CgroupFile = name.parse().map_err(|error| invalid(field, &error))?;
+        if !is_in_v2(&file, &hierarchies) {
+            return Err(invalid_field(
+                field,
+                &format!("{} needs cgroup v2, which this host lacks for it", shown(name)),
+            ));
+        }
+        Ok(LimitChange::Unified(file, Some(value.clone())))
+    };
+    files.iter().map(change).collect()
+}
+
+/// Whether containers have this file: v2 is mounted, and no v1 hierarchy has the controller.
+fn is_in_v2(file: &CgroupFile, hierarchies: &[Hierarchy]) -> bool {
+    let controller = match file.controller() {
+        // Its name in v1.
+        "io" => "blkio",
+        controller => controller,
+    };
+    hierarchies.iter().any(|hierarchy| hierarchy.version == Version::V2)
+        && !hierarchies.iter().any(|hierarchy| hierarchy.has_v1_controller(controller))
 }
 
 /// The resources after an update, as ContainerStatus shows them: a field of zero is unchanged.
@@ -99,5 +134,45 @@ pub(super) fn merged(old: LinuxContainerResources, new: LinuxContainerResources)
         hugepage_limits,
         unified,
         memory_swap_limit_in_bytes: number(old.memory_swap_limit_in_bytes, new.memory_swap_limit_in_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gantry_engine::model::spec::Limits;
+    use gantry_host::cgroup::parse_mountinfo;
+
+    fn cpu(cpu_quota: i64, cpu_period: i64) -> LinuxContainerResources {
+        LinuxContainerResources { cpu_quota, cpu_period, ..LinuxContainerResources::default() }
+    }
+
+    #[test]
+    fn periods_apply_without_a_quota() {
+        let (mut limits, mut shown) = (Limits::default(), LinuxContainerResources::default());
+        for (update, want) in [
+            (cpu(20_000, 100_000), Some((20_000, 100_000))),
+            (cpu(0, 50_000), Some((20_000, 50_000))),
+            (cpu(-1, 0), None),
+        ] {
+            limits = limits.changed(&changes(&update).unwrap()).unwrap();
+            shown = merged(shown, update);
+            assert_eq!(limits.cpu_bandwidth(), want);
+            assert_eq!(limits.cpu_period.and_then(|period| i64::try_from(period).ok()), Some(shown.cpu_period));
+        }
+        limits = limits.changed(&changes(&cpu(30_000, 0)).unwrap()).unwrap();
+        assert_eq!(limits.cpu_bandwidth(), Some((30_000, 50_000)), "the period stays");
+        assert!(changes(&cpu(0, -1)).unwrap_err().message().contains("cpu_period"));
+    }
+
+    #[test]
+    fn unified_files_need_their_controller_in_v2() {
+        const V1: &str = "32 31 0:29 / /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\n";
+        const V2: &str = "41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let is_in = |file: &str, mounts: &str| is_in_v2(&file.parse().unwrap(), &parse_mountinfo(mounts));
+        assert!(is_in("memory.high", V2) && is_in("io.max", V2));
+        assert!(!is_in("memory.high", V1));
+        let hybrid = format!("{V1}{V2}");
+        assert!(is_in("memory.high", &hybrid) && !is_in("io.max", &hybrid));
     }
 }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use gantry_engine::model::ImageRef;
 use gantry_engine::model::id::shown;
-use gantry_engine::{Cancellation, Engine, FetchCredentials, Note, Options, Progress};
-use tokio::sync::{Semaphore, oneshot};
+use gantry_engine::{Cancellation, Engine, FetchCredentials, Options};
+use tokio::sync::Semaphore;
 use tonic::Status;
-use tracing::{Span, debug, info};
+use tracing::info;
 
+use crate::pulls::{ProgressLog, run_fetch};
 use crate::status;
 
 /// Maximum number of pulls at a time; further ones wait.
@@ -45,19 +46,9 @@ impl Pulls {
         reference: ImageRef,
         credentials: Option<FetchCredentials>,
     ) -> Result<String, Status> {
-        // Fails only if the semaphore is closed, which does not happen.
-        let permit = Arc::clone(&self.running).acquire_owned().await.map_err(|_| status::draining())?;
-        let (reply, replied) = oneshot::channel();
-        let (span, options, cancellation) = (Span::current(), self.options.clone(), Cancellation::default());
+        let (options, cancellation) = (self.options.clone(), Cancellation::default());
         let _guard = CancelOnDrop(cancellation.clone());
-        let fetch = move || {
-            let _permit = permit;
-            let result = span.in_scope(|| fetch(options, &reference, credentials, cancellation));
-            let _caller_may_have_gone = reply.send(result);
-        };
-        let failed = |error| Status::resource_exhausted(format!("cannot start a thread for this call: {error}"));
-        std::thread::Builder::new().name("pull".to_owned()).spawn(fetch).map_err(failed)?;
-        replied.await.unwrap_or_else(|_| Err(Status::internal("this call failed inside gantryd; its log says more")))
+        run_fetch(&self.running, move || fetch(options, &reference, credentials, cancellation)).await
     }
 }
 
@@ -77,17 +68,4 @@ fn fetch(
     let fetched = fetched.map_err(|error| status::from_error(&error))?;
     info!(image = %fetched.image.id, "fetched {name}");
     Ok(fetched.image.id.to_string())
-}
-
-/// Logs the progress of a fetch: the response of PullImage has none.
-struct ProgressLog;
-
-impl Progress for ProgressLog {
-    fn notify(&self, note: Note) {
-        match note {
-            Note::Bytes { .. } => {}
-            Note::MirrorFailed { mirror, why } => info!("mirror {mirror} failed: {why}; trying the next"),
-            note => debug!("{note:?}"),
-        }
-    }
 }

@@ -59,6 +59,12 @@ enum Slice {
 }
 
 impl Ring {
+    /// The ring of a task that has the events after this position. A client behind it has missed the events between the
+    /// task before and this one.
+    fn followed_from(position: u64) -> Self {
+        Self { lost: position, is_followed: true, ..Self::default() }
+    }
+
     fn push(&mut self, seq: u64, messages: Vec<ContainerEventResponse>) {
         let bytes = messages.iter().map(prost::Message::encoded_len).sum();
         self.bytes += bytes;
@@ -108,14 +114,14 @@ impl ContainerEvents {
         self: &Arc<Self>,
     ) -> Result<ReceiverStream<Result<ContainerEventResponse, Status>>, Status> {
         let cursor = EventCursor::start(&self.context, EventQuery::default()).await?;
-        let position = cursor.position();
-        let is_first = {
+        let (is_first, position) = {
             let mut ring = self.ring();
             let is_first = !ring.is_followed;
             if is_first {
-                *ring = Ring { is_followed: true, ..Ring::default() };
+                *ring = Ring::followed_from(cursor.position());
             }
-            is_first
+            // What the ring has lost by now was committed before this call returns.
+            (is_first, cursor.position().max(ring.lost))
         };
         if is_first {
             tokio::spawn(Arc::clone(self).follow(cursor).in_current_span());
@@ -125,8 +131,23 @@ impl ContainerEvents {
         Ok(ReceiverStream::new(receiver))
     }
 
+    /// Sends the events after a position until the client has gone, and the status when they end before.
+    async fn send(self: Arc<Self>, position: u64, sender: mpsc::Sender<Result<ContainerEventResponse, Status>>) {
+        if let Err(status) = self.send_after(position, &sender).await {
+            // Waits for a slow client, whose stream would else end as if it had read everything.
+            let _client_may_have_gone = sender.send(Err(status)).await;
+        }
+    }
+
     /// Sends the events after a position until the client has gone.
-    async fn send(self: Arc<Self>, mut position: u64, sender: mpsc::Sender<Result<ContainerEventResponse, Status>>) {
+    ///
+    /// # Errors
+    /// DATA_LOSS: the client is behind the ring; the failure of the task; UNAVAILABLE when the server drains.
+    async fn send_after(
+        &self,
+        mut position: u64,
+        sender: &mpsc::Sender<Result<ContainerEventResponse, Status>>,
+    ) -> Result<(), Status> {
         let mut news = self.news.subscribe();
         loop {
             // Before the ring is read, so that later additions count as a change.
@@ -135,20 +156,15 @@ impl ContainerEvents {
             let entries = match slice {
                 Slice::Entries(entries) => entries,
                 Slice::Lost => {
-                    let lost = Status::data_loss("events were not read for too long: list, and subscribe again");
-                    let _client_may_have_gone = sender.send(Err(lost)).await;
-                    return;
+                    return Err(Status::data_loss("events were not read for too long: list, and subscribe again"));
                 }
-                Slice::Failed(status) => {
-                    let _client_may_have_gone = sender.send(Err(status)).await;
-                    return;
-                }
+                Slice::Failed(status) => return Err(status),
             };
             for entry in &entries {
                 for message in &entry.messages {
                     tokio::select! {
-                        sent = sender.send(Ok(message.clone())) => if sent.is_err() { return },
-                        () = self.context.drained() => return,
+                        sent = sender.send(Ok(message.clone())) => if sent.is_err() { return Ok(()) },
+                        () = self.context.drained() => return Err(status::draining()),
                     }
                 }
                 position = entry.seq;
@@ -156,11 +172,8 @@ impl ContainerEvents {
             if entries.is_empty() {
                 tokio::select! {
                     _ = news.changed() => {}
-                    () = sender.closed() => return,
-                    () = self.context.drained() => {
-                        let _client_may_have_gone = sender.try_send(Err(status::draining()));
-                        return;
-                    }
+                    () = sender.closed() => return Ok(()),
+                    () = self.context.drained() => return Err(status::draining()),
                 }
             }
         }
@@ -259,4 +272,45 @@ fn concerns_sandboxes(kind: EventKind) -> bool {
             | EventKind::AppExited
             | EventKind::AppRemoved
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers of the entries after a position; `None` behind the ring.
+    fn after(ring: &Ring, position: u64) -> Option<Vec<u64>> {
+        match ring.after(position) {
+            Slice::Entries(entries) => Some(entries.iter().map(|entry| entry.seq).collect()),
+            Slice::Lost => None,
+            Slice::Failed(failure) => panic!("the task has failed: {failure}"),
+        }
+    }
+
+    #[test]
+    fn new_rings_report_loss_to_older_clients() {
+        let mut ring = Ring::followed_from(7);
+        assert_eq!((after(&ring, 6), after(&ring, 7)), (None, Some(vec![])));
+        ring.push(9, Vec::new());
+        assert_eq!((after(&ring, 6), after(&ring, 7), after(&ring, 9)), (None, Some(vec![9]), Some(vec![])));
+    }
+
+    #[test]
+    fn full_rings_lose_the_oldest_entries() {
+        let mut ring = Ring::followed_from(0);
+        for seq in 1..=MAX_EVENTS as u64 + 2 {
+            ring.push(seq, Vec::new());
+        }
+        assert_eq!((ring.entries.len(), after(&ring, 1)), (MAX_EVENTS, None));
+        assert_eq!(after(&ring, MAX_EVENTS as u64 + 1), Some(vec![MAX_EVENTS as u64 + 2]));
+    }
+
+    #[test]
+    fn failures_follow_the_last_entry() {
+        let mut ring = Ring::followed_from(0);
+        ring.push(1, Vec::new());
+        ring.failure = Some(status::draining());
+        assert_eq!(after(&ring, 0), Some(vec![1]));
+        assert!(matches!(ring.after(1), Slice::Failed(_)));
+    }
 }

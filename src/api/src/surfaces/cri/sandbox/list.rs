@@ -92,8 +92,14 @@ pub(in super::super) fn attributes(row: &PodRow) -> Option<PodSandboxAttributes>
 /// NOT_FOUND; those of the engine.
 pub(in super::super) fn find_shown(observer: &Observer, id: &str) -> Result<PodRow, Status> {
     let Ok(prefix) = super::prefix(id)? else { return Err(missing(id)) };
-    match observer.pod(&prefix) {
-        Ok(view) if is_listed(&view.row) => Ok(view.row),
+    let found = match observer.pod(&prefix) {
+        Err(error) if error.ambiguous().is_some() => {
+            observer.pods(&[]).and_then(|pods| super::only_sandbox(pods, &prefix, error))
+        }
+        found => found.map(Some),
+    };
+    match found {
+        Ok(Some(view)) if is_listed(&view.row) => Ok(view.row),
         Ok(_) | Err(PodError::NotFound(_)) => Err(missing(id)),
         Err(error) => Err(status::from_error(&error)),
     }

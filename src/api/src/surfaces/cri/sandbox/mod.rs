@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gantry_engine::model::id::shown;
+use gantry_engine::model::query::PodQuery;
 use gantry_engine::model::spec::SpecError;
 use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
 use gantry_engine::{
@@ -220,10 +221,29 @@ pub(super) fn update_resources(engine: &Engine, request: UpdatePodSandboxResourc
 /// time yet, is none.
 pub(super) fn find(engine: &Engine, id: &str) -> Result<Option<PodView>, Status> {
     let Ok(prefix) = prefix(id)? else { return Ok(None) };
-    match engine.resolve(&prefix).and_then(|id| engine.status(id)) {
-        Ok(view) => Ok(SandboxRecord::of(&view.row).is_some().then_some(view)),
+    let found = match engine.resolve(&prefix).and_then(|id| engine.status(id)) {
+        Err(error) if error.ambiguous().is_some() => {
+            engine.list(&PodQuery::default()).and_then(|pods| only_sandbox(pods, &prefix, error))
+        }
+        found => found.map(Some),
+    };
+    match found {
+        Ok(view) => Ok(view.filter(|view| SandboxRecord::of(&view.row).is_some())),
         Err(PodError::NotFound(_)) => Ok(None),
         Err(error) => Err(status::from_error(&error)),
+    }
+}
+
+/// The only sandbox whose id begins so. Other pods do not count: their ids are not the client's.
+///
+/// # Errors
+/// The given error: there are several.
+fn only_sandbox(pods: Vec<PodView>, prefix: &PodPrefix, ambiguous: PodError) -> Result<Option<PodView>, PodError> {
+    let begins = |view: &PodView| view.row.id.to_string().starts_with(prefix.as_str());
+    let mut found = pods.into_iter().filter(|view| begins(view) && SandboxRecord::of(&view.row).is_some());
+    match (found.next(), found.next()) {
+        (Some(_), Some(_)) => Err(ambiguous),
+        (only, _) => Ok(only),
     }
 }
 

@@ -13,11 +13,11 @@ use gantry_proto::cri::v1::{
 use prost::Message as _;
 use tonic::Status;
 
+use crate::kubernetes::SANDBOX_NAME;
 use crate::status::invalid_field;
 
 /// The prefix of the annotations.
 const PREFIX: &str = "gantry/sandbox-";
-const NAME: &str = "gantry/sandbox-name";
 const UID: &str = "gantry/sandbox-uid";
 const NAMESPACE: &str = "gantry/sandbox-namespace";
 const ATTEMPT: &str = "gantry/sandbox-attempt";
@@ -48,7 +48,7 @@ impl SandboxRecord {
         let text = |key: &str| annotations.get(key).cloned();
         let mode = |key: &str| text(key).and_then(|name| NamespaceMode::from_str_name(&name)).unwrap_or_default();
         let metadata = PodSandboxMetadata {
-            name: text(NAME)?,
+            name: text(SANDBOX_NAME)?,
             uid: text(UID)?,
             namespace: text(NAMESPACE)?,
             attempt: text(ATTEMPT)?.parse().ok()?,
@@ -74,7 +74,7 @@ impl SandboxRecord {
         }
         let Self { metadata, namespaces } = self;
         for (key, value) in [
-            (NAME, metadata.name.clone()),
+            (SANDBOX_NAME, metadata.name.clone()),
             (UID, metadata.uid.clone()),
             (NAMESPACE, metadata.namespace.clone()),
             (ATTEMPT, metadata.attempt.to_string()),

@@ -106,12 +106,18 @@ where
 
 fn check_metadata(metadata: &PodSandboxMetadata) -> Result<(), Status> {
     let PodSandboxMetadata { name, uid, namespace, attempt: _ } = metadata;
-    if name.is_empty() {
-        return Err(invalid_field("config.metadata.name", "it is empty"));
+    for (field, text) in
+        [("config.metadata.name", name), ("config.metadata.uid", uid), ("config.metadata.namespace", namespace)]
+    {
+        if text.is_empty() {
+            return Err(invalid_field(field, "it is empty"));
+        }
+        if text.contains('\0') {
+            return Err(invalid_field(field, "it has a NUL character"));
+        }
+        check_text(field, text)?;
     }
-    check_text("config.metadata.name", name)?;
-    check_text("config.metadata.uid", uid)?;
-    check_text("config.metadata.namespace", namespace)
+    Ok(())
 }
 
 /// `NAME_NAMESPACE_UID_ATTEMPT`. If that cannot be the name of a pod, or could be that of other metadata, its end is a
@@ -260,6 +266,21 @@ mod tests {
         .map(|metadata| pod_name(&metadata).unwrap().to_string());
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len(), "{names:?}");
+    }
+
+    #[test]
+    fn incomplete_metadata_is_refused_by_field() {
+        assert!(check_metadata(&metadata("web", "default", "7-8")).is_ok());
+        for (bad, field) in [
+            (metadata("", "default", "7-8"), "config.metadata.name: "),
+            (metadata("web\0", "default", "7-8"), "config.metadata.name: "),
+            (metadata("web", "", "7-8"), "config.metadata.namespace: "),
+            (metadata("web", "default", ""), "config.metadata.uid: "),
+        ] {
+            let refused = check_metadata(&bad).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+            assert!(refused.message().starts_with(field), "{refused}");
+        }
     }
 
     #[test]
