@@ -269,8 +269,8 @@ fn a_refused_update_changes_nothing() {
     wait_for("the app to have its memory", || used().filter(|used| *used > 60 << 20));
     for (flags, why) in [
         (&["--memory=16m", "--pids-limit=5"][..], "cannot be reclaimed"),
-        (&["--memory=512m", "--pids-limit=5", "--cpuset-cpus=4000"], "cannot set cpuset.cpus"),
-        (&["--memory=160m", "--pids-limit=5", "--cpuset-cpus=4000"], "cannot set cpuset.cpus"),
+        (&["--memory=512m", "--pids-limit=5", "--cpuset-cpus=4000"], "does not have all of '4000'"),
+        (&["--memory=160m", "--pids-limit=5", "--cpuset-cpus=4000"], "does not have all of '4000'"),
         (&["--memory-swap=1m"], "--memory-swap"),
     ] {
         let line = [&["update"][..], flags, &[&pod]].concat();

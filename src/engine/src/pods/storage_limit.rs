@@ -1,8 +1,8 @@
 //! `--storage-limit`: the space of an app's writable layer and its logs, limited by a project quota.
 //!
 //! The directories `apps/APP` and `logs/APP` of the pod get a project of their own before the supervisor fills them.
-//! The file `storage-limits` of the pod directory has a line `APP PROJECT` for each, written and synced first; empty lines
-//! separate them.
+//! The file `storage-limits` of the pod directory has a line `APP PROJECT` for each, written and synced first, after an
+//! empty line.
 //!
 //! | killed | leaves | removed by |
 //! |---|---|---|
