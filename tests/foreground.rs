@@ -4,6 +4,7 @@
 
 use std::io::Read as _;
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use gantry_tests::{Gantry, Running, Signal, SmallDisk, Terminal, pod_id, wait_for};
 
@@ -306,6 +307,33 @@ fn signals_are_forwarded() {
     }
     run.signal(Signal::TERM);
     let _ = run.wait().exits(143);
+}
+
+/// timeout(1) signals its child, and then its process group. The app still has its grace period.
+#[test]
+fn signals_at_once_are_one_request() {
+    let g = Gantry::new();
+    let verbs = ["seq", "obey", "TERM", "--", "sleep", "0.5", "--", "exit", "3"];
+    let mut run = foreground(&g, &[], &verbs);
+    run.wait_for_stdout("obeying");
+    run.signal(Signal::TERM);
+    let first = Instant::now();
+    wait_for("the moment", || (first.elapsed() >= Duration::from_millis(10)).then_some(()));
+    run.signal(Signal::TERM);
+    let _ = run.wait().exits(3);
+}
+
+#[test]
+fn a_later_second_signal_kills_the_pod() {
+    let g = Gantry::new();
+    let mut run = foreground(&g, &["--stop-timeout=600"], &["ignore", "TERM"]);
+    run.wait_for_stdout("ignoring");
+    run.signal(Signal::TERM);
+    run.wait_for_stdout("got SIGTERM");
+    let first = Instant::now();
+    wait_for("the moment", || (first.elapsed() > Duration::from_secs(1)).then_some(()));
+    run.signal(Signal::TERM);
+    let _ = run.wait().exits(137);
 }
 
 #[test]

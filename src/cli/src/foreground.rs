@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_engine::{EndWatch, Ended, Engine, KillError, LogQuery, Options, OutputStream, PodError, Show};
 use gantry_model::{AppName, ErrorKind, Kind as _, PodId};
@@ -16,6 +16,10 @@ use crate::printer::Printer;
 use crate::signals::{self, ENDING, Signals};
 use crate::terminal::{self, DetachFilter, DetachKeys, RawMode};
 use crate::{exit, live_output, relay};
+
+/// Signals within this time after the first are the same request to stop: timeout(1) signals its child, and then its
+/// process group.
+const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// A pod in the foreground.
 pub(crate) struct ForegroundPod {
@@ -199,7 +203,7 @@ struct SignalWatch {
 
 impl SignalWatch {
     fn run(self, mut signals: Signals) {
-        let mut stopping = false;
+        let mut first_request = None;
         loop {
             for signal in signals.wait() {
                 match (signal, &self.master, self.proxy) {
@@ -208,9 +212,7 @@ impl SignalWatch {
                     // forwarded: httpd and nginx take it as a request to stop.
                     (SIGWINCH, None, _) if terminal::is_any() => {}
                     (_, _, SignalProxy::On) if ENDING.contains(&signal) => {
-                        // The second signal kills the pod.
-                        self.stop(stopping);
-                        stopping = true;
+                        self.request_stop(&mut first_request);
                     }
                     (_, _, SignalProxy::On) => self.pass_on(signal),
                     (SIGWINCH, _, SignalProxy::Off) => {}
@@ -237,14 +239,29 @@ impl SignalWatch {
         }
     }
 
+    /// The first request stops the pod, a later one kills it.
+    fn request_stop(&self, first: &mut Option<Instant>) {
+        match first {
+            None => {
+                *first = Some(Instant::now());
+                self.stop(false);
+            }
+            Some(at) if at.elapsed() < SAME_REQUEST => {}
+            Some(_) => self.stop(true),
+        }
+    }
+
     /// Stops the pod in a thread of its own, so that further signals are handled.
     fn stop(&self, force: bool) {
         let (options, id) = (self.options.clone(), self.id);
         tracing::debug!(pod = %id, force, "stop the pod");
         let started = thread("stop", move || {
-            let stopped = Engine::open(options).map_err(Failure::from);
-            if let Err(failure) =
-                stopped.and_then(|engine| Ok(engine.stop(id, engine.stop_grace(id, None), force).map(drop)?))
+            let opened = Engine::open(options).map_err(|error| Failure::from(error).not_a_missing_object());
+            let stopped =
+                opened.and_then(|engine| Ok(engine.stop(id, engine.stop_grace(id, None), force).map(drop)?));
+            // A pod of `run --rm` may have ended, and been removed, before the signal was handled.
+            if let Err(failure) = stopped
+                && failure.kind() != ErrorKind::NotFound
             {
                 failure.print(false);
             }
