@@ -352,6 +352,8 @@ fn the_networks_are_listed() {
     let _ = text.stdout_contains("blue").stdout_contains("default-restricted").stdout_contains("broken");
     let shown = g.run(&["network", "inspect", "blue"]).ok();
     let _ = shown.stdout_contains("blue0").stdout_contains(&pod).stdout_contains(&g.ip4(&pod));
+    let several = g.json(&["network", "inspect", "blue", "default"]);
+    assert_eq!((&several[0]["name"], &several[1]["name"]), (&"blue".into(), &"default".into()), "{several}");
     let _ = g.run(&["network", "inspect", "nowhere"]).exits(1).stderr_contains(&["nowhere"]);
 }
 

@@ -6,7 +6,7 @@ use gantry_engine::{HistoryStep, ImageDetails};
 use gantry_model::{ImageRef, Timestamp};
 
 use crate::commands::RunCommand;
-use crate::context::Context;
+use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::render::image::{HistoryStepJson, ImageInspectJson, disk_size};
@@ -35,16 +35,17 @@ pub(crate) struct History {
     output: Output,
 }
 
-/// Shows images, as KEY=VALUE lines or as a JSON array.
+/// Shows the images that exist, as KEY=VALUE lines or as a JSON array.
 impl RunCommand for Inspect {
     const KIND: CommandKind = CommandKind::Query;
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open_to_read()?;
         let mut found = Vec::new();
-        for text in &self.images {
+        let worst = context::for_each(&self.images, context.globals.debug, CommandKind::Query, &mut |text| {
             found.push(engine.image_inspect(&text.parse::<ImageRef>()?)?);
-        }
+            Ok(exit::OK)
+        });
         json::to_stdout(|out| match self.format {
             OutputFormat::Table => found.iter().enumerate().try_for_each(|(i, image)| {
                 if i > 0 {
@@ -54,7 +55,7 @@ impl RunCommand for Inspect {
             }),
             format => json::write_items(out, format, found.iter().map(ImageInspectJson::from)),
         })?;
-        Ok(exit::OK)
+        Ok(worst)
     }
 }
 

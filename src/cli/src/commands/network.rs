@@ -218,17 +218,18 @@ fn table(out: &mut dyn Write, networks: &[Configured], legend: bool, width: Opti
     table.cutting(&[1, 2, 3]).write_within(out, legend, width)
 }
 
-/// Prints networks, one JSON document each.
+/// Prints a network as a JSON document; several networks as an array.
 fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
     let engine = context.open_to_read()?;
-    Ok(context::for_each(&args.networks, context.globals.debug, CommandKind::Query, &mut |name| {
-        let network = engine.network(name)?;
-        let pods = attachments(&network);
-        json::to_stdout(|out| {
-            json::write_document(out, args.output.format, &NetworkJson::from_network(&network, &pods))
-        })?;
+    let mut found = Vec::new();
+    let worst = context::for_each(&args.networks, context.globals.debug, CommandKind::Query, &mut |name| {
+        found.push(engine.network(name)?);
         Ok(exit::OK)
-    }))
+    });
+    let pods: Vec<_> = found.iter().map(attachments).collect();
+    let documents = found.iter().zip(&pods).map(|(network, pods)| NetworkJson::from_network(network, pods));
+    json::to_stdout(|out| json::write_one_or_several(out, args.output.format, args.networks.len() > 1, documents))?;
+    Ok(worst)
 }
 
 /// Restores the firewall rules of all running pods and prints their number.
