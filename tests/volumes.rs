@@ -297,6 +297,9 @@ fn named_volumes_are_listed_and_removed() {
     assert_eq!((&data["pods"], &data["labels"]), (&serde_json::json!(pods), &serde_json::json!({"k": "v"})));
     assert_eq!(data["path"], g.dir().join("volumes/data/data").display().to_string());
     assert_eq!(of("idle")["pods"], serde_json::json!([]));
+    let several = g.run(&["volume", "inspect", "data", "absent", "idle", "-o", "json"]).exits(1);
+    let several = several.stderr_contains(&["no volume 'absent'"]).json();
+    assert_eq!((&several[0], &several[1]["name"]), (&data, &serde_json::json!("idle")));
     let table = g.run(&["volume", "ls"]).ok().stdout;
     assert!(table.starts_with("VOLUME") && table.contains(&prepared[..8]), "{table}");
     // In every state of its pods.
@@ -315,7 +318,10 @@ fn named_volumes_are_listed_and_removed() {
     let dry = g.run(&["volume", "prune", "--dry-run"]).ok().stdout;
     assert!(dry.contains("data ") && dry.contains("idle ") && !dry.contains("used "), "{dry}");
     assert_eq!(g.json(&["volume", "list"]).as_array().map(Vec::len), Some(3));
-    let pruned = g.run(&["volume", "prune"]).ok().stdout;
+    // Without a terminal and without --force, nothing is removed.
+    let _ = g.run(&["volume", "prune"]).exits(125).stderr_contains(&["give --force"]);
+    assert_eq!(g.json(&["volume", "list"]).as_array().map(Vec::len), Some(3));
+    let pruned = g.run(&["volume", "prune", "--force"]).ok().stdout;
     assert!(pruned.contains("data ") && pruned.contains("freed 10"), "{pruned}");
     assert_eq!(g.run(&["volume", "list", "-q"]).ok().stdout, "used\n");
     g.run(&["rm", &keeper]).succeeded();

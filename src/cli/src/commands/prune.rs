@@ -133,22 +133,11 @@ impl Prune {
         Ok(engine.prune(&options)?)
     }
 
-    /// Asks on the terminal.
     fn confirm(&self) -> Result<bool, Failure> {
-        if !io::stdin().is_terminal() {
-            return Err(Failure::usage(
-                "standard input is not a terminal: give --force, or --dry-run to see what goes",
-            ));
-        }
+        need_terminal()?;
         let images = if self.all { "all images that no pod uses" } else { "images without a name" };
         let volumes = if self.volumes { ", and volumes that no pod mounts" } else { "" };
-        let failed = |error: io::Error| Failure::usage(format!("cannot ask on the terminal: {error}"));
-        let mut stderr = io::stderr();
-        write!(stderr, "Remove all pods that have ended, {images}{volumes}? [y/N] ").map_err(failed)?;
-        stderr.flush().map_err(failed)?;
-        let mut line = String::new();
-        io::stdin().lock().read_line(&mut line).map_err(failed)?;
-        Ok(matches!(line.trim(), "y" | "Y" | "yes"))
+        ask(&format!("Remove all pods that have ended, {images}{volumes}?"))
     }
 
     fn document<'a>(&self, report: &'a PruneReport) -> PruneJson<'a> {
@@ -160,6 +149,25 @@ impl Prune {
             done: !self.dry_run,
         }
     }
+}
+
+/// Fails if standard input is not a terminal.
+pub(super) fn need_terminal() -> Result<(), Failure> {
+    match io::stdin().is_terminal() {
+        true => Ok(()),
+        false => Err(Failure::usage("standard input is not a terminal: give --force, or --dry-run to see what goes")),
+    }
+}
+
+/// Asks on the terminal. Returns whether the answer is yes.
+pub(super) fn ask(question: &str) -> Result<bool, Failure> {
+    let failed = |error: io::Error| Failure::usage(format!("cannot ask on the terminal: {error}"));
+    let mut stderr = io::stderr();
+    write!(stderr, "{question} [y/N] ").map_err(failed)?;
+    stderr.flush().map_err(failed)?;
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line).map_err(failed)?;
+    Ok(matches!(line.trim(), "y" | "Y" | "yes"))
 }
 
 fn write_report(out: &mut dyn Write, report: &PruneReport, dry_run: bool) -> io::Result<()> {

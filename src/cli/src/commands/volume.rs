@@ -8,6 +8,7 @@ use gantry_engine::{Engine, VolumeRow};
 use gantry_model::Timestamp;
 use serde::Serialize;
 
+use super::prune::{ask, need_terminal};
 use crate::commands::RunCommand;
 use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
@@ -145,6 +146,9 @@ pub(crate) struct Rm {
 /// Arguments of `volume prune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Prune {
+    /// Do not ask
+    #[arg(short, long, visible_short_alias = 'y', alias = "yes")]
+    force: bool,
     /// Show what would be removed; remove nothing
     #[arg(long)]
     dry_run: bool,
@@ -227,14 +231,18 @@ fn table(out: &mut dyn Write, volumes: &[VolumeRow], full: bool, legend: bool, n
     table.write(out, legend)
 }
 
+/// Prints a volume as a JSON document; several volumes as an array.
 fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
     let engine = context.open_to_read()?;
     let names: Vec<String> = args.volumes.iter().map(ToString::to_string).collect();
-    Ok(context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
-        let row = engine.volume(&name.parse()?)?;
-        json::to_stdout(|out| json::write_document(out, args.output.format, &VolumeJson::from_row(&engine, &row)))?;
+    let mut found = Vec::new();
+    let worst = context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
+        found.push(engine.volume(&name.parse()?)?);
         Ok(exit::OK)
-    }))
+    });
+    let documents = found.iter().map(|row| VolumeJson::from_row(&engine, row));
+    json::to_stdout(|out| json::write_one_or_several(out, args.output.format, names.len() > 1, documents))?;
+    Ok(worst)
 }
 
 fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
@@ -250,18 +258,25 @@ fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
 /// Lists all volumes to be removed before removing the first.
 fn prune(context: &Context, args: &Prune) -> Result<u8, Failure> {
     let engine = context.open("volume prune")?;
+    let asks = !args.dry_run && !args.force;
+    if asks {
+        need_terminal()?;
+    }
     let unused = engine.volumes_unused()?;
     if unused.is_empty() {
         json::to_stdout(|out| writeln!(out, "every volume is mounted by a pod"))?;
         return Ok(exit::OK);
     }
     json::to_stdout(|out| {
-        writeln!(out, "{} that no pod mounts:", if args.dry_run { "volumes" } else { "removing volumes" })?;
+        writeln!(out, "{} that no pod mounts:", if asks || args.dry_run { "volumes" } else { "removing volumes" })?;
         table(out, &unused, false, true, gantry_engine::now())?;
         out.flush()
     })?;
     if args.dry_run {
         return Ok(exit::OK);
+    }
+    if asks && !ask("Remove these volumes, with their data?")? {
+        return Ok(exit::FAILED);
     }
     let names: Vec<String> = unused.iter().map(|row| row.name.to_string()).collect();
     let mut freed = 0;
