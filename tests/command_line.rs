@@ -48,6 +48,8 @@ fn commands_of_other_tools_get_a_hint() {
         (&["image", "prune"], &["gantry image gc"]),
         (&["network", "create", "x"], &["/etc/gantry/net.d"]),
         (&["st", "x"], &["is ambiguous: status, stats, start, stop"]),
+        (&[""], &["the command is empty: 'gantry help' lists the commands"]),
+        (&["run", "--net", "none", "x"], &["'none'", "write --net=none"]),
         (&["rm", "--everything"], &["--everything"]),
         (&["run", "--init", "x"], &["--init", "leave it out"]),
         (&["run", "--health-interval=x", "x"], &["--health-interval", "'x'"]),

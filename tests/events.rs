@@ -312,6 +312,8 @@ fn ranges_and_output_formats_are_supported() {
         (&["--filter", "type=EVENT_TYPE_POD_STARTED", "--filter", "type=APP_STARTED"], &["pod-started", "app-started"]),
         (&["--filter=app=it"], &["app-started", "app-exited"]),
         (&["--filter", &format!("pod={}", &pod[..8])], &kinds[1..]),
+        // As for other commands, the name of an app names its pod.
+        (&["--filter=pod=it"], &kinds[1..]),
         (&["--filter=name=it", "--filter=type=app-exited"], &["app-exited"]),
         (&["--filter", &format!("image={}", text(&all[0], "id"))], &["image-imported", "app-started", "app-exited"]),
         (&["--filter=app=other"], &[]),
@@ -329,6 +331,7 @@ fn ranges_and_output_formats_are_supported() {
         (&["--filter=colour=red"][..], "type, id, name, pod, app, image"),
         (&["--filter=type=died"], "pod-exited"),
         (&["--filter=pod"], "KEY=VALUE"),
+        (&["--filter=pod=nowhere"], "there is no pod 'nowhere'"),
         (&["--since=yesterday-ish"], "yesterday-ish"),
         (&["--since=1h", "--until=2h"], "--until is before --since"),
     ] {

@@ -91,7 +91,11 @@ fn tail_and_app_select_lines() {
     let tail = g.run(&["logs", "--app=one", "--tail=3", &pod]).ok();
     assert_eq!(tail.stdout, "line 000047\nline 000048\nline 000049\n");
     assert_eq!(g.run(&["logs", "--app=one", "--tail=0", &pod]).ok().stdout, "");
-    assert_eq!(g.run(&["logs", "--app=one", "--tail=500", &pod]).ok().stdout.lines().count(), 50);
+    for all in [&["--tail=500"][..], &["--tail=all"], &["--tail", "-1"]] {
+        let out = g.run(&[&["logs", "--app=one", &pod], all].concat()).ok();
+        assert_eq!(out.stdout.lines().count(), 50, "{out}");
+    }
+    let _ = g.run(&["logs", "--tail=x", &pod]).exits(125).stderr_contains(&["'x' is not a number of lines, or all"]);
     assert_eq!(g.run(&["logs", "--app=two", &pod]).ok().stdout, "from two\n");
     let _ = g.run(&["logs", "--app=three", &pod]).stderr_contains(&["three"]);
     let all = g.run(&["logs", &pod]).ok().stdout;

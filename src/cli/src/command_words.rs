@@ -10,6 +10,10 @@ use crate::{suggest, unknown_command};
 /// # Errors
 /// No command matches, or several do.
 pub(crate) fn complete(parent: &clap::Command, group: &str, word: &str) -> Result<String, Failure> {
+    // Every name begins with the empty word, which is mostly an unset variable of a script.
+    if word.is_empty() {
+        return Err(CliError::Usage(format!("the command is empty: '{}' lists the commands", help(group))).into());
+    }
     let exact = parent.get_subcommands().find(|command| names(command, true).any(|name| name == word));
     if let Some(command) = exact {
         return Ok(command.get_name().to_owned());
@@ -42,11 +46,16 @@ fn unknown(group: &str, word: &str, text: &str) -> Failure {
 fn suggestion(parent: &clap::Command, group: &str, word: &str) -> String {
     let known: Vec<&str> =
         parent.get_subcommands().filter(|c| !c.is_hide_set()).flat_map(|c| names(c, false)).collect();
-    let all = if group.is_empty() { "help".to_owned() } else { format!("{group} --help") };
+    let all = help(group);
     match suggest::nearest(word, known) {
-        Some(near) => format!("did you mean '{near}'? 'gantry {all}' lists all"),
-        None => format!("'gantry {all}' lists all"),
+        Some(near) => format!("did you mean '{near}'? '{all}' lists all"),
+        None => format!("'{all}' lists all"),
     }
+}
+
+/// The command that lists the commands of the group.
+fn help(group: &str) -> String {
+    if group.is_empty() { "gantry help".to_owned() } else { format!("gantry {group} --help") }
 }
 
 /// The names of a command: its own, aliases that the help shows, and with `hidden` the others too.
@@ -79,6 +88,7 @@ mod tests {
         }
         assert_eq!(complete(image, "image", "l").map_err(|_| ()).as_deref().unwrap_or("list"), "list");
         for (word, want) in [
+            ("", "the command is empty: 'gantry help' lists the commands"),
             ("st", "'st' is ambiguous: status, stats, start, stop"),
             ("system", "there is no command 'system': 'gantry prune' removes"),
             ("lsit", "did you mean 'list'?"),

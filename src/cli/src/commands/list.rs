@@ -11,6 +11,7 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
+use crate::grammar::limit_values as values;
 use crate::pod_filter::{self, Condition, phase};
 use crate::render::network::{self, Families};
 use crate::render::pod::{self, PodJson};
@@ -56,7 +57,7 @@ pub(crate) struct List {
     #[arg(long, value_enum, default_value_t, value_name = "KEY")]
     sort: Sort,
     /// Only the N newest pods
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_parser = parse_last, value_name = "N")]
     last: Option<usize>,
     /// Only the newest pod
     #[arg(short, long, conflicts_with = "last")]
@@ -91,6 +92,10 @@ enum Sort {
 enum Format {
     Named(OutputFormat),
     Template(Template),
+}
+
+fn parse_last(text: &str) -> Result<usize, String> {
+    values::number(text, "a number of pods").map_err(values::message)
 }
 
 fn parse_format(text: &str) -> Result<Format, String> {

@@ -12,6 +12,7 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::{self, Failure};
+use crate::grammar::limit_values as values;
 use crate::pods::OnePod;
 use crate::printer::Printer;
 use crate::relay;
@@ -25,9 +26,9 @@ pub(crate) struct Logs {
     /// Follow the output until the pod has exited
     #[arg(short, long)]
     follow: bool,
-    /// Only the last N lines of each app
-    #[arg(short = 'n', long, alias = "lines", value_name = "N")]
-    tail: Option<usize>,
+    /// Only the last N lines of each app; all or -1: all lines
+    #[arg(short = 'n', long, alias = "lines", value_parser = tail, allow_negative_numbers = true, value_name = "N")]
+    tail: Option<Tail>,
     /// Only lines since this time: RFC 3339, seconds of the epoch, or a duration ago such as 10m
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
@@ -49,6 +50,23 @@ pub(crate) struct Logs {
     /// Output format
     #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
     format: LogFormat,
+}
+
+/// The lines that `--tail` selects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tail {
+    /// All of them.
+    All,
+    /// The last ones of each app.
+    Last(usize),
+}
+
+fn tail(text: &str) -> Result<Tail, String> {
+    // As in docker, any negative number stands for all lines.
+    if text == "all" || text.parse::<i64>().is_ok_and(|lines| lines < 0) {
+        return Ok(Tail::All);
+    }
+    values::number(text, "a number of lines, or all").map(Tail::Last).map_err(values::message)
 }
 
 /// A condition of `--filter`.
@@ -128,7 +146,10 @@ impl RunCommand for Logs {
             stderr,
             since: at(&self.since).map_err(Failure::usage)?,
             until: at(&self.until).map_err(Failure::usage)?,
-            tail: self.tail,
+            tail: match self.tail {
+                Some(Tail::Last(lines)) => Some(lines),
+                Some(Tail::All) | None => None,
+            },
             tail_total: None,
             attempt: None,
             follow: self.follow,
@@ -206,6 +227,16 @@ mod tests {
         for text in ["", "app", "app=", "app=A", "stream=", "stream=stdin", "pod=1", "\u{1b}[2J=1"] {
             let why = condition(text).unwrap_err();
             assert!(!why.contains('\u{1b}'), "{why}");
+        }
+    }
+
+    #[test]
+    fn tails_are_numbers_or_all() {
+        for (text, want) in [("0", Tail::Last(0)), ("7", Tail::Last(7)), ("all", Tail::All), ("-1", Tail::All)] {
+            assert_eq!(tail(text), Ok(want), "{text}");
+        }
+        for text in ["", "x", "+1", "1.5", "-", "-x"] {
+            assert_eq!(tail(text), Err(format!("'{text}' is not a number of lines, or all")));
         }
     }
 

@@ -115,7 +115,10 @@ pub(crate) fn add_app(request: Request) -> Result<u8, Failure> {
 /// A failure to create a pod, with the hint of the command line where the image is the cause.
 fn create_failure(error: PrepareError, options: &PodOptions, several: bool) -> Failure {
     let is_about_image = matches!(error, PrepareError::Fetch { .. });
-    with_hint(error.into(), options.hint.as_deref(), several && is_about_image)
+    match &options.net_hint {
+        Some(hint) if is_about_image => Failure::from(error).with_hint(hint.as_str()),
+        _ => with_hint(error.into(), options.hint.as_deref(), several && is_about_image),
+    }
 }
 
 /// Arguments of `run-prepared`.

@@ -154,6 +154,8 @@ pub(crate) struct PodOptions {
     pub(crate) comment: String,
     /// How the word after the first image was classified, to explain a later failure.
     pub(crate) hint: Option<String>,
+    /// How to write a value of `--net` that was taken for an image, to explain that there is no such image.
+    pub(crate) net_hint: Option<String>,
 }
 
 /// When to contact a registry for an image.
@@ -212,12 +214,13 @@ pub(crate) enum UsageError {
     /// An image reference is invalid.
     #[error("{0}")]
     Image(String),
-    /// An error in a command line of several images that may have been meant as one image with a command.
+    /// An error in a command line of several images that may have been meant as one image with a command, or with a
+    /// value of `--net`.
     #[error("{error}; {hint}")]
     SecondImage {
         /// The error, if the word is an image.
         error: Box<UsageError>,
-        /// The word, and how to write it as a command.
+        /// How to write the word if it is no image.
         hint: String,
     },
     /// A word that may be an image or a command.

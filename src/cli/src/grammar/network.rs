@@ -10,6 +10,12 @@ use gantry_model::{AppName, PodSpec};
 
 use super::values::{self, ValueError, invalid};
 
+/// Whether a word reads like a value of `--net` rather than an image.
+pub(super) fn is_like_net(word: &str) -> bool {
+    let has_settings = word.split_once(':').is_some_and(|(_, settings)| settings.contains('='));
+    has_settings || matches!(word, "none" | "host" | "all" | "default" | "default-restricted")
+}
+
 /// The network flags so far.
 #[derive(Default)]
 pub(super) struct NetDraft {

@@ -6,7 +6,7 @@ use gantry_model::spec::PodFlavor;
 use super::draft::Draft;
 use super::flags::{self, Arity, Flag, Scope};
 use super::second_word::{self, ImageLookup, Separator, WordKind};
-use super::{Caller, Parsed, UsageError, Verb, unsupported};
+use super::{Caller, Parsed, UsageError, Verb, network, unsupported};
 use crate::globals::{self, Globals};
 use crate::suggest;
 
@@ -65,7 +65,7 @@ struct Parser<'a> {
     draft: Draft<'a>,
     /// The global flags so far.
     globals: Vec<String>,
-    /// A word that was classified as a further image, and how to write it as a command.
+    /// A word that was classified as an image, and how to write it as a command, or as a value of `--net`.
     image_hint: Option<String>,
 }
 
@@ -152,27 +152,47 @@ impl<'a> Parser<'a> {
         let may_be_command =
             self.reading == Reading::Free && matches!(&self.draft.apps[..], [only] if only.args.is_none());
         if may_be_command && self.is_command(word, at)? {
-            self.draft.options.hint = Some(format!(
-                "'{}' was taken for the command of the app: it is no image in the store",
-                gantry_model::id::shown(word)
-            ));
+            self.draft.options.hint = Some(self.net_hint(word, at).unwrap_or_else(|| {
+                format!(
+                    "'{}' was taken for the command of the app: it is no image in the store",
+                    gantry_model::id::shown(word)
+                )
+            }));
             if let Some(app) = self.draft.apps.last_mut() {
                 app.args = Some(self.words[at..].to_vec());
             }
             self.next = self.words.len();
             return Ok(());
         }
-        if !self.draft.apps.is_empty() && !self.words.iter().any(|word| word == "--") {
+        self.note_hint(word, at);
+        // Checked here, so that errors are reported in the order of the words.
+        word.parse::<gantry_model::ImageRef>().map_err(|error| UsageError::Image(error.to_string()))?;
+        self.draft.add_app(RequestedImage::new(word));
+        Ok(())
+    }
+
+    /// Notes how to write a word that is taken for an image, if it may not be one.
+    fn note_hint(&mut self, word: &str, at: usize) {
+        if let Some(hint) = self.net_hint(word, at) {
+            self.draft.options.net_hint = Some(hint.clone());
+            self.image_hint = Some(hint);
+            return;
+        }
+        let is_further = !self.draft.apps.is_empty() && self.draft.options.net_hint.is_none();
+        if is_further && !self.words.iter().any(|word| word == "--") {
             self.image_hint = Some(format!(
                 "'{}' was taken for another image; the arguments of an app follow '--': {}",
                 gantry_model::id::shown(word),
                 second_word::with_separator(self.verb.as_str(), self.words, at)
             ));
         }
-        // Checked here, so that errors are reported in the order of the words.
-        word.parse::<gantry_model::ImageRef>().map_err(|error| UsageError::Image(error.to_string()))?;
-        self.draft.add_app(RequestedImage::new(word));
-        Ok(())
+    }
+
+    /// How to write a word after `--net` that reads like its value, as in docker's form.
+    fn net_hint(&self, word: &str, at: usize) -> Option<String> {
+        let follows_net = at.checked_sub(1).is_some_and(|before| self.words[before] == "--net");
+        (follows_net && network::is_like_net(word))
+            .then(|| format!("--net takes a value only after '=': write --net={}", gantry_model::id::shown(word)))
     }
 
     /// Whether the word after the first image begins that app's command.

@@ -300,10 +300,13 @@ pub(super) fn seccomp(value: &str) -> Result<Seccomp, ValueError> {
         }
     }
     match mode {
-        _ if names.is_empty() => Err(ValueError::Invalid("it names no system call".into())),
+        Some("retain" | "remove") if names.is_empty() => Err(ValueError::Invalid("it names no system call".into())),
         Some("retain") => Ok(Seccomp::Retain { names, errno }),
         Some("remove") => Ok(Seccomp::Remove { names, errno }),
-        _ => invalid(mode.unwrap_or_default(), "a mode of --seccomp: mode=retain or mode=remove"),
+        _ => invalid(
+            mode.unwrap_or(value),
+            "a mode of --seccomp: unconfined, or mode=retain or mode=remove and the names of system calls",
+        ),
     }
 }
 

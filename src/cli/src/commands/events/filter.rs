@@ -22,7 +22,7 @@ pub(crate) enum Condition {
     /// The event has this name.
     Name(String),
     /// The event is about this pod or its apps.
-    Pod(PodPrefix),
+    Pod(String),
     /// The event is about an app of this name.
     App(AppName),
     /// The event is about this image, or about an app that runs it.
@@ -40,7 +40,7 @@ pub(crate) fn parse(text: &str) -> Result<Condition, String> {
         "type" => kind(&value).map(Condition::Type),
         "id" => id(&value).map(Condition::Id),
         "name" => Ok(Condition::Name(value)),
-        "pod" => value.parse().map(Condition::Pod).map_err(|error| error.to_string()),
+        "pod" => Ok(Condition::Pod(value)),
         "app" => value.parse().map(Condition::App).map_err(|error| error.to_string()),
         "image" => Ok(Condition::Image(value)),
         _ => Err(format!("'{}' is not a key: expected {}", shown(key), keys())),
@@ -96,6 +96,8 @@ pub(crate) struct Filter(BTreeMap<&'static str, Vec<Test>>);
 trait PodsAndImages {
     /// The pod whose id has this prefix. `None`: there is none; it may have been removed, or be created later.
     fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure>;
+    /// The pod that other commands find by this word. `None`: there is none.
+    fn pod_named(&self, text: &str) -> Result<Option<PodId>, Failure>;
     /// The image of this name. `None`: there is none, or several.
     fn image(&self, text: &str) -> Result<Option<ImageId>, Failure>;
 }
@@ -104,6 +106,13 @@ impl PodsAndImages for Engine {
     fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure> {
         match self.resolve(prefix) {
             Err(PodError::NotFound(_)) => Ok(None),
+            found => Ok(Some(found?)),
+        }
+    }
+
+    fn pod_named(&self, text: &str) -> Result<Option<PodId>, Failure> {
+        match self.find_pod(text) {
+            Err(PodError::NotFound(_) | PodError::NoSuchPod(_)) => Ok(None),
             found => Ok(Some(found?)),
         }
     }
@@ -130,7 +139,7 @@ impl Filter {
                 Condition::Type(kind) => ("type", Test::Kind(*kind)),
                 Condition::Id(id) => ("id", by_id(id, names)?),
                 Condition::Name(name) => ("name", Test::Name(name.clone())),
-                Condition::Pod(prefix) => ("pod", by_pod(prefix, names, Test::PodPrefix)?),
+                Condition::Pod(text) => ("pod", by_pod(text, names)?),
                 Condition::App(app) => ("app", Test::App(app.clone())),
                 Condition::Image(typed) => ("image", Test::Image { found: names.image(typed)?, typed: typed.clone() }),
             };
@@ -145,21 +154,26 @@ impl Filter {
     }
 }
 
-fn by_id(id: &str, names: &dyn PodsAndImages) -> Result<Test, Failure> {
-    match id.parse() {
-        Ok(prefix) => by_pod(&prefix, names, Test::IdPrefix),
-        // The id of an image: longer than a pod's, or with its algorithm.
-        Err(_) => Ok(Test::IdPrefix(id.to_owned())),
-    }
-}
-
 /// A prefix of several existing pods is an error. A prefix of none is matched as a prefix, because it may be that of
 /// removed pods.
-fn by_pod(prefix: &PodPrefix, names: &dyn PodsAndImages, if_gone: fn(String) -> Test) -> Result<Test, Failure> {
-    Ok(match names.pod(prefix)? {
+fn by_id(id: &str, names: &dyn PodsAndImages) -> Result<Test, Failure> {
+    let Ok(prefix) = id.parse::<PodPrefix>() else {
+        // The id of an image: longer than a pod's, or with its algorithm.
+        return Ok(Test::IdPrefix(id.to_owned()));
+    };
+    Ok(match names.pod(&prefix)? {
         Some(id) => Test::Id(id.to_string()),
-        None => if_gone(prefix.to_string()),
+        None => Test::IdPrefix(prefix.to_string()),
     })
+}
+
+/// Of a removed pod, the events have the id only: a word that cannot be one is an error.
+fn by_pod(text: &str, names: &dyn PodsAndImages) -> Result<Test, Failure> {
+    match (names.pod_named(text)?, text.parse::<PodPrefix>()) {
+        (Some(id), _) => Ok(Test::Id(id.to_string())),
+        (None, Ok(prefix)) => Ok(Test::PodPrefix(prefix.to_string())),
+        (None, Err(_)) => Err(PodError::NoSuchPod(text.to_owned()).into()),
+    }
 }
 
 impl Test {
@@ -240,6 +254,13 @@ mod tests {
             Ok(if POD.starts_with(prefix.as_str()) { POD.parse().ok() } else { None })
         }
 
+        fn pod_named(&self, text: &str) -> Result<Option<PodId>, Failure> {
+            match text.parse::<PodPrefix>() {
+                Ok(prefix) => self.pod(&prefix),
+                Err(_) => Ok(if text == "shop" { POD.parse().ok() } else { None }),
+            }
+        }
+
         fn image(&self, text: &str) -> Result<Option<ImageId>, Failure> {
             Ok(if text == "web" { digest('1').parse().ok() } else { None })
         }
@@ -263,7 +284,7 @@ mod tests {
             event(EventKind::ImageRemoved, "sha512:3", "host/tool@sha512:3", &[("image_id", "sha512:3")]),
             event(EventKind::ScheduleEnabled, "abcdef", "abcdef", &[]),
         ];
-        let rows: [(&[&str], &[usize]); 28] = [
+        let rows: [(&[&str], &[usize]); 29] = [
             (&[], &[0, 1, 2, 3, 4, 5, 6, 7, 8]),
             (&["name=abcdef"], &[8]),
             (&["image=tool"], &[7]),
@@ -272,6 +293,7 @@ mod tests {
             (&["type=pod-exited", "pod=6733"], &[5]),
             (&["pod=6733C088"], &[2, 3, 4, 5]),
             (&["pod=abcdef"], &[6]),
+            (&["pod=shop"], &[2, 3, 4, 5]),
             (&["pod=0"], &[]),
             (&["pod=2222"], &[]),
             (&["id=2222"], &[1]),
@@ -299,6 +321,8 @@ mod tests {
             let got: Vec<usize> = (0..events.len()).filter(|i| filter.holds(&events[*i].event)).collect();
             assert_eq!(got, want, "{texts:?}");
         }
+        let failure = Filter::with(&[parse("pod=nowhere").unwrap()], &World).unwrap_err();
+        assert!(failure.text(false).unwrap_or_default().contains("there is no pod 'nowhere'"));
     }
 
     #[test]
@@ -310,12 +334,21 @@ mod tests {
             ("id=", "value of 'id'"),
             ("id=xyz", "'xyz'"),
             ("id=sha256:xyz", "sha256:xyz"),
-            ("pod=xyz", "pod id"),
             ("app=X Y", "name"),
             ("\u{1b}=x", r"\u{1b}"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(want), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_manual_explains_every_type() {
+        let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/man/gantry.1"));
+        let items = page.lines().filter_map(|line| line.strip_prefix(".It Li "));
+        let names: Vec<&str> = items.flat_map(|item| item.split(" , ")).collect();
+        for kind in EventKind::ALL {
+            assert!(names.contains(&kind.as_str()), "{}", kind.as_str());
         }
     }
 

@@ -63,7 +63,8 @@ pub(super) static FLAGS: &[Flag] = &[
         App,
         &["mount"],
         "MOUNT",
-        "Mount a volume or a directory: volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path, type=volume,source=VOLUME,target=/path, \
+        "Mount a volume or a directory: volume=NAME,target=/path[,readOnly=true], type=bind,source=/host,target=/path[,bind-propagation=rslave], \
+         type=volume,source=VOLUME,target=/path, type=image,source=IMAGE,target=/path[,subpath=DIR], \
          or type=tmpfs,target=/path[,tmpfs-size=64Mi][,tmpfs-mode=1777]",
         set_mount,
     ),

@@ -296,7 +296,7 @@ pub(super) static FLAGS: &[Flag] = &[
 
 fn pull(value: &str) -> Result<Pull, ValueError> {
     <Pull as clap::ValueEnum>::from_str(value, false)
-        .map_err(|_| ValueError::Invalid(format!("'{}' is not never, new or update", gantry_model::id::shown(value))))
+        .or_else(|_| values::invalid(value, "never, new (or missing), update (or always) or newer"))
 }
 
 fn set_volume(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {

@@ -8,7 +8,8 @@ pub(super) static FLAGS: &[Flag] = &[valued(
     App,
     &["restart"],
     "no|on-failure[:N]|always",
-    "When to start the app again after it has ended; N limits the restarts in a row (default no)",
+    "When to start the app again after it has ended; N limits the restarts in a row; unless-stopped is the same as \
+     always (default no)",
     |d, v| {
         d.app().options.restart = v.parse()?;
         Ok(())

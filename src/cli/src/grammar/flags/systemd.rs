@@ -21,7 +21,7 @@ pub(super) static FLAGS: &[Flag] = &[
         &["sdnotify"],
         "WHEN",
         "When the app is ready: ready: it was started (default); app: it has sent READY=1 to NOTIFY_SOCKET (sd_notify(3)); \
-     none: as ready, and 'gantry run' tells its own service manager nothing",
+     none: as ready, and 'gantry run' sends no notification to its own service manager",
         |d, v| {
             d.app().options.sdnotify = v.parse()?;
             Ok(())

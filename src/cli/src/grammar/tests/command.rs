@@ -103,6 +103,25 @@ fn the_classification_of_a_word_is_reported() {
 }
 
 #[test]
+fn values_of_net_without_equals_sign_are_explained() {
+    let options = |line: &str| match super::super::parse(Verb::Run, &words(line), &here(&look_up)) {
+        Ok(Parsed::Pod(request)) => request.options,
+        other => panic!("{line}: {other:?}"),
+    };
+    for line in ["--net none web", "--net none web:1", "--net none lgo", "--net none web -- true"] {
+        assert!(options(line).net_hint.unwrap().contains("write --net=none"), "{line}");
+    }
+    assert!(options("web --net host").hint.unwrap().contains("write --net=host"));
+    for line in ["--net web", "--net docker://none", "none", "--net=none web", "--name none web"] {
+        assert_eq!(options(line).net_hint, None, "{line}");
+    }
+    let error = apps(&words("--net none -it web"), &look_up).unwrap_err();
+    assert!(error.contains("write --net=none") && !error.contains("another image"), "{error}");
+    let error = apps(&words("--net blue:IP=10.1.2.3 web"), &look_up).unwrap_err();
+    assert!(error.contains("write --net=blue:IP=10.1.2.3"), "{error}");
+}
+
+#[test]
 fn an_empty_entrypoint_executes_the_command() {
     for line in ["--entrypoint= web sh -c x", "web --entrypoint= -- sh -c x"] {
         let Ok(Parsed::Pod(request)) = super::super::parse(Verb::Run, &words(line), &here(&look_up)) else {
