@@ -1,4 +1,4 @@
-//! System calls without a safe wrapper in rustix. All `unsafe` code of the product is here, each block with its
+//! System calls without a safe wrapper in rustix. All `unsafe` code of the supervisor is here, each block with its
 //! argument.
 //!
 //! A function makes one call, or the few that belong together, and returns the error. Where soundness depends on the

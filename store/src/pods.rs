@@ -504,7 +504,7 @@ impl Store {
         };
         let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
         let removed = events::removed(&pod.apps, asked.removed_apps);
-        let told = events::of_step(id, asked, &apps, &removed, crate::now())?;
+        let new_events = events::of_step(id, asked, &apps, &removed, crate::now())?;
         let mut after = after(pod, to, asked, &apps);
         store(tx, id, after.as_ref())
             .and_then(|()| row::delete_apps(tx, id, asked.removed_apps))
@@ -516,7 +516,7 @@ impl Store {
                 _ => Ok(()),
             })
             .and_then(|()| asked.got().map_or(Ok(()), |networks| row::write_networks(tx, id, networks)))
-            .and_then(|()| events::append(self, tx, &told))
+            .and_then(|()| events::append(self, tx, &new_events))
             .map_err(StoreError::sql(CHANGING))?;
         Ok(after)
     }

@@ -45,7 +45,7 @@ impl Store {
     pub fn sweep_images(&self) -> Result<Swept, StoreError> {
         self.end_blob_lease();
         let mut swept = Swept { bytes: self.sweep_temporaries()?, ..Swept::default() };
-        if self.somebody_unknown_runs()? {
+        if self.has_running_pod_without_row()? {
             return Ok(swept);
         }
         self.sweep_orphans(&mut swept)?;
@@ -85,13 +85,13 @@ impl Store {
 
     /// Whether this database knows all references. A database that is being restored does not yet, and a replaced one
     /// no longer does. Checked under each lock: it may be replaced in the middle of a garbage collection.
-    fn knows(&self) -> Result<bool, StoreError> {
+    fn is_authoritative(&self) -> Result<bool, StoreError> {
         Ok(self.file.is_some() && self.is_current()?)
     }
 
     /// Trees without a row.
     fn sweep_orphans(&self, swept: &mut Swept) -> Result<(), StoreError> {
-        if !self.knows()? || self.somebody_unknown_runs()? {
+        if !self.is_authoritative()? || self.has_running_pod_without_row()? {
             return Ok(());
         }
         let known = self.tree_names()?;
@@ -124,7 +124,7 @@ impl Store {
 
     /// Whether a process holds the directory of a pod that has no row. It may be a pod whose row was lost. Then the
     /// layers of its roots are unknown, so none may be deleted before it has ended or has a row again.
-    fn somebody_unknown_runs(&self) -> Result<bool, StoreError> {
+    fn has_running_pod_without_row(&self) -> Result<bool, StoreError> {
         let dirs = self.pod_dirs()?;
         let known: HashSet<String> = self
             .conn
@@ -143,7 +143,7 @@ impl Store {
     pub(crate) fn sweep_orphan(&self, name: &str, swept: &mut Swept) -> Result<(), StoreError> {
         let Some(_lock) = try_lock_tree(&self.layout, name)? else { return Ok(()) };
         // It may have been committed before it was locked here.
-        if self.knows()? && !self.has_row_of_tree(name)? {
+        if self.is_authoritative()? && !self.has_row_of_tree(name)? {
             swept.bytes += delete_tree(&self.layout, name)?;
             swept.layers += 1;
         }
@@ -193,7 +193,7 @@ impl Store {
         let name = Layout::tree_name(chain);
         let Some(_lock) = try_lock_tree(&self.layout, &name)? else { return Ok(()) };
         let gone = match self.remove_layer_row(chain) {
-            Err(error) if error.is_full() && self.knows()? && self.is_unused(chain)? => {
+            Err(error) if error.is_full() && self.is_authoritative()? && self.is_unused(chain)? => {
                 swept.bytes += delete_tree(&self.layout, &name)?;
                 self.remove_layer_row(chain)?
             }
@@ -233,7 +233,7 @@ impl Store {
         if !try_lock(&lock, LockMode::Exclusive).map_err(StoreError::io("lock", &path))? {
             return Ok(());
         }
-        if !self.knows()? {
+        if !self.is_authoritative()? {
             return Ok(());
         }
         let needed = self.needed_blobs()?;

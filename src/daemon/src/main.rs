@@ -160,9 +160,10 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let Keeping { engine, condition, lock: _lock, .. } = keeping;
     let dir = settings.options.dir.display();
     raise_descriptor_limit();
-    let metrics_listeners = serve::metrics_listeners(args.listen_addresses(&settings))?;
     let surface_settings = SurfaceSettings::load(&settings)?;
+    // Makes the directory of the default sockets, in which that of the metrics may be, too.
     let endpoints = serve::endpoints(passed, args.listen_addresses(&settings), surface_settings.clone())?;
+    let metrics_listeners = serve::metrics_listeners(args.listen_addresses(&settings))?;
     let commits = CommitWatcher::start(&settings.options).context("cannot watch the database")?;
     if let Err(error) = commits.check() {
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";

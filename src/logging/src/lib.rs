@@ -1,7 +1,7 @@
 //! What the three programs share of logging: the filter (`--log-level`, `GANTRY_LOG`), the two formats
 //! (`--log-format`), and the priorities of the systemd journal. Events and spans are [`tracing`]'s own.
 //!
-//! Imports nothing of ours. Libraries emit events with `tracing` and never import this crate; a program calls [`init`]
+//! Imports nothing of the workspace. Libraries emit events with `tracing` and never import this crate; a program calls [`init`]
 //! once, before it starts threads.
 //!
 //! Levels: `error`, an operation failed and is not retried, or needs an administrator; `warning`, an operation failed

@@ -132,9 +132,9 @@ impl Zone {
         self.pointers.get(&address).map(String::as_str)
     }
 
-    /// The address under which limits count the queries from `asker`: the first of its pod.
-    pub(crate) fn pod_key(&self, asker: IpAddr) -> IpAddr {
-        self.pod_keys.get(&asker).copied().unwrap_or(asker)
+    /// The address under which limits count the queries from `client`: the first of its pod.
+    pub(crate) fn pod_key(&self, client: IpAddr) -> IpAddr {
+        self.pod_keys.get(&client).copied().unwrap_or(client)
     }
 
     /// Whether an address is in one of the zone's subnets.
@@ -187,11 +187,11 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// The zone of a client; `None`, and so no reply, if the client is in none of the networks or its network is
     /// ambiguous.
-    pub(crate) fn zone_for(&self, asker: IpAddr) -> Option<&Zone> {
-        let mut covering = self.zones.iter().filter(|zone| zone.covers(asker));
+    pub(crate) fn zone_for(&self, client: IpAddr) -> Option<&Zone> {
+        let mut covering = self.zones.iter().filter(|zone| zone.covers(client));
         match (covering.next(), covering.next()) {
             (Some(only), None) => Some(only),
-            _ => self.zones.iter().find(|zone| zone.pointers.contains_key(&asker)).map(AsRef::as_ref),
+            _ => self.zones.iter().find(|zone| zone.pointers.contains_key(&client)).map(AsRef::as_ref),
         }
     }
 }

@@ -106,11 +106,11 @@ fn only_unicast_gateways_get_a_server() {
 fn zones_serve_only_clients_of_their_network() {
     let gateways = two_networks();
     let front = &gateways[&ip("10.1.0.1")];
-    for asker in ["10.1.0.2", "10.1.0.77", "10.1.0.1", "fd00:1::9"] {
-        assert!(front.zone_for(ip(asker)).is_some(), "{asker}");
+    for client in ["10.1.0.2", "10.1.0.77", "10.1.0.1", "fd00:1::9"] {
+        assert!(front.zone_for(ip(client)).is_some(), "{client}");
     }
-    for asker in ["10.2.0.2", "10.1.1.1", "127.0.0.1", "fd00:2::2", "::ffff:10.1.0.2"] {
-        assert!(front.zone_for(ip(asker)).is_none(), "{asker}");
+    for client in ["10.2.0.2", "10.1.1.1", "127.0.0.1", "fd00:2::2", "::ffff:10.1.0.2"] {
+        assert!(front.zone_for(ip(client)).is_none(), "{client}");
     }
 }
 

@@ -124,26 +124,26 @@ impl Shared {
         drop(self.ending.clone().wait_for(|ending| *ending).await);
     }
 
-    /// Decides how to handle a query from `asker` received on address `at`.
-    fn decide(&self, at: IpAddr, asker: IpAddr, packet: &[u8], transport: Transport) -> QueryAction {
+    /// Decides how to handle a query from `client` received on address `at`.
+    fn decide(&self, at: IpAddr, client: IpAddr, packet: &[u8], transport: Transport) -> QueryAction {
         let state = Arc::clone(&self.state.borrow());
-        let Some(zone) = state.gateways.get(&at).and_then(|place| place.zone_for(asker)) else {
+        let Some(zone) = state.gateways.get(&at).and_then(|place| place.zone_for(client)) else {
             return QueryAction::Drop;
         };
-        if !self.limits.admits_query(asker, Instant::now()) {
+        if !self.limits.admits_query(client, Instant::now()) {
             return QueryAction::Drop;
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         // A source address of this resolver is this host, possibly a local server that forwards to the resolver.
-        let forward = !state.gateways.contains_key(&asker);
+        let forward = !state.gateways.contains_key(&client);
         PodQuery { packet, transport, zone, forward, turn }.decide()
     }
 
     /// The pod that the limits count a client as.
-    fn pod_key(&self, at: IpAddr, asker: IpAddr) -> IpAddr {
+    fn pod_key(&self, at: IpAddr, client: IpAddr) -> IpAddr {
         let state = self.state.borrow();
-        let zone = state.gateways.get(&at).and_then(|place| place.zone_for(asker));
-        zone.map_or(asker, |zone| zone.pod_key(asker))
+        let zone = state.gateways.get(&at).and_then(|place| place.zone_for(client));
+        zone.map_or(client, |zone| zone.pod_key(client))
     }
 
     /// Forwards a query to the servers of the host, never to ourselves.
@@ -174,8 +174,8 @@ impl Shared {
                 // A full send buffer drops the reply; the client retries.
                 QueryAction::Reply(reply) => drop(socket.try_send_to(&reply, from)),
                 QueryAction::Forward(forward) => {
-                    let asker = self.pod_key(at, from.ip());
-                    let permit = self.limits.try_acquire(PermitKind::Forward, asker, Instant::now());
+                    let client = self.pod_key(at, from.ip());
+                    let permit = self.limits.try_acquire(PermitKind::Forward, client, Instant::now());
                     let Some(permit) = permit else { continue };
                     let (shared, socket) = (Arc::clone(&self), Arc::clone(&socket));
                     under_way.spawn(async move {
@@ -207,8 +207,8 @@ impl Shared {
             if !covered {
                 continue;
             }
-            let asker = self.pod_key(at, from.ip());
-            if let Some(permit) = self.limits.try_acquire(PermitKind::Connection, asker, Instant::now()) {
+            let client = self.pod_key(at, from.ip());
+            if let Some(permit) = self.limits.try_acquire(PermitKind::Connection, client, Instant::now()) {
                 under_way.spawn(Arc::clone(&self).connection(stream, at, from.ip(), permit));
             }
         }
@@ -216,14 +216,14 @@ impl Shared {
         while under_way.join_next().await.is_some() {}
     }
 
-    async fn connection(self: Arc<Self>, mut stream: TcpStream, at: IpAddr, asker: IpAddr, _permit: Permit) {
+    async fn connection(self: Arc<Self>, mut stream: TcpStream, at: IpAddr, client: IpAddr, _permit: Permit) {
         let served = async {
             while let Some(packet) = self.read_query(&mut stream).await {
-                let reply = match self.decide(at, asker, &packet, Transport::Tcp) {
+                let reply = match self.decide(at, client, &packet, Transport::Tcp) {
                     QueryAction::Drop => return,
                     QueryAction::Reply(reply) => Some(reply),
                     QueryAction::Forward(forward) => {
-                        let pod = self.pod_key(at, asker);
+                        let pod = self.pod_key(at, client);
                         let permit = self.limits.try_acquire(PermitKind::Forward, pod, Instant::now());
                         let Some(_permit) = permit else { return };
                         self.forward(&forward).await

@@ -440,8 +440,8 @@ impl Supervisor {
         let has_maker = |app: &App| matches!(app.operation, Some(Operation::Create));
         for app in self.pod.apps.values().filter(|app| is_tracer(app) && !has_maker(app)) {
             let cannot = |why: &str| {
-                let who = format!("app '{}', which has CAP_SYS_PTRACE, cannot be frozen meanwhile", app.plan.name);
-                failure(ErrorKind::Unavailable, format!("cannot make a process beside a running app: {who}: {why}"))
+                let subject = format!("app '{}', which has CAP_SYS_PTRACE, cannot be frozen meanwhile", app.plan.name);
+                failure(ErrorKind::Unavailable, format!("cannot make a process beside a running app: {subject}: {why}"))
             };
             app.cgroup.set_frozen(true).map_err(|error| cannot(&error.to_string()))?;
             while !app.cgroup.is_frozen().map_err(|error| cannot(&error.to_string()))? {

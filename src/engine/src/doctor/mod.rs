@@ -41,6 +41,7 @@ impl Engine {
             let what = format!("what was found of pods cannot be written down: {why}");
             fail(&mut findings, what, "free space, or mount the file system writable");
         }
+        self.check_space(&mut findings);
         self.check_networks_of_pods(&mut findings);
         if let Err(error) = self.check_store(deep, &mut findings) {
             fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
@@ -90,6 +91,21 @@ impl Engine {
             let hint = "enable it in the kernel's configuration or command line; pods run, but not with such limits";
             warn(findings, format!("the cgroup controller '{controller}' is not there"), hint);
         }
+    }
+
+    /// Whether the file system of the data directory has space for another file.
+    fn check_space(&self, findings: &mut Vec<Finding>) {
+        let dir = self.store.layout().root();
+        // Elsewhere, a file system that cannot be examined is an error of its own.
+        let Ok(found) = rustix::fs::statvfs(dir) else { return };
+        // Some file systems count no inodes.
+        let lacks = match (found.f_bavail, found.f_files, found.f_favail) {
+            (0, ..) => "space",
+            (_, 1.., 0) => "inodes",
+            _ => return,
+        };
+        let what = format!("the file system of {} has no {lacks} left: no pod can be created", dir.display());
+        warn(findings, what, "'gantry df' shows what gantry uses, 'gantry prune' removes what no running pod needs");
     }
 
     /// Compares leases, rules and interfaces with the pods' records.

@@ -254,11 +254,11 @@ impl Engine {
             }
             report.steps.push(GcStep { id, action, why });
         }
-        if options.mark_only || options.dry_run { Ok(()) } else { self.take_left_networks_away(id) }
+        if options.mark_only || options.dry_run { Ok(()) } else { self.detach_remaining_networks(id) }
     }
 
     /// Removes the networks of a pod that does not run: its supervisor was killed, or a plugin failed.
-    fn take_left_networks_away(&self, id: PodId) -> Result<(), RmError> {
+    fn detach_remaining_networks(&self, id: PodId) -> Result<(), RmError> {
         if !self.has_network_record(id) {
             return Ok(());
         }

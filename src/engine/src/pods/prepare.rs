@@ -74,7 +74,7 @@ impl<'a> Prepare<'a> {
         Self { schedule: Some(PodSchedule::Run(run)), ..self }
     }
 
-    /// Gives a sandbox this network, whose plugins are told the settings.
+    /// Attaches a sandbox to this network, and passes the settings to its plugins.
     #[must_use]
     pub fn on_network(mut self, network: SandboxNetwork, settings: KubernetesNetworking) -> Self {
         self.spec.net = Some(network.net.clone());
