@@ -10,13 +10,13 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use gantry_contract::plan::{App, Plan};
+use gantry_host::lock::{LockMode, LockedFile};
 use gantry_model::PodId;
 use gantry_model::spec::VolumeSpec;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::host::process::Deadline;
 use crate::pods::pod_dir;
 use crate::pods::restart::has_restart_policy;
 use crate::{Engine, PodError};
@@ -56,7 +56,7 @@ impl AddedApps {
 }
 
 /// The right to add apps to a pod and to remove them. Released when it is dropped, or when the process dies.
-pub(crate) struct AppsLock(#[expect(dead_code, reason = "its lock ends when it is closed")] OwnedFd);
+pub(crate) type AppsLock = LockedFile<OwnedFd>;
 
 impl Engine {
     /// Waits until no other process adds apps to the pod or removes them. `None`: one still does after this time.
@@ -68,17 +68,8 @@ impl Engine {
             Errno::NOENT => PodError::NotFound(id.into()),
             errno => PodError::io("open the lock", &path)(errno),
         })?;
-        let deadline = Deadline::after(within);
-        let mut pause = Duration::from_millis(1);
-        loop {
-            match rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
-                Ok(()) => return Ok(Some(AppsLock(file))),
-                Err(Errno::WOULDBLOCK) if deadline.passed() => return Ok(None),
-                Err(Errno::WOULDBLOCK) => std::thread::sleep(pause),
-                Err(errno) => return Err(PodError::io("lock", path)(errno)),
-            }
-            pause = (pause * 2).min(Duration::from_millis(20));
-        }
+        let locked = LockedFile::lock_within(file, LockMode::Exclusive, within, |_, _| Ok(()));
+        locked.map_err(PodError::io("lock", path))
     }
 
     /// The apps that were added to a pod.
