@@ -72,6 +72,7 @@ fn files_are_copied_out_of_a_running_app() {
         ("/data", at("name"), "is a file"),
         ("/data/note/.", at("x"), "cannot open"),
         ("/proc/1/status", at("x"), "a file system of the kernel"),
+        ("/sys/kernel", at("x"), "'/sys/kernel' is on sysfs, a file system of the kernel"),
         ("/procself/etc/passwd", at("x"), "cannot open"),
         ("/dev/null", at("x"), "which is not copied"),
         ("/data/note", "/dev/null".to_owned(), "neither a file nor a directory"),

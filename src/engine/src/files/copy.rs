@@ -237,6 +237,8 @@ fn find_source(side: &Side<'_>, path: &str, follow_link: bool) -> Result<CopiedS
     if is_directory && kind(&stat) != FileType::Directory {
         return Err(failed("open", path, Errno::NOTDIR));
     }
+    // Before the destination is made.
+    check_file_system(&file, Path::new(path))?;
     let name = match Path::new(path).components().next_back() {
         Some(Component::Normal(name)) if !path.ends_with("/.") => name.as_bytes().to_vec(),
         _ => Vec::new(),
