@@ -141,33 +141,6 @@ pub enum Request {
     UpdateLimits(Box<UpdateLimits>),
 }
 
-impl Request {
-    /// Whether it changes the apps of a pod, and is replied to when the change is complete.
-    #[must_use]
-    pub fn changes_apps(&self) -> bool {
-        match self {
-            Self::AddApp(_)
-            | Self::StartApp { .. }
-            | Self::StopApp { .. }
-            | Self::RestartApp { .. }
-            | Self::RemoveApp { .. }
-            | Self::Pause { .. }
-            | Self::Unpause { .. } => true,
-            Self::Status
-            | Self::Stop { .. }
-            | Self::Kill { .. }
-            | Self::Exec(_)
-            | Self::Attach { .. }
-            | Self::Output
-            | Self::AppOutput { .. }
-            | Self::Detach
-            | Self::ReopenLog { .. }
-            | Self::UpdateLimits(_)
-            | Self::Health { .. } => false,
-        }
-    }
-}
-
 /// An app to create in a running pod.
 ///
 /// A detached mount (open_tree(2) with `OPEN_TREE_CLONE`) of its source comes with the request for each host and named

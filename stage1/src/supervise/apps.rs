@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::Failure;
-use gantry_contract::control::{AppState, AppStatus, Reply, Request};
+use gantry_contract::control::{AppState, AppStatus, Reply};
 use gantry_contract::journal::Fact;
 use gantry_contract::start::Started;
 use gantry_model::ErrorKind;
@@ -40,34 +40,6 @@ pub(super) fn refuse(client: &OwnedFd, app: &str, why: Failure) {
 }
 
 impl Supervisor {
-    /// Fulfils a request that changes the apps of the pod, and replies to it, now or later.
-    pub(super) fn change_apps(&mut self, request: Request, fds: Vec<OwnedFd>, client: OwnedFd) {
-        match request {
-            Request::AddApp(request) => self.add_app(&request, fds, client),
-            Request::StartApp { app, attempt } => self.start_app(&app, StartRequest { attempt, client: Some(client) }),
-            Request::StopApp { app, grace_ms } => self.stop_app(&app, Duration::from_millis(grace_ms), client),
-            Request::RestartApp { app, attempt, grace_ms } => {
-                self.restart_app(&app, StartRequest { attempt, client: Some(client) }, Duration::from_millis(grace_ms));
-            }
-            Request::RemoveApp { app } => self.remove_app(&app, client),
-            Request::Pause { app } => self.pause(app, client),
-            Request::Unpause { app } => self.unpause(app, &client),
-            Request::UpdateLimits(_)
-            | Request::Status
-            | Request::Stop { .. }
-            | Request::Kill { .. }
-            | Request::Exec(_)
-            | Request::Attach { .. }
-            | Request::Output
-            | Request::AppOutput { .. }
-            | Request::Detach
-            | Request::ReopenLog { .. }
-            | Request::Health { .. } => {
-                refuse(&client, "", failure(ErrorKind::Internal, "the request does not change an app"))
-            }
-        }
-    }
-
     /// Whether the pod takes changes of its apps.
     pub(super) fn check_is_open(&self) -> Result<()> {
         match self.is_stopping || self.has_ended {
@@ -176,7 +148,7 @@ impl Supervisor {
         self.ending.push(waiting.pidfd);
     }
 
-    fn stop_app(&mut self, name: &str, grace: Duration, client: OwnedFd) {
+    pub(super) fn stop_app(&mut self, name: &str, grace: Duration, client: OwnedFd) {
         let token = match self.find_app(name) {
             Ok(token) => token,
             Err(why) => return refuse(&client, name, why),
@@ -195,7 +167,7 @@ impl Supervisor {
         self.signal_stop(token, grace, Some(client), None);
     }
 
-    fn restart_app(&mut self, name: &str, start: StartRequest, grace: Duration) {
+    pub(super) fn restart_app(&mut self, name: &str, start: StartRequest, grace: Duration) {
         let token = match self.find_app(name) {
             Ok(token) => token,
             Err(why) => return start.refuse(name, why),
@@ -265,7 +237,7 @@ impl Supervisor {
         stop.restart
     }
 
-    fn remove_app(&mut self, name: &str, client: OwnedFd) {
+    pub(super) fn remove_app(&mut self, name: &str, client: OwnedFd) {
         // The command that adds it has the pod's lock for changes. So it was killed, or has given up.
         if self.abort_add(name) {
             return control::reply(&client, &Reply::Done, None);

@@ -1,14 +1,14 @@
-//! The requests of the control socket that are replied to at once, and exec.
+//! The requests of the control socket.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use gantry_contract::control::{Reply, Request, Status};
+use gantry_contract::control::{Exec, Reply, Request, Status};
 use gantry_model::ErrorKind;
 
 use super::sessions::{MAX_SESSIONS, Session};
 use super::{SIGKILL, Supervisor, no_such_app};
-use crate::app::{App, AppInput};
+use crate::app::{App, AppInput, StartRequest};
 use crate::control::{self, Connection};
 use crate::exec::{self, PendingExec};
 use crate::failure::{Result, failure};
@@ -17,94 +17,94 @@ use crate::table::Token;
 impl Supervisor {
     pub(super) fn serve(&mut self, token: Token<Connection>) {
         let Some(connection) = self.connections.remove(token) else { return };
-        let Some(request) = connection.receive_request() else { return };
-        let result = match request {
-            Ok((request, fds)) if request.changes_apps() => {
-                return self.change_apps(request, fds, connection.socket);
-            }
-            Ok((Request::UpdateLimits(update), _)) => return self.begin_update(*update, connection.socket),
-            Ok((request, fds)) => self.fulfil(request, fds, &connection.socket),
-            Err(why) => Err(why),
-        };
-        match result {
-            Ok(None) => {}
-            Ok(Some(pending)) => {
-                self.sessions.insert(Session::new(connection.socket, pending));
-            }
-            Err(why) => control::reply(&connection.socket, &Reply::Failed(why), None),
+        match connection.receive_request() {
+            None => {}
+            Some(Ok((request, fds))) => self.serve_request(request, fds, connection.socket),
+            Some(Err(why)) => control::reply(&connection.socket, &Reply::Failed(why), None),
         }
     }
 
-    /// Fulfils a request and replies to it. An exec is returned, and replied to when its outcome is known.
-    fn fulfil(&mut self, request: Request, fds: Vec<OwnedFd>, client: &OwnedFd) -> Result<Option<PendingExec>> {
-        match request {
-            Request::Status => control::reply(client, &Reply::Status(self.status()), None),
+    /// Serves a request. A change of apps or limits, and an exec, is replied to when it is complete or has failed; the
+    /// others at once.
+    fn serve_request(&mut self, request: Request, fds: Vec<OwnedFd>, client: OwnedFd) {
+        let replied = match request {
+            Request::AddApp(request) => return self.add_app(&request, fds, client),
+            Request::StartApp { app, attempt } => {
+                return self.start_app(&app, StartRequest { attempt, client: Some(client) });
+            }
+            Request::StopApp { app, grace_ms } => {
+                return self.stop_app(&app, Duration::from_millis(grace_ms), client);
+            }
+            Request::RestartApp { app, attempt, grace_ms } => {
+                let start = StartRequest { attempt, client: Some(client) };
+                return self.restart_app(&app, start, Duration::from_millis(grace_ms));
+            }
+            Request::RemoveApp { app } => return self.remove_app(&app, client),
+            Request::Pause { app } => return self.pause(app, client),
+            Request::Unpause { app } => return self.unpause(app, &client),
+            Request::UpdateLimits(update) => return self.begin_update(*update, client),
+            Request::Exec(request) => match self.begin_exec(&request, fds) {
+                Ok(pending) => {
+                    self.sessions.insert(Session::new(client, pending));
+                    return;
+                }
+                Err(why) => Err(why),
+            },
+            Request::Attach { app, keep } => match self.attach(&app, keep, &client) {
+                Ok(()) => return,
+                Err(why) => Err(why),
+            },
+            Request::Status => Ok(Reply::Status(self.status())),
             Request::Stop { grace_ms } => {
                 self.stop_on_request("stop", Duration::from_millis(grace_ms));
-                control::reply(client, &Reply::Done, None);
+                Ok(Reply::Done)
             }
-            Request::Kill { signal, app } => {
-                self.kill(signal, app.as_deref())?;
-                control::reply(client, &Reply::Done, None);
-            }
-            Request::Exec(request) => {
-                let app = self.find_app(&request.app)?;
-                if self.sessions.len() >= MAX_SESSIONS {
-                    let why = format!("{MAX_SESSIONS} programs are being run in the pod already, which is the limit");
-                    return Err(failure(ErrorKind::Busy, why));
-                }
-                let app = self.app(app)?;
-                if app.is_paused {
-                    let why = format!("app '{}' is paused: resume it with 'gantry unpause'", app.plan.name);
-                    return Err(failure(ErrorKind::Refused, why));
-                }
-                return exec::exec(app, self.pod.init_pidfd(), &request, fds).map(Some);
-            }
-            Request::Attach { app, keep } => self.attach(&app, keep, client)?,
-            Request::Output => {
-                let pipe = fds.into_iter().next();
-                let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
-                self.foregrounds.add(pipe.ok_or_else(missing)?, None)?;
-                control::reply(client, &Reply::Done, None);
-            }
-            Request::AppOutput { app } => {
-                let pipe = fds.into_iter().next();
-                let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
-                let app = self.app(self.find_app(&app)?)?;
-                if app.running.is_none() {
-                    return Err(failure(ErrorKind::Refused, format!("app '{}' does not run", app.plan.name)));
-                }
-                let number = app.output.app_number;
-                self.foregrounds.add(pipe.ok_or_else(missing)?, Some(number))?;
-                control::reply(client, &Reply::Done, None);
-            }
+            Request::Kill { signal, app } => self.kill(signal, app.as_deref()).map(|()| Reply::Done),
+            Request::Output => self.add_output(None, fds).map(|()| Reply::Done),
+            Request::AppOutput { app } => self.add_output(Some(&app), fds).map(|()| Reply::Done),
             Request::Detach => {
                 let why = "a detach is possible only over the connection of a running program";
-                return Err(failure(ErrorKind::Invalid, why));
+                Err(failure(ErrorKind::Invalid, why))
             }
-            Request::ReopenLog { app } => {
-                let token = self.find_app(&app)?;
-                if let Some(app) = self.pod.apps.get_mut(token) {
-                    app.output.log.replace_file()?;
-                }
-                control::reply(client, &Reply::Done, None);
-            }
-            Request::Health { app } => {
-                let report = self.health_report(&app)?;
-                control::reply(client, &Reply::Health(report), None);
-            }
-            Request::UpdateLimits(_)
-            | Request::AddApp(_)
-            | Request::StartApp { .. }
-            | Request::StopApp { .. }
-            | Request::RestartApp { .. }
-            | Request::RemoveApp { .. }
-            | Request::Pause { .. }
-            | Request::Unpause { .. } => {
-                return Err(failure(ErrorKind::Internal, "a change of an app is replied to by itself"));
-            }
+            Request::ReopenLog { app } => self.reopen_log(&app).map(|()| Reply::Done),
+            Request::Health { app } => self.health_report(&app).map(Reply::Health),
+        };
+        control::reply(&client, &replied.unwrap_or_else(Reply::Failed), None);
+    }
+
+    fn begin_exec(&self, request: &Exec, fds: Vec<OwnedFd>) -> Result<PendingExec> {
+        let app = self.app(self.find_app(&request.app)?)?;
+        if self.sessions.len() >= MAX_SESSIONS {
+            let why = format!("{MAX_SESSIONS} programs are being run in the pod already, which is the limit");
+            return Err(failure(ErrorKind::Busy, why));
         }
-        Ok(None)
+        if app.is_paused {
+            let why = format!("app '{}' is paused: resume it with 'gantry unpause'", app.plan.name);
+            return Err(failure(ErrorKind::Refused, why));
+        }
+        exec::exec(app, self.pod.init_pidfd(), request, fds)
+    }
+
+    /// Sends the output of a running app, or of all apps, to the pipe that came with the request.
+    fn add_output(&mut self, app: Option<&str>, fds: Vec<OwnedFd>) -> Result<()> {
+        let missing = || failure(ErrorKind::Invalid, "the request for output came without a pipe");
+        let pipe = fds.into_iter().next().ok_or_else(missing)?;
+        let number = match app {
+            None => None,
+            Some(name) => {
+                let app = self.app(self.find_app(name)?)?;
+                if app.running.is_none() {
+                    return Err(failure(ErrorKind::Refused, format!("app '{name}' does not run")));
+                }
+                Some(app.output.app_number)
+            }
+        };
+        self.foregrounds.add(pipe, number)
+    }
+
+    fn reopen_log(&mut self, name: &str) -> Result<()> {
+        let token = self.find_app(name)?;
+        self.pod.apps.get_mut(token).map_or(Ok(()), |app| app.output.log.replace_file())
     }
 
     pub(super) fn find_app(&self, name: &str) -> Result<Token<App>> {
