@@ -1,8 +1,8 @@
 //! What the three programs share of logging: the filter (`--log-level`, `GANTRY_LOG`), the two formats
 //! (`--log-format`), and the priorities of the systemd journal. Events and spans are [`tracing`]'s own.
 //!
-//! Imports nothing of the workspace. Libraries emit events with `tracing` and never import this crate; a program calls [`init`]
-//! once, before it starts threads.
+//! Imports nothing of the workspace. Libraries emit events with `tracing` and never import this crate; a program calls
+//! [`init`] once, before it starts threads.
 //!
 //! Levels: `error`, an operation failed and is not retried, or needs an administrator; `warning`, an operation failed
 //! and is retried or left out; `info`, a change of state that an operator follows; `debug`, decisions; `trace`,
