@@ -153,7 +153,7 @@ fn pods_are_selected_by_name_and_filter() {
     // wait prints an exit code per pod; inspect prints several pods as an array.
     let codes = g.run(&["wait", &web, &db]).ok().stdout;
     assert_eq!(codes, "143\n143\n");
-    let _ = g.run(&["wait", "--time=0", &other]).exits(FAILED).stderr_contains(&["has not exited"]);
+    let _ = g.run(&["wait", "--time=0", &other]).exits(FAILED).stderr_contains(&["did not exit"]);
     for command in ["status", "inspect"] {
         let both = g.json(&[command, &web, &db]);
         let ids: Vec<&Value> = both.as_array().unwrap().iter().map(|pod| &pod["id"]).collect();

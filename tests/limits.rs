@@ -143,7 +143,7 @@ fn limits_that_are_refused() {
     let g = Gantry::new();
     for (flags, why) in [
         (&["--cpuset-cpus=3-1"][..], "is not a list of processors"),
-        (&["--cpuset-cpus=4000"], "--cpuset-cpus: this host, or the parent cgroup, does not have all of '4000'"),
+        (&["--cpuset-cpus=4000"], "--cpuset-cpus: this host does not have all of '4000'"),
         (&["--cpus=1", "--cpu-quota=5000"], "exclude each other"),
         (&["--cpu-period=10", "--cpu-quota=5000"], "1000 to 1000000"),
         (&["--memory=8m", "--memory-high=16m"], "at most --memory"),

@@ -119,9 +119,9 @@ fn wait_reports_running_and_exited_pods() {
     let image = g.fixture();
     let prepared =
         pod_id(&g.run(&["prepare", "--pod-name=late", "--net=none", &image, "--", "obey", "SIGTERM", "7"]).ok());
-    let _ = g.run(&["wait", "--time=50ms", "late"]).exits(FAILED).stderr_contains(&["has not exited within"]);
+    let _ = g.run(&["wait", "--time=50ms", "late"]).exits(FAILED).stderr_contains(&["did not exit within"]);
     let waiting = ["wait", "--condition=running", "--time=50ms", "late"];
-    let _ = g.run(&waiting).exits(FAILED).stderr_contains(&["is not running within"]);
+    let _ = g.run(&waiting).exits(FAILED).stderr_contains(&["did not start within"]);
     let running = g.spawn(&["wait", "--condition=running", "late"]);
     let _ = g.run(&["run-prepared", "--detach", &prepared]).ok();
     assert_eq!(running.wait().ok().text(), "-1");

@@ -85,8 +85,9 @@ class LivingPod:
 def gantry(world, stack, suffix, build):
     """The measured commands of one build."""
     living = LivingPod(build, world.reference, stack)
-    made = {RUN: living.run_to_end, DETACH: living.run_detached, ADD: living.add_and_start, ADD_THEN_START: living.add_then_start,
-            START: living.start, RESTART: living.restart, UPDATE: living.update}
+    made = {RUN: living.run_to_end, DETACH: living.run_detached, ADD: living.add_and_start,
+            ADD_THEN_START: living.add_then_start, START: living.start, RESTART: living.restart,
+            UPDATE: living.update}
     return {name + suffix: timed for name, timed in made.items()}
 
 

@@ -349,9 +349,9 @@ impl LimitedCgroup<'_> {
                 Err(error) if is_forbidden(&error) => {
                     cause = Some(format!("the host does not permit writing {file} ({error})"));
                 }
-                Err(error) if setting.controller == "cpuset" && is_out_of_cpuset(&error) => {
+                Err(error) if setting.flag.starts_with("--cpuset-") && is_out_of_cpuset(&error) => {
                     let flag = &setting.flag;
-                    let text = format!("{flag}: this host, or the parent cgroup, does not have all of '{value}'");
+                    let text = format!("{flag}: this host does not have all of '{value}'");
                     return Err(failure(ErrorKind::Invalid, text));
                 }
                 result => result.attempt(|| format!("cannot set {file} to '{value}' ({})", setting.flag))?,
@@ -425,7 +425,8 @@ fn write_file(cgroup: &Cgroup, file: &str, value: &str) -> io::Result<()> {
     }
 }
 
-/// Whether a cpuset lacks what was written: ERANGE on v1, EINVAL on v2.
+/// Whether the host lacks what was written to a cpuset: ERANGE beyond the greatest number that the kernel has, EINVAL
+/// otherwise.
 fn is_out_of_cpuset(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::RANGE | Errno::INVAL))
 }

@@ -66,7 +66,7 @@ pub(crate) enum CliError {
     /// `wait` for a pod that has ended without having run.
     #[error("pod {id} is {phase} and has no exit code: it was never started")]
     NeverStarted { id: gantry_model::PodId, phase: &'static str },
-    /// A pod did not reach the state within the timeout. The phrase says what it lacks: "is not running".
+    /// A pod did not reach the state within the timeout. The phrase says which: "did not start".
     #[error("pod {0} {1} within {2:?}")]
     TimedOut(gantry_model::PodId, &'static str, std::time::Duration),
     /// A port of a pod that is not published.

@@ -63,13 +63,13 @@ impl RunCommand for Status {
         let mut first = true;
         let worst = self.pods.for_each(&engine, context.globals.debug, |id| {
             if let Some((deadline, limit)) = deadline(self.wait_ready) {
-                engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "is not ready", limit))?;
+                engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "did not become ready", limit))?;
             }
             if let Some((deadline, limit)) = deadline(self.wait_healthy) {
                 super::wait::wait_health(&engine, id, HealthState::Healthy, deadline, limit)?;
             }
             if let Some((deadline, limit)) = deadline(self.wait) {
-                engine.wait(id, deadline)?.ok_or(CliError::TimedOut(id, "has not exited", limit))?;
+                engine.wait(id, deadline)?.ok_or(CliError::TimedOut(id, "did not exit", limit))?;
             }
             let row = engine.status(id)?.row;
             let networks = row.networks.read()?;

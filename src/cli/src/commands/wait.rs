@@ -51,9 +51,9 @@ pub(super) fn wait_health(
     limit: Duration,
 ) -> Result<PodView, Failure> {
     let lacks = match health {
-        HealthState::Starting => "is not starting",
-        HealthState::Healthy => "is not healthy",
-        HealthState::Unhealthy => "is not unhealthy",
+        HealthState::Starting => "did not become starting",
+        HealthState::Healthy => "did not become healthy",
+        HealthState::Unhealthy => "did not become unhealthy",
     };
     let view = engine.wait_health(id, health, time)?.ok_or(CliError::TimedOut(id, lacks, limit))?;
     let has_ended = || format!("pod {id} is {} and can no longer become {}", view.row.phase.name(), health.as_str());
@@ -88,15 +88,15 @@ impl RunCommand for Wait {
         self.pods.for_each(&engine, context.globals.debug, |id| {
             let view = match self.condition {
                 Condition::Running => {
-                    engine.wait_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "is not running", limit))?
+                    engine.wait_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "did not start", limit))?
                 }
                 Condition::Ready => {
-                    engine.wait_apps_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "is not ready", limit))?
+                    engine.wait_apps_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "did not become ready", limit))?
                 }
                 Condition::Healthy => wait_health(&engine, id, HealthState::Healthy, self.time, limit)?,
                 Condition::Unhealthy => wait_health(&engine, id, HealthState::Unhealthy, self.time, limit)?,
                 Condition::Exited => {
-                    engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "has not exited", limit))?
+                    engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "did not exit", limit))?
                 }
             };
             let code = match (self.condition, view.exit_code()) {

@@ -214,7 +214,7 @@ impl Engine {
     /// The app of this name; without a name, the pod's only app.
     ///
     /// # Errors
-    /// [`ExecError`]: the pod has no such app, or several apps.
+    /// [`ExecError`]: the pod has no such app, no apps at all, or several and none is named.
     pub fn select_app(&self, id: PodId, app: Option<&AppName>) -> Result<AppName, ExecError> {
         select_app(&self.reconcile_pod(id)?, app)
     }
@@ -307,7 +307,7 @@ impl Engine {
             self.stop_app(id, app, self.stop_grace(id, Some(app)))?;
         }
         let lock = self.lock_apps_or_fail(id)?;
-        self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
+        let (row, _) = self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
         let app_now = self.find_app_of_running_pod(id, app)?;
         let changed = match app_now.added == chosen.added {
             false => Some("was removed by another process, and another app of this name was added"),
@@ -321,11 +321,17 @@ impl Engine {
         storage_limit::release(&self.pod_dir(id), Some(app)).map_err(EngineError::from_cause)?;
         self.forget_added_app(id, app.as_str(), &lock).map_err(EngineError::from_cause)?;
         // Deletes the row, since the journal has the removal.
-        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        self.reconcile_pod(id).map_err(EngineError::from_cause)?;
         match has_restart_policy(&row) {
-            true => self.sync_updated_limits(id),
+            true => self.make_removal_durable(id),
             false => Ok(()),
         }
+    }
+
+    /// Makes the removal of an app from a pod durable that gantryd starts again: its row, and the record of limits.
+    fn make_removal_durable(&self, id: PodId) -> Result<(), EngineError> {
+        self.store.make_durable().map_err(|error| EngineError::from_cause(PodError::store(error)))?;
+        self.sync_updated_limits(id)
     }
 
     /// Undoes what commands left that were killed while they added an app. Called when the row is up to the journal.

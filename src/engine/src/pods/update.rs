@@ -80,11 +80,11 @@ impl Engine {
         for path in [dir.join(files::LIMITS), dir] {
             match sync_path(&path) {
                 Ok(()) => {}
-                // The pod was removed meanwhile.
+                // No limit was changed so far, or the pod was removed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 Err(error) => {
                     let path = path.display();
-                    let text = format!("a power cut may undo the change of the limits: cannot sync '{path}'");
+                    let text = format!("a power cut may undo the change: cannot sync '{path}'");
                     return Err(EngineError::new(ErrorKind::of_io(&error), text).caused_by(error));
                 }
             }

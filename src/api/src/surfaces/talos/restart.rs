@@ -1,7 +1,8 @@
 //! Restart: the stop signal, SIGKILL after the grace period, and the next start; the reply follows the start.
 //!
-//! As in Talos, a sandbox of a kubelet and its containers are only stopped. The kubelet, which believes that what has
-//! ended stays so, creates others.
+//! As in Talos, a sandbox of a kubelet and its containers are only stopped: a container with the stop signal and the
+//! grace period, a sandbox at once with SIGKILL, as by StopPodSandbox. For the kubelet, their end is final: it creates
+//! others.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use tonic::Status;
 
 use crate::status::from_error;
 
-/// Flags, and the fields that set the same. A flag comes before those that it begins with.
+/// Flags, and the fields that set the same. If one flag is the beginning of another, the longer one comes first.
 const FIELDS: &[(&str, &str)] = &[
     ("--memory-swap", "memory_swap_limit_in_bytes"),
     ("--memory", "memory_limit_in_bytes"),

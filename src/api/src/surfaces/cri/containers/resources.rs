@@ -28,12 +28,7 @@ pub(super) fn translate(resources: LinuxContainerResources, app: &mut AppSpec) -
     }
     let changes = changes(&resources)?;
     let limits = app.options.limits.changed(&changes);
-    let mut limits = limits.map_err(|error| invalid("config.linux.resources", &error))?;
-    // Kubelets always give the kernel's default, which need not be written.
-    if limits.cpu_quota.is_none() && limits.cpu_period == Some(DEFAULT_CPU_PERIOD) {
-        limits.cpu_period = None;
-    }
-    app.options.limits = limits;
+    app.options.limits = limits.map_err(|error| invalid("config.linux.resources", &error))?;
     Ok(())
 }
 
@@ -53,7 +48,9 @@ pub(super) fn changes(resources: &LinuxContainerResources) -> Result<Vec<LimitCh
     }
     // Also without a quota: it is the period of the present one, and of later ones.
     if resources.cpu_period != 0 {
-        changes.push(LimitChange::CpuPeriod(Some(positive("cpu_period", resources.cpu_period)?)));
+        let period = positive("cpu_period", resources.cpu_period)?;
+        // Kubelets always give the kernel's default, which need not be written.
+        changes.push(LimitChange::CpuPeriod((period != DEFAULT_CPU_PERIOD).then_some(period)));
     }
     if resources.cpu_shares != 0 {
         let shares = positive("cpu_shares", resources.cpu_shares)?;
@@ -158,7 +155,7 @@ mod tests {
             limits = limits.changed(&changes(&update).unwrap()).unwrap();
             shown = merged(shown, update);
             assert_eq!(limits.cpu_bandwidth(), want);
-            assert_eq!(limits.cpu_period.and_then(|period| i64::try_from(period).ok()), Some(shown.cpu_period));
+            assert_eq!(i64::try_from(limits.cpu_period.unwrap_or(DEFAULT_CPU_PERIOD)), Ok(shown.cpu_period));
         }
         limits = limits.changed(&changes(&cpu(30_000, 0)).unwrap()).unwrap();
         assert_eq!(limits.cpu_bandwidth(), Some((30_000, 50_000)), "the period stays");
