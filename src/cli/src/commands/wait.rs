@@ -86,18 +86,13 @@ impl RunCommand for Wait {
         let engine = context.open_to_read()?;
         let limit = self.time.unwrap_or(Duration::MAX);
         self.pods.for_each(&engine, context.globals.debug, |id| {
+            let late = |lacks| CliError::TimedOut(id, lacks, limit);
             let view = match self.condition {
-                Condition::Running => {
-                    engine.wait_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "did not start", limit))?
-                }
-                Condition::Ready => {
-                    engine.wait_apps_ready(id, self.time)?.ok_or(CliError::TimedOut(id, "did not become ready", limit))?
-                }
+                Condition::Running => engine.wait_ready(id, self.time)?.ok_or(late("did not start"))?,
+                Condition::Ready => engine.wait_apps_ready(id, self.time)?.ok_or(late("did not become ready"))?,
                 Condition::Healthy => wait_health(&engine, id, HealthState::Healthy, self.time, limit)?,
                 Condition::Unhealthy => wait_health(&engine, id, HealthState::Unhealthy, self.time, limit)?,
-                Condition::Exited => {
-                    engine.wait(id, self.time)?.ok_or(CliError::TimedOut(id, "did not exit", limit))?
-                }
+                Condition::Exited => engine.wait(id, self.time)?.ok_or(late("did not exit"))?,
             };
             let code = match (self.condition, view.exit_code()) {
                 (Condition::Healthy | Condition::Unhealthy, _) => -1,
