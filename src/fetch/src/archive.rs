@@ -10,7 +10,6 @@ pub(crate) mod files;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write as _};
-use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +22,7 @@ use crate::layout::Layout;
 use crate::source::{Source, SourceError};
 use crate::unpack::UnpackError;
 use crate::unpack::entries::{Entries, EntryKind, Stream};
+use crate::unpack::header::check_sum;
 use crate::unpack::inflate::{Compression, Inflater};
 use files::Files;
 
@@ -136,12 +136,7 @@ fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<
 
 /// Whether an archive begins with a header, by the header's checksum (tar(5)).
 fn begins_with_header(archive: &[u8]) -> bool {
-    const CHECKSUM: Range<usize> = 148..156;
-    let Some(header) = archive.first_chunk::<512>() else { return false };
-    let sum = |(at, byte): (usize, &u8)| if CHECKSUM.contains(&at) { u32::from(b' ') } else { u32::from(*byte) };
-    let want: u32 = header.iter().enumerate().map(sum).sum();
-    let text = std::str::from_utf8(&header[CHECKSUM]).unwrap_or_default();
-    u32::from_str_radix(text.trim_matches(['\0', ' ']), 8) == Ok(want)
+    archive.first_chunk().is_some_and(|header| check_sum(header).is_ok())
 }
 
 fn converted(error: UnpackError, place: &str) -> SourceError {

@@ -93,7 +93,7 @@ fn old_spans(bytes: &[u8], spans: &mut Vec<(u64, u64)>) -> Result<(), UnpackErro
 }
 
 /// Verifies the sum of all bytes with the sum's own field as spaces; very old programs summed signed bytes.
-fn check_sum(block: &[u8; BLOCK]) -> Result<(), UnpackError> {
+pub(crate) fn check_sum(block: &[u8; BLOCK]) -> Result<(), UnpackError> {
     let said = number(&block[148..156], "a header's checksum is not a number")?;
     let unsigned = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
     let spaces = u32::from(b' ') * 8;

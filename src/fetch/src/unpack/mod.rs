@@ -27,7 +27,7 @@ pub(crate) mod dirs;
 pub(crate) mod entries;
 mod error;
 mod finish;
-mod header;
+pub(crate) mod header;
 pub(crate) mod inflate;
 pub(crate) mod meta;
 pub(crate) mod names;
