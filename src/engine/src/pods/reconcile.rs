@@ -92,6 +92,13 @@ fn correction(phase: &Phase, held: bool, ready: bool) -> Correction {
     }
 }
 
+/// A row after it was reconciled.
+struct Reconciled {
+    row: PodRow,
+    /// Whether the pod was of `run --rm`, had ended, and was removed now.
+    is_removed: bool,
+}
+
 impl Engine {
     /// Reads and reconciles the row of a pod.
     ///
@@ -106,7 +113,8 @@ impl Engine {
     /// meantime.
     pub(crate) fn reconcile(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
-        self.reconcile_read(row, journal.as_ref())
+        // The caller still learns how a pod ended that was removed now.
+        Ok(self.reconcile_read(row, journal.as_ref())?.map(|reconciled| reconciled.row))
     }
 
     /// Reads the requested rows, without reconciling them, and meanwhile what [`Self::reconcile_listed`] needs.
@@ -143,11 +151,11 @@ impl Engine {
                 Some(LiveJournal::Recorded) if !has_unfinished_add(&row) => Some(row),
                 Some(LiveJournal::Recorded) => {
                     let journal = self.live_journal(&row);
-                    self.reconcile_or_dispose(row, journal.as_ref())?
+                    self.reconcile_listed_row(row, journal.as_ref())?
                 }
                 Some(LiveJournal::Read(stamp, journal)) => {
                     let listed = are_recorded.then(|| row.clone());
-                    let row = self.reconcile_or_dispose(row, Some(&journal))?;
+                    let row = self.reconcile_listed_row(row, Some(&journal))?;
                     // A row that was changed may not be stored, or may need another change: the next list records it.
                     let unchanged = row.as_ref().filter(|row| listed.as_ref() == Some(row));
                     if let Some(row) = unchanged.filter(|row| has_all_facts(row, &journal)) {
@@ -155,7 +163,7 @@ impl Engine {
                     }
                     row
                 }
-                None => self.reconcile_or_dispose(row, None)?,
+                None => self.reconcile_listed_row(row, None)?,
             };
             reconciled.extend(row);
         }
@@ -172,25 +180,18 @@ impl Engine {
     }
 
     /// [`Self::reconcile`] with the journal that [`read_live_journal`] has read.
-    fn reconcile_read(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
+    fn reconcile_read(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<Reconciled>, PodError> {
         if row.phase.is_final() {
-            return Ok(Some(row));
+            return Ok(Some(Reconciled { row, is_removed: false }));
         }
         let reconciled = self.reconcile_row_read(row, journal)?;
-        if let Some(row) = &reconciled {
-            // The caller still learns how it ended.
-            self.dispose_if_ended(row);
-        }
-        Ok(reconciled)
+        Ok(reconciled.map(|row| Reconciled { is_removed: self.dispose_if_ended(&row), row }))
     }
 
-    /// Reconciles a row that is listed. `None` also when the pod was of `run --rm`, has ended, and was removed now.
-    fn reconcile_or_dispose(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
-        if row.phase.is_final() {
-            return Ok(Some(row));
-        }
-        let reconciled = self.reconcile_row_read(row, journal)?;
-        Ok(reconciled.filter(|row| !self.dispose_if_ended(row)))
+    /// [`Self::reconcile_read`] of a row that is listed. `None` also for a pod that was removed now.
+    fn reconcile_listed_row(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
+        let reconciled = self.reconcile_read(row, journal)?;
+        Ok(reconciled.filter(|reconciled| !reconciled.is_removed).map(|reconciled| reconciled.row))
     }
 
     /// Removes a pod of `run --rm` that has ended; returns whether it was removed. A failure leaves it for `gc`.
