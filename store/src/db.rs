@@ -599,12 +599,27 @@ pub(crate) fn make_dirs(layout: &Layout) -> Result<(), StoreError> {
 
 /// Has ext4 put each directory that is made in `tmp/` into a block group of its own (`T` of chattr(1)): the files of
 /// pods are unrelated. In one group, ext4 without a journal searches past every inode deleted within the last minute,
-/// so starting a pod takes the longer the more pods have ended.
+/// so starting a pod takes the longer the more pods have ended. With a journal it does not, and the flag has it visit
+/// all groups for each directory.
 fn spread_directories(tmp: &Path) {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
     let Ok(dir) = open_dir(tmp) else { return };
+    let spread = if is_ext4_without_journal(&dir) { IFlags::TOPDIR } else { IFlags::empty() };
     // Other file systems have no such flag.
-    let _only_on_ext4 = ioctl_getflags(&dir).and_then(|flags| ioctl_setflags(&dir, flags | IFlags::TOPDIR));
+    let _only_on_ext4 = ioctl_getflags(&dir).and_then(|flags| {
+        let wanted = (flags - IFlags::TOPDIR) | spread;
+        if wanted == flags { Ok(()) } else { ioctl_setflags(&dir, wanted) }
+    });
+}
+
+fn is_ext4_without_journal(dir: &OwnedFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(dir) else { return false };
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let device = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).unwrap_or_default();
+    let Some(name) = device.file_name() else { return false };
+    // The number of the journal's thread.
+    std::fs::read(Path::new("/sys/fs/ext4").join(name).join("journal_task"))
+        .is_ok_and(|text| text.starts_with(b"<none>"))
 }
 
 /// Creates the database file if it does not exist, and syncs it with the directories, so that a committed row never

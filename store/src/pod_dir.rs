@@ -113,7 +113,7 @@ impl Store {
     /// # Errors
     /// [`MakePodDirError`].
     pub fn make_pod_dir(&self, id: PodId) -> Result<PodLock, MakePodDirError> {
-        let (fd, temporary) = tmp::make_dir(&self.layout, "pod", Mode::RWXU)?;
+        let (fd, temporary) = tmp::make_pod_dir(&self.layout)?;
         let scrap = Scrap::new(&self.layout, temporary.clone());
         let path = self.layout.pod_dir(&id);
         let cwd = rustix::fs::CWD;

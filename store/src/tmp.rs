@@ -21,42 +21,75 @@ use crate::{Layout, StoreError, remove};
 /// The maximum number collected at once: each takes a descriptor.
 const MAX_BATCH: usize = 200;
 
+/// The number of names of new pod directories. ext4 may derive the block group of a directory in `tmp/` from its name
+/// ([`crate::db`]): the bitmaps of a few groups stay in memory.
+const SLOTS: u128 = 32;
+
 /// A fresh name such as `layer-0f4c…`.
 pub(crate) fn fresh_name(what: &str) -> Result<String, StoreError> {
+    Ok(name(what, random(what)?))
+}
+
+fn name(what: &str, number: u128) -> String {
+    format!("{what}-{number:032x}")
+}
+
+fn random(what: &str) -> Result<u128, StoreError> {
     let mut bytes = [0u8; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(StoreError::io("get random bytes for", Path::new(what)))?;
-    Ok(format!("{what}-{:032x}", u128::from_ne_bytes(bytes)))
+    Ok(u128::from_ne_bytes(bytes))
 }
 
 /// Makes an empty directory in `tmp/` and locks it.
 pub(crate) fn make_dir(layout: &Layout, what: &str, mode: Mode) -> Result<(OwnedFd, PathBuf), StoreError> {
-    make(layout, what, |path| {
-        rustix::fs::mkdir(path, Mode::RWXU)?;
-        let dir = open_dir(path)?;
+    make(layout, what, |path, _| {
+        rustix::fs::mkdir(&path, Mode::RWXU)?;
+        let dir = open_dir(&path)?;
         // Not by mkdir, which the umask would change.
         rustix::fs::fchmod(&dir, mode)?;
-        Ok(dir)
+        Ok((dir, path))
+    })
+}
+
+/// Makes an empty pod directory in `tmp/`, mode 0700, and locks it. Its name may have been that of another one: the
+/// caller keeps the lock until the name is gone.
+pub(crate) fn make_pod_dir(layout: &Layout) -> Result<(OwnedFd, PathBuf), StoreError> {
+    const WHAT: &str = "pod";
+    make(layout, WHAT, |path, number| {
+        let slot = path.with_file_name(name(WHAT, number % SLOTS));
+        let path = match rustix::fs::mkdir(&slot, Mode::RWXU) {
+            Ok(()) => slot,
+            Err(Errno::EXIST) => rustix::fs::mkdir(&path, Mode::RWXU).map(|()| path)?,
+            Err(errno) => return Err(errno),
+        };
+        let dir = open_dir(&path)?;
+        // The umask may have changed it.
+        rustix::fs::fchmod(&dir, Mode::RWXU)?;
+        Ok((dir, path))
     })
 }
 
 /// Makes an empty file in `tmp/` and locks it.
 pub(crate) fn make_file(layout: &Layout, what: &str) -> Result<(File, PathBuf), StoreError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let (file, path) = make(layout, what, |path| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR))?;
+    let open = |path: PathBuf, _| Ok((rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?, path));
+    let (file, path) = make(layout, what, open)?;
     Ok((File::from(file), path))
 }
 
+/// Has `open` make a file or a directory at a path of a random number, or another one, and locks it.
 fn make(
     layout: &Layout,
     what: &str,
-    open: impl FnOnce(&Path) -> rustix::io::Result<OwnedFd>,
+    open: impl FnOnce(PathBuf, u128) -> rustix::io::Result<(OwnedFd, PathBuf)>,
 ) -> Result<(OwnedFd, PathBuf), StoreError> {
     let dir = layout.tmp_dir();
     let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
     lock_within(&tmp, LockMode::Shared, &dir, BUSY_TIMEOUT, &mut || {})?;
-    let path = dir.join(fresh_name(what)?);
-    let made = open(&path).map_err(StoreError::io("create", &path))?;
+    let number = random(what)?;
+    let path = dir.join(name(what, number));
+    let (made, path) = open(path.clone(), number).map_err(StoreError::io("create", &path))?;
     match try_lock(&made, LockMode::Exclusive) {
         Ok(true) => Ok((made, path)),
         Ok(false) => Err(StoreError::Locked { path, seconds: 0 }),
@@ -190,7 +223,11 @@ fn claim(layout: &Layout) -> Result<Vec<(OwnedFd, PathBuf)>, StoreError> {
             Err(errno) => return Err(StoreError::io("open", &path)(errno)),
         };
         let stands_in = still_named(&lock, &dir).map_err(StoreError::io("examine", &dir))?;
-        if stands_in || try_lock(&lock, LockMode::Exclusive).map_err(StoreError::io("lock", &path))? {
+        let is_claimed = stands_in
+            || try_lock(&lock, LockMode::Exclusive).map_err(StoreError::io("lock", &path))?
+                // Another collector may have deleted it just before, and the name may be used again.
+                && still_named(&lock, &path).map_err(StoreError::io("examine", &path))?;
+        if is_claimed {
             claimed.push((lock, path));
         }
         if claimed.len() == MAX_BATCH {
