@@ -346,8 +346,12 @@ fn make_empty(contents: InitialContents<'_>, app: &str) -> Result<()> {
         Err(error) => return Err(error).attempt(what),
     }
     let new = temporary(contents.volume, app);
+    match rustix::fs::mkdirat(CWD, format!("/pod/{}", gantry_contract::files::VOLUMES), Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error).attempt(what),
+    }
     remove_tree(&new).attempt(what)?;
-    rustix::fs::mkdirat(CWD, &new, Mode::from_raw_mode(0o700)).attempt(what)?;
+    rustix::fs::mkdirat(CWD, &new, Mode::RWXU).attempt(what)?;
     let dir = rustix::fs::open(&new, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
     let dir = dir.attempt(what)?;
     match contents.from {

@@ -98,11 +98,12 @@ pub(crate) fn read_journal(file: &File) -> io::Result<journal::Parsed> {
 
 /// Makes the directories a supervisor expects and writes the plan.
 pub(crate) fn fill(dir: &Path, plan: &Plan) -> Result<(), PodError> {
-    let of_flavor = match plan.flavor {
-        PodFlavor::Container => &[files::APPS, files::VOLUMES][..],
-        PodFlavor::Host => &[],
+    let names = match plan.flavor {
+        // The supervisor makes the directory of volumes for the first one.
+        PodFlavor::Container => &[files::LOGS, files::APPS][..],
+        PodFlavor::Host => &[files::LOGS],
     };
-    for name in [files::LOGS].iter().chain(of_flavor) {
+    for name in names {
         let path = dir.join(name);
         rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(PodError::io("make directory", path))?;
     }

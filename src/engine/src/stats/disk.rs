@@ -171,8 +171,8 @@ impl DiskTarget {
     pub(super) fn count(&self, proceed: &mut dyn FnMut() -> bool) -> Option<DiskUsage> {
         let counted = match project::open_directory(&self.dir) {
             Ok(dir) => tree::measure_while(dir.as_fd(), MAX_ENTRIES, proceed).ok()?,
-            // Logs at a path that the caller chose are the caller's.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && matches!(self.tree, DiskTree::Logs(_)) => {
+            // Logs at a path that the caller chose are the caller's; a pod may have no volumes.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !matches!(self.tree, DiskTree::Layer(_)) => {
                 TreeUsage { is_complete: true, ..TreeUsage::default() }
             }
             Err(_) => return None,
