@@ -114,6 +114,20 @@ fn pods_keep_their_cgroup_after_a_configuration_change() {
 }
 
 #[test]
+fn gc_removes_the_empty_parent() {
+    let (g, own) = (Gantry::new(), TestCgroup::new("empty"));
+    configure_parent(&g, &own);
+    let pod = g.detached(&["--name=it"], &["sleep", "forever"]);
+    g.run(&["gc"]).succeeded();
+    assert!(own.dirs().iter().any(|dir| dir.join(&pod).is_dir()), "the pod runs");
+    g.run(&["rm", "--force", &pod]).succeeded();
+    assert!(!own.dirs().is_empty(), "the next pod needs it");
+    g.run(&["gc"]).succeeded();
+    assert!(own.dirs().is_empty());
+    assert_eq!(g.app(&["--rm"], &["print", "inside"]).ok().stdout, "inside\n");
+}
+
+#[test]
 fn killed_supervisors_leave_no_cgroup_below_a_parent() {
     let (g, own) = (Gantry::new(), TestCgroup::new("killed"));
     let pod = g.detached(&[&format!("--cgroup-parent={}", own.0), "--name=it"], &["fork-children", "3", "forever"]);

@@ -64,8 +64,6 @@ pub(crate) struct Cgroups {
     path: String,
     /// Whether the pod is in a scope of systemd, whose cgroup takes the place of the hierarchy's root.
     in_scope: bool,
-    /// The parent if it is removed with the last pod in it.
-    parent: Option<String>,
     /// `/proc/PID/cgroup` of the supervisor when it was started.
     started_in: String,
     /// The move of the supervisor on v2 while it takes place.
@@ -89,8 +87,6 @@ impl Cgroups {
         if let Some(scope) = plan.cgroup_parent.scope_path(&plan.pod) {
             return Self::make_in_scope(plan, scope.trim_start_matches('/'));
         }
-        let parent = plan.cgroup_parent.path().trim_start_matches('/').to_owned();
-        let parent = (!plan.keeps_cgroup_parent).then_some(parent);
         let path = plan.pod_cgroup().trim_start_matches('/').to_owned();
         let all = [&V1_CONTROLLERS[..], &EXTRA_CONTROLLERS, &["freezer"]].concat();
         let roots = CgroupSet::open_roots(&all).attempt(|| "cannot open the cgroup hierarchies")?;
@@ -115,8 +111,7 @@ impl Cgroups {
         }
         let warned = RefCell::default();
         let started_in = std::fs::read_to_string("/proc/self/cgroup").attempt(|| "cannot read /proc/self/cgroup")?;
-        let mut cgroups =
-            Self { hierarchies, path, parent, in_scope: false, started_in, moving: None, spare_roots, warned };
+        let mut cgroups = Self { hierarchies, path, in_scope: false, started_in, moving: None, spare_roots, warned };
         cgroups.require_controllers(&limits::extra_controllers_of_plan(plan))?;
         Ok(cgroups)
     }
@@ -138,7 +133,6 @@ impl Cgroups {
         let mut cgroups = Self {
             hierarchies: vec![PodCgroup { root, pod, has_supervisor: true }],
             path: plan.pod.clone(),
-            parent: None,
             in_scope: true,
             started_in: String::new(),
             moving: None,
@@ -376,7 +370,7 @@ impl Cgroups {
     }
 
     /// Removes the pod's cgroups after moving this process back to the root of each hierarchy. Those that are not empty
-    /// are left to the engine. From a scope, the process must not move away: the scope ends with its last process, and
+    /// are left to the engine. Their parent stays for the next pod. From a scope, the process must not move away: the scope ends with its last process, and
     /// systemd removes its cgroups.
     pub(crate) fn leave_and_remove(&mut self) {
         self.wait_for_move();
@@ -387,10 +381,6 @@ impl Cgroups {
             if hierarchy.remove(&self.path) == Err(Errno::BUSY) && hierarchy.has_supervisor {
                 let _left_for_engine = hierarchy.root.join();
                 let _left_for_engine = hierarchy.remove(&self.path);
-            }
-            if let Some(parent) = &self.parent {
-                // It fails while other pods have cgroups there.
-                let _in_use = hierarchy.root.remove(parent);
             }
         }
     }

@@ -41,7 +41,6 @@ fn plan(net: Net, resolv: DnsSpec) -> Plan {
         resolv,
         hosts: HostsSpec::default(),
         cgroup_parent: "/g".parse().unwrap(),
-        keeps_cgroup_parent: false,
         volumes_dir: String::new(),
         volumes: Vec::new(),
         apps: Vec::new(),

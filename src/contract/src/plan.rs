@@ -60,9 +60,6 @@ pub struct Plan {
     pub hosts: HostsSpec,
     /// The parent of the pod's cgroup: a path below each hierarchy's root, or a slice of systemd.
     pub cgroup_parent: CgroupParent,
-    /// Whether the supervisor keeps a parent in which no pod is left: one that was named for this pod may have limits.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub keeps_cgroup_parent: bool,
     /// The directory of the named volumes, absolute. A volume's directory has the content for apps in `data`, and a
     /// file `fresh` until the first app mounts it, which fills the volume.
     pub volumes_dir: String,

@@ -60,36 +60,38 @@ impl Engine {
         self.hierarchies().iter().map(|hierarchy| dir_in(hierarchy, cgroup)).filter(|path| path.exists()).collect()
     }
 
-    /// Kills the processes in a dead pod's cgroups and removes them, and the configured parent when it is empty. The
-    /// caller holds the pod's lock, so that no new process enters them.
+    /// Kills the processes in a dead pod's cgroups and removes them. The caller holds the pod's lock, so that no new
+    /// process enters them.
     ///
     /// # Errors
     /// [`EngineError`] of the first that could not be removed; the others are removed nevertheless.
     pub(crate) fn remove_cgroups(&self, cgroup: &str) -> Result<(), EngineError> {
         let mut first = Ok(());
-        let parent = self.options.cgroup_parent.as_str();
-        // A parent that was named for a pod may have limits.
-        let is_in_parent = cgroup.rsplit_once('/').is_some_and(|(above, _)| above == parent);
         // For all together: they have the same processes.
         let deadline = Deadline::after(self.timeouts.cgroups);
         for hierarchy in self.hierarchies() {
             let path = dir_in(hierarchy, cgroup);
-            match cgroup::remove_tree(&path, deadline.left().unwrap_or_default()) {
-                Ok(true) if is_in_parent => {
-                    let _while_other_pods_are_in_it = rustix::fs::rmdir(dir_in(hierarchy, parent));
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    let kind = match error.kind() {
-                        std::io::ErrorKind::ResourceBusy => ErrorKind::Busy,
-                        _ => ErrorKind::of_io(&error),
-                    };
-                    let text = format!("cannot remove cgroup {}", path.display());
-                    first = first.and(Err(EngineError::new(kind, text).caused_by(error)));
-                }
+            if let Err(error) = cgroup::remove_tree(&path, deadline.left().unwrap_or_default()) {
+                let kind = match error.kind() {
+                    std::io::ErrorKind::ResourceBusy => ErrorKind::Busy,
+                    _ => ErrorKind::of_io(&error),
+                };
+                let text = format!("cannot remove cgroup {}", path.display());
+                first = first.and(Err(EngineError::new(kind, text).caused_by(error)));
             }
         }
         first
+    }
+
+    /// Removes the configured parent of the pods' cgroups if it is empty. Pods leave it, because making and removing it
+    /// takes as long as their own.
+    pub(crate) fn remove_empty_cgroup_parent(&self) {
+        let parent = &self.options.cgroup_parent;
+        if parent.manager() == CgroupManager::Cgroupfs {
+            for hierarchy in self.hierarchies() {
+                let _absent_or_in_use = rustix::fs::rmdir(dir_in(hierarchy, parent.as_str()));
+            }
+        }
     }
 }
 

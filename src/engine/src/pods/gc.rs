@@ -183,6 +183,7 @@ impl Engine {
             }
         }
         if !options.mark_only && !options.dry_run {
+            self.remove_empty_cgroup_parent();
             report.store_failures.extend(self.store.refill_reserve().map_err(PodError::store).err());
         }
         Ok(report)

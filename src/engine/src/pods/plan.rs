@@ -154,7 +154,6 @@ pub(crate) fn plan(spec: &PodSpec, images: &[Image<'_>], setting: &Setting<'_>) 
         former_addresses: Vec::new(),
         resolv: spec.dns.clone(),
         hosts: plan_net::hosts(&spec.hosts),
-        keeps_cgroup_parent: cgroup_parent != *setting.cgroup_parent,
         cgroup_parent,
         volumes_dir: setting.layout.volumes_dir().to_string_lossy().into_owned(),
         volumes: volumes.list,

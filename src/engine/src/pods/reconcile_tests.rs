@@ -412,7 +412,6 @@ fn plan(id: PodId) -> gantry_contract::plan::Plan {
         resolv: gantry_model::net::DnsSpec::default(),
         hosts: gantry_model::net::HostsSpec::default(),
         cgroup_parent: "/gantry-engine-test".parse().unwrap(),
-        keeps_cgroup_parent: false,
         volumes_dir: String::new(),
         volumes: Vec::new(),
         apps: vec![app],

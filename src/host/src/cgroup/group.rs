@@ -71,11 +71,14 @@ impl Cgroup {
     }
 
     fn try_create(&self, below: &str) -> io::Result<Self> {
-        for path in prefixes(below) {
-            match rustix::fs::mkdirat(&self.dir, path, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(error.into()),
-            }
+        let make = |path: &str| match rustix::fs::mkdirat(&self.dir, path, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error),
+        };
+        // Its parents usually exist.
+        match make(below) {
+            Err(Errno::NOENT) => prefixes(below).try_for_each(make)?,
+            made => made?,
         }
         let dir = rustix::fs::openat(&self.dir, below, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let path = if self.path.is_empty() { below.to_owned() } else { format!("{}/{below}", self.path) };

@@ -204,7 +204,7 @@ mod tests {
                 set.kill().unwrap();
                 assert_eq!(reaper.join().unwrap().signal(), Some(9), "{}", top.display());
                 gantry_tests::wait_for("the cgroup to be empty", || (!set.has_members().unwrap()).then_some(()));
-                // The parent of all pods is removed with the last one, and not the empty cgroups of a pod that starts.
+                // A pod that starts has empty cgroups.
                 assert_eq!(above.remove(name), Err(Errno::BUSY), "it has empty cgroups");
                 assert!(top.join("a/b").exists());
                 above.remove_tree(name).unwrap();

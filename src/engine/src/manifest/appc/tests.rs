@@ -109,7 +109,6 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
         resolv: DnsSpec::Network,
         hosts: HostsSpec::default(),
         cgroup_parent: "/gantry".parse().unwrap(),
-        keeps_cgroup_parent: false,
         volumes_dir: "/d/volumes".into(),
         volumes: vec![
             VolumeSpec {
