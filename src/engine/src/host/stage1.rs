@@ -71,6 +71,11 @@ impl<'a> Executable<'a> {
             None => Command::new(self.path),
         }
     }
+
+    /// The read-only mount, when the program is executed.
+    pub(crate) fn into_mount(self) -> Option<OwnedFd> {
+        self.mount
+    }
 }
 
 fn is_elf(path: &Path) -> bool {

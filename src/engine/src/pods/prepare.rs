@@ -299,15 +299,22 @@ impl Engine {
         // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
         let undo = UndoGuard { engine: self, id, armed: true };
-        let owner = match show.filter(|_| self.can_spawn_waiting(&plan)) {
-            Some(show) => EmbryoOwner::Supervisor(self.spawn_waiting(id, lock, show).map_err(EngineError::from_cause)?),
-            None => EmbryoOwner::Engine(lock),
+        let waits = show.filter(|_| self.can_spawn_waiting(&plan));
+        let insert = || {
+            self.assign_user_ids(id, spec.userns).and_then(|ids| {
+                plan.user_ids = ids;
+                let pod = NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) };
+                self.insert_with_volumes(&pod).map_err(PrepareError::from)
+            })
         };
-        let inserted = self.assign_user_ids(id, spec.userns).and_then(|ids| {
-            plan.user_ids = ids;
-            let pod = NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) };
-            self.insert_with_volumes(&pod).map_err(PrepareError::from)
-        });
+        let (owner, inserted) = match waits {
+            Some(show) => {
+                let launch = self.waiting_launch(id, lock, show).map_err(EngineError::from_cause)?;
+                let (spawned, inserted) = launch.spawn_beside(insert);
+                (EmbryoOwner::Supervisor(spawned.map_err(EngineError::from_cause)?), inserted)
+            }
+            None => (EmbryoOwner::Engine(lock), insert()),
+        };
         let row = match inserted {
             Ok(row) => row,
             Err(error) => {

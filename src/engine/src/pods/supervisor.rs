@@ -3,15 +3,17 @@
 //! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and
 //! the locked pod directory, which it owns from then on.
 //!
-//! That of a new pod may be spawned before the pod has a row and a plan ([`WaitingSupervisor`]): it sets itself up
-//! while the engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
+//! That of a new pod may be spawned before the pod has a row and a plan ([`WaitingLaunch`]): it sets itself up while the
+//! engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
 
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use gantry_contract::plan::Plan;
@@ -89,50 +91,30 @@ impl Drop for WaitingSupervisor {
     }
 }
 
-impl Engine {
-    /// Starts the supervisor of a pod whose plan is written. The supervisor then owns the lock: the pod is alive as
-    /// long as the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
-    pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, StartError> {
-        self.spawn_with_plan(id, dir, pod_dir::open_plan(dir)?, lock, show)
+/// All that a supervisor is spawned with.
+struct SupervisorLaunch {
+    id: PodId,
+    program: PathBuf,
+    plan: File,
+    log: File,
+    lock: PodLock,
+    show: Show,
+    /// Both ends of the output's pipe.
+    output: Option<(OutputStream, OwnedFd)>,
+}
+
+impl SupervisorLaunch {
+    /// Spawns the supervisor. Returns when it executes its program.
+    fn spawn(self) -> Result<Spawned, StartError> {
+        self.execute().map(|(spawned, _mount)| spawned)
     }
 
-    /// Spawns the supervisor of a new pod, whose plan follows.
-    pub(crate) fn spawn_waiting(&self, id: PodId, lock: PodLock, show: Show) -> Result<WaitingSupervisor, StartError> {
-        let piped = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).and_then(|(reader, writer)| {
-            // A supervisor that does not read must not stop this process.
-            rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK)?;
-            Ok((File::from(reader), File::from(writer)))
-        });
-        let (reader, writer) = piped.map_err(|errno| attempt(id).io("make a pipe for its plan", errno.into()))?;
-        let spawned = self.spawn_with_plan(id, &self.pod_dir(id), reader, lock, show)?;
-        Ok(WaitingSupervisor { spawned: Some(spawned), plan: Some(writer), show })
-    }
-
-    /// Whether a supervisor can be spawned before this plan is complete.
-    pub(crate) fn can_spawn_waiting(&self, plan: &Plan) -> bool {
-        self.stage1().is_ok() && serde_json::to_vec(plan).is_ok_and(|plan| plan.len() <= MAX_PIPED_PLAN)
-    }
-
-    /// The same with another plan than that in the pod directory.
-    pub(crate) fn spawn_with_plan(
-        &self,
-        id: PodId,
-        dir: &Path,
-        plan: File,
-        lock: PodLock,
-        show: Show,
-    ) -> Result<Spawned, StartError> {
+    /// As [`Self::spawn`]. Also returns the mount that the supervisor was executed from: closing it waits for a grace
+    /// period of the kernel.
+    fn execute(self) -> Result<(Spawned, Option<OwnedFd>), StartError> {
+        let Self { id, program, plan, log, lock, show, output } = self;
         let attempt = attempt(id);
-        let program = self.stage1().map_err(|places| attempt.missing(&places))?;
-        let log = pod_dir::open_supervisor_log(dir)?;
-        let (output, output_writer) = match show {
-            Show::No => (None, None),
-            Show::Output { .. } => {
-                let (stream, writer) =
-                    OutputStream::new(id).map_err(|error| attempt.io("make a pipe for its output", error))?;
-                (Some(stream), Some(writer))
-            }
-        };
+        let (output, output_writer) = output.unzip();
         let executable = Executable::new(&program);
         let mut command = executable.command();
         command.arg("run").arg("--lock-fd").arg(lock.as_fd().as_raw_fd().to_string());
@@ -159,16 +141,107 @@ impl Engine {
         // Close these copies: the supervisor's death has to release the lock, and to end the output. Through the
         // program's descriptor, an app with CAP_SYS_ADMIN could make its mount writable.
         drop(handed_over);
-        drop((lock, output_writer, command, executable));
+        drop((lock, output_writer, command));
         let no_pipe = || io::Error::other("it has no standard output");
         match child.stdout.take().ok_or_else(no_pipe).and_then(|reply| Ok((reply, process::open_pid(child.id())?))) {
-            Ok((reply, pidfd)) => Ok(Spawned { id, child, pidfd, reply: reply.into(), output }),
+            Ok((reply, pidfd)) => {
+                let spawned = Spawned { id, child, pidfd, reply: reply.into(), output };
+                Ok((spawned, executable.into_mount()))
+            }
             Err(source) => {
                 let _ended_already = child.kill();
                 let _reaped_already = child.wait();
                 Err(attempt.io("watch the supervisor", source).into())
             }
         }
+    }
+}
+
+/// All that the supervisor of a new pod is spawned with, before the pod's plan is complete.
+pub(crate) struct WaitingLaunch {
+    launch: SupervisorLaunch,
+    /// The writing end of its stdin.
+    plan: File,
+}
+
+impl WaitingLaunch {
+    /// Spawns the supervisor in a thread of its own while `beside` runs: a process that spawns a program stands still
+    /// until the program is executed.
+    pub(crate) fn spawn_beside<T>(self, beside: impl FnOnce() -> T) -> (Result<WaitingSupervisor, StartError>, T) {
+        const STACK: usize = 256 << 10;
+        let Self { launch, plan } = self;
+        let (id, show) = (launch.id, launch.show);
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let spawning = thread::Builder::new().name("spawn".to_owned()).stack_size(STACK).spawn(move || {
+            let (spawned, mount) = match launch.execute() {
+                Ok((spawned, mount)) => (Ok(spawned), mount),
+                Err(error) => (Err(error), None),
+            };
+            let _the_receiver_waits = sender.send(spawned);
+            drop(mount);
+        });
+        let done = beside();
+        let spawned = spawning.and_then(|_detached| receiver.recv().map_err(io::Error::other));
+        let spawned = spawned.map_err(|error| attempt(id).io("spawn its supervisor in a thread", error).into());
+        let waiting =
+            spawned.flatten().map(|spawned| WaitingSupervisor { spawned: Some(spawned), plan: Some(plan), show });
+        (waiting, done)
+    }
+}
+
+impl Engine {
+    /// Starts the supervisor of a pod whose plan is written. The supervisor then owns the lock: the pod is alive as
+    /// long as the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
+    pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, StartError> {
+        self.spawn_with_plan(id, dir, pod_dir::open_plan(dir)?, lock, show)
+    }
+
+    /// The same with another plan than that in the pod directory.
+    pub(crate) fn spawn_with_plan(
+        &self,
+        id: PodId,
+        dir: &Path,
+        plan: File,
+        lock: PodLock,
+        show: Show,
+    ) -> Result<Spawned, StartError> {
+        self.launch(id, dir, plan, lock, show)?.spawn()
+    }
+
+    /// What the supervisor of a new pod needs to be spawned before the pod's plan is complete.
+    pub(crate) fn waiting_launch(&self, id: PodId, lock: PodLock, show: Show) -> Result<WaitingLaunch, StartError> {
+        let piped = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).and_then(|(reader, writer)| {
+            // A supervisor that does not read must not stop this process.
+            rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK)?;
+            Ok((File::from(reader), File::from(writer)))
+        });
+        let (reader, plan) = piped.map_err(|errno| attempt(id).io("make a pipe for its plan", errno.into()))?;
+        Ok(WaitingLaunch { launch: self.launch(id, &self.pod_dir(id), reader, lock, show)?, plan })
+    }
+
+    /// Whether a supervisor can be spawned before this plan is complete.
+    pub(crate) fn can_spawn_waiting(&self, plan: &Plan) -> bool {
+        self.stage1().is_ok() && serde_json::to_vec(plan).is_ok_and(|plan| plan.len() <= MAX_PIPED_PLAN)
+    }
+
+    fn launch(
+        &self,
+        id: PodId,
+        dir: &Path,
+        plan: File,
+        lock: PodLock,
+        show: Show,
+    ) -> Result<SupervisorLaunch, StartError> {
+        let attempt = attempt(id);
+        let program = self.stage1().map_err(|places| attempt.missing(&places))?;
+        let log = pod_dir::open_supervisor_log(dir)?;
+        let output = match show {
+            Show::No => None,
+            Show::Output { .. } => {
+                Some(OutputStream::new(id).map_err(|error| attempt.io("make a pipe for its output", error))?)
+            }
+        };
+        Ok(SupervisorLaunch { id, program, plan, log, lock, show, output })
     }
 
     /// Waits for the start reply. On failure the supervisor is gone when this returns; the caller removes its cgroups.
