@@ -30,6 +30,14 @@ impl PodLock {
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
+
+    /// Deletes the layers, volumes and logs of a pod that has ended and is about to be removed. Its facts (journal, plan,
+    /// networks) stay, so that a kill in between loses none. What cannot be deleted now, the removal deletes or reports.
+    pub fn delete_data(&self) {
+        for name in [c"apps", c"volumes", c"logs"] {
+            let _left_to_removal = remove::remove(self.fd.as_fd(), name);
+        }
+    }
 }
 
 impl AsFd for PodLock {
@@ -75,29 +83,16 @@ impl Kind for MakePodDirError {
 pub struct UnnamedPodDir {
     layout: Layout,
     path: PathBuf,
-    lock: PodLock,
+    _lock: PodLock,
 }
 
 impl UnnamedPodDir {
     /// Deletes it, whatever its apps have put there. When it fails, the rest is in `tmp/`;
     /// [`Store::delete_rest_of_pod_dir`] and the next garbage collection continue.
     ///
-    /// A file system that is mounted with `discard` may wait for the disk at each freed block (ext4 without a journal
-    /// does), so one thread deletes the layers of the apps and another the rest.
-    ///
     /// # Errors
     /// [`StoreError::Io`].
     pub fn delete(&self) -> Result<(), StoreError> {
-        const STACK: usize = 256 << 10;
-        let (dir, apps) = (self.lock.as_fd(), c"apps");
-        std::thread::scope(|scope| {
-            // If no thread can be had, or one of the two fails, the last step deletes the rest and reports the failure.
-            let thread = std::thread::Builder::new().stack_size(STACK);
-            let layers = thread.spawn_scoped(scope, || remove::remove(dir, apps));
-            if layers.is_ok() {
-                let _last_step_reports = remove::remove_content_but(dir, apps);
-            }
-        });
         tmp::delete(&self.layout, &self.path).map(drop)
     }
 }
@@ -177,7 +172,7 @@ impl Store {
         if syncs_name {
             sync_dir(&self.layout.pods_dir())?;
         }
-        Ok(Some(UnnamedPodDir { layout: self.layout.clone(), path: aside, lock }))
+        Ok(Some(UnnamedPodDir { layout: self.layout.clone(), path: aside, _lock: lock }))
     }
 
     /// Deletes `DIR/NAME` in the directory of a locked pod, whatever its apps have put there. A kill leaves a part, and

@@ -55,18 +55,6 @@ pub(crate) fn remove_content(dir: BorrowedFd<'_>) -> Result<u64> {
     }
 }
 
-/// Deletes what is in this directory but one name, in one pass: names added during it may be left.
-pub(crate) fn remove_content_but(dir: BorrowedFd<'_>, kept: &CStr) -> Result<()> {
-    for entry in Dir::read_from(dir)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if !matches!(name.to_bytes(), b"." | b"..") && name != kept {
-            remove(dir, name)?;
-        }
-    }
-    Ok(())
-}
-
 struct Walk<'a> {
     top: BorrowedFd<'a>,
     /// How many directories were moved to the top; their names there.

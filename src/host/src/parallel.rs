@@ -1,4 +1,4 @@
-//! Work on many items that waits for nothing but the kernel, on all processors.
+//! Work that mostly waits for the kernel, by several threads: on many items, or of two kinds at once.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
@@ -11,6 +11,22 @@ const MIN_ITEMS_PER_THREAD: usize = 32;
 const FED_BATCH: usize = 128;
 /// Maximum threads: reading cgroups and `/proc` takes locks of the kernel, which more threads wait for.
 const MAX_THREADS: usize = 4;
+/// The stack of a thread of [`run_beside`], in bytes.
+const STACK: usize = 256 << 10;
+
+/// Runs `aside` in a thread of its own while `here` runs in this one. If no thread can be had, `aside` runs afterwards.
+pub fn run_beside<A: Send, H>(aside: impl Fn() -> A + Sync, here: impl FnOnce() -> H) -> (A, H) {
+    thread::scope(|scope| {
+        let started = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, &aside);
+        let here = here();
+        match started.map(thread::ScopedJoinHandle::join) {
+            Ok(Ok(aside)) => (aside, here),
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            // The limit of threads is reached.
+            Err(_) => (aside(), here),
+        }
+    })
+}
 
 /// Maps items in their order: by several threads if they are many and the process has several processors.
 pub fn map<T: Sync, R: Send>(items: &[T], convert: impl Fn(&T) -> R + Sync) -> Vec<R> {
@@ -127,6 +143,16 @@ pub fn map_fed<T: Send, R: Send, P>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_kinds_of_work_run() {
+        let turn = std::sync::Barrier::new(2);
+        let work = || {
+            turn.wait();
+            1
+        };
+        assert_eq!(run_beside(work, work), (1, 1));
+    }
 
     #[test]
     fn the_order_is_kept() {

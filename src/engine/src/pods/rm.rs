@@ -20,8 +20,9 @@ use std::thread;
 use std::time::Duration;
 
 use gantry_contract::journal::Parsed;
+use gantry_host::parallel::run_beside;
 use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId};
-use gantry_store::{Change, PodRow, PodState, UnnamedPodDir};
+use gantry_store::{Change, PodLock, PodRow, PodState, UnnamedPodDir};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -29,6 +30,8 @@ use crate::host::process::Deadline;
 use crate::pods::pod_dir;
 use crate::pods::stop::StopError;
 use crate::pods::storage_limit;
+use crate::pods::transition::AfterEnd;
+use crate::pods::wait::has_end;
 use crate::{Engine, EngineError, PodError};
 
 /// What of a removal survives a power cut.
@@ -171,6 +174,16 @@ impl Engine {
             PodState::Absent => None,
             PodState::Held => return Err(RmError::Busy(id)),
         };
+        self.dispose_locked(id, lock, sync).map(drop)
+    }
+
+    /// The same with the lock of the directory, if there is one. Returns the row that was deleted.
+    pub(crate) fn dispose_locked(
+        &self,
+        id: PodId,
+        lock: Option<PodLock>,
+        sync: RemovalSync,
+    ) -> Result<Option<PodRow>, RmError> {
         // Read under the lock: the pod cannot be started from here on. The journal goes with the directory.
         let row = self.store.pod(id).map_err(PodError::store)?;
         let journal = match row.as_ref().map(|row| &row.phase) {
@@ -179,7 +192,13 @@ impl Engine {
             _ => Parsed::default(),
         };
         let cgroup = row.as_ref().map_or_else(|| self.recorded_cgroup(id), |row| row.cgroup.clone());
-        let (row, full) = match row.map(|row| self.to_deleting(row, &journal, sync)).transpose() {
+        let deleting = row.map(|row| match &lock {
+            Some(lock) if sync == RemovalSync::Nothing && has_end(&journal) => {
+                run_beside(|| lock.delete_data(), || self.to_deleting(row, &journal, sync)).1
+            }
+            _ => self.to_deleting(row, &journal, sync),
+        });
+        let (row, full) = match deleting.transpose() {
             // The disk is too full to record the step: delete the data first, which frees space.
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
             other => (other?.flatten(), false),
@@ -213,31 +232,20 @@ impl Engine {
 
     /// Deletes the row. Not durable by itself: the next command removes a row that is being deleted and has no
     /// directory.
-    fn sweep(&self, row: Option<PodRow>) -> Result<(), RmError> {
-        if let Some(row) = row {
-            self.step(&row, Change::along(Edge::Swept))?;
+    fn sweep(&self, row: Option<PodRow>) -> Result<Option<PodRow>, RmError> {
+        if let Some(row) = &row {
+            self.step(row, Change::along(Edge::Swept))?;
         }
         // The pod is removed; the next removal tries to fill it again.
         let _reserve_left_empty = self.store.refill_reserve();
-        Ok(())
+        Ok(row)
     }
 
     /// Deletes the row while another thread deletes the directory, which mostly waits for the disk. A kill leaves the
     /// directory without a row, in `tmp/`, for `gc`.
-    fn sweep_while_deleting(&self, dir: Option<UnnamedPodDir>, row: Option<PodRow>) -> Result<(), RmError> {
-        const STACK: usize = 256 << 10;
+    fn sweep_while_deleting(&self, dir: Option<UnnamedPodDir>, row: Option<PodRow>) -> Result<Option<PodRow>, RmError> {
         let Some(dir) = dir else { return self.sweep(row) };
-        let (deleted, swept) = thread::scope(|scope| {
-            let started = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || dir.delete());
-            let swept = self.sweep(row);
-            let deleted = match started.map(thread::ScopedJoinHandle::join) {
-                Ok(Ok(deleted)) => deleted,
-                Ok(Err(panic)) => std::panic::resume_unwind(panic),
-                // The limit of threads is reached.
-                Err(_) => dir.delete(),
-            };
-            (deleted, swept)
-        });
+        let (deleted, swept) = run_beside(|| dir.delete(), || self.sweep(row));
         deleted.map_err(PodError::store)?;
         swept
     }
@@ -267,7 +275,7 @@ impl Engine {
                 // The process that started it again is dead.
                 Phase::Starting { .. } => vec![Edge::StartFailed],
                 // Dead, since this process holds the lock; its end was not recorded yet.
-                Phase::Running { .. } => match self.finalize(&row, journal)? {
+                Phase::Running { .. } => match self.finalize(&row, journal, AfterEnd::Delete)? {
                     Some(next) => {
                         row = next;
                         continue;

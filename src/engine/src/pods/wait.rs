@@ -59,7 +59,8 @@ impl WatchedJournal {
     }
 }
 
-fn has_end(journal: &Parsed) -> bool {
+/// Whether the supervisor has recorded the end of the pod.
+pub(crate) fn has_end(journal: &Parsed) -> bool {
     journal.records.iter().any(|record| record.fact == Fact::Ended)
 }
 
