@@ -21,6 +21,7 @@ use gantry_model::{BootId, ErrorKind, Kind as _};
 use rusqlite::Connection;
 
 use crate::backup::{INTEGRITY_CHECK, failing};
+use crate::constraints;
 use crate::db::{FileId, SchemaState, check_schema, connect, find_remains, read_counters};
 use crate::high_water::HighWater;
 use crate::migrate::STEPS;
@@ -114,6 +115,11 @@ pub(crate) fn find_wrong_rows(conn: Connection) -> Result<Option<&'static str>, 
         .map_err(StoreError::sql("check the database"))?;
     if states != 1 {
         return Ok(Some("does not know the number of the next event"));
+    }
+    for constraints in constraints::ALL {
+        if constraints.violated(&conn).map_err(StoreError::sql("check the database"))?.is_some() {
+            return Ok(Some("has damaged rows"));
+        }
     }
     // Reading rows needs neither the path nor the boot.
     let store = Store::from_connection(conn, Layout::new(Path::new("")), &BootId(String::new()), None);

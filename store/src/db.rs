@@ -26,6 +26,7 @@ pub use error::OpenError;
 pub(crate) use refuse::find_remains;
 use refuse::{is_wal_empty, refuse_lost, refuse_read_only, refuse_rolled_back, refuse_torn_checkpoint};
 
+use crate::constraints;
 use crate::high_water::HighWater;
 use crate::keeper::KEEPER_LOCK;
 use crate::lock::{LockMode, lock_within, open_dir, open_lock_file};
@@ -48,8 +49,9 @@ pub(crate) const WAL_PAGES: u32 = 1000;
 /// Not shorter than a usual WAL, so that its blocks stay allocated for commits on a full disk.
 pub(crate) const WAL_BYTES: u32 = 2 * WAL_PAGES * 4120;
 
-/// Whether writing a row skips the table's CHECK constraints. They take a sixth of the instructions of starting a pod,
-/// and the types of the model already guarantee them; debug builds check them, so tests would find a violation.
+/// Whether writing a row skips the CHECK constraints of its table and those of `constraints.rs`. They take a sixth of the
+/// instructions of starting a pod, and the types of the model already guarantee them; debug builds check them, so tests
+/// would find a violation.
 /// Examining and migrating a database, and copying it to a backup or from one, always checks them.
 const IGNORES_CHECKS: bool = !cfg!(debug_assertions);
 
@@ -187,9 +189,8 @@ impl Store {
     }
 
     fn from_connected(db: Connected, layout: Layout, boot: &BootId, file: Option<FileId>) -> Result<Self, OpenError> {
-        if IGNORES_CHECKS {
-            set_checks(&db.conn, false).map_err(StoreError::sql("open the database"))?;
-        }
+        let checks = if IGNORES_CHECKS { set_checks(&db.conn, false) } else { constraints::enforce(&db.conn) };
+        checks.map_err(StoreError::sql("open the database"))?;
         Ok(Self { _index: Some(db.index), ..Self::from_connection(db.conn, layout, boot, file) })
     }
 
@@ -231,8 +232,9 @@ impl Store {
             // A new boot matters to writers only.
             SchemaState::Behind(_) | SchemaState::Ready => {}
         }
-        db.conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
-        Self::from_connected(db, layout, &boot, file)
+        let store = Self::from_connected(db, layout, &boot, file)?;
+        store.conn.execute_batch("PRAGMA query_only = ON").map_err(StoreError::sql("open the database"))?;
+        Ok(store)
     }
 
     /// Whether the database that was opened is still the one of its directory: gantryd may have replaced a damaged one

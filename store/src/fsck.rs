@@ -7,6 +7,7 @@ use gantry_model::id::shown;
 use gantry_model::query::PodQuery;
 use gantry_model::{Digest, ErrorKind, Kind, Phase, PodId};
 
+use crate::constraints;
 use crate::db::set_checks;
 use crate::pods::row::Columns;
 use crate::sweep::list_names;
@@ -88,6 +89,11 @@ impl Store {
             let line: String = row.get(0).map_err(sql())?;
             if line != "ok" {
                 report.error(format!("the database is damaged: {}", shown(&line)), RESTORE);
+            }
+        }
+        for constraints in constraints::ALL {
+            if let Some(condition) = constraints.violated(&self.conn).map_err(sql())? {
+                report.error(format!("a row of table '{}' does not meet: {condition}", constraints.table), RESTORE);
             }
         }
         let mut check = self.conn.prepare("PRAGMA foreign_key_check").map_err(sql())?;

@@ -51,6 +51,7 @@
 mod adopt;
 mod backup;
 mod blobs;
+mod constraints;
 mod contents;
 mod damage;
 mod data_version;

@@ -83,17 +83,16 @@ CREATE TABLE image_name (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX image_name_image ON image_name (image);
 
--- Each phase owns the columns its CHECK names, and no other phase has them (model, phase.rs).
+-- What its rows have to meet is in constraints.rs.
 CREATE TABLE pod (
-    id TEXT PRIMARY KEY CHECK (length(id) = 36),
-    generation INTEGER NOT NULL CHECK (generation >= 0),
-    phase TEXT NOT NULL CHECK (phase IN
-        ('embryo', 'preparing', 'aborted-prepare', 'prepared', 'running', 'exited', 'starting', 'garbage')),
+    id TEXT PRIMARY KEY,
+    generation INTEGER NOT NULL,
+    phase TEXT NOT NULL,
     created INTEGER NOT NULL,
     net TEXT NOT NULL,
     hostname TEXT NOT NULL,
-    user_annotations TEXT NOT NULL CHECK (json_type(user_annotations) = 'object'),
-    user_labels TEXT NOT NULL CHECK (json_type(user_labels) = 'object'),
+    user_annotations TEXT NOT NULL,
+    user_labels TEXT NOT NULL,
     prepared_at INTEGER,
     aborted_at INTEGER,
     started_at INTEGER,
@@ -105,55 +104,38 @@ CREATE TABLE pod (
     failed_app TEXT,
     reason TEXT,
     marked_at INTEGER,
-    was TEXT CHECK (was IN ('aborted', 'prepared', 'exited')),
+    was TEXT,
     -- Garbage whose deletion has begun.
     deleting_at INTEGER,
     -- What the pod got of its networks when it was started (`pods/networks.rs`). NULL: nothing, or not started.
-    networks TEXT CHECK (json_type(networks) = 'array'),
+    networks TEXT,
     -- A pod that may have no apps and runs until it is stopped.
-    sandbox INTEGER NOT NULL DEFAULT 0 CHECK (sandbox IN (0, 1)),
+    sandbox INTEGER NOT NULL DEFAULT 0,
     -- A name given by the user. One pod at a time has it: a pod that could not be started or is being removed has none.
     name TEXT,
     -- Whether its apps are frozen on request, and none is started.
-    paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    paused INTEGER NOT NULL DEFAULT 0,
     -- The path of its cgroup below the root of each hierarchy, which does not follow the configuration.
-    cgroup TEXT NOT NULL CHECK (cgroup LIKE '/%'),
+    cgroup TEXT NOT NULL,
     -- When gantryd starts the pod again, its tries without a healthy run, its starts since the last one on request,
     -- and why the last start failed.
-    restart_at INTEGER CHECK (restart_at IS NULL OR phase IN ('exited', 'starting')),
-    restart_tries INTEGER NOT NULL DEFAULT 0 CHECK (restart_tries >= 0),
-    restart_count INTEGER NOT NULL DEFAULT 0 CHECK (restart_count >= 0),
+    restart_at INTEGER,
+    restart_tries INTEGER NOT NULL DEFAULT 0,
+    restart_count INTEGER NOT NULL DEFAULT 0,
     restart_failure TEXT,
     -- The names of apps that were stopped on request before the pod ended, with commas. NULL: none.
     restart_held TEXT,
     -- Whether it was requested to stop since its last start.
-    stop_requested INTEGER NOT NULL DEFAULT 0 CHECK (stop_requested IN (0, 1)),
+    stop_requested INTEGER NOT NULL DEFAULT 0,
     -- By which the Talos node API groups pods; 'system' is that of gantryd.
-    namespace TEXT NOT NULL DEFAULT 'taloscontainers' CHECK (namespace NOT IN ('', 'system')),
+    namespace TEXT NOT NULL DEFAULT 'taloscontainers',
     -- The directory of log files at chosen paths. NULL: every log is in the pod directory.
-    log_dir TEXT CHECK (log_dir LIKE '/%'),
+    log_dir TEXT,
     -- The number of the last change of its limits in the journal.
-    limit_changes INTEGER NOT NULL DEFAULT 0 CHECK (limit_changes >= 0),
+    limit_changes INTEGER NOT NULL DEFAULT 0,
     -- The stamp of the journal whose facts are all in the rows, and the generation for which this is so
     -- (`pods/journal.rs`). A migration that adds facts of journals to rows sets it to NULL.
-    journal BLOB CHECK (length(journal) = 48),
-    CHECK (paused = 0 OR phase = 'running'),
-    CHECK (phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL),
-    CHECK (phase NOT IN ('prepared', 'running', 'exited', 'starting') OR prepared_at IS NOT NULL),
-    CHECK ((phase = 'aborted-prepare') = (aborted_at IS NOT NULL)),
-    CHECK ((phase = 'running') = (supervisor_pid IS NOT NULL)),
-    CHECK ((phase = 'running') = (supervisor_start IS NOT NULL)),
-    CHECK ((phase = 'running') = (supervisor_boot IS NOT NULL)),
-    CHECK ((phase IN ('running', 'exited', 'starting') OR was IS 'exited') = (started_at IS NOT NULL)),
-    CHECK ((phase IN ('exited', 'starting') OR was IS 'exited') = (ended_at IS NOT NULL)),
-    CHECK ((ended_at IS NULL) = (exit_code IS NULL)),
-    CHECK ((ended_at IS NULL) = (reason IS NULL)),
-    CHECK (ended_at IS NOT NULL OR failed_app IS NULL),
-    CHECK ((phase = 'garbage') = (marked_at IS NOT NULL)),
-    CHECK ((phase = 'garbage') = (was IS NOT NULL)),
-    CHECK (phase = 'garbage' OR deleting_at IS NULL),
-    CHECK (started_at IS NOT NULL OR networks IS NULL),
-    CHECK (name IS NULL OR phase NOT IN ('aborted-prepare', 'garbage'))
+    journal BLOB
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX pod_created ON pod (created, id);
 CREATE INDEX pod_phase ON pod (phase);
@@ -165,55 +147,46 @@ CREATE UNIQUE INDEX pod_name ON pod (name) WHERE name IS NOT NULL;
 -- no image.
 CREATE TABLE app (
     pod TEXT NOT NULL REFERENCES pod (id) ON DELETE CASCADE,
-    position INTEGER NOT NULL CHECK (position >= 0),
+    position INTEGER NOT NULL,
     name TEXT NOT NULL,
     image TEXT REFERENCES image (id),
     image_name TEXT NOT NULL,
-    annotations TEXT NOT NULL CHECK (json_type(annotations) = 'object'),
-    state TEXT NOT NULL CHECK (state IN ('waiting', 'creating', 'created', 'running', 'exited')),
-    attempt INTEGER CHECK (attempt >= 0),
+    annotations TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempt INTEGER,
     started_at INTEGER,
     pid INTEGER,
     ended_at INTEGER,
-    exit_code INTEGER CHECK (exit_code BETWEEN 0 AND 255),
-    signal INTEGER CHECK (signal BETWEEN 0 AND 255),
-    oom INTEGER CHECK (oom IN (0, 1)),
+    exit_code INTEGER,
+    signal INTEGER,
+    oom INTEGER,
     -- When the app was added to a running pod.
     added_at INTEGER,
     -- NULL: the app does not report its readiness.
-    readiness TEXT CHECK (readiness IN ('starting', 'ready')),
+    readiness TEXT,
     -- Whether its processes are frozen on request.
-    paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+    paused INTEGER NOT NULL DEFAULT 0,
     -- The health of the last start, and the number of its change in the journal. NULL: no health check.
-    health TEXT CHECK (health IN ('starting', 'healthy', 'unhealthy')),
-    health_number INTEGER NOT NULL DEFAULT 0 CHECK (health_number >= 0),
+    health TEXT,
+    health_number INTEGER NOT NULL DEFAULT 0,
     -- Its own id, by which other APIs name it.
-    app_id TEXT NOT NULL UNIQUE CHECK (length(app_id) = 64),
-    labels TEXT NOT NULL DEFAULT '{}' CHECK (json_type(labels) = 'object'),
+    app_id TEXT NOT NULL UNIQUE,
+    labels TEXT NOT NULL DEFAULT '{}',
     -- When the restart policy starts an app again that has ended.
-    restart_at INTEGER CHECK (restart_at IS NULL OR state = 'exited'),
+    restart_at INTEGER,
     -- Processes that the OOM killer has killed, over all starts, and the limit that was reached by the last one.
-    oom_kills INTEGER NOT NULL DEFAULT 0 CHECK (oom_kills >= 0),
-    oom_level TEXT CHECK (oom_level IN ('app', 'pod', 'host')),
+    oom_kills INTEGER NOT NULL DEFAULT 0,
+    oom_level TEXT,
     oom_victim TEXT,
     oom_victim_pid INTEGER,
     -- Its restart policy, as the flag has it.
     restart TEXT NOT NULL DEFAULT 'no',
     -- The chosen path of its log file, below the pod's log_dir. NULL: it is in the pod directory.
-    log_path TEXT CHECK (log_path NOT LIKE '/%'),
+    log_path TEXT,
     -- The number of the last change of its limits in the journal.
-    limit_changes INTEGER NOT NULL DEFAULT 0 CHECK (limit_changes >= 0),
+    limit_changes INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (pod, position),
-    UNIQUE (pod, name),
-    CHECK (paused = 0 OR state = 'running'),
-    CHECK ((state IN ('waiting', 'creating', 'created')) = (attempt IS NULL)),
-    CHECK (state NOT IN ('waiting', 'creating', 'created') OR started_at IS NULL),
-    CHECK (state <> 'running' OR started_at IS NOT NULL),
-    CHECK ((state = 'running') = (pid IS NOT NULL)),
-    CHECK ((state = 'exited') = (ended_at IS NOT NULL)),
-    CHECK ((state = 'exited') = (oom IS NOT NULL)),
-    CHECK (state = 'exited' OR (exit_code IS NULL AND signal IS NULL)),
-    CHECK (exit_code IS NULL OR signal IS NULL)
+    UNIQUE (pod, name)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX app_image ON app (image);
 CREATE INDEX app_name ON app (name);

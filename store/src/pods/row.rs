@@ -125,7 +125,7 @@ impl<'a, 'b> Columns<'a, 'b> {
         rusqlite::Error::FromSqlConversionFailure(self.next - 1, Type::Text, why.into())
     }
 
-    /// A value that the CHECK constraints guarantee beside the one just read.
+    /// A value that the constraints guarantee beside the one just read.
     fn present<T>(&self, value: Option<T>) -> rusqlite::Result<T> {
         value.ok_or_else(|| self.invalid("a column that belongs to this state is NULL"))
     }

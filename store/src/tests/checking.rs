@@ -14,7 +14,7 @@ fn sql(home: &Home, text: &str) {
 
 #[test]
 fn every_kind_of_damage_is_detected() {
-    let rows: [(&str, Damage, Severity); 14] = [
+    let rows: [(&str, Damage, Severity); 15] = [
         (
             "directory of layer",
             |h| fs::remove_dir_all(h.store.layout().tree_dir(&digest("l"))).unwrap(),
@@ -45,6 +45,11 @@ fn every_kind_of_damage_is_detected() {
         ("the events between 1 and 3", |h| sql(h, "DELETE FROM event WHERE seq = 2"), Severity::Error),
         ("next event is wrong", |h| sql(h, "UPDATE state SET next_seq = 2"), Severity::Error),
         ("cannot be read", |h| sql(h, "UPDATE pod SET net = 'no such net'"), Severity::Error),
+        (
+            "does not meet: ended_at IS NOT NULL OR failed_app IS NULL",
+            |h| sql(h, "DROP TRIGGER pod_UPDATE; UPDATE pod SET failed_app = 'a'"),
+            Severity::Error,
+        ),
     ];
     for (want, damage, severity) in rows {
         let home = Home::new();
@@ -62,6 +67,19 @@ fn every_kind_of_damage_is_detected() {
         assert!(found[0].what.contains(want) && found[0].severity == severity, "{want}: {found:?}");
         assert!(!found[0].what.contains('\n') && !found[0].hint.is_empty());
     }
+}
+
+#[test]
+fn changes_that_violate_a_constraint_fail() {
+    let home = Home::new();
+    let image = image(&home.store, "i", &["l"]);
+    let _lock = home.store.make_pod_dir(pod_id(1)).unwrap();
+    home.store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
+    for change in ["UPDATE pod SET phase = 'running'", "UPDATE app SET pid = 1"] {
+        let error = home.store.conn.execute_batch(change).unwrap_err().to_string();
+        assert!(error.starts_with("constraint: "), "{change}: {error}");
+    }
+    assert_eq!(home.store.check(false).unwrap(), []);
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! Constraints on rows of `pod` and `app`, beside the types of their columns.
+//!
+//! The tables have no CHECK constraints: SQLite parses those of all tables whenever a process opens the database, which
+//! took a fifth of the instructions of `list`. The types of the model guarantee them. Debug builds check each change of
+//! a row, so that tests find a violation; examinations of a whole database check all rows.
+
+use rusqlite::Connection;
+
+/// The constraints of a table. As in a CHECK, a condition that is NULL holds.
+pub(crate) struct Constraints {
+    pub(crate) table: &'static str,
+    /// The columns of the primary key.
+    key: &'static [&'static str],
+    conditions: &'static [&'static str],
+}
+
+/// Each phase owns the columns that its conditions name, and no other phase has them (model, phase.rs).
+const POD: Constraints = Constraints {
+    table: "pod",
+    key: &["id"],
+    conditions: &[
+        "length(id) = 36",
+        "generation >= 0",
+        "phase IN ('embryo', 'preparing', 'aborted-prepare', 'prepared', 'running', 'exited', 'starting', 'garbage')",
+        "json_type(user_annotations) = 'object'",
+        "json_type(user_labels) = 'object'",
+        "was IN ('aborted', 'prepared', 'exited')",
+        "json_type(networks) = 'array'",
+        "sandbox IN (0, 1)",
+        "paused IN (0, 1)",
+        "cgroup LIKE '/%'",
+        "restart_at IS NULL OR phase IN ('exited', 'starting')",
+        "restart_tries >= 0",
+        "restart_count >= 0",
+        "stop_requested IN (0, 1)",
+        "namespace NOT IN ('', 'system')",
+        "log_dir LIKE '/%'",
+        "limit_changes >= 0",
+        "length(journal) = 48",
+        "paused = 0 OR phase = 'running'",
+        "phase NOT IN ('embryo', 'preparing', 'aborted-prepare') OR prepared_at IS NULL",
+        "phase NOT IN ('prepared', 'running', 'exited', 'starting') OR prepared_at IS NOT NULL",
+        "(phase = 'aborted-prepare') = (aborted_at IS NOT NULL)",
+        "(phase = 'running') = (supervisor_pid IS NOT NULL)",
+        "(phase = 'running') = (supervisor_start IS NOT NULL)",
+        "(phase = 'running') = (supervisor_boot IS NOT NULL)",
+        "(phase IN ('running', 'exited', 'starting') OR was IS 'exited') = (started_at IS NOT NULL)",
+        "(phase IN ('exited', 'starting') OR was IS 'exited') = (ended_at IS NOT NULL)",
+        "(ended_at IS NULL) = (exit_code IS NULL)",
+        "(ended_at IS NULL) = (reason IS NULL)",
+        "ended_at IS NOT NULL OR failed_app IS NULL",
+        "(phase = 'garbage') = (marked_at IS NOT NULL)",
+        "(phase = 'garbage') = (was IS NOT NULL)",
+        "phase = 'garbage' OR deleting_at IS NULL",
+        "started_at IS NOT NULL OR networks IS NULL",
+        "name IS NULL OR phase NOT IN ('aborted-prepare', 'garbage')",
+    ],
+};
+
+const APP: Constraints = Constraints {
+    table: "app",
+    key: &["pod", "position"],
+    conditions: &[
+        "position >= 0",
+        "json_type(annotations) = 'object'",
+        "state IN ('waiting', 'creating', 'created', 'running', 'exited')",
+        "attempt >= 0",
+        "exit_code BETWEEN 0 AND 255",
+        "signal BETWEEN 0 AND 255",
+        "oom IN (0, 1)",
+        "readiness IN ('starting', 'ready')",
+        "paused IN (0, 1)",
+        "health IN ('starting', 'healthy', 'unhealthy')",
+        "health_number >= 0",
+        "length(app_id) = 64",
+        "json_type(labels) = 'object'",
+        "restart_at IS NULL OR state = 'exited'",
+        "oom_kills >= 0",
+        "oom_level IN ('app', 'pod', 'host')",
+        "log_path NOT LIKE '/%'",
+        "limit_changes >= 0",
+        "paused = 0 OR state = 'running'",
+        "(state IN ('waiting', 'creating', 'created')) = (attempt IS NULL)",
+        "state NOT IN ('waiting', 'creating', 'created') OR started_at IS NULL",
+        "state <> 'running' OR started_at IS NOT NULL",
+        "(state = 'running') = (pid IS NOT NULL)",
+        "(state = 'exited') = (ended_at IS NOT NULL)",
+        "(state = 'exited') = (oom IS NOT NULL)",
+        "state = 'exited' OR (exit_code IS NULL AND signal IS NULL)",
+        "exit_code IS NULL OR signal IS NULL",
+    ],
+};
+
+pub(crate) const ALL: [&Constraints; 2] = [&POD, &APP];
+
+impl Constraints {
+    /// The first condition that a row does not meet.
+    pub(crate) fn violated(&self, conn: &Connection) -> rusqlite::Result<Option<&'static str>> {
+        for condition in self.conditions {
+            let query = format!("SELECT EXISTS (SELECT 1 FROM {} WHERE NOT ({condition}))", self.table);
+            if conn.query_row(&query, [], |row| row.get(0))? {
+                return Ok(Some(condition));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Triggers of the connection that refuse a changed row that does not meet a condition.
+    fn triggers(&self) -> String {
+        let Self { table, key, conditions } = self;
+        let is_row: Vec<String> = key.iter().map(|column| format!("{column} = NEW.{column}")).collect();
+        let refuse = |condition: &&str| {
+            let text = condition.replace('\'', "");
+            let is_row = is_row.join(" AND ");
+            format!("SELECT RAISE(ABORT, 'constraint: {text}') FROM {table} WHERE {is_row} AND NOT ({condition});")
+        };
+        let body: String = conditions.iter().map(refuse).collect();
+        let trigger =
+            |event: &str| format!("CREATE TEMP TRIGGER {table}_{event} AFTER {event} ON {table} BEGIN {body} END;");
+        ["INSERT", "UPDATE"].map(trigger).concat()
+    }
+}
+
+/// Has the connection refuse changes that violate a constraint.
+pub(crate) fn enforce(conn: &Connection) -> rusqlite::Result<()> {
+    ALL.iter().try_for_each(|constraints| conn.execute_batch(&constraints.triggers()))
+}
