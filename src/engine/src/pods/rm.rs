@@ -2,8 +2,9 @@
 //!
 //! A `kill -9` leaves the pod unchanged, or as garbage, or (before anything of it is removed) as deleting; the next
 //! `gc` or `rm` continues. So does a failure: the row says "deleting" until the last byte is gone, even if the
-//! directory has lost its name already. The exception is a pod whose removal syncs nothing (`run --rm`): its row may go
-//! first, and `gc` removes the rest from `tmp/`.
+//! directory has lost its name already. The exception is a pod whose removal syncs nothing (`run --rm`): its layers and
+//! logs may go before its row says so, which the next command repeats, and its row may go before the rest of its
+//! directory, which `gc` removes from `tmp/`.
 //!
 //! # Power cuts
 //!
