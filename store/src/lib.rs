@@ -96,7 +96,7 @@ pub use fsck::{Finding, Severity};
 pub use images::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, RemoveImageError, Removed};
 pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
-pub use pod_dir::{MakePodDirError, PodLock, PodState, UnnamedPodDir};
+pub use pod_dir::{MakePodDirError, PodData, PodLock, PodState, UnnamedPodDir};
 pub use pods::pause::PauseState;
 pub use pods::{
     AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,

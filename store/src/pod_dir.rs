@@ -31,11 +31,28 @@ impl PodLock {
         self.fd
     }
 
-    /// Deletes the layers, volumes and logs of a pod that has ended and is about to be removed. Its facts (journal, plan,
-    /// networks) stay, so that a kill in between loses none. What cannot be deleted now, the removal deletes or reports.
-    pub fn delete_data(&self) {
+    /// The data of a pod that has ended, to be deleted while the pod is being removed. The lock is held until both are
+    /// dropped.
+    ///
+    /// # Errors
+    /// No file descriptors are left.
+    pub fn data(&self) -> std::io::Result<PodData> {
+        Ok(PodData { dir: self.fd.try_clone()? })
+    }
+}
+
+/// The layers, volumes and logs of a locked pod.
+#[derive(Debug)]
+pub struct PodData {
+    dir: OwnedFd,
+}
+
+impl PodData {
+    /// Deletes them. The facts (journal, plan, networks) stay, so that a kill before they are in the row loses none. What
+    /// cannot be deleted now, the removal of the pod deletes or reports.
+    pub fn delete(&self) {
         for name in [c"apps", c"volumes", c"logs"] {
-            let _left_to_removal = remove::remove(self.fd.as_fd(), name);
+            let _left_to_removal = remove::remove(self.dir.as_fd(), name);
         }
     }
 }

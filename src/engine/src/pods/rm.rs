@@ -192,14 +192,29 @@ impl Engine {
             // Only a running pod has facts that its row lacks.
             _ => Parsed::default(),
         };
+        let data = match &lock {
+            // Without another descriptor, the data is deleted with the rest.
+            Some(lock) if sync == RemovalSync::Nothing && has_end(&journal) => lock.data().ok(),
+            _ => None,
+        };
+        let dispose = || self.dispose_read(id, lock, row, &journal, sync);
+        match data {
+            Some(data) => run_beside(|| data.delete(), dispose).1,
+            None => dispose(),
+        }
+    }
+
+    /// The same with the row and the journal of the pod.
+    fn dispose_read(
+        &self,
+        id: PodId,
+        lock: Option<PodLock>,
+        row: Option<PodRow>,
+        journal: &Parsed,
+        sync: RemovalSync,
+    ) -> Result<Option<PodRow>, RmError> {
         let cgroup = row.as_ref().map_or_else(|| self.recorded_cgroup(id), |row| row.cgroup.clone());
-        let deleting = row.map(|row| match &lock {
-            Some(lock) if sync == RemovalSync::Nothing && has_end(&journal) => {
-                run_beside(|| lock.delete_data(), || self.to_deleting(row, &journal, sync)).1
-            }
-            _ => self.to_deleting(row, &journal, sync),
-        });
-        let (row, full) = match deleting.transpose() {
+        let (row, full) = match row.map(|row| self.to_deleting(row, journal, sync)).transpose() {
             // The disk is too full to record the step: delete the data first, which frees space.
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
             other => (other?.flatten(), false),
@@ -224,7 +239,7 @@ impl Engine {
         }
         let row = if full {
             let row = self.store.pod(id).map_err(PodError::store)?;
-            row.map(|row| self.to_deleting(row, &journal, sync)).transpose()?.flatten()
+            row.map(|row| self.to_deleting(row, journal, sync)).transpose()?.flatten()
         } else {
             row
         };
