@@ -96,13 +96,22 @@ pub(crate) const ALL: [&Constraints; 2] = [&POD, &APP];
 impl Constraints {
     /// The first condition that a row does not meet.
     pub(crate) fn violated(&self, conn: &Connection) -> rusqlite::Result<Option<&'static str>> {
+        // One query for all: each reads the whole table.
+        let all: Vec<String> = self.conditions.iter().map(|condition| format!("ifnull(({condition}), 1)")).collect();
+        if !self.is_violated(conn, &all.join(" AND "))? {
+            return Ok(None);
+        }
         for condition in self.conditions {
-            let query = format!("SELECT EXISTS (SELECT 1 FROM {} WHERE NOT ({condition}))", self.table);
-            if conn.query_row(&query, [], |row| row.get(0))? {
+            if self.is_violated(conn, condition)? {
                 return Ok(Some(condition));
             }
         }
         Ok(None)
+    }
+
+    fn is_violated(&self, conn: &Connection, condition: &str) -> rusqlite::Result<bool> {
+        let query = format!("SELECT EXISTS (SELECT 1 FROM {} WHERE NOT ({condition}))", self.table);
+        conn.query_row(&query, [], |row| row.get(0))
     }
 
     /// Triggers of the connection that refuse a changed row that does not meet a condition.

@@ -29,10 +29,10 @@ use refuse::{is_wal_empty, refuse_lost, refuse_read_only, refuse_rolled_back, re
 use crate::constraints;
 use crate::high_water::HighWater;
 use crate::keeper::KEEPER_LOCK;
-use crate::lock::{LockMode, lock_within, open_dir, open_lock_file};
+use crate::lock::{LockMode, lock_within, open_lock_file};
 use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
 use crate::wal_index::{IndexLease, IndexPlace};
-use crate::{Layout, StoreError, backup, high_water, reserve, wal_index};
+use crate::{Layout, StoreError, backup, high_water, reserve, tmp, wal_index};
 
 /// The time a statement waits for other writers, and opening for the lock on the data directory.
 pub(crate) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,9 +49,9 @@ pub(crate) const WAL_PAGES: u32 = 1000;
 /// Not shorter than a usual WAL, so that its blocks stay allocated for commits on a full disk.
 pub(crate) const WAL_BYTES: u32 = 2 * WAL_PAGES * 4120;
 
-/// Whether writing a row skips the CHECK constraints of its table and those of `constraints.rs`. They take a sixth of the
-/// instructions of starting a pod, and the types of the model already guarantee them; debug builds check them, so tests
-/// would find a violation.
+/// Whether writing a row skips the constraints of its table: those of `constraints.rs`, and CHECK constraints, which
+/// the tables of pods and apps have in older databases. They took a sixth of the instructions of starting a pod. The
+/// types of the model already guarantee them; debug builds check them, so tests would find a violation.
 /// Examining and migrating a database, and copying it to a backup or from one, always checks them.
 const IGNORES_CHECKS: bool = !cfg!(debug_assertions);
 
@@ -595,33 +595,8 @@ pub(crate) fn make_dirs(layout: &Layout) -> Result<(), StoreError> {
     for dir in dirs {
         make_dir(&dir).map_err(StoreError::io("create", &dir))?;
     }
-    spread_directories(&layout.tmp_dir());
+    tmp::spread_directories(&layout.tmp_dir());
     Ok(())
-}
-
-/// Has ext4 put each directory that is made in `tmp/` into a block group of its own (`T` of chattr(1)): the files of
-/// pods are unrelated. In one group, ext4 without a journal searches past every inode deleted within the last minute,
-/// so starting a pod takes the longer the more pods have ended. With a journal it does not, and the flag has it visit
-/// all groups for each directory.
-fn spread_directories(tmp: &Path) {
-    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
-    let Ok(dir) = open_dir(tmp) else { return };
-    let spread = if is_ext4_without_journal(&dir) { IFlags::TOPDIR } else { IFlags::empty() };
-    // Other file systems have no such flag.
-    let _only_on_ext4 = ioctl_getflags(&dir).and_then(|flags| {
-        let wanted = (flags - IFlags::TOPDIR) | spread;
-        if wanted == flags { Ok(()) } else { ioctl_setflags(&dir, wanted) }
-    });
-}
-
-fn is_ext4_without_journal(dir: &OwnedFd) -> bool {
-    let Ok(stat) = rustix::fs::fstat(dir) else { return false };
-    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let device = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).unwrap_or_default();
-    let Some(name) = device.file_name() else { return false };
-    // The number of the journal's thread.
-    std::fs::read(Path::new("/sys/fs/ext4").join(name).join("journal_task"))
-        .is_ok_and(|text| text.starts_with(b"<none>"))
 }
 
 /// Creates the database file if it does not exist, and syncs it with the directories, so that a committed row never

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
 
 use crate::db::BUSY_TIMEOUT;
@@ -22,8 +22,32 @@ use crate::{Layout, StoreError, remove};
 const MAX_BATCH: usize = 200;
 
 /// The number of names of new pod directories. ext4 may derive the block group of a directory in `tmp/` from its name
-/// ([`crate::db`]): the bitmaps of a few groups stay in memory.
+/// ([`spread_directories`]): the bitmaps of a few groups stay in memory.
 const SLOTS: u128 = 32;
+
+/// Has ext4 put each directory that is made in `tmp/` into a block group of its own (`T` of chattr(1)): the files of
+/// pods are unrelated. In one group, ext4 without a journal searches past every inode deleted within the last minute,
+/// so starting a pod takes the longer the more pods have ended. With a journal it does not, and the flag has it visit
+/// all groups for each directory.
+pub(crate) fn spread_directories(tmp: &Path) {
+    let Ok(dir) = open_dir(tmp) else { return };
+    let spread = if is_ext4_without_journal(&dir) { IFlags::TOPDIR } else { IFlags::empty() };
+    // Other file systems have no such flag.
+    let _only_on_ext4 = ioctl_getflags(&dir).and_then(|flags| {
+        let wanted = (flags - IFlags::TOPDIR) | spread;
+        if wanted == flags { Ok(()) } else { ioctl_setflags(&dir, wanted) }
+    });
+}
+
+fn is_ext4_without_journal(dir: &OwnedFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(dir) else { return false };
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let device = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).unwrap_or_default();
+    let Some(name) = device.file_name() else { return false };
+    // The number of the journal's thread.
+    std::fs::read(Path::new("/sys/fs/ext4").join(name).join("journal_task"))
+        .is_ok_and(|text| text.starts_with(b"<none>"))
+}
 
 /// A fresh name such as `layer-0f4c…`.
 pub(crate) fn fresh_name(what: &str) -> Result<String, StoreError> {
@@ -78,7 +102,7 @@ pub(crate) fn make_file(layout: &Layout, what: &str) -> Result<(File, PathBuf), 
     Ok((File::from(file), path))
 }
 
-/// Has `open` make a file or a directory at a path of a random number, or another one, and locks it.
+/// Has `open` make a file or a directory at the path with a random number, or at another path, and locks it.
 fn make(
     layout: &Layout,
     what: &str,

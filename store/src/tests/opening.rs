@@ -14,6 +14,8 @@ use crate::migrate::{self, STEPS};
 use crate::{DatabaseFailure, OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
+/// As the first builds of format 1 made it: with the constraints on pods and apps in the schema.
+const V1_WITH_CHECKS: &str = include_str!("../../fixtures/v1-checks.sql");
 
 /// A step to a format that does not exist yet: a new column with a value for each row.
 const NEXT_STEP: &str = "ALTER TABLE pod ADD COLUMN extra TEXT NOT NULL DEFAULT 'x';
@@ -173,6 +175,17 @@ fn migrations_produce_the_schema_of_the_fixture() {
         assert_eq!(crate::migrate::version(&released).unwrap(), n + 1);
     }
     assert_eq!(STEPS.len(), 1, "a format without a fixture");
+}
+
+#[test]
+fn databases_with_check_constraints_stay_usable() {
+    let (_dir, data) = of_fixture(V1_WITH_CHECKS);
+    check_fixture(&Store::open(&data).unwrap());
+    let store = Store::open_as(&data, boot("new"), &[STEPS, &[NEXT_STEP]].concat()).unwrap();
+    check_fixture(&store);
+    let image = image(&store, "i", &["l"]);
+    let pod = store.insert_pod(&new_pod(pod_id(99), &image, &["a"])).unwrap();
+    moved(&store, pod.id, pod.generation, edge(Edge::Prepare));
 }
 
 /// Checks the rows of the fixture.

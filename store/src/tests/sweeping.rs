@@ -104,6 +104,20 @@ fn the_tree_of_a_killed_committer_is_replaced() {
 }
 
 #[test]
+fn new_pod_directories_reuse_names() {
+    let home = Home::new();
+    let tmp = home.store.layout().tmp_dir();
+    let _locks: Vec<_> = (1..60).map(|n| home.store.make_pod_dir(pod_id(n)).unwrap()).collect();
+    assert_eq!(entries(&tmp), 0);
+    // All names were left by processes that died.
+    (0..32).for_each(|n| fs::create_dir(tmp.join(format!("pod-{n:032x}"))).unwrap());
+    let _lock = home.store.make_pod_dir(pod_id(60)).unwrap();
+    assert_eq!(entries(&tmp), 32);
+    home.store.sweep_temporaries().unwrap();
+    assert_eq!((entries(&tmp), home.store.pod_dirs().unwrap().len()), (0, 60));
+}
+
+#[test]
 fn layer_locks_are_exclusive() {
     let home = Home::new();
     let (trees, chain) = (home.store.trees(), digest("l"));

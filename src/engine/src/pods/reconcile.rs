@@ -36,7 +36,7 @@ use gantry_host::file::read_open_file;
 use gantry_host::parallel;
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
-use gantry_model::{AppState, BootId, FormerPhase, Phase, PodId, PodPrefix, Process};
+use gantry_model::{AppState, BootId, Phase, PodId, PodPrefix, Process};
 use gantry_store::{PodLock, PodRow, PodState};
 use rustix::fs::{CWD, Mode, OFlags};
 
@@ -46,9 +46,7 @@ use crate::host::process::{self, Deadline};
 use crate::pods::apps::unknown_apps;
 use crate::pods::pod_dir;
 use crate::pods::restart::START_INTERRUPTED;
-use crate::pods::rm::RemovalSync;
-use crate::pods::transition::{AfterEnd, cannot_be_written, ready_record};
-use crate::pods::wait::has_end;
+use crate::pods::transition::{cannot_be_written, ready_record};
 
 /// The maximum adjustment of the wall clock while the host is up; beyond it, a pod seems to be of an earlier boot.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
@@ -186,9 +184,6 @@ impl Engine {
         if row.phase.is_final() {
             return Ok(Some(Reconciled { row, is_removed: false }));
         }
-        if let Some(row) = self.dispose_at_end(&row, journal) {
-            return Ok(Some(Reconciled { row, is_removed: true }));
-        }
         let reconciled = self.reconcile_row_read(row, journal)?;
         Ok(reconciled.map(|row| Reconciled { is_removed: self.dispose_if_ended(&row), row }))
     }
@@ -197,21 +192,6 @@ impl Engine {
     fn reconcile_listed_row(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
         let reconciled = self.reconcile_read(row, journal)?;
         Ok(reconciled.filter(|reconciled| !reconciled.is_removed).map(|reconciled| reconciled.row))
-    }
-
-    /// Records the end of a pod of `run --rm` and removes it, at once. `None`: it is not such a pod, it has not ended, or
-    /// it could not be removed.
-    fn dispose_at_end(&self, row: &PodRow, live: Option<&Parsed>) -> Option<PodRow> {
-        let may_have_ended = matches!(row.phase, Phase::Running { .. }) && live.is_none() && self.writes.get();
-        if !may_have_ended || !pod_dir::is_to_be_removed(&self.pod_dir(row.id)) {
-            return None;
-        }
-        let PodState::Free(lock) = self.probe(row).ok()? else { return None };
-        let mut row = self.dispose_locked(row.id, Some(lock), RemovalSync::Nothing).ok()??;
-        if let Phase::Garbage { was: FormerPhase::Exited { started, at, end }, .. } = row.phase {
-            row.phase = Phase::Exited { started, at, end };
-        }
-        Some(row)
     }
 
     /// Removes a pod of `run --rm` that has ended; returns whether it was removed. A failure leaves it for `gc`.
@@ -322,14 +302,13 @@ impl Engine {
             },
             (Correction::Abort, _) => self.abort(&row, None),
             (Correction::RecordFailedStart, _) => self.record_failed_start(&row, START_INTERRUPTED.to_owned()),
-            (Correction::Finalize, _) => self.finalize(&row, journal, AfterEnd::Keep),
+            (Correction::Finalize, _) => self.finalize(&row, journal),
             (Correction::MarkRunning, Some(ready)) => self.mark_running(row, ready),
             (Correction::MarkRunningAndFinalize, Some(ready)) => match self.mark_running(row, ready)? {
                 Some(row) if matches!(row.phase, Phase::Running { .. }) => {
                     // No record has the boot in which it ran; its start time has to do.
                     let at = row.phase.started_at().unwrap_or_default();
-                    let restarted = at < process::booted_at().before(CLOCK_SLACK);
-                    self.finalize_as_of(&row, journal, restarted, AfterEnd::Keep)
+                    self.finalize_as_of(&row, journal, at < process::booted_at().before(CLOCK_SLACK))
                 }
                 other => Ok(other),
             },
@@ -424,7 +403,7 @@ fn open_live_journal(dir: impl AsFd, pod_dir: &Path, supervisor: &Supervisor) ->
 /// have released the lock before it exits.
 fn read_live_journal(file: File) -> Option<Parsed> {
     let journal = journal::parse(&read_open_file(file, pod_dir::MAX_JOURNAL).ok()?);
-    (!has_end(&journal)).then_some(journal)
+    (!journal.records.iter().any(|record| record.fact == Fact::Ended)).then_some(journal)
 }
 
 #[cfg(test)]

@@ -15,17 +15,7 @@ use crate::pods::outcome::{self, Observation};
 use crate::pods::pod_dir;
 use crate::pods::reports::has_new_reports;
 use crate::pods::restart::has_restart_policy;
-use crate::pods::wait::has_end;
 use crate::{Engine, PodError};
-
-/// What becomes of a pod in the transaction that records its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AfterEnd {
-    /// It stays, as exited.
-    Keep,
-    /// It is being deleted.
-    Delete,
-}
 
 impl Engine {
     /// Moves a row along one edge. Returns the new row, also when another process moved it first; `None` when it is
@@ -128,13 +118,13 @@ impl Engine {
     /// Records the end of a running pod whose supervisor is dead: removes its cgroups and networks, repairs its logs,
     /// then moves the row to Exited. The caller holds the pod's lock, or the pod has no directory to lock. After a kill
     /// in between, the next caller repeats all of it.
-    pub(crate) fn finalize(&self, row: &PodRow, journal: &Parsed, after: AfterEnd) -> Result<Option<PodRow>, PodError> {
+    pub(crate) fn finalize(&self, row: &PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let restarted = match &row.phase {
             Phase::Running { supervisor, .. } => supervisor.boot != *self.store.boot(),
             // Only a running pod has a boot to compare.
             _ => false,
         };
-        self.finalize_as_of(row, journal, restarted, after)
+        self.finalize_as_of(row, journal, restarted)
     }
 
     /// As [`Self::finalize`], where the row does not record the boot in which the pod ran.
@@ -143,11 +133,10 @@ impl Engine {
         row: &PodRow,
         journal: &Parsed,
         restarted: bool,
-        after: AfterEnd,
     ) -> Result<Option<PodRow>, PodError> {
         self.remove_cgroups_or_leave(&row.cgroup);
         // A supervisor that ended by itself has detached its networks; where a plugin hung, it would hang again.
-        if !has_end(journal) {
+        if !journal.records.iter().any(|record| matches!(record.fact, Fact::Ended)) {
             self.network_down_or_leave(row.id);
             if self.writes.get() {
                 // `doctor --deep` reports a log that could not be repaired.
@@ -172,17 +161,12 @@ impl Engine {
         let restart = self.restart_after_end(&row, journal, &outcome, now);
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
         let change = Change { apps: outcome.apps, removed_apps: outcome.removed, restart, ..Change::along(edge) };
-        let deletion = match after {
-            AfterEnd::Keep => &[][..],
-            AfterEnd::Delete => &[Edge::Marked(now), Edge::Deleting(now)],
-        };
-        let changes = std::iter::once(change.clone()).chain(deletion.iter().cloned().map(Change::along));
-        match self.steps(&row, changes.collect()) {
+        match self.step(&row, change.clone()) {
             // The caller still learns how the pod ended; gantryd records it in the database it restored.
             Err(error) if was_replaced(&error) => Ok(Some(row_after(&row, change))),
             // Another process changed the row without finalizing it, such as an `app add` that came too late.
             Ok(Some(row)) if matches!(row.phase, Phase::Running { .. }) => {
-                self.finalize_as_of(&row, journal, restarted, after)
+                self.finalize_as_of(&row, journal, restarted)
             }
             other => other,
         }
