@@ -370,8 +370,8 @@ impl Cgroups {
     }
 
     /// Removes the pod's cgroups after moving this process back to the root of each hierarchy. Those that are not empty
-    /// are left to the engine. Their parent stays for the next pod. From a scope, the process must not move away: the scope ends with its last process, and
-    /// systemd removes its cgroups.
+    /// are left to the engine. Their parent stays for the next pod. From a scope, the process must not move away: the
+    /// scope ends with its last process, and systemd removes its cgroups.
     pub(crate) fn leave_and_remove(&mut self) {
         self.wait_for_move();
         if self.in_scope {

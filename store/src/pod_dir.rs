@@ -48,8 +48,8 @@ pub struct PodData {
 }
 
 impl PodData {
-    /// Deletes them. The facts (journal, plan, networks) stay, so that a kill before they are in the row loses none. What
-    /// cannot be deleted now, the removal of the pod deletes or reports.
+    /// Deletes them. The facts (journal, plan, networks) stay, so that a kill before they are in the row loses none.
+    /// What cannot be deleted now, the removal of the pod deletes or reports.
     pub fn delete(&self) {
         for name in [c"apps", c"volumes", c"logs"] {
             let _left_to_removal = remove::remove(self.dir.as_fd(), name);

@@ -72,7 +72,7 @@ impl<'a> Executable<'a> {
         }
     }
 
-    /// The read-only mount, when the program is executed.
+    /// Returns its mount. To be called after the program is executed.
     pub(crate) fn into_mount(self) -> Option<OwnedFd> {
         self.mount
     }

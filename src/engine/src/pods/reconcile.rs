@@ -46,7 +46,9 @@ use crate::host::process::{self, Deadline};
 use crate::pods::apps::unknown_apps;
 use crate::pods::pod_dir;
 use crate::pods::restart::START_INTERRUPTED;
+use crate::pods::rm::RemovalSync;
 use crate::pods::transition::{cannot_be_written, ready_record};
+use crate::pods::wait::has_end;
 
 /// The maximum adjustment of the wall clock while the host is up; beyond it, a pod seems to be of an earlier boot.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
@@ -97,6 +99,19 @@ struct Reconciled {
     row: PodRow,
     /// Whether the pod was of `run --rm`, had ended, and was removed now.
     is_removed: bool,
+}
+
+impl Reconciled {
+    fn kept(row: PodRow) -> Self {
+        Self { row, is_removed: false }
+    }
+}
+
+/// What reconciling does with a pod of `run --rm` that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AtEnd {
+    Keep,
+    Remove,
 }
 
 impl Engine {
@@ -181,11 +196,7 @@ impl Engine {
 
     /// [`Self::reconcile`] with the journal that [`read_live_journal`] has read.
     fn reconcile_read(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<Reconciled>, PodError> {
-        if row.phase.is_final() {
-            return Ok(Some(Reconciled { row, is_removed: false }));
-        }
-        let reconciled = self.reconcile_row_read(row, journal)?;
-        Ok(reconciled.map(|row| Reconciled { is_removed: self.dispose_if_ended(&row), row }))
+        self.reconcile_or_preview(row, journal, AtEnd::Remove)
     }
 
     /// [`Self::reconcile_read`] of a row that is listed. `None` also for a pod that was removed now.
@@ -194,56 +205,79 @@ impl Engine {
         Ok(reconciled.filter(|reconciled| !reconciled.is_removed).map(|reconciled| reconciled.row))
     }
 
-    /// Removes a pod of `run --rm` that has ended; returns whether it was removed. A failure leaves it for `gc`.
-    fn dispose_if_ended(&self, row: &PodRow) -> bool {
-        let has_ended = matches!(row.phase, Phase::Exited { .. }) && self.writes.get();
-        has_ended && pod_dir::is_to_be_removed(&self.pod_dir(row.id)) && self.dispose(row.id).is_ok()
-    }
-
     /// The row as it would be after [`Self::reconcile`], without changing anything.
     pub(crate) fn preview(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let writes = self.writes.replace(false);
-        let shown = if row.phase.is_final() { Ok(Some(row)) } else { self.reconcile_stored(row, None) };
+        let shown = self.reconcile_stored(row, None, AtEnd::Keep);
         self.writes.set(writes);
-        shown
+        Ok(shown?.map(|reconciled| reconciled.row))
     }
 
     /// Reconciles a row; removes nothing of a pod that has ended.
     pub(crate) fn reconcile_row(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
-        self.reconcile_row_read(row, journal.as_ref())
+        let reconciled = self.reconcile_or_preview(row, journal.as_ref(), AtEnd::Keep)?;
+        Ok(reconciled.map(|reconciled| reconciled.row))
     }
 
-    fn reconcile_row_read(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
-        if row.phase.is_final() {
-            return Ok(Some(row));
-        }
+    fn reconcile_or_preview(
+        &self,
+        row: PodRow,
+        journal: Option<&Parsed>,
+        at_end: AtEnd,
+    ) -> Result<Option<Reconciled>, PodError> {
         let id = row.id;
-        match self.reconcile_stored(row, journal) {
+        match self.reconcile_stored(row, journal, at_end) {
             // Reading a pod must not need space on the disk. The next command that can write records it.
             Err(error) if self.tolerant && cannot_be_written(&error) => {
                 self.unwritten.replace(Some(gantry_model::error::chain(&error)));
                 let row = self.store.pod(id).map_err(PodError::store)?;
-                row.map_or(Ok(None), |row| self.preview(row))
+                Ok(row.map_or(Ok(None), |row| self.preview(row))?.map(Reconciled::kept))
             }
             other => other,
         }
     }
 
-    fn reconcile_stored(&self, row: PodRow, live: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
-        if let Some(journal) = live {
-            return self.reconcile_with(row, true, journal);
-        }
-        let lock = match self.probe(&row)? {
-            PodState::Free(lock) => Some(lock),
-            PodState::Held => None,
-            PodState::Absent => return self.reconcile_with(row, false, &Parsed::default()),
+    fn reconcile_stored(
+        &self,
+        row: PodRow,
+        live: Option<&Parsed>,
+        at_end: AtEnd,
+    ) -> Result<Option<Reconciled>, PodError> {
+        let moved = match (row.phase.is_final(), live) {
+            (true, _) => Some(row),
+            (false, Some(journal)) => self.reconcile_with(row, true, journal)?,
+            (false, None) => match self.probe(&row)? {
+                PodState::Free(lock) => return self.reconcile_dead(row, lock, at_end),
+                PodState::Held => {
+                    let journal = self.journal(row.id)?;
+                    self.reconcile_with(row, true, &journal)?
+                }
+                PodState::Absent => self.reconcile_with(row, false, &Parsed::default())?,
+            },
         };
+        Ok(moved.map(Reconciled::kept))
+    }
+
+    /// Reconciles the row of a pod without an owner. Its lock is held to the end: no other process starts or deletes
+    /// the pod while its row is moved.
+    fn reconcile_dead(&self, row: PodRow, lock: PodLock, at_end: AtEnd) -> Result<Option<Reconciled>, PodError> {
         let journal = self.journal(row.id)?;
-        // Held to the end: no other process starts or deletes the pod while its row is moved.
-        let moved = self.reconcile_with(row, lock.is_none(), &journal);
-        drop(lock);
-        moved
+        let removes = at_end == AtEnd::Remove && self.writes.get() && pod_dir::is_to_be_removed(&self.pod_dir(row.id));
+        // A pod that its supervisor has not ended may still write. Without a descriptor, the removal deletes the data.
+        let data = if removes && has_end(&journal) { lock.data().ok() } else { None };
+        let reconcile = || {
+            let Some(row) = self.reconcile_with(row, false, &journal)? else { return Ok(None) };
+            let is_removed = removes && matches!(row.phase, Phase::Exited { .. }) && {
+                // A failure leaves it for `gc`.
+                self.dispose_locked(row.id, Some(lock), RemovalSync::Nothing).is_ok()
+            };
+            Ok(Some(Reconciled { row, is_removed }))
+        };
+        match data {
+            Some(data) => parallel::run_beside(|| data.delete(), reconcile).1,
+            None => reconcile(),
+        }
     }
 
     /// Whether the pod has an owner. Waits for other probers if the supervisor is known to be dead.
@@ -403,7 +437,7 @@ fn open_live_journal(dir: impl AsFd, pod_dir: &Path, supervisor: &Supervisor) ->
 /// have released the lock before it exits.
 fn read_live_journal(file: File) -> Option<Parsed> {
     let journal = journal::parse(&read_open_file(file, pod_dir::MAX_JOURNAL).ok()?);
-    (!journal.records.iter().any(|record| record.fact == Fact::Ended)).then_some(journal)
+    (!has_end(&journal)).then_some(journal)
 }
 
 #[cfg(test)]

@@ -341,6 +341,34 @@ fn unnoticed(engine: &Engine, image: &Digest, n: u8) -> PodRow {
 }
 
 #[test]
+fn readers_remove_ended_run_rm_pods() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    // Whether a process that began to delete its data was killed.
+    for was_begun in [false, true] {
+        let (row, lock) = embryo(&engine, &image, 1);
+        write_journal(&engine, row.id, vec![Fact::Ready(ready())]);
+        assert_eq!(phase(&engine, row.id).name(), "running");
+        let dir = engine.pod_dir(row.id);
+        pod_dir::remove_when_ended(&dir).unwrap();
+        for below in ["apps/a/upper/etc", "logs/a"] {
+            std::fs::create_dir_all(dir.join(below)).unwrap();
+        }
+        write_journal(&engine, row.id, vec![Fact::Ready(ready()), exited(3), Fact::Ended]);
+        if was_begun {
+            lock.data().unwrap().delete();
+        }
+        drop(lock);
+        let reconciled = engine.reconcile_pod(row.id).unwrap();
+        let Phase::Exited { end, .. } = &reconciled.phase else { panic!("{reconciled:?}") };
+        assert_eq!((end.exit_code, reconciled.hostname), (3, row.hostname));
+        assert!(engine.store.pod(row.id).unwrap().is_none() && !dir.exists());
+        let tmp = engine.store.layout().tmp_dir();
+        assert_eq!(std::fs::read_dir(tmp).unwrap().count(), 0);
+    }
+}
+
+#[test]
 fn a_dry_run_of_gc_changes_nothing() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());

@@ -31,8 +31,6 @@ use crate::host::process::Deadline;
 use crate::pods::pod_dir;
 use crate::pods::stop::StopError;
 use crate::pods::storage_limit;
-use crate::pods::transition::AfterEnd;
-use crate::pods::wait::has_end;
 use crate::{Engine, EngineError, PodError};
 
 /// What of a removal survives a power cut.
@@ -175,16 +173,11 @@ impl Engine {
             PodState::Absent => None,
             PodState::Held => return Err(RmError::Busy(id)),
         };
-        self.dispose_locked(id, lock, sync).map(drop)
+        self.dispose_locked(id, lock, sync)
     }
 
-    /// The same with the lock of the directory, if there is one. Returns the row that was deleted.
-    pub(crate) fn dispose_locked(
-        &self,
-        id: PodId,
-        lock: Option<PodLock>,
-        sync: RemovalSync,
-    ) -> Result<Option<PodRow>, RmError> {
+    /// The same with the lock of the directory, if there is one.
+    pub(crate) fn dispose_locked(&self, id: PodId, lock: Option<PodLock>, sync: RemovalSync) -> Result<(), RmError> {
         // Read under the lock: the pod cannot be started from here on. The journal goes with the directory.
         let row = self.store.pod(id).map_err(PodError::store)?;
         let journal = match row.as_ref().map(|row| &row.phase) {
@@ -192,29 +185,8 @@ impl Engine {
             // Only a running pod has facts that its row lacks.
             _ => Parsed::default(),
         };
-        let data = match &lock {
-            // Without another descriptor, the data is deleted with the rest.
-            Some(lock) if sync == RemovalSync::Nothing && has_end(&journal) => lock.data().ok(),
-            _ => None,
-        };
-        let dispose = || self.dispose_read(id, lock, row, &journal, sync);
-        match data {
-            Some(data) => run_beside(|| data.delete(), dispose).1,
-            None => dispose(),
-        }
-    }
-
-    /// The same with the row and the journal of the pod.
-    fn dispose_read(
-        &self,
-        id: PodId,
-        lock: Option<PodLock>,
-        row: Option<PodRow>,
-        journal: &Parsed,
-        sync: RemovalSync,
-    ) -> Result<Option<PodRow>, RmError> {
         let cgroup = row.as_ref().map_or_else(|| self.recorded_cgroup(id), |row| row.cgroup.clone());
-        let (row, full) = match row.map(|row| self.to_deleting(row, journal, sync)).transpose() {
+        let (row, full) = match row.map(|row| self.to_deleting(row, &journal, sync)).transpose() {
             // The disk is too full to record the step: delete the data first, which frees space.
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),
             other => (other?.flatten(), false),
@@ -239,7 +211,7 @@ impl Engine {
         }
         let row = if full {
             let row = self.store.pod(id).map_err(PodError::store)?;
-            row.map(|row| self.to_deleting(row, journal, sync)).transpose()?.flatten()
+            row.map(|row| self.to_deleting(row, &journal, sync)).transpose()?.flatten()
         } else {
             row
         };
@@ -248,18 +220,18 @@ impl Engine {
 
     /// Deletes the row. Not durable by itself: the next command removes a row that is being deleted and has no
     /// directory.
-    fn sweep(&self, row: Option<PodRow>) -> Result<Option<PodRow>, RmError> {
-        if let Some(row) = &row {
-            self.step(row, Change::along(Edge::Swept))?;
+    fn sweep(&self, row: Option<PodRow>) -> Result<(), RmError> {
+        if let Some(row) = row {
+            self.step(&row, Change::along(Edge::Swept))?;
         }
         // The pod is removed; the next removal tries to fill it again.
         let _reserve_left_empty = self.store.refill_reserve();
-        Ok(row)
+        Ok(())
     }
 
     /// Deletes the row while another thread deletes the directory, which mostly waits for the disk. A kill leaves the
     /// directory without a row, in `tmp/`, for `gc`.
-    fn sweep_while_deleting(&self, dir: Option<UnnamedPodDir>, row: Option<PodRow>) -> Result<Option<PodRow>, RmError> {
+    fn sweep_while_deleting(&self, dir: Option<UnnamedPodDir>, row: Option<PodRow>) -> Result<(), RmError> {
         let Some(dir) = dir else { return self.sweep(row) };
         let (deleted, swept) = run_beside(|| dir.delete(), || self.sweep(row));
         deleted.map_err(PodError::store)?;
@@ -291,7 +263,7 @@ impl Engine {
                 // The process that started it again is dead.
                 Phase::Starting { .. } => vec![Edge::StartFailed],
                 // Dead, since this process holds the lock; its end was not recorded yet.
-                Phase::Running { .. } => match self.finalize(&row, journal, AfterEnd::Delete)? {
+                Phase::Running { .. } => match self.finalize(&row, journal)? {
                     Some(next) => {
                         row = next;
                         continue;

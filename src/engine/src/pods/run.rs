@@ -1,6 +1,7 @@
 //! Starting a pod: [`Embryo::start`] for a new one (`run`), [`Engine::start`] for a prepared one (`run-prepared`).
 //!
-//! `run` spawns the supervisor as soon as the row protects the images, and writes the rest while the supervisor works.
+//! `run` spawns the supervisor while the row is inserted, which protects the images, and writes the rest while the
+//! supervisor works.
 //! The row stays Embryo or Preparing until the pod is ready, so that a `kill -9` of `run` leaves either a dead
 //! preparation or a running pod (see the table in [`crate::pods::reconcile`]). It syncs nothing: a reboot ends the pod
 //! anyway.

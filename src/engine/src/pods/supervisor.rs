@@ -3,8 +3,8 @@
 //! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and
 //! the locked pod directory, which it owns from then on.
 //!
-//! That of a new pod may be spawned before the pod has a row and a plan ([`WaitingLaunch`]): it sets itself up while the
-//! engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
+//! That of a new pod may be spawned before the pod has a row and a plan ([`WaitingLaunch`]): it sets itself up while
+//! the engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -138,8 +138,7 @@ impl SupervisorLaunch {
         let mut child = stage1::spawn_with(&handed_over, || command.spawn())
             .map_err(|error| attempt.io("hand over the lock", error))?
             .map_err(|error| attempt.io(&format!("execute {}", program.display()), error))?;
-        // Close these copies: the supervisor's death has to release the lock, and to end the output. Through the
-        // program's descriptor, an app with CAP_SYS_ADMIN could make its mount writable.
+        // Close these copies: the supervisor's death has to release the lock, and to end the output.
         drop(handed_over);
         drop((lock, output_writer, command));
         let no_pipe = || io::Error::other("it has no standard output");
@@ -178,6 +177,7 @@ impl WaitingLaunch {
                 Err(error) => (Err(error), None),
             };
             let _the_receiver_waits = sender.send(spawned);
+            // Through this descriptor, an app with CAP_SYS_ADMIN could make the mount writable.
             drop(mount);
         });
         let done = beside();

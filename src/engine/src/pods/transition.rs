@@ -15,6 +15,7 @@ use crate::pods::outcome::{self, Observation};
 use crate::pods::pod_dir;
 use crate::pods::reports::has_new_reports;
 use crate::pods::restart::has_restart_policy;
+use crate::pods::wait::has_end;
 use crate::{Engine, PodError};
 
 impl Engine {
@@ -136,7 +137,7 @@ impl Engine {
     ) -> Result<Option<PodRow>, PodError> {
         self.remove_cgroups_or_leave(&row.cgroup);
         // A supervisor that ended by itself has detached its networks; where a plugin hung, it would hang again.
-        if !journal.records.iter().any(|record| matches!(record.fact, Fact::Ended)) {
+        if !has_end(journal) {
             self.network_down_or_leave(row.id);
             if self.writes.get() {
                 // `doctor --deep` reports a log that could not be repaired.
