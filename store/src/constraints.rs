@@ -1,8 +1,8 @@
 //! Constraints on rows of `pod` and `app`, beside the types of their columns.
 //!
-//! The tables have no CHECK constraints: SQLite parses those of all tables whenever a process opens the database, which
-//! took a fifth of the instructions of `list`. The types of the model guarantee them. Debug builds check each change of
-//! a row, so that tests find a violation; examinations of a whole database check all rows.
+//! New tables have no CHECK constraints: SQLite parses all of them whenever a process opens the database, which took a
+//! fifth of the instructions of `list`. The types of the model guarantee the conditions. Debug builds check each change
+//! of a row, so that tests find a violation; migrations and examinations of a whole database check all rows.
 
 use rusqlite::Connection;
 
@@ -114,7 +114,7 @@ impl Constraints {
         conn.query_row(&query, [], |row| row.get(0))
     }
 
-    /// Triggers of the connection that refuse a changed row that does not meet a condition.
+    /// SQL of temporary triggers that refuse an inserted or updated row that violates a condition.
     fn triggers(&self) -> String {
         let Self { table, key, conditions } = self;
         let is_row: Vec<String> = key.iter().map(|column| format!("{column} = NEW.{column}")).collect();

@@ -9,7 +9,7 @@
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use crate::StoreError;
+use crate::{StoreError, constraints};
 
 /// The mark of gantry's databases in the SQLite header (`application_id`): "gant".
 pub(crate) const APPLICATION_ID: i32 = 0x6761_6e74;
@@ -273,5 +273,11 @@ pub(crate) fn migrate(
     }
     tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {}", steps.len()))
         .map_err(sql())?;
+    for constraints in constraints::ALL {
+        if let Some(condition) = constraints.violated(&tx).map_err(sql())? {
+            let what = format!("a row of table '{}' does not meet: {condition}", constraints.table);
+            return Err(StoreError::damaged("migrate the database", what));
+        }
+    }
     tx.commit().map_err(sql())
 }

@@ -3,7 +3,7 @@
 //! supervisor.
 //!
 //! A directory is created and locked in `tmp/` and then renamed, so that it never appears unlocked. Deletion renames it
-//! to `tmp/` first, so that it never appears incomplete.
+//! to `tmp/` first, so that it never appears without its facts. The data of a pod of `run --rm` is deleted before.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,8 +31,8 @@ impl PodLock {
         self.fd
     }
 
-    /// The data of a pod that has ended, to be deleted while the pod is being removed. The lock is held until both are
-    /// dropped.
+    /// A handle with which another thread deletes the pod's data. It shares the lock, which is held until the handle
+    /// and this value are dropped.
     ///
     /// # Errors
     /// No file descriptors are left.
@@ -48,8 +48,8 @@ pub struct PodData {
 }
 
 impl PodData {
-    /// Deletes them. The facts (journal, plan, networks) stay, so that a kill before they are in the row loses none.
-    /// What cannot be deleted now, the removal of the pod deletes or reports.
+    /// Deletes the data and keeps the facts (journal, plan, networks), so that a kill before they are recorded loses
+    /// none. The removal of the pod deletes what is left, or reports why it cannot.
     pub fn delete(&self) {
         for name in [c"apps", c"volumes", c"logs"] {
             let _left_to_removal = remove::remove(self.dir.as_fd(), name);

@@ -21,32 +21,33 @@ use crate::{Layout, StoreError, remove};
 /// The maximum number collected at once: each takes a descriptor.
 const MAX_BATCH: usize = 200;
 
-/// The number of names of new pod directories. ext4 may derive the block group of a directory in `tmp/` from its name
-/// ([`spread_directories`]): the bitmaps of a few groups stay in memory.
+/// The number of names that new pod directories share. With the flag of [`spread_directories`], ext4 chooses the block
+/// group by a hash of the name: few names use few groups, whose bitmaps stay in memory.
 const SLOTS: u128 = 32;
 
-/// Has ext4 put each directory that is made in `tmp/` into a block group of its own (`T` of chattr(1)): the files of
-/// pods are unrelated. In one group, ext4 without a journal searches past every inode deleted within the last minute,
-/// so starting a pod takes the longer the more pods have ended. With a journal it does not, and the flag has it visit
-/// all groups for each directory.
+/// On ext4 without a journal, sets the flag `T` of chattr(1) on `tmp/`, with which ext4 spreads its directories over
+/// the block groups. There, an allocation in a group searches past all inodes that were deleted within the last minute,
+/// so starting a pod takes the longer the more pods have ended. With a journal there is no such search, and the flag
+/// has ext4 visit all groups for each directory, so it is cleared.
 pub(crate) fn spread_directories(tmp: &Path) {
     let Ok(dir) = open_dir(tmp) else { return };
-    let spread = if is_ext4_without_journal(&dir) { IFlags::TOPDIR } else { IFlags::empty() };
-    // Other file systems have no such flag.
-    let _only_on_ext4 = ioctl_getflags(&dir).and_then(|flags| {
+    // Other file systems have no such flag, and it saves time only.
+    let Some(has_journal) = has_ext4_journal(&dir) else { return };
+    let spread = if has_journal { IFlags::empty() } else { IFlags::TOPDIR };
+    let _slower_without_it = ioctl_getflags(&dir).and_then(|flags| {
         let wanted = (flags - IFlags::TOPDIR) | spread;
         if wanted == flags { Ok(()) } else { ioctl_setflags(&dir, wanted) }
     });
 }
 
-fn is_ext4_without_journal(dir: &OwnedFd) -> bool {
-    let Ok(stat) = rustix::fs::fstat(dir) else { return false };
-    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let device = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).unwrap_or_default();
-    let Some(name) = device.file_name() else { return false };
-    // The number of the journal's thread.
-    std::fs::read(Path::new("/sys/fs/ext4").join(name).join("journal_task"))
-        .is_ok_and(|text| text.starts_with(b"<none>"))
+/// Whether the file system has a journal. `None`: it is not ext4, or sysfs does not say.
+fn has_ext4_journal(dir: &OwnedFd) -> Option<bool> {
+    let device = rustix::fs::fstat(dir).ok()?.st_dev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let link = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    // The PID of the journal's thread, or `<none>`.
+    let task = std::fs::read(Path::new("/sys/fs/ext4").join(link.file_name()?).join("journal_task")).ok()?;
+    Some(!task.starts_with(b"<none>"))
 }
 
 /// A fresh name such as `layer-0f4c…`.
@@ -76,8 +77,8 @@ pub(crate) fn make_dir(layout: &Layout, what: &str, mode: Mode) -> Result<(Owned
     })
 }
 
-/// Makes an empty pod directory in `tmp/`, mode 0700, and locks it. Its name may have been that of another one: the
-/// caller keeps the lock until the name is gone.
+/// Makes an empty pod directory in `tmp/`, mode 0700, and locks it. The name is reused: the caller keeps the lock
+/// until it has renamed or deleted the directory.
 pub(crate) fn make_pod_dir(layout: &Layout) -> Result<(OwnedFd, PathBuf), StoreError> {
     const WHAT: &str = "pod";
     make(layout, WHAT, |path, number| {
@@ -102,7 +103,7 @@ pub(crate) fn make_file(layout: &Layout, what: &str) -> Result<(File, PathBuf), 
     Ok((File::from(file), path))
 }
 
-/// Has `open` make a file or a directory at the path with a random number, or at another path, and locks it.
+/// Calls `open` with a fresh path and its number, and locks what it makes, at that path or at another.
 fn make(
     layout: &Layout,
     what: &str,

@@ -311,7 +311,13 @@ impl Engine {
             Some(show) => {
                 let launch = self.waiting_launch(id, lock, show).map_err(EngineError::from_cause)?;
                 let (spawned, inserted) = launch.spawn_beside(insert);
-                (EmbryoOwner::Supervisor(spawned.map_err(EngineError::from_cause)?), inserted)
+                // If both fail, the reason to report is that of the row, such as a name in use.
+                let owner = spawned.map(EmbryoOwner::Supervisor).map_err(EngineError::from_cause);
+                match (owner, inserted) {
+                    (Ok(owner), inserted) => (owner, inserted),
+                    (Err(_), Err(error)) => return Err(error),
+                    (Err(error), Ok(_)) => return Err(error.into()),
+                }
             }
             None => (EmbryoOwner::Engine(lock), insert()),
         };

@@ -101,12 +101,6 @@ struct Reconciled {
     is_removed: bool,
 }
 
-impl Reconciled {
-    fn kept(row: PodRow) -> Self {
-        Self { row, is_removed: false }
-    }
-}
-
 /// What reconciling does with a pod of `run --rm` that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AtEnd {
@@ -232,7 +226,9 @@ impl Engine {
             Err(error) if self.tolerant && cannot_be_written(&error) => {
                 self.unwritten.replace(Some(gantry_model::error::chain(&error)));
                 let row = self.store.pod(id).map_err(PodError::store)?;
-                Ok(row.map_or(Ok(None), |row| self.preview(row))?.map(Reconciled::kept))
+                let previewed = row.map_or(Ok(None), |row| self.preview(row))?;
+                // Removing a pod frees the space that recording its end needs.
+                Ok(previewed.map(|row| self.remove_if_ended(row, at_end)))
             }
             other => other,
         }
@@ -244,10 +240,12 @@ impl Engine {
         live: Option<&Parsed>,
         at_end: AtEnd,
     ) -> Result<Option<Reconciled>, PodError> {
-        let moved = match (row.phase.is_final(), live) {
-            (true, _) => Some(row),
-            (false, Some(journal)) => self.reconcile_with(row, true, journal)?,
-            (false, None) => match self.probe(&row)? {
+        if row.phase.is_final() {
+            return Ok(Some(Reconciled { row, is_removed: false }));
+        }
+        let moved = match live {
+            Some(journal) => self.reconcile_with(row, true, journal)?,
+            None => match self.probe(&row)? {
                 PodState::Free(lock) => return self.reconcile_dead(row, lock, at_end),
                 PodState::Held => {
                     let journal = self.journal(row.id)?;
@@ -256,20 +254,23 @@ impl Engine {
                 PodState::Absent => self.reconcile_with(row, false, &Parsed::default())?,
             },
         };
-        Ok(moved.map(Reconciled::kept))
+        // Another process may have recorded the end since the row was read.
+        Ok(moved.map(|row| self.remove_if_ended(row, at_end)))
     }
 
-    /// Reconciles the row of a pod without an owner. Its lock is held to the end: no other process starts or deletes
-    /// the pod while its row is moved.
+    /// Reconciles the row of a pod whose lock was free, and removes an ended pod of `run --rm`. The lock is held until
+    /// both are done: no other process starts or deletes the pod meanwhile.
     fn reconcile_dead(&self, row: PodRow, lock: PodLock, at_end: AtEnd) -> Result<Option<Reconciled>, PodError> {
         let journal = self.journal(row.id)?;
-        let removes = at_end == AtEnd::Remove && self.writes.get() && pod_dir::is_to_be_removed(&self.pod_dir(row.id));
-        // A pod that its supervisor has not ended may still write. Without a descriptor, the removal deletes the data.
-        let data = if removes && has_end(&journal) { lock.data().ok() } else { None };
+        let removes = self.removes(row.id, at_end);
+        let ran = matches!(row.phase, Phase::Running { .. }) || ready_record(&journal).is_some();
+        // Without the record of the end, processes of the pod may still write. If no descriptor is left, the removal
+        // deletes the data.
+        let data = if removes && ran && has_end(&journal) { lock.data().ok() } else { None };
         let reconcile = || {
             let Some(row) = self.reconcile_with(row, false, &journal)? else { return Ok(None) };
             let is_removed = removes && matches!(row.phase, Phase::Exited { .. }) && {
-                // A failure leaves it for `gc`.
+                // If it fails, `gc` continues the removal.
                 self.dispose_locked(row.id, Some(lock), RemovalSync::Nothing).is_ok()
             };
             Ok(Some(Reconciled { row, is_removed }))
@@ -278,6 +279,18 @@ impl Engine {
             Some(data) => parallel::run_beside(|| data.delete(), reconcile).1,
             None => reconcile(),
         }
+    }
+
+    /// Whether reconciling removes this pod when it has ended.
+    fn removes(&self, id: PodId, at_end: AtEnd) -> bool {
+        at_end == AtEnd::Remove && self.writes.get() && pod_dir::is_to_be_removed(&self.pod_dir(id))
+    }
+
+    /// Removes a pod of `run --rm` that has ended. If that fails, `gc` continues the removal.
+    fn remove_if_ended(&self, row: PodRow, at_end: AtEnd) -> Reconciled {
+        let has_ended = matches!(row.phase, Phase::Exited { .. });
+        let is_removed = has_ended && self.removes(row.id, at_end) && self.dispose(row.id).is_ok();
+        Reconciled { row, is_removed }
     }
 
     /// Whether the pod has an owner. Waits for other probers if the supervisor is known to be dead.

@@ -2,9 +2,9 @@
 //!
 //! A `kill -9` leaves the pod unchanged, or as garbage, or (before anything of it is removed) as deleting; the next
 //! `gc` or `rm` continues. So does a failure: the row says "deleting" until the last byte is gone, even if the
-//! directory has lost its name already. The exception is a pod whose removal syncs nothing (`run --rm`): its layers and
-//! logs may go before its row says so, which the next command repeats, and its row may go before the rest of its
-//! directory, which `gc` removes from `tmp/`.
+//! directory has lost its name already. The exception is a removal without sync (`run --rm`). The layers, volumes and
+//! logs may be deleted before the end of the pod is recorded; the next command completes both. The row may be deleted
+//! before the directory; `gc` deletes the rest of that in `tmp/`.
 //!
 //! # Power cuts
 //!
@@ -161,7 +161,7 @@ impl Engine {
         }))
     }
 
-    /// Removes a pod without syncing: for a pod that could not be started, or that goes with its end.
+    /// Removes a pod without syncing: one that could not be started, one of `run --rm` that has ended, or an orphan.
     pub(crate) fn dispose(&self, id: PodId) -> Result<(), RmError> {
         self.dispose_synced(id, RemovalSync::Nothing)
     }
@@ -176,7 +176,7 @@ impl Engine {
         self.dispose_locked(id, lock, sync)
     }
 
-    /// The same with the lock of the directory, if there is one.
+    /// Removes the rest of a dead pod whose lock the caller holds. `None`: it has no directory.
     pub(crate) fn dispose_locked(&self, id: PodId, lock: Option<PodLock>, sync: RemovalSync) -> Result<(), RmError> {
         // Read under the lock: the pod cannot be started from here on. The journal goes with the directory.
         let row = self.store.pod(id).map_err(PodError::store)?;

@@ -3,8 +3,8 @@
 //! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and
 //! the locked pod directory, which it owns from then on.
 //!
-//! That of a new pod may be spawned before the pod has a row and a plan ([`WaitingLaunch`]): it sets itself up while
-//! the engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
+//! The supervisor of a new pod may be spawned before the pod has a row and a plan ([`WaitingLaunch`]): it sets itself
+//! up while the engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -91,7 +91,7 @@ impl Drop for WaitingSupervisor {
     }
 }
 
-/// All that a supervisor is spawned with.
+/// What is needed to spawn a supervisor.
 struct SupervisorLaunch {
     id: PodId,
     program: PathBuf,
@@ -109,8 +109,8 @@ impl SupervisorLaunch {
         self.execute().map(|(spawned, _mount)| spawned)
     }
 
-    /// As [`Self::spawn`]. Also returns the mount that the supervisor was executed from: closing it waits for a grace
-    /// period of the kernel.
+    /// As [`Self::spawn`]. Also returns the mount that the supervisor was executed from. Closing it blocks for an RCU
+    /// grace period.
     fn execute(self) -> Result<(Spawned, Option<OwnedFd>), StartError> {
         let Self { id, program, plan, log, lock, show, output } = self;
         let attempt = attempt(id);
@@ -156,7 +156,7 @@ impl SupervisorLaunch {
     }
 }
 
-/// All that the supervisor of a new pod is spawned with, before the pod's plan is complete.
+/// What is needed to spawn the supervisor of a new pod whose plan is incomplete.
 pub(crate) struct WaitingLaunch {
     launch: SupervisorLaunch,
     /// The writing end of its stdin.
@@ -164,8 +164,8 @@ pub(crate) struct WaitingLaunch {
 }
 
 impl WaitingLaunch {
-    /// Spawns the supervisor in a thread of its own while `beside` runs: a process that spawns a program stands still
-    /// until the program is executed.
+    /// Spawns the supervisor in a thread of its own while `beside` runs: a thread that spawns a program is suspended
+    /// until the new process executes it (vfork).
     pub(crate) fn spawn_beside<T>(self, beside: impl FnOnce() -> T) -> (Result<WaitingSupervisor, StartError>, T) {
         const STACK: usize = 256 << 10;
         let Self { launch, plan } = self;
@@ -177,7 +177,8 @@ impl WaitingLaunch {
                 Err(error) => (Err(error), None),
             };
             let _the_receiver_waits = sender.send(spawned);
-            // Through this descriptor, an app with CAP_SYS_ADMIN could make the mount writable.
+            // Through this descriptor, an app with CAP_SYS_ADMIN could make the mount writable. It is closed long
+            // before an app runs.
             drop(mount);
         });
         let done = beside();
@@ -208,7 +209,7 @@ impl Engine {
         self.launch(id, dir, plan, lock, show)?.spawn()
     }
 
-    /// What the supervisor of a new pod needs to be spawned before the pod's plan is complete.
+    /// Prepares to spawn the supervisor of a new pod whose plan is incomplete.
     pub(crate) fn waiting_launch(&self, id: PodId, lock: PodLock, show: Show) -> Result<WaitingLaunch, StartError> {
         let piped = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).and_then(|(reader, writer)| {
             // A supervisor that does not read must not stop this process.
