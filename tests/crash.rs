@@ -131,6 +131,7 @@ fn the_next_command_finishes_a_killed_rm() {
         g.app(&[], &["write", "/tmp/x", "x"]).succeeded();
         let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
         let dir = g.dir().join("pods").join(&pod).join("volumes");
+        fs::create_dir(&dir).unwrap();
         for n in 0..3000 {
             fs::write(dir.join(n.to_string()), "x").unwrap();
         }
