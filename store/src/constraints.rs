@@ -7,8 +7,8 @@
 use rusqlite::Connection;
 
 /// The constraints of a table. As in a CHECK, a condition that is NULL holds.
-pub(crate) struct Constraints {
-    pub(crate) table: &'static str,
+struct Constraints {
+    table: &'static str,
     /// The columns of the primary key.
     key: &'static [&'static str],
     conditions: &'static [&'static str],
@@ -91,11 +91,11 @@ const APP: Constraints = Constraints {
     ],
 };
 
-pub(crate) const ALL: [&Constraints; 2] = [&POD, &APP];
+const ALL: [&Constraints; 2] = [&POD, &APP];
 
 impl Constraints {
     /// The first condition that a row does not meet.
-    pub(crate) fn violated(&self, conn: &Connection) -> rusqlite::Result<Option<&'static str>> {
+    fn violated(&self, conn: &Connection) -> rusqlite::Result<Option<&'static str>> {
         // One query for all: each reads the whole table.
         let all: Vec<String> = self.conditions.iter().map(|condition| format!("ifnull(({condition}), 1)")).collect();
         if !self.is_violated(conn, &all.join(" AND "))? {
@@ -128,6 +128,17 @@ impl Constraints {
             |event: &str| format!("CREATE TEMP TRIGGER {table}_{event} AFTER {event} ON {table} BEGIN {body} END;");
         ["INSERT", "UPDATE"].map(trigger).concat()
     }
+}
+
+/// A line for each table with a row that violates a constraint: `a row of table 'pod' does not meet: …`.
+pub(crate) fn violations(conn: &Connection) -> rusqlite::Result<Vec<String>> {
+    let mut lines = Vec::new();
+    for constraints in ALL {
+        if let Some(condition) = constraints.violated(conn)? {
+            lines.push(format!("a row of table '{}' does not meet: {condition}", constraints.table));
+        }
+    }
+    Ok(lines)
 }
 
 /// Has the connection refuse changes that violate a constraint.

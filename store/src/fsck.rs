@@ -91,10 +91,8 @@ impl Store {
                 report.error(format!("the database is damaged: {}", shown(&line)), RESTORE);
             }
         }
-        for constraints in constraints::ALL {
-            if let Some(condition) = constraints.violated(&self.conn).map_err(sql())? {
-                report.error(format!("a row of table '{}' does not meet: {condition}", constraints.table), RESTORE);
-            }
+        for line in constraints::violations(&self.conn).map_err(sql())? {
+            report.error(line, RESTORE);
         }
         let mut check = self.conn.prepare("PRAGMA foreign_key_check").map_err(sql())?;
         let mut rows = check.query([]).map_err(sql())?;

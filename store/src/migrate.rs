@@ -273,11 +273,8 @@ pub(crate) fn migrate(
     }
     tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {}", steps.len()))
         .map_err(sql())?;
-    for constraints in constraints::ALL {
-        if let Some(condition) = constraints.violated(&tx).map_err(sql())? {
-            let what = format!("a row of table '{}' does not meet: {condition}", constraints.table);
-            return Err(StoreError::damaged("migrate the database", what));
-        }
+    if let Some(line) = constraints::violations(&tx).map_err(sql())?.into_iter().next() {
+        return Err(StoreError::damaged("migrate the database", line));
     }
     tx.commit().map_err(sql())
 }

@@ -68,53 +68,50 @@ fn random(what: &str) -> Result<u128, StoreError> {
 
 /// Makes an empty directory in `tmp/` and locks it.
 pub(crate) fn make_dir(layout: &Layout, what: &str, mode: Mode) -> Result<(OwnedFd, PathBuf), StoreError> {
-    make(layout, what, |path, _| {
-        rustix::fs::mkdir(&path, Mode::RWXU)?;
-        let dir = open_dir(&path)?;
-        // Not by mkdir, which the umask would change.
-        rustix::fs::fchmod(&dir, mode)?;
-        Ok((dir, path))
-    })
+    make(layout, what, None, |path| new_dir(path, mode))
 }
 
 /// Makes an empty pod directory in `tmp/`, mode 0700, and locks it. The name is reused: the caller keeps the lock
 /// until it has renamed or deleted the directory.
 pub(crate) fn make_pod_dir(layout: &Layout) -> Result<(OwnedFd, PathBuf), StoreError> {
     const WHAT: &str = "pod";
-    make(layout, WHAT, |path, number| {
-        let slot = path.with_file_name(name(WHAT, number % SLOTS));
-        let path = match rustix::fs::mkdir(&slot, Mode::RWXU) {
-            Ok(()) => slot,
-            Err(Errno::EXIST) => rustix::fs::mkdir(&path, Mode::RWXU).map(|()| path)?,
-            Err(errno) => return Err(errno),
-        };
-        let dir = open_dir(&path)?;
-        // The umask may have changed it.
-        rustix::fs::fchmod(&dir, Mode::RWXU)?;
-        Ok((dir, path))
-    })
+    let slot = name(WHAT, random(WHAT)? % SLOTS);
+    make(layout, WHAT, Some(&slot), |path| new_dir(path, Mode::RWXU))
+}
+
+fn new_dir(path: &Path, mode: Mode) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::mkdir(path, Mode::RWXU)?;
+    let dir = open_dir(path)?;
+    // Not by mkdir, which the umask would change.
+    rustix::fs::fchmod(&dir, mode)?;
+    Ok(dir)
 }
 
 /// Makes an empty file in `tmp/` and locks it.
 pub(crate) fn make_file(layout: &Layout, what: &str) -> Result<(File, PathBuf), StoreError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = |path: PathBuf, _| Ok((rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?, path));
-    let (file, path) = make(layout, what, open)?;
+    let (file, path) = make(layout, what, None, |path| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR))?;
     Ok((File::from(file), path))
 }
 
-/// Calls `open` with a fresh path and its number, and locks what it makes, at that path or at another.
+/// Makes a file or a directory and locks it. Its name is the preferred one, or a fresh one if that exists.
 fn make(
     layout: &Layout,
     what: &str,
-    open: impl FnOnce(PathBuf, u128) -> rustix::io::Result<(OwnedFd, PathBuf)>,
+    preferred: Option<&str>,
+    open: impl Fn(&Path) -> rustix::io::Result<OwnedFd>,
 ) -> Result<(OwnedFd, PathBuf), StoreError> {
     let dir = layout.tmp_dir();
     let tmp = open_dir(&dir).map_err(StoreError::io("open", &dir))?;
     lock_within(&tmp, LockMode::Shared, &dir, BUSY_TIMEOUT, &mut || {})?;
-    let number = random(what)?;
-    let path = dir.join(name(what, number));
-    let (made, path) = open(path.clone(), number).map_err(StoreError::io("create", &path))?;
+    let (made, path) = match preferred.map(|name| dir.join(name)).map(|path| (open(&path), path)) {
+        None | Some((Err(Errno::EXIST), _)) => {
+            let path = dir.join(fresh_name(what)?);
+            (open(&path), path)
+        }
+        Some(made) => made,
+    };
+    let made = made.map_err(StoreError::io("create", &path))?;
     match try_lock(&made, LockMode::Exclusive) {
         Ok(true) => Ok((made, path)),
         Ok(false) => Err(StoreError::Locked { path, seconds: 0 }),

@@ -299,37 +299,33 @@ impl Engine {
         // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
         let undo = UndoGuard { engine: self, id, armed: true };
-        let waits = show.filter(|_| self.can_spawn_waiting(&plan));
-        let insert = || {
-            self.assign_user_ids(id, spec.userns).and_then(|ids| {
-                plan.user_ids = ids;
-                let pod = NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) };
-                self.insert_with_volumes(&pod).map_err(PrepareError::from)
-            })
-        };
-        let (owner, inserted) = match waits {
-            Some(show) => {
-                let launch = self.waiting_launch(id, lock, show).map_err(EngineError::from_cause)?;
-                let (spawned, inserted) = launch.spawn_beside(insert);
-                // If both fail, the reason to report is that of the row, such as a name in use.
-                let owner = spawned.map(EmbryoOwner::Supervisor).map_err(EngineError::from_cause);
-                match (owner, inserted) {
-                    (Ok(owner), inserted) => (owner, inserted),
-                    (Err(_), Err(error)) => return Err(error),
-                    (Err(error), Ok(_)) => return Err(error.into()),
-                }
-            }
-            None => (EmbryoOwner::Engine(lock), insert()),
-        };
-        let row = match inserted {
-            Ok(row) => row,
-            Err(error) => {
-                // The guard needs the lock.
-                drop(owner);
-                return Err(error);
-            }
-        };
+        let show = show.filter(|_| self.can_spawn_waiting(&plan));
+        let (owner, row) = self.insert_owned(id, lock, show, || {
+            plan.user_ids = self.assign_user_ids(id, spec.userns)?;
+            let pod = NewPod { name, schedule, ..new_pod(&spec, &plan, id, &images) };
+            Ok(self.insert_with_volumes(&pod)?)
+        })?;
         Ok(Embryo { engine: self, parts: EmbryoParts { row, spec, plan, owner }, undo })
+    }
+
+    /// Has `insert` write the row of a new pod. If its output can be shown, a supervisor is spawned meanwhile, which
+    /// becomes the owner. On failure the lock is free.
+    fn insert_owned(
+        &self,
+        id: PodId,
+        lock: PodLock,
+        show: Option<Show>,
+        insert: impl FnOnce() -> Result<PodRow, PrepareError>,
+    ) -> Result<(EmbryoOwner, PodRow), PrepareError> {
+        let Some(show) = show else {
+            let row = insert()?;
+            return Ok((EmbryoOwner::Engine(lock), row));
+        };
+        let launch = self.waiting_launch(id, lock, show).map_err(EngineError::from_cause)?;
+        let (spawned, inserted) = launch.spawn_beside(insert);
+        // If both fail, the reason to report is that of the row, such as a name in use.
+        let row = inserted?;
+        Ok((EmbryoOwner::Supervisor(spawned.map_err(EngineError::from_cause)?), row))
     }
 
     /// Fills in the default network. The pod's manifest names it from now on.

@@ -123,7 +123,7 @@ impl Engine {
     pub(crate) fn reconcile(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
         // The caller still learns how a pod ended that was removed now.
-        Ok(self.reconcile_read(row, journal.as_ref())?.map(|reconciled| reconciled.row))
+        Ok(self.reconcile_read(row, journal.as_ref(), AtEnd::Remove)?.map(|reconciled| reconciled.row))
     }
 
     /// Reads the requested rows, without reconciling them, and meanwhile what [`Self::reconcile_listed`] needs.
@@ -188,14 +188,9 @@ impl Engine {
         read_live_journal(open_live_journal(CWD, &self.pod_dir(row.id), &supervisor)?)
     }
 
-    /// [`Self::reconcile`] with the journal that [`read_live_journal`] has read.
-    fn reconcile_read(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<Reconciled>, PodError> {
-        self.reconcile_or_preview(row, journal, AtEnd::Remove)
-    }
-
     /// [`Self::reconcile_read`] of a row that is listed. `None` also for a pod that was removed now.
     fn reconcile_listed_row(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
-        let reconciled = self.reconcile_read(row, journal)?;
+        let reconciled = self.reconcile_read(row, journal, AtEnd::Remove)?;
         Ok(reconciled.filter(|reconciled| !reconciled.is_removed).map(|reconciled| reconciled.row))
     }
 
@@ -210,11 +205,12 @@ impl Engine {
     /// Reconciles a row; removes nothing of a pod that has ended.
     pub(crate) fn reconcile_row(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
-        let reconciled = self.reconcile_or_preview(row, journal.as_ref(), AtEnd::Keep)?;
+        let reconciled = self.reconcile_read(row, journal.as_ref(), AtEnd::Keep)?;
         Ok(reconciled.map(|reconciled| reconciled.row))
     }
 
-    fn reconcile_or_preview(
+    /// [`Self::reconcile`] with the journal that [`read_live_journal`] has read.
+    fn reconcile_read(
         &self,
         row: PodRow,
         journal: Option<&Parsed>,

@@ -148,7 +148,7 @@ impl Engine {
             return Err(StartError::NoApps(id));
         }
         let plan = pod_dir::plan_in_memory(&plan).map_err(PodError::io("pass on the plan of the pod in", &dir))?;
-        let mut spawned = self.spawn_with_plan(id, &dir, plan, lock, Show::No)?;
+        let mut spawned = self.launch(id, &dir, plan, lock, Show::No)?.spawn()?;
         let ready = self.read_start_reply(&mut spawned)?;
         match self.mark_running(row, &ready) {
             Ok(Some(row)) if matches!(row.phase, Phase::Running { .. } | Phase::Exited { .. }) => {

@@ -92,7 +92,7 @@ impl Drop for WaitingSupervisor {
 }
 
 /// What is needed to spawn a supervisor.
-struct SupervisorLaunch {
+pub(crate) struct SupervisorLaunch {
     id: PodId,
     program: PathBuf,
     plan: File,
@@ -105,7 +105,7 @@ struct SupervisorLaunch {
 
 impl SupervisorLaunch {
     /// Spawns the supervisor. Returns when it executes its program.
-    fn spawn(self) -> Result<Spawned, StartError> {
+    pub(crate) fn spawn(self) -> Result<Spawned, StartError> {
         self.execute().map(|(spawned, _mount)| spawned)
     }
 
@@ -194,19 +194,7 @@ impl Engine {
     /// Starts the supervisor of a pod whose plan is written. The supervisor then owns the lock: the pod is alive as
     /// long as the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
     pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, StartError> {
-        self.spawn_with_plan(id, dir, pod_dir::open_plan(dir)?, lock, show)
-    }
-
-    /// The same with another plan than that in the pod directory.
-    pub(crate) fn spawn_with_plan(
-        &self,
-        id: PodId,
-        dir: &Path,
-        plan: File,
-        lock: PodLock,
-        show: Show,
-    ) -> Result<Spawned, StartError> {
-        self.launch(id, dir, plan, lock, show)?.spawn()
+        self.launch(id, dir, pod_dir::open_plan(dir)?, lock, show)?.spawn()
     }
 
     /// Prepares to spawn the supervisor of a new pod whose plan is incomplete.
@@ -225,7 +213,8 @@ impl Engine {
         self.stage1().is_ok() && serde_json::to_vec(plan).is_ok_and(|plan| plan.len() <= MAX_PIPED_PLAN)
     }
 
-    fn launch(
+    /// Prepares to spawn a supervisor with a plan, which may be another than that in the pod directory.
+    pub(crate) fn launch(
         &self,
         id: PodId,
         dir: &Path,
