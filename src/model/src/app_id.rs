@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{IdError, hex};
+use crate::id::{IdError, hex, is_lower_hex};
 
 /// An app's own id, which no other app of any pod has: 64 lower-case hexadecimal digits, as container ids of docker and
 /// of CRI runtimes. An app keeps it for life, over all its starts.
@@ -32,7 +32,7 @@ impl AppId {
     /// Whether this text can be the beginning of an id.
     #[must_use]
     pub fn is_prefix(text: &str) -> bool {
-        (1..=DIGITS).contains(&text.len()) && text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
+        (1..=DIGITS).contains(&text.len()) && is_lower_hex(text)
     }
 }
 

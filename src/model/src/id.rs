@@ -84,6 +84,9 @@ pub fn shown(text: &str) -> String {
 pub struct PodId([u8; 16]);
 
 impl PodId {
+    /// The places of the first digits of the bytes.
+    const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+
     /// Makes an id from 16 random bytes (RFC 9562 section 5.4 sets six of the bits).
     #[must_use]
     pub fn from_random(mut bytes: [u8; 16]) -> Self {
@@ -98,9 +101,10 @@ impl fmt::Display for PodId {
         // Lists have ten thousand of them, several times each.
         const DIGITS: [u8; 16] = *b"0123456789abcdef";
         let mut text = *b"00000000-0000-0000-0000-000000000000";
-        let places = text.iter_mut().filter(|place| **place != b'-');
-        let digits = self.0.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        places.zip(digits).for_each(|(place, digit)| *place = DIGITS[usize::from(digit)]);
+        for (byte, place) in self.0.iter().zip(Self::PLACES) {
+            text[place] = DIGITS[usize::from(byte >> 4)];
+            text[place + 1] = DIGITS[usize::from(byte & 15)];
+        }
         // Digits and dashes only.
         f.write_str(std::str::from_utf8(&text).unwrap_or_default())
     }
@@ -111,30 +115,35 @@ impl FromStr for PodId {
 
     fn from_str(text: &str) -> Result<Self, IdError> {
         let refuse = || IdError::PodId(text.to_owned());
-        // Where the first digit of each byte is.
-        const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
         let text: &[u8; 36] = text.as_bytes().try_into().map_err(|_| refuse())?;
         if [8, 13, 18, 23].map(|at| text[at]) != *b"----" {
             return Err(refuse());
         }
-        let mut bytes = [0u8; 16];
-        for (byte, at) in bytes.iter_mut().zip(PLACES) {
-            let (Some(high), Some(low)) = (hex_value(text[at]), hex_value(text[at + 1])) else {
-                return Err(refuse());
-            };
+        let (mut bytes, mut all) = ([0u8; 16], 0);
+        for (byte, at) in bytes.iter_mut().zip(Self::PLACES) {
+            let (high, low) = (HEX_VALUES[usize::from(text[at])], HEX_VALUES[usize::from(text[at + 1])]);
             *byte = high << 4 | low;
+            all |= high | low;
         }
-        Ok(Self(bytes))
+        if all > 15 { Err(refuse()) } else { Ok(Self(bytes)) }
     }
 }
 
-fn hex_value(c: u8) -> Option<u8> {
-    match c {
-        b'0'..=b'9' => Some(c - b'0'),
-        b'a'..=b'f' => Some(c - b'a' + 10),
-        b'A'..=b'F' => Some(c - b'A' + 10),
-        _ => None,
+/// The value of each hexadecimal digit; of other bytes 255.
+const HEX_VALUES: [u8; 256] = {
+    let mut values = [u8::MAX; 256];
+    let mut value = 0;
+    while value < 16 {
+        values[b"0123456789abcdef"[value] as usize] = value as u8;
+        values[b"0123456789ABCDEF"[value] as usize] = value as u8;
+        value += 1;
     }
+    values
+};
+
+/// Whether all characters are lower-case hexadecimal digits. Without an early end, it compiles to vector instructions.
+pub(crate) fn is_lower_hex(text: &str) -> bool {
+    text.bytes().fold(true, |all, c| all & (c.is_ascii_digit() | (b'a'..=b'f').contains(&c)))
 }
 
 /// A pod id or a prefix of one (at least one digit), lower-cased.
@@ -161,7 +170,7 @@ impl FromStr for PodPrefix {
     fn from_str(text: &str) -> Result<Self, IdError> {
         let fits = !text.is_empty()
             && text.len() <= 36
-            && text.bytes().all(|c| c == b'-' || hex_value(c).is_some())
+            && text.bytes().all(|c| c == b'-' || c.is_ascii_hexdigit())
             && !text.starts_with('-');
         if fits { Ok(Self(text.to_ascii_lowercase())) } else { Err(IdError::PodPrefix(text.to_owned())) }
     }
@@ -401,8 +410,7 @@ impl FromStr for Digest {
             "sha512" => Algorithm::Sha512,
             _ => return Err(refuse()),
         };
-        let lower_hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
-        if hex.len() != algorithm.digits() || !hex.bytes().all(lower_hex) {
+        if hex.len() != algorithm.digits() || !is_lower_hex(hex) {
             return Err(refuse());
         }
         Ok(Self { algorithm, hex: hex.to_owned() })
