@@ -23,7 +23,7 @@ pub(crate) struct Inspect {
 
 /// A pod, read from the store.
 struct InspectedPod {
-    row: PodRow,
+    row: Box<PodRow>,
     networks: Vec<PodNetwork>,
     more: serde_json::Value,
 }

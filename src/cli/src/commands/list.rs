@@ -1,11 +1,12 @@
 //! `gantry list`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use gantry_engine::{AppRow, Engine, PodRow, PodView};
 use gantry_model::query::PodQuery;
-use gantry_model::{AppName, AppState, Digest, ImageId, Timestamp};
+use gantry_model::{AppName, AppState, Digest, ImageId, PodName, Timestamp};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -123,7 +124,7 @@ impl RunCommand for List {
         let engine = context.open_to_read()?;
         let mut pods = select_pods(&engine, self)?;
         sort_pods(&mut pods, self.sort);
-        let rows = || pods.iter().map(|pod| &pod.row);
+        let rows = || pods.iter().map(|pod| &*pod.row);
         let output = match &self.format {
             Some(Format::Named(output)) => *output,
             _ => self.output.unwrap_or_default(),
@@ -224,14 +225,18 @@ fn short_id(image: Option<&ImageId>) -> String {
 
 /// The short name of an image: without the scheme and without Docker Hub's host; for an id, a name of that image or the
 /// shortened id.
-fn short_image(name: &str, image: &ImageId, names: &ImageNames) -> String {
-    if is_id(name) {
-        let short = || format!("{}:{}", image.algorithm().as_str(), Digest::short(image));
-        return names.get(image).map_or_else(short, |name| short_image(name, image, &ImageNames::new()));
+fn short_image<'a>(name: &'a str, image: &ImageId, names: &'a ImageNames) -> Cow<'a, str> {
+    match names.get(image) {
+        _ if !is_id(name) => short_name(name).into(),
+        Some(name) if !is_id(name) => short_name(name).into(),
+        _ => format!("{}:{}", image.algorithm().as_str(), Digest::short(image)).into(),
     }
+}
+
+fn short_name(name: &str) -> &str {
     let name = name.strip_prefix("docker://").unwrap_or(name);
     let name = name.strip_prefix("docker.io/").unwrap_or(name);
-    name.strip_prefix("library/").unwrap_or(name).to_owned()
+    name.strip_prefix("library/").unwrap_or(name)
 }
 
 /// One line per app, and one for a sandbox without apps; the pod's own columns are filled on its first line only, as in
@@ -250,7 +255,7 @@ fn table<'a>(
     let families = if full { Families::Both } else { Families::One };
     for row in rows {
         let run = pod::pod_run(&row.phase);
-        let mut pod_cells = Vec::new();
+        let mut pod_cells = Vec::with_capacity(5);
         if full {
             pod_cells.push(row.created.rfc3339().to_string());
             pod_cells.push(run.started.map(|at| at.rfc3339().to_string()).unwrap_or_default());
@@ -262,22 +267,21 @@ fn table<'a>(
         if full {
             pod_cells.push(labels(row));
         }
-        let (mut id, mut name) = (shown_id(row, full), pod_name(row));
         for number in 0..row.apps.len().max(1) {
             let app = row.apps.get(number);
-            let cell = |text: &dyn Fn(&AppRow) -> String| app.map(text).unwrap_or_default();
-            let mut cells = vec![std::mem::take(&mut id), std::mem::take(&mut name), cell(&|app| app.name.to_string())];
-            if full {
-                cells.push(cell(&|app| app.image_name.clone()));
-                cells.push(cell(&|app| short_id(app.image.as_ref())));
-            } else {
-                cells.push(cell(&|app| match &app.image {
-                    Some(image) => short_image(&app.image_name, image, names),
-                    None => app.image_name.clone(),
-                }));
+            let (id, name) = if number == 0 { (shown_id(row, full), pod_name(row)) } else { Default::default() };
+            let mut cells: Vec<Cow<'_, str>> = Vec::with_capacity(11);
+            cells.extend([id.into(), name.into(), app.map_or("", |app| app.name.as_str()).into()]);
+            match app {
+                Some(app) if full => cells.extend([(&*app.image_name).into(), short_id(app.image.as_ref()).into()]),
+                None if full => cells.extend([Cow::default(), Cow::default()]),
+                Some(AppRow { image: Some(image), image_name, .. }) => {
+                    cells.push(short_image(image_name, image, names));
+                }
+                _ => cells.push(app.map_or("", |app| &app.image_name).into()),
             }
-            cells.push(shown_state(row, number));
-            cells.append(&mut pod_cells);
+            cells.push(shown_state(row, number).into());
+            cells.extend(pod_cells.drain(..).map(Cow::from));
             table.row(cells);
         }
     }
@@ -334,8 +338,8 @@ fn with_health(state: String, app: &AppRow) -> String {
     }
 }
 
-fn pod_name(row: &PodRow) -> String {
-    row.name.as_ref().map(ToString::to_string).unwrap_or_default()
+fn pod_name(row: &PodRow) -> &str {
+    row.name.as_ref().map_or("", PodName::as_str)
 }
 
 fn labels(row: &PodRow) -> String {
@@ -399,7 +403,7 @@ impl<'a> PodFields<'a> {
             labels(row),
             row.hostname.clone(),
             run.pid.map(|pid| pid.to_string()).unwrap_or_default(),
-            pod_name(row),
+            pod_name(row).to_owned(),
         ];
         Ok(Self { row, cells })
     }

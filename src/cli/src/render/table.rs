@@ -7,7 +7,14 @@ use super::escape;
 /// A table.
 pub(crate) struct Table {
     header: &'static [&'static str],
-    rows: Vec<Vec<String>>,
+    /// The escaped cells of all rows, one after another: a `String` for each would be most of the memory of a long list.
+    text: String,
+    /// The end of each cell in the text.
+    cell_ends: Vec<usize>,
+    /// The number of cells up to the end of each row.
+    row_ends: Vec<usize>,
+    /// The width of the widest cell of each column, in characters.
+    widths: Vec<usize>,
     /// The columns that may be truncated to fit a terminal.
     cut: &'static [usize],
 }
@@ -24,16 +31,38 @@ pub(crate) fn terminal_width() -> Option<usize> {
 impl Table {
     /// A table with these columns.
     pub(crate) fn new(header: &'static [&'static str]) -> Self {
-        Self { header, rows: Vec::new(), cut: &[] }
+        let (text, cell_ends, row_ends) = (String::new(), Vec::new(), Vec::new());
+        Self { header, text, cell_ends, row_ends, widths: vec![0; header.len()], cut: &[] }
     }
 
     /// Adds a row. Cells are escaped here, so that no caller can forget it.
-    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let shown = |cell: String| match escape::text(&cell) {
-            std::borrow::Cow::Borrowed(_) => cell,
-            std::borrow::Cow::Owned(escaped) => escaped,
-        };
-        self.rows.push(cells.into_iter().map(shown).collect());
+    pub(crate) fn row<T: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        let mut widths = self.widths.iter_mut();
+        for cell in cells {
+            let shown = escape::text(cell.as_ref());
+            self.text.push_str(&shown);
+            self.cell_ends.push(self.text.len());
+            if let Some(width) = widths.next() {
+                *width = (*width).max(shown.chars().count());
+            }
+        }
+        self.row_ends.push(self.cell_ends.len());
+    }
+
+    /// Calls `each` with the cells of each row.
+    fn try_for_each_row(&self, mut each: impl FnMut(&[&str]) -> io::Result<()>) -> io::Result<()> {
+        let mut cells = Vec::with_capacity(self.header.len());
+        let (mut start, mut first) = (0, 0);
+        for &row_end in &self.row_ends {
+            for &end in &self.cell_ends[first..row_end] {
+                cells.push(&self.text[start..end]);
+                start = end;
+            }
+            first = row_end;
+            each(&cells)?;
+            cells.clear();
+        }
+        Ok(())
     }
 
     /// The same table, with these columns truncated if necessary to fit a terminal.
@@ -48,13 +77,9 @@ impl Table {
 
     /// Writes the table. If possible, columns are truncated so that no line is wider than `width`.
     pub(crate) fn write_within(&self, out: &mut dyn Write, legend: bool, width: Option<usize>) -> io::Result<()> {
-        let mut widths: Vec<usize> = self.header.iter().map(|name| if legend { name.len() } else { 0 }).collect();
-        for row in &self.rows {
-            for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.chars().count());
-            }
-        }
-        let natural = widths.clone();
+        let least = self.header.iter().map(|name| if legend { name.len() } else { 0 });
+        let natural: Vec<usize> = least.zip(&self.widths).map(|(least, width)| least.max(*width)).collect();
+        let mut widths = natural.clone();
         if let Some(width) = width {
             self.narrow(&mut widths, width);
         }
@@ -62,9 +87,9 @@ impl Table {
             line(out, self.header, &widths)?;
         }
         if natural == widths {
-            return self.rows.iter().try_for_each(|row| line(out, row, &widths));
+            return self.try_for_each_row(|row| line(out, row, &widths));
         }
-        self.rows.iter().try_for_each(|row| {
+        self.try_for_each_row(|row| {
             let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| cut(cell, *width)).collect();
             line(out, &cells, &widths)
         })
@@ -98,11 +123,24 @@ pub(crate) fn line(out: &mut dyn Write, cells: &[impl AsRef<str>], widths: &[usi
     // The last cell with text is not padded, so that no line ends in spaces.
     let last = cells.iter().rposition(|cell| !cell.as_ref().is_empty()).unwrap_or(0);
     for (i, (cell, width)) in cells.iter().zip(widths).enumerate().take(last + 1) {
-        // A cell can be longer than its column, because the widths of events are fixed. Separate it from the next one.
-        let pad = if i == last { 0 } else { (width + 2).max(cell.as_ref().chars().count() + 2) };
-        write!(out, "{:<pad$}", cell.as_ref())?;
+        let cell = cell.as_ref();
+        out.write_all(cell.as_bytes())?;
+        if i < last {
+            // A cell can be longer than its column, because the widths of events are fixed. Separate it from the next one.
+            write_spaces(out, width.saturating_sub(cell.chars().count()) + 2)?;
+        }
     }
     out.write_all(b"\n")
+}
+
+fn write_spaces(out: &mut dyn Write, mut count: usize) -> io::Result<()> {
+    const SPACES: [u8; 32] = [b' '; 32];
+    while count > 0 {
+        let some = count.min(SPACES.len());
+        out.write_all(&SPACES[..some])?;
+        count -= some;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -125,7 +163,7 @@ mod tests {
     #[test]
     fn columns_are_cut_to_fit() {
         let mut table = Table::new(&["ID", "NAME"]).cutting(&[1]);
-        table.row(["abcdef".into(), "überlanger Name".into()]);
+        table.row(["abcdef", "überlanger Name"]);
         for (width, want) in [
             (None, "abcdef  überlanger Name\n"),
             (Some(80), "abcdef  überlanger Name\n"),
@@ -143,9 +181,9 @@ mod tests {
         let mut table = Table::new(&["ID", "NAME"]);
         assert_eq!(written(&table, true), "ID  NAME\n");
         assert_eq!(written(&table, false), "");
-        table.row(["abcdef".into(), "über".into()]);
-        table.row(["ü".into(), "\u{1b}[0m".into()]);
-        table.row(["x".into(), String::new()]);
+        table.row(["abcdef", "über"]);
+        table.row(["ü", "\u{1b}[0m"]);
+        table.row(["x", ""]);
         assert_eq!(written(&table, true), "ID      NAME\nabcdef  über\nü       \\u{1b}[0m\nx\n");
         assert_eq!(written(&table, false), "abcdef  über\nü       \\u{1b}[0m\nx\n");
     }
