@@ -1,20 +1,21 @@
 //! The paths below the data directory. No I/O. For an overview see `lib.rs`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gantry_model::{Digest, PodId, VolumeName};
 
-/// The paths of one data directory.
+/// The paths of one data directory. Clones share one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    root: PathBuf,
+    root: Arc<Path>,
 }
 
 impl Layout {
     /// The paths below `root`.
     #[must_use]
     pub fn new(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self { root: root.into() }
     }
 
     /// The data directory.

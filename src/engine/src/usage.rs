@@ -50,7 +50,7 @@ pub struct ImageUsage {
 #[derive(Debug, Clone)]
 pub struct PodDiskUsage {
     /// Its row, reconciled.
-    pub row: PodRow,
+    pub row: Box<PodRow>,
     /// What its apps use.
     pub apps: BTreeMap<AppName, AppDiskUsage>,
     /// Everything in its directory: its apps, its own volumes, its records.
@@ -106,7 +106,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn pod_disk_usage(&self, row: PodRow) -> Result<PodDiskUsage, EngineError> {
+    pub fn pod_disk_usage(&self, row: Box<PodRow>) -> Result<PodDiskUsage, EngineError> {
         let dir = self.pod_dir(row.id);
         let mut apps = BTreeMap::new();
         for app in &row.apps {

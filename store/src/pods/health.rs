@@ -64,6 +64,6 @@ impl HealthChange {
 
 /// Reads the columns `health` and `health_number`.
 pub(super) fn read(columns: &mut Columns<'_, '_>) -> rusqlite::Result<HealthRecord> {
-    let state = columns.get::<Option<String>>()?.and_then(|name| HealthState::from_name(&name));
+    let state = columns.text_option()?.and_then(HealthState::from_name);
     Ok(HealthRecord { state, number: columns.get()? })
 }

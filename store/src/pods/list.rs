@@ -24,7 +24,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn pods(&self, query: &PodQuery) -> Result<Vec<PodRow>, StoreError> {
+    pub fn pods(&self, query: &PodQuery) -> Result<Vec<Box<PodRow>>, StoreError> {
         self.pods_showing(query, &mut |_, _| {})
     }
 
@@ -37,12 +37,11 @@ impl Store {
         &self,
         query: &PodQuery,
         show: &mut dyn FnMut(&PodRow, Option<FileStamp>),
-    ) -> Result<Vec<PodRow>, StoreError> {
+    ) -> Result<Vec<Box<PodRow>>, StoreError> {
         const DOING: &str = "list the pods";
         let condition = Condition::of_query(query);
         let mut pods = self.read(DOING, |tx| list(tx, &condition, show).map_err(StoreError::sql(DOING)))?;
-        // Rows are large; this moves each of them once.
-        pods.sort_by_cached_key(|pod| (pod.created, pod.id));
+        pods.sort_unstable_by_key(|pod| (pod.created, pod.id));
         Ok(pods)
     }
 
@@ -50,7 +49,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn pods_without_apps(&self, query: &PodQuery, take: &mut dyn FnMut(PodRow)) -> Result<(), StoreError> {
+    pub fn pods_without_apps(&self, query: &PodQuery, take: &mut dyn FnMut(Box<PodRow>)) -> Result<(), StoreError> {
         const DOING: &str = "list the pods";
         let condition = Condition::of_query(query);
         self.read(DOING, |tx| take_pods(tx, &condition, &mut |pod, _| take(pod)).map_err(StoreError::sql(DOING)))
@@ -82,7 +81,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn pods_where(&self, filters: &[PodWhere<'_>]) -> Result<Vec<PodRow>, StoreError> {
+    pub fn pods_where(&self, filters: &[PodWhere<'_>]) -> Result<Vec<Box<PodRow>>, StoreError> {
         const DOING: &str = "list the pods";
         self.read(DOING, |tx| {
             any(tx, filters).and_then(|of| list(tx, &of, &mut |_, _| {})).map_err(StoreError::sql(DOING))
@@ -130,12 +129,13 @@ const OF_THESE: &str = "WHERE app.pod IN (SELECT value FROM json_each(?))";
 fn take_pods(
     conn: &Connection,
     condition: &Condition,
-    take: &mut dyn FnMut(PodRow, Option<FileStamp>),
+    take: &mut dyn FnMut(Box<PodRow>, Option<FileStamp>),
 ) -> rusqlite::Result<()> {
     let mut statement = conn.prepare_cached(&text(condition))?;
     let mut rows = statement.query(params_from_iter(&condition.values))?;
     while let Some(found) = rows.next()? {
-        let pod = row::pod(found)?;
+        // Rows are large, and a list passes each of them on many times.
+        let pod = Box::new(row::pod(found)?);
         let stamp = row::journal_stamp(found, &pod)?;
         take(pod, stamp);
     }
@@ -148,7 +148,7 @@ fn list(
     conn: &Connection,
     condition: &Condition,
     show: &mut dyn FnMut(&PodRow, Option<FileStamp>),
-) -> rusqlite::Result<Vec<PodRow>> {
+) -> rusqlite::Result<Vec<Box<PodRow>>> {
     let mut pods = Vec::new();
     take_pods(conn, condition, &mut |pod, stamp| {
         show(&pod, stamp);

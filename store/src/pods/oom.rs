@@ -58,7 +58,7 @@ impl OomReport {
 /// Reads the columns `oom_kills`, `oom_level`, `oom_victim` and `oom_victim_pid`.
 pub(super) fn read(columns: &mut Columns<'_, '_>) -> rusqlite::Result<OomRecord> {
     let kills = columns.get()?;
-    let level = columns.get::<Option<String>>()?.and_then(|name| OomLevel::from_name(&name));
+    let level = columns.text_option()?.and_then(OomLevel::from_name);
     let (name, pid) = (columns.get::<Option<String>>()?, columns.get::<Option<u32>>()?);
     let victim = name.zip(pid).map(|(name, pid)| OomVictim { name, pid });
     Ok(OomRecord { kills, level, victim })

@@ -56,6 +56,12 @@ impl<'a, 'b> Columns<'a, 'b> {
         Ok(self.row.get_ref(self.next - 1)?.as_str()?)
     }
 
+    /// The same for a column that may be NULL.
+    pub(crate) fn text_option(&mut self) -> rusqlite::Result<Option<&'a str>> {
+        self.next += 1;
+        Ok(self.row.get_ref(self.next - 1)?.as_str_or_null()?)
+    }
+
     /// The next column as a type that is parsed from text.
     pub(crate) fn parsed<T>(&mut self) -> rusqlite::Result<T>
     where
@@ -70,7 +76,7 @@ impl<'a, 'b> Columns<'a, 'b> {
     where
         T: FromStr<Err: std::error::Error + Send + Sync + 'static>,
     {
-        match self.get::<Option<String>>()? {
+        match self.text_option()? {
             None => Ok(None),
             Some(text) => text.parse().map(Some).map_err(|error| self.invalid(error)),
         }
@@ -84,7 +90,7 @@ impl<'a, 'b> Columns<'a, 'b> {
 
     /// The next column as names of apps with commas between them; none where it is NULL.
     fn names(&mut self) -> rusqlite::Result<BTreeSet<AppName>> {
-        let Some(text) = self.get::<Option<String>>()? else { return Ok(BTreeSet::new()) };
+        let Some(text) = self.text_option()? else { return Ok(BTreeSet::new()) };
         text.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|error| self.invalid(error))
     }
 
@@ -98,8 +104,7 @@ impl<'a, 'b> Columns<'a, 'b> {
 
     /// The next column as a pod's network attachments; empty where it is NULL, as for most pods.
     fn networks(&mut self) -> rusqlite::Result<Networks> {
-        self.next += 1;
-        match self.row.get_ref(self.next - 1)?.as_str_or_null()? {
+        match self.text_option()? {
             None => Ok(Networks::default()),
             Some(text) => Networks::from_text(text).map_err(|error| self.invalid(error)),
         }
@@ -112,10 +117,10 @@ impl<'a, 'b> Columns<'a, 'b> {
 
     /// The next column as the readiness of an app, or NULL.
     fn readiness(&mut self) -> rusqlite::Result<Option<Readiness>> {
-        let name = self.get::<Option<String>>()?;
-        let read = |name: String| {
-            let unknown = || self.invalid(format!("'{}' is no readiness of an app", shown(&name)));
-            Readiness::from_name(&name).ok_or_else(unknown)
+        let name = self.text_option()?;
+        let read = |name| {
+            let unknown = || self.invalid(format!("'{}' is no readiness of an app", shown(name)));
+            Readiness::from_name(name).ok_or_else(unknown)
         };
         name.map(read).transpose()
     }

@@ -289,7 +289,8 @@ fn pods_are_found_by_query_and_prefix() {
         (PodQuery { image: Some(image), app: Some(name("z")), ..all }, vec![]),
     ];
     for (query, want) in rows {
-        assert_eq!(store.pods(&query).unwrap(), want, "{query:?}");
+        let found: Vec<_> = store.pods(&query).unwrap().into_iter().map(|row| *row).collect();
+        assert_eq!(found, want, "{query:?}");
     }
     let resolve = |text: &str| store.resolve(&text.parse().unwrap());
     assert_eq!(resolve(&first.id.to_string()).unwrap(), first.id);
@@ -456,7 +457,7 @@ proptest! {
             pod = moved(store, pod.id, pod.generation, Change { apps, ..edge(step) });
             let read = store.pod(pod.id).unwrap();
             prop_assert_eq!(read.as_ref(), Some(&pod));
-            prop_assert_eq!(&store.pods(&PodQuery::default()).unwrap()[0], &pod);
+            prop_assert_eq!(&*store.pods(&PodQuery::default()).unwrap()[0], &pod);
         }
         prop_assert!(matches!(pod.phase, Phase::Garbage { .. }), "{:?}", pod.phase);
     }

@@ -83,7 +83,7 @@ fn found(store: &Store, filters: &[PodFilter]) -> Vec<u128> {
 fn numbers(store: &Store, filters: &[PodWhere<'_>]) -> Vec<u128> {
     let rows = store.pods_where(filters).unwrap();
     assert!(rows.is_sorted_by_key(|row| row.id));
-    rows.iter().map(number).collect()
+    rows.iter().map(|row| number(row)).collect()
 }
 
 fn number(row: &PodRow) -> u128 {
@@ -319,7 +319,7 @@ fn plan(store: &Store, text: &str, values: impl rusqlite::Params) -> Vec<String>
 #[test]
 fn filter_and_query_forms_agree() {
     let (home, one, two) = ten_pods();
-    let ids = |query: &PodQuery| home.store.pods(query).unwrap().iter().map(number).collect::<Vec<_>>();
+    let ids = |query: &PodQuery| home.store.pods(query).unwrap().iter().map(|row| number(row)).collect::<Vec<_>>();
     for phase in Phase::NAMES {
         let filter = PodFilter { phases: vec![phase], ..PodFilter::default() };
         assert_eq!(ids(&PodQuery::in_phases(&[phase])), found(&home.store, &[filter]), "{phase}");

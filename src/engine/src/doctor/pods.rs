@@ -30,13 +30,13 @@ impl Engine {
     /// Checks these pods, after reconciling each.
     pub(crate) fn check_pods(
         &self,
-        rows: Vec<PodRow>,
+        rows: Vec<Box<PodRow>>,
         deep: bool,
         findings: &mut Vec<Finding>,
     ) -> Result<(), PodError> {
         let mut running = Vec::new();
         for row in rows {
-            match self.reconcile(row)? {
+            match self.reconcile(*row)? {
                 Some(row) if matches!(row.phase, Phase::Running { .. }) => running.push(row),
                 Some(row) => self.check_resting(&row, deep, findings),
                 None => {}

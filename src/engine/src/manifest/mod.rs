@@ -220,7 +220,7 @@ impl Engine {
             "journal_damaged_lines": journal.damaged,
             "supervisor": status,
             "health": self.health_reports(&view.row),
-            "dir": view.dir.to_string_lossy(),
+            "dir": view.dir().to_string_lossy(),
             "cgroup": view.row.cgroup,
             "supervisor_log": self.supervisor_log(id).to_string_lossy(),
         }))

@@ -158,7 +158,7 @@ impl Engine {
         let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
         for row in rows {
             let id = row.id;
-            if let Err(error) = self.collect(row, options, &mut report) {
+            if let Err(error) = self.collect(*row, options, &mut report) {
                 report.failures.push((id, error));
             }
         }
@@ -334,7 +334,7 @@ impl Engine {
     /// Collects the leftovers of a command that was killed before it wrote a row. Cheap when there are none: it lists
     /// the directory of temporaries, and compares the link count of the pods' directory (two, and one for each
     /// subdirectory, where the file system counts them) with the number of rows. The rest is left for `gc`.
-    pub(crate) fn sweep_orphans_if_any(&self, rows: &[PodRow]) {
+    pub(crate) fn sweep_orphans_if_any(&self, rows: &[Box<PodRow>]) {
         let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
         if self.writes.get() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
             let _left_for_gc = self.store.sweep_temporaries();

@@ -70,7 +70,7 @@ impl Engine {
                 }
                 None => process::readable(&[], deadline.at_most(POLL_INTERVAL)),
             };
-            waited.map_err(PodError::io("wait for the health of", &view.dir))?;
+            waited.map_err(PodError::io("wait for the health of", &view.dir()))?;
         }
     }
 

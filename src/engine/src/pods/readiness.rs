@@ -51,7 +51,7 @@ impl Engine {
             }
             let supervisor = view.supervisor().and_then(|process| process::open(process, self.store.boot()));
             let fds: Vec<_> = watch.iter().map(|fd| fd.as_fd()).chain(supervisor.iter().map(|fd| fd.as_fd())).collect();
-            process::readable(&fds, deadline.at_most(POLL_INTERVAL)).map_err(PodError::io("wait for", &view.dir))?;
+            process::readable(&fds, deadline.at_most(POLL_INTERVAL)).map_err(PodError::io("wait for", &view.dir()))?;
         }
     }
 

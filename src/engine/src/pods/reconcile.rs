@@ -127,7 +127,7 @@ impl Engine {
     }
 
     /// Reads the requested rows, without reconciling them, and meanwhile what [`Self::reconcile_listed`] needs.
-    pub(crate) fn list_rows(&self, query: &PodQuery) -> Result<(Vec<PodRow>, LiveJournals), PodError> {
+    pub(crate) fn list_rows(&self, query: &PodQuery) -> Result<(Vec<Box<PodRow>>, LiveJournals), PodError> {
         let boot = self.store.boot();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         // Without it, each lock is probed.
@@ -149,9 +149,9 @@ impl Engine {
     /// Reconciles each of these rows, in their order; those that were deleted in the meantime are left out.
     pub(crate) fn reconcile_listed(
         &self,
-        rows: Vec<PodRow>,
+        rows: Vec<Box<PodRow>>,
         mut journals: LiveJournals,
-    ) -> Result<Vec<PodRow>, PodError> {
+    ) -> Result<Vec<Box<PodRow>>, PodError> {
         let mut reconciled = Vec::with_capacity(rows.len());
         let are_recorded = self.writes.get() && journals.read_count() >= MIN_RECORDED;
         let mut recorded = Vec::new();
@@ -189,9 +189,16 @@ impl Engine {
     }
 
     /// [`Self::reconcile_read`] of a row that is listed. `None` also for a pod that was removed now.
-    fn reconcile_listed_row(&self, row: PodRow, journal: Option<&Parsed>) -> Result<Option<PodRow>, PodError> {
-        let reconciled = self.reconcile_read(row, journal, AtEnd::Remove)?;
-        Ok(reconciled.filter(|reconciled| !reconciled.is_removed).map(|reconciled| reconciled.row))
+    fn reconcile_listed_row(
+        &self,
+        row: Box<PodRow>,
+        journal: Option<&Parsed>,
+    ) -> Result<Option<Box<PodRow>>, PodError> {
+        if row.phase.is_final() {
+            return Ok(Some(row));
+        }
+        let reconciled = self.reconcile_read(*row, journal, AtEnd::Remove)?;
+        Ok(reconciled.filter(|reconciled| !reconciled.is_removed).map(|reconciled| Box::new(reconciled.row)))
     }
 
     /// The row as it would be after [`Self::reconcile`], without changing anything.

@@ -260,6 +260,6 @@ impl Engine {
     pub(crate) fn wait_for_start(&self, id: PodId, deadline: Deadline) -> Result<PodRow, PodError> {
         let is_decided = |phase: &Phase| !matches!(phase, Phase::Starting { .. });
         let view = self.wait_until(id, deadline, is_decided)?;
-        view.map_or_else(|| self.reconcile_pod(id), |view| Ok(view.row))
+        view.map_or_else(|| self.reconcile_pod(id), |view| Ok(*view.row))
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use gantry_contract::files;
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, Phase, PodId, PodName, PodPrefix, Process};
-use gantry_store::{PodRow, ResolveError};
+use gantry_store::{Layout, PodRow, ResolveError};
 
 use crate::host::process;
 use crate::{Engine, PodError};
@@ -20,12 +20,17 @@ const MAX_LISTED: usize = 5;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodView {
     /// Its row, reconciled.
-    pub row: PodRow,
-    /// Its directory.
-    pub dir: PathBuf,
+    pub row: Box<PodRow>,
+    layout: Layout,
 }
 
 impl PodView {
+    /// Its directory.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        self.layout.pod_dir(&self.row.id)
+    }
+
     /// The supervisor, while it runs.
     #[must_use]
     pub fn supervisor(&self) -> Option<&Process> {
@@ -49,7 +54,7 @@ impl PodView {
         if let Some((dir, path)) = self.row.log_file(app) {
             return dir.as_path().join(path.as_path());
         }
-        self.dir.join(files::LOGS).join(app.as_str()).join(format!("{attempt}.log"))
+        self.dir().join(files::LOGS).join(app.as_str()).join(format!("{attempt}.log"))
     }
 }
 
@@ -124,7 +129,7 @@ impl Engine {
         // The new phase may not match the query.
         let is_listed = |row: &PodRow| query.phases.is_empty() || query.phases.contains(&row.phase.name());
         let rows = self.reconcile_listed(rows, journals)?.into_iter();
-        Ok(rows.filter(is_listed).map(|row| self.view(row)).collect())
+        Ok(rows.filter(|row| is_listed(row)).map(|row| self.view(row)).collect())
     }
 
     /// One pod, reconciled.
@@ -146,7 +151,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn view(&self, row: PodRow) -> PodView {
-        PodView { dir: self.pod_dir(row.id), row }
+    pub(crate) fn view(&self, row: impl Into<Box<PodRow>>) -> PodView {
+        PodView { row: row.into(), layout: self.store.layout().clone() }
     }
 }

@@ -204,11 +204,11 @@ impl Engine {
             match view.supervisor().and_then(|supervisor| process::open(supervisor, self.store.boot())) {
                 Some(fd) => {
                     process::readable(&[fd.as_fd()], deadline)
-                        .map_err(PodError::io("wait for the supervisor of", &view.dir))?;
+                        .map_err(PodError::io("wait for the supervisor of", &view.dir()))?;
                 }
                 None => {
                     process::readable(&[], deadline.at_most(POLL_INTERVAL))
-                        .map_err(PodError::io("wait for", &view.dir))?;
+                        .map_err(PodError::io("wait for", &view.dir()))?;
                 }
             }
         }

@@ -75,7 +75,7 @@ pub fn read_details(view: &PodView) -> std::io::Result<PodDetails> {
             kernel_memory: kernel_memory(&cgroups),
         });
     }
-    Ok(PodDetails { file_system: file_system_of(&view.dir).ok(), apps })
+    Ok(PodDetails { file_system: file_system_of(&view.dir()).ok(), apps })
 }
 
 fn file_system_of(dir: &Path) -> std::io::Result<FileSystemSpace> {

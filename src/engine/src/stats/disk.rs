@@ -152,15 +152,15 @@ fn targets(view: &crate::PodView, stats: &PodStats) -> Vec<DiskTarget> {
     };
     let mut targets = Vec::new();
     if has_root {
-        targets.push(target(DiskTree::PodVolumes(pod), view.dir.join(files::VOLUMES), &stats.usage));
+        targets.push(target(DiskTree::PodVolumes(pod), view.dir().join(files::VOLUMES), &stats.usage));
     }
     for app in stats.apps.iter().filter(|app| app.storage.is_none()) {
         let Some(row) = view.row.apps.iter().find(|row| row.name == app.name) else { continue };
         if has_root {
-            let dir = view.dir.join(files::APPS).join(app.name.as_str());
+            let dir = view.dir().join(files::APPS).join(app.name.as_str());
             targets.push(target(DiskTree::Layer(row.id.clone()), dir, &app.usage));
         }
-        let dir = view.dir.join(files::LOGS).join(app.name.as_str());
+        let dir = view.dir().join(files::LOGS).join(app.name.as_str());
         targets.push(target(DiskTree::Logs(row.id.clone()), dir, &app.usage));
     }
     targets

@@ -105,7 +105,7 @@ struct LimitsStamp {
 
 impl LimitsStamp {
     fn read(view: &PodView) -> Self {
-        Self { record: FileStamp::read(&view.dir.join(files::LIMITS)), read: Instant::now() }
+        Self { record: FileStamp::read(&view.dir().join(files::LIMITS)), read: Instant::now() }
     }
 
     /// Whether the limits may differ now. Other programs change them without a record.
@@ -381,7 +381,7 @@ impl PodReader {
     fn find_project(&self, view: &PodView, app: &AppName) -> io::Result<Option<AppProject>> {
         match self.counters {
             CounterSelection::Summary => Ok(None),
-            CounterSelection::All => find_project(&view.dir, app.as_str()),
+            CounterSelection::All => find_project(&view.dir(), app.as_str()),
         }
     }
 

@@ -67,7 +67,8 @@ pub(super) fn inspect(
     // Before reading: a commit or another file in between must not be taken for one that was read.
     let epoch = cache.begin();
     let view = resolve(observer, &request.id)?;
-    let stamp = PodFilesStamp::read(&view.dir).filter(PodFilesStamp::is_settled);
+    let dir = view.dir();
+    let stamp = PodFilesStamp::read(&dir).filter(PodFilesStamp::is_settled);
     let pod = pod(&mut ImageCache::new(observer), &view, detail)?;
     let has_manifest = !pod.manifest.is_empty();
     let response = Encoded::from_message(&InspectPodResponse { pod: Some(pod) });
@@ -76,7 +77,7 @@ pub(super) fn inspect(
     let are_images_whole = view.row.apps.iter().flat_map(|app| &app.image).all(|image| observer.knows_image(image));
     let is_complete = has_manifest && are_images_whole && observer.is_current();
     if let (Some(epoch), Some(stamp), true) = (epoch, stamp, is_complete) {
-        let inspected = Inspected { response: response.clone(), dir: view.dir, stamp };
+        let inspected = Inspected { response: response.clone(), dir, stamp };
         cache.keep(epoch, request, inspected);
     }
     Ok(response)

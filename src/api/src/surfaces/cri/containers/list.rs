@@ -78,7 +78,7 @@ impl ContainerSelector {
 /// Those of the engine.
 pub(in super::super) fn list(observer: &Observer, filter: &ContainerSelector) -> Result<Vec<Container>, Status> {
     let pods = observer.pods(&[]).map_err(|error| from_error(&error))?;
-    let rows = pods.iter().map(|view| &view.row).filter(|row| filter.selects_sandbox(row));
+    let rows = pods.iter().map(|view| &*view.row).filter(|row| filter.selects_sandbox(row));
     let of_pod = |row| selected(row, filter).collect::<Vec<_>>();
     let mut containers: Vec<_> = rows.filter(|row| sandbox::is_listed(row)).flat_map(of_pod).collect();
     containers.sort_by_key(|container| container.created_at);

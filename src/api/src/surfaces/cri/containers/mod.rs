@@ -77,7 +77,7 @@ impl ContainerSource for Engine {
             return Ok(None);
         };
         match self.status(pod) {
-            Ok(view) => Ok(select(view.row, |app| app.name == name)),
+            Ok(view) => Ok(select(*view.row, |app| app.name == name)),
             Err(PodError::NotFound(_)) => Ok(None),
             Err(error) => Err(from_error(&error)),
         }

@@ -153,7 +153,7 @@ fn of_containers<'a>(
             attributes: Some(containers::attributes(row)?),
             cpu: cpu(at, &app.usage, pod.rates.apps.get(&app.name).copied()),
             memory: memory(at, &app.usage),
-            writable_layer: writable_layer(at, app, &pod.view.dir),
+            writable_layer: writable_layer(at, app, &pod.view.dir()),
             swap: swap(at, &app.usage),
             io: io(at, &app.usage),
         })

@@ -99,7 +99,7 @@ pub(in super::super) fn find_shown(observer: &Observer, id: &str) -> Result<PodR
         found => found.map(Some),
     };
     match found {
-        Ok(Some(view)) if is_listed(&view.row) => Ok(view.row),
+        Ok(Some(view)) if is_listed(&view.row) => Ok(*view.row),
         Ok(_) | Err(PodError::NotFound(_)) => Err(missing(id)),
         Err(error) => Err(status::from_error(&error)),
     }

@@ -254,7 +254,7 @@ fn only_sandbox(pods: Vec<PodView>, prefix: &PodPrefix, ambiguous: PodError) -> 
 pub(super) fn find_ready(engine: &Engine, id: &str) -> Result<PodRow, Status> {
     let row = find(engine, id)?.ok_or_else(|| missing(id))?.row;
     match row.phase {
-        Phase::Running { .. } => Ok(row),
+        Phase::Running { .. } => Ok(*row),
         _ => Err(Status::failed_precondition(format!("sandbox {} is not ready", row.id))),
     }
 }
