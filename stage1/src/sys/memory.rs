@@ -5,9 +5,9 @@ use std::io::{self, BufRead, BufReader};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
-use super::ForkedChild;
+use super::{ForkedChild, SingleThreaded};
 
-/// The size of the arena of a forked process, in bytes of address space.
+/// The size of an arena, in bytes of address space.
 const ARENA_SIZE: usize = 8 << 20;
 
 /// Larger allocations do not come from the arena.
@@ -16,39 +16,73 @@ const MAX_IN_ARENA: usize = 64 << 10;
 /// The alignment of every allocation, as malloc(3) has it.
 const MIN_ALIGNMENT: usize = 16;
 
-/// The program's allocator: the C library's, and in a forked process after [`ForkedChild::start_arena`] an arena, which
-/// is not freed before the process ends.
+/// The program's allocator: the C library's, and an arena while a supervisor starts its pod, and in its forked processes
+/// that call [`ForkedChild::start_arena`].
 ///
 /// musl unmaps memory as soon as it is free and maps it again for the next allocation, and each mapping is copied by
-/// each fork.
+/// each fork. The arena uses memory again only if it was the last to be allocated. Memory that is freed is zeroed, so
+/// that an idle supervisor gives its pages back ([`ProcessMemory::drop_unused`]).
 pub(crate) struct Allocator;
 
-/// The arena: where it starts, the first free byte, and where it ends. All are null in a process without one.
+/// The open arena: where it starts, the first free byte, and where it ends. All are null in a process without one.
 ///
 /// There is one thread (`tidy` checks it), so that loads and stores need no order.
 static START: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static NEXT: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static END: AtomicUsize = AtomicUsize::new(0);
 
+/// The arena that the supervisor has closed: the addresses of its first byte, and of the byte after its last one. What
+/// was allocated there stays until it is freed.
+static CLOSED_START: AtomicUsize = AtomicUsize::new(0);
+static CLOSED_END: AtomicUsize = AtomicUsize::new(0);
+
 impl ForkedChild {
-    /// Allocates from an arena from now on, in this process and in those that it forks. For processes that end soon
-    /// and allocate little. Without memory for it, the C library's allocator remains.
+    /// Allocates from an arena from now on, in this process and in those that it forks: from that of the supervisor, if
+    /// it is open. For processes that end soon and allocate little. Without memory for it, the C library's allocator
+    /// remains.
     pub(crate) fn start_arena(&self) {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping at an address that the kernel chooses. A huge page would be zeroed, and charged to the
-        // app, at the first byte.
-        let arena = unsafe {
-            let arena = libc::mmap(null_mut(), ARENA_SIZE, protection, flags | libc::MAP_NORESERVE, -1, 0);
-            if arena == libc::MAP_FAILED {
-                return;
-            }
-            libc::madvise(arena, ARENA_SIZE, libc::MADV_NOHUGEPAGE);
-            arena.cast::<u8>()
-        };
-        START.store(arena, Relaxed);
-        NEXT.store(arena, Relaxed);
-        END.store(arena.addr() + ARENA_SIZE, Relaxed);
+        if START.load(Relaxed).is_null() {
+            open_arena();
+        }
     }
+}
+
+/// Allocates from an arena until [`close_arena`].
+pub(crate) fn open_arena_of_supervisor(_: SingleThreaded) {
+    open_arena();
+}
+
+fn open_arena() {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address that the kernel chooses. A huge page would be zeroed, and charged to the
+    // app, at the first byte.
+    let arena = unsafe {
+        let arena = libc::mmap(null_mut(), ARENA_SIZE, protection, flags | libc::MAP_NORESERVE, -1, 0);
+        if arena == libc::MAP_FAILED {
+            return;
+        }
+        libc::madvise(arena, ARENA_SIZE, libc::MADV_NOHUGEPAGE);
+        arena.cast::<u8>()
+    };
+    START.store(arena, Relaxed);
+    NEXT.store(arena, Relaxed);
+    END.store(arena.addr() + ARENA_SIZE, Relaxed);
+}
+
+/// Allocates from the C library from now on, and unmaps what is left of the supervisor's arena.
+pub(crate) fn close_arena() {
+    let (start, next, end) = (START.load(Relaxed), NEXT.load(Relaxed), END.load(Relaxed));
+    if start.is_null() {
+        return;
+    }
+    let left = next.map_addr(|next| next.next_multiple_of(PAGE));
+    // SAFETY: no allocation is above `next`, and none is made there after this.
+    unsafe { libc::munmap(left.cast(), end - left.addr()) };
+    CLOSED_START.store(start.addr(), Relaxed);
+    CLOSED_END.store(left.addr(), Relaxed);
+    START.store(null_mut(), Relaxed);
+    NEXT.store(null_mut(), Relaxed);
+    END.store(0, Relaxed);
 }
 
 /// Takes memory from the arena; `None` if there is none, or too little is left.
@@ -67,17 +101,19 @@ fn allocate_in_arena(layout: Layout) -> Option<*mut u8> {
     Some(allocated)
 }
 
+/// Whether memory was allocated in the open arena or in the closed one.
 fn is_in_arena(allocated: *mut u8) -> bool {
     (START.load(Relaxed).addr()..END.load(Relaxed)).contains(&allocated.addr())
+        || (CLOSED_START.load(Relaxed)..CLOSED_END.load(Relaxed)).contains(&allocated.addr())
 }
 
-/// Whether this is the arena's last allocation.
+/// Whether this is the last allocation of the open arena.
 fn is_last(allocated: *mut u8, size: usize) -> bool {
     allocated.addr() + size == NEXT.load(Relaxed).addr()
 }
 
-// SAFETY: an allocation is either the C library's, or a range of the arena that is aligned and disjoint from others:
-// NEXT moves back only over the last one, when it is freed. Both are told apart by the address.
+// SAFETY: an allocation is either the C library's, or a range of an arena that is aligned and disjoint from others:
+// NEXT moves back only over the last one, when it is freed. They are told apart by the address.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise is the C library's allocator's condition.
@@ -85,20 +121,19 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let Some(allocated) = allocate_in_arena(layout) else {
-            // SAFETY: as in alloc. The library does not touch pages that the kernel has zeroed.
-            return unsafe { System.alloc_zeroed(layout) };
-        };
-        // SAFETY: it has this size. It may have been used and freed before.
-        unsafe { allocated.write_bytes(0, layout.size()) };
-        allocated
+        // The arena's free memory is zero.
+        // SAFETY: as in alloc. The library does not touch pages that the kernel has zeroed.
+        allocate_in_arena(layout).unwrap_or_else(|| unsafe { System.alloc_zeroed(layout) })
     }
 
     unsafe fn dealloc(&self, allocated: *mut u8, layout: Layout) {
         if !is_in_arena(allocated) {
             // SAFETY: it is not in the arena, so the C library has allocated it with this layout.
-            unsafe { System.dealloc(allocated, layout) }
-        } else if is_last(allocated, layout.size()) {
+            return unsafe { System.dealloc(allocated, layout) };
+        }
+        // SAFETY: it has this size, and the caller uses it no more.
+        unsafe { allocated.write_bytes(0, layout.size()) };
+        if is_last(allocated, layout.size()) {
             NEXT.store(allocated, Relaxed);
         }
     }
@@ -110,6 +145,8 @@ unsafe impl GlobalAlloc for Allocator {
         }
         let grows_by = size.saturating_sub(layout.size());
         if is_last(allocated, layout.size()) && grows_by <= END.load(Relaxed) - NEXT.load(Relaxed).addr() {
+            // SAFETY: the range is the end of the allocation, and empty if it grows.
+            unsafe { allocated.wrapping_add(size).write_bytes(0, layout.size().saturating_sub(size)) };
             NEXT.store(allocated.wrapping_add(size), Relaxed);
             return allocated;
         }
@@ -338,15 +375,16 @@ Anonymous:             0 kB
         assert_eq!(memory[at..].iter().filter(|byte| **byte != 0).count(), 2);
     }
 
-    /// Set in the child of the next test.
+    /// Set in a process of [`holds_in_forked_process`].
     const ALONE: &str = "GANTRY_TEST_ARENA";
 
-    /// In a process without other tests, whose locks a forked process would find held.
-    #[test]
-    fn arena_serves_a_forked_process() {
+    /// Asserts that `check` holds in a forked process. The fork is made in a process without other tests, whose locks
+    /// it would find held.
+    fn holds_in_forked_process(test: &str, check: impl FnOnce(&ForkedChild) -> bool) {
         if std::env::var_os(ALONE).is_none() {
+            let test = format!("sys::memory::tests::{test}");
             let child = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "sys::memory::tests::arena_serves_a_forked_process", "--test-threads=1"])
+                .args(["--exact", &test, "--test-threads=1"])
                 .env(ALONE, "1")
                 .output()
                 .unwrap();
@@ -354,9 +392,18 @@ Anonymous:             0 kB
             return;
         }
         // The test's main thread sleeps, and holds no lock.
-        let thread = crate::sys::SingleThreaded { thread: std::marker::PhantomData };
-        let before = vec![1u8; 100];
+        let thread = SingleThreaded { thread: std::marker::PhantomData };
         let child = crate::sys::fork(thread, libc::CLONE_NEWUTS, |process| {
+            crate::sys::exit_now(if check(&process) { 42 } else { 1 })
+        });
+        let status = rustix::process::waitpid(child.ok(), rustix::process::WaitOptions::empty()).unwrap().unwrap().1;
+        assert_eq!(status.exit_status(), Some(42), "{status:?}");
+    }
+
+    #[test]
+    fn arena_serves_a_forked_process() {
+        let before = vec![1u8; 100];
+        holds_in_forked_process("arena_serves_a_forked_process", |process| {
             process.start_arena();
             let mut texts: Vec<String> = (0..1000).map(|n| format!("text {n}")).collect();
             let in_arena = is_in_arena(texts[0].as_mut_ptr());
@@ -370,10 +417,32 @@ Anonymous:             0 kB
             let exhausted: Vec<Vec<u8>> = (0..300).map(|_| vec![5; MAX_IN_ARENA]).collect();
             let kept = exhausted.iter().all(|bytes| bytes.iter().all(|byte| *byte == 5));
             let grown = grown.iter().all(|byte| *byte == 1) && grown.len() == 10_100;
-            crate::sys::exit_now(if in_arena && as_malloc && elsewhere && whole && kept && grown { 42 } else { 1 })
+            in_arena && as_malloc && elsewhere && whole && kept && grown
         });
-        let status = rustix::process::waitpid(child.ok(), rustix::process::WaitOptions::empty()).unwrap().unwrap().1;
-        assert_eq!(status.exit_status(), Some(42), "{status:?}");
+    }
+
+    #[test]
+    fn closed_arena_keeps_what_is_used() {
+        holds_in_forked_process("closed_arena_keeps_what_is_used", |process| {
+            process.start_arena();
+            let (mut freed, mut kept) = (vec![9u8; 3 * PAGE], vec![3u8; PAGE]);
+            let page = freed.as_ptr().addr().next_multiple_of(PAGE);
+            let was_used = !is_zero_page(page);
+            freed.truncate(100);
+            freed.shrink_to_fit();
+            let reused = vec![0u8; 100];
+            close_arena();
+            let mut other = vec![4u8; 100];
+            let (in_arena, elsewhere) = (is_in_arena(kept.as_mut_ptr()), !is_in_arena(other.as_mut_ptr()));
+            kept.extend(std::iter::repeat_n(3, PAGE));
+            let moved = !is_in_arena(kept.as_mut_ptr()) && kept.iter().all(|byte| *byte == 3);
+            // In a new arena, while the closed one has allocations.
+            process.start_arena();
+            let mut last = vec![0u8; PAGE];
+            let opened = is_in_arena(last.as_mut_ptr()) && last.iter().chain(&reused).all(|byte| *byte == 0);
+            let intact = freed.iter().all(|byte| *byte == 9) && other.iter().all(|byte| *byte == 4);
+            was_used && is_zero_page(page) && in_arena && elsewhere && moved && opened && intact
+        });
     }
 
     #[repr(align(64))]
