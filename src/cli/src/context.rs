@@ -97,11 +97,11 @@ pub(crate) fn need_root(command: &'static str) -> Result<(), Failure> {
 
 /// Calls `act` for each argument and returns the highest exit code. Failures are printed, and the other arguments still
 /// follow.
-pub(crate) fn for_each(
-    arguments: &[String],
+pub(crate) fn for_each<T>(
+    arguments: &[T],
     debug: bool,
     kind: crate::exit::CommandKind,
-    act: &mut dyn FnMut(&str) -> Result<u8, Failure>,
+    act: &mut dyn FnMut(&T) -> Result<u8, Failure>,
 ) -> u8 {
     let mut worst = crate::exit::OK;
     for argument in arguments {

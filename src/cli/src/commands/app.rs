@@ -160,6 +160,48 @@ pub(crate) struct Restart {
     grace: Grace,
 }
 
+/// What one argument of `restart` selects.
+enum RestartTarget {
+    /// A pod that has exited.
+    ExitedPod(PodId),
+    /// Apps of a running pod.
+    Apps(PodId, Vec<AppName>),
+}
+
+impl Restart {
+    fn target(&self, engine: &Engine, text: &str) -> Result<RestartTarget, Failure> {
+        let (pod, named) = split(text)?;
+        if named.is_some() || self.app.is_some() || engine.find_app_by_id(text)?.is_some() {
+            let (id, app) = find_app(engine, text, self.app.as_ref())?;
+            return Ok(RestartTarget::Apps(id, vec![app]));
+        }
+        let row = engine.status(pods::find(engine, pod)?)?.row;
+        if matches!(row.phase, Phase::Exited { .. } | Phase::Starting { .. }) {
+            return Ok(RestartTarget::ExitedPod(row.id));
+        }
+        let started = row.apps.into_iter().filter(|app| app.state.attempt().is_some());
+        let apps: Vec<_> = started.map(|app| app.name).collect();
+        match apps.is_empty() {
+            true => Err(Failure::usage(format!("no app of pod {} was started yet", row.id))),
+            false => Ok(RestartTarget::Apps(row.id, apps)),
+        }
+    }
+
+    fn restart_app(&self, engine: &Engine, id: PodId, app: &AppName) -> Result<u8, Failure> {
+        engine.restart_app(id, app, self.grace.resolve(engine, id, app))?;
+        json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
+        Ok(exit::OK)
+    }
+}
+
+/// Starts an exited pod again, as a whole, and prints its apps.
+fn restart_pod(engine: &Engine, id: PodId) -> Result<u8, Failure> {
+    super::start::start_pod(engine, id)?;
+    let apps = engine.status(id)?.row.apps;
+    json::to_stdout(|out| apps.iter().try_for_each(|app| writeln!(out, "{id}/{}", app.name)))?;
+    Ok(exit::OK)
+}
+
 /// Stops running apps of running pods and starts them again; apps that have exited are started. A pod that has exited
 /// is started again as a whole.
 impl RunCommand for Restart {
@@ -167,43 +209,15 @@ impl RunCommand for Restart {
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("restart")?;
-        Ok(context::for_each(&self.apps, context.globals.debug, CommandKind::Query, &mut |text| {
-            let (pod, named) = split(text)?;
-            let (id, apps) = match (&named, &self.app) {
-                (None, None) if engine.find_app_by_id(text)?.is_none() => {
-                    let row = engine.status(pods::find(&engine, pod)?)?.row;
-                    if matches!(row.phase, Phase::Exited { .. } | Phase::Starting { .. }) {
-                        super::start::start_pod(&engine, row.id)?;
-                        let started = engine.status(row.id)?.row.apps.into_iter();
-                        let names: Vec<_> = started.map(|app| app.name).collect();
-                        json::to_stdout(|out| names.iter().try_for_each(|app| writeln!(out, "{}/{app}", row.id)))?;
-                        return Ok(exit::OK);
-                    }
-                    let started = row.apps.into_iter().filter(|app| app.state.attempt().is_some());
-                    let apps: Vec<_> = started.map(|app| app.name).collect();
-                    if apps.is_empty() {
-                        return Err(Failure::usage(format!("no app of pod {} was started yet", row.id)));
-                    }
-                    (row.id, apps)
-                }
-                _ => {
-                    let (id, app) = find_app(&engine, text, self.app.as_ref())?;
-                    (id, vec![app])
-                }
-            };
-            let mut worst = exit::OK;
-            for app in apps {
-                match engine.restart_app(id, &app, self.grace.resolve(&engine, id, &app)) {
-                    Ok(()) => json::to_stdout(|out| writeln!(out, "{id}/{app}"))?,
-                    Err(error) => {
-                        let failure = Failure::from(error);
-                        failure.print(context.globals.debug);
-                        worst = worst.max(failure.code(CommandKind::Query));
-                    }
-                }
+        let debug = context.globals.debug;
+        let restart = &mut |text: &String| match self.target(&engine, text)? {
+            RestartTarget::ExitedPod(id) => restart_pod(&engine, id),
+            RestartTarget::Apps(id, apps) => {
+                let restart = &mut |app: &AppName| self.restart_app(&engine, id, app);
+                Ok(context::for_each(&apps, debug, CommandKind::Query, restart))
             }
-            Ok(worst)
-        }))
+        };
+        Ok(context::for_each(&self.apps, debug, CommandKind::Query, restart))
     }
 }
 
