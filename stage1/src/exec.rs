@@ -26,6 +26,7 @@ use std::time::Instant;
 use gantry_contract::control;
 use gantry_model::ErrorKind;
 use gantry_model::namespaces::PidMode;
+use gantry_model::terminal::{DEFAULT_SIZE, TERM};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
 use rustix::pipe::PipeFlags;
@@ -284,7 +285,7 @@ impl Helper<'_> {
         // As root of the pod: the terminal is one of the app's.
         match (&self.stdio, self.request.terminal) {
             (Some(_), _) => Ok(()),
-            (None, size) => self.open_terminal(messages, size.unwrap_or(terminal::DEFAULT_SIZE)),
+            (None, size) => self.open_terminal(messages, size.unwrap_or(DEFAULT_SIZE)),
         }
     }
 
@@ -323,7 +324,7 @@ impl Helper<'_> {
             env.push(entry.clone());
         }
         if self.stdio.is_none() && env.iter().all(|entry| !entry.starts_with("TERM=")) {
-            env.push("TERM=xterm".to_owned());
+            env.push(format!("TERM={TERM}"));
         }
         if self.request.user.is_some() {
             env.retain(|entry| !entry.starts_with("HOME="));

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use gantry_model::ErrorKind;
+use gantry_model::terminal::DEFAULT_SIZE;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::termios::Winsize;
 
@@ -18,9 +19,6 @@ pub(crate) struct AppStdio {
     /// The supervisor's ends of pipes; `None` with a terminal.
     pipes: Option<(Vec<OutputSource>, AppInput)>,
 }
-
-/// Rows and columns of a terminal whose client names no size: those of a VT100. Programs fail in one of size 0.
-pub(crate) const DEFAULT_SIZE: (u16, u16) = (24, 80);
 
 impl AppStdio {
     /// Pipes: the app's ends, and the supervisor's.

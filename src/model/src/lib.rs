@@ -44,6 +44,7 @@ pub mod spec;
 pub mod stats;
 pub mod sysctl;
 pub mod systemd;
+pub mod terminal;
 pub mod time;
 mod tmpfs;
 pub mod ulimit;

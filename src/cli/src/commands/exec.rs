@@ -3,6 +3,7 @@
 use std::os::fd::AsFd as _;
 
 use gantry_engine::{Engine, Exec as Process, ExecRequest, Stdio};
+use gantry_model::terminal::DEFAULT_SIZE;
 use gantry_model::{AppName, AppOutcome, ErrorKind, PodId};
 
 use crate::commands::RunCommand;
@@ -82,7 +83,7 @@ impl RunCommand for Exec {
             cwd: self.workdir.clone(),
             user: self.user.clone(),
             group: self.group.clone(),
-            terminal: tty.then(|| size.map_or((24, 80), |size| (size.ws_row, size.ws_col))),
+            terminal: tty.then(|| size.map_or(DEFAULT_SIZE, |size| (size.ws_row, size.ws_col))),
         };
         let mut candidates: &[&str] = if shell { &SHELLS[1..] } else { &[] };
         let mut request = request;

@@ -16,6 +16,7 @@ use gantry_model::spec::{
     self, AppOptions, Capabilities, PodFlavor, Seccomp, SpecError, TmpfsMount, VolumeKind, VolumeSpec,
 };
 use gantry_model::systemd::{self, SdNotify, SystemdMode};
+use gantry_model::terminal::TERM;
 use gantry_model::{AddedAppSpec, AppName, AppSpec, Digest, ErrorKind, Kind, NetMode, PodId, PodSpec};
 use gantry_store::Layout;
 use thiserror::Error;
@@ -339,7 +340,7 @@ fn argv(app: &AppSpec, config: &ImageConfig) -> Result<Vec<String>, PlanError> {
 /// In increasing precedence: gantry's, the image's, the user's. The last value of a name wins and keeps the first
 /// position. `hostname` is the pod's; `None`: a host pod.
 fn environment(app: &AppSpec, config: &ImageConfig, hostname: Option<&str>) -> Result<Vec<String>, PlanError> {
-    let term = app.options.terminal.then_some(("TERM", "xterm"));
+    let term = app.options.terminal.then_some(("TERM", TERM));
     // An app of a host pod is in no container.
     let of_container = hostname.map(|hostname| [("HOSTNAME", hostname), ("container", "gantry")]);
     let ours = std::iter::once(("PATH", PATH)).chain(of_container.into_iter().flatten()).chain(term);

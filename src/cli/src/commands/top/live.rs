@@ -12,6 +12,8 @@ use signal_hook::consts::{SIGCONT, SIGQUIT, SIGWINCH};
 
 use super::cpu_time;
 use super::keys::{KeyReader, TopKey};
+use gantry_model::terminal::DEFAULT_SIZE;
+
 use crate::commands::stats::{CpuRates, NO_VALUE, Sampling, StatsRow, stats_rows};
 use crate::exit;
 use crate::failure::{Failure, io as io_failure, output};
@@ -24,8 +26,6 @@ use crate::terminal::{self, FullScreen};
 const HEAD_LINES: usize = 4;
 /// A pod that uses less of a processor is idle: it is shown as 0.0 %.
 const MIN_BUSY_PERCENT: f64 = 0.05;
-/// The size of a terminal that does not know it (XTerm's default).
-const DEFAULT_SIZE: (usize, usize) = (24, 80);
 
 const HELP: [&str; 13] = [
     "Keys:",
@@ -241,13 +241,19 @@ fn draw(lines: &[String], is_table: bool) -> io::Result<()> {
         // Below the last line; on a full screen the cursor stays in it, and nothing is below.
         count => text.push_str(&format!("\x1b[{};1H", count + 1)),
     }
-    let rows = terminal::size().map_or(DEFAULT_SIZE.0, |size| size.ws_row.into());
+    let (rows, _) = screen_size();
     if lines.len() < rows {
         text.push_str("\x1b[J");
     }
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+/// Rows and columns of the screen.
+fn screen_size() -> (usize, usize) {
+    let (rows, columns) = terminal::size().map_or(DEFAULT_SIZE, |size| (size.ws_row, size.ws_col));
+    (rows.into(), columns.into())
 }
 
 /// Shows the view until a key or a signal ends it.
@@ -265,7 +271,7 @@ pub(super) fn run(engine: &Engine, delay: Duration, full: bool) -> Result<u8, Fa
     let (mut samples, mut rates) = sampling.take(engine)?;
     let mut next = Instant::now() + delay;
     loop {
-        let size = terminal::size().map_or(DEFAULT_SIZE, |size| (size.ws_row.into(), size.ws_col.into()));
+        let size = screen_size();
         let lines = view.lines(&mut samples, &rates, size);
         draw(&lines, !view.shows_help).map_err(output)?;
         let is_readable = wait(&signals, next).map_err(io_failure("wait for", "the terminal"))?;

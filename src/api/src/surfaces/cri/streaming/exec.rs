@@ -19,9 +19,6 @@ use super::session::{SessionError, within_creation_limit};
 use crate::bridge::Weight;
 use crate::status;
 
-/// The size of a terminal until the client sends one.
-const DEFAULT_SIZE: (u16, u16) = (24, 80);
-
 /// The session that a URL of `Exec` begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExecSession {
@@ -65,7 +62,7 @@ impl ExecSession {
         let made = self.stdio().map_err(|error| format!("cannot make pipes for the program: {error}"))?;
         let (stdio, mut ends) = made;
         let (pod, app) = (self.container.pod, self.container.app.clone());
-        let terminal = self.channels.tty.then_some(DEFAULT_SIZE);
+        let terminal = self.channels.tty.then_some(gantry_model::terminal::DEFAULT_SIZE);
         let request = ExecRequest { app: Some(app), argv: self.command.clone(), terminal, ..ExecRequest::default() };
         // Dropped with the result if the client has gone meanwhile, which ends the program.
         let start = move |engine: &Engine| Ok::<_, tonic::Status>(engine.exec(pod, request, stdio));
