@@ -142,7 +142,7 @@ impl Store {
             }
             if !dry_run {
                 // Another process may be deleting it.
-                let Some(mut aside) = tmp::move_aside(&self.layout, &path, "deleted-lost-pod")? else { continue };
+                let Some(aside) = tmp::move_aside(&self.layout, &path, "deleted-lost-pod")? else { continue };
                 aside.delete()?;
             }
             due.push(path);

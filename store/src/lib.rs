@@ -96,7 +96,7 @@ pub use fsck::{Finding, Severity};
 pub use images::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, RemoveImageError, Removed};
 pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;
-pub use pod_dir::{MakePodDirError, PodData, PodLock, PodState, UnnamedPodDir};
+pub use pod_dir::{MakePodDirError, PodData, PodLock, PodState};
 pub use pods::pause::PauseState;
 pub use pods::{
     AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,
@@ -107,5 +107,6 @@ pub use record::Record;
 pub use restore::{DataDir, DataDirLock};
 pub use schedules::{NewSchedule, PodSchedule, SchedulePod, ScheduleRow, ScheduleRun};
 pub use sweep::Swept;
+pub use tmp::UnnamedDir;
 pub use trees::{CommitLayersError, LayerLock, LayerRow, Staging, Trees};
 pub use volumes::{RemoveVolumeError, VolumeRow};

@@ -7,7 +7,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::fs::{Mode, OFlags, RenameFlags};
@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::lock::{LockMode, open_dir, still_named, sync_dir, try_lock};
-use crate::tmp::{self, Scrap};
-use crate::{Layout, Store, StoreError, remove};
+use crate::tmp::{self, Scrap, UnnamedDir};
+use crate::{Store, StoreError, remove};
 
 /// The exclusive lock on a pod directory. Ends when the last duplicate of its descriptor is closed.
 #[derive(Debug)]
@@ -94,26 +94,6 @@ impl Kind for MakePodDirError {
     }
 }
 
-/// The directory of a pod that was moved to `tmp/` for deletion. It stays locked while this value lives, so that no
-/// collector deletes it at the same time.
-#[derive(Debug)]
-pub struct UnnamedPodDir {
-    layout: Layout,
-    path: PathBuf,
-    _lock: PodLock,
-}
-
-impl UnnamedPodDir {
-    /// Deletes it, whatever its apps have put there. When it fails, the rest is in `tmp/`;
-    /// [`Store::delete_rest_of_pod_dir`] and the next garbage collection continue.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn delete(&self) -> Result<(), StoreError> {
-        tmp::delete(&self.layout, &self.path).map(drop)
-    }
-}
-
 /// The prefix of names in `tmp/` that hold the rest of this pod's directory.
 fn deleted(id: PodId) -> String {
     format!("deleted-pod-{id}")
@@ -157,16 +137,11 @@ impl Store {
     }
 
     /// Renames the directory of a pod into `tmp/`; that survives a power cut if `syncs_name`. Needs no space. `None`:
-    /// there is none.
+    /// there is none. [`Self::delete_rest_of_pod_dir`] continues a deletion that fails.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn unname_pod_dir(
-        &self,
-        lock: PodLock,
-        id: PodId,
-        syncs_name: bool,
-    ) -> Result<Option<UnnamedPodDir>, StoreError> {
+    pub fn unname_pod_dir(&self, lock: PodLock, id: PodId, syncs_name: bool) -> Result<Option<UnnamedDir>, StoreError> {
         let path = self.layout.pod_dir(&id);
         if !still_named(&lock, &path).map_err(StoreError::io("examine", &path))? {
             // With a lock on another directory, this would delete a directory in use.
@@ -189,7 +164,7 @@ impl Store {
         if syncs_name {
             sync_dir(&self.layout.pods_dir())?;
         }
-        Ok(Some(UnnamedPodDir { layout: self.layout.clone(), path: aside, _lock: lock }))
+        Ok(Some(UnnamedDir::new(&self.layout, aside, Some(lock.fd))))
     }
 
     /// Deletes `DIR/NAME` in the directory of a locked pod, whatever its apps have put there. A kill leaves a part, and

@@ -8,6 +8,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags};
@@ -128,28 +129,38 @@ pub(crate) fn delete(layout: &Layout, path: &Path) -> Result<u64, StoreError> {
     remove::remove(tmp.as_fd(), &name).map_err(StoreError::io("delete", path))
 }
 
-/// A directory that was moved to `tmp/` for deletion. It stays locked while this value lives, so that no collector
-/// deletes it at the same time.
+/// A directory that has lost its name: it was moved to `tmp/` for deletion. It stays locked while this value lives, so
+/// that no collector deletes it at the same time.
 #[derive(Debug)]
-pub(crate) struct Aside {
+pub struct UnnamedDir {
     layout: Layout,
     path: PathBuf,
-    freed: u64,
+    /// The bytes that were freed so far.
+    freed: AtomicU64,
     /// `None` for all but directories: unlinking is one step.
     _lock: Option<OwnedFd>,
 }
 
-impl Aside {
-    /// Deletes it; returns the bytes that all calls have freed. The next garbage collection retries after a failure.
-    pub(crate) fn delete(&mut self) -> Result<u64, StoreError> {
-        self.freed += delete(&self.layout, &self.path)?;
-        Ok(self.freed)
+impl UnnamedDir {
+    /// A directory that was moved to this path in `tmp/`.
+    pub(crate) fn new(layout: &Layout, path: PathBuf, lock: Option<OwnedFd>) -> Self {
+        Self { layout: layout.clone(), path, freed: AtomicU64::new(0), _lock: lock }
+    }
+
+    /// Deletes it, whatever is in it; returns the bytes that all calls have freed. When that fails, the rest stays in
+    /// `tmp/` for the next garbage collection.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn delete(&self) -> Result<u64, StoreError> {
+        let freed = delete(&self.layout, &self.path)?;
+        Ok(self.freed.fetch_add(freed, Ordering::Relaxed) + freed)
     }
 }
 
 /// Locks a directory and then moves it to `tmp/`, under a fresh name that begins with `what`. `None`: it does not
 /// exist, or another process has just moved it. The caller syncs the directory that it was in.
-pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Option<Aside>, StoreError> {
+pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Option<UnnamedDir>, StoreError> {
     let lock = match open_dir(path) {
         Ok(lock) => Some(lock),
         Err(Errno::NOENT) => return Ok(None),
@@ -173,7 +184,7 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
     }
     let aside = layout.tmp_dir().join(fresh_name(what)?);
     match rustix::fs::rename(path, &aside) {
-        Ok(()) => Ok(Some(Aside { layout: layout.clone(), path: aside, freed: 0, _lock: lock })),
+        Ok(()) => Ok(Some(UnnamedDir::new(layout, aside, lock))),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(StoreError::io("move", path)(errno)),
     }

@@ -23,7 +23,7 @@ use crate::db::{BUSY_TIMEOUT, Sync};
 use crate::lock::{LockMode, lock_within, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::{Columns, map_text};
 use crate::sweep::list_names;
-use crate::tmp::{self, Aside, Scrap};
+use crate::tmp::{self, Scrap, UnnamedDir};
 use crate::{Store, StoreError};
 
 /// A named volume.
@@ -102,7 +102,7 @@ impl Store {
         let description = if is_new { description } else { self.describe(name) };
         self.insert_volume(name, &description)?;
         drop(lock);
-        if let Some(mut removed) = removed {
+        if let Some(removed) = removed {
             // The new volume does not depend on it; the next collection reports why it cannot be deleted.
             let _left_for_the_sweep = removed.delete();
         }
@@ -184,7 +184,7 @@ impl Store {
         let removed = self.finish_removal(name)?;
         drop(lock);
         match removed {
-            Some(mut removed) => Ok(removed.delete()?),
+            Some(removed) => Ok(removed.delete()?),
             None => Ok(0),
         }
     }
@@ -272,7 +272,7 @@ impl Store {
             }
         }
         drop(lock);
-        for mut aside in removed {
+        for aside in removed {
             aside.delete()?;
         }
         Ok(())
@@ -368,12 +368,12 @@ impl Store {
 
     /// Moves the directory of a volume whose removal has begun to `tmp/`, durably, and deletes its row. The caller
     /// holds the lock, and deletes the directory when it has released it.
-    fn finish_removal(&self, name: &VolumeName) -> Result<Option<Aside>, StoreError> {
-        let mut aside = tmp::move_aside(&self.layout, &self.layout.volume_dir(name), "deleted-volume")?;
+    fn finish_removal(&self, name: &VolumeName) -> Result<Option<UnnamedDir>, StoreError> {
+        let aside = tmp::move_aside(&self.layout, &self.layout.volume_dir(name), "deleted-volume")?;
         if aside.is_some() {
             sync_dir(&self.layout.volumes_dir())?;
         }
-        match (self.delete_row_of_removed(name), &mut aside) {
+        match (self.delete_row_of_removed(name), &aside) {
             // A full disk has no room to delete the row: deleting the content first makes it.
             (Err(error), Some(aside)) if error.is_full() => {
                 aside.delete()?;

@@ -101,7 +101,7 @@ fn collection_skips_directories_being_deleted() {
     let (store, data) = (&home.store, name("data"));
     store.create_volume(&data, &BTreeMap::new()).unwrap();
     let (path, tmp) = (store.layout().volume_dir(&data), store.layout().tmp_dir());
-    let mut aside = crate::tmp::move_aside(store.layout(), &path, "deleted-volume").unwrap().unwrap();
+    let aside = crate::tmp::move_aside(store.layout(), &path, "deleted-volume").unwrap().unwrap();
     assert!(crate::tmp::move_aside(store.layout(), &path, "deleted-volume").unwrap().is_none());
     home.another().sweep_temporaries().unwrap();
     assert_eq!(entries(&tmp), 1);
