@@ -195,13 +195,13 @@ fn run(lock: OwnedFd, options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    sys::open_arena_of_supervisor(thread);
+    sys::open_supervisor_arena(thread);
     // The pod's UUID is recorded when the plan was read.
     let _span = tracing::info_span!("pod", pod = tracing::field::Empty).entered();
     match start(thread, &lock, options) {
         Ok((mut supervisor, ready)) => {
             send_reply(&StartReply::Ready(ready));
-            sys::close_arena();
+            sys::close_supervisor_arena(thread);
             supervisor.detach_stdio();
             supervisor.run();
             supervisor.release(&lock);

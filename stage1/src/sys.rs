@@ -27,7 +27,7 @@ use gantry_model::mount_options::Propagation;
 use rustix::mount::MountAttrFlags;
 use rustix::process::Pid;
 
-pub(crate) use memory::{Allocator, ProcessMemory, close_arena, open_arena_of_supervisor};
+pub(crate) use memory::{Allocator, ProcessMemory, close_supervisor_arena, open_supervisor_arena};
 
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }

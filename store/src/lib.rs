@@ -107,6 +107,6 @@ pub use record::Record;
 pub use restore::{DataDir, DataDirLock};
 pub use schedules::{NewSchedule, PodSchedule, SchedulePod, ScheduleRow, ScheduleRun};
 pub use sweep::Swept;
-pub use tmp::UnnamedDir;
+pub use tmp::DirInDeletion;
 pub use trees::{CommitLayersError, LayerLock, LayerRow, Staging, Trees};
 pub use volumes::{RemoveVolumeError, VolumeRow};

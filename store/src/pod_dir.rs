@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::lock::{LockMode, open_dir, still_named, sync_dir, try_lock};
-use crate::tmp::{self, Scrap, UnnamedDir};
+use crate::tmp::{self, DirInDeletion, Scrap};
 use crate::{Store, StoreError, remove};
 
 /// The exclusive lock on a pod directory. Ends when the last duplicate of its descriptor is closed.
@@ -137,11 +137,16 @@ impl Store {
     }
 
     /// Renames the directory of a pod into `tmp/`; that survives a power cut if `syncs_name`. Needs no space. `None`:
-    /// there is none. [`Self::delete_rest_of_pod_dir`] continues a deletion that fails.
+    /// there is none. [`Self::delete_rest_of_pod_dir`] continues a deletion that has failed.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn unname_pod_dir(&self, lock: PodLock, id: PodId, syncs_name: bool) -> Result<Option<UnnamedDir>, StoreError> {
+    pub fn unname_pod_dir(
+        &self,
+        lock: PodLock,
+        id: PodId,
+        syncs_name: bool,
+    ) -> Result<Option<DirInDeletion>, StoreError> {
         let path = self.layout.pod_dir(&id);
         if !still_named(&lock, &path).map_err(StoreError::io("examine", &path))? {
             // With a lock on another directory, this would delete a directory in use.
@@ -164,7 +169,7 @@ impl Store {
         if syncs_name {
             sync_dir(&self.layout.pods_dir())?;
         }
-        Ok(Some(UnnamedDir::new(&self.layout, aside, Some(lock.fd))))
+        Ok(Some(DirInDeletion::new(&self.layout, aside, Some(lock.fd))))
     }
 
     /// Deletes `DIR/NAME` in the directory of a locked pod, whatever its apps have put there. A kill leaves a part, and

@@ -129,19 +129,19 @@ pub(crate) fn delete(layout: &Layout, path: &Path) -> Result<u64, StoreError> {
     remove::remove(tmp.as_fd(), &name).map_err(StoreError::io("delete", path))
 }
 
-/// A directory that has lost its name: it was moved to `tmp/` for deletion. It stays locked while this value lives, so
-/// that no collector deletes it at the same time.
+/// A directory or file that was moved to `tmp/` for deletion. It stays locked while this value lives, so that no
+/// collector deletes it at the same time.
 #[derive(Debug)]
-pub struct UnnamedDir {
+pub struct DirInDeletion {
     layout: Layout,
     path: PathBuf,
-    /// The bytes that were freed so far.
+    /// The bytes freed so far.
     freed: AtomicU64,
-    /// `None` for all but directories: unlinking is one step.
+    /// `None` for a file: unlinking it is one step.
     _lock: Option<OwnedFd>,
 }
 
-impl UnnamedDir {
+impl DirInDeletion {
     /// A directory that was moved to this path in `tmp/`.
     pub(crate) fn new(layout: &Layout, path: PathBuf, lock: Option<OwnedFd>) -> Self {
         Self { layout: layout.clone(), path, freed: AtomicU64::new(0), _lock: lock }
@@ -160,7 +160,7 @@ impl UnnamedDir {
 
 /// Locks a directory and then moves it to `tmp/`, under a fresh name that begins with `what`. `None`: it does not
 /// exist, or another process has just moved it. The caller syncs the directory that it was in.
-pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Option<UnnamedDir>, StoreError> {
+pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Option<DirInDeletion>, StoreError> {
     let lock = match open_dir(path) {
         Ok(lock) => Some(lock),
         Err(Errno::NOENT) => return Ok(None),
@@ -184,7 +184,7 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
     }
     let aside = layout.tmp_dir().join(fresh_name(what)?);
     match rustix::fs::rename(path, &aside) {
-        Ok(()) => Ok(Some(UnnamedDir::new(layout, aside, lock))),
+        Ok(()) => Ok(Some(DirInDeletion::new(layout, aside, lock))),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(StoreError::io("move", path)(errno)),
     }

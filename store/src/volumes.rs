@@ -23,7 +23,7 @@ use crate::db::{BUSY_TIMEOUT, Sync};
 use crate::lock::{LockMode, lock_within, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::{Columns, map_text};
 use crate::sweep::list_names;
-use crate::tmp::{self, Scrap, UnnamedDir};
+use crate::tmp::{self, DirInDeletion, Scrap};
 use crate::{Store, StoreError};
 
 /// A named volume.
@@ -368,7 +368,7 @@ impl Store {
 
     /// Moves the directory of a volume whose removal has begun to `tmp/`, durably, and deletes its row. The caller
     /// holds the lock, and deletes the directory when it has released it.
-    fn finish_removal(&self, name: &VolumeName) -> Result<Option<UnnamedDir>, StoreError> {
+    fn finish_removal(&self, name: &VolumeName) -> Result<Option<DirInDeletion>, StoreError> {
         let aside = tmp::move_aside(&self.layout, &self.layout.volume_dir(name), "deleted-volume")?;
         if aside.is_some() {
             sync_dir(&self.layout.volumes_dir())?;

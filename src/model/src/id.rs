@@ -84,7 +84,7 @@ pub fn shown(text: &str) -> String {
 pub struct PodId([u8; 16]);
 
 impl PodId {
-    /// The places of the first digits of the bytes.
+    /// Where the digits of each byte begin in the text.
     const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
 
     /// Makes an id from 16 random bytes (RFC 9562 section 5.4 sets six of the bits).
@@ -129,7 +129,7 @@ impl FromStr for PodId {
     }
 }
 
-/// The value of each hexadecimal digit; of other bytes 255.
+/// The value of each byte as a hexadecimal digit; 255 if it is none.
 const HEX_VALUES: [u8; 256] = {
     let mut values = [u8::MAX; 256];
     let mut value = 0;
@@ -141,7 +141,8 @@ const HEX_VALUES: [u8; 256] = {
     values
 };
 
-/// Whether all characters are lower-case hexadecimal digits. Without an early end, it compiles to vector instructions.
+/// Whether all characters are lower-case hexadecimal digits. It has no early exit, so that it compiles to
+/// vector instructions.
 pub(crate) fn is_lower_hex(text: &str) -> bool {
     text.bytes().fold(true, |all, c| all & (c.is_ascii_digit() | (b'a'..=b'f').contains(&c)))
 }

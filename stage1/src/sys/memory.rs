@@ -16,12 +16,12 @@ const MAX_IN_ARENA: usize = 64 << 10;
 /// The alignment of every allocation, as malloc(3) has it.
 const MIN_ALIGNMENT: usize = 16;
 
-/// The program's allocator: the C library's, and an arena while a supervisor starts its pod, and in its forked processes
-/// that call [`ForkedChild::start_arena`].
+/// The program's allocator. A supervisor allocates from an arena while it starts its pod; so do the processes that it
+/// forks meanwhile, and those that call [`ForkedChild::start_arena`]. The rest comes from the C library.
 ///
 /// musl unmaps memory as soon as it is free and maps it again for the next allocation, and each mapping is copied by
-/// each fork. The arena uses memory again only if it was the last to be allocated. Memory that is freed is zeroed, so
-/// that an idle supervisor gives its pages back ([`ProcessMemory::drop_unused`]).
+/// each fork. The arena reuses only its last allocation. It zeroes freed memory, so that an idle supervisor can give
+/// back the pages ([`ProcessMemory::drop_unused`]).
 pub(crate) struct Allocator;
 
 /// The open arena: where it starts, the first free byte, and where it ends. All are null in a process without one.
@@ -31,28 +31,30 @@ static START: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static NEXT: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// The arena that the supervisor has closed: the addresses of its first byte, and of the byte after its last one. What
-/// was allocated there stays until it is freed.
+/// The arena that the supervisor has closed: the address of its first byte, and the address after its last. Its
+/// allocations stay valid until they are freed.
 static CLOSED_START: AtomicUsize = AtomicUsize::new(0);
 static CLOSED_END: AtomicUsize = AtomicUsize::new(0);
 
 impl ForkedChild {
-    /// Allocates from an arena from now on, in this process and in those that it forks: from that of the supervisor, if
-    /// it is open. For processes that end soon and allocate little. Without memory for it, the C library's allocator
-    /// remains.
+    /// Allocates from an arena from now on, also in processes that this one forks. It is the supervisor's arena if that
+    /// is open, otherwise a new one. For processes that end soon and allocate little. Without memory for it, the C
+    /// library's allocator remains.
     pub(crate) fn start_arena(&self) {
-        if START.load(Relaxed).is_null() {
-            open_arena();
-        }
+        open_arena();
     }
 }
 
-/// Allocates from an arena until [`close_arena`].
-pub(crate) fn open_arena_of_supervisor(_: SingleThreaded) {
+/// Opens the supervisor's arena, which serves allocations until [`close_supervisor_arena`].
+pub(crate) fn open_supervisor_arena(_: SingleThreaded) {
     open_arena();
 }
 
+/// Opens an arena, unless one is open.
 fn open_arena() {
+    if !START.load(Relaxed).is_null() {
+        return;
+    }
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address that the kernel chooses. A huge page would be zeroed, and charged to the
     // app, at the first byte.
@@ -69,10 +71,11 @@ fn open_arena() {
     END.store(arena.addr() + ARENA_SIZE, Relaxed);
 }
 
-/// Allocates from the C library from now on, and unmaps what is left of the supervisor's arena.
-pub(crate) fn close_arena() {
+/// Closes the supervisor's arena and unmaps its unused end. From now on the C library serves allocations. A process
+/// closes one arena in its life.
+pub(crate) fn close_supervisor_arena(_: SingleThreaded) {
     let (start, next, end) = (START.load(Relaxed), NEXT.load(Relaxed), END.load(Relaxed));
-    if start.is_null() {
+    if start.is_null() || CLOSED_END.load(Relaxed) != 0 {
         return;
     }
     let left = next.map_addr(|next| next.next_multiple_of(PAGE));
@@ -101,7 +104,7 @@ fn allocate_in_arena(layout: Layout) -> Option<*mut u8> {
     Some(allocated)
 }
 
-/// Whether memory was allocated in the open arena or in the closed one.
+/// Whether this is memory of the open or of the closed arena.
 fn is_in_arena(allocated: *mut u8) -> bool {
     (START.load(Relaxed).addr()..END.load(Relaxed)).contains(&allocated.addr())
         || (CLOSED_START.load(Relaxed)..CLOSED_END.load(Relaxed)).contains(&allocated.addr())
@@ -109,7 +112,7 @@ fn is_in_arena(allocated: *mut u8) -> bool {
 
 /// Whether this is the last allocation of the open arena.
 fn is_last(allocated: *mut u8, size: usize) -> bool {
-    allocated.addr() + size == NEXT.load(Relaxed).addr()
+    allocated.addr() >= START.load(Relaxed).addr() && allocated.addr() + size == NEXT.load(Relaxed).addr()
 }
 
 // SAFETY: an allocation is either the C library's, or a range of an arena that is aligned and disjoint from others:
@@ -143,11 +146,14 @@ unsafe impl GlobalAlloc for Allocator {
             // SAFETY: as in dealloc.
             return unsafe { System.realloc(allocated, layout, size) };
         }
-        let grows_by = size.saturating_sub(layout.size());
-        if is_last(allocated, layout.size()) && grows_by <= END.load(Relaxed) - NEXT.load(Relaxed).addr() {
-            // SAFETY: the range is the end of the allocation, and empty if it grows.
-            unsafe { allocated.wrapping_add(size).write_bytes(0, layout.size().saturating_sub(size)) };
-            NEXT.store(allocated.wrapping_add(size), Relaxed);
+        let (is_last, grows_by) = (is_last(allocated, layout.size()), size.saturating_sub(layout.size()));
+        // SAFETY: the range is what the allocation loses; it is empty if the allocation grows.
+        unsafe { allocated.wrapping_add(size).write_bytes(0, layout.size().saturating_sub(size)) };
+        let has_room = || size <= MAX_IN_ARENA && grows_by <= END.load(Relaxed) - NEXT.load(Relaxed).addr();
+        if grows_by == 0 || is_last && has_room() {
+            if is_last {
+                NEXT.store(allocated.wrapping_add(size), Relaxed);
+            }
             return allocated;
         }
         // SAFETY: the caller promises a size that is valid with this alignment. Both ranges have at least as many bytes
@@ -378,8 +384,8 @@ Anonymous:             0 kB
     /// Set in a process of [`holds_in_forked_process`].
     const ALONE: &str = "GANTRY_TEST_ARENA";
 
-    /// Asserts that `check` holds in a forked process. The fork is made in a process without other tests, whose locks
-    /// it would find held.
+    /// Asserts that `check` holds in a forked process. A process with other tests would pass on locks that are held, so
+    /// this one runs alone.
     fn holds_in_forked_process(test: &str, check: impl FnOnce(&ForkedChild) -> bool) {
         if std::env::var_os(ALONE).is_none() {
             let test = format!("sys::memory::tests::{test}");
@@ -416,8 +422,30 @@ Anonymous:             0 kB
             let whole = texts.iter().enumerate().all(|(n, text)| *text == format!("text {n}"));
             let exhausted: Vec<Vec<u8>> = (0..300).map(|_| vec![5; MAX_IN_ARENA]).collect();
             let kept = exhausted.iter().all(|bytes| bytes.iter().all(|byte| *byte == 5));
-            let grown = grown.iter().all(|byte| *byte == 1) && grown.len() == 10_100;
+            grown.resize(MAX_IN_ARENA + 1, 1);
+            let grown = grown.iter().all(|byte| *byte == 1) && !is_in_arena(grown.as_mut_ptr());
             in_arena && as_malloc && elsewhere && whole && kept && grown
+        });
+    }
+
+    #[test]
+    fn arena_reuses_zeroed_memory() {
+        holds_in_forked_process("arena_reuses_zeroed_memory", |process| {
+            process.start_arena();
+            let freed = vec![9u8; 100];
+            let place = freed.as_ptr().addr();
+            drop(freed);
+            let mut shrunk = vec![0u8; 100];
+            let reused = shrunk.as_ptr().addr() == place && shrunk.iter().all(|byte| *byte == 0);
+            shrunk.fill(9);
+            shrunk.truncate(16);
+            shrunk.shrink_to_fit();
+            let behind = Box::new([0u8; 84]);
+            let follows = behind.as_ptr().addr() == place + 16 && *behind == [0; 84];
+            // Not the last allocation any more.
+            shrunk.truncate(4);
+            shrunk.shrink_to_fit();
+            reused && follows && shrunk.as_ptr().addr() == place && shrunk == [9; 4]
         });
     }
 
@@ -426,20 +454,19 @@ Anonymous:             0 kB
         holds_in_forked_process("closed_arena_keeps_what_is_used", |process| {
             process.start_arena();
             let (mut freed, mut kept) = (vec![9u8; 3 * PAGE], vec![3u8; PAGE]);
-            let page = freed.as_ptr().addr().next_multiple_of(PAGE);
+            let page = (freed.as_ptr().addr() + 100).next_multiple_of(PAGE);
             let was_used = !is_zero_page(page);
             freed.truncate(100);
             freed.shrink_to_fit();
-            let reused = vec![0u8; 100];
-            close_arena();
+            close_supervisor_arena(SingleThreaded { thread: std::marker::PhantomData });
             let mut other = vec![4u8; 100];
             let (in_arena, elsewhere) = (is_in_arena(kept.as_mut_ptr()), !is_in_arena(other.as_mut_ptr()));
             kept.extend(std::iter::repeat_n(3, PAGE));
             let moved = !is_in_arena(kept.as_mut_ptr()) && kept.iter().all(|byte| *byte == 3);
-            // In a new arena, while the closed one has allocations.
+            // A new arena opens while the closed one still has allocations.
             process.start_arena();
             let mut last = vec![0u8; PAGE];
-            let opened = is_in_arena(last.as_mut_ptr()) && last.iter().chain(&reused).all(|byte| *byte == 0);
+            let opened = is_in_arena(last.as_mut_ptr()) && last.iter().all(|byte| *byte == 0);
             let intact = freed.iter().all(|byte| *byte == 9) && other.iter().all(|byte| *byte == 4);
             was_used && is_zero_page(page) && in_arena && elsewhere && moved && opened && intact
         });

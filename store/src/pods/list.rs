@@ -134,7 +134,7 @@ fn take_pods(
     let mut statement = conn.prepare_cached(&text(condition))?;
     let mut rows = statement.query(params_from_iter(&condition.values))?;
     while let Some(found) = rows.next()? {
-        // Rows are large, and a list passes each of them on many times.
+        // Boxed: a row is large, and a list moves it many times.
         let pod = Box::new(row::pod(found)?);
         let stamp = row::journal_stamp(found, &pod)?;
         take(pod, stamp);

@@ -162,8 +162,8 @@ pub(crate) struct Restart {
 
 /// What one argument of `restart` selects.
 enum RestartTarget {
-    /// A pod that has exited.
-    ExitedPod(PodId),
+    /// A pod that does not run, to be started as a whole.
+    WholePod(PodId),
     /// Apps of a running pod.
     Apps(PodId, Vec<AppName>),
 }
@@ -176,8 +176,9 @@ impl Restart {
             return Ok(RestartTarget::Apps(id, vec![app]));
         }
         let row = engine.status(pods::find(engine, pod)?)?.row;
+        // For a pod that is being started, the start is waited for.
         if matches!(row.phase, Phase::Exited { .. } | Phase::Starting { .. }) {
-            return Ok(RestartTarget::ExitedPod(row.id));
+            return Ok(RestartTarget::WholePod(row.id));
         }
         let started = row.apps.into_iter().filter(|app| app.state.attempt().is_some());
         let apps: Vec<_> = started.map(|app| app.name).collect();
@@ -211,7 +212,7 @@ impl RunCommand for Restart {
         let engine = context.open("restart")?;
         let debug = context.globals.debug;
         let restart = &mut |text: &String| match self.target(&engine, text)? {
-            RestartTarget::ExitedPod(id) => restart_pod(&engine, id),
+            RestartTarget::WholePod(id) => restart_pod(&engine, id),
             RestartTarget::Apps(id, apps) => {
                 let restart = &mut |app: &AppName| self.restart_app(&engine, id, app);
                 Ok(context::for_each(&apps, debug, CommandKind::Query, restart))

@@ -226,10 +226,12 @@ fn short_id(image: Option<&ImageId>) -> String {
 /// The short name of an image: without the scheme and without Docker Hub's host; for an id, a name of that image or the
 /// shortened id.
 fn short_image<'a>(name: &'a str, image: &ImageId, names: &'a ImageNames) -> Cow<'a, str> {
-    match names.get(image) {
-        _ if !is_id(name) => short_name(name).into(),
-        Some(name) if !is_id(name) => short_name(name).into(),
-        _ => format!("{}:{}", image.algorithm().as_str(), Digest::short(image)).into(),
+    if !is_id(name) {
+        return short_name(name).into();
+    }
+    match names.get(image).filter(|name| !is_id(name)) {
+        Some(name) => short_name(name).into(),
+        None => format!("{}:{}", image.algorithm().as_str(), Digest::short(image)).into(),
     }
 }
 
@@ -255,7 +257,7 @@ fn table<'a>(
     let families = if full { Families::Both } else { Families::One };
     for row in rows {
         let run = pod::pod_run(&row.phase);
-        let mut pod_cells = Vec::with_capacity(5);
+        let mut pod_cells = Vec::new();
         if full {
             pod_cells.push(row.created.rfc3339().to_string());
             pod_cells.push(run.started.map(|at| at.rfc3339().to_string()).unwrap_or_default());
@@ -270,7 +272,7 @@ fn table<'a>(
         for number in 0..row.apps.len().max(1) {
             let app = row.apps.get(number);
             let (id, name) = if number == 0 { (shown_id(row, full), pod_name(row)) } else { Default::default() };
-            let mut cells: Vec<Cow<'_, str>> = Vec::with_capacity(11);
+            let mut cells: Vec<Cow<'_, str>> = Vec::with_capacity(table.width());
             cells.extend([id.into(), name.into(), app.map_or("", |app| app.name.as_str()).into()]);
             match app {
                 Some(app) if full => cells.extend([(&*app.image_name).into(), short_id(app.image.as_ref()).into()]),

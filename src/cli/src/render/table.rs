@@ -7,7 +7,8 @@ use super::escape;
 /// A table.
 pub(crate) struct Table {
     header: &'static [&'static str],
-    /// The escaped cells of all rows, one after another: a `String` for each would be most of the memory of a long list.
+    /// The escaped cells of all rows, one after another. Separate `String`s would take most of the memory of a long
+    /// list.
     text: String,
     /// The end of each cell in the text.
     cell_ends: Vec<usize>,
@@ -33,6 +34,11 @@ impl Table {
     pub(crate) fn new(header: &'static [&'static str]) -> Self {
         let (text, cell_ends, row_ends) = (String::new(), Vec::new(), Vec::new());
         Self { header, text, cell_ends, row_ends, widths: vec![0; header.len()], cut: &[] }
+    }
+
+    /// The number of columns.
+    pub(crate) fn width(&self) -> usize {
+        self.header.len()
     }
 
     /// Adds a row. Cells are escaped here, so that no caller can forget it.

@@ -194,6 +194,7 @@ impl Engine {
         row: Box<PodRow>,
         journal: Option<&Parsed>,
     ) -> Result<Option<Box<PodRow>>, PodError> {
+        // Keeps the box: a final row does not change.
         if row.phase.is_final() {
             return Ok(Some(row));
         }

@@ -23,7 +23,7 @@ use std::time::Duration;
 use gantry_contract::journal::Parsed;
 use gantry_host::parallel::run_beside;
 use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId};
-use gantry_store::{Change, PodLock, PodRow, PodState, UnnamedDir};
+use gantry_store::{Change, DirInDeletion, PodLock, PodRow, PodState};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -231,7 +231,7 @@ impl Engine {
 
     /// Deletes the row while another thread deletes the directory, which mostly waits for the disk. A kill leaves the
     /// directory without a row, in `tmp/`, for `gc`.
-    fn sweep_while_deleting(&self, dir: Option<UnnamedDir>, row: Option<PodRow>) -> Result<(), RmError> {
+    fn sweep_while_deleting(&self, dir: Option<DirInDeletion>, row: Option<PodRow>) -> Result<(), RmError> {
         let Some(dir) = dir else { return self.sweep(row) };
         let (deleted, swept) = run_beside(|| dir.delete(), || self.sweep(row));
         deleted.map_err(PodError::store)?;

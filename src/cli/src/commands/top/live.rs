@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use gantry_engine::{CounterSelection, Engine, SampleScope};
 use gantry_model::stats::{PodStats, ResourceUsage};
+use gantry_model::terminal::DEFAULT_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::{SIGCONT, SIGQUIT, SIGWINCH};
 
 use super::cpu_time;
 use super::keys::{KeyReader, TopKey};
-use gantry_model::terminal::DEFAULT_SIZE;
 
 use crate::commands::stats::{CpuRates, NO_VALUE, Sampling, StatsRow, stats_rows};
 use crate::exit;
