@@ -132,7 +132,8 @@ pub(crate) fn line(out: &mut dyn Write, cells: &[impl AsRef<str>], widths: &[usi
         let cell = cell.as_ref();
         out.write_all(cell.as_bytes())?;
         if i < last {
-            // A cell can be longer than its column, because the widths of events are fixed. Separate it from the next one.
+            // A cell can be longer than its column, because the widths of events are fixed. Separate it from the next
+            // one.
             write_spaces(out, width.saturating_sub(cell.chars().count()) + 2)?;
         }
     }
