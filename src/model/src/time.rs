@@ -88,9 +88,11 @@ fn date(days: i64) -> (i64, i64, i64) {
     (year + era * 400 + i64::from(month <= 2), month, day_of_month)
 }
 
-fn digits(place: &mut [u8], mut value: i64) {
+fn digits(place: &mut [u8], value: i64) {
+    // None of the values is negative, and divisions of unsigned numbers are faster.
+    let mut value = value.unsigned_abs();
     for digit in place.iter_mut().rev() {
-        *digit = b'0' + u8::try_from(value.rem_euclid(10)).unwrap_or(0);
+        *digit = b'0' + u8::try_from(value % 10).unwrap_or(0);
         value /= 10;
     }
 }

@@ -7,6 +7,9 @@ use serde::ser::{SerializeSeq as _, Serializer as _};
 
 use super::OutputFormat;
 
+/// The size of the buffer of an output, in bytes.
+const BUFFER: usize = 64 << 10;
+
 /// A time in JSON: RFC 3339 with nanoseconds.
 pub(crate) struct TimeJson(pub(crate) gantry_model::Timestamp);
 
@@ -31,23 +34,25 @@ pub(crate) fn write_items<T: Serialize>(
     format: OutputFormat,
     items: impl IntoIterator<Item = T>,
 ) -> io::Result<()> {
+    // The serializer writes few bytes at a time: into this buffer, that is no virtual call.
+    let mut out = BufWriter::with_capacity(BUFFER, out);
     match format {
         OutputFormat::JsonLines => {
             for item in items {
-                serde_json::to_writer(&mut *out, &item)?;
+                serde_json::to_writer(&mut out, &item)?;
                 out.write_all(b"\n")?;
             }
-            Ok(())
         }
         OutputFormat::JsonPretty => {
-            write_array(&mut serde_json::Serializer::pretty(&mut *out), items)?;
-            out.write_all(b"\n")
+            write_array(&mut serde_json::Serializer::pretty(&mut out), items)?;
+            out.write_all(b"\n")?;
         }
         OutputFormat::Json | OutputFormat::Table => {
-            write_array(&mut serde_json::Serializer::new(&mut *out), items)?;
-            out.write_all(b"\n")
+            write_array(&mut serde_json::Serializer::new(&mut out), items)?;
+            out.write_all(b"\n")?;
         }
     }
+    out.flush()
 }
 
 fn write_array<T: Serialize, W: Write, F: serde_json::ser::Formatter>(
@@ -85,7 +90,7 @@ pub(crate) fn write_one_or_several<T: Serialize>(
 
 /// Calls `write` with buffered standard output and flushes it.
 pub(crate) fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), crate::failure::Failure> {
-    let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());
+    let mut out = BufWriter::with_capacity(BUFFER, std::io::stdout().lock());
     write(&mut out).and_then(|()| out.flush()).map_err(crate::failure::output)
 }
 
