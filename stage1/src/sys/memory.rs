@@ -422,9 +422,10 @@ Anonymous:             0 kB
             let whole = texts.iter().enumerate().all(|(n, text)| *text == format!("text {n}"));
             let exhausted: Vec<Vec<u8>> = (0..300).map(|_| vec![5; MAX_IN_ARENA]).collect();
             let kept = exhausted.iter().all(|bytes| bytes.iter().all(|byte| *byte == 5));
+            let has_grown = grown.iter().all(|byte| *byte == 1) && grown.len() == 10_100;
             grown.resize(MAX_IN_ARENA + 1, 1);
-            let grown = grown.iter().all(|byte| *byte == 1) && !is_in_arena(grown.as_mut_ptr());
-            in_arena && as_malloc && elsewhere && whole && kept && grown
+            let has_left = grown.iter().all(|byte| *byte == 1) && !is_in_arena(grown.as_mut_ptr());
+            in_arena && as_malloc && elsewhere && whole && kept && has_grown && has_left
         });
     }
 
