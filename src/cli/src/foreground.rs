@@ -75,7 +75,7 @@ pub(crate) fn manifest_apps(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<
 
 /// Requests the output, for the terminal of this process.
 pub(crate) fn show_output() -> Show {
-    Show::Output { terminal_size: terminal::size().map(|size| (size.ws_row, size.ws_col)) }
+    Show::Output { terminal_size: terminal::rows_and_columns() }
 }
 
 /// Catches SIGINT, SIGTERM, SIGHUP and SIGWINCH, and with a proxy the signals that can be forwarded.

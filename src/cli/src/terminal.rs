@@ -119,6 +119,11 @@ pub(crate) fn size() -> Option<Winsize> {
     all.into_iter().find_map(|fd| tcgetwinsize(fd).ok()).filter(|size| size.ws_row > 0 && size.ws_col > 0)
 }
 
+/// Rows and columns of the caller's terminal.
+pub(crate) fn rows_and_columns() -> Option<(u16, u16)> {
+    size().map(|size| (size.ws_row, size.ws_col))
+}
+
 /// Whether any standard descriptor is a terminal. Resizing it sends SIGWINCH to this process.
 pub(crate) fn is_any() -> bool {
     use std::io::IsTerminal as _;

@@ -75,7 +75,6 @@ impl RunCommand for Exec {
         // A shell is interactive: give it a terminal if there is one here.
         let at_terminal = shell && rustix::termios::isatty(rustix::stdio::stdin());
         let (tty, interactive) = (self.tty || at_terminal, self.interactive || shell);
-        let size = terminal::size();
         let request = ExecRequest {
             app,
             argv: if shell { vec![SHELLS[0].to_owned()] } else { command },
@@ -83,7 +82,7 @@ impl RunCommand for Exec {
             cwd: self.workdir.clone(),
             user: self.user.clone(),
             group: self.group.clone(),
-            terminal: tty.then(|| size.map_or(DEFAULT_SIZE, |size| (size.ws_row, size.ws_col))),
+            terminal: tty.then(|| terminal::rows_and_columns().unwrap_or(DEFAULT_SIZE)),
         };
         let mut candidates: &[&str] = if shell { &SHELLS[1..] } else { &[] };
         let mut request = request;

@@ -13,7 +13,6 @@ use signal_hook::consts::{SIGCONT, SIGQUIT, SIGWINCH};
 
 use super::cpu_time;
 use super::keys::{KeyReader, TopKey};
-
 use crate::commands::stats::{CpuRates, NO_VALUE, Sampling, StatsRow, stats_rows};
 use crate::exit;
 use crate::failure::{Failure, io as io_failure, output};
@@ -252,7 +251,7 @@ fn draw(lines: &[String], is_table: bool) -> io::Result<()> {
 
 /// Rows and columns of the screen.
 fn screen_size() -> (usize, usize) {
-    let (rows, columns) = terminal::size().map_or(DEFAULT_SIZE, |size| (size.ws_row, size.ws_col));
+    let (rows, columns) = terminal::rows_and_columns().unwrap_or(DEFAULT_SIZE);
     (rows.into(), columns.into())
 }
 
