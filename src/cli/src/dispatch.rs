@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::io::Write as _;
 
 use clap::FromArgMatches as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};

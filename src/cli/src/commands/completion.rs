@@ -10,6 +10,7 @@ use crate::exit;
 use crate::failure::Failure;
 use crate::globals::Globals;
 use crate::render::{escape, json};
+use std::io::Write as _;
 
 /// Arguments of `completion`.
 #[derive(Debug, clap::Args)]

@@ -3,6 +3,7 @@
 use gantry_engine::FileChange;
 use gantry_model::AppName;
 use serde::Serialize;
+use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::Context;

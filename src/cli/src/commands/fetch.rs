@@ -1,6 +1,7 @@
 //! `gantry fetch`.
 
 use gantry_model::ImageRef;
+use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::{self, Context};

@@ -1,5 +1,6 @@
 //! `gantry generate`: systemd units that run pods.
 
+use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -2,6 +2,7 @@
 
 use gantry_engine::Engine;
 use gantry_model::{AppName, PodId};
+use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::{self, Context};

@@ -1,5 +1,6 @@
 //! `gantry pki`: the certificates of the node API.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! `gantry port`.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 
 use gantry_model::Phase;
 use gantry_model::id::shown;

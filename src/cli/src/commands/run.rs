@@ -1,5 +1,6 @@
 //! `gantry run`, `gantry prepare` and `gantry run-prepared`.
 
+use std::io::Write as _;
 use std::path::Path;
 
 use gantry_engine::{Engine, Prepare, PrepareError, RunOptions, Running, Show};

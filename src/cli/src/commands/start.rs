@@ -2,6 +2,7 @@
 
 use gantry_engine::{Engine, PodRow};
 use gantry_model::{Phase, PodId};
+use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::Context;

@@ -1,5 +1,6 @@
 //! `gantry stop` and `gantry kill`.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use gantry_engine::PodRow;

@@ -3,6 +3,7 @@
 use gantry_model::AppName;
 use gantry_model::quantity;
 use gantry_model::spec::{CpusetList, DeviceIoRate, LimitChange};
+use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::commands::app::AppSet;

@@ -1,6 +1,7 @@
 //! `gantry version`.
 
 use serde::Serialize;
+use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::Context;

@@ -1,5 +1,6 @@
 //! `gantry wait`.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use gantry_engine::{Engine, PodView};

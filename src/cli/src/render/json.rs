@@ -1,14 +1,11 @@
 //! JSON output, written item by item: a list of ten thousand pods is never held in memory as text.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, StdoutLock, Write};
 
 use serde::Serialize;
 use serde::ser::{SerializeSeq as _, Serializer as _};
 
 use super::OutputFormat;
-
-/// The size of the buffer of an output, in bytes.
-const BUFFER: usize = 64 << 10;
 
 /// A time in JSON: RFC 3339 with nanoseconds.
 pub(crate) struct TimeJson(pub(crate) gantry_model::Timestamp);
@@ -29,30 +26,28 @@ impl<T: std::fmt::Display> Serialize for DisplayJson<T> {
 }
 
 /// Writes items as one array (`json`) or one document per line (`json-lines`).
-pub(crate) fn write_items<T: Serialize>(
-    out: &mut dyn Write,
+pub(crate) fn write_items<T: Serialize, W: Write + ?Sized>(
+    out: &mut W,
     format: OutputFormat,
     items: impl IntoIterator<Item = T>,
 ) -> io::Result<()> {
-    // The serializer writes few bytes at a time: into this buffer, that is no virtual call.
-    let mut out = BufWriter::with_capacity(BUFFER, out);
     match format {
         OutputFormat::JsonLines => {
             for item in items {
-                serde_json::to_writer(&mut out, &item)?;
+                serde_json::to_writer(&mut *out, &item)?;
                 out.write_all(b"\n")?;
             }
+            Ok(())
         }
         OutputFormat::JsonPretty => {
-            write_array(&mut serde_json::Serializer::pretty(&mut out), items)?;
-            out.write_all(b"\n")?;
+            write_array(&mut serde_json::Serializer::pretty(&mut *out), items)?;
+            out.write_all(b"\n")
         }
         OutputFormat::Json | OutputFormat::Table => {
-            write_array(&mut serde_json::Serializer::new(&mut out), items)?;
-            out.write_all(b"\n")?;
+            write_array(&mut serde_json::Serializer::new(&mut *out), items)?;
+            out.write_all(b"\n")
         }
     }
-    out.flush()
 }
 
 fn write_array<T: Serialize, W: Write, F: serde_json::ser::Formatter>(
@@ -67,7 +62,11 @@ fn write_array<T: Serialize, W: Write, F: serde_json::ser::Formatter>(
 }
 
 /// Writes one document, indented in the pretty format and for tables.
-pub(crate) fn write_document(out: &mut dyn Write, format: OutputFormat, value: &impl Serialize) -> io::Result<()> {
+pub(crate) fn write_document<W: Write + ?Sized>(
+    out: &mut W,
+    format: OutputFormat,
+    value: &impl Serialize,
+) -> io::Result<()> {
     match format {
         OutputFormat::JsonPretty | OutputFormat::Table => serde_json::to_writer_pretty(&mut *out, value)?,
         OutputFormat::Json | OutputFormat::JsonLines => serde_json::to_writer(&mut *out, value)?,
@@ -76,8 +75,8 @@ pub(crate) fn write_document(out: &mut dyn Write, format: OutputFormat, value: &
 }
 
 /// Writes an array if several objects were requested, otherwise one document; nothing if that one failed.
-pub(crate) fn write_one_or_several<T: Serialize>(
-    out: &mut dyn Write,
+pub(crate) fn write_one_or_several<T: Serialize, W: Write + ?Sized>(
+    out: &mut W,
     format: OutputFormat,
     several: bool,
     items: impl IntoIterator<Item = T>,
@@ -88,9 +87,12 @@ pub(crate) fn write_one_or_several<T: Serialize>(
     items.into_iter().try_for_each(|item| write_document(out, format, &item))
 }
 
-/// Calls `write` with buffered standard output and flushes it.
-pub(crate) fn to_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), crate::failure::Failure> {
-    let mut out = BufWriter::with_capacity(BUFFER, std::io::stdout().lock());
+/// Calls `write` with buffered standard output and flushes it. The type of the buffer is known, because the serializer
+/// writes few bytes at a time: a virtual call for each of them would take a sixth of a long list.
+pub(crate) fn to_stdout(
+    write: impl FnOnce(&mut BufWriter<StdoutLock<'static>>) -> io::Result<()>,
+) -> Result<(), crate::failure::Failure> {
+    let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());
     write(&mut out).and_then(|()| out.flush()).map_err(crate::failure::output)
 }
 
