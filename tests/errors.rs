@@ -1,8 +1,11 @@
 //! Invalid input: the message names the operation, the object and the remedy, the exit code fits, and nothing is left
 //! behind.
 
+use std::path::Path;
+
 use gantry_fixtures::{Image, Layer};
-use gantry_tests::{Gantry, install_program, pod_id};
+use gantry_tests::{Gantry, Signal, install_program, pod_id, wait_for};
+use serde_json::Value;
 
 /// The exit code of gantry's own failures.
 const FAILED: i32 = 125;
@@ -286,6 +289,57 @@ fn early_ends_of_the_supervisor_are_explained() {
     let phases: Vec<_> = g.list().iter().map(|pod| pod["phase"].clone()).collect();
     assert_eq!(phases, ["aborted-prepare"]);
     g.check_invariants();
+}
+
+/// A supervisor that cannot start its pod: it stops its starter, then ends and replies. Writes its process id to `pid`.
+#[track_caller]
+fn install_stopping_supervisor(g: &Gantry, program: &Path, pid: &Path) {
+    let script = format!(
+        "#!/bin/sh\necho $$ >{}\nreply=$({} \"$@\")\ncode=$?\nkill -STOP $PPID\nprintf '%s\\n' \"$reply\"\nexit $code\n",
+        pid.display(),
+        g.own_supervisor().display()
+    );
+    install_program(g.write("stops-its-starter.sh", &script), program);
+}
+
+#[test]
+fn readers_do_not_hide_why_a_start_failed() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let (program, pid) = (g.scratch().join("stops-its-starter"), g.scratch().join("pid"));
+    install_stopping_supervisor(&g, &program, &pid);
+    // Continues the command after the supervisor has ended, when `meanwhile` has read the pod.
+    let with_unread_failure = |args: &[&str], meanwhile: &dyn Fn()| {
+        let command = g.spawn_command(g.command(args).env("GANTRY_STAGE1", &program));
+        wait_for("the supervisor to end", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", std::fs::read_to_string(&pid).ok()?.trim()));
+            stat.ok().filter(|stat| stat.contains(") Z ")).map(drop)
+        });
+        meanwhile();
+        command.signal(Signal::CONT);
+        command.wait()
+    };
+
+    let run = ["run", "--net=none", &image, "--exec=/bin/missing"];
+    let is_being_started = |phase: &Value| *phase == "embryo" || *phase == "preparing";
+    let out = with_unread_failure(&run, &|| assert!(is_being_started(&g.list()[0]["phase"])));
+    let _ = out.exits(127).stderr_contains(&["/bin/missing"]);
+    let pods = g.list();
+    assert_eq!((pods.len(), &pods[0]["phase"]), (1, &"aborted-prepare".into()));
+    let status = g.run(&["status", pods[0]["id"].as_str().unwrap_or_default()]).ok();
+    assert!(status.stdout.contains("/bin/missing"), "{status}");
+
+    let source = g.scratch().join("source");
+    std::fs::create_dir(&source).unwrap_or_else(|error| panic!("{error}"));
+    let volume = format!("--volume=v,kind=host,source={}", source.display());
+    let pod = g.detached(&[&volume, "--mount=volume=v,target=/v"], &["sleep", "forever"]);
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    std::fs::remove_dir(&source).unwrap_or_else(|error| panic!("{error}"));
+    let out = with_unread_failure(&["start", &pod], &|| assert_eq!(g.status(&pod)["phase"], "starting"));
+    assert!(out.code != 0 && out.stderr.contains("source"), "{out}");
+    let status = g.status(&pod);
+    assert_eq!(status["phase"], "exited", "{status}");
+    assert!(status["restart_failure"].as_str().is_some_and(|why| why.contains("source")), "{status}");
 }
 
 /// A start with `--rm` mounts the app's root as a volatile overlay, which cannot be mounted a second time.

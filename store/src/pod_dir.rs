@@ -1,6 +1,6 @@
-//! Pod directories and their locks. A held lock means that a process prepares, runs or deletes the pod; a free one
-//! means that the process is done or dead. The lock is on the directory itself, so its descriptor can be passed to the
-//! supervisor.
+//! Pod directories and their locks. A held lock means that a process prepares, starts, runs or deletes the pod; a free
+//! one means that the process is done or dead. The lock is on the directory itself, so its descriptor can be passed to
+//! the supervisor.
 //!
 //! A directory is created and locked in `tmp/` and then renamed, so that it never appears unlocked. Deletion renames it
 //! to `tmp/` first, so that it never appears without its facts. The data of a pod of `run --rm` is deleted before.
@@ -29,6 +29,22 @@ impl PodLock {
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
+    }
+
+    /// A second handle of the same lock, which is held until both are closed, or one unlocks it (flock(2), LOCK_UN).
+    ///
+    /// # Errors
+    /// No file descriptors are left.
+    pub fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self { fd: self.fd.try_clone()? })
+    }
+
+    /// Takes the lock again if another handle has unlocked it. `false`: another process has taken it since.
+    ///
+    /// # Errors
+    /// flock(2) failed.
+    pub fn retake(&self) -> std::io::Result<bool> {
+        try_lock(&self.fd, LockMode::Exclusive)
     }
 
     /// A handle with which another thread deletes the pod's data. It shares the lock, which is held until the handle

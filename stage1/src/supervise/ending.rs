@@ -59,7 +59,7 @@ impl Supervisor {
         if rustix::fs::accessat(&self.pod.jail.pod_dir, removed, Access::EXISTS, AtFlags::empty()).is_err() {
             return;
         }
-        // If it fails, the lock is released by the exit.
+        // This also unlocks the starter's handle. If it fails, the exit releases the lock.
         let _released_by_exit = rustix::fs::flock(lock, FlockOperation::NonBlockingUnlock);
         self.foregrounds.close();
     }

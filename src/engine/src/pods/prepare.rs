@@ -35,6 +35,7 @@ use crate::pods::output::Show;
 use crate::pods::plan::{self, Image, PlanError, Setting};
 use crate::pods::plan_net;
 use crate::pods::pod_dir;
+use crate::pods::rm::RemovalSync;
 use crate::pods::supervisor::WaitingSupervisor;
 use crate::{Engine, EngineError, PodError};
 
@@ -187,7 +188,7 @@ impl Kind for PrepareError {
 /// A pod that was just created: a row (Embryo), a locked directory, a plan. When dropped, it is removed again.
 pub struct Embryo<'e> {
     pub(crate) engine: &'e Engine,
-    // Dropped before the guard, which takes the lock itself.
+    // Dropped before the guard, which removes the pod: this ends the supervisor.
     pub(crate) parts: EmbryoParts,
     pub(crate) undo: UndoGuard<'e>,
 }
@@ -200,7 +201,7 @@ pub(crate) struct EmbryoParts {
     pub(crate) owner: EmbryoOwner,
 }
 
-/// The holder of the lock of a new pod.
+/// The holder of the lock of a new pod, beside its guard.
 pub(crate) enum EmbryoOwner {
     /// The engine.
     Engine(PodLock),
@@ -209,23 +210,27 @@ pub(crate) enum EmbryoOwner {
 }
 
 /// Removes a pod that was not completed. If a part cannot be removed now, its lock is free: `gc` collects it.
+///
+/// Shares the lock with the owner, so that no other process reconciles a failed start before its reason is recorded.
 pub(crate) struct UndoGuard<'e> {
     engine: &'e Engine,
     id: PodId,
-    armed: bool,
+    /// `None`: disarmed.
+    lock: Option<PodLock>,
 }
 
 impl UndoGuard<'_> {
-    /// Keeps the pod.
+    /// Keeps the pod, and closes the guard's handle of the lock.
     pub(crate) fn disarm(mut self) {
-        self.armed = false;
+        self.lock = None;
     }
 }
 
 impl Drop for UndoGuard<'_> {
     fn drop(&mut self) {
-        if self.armed {
-            let _left_for_gc = self.engine.dispose(self.id);
+        // The supervisor of a pod of `run --rm` that ran, and has ended, has unlocked it.
+        if let Some(lock) = self.lock.take().filter(|lock| lock.retake().unwrap_or(false)) {
+            let _left_for_gc = self.engine.dispose_locked(self.id, Some(lock), RemovalSync::Nothing);
         }
     }
 }
@@ -298,7 +303,9 @@ impl Engine {
         }
         // Directory first: as soon as the row exists, a free lock means that the preparer is dead.
         let lock = self.store.make_pod_dir(id).map_err(PodError::store)?;
-        let undo = UndoGuard { engine: self, id, armed: true };
+        let shared = self.share_lock(id, &lock);
+        let undo = UndoGuard { engine: self, id, lock: Some(lock) };
+        let lock = shared?;
         let show = show.filter(|_| self.can_spawn_waiting(&plan));
         let (owner, row) = self.insert_owned(id, lock, show, || {
             plan.user_ids = self.assign_user_ids(id, spec.userns)?;
@@ -309,7 +316,7 @@ impl Engine {
     }
 
     /// Has `insert` write the row of a new pod. If its output can be shown, a supervisor is spawned meanwhile, which
-    /// becomes the owner. On failure the lock is free.
+    /// becomes the owner. On failure this handle of the lock is closed, and the supervisor has ended.
     fn insert_owned(
         &self,
         id: PodId,

@@ -2,12 +2,12 @@
 //!
 //! # Locks
 //!
-//! A held lock on a pod directory means that the pod has a living owner: its preparer, its supervisor, or the process
-//! that deletes it. The kernel releases the lock when the holder dies. Probing takes it for a moment, so a second
-//! prober may find the lock of a dead pod held. Where the row names a supervisor that is dead, this module therefore
-//! waits for the lock. Where the supervisor that the row names runs and has not recorded the end of its pod, it holds
-//! the lock, which is not probed then. The record lock on its journal, which no other process takes, shows that it
-//! runs: listing many pods opens one file of each.
+//! A held lock on a pod directory means that the pod has a living owner: its preparer or starter, its supervisor, or
+//! the process that deletes it. The kernel releases the lock when the holder dies. Probing takes it for a moment, so a
+//! second prober may find the lock of a dead pod held. Where the row names a supervisor that is dead, this module
+//! therefore waits for the lock. Where the supervisor that the row names runs and has not recorded the end of its pod,
+//! it holds the lock, which is not probed then. The record lock on its journal, which no other process takes, shows
+//! that it runs: listing many pods opens one file of each.
 //!
 //! # What was killed when, and the outcome
 //!
@@ -17,11 +17,11 @@
 //! | `run` before it passed on the plan | Embryo or none, lock held until the supervisor exits | AbortedPrepare |
 //! | `run` after it did | Embryo, Preparing or Prepared, lock held, journal says ready | Running |
 //! | the same, and the pod has ended since | the same, lock free | Running, then Exited |
-//! | a supervisor that had not become ready | Embryo or Preparing, lock free | AbortedPrepare |
+//! | a supervisor that had not become ready, and its starter | Embryo or Preparing, lock free | AbortedPrepare |
 //! | a supervisor of a running pod, or the host | Running, lock free | Exited |
 //! | `start` after it spawned | Starting, lock held, journal says ready | Running |
 //! | the same, and the pod has ended since | Starting, lock free, journal says ready | Running, then Exited |
-//! | `start` before that, or a supervisor that had not become ready | Starting, lock free | Exited, as before |
+//! | `start` before that, and a supervisor that had not become ready | Starting, lock free | Exited, as before |
 //!
 //! A Prepared pod whose lock is free and whose journal has no ready record stays Prepared.
 
@@ -334,6 +334,12 @@ impl Engine {
             PodState::Free(lock) => Ok(Some(lock)),
             PodState::Held | PodState::Absent => Ok(None),
         }
+    }
+
+    /// A second handle of a pod's lock. A starter keeps it until the start or its failure is recorded. A failed
+    /// supervisor closes its own handle, and a free lock would mean to other processes that the starter was killed.
+    pub(crate) fn share_lock(&self, id: PodId, lock: &PodLock) -> Result<PodLock, PodError> {
+        lock.try_clone().map_err(PodError::io("share the lock of", self.pod_dir(id)))
     }
 
     /// Moves a row to the phase that its lock and its journal show.

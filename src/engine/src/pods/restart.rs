@@ -8,15 +8,15 @@
 //! # What a kill leaves behind
 //!
 //! The lock on the pod directory is held from the first step on, and passes to the supervisor: a pod is never started
-//! twice. The journal of the former run goes first, so that it is not taken for that of the new one; the row has all of
-//! it.
+//! twice. The starter shares the lock until the start or its failure is recorded. The journal of the former run goes
+//! first, so that it is not taken for that of the new one; the row has all of it.
 //!
 //! | killed after | found | becomes |
 //! |---|---|---|
 //! | the journal was removed | Exited, lock free | the same |
 //! | the row | Starting, lock free, no journal | Exited, with the former end |
 //! | the supervisor was spawned | Starting, lock held | Running, when the journal says ready |
-//! | the supervisor died | Starting, lock free, no ready record | Exited, with the former end; leftovers removed |
+//! | the supervisor died, too | Starting, lock free, no ready record | Exited, with the former end; leftovers removed |
 //! | it was ready, and died | Starting, lock free, journal says ready | Running, then Exited |
 //!
 //! A pod that waited for gantryd to start it waits again after a failure, longer each time. Whether it waits is part of
@@ -30,7 +30,7 @@ use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::plan::Plan;
 use gantry_model::restart::{PodRestart, RestartPolicy};
 use gantry_model::{AppName, AppState, Edge, Phase, PodId, Timestamp};
-use gantry_store::{Change, Moved, PodRow};
+use gantry_store::{Change, Moved, PodLock, PodRow};
 
 use crate::error::need_root;
 use crate::host::process::Deadline;
@@ -126,6 +126,7 @@ impl Engine {
         if pod_dir::is_to_be_removed(&dir) {
             return Err(StartError::Removed(id));
         }
+        let _until_recorded = self.share_lock(id, &lock)?;
         pod_dir::forget_start(&dir)?;
         let restart = Some(row.restart.before_start(is_requested));
         let Some(row) = self.step(&row, Change { restart, ..Change::along(Edge::Restart) })? else {
@@ -138,7 +139,7 @@ impl Engine {
     }
 
     /// Spawns the supervisor of a pod whose row says Starting, and waits until it is ready.
-    fn spawn_again(&self, row: PodRow, lock: gantry_store::PodLock) -> Result<Running, StartError> {
+    fn spawn_again(&self, row: PodRow, lock: PodLock) -> Result<Running, StartError> {
         let (id, dir) = (row.id, self.pod_dir(row.id));
         // The end of the last run may not have removed all.
         self.remove_leftovers(id, &row.cgroup);
@@ -191,9 +192,8 @@ impl Engine {
         Ok(plan)
     }
 
-    /// After a failed start: removes what it left, and records the failure, unless another process did.
+    /// After a failed start: removes what it left, and records the failure. The caller holds the lock.
     fn clean_up_failed_restart(&self, id: PodId, error: &StartError) {
-        let Ok(Some(_lock)) = self.lock_pod(id) else { return };
         if let Ok(row) = self.row_under_lock(id)
             && matches!(row.phase, Phase::Starting { .. })
         {

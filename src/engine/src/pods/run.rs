@@ -13,7 +13,7 @@ use gantry_contract::files;
 use gantry_contract::start::Ready;
 use gantry_model::error::chain;
 use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PodId};
-use gantry_store::{Change, PodRow};
+use gantry_store::{Change, PodLock, PodRow};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -162,8 +162,8 @@ impl Embryo<'_> {
         match &started {
             Ok(_) => undo.disarm(),
             Err(StartError::Supervisor(error)) if !options.remove => {
-                undo.disarm();
                 engine.abort_start(id, error);
+                undo.disarm();
             }
             Err(_) => drop(undo),
         }
@@ -180,6 +180,7 @@ impl Engine {
         need_root("start a pod")?;
         prepared(self.reconcile_pod(id)?)?;
         let lock = self.lock_pod(id)?.ok_or(StartError::Busy(id))?;
+        let shared = self.share_lock(id, &lock)?;
         // Under the lock the row stays true.
         let mut row = prepared(self.row_under_lock(id)?)?;
         let dir = self.pod_dir(id);
@@ -191,7 +192,7 @@ impl Engine {
         // The leftovers of a failed start.
         self.network_down_or_leave(id);
         let mut spawned = self.spawn(id, &dir, lock, options.show)?;
-        let ready = self.read_start_reply(&mut spawned).inspect_err(|_| self.clean_up_failed_start(id))?;
+        let ready = self.read_start_reply(&mut spawned).inspect_err(|_| self.clean_up_failed_start(id, &shared))?;
         // Opened before the row says Running: from then on the pod can end and be removed at any time.
         let marked =
             self.watch_end_if_shown(options.show, &row).and_then(|end| Ok((self.mark_running(row, &ready)?, end)));
@@ -199,7 +200,7 @@ impl Engine {
             Ok((_, end)) => Ok(running(spawned, ready, end)),
             Err(error) => {
                 kill_unrecorded(&mut spawned);
-                self.clean_up_failed_start(id);
+                self.clean_up_failed_start(id, &shared);
                 Err(error.into())
             }
         }
@@ -274,10 +275,9 @@ impl Engine {
         }
     }
 
-    /// Records that a supervisor could not start its pod, and why. Failures here are left to `reconcile`: the lock is
-    /// free and the journal has no ready record.
+    /// Records that a supervisor could not start its pod, and why. The caller holds the lock. Failures here are left to
+    /// `reconcile`, which finds a free lock and no ready record in the journal.
     fn abort_start(&self, id: PodId, error: &EngineError) {
-        let Ok(Some(_lock)) = self.lock_pod(id) else { return };
         let _superseded_by_the_row = pod_dir::forget_start(&self.pod_dir(id));
         // `abort` removes the leftovers. Without a row, only gc would.
         let Ok(row) = self.row_under_lock(id) else { return self.remove_leftovers(id, &self.recorded_cgroup(id)) };
@@ -291,10 +291,11 @@ impl Engine {
         }
     }
 
-    /// After a failed start of a prepared pod: removes the cgroups and networks, the socket and the journal. Needs the
-    /// lock, for the next start may have begun; that start does the same first.
-    fn clean_up_failed_start(&self, id: PodId) {
-        if let Ok(Some(_lock)) = self.lock_pod(id) {
+    /// After a failed start of a prepared pod: removes the cgroups and networks, the socket and the journal. The next
+    /// start does so before it spawns. Needs the lock, which the supervisor of a pod of `run-prepared --rm` unlocks
+    /// when the pod has run and ended.
+    fn clean_up_failed_start(&self, id: PodId, shared: &PodLock) {
+        if shared.retake().unwrap_or(false) {
             self.remove_leftovers(id, &self.recorded_cgroup(id));
             let _retried_by_the_next_start = pod_dir::forget_start(&self.pod_dir(id));
         }

@@ -1,7 +1,7 @@
 //! Starting a supervisor and reading its start reply.
 //!
 //! The supervisor gets the plan as stdin, a pipe for its start reply as stdout, a log file of the pod as stderr, and
-//! the locked pod directory, which it owns from then on.
+//! the locked pod directory. The starter shares the lock until the start is recorded.
 //!
 //! The supervisor of a new pod may be spawned before the pod has a row and a plan ([`WaitingLaunch`]): it sets itself
 //! up while the engine records the pod. It changes nothing before it has read the plan, and exits if it reads none.
@@ -83,7 +83,7 @@ impl WaitingSupervisor {
 
 impl Drop for WaitingSupervisor {
     fn drop(&mut self) {
-        // Without a plan it exits, and releases the lock.
+        // Without a plan it exits, and closes its handle of the lock.
         self.plan = None;
         if let Some(spawned) = &mut self.spawned {
             spawned.end();
@@ -138,7 +138,8 @@ impl SupervisorLaunch {
         let mut child = stage1::spawn_with(&handed_over, || command.spawn())
             .map_err(|error| attempt.io("hand over the lock", error))?
             .map_err(|error| attempt.io(&format!("execute {}", program.display()), error))?;
-        // Close these copies: the supervisor's death has to release the lock, and to end the output.
+        // Close these copies. Then the supervisor's death ends the output. It also releases the lock, unless the
+        // starter shares it.
         drop(handed_over);
         drop((lock, output_writer, command));
         let no_pipe = || io::Error::other("it has no standard output");
@@ -191,7 +192,7 @@ impl WaitingLaunch {
 }
 
 impl Engine {
-    /// Starts the supervisor of a pod whose plan is written. The supervisor then owns the lock: the pod is alive as
+    /// Starts the supervisor of a pod whose plan is written. The supervisor then holds the lock: the pod is alive as
     /// long as the lock is held. If this process is killed right after, the pod runs and `reconcile` finds it.
     pub(crate) fn spawn(&self, id: PodId, dir: &Path, lock: PodLock, show: Show) -> Result<Spawned, StartError> {
         self.launch(id, dir, pod_dir::open_plan(dir)?, lock, show)?.spawn()
@@ -273,7 +274,8 @@ impl Spawned {
         (self.id, self.child, self.pidfd, self.output)
     }
 
-    /// Makes sure that the supervisor has ended, and reaps it. One that failed ends by itself.
+    /// Makes sure that the supervisor has ended, and reaps it. One that failed ends by itself. One that the kernel
+    /// cannot end in time was killed, and executes nothing any more.
     pub(crate) fn end(&mut self) {
         let short = Deadline::after(SELF_EXIT_TIMEOUT);
         if !matches!(process::readable(&[self.pidfd.as_fd()], short), Ok(Some(_))) {
