@@ -27,8 +27,8 @@ use gantry_model::phase::Stepped;
 use gantry_model::restart::{PodRestart, RestartPolicy};
 use gantry_model::spec::PodFlavor;
 use gantry_model::{
-    AppId, AppLogPath, AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, Phase, PodId, PodLogDir,
-    PodName, PodNamespace, Readiness, Refused, ScheduleName, Timestamp, VolumeName, step,
+    AppId, AppLogPath, AppName, AppState, Edge, ErrorKind, Generation, ImageId, Kind, NetMode, NewEvent, Phase, PodId,
+    PodLogDir, PodName, PodNamespace, Readiness, Refused, ScheduleName, Timestamp, VolumeName, step,
 };
 use rusqlite::{Transaction, params};
 use thiserror::Error;
@@ -484,42 +484,34 @@ impl Store {
                 Some(pod) if pod.generation == seen => Some(pod),
                 other => return Ok(Moved::Lost(other)),
             };
+            let mut new_events = Vec::new();
             for step in asked {
                 // Nothing follows the last edge, which deletes the row.
                 let Some(before) = pod else { break };
-                pod = self.apply(tx, &before, step)?;
+                pod = apply(&before, step, &mut new_events)?;
             }
+            // No other transaction sees the row between two steps, so it is written once.
+            store(tx, id, pod.as_ref(), asked)
+                .and_then(|()| events::append(self, tx, &new_events))
+                .map_err(StoreError::sql(CHANGING))?;
             Ok(Moved::Yes(pod))
         })
     }
+}
 
-    /// Makes one step. `None`: it has deleted the row.
-    fn apply(&self, tx: &Transaction<'_>, pod: &PodRow, asked: &Step<'_>) -> Result<Option<PodRow>, StepError> {
-        let id = pod.id;
-        let refused = |source| StepError::Refused { id, source };
-        let to = match asked.edge {
-            Some(edge) => step(&pod.phase, edge.clone()).map_err(refused)?,
-            None if asked.may_apply_in(&pod.phase) => Stepped::To(pod.phase.clone()),
-            None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
-        };
-        let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
-        let removed = events::removed(&pod.apps, asked.removed_apps);
-        let new_events = events::of_step(id, asked, &apps, &removed, crate::now())?;
-        let mut after = after(pod, to, asked, &apps);
-        store(tx, id, after.as_ref())
-            .and_then(|()| row::delete_apps(tx, id, asked.removed_apps))
-            .and_then(|()| match (&mut after, asked.final_failure()) {
-                (Some(pod), Some(failure)) => {
-                    pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
-                    row::write_annotations(tx, pod)
-                }
-                _ => Ok(()),
-            })
-            .and_then(|()| asked.got().map_or(Ok(()), |networks| row::write_networks(tx, id, networks)))
-            .and_then(|()| events::append(self, tx, &new_events))
-            .map_err(StoreError::sql(CHANGING))?;
-        Ok(after)
-    }
+/// Makes one step of a row in memory, and adds its events. `None`: the row is to be deleted.
+fn apply(pod: &PodRow, asked: &Step<'_>, new_events: &mut Vec<NewEvent>) -> Result<Option<PodRow>, StepError> {
+    let id = pod.id;
+    let refused = |source| StepError::Refused { id, source };
+    let to = match asked.edge {
+        Some(edge) => step(&pod.phase, edge.clone()).map_err(refused)?,
+        None if asked.may_apply_in(&pod.phase) => Stepped::To(pod.phase.clone()),
+        None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
+    };
+    let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
+    let removed = events::removed(&pod.apps, asked.removed_apps);
+    new_events.extend(events::of_step(id, asked, &apps, &removed, crate::now())?);
+    Ok(after(pod, to, asked, &apps))
 }
 
 fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
@@ -653,14 +645,28 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState
         }
     }
     pod.apps.retain(|app| !asked.removed_apps.contains(&app.name));
+    if let Some(failure) = asked.final_failure() {
+        pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
+    }
     Some(pod)
 }
 
-fn store(tx: &Transaction<'_>, id: PodId, after: Option<&PodRow>) -> rusqlite::Result<()> {
-    let id = id.to_string();
+/// Writes what these steps have changed in a row; `None` deletes it.
+fn store(tx: &Transaction<'_>, id: PodId, after: Option<&PodRow>, steps: &[Step<'_>]) -> rusqlite::Result<()> {
     let Some(pod) = after else {
-        return tx.prepare_cached(DELETE)?.execute([id]).map(drop);
+        return tx.prepare_cached(DELETE)?.execute([id.to_string()]).map(drop);
     };
     row::write_phase(tx, pod)?;
-    pod.apps.iter().try_for_each(|app| row::write_app(tx, &id, app))
+    let text = id.to_string();
+    pod.apps.iter().try_for_each(|app| row::write_app(tx, &text, app))?;
+    for step in steps {
+        row::delete_apps(tx, id, step.removed_apps)?;
+        if step.final_failure().is_some() {
+            row::write_annotations(tx, pod)?;
+        }
+        if let Some(networks) = step.got() {
+            row::write_networks(tx, id, networks)?;
+        }
+    }
+    Ok(())
 }

@@ -302,7 +302,6 @@ fn app_state(columns: &mut Columns<'_, '_>) -> rusqlite::Result<AppState> {
 /// The columns a phase owns; all others are NULL.
 #[derive(Default)]
 struct PhaseColumns<'a> {
-    prepared: Option<i64>,
     aborted: Option<i64>,
     started: Option<i64>,
     supervisor: Option<&'a Process>,
@@ -316,9 +315,9 @@ impl<'a> PhaseColumns<'a> {
     fn from_phase(phase: &'a Phase) -> Self {
         let none = Self::default();
         match phase {
-            Phase::Embryo | Phase::Preparing => none,
+            // The time of the preparation is a column of the pod, not of a phase.
+            Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } => none,
             Phase::AbortedPrepare { at } => Self { aborted: Some(at.0), ..none },
-            Phase::Prepared { at } => Self { prepared: Some(at.0), ..none },
             Phase::Running { since, supervisor } => {
                 Self { started: Some(since.0), supervisor: Some(supervisor), ..none }
             }
@@ -347,8 +346,7 @@ fn stored_name(phase: &Phase) -> &'static str {
     }
 }
 
-const WRITE_PHASE: &str =
-    "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = coalesce(?4, prepared_at), aborted_at = ?5,
+const WRITE_PHASE: &str = "UPDATE pod SET generation = ?2, phase = ?3, prepared_at = ?4, aborted_at = ?5,
             started_at = ?6, supervisor_pid = ?7, supervisor_start = ?8, supervisor_boot = ?9, ended_at = ?10,
             exit_code = ?11, failed_app = ?12, reason = ?13, marked_at = ?14, was = ?15, deleting_at = ?16,
             name = CASE WHEN ?3 IN ('aborted-prepare', 'garbage') THEN NULL ELSE name END,
@@ -365,8 +363,8 @@ pub(crate) fn compile_writes(conn: &Connection) -> rusqlite::Result<()> {
     [WRITE_PHASE, WRITE_APP].iter().try_for_each(|text| conn.prepare_cached(text).map(drop))
 }
 
-/// Writes the phase and the generation of a pod. The time of its preparation is kept through all later phases. A pod
-/// that could not be started or is removed loses its name ([`super::has_name`]).
+/// Writes the phase and the generation of a pod, and the time of its preparation. A pod that could not be started or is
+/// removed loses its name ([`super::has_name`]).
 pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<()> {
     let columns = PhaseColumns::from_phase(&pod.phase);
     let (ended, end) = columns.ended.unzip();
@@ -375,7 +373,7 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
             pod.id.to_string(),
             pod.generation.0,
             stored_name(&pod.phase),
-            columns.prepared,
+            pod.prepared.map(|at| at.0),
             columns.aborted,
             columns.started,
             columns.supervisor.map(|process| process.pid),

@@ -129,6 +129,32 @@ fn several_steps_are_one_transaction() {
     assert_eq!(store.pod(id).unwrap(), None);
 }
 
+/// As for a `run`: the row and the events are those of single steps.
+#[test]
+fn a_start_in_one_transaction_writes_everything() {
+    let home = Home::new();
+    let (store, image) = (&home.store, image(&home.store, "i", &["l"]));
+    let apart = running(store, pod_id(1), &image);
+    let new = store.insert_pod(&new_pod(pod_id(2), &image, &["a", "b"])).unwrap();
+    let networks = Networks::from_list(&[full_network()]).unwrap();
+    let apps = vec![(name("a"), started(0)), (name("b"), started(0))];
+    let start = Edge::Started { at: Timestamp(12), supervisor: supervisor() };
+    let start = Change { apps, networks: networks.clone(), ..edge(start) };
+    let steps = [edge(Edge::Prepare), edge(Edge::Prepared(Timestamp(11))), start];
+    let Moved::Yes(Some(pod)) = store.steps(new.id, new.generation, &steps).unwrap() else { panic!() };
+    assert_eq!(home.another().pod(pod.id).unwrap().unwrap(), pod);
+    assert_eq!((&pod.phase, pod.generation, pod.prepared), (&apart.phase, apart.generation, apart.prepared));
+    assert_eq!(pod.networks, networks);
+    let states = |row: &PodRow| row.apps.iter().map(|app| app.state).collect::<Vec<_>>();
+    assert_eq!(states(&pod), states(&apart));
+    let kinds = |id: PodId| {
+        let events = store.events_after(0, 100).unwrap().into_iter().filter(|event| event.event.id == id.to_string());
+        events.map(|event| event.event.kind).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(pod.id), kinds(apart.id));
+    assert_eq!(kinds(pod.id).first(), Some(&EventKind::PodPrepared));
+}
+
 #[test]
 fn a_full_pod_life_records_every_event() {
     let home = Home::new();
