@@ -83,8 +83,21 @@ class Runner:
         return self.run(argv, deadline, keep=True)["stdout"].strip()
 
 
+def settle(quiet=10, deadline=2.0):
+    """Waits until nothing has run for some polls, or for two seconds. Otherwise the background work of a command, such
+    as podman's cleanup process, would slow the next one down."""
+    end, seen = time.monotonic() + deadline, 0
+    while seen < quiet and time.monotonic() < end:
+        with open("/proc/loadavg", encoding="ascii") as file:
+            running = int(file.read().split()[3].split("/")[0])
+        # This process runs itself.
+        seen = seen + 1 if running <= 1 else 0
+        time.sleep(0.002)
+
+
 def alternate(contenders, rounds, warm=2, note=None):
-    """Times every contender once per round, in a new random order each round, so that drift affects all equally.
+    """Times every contender once per round, in a new random order each round, so that drift affects all equally. Before
+    each it waits until the machine is idle.
 
     `contenders`: name -> function of the round's number that returns nanoseconds, or None for a run that does not count.
     Returns name -> list of nanoseconds. The first `warm` rounds are not counted.
@@ -94,6 +107,7 @@ def alternate(contenders, rounds, warm=2, note=None):
     for number in range(warm + rounds):
         shuffle.shuffle(order)
         for name in order:
+            settle()
             took = contenders[name](number)
             if number >= warm and took is not None:
                 samples[name].append(took)
