@@ -78,6 +78,8 @@ use gantry_contract::journal::Fact;
 use gantry_contract::plan::Plan;
 use gantry_contract::start::StartReply;
 use gantry_host::file::read_stream;
+// Replaces musl's memcpy and memmove.
+use gantry_memcpy as _;
 use gantry_model::ErrorKind;
 
 use crate::failure::{Attempt, Result, failure};

@@ -38,6 +38,9 @@ mod unknown_command;
 
 use std::process::ExitCode;
 
+// Replaces musl's memcpy and memmove.
+use gantry_memcpy as _;
+
 /// musl's allocator maps and unmaps pages for most allocations, which costs a short process more than its work.
 #[cfg(target_env = "musl")]
 #[global_allocator]
