@@ -14,7 +14,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, recvmsg, sendmsg,
+    socket_with,
 };
 use thiserror::Error;
 
@@ -230,7 +231,16 @@ impl Connection {
         if process::readable(&[self.fd.as_fd()], deadline).map_err(io)?.is_none() {
             return Err(ControlError::Silent { id, seconds });
         }
-        let mut bytes = vec![0u8; MAX_MESSAGE];
+        // Most replies are short: zeroing 128 KiB costs more than asking for the length.
+        let length = rustix::io::retry_on_intr(|| {
+            recv(&self.fd, &mut [0u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT)
+        });
+        let length = match length {
+            Ok((_, length)) => length,
+            Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed(id)),
+            Err(errno) => return Err(io(errno.into())),
+        };
+        let mut bytes = vec![0u8; length.min(MAX_MESSAGE)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
