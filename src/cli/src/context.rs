@@ -35,7 +35,8 @@ impl Context {
     /// Opens the engine for a command that changes something. Requires root.
     pub(crate) fn open(&self, command: &'static str) -> Result<Engine, Failure> {
         need_root(command)?;
-        Engine::open(self.options()?).map_err(|error| Failure::from(error).not_a_missing_object())
+        let engine = Engine::open(self.options()?).map_err(|error| Failure::from(error).not_a_missing_object())?;
+        Ok(engine.into_command())
     }
 
     /// [`Self::open`] with changed settings for fetching.
@@ -47,7 +48,7 @@ impl Context {
         need_root(command)?;
         let mut options = self.options()?;
         change(&mut options.fetch);
-        Ok(Engine::open(options)?)
+        Ok(Engine::open(options)?.into_command())
     }
 
     /// Opens the engine for a command that only reads. For root it also reconciles pods; for other users it is
@@ -65,7 +66,7 @@ impl Context {
 
     fn open_options_to_read(&self, options: Options) -> Result<Engine, Failure> {
         let engine = if is_root() { Engine::open_to_read(options) } else { Engine::open_read_only(options) };
-        engine.map_err(|error| {
+        engine.map(Engine::into_command).map_err(|error| {
             let failure = Failure::from(error);
             match failure.kind() {
                 ErrorKind::Denied if !is_root() => CliError::NeedsRoot(self.command.clone()).into(),

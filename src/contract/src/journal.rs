@@ -188,11 +188,15 @@ pub fn line(record: &Record) -> Result<Vec<u8>, serde_json::Error> {
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Parsed {
     let mut parsed = Parsed::default();
-    for line in bytes.split_inclusive(|&c| c == b'\n') {
-        let Some(whole) = line.strip_suffix(b"\n") else { break };
-        match serde_json::from_slice(whole) {
-            Ok(record) => parsed.records.push(record),
-            Err(_) => parsed.damaged += 1,
+    match str::from_utf8(bytes) {
+        // `from_str` need not validate each string again.
+        Ok(text) => {
+            let lines = text.split_inclusive('\n').map_while(|line| line.strip_suffix('\n'));
+            lines.for_each(|line| parsed.push(serde_json::from_str(line)));
+        }
+        Err(_) => {
+            let lines = bytes.split_inclusive(|&c| c == b'\n').map_while(|line| line.strip_suffix(b"\n"));
+            lines.for_each(|line| parsed.push(serde_json::from_slice(line)));
         }
     }
     parsed
@@ -205,6 +209,21 @@ pub struct Parsed {
     pub records: Vec<Record>,
     /// Lines that were no records.
     pub damaged: usize,
+}
+
+impl Parsed {
+    fn push(&mut self, line: serde_json::Result<Record>) {
+        match line {
+            Ok(record) => self.records.push(record),
+            Err(_) => self.damaged += 1,
+        }
+    }
+
+    /// Adds the facts that were appended to the journal later.
+    pub fn extend(&mut self, later: Self) {
+        self.records.extend(later.records);
+        self.damaged += later.damaged;
+    }
 }
 
 #[cfg(test)]
@@ -222,12 +241,29 @@ mod tests {
         assert_eq!(parsed.damaged, 1);
         let facts: Vec<_> = parsed.records.iter().map(|r| &r.fact).collect();
         assert_eq!(facts, [&Fact::Stopping { reason: "stop".into() }, &Fact::Unknown, &Fact::Ended]);
+        // A line that is not UTF-8 does not hide the others.
+        bytes.splice(0..0, *b"{\"at\":4,\xff}\n");
+        assert_eq!(parse(&bytes), Parsed { damaged: 2, ..parsed });
     }
 
     proptest::proptest! {
         #[test]
         fn parser_never_panics(bytes: Vec<u8>) {
             let _ = parse(&bytes);
+        }
+
+        /// Readers parse only what was appended.
+        #[test]
+        fn journals_are_parsed_line_by_line(lines: Vec<(Option<i64>, Vec<u8>)>, at: proptest::sample::Index) {
+            let text = |(time, noise): &(Option<i64>, Vec<u8>)| match time {
+                Some(at) => line(&Record { at: *at, fact: Fact::Ended }).unwrap(),
+                None => [noise.as_slice(), b"\n"].concat(),
+            };
+            let lines: Vec<_> = lines.iter().map(text).collect();
+            let (first, later) = lines.split_at(at.index(lines.len() + 1));
+            let mut parsed = parse(&first.concat());
+            parsed.extend(parse(&later.concat()));
+            proptest::prop_assert_eq!(parsed, parse(&lines.concat()));
         }
     }
 }

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::PodError;
 use crate::host::sandbox_network::SandboxNetworkChoice;
+use crate::pods::journal_cache::JournalCache;
 
 /// The options of an engine. `Options::new` has the defaults.
 #[derive(Debug, Clone)]
@@ -139,6 +140,7 @@ pub struct Engine {
     pub(crate) tolerant: bool,
     /// Why the last unwritable row could not be written.
     pub(crate) unwritten: RefCell<Option<String>>,
+    pub(crate) journals: JournalCache,
     pub(crate) timeouts: Timeouts,
     pub(crate) hierarchies: OnceCell<Vec<Hierarchy>>,
 }
@@ -187,6 +189,7 @@ impl Engine {
             writes: Cell::new(true),
             tolerant: true,
             unwritten: RefCell::default(),
+            journals: JournalCache::default(),
             timeouts: Timeouts::foreground(),
             hierarchies: OnceCell::new(),
         }
@@ -224,6 +227,13 @@ impl Engine {
     #[must_use]
     pub fn into_background(self) -> Self {
         Self { timeouts: Timeouts::background(), tolerant: false, ..self }
+    }
+
+    /// The same engine for one command: it keeps the last journal that it has read.
+    #[must_use]
+    pub fn into_command(self) -> Self {
+        self.journals.enable();
+        self
     }
 
     /// Why the last change to a pod's row could not be written and was only shown. The next command that can write

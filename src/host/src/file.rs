@@ -1,7 +1,7 @@
 //! Reading files and streams that others wrote, up to a limit; syncing directories.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -33,6 +33,16 @@ pub fn read_open_file(file: File, limit: u64) -> io::Result<Vec<u8>> {
     }
     // One byte more, so that the end of the file is found without growing the buffer.
     read_sized(file, limit, metadata.len().saturating_add(1))
+}
+
+/// Reads an open file from an offset to its end, at most `limit` bytes. `size` is the file's in bytes, if it was not
+/// changed since.
+///
+/// # Errors
+/// The error of lseek(2) or read(2); [`io::ErrorKind::FileTooLarge`] if more bytes follow.
+pub fn read_from(mut file: &File, offset: u64, size: u64, limit: u64) -> io::Result<Vec<u8>> {
+    file.seek(SeekFrom::Start(offset))?;
+    read_sized(file, limit, size.saturating_sub(offset).saturating_add(1))
 }
 
 /// Reads a stream to its end, at most `limit` bytes.

@@ -22,6 +22,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_contract::control::{AddApp, Reply, Request};
@@ -357,7 +358,7 @@ impl Engine {
 
     /// The same, for the holder of the lock: rows and journal are what the dead process left. Returns both as they are
     /// then.
-    fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(PodRow, Parsed), PodError> {
+    fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(PodRow, Arc<Parsed>), PodError> {
         self.remove_temporary_record(id, lock);
         let (row, journal) = self.row_up_to_journal(id)?;
         let creating = row.apps.iter().filter(|app| app.state == AppState::Creating).map(|app| &app.name);
@@ -381,7 +382,7 @@ impl Engine {
         self.row_up_to_journal(id)
     }
 
-    fn row_up_to_journal(&self, id: PodId) -> Result<(PodRow, Parsed), PodError> {
+    fn row_up_to_journal(&self, id: PodId) -> Result<(PodRow, Arc<Parsed>), PodError> {
         let journal = self.journal(id)?;
         let row = self.store.pod(id).map_err(PodError::store)?;
         let row = row.map(|row| self.record_app_changes(row, &journal)).transpose()?.flatten();

@@ -14,6 +14,7 @@ pub(crate) mod gc;
 pub(crate) mod health;
 pub(crate) mod host_command;
 pub(crate) mod image_volumes;
+pub(crate) mod journal_cache;
 pub(crate) mod kill;
 pub(crate) mod names;
 pub(crate) mod outcome;

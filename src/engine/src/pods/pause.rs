@@ -65,7 +65,7 @@ impl Engine {
             return Ok(Some(row));
         }
         // The row may be newer than the journal that was read: another process may have recorded app changes.
-        let state = pauses(&self.journal(row.id)?);
+        let state = pauses(&*self.journal(row.id)?);
         let Some(wanted) = with_pauses(&row, &state) else { return Ok(Some(row)) };
         if !self.writes.get() {
             return Ok(Some(wanted));

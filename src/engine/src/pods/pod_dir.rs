@@ -8,6 +8,7 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_contract::{files, journal, plan::Plan};
@@ -51,11 +52,11 @@ impl Engine {
     }
 
     /// The supervisor's journal; empty when it has not written one yet.
-    pub(crate) fn journal(&self, id: PodId) -> Result<journal::Parsed, PodError> {
+    pub(crate) fn journal(&self, id: PodId) -> Result<Arc<journal::Parsed>, PodError> {
         let path = self.pod_dir(id).join(files::JOURNAL);
-        match read(&path, MAX_JOURNAL) {
-            Ok(bytes) => Ok(journal::parse(&bytes)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(journal::Parsed::default()),
+        match open(&path).and_then(|file| self.journals.read(file)) {
+            Ok(journal) => Ok(journal),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Arc::default()),
             Err(error) => Err(PodError::io("read the journal", path)(error)),
         }
     }

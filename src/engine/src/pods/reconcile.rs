@@ -28,6 +28,7 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_contract::files;
@@ -53,8 +54,15 @@ use crate::pods::wait::has_end;
 /// The maximum adjustment of the wall clock while the host is up; beyond it, a pod seems to be of an earlier boot.
 const CLOCK_SLACK: Duration = Duration::from_secs(60);
 
-/// A list that has read fewer journals than this does not record their stamps: reading them again is faster.
+/// A list records the stamps of the journals that it has read if there are at least this many. Otherwise, reading them
+/// again is cheaper.
 const MIN_RECORDED: usize = 32;
+/// It also records them if they have at least this many bytes together, not counting journals that were changed within
+/// [`RECENT_CHANGE`].
+const MIN_RECORDED_BYTES: u64 = 64 << 10;
+/// A journal that was changed less than this long ago will probably change again: recording its stamp, which wakes
+/// gantryd, would not pay.
+const RECENT_CHANGE: Duration = Duration::from_secs(10);
 
 /// The transition that makes a row agree with the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +131,7 @@ impl Engine {
     pub(crate) fn reconcile(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
         // The caller still learns how a pod ended that was removed now.
-        Ok(self.reconcile_read(row, journal.as_ref(), AtEnd::Remove)?.map(|reconciled| reconciled.row))
+        Ok(self.reconcile_read(row, journal.as_deref(), AtEnd::Remove)?.map(|reconciled| reconciled.row))
     }
 
     /// Reads the requested rows, without reconciling them, and meanwhile what [`Self::reconcile_listed`] needs.
@@ -153,16 +161,16 @@ impl Engine {
         mut journals: LiveJournals,
     ) -> Result<Vec<Box<PodRow>>, PodError> {
         let mut reconciled = Vec::with_capacity(rows.len());
-        let are_recorded = self.writes.get() && journals.read_count() >= MIN_RECORDED;
+        let are_recorded = self.writes.get() && journals.are_worth_recording();
         let mut recorded = Vec::new();
         for row in rows {
             let row = match journals.take(row.id) {
                 Some(LiveJournal::Recorded) if !has_unfinished_add(&row) => Some(row),
                 Some(LiveJournal::Recorded) => {
                     let journal = self.live_journal(&row);
-                    self.reconcile_listed_row(row, journal.as_ref())?
+                    self.reconcile_listed_row(row, journal.as_deref())?
                 }
-                Some(LiveJournal::Read(stamp, journal)) => {
+                Some(LiveJournal::Read { stamp, journal, .. }) => {
                     let listed = are_recorded.then(|| row.clone());
                     let row = self.reconcile_listed_row(row, Some(&journal))?;
                     // A row that was changed may not be stored, or may need another change: the next list records it.
@@ -183,9 +191,10 @@ impl Engine {
     }
 
     /// The journal of a single pod whose supervisor runs. `None`: the pod's lock has to be probed.
-    fn live_journal(&self, row: &PodRow) -> Option<Parsed> {
+    fn live_journal(&self, row: &PodRow) -> Option<Arc<Parsed>> {
         let supervisor = Supervisor::of_phase(row.id, &row.phase, self.store.boot())?;
-        read_live_journal(open_live_journal(CWD, &self.pod_dir(row.id), &supervisor)?)
+        let journal = self.journals.read(open_live_journal(CWD, &self.pod_dir(row.id), &supervisor)?).ok()?;
+        (!has_end(&journal)).then_some(journal)
     }
 
     /// [`Self::reconcile_read`] of a row that is listed. `None` also for a pod that was removed now.
@@ -213,11 +222,11 @@ impl Engine {
     /// Reconciles a row; removes nothing of a pod that has ended.
     pub(crate) fn reconcile_row(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
         let journal = self.live_journal(&row);
-        let reconciled = self.reconcile_read(row, journal.as_ref(), AtEnd::Keep)?;
+        let reconciled = self.reconcile_read(row, journal.as_deref(), AtEnd::Keep)?;
         Ok(reconciled.map(|reconciled| reconciled.row))
     }
 
-    /// [`Self::reconcile`] with the journal that [`read_live_journal`] has read.
+    /// [`Self::reconcile`] with the journal of a running supervisor.
     fn reconcile_read(
         &self,
         row: PodRow,
@@ -393,19 +402,24 @@ fn has_all_facts(row: &PodRow, journal: &Parsed) -> bool {
 enum LiveJournal {
     /// Its stamp is the recorded one: the row has all of its facts.
     Recorded,
-    /// Its stamp before it was read, and its facts.
-    Read(FileStamp, Parsed),
+    /// Its stamp before it was read, and its facts. `settled_bytes`: its length, or 0 if it was changed within
+    /// [`RECENT_CHANGE`].
+    Read { stamp: FileStamp, settled_bytes: u64, journal: Parsed },
 }
 
 impl LiveJournal {
     /// Reads an open journal unless its stamp is the recorded one. `None`: the pod's lock has to be probed.
     fn read_unless(recorded: Option<FileStamp>, file: File) -> Option<Self> {
         // An append after this changes the stamp, so the next list reads the journal again.
-        let stamp = FileStamp::from(&file.metadata().ok()?);
+        let metadata = file.metadata().ok()?;
+        let stamp = FileStamp::from(&metadata);
         if recorded == Some(stamp) {
             return Some(Self::Recorded);
         }
-        Some(Self::Read(stamp, read_live_journal(file)?))
+        // A time in the future counts as recent.
+        let age = metadata.modified().ok().and_then(|at| at.elapsed().ok()).unwrap_or_default();
+        let settled_bytes = if age >= RECENT_CHANGE { metadata.len() } else { 0 };
+        Some(Self::Read { stamp, settled_bytes, journal: read_live_journal(file)? })
     }
 }
 
@@ -413,9 +427,14 @@ impl LiveJournal {
 pub(crate) struct LiveJournals(Vec<(PodId, Option<LiveJournal>)>);
 
 impl LiveJournals {
-    /// The number of journals that were read, because their stamps were not the recorded ones.
-    fn read_count(&self) -> usize {
-        self.0.iter().filter(|(_, journal)| matches!(journal, Some(LiveJournal::Read(..)))).count()
+    /// Whether the journals that were read, because their stamps had changed, are many or long.
+    fn are_worth_recording(&self) -> bool {
+        let lengths = self.0.iter().filter_map(|(_, journal)| match journal {
+            Some(LiveJournal::Read { settled_bytes, .. }) => Some(*settled_bytes),
+            Some(LiveJournal::Recorded) | None => None,
+        });
+        let (count, bytes) = lengths.fold((0, 0), |(count, bytes), length| (count + 1, bytes + length));
+        count >= MIN_RECORDED || bytes >= MIN_RECORDED_BYTES
     }
 
     /// The journal of a pod; `None`: its lock has to be probed.

@@ -719,17 +719,41 @@ fn lists_read_changed_journals_only() {
     for (row, _) in &pods {
         write_journal(&engine, row.id, vec![Fact::Ready(ready.clone()), exited(4)]);
     }
-    let recorded = || {
-        let mut count = 0;
-        engine.store.pods_showing(&PodQuery::default(), &mut |_, stamp| count += usize::from(stamp.is_some())).unwrap();
-        count
-    };
     listed();
-    assert_eq!(recorded(), 1, "one row already had its facts, the others were changed");
+    assert_eq!(recorded_journals(&engine), 1, "one row already had its facts, the others were changed");
     listed();
-    assert_eq!(recorded(), pods.len());
+    assert_eq!(recorded_journals(&engine), pods.len());
     write_journal(&engine, id, vec![Fact::Ready(ready), exited(4), Fact::Ended]);
     let pods: Vec<_> = pods.into_iter().filter(|(row, _)| row.id != id).collect();
     assert!(matches!(listed().phase, Phase::Exited { .. }));
     drop(pods);
+}
+
+/// The number of pods whose journals have a recorded stamp.
+fn recorded_journals(engine: &Engine) -> usize {
+    let mut count = 0;
+    engine.store.pods_showing(&PodQuery::default(), &mut |_, stamp| count += usize::from(stamp.is_some())).unwrap();
+    count
+}
+
+#[test]
+fn lists_read_a_long_journal_once() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let stat = process::read_stat(std::process::id()).unwrap();
+    let ready = start::Ready { start_ticks: gantry_contract::start_ticks(&stat).unwrap(), ..ready() };
+    let (row, _lock) = embryo(&engine, &image, 1);
+    engine.mark_running(row.clone(), &ready).unwrap();
+    let mut facts = vec![Fact::Ready(ready)];
+    write_journal(&engine, row.id, facts.clone());
+    engine.list(&PodQuery::default()).unwrap();
+    assert_eq!(recorded_journals(&engine), 0, "it is short");
+    facts.resize(2000, Fact::Resumed { app: Some("a".into()) });
+    write_journal(&engine, row.id, facts);
+    engine.list(&PodQuery::default()).unwrap();
+    assert_eq!(recorded_journals(&engine), 0, "it was just changed");
+    let journal = File::options().write(true).open(engine.pod_dir(row.id).join(files::JOURNAL)).unwrap();
+    journal.set_modified(std::time::SystemTime::now() - RECENT_CHANGE).unwrap();
+    engine.list(&PodQuery::default()).unwrap();
+    assert_eq!(recorded_journals(&engine), 1);
 }

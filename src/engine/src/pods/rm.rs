@@ -17,6 +17,7 @@
 //! removal of the directory, in part: it is an orphan then, which the next command or `gc` removes, or that of a pod
 //! that was lost with the host, which `gc` collects.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -183,8 +184,9 @@ impl Engine {
         let journal = match row.as_ref().map(|row| &row.phase) {
             Some(Phase::Running { .. }) => self.journal(id)?,
             // Only a running pod has facts that its row lacks.
-            _ => Parsed::default(),
+            _ => Arc::default(),
         };
+        self.journals.forget();
         let cgroup = row.as_ref().map_or_else(|| self.recorded_cgroup(id), |row| row.cgroup.clone());
         let (row, full) = match row.map(|row| self.to_deleting(row, &journal, sync)).transpose() {
             // The disk is too full to record the step: delete the data first, which frees space.
