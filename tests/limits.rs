@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use gantry_tests::{Gantry, SmallDisk, wait_for};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The directory of a process's cgroup in the hierarchy of a controller, and whether it is of v2. `above`: that many
 /// levels up.
@@ -244,18 +244,55 @@ fn update_changes_limits_that_survive_a_restart() {
 #[test]
 fn updated_limits_of_restarted_pods_are_synced() {
     let g = Gantry::new();
-    let disk = SmallDisk::ext4(&g, "64m", 4096);
+    let (disk, image) = disk_with_image(&g);
+    let run = ["run", "--detach", "--net=none", "--restart=always", &image, "--", "sleep", "forever"];
+    let pod = gantry_tests::pod_id(&disk.run(&run).ok());
+    for memory in ["--memory=96m", "--memory=97m"] {
+        disk.run(&["update", memory, &pod]).succeeded();
+        assert_limits_are_synced(&disk, &pod);
+    }
+    disk.run(&["rm", "--force", &pod]).succeeded();
+}
+
+#[test]
+fn a_restart_policy_syncs_limits_changed_before() {
+    let g = Gantry::new();
+    let (disk, image) = disk_with_image(&g);
+    let pod = gantry_tests::pod_id(&disk.run(&["app", "sandbox", "--net=none"]).ok());
+    let add = |name: &str, restart: &str| {
+        let line = ["app", "add", "--start", "--name", name, restart, &pod, &image, "--", "sleep", "forever"];
+        disk.run(&line).succeeded();
+    };
+    add("plain", "--restart=no");
+    // The third one writes to the file of the first one.
+    for memory in ["--memory=96m", "--memory=100m", "--memory=97m"] {
+        disk.run(&["update", memory, &format!("{pod}/plain")]).succeeded();
+    }
+    add("kept", "--restart=always");
+    assert_limits_are_synced(&disk, &pod);
+    let limits = std::fs::read(record_of_limits(&disk, &pod)).unwrap();
+    let limits: Value = serde_json::from_slice(&limits).unwrap();
+    assert_eq!(limits["apps"]["plain"]["memory"], 97 << 20);
+    disk.run(&["rm", "--force", &pod]).succeeded();
+}
+
+/// A disk whose files get blocks when they are synced, and an image on it.
+fn disk_with_image(g: &Gantry) -> (SmallDisk<'_>, String) {
+    let disk = SmallDisk::ext4(g, "64m", 4096);
     let standard = g.scratch().join("standard");
     assert!(gantry_fixtures::write_standard(&standard, g.app_bytes()).is_ok());
     let image = disk.run(&["fetch", &format!("oci:{}", standard.join("layout").display())]).ok().text().to_owned();
-    let run = ["run", "--detach", "--net=none", "--restart=always", &image, "--", "sleep", "forever"];
-    let pod = gantry_tests::pod_id(&disk.run(&run).ok());
-    disk.run(&["update", "--memory=96m", &pod]).succeeded();
-    let record = disk.data().join("pods").join(&pod).join("limits.json");
-    let out = std::process::Command::new("filefrag").arg("-v").arg(&record).output();
+    (disk, image)
+}
+
+fn record_of_limits(disk: &SmallDisk<'_>, pod: &str) -> PathBuf {
+    disk.data().join("pods").join(pod).join("limits.json")
+}
+
+fn assert_limits_are_synced(disk: &SmallDisk<'_>, pod: &str) {
+    let out = std::process::Command::new("filefrag").arg("-v").arg(record_of_limits(disk, pod)).output();
     let blocks = String::from_utf8(out.unwrap_or_else(|error| panic!("filefrag: {error}")).stdout).unwrap_or_default();
     assert!(blocks.contains("last") && !blocks.contains("delalloc"), "{blocks}");
-    disk.run(&["rm", "--force", &pod]).succeeded();
 }
 
 /// A change is made as a whole or not at all.

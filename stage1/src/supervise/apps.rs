@@ -338,6 +338,8 @@ impl Supervisor {
     }
 
     fn finish_removal(&mut self, token: Token<App>, client: &OwnedFd) {
+        // The row has the policy of the app until the command has made the removal durable.
+        let durability = self.limits_durability();
         let Some(mut app) = self.pod.apps.remove(token) else { return };
         self.end_receiver(&mut app);
         let name = app.plan.name;
@@ -346,7 +348,7 @@ impl Supervisor {
         let removed = removal::remove_files(app.output.app_number, &name, Some(app.root), &volumes);
         self.remove_cgroup_later(&name);
         self.restrict_devices();
-        updated_limits::forget(self.pod.jail.pod_dir.as_fd(), &name);
+        updated_limits::forget(self.pod.jail.pod_dir.as_fd(), durability, &name);
         self.journal.append(Fact::AppRemoved { app: name.clone() });
         match removed {
             Ok(helper) => self.ending.extend(helper),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use gantry_contract::control::{Reply, UpdateLimits};
 use gantry_contract::journal::Fact;
 use gantry_model::ErrorKind;
+use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::Limits;
 use rustix::process::{PidfdFlags, Signal};
 
@@ -22,7 +23,7 @@ use crate::limits::{IneffectiveLimit, LimitedCgroup, LimitsOwner, extra_controll
 use crate::pace::Pace;
 use crate::sys::{self, SingleThreaded};
 use crate::table::Token;
-use crate::updated_limits;
+use crate::updated_limits::{self, Durability};
 
 /// Timeout of lowering a memory limit.
 const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
@@ -163,9 +164,11 @@ impl Supervisor {
             Some(name) => self.change_app_limits(name, &old, &update.new, !extra.is_empty()).of_app(name)?,
             None => self.change_pod_limits(&old, &update.new, !extra.is_empty())?,
         };
-        let recorded = updated_limits::change(self.pod.jail.pod_dir.as_fd(), |limits| match &update.app {
-            Some(name) => drop(limits.apps.insert(name.clone(), update.new.clone())),
-            None => limits.pod = Some(update.new.clone()),
+        let recorded = updated_limits::change(self.pod.jail.pod_dir.as_fd(), self.limits_durability(), |limits| {
+            match &update.app {
+                Some(name) => drop(limits.apps.insert(name.clone(), update.new.clone())),
+                None => limits.pod = Some(update.new.clone()),
+            }
         });
         if let Err(why) = recorded {
             // Without the record, a restart of the pod would lose the limits.
@@ -175,6 +178,14 @@ impl Supervisor {
         self.record_update(update);
         self.watch_limited_apps();
         Ok(warnings(&ineffective))
+    }
+
+    /// After a power cut, gantryd restarts only pods with a restart policy.
+    pub(super) fn limits_durability(&self) -> Durability {
+        match self.pod.apps.values().any(|app| app.plan.options.restart != RestartPolicy::No) {
+            true => Durability::OldOrNew,
+            false => Durability::Any,
+        }
     }
 
     /// Journals a change under its number. A request that changed nothing is no change.

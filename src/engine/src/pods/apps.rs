@@ -199,17 +199,15 @@ impl Engine {
     }
 
     /// Records an app that the supervisor has created. gantryd starts an app with a restart policy again with its pod,
-    /// so its row is made durable, as `added.json` is already.
+    /// so its row and the changed limits of the pod are made durable, as `added.json` is already.
     fn record_created_app(&self, id: PodId, spec: &AddedAppSpec, lock: &AppsLock) -> Result<(), EngineError> {
         // The journal has the creation.
         let _left_to_reconcile = self.reconcile_pod(id);
         if spec.app.options.restart == RestartPolicy::No {
             return Ok(());
         }
-        self.store.make_durable().map_err(|error| {
-            self.undo_add(id, &spec.app.name, lock);
-            EngineError::from_cause(PodError::store(error))
-        })
+        let durable = self.store.make_durable().map_err(|error| EngineError::from_cause(PodError::store(error)));
+        durable.and_then(|()| self.sync_updated_limits(id)).inspect_err(|_| self.undo_add(id, &spec.app.name, lock))
     }
 
     /// The app of this name; without a name, the pod's only app.

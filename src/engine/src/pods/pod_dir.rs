@@ -40,7 +40,8 @@ const MAX_SHOWN_LOG: u32 = 400;
 const NEW_PLAN: &str = "plan.json.new";
 /// A record of added apps ([`crate::pods::added`]) that is about to replace another one.
 pub(crate) const NEW_ADDED: &str = "added.json.new";
-/// A record of changed limits ([`gantry_contract::limits`]) that is about to replace another one.
+/// A record of changed limits ([`gantry_contract::limits`]) that is about to replace another one, or the older one
+/// after the supervisor has exchanged them.
 pub(crate) const NEW_LIMITS: &str = "limits.json.new";
 
 pub(crate) const MAX_JOURNAL: u64 = 64 << 20;
@@ -204,7 +205,7 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
     Ok(())
 }
 
-/// Removes the temporary files of killed processes. The caller holds the pod's lock.
+/// Removes the temporary files of killed processes, and the older record of limits. The caller holds the pod's lock.
 pub(crate) fn remove_temporary_files(dir: &Path) {
     for name in [NEW_PLAN, NEW_ADDED, NEW_LIMITS, files::NEW_JOURNAL] {
         let _absent_or_left_for_rm = std::fs::remove_file(dir.join(name));

@@ -16,6 +16,7 @@ use gantry_contract::files;
 use gantry_contract::limits::{MAX_RECORD, UpdatedLimits};
 use gantry_contract::plan::Plan;
 use gantry_host::file::sync_path;
+use gantry_host::stamp::FileStamp;
 use gantry_model::id::shown;
 use gantry_model::spec::{LimitChange, Limits};
 use gantry_model::{AppName, ErrorKind, Kind as _, Phase, PodId};
@@ -84,7 +85,7 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 Err(error) => {
                     let path = path.display();
-                    let text = format!("a power cut may undo the change: cannot sync '{path}'");
+                    let text = format!("cannot make the limits of the pod durable: cannot sync '{path}'");
                     return Err(EngineError::new(ErrorKind::of_io(&error), text).caused_by(error));
                 }
             }
@@ -133,10 +134,19 @@ impl Engine {
     /// supervisor.
     pub(crate) fn updated_limits(&self, id: PodId) -> Result<UpdatedLimits, PodError> {
         let path = self.pod_dir(id).join(files::LIMITS);
-        match pod_dir::read(&path, MAX_RECORD) {
-            Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(UpdatedLimits::default()),
-            Err(error) => Err(PodError::io("read", path)(error)),
+        let mut stamp = FileStamp::read(&path);
+        loop {
+            let read = match pod_dir::read(&path, MAX_RECORD) {
+                Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => UpdatedLimits::default(),
+                Err(error) => return Err(PodError::io("read", path)(error)),
+            };
+            // The supervisor may exchange two files: the second change after the open rewrites the file that is read.
+            let now = FileStamp::read(&path);
+            if now == stamp {
+                return Ok(read);
+            }
+            stamp = now;
         }
     }
 }
