@@ -39,12 +39,11 @@ impl PodLock {
         Ok(Self { fd: self.fd.try_clone()? })
     }
 
-    /// Takes the lock again if another handle has unlocked it. `false`: another process has taken it since.
-    ///
-    /// # Errors
-    /// flock(2) failed.
-    pub fn retake(&self) -> std::io::Result<bool> {
-        try_lock(&self.fd, LockMode::Exclusive)
+    /// Takes the lock again if another handle has unlocked it. `false`: another process has taken it since, or flock(2)
+    /// failed.
+    #[must_use]
+    pub fn retake(&self) -> bool {
+        try_lock(&self.fd, LockMode::Exclusive).unwrap_or(false)
     }
 
     /// A handle with which another thread deletes the pod's data. It shares the lock, which is held until the handle

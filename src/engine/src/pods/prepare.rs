@@ -229,7 +229,7 @@ impl UndoGuard<'_> {
 impl Drop for UndoGuard<'_> {
     fn drop(&mut self) {
         // The supervisor of a pod of `run --rm` that ran, and has ended, has unlocked it.
-        if let Some(lock) = self.lock.take().filter(|lock| lock.retake().unwrap_or(false)) {
+        if let Some(lock) = self.lock.take().filter(|lock| lock.retake()) {
             let _left_for_gc = self.engine.dispose_locked(self.id, Some(lock), RemovalSync::Nothing);
         }
     }

@@ -295,7 +295,7 @@ impl Engine {
     /// start does so before it spawns. Needs the lock, which the supervisor of a pod of `run-prepared --rm` unlocks
     /// when the pod has run and ended.
     fn clean_up_failed_start(&self, id: PodId, shared: &PodLock) {
-        if shared.retake().unwrap_or(false) {
+        if shared.retake() {
             self.remove_leftovers(id, &self.recorded_cgroup(id));
             let _retried_by_the_next_start = pod_dir::forget_start(&self.pod_dir(id));
         }
