@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use gantry_contract::files;
 use gantry_contract::limits::{MAX_RECORD, UpdatedLimits};
 use gantry_contract::plan::Plan;
-use gantry_host::file::read_stream;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use gantry_host::file::{exchange, read_stream};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::failure::{Attempt, Result};
@@ -42,8 +42,8 @@ pub(crate) enum Durability {
     /// For a pod that gantryd starts again with these limits. On ext4: the old record or the new one. On other file
     /// systems, also a damaged one until the engine has synced it.
     OldOrNew,
-    /// An older record, the new one, none, or a damaged one, which is ignored. Avoids ext4's flush when a rename
-    /// replaces a file (auto_da_alloc, ext4(5)), which takes 0.3 to 2 ms.
+    /// An older record, the new one, none, or a damaged one, which is ignored. Does not wait for the disk
+    /// ([`gantry_host::file::exchange`]).
     Any,
 }
 
@@ -76,22 +76,18 @@ pub(crate) fn change(
 /// Replaces the record by way of the temporary file.
 fn replace(dir: impl AsFd + Copy, durability: Durability, text: &[u8]) -> std::io::Result<()> {
     let mut flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    // ext4 writes a truncated file to the disk when it is closed, and before a rename replaces another one by it.
     if durability == Durability::OldOrNew {
-        // New blocks, which ext4 writes before the rename.
         flags |= OFlags::TRUNC;
     }
     let mut file = File::from(rustix::fs::openat(dir, TEMPORARY, flags, Mode::RUSR | Mode::WUSR)?);
     file.write_all(text)?;
-    // Not O_TRUNC: ext4 flushes a file on close if it was truncated to zero.
+    // The older record may be longer.
     file.set_len(text.len() as u64)?;
-    if durability == Durability::Any {
-        match rustix::fs::renameat_with(dir, TEMPORARY, dir, files::LIMITS, RenameFlags::EXCHANGE) {
-            // There is no older one, or the file system cannot exchange names.
-            Err(Errno::NOENT | Errno::INVAL) => {}
-            other => return Ok(other?),
-        }
+    match durability {
+        Durability::OldOrNew => Ok(rustix::fs::renameat(dir, TEMPORARY, dir, files::LIMITS)?),
+        Durability::Any => exchange(dir, TEMPORARY, files::LIMITS),
     }
-    Ok(rustix::fs::renameat(dir, TEMPORARY, dir, files::LIMITS)?)
 }
 
 /// Drops an app that was removed from the record: another app may get its name.

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_contract::{files, journal, plan::Plan};
-use gantry_host::file::{read_open_file, read_truncated, sync_path};
+use gantry_host::file::{self, read_open_file, read_truncated, sync_path};
 use gantry_host::lock::{LockMode, lock_within};
 use gantry_model::spec::PodFlavor;
 use gantry_model::{PodId, PodSpec};
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;
 
@@ -138,19 +138,11 @@ pub(crate) fn replace_durably(dir: &Path, name: &str, new: &str, record: &impl S
     sync_path(dir).map_err(PodError::io("sync", dir))
 }
 
-/// As [`replace_durably`], for a record that needs no order on the disk: a power cut may leave it empty.
-///
-/// Where a rename replaces a file, ext4 first writes the new one to the disk (auto_da_alloc, ext4(5)), which takes 0.3
-/// to 2 ms; an exchange of both names does not wait. The older record may then be left under the name `new`.
+/// As [`replace_durably`], for a record that needs no order on the disk: a power cut may leave it empty, and the older
+/// record may be left under the name `new` ([`gantry_host::file::exchange`]).
 pub(crate) fn exchange(dir: &Path, name: &str, new: &str, record: &impl Serialize) -> Result<(), PodError> {
     let (path, temporary) = (dir.join(name), write_temporary(dir, new, record)?);
-    let replaced = match rustix::fs::renameat_with(CWD, &temporary, CWD, &path, RenameFlags::EXCHANGE) {
-        Ok(()) => Ok(()),
-        // There is no older one, or the file system cannot exchange names.
-        Err(Errno::NOENT | Errno::INVAL) => std::fs::rename(&temporary, &path),
-        Err(errno) => Err(errno.into()),
-    };
-    replaced.map_err(PodError::io("write", path))
+    file::exchange(CWD, &temporary, &path).map_err(PodError::io("write", path))
 }
 
 /// Writes the manifest of a new pod.
