@@ -231,7 +231,7 @@ impl Engine {
 
     /// The same engine for one command: it keeps the last journal that it has read.
     #[must_use]
-    pub fn into_command(self) -> Self {
+    pub fn into_command(mut self) -> Self {
         self.journals.enable();
         self
     }

@@ -228,29 +228,25 @@ impl Connection {
     fn receive_until(&self, deadline: Deadline, seconds: u64) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         let id = self.id;
         let io = |source: io::Error| ControlError::Io { id, attempt: "receive from", source };
+        let failed = |errno| match errno {
+            rustix::io::Errno::CONNRESET => ControlError::Closed(id),
+            errno => io(errno.into()),
+        };
         if process::readable(&[self.fd.as_fd()], deadline).map_err(io)?.is_none() {
             return Err(ControlError::Silent { id, seconds });
         }
         // Most replies are short: zeroing 128 KiB costs more than asking for the length.
-        let length = rustix::io::retry_on_intr(|| {
+        let (_, length) = rustix::io::retry_on_intr(|| {
             recv(&self.fd, &mut [0u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT)
-        });
-        let length = match length {
-            Ok((_, length)) => length,
-            Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed(id)),
-            Err(errno) => return Err(io(errno.into())),
-        };
+        })
+        .map_err(failed)?;
         let mut bytes = vec![0u8; length.min(MAX_MESSAGE)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let got =
-            rustix::io::retry_on_intr(|| recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags));
-        let got = match got {
-            Ok(got) => got,
-            Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed(id)),
-            Err(errno) => return Err(io(errno.into())),
-        };
+            rustix::io::retry_on_intr(|| recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags))
+                .map_err(failed)?;
         // Every received descriptor is owned from here on, expected or not.
         let fds: Vec<OwnedFd> = control
             .drain()

@@ -3,7 +3,7 @@
 //! A command that changes a running pod reconciles its row before and after the request, and a long-lived pod has a
 //! long journal.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
@@ -19,7 +19,7 @@ use super::wait::has_end;
 /// memory.
 #[derive(Debug, Default)]
 pub(crate) struct JournalCache {
-    is_enabled: Cell<bool>,
+    is_enabled: bool,
     last: RefCell<Option<CachedJournal>>,
 }
 
@@ -37,8 +37,8 @@ struct CachedJournal {
 
 impl JournalCache {
     /// From now on, keeps the last journal that was read.
-    pub(crate) fn enable(&self) {
-        self.is_enabled.set(true);
+    pub(crate) fn enable(&mut self) {
+        self.is_enabled = true;
     }
 
     /// Closes the file. Called before a pod is removed: closing the last descriptor of a deleted file frees its blocks,
@@ -60,7 +60,7 @@ impl JournalCache {
         let mut cached = cached.unwrap_or_else(|| CachedJournal::new(file, &metadata));
         cached.read_appended(metadata.len())?;
         let parsed = Arc::clone(&cached.parsed);
-        if self.is_enabled.get() && !has_end(&parsed) {
+        if self.is_enabled && !has_end(&parsed) {
             self.last.replace(Some(cached));
         }
         Ok(parsed)

@@ -22,7 +22,7 @@ fn created(app: &str) -> Vec<u8> {
 fn cache() -> (JournalCache, tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
-    let cache = JournalCache::default();
+    let mut cache = JournalCache::default();
     cache.enable();
     (cache, dir, path)
 }

@@ -123,6 +123,12 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     (engine.store.insert_pod(&pod).unwrap(), lock)
 }
 
+/// As [`ready`]; this process counts as the supervisor, which runs.
+fn ready_of_this_process() -> start::Ready {
+    let stat = process::read_stat(std::process::id()).unwrap();
+    start::Ready { start_ticks: gantry_contract::start_ticks(&stat).unwrap(), ..ready() }
+}
+
 fn ready() -> start::Ready {
     let at = gantry_store::now().0;
     let app = start::Started { app: "a".into(), attempt: 0, pid: 7, at };
@@ -691,8 +697,7 @@ fn restarted_pods_outlive_their_starter() {
 fn lists_read_changed_journals_only() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
-    let stat = process::read_stat(std::process::id()).unwrap();
-    let ready = start::Ready { start_ticks: gantry_contract::start_ticks(&stat).unwrap(), ..ready() };
+    let ready = ready_of_this_process();
     let count = u8::try_from(MIN_RECORDED + 1).unwrap();
     let pods: Vec<_> = (1..=count).map(|n| embryo(&engine, &image, n)).collect();
     for (row, _) in &pods {
@@ -740,8 +745,7 @@ fn recorded_journals(engine: &Engine) -> usize {
 fn lists_read_a_long_journal_once() {
     let temp = tempfile::tempdir().unwrap();
     let (engine, image) = engine(temp.path());
-    let stat = process::read_stat(std::process::id()).unwrap();
-    let ready = start::Ready { start_ticks: gantry_contract::start_ticks(&stat).unwrap(), ..ready() };
+    let ready = ready_of_this_process();
     let (row, _lock) = embryo(&engine, &image, 1);
     engine.mark_running(row.clone(), &ready).unwrap();
     let mut facts = vec![Fact::Ready(ready)];
