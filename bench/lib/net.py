@@ -55,6 +55,11 @@ exec "$@"
 """
 
 
+def on_host(*command):
+    """A command on a host of its own."""
+    return [program("unshare"), "--net", "--mount", "--propagation", "private", "sh", "-ec", HOST, "sh", *command]
+
+
 class Host:
     """A private host with gantry and podman. `stack` cleans up."""
 
@@ -62,8 +67,7 @@ class Host:
         self.world = world
         self.work = os.path.join(world.work, name)
         os.makedirs(os.path.join(self.work, "net.d"))
-        prefix = [program("unshare"), "--net", "--mount", "--propagation", "private", "sh", "-ec", HOST, "sh"]
-        self.runner = stack.enter_context(Runner(prefix=prefix))
+        self.runner = stack.enter_context(Runner(prefix=on_host()))
         self.stack = stack
         self.image = f"oci:{world.layout}"
 
