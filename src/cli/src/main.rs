@@ -47,6 +47,8 @@ use gantry_memcpy as _;
 static ALLOCATOR: gantry_host::memory::Heap = gantry_host::memory::Heap::empty();
 
 fn main() -> ExitCode {
+    #[cfg(target_env = "musl")]
+    ALLOCATOR.adopt_thread();
     gantry_host::memory::keep_freed();
     gantry_host::signals::restore_child_signal();
     let code = dispatch::run(std::env::args_os().skip(1));

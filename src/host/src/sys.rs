@@ -2,12 +2,12 @@
 //! each block with its argument.
 #![expect(unsafe_code, reason = "all unsafe code of the crate is in this module")]
 
-use std::alloc::{GlobalAlloc, Layout};
+mod heap;
+
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dlmalloc::Dlmalloc;
+pub use heap::Heap;
 use rustix::ioctl::{Getter, Setter, opcode};
 
 /// `quotactl_fd(2)`: the same number on all architectures that gantry is built for.
@@ -148,46 +148,4 @@ pub(crate) fn restrict_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
         )
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// The heap of a program: dlmalloc behind a lock that spins before it sleeps.
-///
-/// The lock of dlmalloc's own global allocator is that of musl. A thread that waits for it sleeps at once, and each
-/// release then takes a system call: hundreds to thousands in a `list` of 1 000 pods, which two threads read.
-pub struct Heap(Mutex<Dlmalloc>);
-
-impl Heap {
-    /// An empty heap.
-    #[must_use]
-    pub const fn empty() -> Self {
-        Self(Mutex::new(Dlmalloc::new()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Dlmalloc> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// SAFETY: dlmalloc returns null, or memory of the layout that belongs to nothing else until it is freed; the lock
-// excludes other threads. Neither unwinds, and the lock allocates nothing.
-unsafe impl GlobalAlloc for Heap {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's contract is the same.
-        unsafe { self.lock().malloc(layout.size(), layout.align()) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's contract is the same.
-        unsafe { self.lock().calloc(layout.size(), layout.align()) }
-    }
-
-    unsafe fn dealloc(&self, allocation: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract is the same.
-        unsafe { self.lock().free(allocation, layout.size(), layout.align()) }
-    }
-
-    unsafe fn realloc(&self, allocation: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: the caller's contract is the same.
-        unsafe { self.lock().realloc(allocation, layout.size(), layout.align(), new_size) }
-    }
 }
