@@ -1,8 +1,8 @@
-//! Constraints on rows of `pod` and `app`, beside the types of their columns.
+//! Constraints on rows that the types of columns cannot express.
 //!
-//! New tables have no CHECK constraints: SQLite parses all of them whenever a process opens the database, which took a
-//! fifth of the instructions of `list`. The types of the model guarantee the conditions. Debug builds check each change
-//! of a row, so that tests find a violation; migrations and examinations of a whole database check all rows.
+//! New databases have no CHECK constraints: SQLite parses all of them whenever a process opens the database, which took
+//! a fifth of the instructions of `list`. The types of the model guarantee the conditions. Debug builds check each
+//! change of a row, so that tests find a violation; migrations and examinations of a whole database check all rows.
 
 use rusqlite::Connection;
 
@@ -22,10 +22,10 @@ const POD: Constraints = Constraints {
         "length(id) = 36",
         "generation >= 0",
         "phase IN ('embryo', 'preparing', 'aborted-prepare', 'prepared', 'running', 'exited', 'starting', 'garbage')",
-        "json_type(user_annotations) = 'object'",
-        "json_type(user_labels) = 'object'",
+        "iif(json_valid(user_annotations), json_type(user_annotations), '') = 'object'",
+        "iif(json_valid(user_labels), json_type(user_labels), '') = 'object'",
         "was IN ('aborted', 'prepared', 'exited')",
-        "json_type(networks) = 'array'",
+        "networks IS NULL OR iif(json_valid(networks), json_type(networks), '') = 'array'",
         "sandbox IN (0, 1)",
         "paused IN (0, 1)",
         "cgroup LIKE '/%'",
@@ -62,7 +62,7 @@ const APP: Constraints = Constraints {
     key: &["pod", "position"],
     conditions: &[
         "position >= 0",
-        "json_type(annotations) = 'object'",
+        "iif(json_valid(annotations), json_type(annotations), '') = 'object'",
         "state IN ('waiting', 'creating', 'created', 'running', 'exited')",
         "attempt >= 0",
         "exit_code BETWEEN 0 AND 255",
@@ -73,7 +73,7 @@ const APP: Constraints = Constraints {
         "health IN ('starting', 'healthy', 'unhealthy')",
         "health_number >= 0",
         "length(app_id) = 64",
-        "json_type(labels) = 'object'",
+        "iif(json_valid(labels), json_type(labels), '') = 'object'",
         "restart_at IS NULL OR state = 'exited'",
         "oom_kills >= 0",
         "oom_level IN ('app', 'pod', 'host')",
@@ -91,7 +91,46 @@ const APP: Constraints = Constraints {
     ],
 };
 
-const ALL: [&Constraints; 2] = [&POD, &APP];
+/// The other tables.
+const OTHERS: [Constraints; 8] = [
+    Constraints { table: "feature", key: &["name"], conditions: &["kind IN ('compatible', 'incompatible')"] },
+    Constraints {
+        table: "state",
+        key: &["one"],
+        conditions: &["one = 1", "next_seq > 0", "trimmed >= 0 AND trimmed < next_seq", "durable_commits >= 0"],
+    },
+    Constraints {
+        table: "event",
+        key: &["seq"],
+        conditions: &["iif(json_valid(data), json_type(data), '') = 'object'"],
+    },
+    Constraints { table: "layer", key: &["chain"], conditions: &["size >= 0", "entries >= 0"] },
+    Constraints { table: "image", key: &["id"], conditions: &["format IN ('oci', 'docker', 'appc')", "size >= 0"] },
+    Constraints { table: "image_layer", key: &["image", "position"], conditions: &["position >= 0"] },
+    Constraints {
+        table: "volume",
+        key: &["name"],
+        conditions: &["iif(json_valid(labels), json_type(labels), '') = 'object'", "deleting IN (0, 1)"],
+    },
+    Constraints {
+        table: "schedule",
+        key: &["name"],
+        conditions: &[
+            "revision > 0",
+            "enabled IN (0, 1)",
+            "iif(json_valid(manifest), json_type(manifest), '') = 'object'",
+            "timer IS NULL OR iif(json_valid(timer), json_type(timer), '') = 'object'",
+            "runs >= 0",
+            "failures >= 0",
+            "(failures = 0) = (failure IS NULL)",
+        ],
+    },
+];
+
+/// The constraints of all tables.
+fn all() -> impl Iterator<Item = &'static Constraints> {
+    [&POD, &APP].into_iter().chain(&OTHERS)
+}
 
 impl Constraints {
     /// The first condition that a row does not meet.
@@ -133,7 +172,7 @@ impl Constraints {
 /// A line for each table with a row that violates a constraint: `a row of table 'pod' does not meet: …`.
 pub(crate) fn violations(conn: &Connection) -> rusqlite::Result<Vec<String>> {
     let mut lines = Vec::new();
-    for constraints in ALL {
+    for constraints in all() {
         if let Some(condition) = constraints.violated(conn)? {
             lines.push(format!("a row of table '{}' does not meet: {condition}", constraints.table));
         }
@@ -143,5 +182,5 @@ pub(crate) fn violations(conn: &Connection) -> rusqlite::Result<Vec<String>> {
 
 /// Has the connection refuse changes that violate a constraint.
 pub(crate) fn enforce(conn: &Connection) -> rusqlite::Result<()> {
-    ALL.iter().try_for_each(|constraints| conn.execute_batch(&constraints.triggers()))
+    all().try_for_each(|constraints| conn.execute_batch(&constraints.triggers()))
 }

@@ -5,7 +5,7 @@
 //! | no database, or an empty one, and pods, layers or backups beside it | damage |
 //! | SQLite reports a damaged file, or one that is no database | damage |
 //! | the integrity check of the whole file fails | damage |
-//! | rows of pods or images that gantry never writes | damage |
+//! | rows that gantry never writes | damage |
 //! | fewer events or durable commits than `sequence` records: the WAL, or the end of it, is lost | damage |
 //! | wrong owner, newer format, unknown feature, another program's database | an error that says what to do |
 //! | the disk does not read or write, or is full | an error: the state of the database is unknown |

@@ -49,9 +49,9 @@ pub(crate) const WAL_PAGES: u32 = 1000;
 /// Not shorter than a usual WAL, so that its blocks stay allocated for commits on a full disk.
 pub(crate) const WAL_BYTES: u32 = 2 * WAL_PAGES * 4120;
 
-/// Whether writing a row skips the constraints of its table: those of `constraints.rs`, and the CHECK constraints of
-/// the schema, which older databases also have on pods and apps. They took a sixth of the instructions of starting a
-/// pod. The types of the model already guarantee them; debug builds check them, so tests would find a violation.
+/// Whether writing a row skips the constraints of its table: those of `constraints.rs`, and the CHECK constraints in
+/// the schema of older databases. Checking took a sixth of the instructions of starting a pod. The types of the model
+/// already guarantee the constraints; debug builds check them, so tests would find a violation.
 /// Examining and migrating a database, and copying it to a backup or from one, always checks them.
 const IGNORES_CHECKS: bool = !cfg!(debug_assertions);
 

@@ -20,20 +20,21 @@ pub(crate) const FEATURES: [&str; 0] = [];
 /// The steps. Append only.
 pub(crate) const STEPS: &[&str] = &[V1];
 
+/// Format 1. constraints.rs has the constraints on its rows that the types of columns cannot express.
 const V1: &str = "
 CREATE TABLE feature (
     name TEXT PRIMARY KEY,
-    kind TEXT NOT NULL CHECK (kind IN ('compatible', 'incompatible'))
+    kind TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- One row. `next_seq` is the number of the next event; `trimmed` is the highest number that was trimmed away;
 -- `durable_commits` counts the commits that were synced before they were acknowledged (`high_water.rs`).
 CREATE TABLE state (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
+    one INTEGER PRIMARY KEY,
     boot TEXT NOT NULL,
-    next_seq INTEGER NOT NULL CHECK (next_seq > 0),
-    trimmed INTEGER NOT NULL DEFAULT 0 CHECK (trimmed >= 0 AND trimmed < next_seq),
-    durable_commits INTEGER NOT NULL DEFAULT 0 CHECK (durable_commits >= 0)
+    next_seq INTEGER NOT NULL,
+    trimmed INTEGER NOT NULL DEFAULT 0,
+    durable_commits INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE TABLE event (
@@ -43,7 +44,7 @@ CREATE TABLE event (
     at INTEGER NOT NULL,
     subject TEXT NOT NULL,
     name TEXT NOT NULL,
-    data TEXT NOT NULL CHECK (json_type(data) = 'object')
+    data TEXT NOT NULL
 ) STRICT;
 CREATE INDEX event_at ON event (at);
 
@@ -52,16 +53,16 @@ CREATE TABLE layer (
     chain TEXT PRIMARY KEY,
     diff_id TEXT NOT NULL,
     parent TEXT REFERENCES layer (chain) DEFERRABLE INITIALLY DEFERRED,
-    size INTEGER NOT NULL CHECK (size >= 0),
-    entries INTEGER NOT NULL CHECK (entries >= 0)
+    size INTEGER NOT NULL,
+    entries INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX layer_parent ON layer (parent);
 
 CREATE TABLE image (
     id TEXT PRIMARY KEY,
     config TEXT NOT NULL,
-    format TEXT NOT NULL CHECK (format IN ('oci', 'docker', 'appc')),
-    size INTEGER NOT NULL CHECK (size >= 0),
+    format TEXT NOT NULL,
+    size INTEGER NOT NULL,
     imported INTEGER NOT NULL,
     last_used INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -70,7 +71,7 @@ CREATE INDEX image_imported ON image (imported);
 -- Bottom first: position 0 is the lowest.
 CREATE TABLE image_layer (
     image TEXT NOT NULL REFERENCES image (id) ON DELETE CASCADE,
-    position INTEGER NOT NULL CHECK (position >= 0),
+    position INTEGER NOT NULL,
     chain TEXT NOT NULL REFERENCES layer (chain),
     blob TEXT NOT NULL,
     PRIMARY KEY (image, position)
@@ -83,7 +84,6 @@ CREATE TABLE image_name (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX image_name_image ON image_name (image);
 
--- What its rows have to meet is in constraints.rs.
 CREATE TABLE pod (
     id TEXT PRIMARY KEY,
     generation INTEGER NOT NULL,
@@ -195,8 +195,8 @@ CREATE INDEX app_name ON app (name);
 CREATE TABLE volume (
     name TEXT PRIMARY KEY,
     created INTEGER NOT NULL,
-    labels TEXT NOT NULL CHECK (json_type(labels) = 'object'),
-    deleting INTEGER NOT NULL DEFAULT 0 CHECK (deleting IN (0, 1))
+    labels TEXT NOT NULL,
+    deleting INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
 -- What keeps a volume: it cannot be removed while this row is there.
@@ -222,23 +222,22 @@ CREATE INDEX pod_image_image ON pod_image (image);
 CREATE TABLE schedule (
     name TEXT PRIMARY KEY,
     -- Raised by each change of what is run. Pods of other revisions are removed.
-    revision INTEGER NOT NULL CHECK (revision > 0),
-    enabled INTEGER NOT NULL CHECK (enabled IN (0, 1)),
+    revision INTEGER NOT NULL,
+    enabled INTEGER NOT NULL,
     enabled_at INTEGER NOT NULL,
-    manifest TEXT NOT NULL CHECK (json_type(manifest) = 'object'),
-    timer TEXT CHECK (json_type(timer) = 'object'),
+    manifest TEXT NOT NULL,
+    timer TEXT,
     comment TEXT NOT NULL,
     -- Pods created so far, and the time of the last one.
-    runs INTEGER NOT NULL DEFAULT 0 CHECK (runs >= 0),
+    runs INTEGER NOT NULL DEFAULT 0,
     last_run INTEGER,
     -- All runs that were due until then were started or skipped, and so was the one of this boot.
     handled_at INTEGER NOT NULL,
     handled_boot TEXT,
     -- Starts that failed in a row, the reason of the last one, and the time before which there is no other one.
-    failures INTEGER NOT NULL DEFAULT 0 CHECK (failures >= 0),
+    failures INTEGER NOT NULL DEFAULT 0,
     failure TEXT,
-    retry_at INTEGER,
-    CHECK ((failures = 0) = (failure IS NULL))
+    retry_at INTEGER
 ) STRICT, WITHOUT ROWID;
 
 -- The pods of schedules, also of those that were destroyed. The row is inserted with the pod.

@@ -75,7 +75,20 @@ fn changes_that_violate_a_constraint_fail() {
     let image = image(&home.store, "i", &["l"]);
     let _lock = home.store.make_pod_dir(pod_id(1)).unwrap();
     home.store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
-    for change in ["UPDATE pod SET phase = 'running'", "UPDATE app SET pid = 1"] {
+    let changes = [
+        "UPDATE pod SET phase = 'running'",
+        "UPDATE app SET pid = 1",
+        "UPDATE state SET next_seq = trimmed",
+        "UPDATE event SET data = '[]'",
+        "UPDATE layer SET entries = -1",
+        "UPDATE image SET format = 'tar'",
+        "UPDATE image_layer SET position = -1",
+        "INSERT INTO feature VALUES ('x', 'useful')",
+        "INSERT INTO volume VALUES ('v', 1, '{}', 2)",
+        "INSERT INTO schedule (name, revision, enabled, enabled_at, manifest, comment, handled_at, failure)
+            VALUES ('s', 1, 1, 1, '{}', '', 1, 'none')",
+    ];
+    for change in changes {
         let error = home.store.conn.execute_batch(change).unwrap_err().to_string();
         assert!(error.starts_with("constraint: "), "{change}: {error}");
     }

@@ -14,7 +14,7 @@ use crate::migrate::{self, STEPS};
 use crate::{DatabaseFailure, OpenError, StoreError};
 
 const V1: &str = include_str!("../../fixtures/v1.sql");
-/// As the first builds of format 1 made it: with the constraints on pods and apps in the schema.
+/// As the first builds of format 1 made it: with all constraints in the schema.
 const V1_WITH_CHECKS: &str = include_str!("../../fixtures/v1-checks.sql");
 
 /// A step to a format that does not exist yet: a new column with a value for each row.

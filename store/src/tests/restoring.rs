@@ -61,7 +61,7 @@ fn garbage(n: usize) -> Vec<u8> {
 type Hit = fn(&Path);
 
 /// The damage done to the database, and its expected report.
-const HITS: [(Hit, &str); 12] = [
+const HITS: [(Hit, &str); 14] = [
     (|data| overwrite(data, 0, &garbage(100)), "cannot be read"),
     (|data| overwrite(data, 60, &[0; 20]), "header of the database is damaged"),
     (|data| overwrite(data, 100, &garbage(3000)), "cannot be read"),
@@ -74,6 +74,8 @@ const HITS: [(Hit, &str); 12] = [
     (|data| sql(data, "DELETE FROM state"), "number of the next event"),
     (|data| sql(data, "PRAGMA ignore_check_constraints = ON; UPDATE pod SET net = 'x,x'"), "cannot be read"),
     (|data| sql(data, "PRAGMA ignore_check_constraints = ON; UPDATE pod SET networks = '[7]'"), "damaged"),
+    (|data| sql(data, "UPDATE image SET format = 'tar'"), "damaged"),
+    (|data| sql(data, "UPDATE event SET data = 'x'"), "damaged"),
 ];
 
 fn sql(data: &Path, text: &str) {
@@ -368,6 +370,8 @@ fn unreadable_rows_invalidate_a_backup() {
         "UPDATE pod SET networks = '{}'",
         "UPDATE app SET image = 'x'",
         "UPDATE image SET id = 'x'",
+        "UPDATE image SET format = 'tar'",
+        "UPDATE event SET data = 'x'",
         "DELETE FROM state",
     ] {
         let (_dir, data, _) = backed_up_database();
