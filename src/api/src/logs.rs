@@ -155,7 +155,9 @@ impl<M: Send + 'static> LogStream<M> {
         }
         self.subscribed_just_now = false;
         let awaits_event = not_started || reading.reader.ends_with_process();
-        let timeout = awaits_event.then_some(POLL_INTERVAL).into_iter().chain(reading.reader.wait_at_most()).min();
+        // Without a descriptor for it, nothing announces the end of the supervisor.
+        let is_polled = awaits_event || self.wake_sources.as_ref().is_none_or(|sources| sources.supervisor.is_none());
+        let timeout = is_polled.then_some(POLL_INTERVAL).into_iter().chain(reading.reader.wait_at_most()).min();
         let sources = self.wake_sources.as_mut().filter(|_| !not_started);
         tokio::select! {
             // An error means that the hub has ended, and with it the server.

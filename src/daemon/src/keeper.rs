@@ -310,7 +310,11 @@ impl Keeper {
     /// Watches a running pod, then reconciles it, to see changes from before the watch.
     fn watch(&mut self, row: &PodRow) {
         let id = row.id;
-        if let Some(pidfd) = self.engine.supervisor_fd(row) {
+        let pidfd = match self.engine.supervisor_fd(row) {
+            Ok(pidfd) => pidfd,
+            Err(error) => return self.retry_after(id, error),
+        };
+        if let Some(pidfd) = pidfd {
             let dir = self.engine.store().layout().pod_dir(&id);
             if let Err(error) = self.watcher.watch(id, pidfd, &dir) {
                 return self.retry_later(id, format!("cannot watch it: {error}"));
@@ -332,7 +336,7 @@ impl Keeper {
         let view = match result {
             Ok(view) => view,
             Err(PodError::NotFound(_)) => return self.forget(id),
-            Err(error) => return self.retry_later(id, format!("{:#}", anyhow::Error::from(error))),
+            Err(error) => return self.retry_after(id, error),
         };
         match &view.row.phase {
             Phase::Running { .. } => self.check_running(&view),
@@ -353,13 +357,13 @@ impl Keeper {
 
     fn check_running(&mut self, view: &PodView) {
         let id = view.row.id;
-        let Some(pidfd) = self.engine.supervisor_fd(&view.row) else {
-            // Without a free descriptor, the state of the supervisor is unknown.
-            if let Err(error) = std::fs::File::open("/dev/null") {
-                return self.retry_later(id, format!("cannot examine its supervisor: {error}"));
+        let pidfd = match self.engine.supervisor_fd(&view.row) {
+            Ok(Some(pidfd)) => pidfd,
+            // Another process deletes or reconciles the pod.
+            Ok(None) => {
+                return self.retry_later(id, "its supervisor has ended and its directory is still locked".to_owned());
             }
-            // The supervisor is dead, and another process deletes or reconciles the pod.
-            return self.retry_later(id, "its supervisor has ended and its directory is still locked".to_owned());
+            Err(error) => return self.retry_after(id, error),
         };
         if rustix::event::poll(&mut [readable(&pidfd)], Some(&rustix::event::Timespec::default())) != Ok(0) {
             return self.retry_later(id, "its supervisor is ending and its directory is still locked".to_owned());
@@ -381,6 +385,11 @@ impl Keeper {
         self.watcher.forget(id);
         self.logged_ends.remove(&id);
         self.retries.remove(&id);
+    }
+
+    /// [`Self::retry_later`] after an error.
+    fn retry_after(&mut self, id: PodId, error: PodError) {
+        self.retry_later(id, format!("{:#}", anyhow::Error::from(error)));
     }
 
     /// Retries a pod in a second. It is not watched until then, because its pidfd may stay readable.

@@ -149,8 +149,8 @@ fn check_kernel(findings: &mut Vec<Finding>) {
     if let Err(errno) = rustix::fs::openat2(rustix::fs::CWD, "/", flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
         fail(findings, format!("the kernel cannot do openat2: {errno}"), "use Linux 5.10 or newer");
     }
-    if process::open_pid(std::process::id()).is_err() {
-        fail(findings, "the kernel cannot do pidfd_open", "use Linux 5.10 or newer");
+    if let Err(error) = process::open_pid(std::process::id()) {
+        fail(findings, format!("the kernel cannot do pidfd_open: {error}"), "use Linux 5.10 or newer");
     }
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
     let overlay = known.lines().any(|line| line.split_ascii_whitespace().last() == Some("overlay"));

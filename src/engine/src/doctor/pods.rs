@@ -126,8 +126,15 @@ impl Engine {
     /// Whether the pod's supervisor exits before the deadline.
     fn ends_by(&self, row: &PodRow, deadline: Deadline) -> bool {
         let Phase::Running { supervisor, .. } = &row.phase else { return true };
-        let Some(fd) = process::open(supervisor, self.store.boot()) else { return true };
-        matches!(process::readable(&[fd.as_fd()], deadline), Ok(Some(_)))
+        match process::open(supervisor, self.store.boot()) {
+            Ok(Some(fd)) => matches!(process::readable(&[fd.as_fd()], deadline), Ok(Some(_))),
+            Ok(None) => true,
+            // It cannot be watched: the caller reconciles the pod after the deadline.
+            Err(_) => {
+                let _waited = process::readable(&[], deadline);
+                false
+            }
+        }
     }
 
     fn check_logs(&self, row: &PodRow, findings: &mut Vec<Finding>) {

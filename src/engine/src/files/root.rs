@@ -377,8 +377,12 @@ fn running_pid(row: &PodRow, name: &AppName) -> Option<u32> {
 /// cgroup, which it cannot leave.
 fn open_running_root(view: &PodView, app: &AppName, pid: u32) -> Result<OwnedFd, EngineError> {
     let ended = || refused(format!("app '{app}' of pod {} has just ended: try again", view.row.id));
-    let pidfd = process::open_pid(pid).map_err(|_| ended())?;
-    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|_| ended())?;
+    let pidfd = process::found(process::open_pid(pid))
+        .map_err(|error| failed("open the main process of app", app.as_str(), error))?
+        .ok_or_else(ended)?;
+    let cgroups = process::found(std::fs::read_to_string(format!("/proc/{pid}/cgroup")))
+        .map_err(|error| failed("read the cgroups of app", app.as_str(), error))?
+        .ok_or_else(ended)?;
     let own = format!("{}/{app}", view.row.cgroup);
     let is_own = cgroups.lines().any(|line| line.ends_with(&own) || line.contains(&format!("{own}/")));
     let root = rustix::fs::open(format!("/proc/{pid}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());

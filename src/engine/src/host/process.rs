@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use gantry_model::{BootId, Process, Timestamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A deadline; `None`: never.
@@ -52,7 +53,7 @@ pub(crate) fn readable(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result
         // A time left that a Timespec cannot represent is as good as unlimited.
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut polled, timeout.as_ref()) {
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(0) if left.is_some() => return Ok(None),
             Ok(_) => {
@@ -64,16 +65,30 @@ pub(crate) fn readable(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result
     }
 }
 
-/// A pidfd of this very process, or `None` when it is gone (its pid may be reused).
+/// A pidfd of this very process; `None`: it is gone (its pid may be reused).
 ///
 /// The order makes it safe: the pidfd is opened first, then the start time is read. If the pid was reused in between,
 /// the start time is that of the other process and does not match.
-pub(crate) fn open(process: &Process, boot: &BootId) -> Option<OwnedFd> {
+///
+/// # Errors
+/// Of pidfd_open(2) and of reading `/proc/PID/stat`: the limit of descriptors is reached, for example. Then the process
+/// may live.
+pub(crate) fn open(process: &Process, boot: &BootId) -> io::Result<Option<OwnedFd>> {
     if process.boot != *boot {
-        return None;
+        return Ok(None);
     }
-    let fd = open_pid(process.pid).ok()?;
-    (start_ticks(process.pid) == Some(process.start_ticks)).then_some(fd)
+    let Some(fd) = found(open_pid(process.pid))? else { return Ok(None) };
+    Ok((start_ticks(process.pid)? == Some(process.start_ticks)).then_some(fd))
+}
+
+/// The result of opening or reading a process; `None`: no process has this pid. pidfd_open(2) then fails with ESRCH, or
+/// for the id of a thread with EINVAL or ENOENT; `/proc` with ENOENT or ESRCH.
+pub(crate) fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result.map_err(|error| (Errno::from_io_error(&error), error)) {
+        Ok(found) => Ok(Some(found)),
+        Err((Some(Errno::SRCH | Errno::NOENT | Errno::INVAL), _)) => Ok(None),
+        Err((_, error)) => Err(error),
+    }
 }
 
 /// A pidfd of the process that has this pid now: safe for children that were not waited for yet.
@@ -81,23 +96,23 @@ pub(crate) fn open(process: &Process, boot: &BootId) -> Option<OwnedFd> {
 /// # Errors
 /// Of pidfd_open(2); ESRCH for a number that is no pid.
 pub(crate) fn open_pid(pid: u32) -> io::Result<OwnedFd> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 /// Sends SIGKILL. A process that has ended is no failure.
 pub(crate) fn kill(pidfd: impl AsFd) -> io::Result<()> {
     match pidfd_send_signal(pidfd, Signal::KILL) {
-        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Whether this very process of this boot runs and has not begun to exit, from one read of `/proc/PID/stat`. While it
 /// is true, the process has all its descriptors open, and so holds its locks: an exiting process closes them after the
-/// kernel has set the flag.
+/// kernel has set the flag. False if that cannot be read.
 pub(crate) fn is_running(pid: u32, start_ticks: u64) -> bool {
-    read_stat(pid).is_some_and(|stat| is_running_since(&stat, start_ticks))
+    read_stat(pid).is_ok_and(|stat| stat.is_some_and(|stat| is_running_since(&stat, start_ticks)))
 }
 
 /// Whether this file has a record lock (fcntl(2)) that the process with this pid holds: then it lives, because the
@@ -119,21 +134,25 @@ fn is_running_since(stat: &str, ticks: u64) -> bool {
     !is_zombie && !is_exiting && gantry_contract::start_ticks(stat) == Some(ticks)
 }
 
-/// The text of `/proc/PID/stat`; `None`: the process has ended.
-pub(crate) fn read_stat(pid: u32) -> Option<String> {
+/// The text of `/proc/PID/stat`; `None`: no process has this pid.
+///
+/// # Errors
+/// Of open(2) and read(2).
+pub(crate) fn read_stat(pid: u32) -> io::Result<Option<String>> {
     /// The kernel writes 52 numbers and a name of at most 64 characters.
     const MAX_STAT: usize = 2048;
     let path = format!("/proc/{pid}/stat");
-    let file = rustix::fs::open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut buffer = [0; MAX_STAT];
-    // The kernel formats the whole text for one read.
-    let length = rustix::io::read(&file, &mut buffer[..]).ok()?;
-    Some(String::from_utf8_lossy(buffer.get(..length)?).into_owned())
+    let read = rustix::fs::open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        // The kernel formats the whole text for one read.
+        .and_then(|file| rustix::io::read(&file, &mut buffer[..]));
+    let length = found(read.map_err(io::Error::from))?;
+    Ok(length.and_then(|length| buffer.get(..length)).map(|stat| String::from_utf8_lossy(stat).into_owned()))
 }
 
 /// The start time of a process in clock ticks since boot (proc_pid_stat(5), field 22).
-fn start_ticks(pid: u32) -> Option<u64> {
-    gantry_contract::start_ticks(&read_stat(pid)?)
+fn start_ticks(pid: u32) -> io::Result<Option<u64>> {
+    Ok(read_stat(pid)?.and_then(|stat| gantry_contract::start_ticks(&stat)))
 }
 
 /// The approximate time of this boot, by the present wall clock.
@@ -151,18 +170,66 @@ mod tests {
     fn processes_are_identified_by_start_time() {
         let boot = BootId("this".to_owned());
         let pid = std::process::id();
-        let start_ticks = start_ticks(pid).unwrap();
+        let start_ticks = start_ticks(pid).unwrap().unwrap();
         let me = Process { pid, start_ticks, boot: boot.clone() };
-        assert!(open(&me, &boot).is_some());
-        assert!(open(&Process { start_ticks: start_ticks + 1, ..me.clone() }, &boot).is_none());
-        assert!(open(&me, &BootId("another".to_owned())).is_none());
+        assert!(open(&me, &boot).unwrap().is_some());
+        assert!(open(&Process { start_ticks: start_ticks + 1, ..me.clone() }, &boot).unwrap().is_none());
+        assert!(open(&me, &BootId("another".to_owned())).unwrap().is_none());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert!(open(&Process { pid: child.id(), ..me }, &boot).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_thread_is_no_process() {
+        let (send, receive) = std::sync::mpsc::channel();
+        let (done, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            send.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let _ended = wait.recv();
+        });
+        let pid = u32::try_from(receive.recv().unwrap()).unwrap();
+        let boot = BootId("this".to_owned());
+        let start_ticks = start_ticks(pid).unwrap().unwrap();
+        assert!(open(&Process { pid, start_ticks, boot: boot.clone() }, &boot).unwrap().is_none());
+        drop(done);
+        thread.join().unwrap();
+    }
+
+    /// In a process of its own, because other tests need descriptors.
+    #[test]
+    fn without_descriptors_no_process_is_gone() {
+        const ALONE: &str = "GANTRY_TEST_WITHOUT_DESCRIPTORS";
+        if std::env::var_os(ALONE).is_none() {
+            let name = "host::process::tests::without_descriptors_no_process_is_gone";
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = alone.args(["--exact", name]).env(ALONE, "1").output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+            return;
+        }
+        let boot = BootId("this".to_owned());
+        let pid = std::process::id();
+        let me = Process { pid, start_ticks: start_ticks(pid).unwrap().unwrap(), boot: boot.clone() };
+        let limit = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+        let mut open_files = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            open_files.push(file);
+        }
+        let is_refused = || open(&me, &boot).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::MFILE));
+        assert!(is_refused(), "no descriptor for the process");
+        open_files.pop();
+        assert!(is_refused(), "no descriptor for its start time");
+        open_files.pop();
+        assert!(open(&me, &boot).unwrap().is_some());
     }
 
     #[test]
     fn a_process_that_exits_does_not_run() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
-        let ticks = start_ticks(pid).unwrap();
+        let ticks = start_ticks(pid).unwrap().unwrap();
         assert!(is_running(pid, ticks));
         assert!(!is_running(pid, ticks + 1));
         child.kill().unwrap();

@@ -33,6 +33,9 @@ use crate::logs::source::AppLog;
 use crate::logs::start::{self, AppStart, StartState};
 use crate::{Engine, LogQuery, LogsError, Observer, PodError};
 
+/// What failed when the end of a supervisor cannot be observed.
+const WATCH_SUPERVISOR: &str = "watch the supervisor of pod";
+
 /// A supervisor stamps a line when it reads it, and writes it next: at most this long after `until`.
 const WRITTEN: Duration = Duration::from_millis(50);
 
@@ -182,7 +185,7 @@ impl LogReader {
             boot: boot.clone(),
             merge: Merge { id, logs: Vec::new(), stderr: query.stderr, since: query.since, until: query.until },
             until: query.until.filter(|_| query.follow),
-            stage: if query.follow { stage_of(row, boot) } else { Stage::Over },
+            stage: if query.follow { stage_of(row, boot)? } else { Stage::Over },
             all: (query.follow && query.apps.is_empty()).then(|| NewApps::after(dir, &apps)),
             start: AppStart::of_query(query),
         };
@@ -200,7 +203,7 @@ impl LogReader {
     /// where it matters.
     fn advance(&mut self, row: impl FnOnce() -> Result<Option<PodRow>, PodError>) -> Result<(), PodError> {
         match (&self.stage, &self.start) {
-            (Stage::Waiting, _) => self.stage = row()?.map_or(Stage::Over, |row| stage_of(&row, &self.boot)),
+            (Stage::Waiting, _) => self.stage = row()?.map_or(Ok(Stage::Over), |row| stage_of(&row, &self.boot))?,
             (Stage::Running(_), Some(start)) if self.until.is_none() => match start.state(row()?.as_ref()) {
                 StartState::Running => {}
                 StartState::Ended { last_line } => self.until = Some(last_line),
@@ -212,7 +215,7 @@ impl LogReader {
             Stage::Running(fd) => {
                 let now = Deadline::after(Duration::ZERO);
                 process::readable(&[fd.as_fd()], now)
-                    .map_err(PodError::io("watch the supervisor of pod", self.id.to_string()))?
+                    .map_err(PodError::io(WATCH_SUPERVISOR, self.id.to_string()))?
                     .is_some()
             }
             Stage::Waiting | Stage::Over => false,
@@ -255,13 +258,15 @@ impl LogReader {
 }
 
 /// The lines that the apps of a pod in this row may still write.
-fn stage_of(row: &PodRow, boot: &BootId) -> Stage {
-    match &row.phase {
-        Phase::Running { supervisor, .. } => process::open(supervisor, boot).map_or(Stage::Over, Stage::Running),
+fn stage_of(row: &PodRow, boot: &BootId) -> Result<Stage, PodError> {
+    Ok(match &row.phase {
+        Phase::Running { supervisor, .. } => process::open(supervisor, boot)
+            .map_err(PodError::io(WATCH_SUPERVISOR, row.id.to_string()))?
+            .map_or(Stage::Over, Stage::Running),
         phase if phase.is_final() => Stage::Over,
         // Not started yet.
         _ => Stage::Waiting,
-    }
+    })
 }
 
 fn chosen(row: &PodRow, asked: &[AppName]) -> Result<Vec<AppName>, LogsError> {

@@ -135,7 +135,7 @@ fn list_pids() -> Vec<u32> {
 }
 
 fn read_kinship(pid: u32) -> Option<Kinship> {
-    kinship(&process::read_stat(pid)?)
+    kinship(&process::read_stat(pid).ok()??)
 }
 
 /// The fields after the command's name: state, parent, process group, session (proc_pid_stat(5)).

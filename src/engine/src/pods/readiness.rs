@@ -49,7 +49,8 @@ impl Engine {
             if deadline.passed() {
                 return Ok(None);
             }
-            let supervisor = view.supervisor().and_then(|process| process::open(process, self.store.boot()));
+            // If it cannot be opened, because descriptors are short, it is polled.
+            let supervisor = self.supervisor_fd(&view.row).ok().flatten();
             let fds: Vec<_> = watch.iter().map(|fd| fd.as_fd()).chain(supervisor.iter().map(|fd| fd.as_fd())).collect();
             process::readable(&fds, deadline.at_most(POLL_INTERVAL)).map_err(PodError::io("wait for", &view.dir()))?;
         }

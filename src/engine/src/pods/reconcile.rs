@@ -310,16 +310,19 @@ impl Engine {
     fn probe(&self, row: &PodRow) -> Result<PodState, PodError> {
         let state = self.store.try_lock_pod(row.id).map_err(PodError::store)?;
         let Phase::Running { supervisor, .. } = &row.phase else { return Ok(state) };
-        if !matches!(state, PodState::Held) || self.is_alive(supervisor) {
+        if !matches!(state, PodState::Held) || self.may_run(supervisor) {
             return Ok(state);
         }
         self.lock_in_time(row.id)
     }
 
-    /// Whether the identified process runs (a zombie does not).
-    pub(crate) fn is_alive(&self, supervisor: &Process) -> bool {
-        let Some(fd) = process::open(supervisor, self.store.boot()) else { return false };
-        matches!(process::readable(&[fd.as_fd()], Deadline::after(Duration::ZERO)), Ok(None))
+    /// Whether the supervisor runs (a zombie does not), or cannot be examined.
+    fn may_run(&self, supervisor: &Process) -> bool {
+        match process::open(supervisor, self.store.boot()) {
+            Ok(Some(fd)) => !matches!(process::readable(&[fd.as_fd()], Deadline::after(Duration::ZERO)), Ok(Some(_))),
+            Ok(None) => false,
+            Err(_) => true,
+        }
     }
 
     /// Takes a pod's lock; waits for a holder within the engine's timeout.

@@ -125,7 +125,7 @@ fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
 
 /// As [`ready`]; this process counts as the supervisor, which runs.
 fn ready_of_this_process() -> start::Ready {
-    let stat = process::read_stat(std::process::id()).unwrap();
+    let stat = process::read_stat(std::process::id()).unwrap().unwrap();
     start::Ready { start_ticks: gantry_contract::start_ticks(&stat).unwrap(), ..ready() }
 }
 

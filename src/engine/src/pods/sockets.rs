@@ -3,13 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use gantry_model::{Phase, PodId};
+use gantry_model::PodId;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use crate::Engine;
 use crate::error::need_root;
-use crate::host::process;
 use crate::pods::control::ControlError;
 use crate::pods::exec::{ExecError, running};
 
@@ -33,11 +32,7 @@ impl Engine {
         let row = running(self.reconcile_pod(id)?)?;
         let failed = |attempt, source: io::Error| ControlError::Io { id, attempt, source };
         let ended = || ExecError::NotRunning { id, phase: "ended" };
-        let supervisor = match &row.phase {
-            Phase::Running { supervisor, .. } => process::open(supervisor, self.store.boot()).ok_or_else(ended)?,
-            // `running` has checked it.
-            _ => return Err(ended()),
-        };
+        let supervisor = self.supervisor_fd(&row)?.ok_or_else(ended)?;
         // The thread ends in that namespace, so no other work of this process happens there.
         let opening = std::thread::Builder::new().name("pod-sockets".to_owned()).spawn(move || {
             move_into_thread_name_spaces(supervisor.as_fd(), ThreadNameSpaceType::NETWORK)?;

@@ -130,10 +130,11 @@ impl Engine {
 
     fn escalate(&self, view: &PodView) -> Result<(), StopError> {
         let id = view.row.id;
-        if let Some(fd) = view.supervisor().and_then(|supervisor| process::open(supervisor, self.store.boot())) {
-            process::kill(&fd).map_err(|source| StopError::Kill { id, source })?;
-            process::readable(&[std::os::fd::AsFd::as_fd(&fd)], Deadline::after(SLACK))
-                .map_err(|source| StopError::Kill { id, source })?;
+        let failed = |source| StopError::Kill { id, source };
+        let opened = view.supervisor().map(|supervisor| process::open(supervisor, self.store.boot()));
+        if let Some(fd) = opened.transpose().map_err(failed)?.flatten() {
+            process::kill(&fd).map_err(failed)?;
+            process::readable(&[std::os::fd::AsFd::as_fd(&fd)], Deadline::after(SLACK)).map_err(failed)?;
         }
         Ok(())
     }

@@ -142,12 +142,15 @@ impl Engine {
 
     /// A descriptor that becomes readable when the supervisor of this running pod has ended; `None` when it has ended
     /// already, or the row does not name one. For waiting for many pods at once.
-    #[must_use]
-    pub fn supervisor_fd(&self, row: &PodRow) -> Option<OwnedFd> {
+    ///
+    /// # Errors
+    /// [`PodError`]: the limit of descriptors is reached, for example.
+    pub fn supervisor_fd(&self, row: &PodRow) -> Result<Option<OwnedFd>, PodError> {
         match &row.phase {
-            Phase::Running { supervisor, .. } => process::open(supervisor, self.store.boot()),
+            Phase::Running { supervisor, .. } => process::open(supervisor, self.store.boot())
+                .map_err(PodError::io("open the supervisor of pod", row.id.to_string())),
             // Only running pods have a supervisor.
-            _ => None,
+            _ => Ok(None),
         }
     }
 

@@ -139,8 +139,9 @@ impl Engine {
     /// Waits until the output is closed, or the supervisor has ended.
     fn wait_closed(&self, output: &OutputStream, supervisor: &Process) -> io::Result<()> {
         match process::open(supervisor, self.store.boot()) {
-            Some(process) => process::readable(&[output.as_fd(), process.as_fd()], Deadline::maybe(None)).map(drop),
-            None => Ok(()),
+            Ok(Some(process)) => process::readable(&[output.as_fd(), process.as_fd()], Deadline::maybe(None)).map(drop),
+            // If it cannot be opened, the caller waits for the end by polling.
+            Ok(None) | Err(_) => Ok(()),
         }
     }
 
@@ -201,7 +202,8 @@ impl Engine {
             if deadline.passed() {
                 return Ok(None);
             }
-            match view.supervisor().and_then(|supervisor| process::open(supervisor, self.store.boot())) {
+            // A supervisor that cannot be opened, because descriptors are short, is polled.
+            match self.supervisor_fd(&view.row).ok().flatten() {
                 Some(fd) => {
                     process::readable(&[fd.as_fd()], deadline)
                         .map_err(PodError::io("wait for the supervisor of", &view.dir()))?;
