@@ -14,6 +14,14 @@ struct Constraints {
     conditions: &'static [&'static str],
 }
 
+/// The condition that a column has JSON of this type, and is not NULL. json_type() alone would fail for malformed JSON,
+/// and with it the examination of all rows.
+macro_rules! is_json {
+    ($column:literal, $type:literal) => {
+        concat!("iif(json_valid(", $column, "), json_type(", $column, "), '') = '", $type, "'")
+    };
+}
+
 /// Each phase owns the columns that its conditions name, and no other phase has them (model, phase.rs).
 const POD: Constraints = Constraints {
     table: "pod",
@@ -22,10 +30,10 @@ const POD: Constraints = Constraints {
         "length(id) = 36",
         "generation >= 0",
         "phase IN ('embryo', 'preparing', 'aborted-prepare', 'prepared', 'running', 'exited', 'starting', 'garbage')",
-        "iif(json_valid(user_annotations), json_type(user_annotations), '') = 'object'",
-        "iif(json_valid(user_labels), json_type(user_labels), '') = 'object'",
+        is_json!("user_annotations", "object"),
+        is_json!("user_labels", "object"),
         "was IN ('aborted', 'prepared', 'exited')",
-        "networks IS NULL OR iif(json_valid(networks), json_type(networks), '') = 'array'",
+        concat!("networks IS NULL OR ", is_json!("networks", "array")),
         "sandbox IN (0, 1)",
         "paused IN (0, 1)",
         "cgroup LIKE '/%'",
@@ -62,7 +70,7 @@ const APP: Constraints = Constraints {
     key: &["pod", "position"],
     conditions: &[
         "position >= 0",
-        "iif(json_valid(annotations), json_type(annotations), '') = 'object'",
+        is_json!("annotations", "object"),
         "state IN ('waiting', 'creating', 'created', 'running', 'exited')",
         "attempt >= 0",
         "exit_code BETWEEN 0 AND 255",
@@ -73,7 +81,7 @@ const APP: Constraints = Constraints {
         "health IN ('starting', 'healthy', 'unhealthy')",
         "health_number >= 0",
         "length(app_id) = 64",
-        "iif(json_valid(labels), json_type(labels), '') = 'object'",
+        is_json!("labels", "object"),
         "restart_at IS NULL OR state = 'exited'",
         "oom_kills >= 0",
         "oom_level IN ('app', 'pod', 'host')",
@@ -99,27 +107,19 @@ const OTHERS: [Constraints; 8] = [
         key: &["one"],
         conditions: &["one = 1", "next_seq > 0", "trimmed >= 0 AND trimmed < next_seq", "durable_commits >= 0"],
     },
-    Constraints {
-        table: "event",
-        key: &["seq"],
-        conditions: &["iif(json_valid(data), json_type(data), '') = 'object'"],
-    },
+    Constraints { table: "event", key: &["seq"], conditions: &[is_json!("data", "object")] },
     Constraints { table: "layer", key: &["chain"], conditions: &["size >= 0", "entries >= 0"] },
     Constraints { table: "image", key: &["id"], conditions: &["format IN ('oci', 'docker', 'appc')", "size >= 0"] },
     Constraints { table: "image_layer", key: &["image", "position"], conditions: &["position >= 0"] },
-    Constraints {
-        table: "volume",
-        key: &["name"],
-        conditions: &["iif(json_valid(labels), json_type(labels), '') = 'object'", "deleting IN (0, 1)"],
-    },
+    Constraints { table: "volume", key: &["name"], conditions: &[is_json!("labels", "object"), "deleting IN (0, 1)"] },
     Constraints {
         table: "schedule",
         key: &["name"],
         conditions: &[
             "revision > 0",
             "enabled IN (0, 1)",
-            "iif(json_valid(manifest), json_type(manifest), '') = 'object'",
-            "timer IS NULL OR iif(json_valid(timer), json_type(timer), '') = 'object'",
+            is_json!("manifest", "object"),
+            concat!("timer IS NULL OR ", is_json!("timer", "object")),
             "runs >= 0",
             "failures >= 0",
             "(failures = 0) = (failure IS NULL)",

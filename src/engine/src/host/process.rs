@@ -84,10 +84,12 @@ pub(crate) fn open(process: &Process, boot: &BootId) -> io::Result<Option<OwnedF
 /// The result of opening or reading a process; `None`: no process has this pid. pidfd_open(2) then fails with ESRCH, or
 /// for the id of a thread with EINVAL or ENOENT; `/proc` with ENOENT or ESRCH.
 pub(crate) fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    match result.map_err(|error| (Errno::from_io_error(&error), error)) {
+    match result {
         Ok(found) => Ok(Some(found)),
-        Err((Some(Errno::SRCH | Errno::NOENT | Errno::INVAL), _)) => Ok(None),
-        Err((_, error)) => Err(error),
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::SRCH | Errno::NOENT | Errno::INVAL) => Ok(None),
+            _ => Err(error),
+        },
     }
 }
 

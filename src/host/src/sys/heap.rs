@@ -173,19 +173,6 @@ fn thread_mark() -> usize {
     MARK.with(|mark| ptr::from_ref(mark).addr())
 }
 
-impl Arena {
-    /// Whether this is a block of the arena.
-    fn contains(&self, allocation: *mut u8) -> bool {
-        // The size first: once it is there, so is the start.
-        let size = self.size.load(Acquire);
-        allocation.addr().wrapping_sub(self.start.load(Relaxed).addr()) < size
-    }
-
-    fn is_owner(&self) -> bool {
-        self.owner.load(Relaxed) == thread_mark()
-    }
-}
-
 impl SmallBlocks {
     const fn none() -> Self {
         let arena = Arena { owner: AtomicUsize::new(0), start: AtomicPtr::new(null_mut()), size: AtomicUsize::new(0) };
@@ -210,12 +197,19 @@ impl SmallBlocks {
 
     /// Whether this is a block of the arena.
     fn contains(&self, allocation: *mut u8) -> bool {
-        self.arena.contains(allocation)
+        // The size is stored last: a thread that sees it also sees the start.
+        let size = self.arena.size.load(Acquire);
+        allocation.addr().wrapping_sub(self.arena.start.load(Relaxed).addr()) < size
+    }
+
+    /// Whether the calling thread is the owner.
+    fn is_owner(&self) -> bool {
+        self.arena.owner.load(Relaxed) == thread_mark()
     }
 
     /// A block for the calling thread; none if it is not the owner, the layout is not small, or the arena is used up.
     fn take(&self, layout: Layout) -> Option<*mut u8> {
-        if layout.size() > MAX_SMALL || layout.align() > STEP || !self.arena.is_owner() {
+        if layout.size() > MAX_SMALL || layout.align() > STEP || !self.is_owner() {
             return None;
         }
         let class = class(layout.size());
@@ -269,7 +263,7 @@ impl SmallBlocks {
     unsafe fn put_back(&self, block: *mut u8, size: usize) {
         let (block, class) = (block.cast::<FreeBlock>(), class(size));
         // SAFETY: the caller's promise.
-        unsafe { if self.arena.is_owner() { self.push(block, class) } else { self.hand_over(block, class) } }
+        unsafe { if self.is_owner() { self.push(block, class) } else { self.hand_over(block, class) } }
     }
 
     /// Frees a block of the owner in another thread.
