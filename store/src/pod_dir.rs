@@ -8,6 +8,7 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::fs::{Mode, OFlags, RenameFlags};
@@ -22,9 +23,19 @@ use crate::{Store, StoreError, remove};
 #[derive(Debug)]
 pub struct PodLock {
     fd: OwnedFd,
+    /// Held by the thread of this process that deletes what is in the directory.
+    turn: DeletionTurn,
 }
 
+/// Threads that delete one directory take turns. To remove a directory whose child another thread is just freeing, the
+/// kernel scans the children again and again until that thread is done, which may wait for the disk.
+pub(crate) type DeletionTurn = Arc<Mutex<()>>;
+
 impl PodLock {
+    fn new(fd: OwnedFd) -> Self {
+        Self { fd, turn: DeletionTurn::default() }
+    }
+
     /// The descriptor of the directory, which holds the lock.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
@@ -36,7 +47,7 @@ impl PodLock {
     /// # Errors
     /// No file descriptors are left.
     pub fn try_clone(&self) -> std::io::Result<Self> {
-        Ok(Self { fd: self.fd.try_clone()? })
+        Ok(Self { fd: self.fd.try_clone()?, turn: Arc::clone(&self.turn) })
     }
 
     /// Takes the lock again if another handle has unlocked it. `false`: another process has taken it since, or flock(2)
@@ -52,7 +63,7 @@ impl PodLock {
     /// # Errors
     /// No file descriptors are left.
     pub fn data(&self) -> std::io::Result<PodData> {
-        Ok(PodData { dir: self.fd.try_clone()? })
+        Ok(PodData { dir: self.fd.try_clone()?, turn: Arc::clone(&self.turn) })
     }
 }
 
@@ -60,12 +71,14 @@ impl PodLock {
 #[derive(Debug)]
 pub struct PodData {
     dir: OwnedFd,
+    turn: DeletionTurn,
 }
 
 impl PodData {
     /// Deletes the data and keeps the facts (journal, plan, networks), so that a kill before they are recorded loses
     /// none. The removal of the pod deletes what is left, or reports why it cannot.
     pub fn delete(&self) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         for name in [c"apps", c"volumes", c"logs"] {
             let _left_to_removal = remove::remove(self.dir.as_fd(), name);
         }
@@ -129,7 +142,7 @@ impl Store {
             Err(Errno::EXIST) => return Err(MakePodDirError::Exists(id)),
             Err(errno) => return Err(StoreError::io("create", &path)(errno).into()),
         }
-        Ok(PodLock { fd })
+        Ok(PodLock::new(fd))
     }
 
     /// Takes the lock of a pod directory if it is free.
@@ -148,7 +161,7 @@ impl Store {
         }
         // It may have been deleted between the two calls above.
         let named = still_named(&fd, &path).map_err(StoreError::io("examine", &path))?;
-        Ok(if named { PodState::Free(PodLock { fd }) } else { PodState::Absent })
+        Ok(if named { PodState::Free(PodLock::new(fd)) } else { PodState::Absent })
     }
 
     /// Renames the directory of a pod into `tmp/`; that survives a power cut if `syncs_name`. Needs no space. `None`:
@@ -184,7 +197,7 @@ impl Store {
         if syncs_name {
             sync_dir(&self.layout.pods_dir())?;
         }
-        Ok(Some(DirInDeletion::new(&self.layout, aside, Some(lock.fd))))
+        Ok(Some(DirInDeletion::new(&self.layout, aside, Some(lock.fd), lock.turn)))
     }
 
     /// Deletes `DIR/NAME` in the directory of a locked pod, whatever its apps have put there. A kill leaves a part, and

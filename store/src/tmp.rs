@@ -8,6 +8,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::db::BUSY_TIMEOUT;
 use crate::lock::{LockMode, lock_within, open_dir, still_named, try_lock};
+use crate::pod_dir::DeletionTurn;
 use crate::sweep::list_names;
 use crate::{Layout, StoreError, remove};
 
@@ -139,12 +141,13 @@ pub struct DirInDeletion {
     freed: AtomicU64,
     /// `None` for a file: unlinking it is one step.
     _lock: Option<OwnedFd>,
+    turn: DeletionTurn,
 }
 
 impl DirInDeletion {
     /// A directory that was moved to this path in `tmp/`.
-    pub(crate) fn new(layout: &Layout, path: PathBuf, lock: Option<OwnedFd>) -> Self {
-        Self { layout: layout.clone(), path, freed: AtomicU64::new(0), _lock: lock }
+    pub(crate) fn new(layout: &Layout, path: PathBuf, lock: Option<OwnedFd>, turn: DeletionTurn) -> Self {
+        Self { layout: layout.clone(), path, freed: AtomicU64::new(0), _lock: lock, turn }
     }
 
     /// Deletes it, whatever is in it; returns the bytes that all calls have freed. When that fails, the rest stays in
@@ -153,6 +156,7 @@ impl DirInDeletion {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn delete(&self) -> Result<u64, StoreError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let freed = delete(&self.layout, &self.path)?;
         Ok(self.freed.fetch_add(freed, Ordering::Relaxed) + freed)
     }
@@ -184,7 +188,7 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
     }
     let aside = layout.tmp_dir().join(fresh_name(what)?);
     match rustix::fs::rename(path, &aside) {
-        Ok(()) => Ok(Some(DirInDeletion::new(layout, aside, lock))),
+        Ok(()) => Ok(Some(DirInDeletion::new(layout, aside, lock, DeletionTurn::default()))),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(StoreError::io("move", path)(errno)),
     }
