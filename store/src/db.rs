@@ -189,7 +189,7 @@ impl Store {
     }
 
     fn from_connected(db: Connected, layout: Layout, boot: &BootId, file: Option<FileId>) -> Result<Self, OpenError> {
-        let checks = if IGNORES_CHECKS { set_checks(&db.conn, false) } else { constraints::enforce(&db.conn) };
+        let checks = if IGNORES_CHECKS { ignore_checks(&db.conn) } else { constraints::enforce(&db.conn) };
         checks.map_err(StoreError::sql("open the database"))?;
         Ok(Self { _index: Some(db.index), ..Self::from_connection(db.conn, layout, boot, file) })
     }
@@ -323,13 +323,9 @@ impl Drop for Synced<'_> {
     }
 }
 
-/// Whether statements check the CHECK constraints of tables.
-pub(crate) fn set_checks(conn: &Connection, checked: bool) -> rusqlite::Result<()> {
-    conn.execute_batch(if checked {
-        "PRAGMA ignore_check_constraints = OFF"
-    } else {
-        "PRAGMA ignore_check_constraints = ON"
-    })
+/// Has statements and checks of the connection ignore the CHECK constraints that older databases have in their schema.
+pub(crate) fn ignore_checks(conn: &Connection) -> rusqlite::Result<()> {
+    conn.execute_batch("PRAGMA ignore_check_constraints = ON")
 }
 
 /// The counters; `None` where no boot was entered yet.

@@ -8,7 +8,7 @@ use gantry_model::query::PodQuery;
 use gantry_model::{Digest, ErrorKind, Kind, Phase, PodId};
 
 use crate::constraints;
-use crate::db::set_checks;
+use crate::db::ignore_checks;
 use crate::pods::row::Columns;
 use crate::sweep::list_names;
 use crate::{BlobError, Layout, Store, StoreError};
@@ -81,7 +81,9 @@ impl Store {
 
     fn check_database(&self, deep: bool, report: &mut Report) -> Result<(), StoreError> {
         let sql = || StoreError::sql("check the database");
-        set_checks(&self.conn, true).map_err(sql())?;
+        // Malformed JSON fails the CHECK constraints of older databases with an error that ends the check. The rows are
+        // found below.
+        ignore_checks(&self.conn).map_err(sql())?;
         let query = if deep { "PRAGMA integrity_check(20)" } else { "PRAGMA quick_check(20)" };
         let mut check = self.conn.prepare(query).map_err(sql())?;
         let mut rows = check.query([]).map_err(sql())?;

@@ -188,6 +188,23 @@ fn databases_with_check_constraints_stay_usable() {
     moved(&store, pod.id, pod.generation, edge(Edge::Prepare));
 }
 
+#[test]
+fn malformed_json_below_check_constraints_is_damage() {
+    let (_dir, data) = of_fixture(V1_WITH_CHECKS);
+    let malformed = "PRAGMA ignore_check_constraints = ON; UPDATE event SET data = '{'";
+    Connection::open(data.join("gantry.db")).unwrap().execute_batch(malformed).unwrap();
+    let home = crate::DataDir::open(&data).unwrap();
+    let damage = home.damage().unwrap().expect("damage");
+    assert_eq!(damage.what, "the database has damaged rows");
+    for deep in [false, true] {
+        let findings = Store::open(&data).unwrap().check(deep).unwrap();
+        let errors = findings.into_iter().filter(|it| it.severity == crate::Severity::Error);
+        let lines: Vec<_> = errors.map(|it| it.what).filter(|what| what.contains("'event'")).collect();
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].starts_with("a row of table 'event' does not meet: "), "{lines:?}");
+    }
+}
+
 /// Checks the rows of the fixture.
 fn check_fixture(store: &Store) {
     let pods = store.pods(&PodQuery::default()).unwrap();
