@@ -23,7 +23,7 @@ use crate::{Store, StoreError, remove};
 #[derive(Debug)]
 pub struct PodLock {
     fd: OwnedFd,
-    /// Held by the thread of this process that deletes what is in the directory.
+    /// Held by the thread of this process that deletes the content of the directory.
     turn: DeletionTurn,
 }
 
