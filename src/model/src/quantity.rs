@@ -22,13 +22,13 @@ impl crate::Kind for QuantityError {
     }
 }
 
-/// Bytes: a whole number with an optional suffix (`k M G T` powers of 1000, `Ki Mi Gi Ti` powers of 1024), as
-/// Kubernetes writes quantities.
+/// Bytes: a number with an optional suffix (`k M G T` powers of 1000, `Ki Mi Gi Ti` powers of 1024), as Kubernetes
+/// writes quantities. With a suffix, the number may have up to nine decimals; a part of a byte is dropped.
 ///
 /// # Errors
 /// [`QuantityError`] when the text is anything else, or does not fit 64 bits.
 pub fn bytes(text: &str) -> Result<u64, QuantityError> {
-    const SUFFIXES: [(&str, u64); 10] = [
+    const SUFFIXES: [(&str, u64); 9] = [
         ("Ki", 1 << 10),
         ("Mi", 1 << 20),
         ("Gi", 1 << 30),
@@ -38,18 +38,34 @@ pub fn bytes(text: &str) -> Result<u64, QuantityError> {
         ("M", 1_000_000),
         ("G", 1_000_000_000),
         ("T", 1_000_000_000_000),
-        ("", 1),
     ];
     let refuse = || QuantityError {
         text: text.to_owned(),
         what: "an amount of memory",
-        expected: "a whole number of bytes, or one with k, M, G, Ki, Mi or Gi, such as 64Mi",
+        expected: "a whole number of bytes, or a number with k, M, G, Ki, Mi or Gi, such as 64Mi or 1.5Gi",
     };
-    SUFFIXES
-        .iter()
-        .find_map(|(suffix, factor)| Some((digits(text.strip_suffix(suffix)?)?, factor)))
-        .and_then(|(number, factor)| number.checked_mul(*factor))
-        .ok_or_else(refuse)
+    let with_suffix = |(suffix, factor): &(&str, u64)| Some((text.strip_suffix(suffix)?, *factor));
+    let amount = match SUFFIXES.iter().find_map(with_suffix) {
+        Some((number, factor)) => scaled(number, factor),
+        None => digits(text),
+    };
+    amount.ok_or_else(refuse)
+}
+
+/// A decimal number of at most nine decimals, multiplied and rounded down. None if it is rounded down to zero: zero is
+/// no limit.
+fn scaled(number: &str, factor: u64) -> Option<u64> {
+    let (whole, decimals) = match number.split_once('.') {
+        Some(("", decimals)) => ("0", decimals),
+        Some(parts) => parts,
+        None => (number, "0"),
+    };
+    let whole = digits(whole)?;
+    let digit_count = u32::try_from(decimals.len()).ok().filter(|count| *count <= 9)?;
+    let part = u128::from(digits(decimals)?) * u128::from(factor) / 10u128.pow(digit_count);
+    let product = u64::try_from(u128::from(whole) * u128::from(factor) + part).ok()?;
+    let is_zero = number.bytes().all(|digit| matches!(digit, b'0' | b'.'));
+    (product > 0 || is_zero).then_some(product)
 }
 
 /// Bytes as [`bytes`] reads them, or with docker's suffixes: `b`, `k`, `m`, `g`, `t`, optionally followed by `b` or
@@ -79,7 +95,7 @@ fn docker_amount(text: &str) -> Option<String> {
     Some(format!("{number}{unit}"))
 }
 
-/// Cpu in thousandths of a core: `500m`, `2`, `0.5`.
+/// Cpu in thousandths of a core: `500m`, `2`, `0.5`, `.5`.
 ///
 /// # Errors
 /// [`QuantityError`] when the text is anything else, zero, or more than a million cores.
@@ -89,17 +105,10 @@ pub fn millicpu(text: &str) -> Result<u64, QuantityError> {
         what: "an amount of cpu",
         expected: "cores such as 2 or 0.5, or thousandths of a core such as 500m",
     };
-    let milli = if let Some(milli) = text.strip_suffix('m') {
-        digits(milli)
-    } else {
-        let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-        match (digits(whole), digits(fraction), fraction.len()) {
-            (Some(whole), Some(fraction), 1) => Some((whole, fraction * 100)),
-            (Some(whole), Some(fraction), 2) => Some((whole, fraction * 10)),
-            (Some(whole), Some(fraction), 3) => Some((whole, fraction)),
-            _ => None,
-        }
-        .and_then(|(whole, fraction)| whole.checked_mul(1000)?.checked_add(fraction))
+    let milli = match (text.strip_suffix('m'), text.split_once('.')) {
+        (Some(milli), _) => digits(milli),
+        (None, Some((_, decimals))) if decimals.len() > 3 => None,
+        (None, _) => scaled(text, 1000),
     };
     milli.filter(|m| (1..=1_000_000_000).contains(m)).ok_or_else(refuse)
 }
@@ -150,22 +159,43 @@ mod tests {
 
     #[test]
     fn memory_sizes_are_parsed() {
-        for (text, want) in
-            [("4096", Some(4096)), ("64Mi", Some(64 << 20)), ("50M", Some(50_000_000)), ("1Gi", Some(1 << 30))]
-        {
-            assert_eq!(bytes(text).ok(), want, "{text}");
+        for (text, want) in [
+            ("4096", 4096),
+            ("64Mi", 64 << 20),
+            ("50M", 50_000_000),
+            ("1.5Gi", 3 << 29),
+            (".25k", 250),
+            ("1.1Ki", 1126),
+        ] {
+            assert_eq!(bytes(text).ok(), Some(want), "{text}");
         }
-        for bad in ["", "Mi", "-1", "+1", "1.5Gi", "1 Mi", "99999999999999999999", "18446744073709551615Ti"] {
+        assert_eq!(memory("1.5g").ok(), Some(3 << 29));
+        let bad = [
+            "",
+            "Mi",
+            "-1",
+            "+1",
+            "1.5",
+            "1.Gi",
+            ".Gi",
+            "1.1.1Gi",
+            "1 Mi",
+            "99999999999999999999",
+            "16777216Ti",
+            "1.0000000000k",
+            "0.0004k",
+        ];
+        for bad in bad {
             assert!(bytes(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn cpu_amounts_are_parsed() {
-        for (text, want) in [("500m", 500), ("2", 2000), ("0.5", 500), ("1.25", 1250), ("0.001", 1)] {
+        for (text, want) in [("500m", 500), ("2", 2000), ("0.5", 500), (".5", 500), ("1.25", 1250), ("0.001", 1)] {
             assert_eq!(millicpu(text).ok(), Some(want), "{text}");
         }
-        for bad in ["", "m", "0", "0m", "-1", "1.", ".5", "1.2345", "1e3"] {
+        for bad in ["", "m", "0", "0m", "-1", "1.", ".", "1.2345", "1.5m", "1e3"] {
             assert!(millicpu(bad).is_err(), "{bad}");
         }
     }

@@ -1,7 +1,6 @@
 //! `gantry update`.
 
 use gantry_model::AppName;
-use gantry_model::quantity;
 use gantry_model::spec::{CpusetList, DeviceIoRate, LimitChange};
 use std::io::Write as _;
 
@@ -29,7 +28,7 @@ pub(crate) struct Update {
 /// The new limits. Those that are not given stay.
 #[derive(Debug, clap::Args)]
 struct Changes {
-    /// Memory limit: 64Mi, 50M, 1Gi; 0: none
+    /// Memory limit: 64Mi, 50M, 1.5Gi; 0: none
     #[arg(long, short, value_name = "BYTES", value_parser = |v: &str| bytes(v).map(LimitChange::Memory))]
     memory: Option<LimitChange>,
     /// Limit of memory and swap together; -1: none; 0: no swap with --memory
@@ -161,17 +160,15 @@ fn number(text: &str) -> Result<Option<u64>, String> {
 }
 
 fn bytes(text: &str) -> Result<Option<u64>, String> {
-    quantity::memory(text).map(|bytes| Some(bytes).filter(|bytes| *bytes > 0)).map_err(|error| error.to_string())
+    values::memory_limit(text).map_err(values::message)
 }
 
 fn memory_swap(text: &str) -> Result<LimitChange, String> {
-    let bytes = values::memory_swap(text).map_err(values::message)?;
-    Ok(LimitChange::MemorySwap(Some(bytes).filter(|bytes| *bytes != 0)))
+    values::memory_swap(text).map(LimitChange::MemorySwap).map_err(values::message)
 }
 
 fn cpus(text: &str) -> Result<LimitChange, String> {
-    let milli = if text == "0" { None } else { Some(quantity::millicpu(text).map_err(|error| error.to_string())?) };
-    Ok(LimitChange::Cpus(milli))
+    values::cpu_limit(text).map(LimitChange::Cpus).map_err(values::message)
 }
 
 /// 0 stays 0: without a number, the default limit would apply.

@@ -41,7 +41,9 @@ pub(crate) use parse::{check_values, parse};
 pub(crate) use second_word::ImageLookup;
 /// The values of limits, which `gantry update` has in common with `run`.
 pub(crate) mod limit_values {
-    pub(crate) use super::values::{blkio_weight, device_rate, hugetlb_limit, memory_swap, message, number};
+    pub(crate) use super::values::{
+        blkio_weight, cpu_limit, device_rate, hugetlb_limit, memory_limit, memory_swap, message, number,
+    };
 }
 
 use std::path::PathBuf;

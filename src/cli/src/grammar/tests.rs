@@ -76,6 +76,13 @@ fn images_get_their_arguments() {
 }
 
 #[test]
+fn zero_is_no_limit() {
+    let limits = |line| spec(line).apps[0].options.limits.clone();
+    assert_eq!((limits("a --memory=1.5g").memory, limits("a --cpus=.5").cpu_milli), (Some(3 << 29), Some(500)));
+    assert_eq!(limits("a --memory=1g --memory=0 --memory-swap=0 --cpus=0"), limits("a"));
+}
+
+#[test]
 fn app_flags_bind_to_the_preceding_image() {
     let pod = spec("--memory=1Gi -e A=all -u 7 a --memory 64Mi -e A=one -e B b --environment=B=2 -e KNOWN");
     let [a, b] = &pod.apps[..] else { panic!("two apps") };

@@ -100,12 +100,23 @@ pub(super) fn variable(
     Ok(value.map(|value| (name.to_owned(), value)))
 }
 
-/// An amount of memory, or -1.
-pub(crate) fn memory_swap(value: &str) -> Result<i64, ValueError> {
+/// An amount of memory; 0 is no limit.
+pub(crate) fn memory_limit(value: &str) -> Result<Option<u64>, ValueError> {
+    Ok(Some(quantity::memory(value)?).filter(|bytes| *bytes > 0))
+}
+
+/// Cpu in thousandths of a core; 0 is no limit.
+pub(crate) fn cpu_limit(value: &str) -> Result<Option<u64>, ValueError> {
+    if value == "0" { Ok(None) } else { Ok(Some(quantity::millicpu(value)?)) }
+}
+
+/// An amount of memory, or -1; 0 is as if it was not given.
+pub(crate) fn memory_swap(value: &str) -> Result<Option<i64>, ValueError> {
     if value == "-1" {
-        return Ok(-1);
+        return Ok(Some(-1));
     }
-    i64::try_from(quantity::memory(value)?).or_else(|_| invalid(value, "less than 8 EiB"))
+    let bytes = i64::try_from(quantity::memory(value)?).or_else(|_| invalid(value, "less than 8 EiB"))?;
+    Ok(Some(bytes).filter(|bytes| *bytes != 0))
 }
 
 /// A weight of docker's and cgroup v1's (10 to 1000) as one of cgroup v2, as runc converts it.

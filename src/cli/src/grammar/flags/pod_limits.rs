@@ -6,29 +6,35 @@ use crate::grammar::values;
 
 /// Limits of the pod's cgroup.
 pub(super) static FLAGS: &[Flag] = &[
-    valued(Pod, &["pod-memory"], "BYTES", "Memory limit of the whole pod", |d, v| {
-        d.pod.limits.memory = Some(gantry_model::quantity::memory(v)?);
-        Ok(())
-    })
-    .in_manifest(),
-    valued(Pod, &["pod-memory-swap"], "BYTES", "Limit of memory and swap of the whole pod; -1: none", |d, v| {
-        d.pod.limits.memory_swap = Some(values::memory_swap(v)?);
+    valued(Pod, &["pod-memory"], "BYTES", "Memory limit of the whole pod; 0: none", |d, v| {
+        d.pod.limits.memory = values::memory_limit(v)?;
         Ok(())
     })
     .in_manifest(),
     valued(
         Pod,
-        &["pod-memory-high"],
+        &["pod-memory-swap"],
         "BYTES",
-        "Memory above which the whole pod is slowed down (cgroup v2)",
+        "Limit of memory and swap of the whole pod; -1: none; 0: no swap, the default",
         |d, v| {
-            d.pod.limits.memory_high = Some(gantry_model::quantity::memory(v)?);
+            d.pod.limits.memory_swap = values::memory_swap(v)?;
             Ok(())
         },
     )
     .in_manifest(),
-    valued(Pod, &["pod-cpus"], "CORES", "CPU limit of the whole pod in cores", |d, v| {
-        d.pod.limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
+    valued(
+        Pod,
+        &["pod-memory-high"],
+        "BYTES",
+        "Memory above which the whole pod is slowed down (cgroup v2); 0: none",
+        |d, v| {
+            d.pod.limits.memory_high = values::memory_limit(v)?;
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(Pod, &["pod-cpus"], "CORES", "CPU limit of the whole pod in cores; 0: none", |d, v| {
+        d.pod.limits.cpu_milli = values::cpu_limit(v)?;
         Ok(())
     })
     .in_manifest(),

@@ -9,8 +9,8 @@ use crate::grammar::values::{self, ValueError};
 
 /// Resource limits.
 pub(super) static FLAGS: &[Flag] = &[
-    valued(App, &["memory"], "BYTES", "Memory limit: 64Mi, 50M, 1Gi", |d, v| {
-        d.app().options.limits.memory = Some(gantry_model::quantity::memory(v)?);
+    valued(App, &["memory"], "BYTES", "Memory limit: 64Mi, 50M, 1.5Gi; 0: none", |d, v| {
+        d.app().options.limits.memory = values::memory_limit(v)?;
         Ok(())
     })
     .short('m'),
@@ -18,9 +18,9 @@ pub(super) static FLAGS: &[Flag] = &[
         App,
         &["memory-swap"],
         "BYTES",
-        "Limit of memory and swap together; -1: none (default: no swap with --memory)",
+        "Limit of memory and swap together; -1: none; 0: no swap with --memory, the default",
         |d, v| {
-            d.app().options.limits.memory_swap = Some(values::memory_swap(v)?);
+            d.app().options.limits.memory_swap = values::memory_swap(v)?;
             Ok(())
         },
     ),
@@ -28,9 +28,9 @@ pub(super) static FLAGS: &[Flag] = &[
         App,
         &["memory-high"],
         "BYTES",
-        "Memory above which the app is slowed down and its memory reclaimed (cgroup v2)",
+        "Memory above which the app is slowed down and its memory reclaimed (cgroup v2); 0: none",
         |d, v| {
-            d.app().options.limits.memory_high = Some(gantry_model::quantity::memory(v)?);
+            d.app().options.limits.memory_high = values::memory_limit(v)?;
             Ok(())
         },
     ),
@@ -38,14 +38,14 @@ pub(super) static FLAGS: &[Flag] = &[
         App,
         &["memory-reservation"],
         "BYTES",
-        "Memory that is reclaimed last when the host is short of memory",
+        "Memory that is reclaimed last when the host is short of memory; 0: none",
         |d, v| {
-            d.app().options.limits.memory_reservation = Some(gantry_model::quantity::memory(v)?);
+            d.app().options.limits.memory_reservation = values::memory_limit(v)?;
             Ok(())
         },
     ),
-    valued(App, &["cpu", "cpus"], "CORES", "CPU limit in cores: 2, 0.5 or 500m", |d, v| {
-        d.app().options.limits.cpu_milli = Some(gantry_model::quantity::millicpu(v)?);
+    valued(App, &["cpu", "cpus"], "CORES", "CPU limit in cores: 2, 0.5 or 500m; 0: none", |d, v| {
+        d.app().options.limits.cpu_milli = values::cpu_limit(v)?;
         Ok(())
     }),
     valued(App, &["cpu-quota"], "MICROSECONDS", "CPU time per --cpu-period, in place of --cpus", |d, v| {
