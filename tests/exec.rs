@@ -175,6 +175,40 @@ fn a_killed_client_ends_its_command() {
     });
 }
 
+/// They run on after the command, whatever they write, and end with the pod.
+#[test]
+fn detached_programs_run_in_the_background() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    for (flags, file) in [("--detach", "/tmp/plain"), ("-dt", "/tmp/terminal")] {
+        let verb = ["seq", "flood", "1000000", "--", "touch-ready", file, "--", "sleep", "forever"];
+        let out = g.run(&[&["exec", flags, &pod, "--", "/bin/app"], &verb[..]].concat()).ok();
+        assert_eq!((out.stdout.as_str(), out.stderr.as_str()), ("", ""), "{flags}");
+        gantry_tests::wait_for("the program to write and continue", || {
+            (g.run(&["exec", &pod, "--", "/bin/app", "stat", file]).code == 0).then_some(())
+        });
+    }
+    let pids = g.run(&["exec", &pod, "--", "/bin/app", "pids"]).ok().stdout;
+    assert_eq!(pids.lines().count(), 5, "PID 1, the app, the two programs and this listing:\n{pids}");
+    g.run(&["stop", "--force", &pod]).succeeded();
+    g.check_invariants();
+}
+
+/// A program may end before its client detaches.
+#[test]
+fn short_programs_can_be_detached() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    for round in 0..40 {
+        let flags = if round % 2 == 0 { "-d" } else { "-dt" };
+        let out = g.run(&["exec", flags, &pod, "--", "/bin/app", "exit", "3"]).ok();
+        assert_eq!((out.stdout.as_str(), out.stderr.as_str()), ("", ""), "{flags}");
+    }
+    let _ = g.run(&["exec", "-d", &pod, "--", "/bin/missing"]).exits(127).stderr_contains(&["/bin/missing"]);
+    let _ = g.run(&["exec", "-d", &pod]).exits(125).stderr_contains(&["name the program"]);
+    let _ = g.run(&["exec", "-dit", &pod, "--", "/bin/app", "true"]).ok();
+}
+
 #[test]
 fn concurrent_commands_end_with_the_pod() {
     let g = Gantry::new();

@@ -251,7 +251,8 @@ impl Supervisor {
             // Before its exit: a program that has exited already was executed before.
             let pending = session.pending.as_ref().map(|pending| pending.failed.as_fd());
             fds.extend(pending.map(|fd| (EventSource::ExecOutcome(token), fd)));
-            fds.extend(session.detached.as_ref().map(|fd| (EventSource::DetachedTerminal(token), fd.as_fd())));
+            let terminal = session.detached_terminal.as_ref().map(|fd| fd.as_fd());
+            fds.extend(terminal.map(|fd| (EventSource::DetachedTerminal(token), fd)));
             fds.extend(session.client.as_ref().map(|fd| (EventSource::SessionClient(token), fd.as_fd())));
             fds.extend(session.pidfd.as_ref().map(|fd| (EventSource::SessionProgram(token), fd.as_fd())));
         }

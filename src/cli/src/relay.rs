@@ -195,7 +195,11 @@ pub(crate) fn interpose(stdin: bool) -> io::Result<Interposed> {
     Ok(Interposed { stdin: input, stdout, stderr, flows })
 }
 
-fn null(flags: OFlags) -> io::Result<OwnedFd> {
+/// Opens `/dev/null`.
+///
+/// # Errors
+/// No file descriptors are left.
+pub(crate) fn null(flags: OFlags) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/null", flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 

@@ -72,8 +72,9 @@ pub enum Request {
         /// The app.
         app: String,
     },
-    /// Over the connection of a running `Exec` with a terminal: let its program run on when the connection is closed.
-    /// The terminal's master comes with the request; the supervisor keeps it open and discards what the program writes.
+    /// Over the connection of a running `Exec`: let its program run on when the connection is closed. The master of its
+    /// terminal, if it has one, comes with the request; the supervisor keeps it open and discards what the program
+    /// writes to it. An older supervisor refuses it for a program without a terminal.
     Detach,
     /// Reopen the log file of an app, after it was renamed (CRI `ReopenContainerLog`).
     ReopenLog {

@@ -32,14 +32,25 @@ pub(super) struct Session {
     pub(super) pidfd: Option<OwnedFd>,
     /// The exec until its outcome is known.
     pub(super) pending: Option<PendingExec>,
+    /// Whether the program has a terminal.
+    has_terminal: bool,
+    /// Whether the client has detached: then the program runs on without it.
+    is_detached: bool,
     /// After a detach: the master of the program's terminal, which only this process has open.
-    pub(super) detached: Option<OwnedFd>,
+    pub(super) detached_terminal: Option<OwnedFd>,
 }
 
 impl Session {
     /// A session whose program is about to be executed.
     pub(super) fn new(client: OwnedFd, pending: PendingExec) -> Self {
-        Self { client: Some(client), pidfd: None, pending: Some(pending), detached: None }
+        Self {
+            client: Some(client),
+            pidfd: None,
+            pending: Some(pending),
+            has_terminal: false,
+            is_detached: false,
+            detached_terminal: None,
+        }
     }
 
     fn reply(&self, answer: &Reply, fd: Option<&OwnedFd>) {
@@ -72,17 +83,14 @@ impl Session {
         if *request != Request::Detach || self.pidfd.is_none() {
             return Err(invalid("the connection of a running program allows only a detach"));
         }
-        let Ok([master]) = <[OwnedFd; 1]>::try_from(fds) else {
-            return Err(invalid("a detach takes one descriptor, the terminal's master"));
-        };
-        // Reading any other kind of file could block this process.
-        if rustix::pty::ptsname(&master, Vec::new()).is_err() {
-            return Err(invalid("the descriptor that came with the detach is not a terminal's master"));
+        let mut fds = fds.into_iter();
+        match (self.has_terminal, fds.next(), fds.next()) {
+            (true, Some(master), None) => self.detached_terminal = Some(checked_master(master)?),
+            (true, ..) => return Err(invalid("a detach takes one descriptor, the terminal's master")),
+            (false, None, _) => {}
+            (false, ..) => return Err(invalid("a detach takes no descriptor: the program has no terminal")),
         }
-        let what = || "cannot keep the terminal of the program open";
-        let flags = rustix::fs::fcntl_getfl(&master).attempt(what)?;
-        rustix::fs::fcntl_setfl(&master, flags | OFlags::NONBLOCK).attempt(what)?;
-        self.detached = Some(master);
+        self.is_detached = true;
         Ok(())
     }
 
@@ -90,6 +98,19 @@ impl Session {
     fn is_over(&self) -> bool {
         self.pending.is_none() && self.pidfd.is_none()
     }
+}
+
+/// A terminal's master whose output this process discards.
+fn checked_master(master: OwnedFd) -> Result<OwnedFd> {
+    // Reading any other kind of file could block this process.
+    if rustix::pty::ptsname(&master, Vec::new()).is_err() {
+        let why = "the descriptor that came with the detach is not a terminal's master";
+        return Err(failure(ErrorKind::Invalid, why));
+    }
+    let what = || "cannot keep the terminal of the program open";
+    let flags = rustix::fs::fcntl_getfl(&master).attempt(what)?;
+    rustix::fs::fcntl_setfl(&master, flags | OFlags::NONBLOCK).attempt(what)?;
+    Ok(master)
 }
 
 impl Supervisor {
@@ -103,6 +124,7 @@ impl Supervisor {
             Ok(program) => {
                 let pid = program.pid.as_raw_nonzero().get().unsigned_abs();
                 session.reply(&Reply::Started { pid }, program.master.as_ref());
+                session.has_terminal = program.master.is_some();
                 session.pidfd = Some(program.pidfd);
             }
             Err(why) => {
@@ -147,7 +169,7 @@ impl Supervisor {
     fn handle_disconnect(&mut self, token: Token<Session>) {
         let Some(session) = self.sessions.get_mut(token) else { return };
         session.client = None;
-        if session.detached.is_none() {
+        if !session.is_detached {
             self.ending.extend(session.kill());
             if session.is_over() {
                 self.sessions.remove(token);
@@ -155,15 +177,16 @@ impl Supervisor {
         }
     }
 
-    /// Discards the output of a program whose client has detached. Without a reader the program would block.
+    /// Discards what a program whose client has detached writes to its terminal. Without a reader, the program would
+    /// block.
     pub(super) fn discard_output(&mut self, token: Token<Session>) {
         let Some(session) = self.sessions.get_mut(token) else { return };
-        let Some(master) = &session.detached else { return };
+        let Some(master) = &session.detached_terminal else { return };
         match rustix::io::read(master, &mut self.buffer) {
             Ok(count) if count > 0 => {}
             Err(Errno::AGAIN | Errno::INTR) => {}
             // No process has the terminal open any more.
-            Ok(_) | Err(_) => session.detached = None,
+            Ok(_) | Err(_) => session.detached_terminal = None,
         }
     }
 

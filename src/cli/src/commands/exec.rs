@@ -5,6 +5,7 @@ use std::os::fd::AsFd as _;
 use gantry_engine::{Engine, Exec as Process, ExecRequest, Stdio};
 use gantry_model::terminal::DEFAULT_SIZE;
 use gantry_model::{AppName, AppOutcome, ErrorKind, PodId};
+use rustix::fs::OFlags;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -18,6 +19,9 @@ use crate::terminal::{self, DetachKeys, RawMode};
 /// Arguments of `exec`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Exec {
+    /// Run the program in the background, without input, and discard its output
+    #[arg(short, long)]
+    detach: bool,
     /// Keep standard input open
     #[arg(short, long)]
     interactive: bool,
@@ -71,22 +75,19 @@ impl RunCommand for Exec {
         let SelectedApp { pod: id, app, first } = self.pod.app(&engine, self.app.as_ref())?;
         // With --latest and --uuid-file the first word belongs to the command.
         let command: Vec<String> = first.map(str::to_owned).into_iter().chain(self.command.iter().cloned()).collect();
+        if self.detach {
+            if command.is_empty() {
+                return Err(Failure::usage("name the program that is to run in the background"));
+            }
+            return run_detached(&engine, id, self.request(app, command, self.tty));
+        }
         let shell = command.is_empty();
         // A shell is interactive: give it a terminal if there is one here.
         let at_terminal = shell && rustix::termios::isatty(rustix::stdio::stdin());
-        let (tty, interactive) = (self.tty || at_terminal, self.interactive || shell);
-        let request = ExecRequest {
-            app,
-            argv: if shell { vec![SHELLS[0].to_owned()] } else { command },
-            env: self.env.iter().cloned().filter_map(|(name, value)| Some((name, value?))).collect(),
-            cwd: self.workdir.clone(),
-            user: self.user.clone(),
-            group: self.group.clone(),
-            terminal: tty.then(|| terminal::rows_and_columns().unwrap_or(DEFAULT_SIZE)),
-        };
+        let keyboard = (self.interactive || shell).then_some(&self.detach_keys);
+        let argv = if shell { vec![SHELLS[0].to_owned()] } else { command };
+        let mut request = self.request(app, argv, self.tty || at_terminal);
         let mut candidates: &[&str] = if shell { &SHELLS[1..] } else { &[] };
-        let mut request = request;
-        let keyboard = interactive.then_some(&self.detach_keys);
         loop {
             match run_program(&engine, id, request.clone(), keyboard) {
                 Err(failure) if failure.kind() == ErrorKind::CommandNotFound => {
@@ -98,6 +99,36 @@ impl RunCommand for Exec {
             }
         }
     }
+}
+
+impl Exec {
+    fn request(&self, app: Option<AppName>, argv: Vec<String>, tty: bool) -> ExecRequest {
+        ExecRequest {
+            app,
+            argv,
+            env: self.env.iter().cloned().filter_map(|(name, value)| Some((name, value?))).collect(),
+            cwd: self.workdir.clone(),
+            user: self.user.clone(),
+            group: self.group.clone(),
+            terminal: tty.then(|| terminal::rows_and_columns().unwrap_or(DEFAULT_SIZE)),
+        }
+    }
+}
+
+/// Starts the program, which runs on until it exits or its pod ends.
+fn run_detached(engine: &Engine, id: PodId, request: ExecRequest) -> Result<u8, Failure> {
+    let stdio = match request.terminal {
+        Some(_) => Stdio::Terminal,
+        None => null_streams().map_err(io("open", "/dev/null"))?,
+    };
+    let mut process = engine.exec(id, request, stdio)?;
+    let master = process.master.take();
+    process.detach(master.as_ref())?;
+    Ok(exit::OK)
+}
+
+fn null_streams() -> std::io::Result<Stdio> {
+    Ok(Stdio::Fds(relay::null(OFlags::RDONLY)?, relay::null(OFlags::WRONLY)?, relay::null(OFlags::WRONLY)?))
 }
 
 /// Runs the program; `keyboard` is set if it takes input.
@@ -137,7 +168,7 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
         match relay::relay(&mut flows, process.as_fd(), Some(signals.as_fd())).map_err(failed())? {
             RelayEvent::Ended => break ended(process)?,
             RelayEvent::Detached => {
-                process.detach(&master)?;
+                process.detach(Some(&master))?;
                 terminal::restore();
                 print_stderr(&format!("gantry: detached from the program in pod {id}, which continues to run\n"));
                 break exit::OK;

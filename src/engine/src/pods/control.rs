@@ -206,6 +206,7 @@ impl Connection {
         match rustix::io::retry_on_intr(|| sendmsg(&self.fd, &message, &mut control, SendFlags::NOSIGNAL)) {
             Ok(_) => Ok(()),
             Err(rustix::io::Errno::AGAIN) => Err(ControlError::Silent { id, seconds: self.send_timeout.as_secs() }),
+            Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => Err(ControlError::Closed(id)),
             Err(errno) => Err(ControlError::Io { id, attempt: "send a request to", source: errno.into() }),
         }
     }

@@ -37,7 +37,8 @@ pub struct ExecRequest {
 /// The standard streams of a program.
 #[derive(Debug)]
 pub enum Stdio {
-    /// stdin, stdout and stderr. The program controls them, so they must not be files of the host.
+    /// stdin, stdout and stderr. The program controls them, so they must not be files of the host, except `/dev/null`,
+    /// which the supervisor replaces by that of the app.
     Fds(OwnedFd, OwnedFd, OwnedFd),
     /// A pseudo-terminal; its master is returned.
     Terminal,
@@ -118,17 +119,35 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Detaches the program, which runs on. It keeps its terminal, whose other end is `master`; its output is discarded
-    /// from now on.
+    /// Lets the program run on without this client. Succeeds also if it has just ended. `master` is that of its
+    /// terminal, if it has one: the supervisor keeps it open and discards what the program writes to it.
     ///
     /// # Errors
-    /// [`ExecError`]: the supervisor refuses; the program ends.
-    pub fn detach(self, master: &OwnedFd) -> Result<(), ExecError> {
-        self.connection.send(&Request::Detach, &[master.as_fd()])?;
-        match self.connection.receive(REPLY_TIMEOUT)?.0 {
-            // The program has just ended.
-            Reply::Done | Reply::Ended { .. } => Ok(()),
-            other => Err(unexpected(self.id, &other).into()),
+    /// [`ExecError`]: the supervisor refuses, and the program is killed; or it does not reply, and the program may run
+    /// on.
+    pub fn detach(self, master: Option<&OwnedFd>) -> Result<(), ExecError> {
+        let descriptors: Vec<_> = master.map(OwnedFd::as_fd).into_iter().collect();
+        match self.connection.send(&Request::Detach, &descriptors) {
+            // If the program has ended, its end was sent before the connection was closed.
+            Ok(()) | Err(ControlError::Closed(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut reply = self.connection.receive(REPLY_TIMEOUT);
+        // If the supervisor closes the connection without having read the request, the kernel reports this first, and
+        // the end of the program, which was sent before, afterwards.
+        if let Err(ControlError::Closed(_)) = reply {
+            reply = self.connection.receive(REPLY_TIMEOUT);
+        }
+        match reply.map(|(reply, _)| reply) {
+            Ok(Reply::Done | Reply::Ended { .. }) => Ok(()),
+            Ok(other) => Err(unexpected(self.id, &other).into()),
+            Err(ControlError::Failed { kind: ErrorKind::Invalid, .. }) if master.is_none() => Err(ExecError::Invalid {
+                id: self.id,
+                why: "its supervisor is older than this gantry, and detaches only terminals: add --tty, or start the pod \
+                      again"
+                    .to_owned(),
+            }),
+            Err(error) => Err(error.into()),
         }
     }
 
