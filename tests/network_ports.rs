@@ -3,6 +3,7 @@
 use gantry_fixtures::{Image, Layer};
 use gantry_tests::net::{HOST4, HOST6, OUTSIDE4, OUTSIDE6};
 use gantry_tests::{Gantry, Space};
+use serde_json::json;
 
 const FAILED: i32 = 125;
 
@@ -187,6 +188,11 @@ fn port_lists_published_addresses() {
     let _ = g.run(&["list"]).ok().stdout_contains("  127.0.0.1:8080->7000/tcp, 9000-9001->70-71/udp\n");
     assert_eq!(g.run(&["port", &pod, "7000"]).ok().stdout, "127.0.0.1:8080\n");
     assert_eq!(g.run(&["port", &pod, "71/udp"]).ok().stdout, "0.0.0.0:9001\n");
+    let udp =
+        |pod_port, host_port| json!({"pod_port": pod_port, "protocol": "udp", "host_ip": null, "host_port": host_port});
+    let tcp = json!({"pod_port": 7000, "protocol": "tcp", "host_ip": "127.0.0.1", "host_port": 8080});
+    assert_eq!(g.json(&["port", "-o", "json", &pod]), json!([tcp, udp(70, 9000), udp(71, 9001)]));
+    assert_eq!(g.json(&["port", "-o", "json", &pod, "71/udp"]), json!([udp(71, 9001)]));
     for port in ["71", "9000", "7000/udp"] {
         let _ = g.run(&["port", &pod, port]).exits(1).stderr_contains(&["is not published", port]);
     }

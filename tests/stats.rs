@@ -81,5 +81,14 @@ fn top_lists_the_processes_of_each_app() {
         assert!(line.ends_with("lines forever 20 200"), "{listed}");
     }
     assert_eq!(listed.lines().count(), 2, "{listed}");
+    let processes = g.json(&["top", "-o", "json", &pod]);
+    for (process, name) in processes.as_array().unwrap().iter().zip(["one", "two"]) {
+        assert_eq!(process["app"], name);
+        assert_eq!(process["pid"], gantry_tests::app(&status, name)["pid"]);
+        assert!(process["command"].as_str().unwrap().ends_with("lines forever 20 200"), "{process}");
+        assert!(process["rss"].as_u64().is_some_and(|bytes| bytes > 0), "{process}");
+    }
+    assert_eq!(processes.as_array().unwrap().len(), 2, "{processes}");
+    let _ = g.run(&["top", "-o", "json"]).exits(125).stderr_contains(&["POD"]);
     g.run(&["stop", &pod]).succeeded();
 }

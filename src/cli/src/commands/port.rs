@@ -1,17 +1,18 @@
 //! `gantry port`.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use gantry_model::Phase;
 use gantry_model::id::shown;
 use gantry_model::net::{PodPort, Protocol};
+use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::{CliError, Failure};
-use crate::render::json;
+use crate::render::{OutputFormat, json};
 
 /// Arguments of `port`.
 #[derive(Debug, clap::Args)]
@@ -22,6 +23,9 @@ pub(crate) struct Port {
     /// Show only this port of the pod: PORT[/PROTOCOL]
     #[arg(value_name = "PORT", value_parser = parse_port)]
     port: Option<PodPortArg>,
+    /// Output format
+    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    output: OutputFormat,
 }
 
 /// A port of the pod; the protocol defaults to TCP.
@@ -48,51 +52,54 @@ impl RunCommand for Port {
         let row = engine.status(id)?.row;
         // Another pod may use the ports of an ended pod by now.
         let networks = if matches!(row.phase, Phase::Running { .. }) { row.networks.read()? } else { Vec::new() };
-        let ports: Vec<&PodPort> = networks.iter().flat_map(|network| &network.ports).collect();
-        let text = match self.port {
-            None => format_all(&ports),
-            Some(wanted) => format_one(&ports, wanted),
-        };
-        if let (Some(PodPortArg { port, protocol }), true) = (self.port, text.is_empty()) {
+        let ports = published_ports(networks.iter().flat_map(|network| &network.ports), self.port);
+        if let (Some(PodPortArg { port, protocol }), true) = (self.port, ports.is_empty()) {
             return Err(CliError::NotPublished { id, port: format!("{port}/{protocol}") }.into());
         }
-        json::to_stdout(|out| out.write_all(text.as_bytes()))?;
+        json::to_stdout(|out| match (self.output, self.port) {
+            (OutputFormat::Table, None) => ports.iter().try_for_each(|port| writeln!(out, "{}", port.mapping())),
+            (OutputFormat::Table, Some(_)) => ports.iter().try_for_each(|port| writeln!(out, "{}", port.on_host())),
+            (format, _) => json::write_items(out, format, &ports),
+        })?;
         Ok(exit::OK)
     }
 }
 
-/// Each port of a range has a line of its own, as podman and docker print it.
-fn format_all(ports: &[&PodPort]) -> String {
-    let mut text = String::new();
-    for port in ports {
-        for offset in 0..port.count {
-            // Writing to a String cannot fail.
-            let _ = writeln!(
-                text,
-                "{}/{} -> {}",
-                port.pod_port.saturating_add(offset),
-                port.protocol.as_str(),
-                host_address(port, offset)
-            );
-        }
-    }
-    text
+/// A published port. In JSON, its field names are stable.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct PublishedPort {
+    pod_port: u16,
+    protocol: &'static str,
+    /// The address on the host; `null`: every address.
+    host_ip: Option<IpAddr>,
+    host_port: u16,
 }
 
-fn format_one(ports: &[&PodPort], wanted: PodPortArg) -> String {
-    let mut text = String::new();
-    for port in ports.iter().filter(|port| port.protocol == wanted.protocol) {
-        if let Some(offset) = wanted.port.checked_sub(port.pod_port).filter(|offset| *offset < port.count) {
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "{}", host_address(port, offset));
-        }
+impl PublishedPort {
+    /// `80/tcp -> 0.0.0.0:8080`, as podman and docker print it.
+    fn mapping(&self) -> String {
+        format!("{}/{} -> {}", self.pod_port, self.protocol, self.on_host())
     }
-    text
+
+    fn on_host(&self) -> SocketAddr {
+        SocketAddr::new(self.host_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), self.host_port)
+    }
 }
 
-fn host_address(port: &PodPort, offset: u16) -> String {
-    let address = port.host_ip.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
-    std::net::SocketAddr::new(address, port.host_port.saturating_add(offset)).to_string()
+/// Each port by itself, also those of ranges; if one is wanted, only that one.
+fn published_ports<'a>(ports: impl IntoIterator<Item = &'a PodPort>, wanted: Option<PodPortArg>) -> Vec<PublishedPort> {
+    let each = ports.into_iter().flat_map(|port| {
+        (0..port.count).map(|offset| PublishedPort {
+            pod_port: port.pod_port.saturating_add(offset),
+            protocol: port.protocol.as_str(),
+            host_ip: port.host_ip,
+            host_port: port.host_port.saturating_add(offset),
+        })
+    });
+    let is_wanted = |port: &PublishedPort| {
+        wanted.is_none_or(|wanted| wanted.port == port.pod_port && wanted.protocol.as_str() == port.protocol)
+    };
+    each.filter(is_wanted).collect()
 }
 
 #[cfg(test)]
@@ -102,13 +109,16 @@ mod tests {
     #[test]
     fn ports_are_printed_as_podman_does() {
         let network = crate::render::network::tests::network();
-        let ports: Vec<&PodPort> = network.ports.iter().collect();
-        let want = "80/tcp -> 0.0.0.0:8080\n70/udp -> [::1]:90\n71/udp -> [::1]:91\n72/udp -> [::1]:92\n";
-        assert_eq!(format_all(&ports), want);
-        assert_eq!(format_one(&ports, parse_port("80").unwrap()), "0.0.0.0:8080\n");
-        assert_eq!(format_one(&ports, parse_port("72/UDP").unwrap()), "[::1]:92\n");
+        let ports = |wanted: Option<&str>| published_ports(&network.ports, wanted.map(|it| parse_port(it).unwrap()));
+        let mappings: Vec<String> = ports(None).iter().map(PublishedPort::mapping).collect();
+        let want = ["80/tcp -> 0.0.0.0:8080", "70/udp -> [::1]:90", "71/udp -> [::1]:91", "72/udp -> [::1]:92"];
+        assert_eq!(mappings, want);
+        for (wanted, want) in [("80", "0.0.0.0:8080"), ("72/UDP", "[::1]:92")] {
+            let on_host: Vec<String> = ports(Some(wanted)).iter().map(|port| port.on_host().to_string()).collect();
+            assert_eq!(on_host, [want], "{wanted}");
+        }
         for other in ["73/udp", "69/udp", "80/udp", "8080"] {
-            assert_eq!(format_one(&ports, parse_port(other).unwrap()), "", "{other}");
+            assert_eq!(ports(Some(other)), [], "{other}");
         }
     }
 

@@ -6,7 +6,8 @@ mod live;
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
-use gantry_engine::list_processes;
+use gantry_engine::{ProcessInfo, list_processes};
+use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -14,7 +15,7 @@ use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, io as io_failure};
 use crate::pods;
 use crate::render::table::{Table, terminal_width};
-use crate::render::{json, size};
+use crate::render::{OutputFormat, json, size};
 
 /// Minimum time between two samples of the live view.
 const MIN_DELAY: Duration = Duration::from_millis(100);
@@ -42,6 +43,17 @@ pub(crate) struct Top {
     /// Full command lines, and full ids in the live view
     #[arg(long, visible_alias = "no-trunc")]
     full: bool,
+    /// Output format of the processes
+    #[arg(
+        short = 'o',
+        long = "output",
+        alias = "format",
+        value_enum,
+        default_value_t,
+        value_name = "FORMAT",
+        requires = "pod"
+    )]
+    output: OutputFormat,
 }
 
 /// The default time between two samples.
@@ -63,25 +75,66 @@ impl RunCommand for Top {
         let view = engine.status(pods::find(&engine, pod)?)?;
         let processes =
             list_processes(&view).map_err(io_failure("list the processes of pod", view.row.id.to_string()))?;
-        let mut table =
-            Table::new(&["APP", "PID", "PPID", "UID", "S", "THREADS", "TIME", "RSS", "COMMAND"]).cutting(&[8]);
-        for process in processes {
-            table.row([
-                process.app.to_string(),
-                process.pid.to_string(),
-                process.parent.to_string(),
-                process.user.to_string(),
-                process.state.to_string(),
-                process.threads.to_string(),
-                cpu_time(process.cpu_ms),
-                size::human(process.rss),
-                process.command,
-            ]);
-        }
-        let width = terminal_width().filter(|_| !self.full);
-        json::to_stdout(|out| table.write_within(out, !self.no_legend, width))?;
+        json::to_stdout(|out| match self.output {
+            OutputFormat::Table => {
+                let width = terminal_width().filter(|_| !self.full);
+                process_table(processes).write_within(out, !self.no_legend, width)
+            }
+            format => json::write_items(out, format, processes.iter().map(ProcessJson::from)),
+        })?;
         Ok(exit::OK)
     }
+}
+
+/// A process as JSON. The field names are stable.
+#[derive(Serialize)]
+struct ProcessJson<'a> {
+    app: &'a str,
+    pid: u32,
+    parent_pid: u32,
+    user: u32,
+    /// The letter of proc_pid_stat(5).
+    state: char,
+    threads: u64,
+    cpu_ms: u64,
+    /// Bytes.
+    rss: u64,
+    command: &'a str,
+}
+
+impl<'a> From<&'a ProcessInfo> for ProcessJson<'a> {
+    fn from(process: &'a ProcessInfo) -> Self {
+        let ProcessInfo { app, pid, parent, user, state, threads, cpu_ms, rss, command } = process;
+        Self {
+            app: app.as_str(),
+            pid: *pid,
+            parent_pid: *parent,
+            user: *user,
+            state: *state,
+            threads: *threads,
+            cpu_ms: *cpu_ms,
+            rss: *rss,
+            command,
+        }
+    }
+}
+
+fn process_table(processes: Vec<ProcessInfo>) -> Table {
+    let mut table = Table::new(&["APP", "PID", "PPID", "UID", "S", "THREADS", "TIME", "RSS", "COMMAND"]).cutting(&[8]);
+    for process in processes {
+        table.row([
+            process.app.to_string(),
+            process.pid.to_string(),
+            process.parent.to_string(),
+            process.user.to_string(),
+            process.state.to_string(),
+            process.threads.to_string(),
+            cpu_time(process.cpu_ms),
+            size::human(process.rss),
+            process.command,
+        ]);
+    }
+    table
 }
 
 /// `MINUTES:SECONDS.HUNDREDTHS`, as in top(1).
