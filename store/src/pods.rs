@@ -522,64 +522,11 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
     {
         return Err(InsertPodError::NameTaken { name: name.clone(), pod });
     }
-    let inserted = tx
-        .prepare_cached(
-            "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels, sandbox,
-                name, cgroup, namespace, log_dir)
-                VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) ON CONFLICT DO NOTHING",
-        )
-        .and_then(|mut insert| {
-            let (annotations, labels) = (row::map_text(&pod.user_annotations)?, row::map_text(&pod.user_labels)?);
-            let (net, name) = (pod.net.to_string(), pod.name.as_ref().map(PodName::as_str));
-            let created = pod.created.0;
-            insert.execute(params![
-                id,
-                created,
-                net,
-                pod.hostname,
-                annotations,
-                labels,
-                pod.sandbox,
-                name,
-                pod.cgroup,
-                pod.namespace.as_str(),
-                pod.log_dir.as_ref().map(PodLogDir::as_str)
-            ])
-        })
-        .map_err(sql())?;
-    if inserted == 0 {
+    if insert_pod_row(tx, &id, pod).map_err(sql())? == 0 {
         return Err(InsertPodError::Exists(pod.id));
     }
-    // A select instead of the foreign key alone, whose message could not say which image it was.
-    let mut insert = tx
-        .prepare_cached(
-            "INSERT INTO app (pod, position, name, image, image_name, annotations, state, app_id, labels, readiness,
-                restart, log_path)
-                SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9, ?10, ?11
-                WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
-        )
-        .map_err(sql())?;
     for (position, app) in pod.apps.iter().enumerate() {
-        let inserted = row::map_text(&app.annotations)
-            .and_then(|annotations| {
-                let (image, labels) = (app.image.as_ref().map(ToString::to_string), row::map_text(&app.labels)?);
-                let (name, app_id) = (app.name.as_str(), app.id.as_ref().map(AppId::as_str));
-                let readiness = readiness::initial(app);
-                insert.execute(params![
-                    id,
-                    position,
-                    name,
-                    image,
-                    app.image_name,
-                    annotations,
-                    app_id,
-                    labels,
-                    readiness,
-                    app.restart.to_string(),
-                    app.log_path.as_ref().map(AppLogPath::as_str)
-                ])
-            })
-            .map_err(sql())?;
+        let inserted = insert_app_row(tx, &id, position, app).map_err(sql())?;
         if let (0, Some(image)) = (inserted, &app.image) {
             return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: image.clone() });
         }
@@ -594,6 +541,54 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
         }
         Some(PodSchedule::Run(_)) | None => Ok(()),
     }
+}
+
+/// Inserts the row of a pod; returns the number of inserted rows, 0 if it exists already.
+fn insert_pod_row(tx: &Transaction<'_>, id: &str, pod: &NewPod) -> rusqlite::Result<usize> {
+    let (annotations, labels) = (row::map_text(&pod.user_annotations)?, row::map_text(&pod.user_labels)?);
+    tx.prepare_cached(
+        "INSERT INTO pod (id, generation, phase, created, net, hostname, user_annotations, user_labels, sandbox,
+            name, cgroup, namespace, log_dir)
+            VALUES (?1, 0, 'embryo', ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) ON CONFLICT DO NOTHING",
+    )?
+    .execute(params![
+        id,
+        pod.created.0,
+        pod.net.to_string(),
+        pod.hostname,
+        annotations,
+        labels,
+        pod.sandbox,
+        pod.name.as_ref().map(PodName::as_str),
+        pod.cgroup,
+        pod.namespace.as_str(),
+        pod.log_dir.as_ref().map(PodLogDir::as_str)
+    ])
+}
+
+/// Inserts the row of an app of a new pod; returns the number of inserted rows, 0 if the store lacks its image. (The
+/// message of a foreign key could not say which image it was.)
+fn insert_app_row(tx: &Transaction<'_>, id: &str, position: usize, app: &NewApp) -> rusqlite::Result<usize> {
+    let (annotations, labels) = (row::map_text(&app.annotations)?, row::map_text(&app.labels)?);
+    tx.prepare_cached(
+        "INSERT INTO app (pod, position, name, image, image_name, annotations, state, app_id, labels, readiness,
+            restart, log_path)
+            SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9, ?10, ?11
+            WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
+    )?
+    .execute(params![
+        id,
+        position,
+        app.name.as_str(),
+        app.image.as_ref().map(ToString::to_string),
+        app.image_name,
+        annotations,
+        app.id.as_ref().map(AppId::as_str),
+        labels,
+        readiness::initial(app),
+        app.restart.to_string(),
+        app.log_path.as_ref().map(AppLogPath::as_str)
+    ])
 }
 
 /// Refers to the named volumes of a new pod and to the images that are volumes of its apps.
