@@ -13,6 +13,8 @@ use thiserror::Error;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tonic::service::Routes;
+use tonic_health::pb::health_server::{Health as HealthService, HealthServer};
 
 use crate::accept::Acceptors;
 use crate::bridge::{Bridge, READERS};
@@ -21,6 +23,7 @@ use crate::dir_watch::DirWatch;
 use crate::health::Health;
 use crate::hub::Hub;
 use crate::listen::Listener;
+use crate::metrics::Metrics;
 use crate::metrics::http::{MetricsServer, MetricsSource};
 use crate::surface::{Endpoint, Gate, Services, Surface};
 
@@ -104,74 +107,82 @@ pub fn serve(
     endpoints: Vec<Endpoint>,
     metrics_listeners: Vec<Listener>,
 ) -> Result<Running, ServeError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(THREADS)
-        .thread_stack_size(STACK)
-        .thread_name("api")
-        .enable_all()
-        .build()
-        .map_err(ServeError::system("start the threads of the API server"))?;
+    let runtime = start_runtime().map_err(ServeError::system("start the threads of the API server"))?;
     let (draining, is_draining) = watch::channel(false);
     let (stopping, is_stopping) = watch::channel(false);
     // Sockets and inotify register with the runtime's poller.
     let inside = runtime.enter();
     let reconciles = config.reconciles;
-    let (options, commits) = (config.options.clone(), config.commits.clone());
     let metrics = Arc::clone(&config.metrics);
     let contracts = endpoints.iter().map(|endpoint| endpoint.surface.descriptors());
     metrics.register_methods(contracts.chain([tonic_health::pb::FILE_DESCRIPTOR_SET]));
-    let context = Arc::new(Context {
-        config,
-        reader: Arc::new(
-            Bridge::start(options.clone(), READERS)
-                .map_err(ServeError::system("start the threads that read the engine"))?,
-        ),
-        hub: Hub::start(options, commits, Arc::clone(&metrics))
-            .map_err(ServeError::system("start the thread that reads events"))?,
-        dir_watch: DirWatch::new(),
-        draining: is_draining,
-    });
-    let mut collected = Vec::new();
-    let mut names = Vec::new();
-    let mut writers = Vec::new();
-    for Endpoint { surface, listeners, security } in endpoints {
-        let services = Services::collect(&surface, &context)
+    let context = Arc::new(start_context(config, is_draining)?);
+    let (mut routed, mut names, mut writers) = (Vec::new(), Vec::new(), Vec::new());
+    for endpoint in endpoints {
+        let services = Services::collect(&endpoint.surface, &context)
             .map_err(ServeError::system("start the threads that write to the engine"))?;
         writers.extend(services.writer().as_ref().map(Arc::downgrade));
         let (routes, surface_names) = services.into_parts();
         names.extend(surface_names);
-        if let Some(tls) = security.tls() {
-            runtime.spawn(tls.clone().watch_files());
-        }
-        collected.push((surface, listeners, security, routes));
+        routed.push((endpoint, routes));
     }
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let health = runtime.block_on(Health::new(reporter, names, reconciles));
-    let mut surfaces = Vec::new();
-    for (surface, listeners, security, routes) in collected {
-        let (acceptors, incoming) = Acceptors::start(listeners, &surface, &security)
-            .map_err(ServeError::system("register the listening sockets"))?;
-        let reflection = Reflection::new(surface.as_ref());
-        let router = limited()
-            .add_routes(routes)
-            .add_service(Gate::new(&surface, &metrics, health_service.clone()))
-            .add_service(Gate::new(&surface, &metrics, reflection.builder().build_v1().map_err(Reflection::failed)?))
-            .add_service(Gate::new(
-                &surface,
-                &metrics,
-                reflection.builder().build_v1alpha().map_err(Reflection::failed)?,
-            ));
-        let mut is_stopping = is_stopping.clone();
-        let server = runtime.spawn(router.serve_with_incoming_shutdown(incoming, async move {
-            // An error means that the sender was dropped without draining: stop as well.
-            let _stop_either_way = is_stopping.wait_for(|stopping| *stopping).await;
-        }));
-        surfaces.push(RunningSurface { acceptors, server });
-    }
+    let start = |(endpoint, routes)| {
+        start_surface(&runtime, endpoint, routes, &metrics, health_service.clone(), is_stopping.clone())
+    };
+    let surfaces = routed.into_iter().map(start).collect::<Result<_, _>>()?;
     let metrics = MetricsServer::start(metrics_listeners, MetricsSource::new(context, writers))
         .map_err(ServeError::system("register the listening sockets of metrics"))?;
     drop(inside);
     Ok(Running { runtime, health, draining, stopping, surfaces, metrics })
+}
+
+fn start_runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_stack_size(STACK)
+        .thread_name("api")
+        .enable_all()
+        .build()
+}
+
+/// Starts the threads that all surfaces share.
+fn start_context(config: Config, draining: watch::Receiver<bool>) -> Result<Context, ServeError> {
+    let reader = Bridge::start(config.options.clone(), READERS)
+        .map_err(ServeError::system("start the threads that read the engine"))?;
+    let hub = Hub::start(config.options.clone(), config.commits.clone(), Arc::clone(&config.metrics))
+        .map_err(ServeError::system("start the thread that reads events"))?;
+    Ok(Context { config, reader: Arc::new(reader), hub, dir_watch: DirWatch::new(), draining })
+}
+
+/// Serves a surface on its sockets, with health and reflection beside it.
+fn start_surface(
+    runtime: &Runtime,
+    endpoint: Endpoint,
+    routes: Routes,
+    metrics: &Arc<Metrics>,
+    health: HealthServer<impl HealthService>,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<RunningSurface, ServeError> {
+    let Endpoint { surface, listeners, security } = endpoint;
+    if let Some(tls) = security.tls() {
+        runtime.spawn(tls.clone().watch_files());
+    }
+    let (acceptors, incoming) = Acceptors::start(listeners, &surface, &security)
+        .map_err(ServeError::system("register the listening sockets"))?;
+    let reflection = Reflection::new(surface.as_ref());
+    let (v1, v1alpha) = (reflection.builder().build_v1(), reflection.builder().build_v1alpha());
+    let router = limited()
+        .add_routes(routes)
+        .add_service(Gate::new(&surface, metrics, health))
+        .add_service(Gate::new(&surface, metrics, v1.map_err(Reflection::failed)?))
+        .add_service(Gate::new(&surface, metrics, v1alpha.map_err(Reflection::failed)?));
+    let server = runtime.spawn(router.serve_with_incoming_shutdown(incoming, async move {
+        // An error means that the sender was dropped without draining: stop as well.
+        let _stop_either_way = stopping.wait_for(|stopping| *stopping).await;
+    }));
+    Ok(RunningSurface { acceptors, server })
 }
 
 /// Server reflection on the sockets of one surface: its contracts and health.
