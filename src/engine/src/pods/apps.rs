@@ -1,4 +1,4 @@
-//! Apps of a running pod: added, started, stopped, restarted and removed while it runs.
+//! Apps of a running pod: started, stopped, restarted and removed while it runs; [`crate::pods::app_add`] adds them.
 //!
 //! # What a kill leaves behind
 //!
@@ -20,43 +20,26 @@
 //! | any of them | the database was replaced by a backup | no row, on record in `added.json`, journal says created | a row again |
 //! | any | | the pod has ended | Creating: no row. Created: stays. Running: Exited |
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_contract::control::{AddApp, Reply, Request};
+use gantry_contract::control::{Reply, Request};
 use gantry_contract::journal::Parsed;
-use gantry_contract::plan::Plan;
 use gantry_contract::start;
-use gantry_fetch::{Progress, PullPolicy};
-use gantry_model::id::shown;
-use gantry_model::mount_options::Propagation;
-use gantry_model::namespaces::UtsMode;
-use gantry_model::restart::RestartPolicy;
-use gantry_model::spec::{AddedAppSpec, PodFlavor, VolumeKind, VolumeSpec};
-use gantry_model::user_namespace::UserNamespaceMode;
-use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId, PodSpec};
+use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId};
 use gantry_store::{AppRow, Moved, PodRow};
-use rustix::fs::CWD;
-use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::error::need_root;
-use crate::host::devices;
 use crate::host::process::Deadline;
-use crate::logs::chosen::check_added_log;
-use crate::pods::added::{AddedApp, AddedApps, AppsLock};
+use crate::pods::added::AppsLock;
 use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
 use crate::pods::ended_apps::has_ended;
 use crate::pods::exec::{ExecError, select_app};
-use crate::pods::image_volumes;
-use crate::pods::plan::{self, AddedAppPlan};
-use crate::pods::prepare::{assign_id, new_app};
 use crate::pods::restart::has_restart_policy;
 use crate::pods::storage_limit;
-use crate::pods::update::block_devices;
-use crate::{Engine, EngineError, PodError, PrepareError, manifest};
+use crate::{Engine, EngineError, PodError};
 
 /// How often the start of an app is tried whose restart policy starts it at the same time.
 const MAX_START_TRIES: u32 = 5;
@@ -65,151 +48,12 @@ const MAX_START_TRIES: u32 = 5;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 /// The time limit of adding, starting and removing an app.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// The time limit of creating an app. The supervisor gives up filling its volumes after ten minutes.
-const CREATE_TIMEOUT: Duration = Duration::from_secs(660);
 /// The time a stop may take beyond the grace period.
 const STOP_SLACK: Duration = Duration::from_secs(10);
 /// The pauses between requests while the supervisor works on another one for the same app.
 const MIN_BUSY_INTERVAL: Duration = Duration::from_millis(2);
 const MAX_BUSY_INTERVAL: Duration = Duration::from_millis(100);
-/// Descriptors of a message (unix(7), SCM_MAX_FD is 253).
-const MAX_MOUNTS: usize = 250;
-
 impl Engine {
-    /// Adds an app to a running pod and returns when it is created: its root and mounts are made, and its program was
-    /// found. [`Self::start_app`] starts it.
-    ///
-    /// # Errors
-    /// [`EngineError`]; nothing is left of the app then.
-    pub fn add_app(
-        &self,
-        id: PodId,
-        spec: AddedAppSpec,
-        policy: PullPolicy,
-        progress: &dyn Progress,
-    ) -> Result<(), EngineError> {
-        self.add_app_and_start(id, spec, false, policy, progress)
-    }
-
-    /// Adds an app to a running pod, as [`Self::add_app`]; with `start`, starts it by the same request, so that both
-    /// are recorded together.
-    ///
-    /// # Errors
-    /// [`EngineError`]; nothing is left of the app then, unless only its start has failed.
-    pub fn add_app_and_start(
-        &self,
-        id: PodId,
-        mut spec: AddedAppSpec,
-        start: bool,
-        policy: PullPolicy,
-        progress: &dyn Progress,
-    ) -> Result<(), EngineError> {
-        need_root("add an app to a pod").map_err(EngineError::from_cause)?;
-        assign_id(&mut spec.app).map_err(EngineError::from_cause)?;
-        self.check_storage_limits(std::iter::once(&spec.app))?;
-        self.running_pod(id)?;
-        // Before the lock: fetching an image may take minutes.
-        let app = PodSpec { apps: vec![spec.app.clone()], volumes: spec.volumes.clone(), ..PodSpec::default() };
-        let images = self.images_of(&app, policy, progress).map_err(EngineError::from_cause)?;
-        let configs = self.configs_of(&app, &images).map_err(EngineError::from_cause)?;
-        let (Some(image), Some(config)) = (images.first(), configs.first()) else {
-            return Err(EngineError::new(ErrorKind::Internal, "the app has no image"));
-        };
-        for path in plan::ignored_volumes(config) {
-            progress.notify(gantry_fetch::Note::VolumeIgnored { path: path.clone() });
-        }
-        let volumes = self.resolve_image_volumes(&spec.volumes, policy, progress).map_err(EngineError::from_cause)?;
-        let lock = self.lock_apps_or_fail(id)?;
-        // A killed command may have left an app of this name.
-        let (row, journal) = self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
-        need_running(&row)?;
-        let (plan, mut added) = self.plan_and_added_apps(id)?;
-        let unlisted = unknown_apps(&row, &journal);
-        added.apps.retain(|app| {
-            let mut names = row.apps.iter().map(|known| &known.name).chain(&unlisted);
-            names.any(|name| name.as_str() == app.app.name)
-        });
-        let names: Vec<VolumeSpec> = added.apps.iter().flat_map(|app| app.volumes.clone()).collect();
-        check(&spec, &row, &plan, &names)?;
-        self.check_log_files(plan.log_dir.as_ref(), std::iter::once(&spec.app))?;
-        let chains = image.layers.iter().map(|layer| &layer.chain).collect();
-        let size = self.size_of(image).map_err(EngineError::from_cause)?;
-        let image_of_app = plan::Image { config, chains, size };
-        let known: Vec<VolumeSpec> = plan.volumes.iter().chain(&names).cloned().collect();
-        let asked = AddedAppSpec { app: spec.app.clone(), volumes };
-        let planned = plan::added_app(&asked, &image_of_app, &plan.hostname, known.clone())
-            .map_err(|error| EngineError::from_cause(PrepareError::from(error)))?;
-        let volume_images = image_volumes::images(&planned.app.mounts, known.iter().chain(&planned.volumes));
-        let new = new_app(&spec.app, Some(image), volume_images);
-        let named: BTreeSet<_> = PodSpec { volumes: planned.volumes.clone(), ..PodSpec::default() }.named_volumes();
-        for name in &named {
-            self.create_missing_volume(name).map_err(EngineError::from_cause)?;
-        }
-        self.store.add_app(id, &new, &named).map_err(EngineError::from_cause)?;
-        added.apps.push(AddedApp {
-            app: planned.app.clone(),
-            volumes: planned.volumes.clone(),
-            manifest: manifest::app_to_value(&spec.app),
-        });
-        let name = &spec.app.name;
-        let durable = has_restart_policy(&row) || spec.app.options.restart != RestartPolicy::No;
-        let sent = self
-            .write_added_apps(id, &added, durable, &lock)
-            .map_err(EngineError::from_cause)
-            .and_then(|()| self.create_planned_app(id, planned, start, &plan.volumes_dir, &lock));
-        let error = match sent {
-            Ok(Reply::Done | Reply::AppStarted(_)) => return self.record_created_app(id, &spec, &lock),
-            Ok(other) => EngineError::from_cause(unexpected(id, &other)),
-            Err(error) => error,
-        };
-        let state = if start { self.app_of_running_pod(id, name) } else { Ok(AppState::Creating) };
-        match state {
-            Ok(AppState::Creating) | Err(_) => self.undo_add(id, name, &lock),
-            // The reply was lost.
-            Ok(AppState::Started { .. }) => return self.record_created_app(id, &spec, &lock),
-            // Only its start has failed.
-            Ok(AppState::Waiting | AppState::Created | AppState::Exited { .. }) => {
-                self.record_created_app(id, &spec, &lock)?;
-            }
-        }
-        Err(error)
-    }
-
-    /// Has the supervisor create an app that is on record.
-    fn create_planned_app(
-        &self,
-        id: PodId,
-        planned: AddedAppPlan,
-        start: bool,
-        volumes_dir: &str,
-        lock: &AppsLock,
-    ) -> Result<Reply, EngineError> {
-        storage_limit::limit_app(&self.pod_dir(id), &planned.app).map_err(EngineError::from_cause)?;
-        let mounts = self.clone_mounts(volumes_dir, &planned)?;
-        let block_devices = block_devices(&planned.app.options.limits)?;
-        let devices = devices::read_devices(&planned.app.options)?;
-        let AddedAppPlan { app, volumes } = planned;
-        let request = AddApp { app, start, volumes, terminal_size: None, block_devices, devices };
-        let meanwhile = || {
-            self.remove_temporary_record(id, lock);
-            self.store.compile_changes();
-        };
-        self.ask_app_and(id, &Request::AddApp(Box::new(request)), &mounts, CREATE_TIMEOUT, meanwhile)
-            .map_err(EngineError::from_cause)
-    }
-
-    /// Records an app that the supervisor has created. gantryd starts an app with a restart policy again with its pod,
-    /// so its row and the changed limits of the pod are made durable, as `added.json` is already.
-    fn record_created_app(&self, id: PodId, spec: &AddedAppSpec, lock: &AppsLock) -> Result<(), EngineError> {
-        // The journal has the creation.
-        let _left_to_reconcile = self.reconcile_pod(id);
-        if spec.app.options.restart == RestartPolicy::No {
-            return Ok(());
-        }
-        let durable = self.store.make_durable().map_err(|error| EngineError::from_cause(PodError::store(error)));
-        durable.and_then(|()| self.sync_updated_limits(id)).inspect_err(|_| self.undo_add(id, &spec.app.name, lock))
-    }
-
     /// The app of this name; without a name, the pod's only app.
     ///
     /// # Errors
@@ -356,7 +200,7 @@ impl Engine {
 
     /// The same, for the holder of the lock: rows and journal are what the dead process left. Returns both as they are
     /// then.
-    fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(PodRow, Arc<Parsed>), PodError> {
+    pub(super) fn undo_adds_under_lock(&self, id: PodId, lock: &AppsLock) -> Result<(PodRow, Arc<Parsed>), PodError> {
         self.remove_temporary_record(id, lock);
         let (row, journal) = self.row_up_to_journal(id)?;
         let creating = row.apps.iter().filter(|app| app.state == AppState::Creating).map(|app| &app.name);
@@ -404,7 +248,7 @@ impl Engine {
 
     /// Undoes the addition of an app that may or may not have been created. A failure leaves the row as it is, to be
     /// undone by the next reconciliation.
-    fn undo_add(&self, id: PodId, app: &AppName, lock: &AppsLock) {
+    pub(super) fn undo_add(&self, id: PodId, app: &AppName, lock: &AppsLock) {
         // Also if it was refused: the supervisor may get an earlier request later.
         let _left_to_reconcile = self
             .ask_to_remove(id, app, self.timeouts.network)
@@ -438,7 +282,7 @@ impl Engine {
         })
     }
 
-    fn running_pod(&self, id: PodId) -> Result<PodRow, EngineError> {
+    pub(super) fn running_pod(&self, id: PodId) -> Result<PodRow, EngineError> {
         let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
         need_running(&row).map(|()| row)
     }
@@ -503,7 +347,7 @@ impl Engine {
     }
 
     /// As [`Self::ask_app`], but calls `work` while the supervisor handles the request, and again for each repetition.
-    fn ask_app_and(
+    pub(super) fn ask_app_and(
         &self,
         id: PodId,
         request: &Request,
@@ -530,57 +374,10 @@ impl Engine {
             }
         }
     }
-
-    /// A detached mount of the source of each host and named volume: the supervisor does not see the host's mounts. It
-    /// stays in the peer group of the mount that it is a clone of.
-    fn clone_mounts(&self, volumes_dir: &str, planned: &AddedAppPlan) -> Result<Vec<OwnedFd>, EngineError> {
-        let mut mounts = Vec::new();
-        for volume in &planned.volumes {
-            let (source, recursive) = match &volume.kind {
-                VolumeKind::Host { source, recursive } => (source.clone(), *recursive),
-                VolumeKind::Named { volume } => (format!("{volumes_dir}/{volume}"), false),
-                VolumeKind::Anonymous | VolumeKind::Empty { .. } | VolumeKind::Image { .. } => continue,
-            };
-            check_peers(&source, gantry_contract::plan::propagation(&planned.app.mounts, volume))?;
-            let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-            if recursive {
-                flags |= OpenTreeFlags::AT_RECURSIVE;
-            }
-            let opened = open_tree(CWD, source.as_str(), flags).map_err(|errno| {
-                let error = std::io::Error::from(errno);
-                let text = format!("cannot use '{}' as volume '{}'", shown(&source), volume.name);
-                EngineError::new(ErrorKind::of_io(&error), text).caused_by(error)
-            });
-            mounts.push(opened?);
-        }
-        if mounts.len() > MAX_MOUNTS {
-            let why =
-                format!("{} volumes of the host are too many for one app: {MAX_MOUNTS} is the limit", mounts.len());
-            return Err(EngineError::new(ErrorKind::Invalid, why));
-        }
-        Ok(mounts)
-    }
-
-    fn plan_and_added_apps(&self, id: PodId) -> Result<(Plan, AddedApps), EngineError> {
-        let plan = self.plan(id).map_err(EngineError::from_cause)?;
-        Ok((plan, self.added_apps(id).map_err(EngineError::from_cause)?))
-    }
-}
-
-/// Refuses a source whose mount cannot propagate.
-fn check_peers(source: &str, propagation: Propagation) -> Result<(), EngineError> {
-    if !propagation.propagates() {
-        return Ok(());
-    }
-    let groups = gantry_host::mounts::peer_groups(source.as_ref()).map_err(|error| {
-        let text = format!("cannot inspect the mount of '{}'", shown(source));
-        EngineError::new(ErrorKind::of_io(&error), text).caused_by(error)
-    })?;
-    propagation.check_source(source, groups.is_shared, groups.is_slave).map_err(EngineError::from_cause)
 }
 
 /// Fails unless the pod runs.
-fn need_running(row: &PodRow) -> Result<(), EngineError> {
+pub(super) fn need_running(row: &PodRow) -> Result<(), EngineError> {
     match &row.phase {
         Phase::Running { .. } => Ok(()),
         other => {
@@ -595,42 +392,6 @@ fn need_running(row: &PodRow) -> Result<(), EngineError> {
 pub(crate) fn unknown_apps(row: &PodRow, journal: &Parsed) -> Vec<AppName> {
     let histories = AppHistories::from_journal(journal);
     histories.added_names().filter(|name| row.apps.iter().all(|app| app.name != *name)).collect()
-}
-
-/// Checks the request against the pod: an added app mounts volumes that the pod was created with, or its own, whose
-/// names no other app of the pod uses.
-fn check(spec: &AddedAppSpec, row: &PodRow, plan: &Plan, added: &[VolumeSpec]) -> Result<(), EngineError> {
-    let id = row.id;
-    if plan.flavor == PodFlavor::Host {
-        let why = format!("pod {id} was started with --stage1=host: apps cannot be added to it");
-        return Err(EngineError::new(ErrorKind::Refused, why));
-    }
-    if row.apps.iter().any(|app| app.name == spec.app.name) {
-        let why = format!(
-            "pod {id} already has an app '{}': choose another name with --name, or remove that app first",
-            spec.app.name
-        );
-        return Err(EngineError::new(ErrorKind::AlreadyExists, why));
-    }
-    if let Some(volume) = spec.volumes.iter().find(|new| added.iter().any(|known| known.name == new.name)) {
-        let why = format!("pod {id} already has a volume '{}': choose another name", volume.name);
-        return Err(EngineError::new(ErrorKind::AlreadyExists, why));
-    }
-    let pod = PodSpec {
-        sandbox: true,
-        volumes: plan.volumes.clone(),
-        net: Some(row.net.clone()),
-        hostname: (plan.uts == UtsMode::Pod).then(|| row.hostname.clone()),
-        ipc: plan.ipc,
-        uts: plan.uts,
-        userns: plan.user_ids.map_or(UserNamespaceMode::Host, UserNamespaceMode::Mapped),
-        privileged: plan.privileged,
-        limits: plan.limits.clone(),
-        log_dir: plan.log_dir.clone(),
-        ..PodSpec::default()
-    };
-    check_added_log(&spec.app, row)?;
-    spec.validate(&pod).map_err(EngineError::from_cause)
 }
 
 fn next_attempt(id: PodId, app: &AppName, state: &AppState) -> Result<u32, EngineError> {

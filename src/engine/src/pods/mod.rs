@@ -1,6 +1,7 @@
 //! The life of a pod, from its plan to its removal: one file per verb, each with methods of [`crate::Engine`].
 
 pub(crate) mod added;
+mod app_add;
 pub(crate) mod app_history;
 pub(crate) mod app_ref;
 pub(crate) mod app_stop;
