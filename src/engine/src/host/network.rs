@@ -343,18 +343,9 @@ impl NetworkRole {
 
     /// Makes sure that the process has ended, and reaps it; one that has replied gets some time to end by itself.
     fn end(&mut self, answered: bool) {
-        let pidfd = process::open_pid(self.child.id()).ok();
-        let gone = |within| match &pidfd {
-            Some(fd) => {
-                matches!(process::readable(&[std::os::fd::AsFd::as_fd(fd)], Deadline::after(within)), Ok(Some(_)))
-            }
-            None => false,
-        };
-        if !(answered && gone(EXIT_TIMEOUT)) {
+        if !(answered && process::wait_for_exit(&mut self.child, Deadline::after(EXIT_TIMEOUT))) {
             let _ended_already = self.child.kill();
-        }
-        if gone(EXIT_TIMEOUT) {
-            let _reaped_already = self.child.wait();
+            let _reaped_or_still_exiting = process::wait_for_exit(&mut self.child, Deadline::after(EXIT_TIMEOUT));
         }
     }
 

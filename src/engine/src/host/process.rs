@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use gantry_model::{BootId, Process, Timestamp};
@@ -9,6 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// How often the exit of a child is polled for which no pidfd could be opened.
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A deadline; `None`: never.
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +65,24 @@ pub(crate) fn readable(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result
                     return Ok(Some(at));
                 }
             }
+        }
+    }
+}
+
+/// Waits until a child has exited, and reaps it. False: it still runs at the deadline.
+pub(crate) fn wait_for_exit(child: &mut Child, deadline: Deadline) -> bool {
+    let pidfd = open_pid(child.id()).ok();
+    loop {
+        match child.try_wait() {
+            Ok(None) if !deadline.passed() => {}
+            Ok(None) => return false,
+            // An error means that the kernel has reaped it.
+            Ok(Some(_)) | Err(_) => return true,
+        }
+        let polled = pidfd.as_ref().map(|pidfd| readable(&[pidfd.as_fd()], deadline));
+        if !matches!(polled, Some(Ok(_))) {
+            // No descriptor or no memory is left.
+            std::thread::sleep(EXIT_POLL_INTERVAL);
         }
     }
 }
@@ -213,6 +235,7 @@ mod tests {
         let boot = BootId("this".to_owned());
         let pid = std::process::id();
         let me = Process { pid, start_ticks: start_ticks(pid).unwrap().unwrap(), boot: boot.clone() };
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let limit = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
         let mut open_files = Vec::new();
@@ -221,6 +244,9 @@ mod tests {
         }
         let is_refused = || open(&me, &boot).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::MFILE));
         assert!(is_refused(), "no descriptor for the process");
+        assert!(!wait_for_exit(&mut child, Deadline::after(EXIT_POLL_INTERVAL)));
+        child.kill().unwrap();
+        assert!(wait_for_exit(&mut child, Deadline::after(Duration::from_secs(60))));
         open_files.pop();
         assert!(is_refused(), "no descriptor for its start time");
         open_files.pop();
