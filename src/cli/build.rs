@@ -17,9 +17,13 @@ fn main() -> io::Result<()> {
     let variable = |name: &str| env::var(name).unwrap_or_default();
     match (variable("CARGO_CFG_TARGET_OS").as_str(), variable("CARGO_CFG_TARGET_ENV").as_str()) {
         ("linux", "gnu") => link_static_unwinder(),
-        // Unoptimized builds inline nothing, so the order does not fit them.
+        // Unoptimized builds inline nothing, so the order of functions does not fit them.
         ("linux", "musl") if variable("PROFILE") == "release" => {
             link_in_order(&variable("CARGO_MANIFEST_DIR"));
+            let relocates_itself = variable("CARGO_ENCODED_RUSTFLAGS").contains("relocation-model=pic");
+            if relocates_itself && variable("CARGO_CFG_TARGET_ARCH") == "x86_64" {
+                set_entry_point();
+            }
             Ok(())
         }
         _ => Ok(()),
@@ -35,6 +39,11 @@ fn link_static_unwinder() -> io::Result<()> {
     // Without relocations of its own, which would touch a quarter of the pages that a short command needs.
     println!("cargo::rustc-link-arg-bin=gantry=-no-pie");
     Ok(())
+}
+
+/// Enters the program by the function of `src/host/src/sys/entry.rs`.
+fn set_entry_point() {
+    println!("cargo::rustc-link-arg-bin=gantry=-Wl,--entry=gantry_entry,--require-defined=gantry_entry");
 }
 
 /// Groups the functions of short commands, for fewer page faults, and packs relative relocations (DT_RELR, which musl

@@ -2,6 +2,8 @@
 //! each block with its argument.
 #![expect(unsafe_code, reason = "all unsafe code of the crate is in this module")]
 
+#[cfg(all(target_arch = "x86_64", target_env = "musl"))]
+mod entry;
 mod heap;
 
 use std::io;
