@@ -526,9 +526,8 @@ fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
         return Err(InsertPodError::Exists(pod.id));
     }
     for (position, app) in pod.apps.iter().enumerate() {
-        let inserted = insert_app_row(tx, &id, position, app).map_err(sql())?;
-        if let (0, Some(image)) = (inserted, &app.image) {
-            return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image: image.clone() });
+        if let Some(image) = row::insert_app(tx, &id, position, app, None).map_err(sql())? {
+            return Err(InsertPodError::NoSuchImage { app: app.name.clone(), image });
         }
     }
     refer_to_volumes(tx, &id, pod)?;
@@ -563,31 +562,6 @@ fn insert_pod_row(tx: &Transaction<'_>, id: &str, pod: &NewPod) -> rusqlite::Res
         pod.cgroup,
         pod.namespace.as_str(),
         pod.log_dir.as_ref().map(PodLogDir::as_str)
-    ])
-}
-
-/// Inserts the row of an app of a new pod; returns the number of inserted rows, 0 if the store lacks its image. (The
-/// message of a foreign key could not say which image it was.)
-fn insert_app_row(tx: &Transaction<'_>, id: &str, position: usize, app: &NewApp) -> rusqlite::Result<usize> {
-    let (annotations, labels) = (row::map_text(&app.annotations)?, row::map_text(&app.labels)?);
-    tx.prepare_cached(
-        "INSERT INTO app (pod, position, name, image, image_name, annotations, state, app_id, labels, readiness,
-            restart, log_path)
-            SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'waiting', coalesce(?7, lower(hex(randomblob(32)))), ?8, ?9, ?10, ?11
-            WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
-    )?
-    .execute(params![
-        id,
-        position,
-        app.name.as_str(),
-        app.image.as_ref().map(ToString::to_string),
-        app.image_name,
-        annotations,
-        app.id.as_ref().map(AppId::as_str),
-        labels,
-        readiness::initial(app),
-        app.restart.to_string(),
-        app.log_path.as_ref().map(AppLogPath::as_str)
     ])
 }
 

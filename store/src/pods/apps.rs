@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::{AppId, AppLogPath, AppName, ErrorKind, ImageId, Kind, Phase, PodId, VolumeName};
+use gantry_model::{AppName, ErrorKind, ImageId, Kind, Phase, PodId, VolumeName};
 use rusqlite::{Connection, OptionalExtension as _, Row, Transaction, params};
 use thiserror::Error;
 
-use super::{NewApp, PodRow, Step, load, readiness, row};
+use super::{NewApp, PodRow, Step, load, row};
 use crate::db::Sync;
 use crate::{Store, StoreError};
 
@@ -155,8 +155,8 @@ impl Store {
             if let Some(phase) = phase {
                 return Err(AddAppError::NotRunning { id, phase });
             }
-            if let (0, Some(image)) = (insert(tx, id, app, self.now().0).map_err(sql())?, &app.image) {
-                return Err(AddAppError::NoSuchImage { app: app.name.clone(), image: image.clone() });
+            if let Some(image) = insert(tx, id, app, self.now().0).map_err(sql())? {
+                return Err(AddAppError::NoSuchImage { app: app.name.clone(), image });
             }
             if let Some(image) = row::refer_to_images(tx, &id.to_string(), app).map_err(sql())? {
                 return Err(AddAppError::NoSuchImage { app: app.name.clone(), image });
@@ -170,33 +170,15 @@ impl Store {
     }
 }
 
-/// Returns 0 if the image does not exist.
-fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::Result<usize> {
+/// Inserts the row behind those of the pod's other apps, as a change of the pod. Returns its image if the store lacks
+/// it.
+fn insert(tx: &Transaction<'_>, id: PodId, app: &NewApp, now: i64) -> rusqlite::Result<Option<ImageId>> {
     let id = id.to_string();
     tx.prepare_cached("UPDATE pod SET generation = generation + 1 WHERE id = ?1")?.execute([&id])?;
-    let position: i64 = tx
+    let position = tx
         .prepare_cached("SELECT position + 1 FROM app WHERE pod = ?1 ORDER BY position DESC LIMIT 1")?
         .query_row([&id], |row| row.get(0))
         .optional()?
         .unwrap_or(0);
-    tx.prepare_cached(
-        "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at, app_id, labels,
-            readiness, restart, log_path)
-            SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'creating', ?7, coalesce(?8, lower(hex(randomblob(32)))), ?9, ?10, ?11, ?12
-            WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
-    )?
-    .execute(params![
-        id,
-        position,
-        app.name.as_str(),
-        app.image.as_ref().map(ToString::to_string),
-        app.image_name,
-        row::map_text(&app.annotations)?,
-        now,
-        app.id.as_ref().map(AppId::as_str),
-        row::map_text(&app.labels)?,
-        readiness::initial(app),
-        app.restart.to_string(),
-        app.log_path.as_ref().map(AppLogPath::as_str)
-    ])
+    row::insert_app(tx, &id, position, app, Some(now))
 }

@@ -6,13 +6,13 @@ use std::str::FromStr;
 use gantry_host::stamp::FileStamp;
 use gantry_model::restart::PodRestart;
 use gantry_model::{
-    AppEnd, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, ImageId, Phase, PodEnd, PodId, Process,
-    Readiness, Timestamp, VolumeName, id::shown,
+    AppEnd, AppId, AppLogPath, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, ImageId, Phase, PodEnd,
+    PodId, Process, Readiness, Timestamp, VolumeName, id::shown,
 };
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
 
-use super::{AppRow, Networks, NewApp, PodRow, journal};
+use super::{AppRow, Networks, NewApp, PodRow, journal, readiness};
 
 /// The columns of a pod, in the order in which [`pod`] reads them.
 pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.networks, pod.hostname, pod.name, \
@@ -428,6 +428,41 @@ pub(crate) fn refer_to_volumes(
             .execute([pod, name.as_str(), app.map_or("", AppName::as_str)])?;
     }
     Ok(None)
+}
+
+/// Inserts the row of a new app at this place among the apps of its pod. `added`: when it is added to the running pod,
+/// in which it is being created; `None`: the pod is created with it. Returns the app's image if the store lacks it: the
+/// message of the foreign key could not say which image it was.
+pub(crate) fn insert_app(
+    conn: &Connection,
+    pod: &str,
+    position: usize,
+    app: &NewApp,
+    added: Option<i64>,
+) -> rusqlite::Result<Option<ImageId>> {
+    let inserted = conn
+        .prepare_cached(
+            "INSERT INTO app (pod, position, name, image, image_name, annotations, state, added_at, app_id, labels,
+                readiness, restart, log_path)
+                SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, coalesce(?9, lower(hex(randomblob(32)))), ?10, ?11, ?12, ?13
+                WHERE ?4 IS NULL OR EXISTS (SELECT 1 FROM image WHERE id = ?4)",
+        )?
+        .execute(params![
+            pod,
+            position,
+            app.name.as_str(),
+            app.image.as_ref().map(ToString::to_string),
+            app.image_name,
+            map_text(&app.annotations)?,
+            if added.is_some() { "creating" } else { "waiting" },
+            added,
+            app.id.as_ref().map(AppId::as_str),
+            map_text(&app.labels)?,
+            readiness::initial(app),
+            app.restart.to_string(),
+            app.log_path.as_ref().map(AppLogPath::as_str)
+        ])?;
+    Ok(app.image.clone().filter(|_| inserted == 0))
 }
 
 /// Refers to the images that are volumes of an app. Returns one that does not exist.
