@@ -264,7 +264,8 @@ impl Engine {
         let limit = self.plugins_limit().saturating_add(SLACK).min(call.within);
         let line = stage1::read_line(&role.answer, Deadline::after(limit), MAX_ANSWER);
         // Whatever was read, the process must end before this one releases the pod's lock.
-        role.end(matches!(line, Ok(Line::Whole(_) | Line::Ended)));
+        let has_replied = matches!(line, Ok(Line::Whole(_) | Line::Ended));
+        process::end_child(&mut role.child, if has_replied { EXIT_TIMEOUT } else { Duration::ZERO });
         match line.map_err(|source| attempt.io("read its reply", source))? {
             Line::Late => {
                 let seconds = limit.as_secs();
@@ -338,14 +339,6 @@ impl NetworkRole {
                 let _reaped_already = child.wait();
                 Err(("read from gantry-stage1", io::Error::from(io::ErrorKind::BrokenPipe)))
             }
-        }
-    }
-
-    /// Makes sure that the process has ended, and reaps it; one that has replied gets some time to end by itself.
-    fn end(&mut self, answered: bool) {
-        if !(answered && process::wait_for_exit(&mut self.child, Deadline::after(EXIT_TIMEOUT))) {
-            let _ended_already = self.child.kill();
-            let _reaped_or_still_exiting = process::wait_for_exit(&mut self.child, Deadline::after(EXIT_TIMEOUT));
         }
     }
 

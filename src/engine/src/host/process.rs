@@ -14,6 +14,9 @@ use rustix::process::{Flock, FlockType, Pid, PidfdFlags, Signal, pidfd_open, pid
 /// How often the exit of a child is polled for which no pidfd could be opened.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
+/// The time that the kernel has to end a killed child.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A deadline; `None`: never.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
@@ -84,6 +87,15 @@ pub(crate) fn wait_for_exit(child: &mut Child, deadline: Deadline) -> bool {
             // No descriptor or no memory is left.
             std::thread::sleep(EXIT_POLL_INTERVAL);
         }
+    }
+}
+
+/// Makes sure that a child has ended, and reaps it: waits `patience` for it to exit by itself, then kills it. One that
+/// the kernel cannot end in time was killed, and executes nothing any more.
+pub(crate) fn end_child(child: &mut Child, patience: Duration) {
+    if !wait_for_exit(child, Deadline::after(patience)) {
+        let _ended_already = child.kill();
+        let _reaped_or_still_exiting = wait_for_exit(child, Deadline::after(KILL_TIMEOUT));
     }
 }
 

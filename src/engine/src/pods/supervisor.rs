@@ -26,7 +26,7 @@ use rustix::pipe::PipeFlags;
 use crate::Engine;
 use crate::error::EngineError;
 use crate::host::process::{self, Deadline};
-use crate::host::stage1::{self, Attempt, EXIT_TIMEOUT, Executable, Line};
+use crate::host::stage1::{self, Attempt, Executable, Line};
 use crate::pods::output::{OutputStream, Show};
 use crate::pods::pod_dir;
 use crate::pods::run::StartError;
@@ -274,15 +274,8 @@ impl Spawned {
         (self.id, self.child, self.pidfd, self.output)
     }
 
-    /// Makes sure that the supervisor has ended, and reaps it. One that failed ends by itself. One that the kernel
-    /// cannot end in time was killed, and executes nothing any more.
+    /// Makes sure that the supervisor has ended, and reaps it. One that failed ends by itself.
     pub(crate) fn end(&mut self) {
-        let short = Deadline::after(SELF_EXIT_TIMEOUT);
-        if !matches!(process::readable(&[self.pidfd.as_fd()], short), Ok(Some(_))) {
-            let _ended_already = process::kill(&self.pidfd);
-        }
-        if matches!(process::readable(&[self.pidfd.as_fd()], Deadline::after(EXIT_TIMEOUT)), Ok(Some(_))) {
-            let _reaped_already = self.child.wait();
-        }
+        process::end_child(&mut self.child, SELF_EXIT_TIMEOUT);
     }
 }
