@@ -104,13 +104,12 @@ impl Engine {
             .write_added_apps(id, &addition.record, addition.is_durable, &lock)
             .map_err(EngineError::from_cause)
             .and_then(|()| self.create_planned_app(id, addition.planned, start, &addition.volumes_dir, &lock));
-        match sent {
-            Ok(Reply::Done | Reply::AppStarted(_)) => self.record_created_app(id, &spec, &lock),
-            Ok(other) => {
-                self.settle_failed_add(id, &spec, start, EngineError::from_cause(unexpected(id, &other)), &lock)
-            }
-            Err(error) => self.settle_failed_add(id, &spec, start, error, &lock),
-        }
+        let error = match sent {
+            Ok(Reply::Done | Reply::AppStarted(_)) => return self.record_created_app(id, &spec, &lock),
+            Ok(other) => EngineError::from_cause(unexpected(id, &other)),
+            Err(error) => error,
+        };
+        self.settle_failed_add(id, &spec, start, error, &lock)
     }
 
     /// The image of an app and its volumes, fetched if the policy says so.
