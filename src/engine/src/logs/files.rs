@@ -68,6 +68,15 @@ pub(crate) struct Span {
     pub(crate) end: LogPosition,
 }
 
+/// The last whole lines of a span.
+#[derive(Debug)]
+pub(crate) struct LastLines {
+    pub(crate) count: usize,
+    pub(crate) start: LogPosition,
+    /// Whether all files of the span that may contain some of them still existed.
+    pub(crate) complete: bool,
+}
+
 /// The directory of one app's log.
 #[derive(Debug)]
 pub(crate) struct LogDir {
@@ -230,23 +239,29 @@ impl LogDir {
         Ok(found)
     }
 
-    /// The start of the last `lines` whole lines of a span (the span's start if there are fewer), and their number; of
-    /// one stream alone, if `stream` names one.
-    pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<(usize, LogPosition)> {
+    /// The last `lines` whole lines of a span (all of them if there are fewer); of one stream alone, if `stream` names
+    /// one.
+    pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<LastLines> {
         let (start, end) = (&span.start, &span.end);
         let mut counter = Tail { wanted: lines, seen: 0, stderr, newest: true, parser: Parser::default() };
         let least = |place: &LogPosition| if place.inode == start.inode { start.offset } else { 0 };
         if let Some(found) = counter.scan(&end.file, least(end), end.offset)? {
-            return Ok((lines, end.at(found)));
+            return Ok(LastLines { count: lines, start: end.at(found), complete: true });
         }
+        let mut oldest = end.at(least(end));
         let index = |place: &LogPosition| span.parts.iter().position(|part| part.inode == place.inode).unwrap_or(0);
         for part in span.parts.get(index(start)..index(end)).unwrap_or_default().iter().rev() {
-            let Some(place) = self.open(part)? else { continue };
+            let place = if part.inode == start.inode { Some(start.at(0)) } else { self.open(part)? };
+            // What is older does not belong to the last lines either: lines between them are missing.
+            let Some(place) = place else {
+                return Ok(LastLines { count: counter.seen, start: oldest, complete: false });
+            };
             if let Some(found) = counter.scan(&place.file, least(&place), place.size()?)? {
-                return Ok((lines, place.at(found)));
+                return Ok(LastLines { count: lines, start: place.at(found), complete: true });
             }
+            oldest = place.at(least(&place));
         }
-        Ok((counter.seen, start.clone()))
+        Ok(LastLines { count: counter.seen, start: oldest, complete: true })
     }
 
     /// The time of the line before the span, unless the span's first line has a time.

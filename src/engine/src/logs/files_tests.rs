@@ -95,9 +95,9 @@ fn reused_inodes_are_not_confused() {
     std::fs::write(path(0), line(20, "F", "new")).unwrap();
     let opened: Vec<_> = parts.iter().map(|part| dir.open(part).unwrap().map(|place| text_from(&place))).collect();
     assert_eq!(opened, [None, None, Some("old1".to_owned()), Some("old0".to_owned())]);
-    // old0, old1 and, held open as the span's start, old3.
-    let (lines, start) = dir.tail(&span, 3, None).unwrap();
-    assert_eq!((lines, text_from(&start).as_str()), (2, "old3"));
+    // old0 and old1. old3 is held open as the span's start, but old2, which came after it, is gone.
+    let last = dir.tail(&span, 3, None).unwrap();
+    assert_eq!((last.count, last.complete, text_from(&last.start).as_str()), (2, false, "old1"));
 }
 
 #[test]
@@ -118,11 +118,33 @@ fn a_tail_counts_whole_lines() {
         for dir in [&dir, &split] {
             let mut logs = LogDir::new(dir.path(), ".");
             let span = logs.span(None, None).unwrap().unwrap();
-            let (count, found) = logs.tail(&span, lines, None).unwrap();
+            let LastLines { count, start: found, complete } = logs.tail(&span, lines, None).unwrap();
+            assert!(complete);
             assert_eq!(count, want, "{lines}");
             assert!(place.starts_with(&text_from(&found)), "{lines}: {}", text_from(&found));
         }
     }
+}
+
+/// Files that are rotated away while lines are counted do not make older lines the last ones.
+#[test]
+fn a_tail_ends_at_deleted_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for (name, second) in [("0.log.2", 0), ("0.log.1", 2), ("0.log", 4)] {
+        let lines = [line(second, "F", &second.to_string()), line(second + 1, "F", &(second + 1).to_string())];
+        std::fs::write(path(name), lines.concat()).unwrap();
+    }
+    let mut logs = LogDir::new(dir.path(), ".");
+    let span = logs.span(None, None).unwrap().unwrap();
+    std::fs::remove_file(path("0.log.2")).unwrap();
+    let last = logs.tail(&span, 5, None).unwrap();
+    assert_eq!((last.count, last.complete, text_from(&last.start).as_str()), (5, true, "1"), "it is held open");
+    std::fs::remove_file(path("0.log.1")).unwrap();
+    let last = logs.tail(&span, 3, None).unwrap();
+    assert_eq!((last.count, last.complete, text_from(&last.start).as_str()), (2, false, "45"));
+    let last = logs.tail(&span, 1, None).unwrap();
+    assert_eq!((last.count, last.complete, text_from(&last.start).as_str()), (1, true, "5"));
 }
 
 #[test]

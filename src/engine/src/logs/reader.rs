@@ -39,6 +39,9 @@ const WATCH_SUPERVISOR: &str = "watch the supervisor of pod";
 /// A supervisor stamps a line when it reads it, and writes it next: at most this long after `until`.
 const WRITTEN: Duration = Duration::from_millis(50);
 
+/// How often the last lines are searched for while files are deleted before their lines were counted.
+const MAX_SEARCHES: usize = 50;
+
 /// A reader of a pod's logs. `Send`.
 ///
 /// It holds a few descriptors for every app.
@@ -299,23 +302,30 @@ struct Source {
 
 impl Source {
     fn find(app: &AppName, dir: LogDir, query: &LogQuery, over: bool) -> io::Result<Self> {
-        let mut dir = dir.of_attempt(query.attempt);
-        let most = query.max_lines();
-        // While lines may still follow, `until` is no position in the file yet, but one to count from.
-        let span = dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
-        let mut source = Self { app: app.clone(), dir, span, lines: 0 };
-        if let Some(most) = most {
-            source.tail(most, query.stderr)?;
+        let mut source = Self { app: app.clone(), dir: dir.of_attempt(query.attempt), span: None, lines: 0 };
+        // A supervisor that rotates at this moment may delete files before their lines were counted.
+        for _ in 0..MAX_SEARCHES {
+            if source.search(query, over)? {
+                break;
+            }
         }
         Ok(source)
     }
 
-    /// Keeps only the last `lines` lines.
-    fn tail(&mut self, most: usize, stderr: Option<bool>) -> io::Result<()> {
-        if let Some(span) = &mut self.span {
-            (self.lines, span.start) = self.dir.tail(span, most, stderr)?;
-        }
-        Ok(())
+    /// Finds the requested part; returns whether it has all lines.
+    fn search(&mut self, query: &LogQuery, over: bool) -> io::Result<bool> {
+        let most = query.max_lines();
+        // While lines may still follow, `until` is no position in the file yet, but one to count from.
+        self.span = self.dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
+        most.map_or(Ok(true), |most| self.tail(most, query.stderr))
+    }
+
+    /// Keeps only the last `most` lines; returns whether all of them still existed.
+    fn tail(&mut self, most: usize, stderr: Option<bool>) -> io::Result<bool> {
+        let Some(span) = &mut self.span else { return Ok(true) };
+        let last = self.dir.tail(span, most, stderr)?;
+        (self.lines, span.start) = (last.count, last.start);
+        Ok(last.complete)
     }
 
     /// The log itself, from the span's start on or (if it is `over`) only within the span.
@@ -342,7 +352,8 @@ impl Opening<'_> {
             let older = self.older(surplus)?;
             for (log, older) in self.logs.iter_mut().zip(older) {
                 let found = log.tail(log.lines.saturating_sub(older), self.query.stderr);
-                found.map_err(|source| LogsError::Read { id, app: log.app.clone(), source })?;
+                // Files that were deleted since then are missing from the lines of all apps.
+                let _complete = found.map_err(|source| LogsError::Read { id, app: log.app.clone(), source })?;
             }
         }
         self.open(self.over)
