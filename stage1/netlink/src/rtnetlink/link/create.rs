@@ -17,6 +17,8 @@ use crate::message::{Batch, F_CREATE, F_EXCL};
 use crate::namespace::{Namespace, check_name};
 use crate::rtnetlink::socket::Socket;
 
+const IFLA_NUM_TX_QUEUES: u16 = 31;
+const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_BR_FORWARD_DELAY: u16 = 1;
 const IFLA_BR_AGEING_TIME: u16 = 4;
 const IFLA_BR_STP_STATE: u16 = 5;
@@ -46,7 +48,8 @@ pub struct NewLink<'a> {
 pub enum LinkKind<'a> {
     /// A bridge. It forwards immediately (forward delay 0), without spanning tree protocol: gantry creates no loops.
     Bridge(Bridge),
-    /// A veth pair, by its first end.
+    /// A veth pair, by its first end. Each end has one queue. By default, the kernel allocates one for each possible
+    /// processor, and then disables all but one, which waits for an RCU grace period.
     Veth(Peer<'a>),
     /// A macvlan: an interface with a hardware address of its own on its parent's network.
     Macvlan {
@@ -148,7 +151,10 @@ impl LinkKind<'_> {
             Self::Bridge(bridge) => bridge.write(m),
             Self::Veth(peer) => {
                 let head = ifinfomsg(0, 0, peer.with.flags());
-                m.nested_behind(VETH_INFO_PEER, &head, |m| Change { name: Some(peer.name), ..peer.with }.write(m));
+                m.nested_behind(VETH_INFO_PEER, &head, |m| {
+                    Change { name: Some(peer.name), ..peer.with }.write(m);
+                    write_one_queue(m);
+                });
             }
             Self::Macvlan { mode, .. } => {
                 m.u32(IFLA_MACVLAN_MODE, *mode as u32);
@@ -159,6 +165,10 @@ impl LinkKind<'_> {
             Self::Dummy => {}
         }
     }
+}
+
+fn write_one_queue(m: &mut Batch) {
+    m.u32(IFLA_NUM_TX_QUEUES, 1).u32(IFLA_NUM_RX_QUEUES, 1);
 }
 
 impl Bridge {
@@ -234,6 +244,9 @@ impl Socket {
             Change { name: Some(new.name), ..with }.write(m);
             if let Some(parent) = new.kind.parent() {
                 m.u32(IFLA_LINK, parent);
+            }
+            if matches!(new.kind, LinkKind::Veth(_)) {
+                write_one_queue(m);
             }
             m.nested(IFLA_LINKINFO, |m| {
                 m.text(IFLA_INFO_KIND, kind).nested(IFLA_INFO_DATA, |m| new.kind.write(m));

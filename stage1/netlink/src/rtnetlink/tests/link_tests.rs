@@ -143,6 +143,10 @@ fn one_request_creates_a_veth_pair() {
     assert_eq!((inner.mac, inner.mtu, inner.tx_queue_length, inner.is_up()), (Some(mac), 1350, 77, true));
     let seen = &pod.ip(&["link", "show", "eth0"])[0];
     assert_eq!((&seen["address"], &seen["mtu"], &seen["txqlen"]), (&mac.to_string().into(), &1350.into(), &77.into()));
+    for (net, name) in [(&host, "veth1"), (&pod, "eth0")] {
+        let link = &net.ip(&["-d", "link", "show", name])[0];
+        assert_eq!((&link["num_tx_queues"], &link["num_rx_queues"]), (&1.into(), &1.into()), "{link}");
+    }
     until("both ends of the cable run", || host.get("veth1").is_running());
     assert_eq!(host.socket.ports(bridge).unwrap().len(), 1);
 
