@@ -73,6 +73,27 @@ fn the_default_network() {
     assert_eq!(lab.links(), Vec::<String>::new(), "the bridge is gone too");
 }
 
+/// The bridges of built-in networks have no multicast snooping, so they send no reports that the host tracks.
+#[test]
+fn built_in_bridges_flood_multicast() {
+    if !inside("built_in_bridges_flood_multicast") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.bridge("mine", "br-mine", "10.203.0.0/24");
+    let pod = lab.pod();
+    let _held = lab.attach(&pod, &["default", "default-restricted", "mine"], &[]).unwrap();
+    for (bridge, snooping) in [("gantry0", 0), ("gantry1", 0), ("br-mine", 1)] {
+        let link: Value = serde_json::from_str(&sh(&format!("ip -j -d link show dev {bridge}"))).unwrap();
+        assert_eq!(link[0]["linkinfo"]["info_data"]["mcast_snooping"], snooping, "{bridge}");
+    }
+    let groups = sh("cat /proc/net/igmp");
+    // 224.0.0.106, the group of those who snoop, in the byte order of the host.
+    assert_eq!(groups.matches("6A0000E0").count(), 1, "{groups}");
+    lab.end(pod);
+    lab.assert_no_garbage();
+}
+
 #[test]
 fn several_networks_and_an_impossible_one() {
     if !inside("several_networks_and_an_impossible_one") {

@@ -63,6 +63,7 @@ impl InterfaceKind for Bridge {
             assignment: &assignment,
             owner: ends.owner,
             took_over: Cell::new(false),
+            is_built_in: network.source == Source::BuiltIn,
             is_default: network.source == Source::BuiltIn && network.name == DEFAULT,
         };
         let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
@@ -134,6 +135,10 @@ struct BridgeSetup<'a> {
     owner: &'a str,
     /// The bridge was taken over from a gantry that is gone.
     took_over: Cell<bool>,
+    /// The bridge of a built-in network has no multicast snooping: it floods multicast, so no pod can attract that of
+    /// others by IGMP or MLD queries. With snooping, it would also join a group of its own (RFC 4286), and the report
+    /// would be an entry of the host's connection tracking for 10 minutes.
+    is_built_in: bool,
     /// The bridge of the built-in network `default` has a gateway for each range that running pods have addresses of:
     /// that of the pod CIDR changes.
     is_default: bool,
@@ -192,7 +197,8 @@ impl BridgeSetup<'_> {
                 let group = Some(nft::INTERFACE_GROUP);
                 let mac = Some(bridge_mac(self.owner, name));
                 let with = Change { mac, mtu: self.settings.mtu, group, ..Change::default() };
-                let kind = LinkKind::Bridge(create::Bridge::default());
+                let mcast_snooping = self.is_built_in.then_some(false);
+                let kind = LinkKind::Bridge(create::Bridge { mcast_snooping, ..create::Bridge::default() });
                 let created = host.create_link(&NewLink { name, kind, with });
                 match (created, host.link(name)?) {
                     // Another process may have created it in the meantime, whatever the outcome here.
