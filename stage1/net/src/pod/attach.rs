@@ -225,7 +225,12 @@ impl AttachOperation<'_> {
                 Err(error) if error.is_contended() => {}
                 other => other?,
             }
-            added = tables::add(host, entries);
+            added = match tables::contains(host, entries) {
+                // The reload has added them from the pod's record, except those that conflict with another pod's.
+                Ok(true) => Ok(()),
+                Ok(false) => tables::add(host, entries),
+                Err(error) => Err(error),
+            };
         }
         added.map_err(|error| match error {
             nft::Error::Taken { port, owner, .. } => {

@@ -42,6 +42,10 @@ pub(super) fn add(host: &Host, entries: &State) -> nft::Result<()> {
     with(host, |table| table.add(entries))
 }
 
+pub(super) fn contains(host: &Host, entries: &State) -> nft::Result<bool> {
+    with(host, |table| table.contains(entries))
+}
+
 /// Whether networks of these entries have further prefixes in the table: their configuration has changed.
 pub(super) fn have_other_prefixes(host: &Host, entries: &State) -> Result<bool> {
     with(host, |table| table.has_other_prefixes(&entries.networks))

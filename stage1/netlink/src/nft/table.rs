@@ -240,6 +240,21 @@ impl Table {
         }
     }
 
+    /// Whether the tables contain all of these entries. Cheaper than [`Self::add`] for entries that exist: to add one
+    /// to a set of ranges, the kernel copies the set first. Does not look for entries that contradict them, such as
+    /// another access of an interface. Where the kernel does not support bridge tables, anti-spoofing entries do not
+    /// exist.
+    ///
+    /// # Errors
+    /// [`Error::invalid`]; errors of the kernel.
+    pub fn contains(&mut self, entries: &Entries) -> Result<bool> {
+        entries.check()?;
+        let all = elements(entries);
+        let all: Vec<&Element> = all.iter().collect();
+        let present = self.read_existing(&all)?;
+        Ok(all.iter().zip(present).all(|(wanted, present)| present.as_ref() == Some(*wanted)))
+    }
+
     /// Removes entries. Ignores entries that do not exist or belong to another owner or network, and a missing table.
     /// Removes interfaces and networks whatever their access and masquerading.
     ///

@@ -6,7 +6,7 @@ use gantry_model::{ErrorKind, Kind};
 use serde_json::Value;
 
 use super::space::Space;
-use super::{bridge, port, prefixes, sample, to};
+use super::{allowed_from, bridge, port, prefixes, sample, to};
 use crate::nft::{Access, Error, Network, Protocol, State, Table, socket};
 
 /// The objects of a kind in the output of `nft -j list`.
@@ -121,6 +121,31 @@ fn entries_are_added_and_removed() {
     }
     let found = table.read().unwrap().unwrap();
     assert_eq!((&found.state, &found.faults), (&sample(), &Vec::new()));
+}
+
+#[test]
+fn entries_are_found_in_the_tables() {
+    let space = Space::new();
+    let mut table = space.table();
+    assert!(!table.contains(&sample()).unwrap(), "there is no table");
+    assert!(table.contains(&State::new()).unwrap());
+    table.ensure(&sample()).unwrap();
+    assert!(table.contains(&sample()).unwrap());
+    let mut part = State::new();
+    part.networks.insert("open".to_owned(), sample().networks["open"].clone());
+    assert!(table.contains(&part).unwrap());
+    let different: [fn(&mut State); 5] = [
+        |state| _ = state.ports.insert(port("0.0.0.0", Protocol::Tcp, 8080), to("10.1.0.2:80", "pod-b")),
+        |state| _ = state.ports.insert(port("0.0.0.0", Protocol::Tcp, 8082), to("10.1.0.2:80", "pod-a")),
+        |state| _ = state.anti_spoofing.insert("gt2".to_owned(), allowed_from([2, 0, 0, 0, 0, 4], &[])),
+        |state| state.networks.get_mut("open").unwrap().prefixes = prefixes(&["10.3.0.0/17"]),
+        |state| state.interfaces.get_mut("gantry2").unwrap().access = Access::Isolated,
+    ];
+    for (number, differ) in different.iter().enumerate() {
+        let mut other = sample();
+        differ(&mut other);
+        assert!(!table.contains(&other).unwrap(), "{number}");
+    }
 }
 
 #[test]
