@@ -126,7 +126,8 @@ impl Sysctl<'_> {
     /// As [`Self::set`].
     pub fn get(&self) -> Result<String> {
         let (path, file) = self.open(OFlags::RDONLY)?;
-        let mut bytes = vec![0; MAX_VALUE_LEN];
+        // Not on the heap: a supervisor reads some 30 sysctls while its allocator reuses little.
+        let mut bytes = [0; MAX_VALUE_LEN];
         let length = loop {
             match rustix::io::read(&file, &mut bytes[..]) {
                 Err(Errno::INTR) => {}

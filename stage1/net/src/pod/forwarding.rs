@@ -32,6 +32,7 @@ use crate::nft::{Confined, INTERFACE_GROUP};
 
 /// How long to wait for another first pod to record the setting: it reads a few files.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+const READ_SETTINGS: &str = "read the forwarding settings of the host";
 
 /// The host's settings before gantry enabled forwarding for an IP version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,14 +104,22 @@ impl<'a> Forwarding<'a> {
     /// Saves the host's settings for the IP versions that need forwarding and do not have it yet. Several first pods
     /// may start at once: only one saves them, because another could read them after forwarding was enabled.
     pub(super) fn save(&self, needed: Families) -> Result<()> {
+        let mut unsaved = Vec::new();
         for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
             if self.must_be_saved(version)? {
-                let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
-                if self.must_be_saved(version)? {
-                    let text = serde_json::to_string(&self.read_settings(version)?)
-                        .map_err(NetworkError::io(format!("write {}", version.file())))?;
-                    self.state.put(version.file(), text.as_bytes())?;
-                }
+                unsaved.push(version);
+            }
+        }
+        if unsaved.is_empty() {
+            return Ok(());
+        }
+        let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
+        let interfaces = interface_names().map_err(NetworkError::attempt(READ_SETTINGS))?;
+        for version in unsaved {
+            if self.must_be_saved(version)? {
+                let text = serde_json::to_string(&self.read_settings(version, &interfaces)?)
+                    .map_err(NetworkError::io(format!("write {}", version.file())))?;
+                self.state.put(version.file(), text.as_bytes())?;
             }
         }
         Ok(())
@@ -193,11 +202,11 @@ impl<'a> Forwarding<'a> {
         Ok(saved.filter(|saved| saved.boot == self.boot && saved.namespace == here))
     }
 
-    fn read_settings(&self, version: Version) -> Result<SavedForwarding> {
+    fn read_settings(&self, version: Version, interfaces: &[String]) -> Result<SavedForwarding> {
         let (boot, namespace) = (self.boot.to_owned(), namespace_id()?);
-        let failed = NetworkError::attempt("read the forwarding settings of the host");
         let read = || -> crate::netlink::Result<SavedForwarding> {
-            let forwarding = interfaces_with(version, "forwarding", "1")?;
+            let having_one = |sysctl| select(interfaces, version, sysctl, "1");
+            let forwarding = having_one("forwarding")?;
             Ok(match version {
                 Version::V4 => {
                     let accept_redirects = Some(Sysctl::Other(ACCEPT_REDIRECTS).get()?);
@@ -205,12 +214,12 @@ impl<'a> Forwarding<'a> {
                 }
                 // `keep_accepting_advertisements` sets those with an IPv6 default route to 2.
                 Version::V6 => {
-                    let listening = interfaces_with(version, "accept_ra", "1")?;
+                    let listening = having_one("accept_ra")?;
                     SavedForwarding { boot, namespace, forwarding, accept_redirects: None, listening }
                 }
             })
         };
-        read().map_err(failed)
+        read().map_err(NetworkError::attempt(READ_SETTINGS))
     }
 
     /// Whether another gantry installation has interfaces here.
@@ -275,18 +284,22 @@ fn restore(version: Version, saved: &SavedForwarding) -> crate::netlink::Result<
     Ok(())
 }
 
-/// The interfaces whose sysctl of this name has this value; without `all` and `default`.
-fn interfaces_with(version: Version, sysctl: &str, value: &str) -> crate::netlink::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for link in Socket::open()?.links()? {
-        match Sysctl::Other(&format!("{}/{}/{sysctl}", version.conf(), link.name)).get() {
-            Ok(has) if has == value => names.push(link.name),
+fn interface_names() -> crate::netlink::Result<Vec<String>> {
+    Ok(Socket::open()?.links()?.into_iter().map(|link| link.name).collect())
+}
+
+/// Those of the interfaces that still exist and whose sysctl of this name has this value.
+fn select(interfaces: &[String], version: Version, sysctl: &str, value: &str) -> crate::netlink::Result<Vec<String>> {
+    let mut selected = Vec::new();
+    for name in interfaces {
+        match Sysctl::Other(&format!("{}/{name}/{sysctl}", version.conf())).get() {
+            Ok(has) if has == value => selected.push(name.clone()),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(names)
+    Ok(selected)
 }
 
 /// Device and inode of the network namespace of the thread.
