@@ -198,14 +198,13 @@ impl Supervisor {
         let _cannot_fail = rustix::stdio::dup2_stdout(&self.pod.jail.null);
     }
 
-    /// Runs until the pod has ended and its resources are released.
+    /// Runs until the pod has to end: until its last app has exited, or a sandbox is stopped.
     pub(crate) fn run(&mut self) {
         self.watch_limited_apps();
         self.check_health(Instant::now());
         while self.is_active() {
             self.poll_once();
         }
-        self.finish();
     }
 
     /// Waits for events and handles them.

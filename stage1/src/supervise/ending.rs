@@ -20,7 +20,7 @@ const ENDING_TIMEOUT: Duration = Duration::from_millis(900);
 impl Supervisor {
     /// Kills the pod's remaining processes, saves the output, detaches the networks, records the end, and removes the
     /// cgroups.
-    pub(super) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.abort_changes();
         self.abort_probes();
         self.end_sessions();

@@ -13,11 +13,15 @@ const ARENA_SIZE: usize = 8 << 20;
 /// Larger allocations do not come from the arena.
 const MAX_IN_ARENA: usize = 64 << 10;
 
+/// Freed memory of an arena with at least as many bytes in whole pages is given back, not written to.
+const MIN_DROPPED: usize = 4 * PAGE;
+
 /// The alignment of every allocation, as malloc(3) has it.
 const MIN_ALIGNMENT: usize = 16;
 
-/// The program's allocator. A supervisor allocates from an arena while it starts its pod; so do the processes that it
-/// forks meanwhile, and those that call [`ForkedChild::start_arena`]. The rest comes from the C library.
+/// The program's allocator. A supervisor allocates from an arena while it starts its pod and, from another one, while
+/// it ends its pod; so do the processes that it forks meanwhile, and those that call [`ForkedChild::start_arena`]. The
+/// rest comes from the C library.
 ///
 /// musl unmaps memory as soon as it is free and maps it again for the next allocation, and each mapping is copied by
 /// each fork. The arena reuses only its last allocation. It zeroes freed memory, so that an idle supervisor can give
@@ -45,7 +49,7 @@ impl ForkedChild {
     }
 }
 
-/// Opens the supervisor's arena, which serves allocations until [`close_supervisor_arena`].
+/// Opens the supervisor's arena, which serves allocations until [`close_supervisor_arena`], or until the process exits.
 pub(crate) fn open_supervisor_arena(_: SingleThreaded) {
     open_arena();
 }
@@ -115,6 +119,25 @@ fn is_last(allocated: *mut u8, size: usize) -> bool {
     allocated.addr() >= START.load(Relaxed).addr() && allocated.addr() + size == NEXT.load(Relaxed).addr()
 }
 
+/// Makes memory of an arena zero. Whole pages are given back if there are several: most of a buffer for messages was
+/// never used, and writing to it would take a page fault a page.
+///
+/// # Safety
+/// The range is in an arena, and its contents are not used any more.
+unsafe fn clear(start: *mut u8, size: usize) {
+    let (first, end) = (start.addr().next_multiple_of(PAGE), (start.addr() + size) / PAGE * PAGE);
+    let whole = end.saturating_sub(first);
+    // SAFETY: these pages are within the range.
+    let is_dropped = whole >= MIN_DROPPED
+        && unsafe { libc::madvise(start.with_addr(first).cast(), whole, libc::MADV_DONTNEED) } == 0;
+    let (head, tail) = if is_dropped { (first - start.addr(), start.addr() + size - end) } else { (size, 0) };
+    // SAFETY: both parts are within the range.
+    unsafe {
+        start.write_bytes(0, head);
+        start.wrapping_add(size - tail).write_bytes(0, tail);
+    }
+}
+
 // SAFETY: an allocation is either the C library's, or a range of an arena that is aligned and disjoint from others:
 // NEXT moves back only over the last one, when it is freed. They are told apart by the address.
 unsafe impl GlobalAlloc for Allocator {
@@ -135,7 +158,7 @@ unsafe impl GlobalAlloc for Allocator {
             return unsafe { System.dealloc(allocated, layout) };
         }
         // SAFETY: it has this size, and the caller uses it no more.
-        unsafe { allocated.write_bytes(0, layout.size()) };
+        unsafe { clear(allocated, layout.size()) };
         if is_last(allocated, layout.size()) {
             NEXT.store(allocated, Relaxed);
         }
@@ -148,7 +171,7 @@ unsafe impl GlobalAlloc for Allocator {
         }
         let (is_last, grows_by) = (is_last(allocated, layout.size()), size.saturating_sub(layout.size()));
         // SAFETY: the range is what the allocation loses; it is empty if the allocation grows.
-        unsafe { allocated.wrapping_add(size).write_bytes(0, layout.size().saturating_sub(size)) };
+        unsafe { clear(allocated.wrapping_add(size), layout.size().saturating_sub(size)) };
         let has_room = || size <= MAX_IN_ARENA && grows_by <= END.load(Relaxed) - NEXT.load(Relaxed).addr();
         if grows_by == 0 || is_last && has_room() {
             if is_last {
@@ -451,6 +474,27 @@ Anonymous:             0 kB
     }
 
     #[test]
+    fn arena_gives_back_freed_pages() {
+        holds_in_forked_process("arena_gives_back_freed_pages", |process| {
+            process.start_arena();
+            let before = [9u8; 100].to_vec();
+            let large = vec![9u8; MIN_DROPPED + 2 * PAGE];
+            let (start, end) = (large.as_ptr().addr(), large.as_ptr().addr() + large.len());
+            let behind = [9u8; 100].to_vec();
+            drop(large);
+            let mut residency = [1u8; 16];
+            let first = start.next_multiple_of(PAGE);
+            // SAFETY: the pages are mapped; one byte is written for each.
+            let listed = unsafe { libc::mincore(first as *mut libc::c_void, MIN_DROPPED, residency.as_mut_ptr()) };
+            let dropped = listed == 0 && residency[..MIN_DROPPED / PAGE].iter().all(|page| page & 1 == 0);
+            let byte = |at: usize| std::ptr::with_exposed_provenance::<u8>(at);
+            // SAFETY: mapped memory of the arena, which has no other user.
+            let zero = (start..end).all(|at| unsafe { byte(at).read_volatile() } == 0);
+            dropped && zero && before.iter().chain(&behind).all(|byte| *byte == 9)
+        });
+    }
+
+    #[test]
     fn closed_arena_keeps_what_is_used() {
         holds_in_forked_process("closed_arena_keeps_what_is_used", |process| {
             process.start_arena();
@@ -464,7 +508,7 @@ Anonymous:             0 kB
             let (in_arena, elsewhere) = (is_in_arena(kept.as_mut_ptr()), !is_in_arena(other.as_mut_ptr()));
             kept.extend(std::iter::repeat_n(3, PAGE));
             let moved = !is_in_arena(kept.as_mut_ptr()) && kept.iter().all(|byte| *byte == 3);
-            // A new arena opens while the closed one still has allocations.
+            // A second arena opens while the closed one still has allocations.
             process.start_arena();
             let mut last = vec![0u8; PAGE];
             let opened = is_in_arena(last.as_mut_ptr()) && last.iter().all(|byte| *byte == 0);
