@@ -17,7 +17,7 @@ use crate::pods::{self, find_app, split};
 use crate::render::listing::{self, ListOutput, ListedItem, Listing};
 use crate::render::pod::{AppJson, exited_state};
 use crate::render::table::Table;
-use crate::render::{OutputFormat, escape, json, time};
+use crate::render::{OutputFlag, OutputFormat, escape, json, time};
 
 /// The subcommands of `app`.
 #[derive(Debug, clap::Subcommand)]
@@ -227,9 +227,8 @@ impl RunCommand for Restart {
 pub(crate) struct Status {
     #[command(flatten)]
     apps: AppSet,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 impl Status {
@@ -241,7 +240,7 @@ impl Status {
             let (id, name) = find_app(&engine, text, self.apps.app.as_ref())?;
             let row = engine.status(id)?.row;
             let Some(app) = row.apps.iter().find(|app| app.name == name) else { return Ok(exit::NOT_FOUND) };
-            if self.format == OutputFormat::Table {
+            if self.output.format == OutputFormat::Table {
                 // The plan of a pod that is being prepared is not there yet.
                 let limits = engine.limits_in_effect(id).unwrap_or_default();
                 json::to_stdout(|out| {
@@ -256,9 +255,9 @@ impl Status {
             }
             Ok(exit::OK)
         });
-        let is_list = several && self.format != OutputFormat::Table;
+        let is_list = several && self.output.format != OutputFormat::Table;
         let documents = found.iter().map(AppJson::from_row);
-        json::to_stdout(|out| json::write_one_or_several(out, self.format, is_list, documents))?;
+        json::to_stdout(|out| json::write_one_or_several(out, self.output.format, is_list, documents))?;
         Ok(worst)
     }
 }

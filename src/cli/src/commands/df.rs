@@ -11,7 +11,7 @@ use crate::exit;
 use crate::failure::Failure;
 use crate::render::json::{self, DisplayJson};
 use crate::render::table::Table;
-use crate::render::{OutputFormat, size};
+use crate::render::{OutputFlag, OutputFormat, size};
 
 /// Arguments of `df`.
 #[derive(Debug, clap::Args)]
@@ -21,9 +21,8 @@ pub(crate) struct Df {
     /// Also print every image, app and volume
     #[arg(short, long)]
     verbose: bool,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// A kind of object as JSON. The field names are stable.
@@ -86,7 +85,7 @@ struct VolumeJson<'a> {
 impl RunCommand for Df {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let usage = context.open_to_read()?.disk_usage()?;
-        json::to_stdout(|out| match self.format {
+        json::to_stdout(|out| match self.output.format {
             OutputFormat::Table if self.verbose => write_details(out, &usage),
             OutputFormat::Table => write_summary(out, &usage),
             format => json::write_document(out, format, &document(&usage)),

@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pods::find_app;
-use crate::render::{OutputFormat, escape, json};
+use crate::render::{OutputFlag, OutputFormat, escape, json};
 
 /// Arguments of `diff`.
 #[derive(Debug, clap::Args)]
@@ -21,9 +21,8 @@ pub(crate) struct Diff {
     /// The app, for a pod without /APP
     #[arg(long, value_name = "NAME")]
     app: Option<AppName>,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    output: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// A changed file as JSON. The field names are stable.
@@ -43,7 +42,7 @@ impl RunCommand for Diff {
         let engine = context.open("diff")?;
         let (id, app) = find_app(&engine, &self.target, self.app.as_ref())?;
         let changes = engine.file_changes(id, &app)?;
-        json::to_stdout(|out| match self.output {
+        json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => changes
                 .iter()
                 .try_for_each(|FileChange { path, kind }| writeln!(out, "{} {}", kind.letter(), escape::text(path))),

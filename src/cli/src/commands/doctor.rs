@@ -7,7 +7,7 @@ use crate::commands::RunCommand;
 use crate::context::{Context, check_dir, need_root};
 use crate::exit;
 use crate::failure::Failure;
-use crate::render::{OutputFormat, escape, json};
+use crate::render::{OutputFlag, OutputFormat, escape, json};
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
@@ -15,9 +15,8 @@ pub(crate) struct Doctor {
     /// Also read every page of the database, every blob and every file of the layers
     #[arg(long)]
     deep: bool,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// A finding as JSON.
@@ -37,7 +36,7 @@ impl RunCommand for Doctor {
         let certificates = gantry_engine::examine_certificates(&settings);
         let mut findings = gantry_engine::examine(settings.options, self.deep)?;
         findings.extend(certificates);
-        json::to_stdout(|out| match self.format {
+        json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => write_findings(out, &findings),
             format => json::write_items(out, format, findings.iter().map(finding_json)),
         })?;

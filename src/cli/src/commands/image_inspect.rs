@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::render::image::{HistoryStepJson, ImageInspectJson, disk_size};
 use crate::render::json;
 use crate::render::table::Table;
-use crate::render::{Output, OutputFormat, escape, size, time};
+use crate::render::{Output, OutputFlag, OutputFormat, escape, size, time};
 
 /// Arguments of `image inspect`.
 #[derive(Debug, clap::Args)]
@@ -20,9 +20,8 @@ pub(crate) struct Inspect {
     /// Names or ids of images
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// Arguments of `image history`.
@@ -46,7 +45,7 @@ impl RunCommand for Inspect {
             found.push(engine.image_inspect(&text.parse::<ImageRef>()?)?);
             Ok(exit::OK)
         });
-        json::to_stdout(|out| match self.format {
+        json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => found.iter().enumerate().try_for_each(|(i, image)| {
                 if i > 0 {
                     writeln!(out)?;

@@ -10,14 +10,13 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
 use crate::failure::Failure;
-use crate::render::{OutputFormat, escape, json, size};
+use crate::render::{OutputFlag, OutputFormat, escape, json, size};
 
 /// Arguments of `info`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Info {
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// Facts about the host and the store as JSON. The field names are stable.
@@ -65,7 +64,7 @@ struct VersionsJson<'a> {
 impl RunCommand for Info {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let info = context.open_to_read()?.info()?;
-        json::to_stdout(|out| match self.format {
+        json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => write_text(out, &info),
             format => json::write_document(out, format, &document(&info)),
         })?;

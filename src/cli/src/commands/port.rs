@@ -12,7 +12,7 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::{CliError, Failure};
-use crate::render::{OutputFormat, json};
+use crate::render::{OutputFlag, OutputFormat, json};
 
 /// Arguments of `port`.
 #[derive(Debug, clap::Args)]
@@ -23,9 +23,8 @@ pub(crate) struct Port {
     /// Show only this port of the pod: PORT[/PROTOCOL]
     #[arg(value_name = "PORT", value_parser = parse_port)]
     port: Option<PodPortArg>,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    output: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// A port of the pod; the protocol defaults to TCP.
@@ -56,7 +55,7 @@ impl RunCommand for Port {
         if let (Some(PodPortArg { port, protocol }), true) = (self.port, ports.is_empty()) {
             return Err(CliError::NotPublished { id, port: format!("{port}/{protocol}") }.into());
         }
-        json::to_stdout(|out| match (self.output, self.port) {
+        json::to_stdout(|out| match (self.output.format, self.port) {
             (OutputFormat::Table, None) => ports.iter().try_for_each(|port| writeln!(out, "{}", port.mapping())),
             (OutputFormat::Table, Some(_)) => ports.iter().try_for_each(|port| writeln!(out, "{}", port.on_host())),
             (format, _) => json::write_items(out, format, &ports),

@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::render::json::{self, DisplayJson};
-use crate::render::{OutputFormat, size};
+use crate::render::{OutputFlag, OutputFormat, size};
 
 /// Arguments of `prune`.
 #[derive(Debug, clap::Args)]
@@ -38,9 +38,8 @@ pub(crate) struct Prune {
     /// Show what would be removed; remove nothing
     #[arg(long)]
     dry_run: bool,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// A condition on what is removed.
@@ -101,7 +100,7 @@ impl RunCommand for Prune {
             return Ok(exit::FAILED);
         }
         let report = self.prune(&engine)?;
-        json::to_stdout(|out| match self.format {
+        json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => write_report(out, &report, self.dry_run),
             format => json::write_document(out, format, &self.document(&report)),
         })?;

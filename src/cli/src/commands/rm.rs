@@ -12,8 +12,8 @@ use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pods::PodSet;
-use crate::render::OutputFormat;
 use crate::render::json::{self, DisplayJson};
+use crate::render::{OutputFlag, OutputFormat};
 
 /// Arguments of `rm`.
 #[derive(Debug, clap::Args)]
@@ -70,9 +70,8 @@ pub(crate) struct Gc {
     /// Show what would be done; change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// A step as JSON: the action on a pod, or the removal of network state that belonged to no pod.
@@ -101,7 +100,7 @@ impl RunCommand for Gc {
         if !self.mark_only && !self.dry_run {
             engine.trim_events()?;
         }
-        json::to_stdout(|out| match self.format {
+        json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => {
                 write_steps(out, &steps, self.dry_run)?;
                 let lead = if self.dry_run { "would be removed" } else { "removed" };

@@ -14,7 +14,7 @@ use crate::failure::{CliError, Failure};
 use crate::pods::Pods;
 use crate::render::network::{self, Families};
 use crate::render::pod::{self, PodJson};
-use crate::render::{OutputFormat, escape, json};
+use crate::render::{OutputFlag, OutputFormat, escape, json};
 
 /// Arguments of `status`.
 #[derive(Debug, clap::Args)]
@@ -30,9 +30,8 @@ pub(crate) struct Status {
     /// Wait until every app with a health check is healthy, at most for this long
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = parse_wait, value_name = "DURATION")]
     wait_healthy: Option<Wait>,
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// Whether and how long to wait.
@@ -73,7 +72,7 @@ impl RunCommand for Status {
             }
             let row = engine.status(id)?.row;
             let networks = row.networks.read()?;
-            if self.format != OutputFormat::Table {
+            if self.output.format != OutputFormat::Table {
                 found.push((row, networks));
                 return Ok(exit::OK);
             }
@@ -94,7 +93,12 @@ impl RunCommand for Status {
         })?;
         let documents = found.iter().map(|(row, networks)| PodJson::with_networks(row, networks));
         json::to_stdout(|out| {
-            json::write_one_or_several(out, self.format, several && self.format != OutputFormat::Table, documents)
+            json::write_one_or_several(
+                out,
+                self.output.format,
+                several && self.output.format != OutputFormat::Table,
+                documents,
+            )
         })?;
         Ok(worst)
     }

@@ -7,14 +7,13 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
 use crate::failure::Failure;
-use crate::render::{OutputFormat, json};
+use crate::render::{OutputFlag, OutputFormat, json};
 
 /// Arguments of `version`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Version {
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    format: OutputFormat,
+    #[command(flatten)]
+    output: OutputFlag,
 }
 
 /// The JSON form.
@@ -33,7 +32,7 @@ impl RunCommand for Version {
             os: std::env::consts::OS,
             architecture: std::env::consts::ARCH,
         };
-        json::to_stdout(|out| match self.format {
+        json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => {
                 writeln!(out, "gantry {} {}/{}", document.version, document.os, document.architecture)
             }

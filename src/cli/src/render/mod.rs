@@ -11,7 +11,11 @@ pub(crate) mod table;
 pub(crate) mod template;
 pub(crate) mod time;
 
-use clap::{Args, ValueEnum};
+use std::ffi::OsStr;
+
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{Arg, Args, Command, ValueEnum};
 
 /// An output format.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -29,6 +33,41 @@ pub(crate) enum OutputFormat {
     JsonPretty,
 }
 
+/// Parses an output format, and names the way to one field to those who write a template, as docker's `inspect` takes.
+#[derive(Debug, Clone, Copy)]
+struct FormatParser;
+
+impl TypedValueParser for FormatParser {
+    type Value = OutputFormat;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<OutputFormat, clap::Error> {
+        if value.as_encoded_bytes().windows(2).any(|pair| pair == b"{{") {
+            let why = "this command has no templates: select fields of its JSON, as with `-o json | jq .state`\n";
+            return Err(clap::Error::raw(ErrorKind::InvalidValue, why).with_cmd(command));
+        }
+        EnumValueParser::<OutputFormat>::new().parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(OutputFormat::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+    }
+}
+
+/// The flag of commands that print a table or JSON.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct OutputFlag {
+    /// Output format
+    #[arg(
+        short = 'o',
+        long = "output",
+        alias = "format",
+        value_parser = FormatParser,
+        default_value = "table",
+        value_name = "FORMAT"
+    )]
+    pub(crate) format: OutputFormat,
+}
+
 /// The flag of commands that print complete records.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Indented {
@@ -37,7 +76,7 @@ pub(crate) struct Indented {
         short = 'o',
         long = "output",
         alias = "format",
-        value_enum,
+        value_parser = FormatParser,
         default_value = "json-pretty",
         value_name = "FORMAT"
     )]
@@ -59,4 +98,26 @@ pub(crate) struct Output {
     /// Print ids only
     #[arg(short = 'q', long)]
     pub(crate) quiet: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::*;
+
+    fn parse(value: &str) -> Result<OutputFormat, clap::Error> {
+        let command = OutputFlag::augment_args(Command::new("test"));
+        let matches = command.try_get_matches_from(["test", "--format", value])?;
+        OutputFlag::from_arg_matches(&matches).map(|flag| flag.format)
+    }
+
+    #[test]
+    fn templates_are_refused_with_an_alternative() {
+        assert_eq!(parse("jsonl").unwrap(), OutputFormat::JsonLines);
+        let refused = parse("{{.State.Status}}").unwrap_err().to_string();
+        assert!(refused.contains("jq"), "{refused}");
+        let refused = parse("yaml").unwrap_err().to_string();
+        assert!(refused.contains("[possible values: table, json, json-lines]"), "{refused}");
+    }
 }
