@@ -346,7 +346,7 @@ pub(crate) fn make_stdio(app: &plan::App, null: &OwnedFd, uid: u32) -> Result<te
 /// A pipe whose reading end, the supervisor's, is non-blocking.
 fn pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
+    rustix::io::ioctl_fionbio(&reader, true)?;
     Ok((reader, writer))
 }
 

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use gantry_contract::output::{HEADER_LEN, Header, Kind, MAX_PAYLOAD};
 use gantry_model::ErrorKind;
 use rustix::event::PollFlags;
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use crate::failure::{Attempt, Result, failure};
@@ -52,8 +52,7 @@ impl Foregrounds {
             let why = format!("the output is sent to {MAX_FOREGROUNDS} clients already, which is the limit");
             return Err(failure(ErrorKind::Busy, why));
         }
-        let flags = rustix::fs::fcntl_getfl(&pipe).attempt(what)?;
-        rustix::fs::fcntl_setfl(&pipe, flags | OFlags::NONBLOCK).attempt(what)?;
+        rustix::io::ioctl_fionbio(&pipe, true).attempt(what)?;
         self.all.insert(Foreground { pipe, app, has_end: false, backlog: Vec::new() });
         Ok(())
     }

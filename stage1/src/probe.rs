@@ -12,7 +12,6 @@ use gantry_contract::ProcessExit;
 use gantry_contract::control::{Exec, HealthResult, MAX_HEALTH_OUTPUT};
 use gantry_model::health::HealthProbe;
 use rustix::event::PollFlags;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::pipe::PipeFlags;
@@ -264,7 +263,7 @@ fn seconds(time: Duration) -> String {
 fn execute(app: &App, init: Option<&OwnedFd>, null: &OwnedFd, argv: &[String]) -> Result<ProbeIo> {
     let what = || "cannot execute the health check";
     let (output, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
-    rustix::fs::fcntl_setfl(&output, OFlags::NONBLOCK).attempt(what)?;
+    rustix::io::ioctl_fionbio(&output, true).attempt(what)?;
     let stdin = rustix::io::fcntl_dupfd_cloexec(null, 0).attempt(what)?;
     let stderr = rustix::io::fcntl_dupfd_cloexec(&writer, 0).attempt(what)?;
     let request = Exec {

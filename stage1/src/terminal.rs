@@ -45,7 +45,7 @@ impl AppStdio {
                 set_size(&master, size.unwrap_or(DEFAULT_SIZE)).attempt(what)?;
                 let reader = rustix::io::fcntl_dupfd_cloexec(&master, 0).attempt(what)?;
                 // Clients that attach share this flag: they poll before they write.
-                rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK).attempt(what)?;
+                rustix::io::ioctl_fionbio(&reader, true).attempt(what)?;
                 let source = OutputSource { fd: reader, stream: Stream::Stdout, partial: PartialLine::default() };
                 Ok((vec![source], AppInput::Terminal(master)))
             }

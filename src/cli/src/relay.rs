@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -228,8 +228,7 @@ fn outward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
 /// # Errors
 /// The descriptor is not open.
 pub(crate) fn nonblocking(fd: impl AsFd) -> io::Result<()> {
-    let flags = fcntl_getfl(&fd)?;
-    Ok(fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?)
+    Ok(rustix::io::ioctl_fionbio(fd, true)?)
 }
 
 /// The event that ended [`relay`].

@@ -6,7 +6,6 @@ use std::time::Instant;
 use gantry_contract::control::{Reply, Request};
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use rustix::process::Signal;
@@ -108,8 +107,7 @@ fn checked_master(master: OwnedFd) -> Result<OwnedFd> {
         return Err(failure(ErrorKind::Invalid, why));
     }
     let what = || "cannot keep the terminal of the program open";
-    let flags = rustix::fs::fcntl_getfl(&master).attempt(what)?;
-    rustix::fs::fcntl_setfl(&master, flags | OFlags::NONBLOCK).attempt(what)?;
+    rustix::io::ioctl_fionbio(&master, true).attempt(what)?;
     Ok(master)
 }
 

@@ -20,7 +20,6 @@ use gantry_contract::plan::Plan;
 use gantry_contract::start::{Ready, StartReply};
 use gantry_model::PodId;
 use gantry_store::PodLock;
-use rustix::fs::OFlags;
 use rustix::pipe::PipeFlags;
 
 use crate::Engine;
@@ -202,7 +201,7 @@ impl Engine {
     pub(crate) fn waiting_launch(&self, id: PodId, lock: PodLock, show: Show) -> Result<WaitingLaunch, StartError> {
         let piped = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).and_then(|(reader, writer)| {
             // A supervisor that does not read must not stop this process.
-            rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK)?;
+            rustix::io::ioctl_fionbio(&writer, true)?;
             Ok((File::from(reader), File::from(writer)))
         });
         let (reader, plan) = piped.map_err(|errno| attempt(id).io("make a pipe for its plan", errno.into()))?;

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{MemfdFlags, OFlags};
+use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -83,8 +83,7 @@ struct Pipe<R> {
 impl<R: Read + AsFd> Pipe<R> {
     fn new(from: Option<R>, keep: usize) -> Result<Self> {
         if let Some(from) = &from {
-            let flags = rustix::fs::fcntl_getfl(from).map_err(system("read from"))?;
-            rustix::fs::fcntl_setfl(from, flags | OFlags::NONBLOCK).map_err(system("read from"))?;
+            rustix::io::ioctl_fionbio(from, true).map_err(system("read from"))?;
         }
         Ok(Self { from, bytes: Vec::new(), keep, over: false })
     }
