@@ -30,6 +30,9 @@ fn main() -> ExitCode {
 
 fn run(args: &[String]) -> Result<String> {
     let [command, dir, options @ ..] = args else { bail!("{USAGE}") };
+    if dir.starts_with('-') {
+        bail!("{USAGE}");
+    }
     let dir = Path::new(dir);
     let options = Options::parse(options)?;
     match command.as_str() {
