@@ -80,7 +80,7 @@ class PeerRoot:
         name = self.program(argv[0])
         if name is None:
             raise Failed(f"{argv[0]} is not in {self.path}; `./dev setup peers` installs it")
-        # Only a process that runs commands has entered the root.
+        # Wait until the measuring process has entered the root.
         runner.run(["true"])
         return [program("nsenter"), f"--mount={at}/ns/mnt", f"--root={at}/root", "--wd=/", name, *argv[1:]]
 

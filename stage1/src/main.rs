@@ -206,8 +206,7 @@ fn run(lock: OwnedFd, options: Options) -> ExitCode {
             sys::close_supervisor_arena(thread);
             supervisor.detach_stdio();
             supervisor.run();
-            sys::open_supervisor_arena(thread);
-            supervisor.finish();
+            supervisor.finish(thread);
             supervisor.release(&lock);
             kernel_costs::finish_in_background(thread);
             // Without destructors: closing the last descriptor of a file system waits for its unmount, which at the end

@@ -198,7 +198,7 @@ impl Supervisor {
         let _cannot_fail = rustix::stdio::dup2_stdout(&self.pod.jail.null);
     }
 
-    /// Runs until the pod has to end: until its last app has exited, or a sandbox is stopped.
+    /// Runs until no app is running, starting or due to restart; a sandbox also until it is stopped.
     pub(crate) fn run(&mut self) {
         self.watch_limited_apps();
         self.check_health(Instant::now());

@@ -88,7 +88,7 @@ fn built_in_bridges_flood_multicast() {
         assert_eq!(link[0]["linkinfo"]["info_data"]["mcast_snooping"], snooping, "{bridge}");
     }
     let groups = sh("cat /proc/net/igmp");
-    // 224.0.0.106, the group of those who snoop, in the byte order of the host.
+    // All-Snoopers (224.0.0.106), little-endian.
     assert_eq!(groups.matches("6A0000E0").count(), 1, "{groups}");
     lab.end(pod);
     lab.assert_no_garbage();

@@ -126,7 +126,7 @@ impl Sysctl<'_> {
     /// As [`Self::set`].
     pub fn get(&self) -> Result<String> {
         let (path, file) = self.open(OFlags::RDONLY)?;
-        // Not on the heap: a supervisor reads some 30 sysctls while its allocator reuses little.
+        // On the stack: a supervisor reads some 30 sysctls, and its arena rarely reuses memory.
         let mut bytes = [0; MAX_VALUE_LEN];
         let length = loop {
             match rustix::io::read(&file, &mut bytes[..]) {

@@ -13,6 +13,7 @@ use super::{DRAIN_TIMEOUT, Supervisor};
 use crate::app::App;
 use crate::launch::end_init;
 use crate::launcher::reap_all;
+use crate::sys::{self, SingleThreaded};
 
 /// Timeout of the exit of processes that were killed at the end of the pod.
 const ENDING_TIMEOUT: Duration = Duration::from_millis(900);
@@ -20,7 +21,7 @@ const ENDING_TIMEOUT: Duration = Duration::from_millis(900);
 impl Supervisor {
     /// Kills the pod's remaining processes, saves the output, detaches the networks, records the end, and removes the
     /// cgroups.
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self, thread: SingleThreaded) {
         self.abort_changes();
         self.abort_probes();
         self.end_sessions();
@@ -41,6 +42,8 @@ impl Supervisor {
             let app = self.pod.apps.values().next().map(|app| app.plan.name.clone()).unwrap_or_default();
             self.journal.append(Fact::LogDropped { app, bytes: total, why: "in all".to_owned() });
         }
+        // Not earlier: the output can take any time to drain, and the arena reuses little.
+        sys::open_supervisor_arena(thread);
         // From here on this process is in the host's mount namespace, not in its jail.
         self.pod.detach_networks();
         self.journal.append(Fact::Ended);

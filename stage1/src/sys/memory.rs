@@ -13,8 +13,8 @@ const ARENA_SIZE: usize = 8 << 20;
 /// Larger allocations do not come from the arena.
 const MAX_IN_ARENA: usize = 64 << 10;
 
-/// Freed memory of an arena with at least as many bytes in whole pages is given back, not written to.
-const MIN_DROPPED: usize = 4 * PAGE;
+/// [`clear`] returns at least this many bytes of whole pages to the kernel instead of zeroing them.
+const MIN_DROP_BYTES: usize = 4 * PAGE;
 
 /// The alignment of every allocation, as malloc(3) has it.
 const MIN_ALIGNMENT: usize = 16;
@@ -119,8 +119,8 @@ fn is_last(allocated: *mut u8, size: usize) -> bool {
     allocated.addr() >= START.load(Relaxed).addr() && allocated.addr() + size == NEXT.load(Relaxed).addr()
 }
 
-/// Makes memory of an arena zero. Whole pages are given back if there are several: most of a buffer for messages was
-/// never used, and writing to it would take a page fault a page.
+/// Makes memory of an arena zero. Several whole pages are returned to the kernel instead: most of a message buffer was
+/// never used, and zeroing would fault in every page.
 ///
 /// # Safety
 /// The range is in an arena, and its contents are not used any more.
@@ -128,7 +128,7 @@ unsafe fn clear(start: *mut u8, size: usize) {
     let (first, end) = (start.addr().next_multiple_of(PAGE), (start.addr() + size) / PAGE * PAGE);
     let whole = end.saturating_sub(first);
     // SAFETY: these pages are within the range.
-    let is_dropped = whole >= MIN_DROPPED
+    let is_dropped = whole >= MIN_DROP_BYTES
         && unsafe { libc::madvise(start.with_addr(first).cast(), whole, libc::MADV_DONTNEED) } == 0;
     let (head, tail) = if is_dropped { (first - start.addr(), start.addr() + size - end) } else { (size, 0) };
     // SAFETY: both parts are within the range.
@@ -478,15 +478,15 @@ Anonymous:             0 kB
         holds_in_forked_process("arena_gives_back_freed_pages", |process| {
             process.start_arena();
             let before = [9u8; 100].to_vec();
-            let large = vec![9u8; MIN_DROPPED + 2 * PAGE];
+            let large = vec![9u8; MIN_DROP_BYTES + 2 * PAGE];
             let (start, end) = (large.as_ptr().addr(), large.as_ptr().addr() + large.len());
             let behind = [9u8; 100].to_vec();
             drop(large);
             let mut residency = [1u8; 16];
             let first = start.next_multiple_of(PAGE);
             // SAFETY: the pages are mapped; one byte is written for each.
-            let listed = unsafe { libc::mincore(first as *mut libc::c_void, MIN_DROPPED, residency.as_mut_ptr()) };
-            let dropped = listed == 0 && residency[..MIN_DROPPED / PAGE].iter().all(|page| page & 1 == 0);
+            let listed = unsafe { libc::mincore(first as *mut libc::c_void, MIN_DROP_BYTES, residency.as_mut_ptr()) };
+            let dropped = listed == 0 && residency[..MIN_DROP_BYTES / PAGE].iter().all(|page| page & 1 == 0);
             let byte = |at: usize| std::ptr::with_exposed_provenance::<u8>(at);
             // SAFETY: mapped memory of the arena, which has no other user.
             let zero = (start..end).all(|at| unsafe { byte(at).read_volatile() } == 0);

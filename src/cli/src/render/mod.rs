@@ -33,7 +33,7 @@ pub(crate) enum OutputFormat {
     JsonPretty,
 }
 
-/// Parses an output format, and names the way to one field to those who write a template, as docker's `inspect` takes.
+/// Parses an output format. Refuses Docker's templates with a message that names an alternative.
 #[derive(Debug, Clone, Copy)]
 struct FormatParser;
 
@@ -42,7 +42,7 @@ impl TypedValueParser for FormatParser {
 
     fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<OutputFormat, clap::Error> {
         if value.as_encoded_bytes().windows(2).any(|pair| pair == b"{{") {
-            let why = "this command has no templates: select fields of its JSON, as with `-o json | jq .state`\n";
+            let why = "templates are not supported here: use `-o json` and select fields with jq\n";
             return Err(clap::Error::raw(ErrorKind::InvalidValue, why).with_cmd(command));
         }
         EnumValueParser::<OutputFormat>::new().parse_ref(command, arg, value)

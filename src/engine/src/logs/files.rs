@@ -73,7 +73,7 @@ pub(crate) struct Span {
 pub(crate) struct LastLines {
     pub(crate) count: usize,
     pub(crate) start: LogPosition,
-    /// Whether all files of the span that may contain some of them still existed.
+    /// False if a file was deleted before its lines could be counted.
     pub(crate) complete: bool,
 }
 
@@ -239,8 +239,8 @@ impl LogDir {
         Ok(found)
     }
 
-    /// The last `lines` whole lines of a span (all of them if there are fewer); of one stream alone, if `stream` names
-    /// one.
+    /// The last `lines` whole lines of a span (all of them if there are fewer), of both streams, or of stderr (true) or
+    /// stdout (false) alone.
     pub(crate) fn tail(&self, span: &Span, lines: usize, stderr: Option<bool>) -> io::Result<LastLines> {
         let (start, end) = (&span.start, &span.end);
         let mut counter = Tail { wanted: lines, seen: 0, stderr, newest: true, parser: Parser::default() };
@@ -252,7 +252,7 @@ impl LogDir {
         let index = |place: &LogPosition| span.parts.iter().position(|part| part.inode == place.inode).unwrap_or(0);
         for part in span.parts.get(index(start)..index(end)).unwrap_or_default().iter().rev() {
             let place = if part.inode == start.inode { Some(start.at(0)) } else { self.open(part)? };
-            // What is older does not belong to the last lines either: lines between them are missing.
+            // A gap: older lines are not among the last ones.
             let Some(place) = place else {
                 return Ok(LastLines { count: counter.seen, start: oldest, complete: false });
             };

@@ -126,7 +126,7 @@ fn a_tail_counts_whole_lines() {
     }
 }
 
-/// Files that are rotated away while lines are counted do not make older lines the last ones.
+/// A tail never continues past a deleted file into older ones.
 #[test]
 fn a_tail_ends_at_deleted_files() {
     let dir = tempfile::tempdir().unwrap();

@@ -39,7 +39,7 @@ const WATCH_SUPERVISOR: &str = "watch the supervisor of pod";
 /// A supervisor stamps a line when it reads it, and writes it next: at most this long after `until`.
 const WRITTEN: Duration = Duration::from_millis(50);
 
-/// How often the last lines are searched for while files are deleted before their lines were counted.
+/// Attempts to find the last lines while rotation deletes files before their lines are counted.
 const MAX_SEARCHES: usize = 50;
 
 /// A reader of a pod's logs. `Send`.
@@ -303,7 +303,7 @@ struct Source {
 impl Source {
     fn find(app: &AppName, dir: LogDir, query: &LogQuery, over: bool) -> io::Result<Self> {
         let mut source = Self { app: app.clone(), dir: dir.of_attempt(query.attempt), span: None, lines: 0 };
-        // A supervisor that rotates at this moment may delete files before their lines were counted.
+        // Rotation may delete files before their lines are counted.
         for _ in 0..MAX_SEARCHES {
             if source.search(query, over)? {
                 break;
@@ -312,15 +312,21 @@ impl Source {
         Ok(source)
     }
 
-    /// Finds the requested part; returns whether it has all lines.
+    /// Finds the requested part. Returns false if files were deleted meanwhile.
     fn search(&mut self, query: &LogQuery, over: bool) -> io::Result<bool> {
         let most = query.max_lines();
         // While lines may still follow, `until` is no position in the file yet, but one to count from.
         self.span = self.dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
-        most.map_or(Ok(true), |most| self.tail(most, query.stderr))
+        self.lines = 0;
+        match most {
+            // No file could be opened: complete only if there are none.
+            _ if self.span.is_none() => Ok(self.dir.parts()?.is_empty()),
+            Some(most) => self.tail(most, query.stderr),
+            None => Ok(true),
+        }
     }
 
-    /// Keeps only the last `most` lines; returns whether all of them still existed.
+    /// Keeps only the last `most` lines. Returns false if files were deleted meanwhile.
     fn tail(&mut self, most: usize, stderr: Option<bool>) -> io::Result<bool> {
         let Some(span) = &mut self.span else { return Ok(true) };
         let last = self.dir.tail(span, most, stderr)?;
@@ -352,7 +358,7 @@ impl Opening<'_> {
             let older = self.older(surplus)?;
             for (log, older) in self.logs.iter_mut().zip(older) {
                 let found = log.tail(log.lines.saturating_sub(older), self.query.stderr);
-                // Files that were deleted since then are missing from the lines of all apps.
+                // No retry: the lines of all apps together were counted in these files.
                 let _complete = found.map_err(|source| LogsError::Read { id, app: log.app.clone(), source })?;
             }
         }

@@ -135,9 +135,7 @@ struct BridgeSetup<'a> {
     owner: &'a str,
     /// The bridge was taken over from a gantry that is gone.
     took_over: Cell<bool>,
-    /// The bridge of a built-in network has no multicast snooping: it floods multicast, so no pod can attract that of
-    /// others by IGMP or MLD queries. With snooping, it would also join a group of its own (RFC 4286), and the report
-    /// would be an entry of the host's connection tracking for 10 minutes.
+    /// Whether the network is built in.
     is_built_in: bool,
     /// The bridge of the built-in network `default` has a gateway for each range that running pods have addresses of:
     /// that of the pod CIDR changes.
@@ -197,6 +195,9 @@ impl BridgeSetup<'_> {
                 let group = Some(nft::INTERFACE_GROUP);
                 let mac = Some(bridge_mac(self.owner, name));
                 let with = Change { mac, mtu: self.settings.mtu, group, ..Change::default() };
+                // A bridge without snooping floods multicast, so no pod can divert that of others by IGMP or MLD
+                // queries. With snooping, it would join the All-Snoopers group (RFC 4286), and the host would track its
+                // report as a connection for 10 minutes.
                 let mcast_snooping = self.is_built_in.then_some(false);
                 let kind = LinkKind::Bridge(create::Bridge { mcast_snooping, ..create::Bridge::default() });
                 let created = host.create_link(&NewLink { name, kind, with });

@@ -226,8 +226,9 @@ impl AttachOperation<'_> {
                 other => other?,
             }
             added = match tables::contains(host, entries) {
-                // The reload has added them from the pod's record, except those that conflict with another pod's.
+                // The reload has added all of them from the pod's record.
                 Ok(true) => Ok(()),
+                // Some conflict with those of another pod, which the error names.
                 Ok(false) => tables::add(host, entries),
                 Err(error) => Err(error),
             };

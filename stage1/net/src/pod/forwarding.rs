@@ -205,8 +205,8 @@ impl<'a> Forwarding<'a> {
     fn read_settings(&self, version: Version, interfaces: &[String]) -> Result<SavedForwarding> {
         let (boot, namespace) = (self.boot.to_owned(), namespace_id()?);
         let read = || -> crate::netlink::Result<SavedForwarding> {
-            let having_one = |sysctl| select(interfaces, version, sysctl, "1");
-            let forwarding = having_one("forwarding")?;
+            let set_to_one = |sysctl| interfaces_with(interfaces, version, sysctl, "1");
+            let forwarding = set_to_one("forwarding")?;
             Ok(match version {
                 Version::V4 => {
                     let accept_redirects = Some(Sysctl::Other(ACCEPT_REDIRECTS).get()?);
@@ -214,7 +214,7 @@ impl<'a> Forwarding<'a> {
                 }
                 // `keep_accepting_advertisements` sets those with an IPv6 default route to 2.
                 Version::V6 => {
-                    let listening = having_one("accept_ra")?;
+                    let listening = set_to_one("accept_ra")?;
                     SavedForwarding { boot, namespace, forwarding, accept_redirects: None, listening }
                 }
             })
@@ -289,7 +289,12 @@ fn interface_names() -> crate::netlink::Result<Vec<String>> {
 }
 
 /// Those of the interfaces that still exist and whose sysctl of this name has this value.
-fn select(interfaces: &[String], version: Version, sysctl: &str, value: &str) -> crate::netlink::Result<Vec<String>> {
+fn interfaces_with(
+    interfaces: &[String],
+    version: Version,
+    sysctl: &str,
+    value: &str,
+) -> crate::netlink::Result<Vec<String>> {
     let mut selected = Vec::new();
     for name in interfaces {
         match Sysctl::Other(&format!("{}/{name}/{sysctl}", version.conf())).get() {

@@ -240,19 +240,22 @@ impl Table {
         }
     }
 
-    /// Whether the tables contain all of these entries. Cheaper than [`Self::add`] for entries that exist: to add one
-    /// to a set of ranges, the kernel copies the set first. Does not look for entries that contradict them, such as
-    /// another access of an interface. Where the kernel does not support bridge tables, anti-spoofing entries do not
-    /// exist.
+    /// Whether the tables contain all of these entries, with the same properties of their networks and interfaces:
+    /// whether [`Self::add`] would change nothing. Cheaper than adding them again: to add an element to a set of
+    /// ranges, the kernel copies the set first. Where the kernel does not support bridge tables, anti-spoofing entries
+    /// are missing.
     ///
     /// # Errors
     /// [`Error::invalid`]; errors of the kernel.
     pub fn contains(&mut self, entries: &Entries) -> Result<bool> {
         entries.check()?;
-        let all = elements(entries);
-        let all: Vec<&Element> = all.iter().collect();
-        let present = self.read_existing(&all)?;
-        Ok(all.iter().zip(present).all(|(wanted, present)| present.as_ref() == Some(*wanted)))
+        let (all, variants) = (elements(entries), variants(entries));
+        let queried: Vec<&Element> = all.union(&variants).collect();
+        let present = self.read_existing(&queried)?;
+        Ok(queried
+            .iter()
+            .zip(present)
+            .all(|(element, present)| (present.as_ref() == Some(*element)) == all.contains(*element)))
     }
 
     /// Removes entries. Ignores entries that do not exist or belong to another owner or network, and a missing table.

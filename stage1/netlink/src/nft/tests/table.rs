@@ -134,16 +134,18 @@ fn entries_are_found_in_the_tables() {
     let mut part = State::new();
     part.networks.insert("open".to_owned(), sample().networks["open"].clone());
     assert!(table.contains(&part).unwrap());
-    let different: [fn(&mut State); 5] = [
+    let changes: [fn(&mut State); 7] = [
         |state| _ = state.ports.insert(port("0.0.0.0", Protocol::Tcp, 8080), to("10.1.0.2:80", "pod-b")),
         |state| _ = state.ports.insert(port("0.0.0.0", Protocol::Tcp, 8082), to("10.1.0.2:80", "pod-a")),
         |state| _ = state.anti_spoofing.insert("gt2".to_owned(), allowed_from([2, 0, 0, 0, 0, 4], &[])),
         |state| state.networks.get_mut("open").unwrap().prefixes = prefixes(&["10.3.0.0/17"]),
         |state| state.interfaces.get_mut("gantry2").unwrap().access = Access::Isolated,
+        |state| state.interfaces.get_mut("gantry0").unwrap().access = Access::Open,
+        |state| state.networks.get_mut("default").unwrap().masquerade = false,
     ];
-    for (number, differ) in different.iter().enumerate() {
+    for (number, change) in changes.iter().enumerate() {
         let mut other = sample();
-        differ(&mut other);
+        change(&mut other);
         assert!(!table.contains(&other).unwrap(), "{number}");
     }
 }

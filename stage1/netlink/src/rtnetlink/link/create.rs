@@ -153,7 +153,7 @@ impl LinkKind<'_> {
                 let head = ifinfomsg(0, 0, peer.with.flags());
                 m.nested_behind(VETH_INFO_PEER, &head, |m| {
                     Change { name: Some(peer.name), ..peer.with }.write(m);
-                    write_one_queue(m);
+                    write_single_queue(m);
                 });
             }
             Self::Macvlan { mode, .. } => {
@@ -167,7 +167,7 @@ impl LinkKind<'_> {
     }
 }
 
-fn write_one_queue(m: &mut Batch) {
+fn write_single_queue(m: &mut Batch) {
     m.u32(IFLA_NUM_TX_QUEUES, 1).u32(IFLA_NUM_RX_QUEUES, 1);
 }
 
@@ -246,7 +246,7 @@ impl Socket {
                 m.u32(IFLA_LINK, parent);
             }
             if matches!(new.kind, LinkKind::Veth(_)) {
-                write_one_queue(m);
+                write_single_queue(m);
             }
             m.nested(IFLA_LINKINFO, |m| {
                 m.text(IFLA_INFO_KIND, kind).nested(IFLA_INFO_DATA, |m| new.kind.write(m));
