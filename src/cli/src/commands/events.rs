@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::exit;
 use crate::failure::{Failure, io as failed, output};
 use crate::render::json::{self, TimeJson};
-use crate::render::{OutputFormat, escape, table, time};
+use crate::render::{FormatParser, OutputFormat, escape, table, time};
 
 pub(crate) mod filter;
 
@@ -48,7 +48,14 @@ pub(crate) struct Events {
     #[arg(long, value_parser = filter::parse, value_name = "KEY=VALUE")]
     filter: Vec<Condition>,
     /// Output format; JSON is one document per line
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(
+        short = 'o',
+        long = "output",
+        alias = "format",
+        value_parser = FormatParser,
+        default_value = "table",
+        value_name = "FORMAT"
+    )]
     format: OutputFormat,
     /// Omit the header line
     #[arg(long, alias = "no-headers", alias = "noheading")]

@@ -93,7 +93,7 @@ impl RunCommand for History {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let image = context.open_to_read()?.image_inspect(&self.image.parse::<ImageRef>()?)?;
         let steps = || image.history.iter().rev();
-        json::to_stdout(|out| match self.output.format {
+        json::to_stdout(|out| match self.output.flag.format {
             _ if self.output.quiet => {
                 steps().filter_map(|step| step.layer.as_ref()).try_for_each(|layer| writeln!(out, "{}", layer.diff_id))
             }

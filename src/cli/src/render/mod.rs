@@ -35,7 +35,7 @@ pub(crate) enum OutputFormat {
 
 /// Parses an output format. Refuses Docker's templates with a message that names an alternative.
 #[derive(Debug, Clone, Copy)]
-struct FormatParser;
+pub(crate) struct FormatParser;
 
 impl TypedValueParser for FormatParser {
     type Value = OutputFormat;
@@ -86,9 +86,8 @@ pub(crate) struct Indented {
 /// Flags of commands that list.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Output {
-    /// Output format
-    #[arg(short = 'o', long = "output", alias = "format", value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) format: OutputFormat,
+    #[command(flatten)]
+    pub(crate) flag: OutputFlag,
     /// Omit the header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     pub(crate) no_legend: bool,

@@ -15,7 +15,7 @@ use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, io as io_failure};
 use crate::pods;
 use crate::render::table::{Table, terminal_width};
-use crate::render::{OutputFormat, json, size};
+use crate::render::{FormatParser, OutputFormat, json, size};
 
 /// Minimum time between two samples of the live view.
 const MIN_DELAY: Duration = Duration::from_millis(100);
@@ -48,8 +48,8 @@ pub(crate) struct Top {
         short = 'o',
         long = "output",
         alias = "format",
-        value_enum,
-        default_value_t,
+        value_parser = FormatParser,
+        default_value = "table",
         value_name = "FORMAT",
         requires = "pod"
     )]
