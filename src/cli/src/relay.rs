@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::terminal::{self, DetachFilter, DetachKeys};
@@ -209,7 +209,7 @@ fn inward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
     }
     let (theirs, sink) = pipe_with(PipeFlags::CLOEXEC)?;
     // A full pipe must not block the flows in the other direction.
-    nonblocking(&sink)?;
+    ioctl_fionbio(&sink, true)?;
     flows.push(Flow::input(ours.try_clone_to_owned()?, sink));
     Ok(theirs)
 }
@@ -221,14 +221,6 @@ fn outward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
     let (source, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
     flows.push(Flow::out(source, ours.try_clone_to_owned()?));
     Ok(theirs)
-}
-
-/// Makes a descriptor non-blocking.
-///
-/// # Errors
-/// The descriptor is not open.
-pub(crate) fn nonblocking(fd: impl AsFd) -> io::Result<()> {
-    Ok(rustix::io::ioctl_fionbio(fd, true)?)
 }
 
 /// The event that ended [`relay`].
@@ -354,7 +346,7 @@ mod tests {
         let (source, typist) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         std::fs::File::from(typist).write_all(text).unwrap();
         let (program, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        nonblocking(&sink).unwrap();
+        ioctl_fionbio(&sink, true).unwrap();
         let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let program = std::thread::spawn(move || {
             let mut got = Vec::new();
@@ -388,7 +380,7 @@ mod tests {
         input.write_all(&vec![b'x'; 300_000]).unwrap();
         input.rewind().unwrap();
         let (app_in, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        nonblocking(&sink).unwrap();
+        ioctl_fionbio(&sink, true).unwrap();
         let (source, app_out) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let app = std::thread::spawn(move || {

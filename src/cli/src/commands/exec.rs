@@ -151,7 +151,7 @@ fn run_program(engine: &Engine, id: PodId, request: ExecRequest, keyboard: Optio
 fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>) -> Result<u8, Failure> {
     let failed = || io("use", "the terminal of the program");
     let Some(master) = process.master.take() else { return ended(process) };
-    relay::nonblocking(&master).map_err(failed())?;
+    rustix::io::ioctl_fionbio(&master, true).map_err(|errno| failed()(errno.into()))?;
     let watched = ENDING.into_iter().chain([signal_hook::consts::SIGWINCH]);
     let mut signals = Signals::catch(watched).map_err(failed())?;
     let raw = match keyboard {
