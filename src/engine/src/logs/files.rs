@@ -30,8 +30,8 @@ const HEAD: usize = 64;
 const MAX_UNTIMED: u64 = 1 << 20;
 /// The granularity of mtime: a directory that changed more recently may have changed again with the same mtime.
 const MTIME_SLACK_NS: i64 = 1_000_000_000;
-/// How often listing is repeated when files are renamed in the meantime.
-const MAX_ATTEMPTS: usize = 50;
+/// How often listing is repeated when files are renamed or deleted in the meantime.
+pub(crate) const MAX_ATTEMPTS: usize = 50;
 
 /// The log directory of a pod, and the path below it, of a path below the data directory; `None`: it is not in one.
 #[must_use]
@@ -183,7 +183,27 @@ impl LogDir {
     /// several places; the search finds one of them. It may cover only a part of a file that has more than a mebibyte
     /// of lines without a time in one place.
     pub(crate) fn span(&mut self, since: Option<Timestamp>, until: Option<Timestamp>) -> io::Result<Option<Span>> {
-        let parts = self.parts()?;
+        for _ in 0..MAX_ATTEMPTS {
+            let parts = self.parts()?;
+            if parts.is_empty() {
+                break;
+            }
+            // Rotation may have deleted all of them since the listing.
+            let span = self.span_of(parts, since, until)?;
+            if span.is_some() {
+                return Ok(span);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The span in these files; `None` when none of them exists any more.
+    fn span_of(
+        &self,
+        parts: Vec<LogFile>,
+        since: Option<Timestamp>,
+        until: Option<Timestamp>,
+    ) -> io::Result<Option<Span>> {
         let Some(oldest) = self.first_open(&parts)? else { return Ok(None) };
         let Some(newest) = self.first_open(parts.iter().rev())? else { return Ok(None) };
         let mut end = newest.at(newest.size()?);

@@ -27,7 +27,7 @@ use gantry_model::{AppName, BootId, Phase, PodId, PodPrefix, Timestamp};
 use gantry_store::PodRow;
 
 use crate::host::process::{self, Deadline};
-use crate::logs::files::{LogDir, Span};
+use crate::logs::files::{LogDir, MAX_ATTEMPTS, Span};
 use crate::logs::merge::{Merge, block_for};
 use crate::logs::source::AppLog;
 use crate::logs::start::{self, AppStart, StartState};
@@ -38,9 +38,6 @@ const WATCH_SUPERVISOR: &str = "watch the supervisor of pod";
 
 /// A supervisor stamps a line when it reads it, and writes it next: at most this long after `until`.
 const WRITTEN: Duration = Duration::from_millis(50);
-
-/// Attempts to find the last lines while rotation deletes files before their lines are counted.
-const MAX_SEARCHES: usize = 50;
 
 /// A reader of a pod's logs. `Send`.
 ///
@@ -304,7 +301,7 @@ impl Source {
     fn find(app: &AppName, dir: LogDir, query: &LogQuery, over: bool) -> io::Result<Self> {
         let mut source = Self { app: app.clone(), dir: dir.of_attempt(query.attempt), span: None, lines: 0 };
         // Rotation may delete files before their lines are counted.
-        for _ in 0..MAX_SEARCHES {
+        for _ in 0..MAX_ATTEMPTS {
             if source.search(query, over)? {
                 break;
             }
@@ -318,12 +315,7 @@ impl Source {
         // While lines may still follow, `until` is no position in the file yet, but one to count from.
         self.span = self.dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
         self.lines = 0;
-        match most {
-            // No file could be opened: complete only if there are none.
-            _ if self.span.is_none() => Ok(self.dir.parts()?.is_empty()),
-            Some(most) => self.tail(most, query.stderr),
-            None => Ok(true),
-        }
+        most.map_or(Ok(true), |most| self.tail(most, query.stderr))
     }
 
     /// Keeps only the last `most` lines. Returns false if files were deleted meanwhile.
