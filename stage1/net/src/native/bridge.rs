@@ -58,13 +58,14 @@ impl InterfaceKind for Bridge {
         let routed = RoutedNetwork { network, chain, masquerade: self.ip_masq };
         let mut entries = routed.entries(&self.bridge, &assignment, false);
         ports::add(&mut entries, chain, attachment, &assignment)?;
+        let is_built_in = network.source == Source::BuiltIn;
         let creation = BridgeSetup {
             settings: self,
             assignment: &assignment,
             owner: ends.owner,
             took_over: Cell::new(false),
-            is_built_in: network.source == Source::BuiltIn,
-            is_default: network.source == Source::BuiltIn && network.name == DEFAULT,
+            is_built_in,
+            is_default: is_built_in && network.name == DEFAULT,
         };
         let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
         let port = Port {

@@ -104,29 +104,32 @@ impl<'a> Forwarding<'a> {
     /// Saves the host's settings for the IP versions that need forwarding and do not have it yet. Several first pods
     /// may start at once: only one saves them, because another could read them after forwarding was enabled.
     pub(super) fn save(&self, needed: Families) -> Result<()> {
-        let mut unsaved = Vec::new();
-        for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
-            if self.must_be_saved(version)? {
-                unsaved.push(version);
-            }
-        }
-        if unsaved.is_empty() {
+        if self.unsaved(needed)?.is_empty() {
             return Ok(());
         }
         let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
+        let unsaved = self.unsaved(needed)?;
+        if unsaved.is_empty() {
+            return Ok(());
+        }
         let interfaces = interface_names().map_err(NetworkError::attempt(READ_SETTINGS))?;
         for version in unsaved {
-            if self.must_be_saved(version)? {
-                let text = serde_json::to_string(&self.read_settings(version, &interfaces)?)
-                    .map_err(NetworkError::io(format!("write {}", version.file())))?;
-                self.state.put(version.file(), text.as_bytes())?;
-            }
+            let text = serde_json::to_string(&self.read_settings(version, &interfaces)?)
+                .map_err(NetworkError::io(format!("write {}", version.file())))?;
+            self.state.put(version.file(), text.as_bytes())?;
         }
         Ok(())
     }
 
-    fn must_be_saved(&self, version: Version) -> Result<bool> {
-        Ok(self.is_enabled(version)? == Some(false) && self.read_saved(version)?.is_none())
+    /// Those of the needed IP versions whose settings must be saved.
+    fn unsaved(&self, needed: Families) -> Result<Vec<Version>> {
+        let mut unsaved = Vec::new();
+        for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
+            if self.is_enabled(version)? == Some(false) && self.read_saved(version)?.is_none() {
+                unsaved.push(version);
+            }
+        }
+        Ok(unsaved)
     }
 
     /// The IP versions for which the host forwards for pods only.
