@@ -125,12 +125,11 @@ fn is_last(allocated: *mut u8, size: usize) -> bool {
 /// # Safety
 /// The range is in an arena, and its contents are not used any more.
 unsafe fn clear(start: *mut u8, size: usize) {
-    let (first, end) = (start.addr().next_multiple_of(PAGE), (start.addr() + size) / PAGE * PAGE);
-    let whole = end.saturating_sub(first);
-    // SAFETY: these pages are within the range.
-    let is_dropped = whole >= MIN_DROP_BYTES
-        && unsafe { libc::madvise(start.with_addr(first).cast(), whole, libc::MADV_DONTNEED) } == 0;
-    let (head, tail) = if is_dropped { (first - start.addr(), start.addr() + size - end) } else { (size, 0) };
+    let end = start.addr() + size;
+    let whole = Mapping { start: start.addr().next_multiple_of(PAGE), end: end / PAGE * PAGE };
+    // SAFETY: the pages are within the range.
+    let is_dropped = whole.length() >= MIN_DROP_BYTES && unsafe { whole.drop_pages() };
+    let (head, tail) = if is_dropped { (whole.start - start.addr(), end - whole.end) } else { (size, 0) };
     // SAFETY: both parts are within the range.
     unsafe {
         start.write_bytes(0, head);
@@ -212,15 +211,19 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Drops the pages: those of a file are read again when they are used, others are then zero.
+    /// In bytes.
+    fn length(self) -> usize {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Drops the pages: those of a file are read again when they are used, others are then zero. Returns whether the
+    /// kernel did.
     ///
     /// # Safety
     /// Nothing may rely on the contents of anonymous pages.
-    unsafe fn drop_pages(self) {
+    unsafe fn drop_pages(self) -> bool {
         // SAFETY: the caller's promise.
-        unsafe {
-            libc::madvise(self.start as *mut libc::c_void, self.end.saturating_sub(self.start), libc::MADV_DONTNEED)
-        };
+        unsafe { libc::madvise(self.start as *mut libc::c_void, self.length(), libc::MADV_DONTNEED) == 0 }
     }
 }
 
