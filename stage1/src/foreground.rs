@@ -194,6 +194,7 @@ impl Foreground {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, Timespec, poll};
     use rustix::pipe::{PipeFlags, pipe_with};
 
     fn resume_all(foregrounds: &mut Foregrounds) {
@@ -242,11 +243,15 @@ mod tests {
     #[test]
     fn a_closed_reader_does_not_block() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let also_writer = writer.try_clone().unwrap();
         let mut foregrounds = Foregrounds::default();
         foregrounds.add(writer, None).unwrap();
         foregrounds.send(0, Stream::Stdout, &[b'x'; 200_000]);
         assert!(foregrounds.are_blocked());
         drop(reader);
+        // A program that another test executes at this moment has a copy of the reading end until then.
+        let closed = &mut [PollFd::new(&also_writer, PollFlags::empty())];
+        assert_eq!(poll(closed, Some(&Timespec { tv_sec: 10, tv_nsec: 0 })).unwrap(), 1);
         resume_all(&mut foregrounds);
         assert!(!foregrounds.are_blocked());
         assert_eq!(foregrounds.watched().count(), 0);
