@@ -99,8 +99,8 @@ pub use layout::Layout;
 pub use pod_dir::{MakePodDirError, PodData, PodLock, PodState};
 pub use pods::pause::PauseState;
 pub use pods::{
-    AddAppError, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks, NewApp,
-    NewPod, PodRow, PodWhere, ReadyReport, RenamePodError, ResolveError, StepError,
+    AddAppError, AppChanges, AppRow, CgroupCondition, Change, FAILURE, InsertPodError, Moved, NetworkSummary, Networks,
+    NewApp, NewPod, PodRow, PodWhere, ReadyReport, RenamePodError, ResolveError, StepError,
 };
 pub use pods::{HealthChange, HealthRecord, LimitUpdate, OomRecord, OomReport, SupervisorReport};
 pub use record::Record;

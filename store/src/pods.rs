@@ -223,10 +223,8 @@ impl AppRow {
 pub struct Change {
     /// The step.
     pub edge: Edge,
-    /// The new states of its apps.
-    pub apps: Vec<(AppName, AppState)>,
-    /// The apps whose rows are deleted.
-    pub removed_apps: Vec<AppName>,
+    /// The changes of its apps.
+    pub apps: AppChanges,
     /// Its networks; recorded with [`Edge::Started`], ignored otherwise.
     pub networks: Networks,
     /// Why it could not be started; recorded with [`Edge::Aborted`], in its event and as the annotation [`FAILURE`],
@@ -238,6 +236,35 @@ pub struct Change {
     pub durable: bool,
 }
 
+/// One step of the apps of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AppChanges {
+    /// New states.
+    pub states: Vec<(AppName, AppState)>,
+    /// Apps that were removed from the pod: their rows are deleted.
+    pub removed: Vec<AppName>,
+}
+
+impl AppChanges {
+    /// The removal of this app alone.
+    #[must_use]
+    pub fn removal_of(app: &AppName) -> Self {
+        Self { states: Vec::new(), removed: vec![app.clone()] }
+    }
+
+    /// Whether nothing changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.states.is_empty() && self.removed.is_empty()
+    }
+}
+
+impl From<Vec<(AppName, AppState)>> for AppChanges {
+    fn from(states: Vec<(AppName, AppState)>) -> Self {
+        Self { states, removed: Vec::new() }
+    }
+}
+
 /// The annotation of a pod with the reason why its start failed.
 pub const FAILURE: &str = "gantry/failure";
 
@@ -247,8 +274,7 @@ impl Change {
     pub fn along(edge: Edge) -> Self {
         Self {
             edge,
-            apps: Vec::new(),
-            removed_apps: Vec::new(),
+            apps: AppChanges::default(),
             networks: Networks::default(),
             failure: None,
             restart: None,
@@ -266,8 +292,7 @@ const DELETE: &str = "DELETE FROM pod WHERE id = ?1";
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step<'a> {
     pub(crate) edge: Option<&'a Edge>,
-    pub(crate) apps: &'a [(AppName, AppState)],
-    pub(crate) removed_apps: &'a [AppName],
+    pub(crate) apps: &'a AppChanges,
     networks: Option<&'a Networks>,
     failure: Option<&'a str>,
     restart: Option<&'a PodRestart>,
@@ -275,9 +300,13 @@ pub(crate) struct Step<'a> {
 
 impl<'a> Step<'a> {
     fn of_change(change: &'a Change) -> Self {
-        let Change { edge, apps, removed_apps, networks, failure, restart, durable: _ } = change;
+        let Change { edge, apps, networks, failure, restart, durable: _ } = change;
         let (failure, restart) = (failure.as_deref(), restart.as_ref());
-        Self { edge: Some(edge), apps, removed_apps, networks: Some(networks), failure, restart }
+        Self { edge: Some(edge), apps, networks: Some(networks), failure, restart }
+    }
+
+    fn of_apps(apps: &'a AppChanges) -> Self {
+        Self { edge: None, apps, networks: None, failure: None, restart: None }
     }
 
     /// Why it could not be started, if the start has failed for good.
@@ -431,20 +460,14 @@ impl Store {
         let _compiled_when_used = self.conn.prepare_cached(DELETE);
     }
 
-    /// Changes the states of apps of a running pod and deletes the rows of others, if its generation is still `seen`.
-    /// Of a pod that has ended, rows can only be deleted.
+    /// Changes the apps of a running pod, step by step in one transaction, if its generation is still `seen`. Of a pod
+    /// that has ended, rows of apps can only be deleted.
     ///
     /// # Errors
     /// [`StepError`].
-    pub fn update_apps(
-        &self,
-        id: PodId,
-        seen: Generation,
-        apps: &[(AppName, AppState)],
-        removed_apps: &[AppName],
-    ) -> Result<Moved, StepError> {
-        let step = Step { edge: None, apps, removed_apps, networks: None, failure: None, restart: None };
-        self.change(id, seen, Sync::Soon, &[step])
+    pub fn update_apps(&self, id: PodId, seen: Generation, changes: &[AppChanges]) -> Result<Moved, StepError> {
+        let steps: Vec<_> = changes.iter().map(Step::of_apps).collect();
+        self.change(id, seen, Sync::Soon, &steps)
     }
 
     /// Changes the network of a prepared pod, as `run-prepared --net` requests. `None`: it is no longer prepared, or
@@ -508,8 +531,8 @@ fn apply(pod: &PodRow, asked: &Step<'_>, new_events: &mut Vec<NewEvent>) -> Resu
         None if asked.may_apply_in(&pod.phase) => Stepped::To(pod.phase.clone()),
         None => return Err(refused(Refused { phase: pod.phase.name(), edge: "updated in its apps" })),
     };
-    let apps = events::matched(&pod.apps, asked.apps).map_err(|app| StepError::NoSuchApp { id, app })?;
-    let removed = events::removed(&pod.apps, asked.removed_apps);
+    let apps = events::matched(&pod.apps, &asked.apps.states).map_err(|app| StepError::NoSuchApp { id, app })?;
+    let removed = events::removed(&pod.apps, &asked.apps.removed);
     new_events.extend(events::of_step(id, asked, &apps, &removed, crate::now())?);
     Ok(after(pod, to, asked, &apps))
 }
@@ -613,7 +636,7 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState
             app.set_state(*state);
         }
     }
-    pod.apps.retain(|app| !asked.removed_apps.contains(&app.name));
+    pod.apps.retain(|app| !asked.apps.removed.contains(&app.name));
     if let Some(failure) = asked.final_failure() {
         pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
     }
@@ -629,7 +652,7 @@ fn store(tx: &Transaction<'_>, id: PodId, after: Option<&PodRow>, steps: &[Step<
     let text = id.to_string();
     pod.apps.iter().try_for_each(|app| row::write_app(tx, &text, app))?;
     for step in steps {
-        row::delete_apps(tx, id, step.removed_apps)?;
+        row::delete_apps(tx, id, &step.apps.removed)?;
         if step.final_failure().is_some() {
             row::write_annotations(tx, pod)?;
         }

@@ -16,11 +16,14 @@ mod volumes;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_model::{Digest, Edge, Generation, NetMode, PodEnd, PodId, PodNetwork, Process, Timestamp, id::Algorithm};
+use gantry_model::{
+    AppName, AppState, Digest, Edge, Generation, NetMode, PodEnd, PodId, PodNetwork, Process, Timestamp, id::Algorithm,
+};
 use sha2::Digest as _;
 
 use crate::{
-    Change, ImageFormat, LayerLock, LayerRef, LayerRow, Moved, Networks, NewApp, NewImage, NewPod, PodRow, Store,
+    AppChanges, Change, ImageFormat, LayerLock, LayerRef, LayerRow, Moved, Networks, NewApp, NewImage, NewPod, PodRow,
+    Store,
 };
 
 /// A data directory that goes with the test.
@@ -149,6 +152,15 @@ fn full_network() -> PodNetwork {
             port(None, 53, Protocol::Udp),
             port(Some(ip("::")), 9, Protocol::Sctp),
         ],
+    }
+}
+
+/// The row after a step of its apps.
+fn update(store: &Store, pod: &PodRow, states: &[(AppName, AppState)], removed: &[AppName]) -> PodRow {
+    let changes = AppChanges { states: states.to_vec(), removed: removed.to_vec() };
+    match store.update_apps(pod.id, pod.generation, &[changes]).unwrap() {
+        Moved::Yes(Some(pod)) => pod,
+        other => panic!("{other:?}"),
     }
 }
 

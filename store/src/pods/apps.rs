@@ -63,7 +63,7 @@ impl Step<'_> {
     pub(super) fn may_apply_in(&self, phase: &Phase) -> bool {
         match phase {
             Phase::Running { .. } => true,
-            Phase::Exited { .. } | Phase::Garbage { deleting: None, .. } => self.apps.is_empty(),
+            Phase::Exited { .. } | Phase::Garbage { deleting: None, .. } => self.apps.states.is_empty(),
             Phase::Embryo
             | Phase::Preparing
             | Phase::Prepared { .. }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use gantry_model::{AppEnd, AppName, AppOutcome, AppState, ErrorKind, EventKind, Kind as _};
+use gantry_model::{AppEnd, AppOutcome, ErrorKind, EventKind, Kind as _};
 
 use super::*;
-use crate::{AddAppError, RemoveImageError};
+use crate::{AddAppError, RemoveImageError, StepError};
 
 fn name(text: &str) -> AppName {
     text.parse().unwrap()
@@ -47,11 +47,30 @@ fn sandbox(store: &Store, n: u128) -> PodRow {
     pod
 }
 
-fn update(store: &Store, pod: &PodRow, apps: &[(AppName, AppState)], removed: &[AppName]) -> PodRow {
-    match store.update_apps(pod.id, pod.generation, apps, removed).unwrap() {
-        Moved::Yes(Some(pod)) => pod,
-        other => panic!("{other:?}"),
+#[test]
+fn several_changes_are_one_transaction() {
+    let home = Home::new();
+    let (store, image) = (&home.store, image(&home.store, "i", &["l"]));
+    let mut pod = sandbox(store, 1);
+    for app in ["a", "b"] {
+        pod = store.add_app(pod.id, &new_app(app, &image), &BTreeSet::new()).unwrap();
     }
+    let first = store.last_seq().unwrap();
+    let of_a = |state| AppChanges::from(vec![(name("a"), state)]);
+    let both = vec![(name("a"), exited(0)), (name("b"), AppState::Created)];
+    let changes = [of_a(AppState::Created), of_a(started(0)), both.into(), AppChanges::removal_of(&name("b"))];
+    let Moved::Yes(Some(moved)) = store.update_apps(pod.id, pod.generation, &changes).unwrap() else { panic!() };
+    assert_eq!(moved.generation, Generation(pod.generation.0 + 4));
+    assert_eq!(moved.apps.iter().map(|app| (app.name.as_str(), app.state)).collect::<Vec<_>>(), [("a", exited(0))]);
+    assert_eq!(home.another().pod(pod.id).unwrap(), Some(moved.clone()));
+    let events = store.events_after(first, 100).unwrap();
+    let seen: Vec<_> = events.iter().map(|event| (event.event.kind, event.event.name.as_str())).collect();
+    use EventKind::{AppCreated, AppExited, AppRemoved, AppStarted};
+    assert_eq!(seen, [(AppCreated, "a"), (AppStarted, "a"), (AppExited, "a"), (AppCreated, "b"), (AppRemoved, "b")]);
+    // One step that fails undoes those before it.
+    let changes = [of_a(started(1)), AppChanges::from(vec![(name("x"), started(0))])];
+    assert!(matches!(store.update_apps(moved.id, moved.generation, &changes), Err(StepError::NoSuchApp { .. })));
+    assert_eq!(store.pod(moved.id).unwrap(), Some(moved));
 }
 
 #[test]
@@ -135,7 +154,8 @@ fn only_a_running_pod_takes_apps() {
     let (store, image) = (&home.store, image(&home.store, "i", &["l"]));
     let embryo = store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
     let ended = sandbox(store, 2);
-    let change = Change { removed_apps: vec![name("x")], ..edge(Edge::Ended { at: Timestamp(31), end: end() }) };
+    let change =
+        Change { apps: AppChanges::removal_of(&name("x")), ..edge(Edge::Ended { at: Timestamp(31), end: end() }) };
     let ended = moved(store, ended.id, ended.generation, change);
     for (id, phase) in [(embryo.id, "embryo"), (ended.id, "exited"), (pod_id(9), "removed")] {
         let refused = store.add_app(id, &new_app("b", &image), &Default::default()).unwrap_err();

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
-use gantry_model::{AppEnd, AppName, AppOutcome, AppState, ErrorKind, EventKind, Kind as _, Phase};
+use gantry_model::{AppEnd, AppOutcome, ErrorKind, EventKind, Kind as _, Phase};
 use proptest::prelude::*;
 
 use super::*;
@@ -35,7 +35,7 @@ fn running(store: &Store, id: PodId, image: &Digest) -> PodRow {
     assert_eq!(pod.prepared, Some(Timestamp(11)));
     let apps = vec![(name("a"), started(0)), (name("b"), started(0))];
     let start = Edge::Started { at: Timestamp(12), supervisor: supervisor() };
-    moved(store, id, pod.generation, Change { apps, ..edge(start) })
+    moved(store, id, pod.generation, Change { apps: apps.into(), ..edge(start) })
 }
 
 #[test]
@@ -46,12 +46,12 @@ fn only_running_pods_and_apps_are_stopping() {
     store.record_stopping(id, None).unwrap();
     let pod = running(store, id, &image);
     let apps = [(name("b"), exited(AppOutcome::Exited(0), 0))];
-    let Moved::Yes(Some(pod)) = store.update_apps(id, pod.generation, &apps, &[]).unwrap() else { panic!() };
+    let pod = update(store, &pod, &apps, &[]);
     let last = store.last_seq().unwrap();
     for app in [Some("a"), Some("b"), Some("x"), None] {
         store.record_stopping(id, app.map(name).as_ref()).unwrap();
     }
-    let ended = Change { apps: vec![], ..edge(Edge::Ended { at: Timestamp(31), end: end() }) };
+    let ended = edge(Edge::Ended { at: Timestamp(31), end: end() });
     let pod = moved(store, id, pod.generation, ended);
     store.record_stopping(id, None).unwrap();
     let events = store.events_after(last, 100).unwrap();
@@ -87,7 +87,7 @@ fn recorded_stamps_count_until_the_next_change() {
     assert_eq!(shown()[0], (id, None));
     store.record_journals(&[(id, pod.generation, stamp)]).unwrap();
     let exits = [(name("b"), exited(AppOutcome::Exited(0), 0))];
-    assert!(matches!(store.update_apps(id, pod.generation, &exits, &[]).unwrap(), Moved::Yes(Some(_))));
+    let _ = update(store, &pod, &exits, &[]);
     assert_eq!(shown()[0], (id, None));
 }
 
@@ -139,7 +139,7 @@ fn a_start_in_one_transaction_writes_everything() {
     let networks = Networks::from_list(&[full_network()]).unwrap();
     let apps = vec![(name("a"), started(0)), (name("b"), started(0))];
     let start = Edge::Started { at: Timestamp(12), supervisor: supervisor() };
-    let start = Change { apps, networks: networks.clone(), ..edge(start) };
+    let start = Change { apps: apps.into(), networks: networks.clone(), ..edge(start) };
     let steps = [edge(Edge::Prepare), edge(Edge::Prepared(Timestamp(11))), start];
     let Moved::Yes(Some(pod)) = store.steps(new.id, new.generation, &steps).unwrap() else { panic!() };
     assert_eq!(home.another().pod(pod.id).unwrap().unwrap(), pod);
@@ -163,9 +163,10 @@ fn a_full_pod_life_records_every_event() {
     let pod = running(store, id, &image);
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
     let apps = [(name("b"), exited(AppOutcome::Exited(0), 0))];
-    let Moved::Yes(Some(pod)) = store.update_apps(id, pod.generation, &apps, &[]).unwrap() else { panic!() };
+    let pod = update(store, &pod, &apps, &[]);
     let apps = vec![(name("a"), exited(AppOutcome::Signaled(9), 1)), (name("b"), exited(AppOutcome::Exited(0), 0))];
-    let pod = moved(store, id, pod.generation, Change { apps, ..edge(Edge::Ended { at: Timestamp(31), end: end() }) });
+    let ended = Change { apps: apps.into(), ..edge(Edge::Ended { at: Timestamp(31), end: end() }) };
+    let pod = moved(store, id, pod.generation, ended);
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
     let pod = moved(store, id, pod.generation, edge(Edge::Marked(Timestamp(40))));
     assert_eq!(home.another().pod(id).unwrap().unwrap(), pod);
@@ -240,9 +241,9 @@ fn invalid_changes_are_rejected_without_effect() {
     let last = store.last_seq().unwrap();
     let refused = store.step(pod.id, pod.generation, edge(Edge::Swept)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Refused);
-    let change = Change { apps: vec![(name("x"), started(0))], ..edge(Edge::Prepare) };
+    let change = Change { apps: vec![(name("x"), started(0))].into(), ..edge(Edge::Prepare) };
     assert!(matches!(store.step(pod.id, pod.generation, change), Err(StepError::NoSuchApp { .. })));
-    let refused = store.update_apps(pod.id, pod.generation, &[(name("a"), started(0))], &[]).unwrap_err();
+    let refused = store.update_apps(pod.id, pod.generation, &[vec![(name("a"), started(0))].into()]).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Refused);
     assert_eq!(store.step(pod.id, Generation(9), edge(Edge::Prepare)).unwrap(), Moved::Lost(Some(pod.clone())));
     assert_eq!(store.step(pod_id(5), Generation(0), edge(Edge::Prepare)).unwrap(), Moved::Lost(None));
@@ -480,7 +481,7 @@ proptest! {
         ];
         for step in edges {
             let apps = vec![(name("a"), app)];
-            pod = moved(store, pod.id, pod.generation, Change { apps, ..edge(step) });
+            pod = moved(store, pod.id, pod.generation, Change { apps: apps.into(), ..edge(step) });
             let read = store.pod(pod.id).unwrap();
             prop_assert_eq!(read.as_ref(), Some(&pod));
             prop_assert_eq!(&*store.pods(&PodQuery::default()).unwrap()[0], &pod);

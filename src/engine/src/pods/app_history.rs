@@ -9,6 +9,10 @@ use std::collections::BTreeMap;
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::start;
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, Timestamp};
+use gantry_store::AppChanges;
+
+/// Bounds a transaction.
+const MAX_STEPS: usize = 64;
 
 /// The histories of all apps of a pod, by name.
 #[derive(Debug, Default)]
@@ -27,21 +31,6 @@ struct AppHistory {
     stopping: Vec<u32>,
     /// The place in the journal of its first failure, and how it failed.
     failure: Option<(usize, AppOutcome)>,
-}
-
-/// The changes that bring rows closer to the journal.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct AppChanges {
-    /// New states.
-    pub(crate) states: Vec<(AppName, AppState)>,
-    /// Apps that were removed from the pod.
-    pub(crate) removed: Vec<AppName>,
-}
-
-impl AppChanges {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.states.is_empty() && self.removed.is_empty()
-    }
 }
 
 impl AppHistory {
@@ -154,8 +143,23 @@ impl<'a> AppHistories<'a> {
         *row != AppState::Creating && self.0.get(name.as_str()).is_some_and(|history| history.removed)
     }
 
-    /// The next change of each row; a row that is several attempts behind gets the oldest, so that each is reported.
-    pub(crate) fn next_changes(&self, rows: &[(AppName, AppState)]) -> AppChanges {
+    /// The changes from these rows to the journal, step by step, so that each attempt is reported. At most
+    /// [`MAX_STEPS`]; empty if there are none.
+    pub(crate) fn changes(&self, mut rows: Vec<(AppName, AppState)>) -> Vec<AppChanges> {
+        let mut steps = Vec::new();
+        while steps.len() < MAX_STEPS {
+            let changes = self.next_changes(&rows);
+            if changes.is_empty() {
+                break;
+            }
+            apply_changes(&changes, &mut rows);
+            steps.push(changes);
+        }
+        steps
+    }
+
+    /// The next change of each row.
+    fn next_changes(&self, rows: &[(AppName, AppState)]) -> AppChanges {
         let mut changes = AppChanges::default();
         for (name, row) in rows {
             let next = self.0.get(name.as_str()).and_then(|history| history.states_after(row).next());
@@ -193,6 +197,16 @@ impl<'a> AppHistories<'a> {
         let failure = |name: &'n AppName| Some((history(name)?.failure?, name));
         let first = apps.into_iter().filter_map(failure).min_by_key(|((place, _), _)| *place);
         first.map(|((_, how), name)| (name, how))
+    }
+}
+
+/// Makes one step of rows.
+pub(crate) fn apply_changes(changes: &AppChanges, rows: &mut Vec<(AppName, AppState)>) {
+    rows.retain(|(name, _)| !changes.removed.contains(name));
+    for (name, state) in rows {
+        if let Some((_, next)) = changes.states.iter().find(|(changed, _)| changed == name) {
+            *state = *next;
+        }
     }
 }
 
@@ -239,23 +253,15 @@ mod tests {
     fn walk(facts: Vec<Fact>, row: AppState) -> String {
         let journal = journal(facts);
         let histories = AppHistories::from_journal(&journal);
-        let mut rows = vec![(name("a"), row)];
         let mut walked = Vec::new();
-        loop {
-            let changes = histories.next_changes(&rows);
-            if changes.is_empty() {
-                return walked.join(" ");
-            }
-            if !changes.removed.is_empty() {
-                walked.push("-".to_owned());
-                rows.clear();
-            }
-            for (name, state) in changes.states {
+        for AppChanges { states, removed } in histories.changes(vec![(name("a"), row)]) {
+            walked.extend(removed.iter().map(|_| "-".to_owned()));
+            for (_, state) in states {
                 let attempt = state.attempt().map(|attempt| attempt.to_string()).unwrap_or_default();
                 walked.push(format!("{}{attempt}", state.name()));
-                rows = vec![(name, state)];
             }
         }
+        walked.join(" ")
     }
 
     #[test]

@@ -28,7 +28,7 @@ use gantry_contract::control::{Reply, Request};
 use gantry_contract::journal::Parsed;
 use gantry_contract::start;
 use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId};
-use gantry_store::{AppRow, Moved, PodRow};
+use gantry_store::{AppChanges, AppRow, Moved, PodRow};
 
 use crate::error::need_root;
 use crate::host::process::Deadline;
@@ -265,8 +265,7 @@ impl Engine {
             if !is_there || !matches!(row.phase, Phase::Running { .. }) {
                 return Ok(());
             }
-            let removed = std::slice::from_ref(app);
-            match self.store.update_apps(id, row.generation, &[], removed).map_err(PodError::store)? {
+            match self.store.update_apps(id, row.generation, &[AppChanges::removal_of(app)]).map_err(PodError::store)? {
                 Moved::Yes(_) => return Ok(()),
                 // Another process changed the pod first.
                 Moved::Lost(_) => {}

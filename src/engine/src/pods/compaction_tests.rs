@@ -7,7 +7,7 @@ use gantry_contract::{ProcessExit, start};
 use gantry_model::{AppName, AppState, Timestamp};
 use proptest::prelude::*;
 
-use crate::pods::app_history::AppHistories;
+use crate::pods::app_history::{AppHistories, apply_changes};
 use crate::pods::outcome::{self, Observation, Outcome};
 
 /// Facts of each app that the compaction keeps.
@@ -72,16 +72,11 @@ fn parsed(facts: &[Fact]) -> Parsed {
 fn reconcile(mut rows: Vec<(AppName, AppState)>, journal: &Parsed) -> Vec<(AppName, AppState)> {
     let histories = AppHistories::from_journal(journal);
     loop {
-        let changes = histories.next_changes(&rows);
-        if changes.is_empty() {
+        let steps = histories.changes(rows.clone());
+        if steps.is_empty() {
             return rows;
         }
-        rows.retain(|(name, _)| !changes.removed.contains(name));
-        for (name, state) in &mut rows {
-            if let Some((_, next)) = changes.states.iter().find(|(changed, _)| changed == name) {
-                *state = *next;
-            }
-        }
+        steps.iter().for_each(|changes| apply_changes(changes, &mut rows));
     }
 }
 

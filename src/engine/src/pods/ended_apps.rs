@@ -13,7 +13,7 @@
 
 use gantry_contract::files;
 use gantry_model::{AppName, ErrorKind, FormerPhase, Phase, PodId};
-use gantry_store::{Moved, PodRow};
+use gantry_store::{AppChanges, Moved, PodRow};
 
 use crate::pods::added::AddedApps;
 use crate::pods::apps::need_image;
@@ -68,8 +68,7 @@ impl Engine {
             if row.apps.iter().all(|known| known.name != *app) {
                 return Ok(());
             }
-            let removed = std::slice::from_ref(app);
-            match self.store.update_apps(id, row.generation, &[], removed).map_err(PodError::store)? {
+            match self.store.update_apps(id, row.generation, &[AppChanges::removal_of(app)]).map_err(PodError::store)? {
                 Moved::Yes(_) => return Ok(()),
                 // Another process annotated the pod, or marked it as garbage.
                 Moved::Lost(_) => {}

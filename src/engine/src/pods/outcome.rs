@@ -3,16 +3,15 @@
 
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, OomLevel, PodEnd, Timestamp};
+use gantry_store::AppChanges;
 
 use crate::pods::app_history::AppHistories;
 
 /// The end of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// The last states of its apps.
-    pub(crate) apps: Vec<(AppName, AppState)>,
-    /// Apps without a place in the record of the pod: they were removed, or never created.
-    pub(crate) removed: Vec<AppName>,
+    /// The last states of its apps. Those that were removed or never created have no place in the record of the pod.
+    pub(crate) apps: AppChanges,
     pub(crate) at: Timestamp,
     pub(crate) end: PodEnd,
     /// Whether the pod ended neither by itself nor on request: its supervisor was killed or received a signal, or the
@@ -38,7 +37,7 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
     let histories = AppHistories::from_journal(journal);
     let ended = journal.records.iter().find(|record| record.fact == Fact::Ended).map(|record| Timestamp(record.at));
     let lost_end = AppEnd { how: AppOutcome::Lost, oom: false, at: ended.unwrap_or(seen.now), restart_at: None };
-    let (mut states, mut removed) = (Vec::with_capacity(apps.len()), Vec::new());
+    let mut changes = AppChanges::default();
     // An app was to be started again by its restart policy.
     let mut was_restarting = false;
     for (name, row) in apps {
@@ -56,10 +55,11 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
             AppState::Created => Some(AppState::Created),
         };
         match last {
-            Some(state) => states.push((name.clone(), state)),
-            None => removed.push(name.clone()),
+            Some(state) => changes.states.push((name.clone(), state)),
+            None => changes.removed.push(name.clone()),
         }
     }
+    let states = &changes.states;
     let lost = states.iter().find(|(_, state)| end_of(state).is_some_and(|end| end.how == AppOutcome::Lost));
     let is_lost = lost.is_some() || ((seen.sandbox || was_restarting) && ended.is_none());
     let last_exit = states.iter().filter_map(|(_, state)| end_of(state)).map(|end| end.at).max();
@@ -72,7 +72,7 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
     let reason = match (is_lost, ended, seen.restarted) {
         (true, None, true) => "the host was restarted".to_owned(),
         (true, None, false) => "the supervisor was killed".to_owned(),
-        _ => reason(journal, failed.as_ref().map(|(name, _)| name), &states),
+        _ => reason(journal, failed.as_ref().map(|(name, _)| name), states),
     };
     let unrecorded = if is_lost && ended.is_none() { LOST_EXIT_CODE } else { 0 };
     let is_lost = match stop_reason(journal) {
@@ -82,7 +82,7 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
     };
     let exit_code = failed.as_ref().map_or(unrecorded, |(_, how)| how.exit_code());
     let end = PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason };
-    Outcome { apps: states, removed, at, end, is_lost }
+    Outcome { apps: changes, at, end, is_lost }
 }
 
 /// Why the supervisor stopped the pod, if it did.
@@ -216,7 +216,7 @@ mod tests {
                 matches!(reason, "the supervisor was killed" | "the host was restarted"),
                 "{shown}"
             );
-            assert!(got.apps.iter().all(|(_, state)| matches!(state, AppState::Exited { .. })), "{shown}");
+            assert!(got.apps.states.iter().all(|(_, state)| matches!(state, AppState::Exited { .. })), "{shown}");
         }
     }
 
@@ -264,7 +264,7 @@ mod tests {
             Observation { now: Timestamp(9), restarted: false, sandbox: false },
         );
         let end = AppEnd { how: AppOutcome::Lost, oom: false, at: Timestamp(9), restart_at: None };
-        assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(5)), end, attempt: 0 })]);
+        assert_eq!(got.apps.states, [(name("a"), AppState::Exited { started: Some(Timestamp(5)), end, attempt: 0 })]);
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
         let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
         let got = outcome(&running(&["a"]), &journal(vec![planned.clone()]), seen);
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "the supervisor was killed"));
-        assert_eq!(end_of(&got.apps[0].1).map(|end| end.restart_at), Some(None));
+        assert_eq!(end_of(&got.apps.states[0].1).map(|end| end.restart_at), Some(None));
         let got = outcome(&running(&["a"]), &journal(vec![planned, stopping("stop"), Fact::Ended]), seen);
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (0, "stopped"));
     }
@@ -296,7 +296,7 @@ mod tests {
             Observation { now: Timestamp(9), restarted: false, sandbox: false },
         );
         let end = AppEnd { how: AppOutcome::Exited(0), oom: false, at: Timestamp(101), restart_at: None };
-        assert_eq!(got.apps, [(name("a"), AppState::Exited { started: Some(Timestamp(50)), end, attempt: 0 })]);
+        assert_eq!(got.apps.states, [(name("a"), AppState::Exited { started: Some(Timestamp(50)), end, attempt: 0 })]);
         assert_eq!(
             crate::pods::transition::started_apps(&ready)[0].1,
             AppState::Started { at: Timestamp(50), pid: 6, attempt: 0 }
@@ -328,8 +328,8 @@ mod tests {
         {
             let got = outcome(&rows, &journal(facts().into_iter().chain(more).collect()), seen);
             assert_eq!(got.end, PodEnd { exit_code, failed_app: None, reason: reason.to_owned() });
-            assert_eq!(got.removed, [name("c"), name("d")]);
-            let states: Vec<_> = got.apps.iter().map(|(_, state)| (state.name(), state.attempt())).collect();
+            assert_eq!(got.apps.removed, [name("c"), name("d")]);
+            let states: Vec<_> = got.apps.states.iter().map(|(_, state)| (state.name(), state.attempt())).collect();
             assert_eq!(states, [("exited", Some(1)), ("created", None)]);
         }
     }

@@ -7,10 +7,10 @@
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::start;
 use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, Process, Timestamp};
-use gantry_store::{Change, Moved, Networks, PodRow, StoreError};
+use gantry_store::{AppChanges, Change, Moved, Networks, PodRow, StoreError};
 
 use crate::logs::repair;
-use crate::pods::app_history::{AppChanges, AppHistories};
+use crate::pods::app_history::AppHistories;
 use crate::pods::outcome::{self, Observation};
 use crate::pods::pod_dir;
 use crate::pods::reports::has_new_reports;
@@ -49,7 +49,7 @@ impl Engine {
                 }
             };
             let started = Change {
-                apps: started_apps(ready),
+                apps: started_apps(ready).into(),
                 networks: attached_networks(ready).map_err(PodError::store)?,
                 // gantryd starts the pod again after a reboot: it is acknowledged only when that is certain.
                 durable: has_restart_policy(&row),
@@ -77,23 +77,27 @@ impl Engine {
                 }
                 Some(Moved::Yes(None) | Moved::Lost(None)) => return Ok(None),
             }
-            let changes = histories.next_changes(&app_states(&row));
+            let mut changes = histories.changes(app_states(&row));
             if changes.is_empty() || !matches!(row.phase, Phase::Running { .. }) {
                 return Ok(Some(row));
             }
-            let AppChanges { states, removed } = &changes;
+            if has_new_reports(&row, journal) {
+                // They belong between two of the steps.
+                changes.truncate(1);
+            }
             if !self.writes.get() {
-                row = with_app_changes(row, states, removed);
+                row = with_app_changes(row, &changes);
                 continue;
             }
-            match self.store.update_apps(row.id, row.generation, states, removed).map_err(PodError::store) {
+            match self.store.update_apps(row.id, row.generation, &changes).map_err(PodError::store) {
                 // As in `finalize`: the journal has the changes, and gantryd writes them into the database it restored.
-                Err(error) if was_replaced(&error) => row = with_app_changes(row, states, removed),
+                Err(error) if was_replaced(&error) => row = with_app_changes(row, &changes),
                 Err(error) => return Err(error),
                 Ok(Moved::Yes(Some(moved))) => {
                     row = moved;
+                    let removed: Vec<_> = changes.into_iter().flat_map(|changes| changes.removed).collect();
                     if !removed.is_empty() {
-                        self.forget_removed_apps(row.id, removed)?;
+                        self.forget_removed_apps(row.id, &removed)?;
                     }
                 }
                 // The row may be newer than the journal that was read: an app may have been removed, and another one
@@ -161,7 +165,7 @@ impl Engine {
         let outcome = outcome::outcome(&app_states(&row), journal, observation);
         let restart = self.restart_after_end(&row, journal, &outcome, now);
         let edge = Edge::Ended { at: outcome.at, end: outcome.end };
-        let change = Change { apps: outcome.apps, removed_apps: outcome.removed, restart, ..Change::along(edge) };
+        let change = Change { apps: outcome.apps, restart, ..Change::along(edge) };
         match self.step(&row, change.clone()) {
             // The caller still learns how the pod ended; gantryd records it in the database it restored.
             Err(error) if was_replaced(&error) => Ok(Some(row_after(&row, change))),
@@ -226,7 +230,7 @@ pub(crate) fn cannot_be_written(error: &PodError) -> bool {
 
 /// A row after a step that is not stored.
 fn row_after(row: &PodRow, change: Change) -> PodRow {
-    let mut moved = with_app_changes(row.clone(), &change.apps, &change.removed_apps);
+    let mut moved = with_app_changes(row.clone(), std::slice::from_ref(&change.apps));
     if matches!(change.edge, Edge::Started { .. }) {
         moved.networks = change.networks;
     }
@@ -250,11 +254,13 @@ fn app_states(row: &PodRow) -> Vec<(AppName, AppState)> {
     row.apps.iter().map(|app| (app.name.clone(), app.state)).collect()
 }
 
-fn with_app_changes(mut row: PodRow, states: &[(AppName, AppState)], removed: &[AppName]) -> PodRow {
-    row.apps.retain(|app| !removed.contains(&app.name));
-    for app in &mut row.apps {
-        if let Some((_, state)) = states.iter().find(|(name, _)| *name == app.name) {
-            app.set_state(*state);
+fn with_app_changes(mut row: PodRow, steps: &[AppChanges]) -> PodRow {
+    for AppChanges { states, removed } in steps {
+        row.apps.retain(|app| !removed.contains(&app.name));
+        for app in &mut row.apps {
+            if let Some((_, state)) = states.iter().find(|(name, _)| *name == app.name) {
+                app.set_state(*state);
+            }
         }
     }
     row

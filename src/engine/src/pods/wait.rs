@@ -156,7 +156,7 @@ impl Engine {
         let apps: Vec<_> = AppHistories::from_journal(&journal).names().map(|app| (app, AppState::Waiting)).collect();
         let observation = Observation { now: gantry_store::now(), restarted: false, sandbox: watch.sandbox };
         let outcome = outcome::outcome(&apps, &journal, observation);
-        Ok(Ended::new(outcome.end, outcome.apps))
+        Ok(Ended::new(outcome.end, outcome.apps.states))
     }
 
     /// The end of a pod, from its event.
