@@ -84,10 +84,7 @@ fn run_survives_kills_at_any_point() {
     // Twenty moments over the duration of a whole run.
     for step in 0..20u32 {
         let run = g.spawn(&["run", "--net=none", &image, "--", "obey", "SIGTERM"]);
-        let begin = std::time::Instant::now();
-        wait_for("the moment", || (begin.elapsed() >= whole * step / 20).then_some(()));
-        run.signal(Signal::KILL);
-        let _ = run.wait();
+        run.kill_after(whole * step / 20);
         // Every remaining pod must be in a valid state and removable.
         g.wait_reconciled();
         g.check_invariants();
@@ -110,10 +107,7 @@ fn fetch_survives_kills_at_any_point() {
     };
     for step in 0..12u32 {
         let fetch = g.spawn(&["fetch", &reference]);
-        let begin = std::time::Instant::now();
-        wait_for("the moment", || (begin.elapsed() >= whole * step / 12).then_some(()));
-        fetch.signal(Signal::KILL);
-        let _ = fetch.wait();
+        fetch.kill_after(whole * step / 12);
         let images = g.json(&["image", "list"]);
         let count = images.as_array().map_or(0, Vec::len);
         assert!(count <= 1, "{images}");
@@ -142,10 +136,7 @@ fn the_next_command_finishes_a_killed_rm() {
     for step in 0..12u32 {
         let pod = exited();
         let rm = g.spawn(&["rm", &pod]);
-        let begin = std::time::Instant::now();
-        wait_for("the moment", || (begin.elapsed() >= whole * step / 12).then_some(()));
-        rm.signal(Signal::KILL);
-        let _ = rm.wait();
+        rm.kill_after(whole * step / 12);
         let phase = g.list().first().map(|pod| pod["phase"].as_str().unwrap_or_default().to_owned());
         assert!(matches!(phase.as_deref(), None | Some("exited" | "garbage" | "deleting")), "{phase:?}");
         seen.insert(phase);

@@ -270,10 +270,7 @@ fn events_of_killed_writers_are_not_lost() {
     let whole = g.app(&[], &["true"]).duration;
     for step in 0..10u32 {
         let run = g.spawn(&["run", "--net=none", &image, "--", "true"]);
-        let begin = std::time::Instant::now();
-        wait_for("the moment", || (begin.elapsed() >= whole * step / 10).then_some(()));
-        run.signal(Signal::KILL);
-        let _ = run.wait();
+        run.kill_after(whole * step / 10);
     }
     wait_for("the pods to be over", || {
         let over = |pod: &Value| ["exited", "aborted-prepare"].iter().any(|phase| pod["phase"] == *phase);

@@ -2,7 +2,6 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::Instant;
 
 use gantry_tests::{Gantry, Out, Signal, Space, app, pod_id, wait_for};
 use rustix::process::{Pid, kill_process};
@@ -230,10 +229,7 @@ fn kill_at_each_step(g: &Gantry, steps: u32, line: impl Fn() -> Vec<String>, mut
         let words = line();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let command = g.spawn(&words);
-        let begin = Instant::now();
-        wait_for("the moment", || (begin.elapsed() >= whole * step / steps).then_some(()));
-        command.signal(Signal::KILL);
-        let _ = command.wait();
+        command.kill_after(whole * step / steps);
         check(step);
     }
 }

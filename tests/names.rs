@@ -1,8 +1,8 @@
 //! Names of pods: unique, resolved wherever an id is, free again when the pod is removed; and waiting for pods.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gantry_tests::{Gantry, Signal, pod_id};
+use gantry_tests::{Gantry, pod_id};
 
 const FAILED: i32 = 125;
 
@@ -96,13 +96,7 @@ fn dead_pods_hold_no_names() {
     let _ = g.run(&missing).exits(127);
     for milliseconds in 0..24 {
         let creator = g.spawn(&["prepare", "--pod-name=web", "--net=none", &image, "--", "true"]);
-        // A moment of the creation to be killed at, whichever it is.
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(milliseconds) {
-            std::thread::yield_now();
-        }
-        creator.signal(Signal::KILL);
-        let _killed = creator.wait();
+        creator.kill_after(Duration::from_millis(milliseconds));
         let next = g.run(&["prepare", "--pod-name=web", "--net=none", &image, "--", "true"]);
         let holder = g.status("web");
         assert_eq!(holder["phase"], "prepared", "after {milliseconds} ms");

@@ -174,10 +174,7 @@ fn run_killed_at_random_times_leaves_nothing() {
     let whole = g.client(&["-p", "8080:7000"], &["true"]).duration;
     for step in 0..MOMENTS {
         let run = g.spawn(&["run", "-p", "8080:7000", &image, "--", "obey", "SIGTERM"]);
-        let begin = std::time::Instant::now();
-        wait_for("the moment", || (begin.elapsed() >= whole * step / MOMENTS).then_some(()));
-        run.signal(Signal::KILL);
-        let _ = run.wait();
+        run.kill_after(whole * step / MOMENTS);
         g.wait_reconciled();
         g.remove_all();
         g.check_invariants();

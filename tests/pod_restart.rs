@@ -186,10 +186,7 @@ fn a_start_survives_kills_at_any_point() {
     g.run(&["stop", &pod]).succeeded();
     for step in 0..20_u32 {
         let start = g.spawn(&["start", &pod]);
-        let begin = std::time::Instant::now();
-        wait_for("the moment", || (begin.elapsed() >= whole * step / 20).then_some(()));
-        start.signal(Signal::KILL);
-        let _ = start.wait();
+        start.kill_after(whole * step / 20);
         let phase = wait_for("the end of the start", || {
             Some(g.status(&pod)["phase"].clone()).filter(|phase| *phase == "running" || *phase == "exited")
         });
@@ -406,10 +403,7 @@ fn a_killed_gantryd_starts_pods_once() {
     for step in 0..12_u32 {
         kill(g.supervisor(&pod));
         let keeper = g.spawn_command(&mut g.daemon(&[]));
-        let begin = std::time::Instant::now();
-        wait_for("the moment", || (begin.elapsed() >= std::time::Duration::from_millis(15) * step).then_some(()));
-        keeper.signal(Signal::KILL);
-        let _ = keeper.wait();
+        keeper.kill_after(std::time::Duration::from_millis(15) * step);
         let keeper = g.start_daemon(&[]);
         let status = wait_attempt(&g, &pod, attempt + 1);
         attempt = app(&status, "a")["attempt"].as_u64().unwrap_or_default();

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use gantry_tests::{Gantry, Running, Signal, wait_for};
+use gantry_tests::{Gantry, Running, Signal, let_pass, wait_for};
 use rustix::process::{Pid, kill_process};
 use serde_json::Value;
 
@@ -49,16 +49,6 @@ fn wait_runs(g: &Gantry, name: &str, runs: u64) -> Value {
     wait_for(&format!("run {runs} of schedule {name}"), || {
         schedule(g, name).filter(|schedule| schedule["runs"].as_u64() >= Some(runs))
     })
-}
-
-/// Kills a command this long after its start, unless it has ended by then.
-fn kill_after(mut command: Running, delay: Duration) {
-    let start = Instant::now();
-    wait_for("the moment to kill", || (command.has_ended() || start.elapsed() >= delay).then_some(()));
-    if !command.has_ended() {
-        command.signal(Signal::KILL);
-    }
-    let _killed_or_done = command.wait();
 }
 
 #[track_caller]
@@ -263,7 +253,7 @@ fn killed_commands_leave_the_old_or_new_state() {
     let image = g.fixture();
     for delay in [0, 2, 5, 10, 20, 40, 80, 160] {
         let command = g.spawn(&["schedule", "enable", "web", "--net=none", &image, "--", "obey", "SIGTERM", "0"]);
-        kill_after(command, Duration::from_millis(delay));
+        command.kill_after(Duration::from_millis(delay));
         let is_enabled = schedule(&g, "web").is_some();
         let keeper = g.start_daemon(&[]);
         if is_enabled {
@@ -274,7 +264,7 @@ fn killed_commands_leave_the_old_or_new_state() {
                 break;
             }
             let command = g.spawn(&["schedule", verb, "web"]);
-            kill_after(command, Duration::from_millis(delay));
+            command.kill_after(Duration::from_millis(delay));
             // gantryd makes the pods follow the row.
             wait_for("the pods to follow", || match schedule(&g, "web") {
                 None => g.list().is_empty().then_some(()),
@@ -350,8 +340,7 @@ fn a_missed_run_is_caught_up_once() {
     enable(&g, "tick", &["--every=8s"], &["print", "tick"]);
     assert_eq!(schedule(&g, "tick").unwrap_or_default()["runs"], 0);
     // Several periods without gantryd.
-    let created = Instant::now();
-    wait_for("the time of the third run", || (created.elapsed() > Duration::from_secs(25)).then_some(()));
+    let_pass(Duration::from_secs(25));
     let keeper = g.start_daemon(&[]);
     let seen = wait_runs(&g, "tick", 1);
     assert_eq!(seen["runs"], 1, "the next one is eight seconds away: {seen}");
@@ -435,10 +424,7 @@ fn runs_survive_kills_of_gantryd_at_any_point() {
     let ran = g.scratch().join("ran");
     let script = format!("echo ran >> {}", ran.display());
     g.run(&["schedule", "enable", "--stage1=host", "--every=1s", "tick", "--", "sh", "-c", &script]).succeeded();
-    let wait_due = || {
-        let begun = Instant::now();
-        wait_for("the next run to be due", || (begun.elapsed() > Duration::from_secs(1)).then_some(()));
-    };
+    let wait_due = || let_pass(Duration::from_millis(1001));
     wait_due();
     let begun = Instant::now();
     let keeper = g.spawn_command(&mut g.daemon(&[]));
@@ -448,7 +434,7 @@ fn runs_survive_kills_of_gantryd_at_any_point() {
     let _killed = keeper.wait();
     for step in 1..=STEPS {
         wait_due();
-        kill_after(g.spawn_command(&mut g.daemon(&[])), whole * step / STEPS);
+        g.spawn_command(&mut g.daemon(&[])).kill_after(whole * step / STEPS);
     }
     let keeper = g.start_daemon(&[]);
     // Neither fewer nor more lines than runs; a run that is being started has no line yet.

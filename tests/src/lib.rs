@@ -6,7 +6,8 @@
 //! tests may run at the same time. They need root. They use only the loopback network, or a [`Space`]: hosts that are
 //! network namespaces.
 //!
-//! Tests wait for facts, with a deadline ([`wait_for`]); `tidy` refuses a test that sleeps.
+//! Tests wait for facts, with a deadline ([`wait_for`]); `tidy` refuses a test that sleeps. Where a time itself is tested,
+//! such as the moment of a kill, it passes in [`let_pass`].
 
 pub mod api;
 pub mod appc;
@@ -45,4 +46,4 @@ pub use running::Running;
 pub use rustix::process::Signal;
 pub use small_disk::SmallDisk;
 pub use time::{nanos, now_ns};
-pub use wait::{DEADLINE, wait_for};
+pub use wait::{DEADLINE, let_pass, wait_for};

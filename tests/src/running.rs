@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::output::Out;
-use crate::wait::{DEADLINE, wait_for, within};
+use crate::wait::{DEADLINE, let_pass, wait_for, within};
 
 /// A command in the background. Dropping it before its end kills it.
 #[derive(Debug)]
@@ -144,6 +144,14 @@ impl Running {
         if signal == Signal::STOP {
             wait_for("every thread to stop", || is_stopped(self.child.id()).then_some(()));
         }
+    }
+
+    /// Kills the command this long after its start, if it still runs then.
+    #[track_caller]
+    pub fn kill_after(self, time: Duration) {
+        let_pass(time.saturating_sub(self.begin.elapsed()));
+        self.signal(Signal::KILL);
+        let _killed_or_ended = self.wait();
     }
 
     /// Terminates the command with SIGTERM; it must exit with code 0.

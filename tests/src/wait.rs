@@ -18,6 +18,12 @@ pub fn wait_for<T>(what: &str, fact: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Sleeps for a time that is part of what is tested: the moment of a kill, the interval between two signals. To wait
+/// for a condition, see [`wait_for`].
+pub fn let_pass(time: Duration) {
+    std::thread::sleep(time);
+}
+
 /// Like [`wait_for`], with another deadline and no panic.
 pub(crate) fn within<T>(time: Duration, mut fact: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + time;
