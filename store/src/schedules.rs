@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use gantry_model::schedule::Timer;
-use gantry_model::{EventKind, NewEvent, PodId, ScheduleName, Timestamp};
+use gantry_model::{EventKind, NewEvent, PhaseName, PodId, ScheduleName, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 
 use crate::db::Sync;
@@ -102,8 +102,8 @@ pub struct SchedulePod {
     pub schedule: ScheduleName,
     /// The revision of the schedule for which it was created.
     pub revision: u64,
-    /// The name of its phase.
-    pub phase: String,
+    /// Its phase; garbage that is being deleted is [`PhaseName::Garbage`].
+    pub phase: PhaseName,
     /// When it was created.
     pub created: Timestamp,
     /// When gantryd starts it again.
@@ -325,7 +325,7 @@ impl Store {
                         id: columns.parsed()?,
                         schedule: columns.parsed()?,
                         revision: columns.get()?,
-                        phase: columns.get()?,
+                        phase: columns.named(PhaseName::from_word)?,
                         created: Timestamp(columns.get()?),
                         restart_at: columns.get::<Option<i64>>()?.map(Timestamp),
                         has_failed: columns.get()?,

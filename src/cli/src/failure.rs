@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use gantry_model::error::messages;
-use gantry_model::{ErrorKind, Kind};
+use gantry_model::{ErrorKind, Kind, PhaseName};
 use thiserror::Error as ThisError;
 
 use crate::exit::{self, CommandKind};
@@ -65,7 +65,7 @@ pub(crate) enum CliError {
     NoPods,
     /// `wait` for a pod that has ended without having run.
     #[error("pod {id} is {phase} and has no exit code: it was never started")]
-    NeverStarted { id: gantry_model::PodId, phase: &'static str },
+    NeverStarted { id: gantry_model::PodId, phase: PhaseName },
     /// A pod did not reach the state within the timeout. The phrase says which: "did not start".
     #[error("pod {0} {1} within {2:?}")]
     TimedOut(gantry_model::PodId, &'static str, std::time::Duration),

@@ -3,7 +3,7 @@
 
 use gantry_engine::{AppRow, PodRow};
 use gantry_model::id::{IdError, shown};
-use gantry_model::{Phase, PodNamespace, PodPrefix};
+use gantry_model::{PhaseName, PodNamespace, PodPrefix};
 
 use crate::failure::Failure;
 use crate::render::pod::pod_run;
@@ -15,7 +15,7 @@ pub(crate) const KEYS: [&str; 9] = ["state", "name", "namespace", "app", "label"
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// In this phase.
-    State(&'static str),
+    State(PhaseName),
     /// An app, or the host, has this name.
     Name(String),
     /// It is in this namespace.
@@ -59,10 +59,12 @@ pub(crate) fn parse(text: &str) -> Result<Condition, String> {
     })
 }
 
-/// The name of a phase.
-pub(crate) fn phase(text: &str) -> Result<&'static str, String> {
-    let found = Phase::NAMES.into_iter().find(|name| *name == text);
-    found.ok_or_else(|| format!("'{}' is not a phase: expected one of {}", shown(text), Phase::NAMES.join(", ")))
+/// Parses a phase.
+pub(crate) fn phase(text: &str) -> Result<PhaseName, String> {
+    PhaseName::from_word(text).ok_or_else(|| {
+        let all = PhaseName::ALL.map(PhaseName::as_str).join(", ");
+        format!("'{}' is not a phase: expected one of {all}", shown(text))
+    })
 }
 
 /// Whether the pod matches.

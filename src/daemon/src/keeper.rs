@@ -31,7 +31,7 @@ use gantry_api::{Metrics, Operation};
 use gantry_engine::{CommitWatcher, Engine, PodError, PodRow, PodView, Settings};
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
-use gantry_model::{AppName, AppState, Phase, PodId};
+use gantry_model::{AppName, AppState, Phase, PhaseName, PodId};
 use tracing::{debug, error, info, info_span, warn};
 
 use crate::Args;
@@ -56,7 +56,10 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
 const BACKUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The phases in which a process works on a pod.
-const ACTIVE: [&str; 4] = ["embryo", "preparing", "running", "starting"];
+const ACTIVE: [PhaseName; 4] = [PhaseName::Embryo, PhaseName::Preparing, PhaseName::Running, PhaseName::Starting];
+/// The phases in which a killed command may have left a pod that does not run.
+const BEFORE_RUNNING: [PhaseName; 4] =
+    [PhaseName::Embryo, PhaseName::Preparing, PhaseName::Prepared, PhaseName::Starting];
 
 /// Why a pod could not be reconciled.
 #[derive(Debug, PartialEq, Eq)]
@@ -150,12 +153,11 @@ impl Keeper {
 
     /// Reconciles all pods that are not exited, and watches the running ones.
     pub(crate) fn start(&mut self) {
-        let prepared = self.engine.store().pods(&PodQuery::in_phases(&["embryo", "preparing", "prepared", "starting"]));
-        for row in prepared.unwrap_or_default() {
+        let left = self.engine.store().pods(&PodQuery::in_phases(&BEFORE_RUNNING));
+        for row in left.unwrap_or_default() {
             if self.signals.end() {
                 return;
             }
-            // Its command may have been killed while preparing it, or after starting it.
             self.reconcile(row.id);
         }
         // Logs a failure to read the rows.

@@ -1,5 +1,6 @@
 //! `info`: what gantry has found on the host, and what its store holds.
 
+use gantry_model::PhaseName;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -65,7 +66,7 @@ pub struct StoreInfo {
     /// Bytes of it that are free for gantry.
     pub free: u64,
     /// The pods by phase.
-    pub pods: BTreeMap<&'static str, usize>,
+    pub pods: BTreeMap<PhaseName, usize>,
     /// The number of images.
     pub images: usize,
     /// The number of named volumes.

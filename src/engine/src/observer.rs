@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_model::query::{ImageFilter, PodFilter};
-use gantry_model::{AppName, ImageId, ImageRef, PodPrefix, VolumeName};
+use gantry_model::{AppName, ImageId, ImageRef, PhaseName, PodPrefix, VolumeName};
 use gantry_store::{ImageRow, PodRow, PodWhere, VolumeRow};
 
 use crate::images::node::ImageDiskUsage;
@@ -65,11 +65,11 @@ impl Observer {
         self.engine.volume_data(name)
     }
 
-    /// The number of pods in each phase that has any, by the phase's name; pods being deleted count as `garbage`.
+    /// The number of pods in each phase that has any, pods being deleted count as [`PhaseName::Garbage`].
     ///
     /// # Errors
     /// [`PodError`].
-    pub fn count_pods(&self) -> Result<Vec<(String, u64)>, PodError> {
+    pub fn count_pods(&self) -> Result<Vec<(PhaseName, u64)>, PodError> {
         self.engine.store.count_pods().map_err(PodError::store)
     }
 

@@ -34,7 +34,7 @@ use gantry_model::error::chain;
 use gantry_model::restart::{RestartPolicy, pod_backoff};
 use gantry_model::schedule::{Overlap, Timer, validate_comment};
 use gantry_model::spec::SpecError;
-use gantry_model::{ErrorKind, Kind, PodId, PodSpec, ScheduleName, Timestamp};
+use gantry_model::{ErrorKind, Kind, PhaseName, PodId, PodSpec, ScheduleName, Timestamp};
 use gantry_store::{InsertPodError, NewSchedule, SchedulePod, ScheduleRow, ScheduleRun};
 use thiserror::Error;
 
@@ -140,10 +140,11 @@ struct Moment {
 
 /// Whether the pod runs or will run without any further action of its schedule.
 fn is_live(pod: &SchedulePod) -> bool {
-    match pod.phase.as_str() {
-        "exited" => pod.restart_at.is_some(),
-        "aborted-prepare" | "garbage" => false,
-        _ => true,
+    match pod.phase {
+        PhaseName::Embryo | PhaseName::Preparing | PhaseName::Prepared => true,
+        PhaseName::Starting | PhaseName::Running => true,
+        PhaseName::Exited => pod.restart_at.is_some(),
+        PhaseName::AbortedPrepare | PhaseName::Garbage | PhaseName::Deleting => false,
     }
 }
 
@@ -151,7 +152,8 @@ fn is_live(pod: &SchedulePod) -> bool {
 fn interrupted_pod(row: &ScheduleRow, pods: &[&SchedulePod], moment: &Moment) -> Option<PodId> {
     let timer = row.timer.as_ref()?;
     let is_over = |pod: &SchedulePod| timer.is_only_on_boot() && pod.created < moment.booted;
-    let is_interrupted = |pod: &&&SchedulePod| pod.phase == "aborted-prepare" && !pod.has_failed && !is_over(pod);
+    let is_interrupted =
+        |pod: &&&SchedulePod| pod.phase == PhaseName::AbortedPrepare && !pod.has_failed && !is_over(pod);
     pods.iter().rfind(is_interrupted).map(|pod| pod.id)
 }
 
@@ -172,7 +174,7 @@ fn next_run(row: &ScheduleRow, pods: &[&SchedulePod], moment: &Moment) -> Option
             due.map(|due| timer.delay_run(&row.name, due))
         }
         // A pod that was stopped on request stays so.
-        None if pods.iter().any(|pod| !matches!(pod.phase.as_str(), "aborted-prepare" | "garbage")) => None,
+        None if pods.iter().any(|pod| !matches!(pod.phase, PhaseName::AbortedPrepare | PhaseName::Garbage)) => None,
         None => Some(row.retry_at.unwrap_or(row.enabled_at)),
     }
 }
@@ -181,7 +183,7 @@ fn next_run(row: &ScheduleRow, pods: &[&SchedulePod], moment: &Moment) -> Option
 fn due_actions(row: Option<&ScheduleRow>, pods: &[SchedulePod], moment: &Moment) -> Vec<Action> {
     let mut actions = Vec::new();
     let is_current = |pod: &&SchedulePod| row.is_some_and(|row| row.revision == pod.revision);
-    let is_gone = |pod: &&SchedulePod| pod.phase == "garbage";
+    let is_gone = |pod: &&SchedulePod| pod.phase == PhaseName::Garbage;
     // Also those whose removal was begun: its process may have been killed.
     actions.extend(pods.iter().filter(|pod| !is_current(pod)).map(|pod| Action::Remove(pod.id)));
     let Some(row) = row else { return actions };
@@ -191,7 +193,7 @@ fn due_actions(row: Option<&ScheduleRow>, pods: &[SchedulePod], moment: &Moment)
         actions.extend(live.iter().map(|pod| Action::Stop(pod.id)));
     }
     let ended: Vec<PodId> = current.iter().filter(|pod| !is_live(pod) && !is_gone(pod)).map(|pod| pod.id).collect();
-    let aborted = current.iter().filter(|pod| pod.phase == "aborted-prepare").map(|pod| pod.id);
+    let aborted = current.iter().filter(|pod| pod.phase == PhaseName::AbortedPrepare).map(|pod| pod.id);
     match &row.timer {
         Some(_) => actions.extend(ended.iter().rev().skip(MAX_ENDED_PODS).map(|id| Action::Remove(*id))),
         None => actions.extend(aborted.map(Action::Remove)),
@@ -495,17 +497,9 @@ mod tests {
         }
     }
 
-    fn pod(n: u8, revision: u64, phase: &str) -> SchedulePod {
+    fn pod(n: u8, revision: u64, phase: PhaseName) -> SchedulePod {
         let (id, schedule) = (PodId::from_random([n; 16]), "a".parse().unwrap());
-        SchedulePod {
-            id,
-            schedule,
-            revision,
-            phase: phase.into(),
-            created: seconds(n.into()),
-            restart_at: None,
-            has_failed: false,
-        }
+        SchedulePod { id, schedule, revision, phase, created: seconds(n.into()), restart_at: None, has_failed: false }
     }
 
     fn at(now: i64) -> Moment {
@@ -526,14 +520,14 @@ mod tests {
     fn a_pod_of_the_present_revision_runs() {
         let always = row(None);
         assert_eq!(verbs(Some(&always), &[], 100), [("start", None)]);
-        assert_eq!(verbs(Some(&always), &[pod(1, 2, "running")], 100), []);
-        assert_eq!(verbs(Some(&always), &[pod(1, 2, "exited")], 100), [], "stopped on request");
-        let old = pod(1, 1, "running");
+        assert_eq!(verbs(Some(&always), &[pod(1, 2, PhaseName::Running)], 100), []);
+        assert_eq!(verbs(Some(&always), &[pod(1, 2, PhaseName::Exited)], 100), [], "stopped on request");
+        let old = pod(1, 1, PhaseName::Running);
         assert_eq!(verbs(Some(&always), std::slice::from_ref(&old), 100), [("remove", Some(old.id)), ("start", None)]);
-        let begun = pod(2, 2, "garbage");
+        let begun = pod(2, 2, PhaseName::Garbage);
         let removals = [("remove", Some(old.id)), ("remove", Some(begun.id))];
         assert_eq!(verbs(None, &[old.clone(), begun], 100), removals, "a removal that was begun is finished");
-        let aborted = pod(3, 2, "aborted-prepare");
+        let aborted = pod(3, 2, PhaseName::AbortedPrepare);
         assert_eq!(
             verbs(Some(&always), std::slice::from_ref(&aborted), 100),
             [("remove", Some(aborted.id)), ("start", None)]
@@ -542,9 +536,9 @@ mod tests {
         assert_eq!(verbs(Some(&waiting), &[], 199), []);
         assert_eq!(verbs(Some(&waiting), &[], 200), [("start", None)]);
         let disabled = ScheduleRow { enabled: false, ..always };
-        let running = pod(1, 2, "running");
+        let running = pod(1, 2, PhaseName::Running);
         assert_eq!(verbs(Some(&disabled), std::slice::from_ref(&running), 100), [("stop", Some(running.id))]);
-        assert_eq!(verbs(Some(&disabled), &[pod(1, 2, "exited")], 100), []);
+        assert_eq!(verbs(Some(&disabled), &[pod(1, 2, PhaseName::Exited)], 100), []);
     }
 
     #[test]
@@ -554,11 +548,11 @@ mod tests {
         assert_eq!(verbs(Some(&refusing), &[], 109), []);
         // A missed run is caught up once, however many periods have passed.
         assert_eq!(verbs(Some(&refusing), &[], 990), [("start", None)]);
-        assert_eq!(verbs(Some(&refusing), &[pod(1, 2, "running")], 110), [("skip", None)]);
+        assert_eq!(verbs(Some(&refusing), &[pod(1, 2, PhaseName::Running)], 110), [("skip", None)]);
         let queueing = row(Some(Timer { overlap: Overlap::Queue, ..timer }));
-        assert_eq!(verbs(Some(&queueing), &[pod(1, 2, "running")], 110), []);
-        assert_eq!(verbs(Some(&queueing), &[pod(1, 2, "exited")], 110), [("start", None)]);
-        let ended: Vec<_> = (1..=5).map(|n| pod(n, 2, "exited")).collect();
+        assert_eq!(verbs(Some(&queueing), &[pod(1, 2, PhaseName::Running)], 110), []);
+        assert_eq!(verbs(Some(&queueing), &[pod(1, 2, PhaseName::Exited)], 110), [("start", None)]);
+        let ended: Vec<_> = (1..=5).map(|n| pod(n, 2, PhaseName::Exited)).collect();
         assert_eq!(verbs(Some(&refusing), &ended, 109), [("remove", Some(ended[1].id)), ("remove", Some(ended[0].id))]);
         let boot = row(Some(Timer { on_boot: Some(Duration::from_secs(60)), ..Timer::default() }));
         assert_eq!(verbs(Some(&boot), &[], 109), []);
@@ -577,11 +571,11 @@ mod tests {
             });
             start.collect()
         };
-        let aborted = SchedulePod { created: seconds(60), ..pod(9, 2, "aborted-prepare") };
+        let aborted = SchedulePod { created: seconds(60), ..pod(9, 2, PhaseName::AbortedPrepare) };
         let timer = Timer { every: Some(Duration::from_secs(10)), ..Timer::default() };
         let periodic = row(Some(timer));
         assert_eq!(started(&periodic, std::slice::from_ref(&aborted)), [Some(aborted.id)], "before the period is over");
-        assert_eq!(started(&periodic, &[aborted.clone(), pod(10, 2, "running")]), []);
+        assert_eq!(started(&periodic, &[aborted.clone(), pod(10, 2, PhaseName::Running)]), []);
         let failed = SchedulePod { has_failed: true, ..aborted.clone() };
         let former = SchedulePod { revision: 0, ..aborted.clone() };
         assert_eq!(started(&periodic, &[failed, former]), []);

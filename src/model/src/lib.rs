@@ -61,7 +61,7 @@ pub use image_ref::{ImageRef, RegistryRef};
 pub use log_path::{AppLogPath, PodLogDir};
 pub use net::{NetMode, PodNetwork};
 pub use oom::{OomLevel, OomVictim};
-pub use phase::{Edge, FormerPhase, Phase, PodEnd, Process, Refused, step};
+pub use phase::{Edge, FormerPhase, Phase, PhaseName, PodEnd, Process, Refused, step};
 pub use pod_namespace::PodNamespace;
 pub use requested_image::RequestedImage;
 pub use schedule::ScheduleName;

@@ -167,7 +167,7 @@ pub enum Stepped {
 #[error("a pod that is {phase} cannot be {edge}")]
 pub struct Refused {
     /// The name of the phase.
-    pub phase: &'static str,
+    pub phase: PhaseName,
     /// The name of the edge.
     pub edge: &'static str,
 }
@@ -217,24 +217,89 @@ fn garbage(marked: Timestamp, was: FormerPhase) -> Phase {
     Phase::Garbage { marked, was, deleting: None }
 }
 
-impl Phase {
-    /// The names of all phases, in the order of a life.
-    pub const NAMES: [&'static str; 9] =
-        ["embryo", "preparing", "aborted-prepare", "prepared", "running", "exited", "starting", "garbage", "deleting"];
+/// The name of a phase. Garbage that is being deleted has a name of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "see the module")]
+pub enum PhaseName {
+    Embryo,
+    Preparing,
+    AbortedPrepare,
+    Prepared,
+    Running,
+    Exited,
+    Starting,
+    Garbage,
+    Deleting,
+}
 
-    /// The stable name, as shown and asked for. Garbage that is being deleted has a name of its own.
+impl PhaseName {
+    /// All names, in the order of a life.
+    pub const ALL: [Self; 9] = [
+        Self::Embryo,
+        Self::Preparing,
+        Self::AbortedPrepare,
+        Self::Prepared,
+        Self::Running,
+        Self::Exited,
+        Self::Starting,
+        Self::Garbage,
+        Self::Deleting,
+    ];
+
+    /// The stable word, as shown and asked for.
     #[must_use]
-    pub fn name(&self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Embryo => "embryo",
             Self::Preparing => "preparing",
-            Self::AbortedPrepare { .. } => "aborted-prepare",
-            Self::Prepared { .. } => "prepared",
-            Self::Running { .. } => "running",
-            Self::Exited { .. } => "exited",
-            Self::Starting { .. } => "starting",
-            Self::Garbage { deleting: None, .. } => "garbage",
-            Self::Garbage { deleting: Some(_), .. } => "deleting",
+            Self::AbortedPrepare => "aborted-prepare",
+            Self::Prepared => "prepared",
+            Self::Running => "running",
+            Self::Exited => "exited",
+            Self::Starting => "starting",
+            Self::Garbage => "garbage",
+            Self::Deleting => "deleting",
+        }
+    }
+
+    /// The name with this word.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        Some(match word {
+            "embryo" => Self::Embryo,
+            "preparing" => Self::Preparing,
+            "aborted-prepare" => Self::AbortedPrepare,
+            "prepared" => Self::Prepared,
+            "running" => Self::Running,
+            "exited" => Self::Exited,
+            "starting" => Self::Starting,
+            "garbage" => Self::Garbage,
+            "deleting" => Self::Deleting,
+            _ => return None,
+        })
+    }
+}
+
+impl std::fmt::Display for PhaseName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Phase {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> PhaseName {
+        match self {
+            Self::Embryo => PhaseName::Embryo,
+            Self::Preparing => PhaseName::Preparing,
+            Self::AbortedPrepare { .. } => PhaseName::AbortedPrepare,
+            Self::Prepared { .. } => PhaseName::Prepared,
+            Self::Running { .. } => PhaseName::Running,
+            Self::Exited { .. } => PhaseName::Exited,
+            Self::Starting { .. } => PhaseName::Starting,
+            Self::Garbage { deleting: None, .. } => PhaseName::Garbage,
+            Self::Garbage { deleting: Some(_), .. } => PhaseName::Deleting,
         }
     }
 
@@ -363,7 +428,7 @@ garbage -deleting-> deleting
 deleting -deleting-> deleting
 deleting -swept-> (gone)";
         assert_eq!(drawn.join("\n"), want);
-        assert_eq!(phases().iter().map(Phase::name).collect::<Vec<_>>(), Phase::NAMES);
+        assert_eq!(phases().iter().map(Phase::name).collect::<Vec<_>>(), PhaseName::ALL);
     }
 
     #[test]
@@ -402,7 +467,7 @@ deleting -swept-> (gone)";
                         phase = next;
                     }
                     Ok(Stepped::Gone) => {
-                        prop_assert_eq!(phase.name(), "deleting");
+                        prop_assert_eq!(phase.name(), PhaseName::Deleting);
                         break;
                     }
                     Err(_) => {}

@@ -1,12 +1,12 @@
 //! Filters of pods, images and events.
 
-use crate::Timestamp;
+use crate::{PhaseName, Timestamp};
 
 /// Which pods to list. Every field that is set must hold; an empty list asks for nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodQuery {
-    /// Phases by name (see [`crate::Phase::name`]); empty: all.
-    pub phases: Vec<&'static str>,
+    /// Phases; empty: all.
+    pub phases: Vec<PhaseName>,
     /// Only pods created at or after this time.
     pub created_since: Option<Timestamp>,
     /// Only pods that have an app of this name.
@@ -16,9 +16,9 @@ pub struct PodQuery {
 }
 
 impl PodQuery {
-    /// Pods in the phases with these names.
+    /// Pods in these phases.
     #[must_use]
-    pub fn in_phases(phases: &[&'static str]) -> Self {
+    pub fn in_phases(phases: &[PhaseName]) -> Self {
         Self { phases: phases.to_vec(), ..Self::default() }
     }
 }
@@ -29,8 +29,8 @@ impl PodQuery {
 pub struct PodFilter {
     /// The pod is any of these.
     pub ids: Vec<crate::PodId>,
-    /// It is in any of the phases with these names (see [`crate::Phase::name`]).
-    pub phases: Vec<&'static str>,
+    /// It is in any of these phases.
+    pub phases: Vec<PhaseName>,
     /// It has apps of all these names.
     pub app_names: Vec<crate::AppName>,
     /// It has apps of all these images.

@@ -3,6 +3,7 @@
 //! The rows are read again after an event about the start or end of a pod, and periodically in case an event is missed.
 //! While reading fails, the last state stays in use.
 
+use gantry_model::PhaseName;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ impl Follower {
     }
 
     fn publish_gateways(&self, observer: &Observer) -> io::Result<()> {
-        let running = PodFilter { phases: vec!["running"], ..PodFilter::default() };
+        let running = PodFilter { phases: vec![PhaseName::Running], ..PodFilter::default() };
         let views = observer.pods(&[running]).map_err(io::Error::other)?;
         let pods =
             views.iter().filter_map(|view| Pod::from_row(&view.row).transpose()).collect::<io::Result<Vec<_>>>()?;

@@ -149,7 +149,7 @@ impl Store {
                     }
                     None
                 }
-                Some(pod) => Some(pod.phase.name()),
+                Some(pod) => Some(pod.phase.name().as_str()),
                 None => Some("removed"),
             };
             if let Some(phase) = phase {

@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 
 use gantry_model::query::{PodFilter, PodQuery};
-use gantry_model::{AppName, ImageId, PodId};
+use gantry_model::{AppName, ImageId, PhaseName, PodId};
 use rusqlite::types::Value;
 use serde_json::json;
 
-use super::row::GARBAGE;
+use super::row::stored_name;
 
 /// Pods by the paths of their cgroups; a pod has one while it runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,9 +30,6 @@ pub struct PodWhere<'a> {
     /// The pods of `cgroups` and `sub_cgroups` of the filter, where they are not empty. Each must hold.
     pub cgroups: Vec<CgroupCondition>,
 }
-
-/// The name that selects the phase of a pod that is being deleted (`Phase::name`).
-const DELETING: &str = "deleting";
 
 const IDS: &str = "pod.id IN (SELECT value FROM json_each(?))";
 const PHASES: &str = "pod.phase IN (SELECT value FROM json_each(?))";
@@ -131,9 +128,9 @@ impl Condition {
     }
 
     /// A pod being deleted is garbage with a time in a separate column.
-    fn phases(&mut self, names: &[&'static str]) {
-        let (garbage, deleting) = (names.contains(&GARBAGE), names.contains(&DELETING));
-        let stored: BTreeSet<&str> = names.iter().map(|&name| if name == DELETING { GARBAGE } else { name }).collect();
+    fn phases(&mut self, names: &[PhaseName]) {
+        let (garbage, deleting) = (names.contains(&PhaseName::Garbage), names.contains(&PhaseName::Deleting));
+        let stored: BTreeSet<&str> = names.iter().copied().map(stored_name).collect();
         if stored.is_empty() {
             return;
         }

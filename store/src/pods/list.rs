@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use gantry_host::stamp::FileStamp;
-use gantry_model::PodId;
 use gantry_model::query::PodQuery;
-use rusqlite::{Connection, OptionalExtension as _, params_from_iter};
+use gantry_model::{PhaseName, PodId};
+use rusqlite::{Connection, OptionalExtension as _, Row, params_from_iter};
 
 use super::condition::{Condition, PodWhere, texts};
+use super::row::Columns;
 use super::{PodRow, row};
 use crate::{Store, StoreError};
 
@@ -55,16 +56,20 @@ impl Store {
         self.read(DOING, |tx| take_pods(tx, &condition, &mut |pod, _| take(pod)).map_err(StoreError::sql(DOING)))
     }
 
-    /// The number of pods in each phase that has any, by the phase's name; pods being deleted count as `garbage`.
+    /// The number of pods in each phase that has any, pods being deleted count as [`PhaseName::Garbage`].
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn count_pods(&self) -> Result<Vec<(String, u64)>, StoreError> {
+    pub fn count_pods(&self) -> Result<Vec<(PhaseName, u64)>, StoreError> {
         const DOING: &str = "count the pods";
         self.read(DOING, |tx| {
             let mut statement =
                 tx.prepare_cached("SELECT phase, count(*) FROM pod GROUP BY phase").map_err(StoreError::sql(DOING))?;
-            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).map_err(StoreError::sql(DOING))?;
+            let count = |row: &Row<'_>| {
+                let mut columns = Columns::new(row);
+                Ok((columns.named(PhaseName::from_word)?, columns.get()?))
+            };
+            let rows = statement.query_map([], count).map_err(StoreError::sql(DOING))?;
             rows.collect::<rusqlite::Result<_>>().map_err(StoreError::sql(DOING))
         })
     }

@@ -1,6 +1,6 @@
 //! Names of pods: unique, and held by pods that run, may run or have run.
 
-use gantry_model::{ErrorKind, Kind, PodId, PodName};
+use gantry_model::{ErrorKind, Kind, PhaseName, PodId, PodName};
 use rusqlite::{Connection, OptionalExtension as _};
 use thiserror::Error;
 
@@ -22,7 +22,7 @@ pub enum RenamePodError {
         /// The pod.
         pod: PodId,
         /// Its phase.
-        phase: &'static str,
+        phase: PhaseName,
     },
     /// Another pod has the name.
     #[error("{}", taken_text(name, *pod))]

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use gantry_host::stamp::FileStamp;
 use gantry_model::restart::PodRestart;
 use gantry_model::{
-    AppEnd, AppId, AppLogPath, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, ImageId, Phase, PodEnd,
-    PodId, Process, Readiness, Timestamp, VolumeName, id::shown,
+    AppEnd, AppId, AppLogPath, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, ImageId, Phase,
+    PhaseName, PodEnd, PodId, Process, Readiness, Timestamp, VolumeName, id::shown,
 };
 use rusqlite::types::{FromSql, Type};
 use rusqlite::{Connection, Row, params};
@@ -29,9 +29,6 @@ pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.
     app.started_at, app.pid, app.ended_at, app.exit_code, app.signal, app.oom, app.restart_at, app.added_at, \
     app.paused, app.readiness, app.health, app.health_number, app.app_id, app.labels, app.oom_kills, app.oom_level, \
     app.oom_victim, app.oom_victim_pid, app.restart, app.log_path, app.limit_changes";
-
-/// The value of the column `phase` for garbage, being deleted or not.
-pub(crate) const GARBAGE: &str = "garbage";
 
 /// The columns of a row, read from left to right.
 pub(crate) struct Columns<'a, 'b> {
@@ -193,31 +190,30 @@ fn restart(columns: &mut Columns<'_, '_>) -> rusqlite::Result<PodRestart> {
 }
 
 fn phase(columns: &mut Columns<'_, '_>, prepared: Option<Timestamp>) -> rusqlite::Result<Phase> {
-    let name = columns.text()?;
+    let name = columns.named(PhaseName::from_word)?;
     let aborted = columns.time()?;
     let started = columns.time()?;
     Ok(match name {
-        "embryo" => Phase::Embryo,
-        "preparing" => Phase::Preparing,
-        "aborted-prepare" => Phase::AbortedPrepare { at: columns.present(aborted)? },
-        "prepared" => Phase::Prepared { at: columns.present(prepared)? },
-        "running" => {
+        PhaseName::Embryo => Phase::Embryo,
+        PhaseName::Preparing => Phase::Preparing,
+        PhaseName::AbortedPrepare => Phase::AbortedPrepare { at: columns.present(aborted)? },
+        PhaseName::Prepared => Phase::Prepared { at: columns.present(prepared)? },
+        PhaseName::Running => {
             let since = columns.present(started)?;
             let supervisor = Process { pid: columns.get()?, start_ticks: columns.get()?, boot: BootId(columns.get()?) };
             Phase::Running { since, supervisor }
         }
-        "exited" => {
+        PhaseName::Exited => {
             columns.next += 3;
             let (at, end) = ended(columns)?;
             Phase::Exited { started: columns.present(started)?, at, end }
         }
-        "starting" => {
+        PhaseName::Starting => {
             columns.next += 3;
             let (at, end) = ended(columns)?;
             Phase::Starting { started: columns.present(started)?, at, end }
         }
-        GARBAGE => garbage(columns, started)?,
-        other => return Err(columns.invalid(format!("'{}' is not a phase", shown(other)))),
+        PhaseName::Garbage | PhaseName::Deleting => garbage(columns, started)?,
     })
 }
 
@@ -339,10 +335,10 @@ impl<'a> PhaseColumns<'a> {
 }
 
 /// The value of the column `phase`; a pod being deleted is garbage.
-fn stored_name(phase: &Phase) -> &'static str {
+pub(super) fn stored_name(phase: PhaseName) -> &'static str {
     match phase {
-        Phase::Garbage { .. } => GARBAGE,
-        other => other.name(),
+        PhaseName::Deleting => PhaseName::Garbage.as_str(),
+        other => other.as_str(),
     }
 }
 
@@ -372,7 +368,7 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
         .execute(params![
             pod.id.to_string(),
             pod.generation.0,
-            stored_name(&pod.phase),
+            stored_name(pod.phase.name()),
             pod.prepared.map(|at| at.0),
             columns.aborted,
             columns.started,

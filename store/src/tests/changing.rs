@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
-use gantry_model::{AppEnd, AppOutcome, ErrorKind, EventKind, Kind as _, Phase};
+use gantry_model::{AppEnd, AppOutcome, ErrorKind, EventKind, Kind as _, Phase, PhaseName};
 use proptest::prelude::*;
 
 use super::*;
@@ -309,7 +309,7 @@ fn pods_are_found_by_query_and_prefix() {
     let all = PodQuery::default();
     let rows = [
         (all.clone(), vec![second.clone(), first.clone()]),
-        (PodQuery::in_phases(&["running", "exited"]), vec![first.clone()]),
+        (PodQuery::in_phases(&[PhaseName::Running, PhaseName::Exited]), vec![first.clone()]),
         (PodQuery { created_since: Some(Timestamp(6)), ..all.clone() }, vec![first.clone()]),
         (PodQuery { app: Some(name("z")), ..all.clone() }, vec![second.clone()]),
         (PodQuery { image: Some(image.clone()), ..all.clone() }, vec![first.clone()]),

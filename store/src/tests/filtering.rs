@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gantry_model::query::{ImageFilter, PodFilter, PodQuery};
-use gantry_model::{ImageId, Phase};
+use gantry_model::{ImageId, PhaseName};
 use rusqlite::params_from_iter;
 
 use super::*;
@@ -95,7 +95,7 @@ fn number(row: &PodRow) -> u128 {
 fn pods_are_filtered_by_each_field() {
     let (home, one, two) = ten_pods();
     let f = PodFilter::default;
-    let states = |phases: &[&'static str]| PodFilter { phases: phases.to_vec(), ..f() };
+    let states = |phases: &[PhaseName]| PodFilter { phases: phases.to_vec(), ..f() };
     let apps = |names: &[&str]| PodFilter { app_names: names.iter().map(|n| n.parse().unwrap()).collect(), ..f() };
     let images = |ids: &[&ImageId]| PodFilter { images: ids.iter().map(|&id| id.clone()).collect(), ..f() };
     let nets = |names: &[&str]| PodFilter { networks: names.iter().map(|n| (*n).to_owned()).collect(), ..f() };
@@ -110,21 +110,20 @@ fn pods_are_filtered_by_each_field() {
         (ids(&[3]), vec![3]),
         (ids(&[9, 3, 3, 77]), vec![3, 9]),
         (ids(&[77]), vec![]),
-        (states(&["embryo"]), vec![1]),
-        (states(&["preparing"]), vec![2]),
-        (states(&["aborted-prepare"]), vec![3]),
-        (states(&["prepared"]), vec![4]),
-        (states(&["running"]), vec![5, 10]),
-        (states(&["exited"]), vec![6]),
-        (states(&["garbage"]), vec![7, 8]),
-        (states(&["deleting"]), vec![9]),
-        (states(&["deleting", "deleting"]), vec![9]),
-        (states(&["deleting", "garbage"]), vec![7, 8, 9]),
-        (states(&["deleting", "exited"]), vec![6, 9]),
-        (states(&["garbage", "exited"]), vec![6, 7, 8]),
-        (states(&["running", "embryo"]), vec![1, 5, 10]),
-        (states(&["no-phase"]), vec![]),
-        (states(&Phase::NAMES), all.clone()),
+        (states(&[PhaseName::Embryo]), vec![1]),
+        (states(&[PhaseName::Preparing]), vec![2]),
+        (states(&[PhaseName::AbortedPrepare]), vec![3]),
+        (states(&[PhaseName::Prepared]), vec![4]),
+        (states(&[PhaseName::Running]), vec![5, 10]),
+        (states(&[PhaseName::Exited]), vec![6]),
+        (states(&[PhaseName::Garbage]), vec![7, 8]),
+        (states(&[PhaseName::Deleting]), vec![9]),
+        (states(&[PhaseName::Deleting, PhaseName::Deleting]), vec![9]),
+        (states(&[PhaseName::Deleting, PhaseName::Garbage]), vec![7, 8, 9]),
+        (states(&[PhaseName::Deleting, PhaseName::Exited]), vec![6, 9]),
+        (states(&[PhaseName::Garbage, PhaseName::Exited]), vec![6, 7, 8]),
+        (states(&[PhaseName::Running, PhaseName::Embryo]), vec![1, 5, 10]),
+        (states(&PhaseName::ALL), all.clone()),
         (apps(&["web"]), all.clone()),
         (apps(&["db"]), vec![5]),
         (apps(&["web", "db"]), vec![5]),
@@ -149,8 +148,8 @@ fn pods_are_filtered_by_each_field() {
         (notes(&[("$.tier", "front")]), vec![]),
         // Together: none of them holds, some, all.
         (PodFilter { app_names: apps(&["no"]).app_names, networks: nets(&["no"]).networks, ..ids(&[77]) }, vec![]),
-        (PodFilter { networks: nets(&["default"]).networks, ..states(&["prepared"]) }, vec![]),
-        (PodFilter { networks: nets(&["back"]).networks, ..states(&["running"]) }, vec![5, 10]),
+        (PodFilter { networks: nets(&["default"]).networks, ..states(&[PhaseName::Prepared]) }, vec![]),
+        (PodFilter { networks: nets(&["back"]).networks, ..states(&[PhaseName::Running]) }, vec![5, 10]),
         (
             PodFilter {
                 ids: ids(&[5, 6]).ids,
@@ -158,7 +157,7 @@ fn pods_are_filtered_by_each_field() {
                 images: images(&[&two]).images,
                 networks: nets(&["back"]).networks,
                 annotations: pairs(&[("zone", "a")]),
-                ..states(&["running"])
+                ..states(&[PhaseName::Running])
             },
             vec![5],
         ),
@@ -203,8 +202,8 @@ fn a_pod_may_match_any_filter() {
         (vec![], (1..=10).collect()),
         (vec![app("none"), PodFilter { networks: vec!["none".into()], ..PodFilter::default() }], vec![]),
         (vec![app("db"), app("none")], vec![5]),
-        (vec![app("none"), state("exited")], vec![6]),
-        (vec![app("db"), state("running"), state("exited")], vec![5, 6, 10]),
+        (vec![app("none"), state(PhaseName::Exited)], vec![6]),
+        (vec![app("db"), state(PhaseName::Running), state(PhaseName::Exited)], vec![5, 6, 10]),
     ];
     for (filters, want) in rows {
         assert_eq!(found(&home.store, &filters), want, "{filters:?}");
@@ -241,7 +240,7 @@ fn many_filters_and_values_are_accepted() {
     let (home, one, _) = ten_pods();
     let many = |n: u128| PodFilter {
         ids: (1..=40).map(|i| pod_id(n * 100 + i)).collect(),
-        phases: Phase::NAMES.to_vec(),
+        phases: PhaseName::ALL.to_vec(),
         app_names: vec!["web".parse().unwrap()],
         images: vec![one.clone()],
         networks: vec!["default".into()],
@@ -269,16 +268,24 @@ fn filters_use_indexes() {
     let names = || vec!["web".parse().unwrap(), "db".parse().unwrap()];
     let rows: Vec<(&str, PodFilter, Vec<&str>)> = vec![
         ("ids", PodFilter { ids: id(), ..f() }, vec!["SEARCH pod USING PRIMARY KEY (id=?)"]),
-        ("a state", PodFilter { phases: vec!["running"], ..f() }, vec!["SEARCH pod USING INDEX pod_phase (phase=?)"]),
-        ("garbage", PodFilter { phases: vec!["garbage"], ..f() }, vec!["SEARCH pod USING INDEX pod_phase (phase=?)"]),
+        (
+            "a state",
+            PodFilter { phases: vec![PhaseName::Running], ..f() },
+            vec!["SEARCH pod USING INDEX pod_phase (phase=?)"],
+        ),
+        (
+            "garbage",
+            PodFilter { phases: vec![PhaseName::Garbage], ..f() },
+            vec!["SEARCH pod USING INDEX pod_phase (phase=?)"],
+        ),
         (
             "deleting",
-            PodFilter { phases: vec!["deleting"], ..f() },
+            PodFilter { phases: vec![PhaseName::Deleting], ..f() },
             vec!["SEARCH pod USING PRIMARY KEY (id=?)", "d USING COVERING INDEX pod_deleting"],
         ),
         (
             "both",
-            PodFilter { phases: vec!["deleting", "running"], ..f() },
+            PodFilter { phases: vec![PhaseName::Deleting, PhaseName::Running], ..f() },
             vec!["SEARCH pod USING INDEX pod_phase (phase=?)"],
         ),
         (
@@ -293,7 +300,7 @@ fn filters_use_indexes() {
         ),
         (
             "ids and a state",
-            PodFilter { ids: id(), phases: vec!["running"], ..f() },
+            PodFilter { ids: id(), phases: vec![PhaseName::Running], ..f() },
             vec!["SEARCH pod USING PRIMARY KEY (id=?)"],
         ),
     ];
@@ -320,7 +327,7 @@ fn plan(store: &Store, text: &str, values: impl rusqlite::Params) -> Vec<String>
 fn filter_and_query_forms_agree() {
     let (home, one, two) = ten_pods();
     let ids = |query: &PodQuery| home.store.pods(query).unwrap().iter().map(|row| number(row)).collect::<Vec<_>>();
-    for phase in Phase::NAMES {
+    for phase in PhaseName::ALL {
         let filter = PodFilter { phases: vec![phase], ..PodFilter::default() };
         assert_eq!(ids(&PodQuery::in_phases(&[phase])), found(&home.store, &[filter]), "{phase}");
     }

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use gantry_model::query::PodQuery;
 use gantry_model::restart::PodRestart;
-use gantry_model::{BootId, ErrorKind, FormerPhase, Kind as _, Phase, Timestamp};
+use gantry_model::{BootId, ErrorKind, FormerPhase, Kind as _, Phase, PhaseName, Timestamp};
 use rusqlite::Connection;
 
 use super::*;
@@ -209,8 +209,8 @@ fn malformed_json_below_check_constraints_is_damage() {
 fn check_fixture(store: &Store) {
     let pods = store.pods(&PodQuery::default()).unwrap();
     let names: Vec<_> = pods.iter().map(|pod| pod.phase.name()).collect();
-    let others = Phase::NAMES.into_iter().filter(|name| *name != "starting");
-    assert_eq!(names, others.chain(["starting"]).collect::<Vec<_>>());
+    let others = PhaseName::ALL.into_iter().filter(|name| *name != PhaseName::Starting);
+    assert_eq!(names, others.chain([PhaseName::Starting]).collect::<Vec<_>>());
     assert_eq!(pods[3].user_annotations["k"], "v");
     let failure = Some("f".to_owned());
     let held_apps = ["a", "b"].map(|name| name.parse().unwrap()).into();

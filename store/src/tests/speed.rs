@@ -2,6 +2,7 @@
 //! `cargo test --release -p gantry-store speed -- --nocapture`. Targets: open < 1 ms, list of 10 000 pods < 25 ms, few
 //! of them by state < 1 ms.
 
+use gantry_model::PhaseName;
 use std::time::Instant;
 
 use gantry_model::query::{PodFilter, PodQuery};
@@ -133,14 +134,17 @@ fn filters(store: &Store) {
     let f = PodFilter::default;
     let ids = |n: u128| (0..n).map(pod_id).collect();
     let pair = |n: u32| (format!("k{n}"), "v".to_owned());
-    let many =
-        |n: u128| PodFilter { ids: (0..39).map(|i| pod_id(n * 39 + i)).collect(), phases: vec!["exited"], ..f() };
+    let many = |n: u128| PodFilter {
+        ids: (0..39).map(|i| pod_id(n * 39 + i)).collect(),
+        phases: vec![PhaseName::Exited],
+        ..f()
+    };
     let rows = [
         ("all", vec![]),
-        ("100 by state", vec![PodFilter { phases: vec!["aborted-prepare"], ..f() }]),
-        ("none by state", vec![PodFilter { phases: vec!["running"], ..f() }]),
-        ("none that are being deleted", vec![PodFilter { phases: vec!["deleting"], ..f() }]),
-        ("9 700 by state", vec![PodFilter { phases: vec!["exited"], ..f() }]),
+        ("100 by state", vec![PodFilter { phases: vec![PhaseName::AbortedPrepare], ..f() }]),
+        ("none by state", vec![PodFilter { phases: vec![PhaseName::Running], ..f() }]),
+        ("none that are being deleted", vec![PodFilter { phases: vec![PhaseName::Deleting], ..f() }]),
+        ("9 700 by state", vec![PodFilter { phases: vec![PhaseName::Exited], ..f() }]),
         ("1 by id", vec![PodFilter { ids: ids(1), ..f() }]),
         ("10 000 by id", vec![PodFilter { ids: ids(10_000), ..f() }]),
         ("300 by app", vec![PodFilter { app_names: vec!["a".parse().unwrap()], ..f() }]),

@@ -3,15 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use gantry_engine::SampleSet;
-use gantry_engine::model::{EventKind, Phase};
+use gantry_engine::model::{EventKind, PhaseName};
 use tonic::Code;
 
 use super::exposition::{Exposition, Labels, MetricType, MetricValue};
 use super::{MethodMetrics, Metrics, Operation, Removal};
 use crate::bridge::QueueDepth;
-
-/// The phase of pods that are being deleted, which are counted as `garbage`.
-const DELETING: &str = "deleting";
 
 impl Metrics {
     /// Writes the counts and times of operations, events and gRPC calls.
@@ -93,11 +90,12 @@ fn code_name(code: i32) -> String {
 }
 
 /// Writes the number of pods by state.
-pub(super) fn write_pods(out: &mut Exposition, counts: &[(String, u64)]) {
+pub(super) fn write_pods(out: &mut Exposition, counts: &[(PhaseName, u64)]) {
     let mut family = out.family("gantry_pods", MetricType::Gauge, "Pods by state.");
-    for state in Phase::NAMES.into_iter().filter(|name| *name != DELETING) {
-        let count = counts.iter().find(|(name, _)| name == state).map_or(0, |(_, count)| *count);
-        family.sample(&Labels::default().with("state", state), MetricValue::Count(count));
+    // Pods that are being deleted are counted as garbage.
+    for state in PhaseName::ALL.into_iter().filter(|name| *name != PhaseName::Deleting) {
+        let count = counts.iter().find(|(name, _)| *name == state).map_or(0, |(_, count)| *count);
+        family.sample(&Labels::default().with("state", state.as_str()), MetricValue::Count(count));
     }
 }
 

@@ -149,7 +149,7 @@ fn write_details(out: &mut dyn Write, usage: &StoreUsage) -> io::Result<()> {
     for pod in &usage.pods {
         let id = pod.row.id.to_string();
         let id = id.split('-').next().unwrap_or_default().to_owned();
-        let total = [id, pod.row.phase.name().to_owned(), String::new(), String::new(), String::new()];
+        let total = [id, pod.row.phase.name().to_string(), String::new(), String::new(), String::new()];
         table.row(total.into_iter().chain([bound(pod.total.bytes, pod.total.is_complete)]));
         for (name, app) in &pod.apps {
             let (writable, logs) = (size::human(app.writable.bytes), size::human(app.logs.bytes));
@@ -182,7 +182,7 @@ fn document(usage: &StoreUsage) -> DfJson<'_> {
     let pod_list = usage.pods.iter().map(|pod| PodJson {
         id: DisplayJson(pod.row.id),
         name: pod.row.name.as_ref().map(ToString::to_string),
-        state: pod.row.phase.name(),
+        state: pod.row.phase.name().as_str(),
         bytes: pod.total.bytes,
         apps: pod.apps.iter().map(app_json).collect(),
         complete: pod.total.is_complete,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gantry_engine::COMMIT_TIMEOUT;
 use gantry_engine::Engine;
 use gantry_model::query::{EventQuery, PodQuery};
-use gantry_model::{Digest, Event, NewEvent, Timestamp};
+use gantry_model::{Digest, Event, NewEvent, PhaseName, Timestamp};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
@@ -30,7 +30,8 @@ const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 /// A follower reconciles once more this long before its end, because events get the time at which they are noticed.
 const FINAL_RECONCILE_LEAD: Duration = Duration::from_millis(100);
 /// The phases that reconciling can change.
-const UNFINISHED_PHASES: [&str; 4] = ["embryo", "preparing", "prepared", "running"];
+const UNFINISHED_PHASES: [PhaseName; 5] =
+    [PhaseName::Embryo, PhaseName::Preparing, PhaseName::Prepared, PhaseName::Starting, PhaseName::Running];
 
 /// Arguments of `events`.
 #[derive(Debug, clap::Args)]

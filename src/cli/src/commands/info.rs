@@ -49,7 +49,7 @@ struct StoreJson<'a> {
     file_system: Option<&'a str>,
     size: u64,
     free: u64,
-    pods: &'a BTreeMap<&'static str, usize>,
+    pods: BTreeMap<&'static str, usize>,
     images: usize,
     volumes: usize,
 }
@@ -92,7 +92,7 @@ fn document(info: &EngineInfo) -> InfoJson<'_> {
             file_system: store.file_system.as_deref(),
             size: store.size,
             free: store.free,
-            pods: &store.pods,
+            pods: store.pods.iter().map(|(phase, count)| (phase.as_str(), *count)).collect(),
             images: store.images,
             volumes: store.volumes,
         },

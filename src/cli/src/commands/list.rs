@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use gantry_engine::{AppRow, Engine, PodRow, PodView};
 use gantry_model::query::PodQuery;
-use gantry_model::{AppName, AppState, Digest, ImageId, PodName, Timestamp};
+use gantry_model::{AppName, AppState, Digest, ImageId, PhaseName, PodName, Timestamp};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -47,7 +47,7 @@ pub(crate) struct List {
     /// Only pods in these phases: embryo, preparing, aborted-prepare, prepared, running, exited, starting, garbage,
     /// deleting
     #[arg(long, alias = "state", value_delimiter = ',', value_parser = phase, value_name = "PHASE,…")]
-    phase: Vec<&'static str>,
+    phase: Vec<PhaseName>,
     /// Only pods with an app of this name
     #[arg(long, value_name = "NAME")]
     app: Option<AppName>,
@@ -189,7 +189,7 @@ fn sort_pods(pods: &mut [PodView], sort: Sort) {
         Sort::Id => pods.sort_by_key(|pod| pod.row.id),
         Sort::Name => pods.sort_by(|a, b| names(&a.row).cmp(names(&b.row))),
         Sort::Image => pods.sort_by(|a, b| images(&a.row).cmp(images(&b.row))),
-        Sort::State => pods.sort_by_key(|pod| pod.row.phase.name()),
+        Sort::State => pods.sort_by_key(|pod| pod.row.phase.name().as_str()),
     }
 }
 
@@ -318,7 +318,7 @@ fn pod_state(row: &PodRow) -> String {
         Some(end) if row.restart.at.is_some() => format!("restarting ({})", end.exit_code),
         Some(end) => format!("{} ({})", row.phase.name(), end.exit_code),
         None if row.paused => "paused".to_owned(),
-        _ => row.phase.name().to_owned(),
+        _ => row.phase.name().to_string(),
     }
 }
 
@@ -383,7 +383,7 @@ impl<'a> PodFields<'a> {
         let absolute = |at: Timestamp| at.rfc3339().to_string();
         let each = |of: &dyn Fn(&AppRow) -> String| row.apps.iter().map(of).collect::<Vec<_>>().join(",");
         let status = |app: &AppRow| {
-            let state = app_state(app).unwrap_or_else(|| row.phase.name().to_owned());
+            let state = app_state(app).unwrap_or_else(|| row.phase.name().to_string());
             format!("{}: {state}", app.name)
         };
         let cells = [
@@ -392,7 +392,7 @@ impl<'a> PodFields<'a> {
             each(&|app| app.name.to_string()),
             each(&|app| app.image_name.clone()),
             each(&|app| app.image_id()),
-            row.phase.name().to_owned(),
+            row.phase.name().to_string(),
             row.apps.iter().map(status).collect::<Vec<_>>().join(", "),
             run.end.map(|end| end.exit_code.to_string()).unwrap_or_default(),
             time::relative(now, row.created),
@@ -423,7 +423,6 @@ impl TemplateItem for PodFields<'_> {
 
 #[cfg(test)]
 mod tests {
-    use gantry_model::Phase;
 
     use super::*;
     use crate::render::pod::tests::ended;
@@ -504,8 +503,8 @@ mod tests {
 
     #[test]
     fn every_phase_name_is_accepted() {
-        for name in Phase::NAMES {
-            assert_eq!(phase(name), Ok(name));
+        for name in PhaseName::ALL {
+            assert_eq!(phase(name.as_str()), Ok(name));
         }
         assert!(phase("Running").is_err());
     }

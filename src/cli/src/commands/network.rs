@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use gantry_engine::{Member, Network as Configured};
-use gantry_model::PodNetwork;
 use gantry_model::query::PodQuery;
+use gantry_model::{PhaseName, PodNetwork};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
@@ -236,7 +236,7 @@ fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
 fn reload(context: &Context) -> Result<u8, Failure> {
     let engine = context.open("network reload")?;
     engine.reload_networks()?;
-    let running = engine.list(&PodQuery { phases: vec!["running"], ..PodQuery::default() })?;
+    let running = engine.list(&PodQuery { phases: vec![PhaseName::Running], ..PodQuery::default() })?;
     let pods = running.iter().filter(|pod| !pod.row.networks.is_empty()).count();
     json::to_stdout(|out| writeln!(out, "{}", reloaded(pods)))?;
     Ok(exit::OK)

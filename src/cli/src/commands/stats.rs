@@ -7,7 +7,7 @@ use std::time::Duration;
 use gantry_engine::{CounterSelection, Engine, PodView, SampleScope, Sampler};
 use gantry_model::query::PodQuery;
 use gantry_model::stats::{AppStats, InterfaceUsage, PodStats, ResourceUsage};
-use gantry_model::{PodId, Timestamp};
+use gantry_model::{PhaseName, PodId, Timestamp};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
@@ -161,7 +161,7 @@ impl Sampling {
         let samples = match (&self.ids[..], self.scope) {
             ([], SampleScope::Pods) => engine.sample_running_pods(&mut self.sampler)?,
             ([], SampleScope::Apps) => {
-                self.sampler.sample(&engine.list(&PodQuery::in_phases(&["running"]))?, self.scope)
+                self.sampler.sample(&engine.list(&PodQuery::in_phases(&[PhaseName::Running]))?, self.scope)
             }
             (ids, scope) => {
                 let views: Vec<PodView> = ids.iter().map(|id| engine.status(*id)).collect::<Result<_, _>>()?;

@@ -144,7 +144,7 @@ impl<'a> PodJson<'a> {
         let run = pod_run(&row.phase);
         Self {
             id: DisplayJson(row.id),
-            phase: row.phase.name(),
+            phase: row.phase.name().as_str(),
             created: TimeJson(row.created),
             prepared: row.prepared.map(TimeJson),
             started: run.started.map(TimeJson),

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use gantry_contract::control::{Exec as Asked, Reply, Request};
-use gantry_model::{AppName, AppOutcome, ErrorKind, Kind, Phase, PodId, spec};
+use gantry_model::{AppName, AppOutcome, ErrorKind, Kind, Phase, PhaseName, PodId, spec};
 use gantry_store::PodRow;
 use thiserror::Error;
 
@@ -53,7 +53,7 @@ pub enum ExecError {
         /// The pod.
         id: PodId,
         /// Its phase.
-        phase: &'static str,
+        phase: PhaseName,
     },
     /// No app is named, and the pod has none.
     #[error("pod {id} has no apps: 'gantry app add' adds one")]

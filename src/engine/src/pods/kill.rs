@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gantry_contract::control::{Reply, Request};
-use gantry_model::{AppName, ErrorKind, Kind, Phase, PodId};
+use gantry_model::{AppName, ErrorKind, Kind, Phase, PhaseName, PodId};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -26,7 +26,7 @@ pub enum KillError {
         /// The pod.
         id: PodId,
         /// Its phase.
-        phase: &'static str,
+        phase: PhaseName,
     },
     /// The pod has no app of this name.
     #[error(transparent)]
@@ -74,7 +74,7 @@ impl Engine {
             Err(error @ (ControlError::Connect { .. } | ControlError::Closed(_) | ControlError::Io { .. })) => {
                 match self.wait(id, Some(ENDING_TIMEOUT)) {
                     Ok(Some(view)) => Err(KillError::NotRunning { id, phase: view.row.phase.name() }),
-                    Err(PodError::NotFound(_)) => Err(KillError::NotRunning { id, phase: "removed" }),
+                    Err(error @ PodError::NotFound(_)) => Err(error.into()),
                     Ok(None) | Err(_) => Err(error.into()),
                 }
             }

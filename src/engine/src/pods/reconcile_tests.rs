@@ -6,7 +6,9 @@ use gantry_contract::journal::{self, Fact, Record};
 use gantry_contract::{ProcessExit, files, start};
 use gantry_model::query::PodQuery;
 use gantry_model::restart::PodRestart;
-use gantry_model::{AppName, AppState, BootId, Digest, Edge, NetMode, PodEnd, Timestamp, phase::FormerPhase};
+use gantry_model::{
+    AppName, AppState, BootId, Digest, Edge, NetMode, PhaseName, PodEnd, Timestamp, phase::FormerPhase,
+};
 use gantry_store::{Change, ImageFormat, NewApp, NewImage, NewPod};
 
 use super::*;
@@ -291,10 +293,10 @@ fn an_interrupted_deletion_is_finished_by_gc() {
     std::fs::rename(&tmp, temp.path().join("away")).unwrap();
     assert!(engine.rm(id, false).is_err());
     assert!(engine.pod_dir(id).exists());
-    assert_eq!(phase(&engine, id).name(), "deleting");
-    let deleting = PodQuery::in_phases(&["deleting"]);
+    assert_eq!(phase(&engine, id).name(), PhaseName::Deleting);
+    let deleting = PodQuery::in_phases(&[PhaseName::Deleting]);
     assert_eq!(engine.list(&deleting).unwrap().len(), 1);
-    assert!(engine.list(&PodQuery::in_phases(&["garbage"])).unwrap().is_empty());
+    assert!(engine.list(&PodQuery::in_phases(&[PhaseName::Garbage])).unwrap().is_empty());
     std::fs::rename(temp.path().join("away"), &tmp).unwrap();
     let steps = engine.gc(&options).unwrap().steps;
     assert_eq!(steps.iter().map(|step| (step.id, step.why)).collect::<Vec<_>>(), [(id, "its deletion was begun")]);
@@ -314,7 +316,7 @@ fn gc_skips_pods_being_deleted() {
     engine.step(&row, begun).unwrap();
     let report = engine.gc(&crate::GcOptions::default()).unwrap();
     assert!(report.steps.is_empty() && report.failures.is_empty(), "{report:?}");
-    assert_eq!(phase(&engine, row.id).name(), "deleting");
+    assert_eq!(phase(&engine, row.id).name(), PhaseName::Deleting);
 }
 
 #[test]
@@ -354,7 +356,7 @@ fn readers_remove_ended_run_rm_pods() {
     for was_begun in [false, true] {
         let (row, lock) = embryo(&engine, &image, 1);
         write_journal(&engine, row.id, vec![Fact::Ready(ready())]);
-        assert_eq!(phase(&engine, row.id).name(), "running");
+        assert_eq!(phase(&engine, row.id).name(), PhaseName::Running);
         let dir = engine.pod_dir(row.id);
         pod_dir::remove_when_ended(&dir).unwrap();
         for below in ["apps/a/upper/etc", "logs/a"] {
@@ -398,7 +400,7 @@ fn mark_only_leaves_deletion_to_the_next_gc() {
     let row = unnoticed(&engine, &image, 1);
     let mark = crate::GcOptions { mark_only: true, ..crate::GcOptions::default() };
     assert_eq!(engine.gc(&mark).unwrap().steps.len(), 1);
-    assert_eq!(phase(&engine, row.id).name(), "garbage");
+    assert_eq!(phase(&engine, row.id).name(), PhaseName::Garbage);
     assert!(engine.pod_dir(row.id).is_dir());
     assert_eq!(engine.gc(&crate::GcOptions::default()).unwrap().steps.len(), 1);
     assert!(engine.store.pod(row.id).unwrap().is_none() && !engine.pod_dir(row.id).exists());

@@ -12,7 +12,7 @@ use std::process::Child;
 use gantry_contract::files;
 use gantry_contract::start::Ready;
 use gantry_model::error::chain;
-use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PodId};
+use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PhaseName, PodId};
 use gantry_store::{Change, PodLock, PodRow};
 use thiserror::Error;
 
@@ -41,7 +41,7 @@ pub enum StartError {
         /// The pod.
         id: PodId,
         /// Its phase.
-        phase: &'static str,
+        phase: PhaseName,
     },
     /// It is neither prepared nor exited.
     #[error("pod {id} is {phase} and cannot be started: only a prepared or exited pod can")]
@@ -49,7 +49,7 @@ pub enum StartError {
         /// The pod.
         id: PodId,
         /// Its phase.
-        phase: &'static str,
+        phase: PhaseName,
     },
     /// It was run with `--rm`, and is removed.
     #[error("pod {0} was run with --rm and is being removed: it cannot be started again")]

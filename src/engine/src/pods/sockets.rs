@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use gantry_model::PodId;
+use gantry_model::{PhaseName, PodId};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
@@ -31,7 +31,7 @@ impl Engine {
         need_root("connect to a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
         let failed = |attempt, source: io::Error| ControlError::Io { id, attempt, source };
-        let ended = || ExecError::NotRunning { id, phase: "ended" };
+        let ended = || ExecError::NotRunning { id, phase: PhaseName::Exited };
         let supervisor = self.supervisor_fd(&row)?.ok_or_else(ended)?;
         // The thread ends in that namespace, so no other work of this process happens there.
         let opening = std::thread::Builder::new().name("pod-sockets".to_owned()).spawn(move || {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use gantry_contract::control::{Reply, Request};
-use gantry_model::{ErrorKind, Kind, Phase, PodId};
+use gantry_model::{ErrorKind, Kind, Phase, PhaseName, PodId};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -26,7 +26,7 @@ pub enum StopError {
         /// The pod.
         id: PodId,
         /// Its phase.
-        phase: &'static str,
+        phase: PhaseName,
     },
     /// The pod does not end.
     #[error("pod {0} does not end after its supervisor was killed: a process of it is stuck in the kernel")]

@@ -1,7 +1,7 @@
 //! A schedule with the state of its pods, as views show it.
 
 use gantry_model::restart::restarts_before;
-use gantry_model::{AppEnd, AppName, AppOutcome, AppState, Phase, Timestamp, signal};
+use gantry_model::{AppEnd, AppName, AppOutcome, AppState, Phase, PhaseName, Timestamp, signal};
 use gantry_store::{PodRow, SchedulePod, ScheduleRow};
 
 use super::ScheduleError;
@@ -113,7 +113,7 @@ impl ScheduleView {
     pub fn state(&self) -> ScheduleState {
         let ended = self.ended_app();
         let is_restarted = self.newest_pod.as_ref().is_some_and(|pod| pod.restart.at.is_some());
-        if self.pods.iter().any(|pod| pod.phase == "running") {
+        if self.pods.iter().any(|pod| pod.phase == PhaseName::Running) {
             match ended {
                 Some(app) if app.restarts() >= START_LIMIT => ScheduleState::Failed,
                 Some(_) => ScheduleState::Restarting,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use gantry_model::query::PodFilter;
 use gantry_model::stats::{AppStats, DiskUsage, PodStats};
-use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId, VolumeName};
+use gantry_model::{AppName, AppState, ErrorKind, Kind, PhaseName, PodId, VolumeName};
 use thiserror::Error;
 
 use super::disk::{DiskCounts, DiskTarget};
@@ -174,7 +174,7 @@ impl SampleCache {
     pub fn sample(&self, observer: &Observer, max_age: Duration) -> Result<Arc<SampleSet>, SampleError> {
         let mut sampler = lock(&self.sampler);
         let begun = Instant::now();
-        let running = PodFilter { phases: vec!["running"], ..PodFilter::default() };
+        let running = PodFilter { phases: vec![PhaseName::Running], ..PodFilter::default() };
         let views = observer.pods(&[running]).map_err(SampleError::Pods)?;
         if let Some(latest) = self.latest()
             && begun.saturating_duration_since(latest.begun) < max_age

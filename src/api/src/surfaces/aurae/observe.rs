@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_engine::Observer;
+use gantry_engine::model::PhaseName;
 use gantry_proto::aurae::meta::AuraeMeta;
 use gantry_proto::aurae::observe::observe_server::Observe;
 use gantry_proto::aurae::observe::{
@@ -88,7 +89,7 @@ impl Observe for ObserveService {
 /// The state of gantryd in a line.
 fn describe(observer: &Observer, up: Duration) -> Result<String, Status> {
     let pods = observer.count_pods().map_err(|error| status::from_error(&error))?;
-    let pods: u64 = pods.into_iter().filter(|(phase, _)| phase == "running").map(|(_, count)| count).sum();
+    let pods: u64 = pods.into_iter().filter(|(phase, _)| *phase == PhaseName::Running).map(|(_, count)| count).sum();
     let schedules = observer.schedules().map_err(|error| status::from_error(&error))?;
     let scheduled = schedules.iter().filter(|schedule| schedule.row.enabled).count();
     let (version, up) = (env!("CARGO_PKG_VERSION"), up.as_secs());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gantry_engine::ImageFormat;
-use gantry_engine::model::{AppState, EventKind, Phase, Timestamp};
+use gantry_engine::model::{AppState, EventKind, Phase, PhaseName, Timestamp};
 use gantry_proto::rkt::v1alpha::{self as wire, EventType, ImageType, KeyValue, PodState};
 
 /// The state of a pod.
@@ -21,18 +21,18 @@ pub(super) fn pod_state(phase: &Phase) -> PodState {
     }
 }
 
-/// The names of the phases with this state; none for the state that no pod has.
-pub(super) fn phase_names(state: PodState) -> &'static [&'static str] {
+/// The phases with this state; none for the state that no pod has.
+pub(super) fn phase_names(state: PodState) -> &'static [PhaseName] {
     match state {
         PodState::Undefined => &[],
-        PodState::Embryo => &["embryo"],
-        PodState::Preparing => &["preparing"],
-        PodState::Prepared => &["prepared", "starting"],
-        PodState::Running => &["running"],
-        PodState::AbortedPrepare => &["aborted-prepare"],
-        PodState::Exited => &["exited"],
-        PodState::Deleting => &["deleting"],
-        PodState::Garbage => &["garbage"],
+        PodState::Embryo => &[PhaseName::Embryo],
+        PodState::Preparing => &[PhaseName::Preparing],
+        PodState::Prepared => &[PhaseName::Prepared, PhaseName::Starting],
+        PodState::Running => &[PhaseName::Running],
+        PodState::AbortedPrepare => &[PhaseName::AbortedPrepare],
+        PodState::Exited => &[PhaseName::Exited],
+        PodState::Deleting => &[PhaseName::Deleting],
+        PodState::Garbage => &[PhaseName::Garbage],
     }
 }
 

@@ -1,7 +1,7 @@
 //! Every enum, both ways.
 
 use gantry_engine::model::phase::FormerPhase;
-use gantry_engine::model::{AppEnd, AppOutcome, PodEnd, Process};
+use gantry_engine::model::{AppEnd, AppOutcome, PhaseName, PodEnd, Process};
 
 use super::*;
 
@@ -40,9 +40,9 @@ fn phases_become_pod_states() {
     }
     assert!(phase_names(PodState::Undefined).is_empty());
     let all = (0..9).flat_map(|n| phase_names(PodState::try_from(n).unwrap())).copied().collect::<Vec<_>>();
-    let mut names = Phase::NAMES.to_vec();
+    let mut names = PhaseName::ALL.to_vec();
     names.retain(|name| !all.contains(name));
-    assert_eq!((all.len(), names.len()), (Phase::NAMES.len(), 0), "a phase without a state: {names:?}");
+    assert_eq!((all.len(), names.len()), (PhaseName::ALL.len(), 0), "a phase without a state: {names:?}");
 }
 
 #[test]

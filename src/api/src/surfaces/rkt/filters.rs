@@ -7,7 +7,7 @@
 use std::str::FromStr;
 
 use gantry_engine::model::query;
-use gantry_engine::model::{AppName, ImageId, PodId};
+use gantry_engine::model::{AppName, ImageId, PhaseName, PodId};
 use gantry_proto::rkt::v1alpha::{ImageFilter, KeyValue, PodFilter, PodState};
 use tonic::Status;
 
@@ -65,7 +65,7 @@ fn pod(budget: &mut ValueBudget, at: &str, filter: PodFilter) -> Result<query::P
 }
 
 /// The names of phases. A state that no pod has adds none.
-fn phases(budget: &mut ValueBudget, field: &str, states: Vec<i32>) -> Result<Vec<&'static str>, Status> {
+fn phases(budget: &mut ValueBudget, field: &str, states: Vec<i32>) -> Result<Vec<PhaseName>, Status> {
     budget.count(field, states.len())?;
     let mut phases = Vec::new();
     for state in states {

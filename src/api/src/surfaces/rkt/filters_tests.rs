@@ -32,7 +32,7 @@ fn pod_filter_fields_are_converted() {
     };
     let want = query::PodFilter {
         ids: vec![POD.parse().unwrap()],
-        phases: vec!["running", "deleting"],
+        phases: vec![PhaseName::Running, PhaseName::Deleting],
         app_names: vec!["web".parse().unwrap()],
         images: vec![image_id().parse().unwrap()],
         networks: texts(&["host"]),

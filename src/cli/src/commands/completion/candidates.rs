@@ -4,6 +4,7 @@ use super::host_names::{HostNames, Pod};
 use super::values::values;
 use crate::command_words;
 use crate::globals::first_argument;
+use gantry_model::PhaseName;
 
 /// A word, and what it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,7 +164,7 @@ fn words_of<'a>(flags: &[Flag], before: &'a [String]) -> Vec<&'a str> {
 
 /// Candidates for a positional argument of the command.
 fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
-    let is = |phases: &'static [&str]| move |pod: &Pod| phases.contains(&pod.phase);
+    let is = |phases: &'static [PhaseName]| move |pod: &Pod| phases.contains(&pod.phase);
     match (name, words.len()) {
         ("run" | "prepare" | "fetch", _) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("exec", 1..) | ("cp", _) => Candidates::files(),
@@ -173,10 +174,10 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
         ("app add", 1) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("app list" | "rename", 0) => pods(names, |_| true),
         ("app add", 0) | ("stop" | "kill" | "stats", _) | ("exec" | "attach" | "port" | "top", 0) => {
-            pods(names, is(&["running"]))
+            pods(names, is(&[PhaseName::Running]))
         }
-        ("start", _) => pods(names, is(&["exited", "prepared"])),
-        ("run-prepared", 0) => pods(names, is(&["prepared"])),
+        ("start", _) => pods(names, is(&[PhaseName::Exited, PhaseName::Prepared])),
+        ("run-prepared", 0) => pods(names, is(&[PhaseName::Prepared])),
         ("status" | "wait" | "inspect" | "cat-manifest" | "rm", _) | ("logs", 0) => pods(names, |_| true),
         ("completion", 0) => Candidates::from_words(["bash", "zsh", "fish"]),
         ("volume inspect" | "volume rm", _) => Candidates::from_words(names.volumes()),
@@ -220,7 +221,7 @@ fn schedules(names: &dyn HostNames) -> Candidates {
 
 /// The apps of running pods as `POD/APP`.
 fn apps(names: &dyn HostNames) -> Candidates {
-    let running = names.pods().into_iter().filter(|pod| pod.phase == "running");
+    let running = names.pods().into_iter().filter(|pod| pod.phase == PhaseName::Running);
     let candidates = running.flat_map(|pod| {
         let id = pod.id.get(..8).unwrap_or(&pod.id).to_owned();
         let about = format!("app of {id}, {}", pod.image);
@@ -295,9 +296,9 @@ mod tests {
                 image: "nginx".to_owned(),
             };
             vec![
-                pod("aaaaaaaa", "running", &["web", "log"]),
-                pod("bbbbbbbb", "prepared", &["job"]),
-                pod("cccccccc", "exited", &["web"]),
+                pod("aaaaaaaa", PhaseName::Running, &["web", "log"]),
+                pod("bbbbbbbb", PhaseName::Prepared, &["job"]),
+                pod("cccccccc", PhaseName::Exited, &["web"]),
             ]
         }
 

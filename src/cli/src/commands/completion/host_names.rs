@@ -1,5 +1,6 @@
 //! Names of pods, images, networks, volumes and schedules on this host, for completion.
 
+use gantry_model::PhaseName;
 use gantry_model::query::PodQuery;
 
 use crate::context::Context;
@@ -10,7 +11,7 @@ use crate::failure::Failure;
 pub(super) struct Pod {
     pub(super) id: String,
     pub(super) name: Option<String>,
-    pub(super) phase: &'static str,
+    pub(super) phase: PhaseName,
     pub(super) apps: Vec<String>,
     pub(super) image: String,
 }

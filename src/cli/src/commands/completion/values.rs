@@ -2,7 +2,7 @@
 
 use gantry_model::spec::{ALL_CAPABILITIES, CAPABILITIES};
 use gantry_model::ulimit::Resource;
-use gantry_model::{EventKind, Phase};
+use gantry_model::{EventKind, PhaseName};
 
 use super::candidates::{Candidate, Candidates};
 use super::host_names::HostNames;
@@ -12,7 +12,7 @@ use crate::pod_filter::KEYS as POD_KEYS;
 /// The values of the flag `name` of `command`; `hint` is what its help shows in place of a value, such as `auto|plain`.
 pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, names: &dyn HostNames) -> Candidates {
     match name {
-        "phase" | "state" => Candidates::from_words(Phase::NAMES),
+        "phase" | "state" => Candidates::from_words(PhaseName::ALL.map(PhaseName::as_str)),
         "signal" | "stop-signal" => {
             Candidates::from_words(gantry_model::signal::NAMES.map(|name| format!("SIG{name}")))
         }
@@ -56,7 +56,7 @@ fn filters(keys: &[&str], typed: &str, names: &dyn HostNames) -> Candidates {
     };
     let values: Vec<String> = match key {
         "type" => EventKind::ALL.map(|kind| kind.as_str().to_owned()).into(),
-        "state" => Phase::NAMES.map(str::to_owned).into(),
+        "state" => PhaseName::ALL.map(|name| name.to_string()).into(),
         "app" | "name" => names.pods().into_iter().flat_map(|pod| pod.apps).collect(),
         "image" => names.images(),
         "network" => names.networks(),

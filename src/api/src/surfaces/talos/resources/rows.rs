@@ -46,7 +46,7 @@ fn pod(row: &PodRow) -> ResourceRow {
     let spec = yaml(&[
         ("name", YamlValue::from_text(row.name.as_ref().map(ToString::to_string))),
         ("namespace", YamlValue::Text(row.namespace.to_string())),
-        ("state", YamlValue::Text(row.phase.name().to_owned())),
+        ("state", YamlValue::Text(row.phase.name().to_string())),
         ("paused", YamlValue::Flag(row.paused)),
         ("hostname", YamlValue::Text(row.hostname.clone())),
         ("created", time(Some(row.created))),
