@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as _, FromArgMatches as _};
 use gantry_logging::{Filter, LogFormat};
+use gantry_model::error::chain;
 
 use crate::failure::Failure;
 
@@ -149,7 +150,7 @@ impl Globals {
     /// `GANTRY_LOG` is invalid.
     pub(crate) fn start_logging(&self) -> Result<(), Failure> {
         let filter = Filter::from_flag_or_env(self.log_level.clone());
-        if let Some(filter) = filter.map_err(|error| Failure::usage(error.to_string()))? {
+        if let Some(filter) = filter.map_err(|error| Failure::usage(chain(&error)))? {
             gantry_logging::init(filter, self.log_format);
         }
         Ok(())

@@ -281,7 +281,8 @@ fn install_links(key: &str, value: &str) -> Result<Vec<String>, String> {
         "WantedBy" => "wants",
         "RequiredBy" => "requires",
         _ => {
-            let hint = suggest::nearest(key, ["WantedBy", "RequiredBy"]).map_or("", |_| ": did you mean WantedBy=?");
+            let nearest = suggest::nearest(key, ["WantedBy", "RequiredBy"]);
+            let hint = nearest.map(|known| format!(": did you mean {known}=?")).unwrap_or_default();
             return Err(format!("[Install] has no key {}={hint}", gantry_model::id::shown(key)));
         }
     };

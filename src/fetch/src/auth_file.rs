@@ -75,10 +75,11 @@ impl AuthFileError {
         Self { message, kind: ErrorKind::Exhausted, source: None }
     }
 
-    /// The file is malformed near this line; 0 if the line is unknown.
-    pub(crate) fn malformed(path: &Path, line: usize) -> Self {
+    /// The file is malformed: near this line, or in a value.
+    pub(crate) fn malformed(path: &Path, line: Option<usize>) -> Self {
+        let place = line.map(|line| format!(" near line {line}")).unwrap_or_default();
         let message = format!(
-            "the credential file {} is malformed near line {line}; mend it, or move it away and log in again",
+            "the credential file {} is malformed{place}; mend it, or move it away and log in again",
             path.display()
         );
         Self { message, kind: ErrorKind::Invalid, source: None }
@@ -182,7 +183,7 @@ pub(crate) fn read_auth_file<T: DeserializeOwned>(path: &Path) -> Result<Option<
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
-    serde_json::from_slice(&bytes).map(Some).map_err(|error| AuthFileError::malformed(path, error.line()))
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| AuthFileError::malformed(path, Some(error.line())))
 }
 
 fn file_credentials(
@@ -240,7 +241,7 @@ fn entry_credentials(path: &Path, entry: &AuthEntry) -> Result<Option<Credential
         let decoded = base64::engine::general_purpose::STANDARD.decode(auth.trim()).ok();
         let text = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
         let pair = text.as_deref().and_then(|text| text.split_once(':'));
-        let (user, password) = pair.ok_or_else(|| AuthFileError::malformed(path, 0))?;
+        let (user, password) = pair.ok_or_else(|| AuthFileError::malformed(path, None))?;
         // Some versions of Docker pad the password with NUL bytes.
         let password = password.trim_end_matches('\0').to_owned();
         return Ok(Some(Credentials::Basic { user: user.to_owned(), password }));

@@ -100,7 +100,7 @@ fn auths_of<'a>(file: &'a mut Map<String, Value>, path: &Path) -> Result<&'a mut
     if auths.is_null() {
         *auths = json!({});
     }
-    auths.as_object_mut().ok_or_else(|| AuthFileError::malformed(path, 0))
+    auths.as_object_mut().ok_or_else(|| AuthFileError::malformed(path, None))
 }
 
 fn directory_of(path: &Path) -> PathBuf {

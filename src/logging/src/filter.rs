@@ -24,7 +24,7 @@ pub enum FilterError {
     #[error("'{0}' names no module; expected LEVEL or MODULE=LEVEL")]
     Module(String),
     /// The filter in the environment.
-    #[error("cannot read {FILTER_VARIABLE}: {0}")]
+    #[error("cannot read {FILTER_VARIABLE}")]
     Environment(#[source] Box<FilterError>),
 }
 
