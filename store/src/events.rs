@@ -9,6 +9,7 @@ use std::time::Duration;
 use gantry_model::{AppName, AppOutcome, AppState, Edge, Event, EventKind, NewEvent, PodId, Timestamp};
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
+use crate::PodRow;
 use crate::db::Sync;
 use crate::pods::{Step, row};
 use crate::{AppRow, NetworkSummary, Networks, Store, StoreError};
@@ -42,14 +43,14 @@ pub(crate) const FIRST_SINCE: &str = "SELECT min(+seq) FROM event WHERE at >= ?1
 /// reported once per attempt; a late writer that finds both at once reports both. `removed` are the apps whose rows are
 /// deleted.
 pub(crate) fn of_step(
-    pod: PodId,
+    pod: &PodRow,
     asked: &Step<'_>,
     apps: &[(&AppRow, AppState)],
     removed: &[&AppRow],
     now: Timestamp,
 ) -> Result<Vec<NewEvent>, StoreError> {
-    let mut events: Vec<NewEvent> = apps.iter().flat_map(|(app, to)| of_app(pod, app, to, now)).collect();
-    events.extend(removed.iter().filter_map(|app| of_removed_app(pod, app, now)));
+    let mut events: Vec<NewEvent> = apps.iter().flat_map(|(app, to)| of_app(pod.id, app, to, now)).collect();
+    events.extend(removed.iter().filter_map(|app| of_removed_app(pod.id, app, now)));
     let mut of_pod = asked.edge.and_then(|edge| of_edge(pod, edge, now));
     if let (Some(event), Some(networks)) = (&mut of_pod, asked.got()) {
         event.data.insert("networks".to_owned(), listed(networks)?);
@@ -78,7 +79,14 @@ fn listed(networks: &Networks) -> Result<String, StoreError> {
     Ok(networks.summaries()?.into_iter().map(one).collect::<Vec<_>>().join(","))
 }
 
-fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
+/// An event of a pod.
+pub(crate) fn pod_event(pod: &PodRow, kind: EventKind, at: Timestamp, data: BTreeMap<String, String>) -> NewEvent {
+    let id = pod.id.to_string();
+    let name = pod.name.as_ref().map_or_else(|| id.clone(), ToString::to_string);
+    NewEvent { kind, at, id, name, data }
+}
+
+fn of_edge(pod: &PodRow, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
     let mut data = BTreeMap::new();
     let (kind, at) = match edge {
         Edge::Prepared(at) => (EventKind::PodPrepared, *at),
@@ -97,7 +105,7 @@ fn of_edge(pod: PodId, edge: &Edge, now: Timestamp) -> Option<NewEvent> {
         Edge::Restart => (EventKind::PodStarting, now),
         Edge::Prepare | Edge::Marked(_) | Edge::Discarded(_) | Edge::Deleting(_) => return None,
     };
-    Some(NewEvent { kind, at, id: pod.to_string(), name: pod.to_string(), data })
+    Some(pod_event(pod, kind, at, data))
 }
 
 /// An event of an app.

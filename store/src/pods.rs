@@ -533,7 +533,7 @@ fn apply(pod: &PodRow, asked: &Step<'_>, new_events: &mut Vec<NewEvent>) -> Resu
     };
     let apps = events::matched(&pod.apps, &asked.apps.states).map_err(|app| StepError::NoSuchApp { id, app })?;
     let removed = events::removed(&pod.apps, &asked.apps.removed);
-    new_events.extend(events::of_step(id, asked, &apps, &removed, crate::now())?);
+    new_events.extend(events::of_step(pod, asked, &apps, &removed, crate::now())?);
     Ok(after(pod, to, asked, &apps))
 }
 

@@ -150,17 +150,42 @@ impl EventKind {
         }
     }
 
-    /// Whether the events of this kind are about a schedule, whose name is their id and their name.
+    /// What the events of this kind are about.
     #[must_use]
-    pub fn is_of_schedule(self) -> bool {
-        matches!(
-            self,
+    pub fn subject(self) -> EventSubject {
+        match self {
+            Self::PodPrepared
+            | Self::PodPrepareAborted
+            | Self::PodStarted
+            | Self::PodStopping
+            | Self::PodExited
+            | Self::PodStarting
+            | Self::PodStartFailed
+            | Self::PodGarbageCollected
+            | Self::PodPaused
+            | Self::PodResumed
+            | Self::PodUpdated => EventSubject::Pod,
+            Self::AppCreated
+            | Self::AppStarted
+            | Self::AppReady
+            | Self::AppStopping
+            | Self::AppExited
+            | Self::AppRemoved
+            | Self::AppPaused
+            | Self::AppResumed
+            | Self::AppHealthStarting
+            | Self::AppHealthy
+            | Self::AppUnhealthy
+            | Self::AppOom
+            | Self::AppUpdated => EventSubject::App,
+            Self::ImageImported | Self::ImageRemoved => EventSubject::Image,
+            Self::NodeCalled => EventSubject::Call,
             Self::ScheduleEnabled
-                | Self::ScheduleDisabled
-                | Self::ScheduleDestroyed
-                | Self::ScheduleStartFailed
-                | Self::ScheduleRunSkipped
-        )
+            | Self::ScheduleDisabled
+            | Self::ScheduleDestroyed
+            | Self::ScheduleStartFailed
+            | Self::ScheduleRunSkipped => EventSubject::Schedule,
+        }
     }
 
     /// The kind with this stable name.
@@ -168,6 +193,21 @@ impl EventKind {
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
+}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventSubject {
+    /// A pod: its UUID is the id of the event, its name that of the event.
+    Pod,
+    /// An app: the UUID of its pod is the id of the event.
+    App,
+    /// An image.
+    Image,
+    /// A schedule, whose name is the id and the name of the event.
+    Schedule,
+    /// A call of the node API.
+    Call,
 }
 
 /// An event to be written, in the transaction of the step that it reports.
@@ -179,7 +219,8 @@ pub struct NewEvent {
     pub at: Timestamp,
     /// The pod's UUID, the image's id, the schedule's name, or the method of a call.
     pub id: String,
-    /// The app's name for app events, the image's name for image events, the client for calls, else the same as `id`.
+    /// The name of the app, the image, the pod or the schedule, or the client of a call. A pod without a name has its
+    /// UUID.
     pub name: String,
     /// Facts for the reader, such as `exit_code`, `reason`, `image_id`.
     pub data: BTreeMap<String, String>,

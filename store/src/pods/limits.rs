@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use gantry_model::{AppName, EventKind, NewEvent, PodId, Timestamp};
+use gantry_model::{AppName, EventKind, NewEvent, Timestamp};
 
-use super::AppRow;
+use super::{AppRow, PodRow};
+use crate::events;
 
 /// A change of the limits of a running pod or of one of its apps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,16 +24,17 @@ pub struct LimitUpdate {
 
 impl LimitUpdate {
     /// The event; `app` is the row of its app.
-    pub(super) fn to_event(&self, pod: PodId, app: Option<&AppRow>) -> NewEvent {
-        let id = pod.to_string();
+    pub(super) fn to_event(&self, pod: &PodRow, app: Option<&AppRow>) -> NewEvent {
         let mut data = self.changes.clone();
         data.extend(self.attempt.map(|attempt| ("attempt".to_owned(), attempt.to_string())));
         let image = app.and_then(|app| app.image.as_ref());
         data.extend(image.map(|image| ("image_id".to_owned(), image.to_string())));
-        let (kind, name) = match &self.app {
-            Some(app) => (EventKind::AppUpdated, app.to_string()),
-            None => (EventKind::PodUpdated, id.clone()),
-        };
-        NewEvent { kind, at: self.at, id, name, data }
+        match &self.app {
+            Some(app) => {
+                let (id, name) = (pod.id.to_string(), app.to_string());
+                NewEvent { kind: EventKind::AppUpdated, at: self.at, id, name, data }
+            }
+            None => events::pod_event(pod, EventKind::PodUpdated, self.at, data),
+        }
     }
 }

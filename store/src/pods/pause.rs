@@ -77,7 +77,7 @@ fn of_changes(before: &PodRow, after: &PodRow, now: Timestamp) -> Vec<NewEvent> 
     });
     let of_pod = (before.paused != after.paused).then(|| {
         let kind = if after.paused { EventKind::PodPaused } else { EventKind::PodResumed };
-        event(kind, &id, BTreeMap::new())
+        events::pod_event(after, kind, now, BTreeMap::new())
     });
     of_apps.chain(of_pod).collect()
 }

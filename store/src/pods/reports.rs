@@ -109,7 +109,7 @@ impl Store {
                 written.extend(match report {
                     SupervisorReport::Health(change) => app.map(|app| change.to_event(id, app)),
                     SupervisorReport::Oom(report) => app.map(|app| report.to_event(id, app)),
-                    SupervisorReport::Limits(update) => Some(update.to_event(id, app)),
+                    SupervisorReport::Limits(update) => Some(update.to_event(&after, app)),
                 });
                 report.apply_to(&mut after);
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_model::{AppName, AppState, EventKind, NewEvent, Phase, PodId};
+use gantry_model::{AppName, AppState, EventKind, Phase, PodId};
 
 use super::list::load;
 use crate::db::Sync;
@@ -23,10 +23,7 @@ impl Store {
             }
             let now = crate::now();
             let event = match app {
-                None => {
-                    let (kind, name) = (EventKind::PodStopping, id.to_string());
-                    Some(NewEvent { kind, at: now, id: id.to_string(), name, data: BTreeMap::new() })
-                }
+                None => Some(events::pod_event(&pod, EventKind::PodStopping, now, BTreeMap::new())),
                 Some(name) => pod.apps.iter().find(|row| row.name == *name).and_then(|row| match row.state {
                     AppState::Started { attempt, .. } => {
                         Some(events::app_event(id, row, EventKind::AppStopping, now, Some(attempt), vec![]))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gantry_engine::COMMIT_TIMEOUT;
 use gantry_engine::Engine;
 use gantry_model::query::{EventQuery, PodQuery};
-use gantry_model::{Digest, Event, NewEvent, PhaseName, Timestamp};
+use gantry_model::{Digest, Event, EventSubject, NewEvent, PhaseName, Timestamp};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
@@ -373,7 +373,7 @@ fn cells(event: &Event, full: bool) -> [String; 5] {
         at.rfc3339().to_string(),
         kind.as_str().to_owned(),
         // The name of a schedule is its only id.
-        shown(&short(id, full || kind.is_of_schedule())),
+        shown(&short(id, full || kind.subject() == EventSubject::Schedule)),
         if name == id { String::new() } else { shown(name) },
         shown(&data.join(" ")),
     ]

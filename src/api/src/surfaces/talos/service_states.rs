@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 
-use gantry_engine::model::{EventKind, NewEvent};
+use gantry_engine::model::{EventKind, EventSubject, NewEvent};
 use gantry_proto::talos::machine::ServiceHealth;
 use gantry_proto::talos::machine::service_state_event::Action;
 
@@ -98,7 +98,7 @@ impl ServiceStates {
 
 /// The app of an event; `None`: it is one of a pod.
 pub(super) fn app_of(event: &NewEvent) -> Option<&str> {
-    (event.name != event.id).then_some(event.name.as_str())
+    (event.kind.subject() == EventSubject::App).then_some(event.name.as_str())
 }
 
 fn end_of(event: &NewEvent, is_requested: bool) -> Action {
