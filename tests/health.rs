@@ -234,7 +234,7 @@ fn an_unhealthy_app_is_restarted_stopped_or_killed() {
 
     let stopped = run("stop");
     let status = g.wait_state(&stopped, "exited");
-    assert_eq!(app(&status, "web")["exit_code"], 7, "{status}");
+    assert_eq!((&status["exit_code"], &status["failed_app"]), (&json!(7), &json!("web")), "{status}");
     let killed = run("kill");
     let status = g.wait_state(&killed, "exited");
     assert_eq!((&status["exit_code"], &status["failed_app"]), (&json!(137), &json!("web")), "{status}");

@@ -171,7 +171,7 @@ mod tests {
         let read = || gantry_contract::journal::parse(&std::fs::read(temp.path().join(JOURNAL)).unwrap());
         let mut compactions = 0;
         for attempt in 0..20_000 {
-            journal.append(Fact::AppStopping { app: "a".into(), attempt });
+            journal.append(Fact::AppStopping { app: "a".into(), attempt, unhealthy: false });
             let before = journal.size.get();
             journal.compact_if_long(&dir);
             compactions += usize::from(journal.size.get() < before);
@@ -180,7 +180,7 @@ mod tests {
         assert!(compactions >= 2, "{compactions}");
         assert_eq!(
             read().records.last().map(|r| &r.fact),
-            Some(&Fact::AppStopping { app: "a".into(), attempt: 19_999 })
+            Some(&Fact::AppStopping { app: "a".into(), attempt: 19_999, unhealthy: false })
         );
         // A directory in the place of the new file: the journal stays, and is tried again when it has grown.
         std::fs::create_dir(temp.path().join(NEW_JOURNAL)).unwrap();

@@ -53,12 +53,15 @@ pub enum Fact {
         /// The number of the start.
         attempt: u32,
     },
-    /// An app was asked to stop: its next exit is no failure.
+    /// An app was asked to stop: its next exit is no failure, unless it is stopped because it is unhealthy.
     AppStopping {
         /// Its name.
         app: String,
         /// The number of the start.
         attempt: u32,
+        /// Whether its health check demanded it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unhealthy: bool,
     },
     /// An app was removed from the running pod. Its name may be used again.
     AppRemoved {

@@ -222,7 +222,9 @@ impl Supervisor {
             return;
         }
         let attempt = app.started.as_ref().map_or(0, |started| started.attempt);
-        self.journal.append(Fact::AppStopping { app: app.plan.name.clone(), attempt });
+        // Only the health check has no client.
+        let unhealthy = client.is_none() && restart.as_ref().is_none_or(|start| start.client.is_none());
+        self.journal.append(Fact::AppStopping { app: app.plan.name.clone(), attempt, unhealthy });
         app.signal(app.plan.stop_signal);
         app.stop = Some(StopRequest { kill_at: Some(deadline), clients: client.into_iter().collect(), restart });
         // SIGKILL ends a frozen app as well.

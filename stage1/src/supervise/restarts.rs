@@ -144,7 +144,7 @@ impl Supervisor {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         if app.restarts.cancel() {
             let attempt = app.last_attempt().unwrap_or(0);
-            self.journal.append(Fact::AppStopping { app: app.plan.name.clone(), attempt });
+            self.journal.append(Fact::AppStopping { app: app.plan.name.clone(), attempt, unhealthy: false });
         }
     }
 

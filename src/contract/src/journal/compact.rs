@@ -38,7 +38,7 @@ type Kind = usize;
 impl Subject {
     fn push(&mut self, line: usize, kind: Kind, fact: &Fact) {
         match fact {
-            Fact::AppStopping { attempt, .. } => drop(self.stopping.insert(*attempt)),
+            Fact::AppStopping { attempt, unhealthy: false, .. } => drop(self.stopping.insert(*attempt)),
             Fact::AppExited { attempt, how, restart_at, .. } => {
                 let was_requested = self.stopping.remove(attempt);
                 if *how != ProcessExit::Code(0) && !was_requested && restart_at.is_none() {

@@ -31,6 +31,8 @@ struct AppHistory {
     stopping: Vec<u32>,
     /// The place in the journal of its first failure, and how it failed.
     failure: Option<(usize, AppOutcome)>,
+    /// The same of an exit that is followed by a restart.
+    restarting: Option<(usize, AppOutcome)>,
 }
 
 impl AppHistory {
@@ -53,15 +55,29 @@ impl AppHistory {
     }
 
     fn exited(&mut self, place: usize, attempt: u32, end: AppEnd) {
-        if !end.how.is_success() && !self.stopping.contains(&attempt) && end.restart_at.is_none() {
-            self.failure.get_or_insert((place, end.how));
+        let failure = Some((place, end.how)).filter(|_| !end.how.is_success() && !self.stopping.contains(&attempt));
+        match end.restart_at {
+            None => self.failure = self.failure.or(failure),
+            Some(_) => self.restarting = failure,
         }
         self.push(AppState::Exited { started: None, end, attempt });
+    }
+
+    fn started(&mut self, state: AppState) {
+        self.restarting = None;
+        self.push(state);
     }
 
     /// An app was asked to stop, which cancels its next start, too.
     fn stop(&mut self, attempt: u32) {
         self.stopping.push(attempt);
+        self.restarting = None;
+        self.cancel_restart();
+    }
+
+    /// Its pod is stopped. An exit that was to be followed by a restart is its last one.
+    fn stop_with_pod(&mut self) {
+        self.failure = self.failure.or(self.restarting.take());
         self.cancel_restart();
     }
 
@@ -95,22 +111,23 @@ impl<'a> AppHistories<'a> {
             match &record.fact {
                 Fact::Ready(ready) => {
                     for app in &ready.apps {
-                        apps.entry(&app.app).or_default().push(started(app));
+                        apps.entry(&app.app).or_default().started(started(app));
                     }
                 }
                 Fact::AppCreated { app } => {
                     let history = AppHistory { states: vec![AppState::Created], added: true, ..AppHistory::default() };
                     apps.insert(app, history);
                 }
-                Fact::AppStarted(app) => apps.entry(&app.app).or_default().push(started(app)),
-                Fact::AppStopping { app, attempt } => apps.entry(app).or_default().stop(*attempt),
+                Fact::AppStarted(app) => apps.entry(&app.app).or_default().started(started(app)),
+                Fact::AppStopping { app, unhealthy: true, .. } => apps.entry(app).or_default().cancel_restart(),
+                Fact::AppStopping { app, attempt, unhealthy: false } => apps.entry(app).or_default().stop(*attempt),
                 Fact::AppExited { app, attempt, how, oom, restart_at } => {
                     let restart_at = restart_at.map(Timestamp);
                     let end = AppEnd { how: (*how).into(), oom: *oom, at: Timestamp(record.at), restart_at };
                     apps.entry(app).or_default().exited(place, *attempt, end);
                 }
                 Fact::AppRemoved { app } => apps.entry(app).or_default().removed = true,
-                Fact::Stopping { .. } => apps.values_mut().for_each(AppHistory::cancel_restart),
+                Fact::Stopping { .. } => apps.values_mut().for_each(AppHistory::stop_with_pod),
                 Fact::Failed(_)
                 // See `pods::readiness`.
                 | Fact::AppReady { .. }
@@ -291,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_requested_exit_is_no_failure() {
-        let stopping = Fact::AppStopping { app: "a".into(), attempt: 0 };
+        let stopping = Fact::AppStopping { app: "a".into(), attempt: 0, unhealthy: false };
         let facts =
             vec![created("a"), started("a", 0), stopping, exited("a", 0, 9), started("b", 0), exited("b", 0, 4)];
         let journal = journal(facts);

@@ -39,9 +39,10 @@ fn simulate(steps: &[(u8, u8)]) -> Vec<Fact> {
         let last = known.attempts.saturating_sub(1);
         let exited = |how| Fact::AppExited { app: app.clone(), attempt: last, how, oom: false, restart_at: None };
         match (known.running, action % 8) {
-            (true, 0) => {
-                facts.extend([Fact::AppStopping { app: app.clone(), attempt: last }, exited(ProcessExit::Signal(15))])
-            }
+            (true, 0) => facts.extend([
+                Fact::AppStopping { app: app.clone(), attempt: last, unhealthy: false },
+                exited(ProcessExit::Signal(15)),
+            ]),
             (true, 1) => facts.push(exited(ProcessExit::Code(3))),
             (true, 2) => {
                 facts.push(Fact::Paused { app: Some(app) });

@@ -32,6 +32,9 @@ pub(crate) struct Observation {
 /// The exit code of a pod whose end was not recorded, as of SIGKILL.
 const LOST_EXIT_CODE: i32 = 137;
 
+/// The supervisor's reason to stop a pod whose PID 1 was killed.
+const INIT_KILLED: &str = "pid-1-killed";
+
 /// The end of a pod whose supervisor is dead.
 pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Observation) -> Outcome {
     let histories = AppHistories::from_journal(journal);
@@ -74,10 +77,11 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
         (true, None, false) => "the supervisor was killed".to_owned(),
         _ => reason(journal, failed.as_ref().map(|(name, _)| name), states),
     };
-    let unrecorded = if is_lost && ended.is_none() { LOST_EXIT_CODE } else { 0 };
+    let is_killed = (is_lost && ended.is_none()) || stop_reason(journal) == Some(INIT_KILLED);
+    let unrecorded = if is_killed { LOST_EXIT_CODE } else { 0 };
     let is_lost = match stop_reason(journal) {
         Some("stop" | "kill") => false,
-        Some("supervisor-signal") => true,
+        Some("supervisor-signal" | INIT_KILLED) => true,
         _ => is_lost && ended.is_none(),
     };
     let exit_code = failed.as_ref().map_or(unrecorded, |(_, how)| how.exit_code());
@@ -109,6 +113,7 @@ fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppSta
     match (stop_reason(journal), failed) {
         (Some("stop"), _) => "stopped".to_owned(),
         (Some("kill"), _) => "killed".to_owned(),
+        (Some(INIT_KILLED), _) => "its PID 1 was killed".to_owned(),
         (Some("supervisor-signal"), _) => "the supervisor was told to end".to_owned(),
         (Some("app-failed") | None, Some(app)) if ran_out_of_memory(app) => {
             format!("app {app} ran out of memory{}", reached_limit(journal, app))
@@ -275,8 +280,43 @@ mod tests {
         let got = outcome(&running(&["a"]), &journal(vec![planned.clone()]), seen);
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "the supervisor was killed"));
         assert_eq!(end_of(&got.apps.states[0].1).map(|end| end.restart_at), Some(None));
+        // A requested stop makes the exit the last one.
         let got = outcome(&running(&["a"]), &journal(vec![planned, stopping("stop"), Fact::Ended]), seen);
-        assert_eq!((got.end.exit_code, got.end.reason.as_str()), (0, "stopped"));
+        assert_eq!((got.end.exit_code, got.end.reason.as_str(), got.is_lost), (1, "stopped", false));
+    }
+
+    #[test]
+    fn a_killed_init_is_a_lost_pod() {
+        let killed = |restart_at| Fact::AppExited {
+            app: "a".into(),
+            attempt: 0,
+            how: ProcessExit::Signal(9),
+            oom: false,
+            restart_at,
+        };
+        let seen = |sandbox| Observation { now: Timestamp(9), restarted: false, sandbox };
+        for (facts, sandbox) in [
+            (vec![killed(Some(200)), stopping("pid-1-killed"), Fact::Ended], false),
+            (vec![stopping("pid-1-killed"), killed(None), Fact::Ended], false),
+            (vec![stopping("pid-1-killed"), killed(None), Fact::Ended], true),
+        ] {
+            let got = outcome(&running(&["a"]), &journal(facts), seen(sandbox));
+            assert_eq!((got.end.exit_code, got.is_lost), (137, true), "{sandbox}");
+            assert_eq!(got.end.reason, "its PID 1 was killed");
+        }
+    }
+
+    #[test]
+    fn an_unhealthy_app_that_is_stopped_has_failed() {
+        let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
+        for (unhealthy, want) in [(true, 143), (false, 0)] {
+            let facts = vec![
+                Fact::AppStopping { app: "a".into(), attempt: 0, unhealthy },
+                exited("a", ProcessExit::Signal(15)),
+                Fact::Ended,
+            ];
+            assert_eq!(outcome(&running(&["a"]), &journal(facts), seen).end.exit_code, want);
+        }
     }
 
     #[test]
