@@ -61,6 +61,32 @@ fn an_app_killed_from_outside_ends_its_pod() {
 }
 
 #[test]
+fn a_lost_journal_affects_only_its_pod() {
+    let g = Gantry::new();
+    let lost = g.detached(&["--name=lost"], &["sleep", "forever"]);
+    let other = g.detached(&["--name=other"], &["sleep", "forever"]);
+    let ended = g.detached(&["--name=ended"], &["sleep", "forever"]);
+    kill(g.supervisor(&ended));
+    for pod in [&lost, &ended] {
+        let journal = g.dir().join("pods").join(pod).join("journal");
+        fs::remove_file(&journal).unwrap();
+        fs::create_dir(&journal).unwrap();
+    }
+    let phase = |pod: &str| g.status(pod)["phase"].as_str().unwrap_or_default().to_owned();
+    assert_eq!((phase(&lost).as_str(), phase("other").as_str(), g.list().len()), ("running", "running", 3));
+    assert_eq!(g.wait_state(&ended, "exited")["exit_code"], 137);
+    let doctor = g.run(&["doctor"]);
+    assert!(
+        doctor.code == 1 && doctor.stdout.contains(&format!("the journal of pod {lost} cannot be read")),
+        "{doctor}"
+    );
+    g.run(&["stop", "--all"]).succeeded();
+    assert_eq!((phase(&lost).as_str(), phase(&other).as_str()), ("exited", "exited"));
+    g.run(&["rm", "--all"]).succeeded();
+    g.check_invariants();
+}
+
+#[test]
 fn a_pod_outlives_its_killed_command() {
     let g = Gantry::new();
     let image = g.fixture();

@@ -71,6 +71,8 @@ fn a_pod_runs_below_its_cgroup_parent() {
     assert!(!cgroups.iter().any(|one| one.starts_with("/gantry/")), "{cgroups:?}");
     let inspected = g.json(&["inspect", &pod]);
     assert_eq!(inspected["cgroup"], *path);
+    let text = g.run(&["inspect", &pod]).ok().stdout;
+    assert_eq!(text.lines().filter(|line| line.starts_with("  \"cgroup\":")).count(), 1, "{text}");
     assert_eq!(inspected["manifest"]["cgroup_parent"], *parent);
     let stats = g.json(&["stats", "--no-stream", "-o", "json", &pod]);
     assert!(stats.to_string().contains("\"memory\""), "{stats}");

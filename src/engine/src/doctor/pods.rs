@@ -36,6 +36,7 @@ impl Engine {
     ) -> Result<(), PodError> {
         let mut running = Vec::new();
         for row in rows {
+            self.check_journal(row.id, findings);
             match self.reconcile(*row)? {
                 Some(row) if matches!(row.phase, Phase::Running { .. }) => running.push(row),
                 Some(row) => self.check_resting(&row, deep, findings),
@@ -44,6 +45,13 @@ impl Engine {
         }
         running.chunks(ASKED_AT_ONCE).for_each(|some| self.check_running(some, findings));
         Ok(())
+    }
+
+    fn check_journal(&self, id: PodId, findings: &mut Vec<Finding>) {
+        if let Some(error) = self.journal_damage(id) {
+            let what = format!("the journal of pod {id} cannot be read: {error}");
+            fail(findings, what, "'gantry rm --force' stops and removes the pod; its exit codes are lost");
+        }
     }
 
     /// A pod that does not run has neither cgroups nor resources of networks.

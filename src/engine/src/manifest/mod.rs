@@ -14,7 +14,6 @@ use gantry_model::id::IdError;
 use gantry_model::spec::SpecError;
 use gantry_model::{AppSpec, ErrorKind, Kind, Phase, PodId, PodSpec};
 use gantry_store::PodRow;
-use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::manifest::appc::Secrets;
@@ -188,7 +187,7 @@ impl Engine {
                     plan
                 }))
             }
-            Err(error) if is_lost(&error) => Ok(None),
+            Err(error) if pod_dir::is_lost(&error) => Ok(None),
             Err(error) => Err(PodError::io("read the plan", path)(error)),
         }
     }
@@ -202,8 +201,8 @@ impl Engine {
     }
 
     /// Everything about a pod beyond its status: `manifest`, `plan`, `limits` (those in effect, of the `pod` and of its
-    /// `apps`), `journal`, `supervisor` (its status, while it runs), `dir`, `cgroup`, `supervisor_log`. Unavailable
-    /// parts are null.
+    /// `apps`), `journal`, `supervisor` (its status, while it runs), `dir`, `supervisor_log`. Unavailable parts are
+    /// null.
     ///
     /// # Errors
     /// [`ManifestError`] when the pod does not exist.
@@ -221,17 +220,9 @@ impl Engine {
             "supervisor": status,
             "health": self.health_reports(&view.row),
             "dir": view.dir().to_string_lossy(),
-            "cgroup": view.row.cgroup,
             "supervisor_log": self.supervisor_log(id).to_string_lossy(),
         }))
     }
-}
-
-/// Whether the file is missing, is not a file, or cannot be read from the disk.
-fn is_lost(error: &std::io::Error) -> bool {
-    let gone = [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP, Errno::NXIO, Errno::IO];
-    error.kind() == std::io::ErrorKind::InvalidData
-        || Errno::from_io_error(error).is_some_and(|errno| gone.contains(&errno))
 }
 
 fn no_manifest(row: &PodRow) -> ManifestError {

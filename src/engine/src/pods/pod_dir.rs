@@ -52,20 +52,44 @@ impl Engine {
         self.store.layout().pod_dir(&id)
     }
 
-    /// The supervisor's journal; empty when it has not written one yet.
+    /// The supervisor's journal; empty when it has not written one yet. One that is lost ([`is_lost`]) is empty, too:
+    /// such a pod can be listed, stopped and removed, and ends as if its supervisor had been killed.
     pub(crate) fn journal(&self, id: PodId) -> Result<Arc<journal::Parsed>, PodError> {
-        let path = self.pod_dir(id).join(files::JOURNAL);
-        match open(&path).and_then(|file| self.journals.read(file)) {
+        match self.try_read_journal(id) {
             Ok(journal) => Ok(journal),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Arc::default()),
-            Err(error) => Err(PodError::io("read the journal", path)(error)),
+            Err(error) if is_lost(&error) => Ok(Arc::default()),
+            Err(error) => Err(PodError::io("read the journal", self.pod_dir(id).join(files::JOURNAL))(error)),
         }
+    }
+
+    /// Why the pod's journal exists and cannot be read.
+    pub(crate) fn journal_damage(&self, id: PodId) -> Option<io::Error> {
+        self.try_read_journal(id).err().filter(|error| error.kind() != io::ErrorKind::NotFound)
+    }
+
+    fn try_read_journal(&self, id: PodId) -> io::Result<Arc<journal::Parsed>> {
+        open(&self.pod_dir(id).join(files::JOURNAL)).and_then(|file| self.journals.read(file))
     }
 
     /// The journal as an open file, which stays readable after the pod was removed.
     pub(crate) fn open_journal(&self, id: PodId) -> Result<File, PodError> {
         let path = self.pod_dir(id).join(files::JOURNAL);
         open(&path).map_err(PodError::io("open the journal", path))
+    }
+
+    /// Removes the temporary files of killed processes, and the older record of limits. The caller holds the pod's
+    /// lock.
+    pub(crate) fn remove_temporary_files(&self, id: PodId) {
+        let dir = self.pod_dir(id);
+        for name in [NEW_PLAN, NEW_LIMITS, files::NEW_JOURNAL] {
+            let _absent_or_left_for_rm = std::fs::remove_file(dir.join(name));
+        }
+        // A command that holds the lock is about to rename it.
+        if dir.join(NEW_ADDED).exists()
+            && let Ok(Some(lock)) = self.lock_apps(id, Duration::ZERO)
+        {
+            self.remove_temporary_record(id, &lock);
+        }
     }
 
     /// The plan of a prepared pod.
@@ -88,6 +112,12 @@ impl Engine {
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(gantry_model::id::shown).collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
     }
+}
+
+/// Whether the file is missing, is not a file, or cannot be read from the disk.
+pub(crate) fn is_lost(error: &io::Error) -> bool {
+    let gone = [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP, Errno::NXIO, Errno::IO];
+    error.kind() == io::ErrorKind::InvalidData || Errno::from_io_error(error).is_some_and(|errno| gone.contains(&errno))
 }
 
 /// Reads an open journal.
@@ -195,13 +225,6 @@ pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
         }
     }
     Ok(())
-}
-
-/// Removes the temporary files of killed processes, and the older record of limits. The caller holds the pod's lock.
-pub(crate) fn remove_temporary_files(dir: &Path) {
-    for name in [NEW_PLAN, NEW_ADDED, NEW_LIMITS, files::NEW_JOURNAL] {
-        let _absent_or_left_for_rm = std::fs::remove_file(dir.join(name));
-    }
 }
 
 /// Marks the pod to be removed as soon as it has ended, by the first process that notices.

@@ -12,7 +12,6 @@ use gantry_store::{AppChanges, Change, Moved, Networks, PodRow, StoreError};
 use crate::logs::repair;
 use crate::pods::app_history::AppHistories;
 use crate::pods::outcome::{self, Observation};
-use crate::pods::pod_dir;
 use crate::pods::reports::has_new_reports;
 use crate::pods::restart::has_restart_policy;
 use crate::pods::wait::has_end;
@@ -115,7 +114,7 @@ impl Engine {
     pub(crate) fn abort(&self, row: &PodRow, failure: Option<String>) -> Result<Option<PodRow>, PodError> {
         self.remove_leftovers(row.id, &row.cgroup);
         if self.writes.get() {
-            pod_dir::remove_temporary_files(&self.pod_dir(row.id));
+            self.remove_temporary_files(row.id);
         }
         self.step(row, Change { failure, ..Change::along(Edge::Aborted(gantry_store::now())) })
     }
@@ -150,7 +149,7 @@ impl Engine {
             }
         }
         if self.writes.get() {
-            pod_dir::remove_temporary_files(&self.pod_dir(row.id));
+            self.remove_temporary_files(row.id);
         }
         let Some(mut row) = self.record_readiness(row.clone(), journal)? else { return Ok(None) };
         // Usually the end of each app is one change, which is part of the step.
