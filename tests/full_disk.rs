@@ -223,6 +223,21 @@ fn pods_can_be_stopped_on_a_full_disk() {
 }
 
 #[test]
+fn a_start_fails_while_the_end_cannot_be_recorded() {
+    let g = Gantry::new();
+    let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));
+    let pod = pod_id(&disk.run(&["run", "--net=none", "-d", "--name=a", &image, "--", "sleep", "0.2"]).ok());
+    wait_for_supervisor_exit(&disk, &pod);
+    disk.remount("ro");
+    let _ = disk.run(&["start", &pod]).exits(125).stderr_contains(&["read-only"]);
+    let _ = disk.run(&["restart", &pod]).exits(125).stderr_contains(&["read-only"]);
+    disk.remount("rw");
+    disk.run(&["start", &pod]).succeeded();
+    disk.run(&["rm", "--force", &pod]).succeeded();
+    assert_clean(&disk);
+}
+
+#[test]
 fn gantryd_collects_garbage_on_a_full_disk() {
     let g = Gantry::new();
     let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));

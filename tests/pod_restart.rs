@@ -17,7 +17,10 @@ fn kill(pid: u32) {
 #[track_caller]
 fn pod_events(g: &Gantry, pod: &str) -> Vec<String> {
     let out = g.run(&["events", "-o", "json", "--since=1h", &format!("--filter=pod={pod}")]).ok();
-    let events = json_lines(&out.stdout).into_iter().filter(|event| event["name"] == *pod);
+    let events = json_lines(&out.stdout).into_iter().filter(|event| {
+        let kind = event["type"].as_str().unwrap_or_default();
+        kind.starts_with("pod-")
+    });
     events.map(|event| event["type"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
@@ -201,6 +204,36 @@ fn a_start_survives_kills_at_any_point() {
     let attempts: Vec<_> = starts.map(|event| event["data"]["attempt"].to_string()).collect();
     let unique: std::collections::BTreeSet<_> = attempts.iter().collect();
     assert_eq!(unique.len(), attempts.len(), "{attempts:?}");
+}
+
+#[test]
+fn a_pod_whose_init_was_killed_is_restarted() {
+    let g = Gantry::new();
+    let pod = with_policy(&g, "always", &[]);
+    let init = || g.json(&["inspect", &pod])["supervisor"]["ready"]["init"].as_u64().unwrap_or_default();
+    kill(u32::try_from(init()).unwrap());
+    let status = g.wait_state(&pod, "exited");
+    assert_eq!((&status["exit_code"], &status["failed_app"]), (&137.into(), &"a".into()), "{status}");
+    assert_eq!(status["reason"], "its PID 1 was killed", "{status}");
+    let keeper = g.start_daemon(&[]);
+    wait_attempt(&g, &pod, 1);
+    let _ = keeper.terminate();
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+}
+
+#[test]
+fn a_stop_beside_a_start_does_not_fail() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--name=a"], &["sleep", "forever"]);
+    for _ in 0..20 {
+        let start = g.spawn(&["start", &pod]);
+        let stop = g.spawn(&["stop", "--force", &pod]);
+        let again = g.spawn(&["start", &pod]);
+        stop.wait().succeeded();
+        let _ = (start.wait(), again.wait());
+    }
+    g.run(&["stop", "--force", &pod]).succeeded();
+    g.check_invariants();
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl Engine {
         let dir = self.pod_dir(id);
         let lock = self.lock_pod(id)?.ok_or(StartError::Busy(id))?;
         // Under the lock the row stays true, but for requests to stop the pod.
-        let row = self.row_under_lock(id)?;
+        let row = self.exited_row_under_lock(id)?;
         let is_waiting = row.restart.at.is_some_and(|at| at <= gantry_store::now());
         match row.phase {
             Phase::Exited { .. } if is_requested || is_waiting => {}
@@ -136,6 +136,19 @@ impl Engine {
             return Err(StartError::Busy(id));
         }
         self.spawn_again(row, lock).map(Some).inspect_err(|error| self.clean_up_failed_restart(id, error))
+    }
+
+    /// The row of a pod whose lock the caller holds, so that no supervisor runs: records the end of the last run, if
+    /// that has failed so far. A full or read-only disk fails here.
+    fn exited_row_under_lock(&self, id: PodId) -> Result<PodRow, PodError> {
+        let row = self.row_under_lock(id)?;
+        match row.phase {
+            Phase::Running { .. } => {
+                let journal = self.journal(id)?;
+                self.finalize(&row, &journal)?.ok_or_else(|| PodError::NotFound(id.into()))
+            }
+            _ => Ok(row),
+        }
     }
 
     /// Spawns the supervisor of a pod whose row says Starting, and waits until it is ready.

@@ -116,9 +116,10 @@ impl Engine {
         Ok(self.stopped(view, false, escalated))
     }
 
-    /// The pod when it has ended; `before`, if another process has removed it in the meantime (`run --rm`).
+    /// The pod when this run of it has ended, perhaps as another process starts it again; `before`, if it was removed
+    /// in the meantime (`run --rm`).
     fn wait_or_gone(&self, before: &PodView, patience: Duration) -> Result<Option<PodView>, PodError> {
-        match self.wait(before.row.id, Some(patience)) {
+        match self.wait_until(before.row.id, Deadline::after(patience), |phase| *phase != before.row.phase) {
             Err(PodError::NotFound(_)) => Ok(Some(before.clone())),
             other => other,
         }
