@@ -56,10 +56,22 @@ impl Supervisor {
             None => &self.pod.plan.limits,
         };
         let is_under_way = self.reclaims.values().any(|reclaim| reclaim.update.app == update.app);
+        if *known != update.old && !is_under_way {
+            // The client read a record that another client changed since, or that was lost: it reads the new one.
+            self.record_limits(update.app.as_deref(), known)?;
+        }
         if *known != update.old || is_under_way {
             return Err(failure(ErrorKind::Busy, "another client is changing the limits or has: try again"));
         }
         Ok(())
+    }
+
+    /// Records the limits of an app or of the pod (`None`).
+    fn record_limits(&self, app: Option<&str>, limits: &Limits) -> Result<()> {
+        updated_limits::change(self.pod.jail.pod_dir.as_fd(), self.limits_durability(), |record| match app {
+            Some(name) => drop(record.apps.insert(name.to_owned(), limits.clone())),
+            None => record.pod = Some(limits.clone()),
+        })
     }
 
     /// Starts a helper process if the new memory limit is below the memory in use.
@@ -164,13 +176,7 @@ impl Supervisor {
             Some(name) => self.change_app_limits(name, &old, &update.new, !extra.is_empty()).of_app(name)?,
             None => self.change_pod_limits(&old, &update.new, !extra.is_empty())?,
         };
-        let recorded = updated_limits::change(self.pod.jail.pod_dir.as_fd(), self.limits_durability(), |limits| {
-            match &update.app {
-                Some(name) => drop(limits.apps.insert(name.clone(), update.new.clone())),
-                None => limits.pod = Some(update.new.clone()),
-            }
-        });
-        if let Err(why) = recorded {
+        if let Err(why) = self.record_limits(update.app.as_deref(), &update.new) {
             // Without the record, a restart of the pod would lose the limits.
             let _former_limits = self.restore_limits(update);
             return Err(why);
