@@ -121,6 +121,22 @@ fn refused_apps_leave_nothing() {
 }
 
 #[test]
+fn the_last_app_is_removed_as_its_pod_ends() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = g.detached(&["--name=only"], &["sleep", "forever"]);
+    g.run(&["app", "rm", "--force", &format!("{pod}/only")]).succeeded();
+    let status = g.wait_state(&pod, "exited");
+    assert_eq!(status["apps"].as_array().map(Vec::len), Some(0), "{status}");
+    let removed = g.run(&["run", "-d", "--rm", "--net=none", "--pod-name=gone", &image, "--", "sleep", "forever"]);
+    removed.succeeded();
+    let name = g.status("gone")["apps"][0]["name"].as_str().unwrap().to_owned();
+    g.run(&["app", "rm", "--force", &format!("gone/{name}")]).succeeded();
+    wait_for("the pod to be removed", || (g.list().len() == 1).then_some(()));
+    g.check_invariants();
+}
+
+#[test]
 fn apps_are_stopped_with_grace_and_restarted() {
     let g = Gantry::new();
     let pod = sandbox(&g, &[]);

@@ -148,6 +148,13 @@ impl Engine {
                 return Err(EngineError::new(ErrorKind::Refused, why));
             }
             self.stop_app(id, app, self.stop_grace(id, Some(app)))?;
+            match self.wait_for_end_without_apps(id) {
+                Ok(true) => return self.remove_ended_app(id, app),
+                Ok(false) => {}
+                // A pod of `run --rm`, which was removed with its apps.
+                Err(PodError::NotFound(_)) => return Ok(()),
+                Err(error) => return Err(EngineError::from_cause(error)),
+            }
         }
         let lock = self.lock_apps_or_fail(id)?;
         let (row, _) = self.undo_adds_under_lock(id, &lock).map_err(EngineError::from_cause)?;
@@ -168,6 +175,20 @@ impl Engine {
         match has_restart_policy(&row) {
             true => self.make_removal_durable(id),
             false => Ok(()),
+        }
+    }
+
+    /// Waits for the end of a pod whose last active app was stopped. Returns whether the pod has ended.
+    fn wait_for_end_without_apps(&self, id: PodId) -> Result<bool, PodError> {
+        let row = self.reconcile_pod(id)?;
+        let is_active = |app: &AppRow| match app.state {
+            AppState::Waiting | AppState::Creating | AppState::Started { .. } => true,
+            AppState::Exited { end, .. } => end.restart_at.is_some(),
+            AppState::Created => false,
+        };
+        match row.sandbox || row.apps.iter().any(is_active) {
+            true => Ok(has_ended(&row.phase)),
+            false => Ok(self.wait(id, Some(STOP_SLACK))?.is_some()),
         }
     }
 
