@@ -122,6 +122,20 @@ fn files_are_copied_into_a_running_app() {
 }
 
 #[test]
+fn a_killed_copy_leaves_nothing() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let big = host_dir(&g).join("big");
+    fs::write(&big, vec![7; 64 << 20]).unwrap();
+    let (from, to) = (big.display().to_string(), format!("{pod}:/tmp/big"));
+    let whole = g.run(&["cp", &from, &to]).ok().duration;
+    for step in 1..8 {
+        g.spawn(&["cp", &from, &to]).kill_after(whole * step / 10);
+    }
+    assert_eq!(exec(&g, &pod, &["ls", "/tmp"]).trim(), "big");
+}
+
+#[test]
 fn archives_are_streams() {
     let g = Gantry::new();
     let pod = g.detached(&[], &["sleep", "forever"]);

@@ -1,16 +1,60 @@
-//! Reading files and streams that others wrote, up to a limit; syncing directories.
+//! Reading files and streams that others wrote, up to a limit; files that get their name when they are complete; syncing
+//! directories.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
 /// The initial size of a buffer. Most files below `/proc` fit, whose size is not known.
 const MIN_CAPACITY: usize = 512;
+
+/// A new file that gets its name in a directory when it is complete: a kill before that leaves nothing of it. On a file
+/// system without unnamed files (`O_TMPFILE` of open(2)), it has the name from the start.
+#[derive(Debug)]
+pub struct UnnamedFile {
+    file: File,
+    is_named: bool,
+}
+
+impl UnnamedFile {
+    /// Creates the file in this directory; `name` must not exist.
+    ///
+    /// # Errors
+    /// The error of open(2).
+    pub fn create(dir: impl AsFd, name: &str, mode: Mode) -> io::Result<Self> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        match rustix::fs::openat(&dir, ".", flags | OFlags::TMPFILE, mode) {
+            Ok(file) => return Ok(Self { file: file.into(), is_named: false }),
+            // Kernels without O_TMPFILE take it for a directory that is to be written.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        Ok(Self { file: rustix::fs::openat(&dir, name, flags, mode)?.into(), is_named: true })
+    }
+
+    /// The open file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the file the name with which it was created.
+    ///
+    /// # Errors
+    /// The error of linkat(2).
+    pub fn link(&self, dir: impl AsFd, name: &str) -> io::Result<()> {
+        match self.is_named {
+            true => Ok(()),
+            false => Ok(rustix::fs::linkat(&self.file, "", dir, name, AtFlags::EMPTY_PATH)?),
+        }
+    }
+}
 
 /// Reads a whole file of at most `limit` bytes. A FIFO or a device in its place does not block and is an error.
 ///

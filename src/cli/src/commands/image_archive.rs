@@ -5,7 +5,9 @@ use std::io::{self, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 
 use gantry_engine::{ArchiveFormat, Engine};
+use gantry_host::file::UnnamedFile;
 use gantry_model::ImageRef;
+use rustix::fs::{AtFlags, Mode};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -97,16 +99,19 @@ fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat,
         return Ok(engine.image_save(references, format, &mut file)?);
     }
     let name = path.file_name().ok_or_else(|| Failure::usage("--output needs the name of a file"))?;
-    let temporary = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-    let file = File::create_new(&temporary).map_err(failed())?;
-    let mut out = io::BufWriter::with_capacity(1 << 20, file);
+    let temporary = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = File::open(parent).map_err(failed())?;
+    let new = UnnamedFile::create(&dir, &temporary, Mode::from_raw_mode(0o666)).map_err(failed())?;
+    let mut out = io::BufWriter::with_capacity(1 << 20, new.file());
     let saved = engine.image_save(references, format, &mut out).map_err(Failure::from).and_then(|()| {
         out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed())?;
-        std::fs::rename(&temporary, path).map_err(failed())
+        new.link(&dir, &temporary).map_err(failed())?;
+        rustix::fs::renameat(&dir, temporary.as_str(), &dir, name).map_err(io::Error::from).map_err(failed())
     });
     if saved.is_err() {
         // The first failure is the one to report.
-        let _left_behind = std::fs::remove_file(&temporary);
+        let _absent_or_left_behind = rustix::fs::unlinkat(&dir, temporary.as_str(), AtFlags::empty());
     }
     saved
 }

@@ -1,8 +1,10 @@
 //! Reads an archive and writes its files below a directory.
 
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
+use gantry_host::file::UnnamedFile;
 use gantry_model::user_namespace::IdMappings;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -253,20 +255,21 @@ impl Extractor<'_> {
     ) -> Result<(), TransferError> {
         let path = &entry.path;
         self.replace(dir, base, path, |temporary| {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(dir, temporary, flags, Mode::from_raw_mode(0o600))
+            let new = UnnamedFile::create(dir, temporary, Mode::RUSR | Mode::WUSR)
                 .map_err(|error| TransferError::new("create", path, error))?;
+            let file = new.file();
             match &entry.sparse {
-                None => write_data(data, &file, entry.size, 0, path)?,
+                None => write_data(data, file, entry.size, 0, path)?,
                 Some(map) => {
                     for &(offset, length) in &map.spans {
-                        write_data(data, &file, length, offset, path)?;
+                        write_data(data, file, length, offset, path)?;
                     }
-                    rustix::fs::ftruncate(&file, map.real_size)
+                    rustix::fs::ftruncate(file, map.real_size)
                         .map_err(|error| TransferError::new("write", path, error))?;
                 }
             }
-            apply(&file, &entry.meta, path)
+            apply(file, &entry.meta, path)?;
+            new.link(dir, temporary).map_err(|error| TransferError::new("create", path, error))
         })
     }
 
@@ -339,7 +342,7 @@ fn identity(dir: &OwnedFd, path: &[u8]) -> Result<(u64, u64), TransferError> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-fn apply(file: &OwnedFd, kept: &Meta, path: &[u8]) -> Result<(), TransferError> {
+fn apply(file: impl AsFd, kept: &Meta, path: &[u8]) -> Result<(), TransferError> {
     meta::apply(file, kept, path).map_err(|error| match error {
         UnpackError::Write { doing, source, .. } => TransferError::new(doing, path, source),
         other => archive_error(other),
@@ -348,7 +351,7 @@ fn apply(file: &OwnedFd, kept: &Meta, path: &[u8]) -> Result<(), TransferError> 
 
 fn write_data(
     data: &mut Entries<'_, ArchiveStream<'_>>,
-    file: &OwnedFd,
+    file: &File,
     mut length: u64,
     mut offset: u64,
     path: &[u8],
