@@ -147,7 +147,7 @@ fn limits_that_are_refused() {
         (&["--cpus=1", "--cpu-quota=5000"], "exclude each other"),
         (&["--cpu-period=10", "--cpu-quota=5000"], "1000 to 1000000"),
         (&["--memory=8m", "--memory-high=16m"], "at most --memory"),
-        (&["--io-weight=0"], "1 to 10000"),
+        (&["--io-weight=10001"], "1 to 10000"),
         (&["--blkio-weight=5"], "a weight of 10 to 1000"),
         (&["--device-read-bps=sda:1mb"], "expected one such as /dev/sda:1mb"),
         (&["--device-read-bps=/dev/nothing:1mb"], "cannot limit the input and output of '/dev/nothing'"),
@@ -346,6 +346,11 @@ fn limits_of_added_apps() {
     assert_eq!(memory(pid, 0), Some(32 << 20));
     g.run(&["app", "rm", "--force", &format!("{pod}/it")]).succeeded();
     let pid = add(&["--memory=48m"]);
+    assert_eq!(memory(pid, 0), Some(48 << 20));
+    // The supervisor restores a record that was lost.
+    g.run(&["update", "--memory=40m", &format!("{pod}/it")]).succeeded();
+    std::fs::remove_file(g.dir().join("pods").join(&pod).join("limits.json")).unwrap();
+    g.run(&["update", "--memory=48m", &format!("{pod}/it")]).succeeded();
     assert_eq!(memory(pid, 0), Some(48 << 20));
     assert_eq!(g.json(&["inspect", &pod])["limits"]["apps"]["it"], json!({ "memory": 48 << 20 }));
     g.run(&["stop", "--force", &pod]).succeeded();

@@ -35,12 +35,12 @@ pub(crate) fn parse(text: &str) -> Result<AppCondition, String> {
     Ok(match key {
         "id" => AppCondition::Id(value.to_owned()),
         "name" => AppCondition::Name(value.to_owned()),
-        "state" | "status" if value == PAUSED || AppState::NAMES.contains(&value) => {
+        "state" | "status" if [PAUSED, RESTARTING].contains(&value) || AppState::NAMES.contains(&value) => {
             AppCondition::State(value.to_owned())
         }
         "state" | "status" => {
             let known = AppState::NAMES.join(", ");
-            return Err(format!("'{}' is not a state: expected {PAUSED}, {known}", shown(value)));
+            return Err(format!("'{}' is not a state: expected {PAUSED}, {RESTARTING}, {known}", shown(value)));
         }
         "label" => {
             let (name, value) = pair();
@@ -56,6 +56,8 @@ pub(crate) fn parse(text: &str) -> Result<AppCondition, String> {
 
 /// The state of running apps that are paused.
 const PAUSED: &str = "paused";
+/// The state of apps that have exited and are about to be started again.
+const RESTARTING: &str = "restarting";
 
 impl AppCondition {
     /// Whether the app meets it.
@@ -66,7 +68,13 @@ impl AppCondition {
         match self {
             Self::Id(prefix) => app.id.as_str().starts_with(prefix.as_str()),
             Self::Name(name) => app.name.as_str() == name,
-            Self::State(state) => (if app.paused { PAUSED } else { app.state.name() }) == state,
+            Self::State(state) => match &app.state {
+                AppState::Exited { end, .. } if end.restart_at.is_some() => {
+                    [RESTARTING, app.state.name()].contains(&state.as_str())
+                }
+                _ if app.paused => state == PAUSED,
+                other => other.name() == state,
+            },
             Self::Label(name, value) => has(&app.labels, name, value),
             Self::Annotation(name, value) => has(&app.annotations, name, value),
         }

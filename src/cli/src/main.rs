@@ -18,6 +18,7 @@ mod foreground;
 mod globals;
 mod grammar;
 mod image_lookup;
+mod image_names;
 mod live_output;
 #[cfg(test)]
 mod man;

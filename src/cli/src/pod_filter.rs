@@ -3,9 +3,10 @@
 
 use gantry_engine::{AppRow, PodRow};
 use gantry_model::id::{IdError, shown};
-use gantry_model::{PhaseName, PodNamespace, PodPrefix};
+use gantry_model::{AppState, Phase, PhaseName, PodNamespace, PodPrefix};
 
 use crate::failure::Failure;
+use crate::image_names;
 use crate::render::pod::pod_run;
 
 /// The keys.
@@ -14,8 +15,8 @@ pub(crate) const KEYS: [&str; 9] = ["state", "name", "namespace", "app", "label"
 /// One condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// In this phase.
-    State(PhaseName),
+    /// In this state.
+    State(PodStateFilter),
     /// An app, or the host, has this name.
     Name(String),
     /// It is in this namespace.
@@ -34,6 +35,34 @@ pub(crate) enum Condition {
     Id(PodPrefix),
 }
 
+/// A state of a pod, as lists show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PodStateFilter {
+    /// In this phase.
+    Phase(PhaseName),
+    /// It runs and is paused.
+    Paused,
+    /// It, or one of its apps, has exited and is about to be started again.
+    Restarting,
+}
+
+impl PodStateFilter {
+    /// The words beside those of the phases.
+    pub(crate) const WORDS: [&'static str; 2] = ["paused", "restarting"];
+}
+
+impl std::str::FromStr for PodStateFilter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "paused" => Self::Paused,
+            "restarting" => Self::Restarting,
+            _ => Self::Phase(phase(text).map_err(|error| format!("{error}, {}", Self::WORDS.join(", ")))?),
+        })
+    }
+}
+
 /// Reads `KEY=VALUE`.
 pub(crate) fn parse(text: &str) -> Result<Condition, String> {
     let expected = || format!("expected KEY=VALUE with one of {}", KEYS.join(", "));
@@ -43,7 +72,7 @@ pub(crate) fn parse(text: &str) -> Result<Condition, String> {
     }
     let text = || value.to_owned();
     Ok(match key {
-        "state" | "phase" | "status" => Condition::State(phase(value)?),
+        "state" | "phase" | "status" => Condition::State(value.parse()?),
         "name" => Condition::Name(text()),
         "namespace" => Condition::Namespace(value.parse().map_err(|error: IdError| error.to_string())?),
         "app" => Condition::App(text()),
@@ -95,7 +124,9 @@ fn networks(row: &PodRow) -> Result<Vec<String>, Failure> {
 fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
     let has_app = |name: &str| row.apps.iter().any(|app| app.name.as_str() == name);
     match condition {
-        Condition::State(phase) => row.phase.name() == *phase,
+        Condition::State(PodStateFilter::Phase(phase)) => row.phase.name() == *phase,
+        Condition::State(PodStateFilter::Paused) => row.paused,
+        Condition::State(PodStateFilter::Restarting) => is_restarting(row),
         Condition::Name(name) => {
             row.name.as_ref().is_some_and(|is| is.as_str() == name) || row.hostname == *name || has_app(name)
         }
@@ -111,6 +142,14 @@ fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
     }
 }
 
+fn is_restarting(row: &PodRow) -> bool {
+    let is_due = |app: &AppRow| matches!(app.state, AppState::Exited { end, .. } if end.restart_at.is_some());
+    match row.phase {
+        Phase::Running { .. } => row.apps.iter().any(is_due),
+        _ => row.restart.at.is_some(),
+    }
+}
+
 /// Whether the app runs this image, given by name or id. The name may omit the registry, the tag, or both; the id may
 /// omit the algorithm, and all but the first 8 digits.
 fn is_of_image(app: &AppRow, image: &str) -> bool {
@@ -119,13 +158,7 @@ fn is_of_image(app: &AppRow, image: &str) -> bool {
         return true;
     }
     let name = app.image_name.split_once("://").map_or(app.image_name.as_str(), |(_, name)| name);
-    let untagged = match name.rsplit_once(':') {
-        Some((repository, tag)) if !tag.contains('/') => repository,
-        _ => name,
-    };
-    [name, untagged]
-        .into_iter()
-        .any(|known| known == image || known.strip_suffix(image).is_some_and(|registry| registry.ends_with('/')))
+    image_names::any_form(name, |form| form == image)
 }
 
 #[cfg(test)]
@@ -183,7 +216,7 @@ mod tests {
         for (text, want) in [
             ("running", "expected KEY=VALUE"),
             ("state=", "is missing"),
-            ("state=happy", "is not a phase"),
+            ("state=happy", "garbage, deleting, paused, restarting"),
             ("exited=x", "is not an exit code"),
             ("namespace=system", "namespace of gantryd"),
             ("colour=red", "is not a key"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gantry_engine::{AppRow, Engine, PodRow};
 use gantry_model::{AppName, AppState, Phase, PodId, Timestamp};
 
-use super::stop::parse_duration;
+use super::stop::parse_grace;
 use crate::app_filter::{self, AppCondition};
 use crate::cli::RawArguments;
 use crate::commands::RunCommand;
@@ -113,8 +113,17 @@ pub(crate) struct Grace {
     /// Send SIGKILL at once
     #[arg(long, short)]
     force: bool,
-    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds (default: --stop-timeout of the app)
-    #[arg(long, short, value_parser = parse_duration, value_name = "DURATION", conflicts_with = "force")]
+    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds; -1: no SIGKILL (default: --stop-timeout of the
+    /// app)
+    #[arg(
+        long,
+        short,
+        alias = "timeout",
+        value_parser = parse_grace,
+        allow_negative_numbers = true,
+        value_name = "DURATION",
+        conflicts_with = "force"
+    )]
     time: Option<Duration>,
 }
 

@@ -11,6 +11,7 @@ use crate::commands::RunCommand;
 use crate::context::{self, Context};
 use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, print_stderr};
+use crate::image_names;
 use crate::render::image::ImageListJson;
 use crate::render::json;
 use crate::render::listing::{self, ListFilter, ListOutput, ListedItem, Listing};
@@ -116,27 +117,7 @@ fn is_met(row: &ImageRow, key: &str, value: &str) -> bool {
     match key {
         "id" => row.id.hex().starts_with(value) || row.id.to_string().starts_with(value),
         "dangling" => row.names.is_empty() == (value == "true"),
-        _ => row.names.iter().any(|name| matches_name(name, value)),
-    }
-}
-
-/// Whether an image has this name, which may omit the registry, the tag, or both.
-fn matches_name(name: &str, pattern: &str) -> bool {
-    let (repository, _) = split_name(name);
-    [name, repository].into_iter().any(|name| {
-        let ends = name.match_indices('/').map(|(at, _)| &name[at + 1..]);
-        std::iter::once(name).chain(ends).any(|name| listing::matches_pattern(pattern, name))
-    })
-}
-
-/// The repository, and the tag or digest after it.
-fn split_name(name: &str) -> (&str, &str) {
-    if let Some(split) = name.split_once('@') {
-        return split;
-    }
-    match name.rsplit_once(':') {
-        Some((repository, tag)) if !tag.contains('/') => (repository, tag),
-        _ => (name, ""),
+        _ => row.names.iter().any(|name| image_names::any_form(name, |form| listing::matches_pattern(value, form))),
     }
 }
 
@@ -145,7 +126,7 @@ fn template_items(row: &ImageRow, disk_size: u64, now: Timestamp) -> Vec<ListedI
     const NONE: &str = "<none>";
     let names = if row.names.is_empty() { vec![NONE] } else { row.names.iter().map(String::as_str).collect() };
     let item = |name: &str| {
-        let (repository, tag) = split_name(name);
+        let (repository, tag) = image_names::split(name);
         let tag = if tag.is_empty() || name.contains('@') { NONE } else { tag };
         let cells = vec![
             shown_id(row, false),
@@ -173,7 +154,9 @@ impl RunCommand for List {
         let engine = context.open_to_read()?;
         let mut images = engine.image_list()?;
         images.retain(|row| {
-            let is_named = |name: &String| row.names.iter().any(|is| matches_name(is, name));
+            let is_named = |name: &String| {
+                row.names.iter().any(|is| image_names::any_form(is, |form| listing::matches_pattern(name, form)))
+            };
             self.name.as_ref().is_none_or(is_named)
                 && listing::matches_all(&self.filter, |key, value| is_met(row, key, value))
         });

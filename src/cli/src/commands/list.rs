@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use gantry_engine::{AppRow, Engine, PodRow, PodView};
 use gantry_model::query::PodQuery;
-use gantry_model::{AppName, AppState, Digest, ImageId, PhaseName, PodName, Timestamp};
+use gantry_model::{AppName, AppState, Digest, ImageId, Phase, PhaseName, PodName, Timestamp};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -23,8 +23,8 @@ use crate::render::{OutputFormat, json, time};
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Values of one key are alternatives; all keys, and all labels, must match. Keys: \
-    state=PHASE, name= (of a pod, app or host), namespace=, app=, label=NAME[=VALUE], image= (name or id), \
-    exited=CODE, network=, id=.\n\n\
+    state= (a phase, paused or restarting), name= (of a pod, app or host), namespace=, app=, label=NAME[=VALUE], \
+    image= (name or id), exited=CODE, network=, id=.\n\n\
     Fields of templates: .ID, .FullID, .Names, .Images, .ImageID, .State, .Status (of each app), .ExitCode, .Created, \
     .CreatedAt, .Started, .StartedAt, .Ended, .Networks, .Ports, .Labels, .Hostname, .Pid, .Name; {{json .}} is the whole pod. \
     \\t and \\n are a tab and a newline.")]
@@ -57,8 +57,8 @@ pub(crate) struct List {
     /// Sort key; equal pods newest first
     #[arg(long, value_enum, default_value_t, value_name = "KEY")]
     sort: Sort,
-    /// Only the N newest pods
-    #[arg(short = 'n', long, value_parser = parse_last, value_name = "N")]
+    /// Only the N newest pods; -1: all
+    #[arg(short = 'n', long, value_parser = parse_last, allow_negative_numbers = true, value_name = "N")]
     last: Option<usize>,
     /// Only the newest pod
     #[arg(short, long, conflicts_with = "last")]
@@ -96,7 +96,7 @@ enum Format {
 }
 
 fn parse_last(text: &str) -> Result<usize, String> {
-    values::number(text, "a number of pods").map_err(values::message)
+    if text == "-1" { Ok(usize::MAX) } else { values::number(text, "a number of pods").map_err(values::message) }
 }
 
 fn parse_format(text: &str) -> Result<Format, String> {
@@ -290,14 +290,18 @@ fn table<'a>(
     Ok(table.cutting(&[1, 2, 3, 6, 7]))
 }
 
-/// The pod's state on its first line. In a sandbox and with several apps, each line also has the state of its app: on
-/// the first line after a slash, if it differs.
+/// The pod's state on its first line; the only app's, if the pod runs. In a sandbox and with several apps, each line
+/// also has the state of its app: on the first line after a slash, if it differs.
 fn shown_state(row: &PodRow, number: usize) -> String {
     let state = pod_state(row);
     let shows_apps = row.sandbox || row.apps.len() > 1;
     let own = row.apps.get(number).filter(|_| shows_apps).and_then(app_state);
     let state = match row.apps.first() {
-        // With one app, the pod's health is the app's.
+        Some(AppRow { state: AppState::Exited { end, .. }, .. })
+            if !shows_apps && matches!(row.phase, Phase::Running { .. }) =>
+        {
+            pod::exited_state(end)
+        }
         Some(app) if !shows_apps && !row.paused => with_health(state, app),
         _ => state,
     };

@@ -21,18 +21,33 @@ pub(crate) struct Stop {
     /// Send SIGKILL at once
     #[arg(long, short)]
     force: bool,
-    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds (default: --stop-timeout of the apps)
-    #[arg(long, short, value_parser = parse_duration, value_name = "DURATION", conflicts_with = "force")]
+    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds; -1: no SIGKILL (default: --stop-timeout of the
+    /// apps)
+    #[arg(
+        long,
+        short,
+        alias = "timeout",
+        value_parser = parse_grace,
+        allow_negative_numbers = true,
+        value_name = "DURATION",
+        conflicts_with = "force"
+    )]
     time: Option<Duration>,
 }
+
+/// The longest duration. The limit keeps deadlines computed from it from overflowing.
+const YEAR: Duration = Duration::from_secs(31_536_000);
 
 /// A duration, or plain seconds as docker's and podman's `--time` takes them.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let plain = text.bytes().all(|c| c.is_ascii_digit()).then(|| text.parse::<u64>().ok()).flatten();
     let duration = plain.map(Duration::from_secs).map_or_else(|| gantry_model::quantity::duration(text), Ok);
-    // The limit keeps deadlines computed from it from overflowing.
-    const YEAR: Duration = Duration::from_secs(31_536_000);
     duration.map(|duration| duration.min(YEAR)).map_err(|error| error.to_string())
+}
+
+/// A grace period: as [`parse_duration`]; docker's -1 is no limit.
+pub(crate) fn parse_grace(text: &str) -> Result<Duration, String> {
+    if text == "-1" { Ok(YEAR) } else { parse_duration(text) }
 }
 
 /// Stops pods and prints their ids. Stopping a pod that has exited succeeds.

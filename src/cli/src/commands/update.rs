@@ -43,8 +43,8 @@ struct Changes {
     /// CPU limit in cores: 2, 0.5 or 500m; 0: none
     #[arg(long, alias = "cpu", value_name = "CORES", value_parser = cpus)]
     cpus: Option<LimitChange>,
-    /// CPU time per --cpu-period in microseconds, in place of --cpus; 0: none
-    #[arg(long, value_name = "MICROSECONDS", value_parser = |v: &str| number(v).map(LimitChange::CpuQuota))]
+    /// CPU time per --cpu-period in microseconds, in place of --cpus; 0 or -1: none
+    #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true, value_parser = |v: &str| number(v).map(LimitChange::CpuQuota))]
     cpu_quota: Option<LimitChange>,
     /// Period of the CPU limit in microseconds; 0: the default of 100000
     #[arg(long, value_name = "MICROSECONDS", value_parser = |v: &str| number(v).map(LimitChange::CpuPeriod))]
@@ -58,13 +58,13 @@ struct Changes {
     /// Memory nodes that the app may use: 0,1; empty: all of the pod's
     #[arg(long, value_name = "LIST", value_parser = |v: &str| list(v).map(LimitChange::CpusetMems))]
     cpuset_mems: Option<LimitChange>,
-    /// Limit of processes and threads; 0: none
-    #[arg(long, value_name = "N", value_parser = pids)]
+    /// Limit of processes and threads; 0 or -1: none
+    #[arg(long, value_name = "N", value_parser = pids, allow_negative_numbers = true)]
     pids_limit: Option<LimitChange>,
     /// Relative weight of input and output, 1 to 10000; 0: the default of 100
     #[arg(long, value_name = "N", value_parser = |v: &str| number(v).map(LimitChange::IoWeight))]
     io_weight: Option<LimitChange>,
-    /// The same, as docker's weight of 10 to 1000
+    /// The same, as docker's weight of 10 to 1000; 0: the default
     #[arg(long, value_name = "N", conflicts_with = "io_weight", value_parser = blkio_weight)]
     blkio_weight: Option<LimitChange>,
     /// Limit of bytes read per second from a block device; 0: none
@@ -153,10 +153,8 @@ impl RunCommand for Update {
     }
 }
 
-/// A number; 0 is no limit.
 fn number(text: &str) -> Result<Option<u64>, String> {
-    let number: u64 = values::number(text, "a whole number").map_err(values::message)?;
-    Ok(Some(number).filter(|number| *number > 0))
+    values::limit(text, "a whole number").map_err(values::message)
 }
 
 fn bytes(text: &str) -> Result<Option<u64>, String> {
@@ -171,19 +169,16 @@ fn cpus(text: &str) -> Result<LimitChange, String> {
     values::cpu_limit(text).map(LimitChange::Cpus).map_err(values::message)
 }
 
-/// 0 stays 0: without a number, the default limit would apply.
 fn pids(text: &str) -> Result<LimitChange, String> {
-    let pids = values::number(text, "a number of processes").map_err(values::message)?;
-    Ok(LimitChange::Pids(Some(pids)))
+    values::pids_limit(text).map(|pids| LimitChange::Pids(Some(pids))).map_err(values::message)
 }
 
 fn list(text: &str) -> Result<Option<CpusetList>, String> {
-    if text.is_empty() { Ok(None) } else { text.parse().map(Some).map_err(|error| format!("{error}")) }
+    values::cpuset(text).map_err(values::message)
 }
 
 fn blkio_weight(text: &str) -> Result<LimitChange, String> {
-    let weight = if text == "0" { None } else { Some(values::blkio_weight(text).map_err(values::message)?) };
-    Ok(LimitChange::IoWeight(weight))
+    values::blkio_weight(text).map(LimitChange::IoWeight).map_err(values::message)
 }
 
 fn io_rate(text: &str, rate: DeviceIoRate) -> Result<LimitChange, String> {
@@ -214,6 +209,7 @@ mod tests {
             io_rate("/dev/sda:0", DeviceIoRate::ReadBps),
             Ok(LimitChange::Io(DeviceIoRate::ReadBps, "/dev/sda".into(), None))
         );
-        assert!(number("-1").is_err() && bytes("much").is_err() && io_rate("sda:1", DeviceIoRate::ReadBps).is_err());
+        assert_eq!((number("-1"), pids("-1")), (Ok(None), Ok(LimitChange::Pids(Some(0)))));
+        assert!(number("-2").is_err() && bytes("much").is_err() && io_rate("sda:1", DeviceIoRate::ReadBps).is_err());
     }
 }

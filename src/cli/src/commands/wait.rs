@@ -22,7 +22,7 @@ pub(crate) struct Wait {
     #[arg(long, value_enum, default_value_t, value_name = "STATE")]
     condition: Condition,
     /// Wait at most for this long: 30s, 2m, or seconds
-    #[arg(long, short, value_parser = super::stop::parse_duration, value_name = "DURATION")]
+    #[arg(long, short, alias = "timeout", value_parser = super::stop::parse_duration, value_name = "DURATION")]
     time: Option<Duration>,
 }
 

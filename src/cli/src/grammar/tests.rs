@@ -6,7 +6,7 @@ mod network;
 use std::collections::BTreeSet;
 
 use gantry_model::NetMode;
-use gantry_model::spec::{Capabilities, Seccomp, VolumeKind};
+use gantry_model::spec::{Capabilities, Limits, Seccomp, VolumeKind};
 use proptest::prelude::*;
 
 use super::flags::{self, Arity};
@@ -185,6 +185,9 @@ fn limits_and_isolation_flags_are_parsed() {
         (app.options.limits.memory, app.options.limits.cpu_milli, app.options.limits.pids),
         (Some(64 << 20), Some(500), Some(9))
     );
+    let none = spec("a -m 0 --cpus 0.0 --cpu-quota -1 --pids-limit -1 --cpu-shares 0 --cpuset-cpus= --blkio-weight 0");
+    let limits = Limits { pids: Some(0), ..Limits::default() };
+    assert_eq!(none.apps[0].options.limits, limits, "docker's values for no limit");
     assert_eq!((app.options.read_only_root, app.options.oom_score_adj, app.stop_signal), (true, Some(-5), Some(2)));
     assert!(!app.options.new_privileges);
     assert!(spec("a --no-new-privileges=false").apps[0].options.new_privileges);

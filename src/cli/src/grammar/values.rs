@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use gantry_model::mount_options::{MountOptions, Propagation};
-use gantry_model::spec::{ALL_CAPABILITIES, DeviceIoRate, HugePageSize, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{ALL_CAPABILITIES, CpusetList, DeviceIoRate, HugePageSize, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppName, VolumeName, id::shown, quantity};
 
 use super::draft::{Bind, BindSource};
@@ -65,6 +65,22 @@ pub(crate) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Resul
     value.parse().or_else(|_| invalid(value, expected))
 }
 
+/// A limit; 0, and docker's -1, are none.
+pub(crate) fn limit(value: &str, expected: &str) -> Result<Option<u64>, ValueError> {
+    if value == "-1" { Ok(None) } else { Ok(Some(number(value, expected)?).filter(|limit| *limit > 0)) }
+}
+
+/// A number of processes; 0, and docker's -1, are no limit, which is stored as 0: without a number, the default limit
+/// applies.
+pub(crate) fn pids_limit(value: &str) -> Result<u64, ValueError> {
+    Ok(limit(value, "a number of processes")?.unwrap_or(0))
+}
+
+/// Processors or memory nodes; empty: all.
+pub(crate) fn cpuset(value: &str) -> Result<Option<CpusetList>, ValueError> {
+    if value.is_empty() { Ok(None) } else { Ok(Some(value.parse()?)) }
+}
+
 /// A non-empty text.
 pub(super) fn text(value: &str) -> Result<String, ValueError> {
     if value.is_empty() { Err(ValueError::Invalid("it must not be empty".into())) } else { Ok(value.to_owned()) }
@@ -107,7 +123,10 @@ pub(crate) fn memory_limit(value: &str) -> Result<Option<u64>, ValueError> {
 
 /// Cpu in thousandths of a core; 0 is no limit.
 pub(crate) fn cpu_limit(value: &str) -> Result<Option<u64>, ValueError> {
-    if value == "0" { Ok(None) } else { Ok(Some(quantity::millicpu(value)?)) }
+    // In any notation: 0, 0.0, 0m.
+    let is_zero =
+        value.starts_with('0') && value.strip_suffix('m').unwrap_or(value).bytes().all(|c| b"0.".contains(&c));
+    if is_zero { Ok(None) } else { Ok(Some(quantity::millicpu(value)?)) }
 }
 
 /// An amount of memory, or -1; 0 is as if it was not given.
@@ -119,10 +138,11 @@ pub(crate) fn memory_swap(value: &str) -> Result<Option<i64>, ValueError> {
     Ok(Some(bytes).filter(|bytes| *bytes != 0))
 }
 
-/// A weight of docker's and cgroup v1's (10 to 1000) as one of cgroup v2, as runc converts it.
-pub(crate) fn blkio_weight(value: &str) -> Result<u64, ValueError> {
+/// A weight of docker's and cgroup v1's (10 to 1000) as one of cgroup v2, as runc converts it; 0 is the default.
+pub(crate) fn blkio_weight(value: &str) -> Result<Option<u64>, ValueError> {
     match number::<u64>(value, "a weight")? {
-        weight @ 10..=1000 => Ok(1 + (weight - 10) * 9999 / 990),
+        0 => Ok(None),
+        weight @ 10..=1000 => Ok(Some(1 + (weight - 10) * 9999 / 990)),
         _ => invalid(value, "a weight of 10 to 1000"),
     }
 }

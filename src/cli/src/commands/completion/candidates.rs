@@ -370,7 +370,7 @@ mod tests {
             ("ps -o js", "json json-lines"),
             ("ps --phase=exited,ru", "--phase=exited,running"),
             ("list --filter st", "state="),
-            ("list --filter state=p", "state=preparing state=prepared"),
+            ("list --filter state=p", "state=preparing state=prepared state=paused"),
             ("events --filter type=pod-e", "type=pod-exited"),
             ("events --filter=app=j", "--filter=app=job"),
             ("completion ", "bash zsh fish"),

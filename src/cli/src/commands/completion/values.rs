@@ -7,7 +7,7 @@ use gantry_model::{EventKind, PhaseName};
 use super::candidates::{Candidate, Candidates};
 use super::host_names::HostNames;
 use crate::commands::events::filter::KEYS as EVENT_KEYS;
-use crate::pod_filter::KEYS as POD_KEYS;
+use crate::pod_filter::{KEYS as POD_KEYS, PodStateFilter};
 
 /// The values of the flag `name` of `command`; `hint` is what its help shows in place of a value, such as `auto|plain`.
 pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, names: &dyn HostNames) -> Candidates {
@@ -56,7 +56,12 @@ fn filters(keys: &[&str], typed: &str, names: &dyn HostNames) -> Candidates {
     };
     let values: Vec<String> = match key {
         "type" => EventKind::ALL.map(|kind| kind.as_str().to_owned()).into(),
-        "state" => PhaseName::ALL.map(|name| name.to_string()).into(),
+        "state" => PhaseName::ALL
+            .map(PhaseName::as_str)
+            .iter()
+            .chain(&PodStateFilter::WORDS)
+            .map(ToString::to_string)
+            .collect(),
         "app" | "name" => names.pods().into_iter().flat_map(|pod| pod.apps).collect(),
         "image" => names.images(),
         "network" => names.networks(),

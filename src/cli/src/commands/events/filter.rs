@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use gantry_engine::{Engine, ImageError, PodError};
 use gantry_model::id::shown;
-use gantry_model::{AppName, EventKind, ImageId, ImageRef, NewEvent, PodId, PodPrefix};
+use gantry_model::{AppName, EventKind, EventSubject, ImageId, ImageRef, NewEvent, PodId, PodPrefix};
 
 use crate::failure::Failure;
+use crate::image_names;
 
 /// The keys.
 pub(crate) const KEYS: [&str; 6] = ["type", "id", "name", "pod", "app", "image"];
@@ -183,58 +184,31 @@ impl Test {
             Self::Id(id) => event.id == *id,
             Self::IdPrefix(prefix) => id_has_prefix(&event.id, prefix),
             Self::PodPrefix(prefix) => {
-                !is_image_event(event) && !event.kind.is_of_schedule() && event.id.starts_with(prefix)
+                matches!(event.kind.subject(), EventSubject::Pod | EventSubject::App) && event.id.starts_with(prefix)
             }
-            Self::Name(name) => event.name == *name || (is_image_event(event) && image_name_matches(&event.name, name)),
-            Self::App(name) => {
-                let is_app_event = matches!(
-                    event.kind,
-                    EventKind::AppCreated
-                        | EventKind::AppStarted
-                        | EventKind::AppReady
-                        | EventKind::AppStopping
-                        | EventKind::AppExited
-                        | EventKind::AppRemoved
-                        | EventKind::AppPaused
-                        | EventKind::AppHealthStarting
-                        | EventKind::AppHealthy
-                        | EventKind::AppUnhealthy
-                        | EventKind::AppOom
-                        | EventKind::AppUpdated
-                        | EventKind::AppResumed
-                );
-                is_app_event && event.name == name.as_str()
+            Self::Name(name) => {
+                event.name == *name
+                    || (is_image_event(event) && image_names::any_form(&event.name, |form| form == name))
             }
+            Self::App(name) => event.kind.subject() == EventSubject::App && event.name == name.as_str(),
             Self::Image { typed, found } => {
                 // Events of apps and of images have the image's id among their data.
                 let Some(id) = event.data.get("image_id") else { return false };
                 found.as_ref().is_some_and(|found| found.to_string() == *id)
                     || id_has_prefix(id, typed)
-                    || (is_image_event(event) && image_name_matches(&event.name, typed))
+                    || (is_image_event(event) && image_names::any_form(&event.name, |form| form == typed))
             }
         }
     }
 }
 
 fn is_image_event(event: &NewEvent) -> bool {
-    matches!(event.kind, EventKind::ImageImported | EventKind::ImageRemoved)
+    event.kind.subject() == EventSubject::Image
 }
 
 /// Whether an id has this prefix, with or without its algorithm.
 fn id_has_prefix(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.split_once(':').is_some_and(|(_, hex)| hex.starts_with(text))
-}
-
-/// Whether `typed` is the name of an image, with or without its registry, first path elements, and tag.
-fn image_name_matches(name: &str, typed: &str) -> bool {
-    let ends = |name: &str| name.strip_suffix(typed).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));
-    let untagged = match (name.split_once('@'), name.rsplit_once(':')) {
-        (Some((untagged, _digest)), _) => untagged,
-        // A colon followed by a slash separates a host and its port.
-        (None, Some((untagged, tag))) if !tag.contains('/') => untagged,
-        (None, _) => name,
-    };
-    ends(name) || ends(untagged)
 }
 
 #[cfg(test)]

@@ -38,18 +38,24 @@ pub(super) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["pod-cpu-shares"], "N", "Relative CPU weight of the whole pod, 2 to 262144", |d, v| {
-        d.pod.limits.cpu_shares = Some(values::number(v, "a number of shares")?);
+    valued(
+        Pod,
+        &["pod-cpu-shares"],
+        "N",
+        "Relative CPU weight of the whole pod, 2 to 262144; 0: the default",
+        |d, v| {
+            d.pod.limits.cpu_shares = values::limit(v, "a number of shares")?;
+            Ok(())
+        },
+    )
+    .in_manifest(),
+    valued(Pod, &["pod-cpuset-cpus"], "LIST", "Processors that the whole pod may use: 0-3,5; empty: all", |d, v| {
+        d.pod.limits.cpuset_cpus = values::cpuset(v)?;
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["pod-cpuset-cpus"], "LIST", "Processors that the whole pod may use: 0-3,5", |d, v| {
-        d.pod.limits.cpuset_cpus = Some(v.parse()?);
-        Ok(())
-    })
-    .in_manifest(),
-    valued(Pod, &["pod-cpuset-mems"], "LIST", "Memory nodes that the whole pod may use: 0,1", |d, v| {
-        d.pod.limits.cpuset_mems = Some(v.parse()?);
+    valued(Pod, &["pod-cpuset-mems"], "LIST", "Memory nodes that the whole pod may use: 0,1; empty: all", |d, v| {
+        d.pod.limits.cpuset_mems = values::cpuset(v)?;
         Ok(())
     })
     .in_manifest(),
@@ -59,14 +65,20 @@ pub(super) static FLAGS: &[Flag] = &[
         "N",
         "Limit of processes and threads of the whole pod, with PID 1 and the supervisor (default: none)",
         |d, v| {
-            d.pod.limits.pids = Some(values::number(v, "a number of processes")?);
+            d.pod.limits.pids = Some(values::pids_limit(v)?);
             Ok(())
         },
     )
     .in_manifest(),
-    valued(Pod, &["pod-io-weight"], "N", "Relative weight of the whole pod's input and output, 1 to 10000", |d, v| {
-        d.pod.limits.io_weight = Some(values::number(v, "a weight")?);
-        Ok(())
-    })
+    valued(
+        Pod,
+        &["pod-io-weight"],
+        "N",
+        "Relative weight of the whole pod's input and output, 1 to 10000; 0: the default",
+        |d, v| {
+            d.pod.limits.io_weight = values::limit(v, "a weight")?;
+            Ok(())
+        },
+    )
     .in_manifest(),
 ];

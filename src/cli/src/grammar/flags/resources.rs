@@ -48,34 +48,34 @@ pub(super) static FLAGS: &[Flag] = &[
         d.app().options.limits.cpu_milli = values::cpu_limit(v)?;
         Ok(())
     }),
-    valued(App, &["cpu-quota"], "MICROSECONDS", "CPU time per --cpu-period, in place of --cpus", |d, v| {
-        d.app().options.limits.cpu_quota = Some(values::number(v, "a number of microseconds")?);
+    valued(App, &["cpu-quota"], "MICROSECONDS", "CPU time per --cpu-period, in place of --cpus; 0: none", |d, v| {
+        d.app().options.limits.cpu_quota = values::limit(v, "a number of microseconds")?;
         Ok(())
     }),
     valued(
         App,
         &["cpu-period"],
         "MICROSECONDS",
-        "Period of the CPU limit, 1000 to 1000000 (default 100000)",
+        "Period of the CPU limit, 1000 to 1000000; 0: the default of 100000",
         |d, v| {
-            d.app().options.limits.cpu_period = Some(values::number(v, "a number of microseconds")?);
+            d.app().options.limits.cpu_period = values::limit(v, "a number of microseconds")?;
             Ok(())
         },
     ),
-    valued(App, &["cpuset-cpus"], "LIST", "Processors that the app may use: 0-3,5", |d, v| {
-        d.app().options.limits.cpuset_cpus = Some(v.parse()?);
+    valued(App, &["cpuset-cpus"], "LIST", "Processors that the app may use: 0-3,5; empty: all", |d, v| {
+        d.app().options.limits.cpuset_cpus = values::cpuset(v)?;
         Ok(())
     }),
-    valued(App, &["cpuset-mems"], "LIST", "Memory nodes that the app may use: 0,1", |d, v| {
-        d.app().options.limits.cpuset_mems = Some(v.parse()?);
+    valued(App, &["cpuset-mems"], "LIST", "Memory nodes that the app may use: 0,1; empty: all", |d, v| {
+        d.app().options.limits.cpuset_mems = values::cpuset(v)?;
         Ok(())
     }),
-    valued(App, &["cpu-shares"], "N", "Relative CPU weight, 2 to 262144", |d, v| {
-        d.app().options.limits.cpu_shares = Some(values::number(v, "a number of shares")?);
+    valued(App, &["cpu-shares"], "N", "Relative CPU weight, 2 to 262144; 0: the default", |d, v| {
+        d.app().options.limits.cpu_shares = values::limit(v, "a number of shares")?;
         Ok(())
     }),
-    valued(App, &["pids-limit"], "N", "Limit of processes and threads (default 4096; 0: none)", |d, v| {
-        d.app().options.limits.pids = Some(values::number(v, "a number of processes")?);
+    valued(App, &["pids-limit"], "N", "Limit of processes and threads (default 4096); 0 or -1: none", |d, v| {
+        d.app().options.limits.pids = Some(values::pids_limit(v)?);
         Ok(())
     }),
     valued(
@@ -88,12 +88,18 @@ pub(super) static FLAGS: &[Flag] = &[
             Ok(())
         },
     ),
-    valued(App, &["io-weight"], "N", "Relative weight of input and output, 1 to 10000 (default 100)", |d, v| {
-        d.app().options.limits.io_weight = Some(values::number(v, "a weight")?);
-        Ok(())
-    }),
-    valued(App, &["blkio-weight"], "N", "The same, as docker's weight of 10 to 1000", |d, v| {
-        d.app().options.limits.io_weight = Some(values::blkio_weight(v)?);
+    valued(
+        App,
+        &["io-weight"],
+        "N",
+        "Relative weight of input and output, 1 to 10000; 0: the default of 100",
+        |d, v| {
+            d.app().options.limits.io_weight = values::limit(v, "a weight")?;
+            Ok(())
+        },
+    ),
+    valued(App, &["blkio-weight"], "N", "The same, as docker's weight of 10 to 1000; 0: the default", |d, v| {
+        d.app().options.limits.io_weight = values::blkio_weight(v)?;
         Ok(())
     }),
     valued(App, &["device-read-bps"], "PATH:BYTES", "Limit of bytes read per second from a block device", |d, v| {
