@@ -52,19 +52,24 @@ fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
         }
         _ => failed()(error),
     })?;
-    parse_lines(&text).map_err(content_error)
+    parse_lines(&text, |name| std::env::var(name).ok()).map_err(content_error)
 }
 
-/// Parses `NAME=VALUE` lines. Empty lines and lines that begin with `#` or `;` are skipped, as in rkt.
-fn parse_lines(text: &str) -> Result<Vec<(String, String)>, String> {
+/// Parses lines `NAME=VALUE`, or `NAME` for the caller's variable, as docker does: none if the caller has none. Empty
+/// lines and lines that begin with `#` or `;` are skipped, as in rkt; so is a byte order mark.
+fn parse_lines(text: &str, of_caller: impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
-    for (number, line) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
+    for (number, line) in text.trim_start_matches('\u{feff}').lines().enumerate().map(|(i, line)| (i + 1, line.trim()))
+    {
         if line.is_empty() || line.starts_with(['#', ';']) {
             continue;
         }
-        let (name, value) = line.split_once('=').ok_or_else(|| format!("line {number} is not NAME=VALUE"))?;
+        let (name, value) = match line.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (line, of_caller(line)),
+        };
         gantry_model::spec::environment_name(name).map_err(|error| format!("line {number}: {error}"))?;
-        variables.push((name.to_owned(), value.to_owned()));
+        variables.extend(value.map(|value| (name.to_owned(), value)));
     }
     Ok(variables)
 }
@@ -75,11 +80,13 @@ mod tests {
 
     #[test]
     fn environment_files_are_parsed() {
-        let text = "# comment\n; too\n\nA=1\n B=x=y \nA=2\n";
+        let text = "\u{feff}# comment\n; too\n\nA=1\n B=x=y \nA=2\nTERM\nNONE\n";
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-        assert_eq!(parse_lines(text), Ok(vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2")]));
-        for (bad, want) in [("A=1\nB", "line 2"), ("=x", "line 1"), ("A\u{1b}=x", "line 1")] {
-            assert!(parse_lines(bad).unwrap_err().contains(want), "{bad:?}");
+        let of_caller = |name: &str| (name == "TERM").then(|| "vt100".to_owned());
+        let want = vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2"), pair("TERM", "vt100")];
+        assert_eq!(parse_lines(text, of_caller), Ok(want));
+        for (bad, want) in [("A=1\n=", "line 2"), ("=x", "line 1"), ("A\u{1b}=x", "line 1")] {
+            assert!(parse_lines(bad, of_caller).unwrap_err().contains(want), "{bad:?}");
         }
     }
 

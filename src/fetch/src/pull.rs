@@ -204,7 +204,7 @@ impl Context<'_> {
         }
     }
 
-    /// The full names in the store that match a short one.
+    /// The full names in the store that match a short one; only the name that equals it, if there is one.
     fn full_names(&self, short: &ShortName) -> Result<Vec<String>, FetchError> {
         let looked = || FetchError::store("look for an image");
         let tail = match (&short.digest, &short.tag) {
@@ -220,6 +220,9 @@ impl Context<'_> {
         };
         let means = |name: &String| *name == tail || name.ends_with(&format!("/{tail}"));
         let mut names: Vec<String> = images.into_iter().flat_map(|image| image.names).filter(means).collect();
+        if names.contains(&tail) {
+            return Ok(vec![tail]);
+        }
         names.sort();
         names.dedup();
         Ok(names)

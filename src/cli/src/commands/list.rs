@@ -17,7 +17,7 @@ use crate::pod_filter::{self, Condition, phase};
 use crate::render::network::{self, Families};
 use crate::render::pod::{self, PodJson};
 use crate::render::table::{Table, terminal_width};
-use crate::render::template::{Template, TemplateItem};
+use crate::render::template::{ListFormat, TemplateItem};
 use crate::render::{OutputFormat, json, time};
 
 /// Arguments of `list`.
@@ -34,7 +34,7 @@ pub(crate) struct List {
     output: Option<OutputFormat>,
     /// A template such as '{{.ID}} {{.Names}}', printed once per pod; or an output format
     #[arg(long, value_parser = parse_format, value_name = "TEMPLATE")]
-    format: Option<Format>,
+    format: Option<ListFormat>,
     /// Omit the header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     no_legend: bool,
@@ -88,32 +88,12 @@ enum Sort {
     State,
 }
 
-/// The value of `--format`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Format {
-    Named(OutputFormat),
-    Template(Template),
-}
-
 fn parse_last(text: &str) -> Result<usize, String> {
     if text == "-1" { Ok(usize::MAX) } else { values::number(text, "a number of pods").map_err(values::message) }
 }
 
-fn parse_format(text: &str) -> Result<Format, String> {
-    if let Ok(output) = <OutputFormat as clap::ValueEnum>::from_str(text, false) {
-        return Ok(Format::Named(output));
-    }
-    if text.starts_with("table ") {
-        return Err("table templates are not supported: omit 'table'".to_owned());
-    }
-    if !text.contains("{{") {
-        let names = "table, json or json-lines";
-        return Err(format!(
-            "'{}' is neither an output format ({names}) nor a template with {{{{.Field}}}}",
-            gantry_model::id::shown(text)
-        ));
-    }
-    Template::parse(text, &FIELDS).map(Format::Template)
+fn parse_format(text: &str) -> Result<ListFormat, String> {
+    ListFormat::parse(text, &FIELDS)
 }
 
 /// Lists pods.
@@ -126,14 +106,14 @@ impl RunCommand for List {
         sort_pods(&mut pods, self.sort);
         let rows = || pods.iter().map(|pod| &*pod.row);
         let output = match &self.format {
-            Some(Format::Named(output)) => *output,
+            Some(ListFormat::Named(output)) => *output,
             _ => self.output.unwrap_or_default(),
         };
         match (&self.format, output) {
             _ if self.quiet => {
                 json::to_stdout(|out| rows().try_for_each(|row| writeln!(out, "{}", shown_id(row, self.full))))?;
             }
-            (Some(Format::Template(template)), _) => {
+            (Some(ListFormat::Template(template)), _) => {
                 let now = gantry_engine::now();
                 let items = rows().map(|row| PodFields::from_row(row, now)).collect::<Result<Vec<_>, _>>()?;
                 json::to_stdout(|out| items.iter().try_for_each(|item| template.write(out, item)))?;
@@ -493,14 +473,16 @@ mod tests {
         let help = List::augment_args(clap::Command::new("list")).get_after_help().unwrap().to_string();
         for (number, name) in FIELDS.iter().enumerate() {
             assert!(help.contains(&format!(".{name}")), "{name} is not in the help");
-            let Ok(Format::Template(template)) = parse_format(&format!("{{{{.{name}}}}}")) else { panic!("{name}") };
+            let Ok(ListFormat::Template(template)) = parse_format(&format!("{{{{.{name}}}}}")) else {
+                panic!("{name}")
+            };
             let mut out = Vec::new();
             template.write(&mut out, &fields).unwrap();
             let shown = crate::render::escape::text(&fields.field(number)).into_owned();
             assert_eq!(String::from_utf8(out).unwrap(), format!("{shown}\n"), "{name}");
         }
         assert_eq!(fields.field(6), "a: exited (0), b: exited (139)");
-        assert_eq!(parse_format("json"), Ok(Format::Named(OutputFormat::Json)));
+        assert_eq!(parse_format("json"), Ok(ListFormat::Named(OutputFormat::Json)));
         assert!(parse_format("yaml").unwrap_err().contains("neither"));
         assert!(parse_format("table {{.ID}}").is_err());
     }

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::pods;
 use crate::render::json::{DisplayJson, TimeJson};
 use crate::render::table::{Table, terminal_width};
-use crate::render::template::{Template, TemplateItem};
+use crate::render::template::{ListFormat, Template, TemplateItem};
 use crate::render::{OutputFormat, json, size};
 
 /// Moves the cursor to the upper left corner and clears the screen (ECMA-48).
@@ -48,8 +48,8 @@ pub(crate) struct Stats {
     #[arg(short = 'o', long = "output", value_enum, default_value_t, value_name = "FORMAT", conflicts_with = "format")]
     output: OutputFormat,
     /// A template such as '{{.ID}} {{.CPUPerc}}', printed once per line
-    #[arg(long, value_parser = parse_template, value_name = "TEMPLATE")]
-    format: Option<Template>,
+    #[arg(long, value_parser = parse_format, value_name = "TEMPLATE")]
+    format: Option<ListFormat>,
     /// Omit the header line
     #[arg(long, alias = "no-headers", alias = "noheading")]
     no_legend: bool,
@@ -64,8 +64,8 @@ pub(crate) struct Stats {
 /// The fields of templates, in the order of [`StatsRow::field`].
 const FIELDS: [&str; 9] = ["ID", "Name", "App", "CPUPerc", "MemUsage", "MemPerc", "NetIO", "BlockIO", "PIDs"];
 
-fn parse_template(text: &str) -> Result<Template, String> {
-    Template::parse(text, &FIELDS)
+fn parse_format(text: &str) -> Result<ListFormat, String> {
+    ListFormat::parse(text, &FIELDS)
 }
 
 /// Prints what running pods use.
@@ -76,10 +76,7 @@ impl RunCommand for Stats {
         let engine = context.open_to_read()?;
         let ids = self.pods.iter().map(|pod| pods::find(&engine, pod)).collect::<Result<Vec<_>, _>>()?;
         let mut sampling = Sampling::start(ids, self.scope(), self.counters())?;
-        let is_screen = !self.no_stream
-            && self.output == OutputFormat::Table
-            && self.format.is_none()
-            && io::stdout().is_terminal();
+        let is_screen = !self.no_stream && self.is_table() && io::stdout().is_terminal();
         loop {
             let (samples, rates) = sampling.take(&engine)?;
             self.print(&samples, &rates, is_screen)?;
@@ -92,9 +89,27 @@ impl RunCommand for Stats {
 }
 
 impl Stats {
+    fn output(&self) -> OutputFormat {
+        match &self.format {
+            Some(ListFormat::Named(output)) => *output,
+            _ => self.output,
+        }
+    }
+
+    fn template(&self) -> Option<&Template> {
+        match &self.format {
+            Some(ListFormat::Template(template)) => Some(template),
+            _ => None,
+        }
+    }
+
+    fn is_table(&self) -> bool {
+        self.output() == OutputFormat::Table && self.template().is_none()
+    }
+
     fn scope(&self) -> SampleScope {
         // JSON is for programs: complete.
-        match self.apps || self.output != OutputFormat::Table || self.format.is_some() {
+        match self.apps || !self.is_table() {
             true => SampleScope::Apps,
             false => SampleScope::Pods,
         }
@@ -102,7 +117,7 @@ impl Stats {
 
     /// The counters that are printed.
     fn counters(&self) -> CounterSelection {
-        match self.output == OutputFormat::Table && self.format.is_none() {
+        match self.is_table() {
             true => CounterSelection::Summary,
             false => CounterSelection::All,
         }
@@ -110,7 +125,7 @@ impl Stats {
 
     fn print(&self, samples: &[PodStats], rates: &CpuRates, is_screen: bool) -> Result<(), Failure> {
         let rows = || stats_rows(samples, rates, self.apps, self.full);
-        json::to_stdout(|out| match (&self.format, self.output) {
+        json::to_stdout(|out| match (self.template(), self.output()) {
             (Some(template), _) => rows().iter().try_for_each(|row| template.write(out, row)),
             (None, OutputFormat::Table) => {
                 if is_screen {

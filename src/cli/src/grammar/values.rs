@@ -102,6 +102,14 @@ pub(super) fn pair(value: &str) -> Result<(String, String), ValueError> {
     }
 }
 
+/// `NAME=VALUE`, or `NAME` for an empty value, as docker takes labels.
+pub(super) fn label(value: &str) -> Result<(String, String), ValueError> {
+    match value.contains('=') || value.is_empty() {
+        true => pair(value),
+        false => Ok((value.to_owned(), String::new())),
+    }
+}
+
 /// `NAME=VALUE`, or `NAME` for the caller's variable of that name. `None`: the caller has none, and as in docker the
 /// app gets none.
 pub(super) fn variable(

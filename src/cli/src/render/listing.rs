@@ -2,11 +2,11 @@
 
 use std::io::{self, Write};
 
-use clap::{Args, ValueEnum as _};
+use clap::Args;
 use gantry_model::id::shown;
 use serde::Serialize;
 
-use super::template::{Template, TemplateItem};
+use super::template::{ListFormat, Template, TemplateItem};
 use super::{OutputFormat, json};
 use crate::failure::Failure;
 
@@ -50,16 +50,9 @@ impl Listing {
         Ok(match &self.format {
             _ if self.quiet => ListOutput::Quiet,
             None => ListOutput::Format(self.output.unwrap_or_default()),
-            Some(text) => match OutputFormat::from_str(text, false) {
-                Ok(format) => ListOutput::Format(format),
-                Err(_) if text.starts_with("table ") => {
-                    return Err(invalid("table templates are not supported: omit 'table'".to_owned()));
-                }
-                Err(_) if text.contains("{{") => ListOutput::Template(Template::parse(text, fields).map_err(invalid)?),
-                Err(_) => {
-                    let why = "neither an output format (table, json or json-lines) nor a template with {{.Field}}";
-                    return Err(invalid(format!("'{}' is {why}", shown(text))));
-                }
+            Some(text) => match ListFormat::parse(text, fields).map_err(invalid)? {
+                ListFormat::Named(format) => ListOutput::Format(format),
+                ListFormat::Template(template) => ListOutput::Template(template),
             },
         })
     }

@@ -5,9 +5,10 @@
 
 use std::io::{self, Write};
 
+use clap::ValueEnum as _;
 use gantry_model::id::shown;
 
-use super::escape;
+use super::{OutputFormat, escape};
 
 /// A parsed template.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +20,33 @@ enum Part {
     /// The field with this number.
     Field(usize),
     Json,
+}
+
+/// The value of `--format` of commands that list: as docker, it takes an output format, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ListFormat {
+    /// As `--output`.
+    Named(OutputFormat),
+    /// A line for each item.
+    Template(Template),
+}
+
+impl ListFormat {
+    /// Parses an output format, or a template that may use these fields.
+    pub(crate) fn parse(text: &str, fields: &[&str]) -> Result<Self, String> {
+        if let Ok(output) = OutputFormat::from_str(text, false) {
+            return Ok(Self::Named(output));
+        }
+        if text.starts_with("table ") {
+            return Err("table templates are not supported: omit 'table'".to_owned());
+        }
+        if !text.contains("{{") {
+            let names = "table, json or json-lines";
+            let why = format!("neither an output format ({names}) nor a template with {{{{.Field}}}}");
+            return Err(format!("'{}' is {why}", shown(text)));
+        }
+        Template::parse(text, fields).map(Self::Template)
+    }
 }
 
 /// An item that a template prints.

@@ -166,11 +166,14 @@ impl Engine {
         repository: &str,
         tag: &str,
     ) -> Result<Option<(ImageRow, Vec<String>)>, ImageError> {
+        let exact = format!("{repository}:{tag}");
+        if let Some((image, name)) = self.by_name(&exact)? {
+            return Ok(Some((image, vec![name])));
+        }
         let found = only(shown, self.store.images_by_short(repository, tag).map_err(store)?)?;
-        let end = format!("/{repository}:{tag}");
+        let end = format!("/{exact}");
         Ok(found.map(|image| {
-            let names =
-                image.names.iter().filter(|name| name.ends_with(&end) || name[..] == end[1..]).cloned().collect();
+            let names = image.names.iter().filter(|name| name.ends_with(&end)).cloned().collect();
             (image, names)
         }))
     }

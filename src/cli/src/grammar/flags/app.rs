@@ -119,7 +119,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Ok(())
     }),
     valued(App, &["user-label"], "NAME=VALUE", "A free-form label of the app", |d, v| {
-        d.app().labels.extend([values::pair(v)?]);
+        d.app().labels.extend([values::label(v)?]);
         Ok(())
     }),
 ];

@@ -179,7 +179,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Ok(())
     })
     .in_manifest(),
-    valued(Pod, &["set-env-file", "env-file"], "FILE", "Set environment variables of every app from a file of NAME=VALUE lines", |d, v| {
+    valued(Pod, &["set-env-file", "env-file"], "FILE", "Set environment variables of every app from a file of lines NAME=VALUE, or NAME for the caller's variable", |d, v| {
         d.options.env_files.push(values::text(v)?.into());
         Ok(())
     })
@@ -192,8 +192,8 @@ pub(super) static FLAGS: &[Flag] = &[
         d.options.uuid_file = Some(values::text(v)?.into());
         Ok(())
     }),
-    valued(Pod, &["label"], "NAME=VALUE", "A free-form label of the pod", |d, v| {
-        d.pod.user_labels.extend([values::pair(v)?]);
+    valued(Pod, &["label"], "NAME[=VALUE]", "A free-form label of the pod", |d, v| {
+        d.pod.user_labels.extend([values::label(v)?]);
         Ok(())
     })
     .short('l')
