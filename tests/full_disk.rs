@@ -223,7 +223,7 @@ fn pods_can_be_stopped_on_a_full_disk() {
 }
 
 #[test]
-fn a_start_fails_while_the_end_cannot_be_recorded() {
+fn a_start_fails_if_the_end_is_unrecordable() {
     let g = Gantry::new();
     let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));
     let pod = pod_id(&disk.run(&["run", "--net=none", "-d", "--name=a", &image, "--", "sleep", "0.2"]).ok());

@@ -121,7 +121,7 @@ fn refused_apps_leave_nothing() {
 }
 
 #[test]
-fn the_last_app_is_removed_as_its_pod_ends() {
+fn force_removes_the_last_app() {
     let g = Gantry::new();
     let image = g.fixture();
     let pod = g.detached(&["--name=only"], &["sleep", "forever"]);

@@ -6,8 +6,8 @@
 //! tests may run at the same time. They need root. They use only the loopback network, or a [`Space`]: hosts that are
 //! network namespaces.
 //!
-//! Tests wait for facts, with a deadline ([`wait_for`]); `tidy` refuses a test that sleeps. Where a time itself is tested,
-//! such as the moment of a kill, it passes in [`let_pass`].
+//! Tests wait for facts, with a deadline ([`wait_for`]); `tidy` refuses a test that sleeps. Where a time itself is
+//! tested, such as the moment of a kill, it passes in [`let_pass`].
 
 pub mod api;
 pub mod appc;

@@ -218,11 +218,6 @@ fn limited() -> tonic::transport::Server {
 }
 
 impl Running {
-    /// Reports by health whether gantryd reconciles.
-    pub fn set_reconciles(&self, reconciles: bool) {
-        self.runtime.block_on(self.health.set_reconciles(reconciles));
-    }
-
     /// Drains: accepts no more connections, ends streams with UNAVAILABLE, and lets other calls finish within
     /// `timeout`.
     ///

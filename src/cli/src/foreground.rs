@@ -101,7 +101,7 @@ pub(crate) fn follow(
     terminal::restore();
     if outcome.is_err() && pod.own {
         // The first failure is the one to report. If stopping fails too, the pod stays in `gantry list`.
-        let _still_running = engine.stop(pod.id, engine.stop_grace(pod.id, None), false);
+        let _still_running = engine.stop(pod.id, engine.stop_grace(pod.id, None));
     }
     outcome
 }
@@ -257,8 +257,10 @@ impl SignalWatch {
         tracing::debug!(pod = %id, force, "stop the pod");
         let started = thread("stop", move || {
             let opened = Engine::open(options).map_err(|error| Failure::from(error).not_a_missing_object());
-            let stopped =
-                opened.and_then(|engine| Ok(engine.stop(id, engine.stop_grace(id, None), force).map(drop)?));
+            let stopped = opened.and_then(|engine| {
+                let grace = if force { Duration::ZERO } else { engine.stop_grace(id, None) };
+                Ok(engine.stop(id, grace).map(drop)?)
+            });
             // A pod of `run --rm` may have ended, and been removed, before the signal was handled.
             if let Err(failure) = stopped
                 && failure.kind() != ErrorKind::NotFound

@@ -146,6 +146,7 @@ fn is_restarting(row: &PodRow) -> bool {
     let is_due = |app: &AppRow| matches!(app.state, AppState::Exited { end, .. } if end.restart_at.is_some());
     match row.phase {
         Phase::Running { .. } => row.apps.iter().any(is_due),
+        // Only an exited pod has a time.
         _ => row.restart.at.is_some(),
     }
 }

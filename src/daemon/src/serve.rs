@@ -56,8 +56,8 @@ enum ListenSpec {
 pub(crate) struct ListenAddresses<'a> {
     /// rkt's API.
     pub(crate) rkt: Option<&'a [String]>,
-    /// Whether a flag names the addresses of rkt's API, and no other the directory of the default sockets: this may be
-    /// one of several gantryd, which do not compete for the default addresses of the other APIs.
+    /// This may be one of several gantryd, which must not compete for the default addresses of the other APIs: a flag
+    /// names the addresses of rkt's API, and none names a directory for the default sockets.
     pub(crate) is_one_of_several: bool,
     /// The Talos node API.
     pub(crate) talos: Option<&'a [String]>,

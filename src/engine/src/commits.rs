@@ -110,7 +110,7 @@ impl Engine {
 }
 
 impl Commits {
-    /// Waits for new events, at most this long. It may return early, but never misses a commit.
+    /// Waits for a commit, at most this long. It may return early, but never misses a commit.
     ///
     /// # Errors
     /// The error of poll(2).
@@ -320,7 +320,7 @@ pub struct CommitSubscription {
 }
 
 impl CommitSubscription {
-    /// Waits for new events, at most this long. It may return early, but never misses a commit.
+    /// Waits for a commit, at most this long. It may return early, but never misses a commit.
     ///
     /// # Errors
     /// The error of poll(2).

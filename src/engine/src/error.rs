@@ -220,40 +220,9 @@ pub(crate) fn need_root(what: &'static str) -> Result<(), PodError> {
     if rustix::process::geteuid().is_root() { Ok(()) } else { Err(PodError::NeedsRoot(what)) }
 }
 
-/// The kind a supervisor named by its word (`ErrorKind::as_str`); unknown words are `Internal`.
-#[must_use]
-pub(crate) fn kind_of_word(word: &str) -> ErrorKind {
-    use ErrorKind as K;
-    [
-        K::NotFound,
-        K::AlreadyExists,
-        K::Invalid,
-        K::Refused,
-        K::Busy,
-        K::Unavailable,
-        K::Denied,
-        K::Exhausted,
-        K::Damaged,
-        K::CommandNotFound,
-        K::CommandNotExecutable,
-        K::TimedOut,
-    ]
-    .into_iter()
-    .find(|kind| kind.as_str() == word)
-    .unwrap_or(K::Internal)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn error_kinds_round_trip() {
-        for kind in [ErrorKind::CommandNotFound, ErrorKind::Damaged, ErrorKind::Internal, ErrorKind::TimedOut] {
-            assert_eq!(kind_of_word(kind.as_str()), kind);
-        }
-        assert_eq!(kind_of_word("from-the-future"), ErrorKind::Internal);
-    }
 
     #[test]
     fn each_cause_is_reported_once() {

@@ -426,7 +426,7 @@ impl Engine {
     fn stop_scheduled_pod(&self, id: PodId) -> Result<(), ScheduleError> {
         let deadline = Deadline::after(BUSY_TIMEOUT);
         loop {
-            match self.stop(id, self.stop_grace(id, None), false) {
+            match self.stop(id, self.stop_grace(id, None)) {
                 Ok(_) | Err(StopError::Pod(PodError::NotFound(_))) => return Ok(()),
                 Err(StopError::NotStarted { .. }) if self.is_aborted(id) => return Ok(()),
                 Err(StopError::NotStarted { .. }) if !deadline.passed() => std::thread::sleep(BUSY_POLL_INTERVAL),

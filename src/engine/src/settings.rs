@@ -186,7 +186,7 @@ pub struct Settings {
     pub options: Options,
     /// Of gantryd.
     pub keeper: KeeperSettings,
-    /// The addresses on which gantryd serves its API, as written; `None`: not configured.
+    /// The addresses on which gantryd serves rkt's API, as written; `None`: not configured.
     pub listen: Option<Vec<String>>,
     /// The addresses on which gantryd serves the Talos node API, as written; `None`: not configured.
     pub machine_listen: Option<Vec<String>>,

@@ -1,5 +1,5 @@
-//! Reading files and streams that others wrote, up to a limit; files that get their name when they are complete; syncing
-//! directories.
+//! Reading files and streams that others wrote, up to a limit; files that get their name when they are complete;
+//! syncing directories.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};

@@ -5,11 +5,11 @@
 //! | `boot` | the boot id |
 //! | `cgroup` | cgroups of v1, v2 and hybrid hosts: create, join, kill, freeze, limits, counters, remove |
 //! | `device` | device nodes of the host |
-//! | `file` | bounded reads |
+//! | `file` | bounded reads, files that get their name when they are complete, sync |
 //! | `inotify` | changes of directories |
 //! | `lock` | flock(2) with a timeout |
-//! | `memory` | the allocator's settings |
-//! | `mounts` | peer groups of mounts |
+//! | `memory` | the heap, and the settings of the C library's allocator |
+//! | `mounts` | peer groups and read-only clones of mounts |
 //! | `parallel` | work on many items by several threads |
 //! | `project` | project quotas |
 //! | `signals` | the dispositions that a program inherits |

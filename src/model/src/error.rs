@@ -63,6 +63,29 @@ pub trait Kind {
 }
 
 impl ErrorKind {
+    /// All kinds.
+    pub const ALL: [Self; 13] = [
+        Self::NotFound,
+        Self::AlreadyExists,
+        Self::Invalid,
+        Self::Refused,
+        Self::Busy,
+        Self::Unavailable,
+        Self::Denied,
+        Self::Exhausted,
+        Self::Damaged,
+        Self::CommandNotFound,
+        Self::CommandNotExecutable,
+        Self::TimedOut,
+        Self::Internal,
+    ];
+
+    /// The kind with this word ([`Self::as_str`]); [`Self::Internal`] for an unknown one, such as another version's.
+    #[must_use]
+    pub fn from_word(word: &str) -> Self {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == word).unwrap_or(Self::Internal)
+    }
+
     /// A stable lower-case word for scripts (`error` field of JSON output).
     #[must_use]
     pub fn as_str(self) -> &'static str {

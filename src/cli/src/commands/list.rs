@@ -276,13 +276,11 @@ fn shown_state(row: &PodRow, number: usize) -> String {
     let state = pod_state(row);
     let shows_apps = row.sandbox || row.apps.len() > 1;
     let own = row.apps.get(number).filter(|_| shows_apps).and_then(app_state);
-    let state = match row.apps.first() {
-        Some(AppRow { state: AppState::Exited { end, .. }, .. })
-            if !shows_apps && matches!(row.phase, Phase::Running { .. }) =>
-        {
-            pod::exited_state(end)
-        }
-        Some(app) if !shows_apps && !row.paused => with_health(state, app),
+    let waits_for_restart =
+        |app: &AppRow| matches!(row.phase, Phase::Running { .. }) && matches!(app.state, AppState::Exited { .. });
+    let state = match row.apps.first().filter(|_| !shows_apps) {
+        Some(app) if waits_for_restart(app) => app_state(app).unwrap_or(state),
+        Some(app) if !row.paused => with_health(state, app),
         _ => state,
     };
     match (number, own) {
@@ -332,7 +330,7 @@ fn labels(row: &PodRow) -> String {
     row.user_labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",")
 }
 
-/// The fields of a template, in the order of [`Fields::cells`].
+/// The fields of a template, in the order of [`PodFields::cells`].
 const FIELDS: [&str; 19] = [
     "ID",
     "FullID",

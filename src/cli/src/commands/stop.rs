@@ -57,7 +57,12 @@ impl RunCommand for Stop {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("stop")?;
         self.pods.for_each_at_once(&engine, context.globals.debug, is_running, |engine, id| {
-            let stopped = engine.stop(id, self.time.unwrap_or_else(|| engine.stop_grace(id, None)), self.force)?;
+            let grace = match self.time {
+                _ if self.force => Duration::ZERO,
+                Some(time) => time,
+                None => engine.stop_grace(id, None),
+            };
+            let stopped = engine.stop(id, grace)?;
             if let Some(why) = stopped.unwritten {
                 crate::failure::warn(&format!("pod {id} has exited, but its end could not be recorded: {why}"));
             }

@@ -1,5 +1,5 @@
-//! `doctor`: whether the host has what pods need, and whether rows, locks, directories, cgroups and logs agree. Changes
-//! nothing but rows that need to be reconciled.
+//! `doctor`: whether the host has what pods need, and whether rows, locks, directories, cgroups and logs agree. Like
+//! every command, it reconciles rows, deletes leftovers of killed commands, and removes ended pods of `run --rm`.
 
 pub(crate) mod certificates;
 pub(crate) mod pods;

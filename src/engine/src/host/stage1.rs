@@ -14,7 +14,7 @@ use gantry_model::id::shown;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::Engine;
-use crate::error::{EngineError, kind_of_word};
+use crate::error::EngineError;
 use crate::host::process::{self, Deadline};
 
 /// Where the program finds others.
@@ -114,7 +114,7 @@ impl Attempt {
     pub(crate) fn failed(&self, failure: &Failure) -> EngineError {
         let app = failure.app.as_deref().map(|app| format!(", app '{}'", shown(app))).unwrap_or_default();
         let text = format!("cannot {}{app}: {}", self.0, printable(&failure.message));
-        EngineError::new(kind_of_word(&failure.kind), text)
+        EngineError::new(ErrorKind::from_word(&failure.kind), text)
     }
 
     /// The program ended without a reply.

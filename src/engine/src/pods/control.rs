@@ -20,7 +20,6 @@ use rustix::net::{
 use thiserror::Error;
 
 use crate::Engine;
-use crate::error::kind_of_word;
 use crate::host::process::{self, Deadline};
 use crate::host::stage1::printable;
 
@@ -264,9 +263,10 @@ impl Connection {
             return Err(ControlError::Garbled { id, why: "it is too long".to_owned() });
         }
         match serde_json::from_slice(&bytes[..got.bytes]) {
-            Ok(Reply::Failed(failure)) => {
-                Err(ControlError::Failed { kind: kind_of_word(&failure.kind), message: printable(&failure.message) })
-            }
+            Ok(Reply::Failed(failure)) => Err(ControlError::Failed {
+                kind: ErrorKind::from_word(&failure.kind),
+                message: printable(&failure.message),
+            }),
             Ok(answer) => Ok((answer, fds.into_iter().next())),
             Err(error) => Err(ControlError::Garbled { id, why: error.to_string() }),
         }

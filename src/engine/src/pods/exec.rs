@@ -70,7 +70,7 @@ pub enum ExecError {
         apps: Vec<AppName>,
     },
     /// The pod has no app of this name.
-    #[error("pod {id} has no app '{app}'; it has: {}", .apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", "))]
+    #[error("pod {id} has no app '{app}'; {}", known_apps(.apps))]
     NoSuchApp {
         /// The pod.
         id: PodId,
@@ -241,6 +241,13 @@ pub(crate) fn select_app(row: &PodRow, asked: Option<&AppName>) -> Result<AppNam
         (None, _) => Err(ExecError::WhichApp { id: row.id, apps: apps() }),
         (Some(name), all) if all.iter().any(|app| app.name == *name) => Ok(name.clone()),
         (Some(name), _) => Err(ExecError::NoSuchApp { id: row.id, app: name.clone(), apps: apps() }),
+    }
+}
+
+fn known_apps(apps: &[AppName]) -> String {
+    match apps {
+        [] => "it has none".to_owned(),
+        _ => format!("it has: {}", apps.iter().map(AppName::as_str).collect::<Vec<_>>().join(", ")),
     }
 }
 

@@ -159,7 +159,7 @@ impl Engine {
     /// # Errors
     /// [`RmError`]. The next collection tries again when the owner is gone.
     pub fn end_command(&self, id: PodId, grace: Duration) -> Result<(), RmError> {
-        let ended = match self.stop(id, grace, false) {
+        let ended = match self.stop(id, grace) {
             Ok(_) => self.rm(id, true),
             Err(source) if source.kind() == ErrorKind::NotFound => Ok(()),
             Err(source) => Err(RmError::Stop { id, source: Box::new(source) }),

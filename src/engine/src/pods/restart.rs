@@ -147,6 +147,7 @@ impl Engine {
                 let journal = self.journal(id)?;
                 self.finalize(&row, &journal)?.ok_or_else(|| PodError::NotFound(id.into()))
             }
+            // It does not claim to run.
             _ => Ok(row),
         }
     }

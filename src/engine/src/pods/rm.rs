@@ -119,7 +119,7 @@ impl Engine {
         need_root("remove a pod")?;
         match self.reconcile_pod(id)?.phase {
             Phase::Running { .. } | Phase::Starting { .. } if force => {
-                match self.stop(id, self.stop_grace(id, None), false) {
+                match self.stop(id, self.stop_grace(id, None)) {
                     Ok(_) => {}
                     // Another process stopped it, and has removed it.
                     Err(StopError::Pod(PodError::NotFound(_))) => return Ok(()),

@@ -70,11 +70,11 @@ pub struct Stopped {
 }
 
 impl Engine {
-    /// Stops a pod and waits for its end; with `force` without a grace period.
+    /// Stops a pod, with SIGKILL after the grace period, and waits for its end.
     ///
     /// # Errors
     /// [`StopError`].
-    pub fn stop(&self, id: PodId, grace: Duration, force: bool) -> Result<Stopped, StopError> {
+    pub fn stop(&self, id: PodId, grace: Duration) -> Result<Stopped, StopError> {
         need_root("stop a pod")?;
         self.unwritten.replace(None);
         let mut row = self.reconcile_pod(id)?;
@@ -97,7 +97,6 @@ impl Engine {
         }
         // The event is not worth a failure: what it announces follows.
         let _stops_without_event = self.store.record_stopping(id, None);
-        let grace = if force { Duration::ZERO } else { grace };
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         // The cause of a failed request does not matter: the pod has ended, or its supervisor is killed below.
         let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Reply::Done, _)));

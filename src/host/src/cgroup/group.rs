@@ -90,9 +90,9 @@ impl Cgroup {
     /// # Errors
     /// Of openat2(2).
     pub fn open(&self, below: &str) -> io::Result<Self> {
+        // An absolute path fails with BENEATH. In `path_of`, it would replace the hierarchy's root.
         let (flags, beneath) = (OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::BENEATH);
         let dir = rustix::fs::openat2(&self.dir, below, flags, Mode::empty(), beneath)?;
-        // An absolute path would replace the hierarchy's root in `path_of`.
         let path = if self.path.is_empty() { below.to_owned() } else { format!("{}/{below}", self.path) };
         Ok(Self { hierarchy: Arc::clone(&self.hierarchy), path, dir })
     }

@@ -213,42 +213,56 @@ impl SmallBlocks {
             return None;
         }
         let class = class(layout.size());
-        self.take_free(class).or_else(|| self.carve(class))
+        // SAFETY: the calling thread is the owner.
+        unsafe { self.take_free(class).or_else(|| self.carve(class)) }
     }
 
     /// The first free block of a class.
-    fn take_free(&self, class: usize) -> Option<*mut u8> {
+    ///
+    /// # Safety
+    /// The calling thread is the owner.
+    unsafe fn take_free(&self, class: usize) -> Option<*mut u8> {
         let first = self.free[class].load(Relaxed);
         if first.is_null() {
             return None;
         }
-        // SAFETY: blocks in the list are free, and only the owner, which is this thread, uses them.
+        // SAFETY: blocks in the list are free, and only the owner, which is this thread, uses the list.
         self.free[class].store(unsafe { (*first).next }, Relaxed);
         Some(first.cast())
     }
 
     /// A new block of a class from the rest of the arena, or one that another thread has freed.
-    fn carve(&self, class: usize) -> Option<*mut u8> {
+    ///
+    /// # Safety
+    /// The calling thread is the owner.
+    unsafe fn carve(&self, class: usize) -> Option<*mut u8> {
         let (used, size) = (self.used.load(Relaxed), (class + 1) * STEP);
         if size <= self.arena.size.load(Relaxed) - used {
             self.used.store(used + size, Relaxed);
             return Some(self.arena.start.load(Relaxed).wrapping_add(used));
         }
-        self.take_over();
-        self.take_free(class)
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.take_over();
+            self.take_free(class)
+        }
     }
 
     /// Moves the blocks that other threads have freed to the lists of their classes.
+    ///
+    /// # Safety
+    /// The calling thread is the owner.
     #[cold]
     #[inline(never)]
-    fn take_over(&self) {
+    unsafe fn take_over(&self) {
         if self.freed_by_others.load(Relaxed).is_null() {
             return;
         }
         let mut next = self.freed_by_others.swap(null_mut(), Acquire);
         while !next.is_null() {
             let block = next;
-            // SAFETY: the swap took the whole list, whose blocks are free and have their class in them.
+            // SAFETY: the swap took the whole list, whose blocks are free and have their class in them; the calling
+            // thread is the owner.
             unsafe {
                 next = (*block).next;
                 self.push(block, (*block).class);

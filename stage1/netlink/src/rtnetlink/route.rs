@@ -35,8 +35,6 @@ const RTMSG: usize = 12;
 
 /// The main routing table (`RT_TABLE_MAIN`).
 pub const TABLE_MAIN: u32 = 254;
-/// The table of local addresses (`RT_TABLE_LOCAL`).
-pub const TABLE_LOCAL: u32 = 255;
 
 /// The kernel's treatment of a packet that matches a route (`rtm_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

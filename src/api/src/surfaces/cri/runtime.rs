@@ -42,7 +42,7 @@ const KUBELET_API_VERSION: &str = "0.1.0";
 const MAX_STREAMED: usize = 1000;
 /// Maximum statistics or metrics of a pod in a message of a stream: a container has some 15 KiB of metrics.
 const MAX_STREAMED_STATS: usize = 50;
-/// The version of the package.
+/// The version of the protobuf package `runtime.v1`.
 const RUNTIME_API_VERSION: &str = "v1";
 
 /// See the module.

@@ -75,7 +75,7 @@ fn execute(engine: &Engine, plan: RestartPlan) -> Result<(), Status> {
 
 /// Stops a sandbox with SIGKILL, and releases its networks. Does nothing more if that is done.
 fn stop_sandbox(engine: &Engine, pod: PodId) -> Result<(), Status> {
-    let stopped = engine.stop(pod, Duration::ZERO, true).map_err(|error| status::from_error(&error))?;
+    let stopped = engine.stop(pod, Duration::ZERO).map_err(|error| status::from_error(&error))?;
     if let Some(why) = stopped.unwritten {
         warn!("the end of sandbox {pod} is not recorded: {why}");
     }

@@ -126,7 +126,7 @@ fn apply_change(engine: &Engine, change: &PodChange) -> Result<(), Status> {
         PodChange::None => Ok(()),
         PodChange::Start(pod) => engine.start_again(*pod).map(drop).map_err(|error| status::from_error(&error)),
         PodChange::Stop(pod) => {
-            let stopped = engine.stop(*pod, engine.stop_grace(*pod, None), false);
+            let stopped = engine.stop(*pod, engine.stop_grace(*pod, None));
             stopped.map(drop).map_err(|error| status::from_error(&error))
         }
         PodChange::RestartApps(pod, apps) => apps

@@ -179,7 +179,7 @@ static GROUPS: &[&[Flag]] = &[
     schedule::FLAGS,
 ];
 
-/// Every flag of `run`, `prepare`, `app sandbox` and `app add`.
+/// Every flag of `run`, `prepare`, `app sandbox`, `app add` and `schedule enable`.
 pub(crate) fn all() -> impl Iterator<Item = &'static Flag> {
     GROUPS.iter().copied().flatten()
 }

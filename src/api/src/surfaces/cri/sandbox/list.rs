@@ -91,7 +91,7 @@ pub(in super::super) fn attributes(row: &PodRow) -> Option<PodSandboxAttributes>
 /// # Errors
 /// NOT_FOUND; those of the engine.
 pub(in super::super) fn find_shown(observer: &Observer, id: &str) -> Result<PodRow, Status> {
-    let Ok(prefix) = super::prefix(id)? else { return Err(missing(id)) };
+    let Some(prefix) = super::prefix(id)? else { return Err(missing(id)) };
     let found = match observer.pod(&prefix) {
         Err(error) if error.ambiguous().is_some() => {
             observer.pods(&[]).and_then(|pods| super::only_sandbox(pods, &prefix, error))

@@ -164,7 +164,7 @@ fn discard_aborted(engine: &Engine, name: &str) -> bool {
 /// Removes a pod that was never a sandbox for its client.
 fn discard(engine: &Engine, id: PodId) {
     // A pod that was not started cannot be stopped. Any other failure makes the removal fail as well.
-    let _not_started = engine.stop(id, Duration::ZERO, true);
+    let _not_started = engine.stop(id, Duration::ZERO);
     match engine.rm(id, true) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -179,7 +179,7 @@ fn discard(engine: &Engine, id: PodId) {
 /// Those of the engine; also if a plugin failed to release the network, which the next call repeats.
 pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
     let Some(view) = find(engine, id)? else { return Ok(()) };
-    match engine.stop(view.row.id, Duration::ZERO, true) {
+    match engine.stop(view.row.id, Duration::ZERO) {
         Ok(stopped) => {
             if let Some(why) = stopped.unwritten {
                 warn!("the end of sandbox {} is not recorded: {why}", view.row.id);
@@ -220,7 +220,7 @@ pub(super) fn update_resources(engine: &Engine, request: UpdatePodSandboxResourc
 /// The sandbox with this id or beginning of it. A pod that was not made through the CRI, or is not ready for the first
 /// time yet, is none.
 pub(super) fn find(engine: &Engine, id: &str) -> Result<Option<PodView>, Status> {
-    let Ok(prefix) = prefix(id)? else { return Ok(None) };
+    let Some(prefix) = prefix(id)? else { return Ok(None) };
     let found = match engine.resolve(&prefix).and_then(|id| engine.status(id)) {
         Err(error) if error.ambiguous().is_some() => {
             engine.list(&PodQuery::default()).and_then(|pods| only_sandbox(pods, &prefix, error))
@@ -263,10 +263,10 @@ fn missing(id: &str) -> Status {
     Status::not_found(format!("there is no sandbox '{}'", shown(id)))
 }
 
-/// The id of a request. `Err` within `Ok`: no sandbox has such an id.
-fn prefix(id: &str) -> Result<Result<PodPrefix, ()>, Status> {
+/// The id of a request; `None`: no sandbox has such an id.
+fn prefix(id: &str) -> Result<Option<PodPrefix>, Status> {
     if id.is_empty() {
         return Err(status::invalid_field("pod_sandbox_id", "it is empty"));
     }
-    Ok(id.parse().map_err(|_| ()))
+    Ok(id.parse().ok())
 }
