@@ -82,7 +82,8 @@ fn a_lost_journal_affects_only_its_pod() {
     );
     g.run(&["stop", "--all"]).succeeded();
     assert_eq!((phase(&lost).as_str(), phase(&other).as_str()), ("exited", "exited"));
-    g.run(&["rm", "--all"]).succeeded();
+    g.run(&["start", &lost]).succeeded();
+    g.run(&["rm", "--force", "--all"]).succeeded();
     g.check_invariants();
 }
 

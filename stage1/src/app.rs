@@ -101,6 +101,13 @@ pub(crate) struct StopRequest {
     pub(crate) restart: Option<StartRequest>,
 }
 
+impl StopRequest {
+    /// Whether the app is stopped because it is unhealthy: all others ask for it by a client.
+    pub(crate) fn is_of_health_check(&self) -> bool {
+        self.clients.is_empty() && self.restart.as_ref().is_none_or(|start| start.client.is_none())
+    }
+}
+
 /// A request to start an app.
 pub(crate) struct StartRequest {
     /// The number of the start.

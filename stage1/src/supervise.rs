@@ -29,7 +29,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::ProcessExit;
-use gantry_contract::journal::Fact;
+use gantry_contract::journal::{Fact, INIT_KILLED};
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -331,7 +331,7 @@ impl Supervisor {
             EventSource::Notification(token) => self.handle_notification(token),
             EventSource::Listener => self.accept_connection(),
             // PID 1 does not exit by itself: a process outside the pod killed it, and the kernel killed the apps.
-            EventSource::Init => self.stop("pid-1-killed", Duration::ZERO),
+            EventSource::Init => self.stop(INIT_KILLED, Duration::ZERO),
             EventSource::Signals => self.handle_signals(),
         }
     }

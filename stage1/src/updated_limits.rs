@@ -47,6 +47,18 @@ pub(crate) enum Durability {
     Any,
 }
 
+/// Whether there is no record, or it is damaged.
+pub(crate) fn is_lost(dir: impl AsFd) -> bool {
+    match read(dir, files::LIMITS) {
+        Ok(limits) => limits.is_none(),
+        Err(error) => is_damaged(&error),
+    }
+}
+
+fn is_damaged(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof)
+}
+
 /// Changes the record in the pod directory. A kill leaves the old record or the new one. A temporary file may remain,
 /// and does after an exchange; the next change overwrites it.
 pub(crate) fn change(
@@ -58,7 +70,7 @@ pub(crate) fn change(
     let mut limits = match read(dir, files::LIMITS) {
         Ok(limits) => limits.unwrap_or_default(),
         // A damaged record is replaced; one that cannot be read now may hold the limits of other apps.
-        Err(error) if matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof) => {
+        Err(error) if is_damaged(&error) => {
             tracing::warn!("the damaged {} is replaced: {error}", files::LIMITS);
             UpdatedLimits::default()
         }

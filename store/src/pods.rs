@@ -252,6 +252,17 @@ impl AppChanges {
         Self { states: Vec::new(), removed: vec![app.clone()] }
     }
 
+    /// Applies the step to rows of apps, by their names.
+    pub fn apply_to<T>(&self, rows: &mut Vec<T>, name: impl Fn(&T) -> &AppName, set: impl Fn(&mut T, AppState)) {
+        rows.retain(|row| !self.removed.contains(name(row)));
+        for row in rows {
+            let changed = self.states.iter().find(|(changed, _)| changed == name(row));
+            if let Some((_, state)) = changed {
+                set(row, *state);
+            }
+        }
+    }
+
     /// Whether nothing changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -534,7 +545,7 @@ fn apply(pod: &PodRow, asked: &Step<'_>, new_events: &mut Vec<NewEvent>) -> Resu
     let apps = events::matched(&pod.apps, &asked.apps.states).map_err(|app| StepError::NoSuchApp { id, app })?;
     let removed = events::removed(&pod.apps, &asked.apps.removed);
     new_events.extend(events::of_step(pod, asked, &apps, &removed, crate::now())?);
-    Ok(after(pod, to, asked, &apps))
+    Ok(after(pod, to, asked))
 }
 
 fn insert(tx: &Transaction<'_>, pod: &NewPod) -> Result<(), InsertPodError> {
@@ -609,7 +620,7 @@ fn has_name(phase: &Phase) -> bool {
 }
 
 /// The row after a change; `None` when it is gone.
-fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState)]) -> Option<PodRow> {
+fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>) -> Option<PodRow> {
     let Stepped::To(phase) = to else { return None };
     let mut pod = PodRow { generation: Generation(pod.generation.0 + 1), phase, ..pod.clone() };
     if let Phase::Prepared { at } = pod.phase {
@@ -631,12 +642,7 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>, apps: &[(&AppRow, AppState
     if let Some(networks) = asked.got() {
         pod.networks.clone_from(networks);
     }
-    for (changed, state) in apps {
-        for app in pod.apps.iter_mut().filter(|app| app.name == changed.name) {
-            app.set_state(*state);
-        }
-    }
-    pod.apps.retain(|app| !asked.apps.removed.contains(&app.name));
+    asked.apps.apply_to(&mut pod.apps, |app| &app.name, AppRow::set_state);
     if let Some(failure) = asked.final_failure() {
         pod.user_annotations.insert(FAILURE.to_owned(), failure.to_owned());
     }

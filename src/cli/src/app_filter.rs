@@ -68,13 +68,8 @@ impl AppCondition {
         match self {
             Self::Id(prefix) => app.id.as_str().starts_with(prefix.as_str()),
             Self::Name(name) => app.name.as_str() == name,
-            Self::State(state) => match &app.state {
-                AppState::Exited { end, .. } if end.restart_at.is_some() => {
-                    [RESTARTING, app.state.name()].contains(&state.as_str())
-                }
-                _ if app.paused => state == PAUSED,
-                other => other.name() == state,
-            },
+            Self::State(state) if state == RESTARTING => app.state.is_restarting(),
+            Self::State(state) => (if app.paused { PAUSED } else { app.state.name() }) == state,
             Self::Label(name, value) => has(&app.labels, name, value),
             Self::Annotation(name, value) => has(&app.annotations, name, value),
         }

@@ -59,13 +59,17 @@ fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
 /// lines and lines that begin with `#` or `;` are skipped, as in rkt; so is a byte order mark.
 fn parse_lines(text: &str, of_caller: impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
-    for (number, line) in text.trim_start_matches('\u{feff}').lines().enumerate().map(|(i, line)| (i + 1, line.trim()))
+    for (number, line) in
+        text.strip_prefix('\u{feff}').unwrap_or(text).lines().enumerate().map(|(i, line)| (i + 1, line.trim()))
     {
         if line.is_empty() || line.starts_with(['#', ';']) {
             continue;
         }
         let (name, value) = match line.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
+            None if line.contains(char::is_whitespace) => {
+                return Err(format!("line {number} is neither NAME=VALUE nor NAME"));
+            }
             None => (line, of_caller(line)),
         };
         gantry_model::spec::environment_name(name).map_err(|error| format!("line {number}: {error}"))?;
@@ -85,7 +89,9 @@ mod tests {
         let of_caller = |name: &str| (name == "TERM").then(|| "vt100".to_owned());
         let want = vec![pair("A", "1"), pair("B", "x=y"), pair("A", "2"), pair("TERM", "vt100")];
         assert_eq!(parse_lines(text, of_caller), Ok(want));
-        for (bad, want) in [("A=1\n=", "line 2"), ("=x", "line 1"), ("A\u{1b}=x", "line 1")] {
+        for (bad, want) in
+            [("A=1\n=", "line 2"), ("=x", "line 1"), ("A\u{1b}=x", "line 1"), ("export A", "line 1 is neither")]
+        {
             assert!(parse_lines(bad, of_caller).unwrap_err().contains(want), "{bad:?}");
         }
     }

@@ -16,7 +16,8 @@ pub(crate) fn split(name: &str) -> (&str, &str) {
 /// path.
 pub(crate) fn any_form(name: &str, fits: impl Fn(&str) -> bool) -> bool {
     let (repository, _) = split(name);
-    [name, repository].into_iter().any(|name| {
+    // A name may have a tag and a digest.
+    [name, repository, split(repository).0].into_iter().any(|name| {
         let ends = name.match_indices('/').map(|(at, _)| &name[at + 1..]);
         std::iter::once(name).chain(ends).any(&fits)
     })
@@ -33,6 +34,7 @@ mod tests {
         for (name, forms) in [
             ("r.example:5000/team/app:1", &["app", "app:1", "team/app", "r.example:5000/team/app"][..]),
             (&by_digest, &["app", &format!("app@{digest}"), "r.example:5000/team/app"]),
+            (&format!("app:1@{digest}"), &["app", "app:1"]),
             ("app", &["app"]),
         ] {
             for form in forms {

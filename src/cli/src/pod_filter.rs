@@ -3,7 +3,7 @@
 
 use gantry_engine::{AppRow, PodRow};
 use gantry_model::id::{IdError, shown};
-use gantry_model::{AppState, Phase, PhaseName, PodNamespace, PodPrefix};
+use gantry_model::{Phase, PhaseName, PodNamespace, PodPrefix};
 
 use crate::failure::Failure;
 use crate::image_names;
@@ -143,9 +143,8 @@ fn is_met(condition: &Condition, row: &PodRow, networks: &[String]) -> bool {
 }
 
 fn is_restarting(row: &PodRow) -> bool {
-    let is_due = |app: &AppRow| matches!(app.state, AppState::Exited { end, .. } if end.restart_at.is_some());
     match row.phase {
-        Phase::Running { .. } => row.apps.iter().any(is_due),
+        Phase::Running { .. } => row.apps.iter().any(|app| app.state.is_restarting()),
         // Only an exited pod has a time.
         _ => row.restart.at.is_some(),
     }

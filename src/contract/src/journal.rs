@@ -26,6 +26,9 @@ pub struct Record {
     pub fact: Fact,
 }
 
+/// The reason of [`Fact::Stopping`] when the pod's PID 1 was killed.
+pub const INIT_KILLED: &str = "pid-1-killed";
+
 /// A fact of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -36,7 +39,7 @@ pub enum Fact {
     Failed(Failure),
     /// It received a stop request.
     Stopping {
-        /// The cause: `stop`, `kill`, `app-failed`, `supervisor-signal`.
+        /// The cause: `stop`, `kill`, `app-failed`, `supervisor-signal`, or [`INIT_KILLED`].
         reason: String,
     },
     /// An app was added to the running pod.

@@ -1,10 +1,10 @@
 //! `info`: what gantry has found on the host, and what its store holds.
 
-use gantry_model::PhaseName;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use gantry_host::cgroup::{Hierarchy, Version};
+use gantry_model::PhaseName;
 use gantry_model::query::PodQuery;
 use gantry_store::Finding;
 

@@ -65,7 +65,7 @@ impl Observer {
         self.engine.volume_data(name)
     }
 
-    /// The number of pods in each phase that has any, pods being deleted count as [`PhaseName::Garbage`].
+    /// The number of pods in each phase that has any; pods being deleted count as [`PhaseName::Garbage`].
     ///
     /// # Errors
     /// [`PodError`].

@@ -3,39 +3,43 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
 /// The initial size of a buffer. Most files below `/proc` fit, whose size is not known.
 const MIN_CAPACITY: usize = 512;
 
-/// A new file that gets its name in a directory when it is complete: a kill before that leaves nothing of it. On a file
-/// system without unnamed files (`O_TMPFILE` of open(2)), it has the name from the start.
+/// A new file that gets its name when it is complete. A kill before that leaves nothing of it, or a complete file with
+/// the temporary name. On a file system without unnamed files (`O_TMPFILE` of open(2)), it has the temporary name from
+/// the start.
 #[derive(Debug)]
-pub struct UnnamedFile {
+pub struct NewFile<'d> {
+    dir: BorrowedFd<'d>,
     file: File,
-    is_named: bool,
+    temporary: String,
+    has_temporary_name: bool,
 }
 
-impl UnnamedFile {
-    /// Creates the file in this directory; `name` must not exist.
+impl<'d> NewFile<'d> {
+    /// Creates the file in this directory, in which nothing has the name `temporary`.
     ///
     /// # Errors
     /// The error of open(2).
-    pub fn create(dir: impl AsFd, name: &str, mode: Mode) -> io::Result<Self> {
+    pub fn create(dir: BorrowedFd<'d>, temporary: String, mode: Mode) -> rustix::io::Result<Self> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        match rustix::fs::openat(&dir, ".", flags | OFlags::TMPFILE, mode) {
-            Ok(file) => return Ok(Self { file: file.into(), is_named: false }),
-            // Kernels without O_TMPFILE take it for a directory that is to be written.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        Ok(Self { file: rustix::fs::openat(&dir, name, flags, mode)?.into(), is_named: true })
+        let (file, has_temporary_name) = match rustix::fs::openat(dir, ".", flags | OFlags::TMPFILE, mode) {
+            Ok(file) => (file, false),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+                (rustix::fs::openat(dir, temporary.as_str(), flags, mode)?, true)
+            }
+            Err(errno) => return Err(errno),
+        };
+        Ok(Self { dir, file: file.into(), temporary, has_temporary_name })
     }
 
     /// The open file.
@@ -44,14 +48,35 @@ impl UnnamedFile {
         &self.file
     }
 
-    /// Gives the file the name with which it was created.
+    /// Gives the complete file its name, in place of a file that has it.
     ///
     /// # Errors
-    /// The error of linkat(2).
-    pub fn link(&self, dir: impl AsFd, name: &str) -> io::Result<()> {
-        match self.is_named {
-            true => Ok(()),
-            false => Ok(rustix::fs::linkat(&self.file, "", dir, name, AtFlags::EMPTY_PATH)?),
+    /// The error of linkat(2) or renameat(2).
+    pub fn publish(mut self, name: impl Arg + Copy) -> rustix::io::Result<()> {
+        if !self.has_temporary_name {
+            match self.link(name) {
+                Err(Errno::EXIST) => {}
+                linked => return linked,
+            }
+            self.link(self.temporary.as_str())?;
+            self.has_temporary_name = true;
+        }
+        rustix::fs::renameat(self.dir, self.temporary.as_str(), self.dir, name)?;
+        self.has_temporary_name = false;
+        Ok(())
+    }
+
+    fn link(&self, name: impl Arg) -> rustix::io::Result<()> {
+        // By descriptor (AT_EMPTY_PATH), kernels before 6.10 demand a capability.
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        rustix::fs::linkat(CWD, path, self.dir, name, AtFlags::SYMLINK_FOLLOW)
+    }
+}
+
+impl Drop for NewFile<'_> {
+    fn drop(&mut self) {
+        if self.has_temporary_name {
+            let _left_behind = rustix::fs::unlinkat(self.dir, self.temporary.as_str(), AtFlags::empty());
         }
     }
 }

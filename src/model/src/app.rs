@@ -102,6 +102,12 @@ impl AppState {
         }
     }
 
+    /// Whether it has exited and is about to be started again by its restart policy.
+    #[must_use]
+    pub fn is_restarting(&self) -> bool {
+        matches!(self, Self::Exited { end, .. } if end.restart_at.is_some())
+    }
+
     /// The number of its last start; `None` when it was never started.
     #[must_use]
     pub fn attempt(&self) -> Option<u32> {

@@ -100,17 +100,31 @@ fn docker_amount(text: &str) -> Option<String> {
 /// # Errors
 /// [`QuantityError`] when the text is anything else, zero, or more than a million cores.
 pub fn millicpu(text: &str) -> Result<u64, QuantityError> {
-    let refuse = || QuantityError {
-        text: text.to_owned(),
-        what: "an amount of cpu",
-        expected: "cores such as 2 or 0.5, or thousandths of a core such as 500m",
-    };
+    cpu_limit(text)?.ok_or_else(|| no_cpu(text))
+}
+
+/// As [`millicpu`]; 0 is no limit.
+///
+/// # Errors
+/// [`QuantityError`] when the text is anything else.
+pub fn cpu_limit(text: &str) -> Result<Option<u64>, QuantityError> {
     let milli = match (text.strip_suffix('m'), text.split_once('.')) {
         (Some(milli), _) => digits(milli),
         (None, Some((_, decimals))) if decimals.len() > 3 => None,
         (None, _) => scaled(text, 1000),
     };
-    milli.filter(|m| (1..=1_000_000_000).contains(m)).ok_or_else(refuse)
+    match milli {
+        Some(milli @ 0..=1_000_000_000) => Ok(Some(milli).filter(|milli| *milli > 0)),
+        Some(_) | None => Err(no_cpu(text)),
+    }
+}
+
+fn no_cpu(text: &str) -> QuantityError {
+    QuantityError {
+        text: text.to_owned(),
+        what: "an amount of cpu",
+        expected: "cores such as 2 or 0.5, or thousandths of a core such as 500m",
+    }
 }
 
 /// A duration as Go and systemd write it: one or more of `h m s ms`, such as `1h30m`; a bare `0` too.

@@ -3,7 +3,6 @@
 //! The rows are read again after an event about the start or end of a pod, and periodically in case an event is missed.
 //! While reading fails, the last state stays in use.
 
-use gantry_model::PhaseName;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use crate::names::{Gateways, Pod, gateways};
 use crate::server::ResolverState;
 use crate::upstream::HostFile;
 use crate::{Config, Note, NoteSink};
+use gantry_model::PhaseName;
 
 /// Interval of checks for a replaced database or a changed resolv.conf, neither of which wakes the thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

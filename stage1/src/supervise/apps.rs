@@ -211,22 +211,25 @@ impl Supervisor {
             let why = format!("{MAX_STOP_CLIENTS} clients wait for the exit of the app already, which is the limit");
             return refuse(client, &app.plan.name, failure(ErrorKind::Busy, why));
         }
+        let attempt = app.started.as_ref().map_or(0, |started| started.attempt);
+        let stopping = |unhealthy| Fact::AppStopping { app: app.plan.name.clone(), attempt, unhealthy };
         if let Some(stop) = &mut app.stop {
-            // The later request decides: the app stays stopped.
-            if client.is_some()
-                && let Some(start) = stop.restart.take()
-            {
-                start.refuse(&app.plan.name, failure(ErrorKind::Refused, "the app was stopped"));
+            if client.is_some() {
+                // The later request decides: the app stays stopped, and its exit is no failure.
+                if stop.is_of_health_check() {
+                    self.journal.append(stopping(false));
+                }
+                if let Some(start) = stop.restart.take() {
+                    start.refuse(&app.plan.name, failure(ErrorKind::Refused, "the app was stopped"));
+                }
             }
             stop.clients.extend(client);
             return;
         }
-        let attempt = app.started.as_ref().map_or(0, |started| started.attempt);
-        // Only the health check has no client.
-        let unhealthy = client.is_none() && restart.as_ref().is_none_or(|start| start.client.is_none());
-        self.journal.append(Fact::AppStopping { app: app.plan.name.clone(), attempt, unhealthy });
+        let stop = StopRequest { kill_at: Some(deadline), clients: client.into_iter().collect(), restart };
+        self.journal.append(stopping(stop.is_of_health_check()));
         app.signal(app.plan.stop_signal);
-        app.stop = Some(StopRequest { kill_at: Some(deadline), clients: client.into_iter().collect(), restart });
+        app.stop = Some(stop);
         // SIGKILL ends a frozen app as well.
         let _killed_later = self.resume(token);
     }

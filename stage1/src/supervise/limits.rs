@@ -45,8 +45,27 @@ impl Supervisor {
                 let deadline = Instant::now() + RECLAIM_TIMEOUT;
                 self.reclaims.insert(Reclaim { helper, deadline, update, client });
             }
-            Err(why) => control::reply(&client, &Reply::Failed(why), None),
+            Err(why) => {
+                // A client that compares with a lost record would be refused each time.
+                if let Err(error) = self.restore_lost_record() {
+                    tracing::warn!("the record of limits is not restored: {}", error.message);
+                }
+                control::reply(&client, &Reply::Failed(why), None);
+            }
         }
+    }
+
+    /// Records all limits in effect if their record was removed or damaged.
+    fn restore_lost_record(&self) -> Result<()> {
+        let dir = self.pod.jail.pod_dir.as_fd();
+        if !updated_limits::is_lost(dir) {
+            return Ok(());
+        }
+        updated_limits::change(dir, self.limits_durability(), |record| {
+            let apps = self.pod.apps.values().map(|app| &app.plan);
+            record.apps = apps.map(|plan| (plan.name.clone(), plan.options.limits.clone())).collect();
+            record.pod = Some(self.pod.plan.limits.clone());
+        })
     }
 
     fn check_update(&self, update: &UpdateLimits) -> Result<()> {
@@ -56,10 +75,6 @@ impl Supervisor {
             None => &self.pod.plan.limits,
         };
         let is_under_way = self.reclaims.values().any(|reclaim| reclaim.update.app == update.app);
-        if *known != update.old && !is_under_way {
-            // The client read a record that another client changed since, or that was lost: it reads the new one.
-            self.record_limits(update.app.as_deref(), known)?;
-        }
         if *known != update.old || is_under_way {
             return Err(failure(ErrorKind::Busy, "another client is changing the limits or has: try again"));
         }

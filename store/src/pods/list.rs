@@ -56,7 +56,7 @@ impl Store {
         self.read(DOING, |tx| take_pods(tx, &condition, &mut |pod, _| take(pod)).map_err(StoreError::sql(DOING)))
     }
 
-    /// The number of pods in each phase that has any, pods being deleted count as [`PhaseName::Garbage`].
+    /// The number of pods in each phase that has any; pods being deleted count as [`PhaseName::Garbage`].
     ///
     /// # Errors
     /// [`StoreError`].

@@ -2,9 +2,9 @@
 //! `cargo test --release -p gantry-store speed -- --nocapture`. Targets: open < 1 ms, list of 10 000 pods < 25 ms, few
 //! of them by state < 1 ms.
 
-use gantry_model::PhaseName;
 use std::time::Instant;
 
+use gantry_model::PhaseName;
 use gantry_model::query::{PodFilter, PodQuery};
 
 use super::*;

@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Write};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use gantry_engine::{ArchiveFormat, Engine};
-use gantry_host::file::UnnamedFile;
+use gantry_host::file::NewFile;
 use gantry_model::ImageRef;
-use rustix::fs::{AtFlags, Mode};
+use rustix::fs::{Mode, OFlags};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -90,7 +91,7 @@ fn of_stdout(error: gantry_engine::ImageSaveError) -> Failure {
     }
 }
 
-/// Writes a temporary file and renames it, so that an existing file stays until the archive is complete.
+/// Writes a new file, so that an existing one stays until the archive is complete.
 fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat, path: &Path) -> Result<(), Failure> {
     let failed = || failure::io("write", path.display().to_string());
     if path.exists() && !path.is_file() {
@@ -101,19 +102,15 @@ fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat,
     let name = path.file_name().ok_or_else(|| Failure::usage("--output needs the name of a file"))?;
     let temporary = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let dir = File::open(parent).map_err(failed())?;
-    let new = UnnamedFile::create(&dir, &temporary, Mode::from_raw_mode(0o666)).map_err(failed())?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(parent, flags, Mode::empty()).map_err(io::Error::from).map_err(failed())?;
+    let new = NewFile::create(dir.as_fd(), temporary, Mode::from_raw_mode(0o666));
+    let new = new.map_err(io::Error::from).map_err(failed())?;
     let mut out = io::BufWriter::with_capacity(1 << 20, new.file());
-    let saved = engine.image_save(references, format, &mut out).map_err(Failure::from).and_then(|()| {
-        out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed())?;
-        new.link(&dir, &temporary).map_err(failed())?;
-        rustix::fs::renameat(&dir, temporary.as_str(), &dir, name).map_err(io::Error::from).map_err(failed())
-    });
-    if saved.is_err() {
-        // The first failure is the one to report.
-        let _absent_or_left_behind = rustix::fs::unlinkat(&dir, temporary.as_str(), AtFlags::empty());
-    }
-    saved
+    engine.image_save(references, format, &mut out)?;
+    out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed())?;
+    drop(out);
+    new.publish(name).map_err(io::Error::from).map_err(failed())
 }
 
 /// Imports an archive into the store: docker's spelling of `gantry fetch` for archives.

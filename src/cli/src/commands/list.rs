@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use gantry_engine::{AppRow, Engine, PodRow, PodView};
 use gantry_model::query::PodQuery;
-use gantry_model::{AppName, AppState, Digest, ImageId, Phase, PhaseName, PodName, Timestamp};
+use gantry_model::{AppName, AppState, Digest, ImageId, PhaseName, PodName, Timestamp};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -270,16 +270,14 @@ fn table<'a>(
     Ok(table.cutting(&[1, 2, 3, 6, 7]))
 }
 
-/// The pod's state on its first line; the only app's, if the pod runs. In a sandbox and with several apps, each line
+/// The pod's state on its first line; restarting, if its only app is. In a sandbox and with several apps, each line
 /// also has the state of its app: on the first line after a slash, if it differs.
 fn shown_state(row: &PodRow, number: usize) -> String {
     let state = pod_state(row);
     let shows_apps = row.sandbox || row.apps.len() > 1;
     let own = row.apps.get(number).filter(|_| shows_apps).and_then(app_state);
-    let waits_for_restart =
-        |app: &AppRow| matches!(row.phase, Phase::Running { .. }) && matches!(app.state, AppState::Exited { .. });
     let state = match row.apps.first().filter(|_| !shows_apps) {
-        Some(app) if waits_for_restart(app) => app_state(app).unwrap_or(state),
+        Some(app) if app.state.is_restarting() => app_state(app).unwrap_or(state),
         Some(app) if !row.paused => with_health(state, app),
         _ => state,
     };
@@ -405,7 +403,6 @@ impl TemplateItem for PodFields<'_> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::render::pod::tests::ended;
 

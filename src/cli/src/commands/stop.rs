@@ -45,7 +45,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     duration.map(|duration| duration.min(YEAR)).map_err(|error| error.to_string())
 }
 
-/// A grace period: as [`parse_duration`]; docker's -1 is no limit.
+/// A grace period: like [`parse_duration`], but takes docker's -1 for no limit.
 pub(crate) fn parse_grace(text: &str) -> Result<Duration, String> {
     if text == "-1" { Ok(YEAR) } else { parse_duration(text) }
 }

@@ -44,7 +44,7 @@ struct Changes {
     #[arg(long, alias = "cpu", value_name = "CORES", value_parser = cpus)]
     cpus: Option<LimitChange>,
     /// CPU time per --cpu-period in microseconds, in place of --cpus; 0 or -1: none
-    #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true, value_parser = |v: &str| number(v).map(LimitChange::CpuQuota))]
+    #[arg(long, value_name = "MICROSECONDS", allow_negative_numbers = true, value_parser = cpu_quota)]
     cpu_quota: Option<LimitChange>,
     /// Period of the CPU limit in microseconds; 0: the default of 100000
     #[arg(long, value_name = "MICROSECONDS", value_parser = |v: &str| number(v).map(LimitChange::CpuPeriod))]
@@ -157,6 +157,10 @@ fn number(text: &str) -> Result<Option<u64>, String> {
     values::limit(text, "a whole number").map_err(values::message)
 }
 
+fn cpu_quota(text: &str) -> Result<LimitChange, String> {
+    values::cpu_quota(text).map(LimitChange::CpuQuota).map_err(values::message)
+}
+
 fn bytes(text: &str) -> Result<Option<u64>, String> {
     values::memory_limit(text).map_err(values::message)
 }
@@ -209,7 +213,7 @@ mod tests {
             io_rate("/dev/sda:0", DeviceIoRate::ReadBps),
             Ok(LimitChange::Io(DeviceIoRate::ReadBps, "/dev/sda".into(), None))
         );
-        assert_eq!((number("-1"), pids("-1")), (Ok(None), Ok(LimitChange::Pids(Some(0)))));
-        assert!(number("-2").is_err() && bytes("much").is_err() && io_rate("sda:1", DeviceIoRate::ReadBps).is_err());
+        assert_eq!((cpu_quota("-1"), pids("-1")), (Ok(LimitChange::CpuQuota(None)), Ok(LimitChange::Pids(Some(0)))));
+        assert!(number("-1").is_err() && bytes("much").is_err() && io_rate("sda:1", DeviceIoRate::ReadBps).is_err());
     }
 }

@@ -42,8 +42,8 @@ pub(crate) use second_word::ImageLookup;
 /// The values of limits, which `gantry update` has in common with `run`.
 pub(crate) mod limit_values {
     pub(crate) use super::values::{
-        blkio_weight, cpu_limit, cpuset, device_rate, hugetlb_limit, limit, memory_limit, memory_swap, message, number,
-        pids_limit,
+        blkio_weight, cpu_limit, cpu_quota, cpuset, device_rate, hugetlb_limit, limit, memory_limit, memory_swap,
+        message, number, pids_limit,
     };
 }
 

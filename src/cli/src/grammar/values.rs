@@ -65,15 +65,20 @@ pub(crate) fn number<T: std::str::FromStr>(value: &str, expected: &str) -> Resul
     value.parse().or_else(|_| invalid(value, expected))
 }
 
-/// A limit; 0, and docker's -1, are none.
+/// A limit or a weight; 0 is none, or the default.
 pub(crate) fn limit(value: &str, expected: &str) -> Result<Option<u64>, ValueError> {
-    if value == "-1" { Ok(None) } else { Ok(Some(number(value, expected)?).filter(|limit| *limit > 0)) }
+    Ok(Some(number(value, expected)?).filter(|limit| *limit > 0))
+}
+
+/// Microseconds of CPU time; 0, and docker's -1, are no limit.
+pub(crate) fn cpu_quota(value: &str) -> Result<Option<u64>, ValueError> {
+    if value == "-1" { Ok(None) } else { limit(value, "a number of microseconds") }
 }
 
 /// A number of processes; 0, and docker's -1, are no limit, which is stored as 0: without a number, the default limit
 /// applies.
 pub(crate) fn pids_limit(value: &str) -> Result<u64, ValueError> {
-    Ok(limit(value, "a number of processes")?.unwrap_or(0))
+    if value == "-1" { Ok(0) } else { number(value, "a number of processes") }
 }
 
 /// Processors or memory nodes; empty: all.
@@ -131,10 +136,7 @@ pub(crate) fn memory_limit(value: &str) -> Result<Option<u64>, ValueError> {
 
 /// Cpu in thousandths of a core; 0 is no limit.
 pub(crate) fn cpu_limit(value: &str) -> Result<Option<u64>, ValueError> {
-    // In any notation: 0, 0.0, 0m.
-    let is_zero =
-        value.starts_with('0') && value.strip_suffix('m').unwrap_or(value).bytes().all(|c| b"0.".contains(&c));
-    if is_zero { Ok(None) } else { Ok(Some(quantity::millicpu(value)?)) }
+    Ok(quantity::cpu_limit(value)?)
 }
 
 /// An amount of memory, or -1; 0 is as if it was not given.

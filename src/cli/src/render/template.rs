@@ -22,7 +22,7 @@ enum Part {
     Json,
 }
 
-/// The value of `--format` of commands that list: as docker, it takes an output format, too.
+/// The value of `--format` of commands that list. Like docker's, it also takes an output format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListFormat {
     /// As `--output`.

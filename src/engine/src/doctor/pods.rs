@@ -36,7 +36,7 @@ impl Engine {
     ) -> Result<(), PodError> {
         let mut running = Vec::new();
         for row in rows {
-            self.check_journal(row.id, findings);
+            self.check_journal(&row, findings);
             match self.reconcile(*row)? {
                 Some(row) if matches!(row.phase, Phase::Running { .. }) => running.push(row),
                 Some(row) => self.check_resting(&row, deep, findings),
@@ -47,11 +47,14 @@ impl Engine {
         Ok(())
     }
 
-    fn check_journal(&self, id: PodId, findings: &mut Vec<Finding>) {
-        if let Some(error) = self.journal_damage(id) {
-            let what = format!("the journal of pod {id} cannot be read: {error}");
-            fail(findings, what, "'gantry rm --force' stops and removes the pod; its exit codes are lost");
-        }
+    fn check_journal(&self, row: &PodRow, findings: &mut Vec<Finding>) {
+        let Some(error) = self.journal_damage(row.id) else { return };
+        let what = format!("the journal of pod {} cannot be read: {error}", row.id);
+        let hint = match row.phase.is_final() {
+            true => "the next start replaces it; 'gantry rm' removes the pod",
+            false => "the exit codes of this run are lost; 'gantry rm --force' stops and removes the pod",
+        };
+        fail(findings, what, hint);
     }
 
     /// A pod that does not run has neither cgroups nor resources of networks.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_contract::journal::{Fact, Parsed};
+use gantry_contract::journal::{Fact, INIT_KILLED, Parsed};
 use gantry_contract::start;
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, Timestamp};
 use gantry_store::AppChanges;
@@ -31,8 +31,8 @@ struct AppHistory {
     stopping: Vec<u32>,
     /// The place in the journal of its first failure, and how it failed.
     failure: Option<(usize, AppOutcome)>,
-    /// The same of an exit that is followed by a restart.
-    restarting: Option<(usize, AppOutcome)>,
+    /// How its last exit failed, if a restart is pending.
+    restarting: Option<AppOutcome>,
 }
 
 impl AppHistory {
@@ -55,9 +55,9 @@ impl AppHistory {
     }
 
     fn exited(&mut self, place: usize, attempt: u32, end: AppEnd) {
-        let failure = Some((place, end.how)).filter(|_| !end.how.is_success() && !self.stopping.contains(&attempt));
+        let failure = Some(end.how).filter(|how| !how.is_success() && !self.stopping.contains(&attempt));
         match end.restart_at {
-            None => self.failure = self.failure.or(failure),
+            None => self.failure = self.failure.or(failure.map(|how| (place, how))),
             Some(_) => self.restarting = failure,
         }
         self.push(AppState::Exited { started: None, end, attempt });
@@ -75,9 +75,11 @@ impl AppHistory {
         self.cancel_restart();
     }
 
-    /// Its pod is stopped. An exit that was to be followed by a restart is its last one.
-    fn stop_with_pod(&mut self) {
-        self.failure = self.failure.or(self.restarting.take());
+    /// Its pod is stopped: the restart that was pending does not come, and the app has failed now. If PID 1 was killed,
+    /// that is the failure.
+    fn stop_with_pod(&mut self, place: usize, reason: &str) {
+        let failure = self.restarting.take().filter(|_| reason != INIT_KILLED);
+        self.failure = self.failure.or(failure.map(|how| (place, how)));
         self.cancel_restart();
     }
 
@@ -127,7 +129,7 @@ impl<'a> AppHistories<'a> {
                     apps.entry(app).or_default().exited(place, *attempt, end);
                 }
                 Fact::AppRemoved { app } => apps.entry(app).or_default().removed = true,
-                Fact::Stopping { .. } => apps.values_mut().for_each(AppHistory::stop_with_pod),
+                Fact::Stopping { reason } => apps.values_mut().for_each(|app| app.stop_with_pod(place, reason)),
                 Fact::Failed(_)
                 // See `pods::readiness`.
                 | Fact::AppReady { .. }
@@ -217,14 +219,9 @@ impl<'a> AppHistories<'a> {
     }
 }
 
-/// Makes one step of rows.
+/// Applies one step to the rows.
 pub(crate) fn apply_changes(changes: &AppChanges, rows: &mut Vec<(AppName, AppState)>) {
-    rows.retain(|(name, _)| !changes.removed.contains(name));
-    for (name, state) in rows {
-        if let Some((_, next)) = changes.states.iter().find(|(changed, _)| changed == name) {
-            *state = *next;
-        }
-    }
+    changes.apply_to(rows, |(name, _)| name, |(_, state), next| *state = next);
 }
 
 fn started_at(state: &AppState) -> Option<Timestamp> {

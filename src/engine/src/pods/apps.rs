@@ -183,8 +183,7 @@ impl Engine {
         let row = self.reconcile_pod(id)?;
         let is_active = |app: &AppRow| match app.state {
             AppState::Waiting | AppState::Creating | AppState::Started { .. } => true,
-            AppState::Exited { end, .. } => end.restart_at.is_some(),
-            AppState::Created => false,
+            AppState::Created | AppState::Exited { .. } => app.state.is_restarting(),
         };
         match row.sandbox || row.apps.iter().any(is_active) {
             true => Ok(has_ended(&row.phase)),

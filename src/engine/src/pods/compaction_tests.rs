@@ -44,6 +44,17 @@ fn simulate(steps: &[(u8, u8)]) -> Vec<Fact> {
                 exited(ProcessExit::Signal(15)),
             ]),
             (true, 1) => facts.push(exited(ProcessExit::Code(3))),
+            (true, 3) => facts.extend([
+                Fact::AppStopping { app: app.clone(), attempt: last, unhealthy: true },
+                exited(ProcessExit::Signal(15)),
+            ]),
+            (true, 4) => facts.push(Fact::AppExited {
+                app: app.clone(),
+                attempt: last,
+                how: ProcessExit::Code(4),
+                oom: false,
+                restart_at: Some(200),
+            }),
             (true, 2) => {
                 facts.push(Fact::Paused { app: Some(app) });
                 continue;

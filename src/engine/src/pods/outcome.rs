@@ -1,7 +1,7 @@
 //! The end of a pod: from its journal to the states of its apps, its exit code and its reason. This is the one place
 //! that computes an exit code.
 
-use gantry_contract::journal::{Fact, Parsed};
+use gantry_contract::journal::{Fact, INIT_KILLED, Parsed};
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, OomLevel, PodEnd, Timestamp};
 use gantry_store::AppChanges;
 
@@ -31,9 +31,6 @@ pub(crate) struct Observation {
 
 /// The exit code of a pod whose end was not recorded, as of SIGKILL.
 const LOST_EXIT_CODE: i32 = 137;
-
-/// The supervisor's reason to stop a pod whose PID 1 was killed.
-const INIT_KILLED: &str = "pid-1-killed";
 
 /// The end of a pod whose supervisor is dead.
 pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Observation) -> Outcome {
@@ -280,7 +277,7 @@ mod tests {
         let got = outcome(&running(&["a"]), &journal(vec![planned.clone()]), seen);
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "the supervisor was killed"));
         assert_eq!(end_of(&got.apps.states[0].1).map(|end| end.restart_at), Some(None));
-        // A requested stop makes the exit the last one.
+        // The stop of the pod makes the exit the last one.
         let got = outcome(&running(&["a"]), &journal(vec![planned, stopping("stop"), Fact::Ended]), seen);
         assert_eq!((got.end.exit_code, got.end.reason.as_str(), got.is_lost), (1, "stopped", false));
     }
@@ -294,9 +291,16 @@ mod tests {
             oom: false,
             restart_at,
         };
+        let code_1 = |restart_at| match killed(restart_at) {
+            Fact::AppExited { app, attempt, oom, .. } => {
+                Fact::AppExited { app, attempt, how: ProcessExit::Code(1), oom, restart_at }
+            }
+            other => other,
+        };
         let seen = |sandbox| Observation { now: Timestamp(9), restarted: false, sandbox };
         for (facts, sandbox) in [
             (vec![killed(Some(200)), stopping("pid-1-killed"), Fact::Ended], false),
+            (vec![code_1(Some(200)), stopping("pid-1-killed"), Fact::Ended], false),
             (vec![stopping("pid-1-killed"), killed(None), Fact::Ended], false),
             (vec![stopping("pid-1-killed"), killed(None), Fact::Ended], true),
         ] {
@@ -304,6 +308,22 @@ mod tests {
             assert_eq!((got.end.exit_code, got.is_lost), (137, true), "{sandbox}");
             assert_eq!(got.end.reason, "its PID 1 was killed");
         }
+    }
+
+    /// An app that waits for its restart fails by the stop of its pod, after the app whose failure caused the stop.
+    #[test]
+    fn a_waiting_app_fails_after_others() {
+        let waiting = Fact::AppExited {
+            app: "a".into(),
+            attempt: 0,
+            how: ProcessExit::Code(1),
+            oom: false,
+            restart_at: Some(200),
+        };
+        let facts = vec![waiting, exited("b", ProcessExit::Code(7)), stopping("app-failed"), Fact::Ended];
+        let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
+        let got = outcome(&running(&["a", "b"]), &journal(facts), seen);
+        assert_eq!((got.end.exit_code, got.end.failed_app), (7, Some(name("b"))));
     }
 
     #[test]

@@ -114,7 +114,7 @@ impl Engine {
     }
 }
 
-/// Whether the file is missing, is not a file, or cannot be read from the disk.
+/// Whether the file is missing, is not a file, is too long, or cannot be read from the disk.
 pub(crate) fn is_lost(error: &io::Error) -> bool {
     let gone = [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP, Errno::NXIO, Errno::IO];
     error.kind() == io::ErrorKind::InvalidData || Errno::from_io_error(error).is_some_and(|errno| gone.contains(&errno))
@@ -218,7 +218,12 @@ pub(crate) fn open_supervisor_log(dir: &Path) -> Result<File, PodError> {
 pub(crate) fn forget_start(dir: &Path) -> Result<(), PodError> {
     for name in [files::JOURNAL, files::CONTROL, files::REMOVE_WHEN_ENDED] {
         let path = dir.join(name);
-        match std::fs::remove_file(&path) {
+        let removed = match std::fs::remove_file(&path) {
+            // Damage: see `is_lost`.
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => std::fs::remove_dir_all(&path),
+            other => other,
+        };
+        match removed {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(PodError::io("remove", path)(error)),

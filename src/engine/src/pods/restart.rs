@@ -61,7 +61,7 @@ fn held_apps(row: &PodRow, journal: &Parsed) -> BTreeSet<AppName> {
         match &record.fact {
             Fact::Ready(ready) => stopped.extend(ready.apps.iter().map(|app| (app.app.as_str(), false))),
             Fact::AppStarted(app) => drop(stopped.insert(&app.app, false)),
-            Fact::AppStopping { app, .. } => drop(stopped.insert(app, true)),
+            Fact::AppStopping { app, unhealthy: false, .. } => drop(stopped.insert(app, true)),
             // It neither starts nor stops an app on request.
             _ => {}
         }

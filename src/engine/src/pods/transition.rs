@@ -7,7 +7,7 @@
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::start;
 use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, Process, Timestamp};
-use gantry_store::{AppChanges, Change, Moved, Networks, PodRow, StoreError};
+use gantry_store::{AppChanges, AppRow, Change, Moved, Networks, PodRow, StoreError};
 
 use crate::logs::repair;
 use crate::pods::app_history::AppHistories;
@@ -63,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// Brings the apps of a running pod up to the journal, one change of each at a time.
+    /// Brings the apps of a running pod up to the journal, step by step.
     pub(crate) fn record_app_changes(&self, mut row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let histories = AppHistories::from_journal(journal);
         loop {
@@ -254,13 +254,6 @@ fn app_states(row: &PodRow) -> Vec<(AppName, AppState)> {
 }
 
 fn with_app_changes(mut row: PodRow, steps: &[AppChanges]) -> PodRow {
-    for AppChanges { states, removed } in steps {
-        row.apps.retain(|app| !removed.contains(&app.name));
-        for app in &mut row.apps {
-            if let Some((_, state)) = states.iter().find(|(name, _)| *name == app.name) {
-                app.set_state(*state);
-            }
-        }
-    }
+    steps.iter().for_each(|step| step.apply_to(&mut row.apps, |app| &app.name, AppRow::set_state));
     row
 }

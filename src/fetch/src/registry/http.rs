@@ -161,7 +161,7 @@ impl Http {
         Err(RegistryError::Redirect {
             from: request.url.authority(),
             to: url.authority(),
-            why: "there are too many redirects in a row",
+            why: "there are more than 10 redirects in a row",
         })
     }
 

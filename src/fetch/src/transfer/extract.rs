@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
-use gantry_host::file::UnnamedFile;
+use gantry_host::file::NewFile;
 use gantry_model::user_namespace::IdMappings;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -223,7 +223,7 @@ impl Extractor<'_> {
         format!(".gantry-cp.{}.{}", std::process::id(), self.files)
     }
 
-    /// Makes a file under a temporary name, and gives it its own.
+    /// Makes a link under a temporary name, and gives it its own.
     fn replace(
         &mut self,
         dir: &OwnedFd,
@@ -233,11 +233,7 @@ impl Extractor<'_> {
     ) -> Result<(), TransferError> {
         let temporary = self.temporary_name();
         let result = make(&temporary).and_then(|()| {
-            rustix::fs::renameat(dir, temporary.as_str(), dir, base).map_err(|error| match error {
-                Errno::ISDIR => TransferError::refused("replace", path, "it is a directory, and the copy is not"),
-                Errno::BUSY => TransferError::refused("replace", path, "something is mounted there"),
-                error => TransferError::new("rename to", path, error),
-            })
+            rustix::fs::renameat(dir, temporary.as_str(), dir, base).map_err(|error| not_replaced(path, error))
         });
         // rename(2) of one name of a file to another of its names does nothing and keeps both.
         if result.is_err() || rustix::fs::statat(dir, temporary.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
@@ -254,23 +250,20 @@ impl Extractor<'_> {
         data: &mut Entries<'_, ArchiveStream<'_>>,
     ) -> Result<(), TransferError> {
         let path = &entry.path;
-        self.replace(dir, base, path, |temporary| {
-            let new = UnnamedFile::create(dir, temporary, Mode::RUSR | Mode::WUSR)
-                .map_err(|error| TransferError::new("create", path, error))?;
-            let file = new.file();
-            match &entry.sparse {
-                None => write_data(data, file, entry.size, 0, path)?,
-                Some(map) => {
-                    for &(offset, length) in &map.spans {
-                        write_data(data, file, length, offset, path)?;
-                    }
-                    rustix::fs::ftruncate(file, map.real_size)
-                        .map_err(|error| TransferError::new("write", path, error))?;
+        let new = NewFile::create(dir.as_fd(), self.temporary_name(), Mode::RUSR | Mode::WUSR)
+            .map_err(|error| TransferError::new("create", path, error))?;
+        let file = new.file();
+        match &entry.sparse {
+            None => write_data(data, file, entry.size, 0, path)?,
+            Some(map) => {
+                for &(offset, length) in &map.spans {
+                    write_data(data, file, length, offset, path)?;
                 }
+                rustix::fs::ftruncate(file, map.real_size).map_err(|error| TransferError::new("write", path, error))?;
             }
-            apply(file, &entry.meta, path)?;
-            new.link(dir, temporary).map_err(|error| TransferError::new("create", path, error))
-        })
+        }
+        apply(file, &entry.meta, path)?;
+        new.publish(base).map_err(|error| not_replaced(path, error))
     }
 
     fn symlink(&mut self, dir: &OwnedFd, base: &[u8], entry: &TarEntry) -> Result<(), TransferError> {
@@ -340,6 +333,14 @@ impl Extractor<'_> {
 fn identity(dir: &OwnedFd, path: &[u8]) -> Result<(u64, u64), TransferError> {
     let stat = rustix::fs::fstat(dir).map_err(|error| TransferError::new("inspect", path, error))?;
     Ok((stat.st_dev, stat.st_ino))
+}
+
+fn not_replaced(path: &[u8], error: Errno) -> TransferError {
+    match error {
+        Errno::ISDIR => TransferError::refused("replace", path, "it is a directory, and the copy is not"),
+        Errno::BUSY => TransferError::refused("replace", path, "something is mounted there"),
+        error => TransferError::new("rename to", path, error),
+    }
 }
 
 fn apply(file: impl AsFd, kept: &Meta, path: &[u8]) -> Result<(), TransferError> {

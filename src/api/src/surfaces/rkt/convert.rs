@@ -22,7 +22,7 @@ pub(super) fn pod_state(phase: &Phase) -> PodState {
 }
 
 /// The phases with this state; none for the state that no pod has.
-pub(super) fn phase_names(state: PodState) -> &'static [PhaseName] {
+pub(super) fn phases_of(state: PodState) -> &'static [PhaseName] {
     match state {
         PodState::Undefined => &[],
         PodState::Embryo => &[PhaseName::Embryo],

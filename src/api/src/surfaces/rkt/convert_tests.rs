@@ -35,11 +35,11 @@ fn phases_become_pod_states() {
         (garbage(exited(), Some(t)), PodState::Deleting, Some(t), Some(Timestamp(9))),
     ] {
         assert_eq!(pod_state(&phase), state);
-        assert!(phase_names(state).contains(&phase.name()), "{phase:?}");
+        assert!(phases_of(state).contains(&phase.name()), "{phase:?}");
         assert_eq!((phase.started_at(), super::marked_at(&phase)), (started_at, marked_at), "{phase:?}");
     }
-    assert!(phase_names(PodState::Undefined).is_empty());
-    let all = (0..9).flat_map(|n| phase_names(PodState::try_from(n).unwrap())).copied().collect::<Vec<_>>();
+    assert!(phases_of(PodState::Undefined).is_empty());
+    let all = (0..9).flat_map(|n| phases_of(PodState::try_from(n).unwrap())).copied().collect::<Vec<_>>();
     let mut names = PhaseName::ALL.to_vec();
     names.retain(|name| !all.contains(name));
     assert_eq!((all.len(), names.len()), (PhaseName::ALL.len(), 0), "a phase without a state: {names:?}");

@@ -64,14 +64,14 @@ fn pod(budget: &mut ValueBudget, at: &str, filter: PodFilter) -> Result<query::P
     })
 }
 
-/// The names of phases. A state that no pod has adds none.
+/// The phases. A state that no pod has adds none.
 fn phases(budget: &mut ValueBudget, field: &str, states: Vec<i32>) -> Result<Vec<PhaseName>, Status> {
     budget.count(field, states.len())?;
     let mut phases = Vec::new();
     for state in states {
         let known =
             PodState::try_from(state).map_err(|_| invalid_field(field, &format!("there is no PodState {state}")))?;
-        for phase in convert::phase_names(known) {
+        for phase in convert::phases_of(known) {
             if !phases.contains(phase) {
                 phases.push(*phase);
             }

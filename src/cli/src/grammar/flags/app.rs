@@ -118,7 +118,7 @@ pub(super) static FLAGS: &[Flag] = &[
         d.app().annotations.extend([values::pair(v)?]);
         Ok(())
     }),
-    valued(App, &["user-label"], "NAME=VALUE", "A free-form label of the app", |d, v| {
+    valued(App, &["user-label"], "NAME[=VALUE]", "A free-form label of the app", |d, v| {
         d.app().labels.extend([values::label(v)?]);
         Ok(())
     }),

@@ -63,7 +63,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Pod,
         &["pod-pids-limit"],
         "N",
-        "Limit of processes and threads of the whole pod, with PID 1 and the supervisor (default: none)",
+        "Limit of processes and threads of the whole pod, with PID 1 and the supervisor; 0 or -1: none (default)",
         |d, v| {
             d.pod.limits.pids = Some(values::pids_limit(v)?);
             Ok(())

@@ -48,10 +48,16 @@ pub(super) static FLAGS: &[Flag] = &[
         d.app().options.limits.cpu_milli = values::cpu_limit(v)?;
         Ok(())
     }),
-    valued(App, &["cpu-quota"], "MICROSECONDS", "CPU time per --cpu-period, in place of --cpus; 0: none", |d, v| {
-        d.app().options.limits.cpu_quota = values::limit(v, "a number of microseconds")?;
-        Ok(())
-    }),
+    valued(
+        App,
+        &["cpu-quota"],
+        "MICROSECONDS",
+        "CPU time per --cpu-period, in place of --cpus; 0 or -1: none",
+        |d, v| {
+            d.app().options.limits.cpu_quota = values::cpu_quota(v)?;
+            Ok(())
+        },
+    ),
     valued(
         App,
         &["cpu-period"],
