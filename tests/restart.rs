@@ -63,7 +63,7 @@ fn always_restarts_until_the_pod_is_stopped() {
     let waiting =
         wait_for("the back-off", || Some(app(&g.status(&pod), "a")).filter(|app| app["restart_at"].is_string()));
     assert_eq!(waiting["state"], "exited", "{waiting}");
-    assert!(g.run(&["list"]).ok().text().contains("running"));
+    assert!(g.run(&["list"]).ok().text().contains("restarting (0)"));
     g.run(&["stop", &pod]).succeeded();
     let status = g.wait_state(&pod, "exited");
     assert_eq!((&status["reason"], &app(&status, "a")["restart_at"]), (&"stopped".into(), &Value::Null), "{status}");

@@ -104,7 +104,11 @@ impl Engine {
         let _stops_without_event = self.store.record_stopping(id, Some(app));
         let request = Request::StopApp { app: app.to_string(), grace_ms: milliseconds(grace) };
         match self.ask_app(id, &request, &[], grace.saturating_add(STOP_SLACK)) {
-            Ok(Reply::Done) => self.reconcile_pod(id).map(drop).map_err(EngineError::from_cause),
+            Ok(Reply::Done) => match self.reconcile_pod(id) {
+                // A pod of `run --rm` has ended with its last app, and was removed.
+                Ok(_) | Err(PodError::NotFound(_)) => Ok(()),
+                Err(error) => Err(EngineError::from_cause(error)),
+            },
             Ok(other) => Err(EngineError::from_cause(unexpected(id, &other))),
             Err(error) if is_refusal(&error) => Err(EngineError::from_cause(error)),
             // The app may have been the last of its pod, whose supervisor then ends.
