@@ -72,7 +72,7 @@ fn unknown_flags_and_commands_are_rejected() {
         (&["run", "--port=Http:80", &image], &["--port", "HOSTPORT"]),
         (&["run", &image, "--memory=lots"], &["lots", "64Mi"]),
         (&["run", &image, "--memory=4095"], &["memory"]),
-        (&["run", &image, "--cpu=0m"], &["cpu"]),
+        (&["run", &image, "--cpu=0.0001"], &["cpu"]),
         (&["run", &image, "--oom-score-adj=1001"], &["1001"]),
         (&["run", &image, "--caps-retain=CAP_NO_SUCH"], &["CAP_NO_SUCH"]),
         (&["run", &image, "--caps-retain=CAP_KILL", "--caps-remove=CAP_CHOWN"], &["caps"]),

@@ -151,13 +151,8 @@ impl Engine {
                 let why = format!("app '{app}' of pod {id} is running: stop it first, or remove it with --force");
                 return Err(EngineError::new(ErrorKind::Refused, why));
             }
-            self.stop_app(id, app, self.stop_grace(id, Some(app)))?;
-            match self.wait_for_end_without_apps(id) {
-                Ok(true) => return self.remove_ended_app(id, app),
-                Ok(false) => {}
-                // A pod of `run --rm`, which was removed with its apps.
-                Err(PodError::NotFound(_)) => return Ok(()),
-                Err(error) => return Err(EngineError::from_cause(error)),
+            if self.stop_to_remove(id, app)? {
+                return Ok(());
             }
         }
         let lock = self.lock_apps_or_fail(id)?;
@@ -179,6 +174,23 @@ impl Engine {
         match has_restart_policy(&row) {
             true => self.make_removal_durable(id),
             false => Ok(()),
+        }
+    }
+
+    /// Stops an app that is to be removed. If its pod ends with it, also removes it. Returns whether it is removed.
+    fn stop_to_remove(&self, id: PodId, app: &AppName) -> Result<bool, EngineError> {
+        self.stop_app(id, app, self.stop_grace(id, Some(app)))?;
+        match self.wait_for_end_without_apps(id) {
+            Ok(false) => return Ok(false),
+            Ok(true) => {}
+            // A pod of `run --rm`, which was removed with its apps.
+            Err(PodError::NotFound(_)) => return Ok(true),
+            Err(error) => return Err(EngineError::from_cause(error)),
+        }
+        match self.remove_ended_app(id, app) {
+            // The same, or another process removed the app.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
+            removed => removed.map(|()| true),
         }
     }
 
