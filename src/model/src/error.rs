@@ -134,7 +134,7 @@ mod tests {
     use std::error::Error;
     use std::fmt;
 
-    use super::{chain, messages};
+    use super::{ErrorKind, chain, messages};
 
     #[derive(Debug)]
     struct TestError(&'static str, Option<Box<TestError>>);
@@ -172,5 +172,13 @@ mod tests {
             assert_eq!(chain(&error(texts)), want);
         }
         assert_eq!(messages(&error(&["a", "b", "a"])), ["a", "b"]);
+    }
+
+    #[test]
+    fn kinds_are_found_by_their_words() {
+        for kind in ErrorKind::ALL {
+            assert_eq!(ErrorKind::from_word(kind.as_str()), kind);
+        }
+        assert_eq!(ErrorKind::from_word("from-the-future"), ErrorKind::Internal);
     }
 }
