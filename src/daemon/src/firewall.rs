@@ -112,7 +112,7 @@ fn log_repair(by: &BTreeSet<String>, engine: &Engine) {
     if by.is_empty() {
         return;
     }
-    let running = engine.store().pods(&PodQuery::in_phases(&[PhaseName::Running])).unwrap_or_default();
+    let running = engine.store().pods(&PodQuery::in_phases([PhaseName::Running])).unwrap_or_default();
     let pods = running.iter().filter(|row| !row.networks.is_empty()).count();
     if pods > 0 {
         let by = by.iter().map(String::as_str).collect::<Vec<_>>().join(", ");

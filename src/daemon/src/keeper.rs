@@ -55,12 +55,6 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time between two checks whether a backup is due: after a restart the last backup can be of any age.
 const BACKUP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The phases in which a process works on a pod.
-const ACTIVE: [PhaseName; 4] = [PhaseName::Embryo, PhaseName::Preparing, PhaseName::Running, PhaseName::Starting];
-/// The phases in which a killed command may have left a pod that does not run.
-const BEFORE_RUNNING: [PhaseName; 4] =
-    [PhaseName::Embryo, PhaseName::Preparing, PhaseName::Prepared, PhaseName::Starting];
-
 /// Why a pod could not be reconciled.
 #[derive(Debug, PartialEq, Eq)]
 struct Failure {
@@ -153,7 +147,8 @@ impl Keeper {
 
     /// Reconciles all pods that are not exited, and watches the running ones.
     pub(crate) fn start(&mut self) {
-        let left = self.engine.store().pods(&PodQuery::in_phases(&BEFORE_RUNNING));
+        // A killed command may have left them; running pods are examined below.
+        let left = self.engine.store().pods(&PodQuery::in_phases(unfinished_except(PhaseName::Running)));
         for row in left.unwrap_or_default() {
             if self.signals.end() {
                 return;
@@ -278,7 +273,8 @@ impl Keeper {
         (self.next_read, self.last_read) = (None, Instant::now());
         // Before the rows are read, so that a later commit changes it.
         self.last_stamp = self.wal_stamp();
-        let read = || self.engine.store().pods(&PodQuery::in_phases(&ACTIVE));
+        // No process works on a prepared pod.
+        let read = || self.engine.store().pods(&PodQuery::in_phases(unfinished_except(PhaseName::Prepared)));
         let rows = match self.metrics.time(Operation::ReadRows, read) {
             Ok(rows) => rows,
             Err(error) => return self.log_failure(&anyhow::Error::from(error)),
@@ -456,6 +452,10 @@ impl Keeper {
 
 fn readable(fd: &std::os::fd::OwnedFd) -> rustix::event::PollFd<'_> {
     rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)
+}
+
+fn unfinished_except(phase: PhaseName) -> impl Iterator<Item = PhaseName> {
+    PhaseName::unfinished().filter(move |name| *name != phase)
 }
 
 fn ended_apps(row: &PodRow) -> BTreeSet<AppName> {

@@ -246,6 +246,20 @@ impl PhaseName {
         Self::Deleting,
     ];
 
+    /// Whether nothing of the pod runs or will run, unless a process starts it again.
+    #[must_use]
+    pub const fn is_final(self) -> bool {
+        match self {
+            Self::Embryo | Self::Preparing | Self::Prepared | Self::Starting | Self::Running => false,
+            Self::AbortedPrepare | Self::Exited | Self::Garbage | Self::Deleting => true,
+        }
+    }
+
+    /// The phases that reconciling can change: those that are not final.
+    pub fn unfinished() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|name| !name.is_final())
+    }
+
     /// The stable word, as shown and asked for.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -306,7 +320,7 @@ impl Phase {
     /// Whether nothing of the pod runs or will run, unless a process starts it again.
     #[must_use]
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::AbortedPrepare { .. } | Self::Exited { .. } | Self::Garbage { .. })
+        self.name().is_final()
     }
 
     /// When it was last started, if it ever was.
@@ -429,6 +443,10 @@ deleting -deleting-> deleting
 deleting -swept-> (gone)";
         assert_eq!(drawn.join("\n"), want);
         assert_eq!(phases().iter().map(Phase::name).collect::<Vec<_>>(), PhaseName::ALL);
+        for name in PhaseName::ALL {
+            assert_eq!(PhaseName::from_word(name.as_str()), Some(name));
+        }
+        assert_eq!(PhaseName::from_word("no-phase"), None);
     }
 
     #[test]

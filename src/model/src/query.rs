@@ -18,8 +18,8 @@ pub struct PodQuery {
 impl PodQuery {
     /// Pods in these phases.
     #[must_use]
-    pub fn in_phases(phases: &[PhaseName]) -> Self {
-        Self { phases: phases.to_vec(), ..Self::default() }
+    pub fn in_phases(phases: impl IntoIterator<Item = PhaseName>) -> Self {
+        Self { phases: phases.into_iter().collect(), ..Self::default() }
     }
 }
 

@@ -309,7 +309,7 @@ fn pods_are_found_by_query_and_prefix() {
     let all = PodQuery::default();
     let rows = [
         (all.clone(), vec![second.clone(), first.clone()]),
-        (PodQuery::in_phases(&[PhaseName::Running, PhaseName::Exited]), vec![first.clone()]),
+        (PodQuery::in_phases([PhaseName::Running, PhaseName::Exited]), vec![first.clone()]),
         (PodQuery { created_since: Some(Timestamp(6)), ..all.clone() }, vec![first.clone()]),
         (PodQuery { app: Some(name("z")), ..all.clone() }, vec![second.clone()]),
         (PodQuery { image: Some(image.clone()), ..all.clone() }, vec![first.clone()]),

@@ -329,7 +329,7 @@ fn filter_and_query_forms_agree() {
     let ids = |query: &PodQuery| home.store.pods(query).unwrap().iter().map(|row| number(row)).collect::<Vec<_>>();
     for phase in PhaseName::ALL {
         let filter = PodFilter { phases: vec![phase], ..PodFilter::default() };
-        assert_eq!(ids(&PodQuery::in_phases(&[phase])), found(&home.store, &[filter]), "{phase}");
+        assert_eq!(ids(&PodQuery::in_phases([phase])), found(&home.store, &[filter]), "{phase}");
     }
     let query = PodQuery { image: Some(two), app: Some("db".parse().unwrap()), ..PodQuery::default() };
     assert_eq!(ids(&query), [5]);

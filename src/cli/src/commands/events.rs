@@ -29,9 +29,6 @@ const PAGE_SIZE: usize = 500;
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 /// A follower reconciles once more this long before its end, because events get the time at which they are noticed.
 const FINAL_RECONCILE_LEAD: Duration = Duration::from_millis(100);
-/// The phases that reconciling can change.
-const UNFINISHED_PHASES: [PhaseName; 5] =
-    [PhaseName::Embryo, PhaseName::Preparing, PhaseName::Prepared, PhaseName::Starting, PhaseName::Running];
 
 /// Arguments of `events`.
 #[derive(Debug, clap::Args)]
@@ -218,7 +215,7 @@ struct Reconciler<'a> {
 impl Reconciler<'_> {
     /// A pod that cannot be reconciled does not prevent the history from being printed: the error is printed once.
     fn reconcile(&mut self) {
-        let error = self.engine.list(&PodQuery::in_phases(&UNFINISHED_PHASES)).err().map(Failure::from);
+        let error = self.engine.list(&PodQuery::in_phases(PhaseName::unfinished())).err().map(Failure::from);
         let text = error.as_ref().and_then(|failure| failure.text(self.debug));
         if let Some(failure) = error.filter(|_| text != self.error) {
             failure.print(self.debug);

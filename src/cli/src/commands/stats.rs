@@ -176,7 +176,7 @@ impl Sampling {
         let samples = match (&self.ids[..], self.scope) {
             ([], SampleScope::Pods) => engine.sample_running_pods(&mut self.sampler)?,
             ([], SampleScope::Apps) => {
-                self.sampler.sample(&engine.list(&PodQuery::in_phases(&[PhaseName::Running]))?, self.scope)
+                self.sampler.sample(&engine.list(&PodQuery::in_phases([PhaseName::Running]))?, self.scope)
             }
             (ids, scope) => {
                 let views: Vec<PodView> = ids.iter().map(|id| engine.status(*id)).collect::<Result<_, _>>()?;

@@ -294,9 +294,9 @@ fn an_interrupted_deletion_is_finished_by_gc() {
     assert!(engine.rm(id, false).is_err());
     assert!(engine.pod_dir(id).exists());
     assert_eq!(phase(&engine, id).name(), PhaseName::Deleting);
-    let deleting = PodQuery::in_phases(&[PhaseName::Deleting]);
+    let deleting = PodQuery::in_phases([PhaseName::Deleting]);
     assert_eq!(engine.list(&deleting).unwrap().len(), 1);
-    assert!(engine.list(&PodQuery::in_phases(&[PhaseName::Garbage])).unwrap().is_empty());
+    assert!(engine.list(&PodQuery::in_phases([PhaseName::Garbage])).unwrap().is_empty());
     std::fs::rename(temp.path().join("away"), &tmp).unwrap();
     let steps = engine.gc(&options).unwrap().steps;
     assert_eq!(steps.iter().map(|step| (step.id, step.why)).collect::<Vec<_>>(), [(id, "its deletion was begun")]);

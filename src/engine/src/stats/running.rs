@@ -18,7 +18,7 @@ impl Engine {
     /// # Errors
     /// [`PodError`]
     pub fn sample_running_pods(&self, sampler: &mut Sampler) -> Result<Vec<PodStats>, PodError> {
-        let running = PodQuery::in_phases(&[PhaseName::Running]);
+        let running = PodQuery::in_phases([PhaseName::Running]);
         let (read, mut samples) =
             sampler.sample_fed(|feed| self.store.pods_without_apps(&running, &mut |row| feed(self.view(row))));
         read.map_err(PodError::store)?;
