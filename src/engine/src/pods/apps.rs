@@ -97,23 +97,29 @@ impl Engine {
         need_root("stop an app").map_err(EngineError::from_cause)?;
         // An app that has exited may be about to be restarted.
         match self.app_of_running_pod(id, app)? {
-            AppState::Waiting | AppState::Creating | AppState::Created => return Ok(()),
-            AppState::Started { .. } | AppState::Exited { .. } => {}
+            AppState::Waiting | AppState::Creating | AppState::Created => Ok(()),
+            AppState::Started { .. } | AppState::Exited { .. } => self.stop_started_app(id, app, grace).map(drop),
         }
+    }
+
+    /// Stops an app that was started. Returns the pod after it; `None`: a pod of `run --rm`, which has ended with its
+    /// last app and was removed.
+    fn stop_started_app(&self, id: PodId, app: &AppName, grace: Duration) -> Result<Option<PodRow>, EngineError> {
         // The event is not worth a failure: what it announces follows.
         let _stops_without_event = self.store.record_stopping(id, Some(app));
         let request = Request::StopApp { app: app.to_string(), grace_ms: milliseconds(grace) };
         match self.ask_app(id, &request, &[], grace.saturating_add(STOP_SLACK)) {
             Ok(Reply::Done) => match self.reconcile_pod(id) {
-                // A pod of `run --rm` has ended with its last app, and was removed.
-                Ok(_) | Err(PodError::NotFound(_)) => Ok(()),
+                Ok(row) => Ok(Some(row)),
+                Err(PodError::NotFound(_)) => Ok(None),
                 Err(error) => Err(EngineError::from_cause(error)),
             },
             Ok(other) => Err(EngineError::from_cause(unexpected(id, &other))),
             Err(error) if is_refusal(&error) => Err(EngineError::from_cause(error)),
             // The app may have been the last of its pod, whose supervisor then ends.
             Err(error) => match self.wait(id, Some(STOP_SLACK)) {
-                Ok(Some(_)) | Err(PodError::NotFound(_)) => Ok(()),
+                Ok(Some(view)) => Ok(Some(*view.row)),
+                Err(PodError::NotFound(_)) => Ok(None),
                 Ok(None) | Err(_) => Err(EngineError::from_cause(error)),
             },
         }
@@ -177,33 +183,32 @@ impl Engine {
         }
     }
 
-    /// Stops an app that is to be removed. If its pod ends with it, also removes it. Returns whether it is removed.
+    /// Stops a running app that is to be removed. If its pod ends with it, also removes it. Returns whether it is
+    /// removed.
     fn stop_to_remove(&self, id: PodId, app: &AppName) -> Result<bool, EngineError> {
-        self.stop_app(id, app, self.stop_grace(id, Some(app)))?;
-        match self.wait_for_end_without_apps(id) {
+        let row = self.stop_started_app(id, app, self.stop_grace(id, Some(app)))?;
+        let has_ended = row.map_or(Ok(true), |row| self.wait_for_end_without_apps(&row));
+        match has_ended {
+            Ok(true) | Err(PodError::NotFound(_)) => {}
             Ok(false) => return Ok(false),
-            Ok(true) => {}
-            // A pod of `run --rm`, which was removed with its apps.
-            Err(PodError::NotFound(_)) => return Ok(true),
             Err(error) => return Err(EngineError::from_cause(error)),
         }
         match self.remove_ended_app(id, app) {
-            // The same, or another process removed the app.
+            // With its pod (`run --rm`), or by another process.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
             removed => removed.map(|()| true),
         }
     }
 
     /// Waits for the end of a pod whose last active app was stopped. Returns whether the pod has ended.
-    fn wait_for_end_without_apps(&self, id: PodId) -> Result<bool, PodError> {
-        let row = self.reconcile_pod(id)?;
+    fn wait_for_end_without_apps(&self, row: &PodRow) -> Result<bool, PodError> {
         let is_active = |app: &AppRow| match app.state {
             AppState::Waiting | AppState::Creating | AppState::Started { .. } => true,
             AppState::Created | AppState::Exited { .. } => app.state.is_restarting(),
         };
         match row.sandbox || row.apps.iter().any(is_active) {
             true => Ok(has_ended(&row.phase)),
-            false => Ok(self.wait(id, Some(STOP_SLACK))?.is_some()),
+            false => Ok(self.wait(row.id, Some(STOP_SLACK))?.is_some()),
         }
     }
 

@@ -159,6 +159,11 @@ mod tests {
         Fact::AppExited { app: app.into(), attempt: 0, how, oom: false, restart_at: None }
     }
 
+    /// An exit after which a restart is pending.
+    fn waiting(app: &str, how: ProcessExit) -> Fact {
+        Fact::AppExited { app: app.into(), attempt: 0, how, oom: false, restart_at: Some(200) }
+    }
+
     fn stopping(reason: &str) -> Fact {
         Fact::Stopping { reason: reason.into() }
     }
@@ -271,8 +276,7 @@ mod tests {
 
     #[test]
     fn a_restart_that_never_came_is_lost() {
-        let (how, restart_at) = (ProcessExit::Code(1), Some(200));
-        let planned = Fact::AppExited { app: "a".into(), attempt: 0, how, oom: false, restart_at };
+        let planned = waiting("a", ProcessExit::Code(1));
         let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
         let got = outcome(&running(&["a"]), &journal(vec![planned.clone()]), seen);
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "the supervisor was killed"));
@@ -284,25 +288,12 @@ mod tests {
 
     #[test]
     fn a_killed_init_is_a_lost_pod() {
-        let killed = |restart_at| Fact::AppExited {
-            app: "a".into(),
-            attempt: 0,
-            how: ProcessExit::Signal(9),
-            oom: false,
-            restart_at,
-        };
-        let code_1 = |restart_at| match killed(restart_at) {
-            Fact::AppExited { app, attempt, oom, .. } => {
-                Fact::AppExited { app, attempt, how: ProcessExit::Code(1), oom, restart_at }
-            }
-            other => other,
-        };
         let seen = |sandbox| Observation { now: Timestamp(9), restarted: false, sandbox };
         for (facts, sandbox) in [
-            (vec![killed(Some(200)), stopping("pid-1-killed"), Fact::Ended], false),
-            (vec![code_1(Some(200)), stopping("pid-1-killed"), Fact::Ended], false),
-            (vec![stopping("pid-1-killed"), killed(None), Fact::Ended], false),
-            (vec![stopping("pid-1-killed"), killed(None), Fact::Ended], true),
+            (vec![waiting("a", ProcessExit::Signal(9)), stopping("pid-1-killed"), Fact::Ended], false),
+            (vec![waiting("a", ProcessExit::Code(1)), stopping("pid-1-killed"), Fact::Ended], false),
+            (vec![stopping("pid-1-killed"), exited("a", ProcessExit::Signal(9)), Fact::Ended], false),
+            (vec![stopping("pid-1-killed"), exited("a", ProcessExit::Signal(9)), Fact::Ended], true),
         ] {
             let got = outcome(&running(&["a"]), &journal(facts), seen(sandbox));
             assert_eq!((got.end.exit_code, got.is_lost), (137, true), "{sandbox}");
@@ -313,14 +304,12 @@ mod tests {
     /// An app that waits for its restart fails by the stop of its pod, after the app whose failure caused the stop.
     #[test]
     fn a_waiting_app_fails_after_others() {
-        let waiting = Fact::AppExited {
-            app: "a".into(),
-            attempt: 0,
-            how: ProcessExit::Code(1),
-            oom: false,
-            restart_at: Some(200),
-        };
-        let facts = vec![waiting, exited("b", ProcessExit::Code(7)), stopping("app-failed"), Fact::Ended];
+        let facts = vec![
+            waiting("a", ProcessExit::Code(1)),
+            exited("b", ProcessExit::Code(7)),
+            stopping("app-failed"),
+            Fact::Ended,
+        ];
         let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
         let got = outcome(&running(&["a", "b"]), &journal(facts), seen);
         assert_eq!((got.end.exit_code, got.end.failed_app), (7, Some(name("b"))));

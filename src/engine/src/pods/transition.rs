@@ -80,8 +80,8 @@ impl Engine {
             if changes.is_empty() || !matches!(row.phase, Phase::Running { .. }) {
                 return Ok(Some(row));
             }
-            if has_new_reports(&row, journal) {
-                // They belong between two of the steps.
+            // Reports belong between two of the steps.
+            if changes.len() > 1 && has_new_reports(&row, journal) {
                 changes.truncate(1);
             }
             if !self.writes.get() {
