@@ -59,9 +59,8 @@ fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {
 /// lines and lines that begin with `#` or `;` are skipped, as in rkt; so is a byte order mark.
 fn parse_lines(text: &str, of_caller: impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, String> {
     let mut variables = Vec::new();
-    for (number, line) in
-        text.strip_prefix('\u{feff}').unwrap_or(text).lines().enumerate().map(|(i, line)| (i + 1, line.trim()))
-    {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    for (number, line) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
         if line.is_empty() || line.starts_with(['#', ';']) {
             continue;
         }

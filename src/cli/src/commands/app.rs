@@ -1,12 +1,11 @@
 //! `gantry app`: sandboxes, and the apps of running pods. `gantry restart`.
 
 use std::io::{self, Write};
-use std::time::Duration;
 
 use gantry_engine::{AppRow, Engine, PodRow};
 use gantry_model::{AppName, AppState, Phase, PodId, Timestamp};
 
-use super::stop::parse_grace;
+use super::stop::Grace;
 use crate::app_filter::{self, AppCondition};
 use crate::cli::RawArguments;
 use crate::commands::RunCommand;
@@ -53,7 +52,7 @@ impl RunCommand for App {
             Self::Stop(args) => {
                 let engine = context.open("app stop")?;
                 args.apps.for_each(context, &engine, |id, app| {
-                    Ok(engine.stop_app(id, app, args.grace.resolve(&engine, id, app))?)
+                    Ok(engine.stop_app(id, app, args.grace.resolve(&engine, id, Some(app)))?)
                 })
             }
             Self::Rm(args) => {
@@ -105,36 +104,6 @@ impl AppSet {
 pub(crate) struct Start {
     #[command(flatten)]
     apps: AppSet,
-}
-
-/// The time between the stop signal and SIGKILL.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Grace {
-    /// Send SIGKILL at once
-    #[arg(long, short)]
-    force: bool,
-    /// Time between the stop signal and SIGKILL: 30s, 2m, or seconds; -1: no SIGKILL (default: --stop-timeout of the
-    /// app)
-    #[arg(
-        long,
-        short,
-        alias = "timeout",
-        value_parser = parse_grace,
-        allow_negative_numbers = true,
-        value_name = "DURATION",
-        conflicts_with = "force"
-    )]
-    time: Option<Duration>,
-}
-
-impl Grace {
-    fn resolve(&self, engine: &Engine, id: PodId, app: &AppName) -> Duration {
-        match self.time {
-            _ if self.force => Duration::ZERO,
-            Some(time) => time,
-            None => engine.stop_grace(id, Some(app)),
-        }
-    }
 }
 
 /// Arguments of `app stop`.
@@ -198,7 +167,7 @@ impl Restart {
     }
 
     fn restart_app(&self, engine: &Engine, id: PodId, app: &AppName) -> Result<u8, Failure> {
-        engine.restart_app(id, app, self.grace.resolve(engine, id, app))?;
+        engine.restart_app(id, app, self.grace.resolve(engine, id, Some(app)))?;
         json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
         Ok(exit::OK)
     }

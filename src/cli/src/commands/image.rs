@@ -117,8 +117,13 @@ fn is_met(row: &ImageRow, key: &str, value: &str) -> bool {
     match key {
         "id" => row.id.hex().starts_with(value) || row.id.to_string().starts_with(value),
         "dangling" => row.names.is_empty() == (value == "true"),
-        _ => row.names.iter().any(|name| image_names::any_form(name, |form| listing::matches_pattern(value, form))),
+        _ => has_name(row, value),
     }
+}
+
+/// Whether a form of one of its names matches.
+fn has_name(row: &ImageRow, pattern: &str) -> bool {
+    row.names.iter().any(|name| image_names::any_form(name, |form| listing::matches_pattern(pattern, form)))
 }
 
 /// An item for each name, and one for an image without names.
@@ -154,10 +159,7 @@ impl RunCommand for List {
         let engine = context.open_to_read()?;
         let mut images = engine.image_list()?;
         images.retain(|row| {
-            let is_named = |name: &String| {
-                row.names.iter().any(|is| image_names::any_form(is, |form| listing::matches_pattern(name, form)))
-            };
-            self.name.as_ref().is_none_or(is_named)
+            self.name.as_ref().is_none_or(|name| has_name(row, name))
                 && listing::matches_all(&self.filter, |key, value| is_met(row, key, value))
         });
         let sizes = engine.image_disk_sizes(&images)?;

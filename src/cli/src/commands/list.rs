@@ -105,31 +105,29 @@ impl RunCommand for List {
         let mut pods = select_pods(&engine, self)?;
         sort_pods(&mut pods, self.sort);
         let rows = || pods.iter().map(|pod| &*pod.row);
-        let output = match &self.format {
-            Some(ListFormat::Named(output)) => *output,
-            _ => self.output.unwrap_or_default(),
-        };
-        match (&self.format, output) {
+        match ListFormat::or_output(self.format.as_ref(), self.output.unwrap_or_default()) {
             _ if self.quiet => {
                 json::to_stdout(|out| rows().try_for_each(|row| writeln!(out, "{}", shown_id(row, self.full))))?;
             }
-            (Some(ListFormat::Template(template)), _) => {
+            ListFormat::Template(template) => {
                 let now = gantry_engine::now();
                 let items = rows().map(|row| PodFields::from_row(row, now)).collect::<Result<Vec<_>, _>>()?;
                 json::to_stdout(|out| items.iter().try_for_each(|item| template.write(out, item)))?;
             }
-            (_, OutputFormat::Table) => {
+            ListFormat::Named(OutputFormat::Table) => {
                 let names = image_names(&engine, rows())?;
                 let table = table(rows(), self.full, &names, gantry_engine::now())?;
                 let width = terminal_width().filter(|_| !self.full);
                 json::to_stdout(|out| table.write_within(out, !self.no_legend, width))?;
             }
-            (_, OutputFormat::JsonPretty) => {
+            ListFormat::Named(output @ OutputFormat::JsonPretty) => {
                 let networks = rows().map(|row| row.networks.read()).collect::<Result<Vec<_>, _>>()?;
                 let documents = rows().zip(&networks).map(|(row, networks)| PodJson::with_networks(row, networks));
                 json::to_stdout(|out| json::write_items(out, output, documents))?;
             }
-            (_, output) => json::to_stdout(|out| json::write_items(out, output, rows().map(PodJson::from_row)))?,
+            ListFormat::Named(output) => {
+                json::to_stdout(|out| json::write_items(out, output, rows().map(PodJson::from_row)))?;
+            }
         }
         // The process is about to exit: dropping ten thousand pods would only cost time.
         std::mem::forget(pods);

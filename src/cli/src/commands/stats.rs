@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::pods;
 use crate::render::json::{DisplayJson, TimeJson};
 use crate::render::table::{Table, terminal_width};
-use crate::render::template::{ListFormat, Template, TemplateItem};
+use crate::render::template::{ListFormat, TemplateItem};
 use crate::render::{OutputFormat, json, size};
 
 /// Moves the cursor to the upper left corner and clears the screen (ECMA-48).
@@ -89,22 +89,12 @@ impl RunCommand for Stats {
 }
 
 impl Stats {
-    fn output(&self) -> OutputFormat {
-        match &self.format {
-            Some(ListFormat::Named(output)) => *output,
-            _ => self.output,
-        }
-    }
-
-    fn template(&self) -> Option<&Template> {
-        match &self.format {
-            Some(ListFormat::Template(template)) => Some(template),
-            _ => None,
-        }
+    fn format(&self) -> ListFormat {
+        ListFormat::or_output(self.format.as_ref(), self.output)
     }
 
     fn is_table(&self) -> bool {
-        self.output() == OutputFormat::Table && self.template().is_none()
+        self.format() == ListFormat::Named(OutputFormat::Table)
     }
 
     fn scope(&self) -> SampleScope {
@@ -125,16 +115,16 @@ impl Stats {
 
     fn print(&self, samples: &[PodStats], rates: &CpuRates, is_screen: bool) -> Result<(), Failure> {
         let rows = || stats_rows(samples, rates, self.apps, self.full);
-        json::to_stdout(|out| match (self.template(), self.output()) {
-            (Some(template), _) => rows().iter().try_for_each(|row| template.write(out, row)),
-            (None, OutputFormat::Table) => {
+        json::to_stdout(|out| match self.format() {
+            ListFormat::Template(template) => rows().iter().try_for_each(|row| template.write(out, row)),
+            ListFormat::Named(OutputFormat::Table) => {
                 if is_screen {
                     out.write_all(CLEAR_SCREEN.as_bytes())?;
                 }
                 let width = terminal_width().filter(|_| !self.full);
                 stats_table(&rows()).write_within(out, !self.no_legend, width)
             }
-            (None, output) => {
+            ListFormat::Named(output) => {
                 let items = samples.iter().map(|sample| PodStatsJson::from_sample(sample, rates.pod(sample)));
                 json::write_items(out, output, items)
             }

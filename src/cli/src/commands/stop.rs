@@ -3,8 +3,8 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use gantry_engine::PodRow;
-use gantry_model::{AppName, Phase};
+use gantry_engine::{Engine, PodRow};
+use gantry_model::{AppName, Phase, PodId};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
@@ -18,6 +18,13 @@ use crate::render::json;
 pub(crate) struct Stop {
     #[command(flatten)]
     pods: PodSet,
+    #[command(flatten)]
+    grace: Grace,
+}
+
+/// The time between the stop signal and SIGKILL.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Grace {
     /// Send SIGKILL at once
     #[arg(long, short)]
     force: bool,
@@ -35,6 +42,17 @@ pub(crate) struct Stop {
     time: Option<Duration>,
 }
 
+impl Grace {
+    /// The time that the flags give an app of the pod, or all of its apps (`None`).
+    pub(crate) fn resolve(&self, engine: &Engine, id: PodId, app: Option<&AppName>) -> Duration {
+        match self.time {
+            _ if self.force => Duration::ZERO,
+            Some(time) => time,
+            None => engine.stop_grace(id, app),
+        }
+    }
+}
+
 /// The longest duration. The limit keeps deadlines computed from it from overflowing.
 const YEAR: Duration = Duration::from_secs(31_536_000);
 
@@ -46,7 +64,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// A grace period: like [`parse_duration`], but takes docker's -1 for no limit.
-pub(crate) fn parse_grace(text: &str) -> Result<Duration, String> {
+fn parse_grace(text: &str) -> Result<Duration, String> {
     if text == "-1" { Ok(YEAR) } else { parse_duration(text) }
 }
 
@@ -57,12 +75,7 @@ impl RunCommand for Stop {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("stop")?;
         self.pods.for_each_at_once(&engine, context.globals.debug, is_running, |engine, id| {
-            let grace = match self.time {
-                _ if self.force => Duration::ZERO,
-                Some(time) => time,
-                None => engine.stop_grace(id, None),
-            };
-            let stopped = engine.stop(id, grace)?;
+            let stopped = engine.stop(id, self.grace.resolve(engine, id, None))?;
             if let Some(why) = stopped.unwritten {
                 crate::failure::warn(&format!("pod {id} has exited, but its end could not be recorded: {why}"));
             }

@@ -32,6 +32,11 @@ pub(crate) enum ListFormat {
 }
 
 impl ListFormat {
+    /// The value of `--format`, else that of `--output`.
+    pub(crate) fn or_output(format: Option<&Self>, output: OutputFormat) -> Self {
+        format.cloned().unwrap_or(Self::Named(output))
+    }
+
     /// Parses an output format, or a template that may use these fields.
     pub(crate) fn parse(text: &str, fields: &[&str]) -> Result<Self, String> {
         if let Ok(output) = OutputFormat::from_str(text, false) {
