@@ -410,7 +410,8 @@ impl DeviceIoLimits {
 }
 
 impl Limits {
-    /// These limits with the changes. A CPU limit in cores replaces a quota, and the other way round.
+    /// These limits with the changes. A CPU limit in cores replaces a quota, and the other way round. Without a limit
+    /// of memory there is none of swap.
     ///
     /// # Errors
     /// [`SpecError`] if the result is not valid.
@@ -436,6 +437,9 @@ impl Limits {
                 LimitChange::Unified(file, None) => drop(limits.unified.remove(&file)),
                 LimitChange::Unified(file, Some(value)) => drop(limits.unified.insert(file, value)),
             }
+        }
+        if limits.memory.is_none() && !changes.iter().any(|change| matches!(change, LimitChange::MemorySwap(_))) {
+            limits.memory_swap = None;
         }
         limits.io_devices.retain(|device| !device.is_unlimited());
         limits.validate()?;
@@ -542,6 +546,14 @@ mod tests {
         let want = "cpuset_cpus=0-1 device_read_bps:/dev/sda=none hugetlb:2MB=0 memory=4096 memory_swap=-1";
         assert_eq!(changes.join(" "), want);
         assert!(new.changes_to(&new).is_empty());
+    }
+
+    #[test]
+    fn lifting_the_memory_limit_lifts_that_of_swap() {
+        let limits = Limits { memory: Some(4096), memory_swap: Some(8192), ..Limits::default() };
+        assert_eq!(limits.changed(&[LimitChange::Memory(None)]).unwrap(), Limits::default());
+        let kept = [LimitChange::Memory(None), LimitChange::MemorySwap(Some(-1))];
+        assert!(limits.changed(&kept).unwrap_err().to_string().contains("--memory-swap needs --memory"));
     }
 
     #[test]
