@@ -17,16 +17,20 @@ fn output_and_exit_code_are_forwarded() {
 #[test]
 fn exec_runs_in_the_context_of_the_app() {
     let g = Gantry::new();
-    let flags = ["--user=app", "--environment=A=1", "--working-dir=/data", "--caps-retain=", "--name=it"];
-    let verb = [
-        "seq", "caps", "--", "ids", "--", "ns", "--", "cgroup", "--", "rlimits", "--", "print", "over", "--", "sleep",
-        "forever",
+    // Where the score cannot be lowered, both run with the supervisor's.
+    let flags = [
+        "--user=app",
+        "--environment=A=1",
+        "--working-dir=/data",
+        "--caps-retain=",
+        "--name=it",
+        "--oom-score-adj=-500",
     ];
+    let context = ["seq", "caps", "--", "ids", "--", "ns", "--", "cgroup", "--", "rlimits", "--", "oom-adj"];
+    let verb = [&context[..], &["--", "print", "over", "--", "sleep", "forever"]].concat();
     let pod = g.detached(&flags, &verb);
     let app = g.wait_log(&pod, "over");
-    let inside =
-        ["exec", &pod, "--", "/bin/app", "seq", "caps", "--", "ids", "--", "ns", "--", "cgroup", "--", "rlimits"];
-    let exec = g.run(&inside).ok().stdout;
+    let exec = g.run(&[&["exec", &pod, "--", "/bin/app"], &context[..]].concat()).ok().stdout;
     assert_eq!(exec.lines().collect::<Vec<_>>(), app.trim_end().trim_end_matches("\nover").lines().collect::<Vec<_>>());
     assert_eq!(g.run(&["exec", &pod, "--", "/bin/app", "cwd"]).ok().text(), "/data");
     let env = g.run(&["exec", &pod, "--", "/bin/app", "env"]).ok().stdout;

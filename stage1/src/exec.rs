@@ -262,7 +262,11 @@ impl Helper<'_> {
     /// supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
         if let Some(score) = self.app.plan.options.oom_score_adj {
-            std::fs::write("/proc/self/oom_score_adj", score.to_string())?;
+            match std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+                // As for the app, whose creation has warned of it.
+                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+                other => other?,
+            }
         }
         ulimits::raise(&self.app.plan.options.ulimits)?;
         let pids = match self.app.confinement.namespaces.pid {
