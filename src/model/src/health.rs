@@ -208,7 +208,8 @@ pub enum HealthAction {
     None,
     /// The app is stopped and started again, as the next attempt.
     Restart,
-    /// The app is stopped: its stop signal, SIGKILL after the grace period. It has not failed then.
+    /// The app is stopped: its stop signal, SIGKILL after the grace period. The pod's exit code counts its exit as a
+    /// failure; the other apps run on.
     Stop,
     /// The app is killed with SIGKILL, and has failed.
     Kill,
