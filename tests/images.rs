@@ -281,6 +281,57 @@ fn save_and_load_work_through_pipes() {
 }
 
 #[test]
+fn load_imports_every_image_of_an_archive() {
+    let g = Gantry::new();
+    let other = Image::builder()
+        .layer(Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755))
+        .entrypoint(&["/bin/app", "--other"])
+        .build()
+        .unwrap();
+    let ids = [g.import("first", &image_with_metadata()), g.import("second", &other)];
+    for format in ["docker-archive", "oci-archive"] {
+        let file = g.scratch().join(format!("{format}.tar"));
+        let path = file.display().to_string();
+        g.run(&["save", &format!("--format={format}"), "-o", &path, &ids[0], &ids[1]]).succeeded();
+        for input in [&["-i", &path][..], &[]] {
+            let fresh = Gantry::new();
+            let words = [&["load"], input].concat();
+            let loaded = match input.is_empty() {
+                true => fresh.run_with_input(&words, &std::fs::read(&file).unwrap()).ok(),
+                false => fresh.run(&words).ok(),
+            };
+            assert_eq!(loaded.text().lines().count(), 2, "{format}");
+            let entrypoint = |name: &str| fresh.json(&["image", "inspect", name])[0]["entrypoint"].clone();
+            assert_eq!(entrypoint("second"), json!(["/bin/app", "--other"]), "{format}");
+            assert_ne!(entrypoint("first"), entrypoint("second"), "{format}");
+        }
+        // A fetch is for one image, and its advice works.
+        let fresh = Gantry::new();
+        fresh.run(&["fetch", &path]).exits(FAILED).stderr_contains(&[
+            "several images: ",
+            &format!("{format}:PATH:NAME"),
+            "gantry image load",
+        ]);
+        let names = g.json(&["image", "inspect", &ids[1]])[0]["names"].clone();
+        fresh.run(&["fetch", &format!("{format}:{path}:{}", names[0].as_str().unwrap())]).succeeded();
+    }
+    // The images before a damaged one are in the store.
+    let dir = g.scratch().join("damaged");
+    std::fs::create_dir(&dir).unwrap();
+    let manifest = r#"[{"Config":"a.json","Layers":[]},{"Config":"b.json","Layers":[]}]"#;
+    std::fs::write(dir.join("manifest.json"), manifest).unwrap();
+    let config = r#"{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":[]}}"#;
+    std::fs::write(dir.join("a.json"), config).unwrap();
+    let file = g.scratch().join("damaged.tar");
+    let tar = std::process::Command::new("tar").arg("-cf").arg(&file).arg("-C").arg(&dir).arg(".").status();
+    assert!(tar.unwrap().success());
+    let fresh = Gantry::new();
+    let failed = fresh.run(&["load", "-i", &file.display().to_string()]).exits(FAILED).stderr_contains(&["'b.json'"]);
+    assert_eq!(failed.text().lines().count(), 1);
+    assert_eq!(fresh.json(&["image", "list"]).as_array().map(Vec::len), Some(1));
+}
+
+#[test]
 fn foreign_platforms_are_fetched_but_not_run() {
     let g = Gantry::new();
     let of = |arch: &str| {

@@ -116,8 +116,8 @@ pub use gantry_contract::network::{Bandwidth, KubernetesNetworking, Member, Netw
 pub use gantry_contract::{plan::LogLimits, start::Ready};
 pub use gantry_fetch::export::{ArchiveFormat, ExportError, tar};
 pub use gantry_fetch::{
-    Cancellation, Config as FetchConfig, Credentials, FetchCredentials, FetchError, Fetched, Insecure, Note, Platform,
-    Progress, PullPolicy, platform::PlatformError,
+    Cancellation, Config as FetchConfig, Credentials, FetchCredentials, FetchError, Fetched, Insecure, LocalImages,
+    Note, Platform, Progress, PullPolicy, platform::PlatformError,
 };
 pub use gantry_host::memory::share_arenas;
 pub use gantry_host::tree::TreeUsage;

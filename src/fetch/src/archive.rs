@@ -46,6 +46,9 @@ pub enum Form {
 }
 
 /// Opens one image of the archive at `path`: the one named `tag`, or the only one. `tmp` is the directory for a copy,
+/// The images of an archive, each opened when it is needed.
+pub(crate) type Images = Box<dyn Iterator<Item = Result<Box<dyn Source + Send>, SourceError>>>;
+
 /// if one is needed.
 ///
 /// # Errors
@@ -58,6 +61,35 @@ pub fn open(
     caps: &Caps,
 ) -> Result<Box<dyn Source + Send>, SourceError> {
     let place = shown(&path.to_string_lossy());
+    image(file_at(path, tmp, caps)?, form, tag)
+}
+
+/// As [`open`], for any form, from a stream. The archive must contain exactly one image.
+///
+/// # Errors
+/// As for [`open`].
+pub fn stdin(stream: &mut dyn Read, tmp: &Path, caps: &Caps) -> Result<Box<dyn Source + Send>, SourceError> {
+    image(stream_of(stream, tmp, caps)?, Form::Auto, None)
+}
+
+/// All images of the archive at `path`, of any form.
+///
+/// # Errors
+/// [`SourceError`]: not readable, or not an archive.
+pub(crate) fn open_all(path: &Path, tmp: &Path, caps: &Caps) -> Result<Images, SourceError> {
+    images(file_at(path, tmp, caps)?)
+}
+
+/// As [`open_all`], from a stream.
+///
+/// # Errors
+/// As for [`open_all`].
+pub(crate) fn stdin_all(stream: &mut dyn Read, tmp: &Path, caps: &Caps) -> Result<Images, SourceError> {
+    images(stream_of(stream, tmp, caps)?)
+}
+
+/// Scans the archive at `path`.
+fn file_at(path: &Path, tmp: &Path, caps: &Caps) -> Result<Archive, SourceError> {
     let failed = |source| SourceError::Io { what: place.clone(), source };
     let mut file = File::open(path).map_err(failed)?;
     let kind = file.metadata().map_err(failed)?;
@@ -68,43 +100,49 @@ pub fn open(
     if !kind.is_file() || is_compressed(&file).map_err(failed)? {
         file = spool(&mut file, &place, tmp, caps)?;
     }
-    image(file, place, form, tag, caps)
+    Archive::read(file, place, caps)
 }
 
-/// As [`open`], for any form, from a stream. The archive must contain exactly one image.
-///
-/// # Errors
-/// As for [`open`].
-pub fn stdin(stream: &mut dyn Read, tmp: &Path, caps: &Caps) -> Result<Box<dyn Source + Send>, SourceError> {
+/// Copies the archive of a stream, and scans it.
+fn stream_of(stream: &mut dyn Read, tmp: &Path, caps: &Caps) -> Result<Archive, SourceError> {
     let place = "standard input".to_owned();
     let file = spool(stream, &place, tmp, caps)?;
-    image(file, place, Form::Auto, None, caps)
+    Archive::read(file, place, caps)
 }
 
-fn image(
-    file: File,
-    place: String,
-    form: Form,
-    tag: Option<&str>,
-    caps: &Caps,
-) -> Result<Box<dyn Source + Send>, SourceError> {
-    let archive = Archive::read(file, place, caps)?;
-    let oci = archive.has("oci-layout")? && archive.has("index.json")?;
-    match form {
-        Form::Auto | Form::Oci if oci => Ok(Box::new(Layout::new(archive, tag)?)),
-        Form::Auto | Form::Docker if archive.has("manifest.json")? => Ok(Box::new(docker::image(archive, tag)?)),
-        _ => {
-            let why = match form {
-                Form::Auto => "it has neither 'oci-layout' with 'index.json' (OCI) nor 'manifest.json' (docker save)",
-                Form::Oci => "it has no 'oci-layout' with 'index.json'",
-                Form::Docker => "it has no 'manifest.json'",
-            };
-            Err(SourceError::Invalid { what: archive.place, why: why.to_owned() })
-        }
+fn image(archive: Archive, form: Form, tag: Option<&str>) -> Result<Box<dyn Source + Send>, SourceError> {
+    match detect(&archive, form)? {
+        Detected::Oci => Ok(Box::new(Layout::one(archive, tag)?)),
+        Detected::Docker => Ok(Box::new(docker::image(archive, tag)?)),
+    }
+}
+
+fn images(archive: Archive) -> Result<Images, SourceError> {
+    match detect(&archive, Form::Auto)? {
+        Detected::Oci => Ok(Box::new(Layout::all(archive)?)),
+        Detected::Docker => Ok(Box::new(docker::images(archive)?)),
     }
 }
 
 fn is_compressed(file: &File) -> std::io::Result<bool> {
+/// The form in which an archive is read.
+enum Detected {
+    Oci,
+    Docker,
+}
+
+fn detect(archive: &Archive, form: Form) -> Result<Detected, SourceError> {
+    let oci = archive.has("oci-layout")? && archive.has("index.json")?;
+    let why = match form {
+        Form::Auto | Form::Oci if oci => return Ok(Detected::Oci),
+        Form::Auto | Form::Docker if archive.has("manifest.json")? => return Ok(Detected::Docker),
+        Form::Auto => "it has neither 'oci-layout' with 'index.json' (OCI) nor 'manifest.json' (docker save)",
+        Form::Oci => "it has no 'oci-layout' with 'index.json'",
+        Form::Docker => "it has no 'manifest.json'",
+    };
+    Err(SourceError::Invalid { what: archive.place(), why: why.to_owned() })
+}
+
     let mut head = [0; 4];
     let n = file.read_at(&mut head, 0)?;
     Ok(head[..n].starts_with(&[0x1f, 0x8b]) || head[..n] == [0x28, 0xb5, 0x2f, 0xfd])
@@ -194,6 +232,8 @@ impl Archive {
 
 impl Files for Archive {
     fn place(&self) -> String {
+    const SCHEME: &str = "oci-archive";
+
         self.place.clone()
     }
 

@@ -1,16 +1,20 @@
 //! OCI image layouts (OCI image specification, image-layout.md): `oci-layout`, `index.json` and
 //! `blobs/ALGORITHM/DIGEST`, in a directory or in an archive.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use gantry_model::{Digest, id::Algorithm, id::shown};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use serde::Deserialize;
+use serde_json::Value;
 
+use crate::archive::Images;
 use crate::archive::files::Files;
 use crate::manifest::{self, Parsed};
 use crate::source::{Descriptor, MAX_DOCUMENT, RootDocument, Source, SourceError, digest_of};
@@ -33,12 +37,20 @@ pub fn is_layout(path: &Path) -> bool {
 /// # Errors
 /// [`SourceError`]: not a layout, no image of this name, or several images and no name.
 pub fn open(dir: &Path, tag: Option<&str>) -> Result<Box<dyn Source + Send>, SourceError> {
-    Ok(Box::new(Layout::new(Directory::open(dir)?, tag)?))
+    Ok(Box::new(Layout::one(Directory::open(dir)?, tag)?))
+}
+
+/// All images of the layout in the directory `dir`.
+///
+/// # Errors
+/// [`SourceError`]: not a layout.
+pub(crate) fn open_all(dir: &Path) -> Result<Images, SourceError> {
+    Ok(Box::new(Layout::all(Directory::open(dir)?)?))
 }
 
 /// An image in a layout.
 pub(crate) struct Layout<F> {
-    files: F,
+    files: Arc<F>,
     top: Top,
     names: Vec<String>,
 }
@@ -46,7 +58,7 @@ pub(crate) struct Layout<F> {
 enum Top {
     /// A manifest or an index in a blob.
     Blob(Descriptor),
-    /// All entries of `index.json`: manifests of one image for several platforms.
+    /// An index of some entries of `index.json`: manifests of one image for several platforms.
     Index(Vec<u8>),
 }
 
@@ -57,33 +69,37 @@ struct Marker {
 }
 
 impl<F: Files> Layout<F> {
-    /// Reads marker and index, and selects the image.
-    pub(crate) fn new(files: F, tag: Option<&str>) -> Result<Self, SourceError> {
-        let marker = files.small("oci-layout", MAX_DOCUMENT)?;
-        let invalid =
-            |what: &str, why: String| SourceError::Invalid { what: format!("{what} in {}", files.place()), why };
-        let marker: Marker = serde_json::from_slice(&marker).map_err(|e| invalid("'oci-layout'", e.to_string()))?;
-        if !marker.image_layout_version.starts_with("1.") {
-            let why = format!("version {} is not 1.0.0", shown(&marker.image_layout_version));
-            return Err(invalid("'oci-layout'", why));
-        }
-        let bytes = files.small("index.json", MAX_DOCUMENT)?;
-        let entries = match manifest::parse(manifest::OCI_INDEX, &bytes) {
-            Ok(Parsed::Index(entries)) => entries,
-            Ok(Parsed::Manifest(_)) => return Err(invalid("'index.json'", "it is no index".to_owned())),
-            Err(error) => return Err(invalid("'index.json'", error.to_string())),
-        };
-        let mut chosen = choose(entries, tag, &files.place())?;
-        let mut names: Vec<String> = chosen.iter().flat_map(names).map(str::to_owned).collect();
+    /// The image named `tag`, or the only one.
+    pub(crate) fn one(files: F, tag: Option<&str>) -> Result<Self, SourceError> {
+        let (bytes, entries) = read_index(&files)?;
+        let chosen = choose::<F>(entries, tag, &files.place())?;
+        Ok(Self::new(&Arc::new(files), &bytes, chosen))
+    }
+
+    /// All images, in the order of the index.
+    pub(crate) fn all(
+        files: F,
+    ) -> Result<impl Iterator<Item = Result<Box<dyn Source + Send>, SourceError>>, SourceError>
+    where
+        F: Send + 'static,
+    {
+        let (bytes, entries) = read_index(&files)?;
+        let files = Arc::new(files);
+        Ok(images(entries).into_iter().map(move |entries| Ok(Box::new(Self::new(&files, &bytes, entries)) as Box<_>)))
+    }
+
+    /// The image that some entries of the index `bytes` describe.
+    fn new(files: &Arc<F>, bytes: &[u8], entries: Vec<Descriptor>) -> Self {
+        let mut names: Vec<String> = entries.iter().filter_map(name).map(str::to_owned).collect();
         names.sort();
         names.dedup();
-        // An image may be listed once for each of its names.
-        chosen.dedup_by(|a, b| a.digest == b.digest);
-        let top = match <[Descriptor; 1]>::try_from(chosen) {
-            Ok([one]) => Top::Blob(one),
-            Err(_) => Top::Index(bytes),
+        let digests: BTreeSet<String> = entries.iter().map(|entry| entry.digest.to_string()).collect();
+        let top = match entries.into_iter().next() {
+            // An image may be listed once for each of its names.
+            Some(first) if digests.len() == 1 => Top::Blob(first),
+            _ => Top::Index(index_of(bytes, &digests)),
         };
-        Ok(Self { files, top, names })
+        Self { files: Arc::clone(files), top, names }
     }
 
     fn path(digest: &Digest) -> String {
@@ -91,39 +107,79 @@ impl<F: Files> Layout<F> {
     }
 }
 
-/// The entries of the named image. Without a name: the only entry, or all if they differ in nothing but the platform.
-fn choose(entries: Vec<Descriptor>, tag: Option<&str>, place: &str) -> Result<Vec<Descriptor>, SourceError> {
-    let total = entries.len();
-    let known = |entries: &[Descriptor]| {
-        let mut all: Vec<String> = entries.iter().flat_map(names).map(shown).collect();
-        all.sort();
-        all.dedup();
-        all.truncate(MAX_SHOWN);
-        all
-    };
-    if let Some(tag) = tag {
-        let named: Vec<_> = entries.iter().filter(|d| is_named(d, tag)).cloned().collect();
-        return match named.len() {
-            0 => Err(SourceError::NotFound { what: format!("image '{}'", shown(tag)), place: place.to_owned() }),
-            n if n == 1 || n == total => Ok(named),
-            _ => Err(SourceError::Ambiguous { place: place.to_owned(), names: known(&entries) }),
-        };
+/// Checks the marker and reads the index: its bytes and its entries.
+fn read_index(files: &impl Files) -> Result<(Vec<u8>, Vec<Descriptor>), SourceError> {
+    let marker = files.small("oci-layout", MAX_DOCUMENT)?;
+    let invalid = |what: &str, why: String| SourceError::Invalid { what: format!("{what} in {}", files.place()), why };
+    let marker: Marker = serde_json::from_slice(&marker).map_err(|e| invalid("'oci-layout'", e.to_string()))?;
+    if !marker.image_layout_version.starts_with("1.") {
+        let why = format!("version {} is not 1.0.0", shown(&marker.image_layout_version));
+        return Err(invalid("'oci-layout'", why));
     }
-    if total == 0 {
-        return Err(SourceError::NotFound { what: "an image".to_owned(), place: place.to_owned() });
+    let bytes = files.small("index.json", MAX_DOCUMENT)?;
+    match manifest::parse(manifest::OCI_INDEX, &bytes) {
+        Ok(Parsed::Index(entries)) if entries.is_empty() => {
+            Err(SourceError::NotFound { what: "an image".to_owned(), place: files.place() })
+        }
+        Ok(Parsed::Index(entries)) => Ok((bytes, entries)),
+        Ok(Parsed::Manifest(_)) => Err(invalid("'index.json'", "it is no index".to_owned())),
+        Err(error) => Err(invalid("'index.json'", error.to_string())),
     }
-    let one = entries.iter().all(|d| d.digest == entries[0].digest);
-    let same = entries.iter().all(|d| d.annotations == entries[0].annotations && d.platform.is_some());
-    if one || same || (known(&entries).is_empty() && entries.iter().all(|d| d.platform.is_some())) {
-        return Ok(entries);
-    }
-    Err(SourceError::Ambiguous { place: place.to_owned(), names: known(&entries) })
 }
 
-fn names(d: &Descriptor) -> impl Iterator<Item = &str> {
-    // The whole name says more than the tag that is part of it.
-    let whole = d.annotations.get(IMAGE_NAME);
-    whole.or_else(|| d.annotations.get(REF_NAME)).map(String::as_str).into_iter()
+/// The index `bytes` with the manifests of these digests only.
+fn index_of(bytes: &[u8], digests: &BTreeSet<String>) -> Vec<u8> {
+    let is_kept = |entry: &Value| entry["digest"].as_str().is_some_and(|digest| digests.contains(digest));
+    let mut index: Value = serde_json::from_slice(bytes).unwrap_or_default();
+    if let Some(entries) = index.get_mut("manifests").and_then(Value::as_array_mut) {
+        entries.retain(is_kept);
+    }
+    index.to_string().into_bytes()
+}
+
+/// The entries of the image named `tag`; without a name, those of the only image.
+fn choose<F: Files>(entries: Vec<Descriptor>, tag: Option<&str>, place: &str) -> Result<Vec<Descriptor>, SourceError> {
+    let mut known: Vec<String> = entries.iter().filter_map(name).map(shown).collect();
+    known.sort();
+    known.dedup();
+    known.truncate(MAX_SHOWN);
+    let named = entries.into_iter().filter(|entry| tag.is_none_or(|tag| is_named(entry, tag))).collect();
+    let mut images = images(named).into_iter();
+    match (images.next(), images.next()) {
+        (Some(one), None) => Ok(one),
+        (Some(_), Some(_)) => Err(SourceError::Ambiguous { place: place.to_owned(), names: known, scheme: F::SCHEME }),
+        (None, _) => {
+            let what = tag.map_or_else(|| "an image".to_owned(), |tag| format!("image '{}'", shown(tag)));
+            Err(SourceError::NotFound { what, place: place.to_owned() })
+        }
+    }
+}
+
+/// Groups the entries of an index by image. Entries with one digest are names of one image; entries with one name, or
+/// none, that differ in their platform are its manifests.
+fn images(entries: Vec<Descriptor>) -> Vec<Vec<Descriptor>> {
+    let mut images: Vec<Vec<Descriptor>> = Vec::new();
+    let (mut by_digest, mut by_name) = (BTreeMap::new(), BTreeMap::new());
+    for entry in entries {
+        let digest = entry.digest.to_string();
+        let name = entry.platform.is_some().then(|| name(&entry).map(str::to_owned));
+        let known = by_digest.get(&digest).or_else(|| by_name.get(name.as_ref()?)).copied();
+        let at = known.unwrap_or(images.len());
+        by_digest.entry(digest).or_insert(at);
+        if let Some(name) = name {
+            by_name.entry(name).or_insert(at);
+        }
+        match images.get_mut(at) {
+            Some(image) => image.push(entry),
+            None => images.push(vec![entry]),
+        }
+    }
+    images
+}
+
+/// The name of an entry. The whole name says more than the tag that is part of it.
+fn name(d: &Descriptor) -> Option<&str> {
+    d.annotations.get(IMAGE_NAME).or_else(|| d.annotations.get(REF_NAME)).map(String::as_str)
 }
 
 fn is_named(d: &Descriptor, tag: &str) -> bool {
@@ -163,7 +219,7 @@ impl<F: Files> Source for Layout<F> {
 }
 
 /// A layout's directory. No path in it leads outside.
-struct Directory {
+pub(crate) struct Directory {
     path: PathBuf,
     fd: OwnedFd,
 }
@@ -195,6 +251,8 @@ impl Directory {
 }
 
 impl Files for Directory {
+    const SCHEME: &str = "oci";
+
     fn place(&self) -> String {
         shown(&self.path.to_string_lossy())
     }

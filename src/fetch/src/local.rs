@@ -14,11 +14,21 @@ use crate::{Caps, layout};
 
 /// The error for a missing standard input.
 const NO_STDIN: &str = "the image is to be read from standard input, which this call has not got";
+/// The name of images from standard input that have none.
+const STDIN_STEM: &str = "stdin";
 
 /// A local source, opened.
 pub(crate) struct Local {
     pub(crate) source: Box<dyn Source + Send>,
     pub(crate) naming: Naming,
+}
+
+/// An archive or layout of which all images are imported.
+pub enum LocalImages<'a> {
+    /// An archive, or the directory of an OCI layout.
+    Path(&'a Path),
+    /// The stream of an archive.
+    Stream(&'a mut dyn Read),
 }
 
 /// Opens the source of a local reference.
@@ -41,22 +51,56 @@ pub(crate) fn open(
         // The caller resolves names and ids.
         ImageRef::Stdin | ImageRef::Registry(_) | ImageRef::Short(_) | ImageRef::Id(_) => (
             archive::stdin(stdin.ok_or_else(|| FetchError::refused(ErrorKind::Invalid, NO_STDIN))?, &tmp, caps),
-            "stdin".to_owned(),
+            STDIN_STEM.to_owned(),
         ),
     };
-    let source = source.map_err(failed)?;
+    let tag = match reference {
+        ImageRef::Layout(_, tag) | ImageRef::OciArchive(_, tag) | ImageRef::DockerArchive(_, tag) => tag.as_deref(),
+        // Other forms have no tag.
+        _ => None,
+    };
+    Ok(named(source.map_err(failed)?, &stem, tag.unwrap_or("latest")))
+}
+
+/// Opens all images of an archive or layout, each when the iterator reaches it.
+pub(crate) fn open_all(
+    store: &Store,
+    images: LocalImages<'_>,
+    caps: &Caps,
+) -> Result<impl Iterator<Item = Result<Local, FetchError>> + use<>, FetchError> {
+    let (place, stem) = match &images {
+        LocalImages::Path(path) => (path.display().to_string(), stem(path)),
+        LocalImages::Stream(_) => (ImageRef::Stdin.to_string(), STDIN_STEM.to_owned()),
+    };
+    let tmp = store.layout().tmp_dir();
+    let sources = match images {
+        LocalImages::Path(path) if path.is_dir() => layout::open_all(path),
+        LocalImages::Path(path) => archive::open_all(path, &tmp, caps),
+        LocalImages::Stream(stream) => archive::stdin_all(stream, &tmp, caps),
+    };
+    let mut sources = sources.map_err(FetchError::source(&place))?;
+    let (first, second) = (sources.next(), sources.next());
+    let is_only = second.is_none();
+    Ok(first.into_iter().chain(second).chain(sources).map(move |source| {
+        let open = || {
+            let source = source?;
+            // The name of the file names one image only.
+            let tag = if is_only { "latest".to_owned() } else { source.root()?.digest.short().to_owned() };
+            Ok(named(source, &stem, &tag))
+        };
+        open().map_err(FetchError::source(&place))
+    }))
+}
+
+/// Names an image as its source does; if the source does not, by the name of the file (`stem`) and `tag`.
+fn named(source: Box<dyn Source + Send>, stem: &str, tag: &str) -> Local {
     let docker = source.format() == Some(gantry_store::ImageFormat::Docker);
     let source_names = source.names();
-    let mut names: Vec<String> = source_names.iter().filter_map(|name| canonical(name, &stem, docker)).collect();
+    let mut names: Vec<String> = source_names.iter().filter_map(|name| canonical(name, stem, docker)).collect();
     let mut origin = NameOrigin::Archive;
     if names.is_empty() {
         origin = NameOrigin::Path;
-        let tag = match reference {
-            ImageRef::Layout(_, tag) | ImageRef::OciArchive(_, tag) | ImageRef::DockerArchive(_, tag) => tag.as_deref(),
-            // Other forms have no tag.
-            _ => None,
-        };
-        names.extend(canonical(tag.unwrap_or("latest"), &stem, false));
+        names.extend(canonical(tag, stem, false));
     }
     if names.is_empty() {
         names.push(format!("{stem}:latest"));
@@ -65,7 +109,7 @@ pub(crate) fn open(
     if source_names.iter().all(|name| !docker && is_tag(name)) {
         origin = NameOrigin::Path;
     }
-    Ok(Local { source, naming: Naming { names, digests_of: None, origin } })
+    Local { source, naming: Naming { names, digests_of: None, origin } }
 }
 
 /// The name in the store for a name from an archive; `None` if it is malformed. `docker save` writes `alpine:3` for

@@ -18,6 +18,7 @@ use gantry_store::{ImageRow, Store};
 
 use crate::error::FetchError;
 use crate::import::import;
+use crate::local::{Local, LocalImages};
 use crate::progress::{Note, Progress};
 use crate::settings::Config;
 use crate::source::MAX_DOCUMENT;
@@ -78,9 +79,23 @@ pub fn fetch(
         ImageRef::Short(name) => context.short(name),
         local => context.local(local, stdin),
     }?;
-    store.touch_image(&fetched.image.id, gantry_store::now()).map_err(FetchError::store("note the use of an image"))?;
-    progress.notify(Note::Done { name: fetched.name.clone() });
-    Ok(fetched)
+    context.finish(fetched)
+}
+
+/// Imports all images of an archive or layout, each when the iterator reaches it. After an error, the images before it
+/// are in the store.
+///
+/// # Errors
+/// [`FetchError`]: the archive or layout cannot be read.
+pub fn load<'a>(
+    store: &'a Store,
+    config: &'a Config,
+    images: LocalImages<'_>,
+    progress: &'a dyn Progress,
+) -> Result<impl Iterator<Item = Result<Fetched, FetchError>> + use<'a>, FetchError> {
+    let context = Context { store, config, policy: PullPolicy::New, progress };
+    let images = local::open_all(store, images, &config.caps)?;
+    Ok(images.map(move |local| context.finish(context.import(local?)?)))
 }
 
 /// Fetches an image from its registry, or a mirror of it, whatever the store has. Content in the store is not fetched
@@ -101,6 +116,14 @@ pub fn fetch_again(
 }
 
 impl Context<'_> {
+    /// Records the use of a fetched image and reports the end of its fetch.
+    fn finish(&self, fetched: Fetched) -> Result<Fetched, FetchError> {
+        let touched = self.store.touch_image(&fetched.image.id, gantry_store::now());
+        touched.map_err(FetchError::store("note the use of an image"))?;
+        self.progress.notify(Note::Done { name: fetched.name.clone() });
+        Ok(fetched)
+    }
+
     fn by_id(&self, prefix: &str) -> Result<Fetched, FetchError> {
         let mut found = self.store.images_by_prefix(prefix).map_err(FetchError::store("look for an image"))?;
         match found.len() {
@@ -255,7 +278,10 @@ impl Context<'_> {
             return Err(FetchError::not_in_store(&shown));
         }
         self.progress.notify(Note::Resolving { name: shown });
-        let local = local::open(self.store, reference, stdin, &self.config.caps)?;
+        self.import(local::open(self.store, reference, stdin, &self.config.caps)?)
+    }
+
+    fn import(&self, local: Local) -> Result<Fetched, FetchError> {
         let (image, downloaded) = import(self.store, self.config, &*local.source, &local.naming, self.progress)?;
         let name = local.naming.names.into_iter().next().unwrap_or_else(|| image.id.to_string());
         Ok(Fetched { image, name, downloaded })

@@ -107,12 +107,17 @@ pub enum SourceError {
         most: u64,
     },
     /// There are several images and none was named.
-    #[error("{place} holds several images; name one of them after a colon: {}", .names.join(", "))]
+    #[error(
+        "{place} holds several images{}; name one as in {scheme}:PATH:NAME, or import all with 'gantry image load'",
+        .names.iter().enumerate().map(|(at, name)| format!("{}{name}", if at == 0 { ": " } else { ", " })).collect::<String>()
+    )]
     Ambiguous {
         /// The archive or layout.
         place: String,
         /// The names it has (escaped, at most ten).
         names: Vec<String>,
+        /// The scheme of a reference to one of them.
+        scheme: &'static str,
     },
     /// Reading a file failed.
     #[error("cannot read {what}")]

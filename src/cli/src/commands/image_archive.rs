@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
-use gantry_engine::{ArchiveFormat, Engine};
+use gantry_engine::{ArchiveFormat, Engine, LocalImages};
 use gantry_host::file::NewFile;
 use gantry_model::ImageRef;
 use rustix::fs::{Mode, OFlags};
@@ -113,19 +113,23 @@ fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat,
     new.publish(name).map_err(io::Error::from).map_err(failed())
 }
 
-/// Imports an archive into the store: docker's spelling of `gantry fetch` for archives.
+/// Imports all images of an archive into the store.
 impl RunCommand for Load {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
-        let reference = self.input.as_ref().map_or(ImageRef::Stdin, |path| ImageRef::Path(path.clone()));
-        if reference == ImageRef::Stdin && io::stdin().is_terminal() {
+        if self.input.is_none() && io::stdin().is_terminal() {
             return Err(Failure::usage("standard input is a terminal: name the archive with --input"));
         }
         let engine = context.open_for_fetch("image load", |config| config.take_names = self.force)?;
         let progress = ProgressDisplay::new(context.globals.progress, self.quiet);
         let mut stdin = io::stdin();
-        let input = (reference == ImageRef::Stdin).then_some(&mut stdin as &mut dyn io::Read);
-        let fetched = engine.fetch(&reference, gantry_engine::PullPolicy::New, input, &progress)?;
-        json::to_stdout(|out| writeln!(out, "{}", fetched.image.id))?;
+        let images = match &self.input {
+            Some(path) => LocalImages::Path(path),
+            None => LocalImages::Stream(&mut stdin),
+        };
+        for fetched in engine.image_load(images, &progress)? {
+            let id = fetched?.image.id;
+            json::to_stdout(|out| writeln!(out, "{id}"))?;
+        }
         Ok(exit::OK)
     }
 }

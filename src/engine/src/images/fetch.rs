@@ -1,8 +1,8 @@
-//! `fetch`: fetches an image into the store.
+//! `fetch` and `image load`: bring images into the store.
 
 use std::io::Read;
 
-use gantry_fetch::{FetchError, Fetched, Progress, PullPolicy};
+use gantry_fetch::{FetchError, Fetched, LocalImages, Progress, PullPolicy};
 use gantry_model::ImageRef;
 
 use crate::Engine;
@@ -21,5 +21,18 @@ impl Engine {
         progress: &dyn Progress,
     ) -> Result<Fetched, FetchError> {
         gantry_fetch::fetch(&self.store, &self.options.fetch, reference, policy, stdin, progress)
+    }
+
+    /// Imports all images of an archive or layout, each when the iterator reaches it.
+    ///
+    /// # Errors
+    /// [`FetchError`]: the archive or layout cannot be read. An item is an error if its image cannot be imported; the
+    /// images before it are in the store.
+    pub fn image_load<'a>(
+        &'a self,
+        images: LocalImages<'_>,
+        progress: &'a dyn Progress,
+    ) -> Result<impl Iterator<Item = Result<Fetched, FetchError>> + use<'a>, FetchError> {
+        gantry_fetch::load(&self.store, &self.options.fetch, images, progress)
     }
 }

@@ -7,9 +7,10 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::sync::Arc;
 
 use gantry_model::Digest;
-use gantry_model::id::{Algorithm, shown};
+use gantry_model::id::{Algorithm, IdError, shown};
 use gantry_store::ImageFormat;
 use serde::Deserialize;
 use serde_json::json;
@@ -47,7 +48,7 @@ struct RootFs {
 
 /// An image with its generated manifest.
 pub(super) struct DockerArchive {
-    archive: Archive,
+    archive: Arc<Archive>,
     manifest: Vec<u8>,
     config: (Digest, Vec<u8>),
     /// Path of each layer in the archive.
@@ -57,30 +58,55 @@ pub(super) struct DockerArchive {
 
 /// Reads the image named `tag`, or the only one.
 pub(super) fn image(archive: Archive, tag: Option<&str>) -> Result<DockerArchive, SourceError> {
-    let place = archive.place();
-    let invalid = |what: &str, why: String| SourceError::Invalid { what: format!("'{}' in {place}", shown(what)), why };
+    let listed = choose(read_list(&archive)?, tag, &archive.place())?;
+    read(&Arc::new(archive), listed)
+}
+
+/// All images, in the order of the list.
+pub(super) fn images(
+    archive: Archive,
+) -> Result<impl Iterator<Item = Result<Box<dyn Source + Send>, SourceError>>, SourceError> {
+    let list = read_list(&archive)?;
+    let archive = Arc::new(archive);
+    Ok(list.into_iter().map(move |listed| Ok(Box::new(read(&archive, listed)?) as Box<_>)))
+}
+
+/// Reads `manifest.json`, which lists at least one image.
+fn read_list(archive: &Archive) -> Result<Vec<Listed>, SourceError> {
     let list = archive.small("manifest.json", MAX_DOCUMENT)?;
-    let list: Vec<Listed> = serde_json::from_slice(&list).map_err(|e| invalid("manifest.json", e.to_string()))?;
-    let listed = choose(list, tag, &place)?;
+    let list: Vec<Listed> = serde_json::from_slice(&list).map_err(|e| invalid(archive, "manifest.json", e))?;
+    match list.is_empty() {
+        true => Err(SourceError::NotFound { what: "an image".to_owned(), place: archive.place() }),
+        false => Ok(list),
+    }
+}
+
+/// The error for a malformed file of the archive.
+fn invalid(archive: &Archive, what: &str, why: impl ToString) -> SourceError {
+    SourceError::Invalid { what: format!("'{}' in {}", shown(what), archive.place()), why: why.to_string() }
+}
+
+/// Reads a listed image.
+fn read(archive: &Arc<Archive>, listed: Listed) -> Result<DockerArchive, SourceError> {
     let config = archive.small(&listed.config, MAX_DOCUMENT)?;
-    let parsed: Config = serde_json::from_slice(&config).map_err(|e| invalid(&listed.config, e.to_string()))?;
+    let parsed: Config = serde_json::from_slice(&config).map_err(|e| invalid(archive, &listed.config, e))?;
     let paths = listed.layers.unwrap_or_default();
     let diff_ids = parsed.rootfs.diff_ids;
     if paths.len() != diff_ids.len() {
         let why = format!("it lists {} layers, the configuration {}", paths.len(), diff_ids.len());
-        return Err(invalid("manifest.json", why));
+        return Err(invalid(archive, "manifest.json", why));
     }
     if paths.len() > MAX_LAYERS {
         return Err(SourceError::TooLarge {
-            what: format!("the number of layers in {place}"),
+            what: format!("the number of layers in {}", archive.place()),
             most: MAX_LAYERS as u64,
         });
     }
     let mut layers = BTreeMap::new();
     let mut descriptors = Vec::new();
     for (path, diff_id) in paths.into_iter().zip(diff_ids) {
-        let diff_id: Digest = diff_id.parse().map_err(|e| invalid(&listed.config, format!("{e}")))?;
-        let (media_type, digest, size) = describe(&archive, &path, diff_id)?;
+        let diff_id: Digest = diff_id.parse().map_err(|e: IdError| invalid(archive, &listed.config, e))?;
+        let (media_type, digest, size) = describe(archive, &path, diff_id)?;
         descriptors.push(json!({ "mediaType": media_type, "digest": digest.to_string(), "size": size }));
         layers.insert(digest, path);
     }
@@ -92,7 +118,13 @@ pub(super) fn image(archive: Archive, tag: Option<&str>) -> Result<DockerArchive
         "layers": descriptors,
     });
     let names = listed.repo_tags.unwrap_or_default();
-    Ok(DockerArchive { archive, manifest: manifest.to_string().into_bytes(), config: (digest, config), layers, names })
+    Ok(DockerArchive {
+        archive: Arc::clone(archive),
+        manifest: manifest.to_string().into_bytes(),
+        config: (digest, config),
+        layers,
+        names,
+    })
 }
 
 fn choose(list: Vec<Listed>, tag: Option<&str>, place: &str) -> Result<Listed, SourceError> {
@@ -109,7 +141,7 @@ fn choose(list: Vec<Listed>, tag: Option<&str>, place: &str) -> Result<Listed, S
     let mut found = list.into_iter().filter(wanted);
     match (found.next(), found.next()) {
         (Some(one), None) => Ok(one),
-        (Some(_), Some(_)) => Err(SourceError::Ambiguous { place: place.to_owned(), names }),
+        (Some(_), Some(_)) => Err(SourceError::Ambiguous { place: place.to_owned(), names, scheme: "docker-archive" }),
         (None, _) => {
             let what = tag.map_or_else(|| "an image".to_owned(), |tag| format!("image '{}'", shown(tag)));
             Err(SourceError::NotFound { what, place: place.to_owned() })

@@ -8,7 +8,10 @@ use gantry_model::id::shown;
 use crate::source::SourceError;
 
 /// A container of files by clean relative paths (`blobs/sha256/…`). Several threads use it at once.
-pub(crate) trait Files: Sync {
+pub(crate) trait Files: Send + Sync {
+    /// The scheme of a reference that names one image of these files, if they are an OCI layout.
+    const SCHEME: &str;
+
     /// The name in messages.
     fn place(&self) -> String;
 

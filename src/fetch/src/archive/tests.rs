@@ -169,6 +169,36 @@ fn layouts_are_read_from_directories_and_archives() {
 }
 
 #[test]
+fn images_of_a_layout_are_grouped() {
+    let mut files = oci(&["v1", "v2", "", "multi"]);
+    let (_, index) = files.iter_mut().find(|(path, _)| path == "index.json").unwrap();
+    let mut parsed: serde_json::Value = serde_json::from_slice(index).unwrap();
+    let entries = parsed["manifests"].as_array_mut().unwrap();
+    // A second name of the first image, and a second platform of the last.
+    let mut alias = entries[0].clone();
+    alias["annotations"]["org.opencontainers.image.ref.name"] = "v1.0".into();
+    let mut platform = entries[3].clone();
+    platform["digest"] = format!("sha256:{}", "0".repeat(64)).into();
+    platform["platform"] = serde_json::json!({ "os": "linux", "architecture": "s390x" });
+    entries[3]["platform"] = serde_json::json!({ "os": "linux", "architecture": "amd64" });
+    entries.extend([alias, platform]);
+    *index = parsed.to_string().into_bytes();
+    let case = Case::new();
+    let path = case.dir.path().join("archive.tar");
+    fs::write(&path, packed(&files)).unwrap();
+    let all: Vec<_> = open_all(&path, case.dir.path(), &Caps::default()).unwrap().map(Result::unwrap).collect();
+    let names: Vec<_> = all.iter().map(|image| image.names().join(" ")).collect();
+    assert_eq!(names, ["v1 v1.0", "v2", "", "multi"]);
+    check_all(&*all[0], &[[LAYER, b"v1"].concat()]);
+    let root = all[3].root().unwrap();
+    let Parsed::Index(entries) = manifest::parse(&root.media_type, &root.bytes).unwrap() else { panic!("no index") };
+    assert_eq!(entries.len(), 2);
+    // One of several images has several platforms.
+    let multi = case.open(&packed(&files), Form::Oci, Some("multi")).unwrap();
+    assert_eq!(multi.root().unwrap(), root);
+}
+
+#[test]
 fn the_scheme_selects_one_of_two_formats() {
     let mut tar = docker(&[("a", LAYER)], oci(&["v1"]).iter().fold(Tar::default(), |t, (p, b)| t.file(p, b)));
     tar.extend_from_slice(&[0; 8192]);
