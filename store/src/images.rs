@@ -6,7 +6,7 @@
 
 mod candidates;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::{Digest, ErrorKind, EventKind, ImageId, Kind, NewEvent, PodId, Timestamp};
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
@@ -366,16 +366,26 @@ impl Store {
         Ok(())
     }
 
-    /// The images that are volumes of apps.
+    /// The pods that use each image, as the root of an app or as a volume. Images without users are not listed.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn volume_images(&self) -> Result<BTreeSet<ImageId>, StoreError> {
-        const DOING: &str = "list the images that are volumes";
-        let mut all =
-            self.conn.prepare_cached("SELECT DISTINCT image FROM pod_image").map_err(StoreError::sql(DOING))?;
-        let rows = all.query_map([], |row| Columns::new(row).parsed());
-        rows.and_then(Iterator::collect).map_err(StoreError::sql(DOING))
+    pub fn image_users(&self) -> Result<BTreeMap<ImageId, BTreeSet<PodId>>, StoreError> {
+        const DOING: &str = "list the pods that use images";
+        let mut users: BTreeMap<ImageId, BTreeSet<PodId>> = BTreeMap::new();
+        let mut all = self
+            .conn
+            .prepare_cached("SELECT image, pod FROM app WHERE image IS NOT NULL UNION SELECT image, pod FROM pod_image")
+            .map_err(StoreError::sql(DOING))?;
+        let rows = all.query_map([], |row| {
+            let mut columns = Columns::new(row);
+            Ok((columns.parsed()?, columns.parsed()?))
+        });
+        for row in rows.map_err(StoreError::sql(DOING))? {
+            let (image, pod) = row.map_err(StoreError::sql(DOING))?;
+            users.entry(image).or_default().insert(pod);
+        }
+        Ok(users)
     }
 
     fn remove_row(&self, id: &ImageId) -> Result<Removed, RemoveImageError> {
@@ -394,24 +404,25 @@ impl Store {
         })
     }
 
-    /// Removes a name from the image that has it. `false`: no image has it. On a full disk as [`Self::remove_image`].
+    /// Removes a name of an image. `false`: the image does not have it; a fetch may have given it to another. On a full
+    /// disk as [`Self::remove_image`].
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn untag(&self, name: &str) -> Result<bool, StoreError> {
-        match self.remove_name(name) {
+    pub fn untag(&self, image: &ImageId, name: &str) -> Result<bool, StoreError> {
+        match self.remove_name(image, name) {
             Err(error) if error.is_full() => {
                 self.make_room()?;
-                self.remove_name(name)
+                self.remove_name(image, name)
             }
             other => other,
         }
     }
 
-    fn remove_name(&self, name: &str) -> Result<bool, StoreError> {
+    fn remove_name(&self, image: &ImageId, name: &str) -> Result<bool, StoreError> {
         const DOING: &str = "remove the name of the image";
         self.write(DOING, Sync::Now, |tx| {
-            tx.execute("DELETE FROM image_name WHERE name = ?1", [name])
+            tx.execute("DELETE FROM image_name WHERE name = ?1 AND image = ?2", params![name, image.to_string()])
                 .map(|removed| removed > 0)
                 .map_err(StoreError::sql(DOING))
         })

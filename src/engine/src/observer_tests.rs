@@ -263,7 +263,7 @@ fn image_views_show_manifest_and_configuration() {
     // ImageCache: the blobs are not read again. A new name is visible nevertheless.
     std::fs::remove_file(home.blob_path(&one)).unwrap();
     assert!(!view(&one).manifest.is_empty());
-    assert!(home.store.untag("k8s.io/etcd-backup:1").unwrap());
+    assert!(home.store.untag(&two, "k8s.io/etcd-backup:1").unwrap());
     assert_eq!((view(&two).name.as_str(), view(&two).labels["version"].as_str()), ("localhost:5000/tools", "dev"));
 }
 

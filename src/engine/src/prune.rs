@@ -70,13 +70,10 @@ impl Engine {
     }
 
     fn prune_images(&self, options: &PruneOptions<'_>, report: &mut PruneReport) -> Result<(), EngineError> {
-        let pods = self.store().pods(&PodQuery::default()).map_err(EngineError::from_cause)?;
-        let left = pods.iter().filter(|pod| !report.pods.contains(&pod.id));
-        let used: HashSet<_> = left.flat_map(|pod| pod.apps.iter().filter_map(|app| app.image.as_ref())).collect();
-        let volumes = self.store().volume_images().map_err(EngineError::from_cause)?;
+        let users = self.store().image_users().map_err(EngineError::from_cause)?;
         let mut kept_layers: HashSet<Digest> = HashSet::new();
         for image in self.image_list().map_err(EngineError::from_cause)? {
-            let is_used = used.contains(&image.id) || volumes.contains(&image.id);
+            let is_used = users.get(&image.id).is_some_and(|pods| pods.iter().any(|pod| !report.pods.contains(pod)));
             let is_selected = !is_used && (options.images)(&image);
             let removed = match is_selected && !options.dry_run {
                 true => self.store().remove_image(&image.id).map(drop),

@@ -1,6 +1,6 @@
 //! What images, pods and volumes use of the disk, and how much of it could be reclaimed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
@@ -128,11 +128,8 @@ impl Engine {
     fn measure_images(&self, usage: &mut StoreUsage) -> Result<(), EngineError> {
         let images = self.image_list().map_err(EngineError::from_cause)?;
         let mut layers: HashMap<&Digest, LayerUse> = HashMap::new();
-        let count_pods = |image: &ImageRow| {
-            let uses = |pod: &&PodDiskUsage| pod.row.apps.iter().any(|app| app.image.as_ref() == Some(&image.id));
-            usage.pods.iter().filter(uses).count()
-        };
-        let pods: Vec<usize> = images.iter().map(count_pods).collect();
+        let users = self.store().image_users().map_err(EngineError::from_cause)?;
+        let pods: Vec<usize> = images.iter().map(|image| users.get(&image.id).map_or(0, BTreeSet::len)).collect();
         for (image, pods) in images.iter().zip(&pods) {
             for layer in &image.layers {
                 if !layers.contains_key(&layer.chain) {

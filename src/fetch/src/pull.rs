@@ -166,17 +166,15 @@ impl Context<'_> {
     }
 
     fn known(&self, reference: &RegistryRef, name: &str) -> Result<Option<ImageRow>, FetchError> {
-        let looked = FetchError::store("look for an image");
-        match self.store.image_by_name(name).map_err(looked)? {
-            Some(image) => Ok((self.is_usable(&image)? && self.fits_platform(&image)?).then_some(image)),
+        let looked = || FetchError::store("look for an image");
+        let image = match (self.store.image_by_name(name).map_err(looked())?, &reference.digest) {
             // The same bytes under another name are the same image.
-            None => match &reference.digest {
-                Some(digest) => {
-                    let image = self.store.image(digest).map_err(FetchError::store("look for an image"))?;
-                    image.map(|image| Ok(self.is_usable(&image)?.then_some(image))).transpose().map(Option::flatten)
-                }
-                None => Ok(None),
-            },
+            (None, Some(digest)) => self.store.image(digest).map_err(looked())?,
+            (image, _) => image,
+        };
+        match image {
+            Some(image) => Ok((self.is_usable(&image)? && self.fits_platform(&image)?).then_some(image)),
+            None => Ok(None),
         }
     }
 

@@ -355,7 +355,8 @@ fn images_in_use_are_not_removed() {
     assert_eq!((short("app", "1"), short("library/app", "1"), short("pp", "1"), short("app", "3")), (1, 1, 0, 0));
     assert_eq!(store.images_by_prefix(two.short()).unwrap()[0].id, two);
     assert_eq!(store.images_by_prefix("%").unwrap(), []);
-    assert!(store.untag("localhost/x/app:2").unwrap() && !store.untag("localhost/x/app:2").unwrap());
+    assert!(!store.untag(&two, "localhost/x/app:2").unwrap(), "the name of another image");
+    assert!(store.untag(&one, "localhost/x/app:2").unwrap() && !store.untag(&one, "localhost/x/app:2").unwrap());
 
     store.touch_image(&one, Timestamp(10)).unwrap();
     assert_eq!(store.image(&one).unwrap().unwrap().last_used, Timestamp(9));

@@ -131,7 +131,7 @@ fn read_only_open_creates_and_writes_nothing() {
     let id = image(&home.store, "i", &["l"]);
     let reader = Store::open_read_only(&home.path()).unwrap();
     assert!(reader.image(&id).unwrap().is_some());
-    let refused = reader.untag("docker.io/library/i:1").unwrap_err();
+    let refused = reader.untag(&id, "docker.io/library/i:1").unwrap_err();
     assert!(matches!(refused, StoreError::Database { failure: DatabaseFailure::ReadOnly, .. }), "{refused:?}");
     assert!(reader.insert_pod(&new_pod(pod_id(1), &id, &["a"])).is_err());
     assert_eq!(home.store.pods(&PodQuery::default()).unwrap(), []);

@@ -454,7 +454,8 @@ fn a_short_wal_counts_as_damage_until_restored() {
 fn lost_durable_commits_without_events_are_damage() {
     let (_dir, data, last) = database_of_two_boots();
     let store = Store::open(&data).unwrap();
-    assert!(store.untag("docker.io/library/last:1").unwrap());
+    let image = store.image_by_name("docker.io/library/last:1").unwrap().unwrap();
+    assert!(store.untag(&image.id, "docker.io/library/last:1").unwrap());
     let wal = fs::read(data.join("gantry.db-wal")).unwrap();
     store.create_volume(&"data".parse().unwrap(), &Default::default()).unwrap();
     store.remove_volume(&"data".parse().unwrap()).unwrap();

@@ -9,11 +9,9 @@ pub(crate) mod remove;
 pub(crate) mod save;
 pub(crate) mod view;
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use gantry_fetch::source::MAX_DOCUMENT;
-use gantry_model::query::PodQuery;
 use gantry_model::{ErrorKind, ImageId, ImageRef, Kind};
 use gantry_store::{ImageRow, RemoveImageError, Swept};
 use thiserror::Error;
@@ -134,7 +132,12 @@ impl Engine {
             only(&shown, self.store.images_by_prefix(hex).map_err(store)?)
         };
         let found = match reference {
-            ImageRef::Registry(name) => self.by_name(&name.to_string())?.map(|(image, name)| (image, vec![name])),
+            ImageRef::Registry(name) => match (self.by_name(&name.to_string())?, &name.digest) {
+                (Some((image, name)), _) => Some((image, vec![name])),
+                // As for a fetch: the same bytes under another name are the same image.
+                (None, Some(digest)) => self.store.image(digest).map_err(store)?.map(|image| (image, Vec::new())),
+                (None, None) => None,
+            },
             ImageRef::Short(short) => match &short.digest {
                 Some(digest) => by_id(digest.hex())?.map(|image| (image, Vec::new())),
                 None => {
@@ -184,15 +187,12 @@ impl Engine {
     /// [`ImageError`].
     pub fn image_gc(&self, grace: Duration, dry_run: bool) -> Result<ImageGc, ImageError> {
         need_root("collect images")?;
-        let pods = self.store.pods(&PodQuery::default()).map_err(store)?;
-        let used: HashSet<&ImageId> =
-            pods.iter().flat_map(|pod| pod.apps.iter().filter_map(|app| app.image.as_ref())).collect();
-        let volumes = self.store.volume_images().map_err(store)?;
+        let users = self.store.image_users().map_err(store)?;
         let now = gantry_store::now();
         let mut done = ImageGc::default();
         for image in self.store.images().map_err(store)? {
             let fresh = !grace.is_zero() && now.since(image.last_used) < grace;
-            if fresh || used.contains(&image.id) || volumes.contains(&image.id) {
+            if fresh || users.contains_key(&image.id) {
                 continue;
             }
             if !dry_run {

@@ -97,7 +97,7 @@ impl Engine {
             Err(RemoveImageError::InUse { .. }) => {
                 let image = self.store.image(id).map_err(store)?;
                 for name in image.iter().flat_map(|image| &image.names) {
-                    self.store.untag(name).map_err(store)?;
+                    self.store.untag(id, name).map_err(store)?;
                 }
                 return Ok(());
             }

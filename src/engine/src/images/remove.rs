@@ -34,7 +34,7 @@ impl Engine {
             // A short name can match several names of the image; the others stay.
             (named @ [_, ..], all @ 2..) if named.len() == 1 || (force && named.len() < all) => {
                 for name in named {
-                    self.store().untag(name).map_err(store)?;
+                    self.store().untag(&image.id, name).map_err(store)?;
                 }
                 return Ok(ImageRemoved { image, untagged: names, pods: Vec::new(), swept: Swept::default() });
             }
@@ -49,8 +49,9 @@ impl Engine {
 
     /// Removes the pods of an image, unless one of them has not ended.
     fn remove_ended_users(&self, image: &ImageRow) -> Result<Vec<PodId>, ImageError> {
+        let users = self.store().image_users().map_err(store)?.remove(&image.id).unwrap_or_default();
         let pods = self.list(&PodQuery::default())?;
-        let users = pods.into_iter().filter(|pod| pod.row.apps.iter().any(|app| app.image.as_ref() == Some(&image.id)));
+        let users = pods.into_iter().filter(|pod| users.contains(&pod.row.id));
         let (ended, others): (Vec<_>, Vec<_>) = users.partition(|pod| {
             pod.row.restart.at.is_none()
                 && matches!(pod.row.phase, Phase::Exited { .. } | Phase::AbortedPrepare { .. } | Phase::Garbage { .. })
