@@ -239,8 +239,7 @@ impl Auth {
                 });
             }
         }
-        let reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
-        let bytes = read_stream(reader, MAX_TOKEN).map_err(|error| match error.kind() {
+        let bytes = read_stream(answer.document("a token"), MAX_TOKEN).map_err(|error| match error.kind() {
             std::io::ErrorKind::FileTooLarge => refuse("its answer is larger than 1 MiB"),
             _ => http.read_failure(realm, "a token", error),
         })?;
@@ -288,9 +287,8 @@ pub(crate) fn message_of(answer: HttpResponse) -> String {
         #[serde(default)]
         message: String,
     }
-    let reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
     // A truncated body explains nothing; the status does.
-    let Ok(bytes) = read_truncated(reader, 4096) else { return String::new() };
+    let Ok(bytes) = read_truncated(answer.document("an error message"), 4096) else { return String::new() };
     let errors = serde_json::from_slice::<Errors>(&bytes).map(|errors| errors.errors).unwrap_or_default();
     match errors.first() {
         Some(One { code, message }) if message.is_empty() => shown(code),

@@ -5,9 +5,10 @@
 //! by name.
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use rustls::Error as TlsError;
@@ -15,7 +16,7 @@ use ureq::http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, LOCATION, PROXY_AU
 use ureq::http::{self, Response, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::transport::DefaultConnector;
-use ureq::{Agent, Body, ProxyProtocol, Timeout};
+use ureq::{Agent, Body, BodyReader, ProxyProtocol, Timeout};
 
 use gantry_model::id::shown;
 
@@ -33,6 +34,9 @@ const MAX_REDIRECTS: usize = 10;
 
 /// Maximum length of a response's headers in bytes.
 const MAX_HEADERS: usize = 64 << 10;
+
+/// Timeout of a document as a whole; without it, a peer that sends single bytes slowly could hold the fetch.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Connect timeout for loopback. A local server that does not answer a TLS handshake in this time speaks plain http.
 const LOOPBACK_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -114,6 +118,32 @@ impl HttpResponse {
 
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.response.headers().get(name)?.to_str().ok()
+    }
+
+    /// The body of a small response, which must be complete within [`DOCUMENT_TIMEOUT`].
+    pub(crate) fn document(self, what: &str) -> DocumentReader<BodyReader<'static>> {
+        let (host, what) = (self.url.authority(), what.to_owned());
+        let body = self.response.into_body().into_with_config().limit(u64::MAX).reader();
+        DocumentReader { body, host, what, begun: Instant::now(), timeout: DOCUMENT_TIMEOUT }
+    }
+}
+
+/// A body with a timeout of its own. Its error is a [`RegistryError`] inside an [`std::io::Error`].
+pub(crate) struct DocumentReader<R> {
+    body: R,
+    host: String,
+    what: String,
+    begun: Instant,
+    timeout: Duration,
+}
+
+impl<R: Read> Read for DocumentReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.begun.elapsed() > self.timeout {
+            let (host, what, after) = (self.host.clone(), self.what.clone(), self.timeout);
+            return Err(std::io::Error::other(RegistryError::Stalled { host, what, after }));
+        }
+        self.body.read(buffer)
     }
 }
 
@@ -408,6 +438,10 @@ impl Http {
 
     /// Converts an error of reading a response's body.
     pub(crate) fn read_failure(&self, url: &HttpUrl, what: &str, error: std::io::Error) -> RegistryError {
+        let error = match error.downcast::<RegistryError>() {
+            Ok(error) => return error,
+            Err(error) => error,
+        };
         match ureq::Error::from(error) {
             ureq::Error::Io(source) if source.kind() == std::io::ErrorKind::TimedOut => RegistryError::Stalled {
                 host: url.authority(),
@@ -512,6 +546,16 @@ mod tests {
             assert_eq!(redirect(from, location, Method::Get, insecure).ok().as_deref(), want, "{from} {location}");
         }
         assert!(redirect(tls, "https://reg.example/x", Method::Post("a=b"), false).is_err(), "a form is not sent on");
+    }
+
+    #[test]
+    fn endless_documents_end_at_their_own_timeout() {
+        let url = HttpUrl::parse("https://reg.example/").unwrap();
+        let (host, what, timeout) = (url.authority(), "a token".to_owned(), Duration::ZERO);
+        let mut endless = DocumentReader { body: std::io::repeat(b'x'), host, what, begun: Instant::now(), timeout };
+        let error = std::io::copy(&mut endless, &mut std::io::sink()).unwrap_err();
+        let failure = http("reg.example", &url, &Config::default()).read_failure(&url, "a token", error);
+        assert!(matches!(&failure, RegistryError::Stalled { after: Duration::ZERO, .. }), "{failure:?}");
     }
 
     #[test]

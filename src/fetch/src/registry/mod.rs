@@ -20,8 +20,9 @@ mod url;
 
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
+use gantry_host::file::read_stream;
 use gantry_model::RegistryRef;
 use gantry_model::id::Algorithm;
 
@@ -39,9 +40,6 @@ use crate::manifest;
 use crate::progress::{Note, Progress};
 use crate::settings::{Config, Insecure, Timeouts};
 use crate::source::{Descriptor, MAX_DOCUMENT, RootDocument, Source, SourceError, digest_of};
-
-/// Timeout of a document as a whole; without it, a peer that sends single bytes slowly could hold the fetch.
-const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A client of one repository of a registry.
 pub struct Registry<'a> {
@@ -239,28 +237,11 @@ impl<'a> Registry<'a> {
         what: &str,
         too_long: impl FnOnce(&str) -> RegistryError,
     ) -> Result<Vec<u8>, RegistryError> {
-        let url = answer.url;
-        let mut reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
-        let begun = Instant::now();
-        let (mut bytes, mut buffer) = (Vec::new(), [0u8; 16 << 10]);
-        loop {
-            match reader.read(&mut buffer) {
-                Ok(0) => return Ok(bytes),
-                Ok(n) => bytes.extend_from_slice(&buffer[..n]),
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.http.read_failure(&url, what, error)),
-            }
-            if bytes.len() as u64 > most {
-                return Err(too_long(&url.authority()));
-            }
-            if begun.elapsed() > DOCUMENT_TIMEOUT {
-                return Err(RegistryError::Stalled {
-                    host: url.authority(),
-                    what: what.to_owned(),
-                    after: DOCUMENT_TIMEOUT,
-                });
-            }
-        }
+        let url = answer.url.clone();
+        read_stream(answer.document(what), most).map_err(|error| match error.kind() {
+            std::io::ErrorKind::FileTooLarge => too_long(&url.authority()),
+            _ => self.http.read_failure(&url, what, error),
+        })
     }
 
     fn root_once(&self) -> Result<RootDocument, RegistryError> {
