@@ -181,7 +181,7 @@ const ALL: &str = "SELECT id, config, format, size, imported, last_used FROM ima
 
 impl Store {
     /// Commits an image, durably; or gives one that is committed already its names. The caller holds the locks of the
-    /// layers, so that they are not collected before the image refers to them.
+    /// layers ([`crate::SharedLayerLock`]), so that they are not collected before the image refers to them.
     ///
     /// # Errors
     /// [`CommitImageError`].

@@ -1,7 +1,8 @@
 //! Layers: one directory each, shared by all images that contain the layer, in the form that overlayfs mounts.
 //!
 //! To add one: lock its name, check whether it is committed ([`Store::layer`]), else [`Trees::stage_layer`], fill the
-//! staging directory, [`Store::commit_layers`], and keep the lock until the image that refers to it is committed.
+//! staging directory, [`Store::commit_layers`], and keep the lock, shared from then on ([`Trees::share`]), until the
+//! image that refers to it is committed. To use one that is committed: [`Trees::try_share_layer`], then check.
 //!
 //! A `kill -9` leaves an unlocked staging directory or, after the rename, a tree without a row. Neither counts as a
 //! layer, and both are garbage-collected.
@@ -77,7 +78,7 @@ impl Kind for CommitLayersError {
 #[derive(Debug)]
 pub struct LayerLock {
     chain: Digest,
-    _file: OwnedFd,
+    file: OwnedFd,
 }
 
 impl LayerLock {
@@ -86,6 +87,13 @@ impl LayerLock {
     pub fn chain(&self) -> &Digest {
         &self.chain
     }
+}
+
+/// A shared lock of a committed layer, which is not collected while the lock is held. Ends on drop, and with its
+/// process.
+#[derive(Debug)]
+pub struct SharedLayerLock {
+    _file: OwnedFd,
 }
 
 /// An empty directory to unpack a layer into. Removed on drop unless it was committed.
@@ -145,14 +153,37 @@ impl Trees {
         deadline: Duration,
         waiting: &mut dyn FnMut(),
     ) -> Result<LayerLock, StoreError> {
-        let path = self.layout.locks_dir().join(Layout::tree_name(chain));
+        let path = lock_path(&self.layout, &Layout::tree_name(chain));
         loop {
             let file = open_lock_file(&path)?;
             lock_within(&file, LockMode::Exclusive, &path, deadline, waiting)?;
             // The collector removes the files of layers that are gone, and may just have done so.
             if still_named(&file, &path).map_err(StoreError::io("examine", &path))? {
-                return Ok(LayerLock { chain: chain.clone(), _file: file });
+                return Ok(LayerLock { chain: chain.clone(), file });
             }
+        }
+    }
+
+    /// Locks a layer together with others that use it, without waiting. `None` if it is being staged, committed or
+    /// collected.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn try_share_layer(&self, chain: &Digest) -> Result<Option<SharedLayerLock>, StoreError> {
+        let file = try_lock_name(&self.layout, &Layout::tree_name(chain), LockMode::Shared)?;
+        Ok(file.map(|file| SharedLayerLock { _file: file }))
+    }
+
+    /// Shares the lock of a layer that is committed now: others may use it, but not collect it.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] if another process took the lock during the change; [`StoreError::Io`].
+    pub fn share(&self, lock: LayerLock) -> Result<SharedLayerLock, StoreError> {
+        let path = lock_path(&self.layout, &Layout::tree_name(&lock.chain));
+        // flock(2) does not promise it, but Linux changes the mode in one step: the collector cannot come in between.
+        match try_lock(&lock.file, LockMode::Shared).map_err(StoreError::io("lock", &path))? {
+            true => Ok(SharedLayerLock { _file: lock.file }),
+            false => Err(StoreError::Locked { path, seconds: 0 }),
         }
     }
 
@@ -186,22 +217,30 @@ impl Trees {
     }
 }
 
-/// The right to collect the tree of this name, unless another process holds it.
+fn lock_path(layout: &Layout, name: &str) -> PathBuf {
+    layout.locks_dir().join(name)
+}
+
+/// The right to collect the tree of this name, unless another process holds it or a share of it.
 pub(crate) fn try_lock_tree(layout: &Layout, name: &str) -> Result<Option<OwnedFd>, StoreError> {
-    let path = layout.locks_dir().join(name);
+    try_lock_name(layout, name, LockMode::Exclusive)
+}
+
+fn try_lock_name(layout: &Layout, name: &str, mode: LockMode) -> Result<Option<OwnedFd>, StoreError> {
+    let path = lock_path(layout, name);
     let file = open_lock_file(&path)?;
-    let ours = try_lock(&file, LockMode::Exclusive).map_err(StoreError::io("lock", &path))?
+    let ours = try_lock(&file, mode).map_err(StoreError::io("lock", &path))?
         && still_named(&file, &path).map_err(StoreError::io("examine", &path))?;
     Ok(ours.then_some(file))
 }
 
-/// Whether a process holds the lock of this tree. Creates no file.
+/// Whether a process holds the lock of this tree, or a share of it. Creates no file.
 pub(crate) fn is_locked(layout: &Layout, name: &str) -> Result<bool, StoreError> {
-    let path = layout.locks_dir().join(name);
+    let path = lock_path(layout, name);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::open(&path, flags, Mode::empty()) {
         Ok(file) => {
-            let free = try_lock(&file, LockMode::Shared).map_err(StoreError::io("lock", &path))?;
+            let free = try_lock(&file, LockMode::Exclusive).map_err(StoreError::io("lock", &path))?;
             Ok(!free)
         }
         Err(Errno::NOENT) => Ok(false),

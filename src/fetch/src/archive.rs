@@ -24,6 +24,7 @@ use crate::unpack::UnpackError;
 use crate::unpack::entries::{Entries, EntryKind, Stream};
 use crate::unpack::header::check_sum;
 use crate::unpack::inflate::{Compression, Inflater};
+use crate::unpack::names::MAX_PATH;
 use files::Files;
 
 /// Maximum number of files of an archive: an image has a few for each layer.
@@ -45,10 +46,10 @@ pub enum Form {
     Docker,
 }
 
-/// Opens one image of the archive at `path`: the one named `tag`, or the only one. `tmp` is the directory for a copy,
 /// The images of an archive, each opened when it is needed.
 pub(crate) type Images = Box<dyn Iterator<Item = Result<Box<dyn Source + Send>, SourceError>>>;
 
+/// Opens one image of the archive at `path`: the one named `tag`, or the only one. `tmp` is the directory for a copy,
 /// if one is needed.
 ///
 /// # Errors
@@ -60,7 +61,6 @@ pub fn open(
     tmp: &Path,
     caps: &Caps,
 ) -> Result<Box<dyn Source + Send>, SourceError> {
-    let place = shown(&path.to_string_lossy());
     image(file_at(path, tmp, caps)?, form, tag)
 }
 
@@ -90,6 +90,7 @@ pub(crate) fn stdin_all(stream: &mut dyn Read, tmp: &Path, caps: &Caps) -> Resul
 
 /// Scans the archive at `path`.
 fn file_at(path: &Path, tmp: &Path, caps: &Caps) -> Result<Archive, SourceError> {
+    let place = shown(&path.to_string_lossy());
     let failed = |source| SourceError::Io { what: place.clone(), source };
     let mut file = File::open(path).map_err(failed)?;
     let kind = file.metadata().map_err(failed)?;
@@ -124,7 +125,6 @@ fn images(archive: Archive) -> Result<Images, SourceError> {
     }
 }
 
-fn is_compressed(file: &File) -> std::io::Result<bool> {
 /// The form in which an archive is read.
 enum Detected {
     Oci,
@@ -143,6 +143,7 @@ fn detect(archive: &Archive, form: Form) -> Result<Detected, SourceError> {
     Err(SourceError::Invalid { what: archive.place(), why: why.to_owned() })
 }
 
+fn is_compressed(file: &File) -> std::io::Result<bool> {
     let mut head = [0; 4];
     let n = file.read_at(&mut head, 0)?;
     Ok(head[..n].starts_with(&[0x1f, 0x8b]) || head[..n] == [0x28, 0xb5, 0x2f, 0xfd])
@@ -211,7 +212,7 @@ impl Archive {
     fn read(file: File, place: String, caps: &Caps) -> Result<Self, SourceError> {
         let failed = |source| SourceError::Io { what: place.clone(), source };
         let length = file.metadata().map_err(failed)?.len();
-        let members = index(Entries::new(Scan::new(&file, length), caps)).map_err(|e| converted(e, &place))?;
+        let members = index(Scan::new(&file, length), caps).map_err(|e| converted(e, &place))?;
         Ok(Self { file: Arc::new(file), place, members })
     }
 
@@ -231,9 +232,9 @@ impl Archive {
 }
 
 impl Files for Archive {
-    fn place(&self) -> String {
     const SCHEME: &str = "oci-archive";
 
+    fn place(&self) -> String {
         self.place.clone()
     }
 
@@ -249,10 +250,11 @@ impl Files for Archive {
     }
 }
 
-/// The offset of each file. Names that are not clean text are omitted, since no reference has them.
-fn index<'f>(mut entries: Entries<'_, Scan<'f>>) -> Result<BTreeMap<String, Member>, UnpackError> {
+/// The offset of each file. Names that are not clean text, or too long, are omitted, since no reference has them.
+fn index(scan: Scan<'_>, caps: &Caps) -> Result<BTreeMap<String, Member>, UnpackError> {
+    let mut entries = Entries::new(scan, caps);
     let mut members = BTreeMap::new();
-    let mut seen = 0;
+    let (mut seen, mut name_bytes) = (0, 0);
     while let Some(entry) = entries.next()? {
         seen += 1;
         if seen > MAX_FILES {
@@ -274,13 +276,24 @@ fn index<'f>(mut entries: Entries<'_, Scan<'f>>) -> Result<BTreeMap<String, Memb
             },
             _ => continue,
         };
+        name_bytes += path.len() as u64;
+        if let Member::Link(target) = &member {
+            name_bytes += target.len() as u64;
+        }
+        if name_bytes > caps.max_names {
+            return Err(UnpackError::TooMuch { what: "bytes of names", most: caps.max_names });
+        }
         members.insert(path, member);
     }
     Ok(members)
 }
 
-/// `path` relative to `parent`, without `.` and `..`; `None` if it leads outside or is not text.
+/// `path` relative to `parent`, without `.` and `..`; `None` if it leads outside, is not text, or is longer than any
+/// path in Linux.
 fn clean(parent: &str, path: &[u8]) -> Option<String> {
+    if path.len() > MAX_PATH {
+        return None;
+    }
     let path = std::str::from_utf8(path).ok()?;
     let mut kept: Vec<&str> = if path.starts_with('/') { Vec::new() } else { parent.split('/').collect() };
     kept.retain(|element| !element.is_empty());

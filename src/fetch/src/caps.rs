@@ -6,12 +6,16 @@
 pub struct Caps {
     /// Maximum length of one layer after decompression in bytes.
     pub max_layer_bytes: u64,
-    /// Maximum compression ratio, checked from [`Caps::RATIO_FREE`] bytes on. Deflate alone reaches 1032.
+    /// Maximum compression ratio of gzip, checked from [`Caps::RATIO_FREE`] bytes on. Deflate reaches 1032. zstd has
+    /// none: it compresses zeros 30,000 times, in honest layers as well.
     pub max_ratio: u64,
     /// Maximum number of files, directories, links and whiteouts of one layer, including implicit parents.
     pub max_entries: u64,
     /// Maximum length of one file in bytes, including the holes of a sparse file.
     pub max_file: u64,
+    /// Maximum memory in bytes for the names that are kept until the end of the layer: of directories, with their
+    /// attributes, and of hard links to files of lower layers. Of an archive: for the names of its files.
+    pub max_names: u64,
     /// Maximum length of one extension header (PAX records, sparse map) in bytes.
     pub max_pax: u64,
 }
@@ -28,6 +32,7 @@ impl Default for Caps {
             max_ratio: 1100,
             max_entries: 2_000_000,
             max_file: 64 << 30,
+            max_names: 256 << 20,
             max_pax: 1 << 20,
         }
     }

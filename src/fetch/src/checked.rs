@@ -4,6 +4,7 @@
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::cancellation::Cancellation;
 use crate::error::FetchError;
 use crate::progress::{Note, Progress};
 use crate::registry::RegistryError;
@@ -19,10 +20,19 @@ const MAX_DIAGNOSIS: u64 = 16 << 20;
 /// Shared by all layers of one fetch.
 pub(crate) struct Watch<'a> {
     pub(crate) progress: &'a dyn Progress,
+    /// The caller's.
+    pub(crate) cancellation: Option<&'a Cancellation>,
     /// Set when a layer has failed: the other layers stop.
     pub(crate) cancelled: AtomicBool,
     /// Number of bytes read from the source.
     pub(crate) read: AtomicU64,
+}
+
+impl Watch<'_> {
+    /// Whether the fetch must stop: a layer has failed, or the caller has cancelled it.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed) || self.cancellation.is_some_and(Cancellation::is_raised)
+    }
 }
 
 /// See the module.
@@ -116,7 +126,7 @@ impl Read for Checked<'_> {
         if buffer.is_empty() {
             return Ok(0);
         }
-        if self.watch.cancelled.load(Ordering::Relaxed) {
+        if self.watch.is_cancelled() {
             let layer = self.descriptor.digest.clone();
             return Err(self.fail(FetchError::Cancelled { layer }));
         }

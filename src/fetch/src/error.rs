@@ -63,7 +63,7 @@ pub enum FetchError {
         /// The layer.
         layer: Digest,
     },
-    /// Another layer failed first.
+    /// Another layer failed first, or the caller cancelled the fetch.
     #[error("the fetch of layer {} was cancelled", .layer.short())]
     Cancelled {
         /// The layer.

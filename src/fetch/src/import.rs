@@ -95,7 +95,8 @@ pub(crate) fn import(
     let by_digest = naming.digests_of.as_ref().map(|repository| format!("{repository}@{root}"));
     let names = &naming.names.iter().cloned().chain(by_digest).collect::<Vec<_>>();
     naming.check(store, config, &id, progress)?;
-    let watch = Watch { progress, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
+    let cancellation = config.cancellation.as_ref();
+    let watch = Watch { progress, cancellation, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
     let looked = || FetchError::store("look for an image");
     let known = store.image(&id).map_err(looked())?;
     // The image may be in the store under another name. A damaged one is fetched again; its intact layers are kept.
@@ -146,7 +147,8 @@ fn bring(
     format: Option<ImageFormat>,
     names: &[String],
 ) -> Result<ImageRow, FetchError> {
-    layers::fetch(store, job)?;
+    // Until the image refers to them, nothing else keeps the layers from being collected.
+    let _locks = layers::fetch(store, job)?;
     let refused = |what: &str| {
         let attempt = format!("cannot store {what}");
         move |source: BlobError| FetchError::failed(attempt, source)

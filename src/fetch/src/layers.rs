@@ -6,10 +6,12 @@
 //! layers whose parents are committed.
 //!
 //! Locks: a layer's lock (`Store::lock_layer`, across processes) is held from before the check until the layer is
-//! committed. A worker waits only for the lock of its own layer, a finished layer waits only for layers below it, and
-//! every fetch starts at the bottom. So the lowest unfinished layer always makes progress, and two fetches of images
-//! that share layers cannot deadlock. A holder that dies releases its locks; garbage collection removes its staging
-//! directories.
+//! committed. From then on it is shared, and so are the locks of layers that were committed before, until the image is
+//! committed: garbage collection removes none of them, and other fetches use them at once. A worker waits only for the
+//! lock of its own layer, a finished layer waits only for layers below it, and every fetch starts at the bottom. So the
+//! lowest unfinished layer always makes progress, and two fetches of images that share layers cannot deadlock. Only a
+//! layer that is found damaged while a fetch shares its lock makes others wait for that fetch; they soon give up. A
+//! holder that dies releases its locks; garbage collection removes its staging directories.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +19,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use gantry_model::{Digest, ErrorKind};
-use gantry_store::{LayerLock, LayerRow, Staging, Store, StoreError, Trees};
+use gantry_store::{LayerLock, LayerRow, SharedLayerLock, Staging, Store, StoreError, Trees};
 
 use crate::Caps;
 use crate::checked::{Checked, Watch};
@@ -25,13 +27,16 @@ use crate::early_sync::{self, Meter, Metered};
 use crate::error::FetchError;
 use crate::progress::Note;
 use crate::source::{Descriptor, Source};
-use crate::unpack::{self, Compression, Unpacked};
+use crate::unpack::{self, Compression, UnpackError, Unpacked};
 
 /// Timeout of waiting for another process that fetches the same layer.
 const OTHER_PROCESS_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Interval of checks for cancellation while waiting for another process.
-const CANCEL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Timeout of waiting for fetches that use a layer found damaged, which may themselves wait for this one.
+const DAMAGED_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Interval of checks, while waiting for another process, for cancellation and for its commit of the layer.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A layer that the image needs.
 #[derive(Debug, Clone)]
@@ -58,10 +63,18 @@ struct Finished {
     unpacked: Unpacked,
 }
 
+/// The lock that a worker has of its layer.
+enum Held {
+    /// Exclusive.
+    Alone(LayerLock),
+    /// Others may use the layer, so it is probably committed.
+    Shared(SharedLayerLock),
+}
+
 enum Event {
-    /// A worker holds the lock of a layer and asks whether it has been committed in the meantime. No reply means: give
-    /// up.
-    Locked { at: usize, there: mpsc::SyncSender<bool> },
+    /// A worker holds the lock of a layer and asks whether it has been committed in the meantime. If not, the lock
+    /// comes back. No reply means: give up.
+    Locked { at: usize, lock: Held, reply: mpsc::SyncSender<Option<Held>> },
     /// A layer has been verified and unpacked.
     Finished { at: usize, layer: Box<Finished> },
     /// A layer failed.
@@ -74,20 +87,28 @@ enum State {
     Finished(Box<Finished>),
 }
 
-/// Fetches all missing layers into the store.
-pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
-    let mut states = Vec::with_capacity(job.plans.len());
+/// Fetches all missing layers into the store. While the locks that it returns are held, no layer is collected.
+pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<Vec<SharedLayerLock>, FetchError> {
+    let trees = store.trees();
+    let (mut states, mut kept) = (Vec::with_capacity(job.plans.len()), Vec::new());
     for plan in job.plans {
-        states.push(if present(store, plan)? { State::Present } else { State::Missing });
+        // The lock first: a layer that is present without it may be collected at once.
+        match trees.try_share_layer(&plan.chain).map_err(FetchError::store("lock a layer"))? {
+            Some(lock) if present(store, plan)? => {
+                kept.push(lock);
+                states.push(State::Present);
+            }
+            _ => states.push(State::Missing),
+        }
     }
     let missing: Vec<usize> = (0..states.len()).filter(|at| matches!(states[*at], State::Missing)).collect();
     for (plan, _) in job.plans.iter().zip(&states).filter(|(_, state)| matches!(state, State::Present)) {
         job.watch.progress.notify(Note::LayerExists { layer: plan.blob.digest.clone() });
     }
     if missing.is_empty() {
-        return Ok(());
+        return Ok(kept);
     }
-    let mut committer = Committer { store, plans: job.plans, states, committed: 0, below: Vec::new() };
+    let mut committer = Committer { store, job, trees, states, committed: 0, below: Vec::new(), kept };
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let (send, events) = mpsc::channel();
@@ -115,7 +136,7 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<(), FetchError> {
         }
         failure.map_or(Ok(()), Err)
     })?;
-    if committer.committed == job.plans.len() { Ok(()) } else { Err(FetchError::lost_thread()) }
+    if committer.committed == job.plans.len() { Ok(committer.kept) } else { Err(FetchError::lost_thread()) }
 }
 
 fn present(store: &Store, plan: &LayerPlan) -> Result<bool, FetchError> {
@@ -124,25 +145,31 @@ fn present(store: &Store, plan: &LayerPlan) -> Result<bool, FetchError> {
 
 struct Committer<'a> {
     store: &'a Store,
-    plans: &'a [LayerPlan],
+    job: &'a Job<'a>,
+    trees: Trees,
     states: Vec<State>,
     /// The number of layers from the bottom that are committed.
     committed: usize,
     /// Their directories, topmost first.
     below: Vec<OwnedFd>,
+    /// The locks of the layers that are committed.
+    kept: Vec<SharedLayerLock>,
 }
 
 impl Committer<'_> {
     fn take(&mut self, event: Event) -> Result<(), FetchError> {
         match event {
             Event::Failed(error) => Err(error),
-            Event::Locked { at, there } => {
-                let present = present(self.store, &self.plans[at])?;
-                if present {
+            Event::Locked { at, lock, reply } => {
+                let back = if present(self.store, &self.job.plans[at])? {
+                    self.keep(lock)?;
                     self.states[at] = State::Present;
-                }
+                    None
+                } else {
+                    Some(lock)
+                };
                 // The worker waits for nothing but this reply.
-                there.send(present).map_err(|_| FetchError::lost_thread())?;
+                reply.send(back).map_err(|_| FetchError::lost_thread())?;
                 self.commit()
             }
             Event::Finished { at, layer } => {
@@ -150,6 +177,15 @@ impl Committer<'_> {
                 self.commit()
             }
         }
+    }
+
+    /// Keeps a committed layer until the image is committed.
+    fn keep(&mut self, lock: Held) -> Result<(), FetchError> {
+        self.kept.push(match lock {
+            Held::Alone(lock) => self.trees.share(lock).map_err(FetchError::store("share the lock of a layer"))?,
+            Held::Shared(lock) => lock,
+        });
+        Ok(())
     }
 
     /// Commits, in one transaction, the layers whose parents are committed.
@@ -176,13 +212,12 @@ impl Committer<'_> {
         if !batch.is_empty() {
             self.store.commit_layers(batch).map_err(FetchError::CommitLayers)?;
         }
-        drop(locks);
-        Ok(())
+        locks.into_iter().try_for_each(|lock| self.keep(Held::Alone(lock)))
     }
 
     fn open_below(&mut self, at: usize) -> Result<(), FetchError> {
         use rustix::fs::{Mode, OFlags};
-        let chain = &self.plans[at].chain;
+        let chain = &self.job.plans[at].chain;
         let path = self.store.layout().tree_dir(chain);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::open(&path, flags, Mode::empty()) {
@@ -190,7 +225,7 @@ impl Committer<'_> {
                 self.below.insert(0, dir);
                 Ok(())
             }
-            // Garbage collection has removed it: no image referred to it yet.
+            // Its lock is held, so only damage to the store can have removed it.
             Err(rustix::io::Errno::NOENT) => Err(FetchError::LayerGone { layer: chain.clone() }),
             Err(errno) => {
                 let source = StoreError::Io { doing: "open", path, source: errno.into() };
@@ -199,12 +234,17 @@ impl Committer<'_> {
         }
     }
 
-    fn finish(&mut self, at: usize, staging: &mut Staging, unpacked: Unpacked) -> Result<LayerRow, FetchError> {
-        let plan = &self.plans[at];
-        let Unpacked { diff_id, size, entries, deferred, mut sums } = unpacked;
+    fn finish(&mut self, at: usize, staging: &mut Staging, mut unpacked: Unpacked) -> Result<LayerRow, FetchError> {
+        let plan = &self.job.plans[at];
         let layer = plan.blob.digest.clone();
-        unpack::finish(deferred, staging.dir(), &self.below, &mut sums)
-            .map_err(|source| FetchError::failed(format!("cannot unpack layer {}", layer.short()), source))?;
+        let cancelled = || self.job.watch.is_cancelled();
+        unpack::finish(&mut unpacked, staging.dir(), &self.below, self.job.caps, &cancelled).map_err(|source| {
+            match source {
+                UnpackError::Cancelled => FetchError::Cancelled { layer },
+                source => FetchError::failed(format!("cannot unpack layer {}", layer.short()), source),
+            }
+        })?;
+        let Unpacked { diff_id, size, entries, deferred: _, sums } = unpacked;
         let copy = staging.dir().try_clone().map_err(|source| {
             let path = staging.path().to_owned();
             FetchError::store("keep a layer open")(StoreError::Io { doing: "open", path, source })
@@ -243,17 +283,10 @@ fn one(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<Finished>, Fetc
     let plan = &job.plans[at];
     let blob = &plan.blob;
     let layer = || blob.digest.clone();
-    let lock = lock(job, &hands.trees, plan)?;
-    let (there, answer) = mpsc::sync_channel(1);
-    hands.send.send(Event::Locked { at, there }).map_err(|_| FetchError::lost_thread())?;
-    match answer.recv() {
-        Ok(true) => {
-            job.watch.progress.notify(Note::LayerExists { layer: layer() });
-            return Ok(None);
-        }
-        Ok(false) => {}
-        Err(_) => return Err(FetchError::Cancelled { layer: layer() }),
-    }
+    let Some(lock) = lock(job, hands, at)? else {
+        job.watch.progress.notify(Note::LayerExists { layer: layer() });
+        return Ok(None);
+    };
     let staging = hands.trees.stage_layer(&lock).map_err(FetchError::store("make a directory for a layer"))?;
     job.watch.progress.notify(Note::Layer { layer: layer(), total: Some(blob.size) });
     let stream = job.source.open(blob, 0).map_err(|error| FetchError::layer_source(&plan.blob.digest, error))?;
@@ -272,30 +305,209 @@ fn one(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<Finished>, Fetc
     Ok(Some(Finished { lock, staging, unpacked }))
 }
 
-fn lock(job: &Job<'_>, trees: &Trees, plan: &LayerPlan) -> Result<LayerLock, FetchError> {
+/// Locks a missing layer; `None` if another process has committed it.
+fn lock(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<LayerLock>, FetchError> {
+    let layer = &job.plans[at].blob.digest;
     let begun = Instant::now();
     let mut told = false;
     let mut waiting = || {
         if !std::mem::replace(&mut told, true) {
-            job.watch.progress.notify(Note::Waiting { layer: plan.blob.digest.clone() });
+            job.watch.progress.notify(Note::Waiting { layer: layer.clone() });
         }
     };
     loop {
-        if job.watch.cancelled.load(Ordering::Relaxed) {
-            return Err(FetchError::Cancelled { layer: plan.blob.digest.clone() });
+        if job.watch.is_cancelled() {
+            return Err(FetchError::Cancelled { layer: layer.clone() });
         }
-        match trees.lock_layer(&plan.chain, CANCEL_CHECK_INTERVAL, &mut waiting) {
-            Err(StoreError::Locked { .. }) if begun.elapsed() < OTHER_PROCESS_TIMEOUT => {}
-            Err(StoreError::Locked { .. }) => {
-                let (layer, minutes) = (plan.blob.digest.short(), begun.elapsed().as_secs() / 60);
-                return Err(FetchError::refused(
-                    ErrorKind::Busy,
-                    format!(
-                        "another process has been fetching layer {layer} for more than {minutes} minutes; try again later"
-                    ),
-                ));
+        let held = try_lock(&hands.trees, &job.plans[at].chain, &mut waiting)?;
+        let most = match held.map(|lock| ask(hands, layer, at, lock)).transpose()? {
+            Some(None) => return Ok(None),
+            Some(Some(Held::Alone(lock))) => return Ok(Some(lock)),
+            Some(Some(Held::Shared(_))) => DAMAGED_TIMEOUT,
+            None => OTHER_PROCESS_TIMEOUT,
+        };
+        if begun.elapsed() >= most {
+            return Err(busy(layer, begun.elapsed()));
+        }
+    }
+}
+
+/// Locks a layer, or shares the lock of another process that has committed it; `None` if neither is possible yet.
+fn try_lock(trees: &Trees, chain: &Digest, waiting: &mut dyn FnMut()) -> Result<Option<Held>, FetchError> {
+    let failed = || FetchError::store("lock a layer");
+    match trees.lock_layer(chain, CHECK_INTERVAL, waiting) {
+        Ok(lock) => Ok(Some(Held::Alone(lock))),
+        Err(StoreError::Locked { .. }) => Ok(trees.try_share_layer(chain).map_err(failed())?.map(Held::Shared)),
+        Err(error) => Err(failed()(error)),
+    }
+}
+
+/// Hands the lock to the committer, which keeps it if the layer is committed and returns it if not.
+fn ask(hands: &Hands, layer: &Digest, at: usize, lock: Held) -> Result<Option<Held>, FetchError> {
+    let (reply, answer) = mpsc::sync_channel(1);
+    hands.send.send(Event::Locked { at, lock, reply }).map_err(|_| FetchError::lost_thread())?;
+    answer.recv().map_err(|_| FetchError::Cancelled { layer: layer.clone() })
+}
+
+/// Another process has had the layer for too long.
+fn busy(layer: &Digest, after: Duration) -> FetchError {
+    let (layer, minutes) = (layer.short(), after.as_secs() / 60);
+    let message = format!("another process has worked on layer {layer} for {minutes} min; try again later");
+    FetchError::refused(ErrorKind::Busy, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    use gantry_model::id::Algorithm;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::cancellation::Cancellation;
+    use crate::progress::{Progress, Silent};
+    use crate::source::{RootDocument, SourceError, digest_of};
+    use crate::unpack::tests::build::Tar;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    /// Three layers, in a store of their own.
+    struct Home {
+        dir: TempDir,
+        tars: Vec<Vec<u8>>,
+        plans: Vec<LayerPlan>,
+        caps: Caps,
+    }
+
+    impl Home {
+        fn new() -> Self {
+            let tars: Vec<_> = ["1", "2", "3"].iter().map(|name| Tar::default().file(name, b"x").end()).collect();
+            let mut plans: Vec<LayerPlan> = Vec::new();
+            for tar in &tars {
+                let diff_id = digest_of(Algorithm::Sha256, tar);
+                let parent = plans.last().map(|plan| plan.chain.clone());
+                let chained = |parent: &Digest| digest_of(Algorithm::Sha256, format!("{parent} {diff_id}").as_bytes());
+                let chain = parent.as_ref().map_or_else(|| diff_id.clone(), chained);
+                let blob = Descriptor {
+                    media_type: String::new(),
+                    digest: diff_id.clone(),
+                    size: tar.len() as u64,
+                    platform: None,
+                    annotations: Default::default(),
+                };
+                plans.push(LayerPlan { blob, diff_id, chain, parent });
             }
-            other => return other.map_err(FetchError::store("lock a layer")),
+            Self { dir: tempfile::tempdir().unwrap(), tars, plans, caps: Caps::default() }
         }
+
+        fn path(&self) -> PathBuf {
+            self.dir.path().join("data")
+        }
+
+        fn store(&self) -> Store {
+            Store::open(&self.path()).unwrap()
+        }
+
+        fn source(&self) -> SweepingSource<'_> {
+            SweepingSource { data: self.path(), tars: &self.tars, opened: AtomicU64::new(0), swept: AtomicU64::new(0) }
+        }
+
+        /// A fetch of the lowest `n` layers, one after the other.
+        fn job<'a>(&'a self, source: &'a SweepingSource<'a>, n: usize, watch: &'a Watch<'a>) -> Job<'a> {
+            Job { source, caps: &self.caps, parallel: 1, plans: &self.plans[..n], watch }
+        }
+    }
+
+    /// Collects garbage whenever a layer is opened.
+    struct SweepingSource<'a> {
+        data: PathBuf,
+        tars: &'a [Vec<u8>],
+        opened: AtomicU64,
+        swept: AtomicU64,
+    }
+
+    impl Source for SweepingSource<'_> {
+        fn root(&self) -> Result<RootDocument, SourceError> {
+            unreachable!("only layers are fetched")
+        }
+
+        fn document(&self, _: &Descriptor) -> Result<Vec<u8>, SourceError> {
+            unreachable!("only layers are fetched")
+        }
+
+        fn open(&self, d: &Descriptor, _: u64) -> Result<Box<dyn Read + Send + '_>, SourceError> {
+            self.opened.fetch_add(1, Ordering::Relaxed);
+            self.swept.fetch_add(swept(&self.data), Ordering::Relaxed);
+            let tar = self.tars.iter().find(|tar| digest_of(Algorithm::Sha256, tar) == d.digest).unwrap();
+            Ok(Box::new(tar.as_slice()))
+        }
+    }
+
+    /// The number of layers that a garbage collection deletes.
+    fn swept(data: &Path) -> u64 {
+        Store::open(data).unwrap().sweep_images().unwrap().layers
+    }
+
+    /// Calls its function when a fetch begins to wait for another one.
+    struct OnWait<F>(F);
+
+    impl<F: Fn() + Sync> Progress for OnWait<F> {
+        fn notify(&self, note: Note) {
+            if matches!(note, Note::Waiting { .. }) {
+                (self.0)();
+            }
+        }
+    }
+
+    fn watch<'a>(progress: &'a dyn Progress, cancellation: Option<&'a Cancellation>) -> Watch<'a> {
+        Watch { progress, cancellation, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) }
+    }
+
+    #[test]
+    fn layers_of_a_running_fetch_are_not_collected() {
+        let home = Home::new();
+        let (store, source, watch) = (home.store(), home.source(), watch(&Silent, None));
+        // The lowest layer is left by a fetch that did not come to its end.
+        drop(fetch(&store, &home.job(&source, 1, &watch)).unwrap());
+        let locks = fetch(&store, &home.job(&source, 3, &watch)).unwrap();
+        assert_eq!(source.opened.load(Ordering::Relaxed), 3);
+        assert_eq!((source.swept.load(Ordering::Relaxed), swept(&home.path())), (0, 0));
+        drop(locks);
+        assert_eq!(swept(&home.path()), 3);
+    }
+
+    #[test]
+    fn layers_that_another_fetch_has_committed_are_shared() {
+        let home = Home::new();
+        let (store, plan) = (home.store(), &home.plans[0]);
+        let lock = store.lock_layer(&plan.chain, DEADLINE, &mut || {}).unwrap();
+        std::thread::scope(|scope| {
+            let (told, heard) = mpsc::channel();
+            let home = &home;
+            let other = scope.spawn(move || {
+                let (store, source) = (home.store(), home.source());
+                let progress = OnWait(move || told.send(()).unwrap());
+                let locks = fetch(&store, &home.job(&source, 1, &watch(&progress, None))).unwrap();
+                (locks.len(), source.opened.load(Ordering::Relaxed))
+            });
+            heard.recv().unwrap();
+            let LayerPlan { chain, diff_id, .. } = plan.clone();
+            let row = LayerRow { chain, diff_id, parent: None, size: 0, entries: 0 };
+            store.commit_layers(vec![(store.stage_layer(&lock).unwrap(), row)]).unwrap();
+            let _held_until_the_other_has_it = store.trees().share(lock).unwrap();
+            assert_eq!(other.join().unwrap(), (1, 0));
+        });
+    }
+
+    #[test]
+    fn cancelled_fetches_stop_waiting_for_others() {
+        let home = Home::new();
+        let (store, source, cancellation) = (home.store(), home.source(), Cancellation::default());
+        let _lock = store.lock_layer(&home.plans[0].chain, DEADLINE, &mut || {}).unwrap();
+        let progress = OnWait(|| cancellation.raise());
+        let failed = fetch(&store, &home.job(&source, 3, &watch(&progress, Some(&cancellation)))).unwrap_err();
+        assert!(matches!(failed, FetchError::Cancelled { .. }), "{failed:?}");
     }
 }

@@ -199,6 +199,27 @@ fn images_of_a_layout_are_grouped() {
 }
 
 #[test]
+fn long_names_are_not_kept() {
+    let long = "x".repeat(5000);
+    let tar = Tar::default()
+        .pax(&[("path", long.as_bytes())])
+        .file("a", b"")
+        .pax(&[("linkpath", long.as_bytes())])
+        .link(b'2', "b", "c")
+        .file("c", b"")
+        .link(b'2', "d", "c")
+        .end();
+    let case = Case::new();
+    let path = case.dir.path().join("archive.tar");
+    fs::write(&path, tar).unwrap();
+    let read = |max_names| {
+        Archive::read(File::open(&path).unwrap(), "an archive".to_owned(), &Caps { max_names, ..Caps::default() })
+    };
+    assert_eq!(read(3).unwrap().members.keys().collect::<Vec<_>>(), ["c", "d"]);
+    assert!(matches!(read(2), Err(SourceError::TooLarge { most: 2, .. })));
+}
+
+#[test]
 fn the_scheme_selects_one_of_two_formats() {
     let mut tar = docker(&[("a", LAYER)], oci(&["v1"]).iter().fold(Tar::default(), |t, (p, b)| t.file(p, b)));
     tar.extend_from_slice(&[0; 8192]);

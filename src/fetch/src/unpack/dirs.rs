@@ -21,8 +21,6 @@ use crate::caps::Caps;
 const MAX_OPEN: usize = 128;
 /// Maximum number of links followed on the way to one directory, as in Linux.
 const MAX_LINKS: usize = 40;
-/// Maximum memory for the names of all directories in bytes.
-const MAX_NAME_BYTES: u64 = 256 << 20;
 
 const OPEN_DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -209,11 +207,17 @@ impl<'c> Dirs<'c> {
     /// Records a directory, with the metadata to apply at the end if an entry describes it.
     pub(crate) fn remember(&mut self, path: Vec<u8>, meta: Option<Meta>) -> Result<(), UnpackError> {
         let attributes: usize = meta.iter().flat_map(|m| &m.xattrs).map(|(name, value)| name.len() + value.len()).sum();
-        self.name_bytes += (path.len() + attributes) as u64;
-        if self.name_bytes > MAX_NAME_BYTES {
-            return Err(UnpackError::TooMuch { what: "bytes of directory names", most: MAX_NAME_BYTES });
-        }
+        self.count_names(path.len() + attributes)?;
         self.known.insert(path, meta);
+        Ok(())
+    }
+
+    /// Counts bytes that are kept until the end of the layer against the limit.
+    pub(crate) fn count_names(&mut self, bytes: usize) -> Result<(), UnpackError> {
+        self.name_bytes = self.name_bytes.saturating_add(bytes as u64);
+        if self.name_bytes > self.caps.max_names {
+            return Err(UnpackError::TooMuch { what: "bytes of names", most: self.caps.max_names });
+        }
         Ok(())
     }
 

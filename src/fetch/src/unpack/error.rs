@@ -52,6 +52,9 @@ pub enum UnpackError {
         /// The limit.
         most: u64,
     },
+    /// The caller cancelled the work.
+    #[error("unpacking the layer was cancelled")]
+    Cancelled,
     /// The file system reported an error.
     #[error("cannot {doing} '{}' of the layer", shown(.path))]
     Write {
@@ -84,6 +87,7 @@ impl Kind for UnpackError {
             Self::Corrupt { .. } | Self::Truncated { .. } | Self::Format { .. } => ErrorKind::Damaged,
             Self::Entry { .. } | Self::LinkTarget { .. } => ErrorKind::Invalid,
             Self::TooMuch { .. } => ErrorKind::Exhausted,
+            Self::Cancelled => ErrorKind::Unavailable,
         }
     }
 }

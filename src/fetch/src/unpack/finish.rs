@@ -1,5 +1,5 @@
 //! The parts of a layer that need lower layers: hard links to their files, the metadata of directories that no entry
-//! describes, and an opaque root.
+//! describes, and an opaque root. What they add counts against the limits of the layer, as its own contents do.
 //!
 //! Layers are stored separately, so lookups in lower layers are done here as overlayfs does them: topmost layer first,
 //! stopped by whiteouts and opaque directories.
@@ -11,13 +11,17 @@ use gantry_store::Sums;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
+use super::Unpacked;
 use super::dirs::{is_whiteout, kind, open_child, open_real, stat};
 use super::error::{UnpackError, lossy};
 use super::meta;
 use super::names::{Name, join};
+use crate::caps::Caps;
 
 /// Maximum number of links followed in a lookup in lower layers, as in Linux.
 const MAX_LINKS: usize = 40;
+/// Bytes copied between two checks of the limits.
+const COPY_STEP: u64 = 16 << 20;
 
 /// The deferred work of [`super::finish`].
 #[derive(Debug, Default)]
@@ -50,19 +54,43 @@ pub(crate) struct DeferredLink {
 }
 
 /// Does the deferred work; see [`super::finish`].
-pub(crate) fn run(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd], sums: &mut Sums) -> Result<(), UnpackError> {
-    let mut copied = HashMap::new();
+pub(crate) fn run(
+    unpacked: &mut Unpacked,
+    into: &OwnedFd,
+    parents: &[OwnedFd],
+    caps: &Caps,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<(), UnpackError> {
+    let deferred = std::mem::take(&mut unpacked.deferred);
+    let (size, entries, sums) = (&mut unpacked.size, &mut unpacked.entries, &mut unpacked.sums);
+    let mut work = Work { into, parents, caps, cancelled, size, entries, sums, copied: HashMap::new() };
     for link in &deferred.links {
+        work.check()?;
         let dir = open_real(into, &link.dir).map_err(|e| UnpackError::write("open", &link.dir, e))?;
-        keeping_time(&dir, &link.dir, || place(link, &dir, into, parents, &mut copied, sums))?;
+        keeping_time(&dir, &link.dir, || work.place(link, &dir))?;
     }
     if deferred.opaque_root {
-        keeping_time(into, b".", || hide_all(into, parents))?;
+        keeping_time(into, b".", || work.hide_all())?;
     }
     for path in &deferred.implicit {
+        work.check()?;
         inherit(path, into, parents)?;
     }
     Ok(())
+}
+
+/// The deferred work under way.
+struct Work<'a> {
+    into: &'a OwnedFd,
+    parents: &'a [OwnedFd],
+    caps: &'a Caps,
+    cancelled: &'a dyn Fn() -> bool,
+    /// Of the whole layer, like the next two.
+    size: &'a mut u64,
+    entries: &'a mut u64,
+    sums: &'a mut Sums,
+    /// Files copied into this layer, by device and inode, with the first link: further ones become links to that.
+    copied: HashMap<(u64, u64), &'a DeferredLink>,
 }
 
 /// Creating a file in a directory changes its times, which were set already.
@@ -74,51 +102,157 @@ fn keeping_time(dir: &OwnedFd, path: &[u8], work: impl FnOnce() -> Result<(), Un
     rustix::fs::futimens(&real, &meta::times(meta::of_stat(&before).mtime)).map_err(failed)
 }
 
-/// Targets already copied into this layer, with their copies: further links to one become hard links.
-type Copied = HashMap<Name, (Vec<u8>, Vec<u8>)>;
+impl<'a> Work<'a> {
+    fn check(&self) -> Result<(), UnpackError> {
+        if (self.cancelled)() { Err(UnpackError::Cancelled) } else { Ok(()) }
+    }
 
-fn place(
-    link: &DeferredLink,
-    dir: &OwnedFd,
-    into: &OwnedFd,
-    parents: &[OwnedFd],
-    copied: &mut Copied,
-    sums: &mut Sums,
-) -> Result<(), UnpackError> {
-    let path = join(&link.dir, &link.base);
-    let failed = |e| UnpackError::write("make hard link", &path, e);
-    if stat(dir, &link.base).map_err(failed)?.is_some() {
-        // A later entry has the same name: the last entry wins.
-        return Ok(());
+    /// Counts copied bytes against the limit of the layer.
+    fn charge(&mut self, bytes: u64) -> Result<(), UnpackError> {
+        self.check()?;
+        *self.size = self.size.saturating_add(bytes);
+        let most = self.caps.max_layer_bytes;
+        if *self.size > most {
+            Err(UnpackError::TooMuch { what: "bytes with those it links to", most })
+        } else {
+            Ok(())
+        }
     }
-    if let Some((first_dir, first)) = copied.get(&link.target) {
-        let from = open_real(into, first_dir).map_err(failed)?;
-        return rustix::fs::linkat(&from, first.as_slice(), dir, link.base.as_slice(), AtFlags::empty())
-            .map_err(failed);
+
+    /// Makes a hard link. Its entry in the archive was counted.
+    fn place(&mut self, link: &'a DeferredLink, dir: &OwnedFd) -> Result<(), UnpackError> {
+        let path = join(&link.dir, &link.base);
+        let failed = |e| UnpackError::write("make hard link", &path, e);
+        let link_to = |from: &OwnedFd, base: &[u8]| {
+            rustix::fs::linkat(from, base, dir, link.base.as_slice(), AtFlags::empty()).map_err(failed)
+        };
+        if stat(dir, &link.base).map_err(failed)?.is_some() {
+            // A later entry has the same name: the last entry wins.
+            return Ok(());
+        }
+        // The target may come later in this layer.
+        if let Some(own) = look_up(std::iter::once(self.into), &link.target).map_err(failed)? {
+            refuse_directory(&own, &path)?;
+            return link_to(&own.dir, &own.base);
+        }
+        let missing = || UnpackError::LinkTarget { path: link.raw.clone(), target: lossy(link.target.path()) };
+        let found = look_up(self.parents.iter(), &link.target).map_err(failed)?.ok_or_else(missing)?;
+        refuse_directory(&found, &path)?;
+        let inode = (found.stat.st_dev, found.stat.st_ino);
+        if let Some(first) = self.copied.get(&inode) {
+            return link_to(&open_real(self.into, &first.dir).map_err(failed)?, &first.base);
+        }
+        self.copy(&found, dir, &link.base, &path)?;
+        // File systems such as ext4 reuse inode numbers at once: the checksum would be that of a replaced file.
+        if let Some(made) = stat(dir, &link.base).map_err(failed)? {
+            self.sums.remove(&made.st_ino);
+        }
+        self.copied.insert(inode, link);
+        Ok(())
     }
-    // The target may come later in this layer.
-    let layers = || std::iter::once(into).chain(parents);
-    let mut found = look_up(std::iter::once(into), &link.target).map_err(failed)?;
-    let own = found.is_some();
-    if !own {
-        found = look_up(layers().skip(1), &link.target).map_err(failed)?;
+
+    /// Copies a file, link or device of a lower layer with its metadata: layers share no inodes, so that one can be
+    /// removed or repaired without the other.
+    fn copy(&mut self, found: &ResolvedFile, dir: &OwnedFd, base: &[u8], path: &[u8]) -> Result<(), UnpackError> {
+        let failed = |e| UnpackError::write("copy from a lower layer", path, e);
+        let name = found.base.as_slice();
+        let of_stat = meta::of_stat(&found.stat);
+        match kind(&found.stat) {
+            FileType::RegularFile => {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let from = rustix::fs::openat(&found.dir, name, flags, Mode::empty()).map_err(failed)?;
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let to = rustix::fs::openat(dir, base, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+                self.copy_data(&from, &to, path)?;
+                meta::apply(&to, &meta::read(&from).map_err(failed)?, path)
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(&found.dir, name, Vec::new()).map_err(failed)?;
+                rustix::fs::symlinkat(target, dir, base).map_err(failed)?;
+                meta::apply_unopened(dir, base, &of_stat, true).map_err(failed)
+            }
+            other => {
+                let private = Mode::from_raw_mode(0o600);
+                rustix::fs::mknodat(dir, base, other, private, found.stat.st_rdev).map_err(failed)?;
+                meta::apply_unopened(dir, base, &of_stat, false).map_err(failed)
+            }
+        }
     }
-    let missing = || UnpackError::LinkTarget { path: link.raw.clone(), target: lossy(link.target.path()) };
-    let found = found.ok_or_else(missing)?;
-    if kind(&found.stat) == FileType::Directory {
-        return Err(UnpackError::entry(&path, "it is a hard link to a directory"));
+
+    /// Copies the spans that hold data with copy_file_range(2); holes stay holes.
+    fn copy_data(&mut self, from: &OwnedFd, to: &OwnedFd, path: &[u8]) -> Result<(), UnpackError> {
+        let failed = |e| UnpackError::write("copy from a lower layer", path, e);
+        let length = u64::try_from(rustix::fs::fstat(from).map_err(failed)?.st_size).unwrap_or(0);
+        rustix::fs::ftruncate(to, length).map_err(failed)?;
+        let mut at = 0;
+        while at < length {
+            at = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(Errno::NXIO) => break,
+                Err(error) => return Err(failed(error)),
+            };
+            let end = rustix::fs::seek(from, SeekFrom::Hole(at)).map_err(failed)?;
+            while at < end {
+                let (mut source, mut sink) = (at, at);
+                let step = (end - at).min(COPY_STEP);
+                // Before the copy: a limit must not be found when the disk is full.
+                self.charge(step)?;
+                let most = usize::try_from(step).unwrap_or(usize::MAX);
+                let n =
+                    rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut sink), most).map_err(failed)?;
+                if n == 0 {
+                    return Err(failed(Errno::IO));
+                }
+                *self.size -= step.saturating_sub(n as u64);
+                at += n as u64;
+            }
+        }
+        Ok(())
     }
-    if own {
-        return rustix::fs::linkat(&found.dir, found.base.as_slice(), dir, link.base.as_slice(), AtFlags::empty())
-            .map_err(failed);
+
+    /// Overlayfs merges the roots of all layers whatever their attributes, so an opaque root becomes one whiteout or
+    /// one opaque directory for each name in lower layers.
+    fn hide_all(&mut self) -> Result<(), UnpackError> {
+        let failed = |e| UnpackError::write("hide the lower layers in", b".", e);
+        let into = self.into;
+        for parent in self.parents {
+            let root = open_real(parent, b"").map_err(failed)?;
+            for entry in Dir::read_from(root.as_fd()).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let name = entry.file_name().to_bytes();
+                if matches!(name, b"." | b"..") {
+                    continue;
+                }
+                match stat(into, name).map_err(failed)? {
+                    None => {
+                        self.count()?;
+                        rustix::fs::mknodat(into, name, FileType::CharacterDevice, Mode::empty(), 0)
+                    }
+                    Some(own) if kind(&own) == FileType::Directory => {
+                        open_child(into, name).and_then(|dir| meta::set_opaque(&dir))
+                    }
+                    Some(_) => Ok(()),
+                }
+                .map_err(failed)?;
+            }
+        }
+        Ok(())
     }
-    copy(&found, dir, &link.base, &path)?;
-    // File systems such as ext4 reuse inode numbers at once: the checksum would be that of a replaced file.
-    if let Some(made) = stat(dir, &link.base).map_err(failed)? {
-        sums.remove(&made.st_ino);
+
+    /// Counts one whiteout against the limit of the layer.
+    fn count(&mut self) -> Result<(), UnpackError> {
+        self.check()?;
+        *self.entries += 1;
+        let most = self.caps.max_entries;
+        if *self.entries > most { Err(UnpackError::TooMuch { what: "entries", most }) } else { Ok(()) }
     }
-    copied.insert(link.target.clone(), (link.dir.clone(), link.base.clone()));
-    Ok(())
+}
+
+fn refuse_directory(target: &ResolvedFile, link: &[u8]) -> Result<(), UnpackError> {
+    match kind(&target.stat) {
+        FileType::Directory => Err(UnpackError::entry(link, "it is a hard link to a directory")),
+        _ => Ok(()),
+    }
 }
 
 /// A file found in a layer: its directory, its name, its metadata.
@@ -208,59 +342,6 @@ fn resolved(path: &[u8]) -> Vec<u8> {
     kept.join(&b'/')
 }
 
-/// Copies a file, link or device of a lower layer with its metadata: layers share no inodes, so that one can be removed
-/// or repaired without the other.
-fn copy(found: &ResolvedFile, dir: &OwnedFd, base: &[u8], path: &[u8]) -> Result<(), UnpackError> {
-    let failed = |e| UnpackError::write("copy from a lower layer", path, e);
-    let name = found.base.as_slice();
-    let of_stat = meta::of_stat(&found.stat);
-    match kind(&found.stat) {
-        FileType::RegularFile => {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let from = rustix::fs::openat(&found.dir, name, flags, Mode::empty()).map_err(failed)?;
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let to = rustix::fs::openat(dir, base, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
-            copy_data(&from, &to).map_err(failed)?;
-            meta::apply(&to, &meta::read(&from).map_err(failed)?, path)
-        }
-        FileType::Symlink => {
-            let target = rustix::fs::readlinkat(&found.dir, name, Vec::new()).map_err(failed)?;
-            rustix::fs::symlinkat(target, dir, base).map_err(failed)?;
-            meta::apply_unopened(dir, base, &of_stat, true).map_err(failed)
-        }
-        other => {
-            let private = Mode::from_raw_mode(0o600);
-            rustix::fs::mknodat(dir, base, other, private, found.stat.st_rdev).map_err(failed)?;
-            meta::apply_unopened(dir, base, &of_stat, false).map_err(failed)
-        }
-    }
-}
-
-/// Copies the spans that hold data with copy_file_range(2); holes stay holes.
-fn copy_data(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
-    let length = u64::try_from(rustix::fs::fstat(from)?.st_size).unwrap_or(0);
-    rustix::fs::ftruncate(to, length)?;
-    let mut at = 0;
-    while at < length {
-        at = match rustix::fs::seek(from, SeekFrom::Data(at)) {
-            Ok(data) => data,
-            Err(Errno::NXIO) => break,
-            Err(error) => return Err(error),
-        };
-        let end = rustix::fs::seek(from, SeekFrom::Hole(at))?;
-        while at < end {
-            let (mut source, mut sink) = (at, at);
-            let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(1 << 30);
-            let n = rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut sink), most)?;
-            if n == 0 {
-                return Err(Errno::IO);
-            }
-            at += n as u64;
-        }
-    }
-    Ok(())
-}
-
 /// Gives a directory that no entry described the owner, mode, attributes and times it has in lower layers.
 fn inherit(path: &[u8], into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
     let failed = |e| UnpackError::write("take over the metadata of", path, e);
@@ -300,29 +381,4 @@ fn hidden_below(path: &[u8], into: &OwnedFd) -> Result<bool, Errno> {
         }
     }
     Ok(false)
-}
-
-/// Overlayfs merges the roots of all layers whatever their attributes, so an opaque root becomes one whiteout or one
-/// opaque directory for each name in lower layers.
-fn hide_all(into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
-    let failed = |e| UnpackError::write("hide the lower layers in", b".", e);
-    for parent in parents {
-        let root = open_real(parent, b"").map_err(failed)?;
-        for entry in Dir::read_from(root.as_fd()).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
-                continue;
-            }
-            match stat(into, name).map_err(failed)? {
-                None => rustix::fs::mknodat(into, name, FileType::CharacterDevice, Mode::empty(), 0),
-                Some(own) if kind(&own) == FileType::Directory => {
-                    open_child(into, name).and_then(|dir| meta::set_opaque(&dir))
-                }
-                Some(_) => Ok(()),
-            }
-            .map_err(failed)?;
-        }
-    }
-    Ok(())
 }

@@ -69,7 +69,8 @@ pub(crate) struct Inflater<R: Read> {
     decoder: Decoder<R>,
     tally: Rc<Tally>,
     most: u64,
-    most_ratio: u64,
+    /// `None` for compressions whose ratio has no limit.
+    most_ratio: Option<u64>,
     out: u64,
 }
 
@@ -90,7 +91,8 @@ impl<R: Read> Inflater<R> {
             }
             Compression::Plain | Compression::Auto => Decoder::Plain(input),
         };
-        Ok(Self { decoder, tally, most: caps.max_layer_bytes, most_ratio: caps.max_ratio, out: 0 })
+        let most_ratio = matches!(decoder, Decoder::Gzip(_)).then_some(caps.max_ratio);
+        Ok(Self { decoder, tally, most: caps.max_layer_bytes, most_ratio, out: 0 })
     }
 
     /// Fills `buffer` as far as the stream goes; a shorter result means the end.
@@ -112,8 +114,11 @@ impl<R: Read> Inflater<R> {
         if self.out > self.most {
             return Err(UnpackError::TooMuch { what: "bytes after decompression", most: self.most });
         }
-        if self.out > Caps::RATIO_FREE && self.out / self.tally.bytes.get().max(1) > self.most_ratio {
-            return Err(UnpackError::TooMuch { what: "a ratio of compression", most: self.most_ratio });
+        if let Some(most) = self.most_ratio
+            && self.out > Caps::RATIO_FREE
+            && self.out / self.tally.bytes.get().max(1) > most
+        {
+            return Err(UnpackError::TooMuch { what: "a ratio of compression", most });
         }
         Ok(have)
     }

@@ -86,10 +86,18 @@ pub fn layer(
 /// Does what needs the layers below, which must be finished themselves: `parents` are their directories, the
 /// topmost first. Hard links to their files become copies; directories that no entry described, the root included,
 /// take over owner, mode, attributes and time from there (without one there they stay root's, mode 0755).
-/// A copy may get the inode number of a file that the layer replaced, so `sums` loses its entry.
+/// The copies and whiteouts are added to the layer's size and entries, and count against the same limits. A copy may
+/// get the inode number of a file that the layer replaced, so the checksums lose its entry.
 ///
 /// # Errors
-/// [`UnpackError::LinkTarget`] when no layer has what a hard link names; [`UnpackError::Write`].
-pub fn finish(deferred: Deferred, into: &OwnedFd, parents: &[OwnedFd], sums: &mut Sums) -> Result<(), UnpackError> {
-    finish::run(deferred, into, parents, sums)
+/// [`UnpackError::LinkTarget`] when no layer has what a hard link names; [`UnpackError::TooMuch`];
+/// [`UnpackError::Cancelled`] once `cancelled` returns true; [`UnpackError::Write`].
+pub fn finish(
+    unpacked: &mut Unpacked,
+    into: &OwnedFd,
+    parents: &[OwnedFd],
+    caps: &Caps,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<(), UnpackError> {
+    finish::run(unpacked, into, parents, caps, cancelled)
 }

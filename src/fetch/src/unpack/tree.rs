@@ -194,6 +194,8 @@ impl Tree<'_> {
         let Some((at, found)) = found.filter(|(_, found)| !is_whiteout(found)) else {
             self.clear(dir, base)?;
             let (dir, base, raw) = (dir.path.clone(), base.to_vec(), lossy(&entry.path));
+            let names = dir.len() + base.len() + target.path().len() + raw.len();
+            self.dirs.count_names(size_of::<DeferredLink>() + names)?;
             self.links.push(DeferredLink { dir, base, target, raw });
             return Ok(());
         };

@@ -178,7 +178,7 @@ proptest! {
             }
         }
         let place = UnpackDir::new();
-        let _ = unpack(&tar, &place).and_then(|mut u| finish(u.deferred, &place.dir, &[], &mut u.sums));
+        let _ = unpack(&tar, &place).and_then(|mut unpacked| finished(&mut unpacked, &place, &[]));
         place.assert_confined("damaged");
     }
 }

@@ -12,7 +12,7 @@ fn stack(tars: &[Vec<u8>]) -> Result<Vec<UnpackDir>, UnpackError> {
         let place = UnpackDir::new();
         let mut unpacked = unpack(tar, &place)?;
         let parents: Vec<OwnedFd> = places.iter().rev().map(|p| p.dir.try_clone().unwrap()).collect();
-        finish(unpacked.deferred, &place.dir, &parents, &mut unpacked.sums)?;
+        finished(&mut unpacked, &place, &parents)?;
         places.push(place);
     }
     Ok(places)
@@ -37,10 +37,43 @@ fn hard_links_to_lower_layers_become_copies() {
     let top = &places[2];
     assert_eq!(top.listing(), ["b/", "b/1 old", "b/2 old", "b/3 old", "b/4 -> target"]);
     let stat = |path: &str| top.path().join(path).symlink_metadata().unwrap();
-    assert_eq!((stat("b/1").mode() & 0o7777, stat("b/1").uid(), stat("b/1").nlink()), (0o4755, 7, 2));
+    assert_eq!((stat("b/1").mode() & 0o7777, stat("b/1").uid(), stat("b/1").nlink()), (0o4755, 7, 3));
     // The directory's own time was not moved by the late files.
     assert_eq!(stat("b").mtime(), 1_000_000_000);
     assert_eq!(places[0].path().join("usr/x").symlink_metadata().unwrap().nlink(), 1);
+}
+
+/// Finishes a layer on top of one that has the files a (linked as b) and c, of 600 bytes each.
+fn limited(top: Tar, caps: &Caps, cancelled: bool) -> Result<Unpacked, UnpackError> {
+    let (below, place) = (UnpackDir::new(), UnpackDir::new());
+    unpack(&Tar::default().file("a", &[1; 600]).link(b'1', "b", "a").file("c", &[2; 600]).end(), &below)?;
+    let mut unpacked = unpack(&top.end(), &place)?;
+    finish(&mut unpacked, &place.dir, &[below.dir], caps, &|| cancelled)?;
+    Ok(unpacked)
+}
+
+#[test]
+fn copies_count_against_the_limits() {
+    let links = |targets: &[&str]| {
+        let numbered = targets.iter().enumerate();
+        numbered.fold(Tar::default(), |tar, (i, target)| tar.link(b'1', format!("link-{i}"), target))
+    };
+    let bytes = |most| Caps { max_layer_bytes: most, ..Caps::default() };
+    let one = limited(links(&["a", "b", "a"]), &bytes(600), false).unwrap();
+    assert_eq!((one.size, one.entries), (600, 3), "links to one file are links to one copy");
+    let two = limited(links(&["a", "c"]), &bytes(1200), false).unwrap();
+    assert_eq!(two.size, 1200);
+    let hidden = || Tar::default().file(".wh..wh..opq", b"");
+    let entries = |most| Caps { max_entries: most, ..Caps::default() };
+    assert_eq!(limited(hidden(), &entries(4), false).unwrap().entries, 4);
+    for (top, caps) in [(links(&["a", "c"]), bytes(1199)), (hidden(), entries(3))] {
+        let result = limited(top, &caps, false);
+        assert!(matches!(result, Err(UnpackError::TooMuch { .. })), "{result:?}");
+    }
+    for top in [links(&["a"]), hidden(), Tar::default().file("implicit/file", b"")] {
+        let result = limited(top, &Caps::default(), true);
+        assert!(matches!(result, Err(UnpackError::Cancelled)), "{result:?}");
+    }
 }
 
 #[test]
@@ -56,7 +89,7 @@ fn copies_do_not_inherit_stale_checksums() {
     let freed = replaced.metadata().unwrap().ino();
     std::fs::remove_file(&replaced).unwrap();
     unpacked.sums.extend((freed..freed + 5000).map(|inode| (inode, 7)));
-    finish(unpacked.deferred, &place.dir, &[below.dir.try_clone().unwrap()], &mut unpacked.sums).unwrap();
+    finished(&mut unpacked, &place, &[below.dir.try_clone().unwrap()]).unwrap();
     let copy = place.path().join("copy").metadata().unwrap().ino();
     assert_eq!(unpacked.sums.get(&copy), None);
     assert_eq!(place.listing(), ["copy lower"]);
