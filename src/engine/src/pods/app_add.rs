@@ -34,7 +34,7 @@ use crate::pods::update::block_devices;
 use crate::{Engine, EngineError, PodError, PrepareError, manifest};
 
 /// The time limit of creating an app. The supervisor gives up filling its volumes after ten minutes.
-const CREATE_TIMEOUT: Duration = Duration::from_secs(660);
+pub(crate) const CREATE_TIMEOUT: Duration = Duration::from_secs(660);
 /// Descriptors of a message (unix(7), SCM_MAX_FD is 253).
 const MAX_MOUNTS: usize = 250;
 

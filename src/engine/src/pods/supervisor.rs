@@ -26,6 +26,7 @@ use crate::Engine;
 use crate::error::EngineError;
 use crate::host::process::{self, Deadline};
 use crate::host::stage1::{self, Attempt, Executable, Line};
+use crate::pods::app_add::CREATE_TIMEOUT;
 use crate::pods::output::{OutputStream, Show};
 use crate::pods::pod_dir;
 use crate::pods::run::StartError;
@@ -243,11 +244,21 @@ impl Engine {
         reply
     }
 
+    /// Whether the supervisor may be filling volumes with files of the images.
+    fn may_fill_volumes(&self, id: PodId) -> bool {
+        let plan = pod_dir::open_plan(&self.pod_dir(id)).ok();
+        let plan: Option<Plan> = plan.and_then(|file| serde_json::from_reader(io::BufReader::new(file)).ok());
+        plan.is_some_and(|plan| plan.apps.iter().flat_map(|app| &app.mounts).any(|mount| mount.seed))
+    }
+
     fn read_reply(&self, spawned: &Spawned) -> Result<Ready, EngineError> {
         let (id, attempt) = (spawned.id, attempt(spawned.id));
         let failed = |error| attempt.io("read the supervisor's reply", error);
         let mut timeout = READY_TIMEOUT;
         let replied = process::readable(&[spawned.reply.as_fd()], Deadline::after(timeout)).map_err(failed)?.is_some();
+        if !replied && self.may_fill_volumes(id) {
+            timeout = CREATE_TIMEOUT;
+        }
         if !replied && self.has_network_record(id) {
             // Plugins have a limit of their own, and the supervisor reports which one exceeded it.
             timeout = timeout.saturating_add(self.plugins_limit());
