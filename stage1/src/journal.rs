@@ -46,6 +46,8 @@ pub(crate) struct Journal {
     is_torn: Cell<bool>,
     /// Its size in bytes.
     size: Cell<u64>,
+    /// The size up to which disk space is reserved.
+    reserved_to: Cell<u64>,
     /// The size at which it is replaced.
     compact_at: u64,
 }
@@ -66,14 +68,36 @@ impl Journal {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(pod_dir, name, flags, Mode::from_raw_mode(0o600))?;
-        // The last facts must fit when the disk is full. File systems without fallocate do without the reserve.
-        let reserved = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVED);
-        if let Err(full @ (Errno::NOSPC | Errno::DQUOT)) = reserved {
-            return Err(full);
-        }
-        let journal = Self { file, is_torn: Cell::new(false), size: Cell::new(0), compact_at: MIN_COMPACTED_SIZE };
+        let journal = Self {
+            file,
+            is_torn: Cell::new(false),
+            size: Cell::new(0),
+            reserved_to: Cell::new(0),
+            compact_at: MIN_COMPACTED_SIZE,
+        };
+        journal.reserve()?;
         journal.lock();
         Ok(journal)
+    }
+
+    /// Reserves disk space after the last fact: the next ones must fit when the disk is full. File systems without
+    /// fallocate do without the reserve.
+    fn reserve(&self) -> rustix::io::Result<()> {
+        let end = match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.size.get(), RESERVED) {
+            Ok(()) => self.size.get() + RESERVED,
+            Err(full @ (Errno::NOSPC | Errno::DQUOT)) => return Err(full),
+            Err(_) => u64::MAX,
+        };
+        self.reserved_to.set(end);
+        Ok(())
+    }
+
+    /// Reserves more disk space when half of the reserve is used.
+    fn renew_reserve(&self) {
+        if self.size.get() + RESERVED / 2 > self.reserved_to.get() {
+            // On a full disk, the rest of the reserve is left; the next fact tries again.
+            let _retried = self.reserve();
+        }
     }
 
     /// Takes the lock by which readers know that this process lives.
@@ -113,6 +137,7 @@ impl Journal {
         rustix::fs::renameat(pod_dir, NEW_JOURNAL, pod_dir, JOURNAL)?;
         let size = bytes.len() as u64;
         shorter.size.set(size);
+        shorter.renew_reserve();
         shorter.compact_at = MIN_COMPACTED_SIZE.max(size.saturating_mul(2));
         Ok(shorter)
     }
@@ -129,7 +154,8 @@ impl Journal {
             Ok(written) if written == bytes.len() => {
                 // The file is opened for appending: its end.
                 self.size.set(rustix::fs::tell(&self.file).unwrap_or(0));
-                return self.is_torn.set(false);
+                self.is_torn.set(false);
+                return self.renew_reserve();
             }
             Ok(written) => {
                 self.is_torn.set(written > 0 || self.is_torn.get());
@@ -150,7 +176,13 @@ mod tests {
     #[test]
     fn a_torn_record_does_not_damage_the_next() {
         let (reader, file) = rustix::pipe::pipe_with(PipeFlags::NONBLOCK).unwrap();
-        let journal = Journal { file, is_torn: Cell::new(false), size: Cell::new(0), compact_at: MIN_COMPACTED_SIZE };
+        let journal = Journal {
+            file,
+            is_torn: Cell::new(false),
+            size: Cell::new(0),
+            reserved_to: Cell::new(0),
+            compact_at: MIN_COMPACTED_SIZE,
+        };
         let long = Fact::Stopping { reason: "x".repeat(100_000) };
         journal.append(long);
         assert!(journal.is_torn.get());
