@@ -29,6 +29,18 @@ fn a_terminal_without_client_has_a_size() {
 }
 
 #[test]
+fn a_reopened_terminal_has_a_reader() {
+    let g = Gantry::new();
+    let verb = ["hang-up", "--", "touch-ready", "/closed", "--", "wait-file", "/go", "--", "write", "/dev/console"];
+    let verb = [&["seq"], &verb[..], &["again", "--", "sleep", "forever"]].concat();
+    let pod = g.detached(&["-t"], &verb);
+    // The supervisor serves each command, so it has seen that no process has the terminal open.
+    g.run(&["exec", &pod, "--", "/bin/app", "wait-file", "/closed"]).succeeded();
+    g.run(&["exec", &pod, "--", "/bin/app", "touch-ready", "/go"]).succeeded();
+    g.wait_log(&pod, "again");
+}
+
+#[test]
 fn the_app_gets_a_terminal_of_equal_size() {
     let g = Gantry::new();
     let terminal = run(&g, &["-it"], &["tty", "watch"]);

@@ -201,6 +201,9 @@ pub(crate) struct OutputSource {
     pub(crate) stream: Stream,
     /// The beginning of a line without its newline.
     pub(crate) partial: PartialLine,
+    /// The other end of a terminal, until the main process exits: a terminal that no process has open reports its end,
+    /// but processes of the app may open it again.
+    pub(crate) peer: Option<OwnedFd>,
 }
 
 impl AppOutput {

@@ -338,7 +338,7 @@ pub(crate) fn make_stdio(app: &plan::App, null: &OwnedFd, uid: u32) -> Result<te
     } else {
         (rustix::io::fcntl_dupfd_cloexec(null, 3).attempt(what)?, AppInput::None)
     };
-    let source = |fd, stream| OutputSource { fd, stream, partial: PartialLine::default() };
+    let source = |fd, stream| OutputSource { fd, stream, partial: PartialLine::default(), peer: None };
     let sources = vec![source(out, Stream::Stdout), source(err, Stream::Stderr)];
     Ok(terminal::AppStdio::pipes([stdin_app, out_app, err_app], sources, input))
 }

@@ -1,6 +1,6 @@
 //! An app's stdio: pipes, or a pseudo-terminal from the app's own /dev/pts.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use gantry_model::ErrorKind;
 use gantry_model::terminal::DEFAULT_SIZE;
@@ -11,6 +11,7 @@ use crate::app::{AppInput, OutputSource};
 use crate::failure::{Attempt, Result, failure};
 use crate::launcher::Stdio;
 use crate::logs::{PartialLine, Stream};
+use crate::sys;
 
 /// Both ends of an app's stdio.
 pub(crate) struct AppStdio {
@@ -46,7 +47,8 @@ impl AppStdio {
                 let reader = rustix::io::fcntl_dupfd_cloexec(&master, 0).attempt(what)?;
                 // Clients that attach share this flag: they poll before they write.
                 rustix::io::ioctl_fionbio(&reader, true).attempt(what)?;
-                let source = OutputSource { fd: reader, stream: Stream::Stdout, partial: PartialLine::default() };
+                let peer = Some(sys::terminal_peer(master.as_fd()).attempt(what)?);
+                let source = OutputSource { fd: reader, stream: Stream::Stdout, partial: PartialLine::default(), peer };
                 Ok((vec![source], AppInput::Terminal(master)))
             }
             (None, None) => Err(failure(ErrorKind::Internal, "an app has neither pipes nor a terminal")),

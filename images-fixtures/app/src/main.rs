@@ -136,6 +136,7 @@ const VERBS: &[Verb] = &[
     verb("print", "TEXT", "write a line", output::print),
     verb("eprint", "TEXT", "write a line to stderr", output::eprint),
     verb("no-newline", "TEXT", "write a text without a newline", output::no_newline),
+    verb("hang-up", "", "replace stdin, stdout and stderr by /dev/null", output::hang_up),
     verb("binary", "", "write the bytes 0 to 255 without a final newline", output::binary),
     verb("flood", "BYTES [--stderr]", "write lines of 80 bytes as fast as possible", output::flood),
     verb("newlines", "", "write newlines and nothing else, as fast as possible, until killed", output::newlines),

@@ -30,6 +30,14 @@ fn take_stderr(args: &[String]) -> (Vec<String>, bool) {
     (rest, stderr)
 }
 
+pub(crate) fn hang_up(_args: &[String]) -> Outcome {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null).map_err(std::io::Error::from)?;
+    rustix::stdio::dup2_stdout(&null).map_err(std::io::Error::from)?;
+    rustix::stdio::dup2_stderr(&null).map_err(std::io::Error::from)?;
+    Ok(OK)
+}
+
 pub(crate) fn lines(args: &[String]) -> Outcome {
     let (args, stderr) = take_stderr(args);
     let count = match args.first().map(String::as_str) {

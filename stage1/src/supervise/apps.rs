@@ -506,5 +506,8 @@ impl App {
         self.is_paused = false;
         self.null = None;
         self.input = AppInput::None;
+        for source in self.output.sources.values_mut() {
+            source.peer = None;
+        }
     }
 }
