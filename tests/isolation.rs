@@ -279,6 +279,23 @@ fn orphans_are_reaped_and_end_with_the_app() {
     g.check_invariants();
 }
 
+#[test]
+fn orphans_in_the_hosts_pid_namespace_are_reaped() {
+    let g = Gantry::new();
+    let pod = g
+        .detached(&["--pid=host"], &["seq", "fork-orphans", "5", "0", "--", "print", "over", "--", "sleep", "forever"]);
+    g.wait_log(&pod, "over");
+    g.run(&["exec", &pod, "--", "/bin/app", "fork-orphans", "3", "0"]).succeeded();
+    let supervisor = g.supervisor(&pod);
+    let children = || std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).unwrap();
+    // PID 1 of the pod and the app.
+    wait_for("the orphans to be reaped", || (children().split_whitespace().count() == 2).then_some(()));
+    let _ = g.run(&["exec", &pod, "--", "/bin/app", "exit", "3"]).exits(3);
+    let _ = g.run(&["kill", &pod]).ok();
+    g.wait_state(&pod, "exited");
+    g.check_invariants();
+}
+
 /// Adds one unusual thing to a root file system.
 type Change = fn(Layer) -> Layer;
 

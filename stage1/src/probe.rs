@@ -103,6 +103,11 @@ impl Probe {
         }
     }
 
+    /// Whether its program has not been executed yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        matches!(self.io, ProbeIo::Pending { .. })
+    }
+
     /// The descriptors to poll.
     pub(crate) fn watched(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let (first, second) = match &self.io {

@@ -21,6 +21,7 @@ mod health;
 mod limits;
 mod notify;
 mod oom;
+mod orphans;
 mod requests;
 mod restarts;
 mod sessions;
@@ -85,6 +86,10 @@ pub(crate) struct Supervisor {
     pausing: Option<PauseRequest>,
     /// Processes that were killed or are about to exit, and have to be reaped.
     ending: Vec<OwnedFd>,
+    /// Becomes readable when a child exits; `None` unless an app is in the host's PID namespace.
+    child_exits: Option<OwnedFd>,
+    /// Whether a child has exited since the last orphan was reaped.
+    may_have_orphans: bool,
     foregrounds: Foregrounds,
     /// When the apps that are still running are killed.
     kill_deadline: Option<Instant>,
@@ -151,6 +156,8 @@ enum EventSource {
     Listener,
     /// PID 1 has exited.
     Init,
+    /// A child has exited, known or not.
+    ChildExit,
     /// A signal to the supervisor.
     Signals,
 }
@@ -179,6 +186,8 @@ impl Supervisor {
             is_paused: false,
             pausing: None,
             ending: Vec::new(),
+            child_exits: None,
+            may_have_orphans: false,
             kill_deadline: None,
             foreground_deadline: None,
             drain_deadline: None,
@@ -201,6 +210,7 @@ impl Supervisor {
     /// Runs until no app is running, starting or due to restart; a sandbox also until it is stopped.
     pub(crate) fn run(&mut self) {
         self.watch_limited_apps();
+        self.watch_child_exits();
         self.check_health(Instant::now());
         while self.is_active() {
             self.poll_once();
@@ -214,6 +224,7 @@ impl Supervisor {
         }
         self.end_foregrounds_of_exited_apps();
         self.check_deadlines();
+        self.reap_orphans();
     }
 
     fn wait_for_events(&mut self) -> Vec<EventSource> {
@@ -281,6 +292,7 @@ impl Supervisor {
         // The pidfd of a process that was reaped stays readable.
         let init = self.pod.init.iter().filter(|_| !self.has_ended);
         fds.extend(init.map(|init| (EventSource::Init, init.pidfd.as_fd())));
+        fds.extend(self.child_exits.iter().map(|fd| (EventSource::ChildExit, fd.as_fd())));
         fds.push((EventSource::Signals, self.signals.as_fd()));
         let foregrounds = self.foregrounds.watched();
         let foregrounds = foregrounds.map(|(token, fd, events)| (EventSource::Foreground(token), fd, events));
@@ -320,6 +332,7 @@ impl Supervisor {
             EventSource::SessionProgram(token) => self.handle_session_exit(token),
             EventSource::Connection(token) => self.serve(token),
             EventSource::Ending => {}
+            EventSource::ChildExit => self.note_child_exit(),
             EventSource::AppOutput(app, source) => self.pump(app, source),
             EventSource::AppExecution(token) => self.handle_execution(token),
             EventSource::WaitingExit(token) => self.end_waiting(token),

@@ -448,6 +448,17 @@ pub(crate) fn read_signals(fd: &OwnedFd) -> Vec<u32> {
     buffer[..length].chunks_exact(128).map(|info| u32::from_ne_bytes([info[0], info[1], info[2], info[3]])).collect()
 }
 
+/// A child that has exited and was not reaped yet.
+pub(crate) fn exited_child() -> Option<Pid> {
+    // SAFETY: an all-zero siginfo_t is valid, and waitid fills it in; si_pid is 0 if no child has exited.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        check(libc::waitid(libc::P_ALL, 0, &raw mut info, options).into()).ok()?;
+        Pid::from_raw(info.si_pid())
+    }
+}
+
 /// Sends a signal by its number, the real-time ones included (rustix knows only those with names).
 pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, number: u8) -> io::Result<()> {
     let number = libc::c_int::from(number);

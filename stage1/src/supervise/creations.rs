@@ -323,6 +323,7 @@ impl Supervisor {
                 app.volumes = volumes;
                 app.terminal_size = terminal_size;
                 self.pod.apps.insert(app);
+                self.watch_child_exits();
                 self.journal.append(Fact::AppCreated { app: name.clone() });
                 if starts {
                     self.start_app(&name, StartRequest { attempt: 0, client: Some(client) });

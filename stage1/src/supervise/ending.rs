@@ -141,6 +141,6 @@ impl Supervisor {
 }
 
 /// Whether processes of the app may be in the PID namespace of the host.
-fn may_outlive_init(app: &&App) -> bool {
+pub(super) fn may_outlive_init(app: &&App) -> bool {
     app.confinement.namespaces.pid == PidMode::Host || app.plan.options.pid_target.is_some()
 }

@@ -32,6 +32,11 @@ impl App {
         self.health.as_mut()?.take_change(&self.plan.name, Instant::now())
     }
 
+    /// Whether the program of a probe is being started.
+    pub(super) fn is_probe_pending(&self) -> bool {
+        self.health.as_ref().and_then(|health| health.probe.as_ref()).is_some_and(Probe::is_pending)
+    }
+
     /// Kills the probe that runs.
     pub(super) fn abort_probe(&mut self, ending: &mut Vec<OwnedFd>) {
         let Some(health) = &mut self.health else { return };
