@@ -162,6 +162,20 @@ fn apps_are_stopped_with_grace_and_restarted() {
 }
 
 #[test]
+fn an_app_starts_after_its_cgroup_was_removed() {
+    let g = Gantry::new();
+    let pod = sandbox(&g, &[]);
+    let app = start(&g, &pod, "once", &["true"]);
+    wait_app(&g, &app, "exited");
+    let cgroups = g.cgroups(&pod);
+    assert!(cgroups.iter().any(|cgroup| std::fs::remove_dir(cgroup.join("once")).is_ok()), "{cgroups:?}");
+    g.run(&["app", "start", &app]).succeeded();
+    wait_app(&g, &app, "exited");
+    assert_eq!(state(&g, &app)["attempt"], 1);
+    g.run(&["app", "rm", &app]).succeeded();
+}
+
+#[test]
 fn every_command_reaches_an_added_app() {
     let g = Gantry::new();
     let pod = sandbox(&g, &[]);

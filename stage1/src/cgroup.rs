@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use gantry_contract::plan::Plan;
-use gantry_host::cgroup::{Cgroup, CgroupSet, ReadCounters as _};
+use gantry_host::cgroup::{Cgroup, CgroupSet, ReadCounters as _, is_removed};
 use gantry_model::ErrorKind;
 use gantry_model::spec::Limits;
 use rustix::io::Errno;
@@ -576,8 +576,7 @@ impl AppCgroup {
         };
         match populated {
             Ok(has_members) => !has_members,
-            // It was removed.
-            Err(error) => error.raw_os_error() == Some(libc::ENODEV),
+            Err(error) => is_removed(&error),
         }
     }
 

@@ -48,6 +48,12 @@ impl Gantry {
         assert!(found.is_empty(), "left behind or wrong in {}:\n  {}", self.dir().display(), found.join("\n  "));
     }
 
+    /// The pod's cgroups, in all hierarchies.
+    #[must_use]
+    pub fn cgroups(&self, pod: &str) -> Vec<PathBuf> {
+        cgroups_of(&BTreeSet::from([pod.to_owned()]))
+    }
+
     fn leftovers(&self, running: &BTreeSet<String>, supervisors: &BTreeSet<u32>) -> Vec<String> {
         let mut found = foreign_processes(self.home(), supervisors);
         found.extend(

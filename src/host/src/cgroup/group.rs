@@ -297,6 +297,13 @@ fn remove_children(dir: BorrowedFd<'_>, depth: usize) -> rustix::io::Result<()> 
     Ok(())
 }
 
+/// Whether a file of a cgroup could not be used because the cgroup was removed: it has no files any more (ENOENT), and
+/// those that are open fail (ENODEV).
+#[must_use]
+pub fn is_removed(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::NODEV))
+}
+
 fn has_members_below(dir: BorrowedFd<'_>, depth: usize) -> io::Result<bool> {
     if !parse_pids(&read_at(dir, "cgroup.procs")?).is_empty() {
         return Ok(true);
@@ -306,7 +313,7 @@ fn has_members_below(dir: BorrowedFd<'_>, depth: usize) -> io::Result<bool> {
             match has_members_below(child.as_fd(), depth - 1) {
                 Ok(false) => {}
                 // It was removed meanwhile.
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => {}
+                Err(error) if is_removed(&error) => {}
                 found => return found,
             }
         }
@@ -321,7 +328,7 @@ fn kill_members_below(dir: BorrowedFd<'_>, depth: usize) -> io::Result<usize> {
             match kill_members_below(child.as_fd(), depth - 1) {
                 Ok(more) => count += more,
                 // It was removed meanwhile.
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => {}
+                Err(error) if is_removed(&error) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -19,7 +19,7 @@ mod tree;
 mod usage;
 
 pub use counters::{CounterFiles, CountersAt};
-pub use group::Cgroup;
+pub use group::{Cgroup, is_removed};
 pub use hierarchy::{Hierarchy, Version, mounted_hierarchies, parse_mountinfo};
 pub use set::CgroupSet;
 pub use tree::{has_processes, remove_tree};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::group::{kill_members, parse_pids, read_at, write_at};
+use super::group::{is_removed, kill_members, parse_pids, read_at, write_at};
 
 /// The most cgroups below one that is removed.
 const MAX_DIRECTORIES: usize = 100_000;
@@ -106,7 +106,7 @@ fn kill_tree(top: &Path, dirs: &[PathBuf]) -> io::Result<()> {
             // In a frozen v1 cgroup, SIGKILL takes effect when it is thawed. Other hierarchies lack the file.
             Ok(_) => drop(write_at(dir.as_fd(), "freezer.state", "THAWED")),
             // It was removed meanwhile.
-            Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::NODEV)) => {}
+            Err(error) if is_removed(&error) => {}
             Err(error) => return Err(error),
         }
     }
