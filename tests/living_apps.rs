@@ -176,6 +176,20 @@ fn an_app_starts_after_its_cgroup_was_removed() {
 }
 
 #[test]
+fn an_added_app_may_have_a_large_environment() {
+    let g = Gantry::new();
+    let pod = sandbox(&g, &[]);
+    let variables: String = (0..4000).map(|n| format!("SERVICE_{n}={}\n", "x".repeat(60))).collect();
+    let file = g.write("variables", &variables);
+    add(&g, &pod, &["--name=large", "--env-file", &file], &["env"]).succeeded();
+    let app = format!("{pod}/large");
+    g.run(&["app", "start", &app]).succeeded();
+    wait_app(&g, &app, "exited");
+    let log = g.run(&["logs", &app]).ok().stdout;
+    assert_eq!(log.lines().filter(|line| line.starts_with("SERVICE_")).count(), 4000);
+}
+
+#[test]
 fn every_command_reaches_an_added_app() {
     let g = Gantry::new();
     let pod = sandbox(&g, &[]);

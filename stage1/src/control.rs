@@ -1,9 +1,11 @@
 //! The server side of the control socket: connections, requests with their descriptors, replies.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-use gantry_contract::control::{MAX_MESSAGE, Reply, Request};
+use gantry_contract::control::{MAX_LONG_REQUEST, MAX_MESSAGE, Reply, Request};
 use gantry_contract::{Failure, files};
 use gantry_model::ErrorKind;
 use rustix::io::Errno;
@@ -82,9 +84,30 @@ pub(crate) fn receive_request(socket: &OwnedFd) -> Option<Result<(Request, Vec<O
             format!("a request has at most {MAX_MESSAGE} bytes and {MAX_REQUEST_DESCRIPTORS} descriptors"),
         )));
     }
-    let request = &bytes[..received.bytes];
-    let parsed = serde_json::from_slice(request).map_err(|error| parse_failure(request, &error));
-    Some(parsed.map(|parsed| (parsed, received.fds)))
+    let mut fds = received.fds;
+    Some(match parse(&bytes[..received.bytes]) {
+        Ok(Request::Long { bytes }) => read_long_request(bytes, &mut fds).map(|request| (request, fds)),
+        parsed => parsed.map(|request| (request, fds)),
+    })
+}
+
+fn parse(request: &[u8]) -> Result<Request> {
+    serde_json::from_slice(request).map_err(|error| parse_failure(request, &error))
+}
+
+/// Reads a [`Request::Long`] from the first of its descriptors, which is removed from them.
+fn read_long_request(length: usize, fds: &mut Vec<OwnedFd>) -> Result<Request> {
+    let what = || "cannot read a long request";
+    if fds.is_empty() || length > MAX_LONG_REQUEST {
+        let why = format!("a long request has a descriptor and at most {MAX_LONG_REQUEST} bytes");
+        return Err(failure(ErrorKind::Invalid, why));
+    }
+    let mut document = vec![0; length];
+    File::from(fds.remove(0)).read_exact_at(&mut document, 0).attempt(what)?;
+    match parse(&document)? {
+        Request::Long { .. } => Err(failure(ErrorKind::Invalid, "a long request is not one itself")),
+        request => Ok(request),
+    }
 }
 
 /// The failure of a request that cannot be parsed, possibly because the client is newer than this supervisor.

@@ -32,6 +32,9 @@ use crate::{Failure, ProcessExit, plan, start};
 /// default), of which the kernel uses part for itself.
 pub const MAX_MESSAGE: usize = 128 << 10;
 
+/// The maximum length of a [`Request::Long`], in bytes.
+pub const MAX_LONG_REQUEST: usize = 8 << 20;
+
 /// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -140,6 +143,13 @@ pub enum Request {
     /// Change the limits of an app or of the pod, all or none of them. They are in effect, and in the record of the
     /// pod's limits ([`crate::limits`]), when the reply is sent: `LimitsUpdated`.
     UpdateLimits(Box<UpdateLimits>),
+    /// A request that is longer than [`MAX_MESSAGE`], such as an app with the environment of a large cluster: a JSON
+    /// document in a file in memory (memfd_create(2)), which is the first descriptor. Those of the request follow. A
+    /// supervisor that is older than it fails to parse it.
+    Long {
+        /// The length of the document.
+        bytes: usize,
+    },
 }
 
 /// An app to create in a running pod.

@@ -66,6 +66,8 @@ impl Supervisor {
                 let why = "a detach is possible only over the connection of a running program";
                 Err(failure(ErrorKind::Invalid, why))
             }
+            // Its receiver replaces it by the request that it holds.
+            Request::Long { .. } => Err(failure(ErrorKind::Internal, "a long request was not read")),
             Request::ReopenLog { app } => self.reopen_log(&app).map(|()| Reply::Done),
             Request::Health { app } => self.health_report(&app).map(Reply::Health),
         };

@@ -2,12 +2,13 @@
 //!
 //! The socket's path may be longer than `sun_path`, so it is reached through a descriptor of the pod directory.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use gantry_contract::control::{MAX_MESSAGE, Reply, Request, Status};
+use gantry_contract::control::{MAX_LONG_REQUEST, MAX_MESSAGE, Reply, Request, Status};
 use gantry_contract::files;
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::fs::{Mode, OFlags};
@@ -50,7 +51,7 @@ pub enum ControlError {
     #[error("the supervisor of pod {0} closed the connection without a reply; the pod may have ended")]
     Closed(PodId),
     /// The request is too long.
-    #[error("the request to the supervisor of pod {id} is {bytes} bytes long; the limit is {MAX_MESSAGE}")]
+    #[error("the request to the supervisor of pod {id} is {bytes} bytes long; the limit is {MAX_LONG_REQUEST}")]
     TooLong {
         /// The pod.
         id: PodId,
@@ -168,6 +169,13 @@ fn status_of(id: PodId, answer: Reply) -> Result<Status, ControlError> {
     }
 }
 
+/// A file with these contents that has no name.
+fn file_in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = File::from(rustix::fs::memfd_create("request", rustix::fs::MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    Ok(file.into())
+}
+
 /// A reply that does not belong to the request.
 pub(crate) fn unexpected(id: PodId, answer: &Reply) -> ControlError {
     let reply = match answer {
@@ -187,17 +195,20 @@ impl Connection {
     /// Sends the request, and descriptors with it.
     pub(crate) fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), ControlError> {
         let id = self.id;
-        let bytes = serde_json::to_vec(request).map_err(|error| ControlError::Io {
-            id,
-            attempt: "write a request to",
-            source: error.into(),
-        })?;
-        if bytes.len() > MAX_MESSAGE {
+        let failed = |source| ControlError::Io { id, attempt: "write a request to", source };
+        let mut bytes = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
+        if bytes.len() > MAX_LONG_REQUEST {
             return Err(ControlError::TooLong { id, bytes: bytes.len() });
         }
+        let mut long = None;
+        if bytes.len() > MAX_MESSAGE {
+            long = Some(file_in_memory(&bytes).map_err(failed)?);
+            bytes = serde_json::to_vec(&Request::Long { bytes: bytes.len() }).map_err(|error| failed(error.into()))?;
+        }
+        let fds: Vec<BorrowedFd<'_>> = long.iter().map(AsFd::as_fd).chain(fds.iter().copied()).collect();
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
             let source = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(ControlError::Io { id, attempt: "pass descriptors to", source });
         }
@@ -344,9 +355,15 @@ mod tests {
     }
 
     #[test]
-    fn oversized_requests_are_rejected() {
-        let (connection, _theirs) = pair();
+    fn long_requests_are_passed_as_files() {
+        let (connection, theirs) = pair();
         let request = Request::Attach { app: "x".repeat(MAX_MESSAGE), keep: false };
+        connection.send(&request, &[]).unwrap();
+        let mut message = [0; 100];
+        let length = rustix::io::read(&theirs, &mut message).unwrap();
+        let bytes = serde_json::to_vec(&request).unwrap().len();
+        assert_eq!(serde_json::from_slice::<Request>(&message[..length]).unwrap(), Request::Long { bytes });
+        let request = Request::Attach { app: "x".repeat(MAX_LONG_REQUEST), keep: false };
         assert_eq!(connection.send(&request, &[]).unwrap_err().kind(), ErrorKind::Invalid);
     }
 }
