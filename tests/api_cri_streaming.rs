@@ -501,12 +501,13 @@ fn ports_of_a_pod_are_forwarded() {
     for number in ["0", "1", "2"] {
         let (error, data) = forward(&mut client, "8080", number);
         client.data(data, GET, false);
-        client.read_until("the page came", |client| client.has_ended(data));
+        client.read_until("both streams ended", |client| client.has_ended(data) && client.has_ended(error));
         assert!(client.text(data).contains("hello"), "{}", client.text(data));
         assert_eq!(client.text(error), "", "a text ends the session of a client");
     }
-    let (error, _) = forward(&mut client, "8081", "3");
+    let (error, data) = forward(&mut client, "8081", "3");
     client.read_until("the port was refused", |client| client.was_reset(error));
+    assert!(client.has_ended(data), "clients read the text only after the end of the data");
     let text = client.text(error);
     assert!(text.contains("error forwarding port 8081") && text.contains("127.0.0.1:8081"), "{text}");
     // The session goes on.
@@ -564,6 +565,30 @@ fn ports_in_the_hosts_network_are_forwarded() {
     node.end();
 }
 
+/// The client gives a connection up: its own end of it waits for the error stream.
+#[test]
+fn a_reset_of_a_client_ends_its_connection() {
+    let node = Node::new(&["sleep", "forever"]);
+    let (host, mut client) = host_session(&node);
+    let (listener, port) = listen();
+    let server = thread::spawn(move || {
+        let mut stream = listener.accept()?.0;
+        stream.write_all(b"hello")?;
+        stream.read(&mut [0])
+    });
+    let (error, data) = forward(&mut client, &port, "0");
+    client.wait_text(data, "hello");
+    // RST_STREAM: the stream is no longer needed.
+    client.control(3, &[data.to_be_bytes(), 5u32.to_be_bytes()].concat());
+    client.read_until("the error stream ended", |client| client.has_ended(error));
+    assert_eq!(client.text(error), "");
+    let read = server.join().unwrap_or_else(|_| panic!("the server panicked"));
+    assert_eq!(read.unwrap_or_else(|error| panic!("{error}")), 0, "the server's connection ended");
+    client.close();
+    host.remove();
+    node.end();
+}
+
 /// SPDY in the messages of a WebSocket.
 #[test]
 fn ports_are_forwarded_over_websocket() {
@@ -593,12 +618,15 @@ fn ports_are_forwarded_over_websocket() {
         client.frame(0x82, piece);
     }
     let mut received = Vec::new();
-    while !String::from_utf8_lossy(&received).contains("hello") {
+    // The page, then the ends of both streams.
+    let ends = [[0, 0, 0, 3, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0, 0]].concat();
+    while !received.ends_with(&ends) {
         match client.next_frame() {
             Some((2, payload)) => received.extend(payload),
             other => panic!("no page but {other:?}"),
         }
     }
+    assert!(String::from_utf8_lossy(&received).contains("hello"));
     node.end();
 }
 
@@ -613,7 +641,7 @@ fn a_reset_of_a_server_has_no_text() {
     let (error, data) = forward(&mut client, &port, "0");
     client.data(data, &[b'x'; 1000], false);
     server.join().unwrap_or_else(|_| panic!("the server panicked")).unwrap_or_else(|error| panic!("{error}"));
-    client.read_until("the connection ended", |client| client.has_ended(data));
+    client.read_until("the connection ended", |client| client.has_ended(data) && client.has_ended(error));
     // What the client sends now is discarded.
     client.data(data, &[b'x'; 1_000_000], false);
     client.control(6, &7u32.to_be_bytes());

@@ -2,6 +2,8 @@
 //! `requestid`: one for the bytes, one for an error.
 //!
 //! Clients end the whole session on any text of an error stream, so there is one only when a server cannot be reached.
+//! They close their own end of a connection only after the data and then the error stream have ended, so both streams
+//! of a pair end whatever becomes of the connection.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,7 +16,7 @@ use gantry_engine::model::PodId;
 use gantry_engine::{Engine, PodSockets};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::debug;
 
@@ -54,6 +56,11 @@ struct HalfPair {
     timeout: AbortHandle,
 }
 
+/// Connects to a server. The error is for the client.
+pub(super) trait Connecting: Future<Output = Result<TcpStream, String>> + Send + 'static {}
+
+impl<F: Future<Output = Result<TcpStream, String>> + Send + 'static> Connecting for F {}
+
 /// The pairs that are not complete, by `requestid`.
 type HalfPairs = Arc<Mutex<HashMap<String, HalfPair>>>;
 
@@ -61,6 +68,9 @@ type HalfPairs = Arc<Mutex<HashMap<String, HalfPair>>>;
 struct Forward {
     /// `None`: the client sends no more.
     to_server: Option<mpsc::Sender<Bytes>>,
+    /// Tells the task that the client has reset the data stream; `None`: it knows. The task still ends the error
+    /// stream.
+    reset: Option<oneshot::Sender<()>>,
     task: AbortHandle,
 }
 
@@ -69,12 +79,14 @@ struct Forward {
 struct Pair {
     data: u32,
     error: u32,
+    pod: PodId,
     port: u16,
 }
 
 /// The state of a session.
-struct Session {
-    context: Arc<StreamContext>,
+struct Session<C> {
+    /// Connects to a port of the pod. The error is for the client.
+    connect: C,
     pod: PodId,
     writer: FrameWriter,
     halves: HalfPairs,
@@ -94,9 +106,23 @@ impl ForwardSession {
         source: ByteReader,
         writer: FrameWriter,
     ) -> Result<(), SessionError> {
+        let connect = move |port| connect(Arc::clone(&context), self.pod, port);
+        self.serve_with(connect, source, writer).await
+    }
+
+    /// The same with another way to connect to a port.
+    ///
+    /// # Errors
+    /// As [`Self::serve`].
+    pub(super) async fn serve_with<F: Connecting>(
+        self,
+        connect: impl Fn(u16) -> F,
+        source: ByteReader,
+        writer: FrameWriter,
+    ) -> Result<(), SessionError> {
         let mut reader = SpdyReader::new(source, writer.clone(), MAX_STREAMS);
         let mut session = Session {
-            context,
+            connect,
             pod: self.pod,
             writer,
             halves: HalfPairs::default(),
@@ -130,7 +156,7 @@ impl ForwardSession {
     }
 }
 
-impl Session {
+impl<F: Connecting, C: Fn(u16) -> F> Session<C> {
     /// Forgets connections that have ended, and what their clients still send.
     fn forget_ended(&mut self, reader: &mut SpdyReader) {
         while self.tasks.try_join_next().is_some() {}
@@ -163,14 +189,15 @@ impl Session {
             return self.refuse(&[data, error]).await;
         }
         let (to_server, from_client) = mpsc::channel(MAX_WAITING);
-        let (context, writer, pod) = (Arc::clone(&self.context), self.writer.clone(), self.pod);
-        let pair = Pair { data, error, port };
+        let (reset, is_reset) = oneshot::channel();
+        let (connecting, writer, pod) = ((self.connect)(port), self.writer.clone(), self.pod);
+        let pair = Pair { data, error, pod, port };
         let task = self.tasks.spawn(async move {
-            if let Err(error) = forward(&context, pod, pair, &writer, from_client).await {
+            if let Err(error) = forward(connecting, pair, &writer, from_client, is_reset).await {
                 debug!("a forwarded connection to port {port} of pod {pod} ended: {error}");
             }
         });
-        self.forwards.insert(data, Forward { to_server: Some(to_server), task });
+        self.forwards.insert(data, Forward { to_server: Some(to_server), reset: Some(reset), task });
         Ok(())
     }
 
@@ -192,8 +219,12 @@ impl Session {
     }
 
     fn reset(&mut self, stream: u32) {
-        if let Some(forward) = self.forwards.remove(&stream) {
-            forward.task.abort();
+        // It stays one of the session's connections until its task has ended.
+        if let Some(forward) = self.forwards.get_mut(&stream) {
+            forward.to_server = None;
+            if let Some(reset) = forward.reset.take() {
+                let _task_may_have_ended = reset.send(());
+            }
         }
         lock(&self.halves).retain(|_, half| {
             if half.stream == stream {
@@ -221,26 +252,52 @@ async fn reset_late(halves: HalfPairs, request: String, stream: u32, writer: Fra
     }
 }
 
-/// Serves one connection.
+/// Serves one connection, and ends both streams of its pair. A reset of the client ends the connection and the data
+/// stream; its error stream is still open.
 ///
 /// # Errors
 /// The client has gone, or the connection to the server broke.
 async fn forward(
-    context: &StreamContext,
-    pod: PodId,
+    connecting: impl Connecting,
+    pair: Pair,
+    writer: &FrameWriter,
+    from_client: mpsc::Receiver<Bytes>,
+    mut is_reset: oneshot::Receiver<()>,
+) -> io::Result<()> {
+    let Pair { data, error, pod, port } = pair;
+    let connected = tokio::select! {
+        connected = connecting => Some(connected),
+        _reset = &mut is_reset => None,
+    };
+    let was_reset = match connected {
+        None => true,
+        Some(Ok(stream)) => relay(stream, pair, writer, from_client, is_reset).await?,
+        Some(Err(why)) => {
+            let text = format!("error forwarding port {port} to pod {pod}: {why}");
+            // Clients read the text only after the end of the data.
+            let end = encode_data(data, &[], true);
+            let frames = [end, encode_data(error, text.as_bytes(), false), encode_rst_stream(error, RST_CANCEL)];
+            writer.write(&frames.concat()).await?;
+            false
+        }
+    };
+    // The connection is closed before this, however slowly the client reads.
+    if was_reset { writer.write(&encode_data(error, &[], true)).await } else { Ok(()) }
+}
+
+/// Passes the bytes of a connection on in both directions until the server ends it, and ends both streams of its pair.
+/// Returns whether the client has reset the data stream before: then the error stream is still open.
+///
+/// # Errors
+/// As [`forward`].
+async fn relay(
+    stream: TcpStream,
     pair: Pair,
     writer: &FrameWriter,
     mut from_client: mpsc::Receiver<Bytes>,
-) -> io::Result<()> {
-    let Pair { data, error, port } = pair;
-    let stream = match connect(context, pod, port).await {
-        Ok(stream) => stream,
-        Err(why) => {
-            let text = format!("error forwarding port {port} to pod {pod}: {why}");
-            let frames = [encode_data(error, text.as_bytes(), false), encode_rst_stream(error, RST_CANCEL)].concat();
-            return writer.write(&frames).await;
-        }
-    };
+    mut is_reset: oneshot::Receiver<()>,
+) -> io::Result<bool> {
+    let Pair { data, error, .. } = pair;
     let (mut from_server, mut to_server) = stream.into_split();
     let up = async {
         while let Some(bytes) = from_client.recv().await {
@@ -255,25 +312,36 @@ async fn forward(
             let count = from_server.read(&mut buffer).await.unwrap_or(0);
             match buffer.get(..count) {
                 Some(bytes) if !bytes.is_empty() => writer.write(&encode_data(data, bytes, false)).await?,
-                _ => return writer.write(&encode_data(data, &[], true)).await,
+                _ => return Ok::<_, io::Error>(()),
             }
         }
     };
     tokio::pin!(up, down);
-    let sent = tokio::select! {
-        sent = &mut up => sent,
-        received = &mut down => {
-            received?;
-            // Clients do not end their half of a stream whose other half has ended.
-            return tokio::time::timeout(CLOSE_LIMIT, up).await.unwrap_or(Ok(()));
+    let until_server_ends = async {
+        tokio::select! {
+            received = &mut down => received.map(|()| None),
+            // What the server sent before it stopped reading is still passed on.
+            sent = &mut up => down.await.map(|()| Some(sent)),
         }
     };
-    // What the server sent before it stopped reading is still passed on.
-    down.await.and(sent)
+    let sent = tokio::select! {
+        ended = until_server_ends => ended?,
+        _reset = &mut is_reset => return Ok(true),
+    };
+    writer.write(&[encode_data(data, &[], true), encode_data(error, &[], true)].concat()).await?;
+    let sent = match sent {
+        Some(sent) => sent,
+        // Clients do not end their half of a stream whose other half has ended.
+        None => tokio::select! {
+            sent = tokio::time::timeout(CLOSE_LIMIT, up) => sent.unwrap_or(Ok(())),
+            _reset = is_reset => Ok(()),
+        },
+    };
+    sent.map(|()| false)
 }
 
 /// Connects to a server in the pod. The error is for the client.
-async fn connect(context: &StreamContext, pod: PodId, port: u16) -> Result<TcpStream, String> {
+async fn connect(context: Arc<StreamContext>, pod: PodId, port: u16) -> Result<TcpStream, String> {
     let open = move |engine: &Engine| engine.pod_sockets(pod).map_err(|error| from_error(&error));
     let opened = context.writer.call_for_stream(Weight::Light, open).await;
     let PodSockets { v4, v6 } = opened.map_err(|status| status.message().to_owned())?;
@@ -292,3 +360,7 @@ async fn connect(context: &StreamContext, pod: PodId, port: u16) -> Result<TcpSt
     let Some(v6) = v6 else { return Err(first) };
     attempt(v6, (Ipv6Addr::LOCALHOST, port).into()).await.map_err(|second| format!("{first}; {second}"))
 }
+
+#[cfg(test)]
+#[path = "forward_tests.rs"]
+mod tests;

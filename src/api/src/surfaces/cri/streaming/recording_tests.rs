@@ -1,6 +1,7 @@
 //! Replays recorded sessions (`testdata/spdy`) byte for byte: what the client sent is read from a socket, and what the
 //! server writes is compared with the recording.
 
+use gantry_engine::model::PodId;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -8,9 +9,11 @@ use super::channels::{
     ChannelConnection, ChannelReader, ChannelWriter, ClientInput, OutputChannel, RequestedChannels, open,
 };
 use super::exit_status::ExitStatus;
+use super::forward::ForwardSession;
 use super::negotiation::{CommandProtocol, Upgrade};
 use super::pipe::TerminalSize;
-use super::spdy::{RST_CANCEL, SpdyEvent, SpdyReader, encode_data, encode_rst_stream};
+use super::spdy::{SpdyEvent, SpdyReader, encode_data};
+use super::wire::tests::run;
 use super::wire::{ByteReader, FrameWriter, split};
 
 macro_rules! recording {
@@ -43,10 +46,6 @@ async fn compare(mut client: TcpStream, recorded: &'static [u8]) {
     client.read_to_end(&mut written).await.unwrap();
     let recorded = after_head(recorded);
     assert!(written == recorded, "\nwritten  {}\nrecorded {}", written.escape_ascii(), recorded.escape_ascii());
-}
-
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
 async fn channels(server: TcpStream, requested: RequestedChannels) -> (ChannelReader, ChannelWriter) {
@@ -147,7 +146,7 @@ async fn forward(sent: &'static [u8], recorded: &'static [u8], answer: impl Fn(u
             Some(SpdyEvent::Data { stream, bytes }) => {
                 assert!(bytes.starts_with(b"GET / HTTP/1.1\r\n"));
                 writer.write(&answer(stream)).await.unwrap();
-                if kinds.len() == 4 || kinds[0].2 == "81" {
+                if kinds.len() == 4 {
                     // The last bytes of the server; the client closes the connection.
                     if let Some(client) = client.take() {
                         writer.close(0).await.unwrap();
@@ -171,12 +170,32 @@ fn a_forwarded_port() {
     run(forward(sent, recorded, |stream| encode_data(stream, payload(recorded, stream as u8), false)));
 }
 
+/// The frames of the recording, but with gantry's text.
 #[test]
 fn a_refused_port() {
     let (sent, recorded) = recording!("portforward_refused");
-    run(forward(sent, recorded, |stream| {
-        let text = payload(recorded, 1);
-        // What was sent: the end of the data stream, the text of the error, and the end of that stream.
-        [encode_data(stream, &[], true), encode_data(1, text, false), encode_rst_stream(1, RST_CANCEL)].concat()
-    }));
+    let session = ForwardSession { pod: PodId::from_random([0; 16]) };
+    let text = format!("error forwarding port 81 to pod {}: refused", session.pod);
+    let (recorded, recorded_text) = (after_head(recorded), payload(recorded, 1));
+    let begin = recorded.windows(recorded_text.len()).position(|window| window == recorded_text).unwrap();
+    let (before, after) = (&recorded[..begin - 8], &recorded[begin + recorded_text.len()..]);
+    let expected = [before, &encode_data(1, text.as_bytes(), false), after].concat();
+    // The client's reset follows the frames of the server.
+    let reset = sent.windows(4).position(|window| window == [0x80, 3, 0, 3]).unwrap();
+    run(async {
+        let (server, mut client) = connection(&sent[..reset]).await;
+        let (reader, writer, _) = split(server, bytes::Bytes::new());
+        let connect = |port: u16| {
+            assert_eq!(port, 81);
+            std::future::ready(Err("refused".to_owned()))
+        };
+        let writer = FrameWriter::new(writer, false);
+        let serving = tokio::spawn(session.serve_with(connect, ByteReader::Plain(reader), writer));
+        let mut written = vec![0; expected.len()];
+        client.read_exact(&mut written).await.unwrap();
+        assert!(written == expected, "\nwritten  {}\nexpected {}", written.escape_ascii(), expected.escape_ascii());
+        client.write_all(&sent[reset..]).await.unwrap();
+        client.shutdown().await.unwrap();
+        serving.await.unwrap().unwrap();
+    });
 }

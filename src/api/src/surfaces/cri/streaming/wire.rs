@@ -1,7 +1,8 @@
 //! The connection of a session after its upgrade: bytes, plain or in the binary messages of a WebSocket.
 //!
 //! Nothing is queued here: a write returns when the kernel has taken the bytes, so a slow client slows down what is
-//! sent to it, and a session that does not read slows down its client.
+//! sent to it, and a session that does not read slows down its client. Only what remains of frames whose writer was
+//! dropped meanwhile is kept for the next writer.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,11 +36,19 @@ pub(super) struct WireReader {
     activity: Arc<Activity>,
 }
 
-/// The writing half of a connection. Frames of several tasks do not mix.
+/// The writing half of a connection. Frames of several tasks do not mix, also if a task is dropped while it writes.
 #[derive(Debug)]
 pub(super) struct WireWriter {
-    half: tokio::sync::Mutex<OwnedWriteHalf>,
+    output: tokio::sync::Mutex<Output>,
     activity: Arc<Activity>,
+}
+
+/// What the writers of a connection take turns with.
+#[derive(Debug)]
+struct Output {
+    half: OwnedWriteHalf,
+    /// What the kernel has not taken of the last frames. A writer that is dropped leaves it to the next one.
+    rest: BytesMut,
 }
 
 /// The time of the last byte in either direction.
@@ -68,7 +77,8 @@ pub(super) fn split(stream: TcpStream, early: Bytes) -> (WireReader, Arc<WireWri
     let activity = Arc::new(Activity(Mutex::new(Instant::now())));
     let (reader, writer) = stream.into_split();
     let reader = WireReader { half: reader, early, buffer: BytesMut::new(), activity: Arc::clone(&activity) };
-    let writer = WireWriter { half: tokio::sync::Mutex::new(writer), activity: Arc::clone(&activity) };
+    let output = Output { half: writer, rest: BytesMut::new() };
+    let writer = WireWriter { output: tokio::sync::Mutex::new(output), activity: Arc::clone(&activity) };
     (reader, Arc::new(writer), activity)
 }
 
@@ -117,14 +127,24 @@ impl WireReader {
     }
 }
 
+impl Output {
+    /// Writes the rest. If it is dropped meanwhile, `rest` is what the kernel has not taken.
+    async fn flush(&mut self) -> io::Result<()> {
+        self.half.write_all_buf(&mut self.rest).await
+    }
+}
+
 impl WireWriter {
-    /// Writes frames.
+    /// Writes frames. If it is dropped meanwhile, the client receives all of them with the next frames, or none.
     ///
     /// # Errors
     /// The kernel's error: the client has gone.
     pub(super) async fn write(&self, frames: &[u8]) -> io::Result<()> {
-        let mut half = self.half.lock().await;
-        half.write_all(frames).await?;
+        let mut output = self.output.lock().await;
+        // Before frames are added, so that the rest is never more than the frames of one writer.
+        output.flush().await?;
+        output.rest.extend_from_slice(frames);
+        output.flush().await?;
         self.activity.touch();
         Ok(())
     }
@@ -134,7 +154,9 @@ impl WireWriter {
     /// # Errors
     /// The kernel's error: the client has gone.
     pub(super) async fn close(&self) -> io::Result<()> {
-        self.half.lock().await.shutdown().await
+        let mut output = self.output.lock().await;
+        output.flush().await?;
+        output.half.shutdown().await
     }
 }
 
@@ -240,5 +262,63 @@ impl FrameWriter {
             self.wire.write(&encode_close(code)).await?;
         }
         self.wire.close().await
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use tokio::net::TcpSocket;
+
+    use super::super::websocket::CLOSE_NORMAL;
+    use super::*;
+
+    /// Runs a test, which must end.
+    pub(in super::super) fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { tokio::time::timeout(gantry_tests::DEADLINE, test).await.expect("it ends") });
+    }
+
+    /// Both ends of a connection, the server's first, whose buffers hold only a few KiB for the client.
+    pub(in super::super) async fn narrow_connection() -> (TcpStream, TcpStream) {
+        const BUFFER: u32 = 4 << 10;
+        let (listening, connecting) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
+        listening.set_send_buffer_size(BUFFER).unwrap();
+        connecting.set_recv_buffer_size(BUFFER).unwrap();
+        listening.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = listening.listen(1).unwrap();
+        let client = connecting.connect(listener.local_addr().unwrap()).await.unwrap();
+        (listener.accept().await.unwrap().0, client)
+    }
+
+    #[test]
+    fn a_dropped_write_leaves_frames_whole() {
+        run(async {
+            for in_messages in [false, true] {
+                let (server, mut client) = narrow_connection().await;
+                let (_reader, wire, _) = split(server, Bytes::new());
+                let writer = FrameWriter::new(wire, in_messages);
+                let (frame, mut byte) = (vec![b'x'; 1 << 20], [0]);
+                tokio::select! {
+                    biased;
+                    written = writer.write(&frame) => panic!("the client has read nothing, but {written:?}"),
+                    peeked = client.peek(&mut byte) => assert_eq!(peeked.unwrap(), 1),
+                }
+                let write = async {
+                    writer.write(b"next").await.unwrap();
+                    writer.close(CLOSE_NORMAL).await.unwrap();
+                };
+                let mut received = Vec::new();
+                let ((), read) = tokio::join!(write, client.read_to_end(&mut received));
+                let expected = match in_messages {
+                    false => [&frame[..], b"next"].concat(),
+                    true => {
+                        let messages = [&frame[..], b"next"].map(|frame| encode_frame(Opcode::Binary, &[frame]));
+                        [messages.concat(), encode_close(CLOSE_NORMAL)].concat()
+                    }
+                };
+                assert_eq!(read.unwrap(), expected.len());
+                assert!(received == expected, "in messages: {in_messages}");
+            }
+        });
     }
 }
