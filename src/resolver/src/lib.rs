@@ -140,13 +140,13 @@ pub struct Running {
 /// # Errors
 /// [`StartError`].
 pub fn start(config: Config, notify: NoteSink) -> Result<Running, StartError> {
-    let (state, their_facts) = watch::channel(Arc::new(ResolverState::default()));
+    let (state, published_state) = watch::channel(Arc::new(ResolverState::default()));
     let (ending, is_ending) = watch::channel(false);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(StartError::system("make the event loop"))?;
-    let server = Shared::new(their_facts, is_ending, upstream::PORT, Arc::clone(&notify));
+    let server = Shared::new(published_state, is_ending, upstream::PORT, Arc::clone(&notify));
     let (still, over) = mpsc::channel();
     let ended = Arc::new(AtomicBool::new(false));
     let their_ended = Arc::clone(&ended);

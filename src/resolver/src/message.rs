@@ -42,7 +42,7 @@ pub(crate) enum QueryAction {
     Drop,
     /// Send this reply.
     Reply(Vec<u8>),
-    /// ForwardedQuery it to the servers of the host.
+    /// Forward it to the servers of the host.
     Forward(ForwardedQuery),
 }
 

@@ -1,6 +1,7 @@
 //! The thread that follows the rows of running pods and the host's resolv.conf, and publishes the state for the server.
 //!
-//! The rows are read again after an event about the start or end of a pod, and periodically in case an event is missed.
+//! The rows are read again after an event about the start or end of a pod, or about an app that was added or removed,
+//! and periodically in case an event is missed.
 //! While reading fails, the last state stays in use.
 
 use std::io;
@@ -147,7 +148,19 @@ fn has_relevant_events(observer: &Observer, cursor: &mut u64) -> io::Result<bool
 }
 
 fn is_relevant(event: &Event) -> bool {
-    matches!(event.event.kind, EventKind::PodStarted | EventKind::PodExited | EventKind::PodGarbageCollected)
+    changes_names(event.event.kind)
+}
+
+/// Whether events of this kind change names: apps of a pod are names too.
+fn changes_names(kind: EventKind) -> bool {
+    matches!(
+        kind,
+        EventKind::PodStarted
+            | EventKind::PodExited
+            | EventKind::PodGarbageCollected
+            | EventKind::AppCreated
+            | EventKind::AppRemoved
+    )
 }
 
 #[cfg(test)]

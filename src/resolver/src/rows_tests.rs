@@ -82,6 +82,19 @@ fn missing_database_is_not_fatal() {
 }
 
 #[test]
+fn added_and_removed_apps_change_names() {
+    let changing: Vec<EventKind> = EventKind::ALL.into_iter().filter(|kind| changes_names(*kind)).collect();
+    let want = [
+        EventKind::PodStarted,
+        EventKind::PodExited,
+        EventKind::PodGarbageCollected,
+        EventKind::AppCreated,
+        EventKind::AppRemoved,
+    ];
+    assert_eq!(changing, want);
+}
+
+#[test]
 fn only_changes_are_published() {
     let (tell, mut state) = watch::channel(Arc::default());
     let home = tempfile::tempdir().unwrap();
