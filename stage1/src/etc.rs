@@ -155,14 +155,12 @@ fn default_dns(host: &HostFiles, attached: &[PodNetwork], resolver: Option<IpAdd
     dns
 }
 
-/// Whether a pod can reach a server of the host. Loopback is the pod's own, and a link-local address is on an interface
-/// of the host.
+/// Whether a pod can reach a server of the host. Loopback is the pod's own, and an IPv6 link-local address is on an
+/// interface of the host. The host forwards to IPv4 link-local servers, such as those of clouds (169.254.169.254), or
+/// has their address itself (NodeLocal DNS: 169.254.20.10).
 fn is_reachable(server: &IpAddr) -> bool {
-    let local = match server {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !(server.is_loopback() || server.is_unspecified() || local)
+    let is_link_local6 = matches!(server, IpAddr::V6(address) if address.is_unicast_link_local());
+    !(server.is_loopback() || server.is_unspecified() || is_link_local6)
 }
 
 /// The settings in a resolv.conf that apply in a pod.

@@ -113,6 +113,9 @@ fn dns_servers_come_from_the_first_source() {
     // The host's servers, except ones that only the host can reach.
     let mixed = "nameserver 127.0.0.1\nnameserver ::1\nnameserver 10.0.0.53\nnameserver 0.0.0.0\n";
     check(&plan, &host(mixed), &v4, None, "nameserver 10.0.0.53\n");
+    // The host forwards to IPv4 link-local servers; IPv6 ones need a scope.
+    let cloud = "nameserver 169.254.169.254\nnameserver fe80::53\nnameserver 169.254.20.10\n";
+    check(&plan, &host(cloud), &both, None, "nameserver 169.254.169.254\nnameserver 169.254.20.10\n");
     check(&plan, &host(STUB), &v4, None, "nameserver 9.9.9.9\nsearch corp.example\noptions edns0 trust-ad\n");
     let want = "nameserver 10.1.0.1\nnameserver 9.9.9.9\nnameserver 2620:fe::fe\nsearch corp.example\noptions edns0 trust-ad\n";
     check(&plan, &host(STUB), &both, gateway, want);
