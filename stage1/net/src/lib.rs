@@ -21,7 +21,7 @@ pub use gantry_netlink::{address, nft};
 /// rtnetlink and the parts that it shares with nftables, from `gantry-netlink`.
 pub mod netlink {
     pub use gantry_netlink::address::{Cidr, Prefix};
-    pub use gantry_netlink::rtnetlink::{Setup, Socket, address, link, neighbour, route, traffic};
+    pub use gantry_netlink::rtnetlink::{Setup, Socket, address, link, route, traffic};
     pub use gantry_netlink::{Error, Mac, Malformed, Namespace, NotMac, Result, check_name, is_interface_name, sysctl};
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gantry_model::{ErrorKind, Kind};
-use gantry_net::config::{CniVersion, NetworkConfig, Source};
+use gantry_net::config::{NetworkConfig, Source};
 use gantry_net::plugin::{Attachment, Cache, Runtime};
 use serde_json::{Value, json};
 
@@ -329,12 +329,9 @@ fn an_older_plugin_is_run_in_its_version() {
     lab.runtime.gc_list(&network, &[("pod-1".into(), "eth0".into())]).unwrap();
     lab.runtime.del_list(&network, &attachment()).unwrap();
     assert_eq!(lab.cached(), 0);
-    let error = lab.runtime.version(&network).unwrap_err();
-    let text = error.to_string();
-    assert!(text.contains("'liar' supports CNI 0.3.1, 0.4.0, but network 'net' needs 1.1.0"), "{text}");
-    let several = r#"{"cniVersion":"1.1.0","cniVersions":["0.3.1","0.4.0"],"name":"n","plugins":[{"type":"liar"}]}"#;
-    let several = NetworkConfig::parse(several, Source::BuiltIn).unwrap();
-    assert_eq!(lab.runtime.version(&several).unwrap(), CniVersion::V0_4_0);
+    fs::write(lab.temp.path().join("bin/versions"), r#"["5.0.0"]"#).unwrap();
+    let text = lab.runtime.add_list(&network, &attachment()).unwrap_err().to_string();
+    assert!(text.contains("but network 'net' needs 1.1.0"), "{text}");
 }
 
 #[test]

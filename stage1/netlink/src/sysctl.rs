@@ -27,8 +27,6 @@ pub enum Sysctl<'a> {
     ForwardV6,
     /// Route 127.0.0.0/8 through an interface, for ports published on 127.0.0.1.
     RouteLocalnet(&'a str),
-    /// Answer ARP requests for addresses routed through another interface.
-    ProxyArp(&'a str),
     /// Send gratuitous ARP (RFC 5227) when the interface comes up or changes its hardware address.
     ArpNotify(&'a str),
     /// The same for IPv6, by unsolicited neighbour advertisements.
@@ -50,7 +48,6 @@ impl fmt::Display for Sysctl<'_> {
             Self::ForwardV4 => f.write_str("ipv4/ip_forward"),
             Self::ForwardV6 => f.write_str("ipv6/conf/all/forwarding"),
             Self::RouteLocalnet(link) => write!(f, "ipv4/conf/{link}/route_localnet"),
-            Self::ProxyArp(link) => write!(f, "ipv4/conf/{link}/proxy_arp"),
             Self::ArpNotify(link) => write!(f, "ipv4/conf/{link}/arp_notify"),
             Self::NdiscNotify(link) => write!(f, "ipv6/conf/{link}/ndisc_notify"),
             Self::AcceptDad(link) => write!(f, "ipv6/conf/{link}/accept_dad"),
@@ -66,7 +63,6 @@ impl Sysctl<'_> {
     fn path(&self) -> Result<String> {
         match self {
             Self::RouteLocalnet(link)
-            | Self::ProxyArp(link)
             | Self::ArpNotify(link)
             | Self::NdiscNotify(link)
             | Self::AcceptDad(link)

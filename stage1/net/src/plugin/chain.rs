@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::cache::{Cache, CacheEntry};
 use super::error::PluginError;
-use super::invoke::{Attachment, Call, PluginHost, incompatible};
+use super::invoke::{Attachment, Call, PluginHost};
 use super::result::NetworkResult;
 use crate::config::{CniVersion, NetworkConfig, PluginConfig};
 
@@ -225,23 +225,6 @@ impl Runtime {
             self.host.call(call, CniVersion::V1_1_0)?;
         }
         Ok(())
-    }
-
-    /// VERSION: the greatest version that the network is written for and that all its plugins support.
-    ///
-    /// # Errors
-    ///
-    /// A plugin supports none of the remaining versions.
-    pub fn version(&self, network: &NetworkConfig) -> Result<CniVersion, PluginError> {
-        let mut common = network.cni_versions.clone();
-        for plugin in &network.plugins {
-            let speaks = self.host.versions(&plugin.kind)?;
-            common.retain(|version| speaks.contains(version));
-            if common.is_empty() {
-                return Err(incompatible(&plugin.kind, &speaks, network));
-            }
-        }
-        Ok(common.into_iter().max().unwrap_or(network.cni_version))
     }
 
     fn entry(&self, network: &NetworkConfig, attachment: &Attachment) -> Result<Option<CacheEntry>, PluginError> {

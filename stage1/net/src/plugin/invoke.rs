@@ -242,7 +242,7 @@ impl PluginHost {
     }
 }
 
-pub(super) fn incompatible(kind: &str, speaks: &[CniVersion], network: &NetworkConfig) -> PluginError {
+fn incompatible(kind: &str, speaks: &[CniVersion], network: &NetworkConfig) -> PluginError {
     let list = |versions: &[CniVersion]| {
         let words = versions.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if words.is_empty() { "no version that gantry supports".to_owned() } else { words }

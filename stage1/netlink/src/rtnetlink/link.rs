@@ -12,9 +12,8 @@ pub mod port;
 mod state;
 
 use self::port::Port;
+pub use self::state::Link;
 pub(crate) use self::state::parse;
-use self::state::parse_statistics;
-pub use self::state::{Link, Statistics};
 
 use super::socket::Socket;
 use crate::channel::Refusal;
@@ -28,8 +27,6 @@ pub(crate) const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const RTM_SETLINK: u16 = 19;
-const RTM_NEWSTATS: u16 = 92;
-const RTM_GETSTATS: u16 = 94;
 
 const IFLA_ADDRESS: u16 = 1;
 pub(crate) const IFLA_IFNAME: u16 = 3;
@@ -48,7 +45,6 @@ const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
-const IFLA_STATS_LINK_64: u16 = 1;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 /// Omit the counters of the address families from replies.
 const RTEXT_FILTER_SKIP_STATS: u32 = 8;
@@ -332,28 +328,6 @@ impl Socket {
             Err(error) if error.is(Errno::NODEV) => Ok(false),
             Err(other) => Err(other),
         }
-    }
-
-    /// The counters of an interface; None if it is gone.
-    ///
-    /// # Errors
-    /// Errors of the kernel.
-    pub fn statistics(&mut self, index: u32) -> Result<Option<Statistics>> {
-        let mut head = [0; 12];
-        head[4..8].copy_from_slice(&index.to_ne_bytes());
-        head[8..12].copy_from_slice(&(1u32 << (IFLA_STATS_LINK_64 - 1)).to_ne_bytes());
-        let mut batch = Batch::new();
-        batch.push(RTM_GETSTATS, 0, &head, |_| {});
-        let mut found = None;
-        let done =
-            self.channel().request(batch, format_args!("read the counters of interface {index}"), &mut |message| {
-                if message.kind == RTM_NEWSTATS {
-                    let (_, attributes) = message.split(12)?;
-                    found = attributes.get(IFLA_STATS_LINK_64).map(|counters| parse_statistics(counters.payload));
-                }
-                Ok(())
-            });
-        none_if(done.map(|()| found), Errno::NODEV)
     }
 }
 

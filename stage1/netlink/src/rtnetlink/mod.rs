@@ -9,13 +9,12 @@
 //! destroys a network namespace with all its interfaces asynchronously after its last process and descriptor are
 //! gone, so a pod that ends deletes nothing.
 //!
-//! * [`link`]: interfaces; [`address`], [`route`], [`neighbour`], [`traffic`] (rate limits).
+//! * [`link`]: interfaces; [`address`], [`route`], [`traffic`] (rate limits).
 //! * [`Setup`]: an interface configured with one system call.
 
 pub mod address;
 pub mod link;
 mod loopback_filter;
-pub mod neighbour;
 pub mod route;
 mod setup;
 mod socket;

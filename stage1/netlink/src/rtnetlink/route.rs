@@ -9,10 +9,9 @@ use super::socket::Socket;
 use crate::address::{Cidr, Prefix};
 use crate::error::{Error, Malformed, Result};
 use crate::family::{AF_INET, AF_INET6, address, family, octets};
-use crate::message::{Attributes, Batch, F_CREATE, F_EXCL, F_REPLACE, Message};
+use crate::message::{Attributes, Batch, F_CREATE, F_EXCL, Message};
 
 const RTM_NEWROUTE: u16 = 24;
-const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
 
 const RTA_DST: u16 = 1;
@@ -290,7 +289,7 @@ impl Socket {
     /// errors of the kernel: the gateway is unreachable (ENETUNREACH), the interface is down (ENETDOWN) or gone
     /// (ENODEV).
     pub fn add_route(&mut self, route: &Route) -> Result<()> {
-        let error = match self.send_route(route, F_CREATE | F_EXCL) {
+        let error = match self.send_route(route) {
             Err(error) if error.is(Errno::EXIST) => error,
             other => return other,
         };
@@ -307,36 +306,11 @@ impl Socket {
         Err(Error::different(what, "through another gateway or interface"))
     }
 
-    /// Adds a route, replacing any to the same destination with the same priority.
-    ///
-    /// # Errors
-    /// As [`Self::add_route`].
-    pub fn replace_route(&mut self, route: &Route) -> Result<()> {
-        self.send_route(route, F_CREATE | F_REPLACE)
-    }
-
-    fn send_route(&mut self, route: &Route, flags: u16) -> Result<()> {
+    fn send_route(&mut self, route: &Route) -> Result<()> {
         route.check()?;
         let mut batch = Batch::new();
-        route.push(flags, &mut batch);
+        route.push(F_CREATE | F_EXCL, &mut batch);
         self.channel().execute(batch, format_args!("add the route to {}", route.to))
-    }
-
-    /// Deletes the first route with the given properties. Returns whether there was one.
-    ///
-    /// # Errors
-    /// The route is invalid; errors of the kernel.
-    pub fn delete_route(&mut self, route: &Route) -> Result<bool> {
-        route.check()?;
-        // RT_SCOPE_NOWHERE matches any scope.
-        let scope = route.scope.unwrap_or(Scope::Other(255));
-        let mut batch = Batch::new();
-        batch.push(RTM_DELROUTE, 0, &any_protocol(route.head(scope)), |m| route.write(m));
-        match self.channel().execute(batch, format_args!("delete the route to {}", route.to)) {
-            Ok(()) => Ok(true),
-            Err(Error::Kernel { errno: Errno::SRCH | Errno::NODEV, .. }) => Ok(false),
-            Err(other) => Err(other),
-        }
     }
 
     /// The routes that match a filter. Multipath routes are listed without gateway and interface.
@@ -391,10 +365,4 @@ impl Socket {
         });
         Ok(found)
     }
-}
-
-/// Clears the protocol, so that a delete request matches routes of any origin.
-fn any_protocol(mut head: [u8; RTMSG]) -> [u8; RTMSG] {
-    head[5] = 0;
-    head
 }

@@ -5,14 +5,11 @@
 
 use std::time::Duration;
 
-use rustix::io::Errno;
-
 use super::socket::Socket;
 use super::tc::{RTM_NEWQDISC, TCA_KIND, TCA_OPTIONS, TCMSG, tcmsg};
 use crate::error::{Error, Malformed, Result};
 use crate::message::{Attribute, Batch, F_CREATE, F_REPLACE, Message};
 
-const RTM_DELQDISC: u16 = 37;
 const RTM_GETQDISC: u16 = 38;
 
 const TCA_TBF_PARMS: u16 = 1;
@@ -76,20 +73,6 @@ impl Socket {
             m.text(TCA_KIND, "tbf").nested(TCA_OPTIONS, |m| bucket.write(m));
         });
         self.channel().execute(batch, what)
-    }
-
-    /// Removes the rate limit. Returns whether there was one.
-    ///
-    /// # Errors
-    /// Errors of the kernel.
-    pub fn unlimit_rate(&mut self, index: u32) -> Result<bool> {
-        let mut batch = Batch::new();
-        batch.push(RTM_DELQDISC, 0, &tcmsg(index, 0, TC_H_ROOT, 0), |_| {});
-        match self.channel().execute(batch, format_args!("remove the rate limit of interface {index}")) {
-            Ok(()) => Ok(true),
-            Err(Error::Kernel { errno: Errno::NOENT | Errno::INVAL | Errno::NODEV, .. }) => Ok(false),
-            Err(other) => Err(other),
-        }
     }
 
     /// The rate limit of an interface in bytes per second, if it has one.

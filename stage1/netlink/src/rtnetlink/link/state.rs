@@ -76,27 +76,6 @@ impl Link {
     }
 }
 
-/// The counters of an interface (`struct rtnl_link_stats64`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Statistics {
-    /// Packets received.
-    pub rx_packets: u64,
-    /// Packets sent.
-    pub tx_packets: u64,
-    /// Bytes received.
-    pub rx_bytes: u64,
-    /// Bytes sent.
-    pub tx_bytes: u64,
-    /// Receive errors.
-    pub rx_errors: u64,
-    /// Transmit errors.
-    pub tx_errors: u64,
-    /// Received packets that were dropped.
-    pub rx_dropped: u64,
-    /// Packets dropped before they were sent.
-    pub tx_dropped: u64,
-}
-
 /// Parses an RTM_NEWLINK; None for other messages.
 pub(crate) fn parse(message: &Message<'_>) -> std::result::Result<Option<Link>, Malformed> {
     if message.kind != RTM_NEWLINK {
@@ -160,20 +139,4 @@ fn parse_info(info: &Attribute<'_>, link: &mut Link) -> std::result::Result<(), 
         link.port = Some(port::parse(&data.nested()?));
     }
     Ok(())
-}
-
-/// Parses the first fields of `struct rtnl_link_stats64`, which is shorter on older kernels.
-pub(super) fn parse_statistics(bytes: &[u8]) -> Statistics {
-    let mut words = bytes.chunks_exact(8).map(|word| word.try_into().map(u64::from_ne_bytes).unwrap_or_default());
-    let mut next = || words.next().unwrap_or_default();
-    Statistics {
-        rx_packets: next(),
-        tx_packets: next(),
-        rx_bytes: next(),
-        tx_bytes: next(),
-        rx_errors: next(),
-        tx_errors: next(),
-        rx_dropped: next(),
-        tx_dropped: next(),
-    }
 }

@@ -8,7 +8,7 @@ use crate::address::Cidr;
 use crate::message::{Batch, Message, next_message};
 use crate::rtnetlink::address::{Address, Scope};
 use crate::rtnetlink::route::{Route, RouteKind};
-use crate::rtnetlink::{address, link, neighbour, route, traffic};
+use crate::rtnetlink::{address, link, route, traffic};
 
 fn prefix() -> impl Strategy<Value = Cidr> {
     let four = (any::<[u8; 4]>(), 0..=32u8).prop_map(|(address, length)| Cidr::new(address, length).unwrap());
@@ -101,7 +101,7 @@ proptest! {
             });
             let message = read(&bytes);
             let _ = (link::parse(&message), address::parse(&message), route::parse(&message));
-            let _ = (neighbour::parse(&message), traffic::parse(&message));
+            let _ = traffic::parse(&message);
         }
     }
 }

@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use std::time::{Duration, Instant};
 
 use crate::address::Cidr;
-use crate::mac::Mac;
 use crate::rtnetlink::address::Address;
 use crate::rtnetlink::link::port::Port;
 use crate::rtnetlink::route::Route;
@@ -112,8 +111,6 @@ fn pods_reach_host_and_other_networks() {
             exchange(&far, &two, address(1, 3));
         }
     }
-    let index = host.index("veth1-2");
-    assert!(host.socket.statistics(index).unwrap().unwrap().rx_packets > 10);
 }
 
 #[test]
@@ -133,21 +130,6 @@ fn isolated_ports_exchange_no_packets() {
     udp(&host, &two, four(1, 3));
     server.set_nonblocking(true).unwrap();
     assert!(server.recv(&mut [0; 8]).is_err(), "a packet passed between isolated ports");
-}
-
-#[test]
-fn a_static_neighbour_is_used() {
-    let mut host = Net::new();
-    let bridge = network(&mut host, 1);
-    let (mut one, two) = (pod(&mut host, bridge, 1, 2), pod(&mut host, bridge, 1, 3));
-    let index = one.index("eth0");
-    one.socket.set_neighbour(index, four(1, 3), Mac([2, 0, 0, 0, 0, 1])).unwrap();
-    let (client, server, at) = udp_pair(&one, &two, four(1, 3));
-    client.send_to(b"astray", at).unwrap();
-    one.socket.delete_neighbour(index, four(1, 3)).unwrap();
-    udp(&one, &two, four(1, 3));
-    server.set_nonblocking(true).unwrap();
-    assert!(server.recv(&mut [0; 8]).is_err(), "the neighbour that was set was not used");
 }
 
 #[test]
@@ -174,5 +156,4 @@ fn a_token_bucket_limits_the_rate() {
     let took = begun.elapsed();
     assert_eq!(heard.len(), 500_000);
     assert!(took > Duration::from_millis(300), "500 kB at 1 MB/s took {took:?}");
-    until("the packets to be counted", || host.socket.statistics(index).unwrap().unwrap().tx_bytes > 500_000);
 }
