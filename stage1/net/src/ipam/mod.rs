@@ -49,7 +49,7 @@ mod store_dir;
 
 pub use error::IpamError;
 pub use owner::Owner;
-pub use request::requested_addresses;
+pub use request::{requested_addresses, requested_texts};
 pub use store::{AssignedAddress, Lease, Store};
 
 /// The maximum number of addresses of one interface.

@@ -181,7 +181,7 @@ fn requested_ips(chain: &PluginChain<'_>, attachment: &Attachment) -> Value {
 }
 
 /// As in the static plugin, `ips` replaces the configured addresses, `IP=` adds to them, and `GATEWAY=` sets the
-/// gateways of their networks.
+/// gateways of their networks. An address that is requested in both ways is assigned once.
 fn static_addresses(
     chain: &PluginChain<'_>,
     fixed: &Static,
@@ -203,7 +203,10 @@ fn static_addresses(
         of_key.flat_map(|(_, value)| value.split(',')).map(str::trim).filter(|text| !text.is_empty())
     };
     for text in texts("IP") {
-        ips.push(parse_requested(text)?);
+        let requested = parse_requested(text)?;
+        if !ips.iter().any(|ip| ip.address == requested.address) {
+            ips.push(requested);
+        }
     }
     for text in texts("GATEWAY") {
         let gateway: IpAddr =

@@ -250,19 +250,21 @@ impl SelectedNetwork {
     /// The arguments (`CNI_ARGS`) and `args.cni`. Plugins know a single `IP` argument only. Several addresses are
     /// passed in `args.cni.ips` (CNI conventions), which host-local reads.
     fn arguments(&self) -> Result<(Arguments, Map<String, Value>)> {
-        let asked = self.requested_addresses()?;
+        let asked = self.requested_texts()?;
         let mut cni_args = Map::new();
         if self.plugins.is_none() || asked.len() < 2 {
             return Ok((self.args.clone(), cni_args));
         }
-        cni_args.insert("ips".into(), asked.iter().map(ToString::to_string).collect());
+        cni_args.insert("ips".into(), asked.into());
         let others = self.args.iter().filter(|(key, _)| key != "IP");
         Ok((others.cloned().collect(), cni_args))
     }
 
-    fn requested_addresses(&self) -> Result<Vec<IpAddr>> {
+    /// The requested addresses as they were given: with their prefix length, which static addresses need and host-local
+    /// accepts.
+    fn requested_texts(&self) -> Result<Vec<String>> {
         let doing = format!("read the arguments of network '{}'", self.network.name);
-        ipam::requested_addresses(&self.args, None).map_err(NetworkError::attempt(doing))
+        ipam::requested_texts(&self.args).map_err(NetworkError::attempt(doing))
     }
 
     /// Values of the capabilities that the network declares (CNI conventions).
@@ -273,9 +275,9 @@ impl SelectedNetwork {
         }
         let by_args = |wanted: &str| self.args.iter().find(|(key, _)| key == wanted).map(|(_, value)| value.clone());
         if declares(&self.network, "ips") {
-            let asked = self.requested_addresses()?;
+            let asked = self.requested_texts()?;
             if !asked.is_empty() {
-                values.insert("ips".into(), asked.iter().map(ToString::to_string).collect());
+                values.insert("ips".into(), asked.into());
             }
         }
         if let Some(mac) = by_args("MAC").filter(|_| declares(&self.network, "mac")) {
@@ -297,7 +299,7 @@ impl SelectedNetwork {
 
     /// The families of the addresses that the pod will have; none if the configuration does not determine them.
     pub(super) fn families(&self) -> Families {
-        let mut families = Families::from_addresses(self.requested_addresses().unwrap_or_default());
+        let mut families = Families::from_addresses(ipam::requested_addresses(&self.args, None).unwrap_or_default());
         for ipam in self.network.plugins.iter().filter_map(|plugin| plugin.ipam.as_ref()) {
             let addresses: Vec<IpAddr> = match ipam {
                 Ipam::HostLocal(it) => it.ranges.iter().flatten().map(|range| range.start).collect(),

@@ -54,12 +54,12 @@ fn capability_arguments_are_filled_in() {
     let text = r#"{"type":"x","capabilities":{"portMappings":true,"ips":true,"mac":true}}"#;
     let mut choice = choices(&[("a", text)]).remove(0);
     choice.ports = vec![PodPort { host_ip: Some([127, 0, 0, 1].into()), ..port() }];
-    choice.args = vec![("IP".into(), "10.0.0.1,fd00::1".into()), ("MAC".into(), "02:00:00:00:00:01".into())];
+    choice.args = vec![("IP".into(), "10.0.0.1/24,fd00::1".into()), ("MAC".into(), "02:00:00:00:00:01".into())];
     let network = choice.record(3).unwrap();
     assert_eq!((network.interface.as_str(), network.plugins), ("eth3", false));
     assert_eq!(
         Value::Object(network.capability_args),
-        json!({"ips": ["10.0.0.1", "fd00::1"], "mac": "02:00:00:00:00:01", "portMappings": [
+        json!({"ips": ["10.0.0.1/24", "fd00::1"], "mac": "02:00:00:00:00:01", "portMappings": [
             {"hostPort": 8000, "containerPort": 80, "protocol": "udp", "hostIP": "127.0.0.1"},
             {"hostPort": 8001, "containerPort": 81, "protocol": "udp", "hostIP": "127.0.0.1"},
         ]})
@@ -68,7 +68,7 @@ fn capability_arguments_are_filled_in() {
     choice.plugins = Some("of a reason".into());
     let network = choice.record(0).unwrap();
     assert_eq!(network.args, [("MAC".to_owned(), "02:00:00:00:00:01".to_owned())]);
-    assert_eq!(Value::Object(network.cni_args), json!({"ips": ["10.0.0.1", "fd00::1"]}));
+    assert_eq!(Value::Object(network.cni_args), json!({"ips": ["10.0.0.1/24", "fd00::1"]}));
     choice.args = vec![("IP".into(), "me".into())];
     assert!(choice.record(0).is_err());
 }

@@ -237,6 +237,15 @@ fn static_addresses_come_from_configuration_and_arguments() {
     let said: Vec<_> = second.result.ips.iter().map(|ip| (ip.address.to_string(), ip.gateway)).collect();
     let gateway = Some(ip("10.85.0.3"));
     assert_eq!(said, [("10.85.0.6/24".to_owned(), gateway), ("10.85.0.7/24".to_owned(), gateway)]);
+    // An `IP=` argument of gantry, which it passes as the capability too.
+    let once = Net::new();
+    let both = Attachment {
+        args: vec![("IP".into(), "10.85.0.9/24".into())],
+        capability_args: capabilities(json!({"ips": ["10.85.0.9/24"]})),
+        ..attachment(&once, 4)
+    };
+    let said = lab.add(&forced, &once, &both).result.ips;
+    assert_eq!(said.iter().map(|ip| ip.address.to_string()).collect::<Vec<_>>(), ["10.85.0.9/24"]);
     let three = Net::new();
     let bare = Attachment { args: vec![("IP".into(), "10.85.0.8".into())], ..attachment(&three, 3) };
     assert!(lab.try_add(&forced, &three, &bare).unwrap_err().to_string().contains("must be ADDRESS/LENGTH"));
