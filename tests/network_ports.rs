@@ -252,6 +252,29 @@ fn published_ports_require_a_forwarding_network() {
 }
 
 #[test]
+fn further_networks_keep_published_ports_held() {
+    let (space, g) = lab();
+    let ipam = json!({ "type": "host-local", "subnet": "10.42.0.0/24" });
+    g.conflist("four", &json!([{ "type": "bridge", "bridge": "four0", "isGateway": true, "ipam": ipam }]));
+    g.conflist("bare", &json!([{ "type": "bridge", "bridge": "bare0" }]));
+    // A server of IPv6 only shows whether the port is held there.
+    let binds = |family: &str, address: &str| {
+        let bind = format!("import socket; socket.create_server(('{address}', 8080), family=socket.{family})");
+        space.host().run("python3", &["-c", &bind]).code == 0
+    };
+    for net in ["--net=default,four", "--net=four,default", "--net=default,bare"] {
+        let pod = g.server(&[net, "-p", "8080:7000"], "7000");
+        assert!(!binds("AF_INET", "0.0.0.0") && !binds("AF_INET6", "::"), "{net}");
+        for address in [HOST4, HOST6] {
+            assert!(space.outside().ask("tcp", address, 8080).contains(" to "), "{net}");
+        }
+        g.run(&["stop", &pod]).succeeded();
+        g.wait_state(&pod, "exited");
+        assert!(binds("AF_INET", "0.0.0.0") && binds("AF_INET6", "::"), "{net}: it is free when the pod is over");
+    }
+}
+
+#[test]
 fn udp_flows_follow_the_port_to_new_pods() {
     let (space, g) = lab();
     let first = g.server(&["-p", "8053:7000/udp"], "7000");

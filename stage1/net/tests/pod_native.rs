@@ -172,16 +172,44 @@ fn publishing_a_port_in_use_fails() {
     lab.attach(&two, &["four"], &[port(9001, Protocol::Tcp)]).unwrap();
     drop(six);
     lab.end(two);
-    // After a supervisor was killed, its record still reserves the port.
+    // Whatever holds the sockets, the record of a live pod reserves the port: its supervisor holds the lock of the pod.
     drop(held);
     let three = lab.pod();
+    let lock = fs::File::open(&one.path).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     let error = lab.attach(&three, &["default"], &[port(8000, Protocol::Tcp)]).unwrap_err();
     assert!(error.to_string().contains(&format!("in use by pod {}", one.id)), "{error}");
+    drop(lock);
     lab.end(one);
     let held = lab.attach(&three, &["default"], &[port(8000, Protocol::Tcp)]).unwrap();
     // Connections to a server that has ended do not conflict.
     drop(held);
     lab.end(three);
+    lab.assert_no_garbage();
+}
+
+#[test]
+fn ports_of_killed_supervisors_are_taken_over() {
+    if !inside("ports_of_killed_supervisors_are_taken_over") {
+        return;
+    }
+    let lab = Lab::new();
+    let (mut dead, next) = (lab.pod(), lab.pod());
+    drop(lab.attach(&dead, &["default"], &[PodPort { count: 2, ..port(8000, Protocol::Tcp) }]).unwrap());
+    dead.end_process();
+    let (_, held) = lab.attach(&next, &["default"], &[port(8001, Protocol::Tcp)]).unwrap();
+    let server = answer(&next);
+    assert_eq!(ask("127.0.0.1:8001"), "pod");
+    server.join().unwrap();
+    // Neither a reload nor the late end of the dead pod gives the port back.
+    pod::reload(&lab.host).unwrap();
+    lab.end(dead);
+    assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new());
+    let server = answer(&next);
+    assert_eq!(ask("127.0.0.1:8001"), "pod");
+    server.join().unwrap();
+    drop(held);
+    lab.end(next);
     lab.assert_no_garbage();
 }
 

@@ -72,6 +72,42 @@ fn detaching_plugins_removes_unused_bridges() {
     lab.assert_no_garbage();
 }
 
+/// The pods of plugins need forwarding too, and the rules do not know their interfaces.
+#[test]
+fn plugins_keep_forwarding_open_while_attached() {
+    if !inside("plugins_keep_forwarding_open_while_attached") {
+        return;
+    }
+    let mut lab = Lab::new();
+    lab.host.use_plugins = true;
+    lab.bridge("one", "br-one", "10.201.0.0/24");
+    sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0");
+    let is_confined = || sh("nft list set inet gantry-test confined").contains("elements");
+    let forwards = || sh("sysctl -n net.ipv4.ip_forward").trim() == "1";
+    let remove_unused = || {
+        unused::take_shared().iter().for_each(|resources| resources.remove(unused::LOCK_TIMEOUT).unwrap());
+    };
+    let (native, later) = (lab.pod(), lab.pod());
+    let (by_plugins, last) = (lab.pod(), lab.pod());
+    lab.attach(&native, &["default"], &[]).unwrap();
+    assert!(is_confined() && forwards());
+    lab.attach(&by_plugins, &["one"], &[]).unwrap();
+    assert!(!is_confined());
+    lab.attach(&later, &["default"], &[]).unwrap();
+    assert!(!is_confined(), "by the entries of the next pod");
+    lab.end(by_plugins);
+    assert!(is_confined() && forwards());
+    lab.attach(&last, &["one"], &[]).unwrap();
+    lab.end(native);
+    lab.end(later);
+    remove_unused();
+    assert!(forwards(), "for the pod of the plugins");
+    lab.end(last);
+    remove_unused();
+    assert!(!forwards());
+    lab.assert_no_garbage();
+}
+
 #[test]
 fn failure_of_the_second_network_detaches_the_first() {
     if !inside("failure_of_the_second_network_detaches_the_first") {

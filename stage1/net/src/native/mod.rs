@@ -22,7 +22,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::config::NetworkConfig;
+use crate::config::{NetworkConfig, PluginSettings};
 use crate::netlink::{Namespace, Socket};
 use crate::nft::Entries;
 use crate::plugin::{Attachment, NetworkResult};
@@ -95,6 +95,14 @@ pub fn obstacle(network: &NetworkConfig) -> Option<String> {
 #[must_use]
 pub fn is_forwarded(network: &NetworkConfig) -> bool {
     network.plugins.iter().any(|plugin| properties(&plugin.settings).is_forwarded)
+}
+
+/// Whether the host may have to forward packets of the pods of a network that its plugins create: it is not known what
+/// an unknown plugin needs.
+#[must_use]
+pub fn may_be_forwarded(network: &NetworkConfig) -> bool {
+    let first = network.plugins.first().map(|plugin| &plugin.settings);
+    matches!(first, Some(PluginSettings::Other)) || is_forwarded(network)
 }
 
 /// Adds the pod to the network. After a failure, [`del`] removes what was created.

@@ -25,7 +25,7 @@ use super::{HeldPorts, Namespaces, NetworkSelection, Pod, detach, entries, ports
 use crate::config::CniVersion;
 use crate::native::{self, Ends};
 use crate::netlink::{Namespace, Socket};
-use crate::nft::{self, State};
+use crate::nft::{self, Confined, State};
 use crate::plugin::{Attachment, NetworkResult};
 
 /// The attachment of one pod.
@@ -166,6 +166,11 @@ impl AttachOperation<'_> {
             forwarding.save(forwarded)?;
             entries.confined = forwarding.confined()?;
             self.add_entries(&entries)?;
+            // Plugins may have attached another pod since, whose reload came before the entries.
+            let is_outdated = entries.confined != Confined::default() && forwarding.confined()? != entries.confined;
+            if is_outdated || record.may_be_forwarded_by_plugins() {
+                tables::reload_confinement(&self.selection.wanted.host)?;
+            }
             forwarding.enable(forwarded)
         })
     }
@@ -214,9 +219,14 @@ impl AttachOperation<'_> {
         let host = &self.selection.wanted.host;
         let mut added = tables::add(host, entries);
         for _ in 0..MAX_ATTEMPTS {
-            match added {
+            match &added {
                 // This is the first pod, or the table was removed; or it contains networks that pods no longer use.
                 Err(nft::Error::Missing { .. } | nft::Error::Overlap { .. }) => {}
+                // The supervisor of that pod was killed, and no command has detached the pod yet.
+                Err(nft::Error::Taken { owner, .. }) if detach::release_entries_if_dead(host, owner)? => {
+                    added = tables::add(host, entries);
+                    continue;
+                }
                 // Success, or an error that a reload does not fix.
                 _ => break,
             }

@@ -7,7 +7,7 @@ use gantry_contract::network::Host;
 
 use super::error::{NetworkError, Result, with_causes};
 use super::plugin_lock::PluginLock;
-use super::record::{self, NetworkRecord, Record, RecordFile, boot};
+use super::record::{self, NetworkRecord, Record, RecordFile, Records, boot};
 use super::state::{LOCK_TIMEOUT, StateDir};
 use super::{Pod, garbage, select, tables, unused};
 use crate::ipam::Store;
@@ -53,7 +53,22 @@ pub(super) fn detach_valid(dir: BorrowedFd<'_>, record: &mut Record, own: Option
     }
     NetworkError::from_all(errors)?;
     record::remove(dir)?;
-    if now { unused::remember(record) } else { Ok(()) }
+    if !now {
+        return Ok(());
+    }
+    unused::remember(record)?;
+    if record.may_be_forwarded_by_plugins() { tables::reload_confinement(&record.host) } else { Ok(()) }
+}
+
+/// Removes the firewall entries of a pod whose supervisor was killed, so that another pod can publish its ports.
+/// Returns `false` if the pod is alive, or is just being detached or started. The rest of it is detached later.
+pub(super) fn release_entries_if_dead(host: &Host, pod: &str) -> Result<bool> {
+    let Some(dir) = Records::open(host)?.lock_dead(pod)? else { return Ok(false) };
+    let Some(RecordFile::Valid(mut record)) = record::read(dir.as_fd(), pod)? else { return Ok(false) };
+    // First, or a reload would add them again.
+    record.append_down(dir.as_fd())?;
+    tables::remove(&record.host, &record.entries()?)?;
+    Ok(true)
 }
 
 /// Detaches the pod from its networks, last first.
@@ -135,7 +150,9 @@ fn detach_by_id(pod: &Pod<'_>, host: &Host) -> Result<()> {
     }
     errors.extend(delete_links_by_id(pod.id).err());
     NetworkError::from_all(errors)?;
-    record::remove(pod.dir)
+    record::remove(pod.dir)?;
+    // It may have had networks of plugins.
+    tables::reload_confinement(host)
 }
 
 fn remove_entries_by_id(pod: &str, host: &Host) -> Result<()> {

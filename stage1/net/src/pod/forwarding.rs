@@ -6,6 +6,9 @@
 //! come from nor go to a gantry interface, so a host between two networks does not become a router because it runs a
 //! pod. The rules are installed before forwarding is enabled.
 //!
+//! Plugins enable forwarding themselves, and gantry does not know the interfaces that they make. While they have
+//! attached a pod to a network that may need forwarding, forwarding is neither confined nor disabled.
+//!
 //! Enabling forwarding makes the kernel change other settings, which are restored too: `accept_redirects` (ip_forward
 //! of ip-sysctl.rst: "this variable is special, its change resets all configuration parameters to their default
 //! state"), and the forwarding settings of single interfaces. If single interfaces forward already, the administrator
@@ -19,10 +22,11 @@ use gantry_contract::network::Host;
 use gantry_model::{ErrorKind, Kind};
 use serde::{Deserialize, Serialize};
 
-use super::detach;
 use super::error::{NetworkError, Result};
+use super::record::{Record, Records};
 use super::select::Families;
 use super::state::{Lock, StateDir};
+use super::{detach, garbage};
 use crate::native;
 use crate::native::sysctl::{ensure, ensure_if_present, keep_accepting_advertisements};
 use crate::netlink::link::Link;
@@ -132,12 +136,32 @@ impl<'a> Forwarding<'a> {
         Ok(unsaved)
     }
 
-    /// The IP versions for which the host forwards for pods only.
+    /// The IP versions for which the host forwards for pods only: none while pods of plugins may need forwarding.
     pub(super) fn confined(&self) -> Result<Confined> {
-        Ok(Confined { v4: self.is_confined(Version::V4)?, v6: self.is_confined(Version::V6)? })
+        let confined = Confined { v4: self.is_confinable(Version::V4)?, v6: self.is_confinable(Version::V6)? };
+        let is_lifted = confined != Confined::default() && self.plugins_may_need_it()?;
+        Ok(if is_lifted { Confined::default() } else { confined })
     }
 
-    fn is_confined(&self, version: Version) -> Result<bool> {
+    /// Whether settings are saved: gantry has enabled forwarding, or is about to.
+    pub(super) fn has_saved(&self) -> Result<bool> {
+        Ok(self.read_saved(Version::V4)?.is_some() || self.read_saved(Version::V6)?.is_some())
+    }
+
+    /// Whether plugins have attached a running pod to a network that may need forwarding. A result is cached before
+    /// ADD, so without cached results there is none, and the records need not be read. A pod with an unusable record
+    /// may be running.
+    fn plugins_may_need_it(&self) -> Result<bool> {
+        let cached = garbage::cached_attachments(&self.state.runtime(self.host)?)?;
+        if cached.is_empty() {
+            return Ok(false);
+        }
+        let (valid, others) = Records::open(self.host)?.partition()?;
+        let needs = |record: &Record| garbage::is_up(record, self.boot) && record.may_be_forwarded_by_plugins();
+        Ok(valid.iter().any(needs) || cached.iter().any(|(_, pod, _)| others.contains(pod)))
+    }
+
+    fn is_confinable(&self, version: Version) -> Result<bool> {
         Ok(self.read_saved(version)?.is_some_and(|saved| saved.forwarding.is_empty()))
     }
 
@@ -168,8 +192,8 @@ impl<'a> Forwarding<'a> {
         Ok(self.is_enabled(version)? == Some(false) && self.read_saved(version)?.is_some())
     }
 
-    /// Restores the saved settings, unless another gantry has pods here: then a later call restores them. The caller
-    /// holds the exclusive lock of the links, and no pod needs forwarding.
+    /// Restores the saved settings, unless another gantry or plugins have pods here: then a later call restores them.
+    /// The caller holds the exclusive lock of the links, and no pod on gantry's own networks needs forwarding.
     pub(super) fn restore(&self) -> Result<()> {
         let _locked = self.state.lock(Lock::Forwarding, false, LOCK_TIMEOUT)?;
         for version in Version::ALL {
@@ -178,7 +202,7 @@ impl<'a> Forwarding<'a> {
                 self.state.remove(version.file())?;
                 continue;
             };
-            if self.others_have_pods()? {
+            if self.others_have_pods()? || self.plugins_may_need_it()? {
                 continue;
             }
             let restored = restore(version, &saved);
@@ -327,6 +351,55 @@ mod tests {
     /// Namespaces in which first pods start at once, and how many start in each.
     const ROUNDS: usize = 60;
     const PODS: usize = 8;
+
+    /// Writes the record of a pod and caches a result of its plugins, as ADD does.
+    fn attach_by_plugins(host: &Host, pod: &str, plugin: &str) {
+        let text = format!(r#"{{"cniVersion":"1.0.0","name":"net","plugins":[{plugin}]}}"#);
+        let network = serde_json::json!({"name": "net", "interface": "eth0", "plugins": true, "text": text});
+        let dir = Path::new(&host.pods_dir).join(pod);
+        std::fs::create_dir_all(&dir).unwrap();
+        let record = Record::new(pod, host, "boot".into(), vec![serde_json::from_value(network).unwrap()]);
+        record.write(crate::config::files::open_dir(&dir).unwrap().as_fd()).unwrap();
+        std::fs::write(Path::new(&host.state_dir).join(format!("results/net:{pod}:eth0")), "").unwrap();
+    }
+
+    #[test]
+    fn pods_of_plugins_keep_forwarding_open() {
+        let (net, temp) = (Net::new(), tempfile::tempdir().unwrap());
+        let host = host(temp.path());
+        let state = StateDir::open(&host).unwrap();
+        state.cache().unwrap();
+        let forwarding = Forwarding::new(&host, &state, "boot");
+        let is_confined = || forwarding.confined().unwrap() == Confined { v4: true, v6: true };
+        let test = || {
+            Version::ALL.iter().for_each(|version| version.sysctl().set("0").unwrap());
+            let both = Families { v4: true, v6: true };
+            forwarding.save(both).unwrap();
+            forwarding.enable(both).unwrap();
+            assert!(is_confined());
+            attach_by_plugins(&host, "wire", r#"{"type":"macvlan","master":"up0","ipam":{"type":"dhcp"}}"#);
+            assert!(is_confined(), "the host does not forward its packets");
+            for plugin in [r#"{"type":"cilium-cni"}"#, r#"{"type":"bridge","isGateway":true,"ipam":{"type":"dhcp"}}"#] {
+                attach_by_plugins(&host, "routed", plugin);
+                assert_eq!(forwarding.confined().unwrap(), Confined::default(), "{plugin}");
+                forwarding.restore().unwrap();
+                assert_eq!(Sysctl::ForwardV4.get().unwrap(), "1", "{plugin}");
+                let record = Path::new(&host.pods_dir).join("routed/network.json");
+                std::fs::write(&record, "{").unwrap();
+                assert!(!is_confined(), "it may be running");
+                std::fs::remove_file(&record).unwrap();
+                assert!(is_confined(), "it is detached");
+            }
+            forwarding.restore().unwrap();
+            assert_eq!(Sysctl::ForwardV4.get().unwrap(), "0");
+        };
+        net.namespace
+            .enter(|| {
+                test();
+                Ok(())
+            })
+            .unwrap();
+    }
 
     #[test]
     fn interfaces_forward_after_many_enable_forwarding_at_once() {

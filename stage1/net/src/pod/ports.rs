@@ -86,7 +86,8 @@ fn try_pick(addresses: &[IpAddr], port: &PodPort) -> Result<Option<(u16, Vec<Por
 /// How often to pick a port, since it may be in use on another address.
 const MAX_PICKS: u32 = 64;
 
-/// Adjusts the held ports to the addresses that the pod got. `had`: the families for which they were held.
+/// Adjusts the held ports to the addresses that the pod got in the network that publishes them. `had`: the families for
+/// which they were held. A network without ports changes nothing: one network publishes all ports of the pod.
 pub(super) fn adjust(
     ports: &[PodPort],
     had: Families,
@@ -94,6 +95,9 @@ pub(super) fn adjust(
     network: &str,
     held: &mut Vec<PortSocket>,
 ) -> Result<()> {
+    if ports.is_empty() {
+        return Ok(());
+    }
     check_families(ports, has, network)?;
     held.retain(|socket| if socket.ipv4 { has.v4 } else { has.v6 });
     hold(ports, Families { v4: has.v4 && !had.v4, v6: has.v6 && !had.v6 }, held)
@@ -194,4 +198,24 @@ fn no_free_port(port: &PodPort) -> NetworkError {
 pub(super) fn shown(port: &PodPort, number: u16) -> String {
     let address = port.host_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     HostPort { address, protocol: port.protocol, port: number }.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_without_ports_release_no_port() {
+        let (v4, v6) = (Families { v4: true, v6: false }, Families { v4: false, v6: true });
+        let both = Families { v4: true, v6: true };
+        let mut ports = [PodPort { host_ip: None, host_port: 0, pod_port: 80, count: 1, protocol: Protocol::Tcp }];
+        let mut held = Vec::new();
+        pick(&mut ports, both, &mut held).unwrap();
+        for has in [v4, v6, Families::default()] {
+            adjust(&[], Families::default(), has, "other", &mut held).unwrap();
+            assert_eq!(held.len(), 2, "{has:?}");
+        }
+        adjust(&ports, both, v4, "publisher", &mut held).unwrap();
+        assert_eq!(held.iter().map(|socket| socket.ipv4).collect::<Vec<_>>(), [true]);
+    }
 }

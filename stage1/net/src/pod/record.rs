@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use gantry_contract::files::NETWORK;
 use gantry_contract::network::Host;
 use gantry_host::boot::{BOOT_ID, read_boot_id};
+use gantry_host::lock::{LockMode, try_lock};
 use gantry_model::net::PodNetwork;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -25,6 +26,7 @@ use serde_json::{Map, Value};
 use super::entries::RecordedEntries;
 use super::error::{NetworkError, Result};
 use crate::config::{NetworkConfig, Source, files, is_name};
+use crate::native;
 use crate::netlink::Namespace;
 use crate::nft::State;
 use crate::plugin::Attachment;
@@ -128,6 +130,12 @@ impl NetworkRecord {
         Ok(NetworkConfig::parse(&self.text, Source::File(format!("{} (as kept with the pod)", self.source).into()))?)
     }
 
+    /// Whether plugins created it and the host may have to forward its packets. A configuration that can no longer be
+    /// read may need that: only the plugins know the network.
+    pub(super) fn may_be_forwarded_by_plugins(&self) -> bool {
+        self.plugins && self.config().map_or(true, |network| native::may_be_forwarded(&network))
+    }
+
     /// The attachment that was passed to ADD.
     pub(super) fn attachment(&self, pod: &str, netns: Option<String>) -> Attachment {
         Attachment {
@@ -172,6 +180,11 @@ impl Record {
             attached: Vec::new(),
             torn: false,
         }
+    }
+
+    /// Whether the host may have to forward packets of a network that plugins created for the pod.
+    pub(super) fn may_be_forwarded_by_plugins(&self) -> bool {
+        self.networks.iter().any(NetworkRecord::may_be_forwarded_by_plugins)
     }
 
     /// The firewall entries of the pod.
@@ -329,6 +342,20 @@ impl Records {
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
             Err(errno) => Err(NetworkError::io(format!("look for the record of the networks of pod {pod}"))(errno)),
         }
+    }
+
+    /// Takes the lock of a pod, which its supervisor holds: the pod is dead. `None`: the lock is held, or the directory
+    /// does not exist. The lock is on the returned directory, until that is closed.
+    pub(super) fn lock_dead(&self, pod: &str) -> Result<Option<OwnedFd>> {
+        let Some(parent) = self.dir.as_ref().filter(|_| is_name(pod)) else { return Ok(None) };
+        let doing = || format!("lock the directory of pod {pod}");
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let dir = match rustix::fs::openat2(parent, pod, flags, Mode::empty(), beneath()) {
+            Err(Errno::NOENT) => return Ok(None),
+            other => other.map_err(NetworkError::io(doing()))?,
+        };
+        let is_locked = try_lock(&dir, LockMode::Exclusive).map_err(NetworkError::io(doing()))?;
+        Ok(is_locked.then_some(dir))
     }
 
     /// The pods that have a directory.

@@ -149,6 +149,13 @@ pub(super) fn reload(host: &Host) -> Result<()> {
 
 const RELOAD: &str = "restore the table";
 
+/// Makes the table confine forwarding no longer, or again, after plugins attached or detached a pod. After the last pod
+/// of all, restores forwarding instead.
+pub(super) fn reload_confinement(host: &Host) -> Result<()> {
+    let Some(state) = StateDir::find(host)? else { return Ok(()) };
+    if Forwarding::new(host, &state, &boot()?).has_saved()? { reload(host) } else { Ok(()) }
+}
+
 /// Removes the table if no pod needs it; checked again while no pod is being attached.
 fn delete_if_unused(host: &Host) -> Result<()> {
     let Some(state) = StateDir::find(host)? else { return Ok(()) };
