@@ -248,6 +248,23 @@ fn a_pod_comes_back_whatever_is_killed() {
 }
 
 #[test]
+fn stopped_pods_of_schedules_stay_stopped() {
+    let g = Gantry::new();
+    let config = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '0s'\n");
+    let keeper = g.start_daemon(&["--config", &config]);
+    enable(&g, "web", &[], &["sleep", "forever"]);
+    let pod = wait_running(&g, "web");
+    g.run(&["stop", "--force", &pod]).succeeded();
+    let other = g.detached(&[], &["true"]);
+    wait_for("a collection", || g.list().iter().all(|pod| pod["id"] != other.as_str()).then_some(()));
+    let seen = schedule(&g, "web").unwrap_or_default();
+    assert_eq!((&seen["next_run"], g.status(&pod)["phase"].as_str()), (&Value::Null, Some("exited")), "{seen}");
+    g.run(&["schedule", "destroy", "web"]).succeeded();
+    assert_eq!(g.list(), Vec::<Value>::new());
+    stop(keeper);
+}
+
+#[test]
 fn killed_commands_leave_the_old_or_new_state() {
     let g = Gantry::new();
     let image = g.fixture();

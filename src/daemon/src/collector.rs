@@ -41,7 +41,7 @@ impl Collector {
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
             error!("the last garbage collection panicked");
         }
-        // Layers of an interrupted fetch are kept for the grace period: the next fetch resumes from them.
+        // A sweep also removes the layers of an interrupted fetch, from which the next fetch resumes: sweeps are rare.
         let images = due.collect && self.last_image_sweep.elapsed() >= settings.gc.grace.max(settings.interval);
         let (options, metrics) = (options.clone(), Arc::clone(&self.metrics));
         let thread = std::thread::Builder::new().name("collector".to_owned());

@@ -9,7 +9,8 @@
 //! 5. Ended pods of `run --rm` are deleted, without a grace period.
 //! 6. The pods of commands whose caller is gone are stopped and deleted, without a grace period.
 //!
-//! A pod that gantryd is to start again stays.
+//! A pod that gantryd is to start again stays. So do ended pods whose owner removes them: those of a kubelet (in the
+//! namespace `k8s.io`), and those of a schedule, which would otherwise run again.
 //!
 //! A dry run changes nothing: rows are not reconciled either.
 
@@ -20,8 +21,8 @@ use std::time::Duration;
 use gantry_model::phase::FormerPhase;
 use gantry_model::query::PodQuery;
 use gantry_model::spec::PodFlavor;
-use gantry_model::{Edge, ErrorKind, Kind as _, Phase, PodId, Timestamp};
-use gantry_store::{Change, PodRow, PodState};
+use gantry_model::{Edge, ErrorKind, Kind as _, Phase, PodId, PodNamespace, Timestamp};
+use gantry_store::{Change, PodRow, PodState, SchedulePod};
 
 use crate::error::need_root;
 use crate::pods::pod_dir;
@@ -156,9 +157,10 @@ impl Engine {
         let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
         let mut report = GcReport::default();
         let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
+        let scheduled = self.scheduled_pods()?;
         for row in rows {
             let id = row.id;
-            if let Err(error) = self.collect(*row, options, &mut report) {
+            if let Err(error) = self.collect(*row, &scheduled, options, &mut report) {
                 report.failures.push((id, error));
             }
         }
@@ -197,7 +199,23 @@ impl Engine {
         self.store.trim_events(self.options.events_kept).map_err(PodError::store)
     }
 
-    fn collect(&self, row: PodRow, options: &GcOptions, report: &mut GcReport) -> Result<(), RmError> {
+    /// The pods of schedules that exist.
+    fn scheduled_pods(&self) -> Result<HashSet<PodId>, PodError> {
+        let schedules = self.store.schedules().map_err(PodError::store)?;
+        let pods = self.store.schedule_pods(None).map_err(PodError::store)?;
+        let is_current = |pod: &SchedulePod| {
+            schedules.iter().any(|schedule| schedule.name == pod.schedule && schedule.revision == pod.revision)
+        };
+        Ok(pods.into_iter().filter(is_current).map(|pod| pod.id).collect())
+    }
+
+    fn collect(
+        &self,
+        row: PodRow,
+        scheduled: &HashSet<PodId>,
+        options: &GcOptions,
+        report: &mut GcReport,
+    ) -> Result<(), RmError> {
         // Without removing an ended pod of `run --rm`, which is a deletion like any other here.
         let reconciled = if options.dry_run { self.preview(row) } else { self.reconcile_row(row) };
         let Some(mut row) = reconciled? else { return Ok(()) };
@@ -221,8 +239,9 @@ impl Engine {
             report.steps.push(GcStep { id, action: GcAction::Delete, why: "the caller of its command is gone" });
             return Ok(());
         }
-        if row.restart.at.is_some() {
-            // gantryd starts it again.
+        let has_owner = row.namespace == PodNamespace::KUBERNETES || scheduled.contains(&id);
+        if row.restart.at.is_some() || (has_owner && matches!(row.phase, Phase::Exited { .. })) {
+            // gantryd starts it again, or its owner removes it.
             return Ok(());
         }
         let now = gantry_store::now();
