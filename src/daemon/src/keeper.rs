@@ -200,8 +200,8 @@ impl Keeper {
             self.read_rows();
         }
         self.sync_if_due(SYNC_DELAY);
-        self.restarts.start_due(&self.settings.options);
-        self.schedules.apply_due(&self.engine, &self.settings.options);
+        self.restarts.start_due(&self.engine, &self.settings.options);
+        self.schedules.start_due(&self.engine, &self.settings.options);
         self.start_due_work(now);
     }
 
@@ -279,10 +279,7 @@ impl Keeper {
             Ok(rows) => rows,
             Err(error) => return self.log_failure(&anyhow::Error::from(error)),
         };
-        match self.engine.store().pods_to_restart() {
-            Ok(waiting) => self.restarts.set_waiting(waiting),
-            Err(error) => return self.log_failure(&anyhow::Error::from(error)),
-        }
+        self.restarts.read_again();
         self.schedules.read_again();
         self.last_failure = None;
         self.preparing = false;

@@ -5,9 +5,9 @@
 //! started again while they run, and the next reconciliation, its own or a command's, finds all unfinished work.
 //!
 //! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups),
-//! [`restarts`] (pods whose supervisor died), [`serve`] (the API), [`sampling`] (the counters of running pods) and
-//! [`network`] (the resolver, and [`firewall`]: restores gantry's nftables). It always starts:
-//! [`condition`] reports a damaged database, `open_for_keeping` handles it.
+//! [`timed_work`] ([`restarts`]: pods whose supervisor died; [`schedules`]), [`serve`] (the API), [`sampling`] (the
+//! counters of running pods) and [`network`] (the resolver, and [`firewall`]: restores gantry's nftables). It always
+//! starts: [`condition`] reports a damaged database, `open_for_keeping` handles it.
 #![forbid(unsafe_code)]
 
 mod collector;
@@ -21,6 +21,7 @@ mod sampling;
 mod schedules;
 mod serve;
 mod signals;
+mod timed_work;
 mod watcher;
 
 use std::path::{Path, PathBuf};
