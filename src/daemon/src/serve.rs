@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use gantry_api::metrics::http::METRICS_SOCKET_ACCESS;
-use gantry_api::talos::MachineControl;
+use gantry_api::talos::{MachineControl, NodeCertificate};
 use gantry_api::{
     Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, aurae, cri, rkt, talos,
 };
@@ -100,7 +100,7 @@ pub(crate) fn endpoints(
         endpoints.push(rkt::endpoint(rkt_listeners));
     }
     if !talos.is_empty() {
-        endpoints.push(talos::endpoint(talos, settings.machine_tls, settings.control));
+        endpoints.push(talos::endpoint(talos, settings.machine_tls, settings.control, settings.certificate));
     }
     if !aurae.is_empty() {
         endpoints.push(aurae::endpoint(aurae, settings.aurae_tls));
@@ -163,6 +163,8 @@ pub(crate) struct SurfaceSettings {
     machine_tls: Option<MutualTls>,
     aurae_tls: Option<MutualTls>,
     control: MachineControl,
+    /// The certificate of `machine_tls`.
+    certificate: NodeCertificate,
 }
 
 impl SurfaceSettings {
@@ -173,14 +175,19 @@ impl SurfaceSettings {
             machine_tls: load(&settings.machine_tls).context("cannot serve the Talos node API over TCP")?,
             aurae_tls: load(&settings.aurae_tls).context("cannot serve Aurae's API")?,
             control: MachineControl::default(),
+            certificate: NodeCertificate::default(),
         };
         loaded.control.set(machine_commands(settings));
+        loaded.certificate.set_file(machine_certificate(settings));
         Ok(loaded)
     }
 
     /// Follows a configuration that was read again.
     pub(crate) fn reload(&self, settings: &Settings) {
         self.control.set(machine_commands(settings));
+        if self.machine_tls.is_some() {
+            self.certificate.set_file(machine_certificate(settings));
+        }
         let tables = [
             ("machine-tls", &self.machine_tls, &settings.machine_tls),
             ("aurae-tls", &self.aurae_tls, &settings.aurae_tls),
@@ -198,6 +205,11 @@ impl SurfaceSettings {
 fn machine_commands(settings: &Settings) -> Option<talos::MachineCommands> {
     let commands = settings.machine_commands.clone()?;
     Some(talos::MachineCommands { reboot: commands.reboot, shutdown: commands.shutdown })
+}
+
+/// The file of the certificate of the Talos node API.
+fn machine_certificate(settings: &Settings) -> Option<PathBuf> {
+    settings.machine_tls.as_ref().map(|tls| tls.certificate.clone())
 }
 
 fn tls_files(tls: &TlsSettings) -> TlsFiles {

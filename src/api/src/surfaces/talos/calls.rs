@@ -33,7 +33,7 @@ impl Node {
         request: Request<wire::RestartRequest>,
     ) -> Result<Response<wire::RestartResponse>, Status> {
         let restart = async |peer, request| {
-            restart::restart(&self.context, &self.writer, peer, request).await?;
+            restart::restart(self, peer, request).await?;
             Ok(wire::Restart::default())
         };
         let messages = self.unary(request, restart).await?;

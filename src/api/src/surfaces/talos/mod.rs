@@ -1,9 +1,10 @@
 //! The Talos node API: `machine.MachineService` of Talos 0.9 and later, `os.OSService` of Talos 0.6, and the services
 //! around them. The contract is in `proto/talos`.
 //!
-//! `node` treats every call: `targets` reads the nodes that it names, and `roles` decides whether the peer may make it.
-//! `names` has the ids of pods and apps. `services` implements the services, `calls` the calls that are served, with a
-//! module for each that is more than a few lines; `host` reads the host.
+//! `node` treats every call: `targets` reads the nodes that it names, `own_names` knows this one's, and `roles` decides
+//! whether the peer may make it. `names` has the ids of pods and apps. `services` implements the services, `calls` the
+//! calls that are served, with a module for each that is more than a few lines; `pod_change` changes pods, and
+//! `supervisors` reaps what that starts; `host` reads the host.
 
 mod calls;
 mod containers;
@@ -18,6 +19,8 @@ mod images;
 mod logs;
 mod names;
 mod node;
+mod own_names;
+mod pod_change;
 mod refusals;
 #[cfg(test)]
 mod request_tests;
@@ -31,6 +34,7 @@ mod service_list;
 mod service_states;
 mod services;
 mod stats;
+mod supervisors;
 mod targets;
 mod xid;
 
@@ -51,6 +55,7 @@ use tonic::Status;
 
 pub use self::control::{MachineCommands, MachineControl};
 use self::node::Node;
+pub use self::own_names::NodeCertificate;
 use self::services::{Clock, Machine, Network, NodeHealth, Os, Others, Resources, Storage};
 use crate::audit::AuditedCall;
 use crate::bridge::Bridge;
@@ -67,15 +72,22 @@ pub const SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(
 const MAX_REQUEST: usize = 1 << 20;
 
 /// Serves the Talos node API on these sockets. TCP connections need mutual TLS. `control`: whether clients may reboot.
+/// The names of `certificate` are names of this node.
 #[must_use]
-pub fn endpoint(listeners: Vec<Listener>, tls: Option<MutualTls>, control: MachineControl) -> Endpoint {
-    Endpoint::new(TalosSurface { control, writer: OnceLock::new() }, listeners)
+pub fn endpoint(
+    listeners: Vec<Listener>,
+    tls: Option<MutualTls>,
+    control: MachineControl,
+    certificate: NodeCertificate,
+) -> Endpoint {
+    Endpoint::new(TalosSurface { control, certificate, writer: OnceLock::new() }, listeners)
         .secured(tls.map_or(Security::Plain, Security::TlsOverTcp))
 }
 
 #[derive(Default)]
 struct TalosSurface {
     control: MachineControl,
+    certificate: NodeCertificate,
     /// Set when the services are added.
     writer: OnceLock<Arc<Bridge<Engine>>>,
 }
@@ -111,7 +123,7 @@ impl Surface for TalosSurface {
         // The surface's access is read-write, so a writer exists.
         let Some(writer) = services.writer() else { return };
         self.writer.get_or_init(|| Arc::clone(&writer));
-        let node = Arc::new(Node::new(Arc::clone(context), writer, self.control.clone()));
+        let node = Arc::new(Node::new(Arc::clone(context), writer, self.control.clone(), self.certificate.clone()));
         services.add(MachineServiceServer::new(Machine(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
         services.add(OsServiceServer::new(Os(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
         services.add(ClusterServiceServer::new(Others));

@@ -8,10 +8,14 @@ use gantry_engine::model::Timestamp;
 use gantry_engine::{Engine, now};
 use tokio::sync::Semaphore;
 use tokio_stream::{Stream, StreamExt as _};
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 use super::control::MachineControl;
+use super::own_names::{NodeCertificate, OwnNames};
+use super::pod_change::PodChange;
 use super::service_ids::ServiceIds;
+use super::supervisors::Supervisors;
 use super::targets::{NodeMessage, Targets};
 use crate::audit::CallNotes;
 use crate::bridge::{Bridge, Weight};
@@ -36,6 +40,8 @@ pub(super) struct Node {
     pub(super) context: Arc<Context>,
     pub(super) writer: Arc<Bridge<Engine>>,
     pub(super) control: MachineControl,
+    certificate: NodeCertificate,
+    supervisors: Supervisors,
     /// When gantryd was started.
     pub(super) started: Timestamp,
     pub(super) streams: Quota,
@@ -46,12 +52,19 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// The node of a server.
-    pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>, control: MachineControl) -> Self {
+    /// The node of a server. Called inside the runtime.
+    pub(super) fn new(
+        context: Arc<Context>,
+        writer: Arc<Bridge<Engine>>,
+        control: MachineControl,
+        certificate: NodeCertificate,
+    ) -> Self {
         Self {
             context,
             writer,
             control,
+            certificate,
+            supervisors: Supervisors::new(tokio::runtime::Handle::current()),
             started: now(),
             streams: Quota::new(MAX_STREAMS),
             file_jobs: Quota::new(MAX_FILE_JOBS),
@@ -59,6 +72,29 @@ impl Node {
             watches: Quota::new(MAX_WATCHES),
             service_ids: Arc::default(),
         }
+    }
+
+    /// The nodes that a call names.
+    ///
+    /// # Errors
+    /// See [`Targets::parse`].
+    pub(super) async fn targets(&self, metadata: &MetadataMap) -> Result<Targets, Status> {
+        if !Targets::are_named(metadata) {
+            return Ok(Targets::This);
+        }
+        // The host may have thousands of addresses, and the certificate is a file.
+        let (metadata, own) = (metadata.clone(), OwnNames::new(self.certificate.clone()));
+        let parsed = tokio::task::spawn_blocking(move || Targets::parse(&metadata, own)).await;
+        parsed.map_err(|error| Status::internal(format!("cannot read the nodes of the call: {error}")))?
+    }
+
+    /// Changes a pod, on a thread of the bridge.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub(super) async fn change_pod(&self, peer: Peer, change: PodChange) -> Result<(), Status> {
+        let supervisors = self.supervisors.clone();
+        self.writer.call(peer, Weight::Heavy, move |engine| change.apply(engine, &supervisors)).await
     }
 
     /// Executes a unary call, unless it names other nodes only, and returns the messages of the reply.
@@ -77,7 +113,7 @@ impl Node {
     {
         let (metadata, extensions, message) = request.into_parts();
         CallNotes::set_request(&extensions, &message);
-        let targets = Targets::parse(&metadata)?;
+        let targets = self.targets(&metadata).await?;
         if !targets.include_this_node() {
             CallNotes::set_outcome(&extensions, Err(&Targets::not_forwarded()));
             return targets.replies(None);
@@ -115,7 +151,7 @@ impl Node {
         F: Future<Output = Result<S, Status>> + Send,
     {
         let (metadata, extensions, message) = request.into_parts();
-        let targets = Targets::parse(&metadata)?;
+        let targets = self.targets(&metadata).await?;
         let refusals = tokio_stream::iter(targets.refusals().into_iter().map(Ok));
         if !targets.include_this_node() {
             return Ok(Box::pin(refusals));

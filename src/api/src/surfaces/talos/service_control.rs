@@ -2,24 +2,18 @@
 //! restart of a running pod restarts its running apps. The parts of gantryd run as long as it does. The sandbox of a
 //! kubelet can only be stopped: only its kubelet starts anything of it.
 
-use std::time::Duration;
-
+use gantry_engine::Observer;
 use gantry_engine::model::id::shown;
-use gantry_engine::model::{AppName, PodId};
-use gantry_engine::{Engine, Observer};
 use gantry_proto::talos::machine::service_state_event::Action;
 use tonic::Status;
 
 use super::node::Node;
+use super::pod_change::PodChange;
 use super::service_list::{NodeService, pod_state, read_services};
 use crate::bridge::Weight;
 use crate::kubernetes;
 use crate::peer::Peer;
 use crate::request::check_text;
-use crate::status;
-
-/// The time between the stop signal and SIGKILL, as Talos has it.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// A change of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,15 +44,6 @@ impl ServiceAction {
     }
 }
 
-/// The change of a pod that an action needs.
-#[derive(Debug, PartialEq, Eq)]
-enum PodChange {
-    None,
-    Start(PodId),
-    Stop(PodId),
-    RestartApps(PodId, Vec<AppName>),
-}
-
 /// Changes a service, and returns the text of the reply.
 ///
 /// # Errors
@@ -86,23 +71,24 @@ pub(super) async fn change_service(
         plan_change(action, &name, &service)
     };
     let change = node.context.reader.call(peer, Weight::Light, plan).await?;
-    if change != PodChange::None {
-        node.writer.call(peer, Weight::Heavy, move |engine| apply_change(engine, &change)).await?;
+    if let Some(change) = change {
+        node.change_pod(peer, change).await?;
     }
     Ok(format!("Service \"{}\" {}", shown(&id), action.participle()))
 }
 
-/// A service that is in the wanted state already is a success, before permissions, as in Talos.
-fn plan_change(action: ServiceAction, id: &str, service: &NodeService) -> Result<PodChange, Status> {
+/// The change of a pod that an action needs. `None`: the service is in the wanted state already, which is a success,
+/// before permissions, as in Talos.
+fn plan_change(action: ServiceAction, id: &str, service: &NodeService) -> Result<Option<PodChange>, Status> {
     let (pod, state) = match service {
         NodeService::Part(part) => (None, part.state()),
         NodeService::Pod(view) => (Some(view), pod_state(view)),
     };
     let is_running = matches!(state, Action::Running | Action::Starting);
     match (action, is_running) {
-        (ServiceAction::Start, true) => return Ok(PodChange::None),
+        (ServiceAction::Start, true) => return Ok(None),
         // A pod that waits to be started again must not be.
-        (ServiceAction::Stop, false) if state != Action::Waiting => return Ok(PodChange::None),
+        (ServiceAction::Stop, false) if state != Action::Waiting => return Ok(None),
         _ => {}
     }
     let Some(view) = pod.filter(|view| action == ServiceAction::Stop || !kubernetes::is_sandbox(&view.row)) else {
@@ -111,27 +97,12 @@ fn plan_change(action: ServiceAction, id: &str, service: &NodeService) -> Result
         return Err(Status::failed_precondition(text));
     };
     let pod = view.row.id;
-    Ok(match (action, is_running) {
+    Ok(Some(match (action, is_running) {
         (ServiceAction::Stop, _) => PodChange::Stop(pod),
         (ServiceAction::Restart, true) => {
             let running = view.row.apps.iter().filter(|app| app.state.is_running());
             PodChange::RestartApps(pod, running.map(|app| app.name.clone()).collect())
         }
         (ServiceAction::Start | ServiceAction::Restart, _) => PodChange::Start(pod),
-    })
-}
-
-fn apply_change(engine: &Engine, change: &PodChange) -> Result<(), Status> {
-    match change {
-        PodChange::None => Ok(()),
-        PodChange::Start(pod) => engine.start_again(*pod).map(drop).map_err(|error| status::from_error(&error)),
-        PodChange::Stop(pod) => {
-            let stopped = engine.stop(*pod, engine.stop_grace(*pod, None));
-            stopped.map(drop).map_err(|error| status::from_error(&error))
-        }
-        PodChange::RestartApps(pod, apps) => apps
-            .iter()
-            .try_for_each(|app| engine.restart_app(*pod, app, GRACE))
-            .map_err(|error| status::from_error(&error)),
-    }
+    }))
 }

@@ -7,13 +7,15 @@
 //! | `nodes`, repeated | one message per node, with its `metadata.hostname`; errors are in `metadata.error`, and the status is OK |
 //! | `node`, once | one message, without metadata; errors are the status |
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 
 use gantry_engine::model::id::shown;
 use gantry_proto::talos::common::Metadata;
 use gantry_proto::talos::google::rpc;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
+
+use super::own_names::OwnNames;
 
 /// Maximum nodes of a call.
 const MAX_NODES: usize = 256;
@@ -92,13 +94,18 @@ pub(super) struct Target {
 }
 
 impl Targets {
+    /// Whether the call names nodes, so that [`Self::parse`] may block.
+    pub(super) fn are_named(metadata: &MetadataMap) -> bool {
+        !metadata.contains_key("proxyfrom") && ["node", "nodes"].iter().any(|key| metadata.contains_key(*key))
+    }
+
     /// Reads the metadata of a call.
     ///
     /// # Errors
     /// INTERNAL: a node has a port, as in Talos. PERMISSION_DENIED: `node` is another node. INVALID_ARGUMENT: `node`
-    /// is given twice, or there are too many nodes.
-    pub(super) fn parse(metadata: &MetadataMap) -> Result<Self, Status> {
-        if metadata.contains_key("proxyfrom") {
+    /// is given twice, or there are too many nodes. The kernel's: this node's addresses are unknown.
+    pub(super) fn parse(metadata: &MetadataMap, mut own: OwnNames) -> Result<Self, Status> {
+        if !Self::are_named(metadata) {
             return Ok(Self::This);
         }
         // A name that is given twice gets one entry.
@@ -111,15 +118,15 @@ impl Targets {
         let mut single = names(metadata, "node")?;
         match (single.pop(), single.is_empty()) {
             (None, _) => {}
-            (Some(node), true) if is_this_node(&node) => return Ok(Self::This),
+            (Some(node), true) if own.include(&node)? => return Ok(Self::This),
             (Some(_), true) => return Err(Self::not_forwarded()),
             (Some(_), false) => return Err(Status::invalid_argument("node metadata must be single-valued")),
         }
         if nodes.is_empty() {
             return Ok(Self::This);
         }
-        let target = |name: String| Target { is_this_node: is_this_node(&name), name };
-        Ok(Self::Named(nodes.into_iter().map(target).collect()))
+        let target = |name: String| Ok(Target { is_this_node: own.include(&name)?, name });
+        Ok(Self::Named(nodes.into_iter().map(target).collect::<Result<_, Status>>()?))
     }
 
     /// The refusal of a call for another node.
@@ -235,18 +242,6 @@ fn names(metadata: &MetadataMap, key: &str) -> Result<Vec<String>, Status> {
     Ok(names)
 }
 
-/// Whether this is a name or an address of this host.
-fn is_this_node(name: &str) -> bool {
-    if let Ok(address) = name.parse::<IpAddr>() {
-        // The kernel binds a socket to an address of this host only, unless `ip_nonlocal_bind` is set.
-        return !address.is_unspecified() && !address.is_multicast() && UdpSocket::bind((address, 0)).is_ok();
-    }
-    let own = rustix::system::uname();
-    let own = own.nodename().to_string_lossy().to_lowercase();
-    let name = name.trim_end_matches('.').to_lowercase();
-    name == "localhost" || name == own || own.split('.').next() == Some(&name)
-}
-
 /// The name of a code in the texts of grpc-go.
 fn go_name(code: Code) -> String {
     match code {
@@ -268,7 +263,7 @@ mod tests {
         for (key, value) in pairs {
             metadata.append(*key, value.parse().unwrap());
         }
-        Targets::parse(&metadata)
+        Targets::parse(&metadata, OwnNames::default())
     }
 
     fn hostname(name: &str) -> Hostname {
@@ -328,21 +323,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn own_names_and_addresses_are_recognized() {
-        for (name, own) in [
-            ("::1", true),
-            ("127.8.8.8", true),
-            ("0.0.0.0", false),
-            ("224.0.0.1", false),
-            ("LOCALHOST.", true),
-            ("192.0.2.1", false),
-            ("x.y", false),
-        ] {
-            assert_eq!(is_this_node(name), own, "{name}");
-        }
-    }
-
     proptest! {
         #[test]
         fn decoder_never_panics(key in "nodes|node|proxyfrom", values in proptest::collection::vec("[ -~]{0,40}", 0..6)) {
@@ -350,7 +330,7 @@ mod tests {
             for value in &values {
                 metadata.append(MetadataKey::from_bytes(key.as_bytes()).unwrap(), value.parse().unwrap());
             }
-            if let Ok(targets) = Targets::parse(&metadata) {
+            if let Ok(targets) = Targets::parse(&metadata, OwnNames::default()) {
                 // Each node has one entry, whether the call was executed or not.
                 let names: std::collections::BTreeSet<&str> = values.iter().map(|value| value.trim()).collect();
                 let replies = targets.replies(targets.include_this_node().then(|| Ok(Hostname::default())));

@@ -25,16 +25,29 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// See the module.
 pub(in super::super) struct NodeHealth(pub(in super::super) Arc<Node>);
 
-/// Refuses a call for another node.
-fn check_node(metadata: &MetadataMap) -> Result<(), Status> {
-    match Targets::parse(metadata)?.include_this_node() {
-        true => Ok(()),
-        false => Err(Status::permission_denied("no request forwarding")),
+impl NodeHealth {
+    /// Refuses a call for another node.
+    async fn check_node(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        match self.0.targets(metadata).await?.include_this_node() {
+            true => Ok(()),
+            false => Err(Targets::not_forwarded()),
+        }
+    }
+
+    /// Whether gantryd reconciles pods, as grpc.health.v1 reports it of the service `gantryd`.
+    fn is_healthy(&self) -> bool {
+        self.0.context.config.reconciles
     }
 }
 
-fn serving() -> HealthCheckResponse {
-    HealthCheckResponse { messages: vec![HealthCheck { status: ServingStatus::Serving.into() }] }
+fn health_of(is_healthy: bool) -> HealthCheckResponse {
+    let status = if is_healthy { ServingStatus::Serving } else { ServingStatus::NotServing };
+    HealthCheckResponse { messages: vec![HealthCheck { status: status.into() }] }
+}
+
+fn readiness_of(is_healthy: bool) -> ReadyCheckResponse {
+    let status = if is_healthy { ReadyStatus::Ready } else { ReadyStatus::NotReady };
+    ReadyCheckResponse { messages: vec![ReadyCheck { status: status.into() }] }
 }
 
 #[tonic::async_trait]
@@ -42,26 +55,26 @@ impl Health for NodeHealth {
     type WatchStream = MessageStream<HealthCheckResponse>;
 
     async fn check(&self, request: Request<()>) -> Result<Response<HealthCheckResponse>, Status> {
-        check_node(request.metadata())?;
-        Ok(Response::new(serving()))
+        self.check_node(request.metadata()).await?;
+        Ok(Response::new(health_of(self.is_healthy())))
     }
 
     async fn ready(&self, request: Request<()>) -> Result<Response<ReadyCheckResponse>, Status> {
-        check_node(request.metadata())?;
-        Ok(Response::new(ReadyCheckResponse { messages: vec![ReadyCheck { status: ReadyStatus::Ready.into() }] }))
+        self.check_node(request.metadata()).await?;
+        Ok(Response::new(readiness_of(self.is_healthy())))
     }
 
     async fn watch(&self, request: Request<HealthWatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        check_node(request.metadata())?;
+        self.check_node(request.metadata()).await?;
         let permit = self.0.streams.acquire(Peer::of(request.extensions()))?;
         let seconds = u64::try_from(request.get_ref().interval_seconds);
         let seconds = seconds.map_err(|_| Status::invalid_argument("interval_seconds: it is negative"))?;
         let interval = Duration::from_secs(seconds).max(MIN_INTERVAL);
         let (sender, receiver) = mpsc::channel(1);
-        let context = Arc::clone(&self.0.context);
+        let (context, health) = (Arc::clone(&self.0.context), health_of(self.is_healthy()));
         tokio::spawn(async move {
             let _permit = permit;
-            while sender.send(Ok(serving())).await.is_ok() {
+            while sender.send(Ok(health.clone())).await.is_ok() {
                 tokio::select! {
                     () = tokio::time::sleep(interval) => {}
                     () = sender.closed() => return,
@@ -73,5 +86,21 @@ impl Health for NodeHealth {
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_is_whether_gantryd_reconciles() {
+        for (reconciles, health, readiness) in [
+            (true, ServingStatus::Serving, ReadyStatus::Ready),
+            (false, ServingStatus::NotServing, ReadyStatus::NotReady),
+        ] {
+            assert_eq!(health_of(reconciles).messages[0].status(), health);
+            assert_eq!(readiness_of(reconciles).messages[0].status(), readiness);
+        }
     }
 }

@@ -1,0 +1,67 @@
+//! The changes of pods that Restart and the calls about services make, on a thread of the bridge.
+
+use std::time::Duration;
+
+use gantry_engine::model::{AppName, PodId};
+use gantry_engine::{Engine, Stopped};
+use tonic::Status;
+use tracing::warn;
+
+use super::supervisors::Supervisors;
+use crate::status;
+
+/// The time between the stop signal and SIGKILL, as Talos has it.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A change of a pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum PodChange {
+    /// Starts a pod that has exited, or that was prepared.
+    Start(PodId),
+    /// Stops it, with the grace period of its apps.
+    Stop(PodId),
+    /// Restarts apps of a running pod, or starts those that have exited.
+    RestartApps(PodId, Vec<AppName>),
+    /// Stops the sandbox of a kubelet, as StopPodSandbox does.
+    StopSandbox(PodId),
+    /// Stops a container of it.
+    StopContainer(PodId, AppName),
+}
+
+impl PodChange {
+    /// Makes the change; returns when it is done.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub(super) fn apply(self, engine: &Engine, supervisors: &Supervisors) -> Result<(), Status> {
+        match self {
+            Self::Start(pod) => {
+                let started = engine.start_again(pod).map_err(|error| status::from_error(&error))?;
+                // None: it runs already, and whoever started it reaps its supervisor.
+                started.into_iter().for_each(|running| supervisors.keep(running));
+                Ok(())
+            }
+            Self::Stop(pod) => stop(engine, pod, engine.stop_grace(pod, None)),
+            Self::RestartApps(pod, apps) => apps
+                .iter()
+                .try_for_each(|app| engine.restart_app(pod, app, GRACE))
+                .map_err(|error| status::from_error(&error)),
+            Self::StopSandbox(pod) => {
+                stop(engine, pod, Duration::ZERO)?;
+                engine.release_networks(pod).map_err(|error| status::from_error(&error))
+            }
+            Self::StopContainer(pod, app) => {
+                engine.stop_app(pod, &app, GRACE).map_err(|error| status::from_error(&error))
+            }
+        }
+    }
+}
+
+/// Stops a pod, with SIGKILL after the grace period. Does nothing if it has ended.
+fn stop(engine: &Engine, pod: PodId, grace: Duration) -> Result<(), Status> {
+    let Stopped { unwritten, .. } = engine.stop(pod, grace).map_err(|error| status::from_error(&error))?;
+    if let Some(why) = unwritten {
+        warn!("the end of pod {pod} is not recorded: {why}");
+    }
+    Ok(())
+}
