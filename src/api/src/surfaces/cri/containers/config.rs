@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
 use super::super::images::reference;
+pub(super) use super::super::sandbox::unsupported;
 use super::super::sandbox::user_namespace;
 use super::fields::with_fields;
 use super::record::ContainerRecord;
@@ -59,11 +60,6 @@ pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, mut config: ContainerC
     mounts::translate_devices(config.devices, &config.cdi_devices, &mut spec)?;
     mounts::translate(config.mounts, user_namespace(sandbox).as_ref(), &mut spec)?;
     Ok(spec)
-}
-
-/// UNIMPLEMENTED: a field, and why it has no effect.
-pub(super) fn unsupported(field: &str, why: &str) -> Status {
-    Status::unimplemented(format!("{field} is not supported: {why}"))
 }
 
 /// INVALID_ARGUMENT: a field, and the error of its value.

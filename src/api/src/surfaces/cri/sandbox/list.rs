@@ -201,3 +201,22 @@ fn state(phase: &Phase) -> Option<PodSandboxState> {
         | Phase::Garbage { .. } => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gantry_engine::model::{PodEnd, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn pods_that_are_being_removed_are_no_sandboxes() {
+        let at = Timestamp(1);
+        let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
+        let was = FormerPhase::Exited { started: at, at, end };
+        let garbage = |deleting| Phase::Garbage { marked: at, was: was.clone(), deleting };
+        assert_eq!(state(&garbage(None)), Some(PodSandboxState::SandboxNotready));
+        for phase in [garbage(Some(at)), Phase::Preparing, Phase::Prepared { at }, Phase::AbortedPrepare { at }] {
+            assert_eq!(state(&phase), None, "{phase:?}");
+        }
+    }
+}

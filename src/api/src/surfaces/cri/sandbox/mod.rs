@@ -32,6 +32,7 @@ use tracing::{info, warn};
 
 pub(super) use self::list::{SandboxFilter, attributes, find_shown, is_listed, list, status, status_of};
 use self::record::SandboxRecord;
+pub(super) use self::spec::unsupported;
 use crate::status;
 
 /// Ignores the progress of fetches: nothing is fetched.
@@ -173,7 +174,7 @@ fn discard(engine: &Engine, id: PodId) {
 }
 
 /// Stops a sandbox with SIGKILL, since kubelets stop its containers first, and releases its networks if it still has
-/// them. Does nothing if it does not exist.
+/// them. Does nothing if it does not exist, or no longer.
 ///
 /// # Errors
 /// Those of the engine; also if a plugin failed to release the network, which the next call repeats.
@@ -189,16 +190,22 @@ pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
         Err(error) => return Err(status::from_error(&error)),
     }
     // A kubelet repeats the call until the addresses of the pod are free.
-    engine.release_networks(view.row.id).map_err(|error| status::from_error(&error))
+    match engine.release_networks(view.row.id) {
+        Ok(()) => Ok(()),
+        // Another call holds the lock. If it removes the sandbox, it releases the networks, too.
+        Err(error) if error.kind() == ErrorKind::Busy && find(engine, id)?.is_none() => Ok(()),
+        Err(error) => Err(status::from_error(&error)),
+    }
 }
 
-/// Removes a sandbox and its containers; one that runs is stopped. Does nothing if it does not exist.
+/// Removes a sandbox and its containers; one that runs is stopped. Also removes what a killed gantryd left of one that
+/// was never ready. Does nothing if it does not exist.
 ///
 /// # Errors
 /// Those of the engine.
 pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
     stop(engine, id)?;
-    let Some(view) = find(engine, id)? else { return Ok(()) };
+    let Some(view) = find_made(engine, id)? else { return Ok(()) };
     match engine.rm(view.row.id, true) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -217,9 +224,14 @@ pub(super) fn update_resources(engine: &Engine, request: UpdatePodSandboxResourc
     engine.annotate_pod(row.id, key, &value).map_err(|error| status::from_error(&error))
 }
 
-/// The sandbox with this id or beginning of it. A pod that was not made through the CRI, or is not ready for the first
-/// time yet, is none.
-pub(super) fn find(engine: &Engine, id: &str) -> Result<Option<PodView>, Status> {
+/// The sandbox with this id or beginning of it. A pod that was not made through the CRI, was never ready, or is being
+/// removed, is none.
+fn find(engine: &Engine, id: &str) -> Result<Option<PodView>, Status> {
+    Ok(find_made(engine, id)?.filter(|view| is_listed(&view.row)))
+}
+
+/// The pod with this id or beginning of it that was made through the CRI, in any phase.
+fn find_made(engine: &Engine, id: &str) -> Result<Option<PodView>, Status> {
     let Some(prefix) = prefix(id)? else { return Ok(None) };
     let found = match engine.resolve(&prefix).and_then(|id| engine.status(id)) {
         Err(error) if error.ambiguous().is_some() => {

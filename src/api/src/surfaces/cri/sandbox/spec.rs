@@ -85,7 +85,8 @@ pub(super) fn pod_spec(request: SandboxRequest) -> Result<(PodSpec, PodName), St
     Ok((spec, name))
 }
 
-fn unsupported(field: &str, why: &str) -> Status {
+/// UNIMPLEMENTED: a field, and why it has no effect.
+pub(in super::super) fn unsupported(field: &str, why: &str) -> Status {
     Status::unimplemented(format!("{field} is not supported: {why}"))
 }
 
