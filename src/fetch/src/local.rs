@@ -1,7 +1,7 @@
 //! Local images: archives, layout directories and standard input, and their names in the store.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gantry_model::{ErrorKind, ImageRef};
 use gantry_store::Store;
@@ -41,6 +41,7 @@ pub(crate) fn open(
     let name = reference.to_string();
     let failed = FetchError::source(&name);
     let tmp = store.layout().tmp_dir();
+    let reference = &find_path(reference);
     let archived = |path: &Path, form, tag: &Option<String>| archive::open(path, form, tag.as_deref(), &tmp, caps);
     let (source, stem): (Result<Box<dyn Source + Send>, _>, String) = match reference {
         ImageRef::Layout(path, tag) => (layout::open(path, tag.as_deref()), stem(path)),
@@ -60,6 +61,30 @@ pub(crate) fn open(
         _ => None,
     };
     Ok(named(source.map_err(failed)?, &stem, tag.unwrap_or("latest")))
+}
+
+/// Finds the end of the path in the reference of one image of an archive or layout: the name after it may have colons
+/// itself (`docker-archive:FILE:host/app:1`), and the path, too.
+fn find_path(reference: &ImageRef) -> ImageRef {
+    let split = |path: &Path, tag: &Option<String>| {
+        let text = path.to_string_lossy();
+        let colons = text.match_indices(':').map(|(at, _)| at);
+        match colons.filter(|_| !path.exists()).find(|at| Path::new(&text[..*at]).exists()) {
+            Some(at) => {
+                let tag = tag.iter().map(|tag| format!(":{tag}")).collect::<String>();
+                (PathBuf::from(&text[..at]), Some(format!("{}{tag}", &text[at + 1..])))
+            }
+            None => (path.to_owned(), tag.clone()),
+        }
+    };
+    let made = |make: fn(PathBuf, Option<String>) -> ImageRef, (path, tag)| make(path, tag);
+    match reference {
+        ImageRef::Layout(path, tag) => made(ImageRef::Layout, split(path, tag)),
+        ImageRef::OciArchive(path, tag) => made(ImageRef::OciArchive, split(path, tag)),
+        ImageRef::DockerArchive(path, tag) => made(ImageRef::DockerArchive, split(path, tag)),
+        // Other forms have no name of an image after a path.
+        other => other.clone(),
+    }
 }
 
 /// Opens all images of an archive or layout, each when the iterator reaches it.
