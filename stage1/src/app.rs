@@ -201,8 +201,8 @@ pub(crate) struct OutputSource {
     pub(crate) stream: Stream,
     /// The beginning of a line without its newline.
     pub(crate) partial: PartialLine,
-    /// The other end of a terminal, until the main process exits: a terminal that no process has open reports its end,
-    /// but processes of the app may open it again.
+    /// The slave end of a terminal, until the main process exits. Without it, the master would report the end of the
+    /// output whenever no process has the terminal open.
     pub(crate) peer: Option<OwnedFd>,
 }
 
@@ -267,6 +267,13 @@ impl AppOutput {
             for source in self.sources.values_mut() {
                 self.log.write(source.stream, &mut source.partial, &[], now(), true);
             }
+        }
+    }
+
+    /// Closes the slave ends of terminals: their output ends with the processes that have them open.
+    pub(crate) fn release_terminals(&mut self) {
+        for source in self.sources.values_mut() {
+            source.peer = None;
         }
     }
 

@@ -142,7 +142,9 @@ impl Supervisor {
 
     /// Kills the process of an app that waits for its execve, if there is one.
     pub(super) fn end_waiting(&mut self, token: Token<App>) {
-        let Some(waiting) = self.pod.apps.get_mut(token).and_then(|app| app.waiting.take()) else { return };
+        let Some(app) = self.pod.apps.get_mut(token) else { return };
+        let Some(waiting) = app.waiting.take() else { return };
+        app.output.release_terminals();
         // It fails only if the process has exited.
         let _already_ended = rustix::process::pidfd_send_signal(&waiting.pidfd, Signal::KILL);
         self.ending.push(waiting.pidfd);
@@ -506,8 +508,6 @@ impl App {
         self.is_paused = false;
         self.null = None;
         self.input = AppInput::None;
-        for source in self.output.sources.values_mut() {
-            source.peer = None;
-        }
+        self.output.release_terminals();
     }
 }

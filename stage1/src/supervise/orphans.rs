@@ -8,6 +8,7 @@ use rustix::process::WaitOptions;
 use rustix::time::Timespec;
 
 use super::{EventSource, Supervisor};
+use crate::app::Operation;
 use crate::supervise::ending::may_outlive_init;
 use crate::sys;
 
@@ -18,7 +19,12 @@ impl Supervisor {
             return;
         }
         match sys::signalfd(&[libc::SIGCHLD]) {
-            Ok(fd) => self.child_exits = Some(fd),
+            Ok(fd) => {
+                self.child_exits = Some(fd);
+                // Some may have exited before.
+                self.may_have_orphans = true;
+                self.reap_orphans();
+            }
             Err(error) => tracing::warn!("processes that apps leave behind are not reaped: {error}"),
         }
     }
@@ -51,7 +57,11 @@ impl Supervisor {
     fn is_making_processes(&self) -> bool {
         self.creations.values().next().is_some()
             || self.sessions.values().any(|session| session.pending.is_some())
-            || self.pod.apps.values().any(|app| app.waiting.is_some() || app.is_probe_pending())
+            || self
+                .pod
+                .apps
+                .values()
+                .any(|app| matches!(app.operation, Some(Operation::Execute { .. })) || app.is_probe_pending())
     }
 
     /// Whether an event is due that may be the exit of a process that the supervisor has started.
@@ -59,6 +69,7 @@ impl Supervisor {
         let is_exit = |source: &EventSource| match source {
             EventSource::SessionProgram(_)
             | EventSource::Ending
+            | EventSource::WaitingExit(_)
             | EventSource::AppExit(_)
             | EventSource::Notification(_)
             | EventSource::Probe(_)
@@ -71,7 +82,6 @@ impl Supervisor {
             | EventSource::Connection(_)
             | EventSource::AppOutput(..)
             | EventSource::AppExecution(_)
-            | EventSource::WaitingExit(_)
             | EventSource::Creation(_)
             | EventSource::Oom(_)
             | EventSource::ChildExit
