@@ -240,12 +240,10 @@ impl Engine {
             return Ok(());
         }
         let has_owner = row.namespace == PodNamespace::KUBERNETES || scheduled.contains(&id);
-        if row.restart.at.is_some() || (has_owner && matches!(row.phase, Phase::Exited { .. })) {
-            // gantryd starts it again, or its owner removes it.
-            return Ok(());
-        }
+        // gantryd starts it again, or its owner removes it.
+        let stays = row.restart.at.is_some() || (has_owner && matches!(row.phase, Phase::Exited { .. }));
         let now = gantry_store::now();
-        let due = decide(&row.phase, now, options);
+        let due = if stays { Vec::new() } else { decide(&row.phase, now, options) };
         let deletes = due.iter().any(|(action, _)| *action == GcAction::Delete);
         for (action, why) in due {
             if !options.dry_run {
