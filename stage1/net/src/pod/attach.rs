@@ -8,6 +8,7 @@
 //! | record extended by entries and addresses | the same | detach |
 //! | entries added to the tables, `route_localnet` enabled | the same, and entries | detach; the sysctl: reload |
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use gantry_contract::network::Host;
@@ -166,7 +167,8 @@ impl AttachOperation<'_> {
             forwarding.save(forwarded)?;
             entries.confined = forwarding.confined()?;
             self.add_entries(&entries)?;
-            // Plugins may have attached another pod since, whose reload came before the entries.
+            // Plugins may have attached another pod since `confined` was read, and its reload may have come before
+            // these entries.
             let is_outdated = entries.confined != Confined::default() && forwarding.confined()? != entries.confined;
             if is_outdated || record.may_be_forwarded_by_plugins() {
                 tables::reload_confinement(&self.selection.wanted.host)?;
@@ -218,12 +220,15 @@ impl AttachOperation<'_> {
         }
         let host = &self.selection.wanted.host;
         let mut added = tables::add(host, entries);
-        for _ in 0..MAX_ATTEMPTS {
+        let (mut reloads, mut released) = (0, BTreeSet::new());
+        loop {
             match &added {
                 // This is the first pod, or the table was removed; or it contains networks that pods no longer use.
-                Err(nft::Error::Missing { .. } | nft::Error::Overlap { .. }) => {}
+                Err(nft::Error::Missing { .. } | nft::Error::Overlap { .. }) if reloads < MAX_ATTEMPTS => reloads += 1,
                 // The supervisor of that pod was killed, and no command has detached the pod yet.
-                Err(nft::Error::Taken { owner, .. }) if detach::release_entries_if_dead(host, owner)? => {
+                Err(nft::Error::Taken { owner, .. })
+                    if released.insert(owner.clone()) && detach::release_entries_if_dead(host, owner)? =>
+                {
                     added = tables::add(host, entries);
                     continue;
                 }

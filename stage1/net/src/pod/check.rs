@@ -93,6 +93,9 @@ pub(super) fn unneeded_entries(host: &Host, records: &Records) -> Result<Vec<Str
     );
     let unused = found.state.networks.keys().filter(|name| !needed.networks.contains_key(*name));
     lines.extend(unused.map(|name| format!("rules for network {name}")));
+    if found.state.confined != needed.confined && !needed.is_empty() {
+        lines.push("outdated confinement of forwarding".to_owned());
+    }
     lines.sort();
     lines.dedup();
     Ok(lines)
@@ -114,7 +117,9 @@ fn present_and_needed(host: &Host, records: &Records) -> Result<(Option<nft::Tab
         let needed = tables::with_present_entries(needed, || Ok(found.clone()), &others);
         let both = (found, needed);
         let same = both.0.as_ref().is_some_and(|found| {
-            differences(&found.state, &both.1, "").is_empty() && differences(&both.1, &found.state, "").is_empty()
+            found.state.confined == both.1.confined
+                && differences(&found.state, &both.1, "").is_empty()
+                && differences(&both.1, &found.state, "").is_empty()
         });
         if same || before.as_ref() == Some(&both) {
             return Ok(both);

@@ -42,10 +42,7 @@ pub(super) fn detach_valid(dir: BorrowedFd<'_>, record: &mut Record, own: Option
     let mut errors = Vec::new();
     let now = record.boot == boot()?;
     if now {
-        errors.extend(record.entries().and_then(|entries| tables::remove(&record.host, &entries)).err());
-        if record.torn {
-            errors.extend(remove_entries_by_id(&record.pod, &record.host).err());
-        }
+        errors.extend(remove_entries(record));
     }
     errors.extend(detach_networks(dir, record, now, own).err());
     if !errors.is_empty() {
@@ -56,18 +53,28 @@ pub(super) fn detach_valid(dir: BorrowedFd<'_>, record: &mut Record, own: Option
     if !now {
         return Ok(());
     }
-    unused::remember(record)?;
-    if record.may_be_forwarded_by_plugins() { tables::reload_confinement(&record.host) } else { Ok(()) }
+    let mut errors = Vec::from_iter(unused::remember(record).err());
+    if record.may_be_forwarded_by_plugins() {
+        errors.extend(tables::reload_confinement(&record.host).err());
+    }
+    NetworkError::from_all(errors)
+}
+
+/// Removes the firewall entries of a pod; returns the failures.
+fn remove_entries(record: &Record) -> Vec<NetworkError> {
+    let removed = record.entries().and_then(|entries| tables::remove(&record.host, &entries));
+    let torn = record.torn.then(|| remove_entries_by_id(&record.pod, &record.host));
+    removed.err().into_iter().chain(torn.and_then(Result::err)).collect()
 }
 
 /// Removes the firewall entries of a pod whose supervisor was killed, so that another pod can publish its ports.
-/// Returns `false` if the pod is alive, or is just being detached or started. The rest of it is detached later.
+/// Returns `false` if the pod is alive, or is just being detached or started. Its networks are detached later.
 pub(super) fn release_entries_if_dead(host: &Host, pod: &str) -> Result<bool> {
     let Some(dir) = Records::open(host)?.lock_dead(pod)? else { return Ok(false) };
     let Some(RecordFile::Valid(mut record)) = record::read(dir.as_fd(), pod)? else { return Ok(false) };
     // First, or a reload would add them again.
     record.append_down(dir.as_fd())?;
-    tables::remove(&record.host, &record.entries()?)?;
+    NetworkError::from_all(remove_entries(&record))?;
     Ok(true)
 }
 

@@ -148,9 +148,9 @@ impl<'a> Forwarding<'a> {
         Ok(self.read_saved(Version::V4)?.is_some() || self.read_saved(Version::V6)?.is_some())
     }
 
-    /// Whether plugins have attached a running pod to a network that may need forwarding. A result is cached before
-    /// ADD, so without cached results there is none, and the records need not be read. A pod with an unusable record
-    /// may be running.
+    /// Whether plugins have attached a running pod to a network that may need forwarding. Results are cached before
+    /// ADD: without one, no plugin has attached a pod, and the records are not read. A pod with an unusable record may
+    /// be running.
     fn plugins_may_need_it(&self) -> Result<bool> {
         let cached = garbage::cached_attachments(&self.state.runtime(self.host)?)?;
         if cached.is_empty() {

@@ -344,8 +344,8 @@ impl Records {
         }
     }
 
-    /// Takes the lock of a pod, which its supervisor holds: the pod is dead. `None`: the lock is held, or the directory
-    /// does not exist. The lock is on the returned directory, until that is closed.
+    /// Locks a pod whose supervisor is dead; a live one holds the lock. `None`: the pod is locked, or has no directory.
+    /// Closing the returned directory releases the lock.
     pub(super) fn lock_dead(&self, pod: &str) -> Result<Option<OwnedFd>> {
         let Some(parent) = self.dir.as_ref().filter(|_| is_name(pod)) else { return Ok(None) };
         let doing = || format!("lock the directory of pod {pod}");

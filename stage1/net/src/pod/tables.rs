@@ -149,8 +149,8 @@ pub(super) fn reload(host: &Host) -> Result<()> {
 
 const RELOAD: &str = "restore the table";
 
-/// Makes the table confine forwarding no longer, or again, after plugins attached or detached a pod. After the last pod
-/// of all, restores forwarding instead.
+/// Updates the confinement of forwarding in the table, after plugins attached or detached a pod. If no pod is left,
+/// restores the settings of forwarding.
 pub(super) fn reload_confinement(host: &Host) -> Result<()> {
     let Some(state) = StateDir::find(host)? else { return Ok(()) };
     if Forwarding::new(host, &state, &boot()?).has_saved()? { reload(host) } else { Ok(()) }
