@@ -81,7 +81,7 @@ pub(crate) fn receive_request(socket: &OwnedFd) -> Option<Result<(Request, Vec<O
     if received.is_truncated || received.fds.len() > MAX_REQUEST_DESCRIPTORS {
         return Some(Err(failure(
             ErrorKind::Invalid,
-            format!("a request has at most {MAX_MESSAGE} bytes and {MAX_REQUEST_DESCRIPTORS} descriptors"),
+            format!("a message has at most {MAX_MESSAGE} bytes and {MAX_REQUEST_DESCRIPTORS} descriptors"),
         )));
     }
     let mut fds = received.fds;

@@ -10,8 +10,8 @@ use rustix::net::{
 };
 use rustix::process::Pid;
 
-/// Maximum number of descriptors in one message. The kernel's limit is 253 (`SCM_MAX_FD`).
-pub(crate) const MAX_DESCRIPTORS: usize = 128;
+/// Maximum number of descriptors in one message: the kernel's limit (`SCM_MAX_FD`).
+pub(crate) const MAX_DESCRIPTORS: usize = 253;
 
 /// A received message.
 pub(crate) struct Received {

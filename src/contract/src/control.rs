@@ -144,8 +144,8 @@ pub enum Request {
     /// pod's limits ([`crate::limits`]), when the reply is sent: `LimitsUpdated`.
     UpdateLimits(Box<UpdateLimits>),
     /// A request that is longer than [`MAX_MESSAGE`], such as an app with the environment of a large cluster: a JSON
-    /// document in a file in memory (memfd_create(2)), which is the first descriptor. Those of the request follow. A
-    /// supervisor that is older than it fails to parse it.
+    /// document in a file in memory (memfd_create(2)), which is the first descriptor; the descriptors of the request
+    /// follow it. An older supervisor refuses it as unknown.
     Long {
         /// The length of the document.
         bytes: usize,
