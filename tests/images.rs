@@ -313,7 +313,11 @@ fn load_imports_every_image_of_an_archive() {
             "gantry image load",
         ]);
         let names = g.json(&["image", "inspect", &ids[1]])[0]["names"].clone();
-        fresh.run(&["fetch", &format!("{format}:{path}:{}", names[0].as_str().unwrap())]).succeeded();
+        let name = names[0].as_str().unwrap();
+        fresh.run(&["fetch", &format!("{format}:{path}:{name}")]).succeeded();
+        let colon = g.scratch().join("with:colon.tar").display().to_string();
+        std::fs::copy(&file, &colon).unwrap();
+        fresh.run(&["fetch", &format!("{format}:{colon}:{name}")]).succeeded();
     }
     // The images before a damaged one are in the store.
     let dir = g.scratch().join("damaged");

@@ -13,8 +13,8 @@ pub struct Caps {
     pub max_entries: u64,
     /// Maximum length of one file in bytes, including the holes of a sparse file.
     pub max_file: u64,
-    /// Maximum memory in bytes for the names that are kept until the end of the layer: of directories, with their
-    /// attributes, and of hard links to files of lower layers. Of an archive: for the names of its files.
+    /// Maximum memory in bytes for names that are kept until the end: those of a layer's directories, with their
+    /// attributes, and of its hard links to lower layers; or those of an archive's files.
     pub max_names: u64,
     /// Maximum length of one extension header (PAX records, sparse map) in bytes.
     pub max_pax: u64,

@@ -20,7 +20,7 @@ const MAX_DIAGNOSIS: u64 = 16 << 20;
 /// Shared by all layers of one fetch.
 pub(crate) struct Watch<'a> {
     pub(crate) progress: &'a dyn Progress,
-    /// The caller's.
+    /// Raised by the caller to cancel the fetch.
     pub(crate) cancellation: Option<&'a Cancellation>,
     /// Set when a layer has failed: the other layers stop.
     pub(crate) cancelled: AtomicBool,

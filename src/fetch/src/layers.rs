@@ -9,9 +9,9 @@
 //! committed. From then on it is shared, and so are the locks of layers that were committed before, until the image is
 //! committed: garbage collection removes none of them, and other fetches use them at once. A worker waits only for the
 //! lock of its own layer, a finished layer waits only for layers below it, and every fetch starts at the bottom. So the
-//! lowest unfinished layer always makes progress, and two fetches of images that share layers cannot deadlock. Only a
-//! layer that is found damaged while a fetch shares its lock makes others wait for that fetch; they soon give up. A
-//! holder that dies releases its locks; garbage collection removes its staging directories.
+//! lowest unfinished layer always makes progress, and two fetches of images that share layers cannot deadlock. There is
+//! one exception: a fetch that must replace a damaged layer waits, for a minute at most, for the fetches that share its
+//! lock. A holder that dies releases its locks; garbage collection removes its staging directories.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -309,9 +309,10 @@ fn one(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<Finished>, Fetc
 fn lock(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<LayerLock>, FetchError> {
     let layer = &job.plans[at].blob.digest;
     let begun = Instant::now();
-    let mut told = false;
+    let mut shared_since = None;
+    let mut is_reported = false;
     let mut waiting = || {
-        if !std::mem::replace(&mut told, true) {
+        if !std::mem::replace(&mut is_reported, true) {
             job.watch.progress.notify(Note::Waiting { layer: layer.clone() });
         }
     };
@@ -320,14 +321,17 @@ fn lock(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<LayerLock>, Fe
             return Err(FetchError::Cancelled { layer: layer.clone() });
         }
         let held = try_lock(&hands.trees, &job.plans[at].chain, &mut waiting)?;
-        let most = match held.map(|lock| ask(hands, layer, at, lock)).transpose()? {
+        let (since, most) = match held.map(|lock| ask(hands, layer, at, lock)).transpose()? {
             Some(None) => return Ok(None),
             Some(Some(Held::Alone(lock))) => return Ok(Some(lock)),
-            Some(Some(Held::Shared(_))) => DAMAGED_TIMEOUT,
-            None => OTHER_PROCESS_TIMEOUT,
+            Some(Some(Held::Shared(_))) => (*shared_since.get_or_insert_with(Instant::now), DAMAGED_TIMEOUT),
+            None => {
+                shared_since = None;
+                (begun, OTHER_PROCESS_TIMEOUT)
+            }
         };
-        if begun.elapsed() >= most {
-            return Err(busy(layer, begun.elapsed()));
+        if since.elapsed() >= most {
+            return Err(busy(layer, since.elapsed()));
         }
     }
 }

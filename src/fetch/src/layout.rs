@@ -155,26 +155,54 @@ fn choose<F: Files>(entries: Vec<Descriptor>, tag: Option<&str>, place: &str) ->
     }
 }
 
-/// Groups the entries of an index by image. Entries with one digest are names of one image; entries with one name, or
-/// none, that differ in their platform are its manifests.
+/// Groups the entries of an index by image, in the order of their first entries. Entries with one digest are names of
+/// one image. Entries with one name, or none, and different platforms are its manifests.
 fn images(entries: Vec<Descriptor>) -> Vec<Vec<Descriptor>> {
-    let mut images: Vec<Vec<Descriptor>> = Vec::new();
-    let (mut by_digest, mut by_name) = (BTreeMap::new(), BTreeMap::new());
-    for entry in entries {
-        let digest = entry.digest.to_string();
-        let name = entry.platform.is_some().then(|| name(&entry).map(str::to_owned));
-        let known = by_digest.get(&digest).or_else(|| by_name.get(name.as_ref()?)).copied();
-        let at = known.unwrap_or(images.len());
-        by_digest.entry(digest).or_insert(at);
-        if let Some(name) = name {
-            by_name.entry(name).or_insert(at);
-        }
-        match images.get_mut(at) {
-            Some(image) => image.push(entry),
-            None => images.push(vec![entry]),
+    let mut groups = Groups::default();
+    let (mut by_digest, mut by_name, mut seen) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+    for (at, entry) in entries.iter().enumerate() {
+        groups.add();
+        groups.join(*by_digest.entry(&entry.digest).or_insert(at), at);
+        let Some(platform) = entry.platform.as_ref().map(ToString::to_string) else { continue };
+        // Attestations have no platform of their own, and each image may have several.
+        let is_attached = platform.starts_with("unknown/");
+        if seen.insert((name(entry), platform)) || is_attached {
+            groups.join(*by_name.entry(name(entry)).or_insert(at), at);
         }
     }
-    images
+    let mut images: BTreeMap<usize, Vec<Descriptor>> = BTreeMap::new();
+    for (at, entry) in entries.iter().enumerate() {
+        images.entry(groups.first(at)).or_default().push(entry.clone());
+    }
+    images.into_values().collect()
+}
+
+/// Disjoint groups of numbers (union-find).
+#[derive(Default)]
+struct Groups {
+    /// For each number one of its group that is not greater; the first one has itself.
+    lower: Vec<usize>,
+}
+
+impl Groups {
+    /// Adds the next number, as a group.
+    fn add(&mut self) {
+        self.lower.push(self.lower.len());
+    }
+
+    /// The first number of a group.
+    fn first(&mut self, mut at: usize) -> usize {
+        while self.lower[at] != at {
+            self.lower[at] = self.lower[self.lower[at]];
+            at = self.lower[at];
+        }
+        at
+    }
+
+    fn join(&mut self, one: usize, other: usize) {
+        let (one, other) = (self.first(one), self.first(other));
+        self.lower[one.max(other)] = one.min(other);
+    }
 }
 
 /// The name of an entry. The whole name says more than the tag that is part of it.

@@ -64,16 +64,19 @@ pub(crate) fn open(
 }
 
 /// Finds the end of the path in the reference of one image of an archive or layout: the name after it may have colons
-/// itself (`docker-archive:FILE:host/app:1`), and the path, too.
+/// (`docker-archive:FILE:host/app:1`), and so may the path.
 fn find_path(reference: &ImageRef) -> ImageRef {
     let split = |path: &Path, tag: &Option<String>| {
-        let text = path.to_string_lossy();
-        let colons = text.match_indices(':').map(|(at, _)| at);
-        match colons.filter(|_| !path.exists()).find(|at| Path::new(&text[..*at]).exists()) {
-            Some(at) => {
-                let tag = tag.iter().map(|tag| format!(":{tag}")).collect::<String>();
-                (PathBuf::from(&text[..at]), Some(format!("{}{tag}", &text[at + 1..])))
-            }
+        if path.exists() {
+            return (path.to_owned(), tag.clone());
+        }
+        let tag_text = tag.iter().map(|tag| format!(":{tag}")).collect::<String>();
+        let whole = format!("{}{tag_text}", path.display());
+        if Path::new(&whole).exists() {
+            return (whole.into(), None);
+        }
+        match whole.match_indices(':').find(|(at, _)| Path::new(&whole[..*at]).exists()) {
+            Some((at, _)) => (PathBuf::from(&whole[..at]), Some(whole[at + 1..].to_owned())),
             None => (path.to_owned(), tag.clone()),
         }
     };

@@ -109,7 +109,7 @@ pub enum SourceError {
     /// There are several images and none was named.
     #[error(
         "{place} holds several images{}; name one as in {scheme}:PATH:NAME, or import all with 'gantry image load'",
-        .names.iter().enumerate().map(|(at, name)| format!("{}{name}", if at == 0 { ": " } else { ", " })).collect::<String>()
+        listed(.names)
     )]
     Ambiguous {
         /// The archive or layout.
@@ -131,6 +131,11 @@ pub enum SourceError {
     /// The registry failed.
     #[error(transparent)]
     Registry(#[from] crate::registry::RegistryError),
+}
+
+/// The names in an error message, after a colon.
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) }
 }
 
 impl Kind for SourceError {

@@ -181,14 +181,21 @@ fn images_of_a_layout_are_grouped() {
     platform["digest"] = format!("sha256:{}", "0".repeat(64)).into();
     platform["platform"] = serde_json::json!({ "os": "linux", "architecture": "s390x" });
     entries[3]["platform"] = serde_json::json!({ "os": "linux", "architecture": "amd64" });
-    entries.extend([alias, platform]);
+    // Two images without names for one platform, and the attestations of one image.
+    let unnamed = |digit: &str, os: &str| {
+        let digest = format!("sha256:{}", digit.repeat(64));
+        let platform = serde_json::json!({ "os": os, "architecture": if os == "linux" { "amd64" } else { os } });
+        serde_json::json!({ "digest": digest, "size": 2, "platform": platform })
+    };
+    let more = [unnamed("1", "linux"), unnamed("2", "linux"), unnamed("3", "unknown"), unnamed("4", "unknown")];
+    entries.extend([alias, platform].into_iter().chain(more));
     *index = parsed.to_string().into_bytes();
     let case = Case::new();
     let path = case.dir.path().join("archive.tar");
     fs::write(&path, packed(&files)).unwrap();
     let all: Vec<_> = open_all(&path, case.dir.path(), &Caps::default()).unwrap().map(Result::unwrap).collect();
     let names: Vec<_> = all.iter().map(|image| image.names().join(" ")).collect();
-    assert_eq!(names, ["v1 v1.0", "v2", "", "multi"]);
+    assert_eq!(names, ["v1 v1.0", "v2", "", "multi", "", ""]);
     check_all(&*all[0], &[[LAYER, b"v1"].concat()]);
     let root = all[3].root().unwrap();
     let Parsed::Index(entries) = manifest::parse(&root.media_type, &root.bytes).unwrap() else { panic!("no index") };

@@ -113,7 +113,7 @@ impl<'a> Work<'a> {
         *self.size = self.size.saturating_add(bytes);
         let most = self.caps.max_layer_bytes;
         if *self.size > most {
-            Err(UnpackError::TooMuch { what: "bytes with those it links to", most })
+            Err(UnpackError::TooMuch { what: "bytes, with the copies of files that it links to,", most })
         } else {
             Ok(())
         }
