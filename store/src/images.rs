@@ -373,10 +373,7 @@ impl Store {
     pub fn image_users(&self) -> Result<BTreeMap<ImageId, BTreeSet<PodId>>, StoreError> {
         const DOING: &str = "list the pods that use images";
         let mut users: BTreeMap<ImageId, BTreeSet<PodId>> = BTreeMap::new();
-        let mut all = self
-            .conn
-            .prepare_cached("SELECT image, pod FROM app WHERE image IS NOT NULL UNION SELECT image, pod FROM pod_image")
-            .map_err(StoreError::sql(DOING))?;
+        let mut all = self.conn.prepare_cached(USERS).map_err(StoreError::sql(DOING))?;
         let rows = all.query_map([], |row| {
             let mut columns = Columns::new(row);
             Ok((columns.parsed()?, columns.parsed()?))
@@ -485,13 +482,14 @@ fn event(kind: EventKind, image: &ImageRow, at: Timestamp) -> NewEvent {
     NewEvent { kind, at, id: image.id.to_string(), name, data }
 }
 
+/// The images and the pods that use them, as the root of an app or as a volume.
+const USERS: &str = "SELECT image, pod FROM app WHERE image IS NOT NULL UNION SELECT image, pod FROM pod_image";
+
 /// The pods whose apps use this image.
 fn users(conn: &Connection, id: &ImageId) -> rusqlite::Result<Vec<PodId>> {
-    conn.prepare_cached(
-        "SELECT pod FROM app WHERE image = ?1 UNION SELECT pod FROM pod_image WHERE image = ?1 ORDER BY pod",
-    )?
-    .query_map([id.to_string()], |row| Columns::new(row).parsed())?
-    .collect()
+    conn.prepare_cached(&format!("SELECT pod FROM ({USERS}) WHERE image = ?1 ORDER BY pod"))?
+        .query_map([id.to_string()], |row| Columns::new(row).parsed())?
+        .collect()
 }
 
 fn by_id(conn: &Connection, id: &ImageId) -> rusqlite::Result<Option<ImageRow>> {

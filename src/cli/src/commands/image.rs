@@ -258,7 +258,7 @@ pub(crate) struct Rm {
     /// Names or ids of images
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
-    /// For an image given by its id: also remove its names, and exited pods that use it
+    /// For an image given by its id or digest: also remove its names, and exited pods that use it
     #[arg(short, long)]
     force: bool,
 }

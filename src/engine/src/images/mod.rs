@@ -134,8 +134,10 @@ impl Engine {
         let found = match reference {
             ImageRef::Registry(name) => match (self.by_name(&name.to_string())?, &name.digest) {
                 (Some((image, name)), _) => Some((image, vec![name])),
-                // As for a fetch: the same bytes under another name are the same image.
-                (None, Some(digest)) => self.store.image(digest).map_err(store)?.map(|image| (image, Vec::new())),
+                (None, Some(digest)) => {
+                    let image = self.store.image(digest).map_err(store)?;
+                    image.filter(|image| node::is_of_repository(image, name)).map(|image| (image, Vec::new()))
+                }
                 (None, None) => None,
             },
             ImageRef::Short(short) => match &short.digest {

@@ -79,9 +79,8 @@ impl Engine {
             return Ok(Some(image));
         }
         let Some(digest) = &name.digest else { return Ok(None) };
-        let repository = format!("{}/{}", name.host, name.repository);
         let image = self.store.image(digest).map_err(store)?;
-        Ok(image.filter(|image| image.names.iter().any(|name| repository_of(name) == repository)))
+        Ok(image.filter(|image| is_of_repository(image, &name)))
     }
 
     /// Removes all names of an image, and the image itself unless a pod uses it. A killed removal leaves an image
@@ -125,6 +124,12 @@ impl Engine {
         }
         Ok(usage)
     }
+}
+
+/// Whether an image has a name in the repository of a reference.
+pub(super) fn is_of_repository(image: &ImageRow, reference: &RegistryRef) -> bool {
+    let repository = format!("{}/{}", reference.host, reference.repository);
+    image.names.iter().any(|name| repository_of(name) == repository)
 }
 
 /// A full name without its tag and digest.

@@ -23,7 +23,7 @@ pub struct ImageRemoved {
 
 impl Engine {
     /// Removes an image that no pod uses; if it is given by one of several names, only that name. With `force`, an
-    /// image given by its id is removed with all of its names, and with the ended pods that use it.
+    /// image given by its id or digest is removed with all of its names, and with the ended pods that use it.
     ///
     /// # Errors
     /// [`ImageError`], also when pods use it that have not ended.
