@@ -1,10 +1,10 @@
 //! The Talos node API: `machine.MachineService` of Talos 0.9 and later, `os.OSService` of Talos 0.6, and the services
 //! around them. The contract is in `proto/talos`.
 //!
-//! `node` treats every call: `targets` reads the nodes that it names, `own_names` knows this one's, and `roles` decides
-//! whether the peer may make it. `names` has the ids of pods and apps. `services` implements the services, `calls` the
-//! calls that are served, with a module for each that is more than a few lines; `pod_change` changes pods, and
-//! `supervisors` reaps what that starts; `host` reads the host.
+//! `node` treats every call: `targets` reads the nodes that it names, `own_names` decides which are this node's, and
+//! `roles` decides whether the peer may make it. `names` has the ids of pods and apps. `services` implements the
+//! services, `calls` the calls that are served, with a module for each that is more than a few lines; `pod_change`
+//! changes pods, and `supervisors` reaps what that starts; `host` reads the host.
 
 mod calls;
 mod containers;

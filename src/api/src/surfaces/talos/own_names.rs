@@ -4,7 +4,7 @@
 //! * the addresses of its interfaces. A trial bind(2) would not do: where `ip_nonlocal_bind` is set (keepalived), the
 //!   kernel binds sockets to every address;
 //! * the subject alternative names of the server's certificate: the names under which clients know the node, such as
-//!   its domain name, or its address behind NAT. A wildcard names no node.
+//!   its domain name, or its address behind NAT. A wildcard, and names that it matches, name no node.
 
 use std::io;
 use std::net::IpAddr;
@@ -42,21 +42,22 @@ struct LoadedCertificate {
 }
 
 impl NodeCertificate {
-    /// Uses the certificate in this file from now on, or none.
+    /// Uses the certificate in this file from now on, or none. While the file is invalid, the previous certificate
+    /// counts, as it does for connections.
     pub fn set_file(&self, path: Option<PathBuf>) {
         let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if loaded.path != path {
-            *loaded = LoadedCertificate { path, ..LoadedCertificate::default() };
+            let certificate = loaded.certificate.take().filter(|_| path.is_some());
+            *loaded = LoadedCertificate { path, stamp: None, certificate };
         }
     }
 
-    /// The certificate, read again if the file has changed. While the file is invalid, the previous one counts, as it
-    /// does for connections.
+    /// The certificate, read again if the file has changed.
     fn read(&self) -> Option<CertificateDer<'static>> {
         let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let path = loaded.path.clone()?;
         let stamp = FileStamp::read(&path);
-        if stamp != loaded.stamp || loaded.certificate.is_none() {
+        if stamp != loaded.stamp {
             loaded.stamp = stamp;
             match read_certificate(&path) {
                 Ok(certificate) => loaded.certificate = Some(certificate),
@@ -73,7 +74,7 @@ fn read_certificate(path: &Path) -> io::Result<CertificateDer<'static>> {
     first.ok_or_else(|| io::Error::other("it has no certificate"))?.map_err(io::Error::other)
 }
 
-/// The names of this node during a call. What is expensive is read with the first name that needs it.
+/// The names of this node during a call. Addresses are read only when a name needs them.
 #[derive(Debug, Default)]
 pub(super) struct OwnNames {
     certificate: NodeCertificate,
@@ -103,9 +104,7 @@ impl OwnNames {
 
     fn include_address(&mut self, address: IpAddr) -> Result<bool, Status> {
         let address = address.to_canonical();
-        // Link-local addresses are unique on a link only, and a name has no scope: every host may have fe80::1.
-        let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
-        if address.is_unspecified() || address.is_multicast() || is_link_local {
+        if address.is_unspecified() || address.is_multicast() || is_link_local(address) {
             return Ok(false);
         }
         if address.is_loopback() || self.addresses()?.contains(&address) {
@@ -124,13 +123,21 @@ impl OwnNames {
     }
 }
 
+/// Whether an address is unique on its link only: every host may have fe80::1, or NodeLocal DNS on 169.254.20.10.
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
 /// The addresses of interfaces, without their prefix lengths.
 fn addresses_of(interfaces: &[HostInterface]) -> Vec<IpAddr> {
     let all = interfaces.iter().flat_map(|interface| &interface.addresses);
     all.filter_map(|address| address.split('/').next()?.parse().ok()).collect()
 }
 
-/// Whether a certificate has this very name: a match of a wildcard does not count.
+/// Whether a certificate has this name, and no wildcard that matches it.
 fn has_name(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let is_valid = |name: &str| ServerName::try_from(name).is_ok_and(|name| is_valid_for(certificate, &name));
     let sibling = name.split_once('.').map(|(_, domain)| format!("{NO_NODE}.{domain}"));
@@ -170,6 +177,7 @@ mod tests {
             ("0.0.0.0", false),
             ("224.0.0.1", false),
             ("fe80::1", false),
+            ("169.254.20.10", false),
             ("LOCALHOST.", true),
             ("192.0.2.1", false),
             ("2001:db8::1", false),
@@ -183,8 +191,8 @@ mod tests {
     #[test]
     fn addresses_of_interfaces_are_own() {
         for address in addresses_of(&list_interfaces().unwrap()) {
-            let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
-            assert_eq!(OwnNames::default().include(&address.to_string()).unwrap(), !is_link_local, "{address}");
+            let is_own = OwnNames::default().include(&address.to_string()).unwrap();
+            assert_eq!(is_own, !is_link_local(address), "{address}");
         }
     }
 
@@ -201,6 +209,8 @@ mod tests {
         for name in ["node2.example", "example", "192.0.2.8", "node1.wild.example", "*.wild.example", "a b", "."] {
             assert!(!is_own(name), "{name}");
         }
+        certificate.set_file(Some(dir.path().join("missing.crt")));
+        assert!(is_own("node1.example"), "connections use the previous certificate, too");
         certificate.set_file(None);
         assert!(!is_own("node1.example"));
     }

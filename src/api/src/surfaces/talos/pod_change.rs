@@ -22,7 +22,7 @@ pub(super) enum PodChange {
     Stop(PodId),
     /// Restarts apps of a running pod, or starts those that have exited.
     RestartApps(PodId, Vec<AppName>),
-    /// Stops the sandbox of a kubelet, as StopPodSandbox does.
+    /// Stops the sandbox of a kubelet, and releases its networks.
     StopSandbox(PodId),
     /// Stops a container of it.
     StopContainer(PodId, AppName),
@@ -37,7 +37,7 @@ impl PodChange {
         match self {
             Self::Start(pod) => {
                 let started = engine.start_again(pod).map_err(|error| status::from_error(&error))?;
-                // None: it runs already, and whoever started it reaps its supervisor.
+                // `None`: it already runs; the process that started it reaps its supervisor.
                 started.into_iter().for_each(|running| supervisors.keep(running));
                 Ok(())
             }
