@@ -565,7 +565,7 @@ fn ports_in_the_hosts_network_are_forwarded() {
     node.end();
 }
 
-/// The client gives a connection up: its own end of it waits for the error stream.
+/// After the client resets the data stream, it waits for the end of the error stream.
 #[test]
 fn a_reset_of_a_client_ends_its_connection() {
     let node = Node::new(&["sleep", "forever"]);

@@ -36,9 +36,9 @@
 //! * `DIR`: creating, migrating, restoring, entering a boot. Waited for 10 s. The next opener starts over.
 //! * `pods/UUID`: a pod, for the process that prepares, runs or deletes it. Never waited for. A free lock means that
 //!   the process is gone: reconcile reads the records.
-//! * `locks/NAME`: staging, committing or collecting a layer; then, shared, using it until its image is committed. Of
-//!   several, the lowest layer first. Exclusive, waited for until the caller's deadline; shared and by the collector,
-//!   never. A staging directory without its lock is collected.
+//! * `locks/NAME`: exclusive to stage, commit or collect a layer, then shared until its image is committed. Of several,
+//!   the lowest layer first. The exclusive lock is waited for until the caller's deadline; a shared one, and the
+//!   collector's, is only tried. A staging directory without its lock is collected.
 //! * `locks/blobs`: blobs without an image, shared by importers, exclusive for the collector, which never waits. Waited
 //!   for 10 s. Blobs without an image are collected.
 //! * `locks/volumes`: creating and removing named volumes, except the deletion of their content. Waited for 10 s;

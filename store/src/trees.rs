@@ -180,7 +180,8 @@ impl Trees {
     /// [`StoreError::Locked`] if another process took the lock during the change; [`StoreError::Io`].
     pub fn share(&self, lock: LayerLock) -> Result<SharedLayerLock, StoreError> {
         let path = lock_path(&self.layout, &Layout::tree_name(&lock.chain));
-        // flock(2) does not promise it, but Linux changes the mode in one step: the collector cannot come in between.
+        // flock(2) does not promise an atomic change of the mode, but Linux makes one: the collector cannot get the
+        // lock in between.
         match try_lock(&lock.file, LockMode::Shared).map_err(StoreError::io("lock", &path))? {
             true => Ok(SharedLayerLock { _file: lock.file }),
             false => Err(StoreError::Locked { path, seconds: 0 }),

@@ -53,8 +53,8 @@ fn start(options: Options, id: PodId) -> anyhow::Result<Option<Running>> {
     Ok(engine.start_waiting_pod(id)?)
 }
 
-/// The time at which a pod that waits until `at` is started. No delay is longer than the longest back-off: a time that
-/// is further off is from before the clock was set back, and has come.
+/// The time at which a pod that waits until `at` is started. No delay exceeds the longest back-off: a time further
+/// ahead was recorded before the clock was set back, and the pod is due.
 fn due_time(at: Timestamp, now: Timestamp) -> Timestamp {
     if at.since(now) > pod_backoff(u32::MAX) { now } else { at }
 }
@@ -70,7 +70,7 @@ fn bring_forward(engine: &Engine, id: PodId) -> anyhow::Result<()> {
     }
     info!("pod {id} would wait for more than the longest delay: the clock was set back");
     let restart = PodRestart { at: Some(due), ..row.restart.clone() };
-    // Of a row that another process has changed meanwhile, the start sees the change.
+    // If another process has changed the row, nothing is written; the start reads it again.
     let _changed_or_outdated = engine.store().set_restart(id, row.generation, restart, false)?;
     Ok(())
 }

@@ -25,9 +25,9 @@ const READ_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The key of a kind of work, and how the work is done.
 pub(crate) trait WorkKey: Clone + Eq + Hash + Display + Send + 'static {
-    /// The name of the threads, and of a key in messages.
+    /// The kind, in the names of threads and in messages.
     const KIND: &'static str;
-    /// The keys in messages about all of them.
+    /// The keys, in messages about all of them.
     const ALL: &'static str;
 
     /// Reads from the rows what is due, or will be, each with its time, the earliest first.

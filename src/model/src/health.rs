@@ -208,8 +208,8 @@ pub enum HealthAction {
     None,
     /// The app is stopped and started again, as the next attempt.
     Restart,
-    /// The app is stopped: its stop signal, SIGKILL after the grace period. The pod's exit code counts its exit as a
-    /// failure; the other apps run on.
+    /// The app is stopped: its stop signal, SIGKILL after the grace period. Its exit counts as a failure in the pod's
+    /// exit code; the other apps keep running.
     Stop,
     /// The app is killed with SIGKILL, and has failed.
     Kill,

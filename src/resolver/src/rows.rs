@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use gantry_engine::model::EventKind;
 use gantry_engine::model::error::messages;
 use gantry_engine::model::query::{EventQuery, PodFilter};
-use gantry_engine::model::{Event, EventKind};
 use gantry_engine::{CommitWatcher, Observer, Options, now};
 use tokio::sync::watch;
 
@@ -139,16 +139,12 @@ fn has_relevant_events(observer: &Observer, cursor: &mut u64) -> io::Result<bool
     loop {
         let page = observer.events_after(*cursor, PAGE).map_err(io::Error::other)?;
         let end = page.cursor.max(page.trimmed.unwrap_or(0));
-        news |= page.trimmed.is_some() || page.events.iter().any(is_relevant);
+        news |= page.trimmed.is_some() || page.events.iter().any(|event| changes_names(event.event.kind));
         if end <= *cursor {
             return Ok(news);
         }
         *cursor = end;
     }
-}
-
-fn is_relevant(event: &Event) -> bool {
-    changes_names(event.event.kind)
 }
 
 /// Whether events of this kind change names: apps of a pod are names too.

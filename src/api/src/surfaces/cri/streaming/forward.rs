@@ -68,8 +68,8 @@ type HalfPairs = Arc<Mutex<HashMap<String, HalfPair>>>;
 struct Forward {
     /// `None`: the client sends no more.
     to_server: Option<mpsc::Sender<Bytes>>,
-    /// Tells the task that the client has reset the data stream; `None`: it knows. The task still ends the error
-    /// stream.
+    /// Signals to the task that the client has reset the data stream; `None`: sent already. The task still ends the
+    /// error stream.
     reset: Option<oneshot::Sender<()>>,
     task: AbortHandle,
 }
@@ -281,7 +281,7 @@ async fn forward(
             false
         }
     };
-    // The connection is closed before this, however slowly the client reads.
+    // The connection to the server is already closed, so that a slow client does not keep it open.
     if was_reset { writer.write(&encode_data(error, &[], true)).await } else { Ok(()) }
 }
 

@@ -1,8 +1,8 @@
 //! The connection of a session after its upgrade: bytes, plain or in the binary messages of a WebSocket.
 //!
 //! Nothing is queued here: a write returns when the kernel has taken the bytes, so a slow client slows down what is
-//! sent to it, and a session that does not read slows down its client. Only what remains of frames whose writer was
-//! dropped meanwhile is kept for the next writer.
+//! sent to it, and a session that does not read slows down its client. Only the unsent rest of frames whose writer was
+//! dropped is kept, for the next writer.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -135,7 +135,7 @@ impl Output {
 }
 
 impl WireWriter {
-    /// Writes frames. If it is dropped meanwhile, the client receives all of them with the next frames, or none.
+    /// Writes frames. If this future is dropped, none of them is sent, or the next write sends the rest.
     ///
     /// # Errors
     /// The kernel's error: the client has gone.
