@@ -1,12 +1,12 @@
-//! Reading files and streams that others wrote, up to a limit; files that get their name when they are complete;
-//! syncing directories.
+//! Reading files and streams that others wrote, up to a limit; files that get their name when they are complete; files
+//! in memory; syncing directories.
 
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
@@ -167,6 +167,18 @@ pub fn read_truncated(stream: impl io::Read, limit: u64) -> io::Result<Vec<u8>> 
     let mut bytes = Vec::with_capacity(MIN_CAPACITY);
     stream.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// A file in memory (memfd_create(2)) with these contents, at its beginning. Unlike a pipe, it needs no writer, and its
+/// reader may ignore it. `name` is for diagnosis only.
+///
+/// # Errors
+/// The error of memfd_create(2) or write(2).
+pub fn in_memory(name: &str, contents: &[u8]) -> io::Result<File> {
+    let mut file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?);
+    file.write_all(contents)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// Makes the names in an open directory durable.

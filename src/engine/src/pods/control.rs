@@ -2,14 +2,14 @@
 //!
 //! The socket's path may be longer than `sun_path`, so it is reached through a descriptor of the pod directory.
 
-use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Write as _};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use gantry_contract::control::{MAX_LONG_REQUEST, MAX_MESSAGE, Reply, Request, Status};
 use gantry_contract::files;
+use gantry_host::file::in_memory;
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -169,13 +169,6 @@ fn status_of(id: PodId, answer: Reply) -> Result<Status, ControlError> {
     }
 }
 
-/// A file with these contents that has no name.
-fn file_in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
-    let mut file = File::from(rustix::fs::memfd_create("request", rustix::fs::MemfdFlags::CLOEXEC)?);
-    file.write_all(bytes)?;
-    Ok(file.into())
-}
-
 /// A reply that does not belong to the request.
 pub(crate) fn unexpected(id: PodId, answer: &Reply) -> ControlError {
     let reply = match answer {
@@ -202,7 +195,7 @@ impl Connection {
         }
         let mut long = None;
         if bytes.len() > MAX_MESSAGE {
-            long = Some(file_in_memory(&bytes).map_err(failed)?);
+            long = Some(in_memory("request", &bytes).map_err(failed)?);
             bytes = serde_json::to_vec(&Request::Long { bytes: bytes.len() }).map_err(|error| failed(error.into()))?;
         }
         let fds: Vec<BorrowedFd<'_>> = long.iter().map(AsFd::as_fd).chain(fds.iter().copied()).collect();

@@ -198,12 +198,7 @@ pub(crate) fn open_plan(dir: &Path) -> Result<File, PodError> {
 
 /// A plan in memory, as the stdin of a supervisor.
 pub(crate) fn plan_in_memory(plan: &Plan) -> io::Result<File> {
-    use std::io::Seek as _;
-    let memory = rustix::fs::memfd_create("plan", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let mut file = File::from(memory);
-    file.write_all(&serde_json::to_vec(plan)?)?;
-    file.rewind()?;
-    Ok(file)
+    gantry_host::file::in_memory("plan", &serde_json::to_vec(plan)?)
 }
 
 /// Opens the log for a supervisor's stderr.

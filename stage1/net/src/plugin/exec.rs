@@ -1,15 +1,15 @@
 //! Runs one program with a timeout and a limit of its output.
 
 use std::ffi::OsString;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use gantry_host::file::in_memory;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -50,7 +50,7 @@ pub(super) fn run(
     let deadline = Instant::now() + limit;
     let mut command = Command::new(program);
     command.env_clear().envs(variables.iter().map(|(name, value)| (name, value))).current_dir("/").process_group(0);
-    command.stdin(input_file(input).map_err(system(START))?);
+    command.stdin(in_memory("configuration", input).map_err(system(START))?);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(system(START))?;
     let outcome = read_until_end(&mut child, deadline);
     if outcome.is_err() {
@@ -60,15 +60,6 @@ pub(super) fn run(
     let status = reap(&mut child)?;
     let (stdout, stderr) = outcome?;
     Ok(Output { status, stdout, stderr })
-}
-
-/// The input as an anonymous file: unlike a pipe, it needs no writer, and a program may ignore it.
-fn input_file(input: &[u8]) -> io::Result<Stdio> {
-    let fd = rustix::fs::memfd_create("configuration", MemfdFlags::CLOEXEC)?;
-    let mut file = std::fs::File::from(fd);
-    file.write_all(input)?;
-    file.rewind()?;
-    Ok(file.into())
 }
 
 /// A pipe from the program, and its data.
