@@ -385,6 +385,14 @@ impl Store {
         Ok(users)
     }
 
+    /// The pods that use an image, as the root of an app or as a volume.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn users_of_image(&self, id: &ImageId) -> Result<Vec<PodId>, StoreError> {
+        users(&self.conn, id).map_err(StoreError::sql("list the pods that use the image"))
+    }
+
     fn remove_row(&self, id: &ImageId) -> Result<Removed, RemoveImageError> {
         const DOING: &str = "remove the image";
         let sql = || StoreError::sql(DOING);
@@ -485,7 +493,7 @@ fn event(kind: EventKind, image: &ImageRow, at: Timestamp) -> NewEvent {
 /// The images and the pods that use them, as the root of an app or as a volume.
 const USERS: &str = "SELECT image, pod FROM app WHERE image IS NOT NULL UNION SELECT image, pod FROM pod_image";
 
-/// The pods whose apps use this image.
+/// The pods that use this image.
 fn users(conn: &Connection, id: &ImageId) -> rusqlite::Result<Vec<PodId>> {
     conn.prepare_cached(&format!("SELECT pod FROM ({USERS}) WHERE image = ?1 ORDER BY pod"))?
         .query_map([id.to_string()], |row| Columns::new(row).parsed())?

@@ -49,7 +49,7 @@ impl Engine {
 
     /// Removes the pods of an image, unless one of them has not ended.
     fn remove_ended_users(&self, image: &ImageRow) -> Result<Vec<PodId>, ImageError> {
-        let users = self.store().image_users().map_err(store)?.remove(&image.id).unwrap_or_default();
+        let users = self.store().users_of_image(&image.id).map_err(store)?;
         let pods = self.list(&PodQuery::default())?;
         let users = pods.into_iter().filter(|pod| users.contains(&pod.row.id));
         let (ended, others): (Vec<_>, Vec<_>) = users.partition(|pod| {
