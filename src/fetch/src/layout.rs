@@ -148,8 +148,9 @@ fn choose<F: Files>(entries: Vec<Descriptor>, tag: Option<&str>, place: &str) ->
     match (images.next(), images.next()) {
         (Some(one), None) => Ok(one),
         (Some(_), Some(_)) => Err(SourceError::Ambiguous { place: place.to_owned(), names: known, scheme: F::SCHEME }),
+        // The index is not empty, so an image was named.
         (None, _) => {
-            let what = tag.map_or_else(|| "an image".to_owned(), |tag| format!("image '{}'", shown(tag)));
+            let what = format!("image '{}'", shown(tag.unwrap_or_default()));
             Err(SourceError::NotFound { what, place: place.to_owned() })
         }
     }

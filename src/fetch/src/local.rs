@@ -80,14 +80,15 @@ fn find_path(reference: &ImageRef) -> ImageRef {
             None => (path.to_owned(), tag.clone()),
         }
     };
-    let made = |make: fn(PathBuf, Option<String>) -> ImageRef, (path, tag)| make(path, tag);
-    match reference {
-        ImageRef::Layout(path, tag) => made(ImageRef::Layout, split(path, tag)),
-        ImageRef::OciArchive(path, tag) => made(ImageRef::OciArchive, split(path, tag)),
-        ImageRef::DockerArchive(path, tag) => made(ImageRef::DockerArchive, split(path, tag)),
+    let (make, path, tag): (fn(PathBuf, Option<String>) -> ImageRef, _, _) = match reference {
+        ImageRef::Layout(path, tag) => (ImageRef::Layout, path, tag),
+        ImageRef::OciArchive(path, tag) => (ImageRef::OciArchive, path, tag),
+        ImageRef::DockerArchive(path, tag) => (ImageRef::DockerArchive, path, tag),
         // Other forms have no name of an image after a path.
-        other => other.clone(),
-    }
+        other => return other.clone(),
+    };
+    let (path, tag) = split(path, tag);
+    make(path, tag)
 }
 
 /// Opens all images of an archive or layout, each when the iterator reaches it.

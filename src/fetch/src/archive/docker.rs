@@ -142,8 +142,9 @@ fn choose(list: Vec<Listed>, tag: Option<&str>, place: &str) -> Result<Listed, S
     match (found.next(), found.next()) {
         (Some(one), None) => Ok(one),
         (Some(_), Some(_)) => Err(SourceError::Ambiguous { place: place.to_owned(), names, scheme: "docker-archive" }),
+        // The list is not empty, so an image was named.
         (None, _) => {
-            let what = tag.map_or_else(|| "an image".to_owned(), |tag| format!("image '{}'", shown(tag)));
+            let what = format!("image '{}'", shown(tag.unwrap_or_default()));
             Err(SourceError::NotFound { what, place: place.to_owned() })
         }
     }

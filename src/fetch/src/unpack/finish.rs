@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use gantry_store::Sums;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
@@ -53,8 +52,16 @@ pub(crate) struct DeferredLink {
     pub raw: String,
 }
 
-/// Does the deferred work; see [`super::finish`].
-pub(crate) fn run(
+/// Does what needs the layers below, which must be finished themselves: `parents` are their directories, the
+/// topmost first. Hard links to their files become copies; directories that no entry described, the root included,
+/// take over owner, mode, attributes and time from there (without one there they stay root's, mode 0755).
+/// The copies and whiteouts are added to the layer's size and entries, and count against the same limits. A copy may
+/// get the inode number of a file that the layer replaced, so the checksums lose its entry.
+///
+/// # Errors
+/// [`UnpackError::LinkTarget`] when no layer has what a hard link names; [`UnpackError::TooMuch`];
+/// [`UnpackError::Cancelled`] once `cancelled` returns true; [`UnpackError::Write`].
+pub fn finish(
     unpacked: &mut Unpacked,
     into: &OwnedFd,
     parents: &[OwnedFd],
@@ -62,8 +69,7 @@ pub(crate) fn run(
     cancelled: &dyn Fn() -> bool,
 ) -> Result<(), UnpackError> {
     let deferred = std::mem::take(&mut unpacked.deferred);
-    let (size, entries, sums) = (&mut unpacked.size, &mut unpacked.entries, &mut unpacked.sums);
-    let mut work = Work { into, parents, caps, cancelled, size, entries, sums, copied: HashMap::new() };
+    let mut work = Work { unpacked, into, parents, caps, cancelled, copied: HashMap::new() };
     for link in &deferred.links {
         work.check()?;
         let dir = open_real(into, &link.dir).map_err(|e| UnpackError::write("open", &link.dir, e))?;
@@ -81,14 +87,11 @@ pub(crate) fn run(
 
 /// The deferred work under way.
 struct Work<'a> {
+    unpacked: &'a mut Unpacked,
     into: &'a OwnedFd,
     parents: &'a [OwnedFd],
     caps: &'a Caps,
     cancelled: &'a dyn Fn() -> bool,
-    /// Of the whole layer, like the next two.
-    size: &'a mut u64,
-    entries: &'a mut u64,
-    sums: &'a mut Sums,
     /// Files copied into this layer, by device and inode, with the first link: further ones become links to that.
     copied: HashMap<(u64, u64), &'a DeferredLink>,
 }
@@ -110,9 +113,9 @@ impl<'a> Work<'a> {
     /// Counts copied bytes against the limit of the layer.
     fn charge(&mut self, bytes: u64) -> Result<(), UnpackError> {
         self.check()?;
-        *self.size = self.size.saturating_add(bytes);
+        self.unpacked.size = self.unpacked.size.saturating_add(bytes);
         let most = self.caps.max_layer_bytes;
-        if *self.size > most {
+        if self.unpacked.size > most {
             Err(UnpackError::TooMuch { what: "bytes, with the copies of files that it links to,", most })
         } else {
             Ok(())
@@ -145,7 +148,7 @@ impl<'a> Work<'a> {
         self.copy(&found, dir, &link.base, &path)?;
         // File systems such as ext4 reuse inode numbers at once: the checksum would be that of a replaced file.
         if let Some(made) = stat(dir, &link.base).map_err(failed)? {
-            self.sums.remove(&made.st_ino);
+            self.unpacked.sums.remove(&made.st_ino);
         }
         self.copied.insert(inode, link);
         Ok(())
@@ -203,7 +206,7 @@ impl<'a> Work<'a> {
                 if n == 0 {
                     return Err(failed(Errno::IO));
                 }
-                *self.size -= step.saturating_sub(n as u64);
+                self.unpacked.size -= step.saturating_sub(n as u64);
                 at += n as u64;
             }
         }
@@ -242,9 +245,9 @@ impl<'a> Work<'a> {
     /// Counts one whiteout against the limit of the layer.
     fn count(&mut self) -> Result<(), UnpackError> {
         self.check()?;
-        *self.entries += 1;
+        self.unpacked.entries += 1;
         let most = self.caps.max_entries;
-        if *self.entries > most { Err(UnpackError::TooMuch { what: "entries", most }) } else { Ok(()) }
+        if self.unpacked.entries > most { Err(UnpackError::TooMuch { what: "entries", most }) } else { Ok(()) }
     }
 }
 

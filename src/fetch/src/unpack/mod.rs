@@ -47,7 +47,7 @@ use gantry_model::Digest;
 use gantry_store::Sums;
 
 pub use error::UnpackError;
-pub use finish::Deferred;
+pub use finish::{Deferred, finish};
 pub use inflate::Compression;
 
 use crate::caps::Caps;
@@ -81,23 +81,4 @@ pub fn layer(
     let (written, diff_id) = pipeline::run(stream, media, caps, |chunks| tree::write(chunks, into, caps))?;
     let tree::Written { size, entries, deferred, sums } = written;
     Ok(Unpacked { diff_id, size, entries, deferred, sums })
-}
-
-/// Does what needs the layers below, which must be finished themselves: `parents` are their directories, the
-/// topmost first. Hard links to their files become copies; directories that no entry described, the root included,
-/// take over owner, mode, attributes and time from there (without one there they stay root's, mode 0755).
-/// The copies and whiteouts are added to the layer's size and entries, and count against the same limits. A copy may
-/// get the inode number of a file that the layer replaced, so the checksums lose its entry.
-///
-/// # Errors
-/// [`UnpackError::LinkTarget`] when no layer has what a hard link names; [`UnpackError::TooMuch`];
-/// [`UnpackError::Cancelled`] once `cancelled` returns true; [`UnpackError::Write`].
-pub fn finish(
-    unpacked: &mut Unpacked,
-    into: &OwnedFd,
-    parents: &[OwnedFd],
-    caps: &Caps,
-    cancelled: &dyn Fn() -> bool,
-) -> Result<(), UnpackError> {
-    finish::run(unpacked, into, parents, caps, cancelled)
 }
