@@ -55,6 +55,7 @@ mod responses;
 pub mod server;
 mod status;
 mod stream;
+mod supervisors;
 mod surface;
 mod surfaces;
 mod text_body;

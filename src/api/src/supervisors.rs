@@ -1,4 +1,4 @@
-//! The supervisors that calls of this API have started. They are children of gantryd, which has to reap them.
+//! The supervisors that calls of the APIs have started. They are children of gantryd, which has to reap them.
 
 use gantry_engine::Running;
 use tokio::runtime::Handle;
@@ -9,16 +9,16 @@ use crate::dir_watch::readable;
 /// Reaps each supervisor when it ends, so that no zombie is left: a task waits for each one, because no call can be
 /// relied on to come later.
 #[derive(Debug, Clone)]
-pub(super) struct Supervisors(Handle);
+pub(crate) struct Supervisors(Handle);
 
 impl Supervisors {
     /// Waits in this runtime.
-    pub(super) fn new(runtime: Handle) -> Self {
+    pub(crate) fn new(runtime: Handle) -> Self {
         Self(runtime)
     }
 
     /// Keeps a supervisor until it has ended.
-    pub(super) fn keep(&self, running: Running) {
+    pub(crate) fn keep(&self, running: Running) {
         self.0.spawn(async move {
             let id = running.id;
             if let Err(error) = reap(running).await {

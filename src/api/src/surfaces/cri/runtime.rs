@@ -29,12 +29,13 @@ use tonic::{Request, Response, Status};
 use super::containers::{self, ContainerSelector};
 use super::node_status::{self, HandlerFeatures};
 use super::observe::{self, ContainerEvents, StatsFilter};
-use super::sandbox::{self, CallGuard, SandboxFilter, SandboxRequest, Supervisors};
+use super::sandbox::{self, CallGuard, SandboxFilter, SandboxRequest};
 use super::streaming::StreamingServer;
 use crate::bridge::{Bridge, Weight};
 use crate::context::Context;
 use crate::peer::Peer;
 use crate::status::invalid_field;
+use crate::supervisors::Supervisors;
 
 /// The version of the contract between kubelet and runtime. Kubelets compare it; it is not that of the package.
 const KUBELET_API_VERSION: &str = "0.1.0";
@@ -56,14 +57,14 @@ pub(super) struct CriRuntime {
 }
 
 impl CriRuntime {
-    /// The service of a server.
+    /// The service of a server. Called inside the runtime.
     pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>, streaming: StreamingServer) -> Self {
         Self {
             events: Arc::new(ContainerEvents::new(Arc::clone(&context))),
             context,
             writer,
             streaming,
-            supervisors: Supervisors::default(),
+            supervisors: Supervisors::new(tokio::runtime::Handle::current()),
             features: HandlerFeatures::default(),
         }
     }
@@ -135,7 +136,6 @@ impl RuntimeService for CriRuntime {
         let (_, extensions, StopPodSandboxRequest { pod_sandbox_id }) = request.into_parts();
         let stop = move |engine: &Engine| sandbox::stop(engine, &pod_sandbox_id);
         self.writer.call(Peer::of(&extensions), Weight::Heavy, stop).await?;
-        self.supervisors.reap();
         Ok(Response::new(StopPodSandboxResponse {}))
     }
 
@@ -146,7 +146,6 @@ impl RuntimeService for CriRuntime {
         let (_, extensions, RemovePodSandboxRequest { pod_sandbox_id }) = request.into_parts();
         let remove = move |engine: &Engine| sandbox::remove(engine, &pod_sandbox_id);
         self.writer.call(Peer::of(&extensions), Weight::Heavy, remove).await?;
-        self.supervisors.reap();
         Ok(Response::new(RemovePodSandboxResponse {}))
     }
 
@@ -165,8 +164,6 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<ListPodSandboxResponse>, Status> {
         let (_, extensions, ListPodSandboxRequest { filter }) = request.into_parts();
         let filter = SandboxFilter::parse(filter)?;
-        // A kubelet lists every second.
-        self.supervisors.reap();
         let list = move |observer: &Observer| sandbox::list(observer, &filter);
         self.context.reader.call(Peer::of(&extensions), Weight::Heavy, list).await.map(Response::new)
     }

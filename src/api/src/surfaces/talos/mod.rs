@@ -4,7 +4,7 @@
 //! `node` treats every call: `targets` reads the nodes that it names, `own_names` decides which are this node's, and
 //! `roles` decides whether the peer may make it. `names` has the ids of pods and apps. `services` implements the
 //! services, `calls` the calls that are served, with a module for each that is more than a few lines; `pod_change`
-//! changes pods, and `supervisors` reaps what that starts; `host` reads the host.
+//! changes pods; `host` reads the host.
 
 mod calls;
 mod containers;
@@ -34,7 +34,6 @@ mod service_list;
 mod service_states;
 mod services;
 mod stats;
-mod supervisors;
 mod targets;
 mod xid;
 

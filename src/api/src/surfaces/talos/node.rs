@@ -15,13 +15,13 @@ use super::control::MachineControl;
 use super::own_names::{NodeCertificate, OwnNames};
 use super::pod_change::PodChange;
 use super::service_ids::ServiceIds;
-use super::supervisors::Supervisors;
 use super::targets::{NodeMessage, Targets};
 use crate::audit::CallNotes;
 use crate::bridge::{Bridge, Weight};
 use crate::context::Context;
 use crate::peer::Peer;
 use crate::quota::Quota;
+use crate::supervisors::Supervisors;
 
 /// Maximum streams.
 const MAX_STREAMS: usize = 1024;

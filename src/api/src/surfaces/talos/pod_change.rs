@@ -7,8 +7,8 @@ use gantry_engine::{Engine, Stopped};
 use tonic::Status;
 use tracing::warn;
 
-use super::supervisors::Supervisors;
 use crate::status;
+use crate::supervisors::Supervisors;
 
 /// The time between the stop signal and SIGKILL, as Talos has it.
 const GRACE: Duration = Duration::from_secs(10);

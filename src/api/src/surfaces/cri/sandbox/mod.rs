@@ -15,8 +15,8 @@ mod quantity;
 mod record;
 mod spec;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gantry_engine::model::id::shown;
@@ -24,7 +24,7 @@ use gantry_engine::model::query::PodQuery;
 use gantry_engine::model::spec::SpecError;
 use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
 use gantry_engine::{
-    Engine, Note, PodError, PodRow, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Running, Show,
+    Engine, Note, PodError, PodRow, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Show,
 };
 use gantry_proto::cri::v1::{PodSandboxConfig, UpdatePodSandboxResourcesRequest, UserNamespace};
 use tonic::Status;
@@ -34,27 +34,13 @@ pub(super) use self::list::{SandboxFilter, attributes, find_shown, is_listed, li
 use self::record::SandboxRecord;
 pub(super) use self::spec::unsupported;
 use crate::status;
+use crate::supervisors::Supervisors;
 
 /// Ignores the progress of fetches: nothing is fetched.
 pub(super) struct NoProgress;
 
 impl Progress for NoProgress {
     fn notify(&self, _note: Note) {}
-}
-
-/// The supervisors that this gantryd has started. They are its children, so it reaps them.
-#[derive(Debug, Default, Clone)]
-pub(super) struct Supervisors(Arc<Mutex<Vec<Running>>>);
-
-impl Supervisors {
-    fn add(&self, running: Running) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(running);
-    }
-
-    /// Reaps those that have ended.
-    pub(super) fn reap(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|running| !running.has_ended());
-    }
 }
 
 /// Marks a call as ended when it is dropped: with the call, also when the client cancels it.
@@ -125,7 +111,7 @@ pub(super) fn run(
     let id = pod.id();
     // Not `remove`: a sandbox that has ended stays until it is removed.
     match pod.start(RunOptions { show: Show::No, remove: false }) {
-        Ok(running) => supervisors.add(running),
+        Ok(running) => supervisors.keep(running),
         Err(error) => {
             // The name must be free for the next try.
             discard(engine, id);
@@ -135,7 +121,6 @@ pub(super) fn run(
     if ended.load(Ordering::Acquire) {
         info!("sandbox {id} is removed, because its call was cancelled");
         discard(engine, id);
-        supervisors.reap();
         return Err(Status::cancelled("the call was cancelled before the sandbox was ready"));
     }
     Ok(id)
