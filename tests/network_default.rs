@@ -43,6 +43,16 @@ fn add_routes_to_pods(outside: &NetworkNamespace) {
 }
 
 #[test]
+fn pods_have_the_mtu_of_the_uplink() {
+    let (space, g) = lab();
+    space.host().batch("link set up0 mtu 1420\n");
+    let pod = g.networked(&[], &["sleep", "forever"]);
+    let mtu = |place: &NetworkNamespace, name| place.json("ip", &["-j", "link", "show", "dev", name])[0]["mtu"].clone();
+    assert_eq!(mtu(&g.network_namespace(&pod), "eth0"), 1420);
+    assert_eq!(mtu(space.host(), "gantry0"), 1420);
+}
+
+#[test]
 fn status_matches_the_addresses_of_the_pod() {
     let (_space, g) = lab();
     let pod = g.networked(&[], &["sleep", "forever"]);

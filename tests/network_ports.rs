@@ -135,6 +135,33 @@ fn publishing_a_port_in_use_fails() {
     assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&again)));
 }
 
+#[test]
+fn the_user_of_a_taken_port_is_named() {
+    let (space, g) = lab();
+    let image = g.fixture();
+    let assert_taken = |port: &str, by: &str| {
+        let taken = g.run(&["run", "-p", port, &image, "--", "true"]).exits(FAILED);
+        let _ = taken.stderr_contains(&[&format!("in use by {by}")]);
+    };
+    // A pod, also where one of both names an address.
+    let everywhere = g.server(&["-p", "8080:7000", "-p", "8080:7000/udp"], "7000");
+    let loopback = g.server(&["-p", "127.0.0.1:8082:7000", "-p", "127.0.0.1:8082:7000/udp"], "7000");
+    for protocol in ["tcp", "udp"] {
+        for (port, pod) in [("8080", &everywhere), ("127.0.0.1:8080", &everywhere), ("8082", &loopback)] {
+            assert_taken(&format!("{port}:7000/{protocol}"), &format!("pod {pod}"));
+        }
+    }
+    // A process of the host on the address that the pod does not publish.
+    let server = space.host().serve_at(8082, HOST4);
+    assert_taken(&format!("{HOST4}:8082:7000"), &format!("process {} ", server_pid(&space, 8082)));
+    drop(server);
+    // A process that only uses the port of IPv6 loopback does not use that of IPv4.
+    let server = space.host().serve_at(8083, "::1");
+    assert_taken("8083:7000", &format!("process {} ", server_pid(&space, 8083)));
+    let _four = g.server(&["-p", "127.0.0.1:8083:7000"], "7000");
+    drop(server);
+}
+
 /// The process that listens on a port of the host (ss(8)).
 fn server_pid(space: &Space, port: u16) -> String {
     let text = space.host().sh(&format!("ss -Hltnp 'sport = :{port}'"));

@@ -144,6 +144,9 @@ fn publishing_a_port_in_use_fails() {
         assert!(!two.has_record(), "{error}");
         (error.kind(), error.to_string())
     };
+    // The supervisor of a live pod holds its lock.
+    let lock = fs::File::open(&one.path).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     let (kind, said) = refused(port(8299, Protocol::Tcp));
     assert_eq!(kind, ErrorKind::AlreadyExists);
     assert!(said.contains(&format!("port 8299/tcp of the host is in use by pod {}", one.id)), "{said}");
@@ -172,11 +175,9 @@ fn publishing_a_port_in_use_fails() {
     lab.attach(&two, &["four"], &[port(9001, Protocol::Tcp)]).unwrap();
     drop(six);
     lab.end(two);
-    // Whatever holds the sockets, the record of a live pod reserves the port: its supervisor holds the lock of the pod.
+    // Whatever holds the sockets, the record of a live pod reserves the port.
     drop(held);
     let three = lab.pod();
-    let lock = fs::File::open(&one.path).unwrap();
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     let error = lab.attach(&three, &["default"], &[port(8000, Protocol::Tcp)]).unwrap_err();
     assert!(error.to_string().contains(&format!("in use by pod {}", one.id)), "{error}");
     drop(lock);

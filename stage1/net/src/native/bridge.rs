@@ -8,6 +8,10 @@
 //! second request: a bridge whose creator was killed in between is recognized by its address.) The bridge is set up
 //! last, so a bridge that is up is complete. A bridge without an alias belongs to the administrator or to another
 //! program: gantry uses it, and changes only what the configuration requests.
+//!
+//! Without an MTU in the configuration, a new bridge gets the uplink's, and the veth pairs of its pods the bridge's:
+//! all ports of a bridge need the same MTU, since a bridge drops frames that exceed that of the outgoing port. On a
+//! foreign bridge, they get at most 1500, and at least 1280 only if the pod has IPv6 addresses, which need that.
 
 use std::cell::Cell;
 
@@ -18,7 +22,7 @@ use super::kind::{AddRequest, InterfaceKind, KindProperties};
 use super::pod_interface::{self, PodInterface, SetupOptions, derived_mac};
 use super::result::{host_side, result_ips};
 use super::veth::{self, HostEnd, VethPair};
-use super::{Added, Ends, ports, sysctl};
+use super::{Added, Ends, ports, sysctl, uplink};
 use crate::address::Cidr;
 use crate::config::builtin::DEFAULT;
 use crate::config::{Bridge, IngressPolicy, Ipam, Source, StaticAddress};
@@ -181,8 +185,12 @@ impl BridgeSetup<'_> {
     ) -> Result<(Link, VethPair), NativeError> {
         let bridge = self.find_or_create(&mut ends.host)?;
         *seen = Some(bridge.index);
-        self.complete(ends, &bridge)?;
-        let host_end = HostEnd { master: Some(bridge.index), ..host_end };
+        let bridge = self.complete(ends, bridge)?;
+        // Of a foreign bridge, pods without IPv6 addresses have any smaller MTU, too.
+        let needs_v6 = is_owned_by(&bridge, self.owner) || self.assignment.has(false);
+        let limited = if needs_v6 { uplink::clamp_mtu(bridge.mtu) } else { uplink::limit_mtu(bridge.mtu) };
+        let mtu = host_end.mtu.or(Some(limited));
+        let host_end = HostEnd { master: Some(bridge.index), mtu, ..host_end };
         let pair = veth::create(&mut ends.host, ends.pod_namespace, attachment, &host_end, interface)?;
         veth::set_up(&mut ends.host, attachment, &host_end, &pair, Setup::default())?;
         Ok((bridge, pair))
@@ -230,21 +238,30 @@ impl BridgeSetup<'_> {
     }
 
     /// Sets what the bridge lacks. Of a bridge that is complete, only the addresses are read.
-    fn complete(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
-        let name = &bridge.name;
+    fn complete(&self, ends: &mut Ends<'_>, mut bridge: Link) -> Result<Link, NativeError> {
         let marked = bridge.alias.as_deref() == Some(self.owner);
-        let owned = is_owned_by(bridge, self.owner);
+        let owned = is_owned_by(&bridge, self.owner);
         let (up, v6) = (bridge.is_up(), self.assignment.has(false));
+        let mut mtu = None;
         if owned && !up {
-            ends.host_namespace.enter(|| sysctl::disable_autoconfiguration(name, v6))?;
+            ends.host_namespace.enter(|| sysctl::disable_autoconfiguration(&bridge.name, v6))?;
+            if self.settings.mtu.is_none() {
+                // Not at creation: the kernel keeps only an MTU that was set afterwards. It replaces any other by the
+                // lowest of the ports, and by its default after the last port has gone.
+                mtu = Some(uplink::find_mtu(&mut ends.host)?).filter(|mtu| *mtu != bridge.mtu);
+            }
         }
         let promiscuous = (self.settings.promisc_mode && !bridge.is_promiscuous()).then_some(true);
         let alias = (owned && !marked).then_some(self.owner);
         if promiscuous.is_some() || alias.is_some() || !up {
-            let change = Change { up: Some(true), promiscuous, alias, ..Change::default() };
+            let change = Change { up: Some(true), promiscuous, alias, mtu, ..Change::default() };
             ends.host.change_link(bridge.index, &change)?;
         }
-        if self.settings.is_gateway { self.assign_gateways(ends, bridge) } else { Ok(()) }
+        bridge.mtu = mtu.unwrap_or(bridge.mtu);
+        if self.settings.is_gateway {
+            self.assign_gateways(ends, &bridge)?;
+        }
+        Ok(bridge)
     }
 
     /// Assigns the gateways' addresses to the bridge.

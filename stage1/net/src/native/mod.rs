@@ -15,7 +15,7 @@
 //! effect); ports, masquerading and the isolation of networks use nftables ([`crate::nft`]) whatever backend is
 //! configured, and the caller adds the rules; on a bridge, a pod can send from its own addresses only, even without
 //! `macspoofchk`; networks are isolated from each other unless `firewall` sets `open`; pods and gantry's bridges ignore
-//! router advertisements.
+//! router advertisements; without `mtu`, interfaces have the MTU of the bridge or of the uplink.
 //!
 //! A kind of interface implements [`kind::InterfaceKind`] in a file of its own and is listed in
 //! [`kind::interface_kind`].
@@ -44,6 +44,7 @@ mod result;
 pub(crate) mod sysctl;
 #[cfg(test)]
 mod tests;
+mod uplink;
 mod veth;
 
 pub(crate) use bridge::{is_abandoned, is_owned_by as is_bridge_owned_by};

@@ -10,7 +10,7 @@ use super::kind::{AddRequest, InterfaceKind, KindProperties};
 use super::pod_interface::{self, PodInterface, SetupOptions, derived_mac};
 use super::result::result_ips;
 use super::veth::{self, HostEnd, host_interface};
-use super::{Added, Ends, ports, sysctl};
+use super::{Added, Ends, ports, sysctl, uplink};
 use crate::address::Cidr;
 use crate::config::{Ipam, Ptp};
 use crate::netlink::address::Address;
@@ -36,7 +36,11 @@ impl InterfaceKind for Ptp {
         let name = host_interface(&attachment.container_id, &attachment.interface);
         let mut entries = routed.entries(&name, &assignment, true);
         ports::add(&mut entries, chain, attachment, &assignment)?;
-        let host_end = HostEnd { group: Some(nft::INTERFACE_GROUP), ..HostEnd::new(self.mtu, interface.ingress) };
+        let mtu = match self.mtu {
+            Some(mtu) => mtu,
+            None => uplink::find_mtu(&mut ends.host)?,
+        };
+        let host_end = HostEnd { group: Some(nft::INTERFACE_GROUP), ..HostEnd::new(Some(mtu), interface.ingress) };
         let pair = veth::create(&mut ends.host, ends.pod_namespace, attachment, &host_end, &interface)?;
         // The kernel resolves the pod's address from a link-local address, which is usable at once without DAD.
         let v6 = assignment.has(false);

@@ -13,15 +13,13 @@ use std::os::fd::AsFd;
 use super::bandwidth::bucket;
 use super::error::NativeError;
 use super::pod_interface::PodInterface;
+use super::uplink::DEFAULT_MTU;
 use crate::config::RateLimit;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, NewLink, Peer};
 use crate::netlink::link::port::Port;
 use crate::netlink::{Mac, Namespace, Setup, Socket};
 use crate::plugin::{Attachment, Interface};
-
-/// The kernel's default MTU of a veth pair (`ETH_DATA_LEN`). It is set explicitly, which saves reading it.
-const DEFAULT_MTU: u32 = 1500;
 
 /// The name of the host end: `gt`, the first twelve digits of the pod's UUID, and the number of the interface (`eth0`:
 /// 0) as a digit to base 36. For other container ids and interface names it is `gth` and a digest of both.
@@ -56,7 +54,7 @@ pub(super) struct HostEnd {
     pub(super) master: Option<u32>,
     /// Settings of the bridge port.
     pub(super) port: Port,
-    /// The MTU of both ends.
+    /// The MTU of both ends; `None`: the default. It is set explicitly, which saves reading it.
     pub(super) mtu: Option<u32>,
     /// Limit of the traffic that the pod receives.
     pub(super) limit: Option<RateLimit>,

@@ -19,10 +19,10 @@ use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
 use super::error::{NetworkError, Result};
 use super::forwarding::Forwarding;
 use super::plugin_lock::PluginLock;
-use super::record::{self, NamespacePath, NetworkRecord, Record, Records};
+use super::record::{self, NamespacePath, NetworkRecord, Record};
 use super::select::{Families, SelectedNetwork};
 use super::state::{LOCK_TIMEOUT, Lock, StateDir};
-use super::{HeldPorts, Namespaces, NetworkSelection, Pod, detach, entries, ports, tables};
+use super::{HeldPorts, Namespaces, NetworkSelection, Pod, detach, entries, port_users, ports, tables};
 use crate::config::CniVersion;
 use crate::native::{self, Ends};
 use crate::netlink::{Namespace, Socket};
@@ -249,9 +249,7 @@ impl AttachOperation<'_> {
             };
         }
         added.map_err(|error| match error {
-            nft::Error::Taken { port, owner, .. } => {
-                NetworkError::PortTaken { port: port.to_string(), by: format!("pod {owner}") }
-            }
+            nft::Error::Taken { port, owner, .. } => NetworkError::PortTaken { port, by: format!("pod {owner}") },
             source => NetworkError::attempt(ADD_ENTRIES)(source),
         })?;
         // The configuration of a network has changed. Its prefixes are in the records of all its pods.
@@ -280,18 +278,12 @@ impl AttachOperation<'_> {
     }
 }
 
-/// Names the pod that uses a taken port, if it is a pod.
+/// Names the pod that holds a taken port, if it is a pod.
 fn name_port_owner(host: &Host, error: NetworkError) -> NetworkError {
     let NetworkError::PortTaken { port, by } = error else { return error };
-    let holds = |record: &Record| {
-        let all = record.attached.iter().flat_map(|attached| &attached.ports);
-        all.into_iter()
-            .any(|held| (0..held.count).any(|offset| ports::shown(held, held.host_port.saturating_add(offset)) == port))
-    };
-    let records = Records::open(host).and_then(|records| records.valid());
-    let owner = records.ok().and_then(|records| records.into_iter().find(holds));
-    let by = owner.map_or(by, |record| format!("pod {}", record.pod));
-    NetworkError::PortTaken { port, by }
+    // Without readable records, the pod remains unknown: the taken port is the error.
+    let owner = port_users::find_pod(host, port).unwrap_or_default();
+    NetworkError::PortTaken { port, by: owner.map_or(by, |pod| format!("pod {pod}")) }
 }
 
 /// How often to restore the tables for one pod.

@@ -6,7 +6,7 @@ use std::io;
 use gantry_model::{ErrorKind, Kind};
 
 use crate::config::ConfigError;
-use crate::nft;
+use crate::nft::{self, HostPort};
 
 /// The result of an operation.
 pub(super) type Result<T> = std::result::Result<T, NetworkError>;
@@ -20,8 +20,8 @@ pub enum NetworkError {
     /// A published port is in use.
     #[error("port {port} of the host is in use by {by}: choose another port, or stop what uses it")]
     PortTaken {
-        /// Number and protocol, with the host address if one was requested.
-        port: String,
+        /// The port, with the address on which it is in use.
+        port: HostPort,
         /// The pod or process that uses it, as far as it is known.
         by: String,
     },

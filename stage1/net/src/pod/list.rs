@@ -1,20 +1,22 @@
 //! The networks of this host, for people: each configuration, including unusable ones, and its pods.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use gantry_contract::network::{Host, Member, Network};
 
 use super::error::{NetworkError, Result};
-use super::record::{Record, RecordState, Records, boot};
-use super::select;
-use crate::config::{CatalogEntry, Ipam, NetworkConfig};
+use super::record::{Record, Records, boot};
+use super::{garbage, select};
+use crate::config::{CatalogEntry, Ipam, NetworkConfig, PluginSettings, Source};
 use crate::native;
+use crate::netlink::Prefix;
 
 /// All networks, or the configurations of this name with their texts.
 pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> {
     let boot = boot()?;
     let mut records = Records::open(host)?.valid()?;
-    records.retain(|record| record.boot == boot && record.state == RecordState::Up);
+    records.retain(|record| garbage::is_up(record, &boot));
     records.sort_by(|one, other| one.pod.cmp(&other.pod));
     let catalog = select::catalog(host)?;
     let mut all: Vec<Network> = catalog.entries().iter().map(|entry| describe_entry(entry, host)).collect();
@@ -72,15 +74,62 @@ fn addresses(ipam: &Ipam, subnets: &mut Vec<String>, gateways: &mut Vec<IpAddr>)
         }
         gateways.extend(gateway.filter(|gateway| !gateways.contains(gateway)));
     };
+    ranges(ipam).into_iter().for_each(|(subnet, gateway)| add(subnet.to_string(), gateway));
+}
+
+/// Subnets and their gateways.
+fn ranges(ipam: &Ipam) -> Vec<(Prefix, Option<IpAddr>)> {
     match ipam {
         Ipam::HostLocal(it) => {
-            it.ranges.iter().flatten().for_each(|range| add(range.subnet.to_string(), Some(range.gateway)));
+            it.ranges.iter().flatten().map(|range| (range.subnet.network(), Some(range.gateway))).collect()
         }
-        Ipam::Static(it) => {
-            it.addresses.iter().for_each(|entry| add(entry.address.network().to_string(), entry.gateway));
-        }
-        Ipam::Other(_) => {}
+        Ipam::Static(it) => it.addresses.iter().map(|entry| (entry.address.network(), entry.gateway)).collect(),
+        Ipam::Other(_) => Vec::new(),
     }
+}
+
+/// A network that gantry creates itself on a bridge, and whose pods the host routes for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoutedBridge {
+    /// The network's name.
+    pub network: String,
+    /// The name of the bridge, which exists while pods use it.
+    pub bridge: String,
+    /// The network's subnets.
+    pub subnets: Vec<Prefix>,
+    /// Where its configuration comes from.
+    pub source: Source,
+    /// Whether pods are attached to it.
+    pub has_pods: bool,
+}
+
+pub(super) fn routed_bridges(host: &Host) -> Result<Vec<RoutedBridge>> {
+    let boot = boot()?;
+    let mut records = Records::open(host)?.valid()?;
+    records.retain(|record| garbage::is_up(record, &boot));
+    let used: BTreeSet<&str> =
+        records.iter().flat_map(|record| &record.networks).map(|network| network.name.as_str()).collect();
+    let mut bridges = Vec::new();
+    for entry in select::catalog(host)?.entries().iter().filter(|entry| entry.shadowed_by.is_none()) {
+        // 'gantry network list' reports a configuration that cannot be used.
+        let Ok(config) = &entry.network else { continue };
+        let Some(PluginSettings::Bridge(bridge)) = config.plugins.first().map(|plugin| &plugin.settings) else {
+            continue;
+        };
+        if select::plugins_needed(config, host).is_some() || !native::is_forwarded(config) {
+            continue;
+        }
+        let ipams = config.plugins.iter().filter_map(|plugin| plugin.ipam.as_ref());
+        let subnets: BTreeSet<Prefix> = ipams.flat_map(ranges).map(|(subnet, _)| subnet).collect();
+        bridges.push(RoutedBridge {
+            network: config.name.clone(),
+            bridge: bridge.bridge.clone(),
+            subnets: subnets.into_iter().collect(),
+            source: config.source.clone(),
+            has_pods: used.contains(config.name.as_str()),
+        });
+    }
+    Ok(bridges)
 }
 
 /// Adds networks that pods are attached to but that are no longer configured.

@@ -40,6 +40,7 @@ mod tables;
 pub mod unused;
 
 pub use error::NetworkError;
+pub use list::RoutedBridge;
 
 /// A pod.
 pub struct Pod<'a> {
@@ -216,4 +217,12 @@ pub fn first_network(host: &Host, dir: &Path) -> Result<Option<NetworkConfig>, N
 /// [`NetworkError`]; no network has this name.
 pub fn list_networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>, NetworkError> {
     list::networks(host, name)
+}
+
+/// Lists the networks that gantry creates itself on a bridge, and whose pods the host routes for.
+///
+/// # Errors
+/// [`NetworkError`].
+pub fn list_routed_bridges(host: &Host) -> Result<Vec<RoutedBridge>, NetworkError> {
+    list::routed_bridges(host)
 }

@@ -1,31 +1,58 @@
-//! Finds the process that uses a port of the host, for error messages. It reads `/proc`, so it needs no right that a
-//! supervisor lacks.
+//! Finds the pod or process that uses a port of the host, for error messages.
 //!
-//! `/proc/net/tcp` and the like (proc_pid_net(5)) list sockets with their inode numbers, and a process's descriptors
-//! (`/proc/PID/fd`) give the inodes of its sockets. The lists contain neither TCP sockets that are bound but neither
-//! listening nor connected, nor, on this kernel's interface, SCTP sockets. Then the process remains unknown.
+//! A pod's ports are in its record, and its supervisor holds them as long as it lives. Other users are found in
+//! `/proc`, which needs no right that a supervisor lacks: `/proc/net/tcp` and the like (proc_pid_net(5)) list sockets
+//! with their inode numbers, and a process's descriptors (`/proc/PID/fd`) give the inodes of its sockets. The lists
+//! contain neither TCP sockets that are bound but neither listening nor connected, nor, on this kernel's interface,
+//! SCTP sockets. Then the process remains unknown.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
+use gantry_contract::network::Host;
 use gantry_model::id::shown;
 use gantry_model::net::Protocol;
+
+use super::error::Result;
+use super::ports;
+use super::record::{Record, Records, boot};
+use super::select::Families;
+use crate::nft::HostPort;
 
 /// State of a listening TCP socket (`TCP_LISTEN` of net/tcp_states.h).
 const LISTEN: &str = "0A";
 
+/// Returns the live pod that holds a port which prevents others from using this one.
+pub(super) fn find_pod(host: &Host, port: HostPort) -> Result<Option<String>> {
+    let (records, now) = (Records::open(host)?, boot()?);
+    for record in records.valid()? {
+        // The record of a pod whose supervisor was killed remains, but the kernel has closed the sockets.
+        if record.boot == now && holds(&record, port) && records.lock_dead(&record.pod)?.is_none() {
+            return Ok(Some(record.pod));
+        }
+    }
+    Ok(None)
+}
+
+fn holds(record: &Record, port: HostPort) -> bool {
+    record.attached.iter().any(|network| {
+        let families = Families::from_addresses(network.addresses.iter().map(|it| it.address));
+        network.ports.iter().any(|held| ports::is_held(port, held, families))
+    })
+}
+
 /// Returns `process 4711 (nginx)`, in the network namespace of the calling thread; `None` if it is unknown.
-pub(super) fn find_port_user(address: IpAddr, port: u16, protocol: Protocol) -> Option<String> {
-    let files = match protocol {
+pub(super) fn find_process(port: HostPort) -> Option<String> {
+    let files = match port.protocol {
         Protocol::Tcp => ["tcp", "tcp6"],
         Protocol::Udp => ["udp", "udp6"],
         Protocol::Sctp => return None,
     };
     let read = |file: &&str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
     let mut sockets: Vec<ProcSocket> = files.iter().flat_map(|file| parse(&read(file))).collect();
-    sockets.retain(|socket| socket.port == port && overlap(socket.address, address));
-    // Prefer a listening socket to one of its connections.
-    sockets.sort_by_key(|socket| !socket.listens);
+    sockets.retain(|socket| socket.port == port.port && prevents(socket.address, port.address));
+    // Prefer a socket of the family to one of IPv6 that may include IPv4, and a listening socket to its connections.
+    sockets.sort_by_key(|socket| (socket.address.is_ipv4() != port.address.is_ipv4(), !socket.listens));
     sockets.iter().find_map(|socket| process_with(socket.inode))
 }
 
@@ -57,15 +84,17 @@ fn address(text: &str) -> Option<IpAddr> {
         8 => Some(Ipv4Addr::from(word(0)?).into()),
         32 => {
             let words = [word(0)?, word(8)?, word(16)?, word(24)?].concat();
-            Some(Ipv6Addr::from(<[u8; 16]>::try_from(words).ok()?).into())
+            // An IPv6 socket on an address of IPv4 has it in mapped form (RFC 4291, section 2.5.5.2).
+            Some(Ipv6Addr::from(<[u8; 16]>::try_from(words).ok()?).to_canonical())
         }
         _ => None,
     }
 }
 
-/// Whether sockets on both addresses conflict. `::` includes IPv4, unless the socket is IPv6-only.
-fn overlap(one: IpAddr, other: IpAddr) -> bool {
-    one == other || one.is_unspecified() || other.is_unspecified()
+/// Whether a socket on one address may prevent gantry from binding to another. `::` includes IPv4 unless the socket is
+/// IPv6-only, which the lists do not say.
+fn prevents(socket: IpAddr, wanted: IpAddr) -> bool {
+    ports::overlap(socket, wanted) || (wanted.is_ipv4() && socket == IpAddr::V6(Ipv6Addr::UNSPECIFIED))
 }
 
 fn process_with(inode: u64) -> Option<String> {
@@ -85,8 +114,15 @@ fn process_with(inode: u64) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::fd::AsFd as _;
+
+    use gantry_host::lock::{LockMode, try_lock};
+    use gantry_model::net::{PodAddress, PodNetwork, PodPort};
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::nft::State;
+    use crate::test_support::Net;
 
     const FILE: &str =
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -112,18 +148,76 @@ mod tests {
         assert_eq!(parse(FILE), want);
     }
 
+    fn tcp(address: IpAddr, port: u16) -> HostPort {
+        HostPort { address, protocol: Protocol::Tcp, port }
+    }
+
     #[test]
     fn this_process_is_found() {
+        // Its own namespace: no program of the host has the port.
+        let mut net = Net::new();
+        net.up("lo");
+        let checked = net.namespace.enter(|| {
+            check_own_listeners();
+            Ok(())
+        });
+        checked.unwrap();
+    }
+
+    fn check_own_listeners() {
         for address in ["127.0.0.1", "::1"] {
             let address: IpAddr = address.parse().unwrap();
             let Ok(listener) = std::net::TcpListener::bind((address, 0)) else { continue };
-            let port = listener.local_addr().unwrap().port();
-            let found = find_port_user(address, port, Protocol::Tcp).unwrap();
+            let port = tcp(address, listener.local_addr().unwrap().port());
+            let found = find_process(port).unwrap();
             assert!(found.starts_with(&format!("process {} (", std::process::id())), "{found}");
-            let any = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            assert_eq!(find_port_user(any, port, Protocol::Tcp), Some(found));
-            assert_eq!(find_port_user(address, port, Protocol::Udp), None);
+            let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
+            let (any, other) = if address.is_ipv4() { (v4, v6) } else { (v6, v4) };
+            assert_eq!(find_process(HostPort { address: any, ..port }), Some(found));
+            assert_eq!(find_process(HostPort { address: other, ..port }), None, "the other family is free");
+            assert_eq!(find_process(HostPort { protocol: Protocol::Udp, ..port }), None);
         }
+    }
+
+    #[test]
+    fn sockets_prevent_those_they_overlap() {
+        for (socket, wanted, expected) in [
+            ("127.0.0.1", "127.0.0.1", true),
+            ("127.0.0.1", "0.0.0.0", true),
+            ("0.0.0.0", "192.0.2.7", true),
+            ("127.0.0.1", "192.0.2.7", false),
+            ("::", "0.0.0.0", true),
+            ("::", "127.0.0.1", true),
+            ("::1", "0.0.0.0", false),
+            ("127.0.0.1", "::", false),
+            ("0.0.0.0", "::", false),
+            ("2001:db8::7", "::", true),
+        ] {
+            let overlaps = prevents(socket.parse().unwrap(), wanted.parse().unwrap());
+            assert_eq!(overlaps, expected, "{socket} and {wanted}");
+        }
+        assert_eq!(address("0000000000000000FFFF00000100007F"), Some(Ipv4Addr::LOCALHOST.into()), "mapped");
+    }
+
+    #[test]
+    fn only_live_pods_hold_ports() {
+        let temp = tempfile::tempdir().unwrap();
+        let host = crate::pod::state::tests::host(temp.path());
+        let dir = Path::new(&host.pods_dir).join("pod");
+        std::fs::create_dir_all(&dir).unwrap();
+        let dir = crate::config::files::open_dir(&dir).unwrap();
+        let port = PodPort { host_ip: None, host_port: 8080, pod_port: 80, count: 1, protocol: Protocol::Tcp };
+        let address = PodAddress { address: Ipv4Addr::new(10, 1, 0, 2).into(), prefix: 24, gateway: None };
+        let attached = PodNetwork { addresses: vec![address], ports: vec![port], ..PodNetwork::default() };
+        let mut record = Record::new("pod", &host, boot().unwrap(), Vec::new());
+        record.write(dir.as_fd()).unwrap();
+        record.append_result(dir.as_fd(), &State::new(), vec![attached]).unwrap();
+        let find = |address: &str| find_pod(&host, tcp(address.parse().unwrap(), 8080)).unwrap();
+        assert_eq!(find("0.0.0.0"), None, "its supervisor is dead");
+        assert!(try_lock(&dir, LockMode::Exclusive).unwrap());
+        assert_eq!(find("0.0.0.0").as_deref(), Some("pod"));
+        assert_eq!(find("127.0.0.1").as_deref(), Some("pod"));
+        assert_eq!(find("::"), None, "it has no IPv6 address");
     }
 
     proptest! {

@@ -70,7 +70,9 @@ fn try_pick(addresses: &[IpAddr], port: &PodPort) -> Result<Option<(u16, Vec<Por
     let (mut number, mut sockets) = (0, Vec::new());
     for address in addresses {
         let fd = match bind(*address, number, port) {
-            Err(NetworkError::PortTaken { .. }) if number != 0 => return Ok(None),
+            // The kernel found none.
+            Err(NetworkError::PortTaken { .. }) if number == 0 => return Err(no_free_port(port)),
+            Err(NetworkError::PortTaken { .. }) => return Ok(None),
             other => other?,
         };
         let Some(fd) = fd else { continue };
@@ -133,6 +135,19 @@ fn held_addresses(port: &PodPort, families: Families) -> Vec<IpAddr> {
     }
 }
 
+/// Whether the sockets that hold a port for these families prevent others from holding `wanted`.
+pub(super) fn is_held(wanted: HostPort, port: &PodPort, families: Families) -> bool {
+    let numbers = port.host_port..=port.host_port.saturating_add(port.count.saturating_sub(1));
+    port.protocol == wanted.protocol
+        && numbers.contains(&wanted.port)
+        && held_addresses(port, families).into_iter().any(|address| overlap(address, wanted.address))
+}
+
+/// Whether sockets on both addresses conflict. Those of gantry on `::` do not include IPv4.
+pub(super) fn overlap(one: IpAddr, other: IpAddr) -> bool {
+    one.is_ipv4() == other.is_ipv4() && (one == other || one.is_unspecified() || other.is_unspecified())
+}
+
 /// `None`: the host has no IPv6, so there is nothing to hold.
 fn bind(address: IpAddr, number: u16, port: &PodPort) -> Result<Option<OwnedFd>> {
     let bound = match try_bind(address, number, port.protocol, false) {
@@ -172,9 +187,9 @@ fn bind_error(errno: Errno, address: IpAddr, number: u16, port: &PodPort) -> Net
     let port_shown = shown(port, number);
     match errno {
         Errno::ADDRINUSE => {
-            let by =
-                port_users::find_port_user(address, number, port.protocol).unwrap_or_else(|| UNKNOWN_USER.to_owned());
-            NetworkError::PortTaken { port: port_shown, by }
+            let taken = HostPort { address, protocol: port.protocol, port: number };
+            let by = port_users::find_process(taken).unwrap_or_else(|| UNKNOWN_USER.to_owned());
+            NetworkError::PortTaken { port: taken, by }
         }
         Errno::ADDRNOTAVAIL => {
             let message = format!("cannot publish port {port_shown}: {address} is not an address of this host");
@@ -195,7 +210,7 @@ fn no_free_port(port: &PodPort) -> NetworkError {
 }
 
 /// Address, number and protocol of a host port.
-pub(super) fn shown(port: &PodPort, number: u16) -> String {
+fn shown(port: &PodPort, number: u16) -> String {
     let address = port.host_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     HostPort { address, protocol: port.protocol, port: number }.to_string()
 }
@@ -203,6 +218,27 @@ pub(super) fn shown(port: &PodPort, number: u16) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_held_port_prevents_overlapping_ones() {
+        let held = |host_ip: Option<&str>, protocol, families| {
+            let host_ip = host_ip.map(|address| address.parse().unwrap());
+            let port = PodPort { host_ip, host_port: 8080, pod_port: 80, count: 2, protocol };
+            move |address: &str, number| {
+                let address = address.parse().unwrap();
+                is_held(HostPort { address, protocol: Protocol::Tcp, port: number }, &port, families)
+            }
+        };
+        let (v4, both) = (Families { v4: true, v6: false }, Families { v4: true, v6: true });
+        let everywhere = held(None, Protocol::Tcp, both);
+        assert!(everywhere("0.0.0.0", 8080) && everywhere("127.0.0.1", 8081) && everywhere("2001:db8::7", 8080));
+        assert!(!everywhere("0.0.0.0", 8079) && !everywhere("0.0.0.0", 8082));
+        assert!(!held(None, Protocol::Udp, both)("0.0.0.0", 8080));
+        assert!(!held(None, Protocol::Tcp, v4)("::", 8080));
+        let loopback = held(Some("127.0.0.1"), Protocol::Tcp, both);
+        assert!(loopback("0.0.0.0", 8080) && loopback("127.0.0.1", 8080));
+        assert!(!loopback("192.0.2.7", 8080) && !loopback("::", 8080));
+    }
 
     #[test]
     fn networks_without_ports_release_no_port() {

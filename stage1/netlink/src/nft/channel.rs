@@ -11,7 +11,6 @@ use crate::error::{Attempt, Error as NetlinkError, Malformed};
 use crate::message::{Batch, F_DUMP, Message, NLMSG_ERROR, next_message};
 
 use super::error::{Error, Result};
-use super::family::Family;
 use super::wire::{self, Label, Transaction};
 
 /// Opens an nfnetlink socket in the calling thread's network namespace, to which it stays bound.
@@ -110,17 +109,17 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends a dump request. False if a change interrupted the dump.
+    /// Sends a dump request for a family by its number (`NFPROTO_*`). False if a change interrupted the dump.
     pub(super) fn list(
         &mut self,
         kind: u16,
-        family: Family,
+        family: u8,
         what: &str,
         attributes: impl FnOnce(&mut Batch),
         mut each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<bool> {
         let mut batch = Batch::new();
-        wire::write_query(&mut batch, kind, F_DUMP, family, attributes);
+        batch.push(kind, F_DUMP, &wire::fixed(family, 0), attributes);
         self.dump_once(batch, what, &mut each)
     }
 }

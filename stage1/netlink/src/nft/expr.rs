@@ -13,6 +13,8 @@ pub(super) enum Verdict {
     Drop,
     Return,
     Jump(String),
+    /// gantry's own rules have none.
+    Goto(String),
 }
 
 /// An expression of a rule: loads a register, compares (a mismatch ends the rule), or acts.
@@ -40,17 +42,22 @@ pub(super) enum Expr {
     Masquerade,
 }
 
-const NFTA_EXPR_NAME: u16 = 1;
-const NFTA_EXPR_DATA: u16 = 2;
+pub(super) const NFTA_EXPR_NAME: u16 = 1;
+pub(super) const NFTA_EXPR_DATA: u16 = 2;
 const NFTA_LIST_ELEM: u16 = 1;
 /// Of `NFTA_DATA_*`.
 pub(super) const NFTA_DATA_VALUE: u16 = 1;
 const NFTA_DATA_VERDICT: u16 = 2;
 const NFTA_VERDICT_CODE: u16 = 1;
 const NFTA_VERDICT_CHAIN: u16 = 2;
-const NF_DROP: i32 = 0;
+pub(super) const NFTA_META_KEY: u16 = 2;
+pub(super) const NFTA_CMP_DATA: u16 = 3;
+pub(super) const NFTA_LOOKUP_SET: u16 = 1;
+pub(super) const NFTA_IMMEDIATE_DATA: u16 = 2;
+pub(super) const NF_DROP: i32 = 0;
 const NF_ACCEPT: i32 = 1;
 const NFT_JUMP: i32 = -3;
+const NFT_GOTO: i32 = -4;
 const NFT_RETURN: i32 = -5;
 const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 const NFTA_FIB_F_DADDR: u32 = 2;
@@ -127,7 +134,7 @@ impl Expr {
             }
             Self::Compare { from, equal, value } => {
                 data.be32(1, register(*from)).be32(2, u32::from(!equal));
-                write_value(data, 3, value);
+                write_value(data, NFTA_CMP_DATA, value);
             }
             Self::Mask { register: both, mask } => {
                 let length = u32::try_from(mask.len()).unwrap_or(u32::MAX);
@@ -136,7 +143,7 @@ impl Expr {
                 write_value(data, 5, &vec![0; mask.len()]);
             }
             Self::Lookup { set, from, to, inverted } => {
-                data.text(1, set).be32(2, register(*from));
+                data.text(NFTA_LOOKUP_SET, set).be32(2, register(*from));
                 if let Some(to) = to {
                     data.be32(3, register(*to));
                 }
@@ -148,7 +155,7 @@ impl Expr {
                 data.be32(1, register(*to)).be32(2, NFT_FIB_RESULT_ADDRTYPE).be32(3, NFTA_FIB_F_DADDR);
             }
             Self::Verdict(verdict) => {
-                data.be32(1, 0).nested(2, |value| verdict.write(value));
+                data.be32(1, 0).nested(NFTA_IMMEDIATE_DATA, |value| verdict.write(value));
             }
             Self::Dnat { family, address, port } => {
                 data.be32(1, NFT_NAT_DNAT).be32(2, u32::from(*family));
@@ -163,7 +170,7 @@ impl Expr {
         let register = |kind| read_register(data.get(kind));
         let zero = |kind| data.get(kind).is_none_or(|attribute| attribute.be32() == Some(0));
         Some(match name {
-            "meta" => Self::Meta { key: number(2)?, to: register(1)? },
+            "meta" => Self::Meta { key: number(NFTA_META_KEY)?, to: register(1)? },
             "ct" => Self::Connection { key: number(2)?, to: register(1)? },
             "payload" => Self::Payload { base: number(2)?, offset: number(3)?, length: number(4)?, to: register(1)? },
             "cmp" => {
@@ -172,7 +179,7 @@ impl Expr {
                     1 => false,
                     _ => return None,
                 };
-                Self::Compare { from: register(1)?, equal, value: read_value(data.get(3))? }
+                Self::Compare { from: register(1)?, equal, value: read_value(data.get(NFTA_CMP_DATA))? }
             }
             "bitwise" => {
                 let (mask, xor) = (read_value(data.get(4))?, read_value(data.get(5))?);
@@ -186,13 +193,17 @@ impl Expr {
                     Some(NFT_LOOKUP_F_INV) => true,
                     Some(_) => return None,
                 };
-                Self::Lookup { set: data.get(1)?.text()?.to_owned(), from: register(2)?, to, inverted }
+                Self::Lookup { set: data.get(NFTA_LOOKUP_SET)?.text()?.to_owned(), from: register(2)?, to, inverted }
             }
             "fib" => {
                 let ours = number(2)? == NFT_FIB_RESULT_ADDRTYPE && number(3)? == NFTA_FIB_F_DADDR;
                 ours.then_some(Self::DestinationType { to: register(1)? })?
             }
-            "immediate" => (number(1)? == 0).then_some(Self::Verdict(Verdict::read(data.get(2)?)?))?,
+            "immediate" => {
+                let verdict = Verdict::read(data.get(NFTA_IMMEDIATE_DATA)?)?;
+                let ours = number(1)? == 0 && !matches!(verdict, Verdict::Goto(_));
+                ours.then_some(Self::Verdict(verdict))?
+            }
             "nat" => Self::read_dnat(data)?,
             "masq" => data.iter().next().is_none().then_some(Self::Masquerade)?,
             _ => return None,
@@ -216,22 +227,26 @@ impl Verdict {
             Self::Drop => NF_DROP,
             Self::Return => NFT_RETURN,
             Self::Jump(_) => NFT_JUMP,
+            Self::Goto(_) => NFT_GOTO,
         };
         value.nested(NFTA_DATA_VERDICT, |verdict| {
             verdict.be32(NFTA_VERDICT_CODE, code.cast_unsigned());
-            if let Self::Jump(chain) = self {
+            if let Self::Jump(chain) | Self::Goto(chain) = self {
                 verdict.text(NFTA_VERDICT_CHAIN, chain);
             }
         });
     }
 
-    fn read(value: Attribute<'_>) -> Option<Self> {
+    /// Parses the value of an `immediate`; None for one that is no verdict, and for a verdict that ends nothing.
+    pub(super) fn read(value: Attribute<'_>) -> Option<Self> {
         let verdict = value.nested().ok()?.get(NFTA_DATA_VERDICT)?.nested().ok()?;
+        let chain = || Some(verdict.get(NFTA_VERDICT_CHAIN)?.text()?.to_owned());
         Some(match verdict.get(NFTA_VERDICT_CODE)?.be32()?.cast_signed() {
             NF_ACCEPT => Self::Accept,
             NF_DROP => Self::Drop,
             NFT_RETURN => Self::Return,
-            NFT_JUMP => Self::Jump(verdict.get(NFTA_VERDICT_CHAIN)?.text()?.to_owned()),
+            NFT_JUMP => Self::Jump(chain()?),
+            NFT_GOTO => Self::Goto(chain()?),
             _ => return None,
         })
     }

@@ -43,6 +43,7 @@
 //!
 //! [`Table::ensure`] creates the tables, [`Table::add`] and [`Table::remove`] change a pod's part, [`Table::read`]
 //! compares the tables with their expected layout, and a [`Monitor`] reports changes by other programs.
+//! [`find_dropping_chains`] finds chains of other programs that drop what gantry's tables accept.
 
 mod anti_spoofing;
 mod channel;
@@ -50,6 +51,7 @@ pub mod conntrack;
 mod error;
 mod expr;
 mod family;
+mod forward;
 mod monitor;
 mod read;
 mod rules;
@@ -62,6 +64,7 @@ mod wire;
 pub use crate::address::Prefix;
 pub use channel::socket;
 pub use error::{Error, Result};
+pub use forward::{DroppingChain, find_dropping_chains};
 pub use gantry_model::net::Protocol;
 pub use monitor::{Change, Monitor, TablePart};
 pub use read::TableReport;

@@ -162,7 +162,7 @@ impl Table {
         let mut count = 0_usize;
         let whole = self.channel.list(
             kind,
-            family,
+            family.number(),
             &what,
             |batch| {
                 batch.text(NFTA_TABLE, &name);
@@ -243,7 +243,7 @@ impl Table {
         let mut all = Vec::new();
         let whole = self.channel.list(
             message::GETSETELEM,
-            set.family(),
+            set.family().number(),
             &what,
             |batch| {
                 batch.text(NFTA_TABLE, &name).text(wire::NFTA_SET_NAME, set.name());

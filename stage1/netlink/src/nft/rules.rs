@@ -33,7 +33,7 @@ pub(super) struct Rule {
 }
 
 const PREROUTING: u32 = 0;
-const FORWARD: u32 = 2;
+pub(super) const FORWARD: u32 = 2;
 const OUTPUT: u32 = 3;
 const POSTROUTING: u32 = 4;
 /// The priorities that `nft` calls raw, dstnat, filter and srcnat.
@@ -42,8 +42,8 @@ const DSTNAT: i32 = -100;
 const FILTER: i32 = 0;
 const SRCNAT: i32 = 100;
 
-const META_IIFNAME: u32 = 6;
-const META_OIFNAME: u32 = 7;
+pub(super) const META_IIFNAME: u32 = 6;
+pub(super) const META_OIFNAME: u32 = 7;
 const META_NFPROTO: u32 = 15;
 const META_L4PROTO: u32 = 16;
 const META_IIFGROUP: u32 = 21;

@@ -367,7 +367,7 @@ pub fn table_names(socket: OwnedFd, prefix: &str) -> Result<Vec<String>> {
         let mut names = Vec::new();
         let whole = channel.list(
             message::GETTABLE,
-            Family::Inet,
+            Family::Inet.number(),
             what,
             |_| {},
             |message| {

@@ -68,8 +68,8 @@ const NFTA_LIST_ELEM: u16 = 1;
 const NFT_SET_INTERVAL: u32 = 0x4;
 const NFT_SET_MAP: u32 = 0x8;
 const NFT_SET_CONCAT: u32 = 0x80;
-const NFTA_LIST_ELEMENTS: u16 = 3;
-const NFTA_ELEM_KEY: u16 = 1;
+pub(super) const NFTA_LIST_ELEMENTS: u16 = 3;
+pub(super) const NFTA_ELEM_KEY: u16 = 1;
 const NFTA_ELEM_DATA: u16 = 2;
 const NFTA_ELEM_FLAGS: u16 = 3;
 const NFTA_ELEM_USERDATA: u16 = 6;
@@ -83,7 +83,7 @@ const COMMENT: u8 = 0;
 const ELEMENTS: usize = 256;
 
 /// `nfgenmsg`: family, version 0, resource.
-fn fixed(family: u8, resource: u16) -> [u8; FIXED] {
+pub(super) fn fixed(family: u8, resource: u16) -> [u8; FIXED] {
     let [high, low] = resource.to_be_bytes();
     [family, 0, high, low]
 }

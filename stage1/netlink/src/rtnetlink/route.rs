@@ -313,6 +313,32 @@ impl Socket {
         self.channel().execute(batch, format_args!("add the route to {}", route.to))
     }
 
+    /// The route that the kernel chooses for a packet of this host to an address; None if there is none. Costs one
+    /// request, however many routes there are, and does not take the kernel's RTNL lock.
+    ///
+    /// # Errors
+    /// The kernel does not reply in time, or its reply is malformed.
+    pub fn route_to(&mut self, address: IpAddr) -> Result<Option<Route>> {
+        let to = Cidr::host(address);
+        let mut head = [0; RTMSG];
+        [head[0], head[1]] = [family(address), to.length()];
+        let mut batch = Batch::new();
+        batch.push(RTM_GETROUTE, 0, &head, |m| {
+            m.bytes(RTA_DST, &octets(address));
+        });
+        let mut found = None;
+        let done = self.channel().request(batch, format_args!("look up the route to {address}"), &mut |message| {
+            found = parse(message)?.or(found.take());
+            Ok(())
+        });
+        match done {
+            Ok(()) => Ok(found),
+            // No route (ENETUNREACH), one that drops packets (EINVAL, EACCES, EHOSTUNREACH), or no such address family.
+            Err(Error::Kernel { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
+    }
+
     /// The routes that match a filter. Multipath routes are listed without gateway and interface.
     ///
     /// # Errors

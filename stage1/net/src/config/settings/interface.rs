@@ -44,7 +44,7 @@ pub struct Bridge {
     pub ip_masq: bool,
     /// The program that masquerades; gantry uses nftables in any case.
     pub ip_masq_backend: Option<NatBackend>,
-    /// MTU of the interfaces; `None`: the kernel's default.
+    /// MTU of the interfaces; `None`: the bridge's, at most 1500. A new bridge gets the uplink's, 1280 to 1500.
     #[serde(deserialize_with = "mtu")]
     pub mtu: Option<u32>,
     /// Let a bridge port send a frame back through the port it came from.
@@ -115,7 +115,7 @@ pub struct Ptp {
     pub ip_masq: bool,
     /// The program that masquerades; gantry uses nftables in any case.
     pub ip_masq_backend: Option<NatBackend>,
-    /// MTU of the interfaces; `None`: the kernel's default.
+    /// MTU of the interfaces; `None`: the uplink's, at most 1500.
     #[serde(deserialize_with = "mtu")]
     pub mtu: Option<u32>,
 }

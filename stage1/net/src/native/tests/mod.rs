@@ -7,6 +7,7 @@ mod bridge;
 mod cost;
 mod kinds;
 mod lab;
+mod mtu;
 mod race;
 mod routers;
 mod shape;

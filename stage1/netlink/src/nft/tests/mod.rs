@@ -4,6 +4,7 @@
 
 mod anti_spoofing;
 mod flows;
+mod forward;
 mod frame;
 mod scale;
 mod space;
