@@ -66,6 +66,14 @@ impl<'d> NewFile<'d> {
         Ok(())
     }
 
+    /// Gives the complete file its name, which no file may have.
+    ///
+    /// # Errors
+    /// The error of linkat(2): EEXIST if a file has the name.
+    pub fn publish_new(self, name: impl Arg) -> rustix::io::Result<()> {
+        self.link(name)
+    }
+
     fn link(&self, name: impl Arg) -> rustix::io::Result<()> {
         // By descriptor (AT_EMPTY_PATH), kernels before 6.10 demand a capability.
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -89,6 +97,15 @@ impl Drop for NewFile<'_> {
 pub fn read_bounded(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     read_open_file(File::from(rustix::fs::open(path, flags, Mode::empty())?), limit)
+}
+
+/// Reads a file of the kernel below `/proc`, in which names and paths of others may be any bytes: those that are not
+/// UTF-8 are replaced.
+///
+/// # Errors
+/// The error of open(2) or read(2).
+pub fn read_lossy(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
 }
 
 /// Reads an open file to its end, at most `limit` bytes.
@@ -211,6 +228,23 @@ pub fn sync_path(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn new_files_replace_others_only_on_request() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = File::open(temp.path()).unwrap();
+        let new = |text: &[u8]| {
+            let new = NewFile::create(dir.as_fd(), "new".to_owned(), Mode::from_raw_mode(0o600)).unwrap();
+            new.file().write_all(text).unwrap();
+            new
+        };
+        new(b"a").publish_new("x").unwrap();
+        assert_eq!(new(b"b").publish_new("x"), Err(Errno::EXIST));
+        assert_eq!(std::fs::read(temp.path().join("x")).unwrap(), b"a");
+        new(b"c").publish("x").unwrap();
+        assert_eq!(std::fs::read(temp.path().join("x")).unwrap(), b"c");
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1);
+    }
 
     /// procfs has no fsync.
     #[test]

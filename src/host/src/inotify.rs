@@ -27,7 +27,7 @@ pub struct WatchId(i32);
 /// A change of a watched directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirChange<'a> {
-    /// A file was written, created, or renamed into the directory.
+    /// A file was written or created, or renamed into the directory or out of it.
     File {
         /// The directory.
         watch: WatchId,
@@ -49,13 +49,13 @@ impl Inotify {
         Ok(Self(inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?))
     }
 
-    /// Watches a directory for files that are written, created or renamed into it. A directory that is watched already
-    /// keeps its watch.
+    /// Watches a directory for files that are written, created, or renamed into it or out of it. A directory that is
+    /// watched already keeps its watch.
     ///
     /// # Errors
     /// The error of inotify_add_watch(2). ENOSPC: the user has no watches left (sysctl `fs.inotify.max_user_watches`).
     pub fn watch(&self, dir: &Path) -> io::Result<WatchId> {
-        let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+        let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVE | WatchFlags::ONLYDIR;
         Ok(WatchId(inotify::add_watch(&self.0, dir, flags)?))
     }
 
@@ -141,6 +141,8 @@ mod tests {
         fs::write(home.path().join("b"), "x").unwrap();
         assert_eq!(pending(&inotify), ["a"]);
         fs::rename(home.path().join("b"), dir.join("b")).unwrap();
+        assert_eq!(pending(&inotify), ["b"]);
+        fs::rename(dir.join("b"), home.path().join("b")).unwrap();
         assert_eq!(pending(&inotify), ["b"]);
         inotify.unwatch(watch).unwrap();
         fs::write(dir.join("a"), "y").unwrap();

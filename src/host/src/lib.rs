@@ -12,6 +12,7 @@
 //! | `mounts` | peer groups and read-only clones of mounts |
 //! | `parallel` | work on many items by several threads |
 //! | `project` | project quotas |
+//! | `remove` | deletes trees that an app has made |
 //! | `signals` | the dispositions that a program inherits |
 //! | `stamp` | whether a file is still the same |
 //! | `tree` | the space that a directory tree uses |
@@ -28,6 +29,7 @@ pub mod memory;
 pub mod mounts;
 pub mod parallel;
 pub mod project;
+pub mod remove;
 pub mod signals;
 pub mod stamp;
 mod sys;

@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::fmt;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,8 +17,9 @@ use super::{Hierarchy, Version};
 /// Attempts at creating a cgroup whose parent is removed at the same time.
 const MAX_CREATE_ATTEMPTS: usize = 16;
 
-/// The depth to which cgroups in a cgroup are followed.
-const MAX_DEPTH: usize = 32;
+/// The depth to which cgroups in a cgroup are followed: each level takes a descriptor, of usually 1024, and a stack
+/// frame. An app that is systemd cannot nest cgroups that deep (`cgroup.max.depth`); a privileged app can.
+pub(super) const MAX_DEPTH: usize = 256;
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
@@ -132,7 +134,7 @@ impl Cgroup {
     /// # Errors
     /// Of reading its files.
     pub fn has_processes(&self) -> io::Result<bool> {
-        has_members_below(self.dir.as_fd(), MAX_DEPTH)
+        has_members_below(self.dir.as_fd())
     }
 
     /// On v2, enables controllers for the children of this cgroup and of each from it down to `below`: a cgroup has a
@@ -148,12 +150,18 @@ impl Cgroup {
         }
     }
 
-    /// Its processes. Those outside this PID namespace have no PID and are left out.
+    /// The processes in it and below it. Those outside this PID namespace have no PID and are left out.
     ///
     /// # Errors
     /// Of reading `cgroup.procs`.
     pub fn members(&self) -> io::Result<Vec<Pid>> {
-        Ok(parse_pids(&self.read("cgroup.procs")?))
+        let mut members = Vec::new();
+        let mut add_members = |dir: BorrowedFd<'_>| {
+            members.extend(read_members(dir)?);
+            Ok(ControlFlow::Continue(()))
+        };
+        let _never_breaks = visit_tree(self.dir.as_fd(), MAX_DEPTH, &mut add_members)?;
+        Ok(members)
     }
 
     /// Moves a process, with all its threads, to this cgroup. Waits for a grace period (8 to 20 ms), unless another
@@ -204,7 +212,13 @@ impl Cgroup {
     /// # Errors
     /// Of reading the members, or of killing one.
     pub fn kill_members(&self) -> io::Result<usize> {
-        kill_members_below(self.dir.as_fd(), MAX_DEPTH)
+        let mut count = 0;
+        let mut kill = |dir: BorrowedFd<'_>| {
+            count += kill_members(dir)?;
+            Ok(ControlFlow::Continue(()))
+        };
+        let _never_breaks = visit_tree(self.dir.as_fd(), MAX_DEPTH, &mut kill)?;
+        Ok(count)
     }
 
     /// Freezes or thaws its processes: v2, Linux 5.2 (`cgroup.freeze`), or the v1 freezer. [`Self::is_frozen`] tells
@@ -266,31 +280,32 @@ fn prefixes(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(end, _)| end).chain([path.len()]).filter_map(|end| path.get(..end))
 }
 
-/// The cgroups in a cgroup. One that is removed meanwhile is left out.
-fn open_children(dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<(CString, OwnedFd)>> {
-    let mut children = Vec::new();
+/// The cgroups in a cgroup, each opened when it is reached. One that is removed meanwhile is left out.
+fn children(dir: BorrowedFd<'_>) -> rustix::io::Result<impl Iterator<Item = rustix::io::Result<(CString, OwnedFd)>>> {
+    let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
-        if entry.file_type() != FileType::Directory || matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            continue;
-        }
-        match rustix::fs::openat(dir, entry.file_name(), DIRECTORY, Mode::empty()) {
-            Ok(child) => children.push((entry.file_name().to_owned(), child)),
-            Err(Errno::NOENT) => {}
-            Err(error) => return Err(error),
+        if entry.file_type() == FileType::Directory && !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            names.push(entry.file_name().to_owned());
         }
     }
-    Ok(children)
+    Ok(names.into_iter().filter_map(move |name| match rustix::fs::openat(dir, &name, DIRECTORY, Mode::empty()) {
+        Ok(child) => Some(Ok((name, child))),
+        Err(Errno::NOENT) => None,
+        Err(error) => Some(Err(error)),
+    }))
 }
 
-/// Removes the cgroups in a cgroup, deepest first. Those with processes stay.
-fn remove_children(dir: BorrowedFd<'_>, depth: usize) -> rustix::io::Result<()> {
-    for (name, child) in open_children(dir)? {
+/// Removes the cgroups in a cgroup, deepest first. Those with processes stay. By descriptors, because names may add up
+/// to paths that are too long for the kernel.
+pub(super) fn remove_children(dir: BorrowedFd<'_>, depth: usize) -> rustix::io::Result<()> {
+    for child in children(dir)? {
+        let (name, child) = child?;
         if depth > 0 {
             remove_children(child.as_fd(), depth - 1)?;
         }
         match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT | Errno::BUSY) => {}
+            Ok(()) | Err(Errno::NOENT | Errno::BUSY | Errno::NOTEMPTY) => {}
             Err(error) => return Err(error),
         }
     }
@@ -304,41 +319,38 @@ pub fn is_removed(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::NODEV))
 }
 
-fn has_members_below(dir: BorrowedFd<'_>, depth: usize) -> io::Result<bool> {
-    if !parse_pids(&read_at(dir, "cgroup.procs")?).is_empty() {
-        return Ok(true);
+/// Visits a cgroup and those below it, until `visit` breaks. A cgroup that is removed meanwhile is left out.
+pub(super) fn visit_tree(
+    dir: BorrowedFd<'_>,
+    depth: usize,
+    visit: &mut impl FnMut(BorrowedFd<'_>) -> io::Result<ControlFlow<()>>,
+) -> io::Result<ControlFlow<()>> {
+    if visit(dir)?.is_break() {
+        return Ok(ControlFlow::Break(()));
     }
     if depth > 0 {
-        for (_, child) in open_children(dir)? {
-            match has_members_below(child.as_fd(), depth - 1) {
-                Ok(false) => {}
-                // It was removed meanwhile.
+        for child in children(dir)? {
+            match visit_tree(child?.1.as_fd(), depth - 1, visit) {
+                Ok(ControlFlow::Continue(())) => {}
                 Err(error) if is_removed(&error) => {}
-                found => return found,
+                ended => return ended,
             }
         }
     }
-    Ok(false)
+    Ok(ControlFlow::Continue(()))
 }
 
-fn kill_members_below(dir: BorrowedFd<'_>, depth: usize) -> io::Result<usize> {
-    let mut count = kill_members(dir)?;
-    if depth > 0 {
-        for (_, child) in open_children(dir)? {
-            match kill_members_below(child.as_fd(), depth - 1) {
-                Ok(more) => count += more,
-                // It was removed meanwhile.
-                Err(error) if is_removed(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    Ok(count)
+pub(super) fn has_members_below(dir: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut find_member = |dir: BorrowedFd<'_>| {
+        let is_empty = read_members(dir)?.is_empty();
+        Ok(if is_empty { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    };
+    Ok(visit_tree(dir, MAX_DEPTH, &mut find_member)?.is_break())
 }
 
 /// Sends SIGKILL to each process in a cgroup, once; returns how many there were.
 pub(super) fn kill_members(dir: BorrowedFd<'_>) -> io::Result<usize> {
-    let members = parse_pids(&read_at(dir, "cgroup.procs")?);
+    let members = read_members(dir)?;
     for pid in &members {
         let pidfd = match rustix::process::pidfd_open(*pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
@@ -347,7 +359,7 @@ pub(super) fn kill_members(dir: BorrowedFd<'_>) -> io::Result<usize> {
             Err(error) => return Err(error.into()),
         };
         // The PID may have been reused: what counts is that it is a member after the pidfd was opened.
-        if parse_pids(&read_at(dir, "cgroup.procs")?).contains(pid) {
+        if read_members(dir)?.contains(pid) {
             match rustix::process::pidfd_send_signal(&pidfd, Signal::KILL) {
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(error) => return Err(error.into()),
@@ -357,8 +369,27 @@ pub(super) fn kill_members(dir: BorrowedFd<'_>) -> io::Result<usize> {
     Ok(members.len())
 }
 
+/// The processes in a cgroup. Those of a threaded cgroup are listed in the domain above it.
+pub(super) fn read_members(dir: BorrowedFd<'_>) -> io::Result<Vec<Pid>> {
+    match read_at(dir, "cgroup.procs") {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => Ok(Vec::new()),
+        text => Ok(parse_pids(&text?)),
+    }
+}
+
+/// Whether cgroups in a cgroup are nested deeper than this.
+pub(super) fn is_deeper_than(dir: BorrowedFd<'_>, depth: usize) -> rustix::io::Result<bool> {
+    for child in children(dir)? {
+        let (_, child) = child?;
+        if depth == 0 || is_deeper_than(child.as_fd(), depth - 1)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The PIDs in the text of `cgroup.procs`. A process outside the reader's PID namespace is shown as 0.
-pub(super) fn parse_pids(text: &str) -> Vec<Pid> {
+fn parse_pids(text: &str) -> Vec<Pid> {
     text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
 }
 

@@ -37,8 +37,8 @@ pub struct Hierarchy {
 /// # Errors
 /// Of reading `/proc/self/mountinfo`.
 pub fn mounted_hierarchies() -> io::Result<Vec<Hierarchy>> {
-    let text = std::fs::read_to_string("/proc/self/mountinfo")?;
-    Ok(choose_mounts(parse_mounts(&text), |hierarchy| hierarchy.open_dir().is_ok()))
+    let mounts = parse_mounts(&crate::file::read_lossy("/proc/self/mountinfo")?);
+    Ok(choose_mounts(mounts, |hierarchy| hierarchy.open_dir().is_ok()))
 }
 
 /// The cgroup hierarchies in the text of `/proc/PID/mountinfo` (proc_pid_mountinfo(5)), each once. Other lines and

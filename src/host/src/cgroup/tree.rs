@@ -1,17 +1,22 @@
 //! Removes cgroups by path, from outside of the pod.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::Pid;
 
-use super::group::{is_removed, kill_members, parse_pids, read_at, write_at};
+use super::group::{
+    MAX_DEPTH, has_members_below, is_deeper_than, is_removed, kill_members, read_members, remove_children, visit_tree,
+    write_at,
+};
 
-/// The most cgroups below one that is removed.
-const MAX_DIRECTORIES: usize = 100_000;
+/// The most processes that an error names.
+const MAX_NAMED: usize = 10;
 /// The back-off between two attempts, doubled each time. A killed process leaves its cgroup when it is reaped, of which
 /// cgroup v1 sends no event.
 const MIN_BACKOFF: Duration = Duration::from_micros(100);
@@ -21,7 +26,8 @@ const MAX_BACKOFF: Duration = Duration::from_millis(20);
 /// to it that no process enters meanwhile.
 ///
 /// # Errors
-/// Of listing, killing or removing; [`io::ErrorKind::ResourceBusy`] if processes are left after the timeout.
+/// Of listing, killing or removing; [`io::ErrorKind::ResourceBusy`] if processes are left after the timeout, or cgroups
+/// are nested too deep.
 pub fn remove_tree(path: &Path, timeout: Duration) -> io::Result<bool> {
     // The usual cases, in one system call: no directory, or an empty one.
     match rustix::fs::rmdir(path) {
@@ -29,88 +35,68 @@ pub fn remove_tree(path: &Path, timeout: Duration) -> io::Result<bool> {
         Err(Errno::NOENT) => return Ok(false),
         Err(_) => {}
     }
+    let Some(top) = open_existing(path)? else { return Ok(true) };
     let begin = Instant::now();
     let mut backoff = MIN_BACKOFF;
     loop {
-        let dirs = list_tree(path)?;
-        if dirs.is_empty() {
-            return Ok(true);
+        // Before the cgroups are listed: a living process could make new ones for ever.
+        match kill_tree(top.as_fd()).and_then(|()| Ok(remove_children(top.as_fd(), MAX_DEPTH)?)) {
+            Err(error) if !is_removed(&error) => return Err(error),
+            Ok(()) | Err(_) => {}
         }
-        kill_tree(path, &dirs)?;
-        if remove_dirs(&dirs)? {
-            return Ok(true);
+        match rustix::fs::rmdir(path) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(true),
+            Err(Errno::BUSY | Errno::NOTEMPTY) => {}
+            Err(error) => return Err(error.into()),
         }
         if begin.elapsed() >= timeout {
-            let pids: Vec<i32> = dirs.iter().flat_map(|dir| pids(dir)).take(10).collect();
-            let text = format!("processes in it do not end after SIGKILL; they are stuck in the kernel: {pids:?}");
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, explain_rest(top.as_fd())));
         }
         std::thread::sleep(backoff);
         backoff = (backoff * 2).min(MAX_BACKOFF);
     }
 }
 
+/// Why a cgroup is left after the timeout.
+fn explain_rest(top: BorrowedFd<'_>) -> String {
+    let pids = first_pids(top);
+    if pids.is_empty() && is_deeper_than(top, MAX_DEPTH).unwrap_or(false) {
+        return format!("cgroups in it are nested more than {MAX_DEPTH} deep; remove the inner ones with rmdir(1)");
+    }
+    format!("processes in it do not end after SIGKILL; they are stuck in the kernel: {pids:?}")
+}
+
 /// Whether a process is in the cgroup or below it. A cgroup that cannot be read counts as empty.
 #[must_use]
 pub fn has_processes(path: &Path) -> bool {
-    list_tree(path).is_ok_and(|dirs| dirs.iter().any(|dir| !pids(dir).is_empty()))
-}
-
-/// A directory and all below it, deepest last. Empty if it does not exist.
-fn list_tree(top: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut dirs = if top.exists() { vec![top.to_owned()] } else { Vec::new() };
-    let mut next = 0;
-    while let Some(dir) = dirs.get(next) {
-        next += 1;
-        let children = match std::fs::read_dir(dir) {
-            Ok(children) => children,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
-        };
-        for child in children {
-            let child = child?;
-            if child.file_type()?.is_dir() {
-                dirs.push(child.path());
-            }
-            if dirs.len() > MAX_DIRECTORIES {
-                return Err(io::Error::other(format!("more than {MAX_DIRECTORIES} cgroups are below it")));
-            }
-        }
-    }
-    Ok(dirs)
-}
-
-/// Whether all are removed.
-fn remove_dirs(dirs: &[PathBuf]) -> io::Result<bool> {
-    let mut all = true;
-    for dir in dirs.iter().rev() {
-        match rustix::fs::rmdir(dir) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(Errno::BUSY | Errno::NOTEMPTY) => all = false,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(all)
+    let top = open_existing(path).ok().flatten();
+    top.is_some_and(|top| has_members_below(top.as_fd()).unwrap_or(false))
 }
 
 /// Sends SIGKILL to every process in the cgroups: by `cgroup.kill` (v2, Linux 5.14), or else one by one.
-fn kill_tree(top: &Path, dirs: &[PathBuf]) -> io::Result<()> {
-    let Some(top) = open_existing(top)? else { return Ok(()) };
-    if write_at(top.as_fd(), "cgroup.kill", "1").is_ok() {
+fn kill_tree(top: BorrowedFd<'_>) -> io::Result<()> {
+    if write_at(top, "cgroup.kill", "1").is_ok() {
         return Ok(());
     }
-    for dir in dirs {
-        let Some(dir) = open_existing(dir)? else { continue };
-        match kill_members(dir.as_fd()) {
-            Ok(0) => {}
-            // In a frozen v1 cgroup, SIGKILL takes effect when it is thawed. Other hierarchies lack the file.
-            Ok(_) => drop(write_at(dir.as_fd(), "freezer.state", "THAWED")),
-            // It was removed meanwhile.
-            Err(error) if is_removed(&error) => {}
-            Err(error) => return Err(error),
+    let mut kill = |dir: BorrowedFd<'_>| {
+        if kill_members(dir)? > 0 {
+            // In a frozen v1 cgroup, SIGKILL takes effect when it is thawed.
+            let _other_hierarchies_lack_the_file = write_at(dir, "freezer.state", "THAWED");
         }
-    }
+        Ok(ControlFlow::Continue(()))
+    };
+    let _never_breaks = visit_tree(top, MAX_DEPTH, &mut kill)?;
     Ok(())
+}
+
+fn first_pids(top: BorrowedFd<'_>) -> Vec<i32> {
+    let mut pids: Vec<Pid> = Vec::new();
+    let mut collect = |dir: BorrowedFd<'_>| {
+        pids.extend(read_members(dir)?);
+        Ok(if pids.len() < MAX_NAMED { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    };
+    let _incomplete_if_it_failed = visit_tree(top, MAX_DEPTH, &mut collect);
+    pids.into_iter().take(MAX_NAMED).map(|pid| pid.as_raw_nonzero().get()).collect()
 }
 
 fn open_existing(dir: &Path) -> io::Result<Option<OwnedFd>> {
@@ -119,11 +105,6 @@ fn open_existing(dir: &Path) -> io::Result<Option<OwnedFd>> {
         Err(Errno::NOENT) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-fn pids(dir: &Path) -> Vec<i32> {
-    let text = open_existing(dir).ok().flatten().and_then(|dir| read_at(dir.as_fd(), "cgroup.procs").ok());
-    parse_pids(&text.unwrap_or_default()).into_iter().map(|pid| pid.as_raw_nonzero().get()).collect()
 }
 
 #[cfg(test)]
@@ -143,11 +124,57 @@ mod tests {
         let top = temp.path().join("pod");
         std::fs::create_dir_all(top.join("a/b/c")).unwrap();
         std::fs::create_dir(top.join("d")).unwrap();
-        assert!(!remove_dirs(std::slice::from_ref(&top)).unwrap());
-        let dirs = list_tree(&top).unwrap();
-        assert!(remove_dirs(&dirs).unwrap());
-        assert!(!top.exists());
-        assert!(!remove_tree(&top, TIMEOUT).unwrap(), "it does not exist any more");
+        let open = open_existing(&top).unwrap().unwrap();
+        remove_children(open.as_fd(), 0).unwrap();
+        assert!(top.join("a/b").exists() && !top.join("d").exists(), "only the empty ones");
+        remove_children(open.as_fd(), MAX_DEPTH).unwrap();
+        assert!(!top.join("a").exists());
+    }
+
+    #[test]
+    fn cgroups_nested_too_deep_are_reported() {
+        let temp = tempfile::tempdir().unwrap();
+        let nest = |depth| {
+            let top = temp.path().join(format!("pod-{depth}"));
+            std::fs::create_dir_all(top.join("c/".repeat(depth))).unwrap();
+            // Directories without the files of cgroups stay.
+            remove_tree(&top, Duration::ZERO).unwrap_err().to_string()
+        };
+        assert!(nest(MAX_DEPTH + 1).starts_with("cgroups in it are nested"));
+        assert!(nest(MAX_DEPTH).starts_with("processes in it"));
+    }
+
+    #[test]
+    fn threaded_cgroups_have_no_members() {
+        for_each_hierarchy("threaded", |cgroup, child| {
+            let threads = cgroup.is_v2().then(|| cgroup.create("threads").unwrap());
+            if threads.is_some_and(|threads| threads.write("cgroup.type", "threaded").is_ok()) {
+                let pid = rustix::process::Pid::from_child(&child);
+                assert_eq!(cgroup.members().unwrap(), [pid], "{cgroup}");
+                assert_eq!(cgroup.kill_members().unwrap(), 1, "{cgroup}");
+            }
+            let top = cgroup.path_of("");
+            let reaper = reap(child);
+            assert!(remove_tree(&top, TIMEOUT).unwrap(), "{}", top.display());
+            reaper.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn paths_longer_than_the_kernel_accepts() {
+        for_each_hierarchy("long", |cgroup, child| {
+            let name = "n".repeat(250);
+            let mut dir = rustix::fs::openat(&cgroup, ".", OFlags::DIRECTORY, Mode::empty()).unwrap();
+            for _ in 0..18 {
+                rustix::fs::mkdirat(&dir, &name, Mode::RWXU).unwrap();
+                dir = rustix::fs::openat(&dir, &name, OFlags::DIRECTORY, Mode::empty()).unwrap();
+            }
+            let top = cgroup.path_of("");
+            let reaper = reap(child);
+            assert!(remove_tree(&top, TIMEOUT).unwrap(), "{cgroup}");
+            assert_eq!(reaper.join().unwrap().signal(), Some(9));
+            assert!(!remove_tree(&top, TIMEOUT).unwrap(), "it does not exist any more");
+        });
     }
 
     /// Creates a cgroup with a process in each hierarchy that is writable, and calls the test with both.
@@ -192,7 +219,9 @@ mod tests {
         for_each_hierarchy("nested", |cgroup, child| {
             let nested = cgroup.create("a/b").unwrap();
             // A new cpuset has no processors.
-            if nested.add(rustix::process::Pid::from_child(&child)).is_ok() {
+            let pid = rustix::process::Pid::from_child(&child);
+            if nested.add(pid).is_ok() {
+                assert_eq!(cgroup.members().unwrap(), [pid], "{cgroup}");
                 let top = cgroup.path_of("");
                 let (parent, name) = (top.parent().unwrap().to_owned(), "app");
                 let above = Arc::new(cgroup.hierarchy().clone()).open_root().unwrap();
