@@ -43,6 +43,23 @@ fn default_capabilities_match_podman() {
     assert_eq!((set(&user, "CapEff"), set(&user, "CapPrm"), set(&user, "CapAmb")), (0, 0, 0), "{user}");
 }
 
+/// As with docker and podman: the default filter allows each call with its own capability.
+#[test]
+fn system_calls_are_allowed_with_their_capability() {
+    let g = Gantry::new();
+    for (verb, capability, bit) in
+        [("syslog-try", "SYSLOG", 1 << 34), ("perf-try", "PERFMON", 1 << 38), ("bpf-try", "BPF", 1 << 39)]
+    {
+        let _ = g.app(&[], &[verb]).exits(3).stdout_contains(": EPERM");
+        if held() & bit != 0 {
+            // The kernel may lack the call.
+            let out = g.app(&[&format!("--cap-add={capability}")], &[verb]);
+            assert!([0, 3].contains(&out.code) && !out.stdout.contains("EPERM"), "{verb} with {capability}: {out}");
+        }
+    }
+    g.check_invariants();
+}
+
 #[test]
 fn added_capabilities_reach_users_other_than_root() {
     let g = Gantry::new();

@@ -1,14 +1,14 @@
 //! Commands of the fixture app that attack the processes it can see.
 
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::time::SystemTime;
 
 use crate::output::put;
 use crate::tries::verdict;
-use crate::{Failure, OK, Outcome, sys};
+use crate::{FAILED, Failure, OK, Outcome, sys};
 
 /// The contents written over a program.
 const SCRIPT: &[u8] = b"#!/bin/sh\nexit 66\n";
@@ -118,6 +118,24 @@ pub(crate) fn catch(args: &[String]) -> Outcome {
     }
     put(b"caught enough\n")?;
     stay()
+}
+
+pub(crate) fn exit_traced(args: &[String]) -> Outcome {
+    let code: u8 = crate::number(args, 0)?;
+    let own = i32::try_from(std::process::id()).unwrap_or(0);
+    let (mut reader, mut writer) = io::pipe()?;
+    sys::allow_tracers();
+    if sys::fork()?.is_none() {
+        if sys::trace(own).and_then(|()| writer.write_all(b"+")).is_err() {
+            sys::exit_now(FAILED);
+        }
+        stay();
+    }
+    drop(writer);
+    match reader.read(&mut [0]) {
+        Ok(1) => put(b"traced\n").map(|_| code),
+        _ => Err(Failure::Failed("cannot be traced".to_owned())),
+    }
 }
 
 fn report(pid: i32, own: &ProcessStatus) -> io::Result<()> {

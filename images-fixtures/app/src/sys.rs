@@ -212,6 +212,19 @@ pub(crate) fn seize(pid: i32) -> io::Result<()> {
     }
 }
 
+/// Attaches to a process, which runs on.
+pub(crate) fn trace(pid: i32) -> io::Result<()> {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: as in `seize`.
+    ptrace_checked(unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, none, none) })
+}
+
+/// Lets every process trace this one, where Yama restricts that.
+pub(crate) fn allow_tracers() {
+    // SAFETY: this operation takes numbers only. It fails where there is nothing to allow.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
+}
+
 /// Detaches from a process stopped by [`seize`].
 pub(crate) fn let_go(pid: i32) -> io::Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
@@ -270,6 +283,21 @@ pub(crate) fn bpf_map() -> io::Result<()> {
     attributes[..4].copy_from_slice(&[2, 4, 4, 1]);
     // SAFETY: the kernel reads 128 bytes, the given size (bpf(2)).
     descriptor(unsafe { libc::syscall(libc::SYS_bpf, 0, attributes.as_ptr(), size_of_val(&attributes)) })
+}
+
+/// `syslog(SYSLOG_ACTION_SIZE_BUFFER)`.
+pub(crate) fn kernel_log_size() -> io::Result<()> {
+    // SAFETY: this action takes no buffer (syslog(2)).
+    descriptor(unsafe { libc::syscall(libc::SYS_syslog, 10, std::ptr::null::<u8>(), 0) })
+}
+
+/// `perf_event_open` of this process's CPU clock, the kernel included.
+pub(crate) fn cpu_clock_event() -> io::Result<()> {
+    // type software, size 64 (PERF_ATTR_SIZE_VER0), event cpu-clock; the rest is zero.
+    let mut attributes = [0u32; 16];
+    attributes[..2].copy_from_slice(&[1, 64]);
+    // SAFETY: the kernel reads the given size; pid 0: this process, on any CPU (perf_event_open(2)).
+    descriptor(unsafe { libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), 0, -1, -1, 0) })
 }
 
 /// `userfaultfd`.

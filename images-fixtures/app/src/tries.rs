@@ -108,6 +108,14 @@ pub(crate) fn bpf(_: &[String]) -> Outcome {
     verdict("bpf", sys::bpf_map())
 }
 
+pub(crate) fn syslog(_: &[String]) -> Outcome {
+    verdict("syslog", sys::kernel_log_size())
+}
+
+pub(crate) fn perf(_: &[String]) -> Outcome {
+    verdict("perf_event_open", sys::cpu_clock_event())
+}
+
 pub(crate) fn userfaultfd(_: &[String]) -> Outcome {
     verdict("userfaultfd", sys::userfaultfd())
 }

@@ -266,6 +266,17 @@ mod tests {
             let (mut rules, default) = rules(&seccomp, &[]).unwrap().unwrap();
             profile::fix_project(&mut rules, &default);
             assert_eq!(matches!(rules.get(&ioctl), Some(Action::When(..))), is_allowed, "{seccomp:?}");
+            assert_eq!(rules.get(&profile::FILE_SETATTR), None, "the default is an error: {seccomp:?}");
+        }
+        // A profile may allow calls without a rule.
+        let mut rules = BTreeMap::new();
+        profile::fix_project(&mut rules, &Action::Allow);
+        assert_eq!(rules.get(&profile::FILE_SETATTR), Some(&Action::Errno(libc::ENOSYS as u16)));
+        let Some(Action::When(branches, otherwise)) = rules.get(&ioctl) else { panic!("{rules:?}") };
+        assert_eq!(**otherwise, Action::Allow);
+        for command in profile::SET_PROJECT {
+            let denied = (vec![Condition::masked(1, u32::MAX, command)], Action::Errno(libc::EPERM as u16));
+            assert!(branches.contains(&denied), "{command:#x}");
         }
     }
 }

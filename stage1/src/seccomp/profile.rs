@@ -28,10 +28,10 @@ pub(super) fn rules(capabilities: &[String]) -> BTreeMap<u32, Action> {
     // Safe since Linux 4.8, where filters run after the tracer. The kernel checks the permission to trace.
     set(&["ptrace", "process_vm_readv", "process_vm_writev"], &Action::Allow);
     set(DENIED, &EPERM);
-    for (capability, names) in WITH_CAPABILITY {
-        let held = capabilities.iter().any(|name| name == capability);
-        set(names, if held { &Action::Allow } else { &EPERM });
-    }
+    WITH_CAPABILITY.iter().for_each(|(_, names)| set(names, &EPERM));
+    // Several capabilities may allow a call; one suffices.
+    let is_held = |capability: &str| capabilities.iter().any(|name| name == capability);
+    WITH_CAPABILITY.iter().filter(|(name, _)| is_held(name)).for_each(|(_, names)| set(names, &Action::Allow));
     let admin = capabilities.iter().any(|name| name == "CAP_SYS_ADMIN");
     if admin {
         set(&["clone", "clone3"], &Action::Allow);
@@ -67,20 +67,36 @@ pub(super) fn socket_rules(capabilities: &[String]) -> Vec<(u32, Action)> {
         .collect()
 }
 
-/// Denies the app to change the project of its files; changes nothing where it may not use ioctl(2) at all.
+/// Keeps the app from changing the project of its files, and whether new files inherit it, by ioctl(2) and by
+/// file_setattr(2); changes nothing where it may not use the call at all.
 pub(super) fn fix_project(rules: &mut BTreeMap<u32, Action>, default: &Action) {
-    /// `FS_IOC_FSSETXATTR` of `linux/fs.h`.
-    const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
-    let Some(number) = number("ioctl") else { return };
-    let action = rules.entry(number).or_insert_with(|| default.clone());
+    if let Some(number) = number("ioctl") {
+        restrict(rules, number, default, |allowed| {
+            let sets_project = |command| (vec![Condition::masked(1, u32::MAX, command)], EPERM);
+            Action::When(SET_PROJECT.map(sets_project).to_vec(), Box::new(allowed))
+        });
+    }
+    // It takes the project by pointer, which a filter cannot read. With ENOSYS, programs fall back to the ioctl.
+    restrict(rules, FILE_SETATTR, default, |_| Action::Errno(libc::ENOSYS as u16));
+}
+
+/// Replaces the action of a call, unless that is an error.
+fn restrict(rules: &mut BTreeMap<u32, Action>, number: u32, default: &Action, by: impl FnOnce(Action) -> Action) {
+    let action = rules.get(&number).unwrap_or(default);
     match action {
         Action::Errno(_) => {}
         Action::Allow | Action::Return(_) | Action::When(..) => {
-            let sets_project = vec![Condition::masked(1, u32::MAX, FS_IOC_FSSETXATTR)];
-            *action = Action::When(vec![(sets_project, EPERM)], Box::new(action.clone()));
+            let restricted = by(action.clone());
+            rules.insert(number, restricted);
         }
     }
 }
+
+/// `FS_IOC_FSSETXATTR` of `linux/fs.h`, and `FS_IOC_SETFLAGS`, which can clear FS_PROJINHERIT_FL.
+pub(super) const SET_PROJECT: [u32; 2] = [0x401c_5820, 0x4008_6602];
+
+/// The number of file_setattr(2), the same on all architectures that gantry is built for (since Linux 6.17).
+pub(super) const FILE_SETATTR: u32 = 469;
 
 /// The position of the flags in the arguments of clone(2).
 const CLONE_FLAGS: u8 = 0;
@@ -135,7 +151,10 @@ const DENIED: &[&str] = &[
 
 #[rustfmt::skip]
 const WITH_CAPABILITY: &[(&str, &[&str])] = &[
+    ("CAP_BPF", &["bpf"]),
     ("CAP_DAC_READ_SEARCH", &["open_by_handle_at", "name_to_handle_at"]),
+    ("CAP_PERFMON", &["perf_event_open"]),
+    ("CAP_SYSLOG", &["syslog"]),
     ("CAP_SYS_ADMIN", &[
         "bpf", "fanotify_init", "fanotify_mark", "fsconfig", "fsmount", "fsopen", "fspick", "lookup_dcookie", "mount",
         "mount_setattr", "move_mount", "open_tree", "perf_event_open", "pivot_root", "quotactl", "quotactl_fd",
@@ -172,6 +191,17 @@ mod tests {
         assert_eq!(action("io_uring_setup", &["CAP_SYS_ADMIN"]), Some(EPERM));
         assert_eq!(action("read", &[]), Some(Action::Allow));
         assert_eq!(action("clone3", &[]), Some(Action::Errno(libc::ENOSYS as u16)));
+    }
+
+    #[test]
+    fn any_of_several_capabilities_allows_a_call() {
+        for (capability, call) in [("CAP_SYSLOG", "syslog"), ("CAP_BPF", "bpf"), ("CAP_PERFMON", "perf_event_open")] {
+            for held in [&[capability][..], &["CAP_SYS_ADMIN"], &["CAP_SYS_ADMIN", capability]] {
+                assert_eq!(action(call, held), Some(Action::Allow), "{call} with {held:?}");
+            }
+            assert_eq!(action(call, &["CAP_SYS_BOOT"]), Some(EPERM), "{call}");
+            assert_eq!(action("mount", &[capability]), Some(EPERM), "{capability}");
+        }
     }
 
     #[test]
