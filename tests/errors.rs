@@ -173,7 +173,7 @@ fn invalid_mounts_are_rejected() {
     let g = Gantry::new();
     let image = g.fixture();
     let volume = format!("--volume=v,kind=host,source={}", g.scratch().display());
-    for target in ["/", "/proc", "/proc/sys", "/sys", "/dev", "/a/../../b", "relative", ""] {
+    for target in ["/", "/proc", "/proc/sys", "/dev", "/a/../../b", "relative", ""] {
         let mount = format!("--mount=volume=v,target={target}");
         let _ = g.run(&["run", "--net=none", &volume, &image, &mount, "--", "true"]).exits(FAILED).stderr_contains(&[]);
     }

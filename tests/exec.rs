@@ -61,6 +61,22 @@ fn user_directory_and_variables_can_be_overridden() {
     assert!(out.stdout.contains("\n/home/app\n") && out.stdout.contains("B=2\n"), "{out}");
 }
 
+/// Another user gets its own home directory, not that of the app's environment, unless the request names one.
+#[test]
+fn a_requested_home_directory_is_kept() {
+    let g = Gantry::new();
+    let pod = g.detached(&["--environment=HOME=/of-the-app"], &["sleep", "forever"]);
+    let home = |flags: &[&str]| {
+        let out = g.run(&[&["exec"], flags, &[&pod, "--", "/bin/app", "env"]].concat()).ok();
+        out.stdout.lines().filter(|line| line.starts_with("HOME=")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(home(&[]), ["HOME=/of-the-app"]);
+    assert_eq!(home(&["--user=app"]), ["HOME=/home/app"]);
+    assert_eq!(home(&["--user=app", "--env=HOME=/x"]), ["HOME=/x"]);
+    assert_eq!(home(&["--env=HOME=/x"]), ["HOME=/x"]);
+    g.check_invariants();
+}
+
 #[test]
 fn stdin_is_forwarded_until_eof() {
     let g = Gantry::new();

@@ -56,6 +56,25 @@ fn the_app_gets_a_terminal_of_equal_size() {
 }
 
 #[test]
+fn restarted_apps_keep_the_size_of_their_terminal() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let unhealthy = ["--health-cmd=/missing", "--health-interval=100ms", "--health-retries=1"];
+    let flags =
+        [&unhealthy[..], &["--health-on-failure=restart", "--", "seq", "tty", "--", "sleep", "forever"]].concat();
+    let command = g.command(&[&["run", "--net=none", "--quiet", "-t", &image], &flags[..]].concat());
+    let mut resized = std::process::Command::new("sh");
+    resized.args(["-c", "stty rows 40 cols 100 && exec \"$@\"", "sh"]).arg(command.get_program());
+    resized.args(command.get_args()).envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let terminal = Terminal::start(&resized);
+    wait_for("the app to be started again", || (terminal.output().matches("size ").count() >= 2).then_some(()));
+    terminal.signal(Signal::TERM);
+    let left = terminal.wait();
+    assert_eq!(left.output.matches("size 40x100\r\n").count(), left.output.matches("size ").count(), "{left:?}");
+    g.check_invariants();
+}
+
+#[test]
 fn typed_input_is_echoed_once_and_delivered() {
     let g = Gantry::new();
     let terminal = run(&g, &["-it"], &["seq", "print", "ready", "--", "echo-stdin"]);
@@ -202,6 +221,21 @@ fn exec_runs_interactively() {
     assert!(left.is_restored);
     let left = Terminal::start(&g.command(&["enter", &pod, "/bin/app", "print", "entered"])).wait();
     assert_eq!((left.code, left.output.as_str()), (0, "entered\r\n"));
+}
+
+#[test]
+fn a_program_of_exec_reopens_its_terminal() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let verb =
+        ["hang-up", "--", "touch-ready", "/closed", "--", "wait-file", "/go", "--", "write", "/dev/tty", "again"];
+    let terminal = exec(&g, &["-t"], &pod, &[&["seq"], &verb[..]].concat());
+    // The supervisor serves each command meanwhile; the client sees at once if the terminal ends.
+    g.run(&["exec", &pod, "--", "/bin/app", "wait-file", "/closed"]).succeeded();
+    g.run(&["exec", &pod, "--", "/bin/app", "touch-ready", "/go"]).succeeded();
+    let left = terminal.wait();
+    assert_eq!((left.code, left.output.as_str()), (0, "again\r\n"), "{left:?}");
+    g.check_invariants();
 }
 
 /// The program keeps running, and its later output does not block it.

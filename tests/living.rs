@@ -324,6 +324,45 @@ fn adding_and_removing_leaves_nothing() {
     g.check_invariants();
 }
 
+/// The process that deletes the files of a removed app is killed when its pod ends. What it leaves does not get in the
+/// way of other removals, and the next start deletes it.
+#[test]
+fn leftovers_of_removals_do_not_return() {
+    let g = Gantry::new();
+    let pod = Pod::start(&g, &[], &[]);
+    let apps = pod.dir.join("apps");
+    let leave = || {
+        for number in 0..4 {
+            let leftover = apps.join(format!(".removed-{number}"));
+            for dir in ["layers/upper", "logs", "volume-0"] {
+                fs::create_dir_all(leftover.join(dir)).unwrap();
+                fs::write(leftover.join(dir).join("file"), "x").unwrap();
+            }
+        }
+    };
+    leave();
+    for round in 0..2 {
+        pod.done(&pod.add("two", &["seq", "ls", "/", "--", "write", "/file", "x"]));
+        pod.start_app("two", 0);
+        wait_for("the app's exit", || (!pod.state("two")["exited"].is_null()).then_some(()));
+        let log = pod.log("two", 0);
+        assert!(log.contains("bin") && !log.contains("file"), "round {round}: {log}");
+        pod.done(&remove("two"));
+        assert!(!apps.join("two").exists() && !pod.dir.join("logs/two").exists());
+    }
+    g.run(&["stop", "--force", &pod.id]).succeeded();
+    g.wait_state(&pod.id, "exited");
+    leave();
+    g.run(&["start", &pod.id]).succeeded();
+    wait_for("the leftovers to be deleted", || {
+        let names = fs::read_dir(&apps).unwrap().map(|entry| entry.unwrap().file_name());
+        (names.collect::<Vec<_>>() == ["main"]).then_some(())
+    });
+    g.run(&["stop", "--force", &pod.id]).succeeded();
+    g.wait_state(&pod.id, "exited");
+    g.check_invariants();
+}
+
 /// A volume is mounted inside a volume whose directories and links are exchanged all the time. It must never be mounted
 /// elsewhere, and no directory may be made outside of the volume.
 #[test]

@@ -220,6 +220,27 @@ fn a_pod_whose_init_was_killed_is_restarted() {
     g.run(&["stop", "--time=0", &pod]).succeeded();
 }
 
+/// The kernel kills the apps before the end of PID 1 shows. With several, the first would seem to have failed.
+#[test]
+fn a_killed_init_is_no_failed_app() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let one = ["run", "-d", "--net=none", &image, "--name=a", "--", "sleep", "forever"];
+    let two = [&one[..], &["---", &image, "--name=b", "--", "sleep", "forever"]].concat();
+    for line in [&one[..], &two] {
+        let pod = pod_id(&g.run(line).ok());
+        let init = g.json(&["inspect", &pod])["supervisor"]["ready"]["init"].as_u64().unwrap_or_default();
+        kill(u32::try_from(init).unwrap());
+        let status = g.wait_state(&pod, "exited");
+        assert_eq!(
+            (&status["exit_code"], &status["reason"]),
+            (&137.into(), &"its PID 1 was killed".into()),
+            "{status}"
+        );
+        g.check_invariants();
+    }
+}
+
 #[test]
 fn a_stop_beside_a_start_does_not_fail() {
     let g = Gantry::new();

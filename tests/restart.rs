@@ -18,6 +18,17 @@ fn wait_attempt(g: &Gantry, pod: &str, wanted: u64) -> Value {
     })
 }
 
+/// Runs a command, again and again until the app waited for the same restart before and after it. The back-offs grow.
+#[track_caller]
+fn run_during_back_off(g: &Gantry, pod: &str, args: &[&str]) -> Out {
+    let ended = || Some(app(&g.status(pod), "a")).filter(|app| app["state"] == "exited");
+    wait_for("a long back-off", || {
+        let before = ended()?;
+        let out = g.run(args);
+        ended().filter(|after| after["attempt"] == before["attempt"]).map(|_| out)
+    })
+}
+
 /// The types and the attempts of the app's events.
 #[track_caller]
 fn events(g: &Gantry, pod: &str) -> Vec<(String, String)> {
@@ -138,6 +149,17 @@ fn stopping_an_app_cancels_its_restart() {
     g.run(&["app", "rm", "--force", &name]).succeeded();
     assert_eq!(g.status(&pod)["apps"], serde_json::json!([]));
     g.run(&["stop", "--time=0", &pod]).succeeded();
+}
+
+#[test]
+fn an_app_between_attempts_gets_no_signal() {
+    let g = Gantry::new();
+    let pod = start(&g, "always", &["exit", "1"]);
+    let want = ["'a' has ended and is about to be started again", "gantry stop"];
+    let _ = run_during_back_off(&g, &pod, &["kill", &pod]).exits(125).stderr_contains(&want);
+    let _ = run_during_back_off(&g, &pod, &["kill", "--app=a", &pod]).exits(125).stderr_contains(&want);
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    assert_eq!(g.status(&pod)["phase"], "exited");
 }
 
 #[test]

@@ -103,3 +103,30 @@ fn root_of_an_app_cannot_tune_pid_1() {
         let _ = g.app(&[], &["write", &format!("/proc/1/{file}"), "1"]).exits(1).stderr_contains(&["Read-only"]);
     }
 }
+
+/// The kernel shows the exit of a traced process only to the tracer. The supervisor sees that it has ended, but cannot
+/// reap it.
+#[test]
+fn a_tracer_cannot_hide_an_exit() {
+    let g = Gantry::new();
+    let _ = g.app(&[], &["exit-traced", "7"]).exits(7);
+    // The tracer is not the program of an exec: it is not killed. The supervisor sleeps nevertheless.
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let mut exec = g.spawn(&["exec", &pod, "--", "/bin/app", "exit-traced", "7"]);
+    exec.wait_for_stdout("traced");
+    let is_zombie = |line: &str| line.split_whitespace().nth(2) == Some("Z");
+    wait_for("the traced program to exit", || {
+        let out = g.run(&["exec", &pod, "--", "/bin/app", "pids"]).ok();
+        out.stdout.lines().any(is_zombie).then_some(())
+    });
+    let path = format!("/proc/{}/syscall", g.supervisor(&pod));
+    wait_for("the supervisor to sleep", || {
+        let call = std::fs::read_to_string(&path).ok()?;
+        (!call.starts_with("running")).then_some(())
+    });
+    assert!(!exec.has_ended());
+    g.run(&["stop", "--force", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+    let _ended_with_the_pod = exec.wait();
+    g.check_invariants();
+}

@@ -519,7 +519,7 @@ fn flags_of_mounts_are_locked() {
 #[test]
 fn volumes_cannot_cover_what_is_mounted_after_them() {
     let g = Gantry::new();
-    for target in ["/dev/null", "/dev/pts", "/dev/pts/ptmx", "/dev/console"] {
+    for target in ["/dev/null", "/dev/pts", "/dev/pts/ptmx", "/dev/console", "/proc/meminfo"] {
         let volume = format!("-v=/dev/null:{target}");
         let why = format!("cannot mount over '{target}': it is provided by gantry");
         let _ = g.app(&[USERNS, &volume], &["true"]).exits(FAILED).stderr_contains(&[&why]);

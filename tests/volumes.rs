@@ -163,6 +163,73 @@ fn links_do_not_lead_mounts_to_reserved_paths() {
     assert_eq!(run(&g, &flags, &inside, &["cat", "/run/x/deep/ptmx"]).ok().stdout, "mine");
 }
 
+/// As with runc: volumes may cover /sys, what is below it, and some files of /proc. The covered paths stay covered.
+#[test]
+fn volumes_cover_sys_and_files_of_proc() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let host = g.scratch().join("host");
+    fs::create_dir_all(host.join("firmware")).unwrap();
+    fs::write(host.join("firmware/secret"), "secret").unwrap();
+    fs::write(host.join("meminfo"), "MemTotal: 1 kB\n").unwrap();
+    let bind = |target: &str| format!("-v={}:{target}", host.display());
+    // The host's /sys has what the pod's own does not show: the cgroups of the host.
+    let names = |path: &str| {
+        let mut names: Vec<_> =
+            fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names.join("\n")
+    };
+    let out = run(&g, &["-v=/sys:/sys:ro"], &image, &["ls", "/sys/fs/cgroup"]).ok();
+    assert_eq!(out.text(), names("/sys/fs/cgroup"));
+    let out = run(&g, &["-v=/sys:/sys:ro"], &image, &["ls", "/sys/firmware"]).ok();
+    assert_eq!(out.text(), "", "hidden");
+    let _ =
+        run(&g, &["-v=/sys:/sys:ro"], &image, &["mkdir", "/sys/fs/cgroup/x"]).exits(1).stderr_contains(&["Read-only"]);
+    // A directory of the host, at /sys and below.
+    assert_eq!(run(&g, &[&bind("/sys")], &image, &["ls", "/sys/firmware"]).ok().text(), "", "hidden");
+    assert_eq!(run(&g, &[&bind("/sys")], &image, &["cat", "/sys/meminfo"]).ok().text(), "MemTotal: 1 kB");
+    assert_eq!(run(&g, &[&bind("/sys/fs/cgroup")], &image, &["ls", "/sys/fs/cgroup"]).ok().text(), "firmware\nmeminfo");
+    assert_eq!(run(&g, &["--tmpfs=/sys/fs/bpf"], &image, &["ls", "/sys/fs/bpf"]).ok().text(), "");
+    let file = format!("-v={}:/proc/meminfo:ro", host.join("meminfo").display());
+    assert_eq!(run(&g, &[&file], &image, &["cat", "/proc/meminfo"]).ok().text(), "MemTotal: 1 kB");
+    for target in ["/proc", "/proc/self", "/proc/1", "/proc/sys", "/proc/self/status"] {
+        let _ = run(&g, &[&bind(target)], &image, &["true"]).exits(125).stderr_contains(&["cannot mount over"]);
+    }
+    g.check_invariants();
+}
+
+/// A volume covers the working directory that is made in the image's root.
+#[test]
+fn working_directories_are_made_in_volumes() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let (host, outside) = (g.scratch().join("host"), g.scratch().join("outside"));
+    fs::create_dir(&host).unwrap();
+    fs::create_dir(&outside).unwrap();
+    let bind = format!("-v={}:/work", host.display());
+    let cwd = "--working-dir=/work/build/deep";
+    let empty = ["--volume=v,kind=empty", "--mount=volume=v,target=/work"];
+    for volume in [&[bind.as_str()][..], &["--tmpfs=/work"], &empty] {
+        let flags = [volume, &[cwd, "--readonly-rootfs"]].concat();
+        assert_eq!(run(&g, &flags, &image, &["cwd"]).ok().text(), "/work/build/deep");
+    }
+    let made = fs::metadata(host.join("build/deep")).unwrap();
+    assert_eq!((made.mode() & 0o7777, made.uid()), (0o755, 0));
+    let read_only = format!("{bind}:ro");
+    assert_eq!(run(&g, &[&read_only, cwd], &image, &["cwd"]).ok().text(), "/work/build/deep", "it exists");
+    fs::remove_dir_all(host.join("build")).unwrap();
+    let _ = run(&g, &[&read_only, cwd], &image, &["true"]).exits(125).stderr_contains(&["/work/build", "Read-only"]);
+    // No link of a volume leads out of the app's root.
+    for target in [outside.clone(), Path::new("../outside").to_owned()] {
+        std::os::unix::fs::symlink(target, host.join("link")).unwrap();
+        let _ = run(&g, &[&bind, "--working-dir=/work/link/x"], &image, &["true"]).exits(125);
+        fs::remove_file(host.join("link")).unwrap();
+    }
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    g.check_invariants();
+}
+
 /// Runs a program in the mount namespace of a process.
 fn in_mount_namespace_of(process: u32, program: &Command) -> Command {
     let mut command = Command::new("nsenter");

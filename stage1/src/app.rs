@@ -1,6 +1,6 @@
 //! An app of a running pod: what it was made with, its main process, its output.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::ProcessExit;
@@ -293,13 +293,29 @@ impl AppOutput {
             self.pump(token, foregrounds, buffer);
             if let Some(source) = self.sources.get_mut(token) {
                 // Output that a blocked foreground does not read any more is at least in the log.
-                while let Ok(length @ 1..) = rustix::io::retry_on_intr(|| rustix::io::read(&source.fd, &mut *buffer)) {
-                    self.log.write(source.stream, &mut source.partial, &buffer[..length], now(), self.eager);
-                }
+                read_rest(&source.fd, buffer, |bytes| {
+                    self.log.write(source.stream, &mut source.partial, bytes, now(), self.eager);
+                });
                 self.log.end(source.stream, &mut source.partial, now());
             }
         }
         self.sources.clear();
+    }
+}
+
+/// Reads what an output holds now. A process outside the app may still write to it: another app may have opened it in
+/// /proc, or received it through a socket.
+fn read_rest(output: &OwnedFd, buffer: &mut [u8], mut take: impl FnMut(&[u8])) {
+    let held = rustix::io::ioctl_fionread(output).map_or(0, |held| usize::try_from(held).unwrap_or(usize::MAX));
+    // A terminal does not count what was written but not processed yet.
+    let mut left = held.max(MAX_READ);
+    while left > 0 {
+        let size = left.min(buffer.len());
+        let Ok(length @ 1..) = rustix::io::retry_on_intr(|| rustix::io::read(output, &mut buffer[..size])) else {
+            return;
+        };
+        take(&buffer[..length]);
+        left -= length;
     }
 }
 
@@ -310,7 +326,8 @@ impl App {
     }
 }
 
-/// Reaps a process that has ended; `None` if it runs.
+/// Reaps a process that has ended; `None` if it runs, or is a zombie that another process traces: only its tracer sees
+/// its exit (`supervise/traced.rs`).
 pub(crate) fn reap(pidfd: &OwnedFd) -> Option<ProcessExit> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
     let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
@@ -325,6 +342,14 @@ pub(crate) fn reap(pidfd: &OwnedFd) -> Option<ProcessExit> {
         (None, Some(signal)) => Some(ProcessExit::Signal(small(signal))),
         (None, None) => Some(ProcessExit::Signal(9)),
     }
+}
+
+/// Whether a process is a zombie whose exit this process sees. It stays one until it is reaped.
+pub(crate) fn has_visible_exit(pidfd: BorrowedFd<'_>) -> bool {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    // ECHILD: it was reaped elsewhere.
+    !matches!(waitid(WaitId::PidFd(pidfd), options), Ok(None))
 }
 
 #[cfg(test)]
@@ -354,6 +379,32 @@ mod tests {
         assert_eq!(reap(&pidfd), None, "it runs");
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn rest_of_output_is_read_once() {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let size = rustix::pipe::fcntl_setpipe_size(&writer, 4 * MAX_READ).unwrap();
+        let text: Vec<u8> = (0..size - 1).map(|i| u8::try_from(i % 251).unwrap()).collect();
+        assert_eq!(rustix::io::write(&writer, &text), Ok(text.len()));
+        let mut read = Vec::new();
+        read_rest(&reader, &mut [0; 1000], |bytes| read.extend_from_slice(bytes));
+        assert!(read == text, "{} of {} bytes", read.len(), text.len());
+    }
+
+    #[test]
+    fn writers_outside_cannot_prolong_the_rest() {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let mut read = 0;
+        read_rest(&reader, &mut [0; 1000], |_| panic!("it is empty"));
+        assert_eq!(rustix::io::write(&writer, b"x"), Ok(1));
+        read_rest(&reader, &mut [0; 1000], |bytes| {
+            read += bytes.len();
+            assert_eq!(rustix::io::write(&writer, &[b'x'; 1000]), Ok(1000), "as soon as it has room");
+        });
+        assert_eq!(read, MAX_READ);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::failure::{Attempt, Result, failure};
+use crate::inheritance;
 use crate::kernel_costs::finish_in_background;
 use crate::passing::{self, MAX_DESCRIPTORS};
 use crate::sys::{self, SingleThreaded};
@@ -52,6 +53,7 @@ impl AttachProcess {
         let pid = sys::fork(thread, 0, |child| {
             // Or the process would not notice the supervisor's death while it sends.
             child.close(&[socket_number]);
+            let _kept_without_it = inheritance::reset_oom_score();
             let dies_with_parent = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
             if dies_with_parent.is_ok()
                 && rustix::process::getppid() == Some(supervisor)

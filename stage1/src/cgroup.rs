@@ -239,8 +239,13 @@ impl Cgroups {
 
     /// Logs limits without effect, each cause once.
     pub(crate) fn warn(&self, ineffective: &[IneffectiveLimit]) {
+        self.warn_once(limits::warnings(ineffective));
+    }
+
+    /// Logs warnings, each once.
+    fn warn_once(&self, warnings: Vec<String>) {
         let mut warned = self.warned.borrow_mut();
-        for warning in limits::warnings(ineffective) {
+        for warning in warnings {
             if !warned.contains(&warning) {
                 tracing::warn!("{warning}");
                 warned.push(warning);
@@ -326,7 +331,7 @@ impl Cgroups {
         };
         let v1 = match DeviceConfinement::join_v1(&self.path, given) {
             Ok((confinement, warnings)) => {
-                self.warned.borrow_mut().extend(warnings);
+                self.warn_once(warnings);
                 return Some(confinement);
             }
             Err(error) => error,
@@ -343,7 +348,7 @@ impl Cgroups {
     pub(crate) fn extend_devices(&self, confinement: &mut DeviceConfinement, all: &[Device]) -> Result<()> {
         let extended = confinement.extend(self.v2().map(|pod| pod.as_fd()), all);
         let warnings = extended.attempt(|| "cannot allow the pod more devices")?;
-        self.warned.borrow_mut().extend(warnings);
+        self.warn_once(warnings);
         Ok(())
     }
 

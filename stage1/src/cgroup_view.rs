@@ -23,7 +23,8 @@ use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
 use crate::mounts::{QUIET, attach, make_file_system};
 use crate::sys;
 
-const PATH: &str = "/sys/fs/cgroup";
+/// Where systemd and other programs expect the cgroup file system.
+pub(crate) const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 const READ_ONLY: MountAttrFlags = QUIET.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
 const NO_OPTIONS: &[&str] = &[];
 /// The magic number of sysfs (statfs(2)).
@@ -70,9 +71,7 @@ impl CgroupView {
     pub(crate) fn attach_mounts(&self, mounts: &[OwnedFd]) -> io::Result<()> {
         let missing = || io::Error::other("a mount is missing");
         let (top, hierarchies) = mounts.split_first().ok_or_else(missing)?;
-        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let target = rustix::fs::openat2(CWD, PATH, flags, Mode::empty(), resolve)?;
+        let target = open_cgroup_mount_point()?;
         if u64::try_from(rustix::fs::fstatfs(&target)?.f_type) != Ok(SYSFS_MAGIC) {
             return Err(io::Error::other("it is not in sysfs"));
         }
@@ -80,9 +79,16 @@ impl CgroupView {
         let Self::V1(names) = self else { return Ok(()) };
         complete(top, names, hierarchies).inspect_err(|_| {
             // The mount is still writable, and must not be left to the app.
-            let _empty_at_worst = unmount(PATH, UnmountFlags::DETACH);
+            let _empty_at_worst = unmount(CGROUP_MOUNT, UnmountFlags::DETACH);
         })
     }
+}
+
+/// Opens the directory at [`CGROUP_MOUNT`] in the root of this process. A volume at /sys may have links, which are not
+/// followed.
+pub(crate) fn open_cgroup_mount_point() -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat2(CWD, CGROUP_MOUNT, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
 }
 
 /// Attaches the v1 hierarchies in directories of the tmpfs, and makes it read-only.

@@ -55,6 +55,13 @@ impl Confinement {
         CapabilitySets { effective: own, permitted: own, inheritable }
     }
 
+    /// The capability sets of a process of this user until it is locked down: with [`ADMIN`] if `is_admin`.
+    fn initial_sets(&self, uid: u32, is_admin: bool) -> CapabilitySets {
+        let added = if is_admin { ADMIN } else { CapabilitySet::empty() };
+        let CapabilitySets { effective, permitted, inheritable } = self.sets(uid);
+        CapabilitySets { effective: effective | added, permitted: permitted | added, inheritable }
+    }
+
     /// Makes this process one of the app's user, with the capabilities of [`Self::sets`], and [`ADMIN`] if `is_admin`.
     ///
     /// The bounding set needs CAP_SETPCAP and the ids need CAP_SETUID, so the other capability sets come last.
@@ -64,19 +71,12 @@ impl Confinement {
     }
 
     fn try_become_user(&self, ids: &Ids, is_admin: bool) -> io::Result<()> {
-        let mut sets = self.sets(ids.uid);
-        let mut bounding = self.capabilities;
-        if is_admin {
-            bounding |= ADMIN;
-            sets.effective |= ADMIN;
-            sets.permitted |= ADMIN;
-        }
-        drop_bounding(!bounding)?;
+        drop_bounding(!(if is_admin { self.capabilities | ADMIN } else { self.capabilities }))?;
         rustix::thread::set_keep_capabilities(true)?;
         sys::set_ids(ids.uid, ids.gid, &ids.groups)?;
         rustix::thread::set_keep_capabilities(false)?;
         rustix::thread::clear_ambient_capability_set()?;
-        Ok(rustix::thread::set_capabilities(None, sets)?)
+        Ok(rustix::thread::set_capabilities(None, self.initial_sets(ids.uid, is_admin))?)
     }
 
     /// Raises the ambient set, through which a user other than root keeps capabilities across execve.
@@ -84,12 +84,7 @@ impl Confinement {
         if uid == 0 || self.ambient.is_empty() {
             return Ok(());
         }
-        let mut sets = self.sets(uid);
-        if is_admin {
-            sets.effective |= ADMIN;
-            sets.permitted |= ADMIN;
-        }
-        rustix::thread::set_capabilities(None, sets)?;
+        rustix::thread::set_capabilities(None, self.initial_sets(uid, is_admin))?;
         for capability in self.ambient.iter() {
             rustix::thread::configure_capability_in_ambient_set(capability, true)?;
         }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use gantry_contract::plan::App;
 use gantry_model::id::shown;
 use gantry_model::namespaces::PidMode;
+use gantry_model::spec::is_at_or_below;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, OpenTreeFlags, open_tree};
@@ -76,9 +77,7 @@ impl CoveredPaths {
 
     /// The first covered path that is this one, or contains it.
     pub(crate) fn around(&self, target: &str) -> Option<&str> {
-        let contains =
-            |path: &str| target.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-        self.all().find(|path| contains(path))
+        self.all().find(|path| is_at_or_below(target, path))
     }
 
     fn all(&self) -> impl Iterator<Item = &str> {

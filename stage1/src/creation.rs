@@ -303,16 +303,19 @@ impl ProcessInputs<'_> {
         Ok(MadeProcess { waiting, null, terminal: None })
     }
 
-    /// Sets the OOM score of the process.
+    /// Sets the OOM score of the process, which has inherited the supervisor's.
     ///
     /// Lowering one needs CAP_SYS_RESOURCE, which the root of some virtual machines and containers lacks. The app runs
     /// with the lowest score that is permitted then, as with other runtimes: kubelets ask for -997.
     pub(crate) fn set_oom_score(&self, process: Pid) -> Result<()> {
-        let Some(score) = self.app.options.oom_score_adj else { return Ok(()) };
+        let asked = self.app.options.oom_score_adj;
+        let score = asked.unwrap_or(0);
         let path = format!("/proc/{}/oom_score_adj", process.as_raw_nonzero());
         match std::fs::write(path, score.to_string()) {
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                tracing::warn!("oom_score_adj of '{}' is not lowered to {score}: {error}", self.app.name);
+                if asked.is_some() {
+                    tracing::warn!("oom_score_adj of '{}' is not lowered to {score}: {error}", self.app.name);
+                }
                 Ok(())
             }
             other => other.attempt(|| format!("cannot set oom_score_adj to {score}")),
@@ -366,8 +369,13 @@ impl PreparedApp {
         ProcessInputs { plan, app, ids, confinement, devices, cgroup, pid_target }
     }
 
-    /// The app, with the ends of the stdio of its first process.
-    pub(crate) fn into_app(self, null: OwnedFd, sources: Vec<OutputSource>, input: AppInput) -> App {
+    /// The app, with the ends of the stdio of its first process, and the initial size of its terminals.
+    pub(crate) fn into_app(
+        self,
+        null: OwnedFd,
+        (sources, input): (Vec<OutputSource>, AppInput),
+        terminal_size: Option<(u16, u16)>,
+    ) -> App {
         let eager = self.plan.options.terminal || self.plan.options.stdin;
         let pace = Pace::new(self.plan.options.limits.cpu_limit_milli(), Instant::now());
         let sources = sources.into_iter().collect();
@@ -398,7 +406,7 @@ impl PreparedApp {
             notify: self.notify,
             volumes: Vec::new(),
             health,
-            terminal_size: None,
+            terminal_size,
         }
     }
 }

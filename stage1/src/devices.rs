@@ -201,7 +201,7 @@ impl DeviceConfinement {
     }
 }
 
-/// Allows devices in a cgroup of v1.
+/// Allows devices in a cgroup of v1. Returns a warning for each that the host does not permit.
 fn allow_v1(cgroup: &Cgroup, given: &[Device]) -> Vec<String> {
     let mut warnings = Vec::new();
     for device in given {
@@ -210,9 +210,7 @@ fn allow_v1(cgroup: &Cgroup, given: &[Device]) -> Vec<String> {
         if let Err(error) = cgroup.write("devices.allow", &rule) {
             let target = shown(&device.target);
             let why = "a cgroup above the pod's denies it (devices.list)";
-            let warning = format!("the device '{target}' cannot be used: writing '{rule}' fails: {error}; {why}");
-            tracing::warn!("{warning}");
-            warnings.push(warning);
+            warnings.push(format!("the device '{target}' cannot be used: writing '{rule}' fails: {error}; {why}"));
         }
     }
     warnings

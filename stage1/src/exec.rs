@@ -261,12 +261,14 @@ impl Helper<'_> {
     /// namespaces, and last the pod's user namespace, if it has one: entering the others takes rights of the host. The
     /// supervisor is in the other namespaces already.
     fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
-        if let Some(score) = self.app.plan.options.oom_score_adj {
-            match std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
-                // As for the app, whose creation has warned of it.
-                Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
-                other => other?,
-            }
+        // The program's process stays in this process's group until it starts its own session. An app that already
+        // traces it could make it signal the supervisor's group: kill(0, …) crosses PID namespaces.
+        rustix::process::setsid()?;
+        let score = self.app.plan.options.oom_score_adj.unwrap_or(0);
+        match std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+            // As for the app, whose creation has warned of it.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+            other => other?,
         }
         ulimits::raise(&self.app.plan.options.ulimits)?;
         let pids = match self.app.confinement.namespaces.pid {
@@ -323,15 +325,16 @@ impl Helper<'_> {
     fn environment(&self) -> Vec<String> {
         let name = |entry: &str| entry.split('=').next().map(str::to_owned);
         let mut env: Vec<String> = self.app.plan.env.clone();
+        if self.request.user.is_some() {
+            // Another user has another home directory, unless the request names it.
+            env.retain(|entry| !entry.starts_with("HOME="));
+        }
         for entry in &self.request.env {
             env.retain(|old| name(old) != name(entry));
             env.push(entry.clone());
         }
         if self.stdio.is_none() && env.iter().all(|entry| !entry.starts_with("TERM=")) {
             env.push(format!("TERM={TERM}"));
-        }
-        if self.request.user.is_some() {
-            env.retain(|entry| !entry.starts_with("HOME="));
         }
         confine::environment(&env, &self.ids)
     }

@@ -13,7 +13,8 @@
 //! | `/dev/pts` | the app's process | terminals belong to the users of its user namespace |
 //!
 //! The order is: these file systems, the terminal, the volumes from the outer to the inner ones, the covered paths
-//! ([`crate::covered_paths`]), the root, the app's cgroups, and the volumes that are shared with the host.
+//! ([`crate::covered_paths`]), the root, the app's cgroups, the volumes that are shared with the host, and the working
+//! directory, which may be in any of them.
 //!
 //! In a pod with a user namespace, the mounts of the maker and the volumes are attached in a mount namespace of the
 //! host's user namespace. The mount namespace that belongs to the pod is a copy of it, in which the kernel locks their
@@ -23,6 +24,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use gantry_contract::plan::{App, Plan};
 use gantry_model::namespaces::IpcMode;
+use gantry_model::spec::{is_at_or_below, normal};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{
     MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, move_mount,
@@ -33,7 +35,7 @@ use crate::covered_paths::CoveredPaths;
 use crate::devices::Device;
 use crate::failure::{Attempt, Result};
 use crate::mounts::{DetachedMounts, QUIET, attach, make_file_system, open_beneath, open_target};
-use crate::root::root_path;
+use crate::root::{make_missing_working_dir, root_path};
 use crate::user_namespace::UserNamespace;
 use crate::volumes::AppMount;
 use crate::{dev, sys, terminal};
@@ -131,16 +133,28 @@ impl<'a> FileSystems<'a> {
         Ok(Opened { null, terminal })
     }
 
-    /// Attaches the volumes that are shared with the host, and makes a read-only root read-only.
+    /// Attaches the volumes that are shared with the host, makes the working directory, and makes a read-only root
+    /// read-only.
     pub(crate) fn complete(&self) -> Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open("/", flags, Mode::empty()).attempt(|| "cannot open the app's root")?;
         self.volumes.attach_shared(&root)?;
+        // The volumes may cover the working directory that was made in the image.
+        if self.may_cover_working_dir() {
+            make_missing_working_dir(&root, &self.app.cwd)?;
+        }
         if self.app.options.read_only_root {
             sys::add_mount_attributes(root.as_fd(), MountAttrFlags::MOUNT_ATTR_RDONLY, false)
                 .attempt(|| "cannot make the app's root read-only")?;
         }
         Ok(())
+    }
+
+    /// Whether a volume or the app's `/dev` may cover the working directory. A link in the image may lead to any
+    /// volume.
+    fn may_cover_working_dir(&self) -> bool {
+        let cwd = normal(&self.app.cwd);
+        cwd != "/" && (!self.volumes.is_empty() || is_at_or_below(&cwd, "/dev"))
     }
 
     /// Attaches the app's root.

@@ -98,8 +98,8 @@ impl AppInCreation {
         let name = self.prepared.plan.name.clone();
         let missing = || failure(ErrorKind::Internal, "the app has no process");
         let MadeProcess { waiting, null, terminal } = self.made.ok_or_else(missing).of_app(&name)?;
-        let (sources, input) = self.stdio.supervisor_ends(terminal, terminal_size).of_app(&name)?;
-        Ok(CreatedApp { prepared: self.prepared, waiting, null, sources, input })
+        let ends = self.stdio.supervisor_ends(terminal, terminal_size).of_app(&name)?;
+        Ok(CreatedApp { prepared: self.prepared, waiting, null, ends, terminal_size })
     }
 }
 
@@ -137,8 +137,9 @@ pub(crate) struct CreatedApp {
     pub(crate) prepared: PreparedApp,
     waiting: WaitingApp,
     null: OwnedFd,
-    sources: Vec<OutputSource>,
-    input: AppInput,
+    ends: (Vec<OutputSource>, AppInput),
+    /// The initial size of its terminals (rows, columns).
+    terminal_size: Option<(u16, u16)>,
 }
 
 impl CreatedApp {
@@ -157,7 +158,7 @@ impl CreatedApp {
             self.waiting.proceed()?;
             self.waiting.outcome()?;
         }
-        let mut app = self.prepared.into_app(self.null, self.sources, self.input);
+        let mut app = self.prepared.into_app(self.null, self.ends, self.terminal_size);
         if is_held {
             app.waiting = Some(self.waiting);
         } else {

@@ -16,6 +16,10 @@ use crate::failure::{Attempt, Result};
 use crate::sys::{self, SingleThreaded};
 
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+
+/// The `oom_score_adj` of the supervisor and of PID 1. Killing one of them ends the whole pod and frees next to
+/// nothing, so the kernel is to choose any other process first.
+const LAST_CHOICE: &str = "-999";
 const UNLIMITED: Option<u64> = None;
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -52,7 +56,7 @@ pub(crate) fn reset(thread: SingleThreaded) -> Result<()> {
         set_limit(resource, soft, hard).attempt(|| format!("cannot set the resource limit {resource:?}"))?;
     }
     // The following settings are optional: if the kernel refuses one, the pod keeps the caller's value.
-    warn("set oom_score_adj to 0", reset_oom_score());
+    warn("set oom_score_adj", lower_oom_score());
     warn("set the nice value to 0", reset_nice_value());
     warn("set the scheduling policy to the default", sys::reset_scheduling());
     warn("use all processors", rustix::thread::sched_setaffinity(None, &all_processors()).map_err(io::Error::from));
@@ -119,7 +123,17 @@ fn within(soft: Option<u64>, hard: Option<u64>, ceiling: Option<u64>) -> Rlimit 
     Rlimit { current: lower(soft, maximum), maximum }
 }
 
-fn reset_oom_score() -> io::Result<()> {
+/// Makes this process, and those it forks, the last choice of the OOM killer. Without CAP_SYS_RESOURCE a score cannot
+/// be lowered; it is reset then.
+fn lower_oom_score() -> io::Result<()> {
+    match std::fs::write(OOM_SCORE, LAST_CHOICE) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => reset_oom_score(),
+        other => other,
+    }
+}
+
+/// Gives this process the score of any other process, before it executes programs of the host.
+pub(crate) fn reset_oom_score() -> io::Result<()> {
     if std::fs::read_to_string(OOM_SCORE)?.trim() == "0" { Ok(()) } else { std::fs::write(OOM_SCORE, "0") }
 }
 

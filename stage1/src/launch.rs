@@ -27,7 +27,7 @@ use crate::seccomp::FilterCache;
 use crate::sys::SingleThreaded;
 use crate::table::Table;
 use crate::user_namespace::UserNamespace;
-use crate::{etc, first_apps, root, sysctl, updated_limits};
+use crate::{etc, first_apps, inheritance, root, sysctl, updated_limits};
 
 /// A pod whose apps were started.
 pub(crate) struct Pod {
@@ -343,6 +343,7 @@ fn detach_networks(thread: SingleThreaded, network: Option<PodNetwork>, cgroups:
     if network.has_plugins() {
         // Plugins take longer than the move, which then costs nothing.
         cgroups.start_leaving(thread);
+        let _plugins_keep_that_of_supervisor = inheritance::reset_oom_score();
     }
     if let Err(why) = network.detach() {
         tracing::warn!("{}", why.message);

@@ -72,6 +72,11 @@ impl DetachedMounts {
         mounts.iter().map(detach).collect::<Result<_>>().map(Self)
     }
 
+    /// Whether the app has no volumes.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Attaches all but the shared ones in the mount namespace of this process, and makes the missing mount points.
     pub(crate) fn attach(&self, root: &OwnedFd) -> Result<()> {
         self.attach_those(root, false)

@@ -27,6 +27,11 @@ use crate::sys::{self, SingleThreaded};
 /// The file name of the socket.
 const SOCKET: &str = "notify";
 
+/// Maximum number of late notifications that are dropped at the start of an app, so that a process which sends them
+/// without pause does not hold up the supervisor. A socket's queue holds fewer (`net.unix.max_dgram_qlen`), unless the
+/// host's administrator has raised the limit.
+const MAX_LATE: usize = 512;
+
 /// The names that are forwarded. MAINPID is not among them: it would be a number of the pod's PID namespace.
 const FORWARDED: [&str; 8] =
     ["READY", "RELOADING", "STOPPING", "STATUS", "ERRNO", "WATCHDOG", "WATCHDOG_USEC", "EXTEND_TIMEOUT_USEC"];
@@ -92,14 +97,7 @@ impl NotifySocket {
     /// Forgets what the last start of the app has reported.
     pub(crate) fn reset(&mut self) {
         self.state = Notified::default();
-        let mut bytes = [0u8; 1];
-        while let Some(late) = receive_bytes(&self.socket, &mut bytes, RecvFlags::PEEK) {
-            if late.has_descriptors {
-                // Left in the queue: its sender has ended, so that it will be dropped.
-                break;
-            }
-            let _of_the_last_start = receive_bytes(&self.socket, &mut bytes, RecvFlags::empty());
-        }
+        drop_late(|flags| receive_bytes(&self.socket, &mut [0u8; 1], flags));
     }
 
     fn apply(&mut self, text: &str) -> Option<Notification> {
@@ -132,6 +130,18 @@ struct Peeked {
     length: Option<usize>,
     sender: Option<Pid>,
     has_descriptors: bool,
+}
+
+/// Drops the notifications of the last start.
+fn drop_late(mut receive: impl FnMut(RecvFlags) -> Option<Peeked>) {
+    for _ in 0..MAX_LATE {
+        let Some(late) = receive(RecvFlags::PEEK) else { return };
+        if late.has_descriptors {
+            // Left in the queue: its sender has ended, so that it will be dropped.
+            break;
+        }
+        let _of_the_last_start = receive(RecvFlags::empty());
+    }
 }
 
 /// Receives a message, without its descriptors: the kernel drops them.
@@ -206,6 +216,22 @@ mod tests {
         assert_eq!(socket.state.status.len(), MAX_STATUS_TEXT);
         assert!(socket.apply("STATUS=a\u{1b}[2J").is_none());
         assert!(socket.apply("").is_none());
+    }
+
+    #[test]
+    fn a_flood_does_not_hold_up_a_start() {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+        let mut socket = NotifySocket { socket: ours, receiver: None, state: Notified::default() };
+        rustix::net::send(&theirs, b"READY=1", rustix::net::SendFlags::NOSIGNAL).unwrap();
+        socket.reset();
+        assert!(receive_bytes(&socket.socket, &mut [0], RecvFlags::PEEK).is_none(), "the late one is dropped");
+        let mut dropped = 0;
+        drop_late(|flags| {
+            dropped += usize::from(!flags.contains(RecvFlags::PEEK));
+            Some(Peeked { length: Some(1), sender: None, has_descriptors: false })
+        });
+        assert_eq!(dropped, MAX_LATE, "of a queue that is never empty");
     }
 
     #[test]

@@ -10,17 +10,13 @@ use gantry_contract::plan::App;
 use gantry_model::ErrorKind;
 use gantry_model::namespaces::PidMode;
 use gantry_model::systemd::SystemdMode;
-use rustix::mount::{MountFlags, mount};
 
+use crate::cgroup_view::open_cgroup_mount_point;
 use crate::covered_paths::CoveredPaths;
 use crate::failure::{Result, failure};
+use crate::mounts::{QUIET, attach, make_file_system};
 use crate::sys;
 use crate::user::Ids;
-
-/// Where systemd and other programs expect the cgroup file system.
-const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
-
-const QUIET: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// The namespaces of an app's process.
 #[derive(Debug, Clone)]
@@ -59,6 +55,8 @@ pub(crate) fn check_user(ids: &Ids) -> Result<()> {
 
 /// Enters a cgroup namespace and mounts the app's cgroup, which the app may change.
 pub(crate) fn enter_delegated_cgroup() -> io::Result<()> {
+    const NO_OPTIONS: &[&str] = &[];
     sys::unshare(libc::CLONE_NEWCGROUP)?;
-    Ok(mount("cgroup2", CGROUP_MOUNT, "cgroup2", QUIET, None)?)
+    let cgroup = make_file_system("cgroup2", NO_OPTIONS, QUIET)?;
+    Ok(attach(&cgroup, &open_cgroup_mount_point()?)?)
 }

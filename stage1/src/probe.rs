@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::app::{App, reap};
+use crate::app::{App, has_visible_exit, reap};
 use crate::exec::{self, PendingExec};
 use crate::failure::{Attempt, Result};
 use crate::health::printable;
@@ -108,18 +108,22 @@ impl Probe {
         matches!(self.io, ProbeIo::Pending { .. })
     }
 
-    /// The descriptors to poll.
-    pub(crate) fn watched(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
-        let (first, second) = match &self.io {
-            ProbeIo::Pending { exec, .. } => ((exec.failed.as_fd(), PollFlags::IN), None),
-            // Output that the program wrote before its exit is read before the exit is handled.
-            ProbeIo::Program { pidfd, output, .. } => {
-                ((pidfd.as_fd(), PollFlags::IN), output.as_ref().map(|output| (output.as_fd(), PollFlags::IN)))
-            }
-            ProbeIo::Connecting { socket, .. } => ((socket.as_fd(), PollFlags::OUT), None),
-            ProbeIo::Reply { socket, .. } => ((socket.as_fd(), PollFlags::IN), None),
-        };
-        std::iter::once(first).chain(second)
+    /// Its program, once that was executed.
+    pub(crate) fn program(&self) -> Option<BorrowedFd<'_>> {
+        match &self.io {
+            ProbeIo::Program { pidfd, .. } => Some(pidfd.as_fd()),
+            ProbeIo::Pending { .. } | ProbeIo::Connecting { .. } | ProbeIo::Reply { .. } => None,
+        }
+    }
+
+    /// The descriptor to poll besides [`Self::program`].
+    pub(crate) fn watched(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        match &self.io {
+            ProbeIo::Pending { exec, .. } => Some((exec.failed.as_fd(), PollFlags::IN)),
+            ProbeIo::Program { output, .. } => output.as_ref().map(|output| (output.as_fd(), PollFlags::IN)),
+            ProbeIo::Connecting { socket, .. } => Some((socket.as_fd(), PollFlags::OUT)),
+            ProbeIo::Reply { socket, .. } => Some((socket.as_fd(), PollFlags::IN)),
+        }
     }
 
     /// Handles an event of any of its descriptors. Processes that are ending and must be reaped are added to `ending`.
@@ -140,7 +144,8 @@ impl Probe {
                 {
                     output = None;
                 }
-                if has_exited(&pidfd) {
+                // After its output was read.
+                if has_visible_exit(pidfd.as_fd()) {
                     // Before it is reaped: afterwards, its PID may name another process group.
                     kill_group(pid);
                     let code = reap(&pidfd).map_or(137, exit_code);
@@ -324,14 +329,6 @@ fn http_status(line: &[u8]) -> Option<u16> {
     let is_whole = after.first().is_none_or(|c| *c == b' ');
     let status = std::str::from_utf8(digits).ok()?.parse().ok()?;
     (is_whole && digits.iter().all(u8::is_ascii_digit)).then_some(status)
-}
-
-/// Whether the process is a zombie. It stays one until it is reaped.
-fn has_exited(pidfd: &OwnedFd) -> bool {
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    // ECHILD: it was reaped elsewhere.
-    !matches!(waitid(WaitId::PidFd(pidfd.as_fd()), options), Ok(None))
 }
 
 fn exit_code(how: ProcessExit) -> i32 {

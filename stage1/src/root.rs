@@ -122,15 +122,17 @@ pub(crate) fn open_in(root: &OwnedFd, path: &str, flags: OFlags) -> rustix::io::
 
 /// Makes a directory and its parents beneath a root, following links inside it. Existing directories are not changed.
 pub(crate) fn make_dirs(root: &OwnedFd, path: &str) -> Result<OwnedFd> {
-    let what = || format!("cannot make the directory '{}' in the image", shown(path));
+    let what = || format!("cannot make the directory '{}' in the app's root", shown(path));
     let mut done = String::new();
     let mut dir = open_in(root, "/", OFlags::DIRECTORY).attempt(what)?;
     for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
         done = format!("{done}/{part}");
         dir = match open_in(root, &done, OFlags::DIRECTORY) {
             Err(rustix::io::Errno::NOENT) => {
-                rustix::fs::mkdirat(&dir, part, Mode::from_raw_mode(0o755)).attempt(what)?;
-                open_in(root, &done, OFlags::DIRECTORY).attempt(what)?
+                let made = rustix::fs::mkdirat(&dir, part, Mode::from_raw_mode(0o755));
+                // Another app that has the same volume may have been faster.
+                let opened = open_in(root, &done, OFlags::DIRECTORY);
+                opened.map_err(|error| made.err().unwrap_or(error)).attempt(what)?
             }
             other => other.attempt(what)?,
         };
@@ -146,6 +148,15 @@ pub(crate) fn make_working_dir(root: &OwnedFd, path: &str) -> Result<()> {
         return Err(failure(ErrorKind::Invalid, format!("the working directory '{}' is below /proc", shown(path))));
     }
     make_dirs(root, &normal).map(drop)
+}
+
+/// Makes the working directory if the volumes that cover the image's have none. Other errors are ignored: the app's
+/// process reports them when it enters the directory, possibly as a user with more access than root.
+pub(crate) fn make_missing_working_dir(root: &OwnedFd, path: &str) -> Result<()> {
+    match open_in(root, path, OFlags::PATH | OFlags::DIRECTORY) {
+        Err(Errno::NOENT) => make_working_dir(root, path),
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 /// Checks that the mount points /proc, /sys and /dev are directories, and names the cause if they are not.

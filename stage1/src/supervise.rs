@@ -25,6 +25,7 @@ mod orphans;
 mod requests;
 mod restarts;
 mod sessions;
+mod traced;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -39,15 +40,17 @@ use self::freeze::PauseRequest;
 use self::limits::Reclaim;
 pub(crate) use self::restarts::Restarts;
 use self::sessions::Session;
+use self::traced::TracedZombies;
 use crate::app::{App, NextOperation, Operation, OutputSource, reap};
 use crate::control::{Connection, MAX_CONNECTIONS};
 use crate::failure::failure;
 use crate::foreground::{Foreground, Foregrounds};
+use crate::init::Init;
 use crate::journal::Journal;
 use crate::launch::Pod;
-use crate::pace;
 use crate::sys::{self, ProcessMemory};
 use crate::table::{Table, Token};
+use crate::{pace, removal};
 
 const SIGKILL: u8 = libc::SIGKILL as u8;
 
@@ -69,7 +72,8 @@ pub(crate) struct Supervisor {
     pod: Pod,
     journal: Journal,
     signals: OwnedFd,
-    listener: OwnedFd,
+    /// The control socket; `None`: the pod has ended, and takes no more requests.
+    listener: Option<OwnedFd>,
     connections: Table<Connection>,
     sessions: Table<Session>,
     /// The processes of apps that are being made.
@@ -86,10 +90,14 @@ pub(crate) struct Supervisor {
     pausing: Option<PauseRequest>,
     /// Processes that were killed or are about to exit, and have to be reaped.
     ending: Vec<OwnedFd>,
+    /// Processes that have exited but cannot be reaped yet.
+    traced: TracedZombies,
     /// Becomes readable when a child exits; `None` unless an app is in the host's PID namespace.
     child_exits: Option<OwnedFd>,
     /// Whether a child has exited since the last orphan was reaped.
     may_have_orphans: bool,
+    /// When further orphans are reaped: there were too many for one pass.
+    orphans_due: Option<Instant>,
     foregrounds: Foregrounds,
     /// When the apps that are still running are killed.
     kill_deadline: Option<Instant>,
@@ -132,8 +140,9 @@ enum EventSource {
     SessionProgram(Token<Session>),
     /// A request on the control socket.
     Connection(Token<Connection>),
-    /// A process that has to be reaped; this happens after every poll.
-    Ending,
+    /// A process that has to be reaped, by its index in [`Supervisor::ending`], to which events only append. It is
+    /// reaped after every poll.
+    Ending(usize),
     /// An app wrote output, or closed it.
     AppOutput(Token<App>, Token<OutputSource>),
     /// The program of an app was executed or failed to be.
@@ -148,8 +157,10 @@ enum EventSource {
     Creation(Token<Creation>),
     /// A process of an app was killed by the OOM killer, perhaps.
     Oom(Token<App>),
-    /// A probe of an app's health has output, was connected, or has ended.
+    /// A probe of an app's health has output, was connected, or its program was executed or failed to be.
     Probe(Token<App>),
+    /// The program of a probe has exited.
+    ProbeExit(Token<App>),
     /// The helper that lowers a memory limit has exited.
     Reclaim(Token<Reclaim>),
     /// A new connection to the control socket.
@@ -160,6 +171,35 @@ enum EventSource {
     ChildExit,
     /// A signal to the supervisor.
     Signals,
+}
+
+impl EventSource {
+    /// Whether an event may be the exit of a process that the supervisor has started.
+    fn is_exit(self) -> bool {
+        match self {
+            Self::SessionProgram(_)
+            | Self::Ending(_)
+            | Self::WaitingExit(_)
+            | Self::AppExit(_)
+            | Self::Notification(_)
+            | Self::ProbeExit(_)
+            | Self::Reclaim(_)
+            | Self::Init => true,
+            Self::Foreground(_)
+            | Self::ExecOutcome(_)
+            | Self::DetachedTerminal(_)
+            | Self::SessionClient(_)
+            | Self::Connection(_)
+            | Self::AppOutput(..)
+            | Self::AppExecution(_)
+            | Self::Creation(_)
+            | Self::Oom(_)
+            | Self::Probe(_)
+            | Self::ChildExit
+            | Self::Listener
+            | Self::Signals => false,
+        }
+    }
 }
 
 impl Supervisor {
@@ -176,7 +216,7 @@ impl Supervisor {
             journal,
             foregrounds,
             signals,
-            listener,
+            listener: Some(listener),
             connections: Table::default(),
             sessions: Table::default(),
             creations: Table::default(),
@@ -186,8 +226,10 @@ impl Supervisor {
             is_paused: false,
             pausing: None,
             ending: Vec::new(),
+            traced: TracedZombies::default(),
             child_exits: None,
             may_have_orphans: false,
+            orphans_due: None,
             kill_deadline: None,
             foreground_deadline: None,
             drain_deadline: None,
@@ -209,6 +251,10 @@ impl Supervisor {
 
     /// Runs until no app is running, starting or due to restart; a sandbox also until it is stopped.
     pub(crate) fn run(&mut self) {
+        match removal::delete_leftovers() {
+            Ok(helper) => self.ending.extend(helper),
+            Err(error) => tracing::warn!("files of removed apps are left to the removal of the pod: {error}"),
+        }
         self.watch_limited_apps();
         self.watch_child_exits();
         self.check_health(Instant::now());
@@ -228,10 +274,12 @@ impl Supervisor {
     }
 
     fn wait_for_events(&mut self) -> Vec<EventSource> {
-        let watched = self.watched();
+        let now = Instant::now();
+        let mut watched = self.watched(now);
+        watched.retain(|(source, fd, _)| !source.is_exit() || !self.traced.holds(*fd, now));
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events)).collect();
-        let timeout = self.timeout();
+        let timeout = self.timeout(now);
         let idle = Some(IDLE_TIMEOUT).filter(|idle| self.has_start_pages && timeout.is_none_or(|left| left > *idle));
         let mut polled = poll_for(&mut fds, idle.or(timeout));
         let idle = idle.filter(|_| polled == Ok(0));
@@ -255,7 +303,7 @@ impl Supervisor {
     }
 
     /// The descriptors to poll, in the order in which their events are handled.
-    fn watched(&self) -> Vec<(EventSource, BorrowedFd<'_>, PollFlags)> {
+    fn watched(&self, now: Instant) -> Vec<(EventSource, BorrowedFd<'_>, PollFlags)> {
         let mut fds = Vec::new();
         for (token, session) in self.sessions.iter() {
             // Before its exit: a program that has exited already was executed before.
@@ -267,8 +315,7 @@ impl Supervisor {
             fds.extend(session.pidfd.as_ref().map(|fd| (EventSource::SessionProgram(token), fd.as_fd())));
         }
         fds.extend(self.connections.iter().map(|(token, c)| (EventSource::Connection(token), c.socket.as_fd())));
-        fds.extend(self.ending.iter().map(|process| (EventSource::Ending, process.as_fd())));
-        let now = Instant::now();
+        fds.extend(self.ending.iter().enumerate().map(|(i, process)| (EventSource::Ending(i), process.as_fd())));
         for (app_token, app) in self.pod.apps.iter() {
             // Output that an app wrote before it exited is read before its exit is handled. Which of its outputs was
             // written to first is unknown; standard output is the first.
@@ -287,7 +334,7 @@ impl Supervisor {
         let creations = self.creations.iter();
         fds.extend(creations.map(|(token, c)| (EventSource::Creation(token), c.maker.socket.as_fd())));
         if self.connections.len() < MAX_CONNECTIONS && self.accept_after.is_none() {
-            fds.push((EventSource::Listener, self.listener.as_fd()));
+            fds.extend(self.listener.as_ref().map(|listener| (EventSource::Listener, listener.as_fd())));
         }
         // The pidfd of a process that was reaped stays readable.
         let init = self.pod.init.iter().filter(|_| !self.has_ended);
@@ -303,9 +350,9 @@ impl Supervisor {
             .collect()
     }
 
-    /// The time until the next deadline; `None`: there is none.
-    fn timeout(&self) -> Option<Duration> {
-        let now = Instant::now();
+    /// The time from `now` until the next deadline; `None`: there is none. [`Self::watched`] must have had the same
+    /// `now`: a descriptor whose pause ended in between would be neither polled nor waited for.
+    fn timeout(&self, now: Instant) -> Option<Duration> {
         let execs = self.sessions.values().filter_map(|session| Some(session.pending.as_ref()?.deadline));
         let late_lines = self.pod.apps.values().filter_map(|app| app.output.flush_at);
         let apps = self.pod.apps.values();
@@ -320,6 +367,7 @@ impl Supervisor {
         let deadlines = deadlines.chain(self.pause_deadline(now));
         let deadlines = deadlines.chain(self.health_deadlines()).chain(self.oom_deadlines());
         let deadlines = deadlines.chain(self.restart_deadlines());
+        let deadlines = deadlines.chain(self.traced.deadlines(now)).chain(self.orphans_due);
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
 
@@ -331,13 +379,14 @@ impl Supervisor {
             EventSource::SessionClient(token) => self.handle_session_client(token),
             EventSource::SessionProgram(token) => self.handle_session_exit(token),
             EventSource::Connection(token) => self.serve(token),
-            EventSource::Ending => {}
+            EventSource::Ending(index) => self.hold_ending(index),
             EventSource::ChildExit => self.note_child_exit(),
             EventSource::AppOutput(app, source) => self.pump(app, source),
             EventSource::AppExecution(token) => self.handle_execution(token),
             EventSource::WaitingExit(token) => self.end_waiting(token),
             EventSource::Creation(token) => self.handle_creation(token),
             EventSource::Probe(token) => self.advance_probe(token),
+            EventSource::ProbeExit(token) => self.handle_probe_exit(token),
             EventSource::Reclaim(token) => self.handle_reclaim(token),
             EventSource::Oom(token) => self.handle_oom(token),
             EventSource::AppExit(token) => self.handle_app_exit(token),
@@ -352,7 +401,8 @@ impl Supervisor {
     /// Without a free descriptor the connection stays in the backlog. The back-off keeps the loop from spinning until
     /// other connections have been closed.
     fn accept_connection(&mut self) {
-        match Connection::accept(&self.listener) {
+        let Some(listener) = &self.listener else { return };
+        match Connection::accept(listener) {
             Ok(Some(connection)) => {
                 self.connections.insert(connection);
             }
@@ -392,9 +442,29 @@ impl Supervisor {
         }
     }
 
+    /// Leaves out a process that another process traces, until it can be reaped.
+    fn hold_ending(&mut self, index: usize) {
+        if let Some(process) = self.ending.get(index) {
+            self.traced.hold_if_traced(process.as_fd());
+        }
+    }
+
+    /// Reaps the main process of an app; `None`: it runs, or another process traces it.
+    fn reap_app(&mut self, token: Token<App>) -> Option<ProcessExit> {
+        let app = self.pod.apps.get(token)?;
+        let running = app.running.as_ref()?;
+        let how = reap(running);
+        // A debugger waits for it soon. A tracer that does not is killed, if it is one of the app's processes.
+        if how.is_none() && self.traced.hold_if_traced(running.as_fd()) {
+            app.cgroup.kill();
+        }
+        how
+    }
+
     fn handle_app_exit(&mut self, token: Token<App>) {
+        let Some(how) = self.reap_app(token) else { return };
+        self.stop_if_init_was_killed(how);
         let Some(app) = self.pod.apps.get_mut(token) else { return };
-        let Some(how) = app.running.as_ref().and_then(reap) else { return };
         app.forget_process();
         app.exit = Some(how);
         app.abort_probe(&mut self.ending);
@@ -428,6 +498,14 @@ impl Supervisor {
             self.begin_clear(token, NextOperation::Start(start));
         } else if how != ProcessExit::Code(0) && !was_stopped && restart_at.is_none() && !self.pod.plan.sandbox {
             self.stop("app-failed", self.stop_grace());
+        }
+    }
+
+    /// The end of PID 1 kills the apps, and shows only after their exits, which are no failures then.
+    fn stop_if_init_was_killed(&mut self, how: ProcessExit) {
+        let was_killed = !self.is_stopping && how == ProcessExit::Signal(SIGKILL);
+        if was_killed && self.pod.init.as_ref().is_some_and(Init::is_exiting) {
+            self.stop(INIT_KILLED, Duration::ZERO);
         }
     }
 
@@ -483,6 +561,7 @@ impl Supervisor {
         self.check_restarts(now);
         self.check_oom(now);
         self.ending.retain(|process| reap(process).is_none());
+        self.traced.forget_reaped(now);
         if self.kill_deadline.is_some_and(|at| at <= now) {
             self.kill_deadline = None;
             for app in self.pod.apps.values().filter(|app| app.running.is_some()) {

@@ -10,14 +10,18 @@ use gantry_host::lock::LockMode;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::mount_options::{MountOptions, Propagation};
-use gantry_model::spec::{TmpfsMount, VolumeKind, VolumeSpec, is_device, is_provided, is_provided_unless_privileged};
+use gantry_model::spec::{
+    TmpfsMount, VolumeKind, VolumeSpec, is_at_or_below, is_device, is_provided, may_cover, normal,
+};
 use gantry_model::systemd::NOTIFY_DIR;
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 
+use crate::cgroup_view::CGROUP_MOUNT;
 use crate::copy::{self, Budget, CopyError};
 use crate::covered_paths::CoveredPaths;
 use crate::failure::{Attempt, Result, failure};
+use crate::own_namespaces::AppNamespaces;
 use crate::root::open_in;
 use crate::user_namespace::{MappedDir, UserNamespace};
 use crate::{jail, mounts, notify, targets};
@@ -139,9 +143,7 @@ pub(crate) fn prepare_mounts(
 /// Whether this path is, or is below, one that the app's process uses after the volumes of a pod with a user namespace
 /// are attached: it would use the volume instead, or cover it.
 fn is_attached_after_volumes(target: &str) -> bool {
-    ["/dev/null", "/dev/pts", "/dev/console"]
-        .iter()
-        .any(|path| target.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    ["/dev/null", "/dev/pts", "/dev/console", "/proc"].iter().any(|path| is_at_or_below(target, path))
 }
 
 struct MountPreparation<'a> {
@@ -192,10 +194,8 @@ impl<'a> MountPreparation<'a> {
 
     fn prepare(&mut self, request: MountRequest<'_>, targets: &[&String]) -> Result<()> {
         let target = self.resolve(request)?;
-        let is_allowed =
-            self.app.options.privileged && is_provided_unless_privileged(&target) && !request.is_declared();
         let is_provided = is_provided(&target) || (self.user.is_some() && is_attached_after_volumes(&target));
-        if (is_provided && !is_allowed) || (request.is_declared() && is_device(&target)) {
+        if (is_provided && !self.may_cover(request, &target)) || (request.is_declared() && is_device(&target)) {
             return self.refuse(request, &target);
         }
         if self.prepared.iter().any(|prepared| prepared.target == target) {
@@ -212,6 +212,16 @@ impl<'a> MountPreparation<'a> {
         };
         self.prepared.push(mount);
         Ok(())
+    }
+
+    /// Whether a mount may cover what gantry provides at its resolved target.
+    fn may_cover(&self, request: MountRequest<'_>, target: &str) -> bool {
+        let privileged = self.app.options.privileged;
+        // An image must not lead a volume there by a link.
+        let is_named = privileged || normal(request.target()) == target;
+        let is_replaced = (self.user.is_some() && is_attached_after_volumes(target))
+            || (!privileged && AppNamespaces::manages_cgroup(self.app) && is_at_or_below(target, CGROUP_MOUNT));
+        !request.is_declared() && is_named && !is_replaced && may_cover(target, privileged)
     }
 
     fn prepare_volume(&mut self, mount: &Mount, target: String, targets: &[&String]) -> Result<AppMount> {

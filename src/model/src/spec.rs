@@ -481,7 +481,7 @@ impl AppSpec {
         let given = self.mounts.iter().map(|mount| &mount.target);
         for target in given.chain(self.options.tmpfs.iter().map(|tmpfs| &tmpfs.target)) {
             let (app, target) = (&self.name, normal(target));
-            if is_provided(&target) && !(self.options.privileged && is_provided_unless_privileged(&target)) {
+            if is_provided(&target) && !may_cover(&target, self.options.privileged) {
                 let target = shown(&target);
                 return Err(SpecError::new(format!("app '{app}' cannot mount over '{target}': gantry provides it")));
             }
@@ -497,15 +497,38 @@ impl AppSpec {
 /// `/sys`.
 #[must_use]
 pub fn is_provided(target: &str) -> bool {
-    let below = |dir: &str| target.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    matches!(target, "/" | "/dev") || below("/proc") || below("/sys")
+    matches!(target, "/" | "/dev") || is_at_or_below(target, "/proc") || is_at_or_below(target, "/sys")
 }
 
-/// Whether a privileged app may mount at this normal path over what gantry provides: over `/dev`, and over `/sys` and
-/// below.
+/// Whether a normal path is that of a directory other than the root, or of a file in it.
 #[must_use]
-pub fn is_provided_unless_privileged(target: &str) -> bool {
-    target == "/dev" || target == "/sys" || target.starts_with("/sys/")
+pub fn is_at_or_below(path: &str, dir: &str) -> bool {
+    path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// The files of `/proc` that a volume may cover, as with runc: programs such as lxcfs give containers their own.
+/// Everything else there is what the kernel says of the app's own processes, which a volume must not imitate.
+const COVERABLE_PROC_FILES: [&str; 10] = [
+    "/proc/cpuinfo",
+    "/proc/diskstats",
+    "/proc/loadavg",
+    "/proc/meminfo",
+    "/proc/slabinfo",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/sys/crypto/fips_enabled",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/uptime",
+];
+
+/// Whether an app may mount at this normal path over what gantry provides: at `/sys` and below, and over some files of
+/// `/proc`; a privileged app also over `/dev`.
+#[must_use]
+pub fn may_cover(target: &str, privileged: bool) -> bool {
+    target == "/sys"
+        || target.starts_with("/sys/")
+        || COVERABLE_PROC_FILES.contains(&target)
+        || (privileged && target == "/dev")
 }
 
 impl MountSpec {
@@ -621,10 +644,10 @@ mod tests {
         assert_eq!(pod(|s| (s.sandbox, s.apps) = (true, Vec::new())), Ok(()));
         let twice = pod(|s| s.apps.push(s.apps[0].clone())).unwrap_err();
         assert!(twice.to_string().contains("two apps are called"), "{twice}");
-        for target in ["/", "/proc", "//proc/", "/proc/x", "/sys/fs", "/dev", "a", "/a/../b", "/./"] {
+        for target in ["/", "/proc", "//proc/", "/proc/x", "/dev", "a", "/a/../b", "/./", "/sys/../proc"] {
             assert!(pod(|s| s.apps[0].mounts.push(mount(target))).is_err(), "{target}");
         }
-        for target in ["/data", "/dev/mine", "/procfs"] {
+        for target in ["/data", "/dev/mine", "/procfs", "/sys", "//sys/./fs/bpf/", "/proc//meminfo"] {
             assert_eq!(pod(|s| s.apps[0].mounts.push(mount(target))), Ok(()), "{target}");
         }
         assert!(pod(|s| s.apps[0].mounts.extend([mount("/d"), mount("//d/")])).is_err());
@@ -650,7 +673,7 @@ mod tests {
         }
         let tmpfs = |target: &str| pod(|s| s.apps[0].options.tmpfs.push(parse(target).unwrap()));
         assert_eq!(tmpfs("/run"), Ok(()));
-        for target in ["/", "/proc/x", "/sys", "/dev/"] {
+        for target in ["/", "/proc/x", "/dev/"] {
             assert!(tmpfs(target).unwrap_err().to_string().contains("cannot mount over"), "{target}");
         }
         let twice = pod(|s| {
@@ -658,6 +681,17 @@ mod tests {
             s.apps[0].options.tmpfs.push(parse("//d/").unwrap());
         });
         assert!(twice.unwrap_err().to_string().contains("mounts twice"));
+    }
+
+    #[test]
+    fn mounts_cover_sys_and_some_files_of_proc() {
+        for target in ["/sys", "/sys/fs/cgroup", "/proc/cpuinfo", "/proc/sys/kernel/ns_last_pid"] {
+            assert!(is_provided(target) && may_cover(target, false) && may_cover(target, true), "{target}");
+        }
+        for target in ["/", "/proc", "/proc/self", "/proc/cpuinfo/x", "/proc/sys", "/proc/1/stat", "/proc/net/dev"] {
+            assert!(is_provided(target) && !may_cover(target, false) && !may_cover(target, true), "{target}");
+        }
+        assert!(may_cover("/dev", true) && !may_cover("/dev", false) && !may_cover("/system", true));
     }
 
     #[test]

@@ -341,26 +341,33 @@ impl Supervisor {
         if let Some(app) = self.pod.apps.get_mut(token) {
             app.cgroup = cgroup;
         }
+        self.finish_reclaims(name);
         Ok(true)
     }
 
+    /// Removes an app without processes. If its files cannot be moved away, the app stays: the next app of its name
+    /// would get them.
     fn finish_removal(&mut self, token: Token<App>, client: &OwnedFd) {
         // The row has the policy of the app until the command has made the removal durable.
         let durability = self.limits_durability();
+        let Some(name) = self.pod.apps.get(token).map(|app| app.plan.name.clone()) else { return };
+        let trash = match removal::move_files(&name, &mut self.ending) {
+            Ok(trash) => trash,
+            Err(why) => return refuse(client, &name, why),
+        };
         let Some(mut app) = self.pod.apps.remove(token) else { return };
         self.end_receiver(&mut app);
-        let name = app.plan.name;
         self.abort_reclaims(Some(&name));
         let volumes = self.release_volumes(&name, app.volumes);
-        let removed = removal::remove_files(app.output.app_number, &name, Some(app.root), &volumes);
+        // The app is gone all the same. Volumes that stay are removed with the pod.
+        if let Err(why) = trash.take_volumes(&volumes) {
+            tracing::warn!("{}", why.message);
+        }
+        self.ending.extend(trash.delete(Some(app.root)));
         self.remove_cgroup_later(&name);
         self.restrict_devices();
         updated_limits::forget(self.pod.jail.pod_dir.as_fd(), durability, &name);
         self.journal.append(Fact::AppRemoved { app: name.clone() });
-        match removed {
-            Ok(helper) => self.ending.extend(helper),
-            Err(why) => tracing::warn!("{}", why.message),
-        }
         control::reply(client, &Reply::Done, None);
     }
 

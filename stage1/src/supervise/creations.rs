@@ -70,7 +70,6 @@ enum Target {
 /// An app that is being added.
 struct NewApp {
     app: PreparedApp,
-    number: u16,
     volumes: Vec<String>,
     terminal_size: Option<(u16, u16)>,
     /// Whether it is started once it is created.
@@ -84,14 +83,14 @@ impl Supervisor {
         let begun = self.check_new(request).and_then(|number| {
             let volumes = self.add_volumes(request, fds)?;
             self.prepare_new(request, number)
-                .map(|(app, maker, stdio)| (number, volumes.clone(), app, maker, stdio))
-                .inspect_err(|_| self.discard_app(name, number, None, volumes))
+                .map(|(app, maker, stdio)| (volumes.clone(), app, maker, stdio))
+                .inspect_err(|_| self.discard_app(name, None, volumes))
         });
         match begun {
-            Ok((number, volumes, app, maker, stdio)) => {
+            Ok((volumes, app, maker, stdio)) => {
                 let program = app.plan.argv.first().cloned().unwrap_or_default();
                 let (terminal_size, starts) = (request.terminal_size, request.start);
-                let new = NewApp { app, number, volumes, terminal_size, starts, client };
+                let new = NewApp { app, volumes, terminal_size, starts, client };
                 self.insert_creation(maker, stdio, program, Target::New(Box::new(new)));
             }
             Err(why) => refuse(&client, name, why),
@@ -309,7 +308,7 @@ impl Supervisor {
 
     fn complete_add(&mut self, new: NewApp, stdio: AppStdio, made: MadeProcess) {
         let MadeProcess { waiting, null, terminal } = made;
-        let NewApp { app, number, volumes, terminal_size, starts, client } = new;
+        let NewApp { app, volumes, terminal_size, starts, client } = new;
         let name = app.plan.name.clone();
         let limited = app.cgroup.set_limits(&app.plan.options.limits, &self.pod.block_devices);
         let ends: Result<(Vec<OutputSource>, AppInput)> = limited.and_then(|ineffective| {
@@ -317,11 +316,10 @@ impl Supervisor {
             stdio.supervisor_ends(terminal, terminal_size)
         });
         match ends {
-            Ok((sources, input)) => {
-                let mut app = app.into_app(null, sources, input);
+            Ok(ends) => {
+                let mut app = app.into_app(null, ends, terminal_size);
                 app.waiting = Some(waiting);
                 app.volumes = volumes;
-                app.terminal_size = terminal_size;
                 self.pod.apps.insert(app);
                 self.watch_child_exits();
                 self.journal.append(Fact::AppCreated { app: name.clone() });
@@ -334,7 +332,7 @@ impl Supervisor {
             Err(why) => {
                 app.cgroup.kill();
                 self.ending.push(waiting.pidfd);
-                self.discard_app(&name, number, Some(app.root), volumes);
+                self.discard_app(&name, Some(app.root), volumes);
                 refuse(&client, &name, why);
             }
         }
@@ -347,7 +345,7 @@ impl Supervisor {
             Target::New(new) => {
                 self.ending.extend(creation.maker.kill(&new.app.cgroup));
                 let name = new.app.plan.name;
-                self.discard_app(&name, new.number, Some(new.app.root), new.volumes);
+                self.discard_app(&name, Some(new.app.root), new.volumes);
                 refuse(&new.client, &name, why);
             }
             Target::Old(token, start) => {
@@ -408,11 +406,15 @@ impl Supervisor {
     }
 
     /// Removes what a failed add has made.
-    fn discard_app(&mut self, name: &str, number: u16, root: Option<OwnedFd>, volumes: Vec<String>) {
+    fn discard_app(&mut self, name: &str, root: Option<OwnedFd>, volumes: Vec<String>) {
         let volumes = self.release_volumes(name, volumes);
-        match removal::remove_files(number, name, root, &volumes) {
-            Ok(helper) => self.ending.extend(helper),
-            Err(why) => tracing::warn!("{}", why.message),
+        let moved = removal::move_files(name, &mut self.ending).and_then(|trash| {
+            let taken = trash.take_volumes(&volumes);
+            self.ending.extend(trash.delete(root));
+            taken
+        });
+        if let Err(why) = moved {
+            tracing::warn!("{}", why.message);
         }
         self.remove_cgroup_later(name);
         self.restrict_devices();

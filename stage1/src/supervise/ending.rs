@@ -19,8 +19,8 @@ use crate::sys::{self, SingleThreaded};
 const ENDING_TIMEOUT: Duration = Duration::from_millis(900);
 
 impl Supervisor {
-    /// Kills the pod's remaining processes, saves the output, detaches the networks, records the end, and removes the
-    /// cgroups.
+    /// Kills the pod's remaining processes, saves the output, closes the control socket, detaches the networks, records
+    /// the end, and removes the cgroups.
     pub(crate) fn finish(&mut self, thread: SingleThreaded) {
         self.abort_changes();
         self.abort_probes();
@@ -44,14 +44,22 @@ impl Supervisor {
         }
         // Not earlier: the output can take any time to drain, and the arena reuses little.
         sys::open_supervisor_arena(thread);
+        self.close_control_socket();
         // From here on this process is in the host's mount namespace, not in its jail.
         self.pod.detach_networks();
         self.journal.append(Fact::Ended);
+        self.remove_old_cgroups();
+        self.pod.remove_cgroups();
+    }
+
+    /// Takes no more requests. Detaching the networks takes as long as their plugins do, and no request is served
+    /// meanwhile: a client learns at once that the pod has ended, and waits for the rest.
+    fn close_control_socket(&mut self) {
         let control = gantry_contract::files::CONTROL;
         // A stale socket does no harm: the next supervisor replaces it, and `rm` removes the directory.
         let _left_for_rm = rustix::fs::unlinkat(&self.pod.jail.pod_dir, control, AtFlags::empty());
-        self.remove_old_cgroups();
-        self.pod.remove_cgroups();
+        self.listener = None;
+        self.connections.clear();
     }
 
     /// Ends the ownership of a pod that is removed now that it has ended, and the foregrounds, which wait for that. Its

@@ -52,8 +52,11 @@ impl Supervisor {
     pub(super) fn watched_probes(&self) -> impl Iterator<Item = (EventSource, BorrowedFd<'_>, PollFlags)> {
         let probes =
             self.pod.apps.iter().filter_map(|(token, app)| Some((token, app.health.as_ref()?.probe.as_ref()?)));
-        probes
-            .flat_map(|(token, probe)| probe.watched().map(move |(fd, events)| (EventSource::Probe(token), fd, events)))
+        probes.flat_map(|(token, probe)| {
+            let exit = probe.program().map(|pidfd| (EventSource::ProbeExit(token), pidfd, PollFlags::IN));
+            let other = probe.watched().map(|(fd, events)| (EventSource::Probe(token), fd, events));
+            exit.into_iter().chain(other)
+        })
     }
 
     /// When [`Self::check_health`] has work.
@@ -114,6 +117,16 @@ impl Supervisor {
         match probe.advance(&mut self.buffer, &mut self.ending) {
             ProbeOutcome::Running(probe) => health.probe = Some(probe),
             ProbeOutcome::Ended(result) => self.record_health(token, result),
+        }
+    }
+
+    /// The program of a probe has exited.
+    pub(super) fn handle_probe_exit(&mut self, token: Token<App>) {
+        self.advance_probe(token);
+        // A probe that still runs could not be reaped.
+        let probe = self.pod.apps.get(token).and_then(|app| app.health.as_ref()?.probe.as_ref());
+        if let Some(program) = probe.and_then(Probe::program) {
+            self.traced.hold_if_traced(program);
         }
     }
 

@@ -140,19 +140,34 @@ impl Supervisor {
         }
     }
 
-    /// Ends the helper processes that lower the memory limit of an app that is removed, or all.
+    /// Gives up lowering the memory limit of an app that is removed, or of all.
     pub(super) fn abort_reclaims(&mut self, app: Option<&str>) {
+        for (_, client) in self.end_reclaims(app) {
+            let why = failure(ErrorKind::Refused, "cannot lower the memory limit: the app or the pod ends");
+            control::reply(&client, &Reply::Failed(why), None);
+        }
+    }
+
+    /// Sets the limits that wait for a reclaim in the former cgroup of an app: the new one has no memory to reclaim.
+    pub(super) fn finish_reclaims(&mut self, app: &str) {
+        for (update, client) in self.end_reclaims(Some(app)) {
+            self.finish_update(&update, &client, false);
+        }
+    }
+
+    /// Ends the helper processes that lower the memory limit of an app, or all.
+    fn end_reclaims(&mut self, app: Option<&str>) -> Vec<(UpdateLimits, OwnedFd)> {
         let concerns = |reclaim: &Reclaim| app.is_none() || reclaim.update.app.as_deref() == app;
         let tokens: Vec<_> =
             self.reclaims.iter().filter(|(_, reclaim)| concerns(reclaim)).map(|(token, _)| token).collect();
-        for token in tokens {
-            let Some(reclaim) = self.reclaims.remove(token) else { continue };
+        let ended: Vec<_> = tokens.into_iter().filter_map(|token| self.reclaims.remove(token)).collect();
+        let end = |Reclaim { helper, update, client, .. }: Reclaim| {
             // It fails only if the process has exited.
-            let _already_ended = rustix::process::pidfd_send_signal(&reclaim.helper, Signal::KILL);
-            self.ending.push(reclaim.helper);
-            let why = failure(ErrorKind::Refused, "cannot lower the memory limit: the app or the pod ends");
-            control::reply(&reclaim.client, &Reply::Failed(why), None);
-        }
+            let _already_ended = rustix::process::pidfd_send_signal(&helper, Signal::KILL);
+            self.ending.push(helper);
+            (update, client)
+        };
+        ended.into_iter().map(end).collect()
     }
 
     fn fail_reclaim(&mut self, reclaim: &Reclaim, why: gantry_contract::Failure) {

@@ -3,14 +3,20 @@
 //! PID 1 of the pod reaps the orphans of its own PID namespace. Those in the host's become children of the supervisor,
 //! which is a subreaper (see [`crate::maker`]). Not reaped, they would count against the app's limit of processes.
 
+use std::time::Instant;
+
 use rustix::event::{PollFd, poll};
 use rustix::process::WaitOptions;
 use rustix::time::Timespec;
 
-use super::{EventSource, Supervisor};
-use crate::app::Operation;
+use super::Supervisor;
+use crate::app::{Operation, has_visible_exit};
 use crate::supervise::ending::may_outlive_init;
 use crate::sys;
+
+/// Maximum number of orphans that are reaped before other events are handled: an app may leave them behind as fast as
+/// they are reaped.
+const MAX_ORPHANS: usize = 64;
 
 impl Supervisor {
     /// Watches for the exits of children, once an app is in the host's PID namespace. Other pods are spared the events.
@@ -40,7 +46,14 @@ impl Supervisor {
     /// Reaps children that the supervisor has not started. While processes are being made, their PIDs are not all known
     /// here: the orphans wait.
     pub(super) fn reap_orphans(&mut self) {
+        self.orphans_due = None;
+        let mut left = MAX_ORPHANS;
         while self.may_have_orphans && !self.is_making_processes() {
+            if left == 0 {
+                self.orphans_due = Some(Instant::now());
+                return;
+            }
+            left -= 1;
             let Some(exited) = sys::exited_child() else {
                 self.may_have_orphans = false;
                 return;
@@ -66,33 +79,16 @@ impl Supervisor {
 
     /// Whether an event is due that may be the exit of a process that the supervisor has started.
     fn has_known_exit(&self) -> bool {
-        let is_exit = |source: &EventSource| match source {
-            EventSource::SessionProgram(_)
-            | EventSource::Ending
-            | EventSource::WaitingExit(_)
-            | EventSource::AppExit(_)
-            | EventSource::Notification(_)
-            | EventSource::Probe(_)
-            | EventSource::Reclaim(_)
-            | EventSource::Init => true,
-            EventSource::Foreground(_)
-            | EventSource::ExecOutcome(_)
-            | EventSource::DetachedTerminal(_)
-            | EventSource::SessionClient(_)
-            | EventSource::Connection(_)
-            | EventSource::AppOutput(..)
-            | EventSource::AppExecution(_)
-            | EventSource::Creation(_)
-            | EventSource::Oom(_)
-            | EventSource::ChildExit
-            | EventSource::Listener
-            | EventSource::Signals => false,
-        };
-        let watched = self.watched();
-        let exits = watched.iter().filter(|(source, ..)| is_exit(source));
-        let mut fds: Vec<PollFd<'_>> = exits.map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events)).collect();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let now = Instant::now();
+        let watched = self.watched(now);
+        let (traced, exits): (Vec<_>, Vec<_>) =
+            watched.iter().filter(|(source, ..)| source.is_exit()).partition(|(_, fd, _)| self.traced.holds(*fd, now));
+        if traced.iter().any(|(_, fd, _)| has_visible_exit(*fd)) {
+            return true;
+        }
+        let exits = exits.iter().map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events));
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         // After an error, nothing is known: the orphans wait.
-        poll(&mut fds, Some(&now)).map_or(true, |ready| ready > 0)
+        poll(&mut exits.collect::<Vec<_>>(), Some(&at_once)).map_or(true, |ready| ready > 0)
     }
 }

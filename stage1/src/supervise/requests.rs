@@ -128,7 +128,7 @@ impl Supervisor {
             None => self.pod.apps.values().filter(|app| app.signal(signal)).count(),
         };
         if signalled == 0 {
-            return Err(failure(ErrorKind::Refused, "no app runs that could get the signal"));
+            return Err(failure(ErrorKind::Refused, self.explain_no_receiver(app)));
         }
         for token in self.pod.apps.tokens() {
             let is_ended = |it: &App| {
@@ -141,6 +141,18 @@ impl Supervisor {
             }
         }
         Ok(())
+    }
+
+    /// Why no app, or not this one, got a signal.
+    fn explain_no_receiver(&self, app: Option<&str>) -> String {
+        let is_meant = |it: &&App| app.is_none_or(|name| it.plan.name == name);
+        let mut restarting = self.pod.apps.values().filter(is_meant).filter(|it| it.restarts.is_pending());
+        match restarting.next() {
+            Some(it) => {
+                format!("app '{}' has ended and is about to be started again: 'gantry stop' prevents it", it.plan.name)
+            }
+            None => "no app runs that could get the signal".to_owned(),
+        }
     }
 
     fn attach(&mut self, name: &str, keep: bool, client: &OwnedFd) -> Result<()> {

@@ -5,7 +5,7 @@
 //! exited: with 127 if the command was not found, 126 if it cannot be executed, else 125. While the pod is paused,
 //! nothing is started. A request to stop the app cancels the restart.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gantry_contract::journal::Fact;
 use gantry_contract::{Failure, ProcessExit};
@@ -18,9 +18,6 @@ use crate::app::{App, NextOperation, StartRequest};
 use crate::creation;
 use crate::journal::now;
 use crate::table::Token;
-
-/// How often a start is tried while another operation on the app is under way.
-const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The restarts of an app.
 #[derive(Default)]
@@ -111,12 +108,9 @@ impl Supervisor {
         }
         for token in self.pod.apps.tokens() {
             let Some(app) = self.pod.apps.get_mut(token) else { continue };
-            let Some(next) = &mut app.restarts.next else { continue };
-            if next.due > now {
-                continue;
-            }
-            if app.operation.is_some() {
-                next.due = now + BUSY_POLL_INTERVAL;
+            let is_due = app.restarts.next.as_ref().is_some_and(|next| next.due <= now);
+            // The end of an operation wakes the loop, and a start that is due follows it.
+            if !is_due || app.operation.is_some() {
                 continue;
             }
             let Some(attempt) = app.last_attempt().map_or(Some(0), |last| last.checked_add(1)) else {

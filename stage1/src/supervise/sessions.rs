@@ -1,6 +1,6 @@
 //! Programs that clients execute in a running pod (`exec`).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Instant;
 
 use gantry_contract::control::{Reply, Request};
@@ -15,6 +15,7 @@ use crate::app::reap;
 use crate::control;
 use crate::exec::PendingExec;
 use crate::failure::{Attempt, Result, failure};
+use crate::sys;
 use crate::table::Token;
 
 /// Maximum number of concurrent sessions. They do not count as connections, so a pod at the limit can be stopped.
@@ -33,6 +34,9 @@ pub(super) struct Session {
     pub(super) pending: Option<PendingExec>,
     /// Whether the program has a terminal.
     has_terminal: bool,
+    /// The slave end of that terminal, until the program exits. Without it, the master would report the end of the
+    /// output whenever no process has the terminal open.
+    terminal_peer: Option<OwnedFd>,
     /// Whether the client has detached: then the program runs on without it.
     is_detached: bool,
     /// After a detach: the master of the program's terminal, which only this process has open.
@@ -47,6 +51,7 @@ impl Session {
             pidfd: None,
             pending: Some(pending),
             has_terminal: false,
+            terminal_peer: None,
             is_detached: false,
             detached_terminal: None,
         }
@@ -121,6 +126,9 @@ impl Supervisor {
         match outcome {
             Ok(program) => {
                 let pid = program.pid.as_raw_nonzero().get().unsigned_abs();
+                // Without a descriptor left for it, the output may end early.
+                let open_peer = |master: &OwnedFd| sys::terminal_peer(master.as_fd()).ok();
+                session.terminal_peer = program.master.as_ref().and_then(open_peer);
                 session.reply(&Reply::Started { pid }, program.master.as_ref());
                 session.has_terminal = program.master.is_some();
                 session.pidfd = Some(program.pidfd);
@@ -146,7 +154,11 @@ impl Supervisor {
     }
 
     pub(super) fn handle_session_exit(&mut self, token: Token<Session>) {
-        let Some(how) = self.sessions.get(token).and_then(|session| reap(session.pidfd.as_ref()?)) else { return };
+        let Some(pidfd) = self.sessions.get(token).and_then(|session| session.pidfd.as_ref()) else { return };
+        let Some(how) = reap(pidfd) else {
+            self.traced.hold_if_traced(pidfd.as_fd());
+            return;
+        };
         if let Some(session) = self.sessions.remove(token) {
             session.reply(&Reply::Ended { how }, None);
         }
@@ -201,6 +213,7 @@ impl Supervisor {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         while !self.sessions.is_empty() && Instant::now() < deadline {
             let programs = self.sessions.values().filter_map(|session| session.pidfd.as_ref());
+            let programs = programs.filter(|pidfd| !self.traced.holds(pidfd.as_fd(), Instant::now()));
             let mut fds: Vec<PollFd<'_>> = programs.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
             // The programs are tried below, whatever the result.
             let _woken_or_not = poll(&mut fds, Some(&EXIT_POLL_INTERVAL));
