@@ -558,10 +558,12 @@ mod tests {
 
     #[test]
     fn huge_page_sizes_have_the_kernels_names() {
-        for (text, want) in [("2MB", "2MB"), ("2m", "2MB"), ("2Mi", "2MB"), ("1GB", "1GB"), ("64KB", "64KB")] {
+        for (text, want) in
+            [("2MB", "2MB"), ("2m", "2MB"), ("2Mi", "2MB"), ("2M", "2MB"), ("1GB", "1GB"), ("64KB", "64KB")]
+        {
             assert_eq!(text.parse::<HugePageSize>().unwrap().to_string(), want, "{text}");
         }
-        for bad in ["", "3MB", "2M", "1", "0"] {
+        for bad in ["", "3MB", "1", "0"] {
             assert!(bad.parse::<HugePageSize>().is_err(), "{bad}");
         }
     }

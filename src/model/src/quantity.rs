@@ -68,37 +68,46 @@ fn scaled(number: &str, factor: u64) -> Option<u64> {
     (product > 0 || is_zero).then_some(product)
 }
 
-/// Bytes as [`bytes`] reads them, or with docker's suffixes: `b`, `k`, `m`, `g`, `t`, optionally followed by `b` or
-/// `B`, all powers of 1024.
+/// Bytes as the command line takes them: a number with an optional suffix in any case, as in docker: `b`, or
+/// `k m g t p` for powers of 1024, alone or followed by `b`, `i` or `ib`. As in [`bytes`], a number with a suffix may
+/// have decimals.
 ///
 /// # Errors
 /// [`QuantityError`] when the text is anything else, or does not fit 64 bits.
 pub fn memory(text: &str) -> Result<u64, QuantityError> {
-    match docker_amount(text).and_then(|amount| bytes(&amount).ok()) {
-        Some(amount) => Ok(amount),
-        None => bytes(text),
+    let (number, suffix) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+    let amount = match suffix {
+        "" | "b" | "B" => digits(number),
+        _ => binary_factor(suffix).and_then(|factor| scaled(number, factor)),
+    };
+    amount.ok_or_else(|| QuantityError {
+        text: text.to_owned(),
+        what: "an amount of memory",
+        expected: "a whole number of bytes, or a number with k, m, g, t or p, such as 64m, 64MiB or 1.5g",
+    })
+}
+
+/// The power of 1024 that a suffix stands for.
+fn binary_factor(suffix: &str) -> Option<u64> {
+    let (unit, rest) = suffix.split_at_checked(1)?;
+    if !["", "b", "i", "ib"].iter().any(|known| rest.eq_ignore_ascii_case(known)) {
+        return None;
+    }
+    match unit.as_bytes() {
+        b"k" | b"K" => Some(1 << 10),
+        b"m" | b"M" => Some(1 << 20),
+        b"g" | b"G" => Some(1 << 30),
+        b"t" | b"T" => Some(1 << 40),
+        b"p" | b"P" => Some(1 << 50),
+        _ => None,
     }
 }
 
-/// Translates docker's suffixes to Kubernetes': `64m`, `64mb` and `64MB` are `64Mi`. `64M` is Kubernetes' own.
-fn docker_amount(text: &str) -> Option<String> {
-    let without = text.strip_suffix(['b', 'B']);
-    let (number, unit) = without.unwrap_or(text).split_at_checked(without.unwrap_or(text).len().checked_sub(1)?)?;
-    let unit = match (unit, without.is_some()) {
-        ("k", _) | ("K", true) => "Ki",
-        ("m", _) | ("M", true) => "Mi",
-        ("g", _) | ("G", true) => "Gi",
-        ("t", _) | ("T", true) => "Ti",
-        (digit, true) if digit.bytes().all(|c| c.is_ascii_digit()) => return without.map(str::to_owned),
-        _ => return None,
-    };
-    Some(format!("{number}{unit}"))
-}
-
-/// Cpu in thousandths of a core: `500m`, `2`, `0.5`, `.5`.
+/// Cpu in thousandths of a core: `500m`, `2`, `0.5`, `.5`. At most nine decimals, as in docker; digits after the third
+/// are ignored.
 ///
 /// # Errors
-/// [`QuantityError`] when the text is anything else, zero, or more than a million cores.
+/// [`QuantityError`] when the text is anything else, less than a thousandth, or more than a million cores.
 pub fn millicpu(text: &str) -> Result<u64, QuantityError> {
     cpu_limit(text)?.ok_or_else(|| no_cpu(text))
 }
@@ -108,10 +117,9 @@ pub fn millicpu(text: &str) -> Result<u64, QuantityError> {
 /// # Errors
 /// [`QuantityError`] when the text is anything else.
 pub fn cpu_limit(text: &str) -> Result<Option<u64>, QuantityError> {
-    let milli = match (text.strip_suffix('m'), text.split_once('.')) {
-        (Some(milli), _) => digits(milli),
-        (None, Some((_, decimals))) if decimals.len() > 3 => None,
-        (None, _) => scaled(text, 1000),
+    let milli = match text.strip_suffix('m') {
+        Some(milli) => digits(milli),
+        None => scaled(text, 1000),
     };
     match milli {
         Some(milli @ 0..=1_000_000_000) => Ok(Some(milli).filter(|milli| *milli > 0)),
@@ -127,7 +135,8 @@ fn no_cpu(text: &str) -> QuantityError {
     }
 }
 
-/// A duration as Go and systemd write it: one or more of `h m s ms`, such as `1h30m`; a bare `0` too.
+/// A duration as Go and systemd write it: one or more of `d h m s ms us µs ns`, such as `1h30m` or `1m30.5s`; a bare
+/// `0` too. Each part is at most 584 years.
 ///
 /// # Errors
 /// [`QuantityError`] when the text is anything else.
@@ -137,21 +146,24 @@ pub fn duration(text: &str) -> Result<Duration, QuantityError> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
+    let is_of_number = |c: char| c.is_ascii_digit() || c == '.';
     let mut rest = text;
     let mut total = Duration::ZERO;
     while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;
-        let number = digits(&rest[..end]).ok_or_else(refuse)?;
-        let unit_end = rest[end..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |n| end + n);
-        let milliseconds: u64 = match &rest[end..unit_end] {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
+        let end = rest.find(|c| !is_of_number(c)).ok_or_else(refuse)?;
+        let unit_end = rest[end..].find(is_of_number).map_or(rest.len(), |n| end + n);
+        let nanoseconds: u64 = match &rest[end..unit_end] {
+            "ns" => 1,
+            // The micro sign and the Greek letter, as in Go.
+            "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            "d" => 86_400_000_000_000,
             _ => return Err(refuse()),
         };
-        let part = number.checked_mul(milliseconds).map(Duration::from_millis).ok_or_else(refuse)?;
+        let part = scaled(&rest[..end], nanoseconds).map(Duration::from_nanos).ok_or_else(refuse)?;
         total = total.checked_add(part).ok_or_else(refuse)?;
         rest = &rest[unit_end..];
     }
@@ -183,7 +195,6 @@ mod tests {
         ] {
             assert_eq!(bytes(text).ok(), Some(want), "{text}");
         }
-        assert_eq!(memory("1.5g").ok(), Some(3 << 29));
         let bad = [
             "",
             "Mi",
@@ -205,11 +216,36 @@ mod tests {
     }
 
     #[test]
+    fn units_of_the_command_line_are_binary() {
+        for suffix in ["m", "M", "mb", "MB", "mB", "Mb", "mi", "Mi", "mib", "MiB", "MIB"] {
+            assert_eq!(memory(&format!("64{suffix}")).ok(), Some(64 << 20), "{suffix}");
+        }
+        for (text, want) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4096b", 4096),
+            ("512k", 512 << 10),
+            ("1.5G", 3 << 29),
+            ("1TiB", 1 << 40),
+            ("2P", 1 << 51),
+        ] {
+            assert_eq!(memory(text).ok(), Some(want), "{text}");
+        }
+        for bad in
+            ["", "m", "b", "1.5", "1.5b", "-1m", "+1m", "64 m", "64bb", "64x", "64mx", "64mbi", "16384p", "é", "6é"]
+        {
+            assert!(memory(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn cpu_amounts_are_parsed() {
-        for (text, want) in [("500m", 500), ("2", 2000), ("0.5", 500), (".5", 500), ("1.25", 1250), ("0.001", 1)] {
+        for (text, want) in
+            [("500m", 500), ("2", 2000), ("0.5", 500), (".5", 500), ("1.25", 1250), ("0.001", 1), ("0.0625", 62)]
+        {
             assert_eq!(millicpu(text).ok(), Some(want), "{text}");
         }
-        for bad in ["", "m", "0", "0m", "-1", "1.", ".", "1.2345", "1.5m", "1e3"] {
+        for bad in ["", "m", "0", "0m", "-1", "1.", ".", "1.2345678901", "0.0009", "1.5m", "1e3"] {
             assert!(millicpu(bad).is_err(), "{bad}");
         }
     }
@@ -219,7 +255,12 @@ mod tests {
         for (text, want) in [("0", 0), ("90s", 90_000), ("1h30m", 5_400_000), ("250ms", 250), ("2d", 172_800_000)] {
             assert_eq!(duration(text).ok(), Some(Duration::from_millis(want)), "{text}");
         }
-        for bad in ["", "5", "s", "1x", "1h30", "-1s", "99999999999999999999h"] {
+        for (text, want) in
+            [("1m30.5s", 90_500_000_000), (".5ms", 500_000), ("3us", 3_000), ("3\u{b5}s", 3_000), ("7ns", 7)]
+        {
+            assert_eq!(duration(text).ok(), Some(Duration::from_nanos(want)), "{text}");
+        }
+        for bad in ["", "5", "s", "1x", "1h30", "-1s", "1.s", "1..5s", "0.5ns", "99999999999999999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
         }
     }
@@ -227,7 +268,7 @@ mod tests {
     proptest! {
         #[test]
         fn parsers_never_panic(text: String) {
-            let _ = (bytes(&text), millicpu(&text), duration(&text));
+            let _ = (bytes(&text), memory(&text), millicpu(&text), duration(&text));
         }
     }
 }
