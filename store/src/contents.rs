@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -21,6 +21,7 @@ use gantry_model::id::shown;
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 
 use crate::lock::open_dir;
+use crate::tmp::{self, Scrap};
 use crate::{Layout, Store, StoreError};
 
 /// The CRC-32 of each file's data, by inode number.
@@ -28,8 +29,8 @@ pub type Sums = HashMap<u64, u32>;
 
 const DAMAGED: &str = ".damaged";
 
-/// Being written.
-const FRESH: &str = ".new";
+/// An unfinished list of an older gantry.
+const UNFINISHED: &str = ".new";
 
 /// The source of the checksums.
 enum Source<'a> {
@@ -44,23 +45,32 @@ fn path(layout: &Layout, name: &str) -> PathBuf {
     layout.contents_dir().join(name)
 }
 
-fn fresh(layout: &Layout, name: &str) -> PathBuf {
-    path(layout, &format!("{name}{FRESH}"))
+fn unfinished(layout: &Layout, name: &str) -> PathBuf {
+    path(layout, &format!("{name}{UNFINISHED}"))
 }
 
 fn damaged(layout: &Layout, name: &str) -> PathBuf {
     path(layout, &format!("{name}{DAMAGED}"))
 }
 
+/// The list of a layer that is about to be committed. Removed on drop unless it was published.
+pub(crate) struct FreshList {
+    path: PathBuf,
+    // Before the file: it is removed while it is still locked.
+    scrap: Scrap,
+    _file: File,
+}
+
 /// Lists the directory of a layer that is about to be committed; the caller syncs the list with the layer, and moves it
 /// to its final name with [`publish`].
-pub(crate) fn write(layout: &Layout, name: &str, tree: BorrowedFd<'_>, sums: &Sums) -> Result<(), StoreError> {
+pub(crate) fn write(layout: &Layout, tree: BorrowedFd<'_>, sums: &Sums) -> Result<FreshList, StoreError> {
     let dir = layout.contents_dir();
     match rustix::fs::mkdir(&dir, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(errno) => return Err(StoreError::io("create", &dir)(errno)),
     }
-    let path = fresh(layout, name);
+    let (mut file, path) = tmp::make_file(layout, "contents")?;
+    let scrap = Scrap::new(layout, path.clone());
     let records = read(tree, &Source::Written(sums)).map_err(StoreError::io("list a layer for", &path))?;
     let mut bytes = Vec::new();
     for (name, record) in records {
@@ -68,14 +78,18 @@ pub(crate) fn write(layout: &Layout, name: &str, tree: BorrowedFd<'_>, sums: &Su
         bytes.extend_from_slice(&name);
         bytes.push(0);
     }
-    fs::write(&path, bytes).map_err(StoreError::io("write", &path))
+    file.write_all(&bytes).map_err(StoreError::io("write", &path))?;
+    Ok(FreshList { path, scrap, _file: file })
 }
 
-/// Moves the list of a layer that was just committed to its final name, and removes the mark of damage.
-pub(crate) fn publish(layout: &Layout, name: &str) -> Result<(), StoreError> {
-    let (from, to) = (fresh(layout, name), path(layout, name));
-    // A layer without checksums has no list.
-    absent_is_fine(fs::rename(&from, &to)).map_err(StoreError::io("rename a list to", &to))?;
+/// Moves the list of a layer that was just committed to its final name, and removes the mark of damage. A layer without
+/// checksums has no list.
+pub(crate) fn publish(layout: &Layout, name: &str, list: Option<FreshList>) -> Result<(), StoreError> {
+    if let Some(list) = list {
+        let to = path(layout, name);
+        fs::rename(&list.path, &to).map_err(StoreError::io("rename a list to", &to))?;
+        list.scrap.keep();
+    }
     let mark = damaged(layout, name);
     absent_is_fine(fs::remove_file(&mark)).map_err(StoreError::io("remove", &mark))
 }
@@ -89,7 +103,7 @@ fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
 
 /// Deletes the list of a layer.
 pub(crate) fn forget(layout: &Layout, name: &str) -> Result<(), StoreError> {
-    for path in [path(layout, name), fresh(layout, name), damaged(layout, name)] {
+    for path in [path(layout, name), unfinished(layout, name), damaged(layout, name)] {
         absent_is_fine(fs::remove_file(&path)).map_err(StoreError::io("remove", &path))?;
     }
     Ok(())

@@ -29,7 +29,7 @@ use refuse::{is_wal_empty, refuse_lost, refuse_read_only, refuse_rolled_back, re
 use crate::constraints;
 use crate::high_water::HighWater;
 use crate::keeper::KEEPER_LOCK;
-use crate::lock::{LockMode, lock_within, open_lock_file};
+use crate::lock::{LockMode, lock_within, open_lock_file, sync_dir};
 use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
 use crate::wal_index::{IndexLease, IndexPlace};
 use crate::{Layout, StoreError, backup, high_water, reserve, tmp, wal_index};
@@ -153,10 +153,14 @@ impl Store {
     /// [`Self::open`] in a given boot and with a given list of steps, so that tests can have others.
     pub(crate) fn open_as(dir: &Path, boot: BootId, steps: &[&str]) -> Result<Self, OpenError> {
         let dir = &resolved(dir);
-        match Self::open_once(dir, &boot, steps) {
+        let layout = Layout::new(dir);
+        let opened = Self::open_once(dir, &boot, steps).map_err(|error| match error {
+            OpenError::Store(error) => OpenError::Store(error.or_full(|| reserve::is_exhausted(&layout))),
+            other => other,
+        });
+        match opened {
             Err(OpenError::Store(error)) if error.is_full() => {
                 // Opening needs shared memory and a page of the WAL, which fit into the reserve.
-                let layout = Layout::new(dir);
                 reserve::spend(&layout)?;
                 Self::open_once(dir, &boot, steps)
             }
@@ -288,7 +292,8 @@ impl Store {
             count_durable(&tx).map_err(StoreError::sql(doing))?;
         }
         let counters = read_counters(&tx).map_err(StoreError::sql(doing))?.unwrap_or_default();
-        tx.commit().map_err(StoreError::sql(doing))?;
+        let committed = tx.commit().map_err(StoreError::sql(doing));
+        committed.map_err(|error| error.or_full(|| reserve::is_exhausted(&self.layout)))?;
         if sync == Sync::Now || self.raised.replace(counters.next) != counters.next {
             self.raise_high_water(counters, sync);
         }
@@ -595,16 +600,23 @@ pub(crate) fn make_dirs(layout: &Layout) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Creates the database file if it does not exist, and syncs it with the directories, so that a committed row never
-/// outlives its directory.
+/// Creates the database file if it does not exist, and makes it durable with the directories, so that a committed row
+/// never outlives its directory.
 fn make_file(root: &File, layout: &Layout, boot: &BootId) -> Result<(), StoreError> {
     let path = layout.db();
     if !path.exists() {
         make_db(&path)?;
     }
     // Stays in the file's header; setting it again costs one read.
-    set_wal(&connect(layout, boot)?.conn)?;
-    rustix::fs::syncfs(root).map_err(StoreError::io("sync the file system of", layout.root()))
+    let db = connect(layout, boot)?;
+    set_wal(&db.conn)?;
+    if migrate::version(&db.conn).map_err(StoreError::sql("open the database"))? == 0 {
+        return rustix::fs::syncfs(root).map_err(StoreError::io("sync the file system of", layout.root()));
+    }
+    // In an existing store, at most some directories are new: made now, or by a process that was killed here. Writing
+    // back the whole file system at a boot could take longer than others wait for the lock.
+    sync_dir(layout.root())?;
+    sync_dir(&layout.blobs_dir())
 }
 
 /// Creates an empty database file.

@@ -120,6 +120,17 @@ impl StoreError {
         Self::Database { doing, failure, source: Box::new(error) }
     }
 
+    /// The same error, as that of a full disk if the database could not write and `is_exhausted` finds no space. SQLite
+    /// knows only ENOSPC: it reports an exhausted quota (EDQUOT) like the failure of a disk.
+    pub(crate) fn or_full(self, is_exhausted: impl FnOnce() -> bool) -> Self {
+        match self {
+            Self::Database { doing, source, .. } if is_failed_write(&source) && is_exhausted() => {
+                Self::Database { doing, failure: DatabaseFailure::Full, source }
+            }
+            other => other,
+        }
+    }
+
     /// Whether a file or directory does not exist.
     #[must_use]
     pub fn is_absent(&self) -> bool {
@@ -131,6 +142,11 @@ impl StoreError {
     pub fn is_full(&self) -> bool {
         self.kind() == ErrorKind::Exhausted
     }
+}
+
+fn is_failed_write(cause: &Cause) -> bool {
+    matches!(cause.downcast_ref(), Some(rusqlite::Error::SqliteFailure(code, _))
+        if code.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
 }
 
 impl Kind for StoreError {
@@ -146,5 +162,24 @@ impl Kind for StoreError {
             Self::Locked { .. } | Self::Replaced { .. } => ErrorKind::Busy,
             Self::Io { source, .. } => ErrorKind::of_io(source),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    fn failed(code: i32) -> StoreError {
+        StoreError::of_sql("write", rusqlite::Error::SqliteFailure(ffi::Error::new(code), None))
+    }
+
+    #[test]
+    fn failed_writes_without_space_mean_full() {
+        assert!(failed(ffi::SQLITE_IOERR_WRITE).or_full(|| true).is_full());
+        assert!(!failed(ffi::SQLITE_IOERR_WRITE).or_full(|| false).is_full());
+        assert!(failed(ffi::SQLITE_FULL).or_full(|| panic!("it is known")).is_full());
+        assert!(!failed(ffi::SQLITE_IOERR_READ).or_full(|| panic!("it is no write")).is_full());
     }
 }

@@ -2,6 +2,7 @@
 //! time before it is reported.
 
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Instant;
 
 use gantry_model::id::shown;
 use gantry_model::query::PodQuery;
@@ -10,8 +11,8 @@ use gantry_model::{Digest, ErrorKind, Kind, Phase, PodId};
 use crate::constraints;
 use crate::db::ignore_checks;
 use crate::pods::row::Columns;
-use crate::sweep::list_names;
-use crate::{BlobError, Layout, Store, StoreError};
+use crate::sweep::{ROW_TIMEOUT, list_names};
+use crate::{BlobError, Layout, PodState, Store, StoreError};
 
 /// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -237,11 +238,11 @@ impl Store {
                 }
             }
         }
+        let deadline = Instant::now() + ROW_TIMEOUT;
         for name in list_names(&self.layout.pods_dir())? {
             match name.parse::<PodId>() {
-                // Rows come before directories, so a directory without a row is not a pod in creation.
                 Ok(id) => {
-                    if self.pod(id)?.is_none() && self.layout.pod_dir(&id).exists() {
+                    if self.pod(id)?.is_none() && self.lacks_row(id, deadline)? {
                         report.warning(format!("the directory of pod {id} has no row"));
                     }
                 }
@@ -250,6 +251,16 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Whether a pod has a directory and, until the deadline, no row. The directory comes first, so a free lock means
+    /// that its creator is dead, and a held one that the row may be on its way.
+    fn lacks_row(&self, id: PodId, deadline: Instant) -> Result<bool, StoreError> {
+        match self.try_lock_pod(id)? {
+            PodState::Absent => Ok(false),
+            PodState::Free(_lock) => Ok(self.pod(id)?.is_none()),
+            PodState::Held => self.is_held_without_row(id, deadline),
+        }
     }
 
     fn check_volumes(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {

@@ -15,7 +15,6 @@ use thiserror::Error;
 use crate::db::Sync;
 use crate::pods::row::Columns;
 use crate::sweep::delete_tree;
-use crate::trees::try_lock_tree;
 use crate::{BlobError, Layout, Store, StoreError, events};
 
 /// The format in which an image came.
@@ -150,6 +149,9 @@ pub enum RemoveImageError {
     /// There is none.
     #[error("there is no image {0}: 'gantry image list' lists the images")]
     NotFound(ImageId),
+    /// The condition of its removal does not hold.
+    #[error("image {0} no longer meets the condition of its removal, so it stays")]
+    Unselected(ImageId),
     /// The database.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -167,7 +169,7 @@ fn users_text(pods: &[PodId]) -> String {
 impl Kind for RemoveImageError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::InUse { .. } => ErrorKind::Refused,
+            Self::InUse { .. } | Self::Unselected(_) => ErrorKind::Refused,
             Self::NotFound(_) => ErrorKind::NotFound,
             Self::Store(error) => error.kind(),
         }
@@ -320,13 +322,25 @@ impl Store {
     /// # Errors
     /// [`RemoveImageError`].
     pub fn remove_image(&self, id: &ImageId) -> Result<Removed, RemoveImageError> {
-        match self.remove_row(id) {
+        self.remove_image_if(id, &|_| true)
+    }
+
+    /// The same, if the condition holds for the image as it is in the transaction of the removal.
+    ///
+    /// # Errors
+    /// [`RemoveImageError`].
+    pub fn remove_image_if(
+        &self,
+        id: &ImageId,
+        condition: &dyn Fn(&ImageRow) -> bool,
+    ) -> Result<Removed, RemoveImageError> {
+        match self.remove_row(id, condition) {
             Err(RemoveImageError::Store(error)) if error.is_full() => {
                 self.make_room()?;
-                match self.remove_row(id) {
+                match self.remove_row(id, condition) {
                     Err(RemoveImageError::Store(error)) if error.is_full() => {
-                        self.delete_layers_of(id)?;
-                        self.remove_row(id)
+                        self.delete_layers_of(id, condition)?;
+                        self.remove_row(id, condition)
                     }
                     other => other,
                 }
@@ -338,15 +352,12 @@ impl Store {
     /// Deletes directories of layers that only this image has, topmost first, until the removal of its row has room.
     /// Holds the write lock, so that no pod uses the image in the meantime, and writes nothing under it. A `kill -9`
     /// leaves an image without some of its layers, which `fetch` repairs and another removal removes.
-    fn delete_layers_of(&self, id: &ImageId) -> Result<(), RemoveImageError> {
+    fn delete_layers_of(&self, id: &ImageId, condition: &dyn Fn(&ImageRow) -> bool) -> Result<(), RemoveImageError> {
         const DOING: &str = "make room for the removal of the image";
         const MIN_FREED: u64 = 256 << 10;
         let sql = || StoreError::sql(DOING);
         let tx = Transaction::new_unchecked(&self.conn, TransactionBehavior::Immediate).map_err(sql())?;
-        let pods = users(&tx, id).map_err(sql())?;
-        if !pods.is_empty() {
-            return Err(RemoveImageError::InUse { image: id.clone(), pods });
-        }
+        removable(&tx, id, condition, DOING)?;
         let own: Vec<Digest> = tx
             .prepare(
                 "SELECT chain FROM image_layer WHERE image = ?1 AND chain NOT IN
@@ -357,7 +368,7 @@ impl Store {
         let mut freed = 0;
         for chain in own {
             let name = Layout::tree_name(&chain);
-            let Some(_lock) = try_lock_tree(&self.layout, &name)? else { continue };
+            let Some(_locks) = self.try_lock_to_collect(&name)? else { continue };
             freed += delete_tree(&self.layout, &name)?;
             if freed >= MIN_FREED {
                 break;
@@ -393,15 +404,11 @@ impl Store {
         users(&self.conn, id).map_err(StoreError::sql("list the pods that use the image"))
     }
 
-    fn remove_row(&self, id: &ImageId) -> Result<Removed, RemoveImageError> {
+    fn remove_row(&self, id: &ImageId, condition: &dyn Fn(&ImageRow) -> bool) -> Result<Removed, RemoveImageError> {
         const DOING: &str = "remove the image";
         let sql = || StoreError::sql(DOING);
         self.write(DOING, Sync::Now, |tx| {
-            let image = by_id(tx, id).map_err(sql())?.ok_or_else(|| RemoveImageError::NotFound(id.clone()))?;
-            let pods = users(tx, id).map_err(sql())?;
-            if !pods.is_empty() {
-                return Err(RemoveImageError::InUse { image: id.clone(), pods });
-            }
+            let image = removable(tx, id, condition, DOING)?;
             tx.execute("DELETE FROM image WHERE id = ?1", [id.to_string()]).map_err(sql())?;
             let event = event(EventKind::ImageRemoved, &image, crate::now());
             events::append(self, tx, &[event]).map_err(sql())?;
@@ -488,6 +495,23 @@ fn event(kind: EventKind, image: &ImageRow, at: Timestamp) -> NewEvent {
     let name = image.names.first().cloned().unwrap_or_default();
     let data = [("image_id".to_owned(), image.id.to_string()), ("size".to_owned(), image.size.to_string())].into();
     NewEvent { kind, at, id: image.id.to_string(), name, data }
+}
+
+/// An image that no pod uses and for which the condition holds.
+fn removable(
+    conn: &Connection,
+    id: &ImageId,
+    condition: &dyn Fn(&ImageRow) -> bool,
+    doing: &'static str,
+) -> Result<ImageRow, RemoveImageError> {
+    let image =
+        by_id(conn, id).map_err(StoreError::sql(doing))?.ok_or_else(|| RemoveImageError::NotFound(id.clone()))?;
+    let pods = users(conn, id).map_err(StoreError::sql(doing))?;
+    match pods.is_empty() {
+        false => Err(RemoveImageError::InUse { image: id.clone(), pods }),
+        true if !condition(&image) => Err(RemoveImageError::Unselected(id.clone())),
+        true => Ok(image),
+    }
 }
 
 /// The images and the pods that use them, as the root of an app or as a volume.

@@ -102,6 +102,12 @@ impl Layout {
         self.volume_dir(name).join("data")
     }
 
+    /// Exists until the first app mounts a named volume, which may fill it from its image.
+    #[must_use]
+    pub fn volume_fresh(&self, name: &VolumeName) -> PathBuf {
+        self.volume_dir(name).join("fresh")
+    }
+
     /// Leases of addresses and results of plugins; made and read by stage1 alone.
     #[must_use]
     pub fn net_dir(&self) -> PathBuf {

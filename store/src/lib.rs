@@ -39,6 +39,8 @@
 //! * `locks/NAME`: exclusive to stage, commit or collect a layer, then shared until its image is committed. Of several,
 //!   the lowest layer first. The exclusive lock is waited for until the caller's deadline; a shared one, and the
 //!   collector's, is only tried. A staging directory without its lock is collected.
+//! * `trees`: placing synced layers and writing their rows, collecting a layer. Waited for 60 s; the collector only
+//!   tries it. A tree without a row is replaced or collected.
 //! * `locks/blobs`: blobs without an image, shared by importers, exclusive for the collector, which never waits. Waited
 //!   for 10 s. Blobs without an image are collected.
 //! * `locks/volumes`: creating and removing named volumes, except the deletion of their content. Waited for 10 s;
@@ -70,7 +72,6 @@ mod pod_cidr;
 mod pod_dir;
 mod pods;
 mod record;
-mod remove;
 mod reserve;
 mod restore;
 mod schedules;

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use gantry_host::remove;
 use gantry_model::{ErrorKind, Kind, PodId};
 use rustix::fs::{Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -17,7 +18,7 @@ use thiserror::Error;
 
 use crate::lock::{LockMode, open_dir, still_named, sync_dir, try_lock};
 use crate::tmp::{self, DirInDeletion, Scrap};
-use crate::{Store, StoreError, remove};
+use crate::{Store, StoreError};
 
 /// The exclusive lock on a pod directory. Ends when the last duplicate of its descriptor is closed.
 #[derive(Debug)]

@@ -6,12 +6,14 @@
 //! recorded.
 
 use std::fs::{self, OpenOptions};
-use std::io::ErrorKind::{AlreadyExists, NotFound, ReadOnlyFilesystem, StorageFull};
+use std::io::ErrorKind::{AlreadyExists, NotFound, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use rustix::fs::FallocateFlags;
 
+use crate::tmp::{self, Scrap};
 use crate::{Layout, StoreError};
 
 const BYTES: u64 = 1 << 20;
@@ -34,10 +36,24 @@ pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
     }
     let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), AlreadyExists | StorageFull | ReadOnlyFilesystem) => return Ok(()),
+        Err(error) if matches!(error.kind(), AlreadyExists | StorageFull | QuotaExceeded | ReadOnlyFilesystem) => {
+            return Ok(());
+        }
         Err(error) => return Err(StoreError::io("create", &path)(error)),
     };
     if rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES).is_err() { spend(layout) } else { Ok(()) }
+}
+
+/// Whether not even a few pages can be written: the disk is full, or a quota is exhausted.
+pub(crate) fn is_exhausted(layout: &Layout) -> bool {
+    const PAGES: u64 = 64 << 10;
+    let probe = || {
+        let (mut file, path) = tmp::make_file(layout, "probe")?;
+        let _scrap = Scrap::new(layout, path.clone());
+        let written = io::copy(&mut io::repeat(0).take(PAGES), &mut file).and_then(|_| file.sync_data());
+        written.map_err(StoreError::io("write", &path))
+    };
+    matches!(probe(), Err(StoreError::Io { source, .. }) if matches!(source.kind(), StorageFull | QuotaExceeded))
 }
 
 /// Gives the space back.
@@ -46,5 +62,18 @@ pub(crate) fn spend(layout: &Layout) -> Result<(), StoreError> {
     match fs::remove_file(&path) {
         Err(error) if error.kind() != NotFound => Err(StoreError::io("delete", &path)(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probing_for_space_leaves_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let store = crate::Store::open(&home.path().join("data")).unwrap();
+        assert!(!is_exhausted(store.layout()));
+        assert_eq!(fs::read_dir(store.layout().tmp_dir()).unwrap().count(), 0);
     }
 }

@@ -173,7 +173,7 @@ fn give_up_interrupted(tx: &Transaction<'_>, run: &ScheduleRun) -> rusqlite::Res
     let changed = tx
         .prepare_cached(
             "UPDATE schedule_pod SET revision = 0 WHERE pod = ?1 AND schedule = ?2 AND revision = ?3
-                AND EXISTS (SELECT 1 FROM pod WHERE id = ?1 AND phase = 'aborted-prepare')",
+                AND EXISTS (SELECT 1 FROM pod WHERE id = ?1 AND phase IN ('aborted-prepare', 'prepared'))",
         )?
         .execute(params![pod.to_string(), run.name.as_str(), run.revision])?;
     Ok(changed > 0)
@@ -354,6 +354,15 @@ impl Store {
             };
             skip().map_err(StoreError::sql(DOING))
         })
+    }
+
+    /// Records, after the clock was set back, that runs were handled until `run.at` only: all later runs become due.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn bring_schedule_forward(&self, run: &ScheduleRun) -> Result<(), StoreError> {
+        const DOING: &str = "correct the time of the schedule";
+        self.write(DOING, Sync::Soon, |tx| mark_handled(tx, run).map(drop).map_err(StoreError::sql(DOING)))
     }
 
     /// Records that a start of this revision failed, or with `None` that it succeeded. A run of a timer whose start has

@@ -6,19 +6,20 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::CString;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use gantry_model::Digest;
-use rustix::io::Errno;
+use gantry_host::remove;
+use gantry_model::{Digest, PodId};
 
 use crate::db::Sync;
 use crate::keeper::KEEPER_LOCK;
 use crate::layout::VOLUMES_LOCK;
 use crate::lock::{LockMode, open_dir, open_lock_file, sync_dir, try_lock};
 use crate::pods::row::Columns;
-use crate::trees::{is_locked, layer_of_replaced, try_lock_tree};
-use crate::{Layout, PodState, Store, StoreError, contents, remove, reserve, tmp};
+use crate::trees::{layer_of_replaced, try_lock_commits, try_lock_tree};
+use crate::{DirInDeletion, Layout, PodState, Store, StoreError, contents, reserve, tmp};
 
 /// The amounts that a garbage collection has deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,6 +32,9 @@ pub struct Swept {
     pub blobs: u64,
 }
 
+/// Timeout of waiting for the rows of pods that hold their directories: creating one takes a few milliseconds.
+pub(crate) const ROW_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// A layer without a reference from an image or another layer.
 const UNUSED: &str = "NOT EXISTS (SELECT 1 FROM image_layer WHERE image_layer.chain = layer.chain)
     AND NOT EXISTS (SELECT 1 FROM layer AS child WHERE child.parent = layer.chain)";
@@ -41,21 +45,24 @@ impl Store {
     /// blobs that it has put and not committed.
     ///
     /// # Errors
-    /// [`StoreError`]; earlier deletions stay.
+    /// [`StoreError`], after everything that could be deleted was.
     pub fn sweep_images(&self) -> Result<Swept, StoreError> {
         self.end_blob_lease();
-        let mut swept = Swept { bytes: self.sweep_temporaries()?, ..Swept::default() };
-        if self.has_running_pod_without_row()? {
-            return Ok(swept);
+        let temporaries = self.sweep_temporaries();
+        let mut swept = Swept { bytes: *temporaries.as_ref().unwrap_or(&0), ..Swept::default() };
+        if !self.has_running_pod_without_row()? {
+            // All of them: one file that cannot be deleted must not keep the others on the disk.
+            let parts = [
+                self.sweep_orphans(&mut swept),
+                self.sweep_layers(&mut swept),
+                self.sweep_blobs(&mut swept),
+                self.sweep_locks(),
+                self.sweep_contents(),
+            ];
+            let _filled_by_the_next_collection = reserve::fill(&self.layout);
+            parts.into_iter().collect::<Result<(), _>>()?;
         }
-        self.sweep_orphans(&mut swept)?;
-        self.sweep_layers(&mut swept)?;
-        self.sweep_blobs(&mut swept)?;
-        self.sweep_locks()?;
-        let known = self.tree_names()?;
-        contents::sweep(&self.layout, |name| known.contains(name) || is_locked(&self.layout, name).unwrap_or(true))?;
-        let _filled_by_the_next_collection = reserve::fill(&self.layout);
-        Ok(swept)
+        temporaries.map(|_| swept)
     }
 
     /// Deletes the leftovers of dead processes in `tmp/`; returns the bytes freed.
@@ -95,15 +102,16 @@ impl Store {
             return Ok(());
         }
         let known = self.tree_names()?;
+        let mut done = Ok(());
         for name in list_names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
             if let Some(layer) = layer_of_replaced(&name)
                 && self.is_of_a_pod(layer)?
             {
                 continue;
             }
-            self.sweep_orphan(&name, swept)?;
+            done = done.and(self.sweep_orphan(&name, swept));
         }
-        Ok(())
+        done
     }
 
     /// Whether a pod that may have been started uses this layer: the directory it mounted may have been replaced since.
@@ -125,6 +133,7 @@ impl Store {
     /// Whether a process holds the directory of a pod that has no row. It may be a pod whose row was lost. Then the
     /// layers of its roots are unknown, so none may be deleted before it has ended or has a row again.
     fn has_running_pod_without_row(&self) -> Result<bool, StoreError> {
+        let deadline = Instant::now() + ROW_TIMEOUT;
         let dirs = self.pod_dirs()?;
         let known: HashSet<String> = self
             .conn
@@ -132,22 +141,42 @@ impl Store {
             .and_then(|mut all| all.query_map([], |row| row.get(0))?.collect())
             .map_err(StoreError::sql("list the pods"))?;
         for id in dirs.into_iter().filter(|id| !known.contains(&id.to_string())) {
-            if matches!(self.try_lock_pod(id)?, PodState::Held) && self.pod(id)?.is_none() {
+            if self.is_held_without_row(id, deadline)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
+    /// Whether a process holds the directory of a pod that gets no row before the deadline. A pod in creation has a
+    /// locked directory first, and its row soon after.
+    pub(crate) fn is_held_without_row(&self, id: PodId, deadline: Instant) -> Result<bool, StoreError> {
+        while matches!(self.try_lock_pod(id)?, PodState::Held) && self.pod(id)?.is_none() {
+            if Instant::now() >= deadline {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(false)
+    }
+
     /// A tree that had no row a moment ago.
     pub(crate) fn sweep_orphan(&self, name: &str, swept: &mut Swept) -> Result<(), StoreError> {
-        let Some(_lock) = try_lock_tree(&self.layout, name)? else { return Ok(()) };
+        let Some(locks) = self.try_lock_to_collect(name)? else { return Ok(()) };
         // It may have been committed before it was locked here.
         if self.is_authoritative()? && !self.has_row_of_tree(name)? {
-            swept.bytes += delete_tree(&self.layout, name)?;
+            let aside = unname_tree(&self.layout, name)?;
+            drop(locks);
+            swept.bytes += aside.map_or(Ok(0), |aside| aside.delete())?;
             swept.layers += 1;
         }
         Ok(())
+    }
+
+    /// The right to collect a layer: its lock, and that of commits, because a fetch may commit it without its lock.
+    pub(crate) fn try_lock_to_collect(&self, name: &str) -> Result<Option<(OwnedFd, OwnedFd)>, StoreError> {
+        let Some(layer) = try_lock_tree(&self.layout, name)? else { return Ok(None) };
+        Ok(try_lock_commits(&self.layout)?.map(|commits| (layer, commits)))
     }
 
     /// Whether a layer with this directory has a row.
@@ -191,7 +220,7 @@ impl Store {
     /// tree makes room for the row's removal. A row without a tree counts as absent ([`Store::layer`]).
     fn sweep_layer(&self, chain: &Digest, swept: &mut Swept) -> Result<(), StoreError> {
         let name = Layout::tree_name(chain);
-        let Some(_lock) = try_lock_tree(&self.layout, &name)? else { return Ok(()) };
+        let Some(locks) = self.try_lock_to_collect(&name)? else { return Ok(()) };
         let gone = match self.remove_layer_row(chain) {
             Err(error) if error.is_full() && self.is_authoritative()? && self.is_unused(chain)? => {
                 swept.bytes += delete_tree(&self.layout, &name)?;
@@ -200,7 +229,9 @@ impl Store {
             other => other?,
         };
         if gone {
-            swept.bytes += delete_tree(&self.layout, &name)?;
+            let aside = unname_tree(&self.layout, &name)?;
+            drop(locks);
+            swept.bytes += aside.map_or(Ok(0), |aside| aside.delete())?;
             swept.layers += 1;
         }
         Ok(())
@@ -268,6 +299,17 @@ impl Store {
             .map_err(StoreError::sql("list the layers"))
     }
 
+    /// Deletes lists and damage marks of layers that are gone.
+    fn sweep_contents(&self) -> Result<(), StoreError> {
+        // A commit names the list before it writes the row.
+        let Some(_commits) = try_lock_commits(&self.layout)? else { return Ok(()) };
+        if !self.is_authoritative()? {
+            return Ok(());
+        }
+        let known = self.tree_names()?;
+        contents::sweep(&self.layout, |name| known.contains(name))
+    }
+
     /// Deletes lock files of layers that are gone. A process that waits for one notices that its name is gone and
     /// retries.
     fn sweep_locks(&self) -> Result<(), StoreError> {
@@ -294,16 +336,18 @@ pub(crate) fn list_names(dir: &Path) -> Result<Vec<String>, StoreError> {
 
 /// Moves a tree to `tmp/`, durably, and deletes it there.
 pub(crate) fn delete_tree(layout: &Layout, name: &str) -> Result<u64, StoreError> {
-    let (trees, aside) = (layout.trees_dir(), layout.tmp_dir().join(tmp::fresh_name("deleted-layer")?));
-    let path = trees.join(name);
-    match rustix::fs::rename(&path, &aside) {
-        Ok(()) => {}
-        Err(Errno::NOENT) => return Ok(0),
-        Err(errno) => return Err(StoreError::io("move", &path)(errno)),
+    unname_tree(layout, name)?.map_or(Ok(0), |aside| aside.delete())
+}
+
+/// Moves a tree to `tmp/`, durably. Its deletion there needs no lock.
+fn unname_tree(layout: &Layout, name: &str) -> Result<Option<DirInDeletion>, StoreError> {
+    let trees = layout.trees_dir();
+    let aside = tmp::move_layer_aside(layout, &trees.join(name), "deleted-layer")?;
+    if aside.is_some() {
+        sync_dir(&trees)?;
+        contents::forget(layout, name)?;
     }
-    sync_dir(&trees)?;
-    contents::forget(layout, name)?;
-    tmp::delete(layout, &aside)
+    Ok(aside)
 }
 
 fn delete(dir: &Path, name: &str) -> Result<u64, StoreError> {

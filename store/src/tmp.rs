@@ -12,6 +12,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use gantry_host::remove;
 use rustix::fs::{IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
 
@@ -19,7 +20,7 @@ use crate::db::BUSY_TIMEOUT;
 use crate::lock::{LockMode, lock_within, open_dir, still_named, try_lock};
 use crate::pod_dir::DeletionTurn;
 use crate::sweep::list_names;
-use crate::{Layout, StoreError, remove};
+use crate::{Layout, StoreError};
 
 /// The maximum number collected at once: each takes a descriptor.
 const MAX_BATCH: usize = 200;
@@ -165,11 +166,9 @@ impl DirInDeletion {
 /// Locks a directory and then moves it to `tmp/`, under a fresh name that begins with `what`. `None`: it does not
 /// exist, or another process has just moved it. The caller syncs the directory that it was in.
 pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Option<DirInDeletion>, StoreError> {
-    let lock = match open_dir(path) {
-        Ok(lock) => Some(lock),
-        Err(Errno::NOENT) => return Ok(None),
-        Err(Errno::NOTDIR | Errno::LOOP) => None,
-        Err(errno) => return Err(StoreError::io("open", path)(errno)),
+    let lock = match open_to_lock(path) {
+        Err(error) if error.is_absent() => return Ok(None),
+        other => other?,
     };
     if let Some(lock) = &lock {
         let begun = Instant::now();
@@ -186,6 +185,37 @@ pub(crate) fn move_aside(layout: &Layout, path: &Path, what: &str) -> Result<Opt
             return Ok(None);
         }
     }
+    rename_aside(layout, path, what, lock)
+}
+
+/// The same for the directory of a layer, which is moved even if another process holds its lock: the fetch that has
+/// unpacked it keeps it open. The caller has the right to the layer.
+pub(crate) fn move_layer_aside(layout: &Layout, path: &Path, what: &str) -> Result<Option<DirInDeletion>, StoreError> {
+    let lock = match open_to_lock(path) {
+        Err(error) if error.is_absent() => return Ok(None),
+        other => other?,
+    };
+    if let Some(lock) = &lock {
+        let _or_by_a_fetch = try_lock(lock, LockMode::Exclusive).map_err(StoreError::io("lock", path))?;
+    }
+    rename_aside(layout, path, what, lock)
+}
+
+/// Opens a directory. `None`: the path is of another type.
+fn open_to_lock(path: &Path) -> Result<Option<OwnedFd>, StoreError> {
+    match open_dir(path) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        Err(errno) => Err(StoreError::io("open", path)(errno)),
+    }
+}
+
+fn rename_aside(
+    layout: &Layout,
+    path: &Path,
+    what: &str,
+    lock: Option<OwnedFd>,
+) -> Result<Option<DirInDeletion>, StoreError> {
     let aside = layout.tmp_dir().join(fresh_name(what)?);
     match rustix::fs::rename(path, &aside) {
         Ok(()) => Ok(Some(DirInDeletion::new(layout, aside, lock, DeletionTurn::default()))),

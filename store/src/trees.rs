@@ -4,6 +4,10 @@
 //! staging directory, [`Store::commit_layers`], and keep the lock, shared from then on ([`Trees::share`]), until the
 //! image that refers to it is committed. To use one that is committed: [`Trees::try_share_layer`], then check.
 //!
+//! The lock of a layer may be held for long, by a fetch from a slow registry. A fetch that has waited long enough
+//! stages the layer without it ([`Trees::stage_unlocked_layer`]). So commits exclude each other, and the collector, by
+//! another lock, that of the directory of all layers: the second one finds the layer committed.
+//!
 //! A `kill -9` leaves an unlocked staging directory or, after the rename, a tree without a row. Neither counts as a
 //! layer, and both are garbage-collected.
 
@@ -19,11 +23,16 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::contents::FreshList;
 use crate::db::Sync;
 use crate::lock::{LockMode, lock_within, open_dir, open_lock_file, still_named, sync_dir, try_lock};
 use crate::pods::row::Columns;
 use crate::tmp::{self, Scrap};
-use crate::{Layout, Store, StoreError, Sums, contents};
+use crate::{DirInDeletion, Layout, Store, StoreError, Sums, contents};
+
+/// Timeout of waiting for another process that commits or collects layers: it renames directories and writes rows, of
+/// which each may wait for the disk.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A committed layer, or one to be committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,6 +115,25 @@ pub struct Staging {
     dir: OwnedFd,
     sums: Option<Sums>,
     disk: Arc<OwnedFd>,
+    /// Whether the caller holds the lock of the layer.
+    is_locked: bool,
+}
+
+/// A layer that was listed and synced, to be committed.
+struct FinishedLayer {
+    staging: Staging,
+    row: LayerRow,
+    /// `None`: the layer has no checksums.
+    list: Option<FreshList>,
+}
+
+/// What a commit leaves to its caller.
+struct Placed {
+    /// Shares of the locks of layers that were staged without them.
+    locks: Vec<SharedLayerLock>,
+    orphans: Vec<DirInDeletion>,
+    /// Layers that were committed before.
+    unneeded: Vec<FinishedLayer>,
 }
 
 impl Staging {
@@ -193,11 +221,24 @@ impl Trees {
     /// # Errors
     /// [`StoreError`].
     pub fn stage_layer(&self, lock: &LayerLock) -> Result<Staging, StoreError> {
+        self.stage(&lock.chain, true)
+    }
+
+    /// The same for a layer whose lock another process keeps for too long. Both may commit it: the first one counts.
+    /// Until an image refers to it, only the other's lock or a share of it keeps it from being collected.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn stage_unlocked_layer(&self, chain: &Digest) -> Result<Staging, StoreError> {
+        self.stage(chain, false)
+    }
+
+    fn stage(&self, chain: &Digest, is_locked: bool) -> Result<Staging, StoreError> {
         let mode = Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
         let disk = self.disk()?;
         let (dir, path) = tmp::make_dir(&self.layout, "layer", mode)?;
         let scrap = Scrap::new(&self.layout, path.clone());
-        Ok(Staging { chain: lock.chain.clone(), path, scrap, dir, sums: None, disk })
+        Ok(Staging { chain: chain.clone(), path, scrap, dir, sums: None, disk, is_locked })
     }
 
     /// Writes what has been staged so far to the disk, so that the commit has less to write. An error is reported to
@@ -225,6 +266,22 @@ fn lock_path(layout: &Layout, name: &str) -> PathBuf {
 /// The right to collect the tree of this name, unless another process holds it or a share of it.
 pub(crate) fn try_lock_tree(layout: &Layout, name: &str) -> Result<Option<OwnedFd>, StoreError> {
     try_lock_name(layout, name, LockMode::Exclusive)
+}
+
+/// Excludes other commits, and the collection of layers, until the descriptor is closed. For short steps only.
+fn lock_commits(layout: &Layout) -> Result<OwnedFd, StoreError> {
+    let trees = layout.trees_dir();
+    let dir = open_dir(&trees).map_err(StoreError::io("open", &trees))?;
+    lock_within(&dir, LockMode::Exclusive, &trees, COMMIT_TIMEOUT, &mut || {})?;
+    Ok(dir)
+}
+
+/// The same without waiting. `None`: another process commits or collects layers.
+pub(crate) fn try_lock_commits(layout: &Layout) -> Result<Option<OwnedFd>, StoreError> {
+    let trees = layout.trees_dir();
+    let dir = open_dir(&trees).map_err(StoreError::io("open", &trees))?;
+    let is_free = try_lock(&dir, LockMode::Exclusive).map_err(StoreError::io("lock", &trees))?;
+    Ok(is_free.then_some(dir))
 }
 
 fn try_lock_name(layout: &Layout, name: &str, mode: LockMode) -> Result<Option<OwnedFd>, StoreError> {
@@ -304,69 +361,96 @@ impl Store {
     }
 
     /// Commits layers, durably: all of the file system is synced, the directories are renamed into place, then the rows
-    /// are written. The caller holds their locks. One that is committed already is left as it is, unless it is damaged.
+    /// are written. The caller holds their locks, but for those that it staged without one. Returns the locks of these
+    /// that it could share; the others are still held by the processes that stage them. A layer that is committed
+    /// already is left as it is, unless it is damaged.
     ///
     /// # Errors
     /// [`CommitLayersError`]; then no row was written, and renamed directories are collected or replaced later.
-    pub fn commit_layers(&self, layers: Vec<(Staging, LayerRow)>) -> Result<(), CommitLayersError> {
-        const DOING: &str = "commit the layers";
-        let among: BTreeSet<Digest> = layers.iter().map(|(_, row)| row.chain.clone()).collect();
-        let mut fresh = Vec::new();
+    pub fn commit_layers(&self, layers: Vec<(Staging, LayerRow)>) -> Result<Vec<SharedLayerLock>, CommitLayersError> {
+        let finished = self.sync_layers(layers)?;
+        let commits = lock_commits(&self.layout)?;
+        let Placed { locks, orphans, unneeded } = self.place_layers(finished)?;
+        // Deleting whole directories may take long.
+        drop(commits);
+        drop(unneeded);
+        for orphan in orphans {
+            let _left_for_the_next_collection = orphan.delete();
+        }
+        Ok(locks)
+    }
+
+    /// Lists staged layers and syncs them, before other commits are excluded: it may take long.
+    fn sync_layers(&self, layers: Vec<(Staging, LayerRow)>) -> Result<Vec<FinishedLayer>, CommitLayersError> {
+        let mut finished = Vec::new();
         for (staging, row) in layers {
             if staging.chain != row.chain {
                 return Err(CommitLayersError::Mismatch { staged: staging.chain.clone(), row: row.chain });
             }
-            for parent in row.parent.iter().filter(|&parent| !among.contains(parent)) {
-                if self.layer(parent)?.is_none() {
-                    return Err(CommitLayersError::NoParent { chain: row.chain, parent: parent.clone() });
-                }
-            }
-            if self.sound_layer(&row.chain)?.is_none() {
-                if let Some(sums) = &staging.sums {
-                    contents::write(&self.layout, &Layout::tree_name(&row.chain), staging.dir.as_fd(), sums)?;
-                }
-                fresh.push((staging, row));
-            }
+            let list = staging.sums.as_ref().map(|sums| contents::write(&self.layout, staging.dir.as_fd(), sums));
+            let list = list.transpose()?;
+            finished.push(FinishedLayer { staging, row, list });
         }
-        if fresh.is_empty() {
-            return Ok(());
-        }
-        let trees = self.layout.trees_dir();
-        let mut disks: Vec<&Arc<OwnedFd>> = fresh.iter().map(|(staging, _)| &staging.disk).collect();
+        let mut disks: Vec<&Arc<OwnedFd>> = finished.iter().map(|layer| &layer.staging.disk).collect();
         disks.dedup_by(|a, b| Arc::ptr_eq(a, b));
         for disk in disks {
+            let trees = self.layout.trees_dir();
             rustix::fs::syncfs(disk).map_err(StoreError::io("sync the file system of", &trees))?;
         }
-        let mut rows = Vec::new();
-        for (staging, row) in fresh {
-            self.place(staging)?;
-            contents::publish(&self.layout, &Layout::tree_name(&row.chain))?;
+        Ok(finished)
+    }
+
+    /// Places synced layers and writes their rows, while other commits are excluded.
+    fn place_layers(&self, layers: Vec<FinishedLayer>) -> Result<Placed, CommitLayersError> {
+        const DOING: &str = "commit the layers";
+        let among: BTreeSet<Digest> = layers.iter().map(|layer| layer.row.chain.clone()).collect();
+        let (mut fresh, mut unneeded, mut locks) = (Vec::new(), Vec::new(), Vec::new());
+        for layer in layers {
+            let row = &layer.row;
+            for parent in row.parent.iter().filter(|&parent| !among.contains(parent)) {
+                if self.layer(parent)?.is_none() {
+                    return Err(CommitLayersError::NoParent { chain: row.chain.clone(), parent: parent.clone() });
+                }
+            }
+            // Before the row: the process that held the lock may have ended in the meantime.
+            if !layer.staging.is_locked {
+                locks.extend(self.trees().try_share_layer(&row.chain)?);
+            }
+            match self.sound_layer(&row.chain)? {
+                Some(_) => unneeded.push(layer),
+                None => fresh.push(layer),
+            }
+        }
+        let (mut rows, mut orphans) = (Vec::new(), Vec::new());
+        for FinishedLayer { staging, row, list } in fresh {
+            orphans.extend(self.place(staging)?);
+            contents::publish(&self.layout, &Layout::tree_name(&row.chain), list)?;
             rows.push(row);
         }
-        sync_dir(&trees)?;
-        self.write(DOING, Sync::Now, |tx| insert(tx, &rows).map_err(StoreError::sql(DOING)))?;
-        Ok(())
+        if !rows.is_empty() {
+            sync_dir(&self.layout.trees_dir())?;
+            self.write(DOING, Sync::Now, |tx| insert(tx, &rows).map_err(StoreError::sql(DOING)))?;
+        }
+        Ok(Placed { locks, orphans, unneeded })
     }
 
     /// Renames a staged directory to its final name. An existing directory without a row was left by a `kill -9`, and
-    /// is deleted. One with a row is damaged; it stays under another name as long as pods may have it mounted
-    /// ([`Self::sweep_images`]).
-    fn place(&self, staging: Staging) -> Result<(), StoreError> {
+    /// is returned for deletion. One with a row is damaged; it stays under another name as long as pods may have it
+    /// mounted ([`Self::sweep_images`]).
+    fn place(&self, staging: Staging) -> Result<Option<DirInDeletion>, StoreError> {
         let path = self.layout.tree_dir(&staging.chain);
-        let replaced = self.layer(&staging.chain)?.is_some();
-        let aside = if replaced {
-            self.layout.trees_dir().join(tmp::fresh_name(&replaced_name(&Layout::tree_name(&staging.chain)))?)
+        let orphan = if self.layer(&staging.chain)?.is_some() {
+            let replaced = tmp::fresh_name(&replaced_name(&Layout::tree_name(&staging.chain)))?;
+            match rustix::fs::rename(&path, self.layout.trees_dir().join(replaced)) {
+                Ok(()) | Err(Errno::NOENT) => None,
+                Err(errno) => return Err(StoreError::io("move out of the way", &path)(errno)),
+            }
         } else {
-            self.layout.tmp_dir().join(tmp::fresh_name("orphan")?)
-        };
-        let _left = match rustix::fs::rename(&path, &aside) {
-            Ok(()) => (!replaced).then(|| Scrap::new(&self.layout, aside)),
-            Err(Errno::NOENT) => None,
-            Err(errno) => return Err(StoreError::io("move out of the way", &path)(errno)),
+            tmp::move_layer_aside(&self.layout, &path, "orphan")?
         };
         rustix::fs::rename(&staging.path, &path).map_err(StoreError::io("rename a layer to", &path))?;
         staging.scrap.keep();
-        Ok(())
+        Ok(orphan)
     }
 }
 

@@ -1,14 +1,14 @@
 //! Limits against hostile images. Each is checked while bytes stream by, so a decompression bomb is stopped early and
 //! costs no more than its limit.
+//!
+//! The ratio of compression has no limit: honest layers of zeros reach the 1032 of deflate, and 30,000 with zstd. What
+//! comes out is limited.
 
 /// Limits of one layer. [`Caps::default`] accepts every legitimate image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caps {
     /// Maximum length of one layer after decompression in bytes.
     pub max_layer_bytes: u64,
-    /// Maximum compression ratio of gzip, checked from [`Caps::RATIO_FREE`] bytes on. Deflate reaches 1032. zstd has
-    /// none: it compresses zeros 30,000 times, in honest layers as well.
-    pub max_ratio: u64,
     /// Maximum number of files, directories, links and whiteouts of one layer, including implicit parents.
     pub max_entries: u64,
     /// Maximum length of one file in bytes, including the holes of a sparse file.
@@ -20,16 +20,10 @@ pub struct Caps {
     pub max_pax: u64,
 }
 
-impl Caps {
-    /// Decompressed bytes that are exempt from the ratio: small layers of zeros are common.
-    pub const RATIO_FREE: u64 = 64 << 20;
-}
-
 impl Default for Caps {
     fn default() -> Self {
         Self {
             max_layer_bytes: 64 << 30,
-            max_ratio: 1100,
             max_entries: 2_000_000,
             max_file: 64 << 30,
             max_names: 256 << 20,

@@ -10,7 +10,7 @@ use gantry_store::{BlobError, CommitImageError, ImageFormat, ImageRow, LayerRef,
 use crate::checked::Watch;
 use crate::config::{self, ImageConfig};
 use crate::error::FetchError;
-use crate::layers::{self, Job, LayerPlan};
+use crate::layers::{self, Job, LayerPlan, OTHER_FETCH_TIMEOUT};
 use crate::manifest::{self, MAX_DEPTH, Manifest, ManifestError, Parsed};
 use crate::progress::{Note, Progress};
 use crate::settings::Config;
@@ -119,7 +119,8 @@ pub(crate) fn import(
         }
     }
     let found = complete(source, config, name, id, bytes, manifest)?;
-    let job = Job { source, caps: &config.caps, parallel: config.parallel, plans: &found.plans, watch: &watch };
+    let (caps, parallel, plans) = (&config.caps, config.parallel, found.plans.as_slice());
+    let job = Job { source, caps, parallel, plans, watch: &watch, other_fetch_timeout: OTHER_FETCH_TIMEOUT };
     let mut tries = 1;
     loop {
         match bring(store, &job, &found, source.format(), names) {

@@ -12,10 +12,15 @@
 //! lowest unfinished layer always makes progress, and two fetches of images that share layers cannot deadlock. There is
 //! one exception: a fetch that must replace a damaged layer waits, for a minute at most, for the fetches that share its
 //! lock. A holder that dies releases its locks; garbage collection removes its staging directories.
+//!
+//! A holder whose registry sends slowly, perhaps on purpose, must not hold up fetches from other registries: after
+//! [`OTHER_FETCH_TIMEOUT`], a fetch gets its layers without their locks. The first fetch that commits such a layer
+//! counts. If the layer is collected before the image is committed, because the holder has died, the import begins
+//! again.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use gantry_model::{Digest, ErrorKind};
@@ -29,8 +34,8 @@ use crate::progress::Note;
 use crate::source::{Descriptor, Source};
 use crate::unpack::{self, Compression, UnpackError, Unpacked};
 
-/// Timeout of waiting for another process that fetches the same layer.
-const OTHER_PROCESS_TIMEOUT: Duration = Duration::from_secs(3600);
+/// The time from the first wait for another fetch of a layer, after which a fetch waits for no other any more.
+pub(crate) const OTHER_FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Timeout of waiting for fetches that use a layer found damaged, which may themselves wait for this one.
 const DAMAGED_TIMEOUT: Duration = Duration::from_secs(60);
@@ -55,10 +60,13 @@ pub(crate) struct Job<'a> {
     pub(crate) parallel: usize,
     pub(crate) plans: &'a [LayerPlan],
     pub(crate) watch: &'a Watch<'a>,
+    /// [`OTHER_FETCH_TIMEOUT`].
+    pub(crate) other_fetch_timeout: Duration,
 }
 
 struct Finished {
-    lock: LayerLock,
+    /// `None`: another fetch holds it.
+    lock: Option<LayerLock>,
     staging: Staging,
     unpacked: Unpacked,
 }
@@ -69,6 +77,14 @@ enum Held {
     Alone(LayerLock),
     /// Others may use the layer, so it is probably committed.
     Shared(SharedLayerLock),
+}
+
+/// The next step for a missing layer.
+enum Turn {
+    /// Another process has committed it.
+    Committed,
+    /// To fetch it; without its lock if another fetch holds that for too long.
+    Fetch(Option<LayerLock>),
 }
 
 enum Event {
@@ -87,7 +103,8 @@ enum State {
     Finished(Box<Finished>),
 }
 
-/// Fetches all missing layers into the store. While the locks that it returns are held, no layer is collected.
+/// Fetches all missing layers into the store. While the locks that it returns are held, no layer is collected, but for
+/// one whose lock another fetch held and has released since.
 pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<Vec<SharedLayerLock>, FetchError> {
     let trees = store.trees();
     let (mut states, mut kept) = (Vec::with_capacity(job.plans.len()), Vec::new());
@@ -109,15 +126,15 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<Vec<SharedLayerLock>
         return Ok(kept);
     }
     let mut committer = Committer { store, job, trees, states, committed: 0, below: Vec::new(), kept };
-    let next = AtomicUsize::new(0);
+    let (next, waiting_since) = (AtomicUsize::new(0), OnceLock::new());
     std::thread::scope(|scope| {
         let (send, events) = mpsc::channel();
         let (trees, (meter, due)) = (store.trees(), Meter::new());
         let meter = Arc::new(meter);
         for _ in 0..job.parallel.clamp(1, 16).min(missing.len()) {
             let (trees, meter, send) = (trees.clone(), Arc::clone(&meter), send.clone());
-            let (next, missing) = (&next, missing.as_slice());
-            scope.spawn(move || work(job, &Hands { trees, meter, send }, next, missing));
+            let (next, missing, waiting_since) = (&next, missing.as_slice(), &waiting_since);
+            scope.spawn(move || work(job, &Hands { trees, meter, send, waiting_since }, next, missing));
         }
         // Both end with the last worker.
         drop((send, meter));
@@ -203,14 +220,15 @@ impl Committer<'_> {
                     let Finished { lock, mut staging, unpacked } = *layer;
                     let row = self.finish(at, &mut staging, unpacked)?;
                     batch.push((staging, row));
-                    locks.push(lock);
+                    locks.extend(lock);
                 }
             }
             at += 1;
         }
         self.committed = at;
         if !batch.is_empty() {
-            self.store.commit_layers(batch).map_err(FetchError::CommitLayers)?;
+            // While another fetch holds the lock of one of these layers, nothing collects it.
+            self.kept.extend(self.store.commit_layers(batch).map_err(FetchError::CommitLayers)?);
         }
         locks.into_iter().try_for_each(|lock| self.keep(Held::Alone(lock)))
     }
@@ -256,14 +274,16 @@ impl Committer<'_> {
 }
 
 /// What a worker works with.
-struct Hands {
+struct Hands<'a> {
     trees: Trees,
     meter: Arc<Meter>,
     send: mpsc::Sender<Event>,
+    /// When a worker of this fetch first waited for another fetch.
+    waiting_since: &'a OnceLock<Instant>,
 }
 
 /// The loop of a worker: one layer after the other, until none is left or one failed.
-fn work(job: &Job<'_>, hands: &Hands, next: &AtomicUsize, missing: &[usize]) {
+fn work(job: &Job<'_>, hands: &Hands<'_>, next: &AtomicUsize, missing: &[usize]) {
     while let Some(&at) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
         let event = match one(job, hands, at) {
             Ok(Some(layer)) => Event::Finished { at, layer: Box::new(layer) },
@@ -279,15 +299,22 @@ fn work(job: &Job<'_>, hands: &Hands, next: &AtomicUsize, missing: &[usize]) {
 }
 
 /// Fetches one layer; `None` if another process has committed it.
-fn one(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<Finished>, FetchError> {
+fn one(job: &Job<'_>, hands: &Hands<'_>, at: usize) -> Result<Option<Finished>, FetchError> {
     let plan = &job.plans[at];
     let blob = &plan.blob;
     let layer = || blob.digest.clone();
-    let Some(lock) = lock(job, hands, at)? else {
-        job.watch.progress.notify(Note::LayerExists { layer: layer() });
-        return Ok(None);
+    let lock = match lock(job, hands, at)? {
+        Turn::Fetch(lock) => lock,
+        Turn::Committed => {
+            job.watch.progress.notify(Note::LayerExists { layer: layer() });
+            return Ok(None);
+        }
     };
-    let staging = hands.trees.stage_layer(&lock).map_err(FetchError::store("make a directory for a layer"))?;
+    let staging = match &lock {
+        Some(lock) => hands.trees.stage_layer(lock),
+        None => hands.trees.stage_unlocked_layer(&plan.chain),
+    };
+    let staging = staging.map_err(FetchError::store("make a directory for a layer"))?;
     job.watch.progress.notify(Note::Layer { layer: layer(), total: Some(blob.size) });
     let stream = job.source.open(blob, 0).map_err(|error| FetchError::layer_source(&plan.blob.digest, error))?;
     let mut checked = Checked::new(stream, blob, job.watch);
@@ -305,10 +332,9 @@ fn one(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<Finished>, Fetc
     Ok(Some(Finished { lock, staging, unpacked }))
 }
 
-/// Locks a missing layer; `None` if another process has committed it.
-fn lock(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<LayerLock>, FetchError> {
+/// Locks a missing layer, or waits for another fetch of it, as long as [`Job::other_fetch_timeout`] lasts.
+fn lock(job: &Job<'_>, hands: &Hands<'_>, at: usize) -> Result<Turn, FetchError> {
     let layer = &job.plans[at].blob.digest;
-    let begun = Instant::now();
     let mut shared_since = None;
     let mut is_reported = false;
     let mut waiting = || {
@@ -321,17 +347,21 @@ fn lock(job: &Job<'_>, hands: &Hands, at: usize) -> Result<Option<LayerLock>, Fe
             return Err(FetchError::Cancelled { layer: layer.clone() });
         }
         let held = try_lock(&hands.trees, &job.plans[at].chain, &mut waiting)?;
-        let (since, most) = match held.map(|lock| ask(hands, layer, at, lock)).transpose()? {
-            Some(None) => return Ok(None),
-            Some(Some(Held::Alone(lock))) => return Ok(Some(lock)),
-            Some(Some(Held::Shared(_))) => (*shared_since.get_or_insert_with(Instant::now), DAMAGED_TIMEOUT),
+        match held.map(|lock| ask(hands, layer, at, lock)).transpose()? {
+            Some(None) => return Ok(Turn::Committed),
+            Some(Some(Held::Alone(lock))) => return Ok(Turn::Fetch(Some(lock))),
+            Some(Some(Held::Shared(_))) => {
+                let since: Instant = *shared_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= DAMAGED_TIMEOUT {
+                    return Err(busy(layer, since.elapsed()));
+                }
+            }
             None => {
                 shared_since = None;
-                (begun, OTHER_PROCESS_TIMEOUT)
+                if hands.waiting_since.get_or_init(Instant::now).elapsed() >= job.other_fetch_timeout {
+                    return Ok(Turn::Fetch(None));
+                }
             }
-        };
-        if since.elapsed() >= most {
-            return Err(busy(layer, since.elapsed()));
         }
     }
 }
@@ -347,7 +377,7 @@ fn try_lock(trees: &Trees, chain: &Digest, waiting: &mut dyn FnMut()) -> Result<
 }
 
 /// Hands the lock to the committer, which keeps it if the layer is committed and returns it if not.
-fn ask(hands: &Hands, layer: &Digest, at: usize, lock: Held) -> Result<Option<Held>, FetchError> {
+fn ask(hands: &Hands<'_>, layer: &Digest, at: usize, lock: Held) -> Result<Option<Held>, FetchError> {
     let (reply, answer) = mpsc::sync_channel(1);
     hands.send.send(Event::Locked { at, lock, reply }).map_err(|_| FetchError::lost_thread())?;
     answer.recv().map_err(|_| FetchError::Cancelled { layer: layer.clone() })
@@ -420,7 +450,14 @@ mod tests {
 
         /// A fetch of the lowest `n` layers, one after the other.
         fn job<'a>(&'a self, source: &'a SweepingSource<'a>, n: usize, watch: &'a Watch<'a>) -> Job<'a> {
-            Job { source, caps: &self.caps, parallel: 1, plans: &self.plans[..n], watch }
+            Job {
+                source,
+                caps: &self.caps,
+                parallel: 1,
+                plans: &self.plans[..n],
+                watch,
+                other_fetch_timeout: OTHER_FETCH_TIMEOUT,
+            }
         }
     }
 
@@ -503,6 +540,24 @@ mod tests {
             let _held_until_the_other_has_it = store.trees().share(lock).unwrap();
             assert_eq!(other.join().unwrap(), (1, 0));
         });
+    }
+
+    #[test]
+    fn fetches_wait_for_others_with_limited_patience() {
+        let home = Home::new();
+        let (store, source, watch) = (home.store(), home.source(), watch(&Silent, None));
+        let plan = &home.plans[0];
+        let lock = store.lock_layer(&plan.chain, DEADLINE, &mut || {}).unwrap();
+        let impatient = Job { other_fetch_timeout: Duration::ZERO, ..home.job(&source, 3, &watch) };
+        let locks = fetch(&store, &impatient).unwrap();
+        assert_eq!((locks.len(), source.opened.load(Ordering::Relaxed)), (2, 3), "the other one is held");
+        assert_eq!(swept(&home.path()), 0);
+        // The other fetch comes to its end: the layer stays as it was committed first.
+        let LayerPlan { chain, diff_id, .. } = plan.clone();
+        let row = LayerRow { chain, diff_id, parent: None, size: 0, entries: 0 };
+        let path = store.layout().tree_dir(&row.chain).join("1");
+        store.commit_layers(vec![(store.stage_layer(&lock).unwrap(), row)]).unwrap();
+        assert!(path.exists(), "{}", path.display());
     }
 
     #[test]

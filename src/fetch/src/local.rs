@@ -123,7 +123,7 @@ pub(crate) fn open_all(
 
 /// Names an image as its source does; if the source does not, by the name of the file (`stem`) and `tag`.
 fn named(source: Box<dyn Source + Send>, stem: &str, tag: &str) -> Local {
-    let docker = source.format() == Some(gantry_store::ImageFormat::Docker);
+    let docker = source.omits_docker_hub();
     let source_names = source.names();
     let mut names: Vec<String> = source_names.iter().filter_map(|name| canonical(name, stem, docker)).collect();
     let mut origin = NameOrigin::Archive;

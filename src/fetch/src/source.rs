@@ -69,6 +69,11 @@ pub trait Source: Sync {
         Vec::new()
     }
 
+    /// Whether a name without a registry is one of Docker Hub's, as in archives of `docker save`.
+    fn omits_docker_hub(&self) -> bool {
+        false
+    }
+
     /// The format to report if the manifest does not tell (a docker-save archive has none).
     fn format(&self) -> Option<gantry_store::ImageFormat> {
         None

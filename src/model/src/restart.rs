@@ -29,6 +29,9 @@ const MIN_POD_BACKOFF: Duration = Duration::from_secs(1);
 /// The longest of these delays.
 const MAX_POD_BACKOFF: Duration = Duration::from_secs(300);
 
+/// How far the clock may be set back without ending a delay early: steps of time synchronization.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(1);
+
 /// When an app that has ended is started again (docker's `--restart`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -143,6 +146,13 @@ pub fn pod_backoff(tries: u32) -> Duration {
     }
 }
 
+/// The time of a start that was planned for `at`, after this delay. A time further ahead than the delay was recorded
+/// before the clock was set back: the start is due.
+#[must_use]
+pub fn due_time(at: Timestamp, delay: Duration, now: Timestamp) -> Timestamp {
+    if at.since(now) > delay + CLOCK_TOLERANCE { now } else { at }
+}
+
 /// The delay before the next start, after this many restarts in a row: 100 ms, doubled each time, at most 30 s, and up
 /// to a fifth more or less, so that apps that failed together are not started together. `random` may be any number.
 #[must_use]
@@ -242,6 +252,21 @@ mod tests {
         assert_eq!(seconds(&started.after_end(true, always, Duration::from_secs(9), now)), Some(300));
         assert_eq!(seconds(&started.after_end(true, always, HEALTHY_RUN, now)), Some(0));
         assert_eq!(restart.before_start(true).after_start(), PodRestart::default());
+    }
+
+    #[test]
+    fn a_clock_set_back_delays_no_start() {
+        let now = Timestamp(1_000_000_000_000_000);
+        let after = |seconds| now.after(Duration::from_secs(seconds));
+        for tries in [0, 1, 5, u32::MAX] {
+            let delay = pod_backoff(tries);
+            let due = |seconds| due_time(after(delay.as_secs() + seconds), delay, now);
+            assert_eq!(due(0), after(delay.as_secs()), "{tries}");
+            assert_eq!(due(1), after(delay.as_secs() + 1), "a small step of the clock after {tries} tries");
+            assert_eq!((due(2), due(5 * 3600)), (now, now), "{tries}");
+        }
+        let passed = Timestamp(1);
+        assert_eq!(due_time(passed, Duration::ZERO, now), passed);
     }
 
     #[test]

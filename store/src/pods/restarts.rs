@@ -9,19 +9,20 @@ use crate::db::Sync;
 use crate::{Store, StoreError};
 
 impl Store {
-    /// The pods that wait to be started again, each with its time, the earliest first.
+    /// The pods that wait to be started again, each with its time and the number of tries before, the earliest first.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn pods_to_restart(&self) -> Result<Vec<(PodId, Timestamp)>, StoreError> {
+    pub fn pods_to_restart(&self) -> Result<Vec<(PodId, Timestamp, u32)>, StoreError> {
         const DOING: &str = "list the pods that are to be started again";
-        let list = |conn: &Connection| -> rusqlite::Result<Vec<(PodId, Timestamp)>> {
+        let list = |conn: &Connection| -> rusqlite::Result<Vec<(PodId, Timestamp, u32)>> {
             let mut select = conn.prepare_cached(
-                "SELECT id, restart_at FROM pod WHERE restart_at IS NOT NULL AND phase = 'exited' ORDER BY restart_at",
+                "SELECT id, restart_at, restart_tries FROM pod
+                    WHERE restart_at IS NOT NULL AND phase = 'exited' ORDER BY restart_at",
             )?;
             let read = |row: &rusqlite::Row<'_>| {
                 let mut columns = row::Columns::new(row);
-                Ok((columns.parsed()?, Timestamp(columns.get()?)))
+                Ok((columns.parsed()?, Timestamp(columns.get()?), columns.get()?))
             };
             select.query_map([], read)?.collect()
         };

@@ -363,6 +363,8 @@ fn images_in_use_are_not_removed() {
     store.touch_image(&one, Timestamp(60_000_000_009)).unwrap();
     assert_eq!(store.image(&one).unwrap().unwrap().last_used, Timestamp(60_000_000_009));
 
+    let kept = store.remove_image_if(&one, &|image| image.names.is_empty()).unwrap_err();
+    assert!(matches!(kept, RemoveImageError::Unselected(id) if id == one), "it was named since it was selected");
     let pod = store.insert_pod(&new_pod(pod_id(1), &one, &["a"])).unwrap();
     let used = store.remove_image(&one).unwrap_err();
     assert!(matches!(&used, RemoveImageError::InUse { pods, .. } if *pods == [pod.id]));

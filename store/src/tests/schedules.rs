@@ -56,4 +56,10 @@ fn an_interrupted_run_is_begun_again_once() {
     let pods = store.schedule_pods(Some(&name)).unwrap();
     assert_eq!(pods.iter().map(|pod| (pod.id == first, pod.revision)).collect::<Vec<_>>(), [(true, 0), (false, 1)]);
     assert!(pods.iter().all(|pod| !pod.has_failed));
+    assert_eq!(store.schedule(&name).unwrap().unwrap().handled_at, Timestamp(8));
+    let earlier = ScheduleRun { runs: 1, at: Timestamp(3), interrupted: None, ..again.clone() };
+    store.bring_schedule_forward(&ScheduleRun { runs: 0, ..earlier.clone() }).unwrap();
+    assert_eq!(store.schedule(&name).unwrap().unwrap().handled_at, Timestamp(8), "it is outdated");
+    store.bring_schedule_forward(&earlier).unwrap();
+    assert_eq!(store.schedule(&name).unwrap().unwrap().handled_at, Timestamp(3));
 }

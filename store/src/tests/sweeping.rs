@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::sync::mpsc;
+use std::time::Instant;
 
 use super::*;
-use crate::{BlobError, CommitLayersError, MakePodDirError, PodState, StoreError};
+use crate::lock::{LockMode, open_dir, try_lock};
+use crate::{BlobError, CommitLayersError, MakePodDirError, PodState, StoreError, tmp};
 
 fn trees(home: &Home) -> usize {
     entries(&home.store.layout().trees_dir())
@@ -61,6 +63,100 @@ fn layers_of_unrecorded_running_pods_are_kept() {
     let swept = store.sweep_images().unwrap();
     assert_eq!((swept.layers, swept.blobs, trees(&home)), (3, 2, 1));
     drop(running);
+}
+
+#[test]
+fn collection_awaits_rows_of_pods_in_creation() {
+    let home = Home::new();
+    let store = &home.store;
+    let image = image(store, "i", &["l"]);
+    let _lock = store.make_pod_dir(pod_id(1)).unwrap();
+    assert!(store.is_held_without_row(pod_id(1), Instant::now()).unwrap());
+    let other = home.another();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(move || other.is_held_without_row(pod_id(1), Instant::now() + DEADLINE).unwrap());
+        store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
+        assert!(!waiter.join().unwrap());
+    });
+    assert_eq!(store.check(false).unwrap(), []);
+}
+
+#[test]
+fn temporaries_that_stay_keep_nothing_else() {
+    let home = Home::new();
+    let store = &home.store;
+    let gone = image(store, "gone", &["gone"]);
+    store.remove_image(&gone).unwrap();
+    // Not even `tmp/` can be listed.
+    let tmp = store.layout().tmp_dir();
+    fs::remove_dir(&tmp).unwrap();
+    assert!(store.sweep_images().unwrap_err().is_absent());
+    assert!(!store.has_blob(&gone).unwrap() && store.unused_layers().unwrap().is_empty());
+    fs::create_dir(&tmp).unwrap();
+    store.sweep_images().unwrap();
+    assert_eq!(trees(&home), 0);
+}
+
+#[test]
+fn collection_skips_layers_being_deleted() {
+    let home = Home::new();
+    let layout = home.store.layout();
+    let (path, tmp_dir) = (layout.trees_dir().join("l"), layout.tmp_dir());
+    fs::create_dir(&path).unwrap();
+    let aside = tmp::move_layer_aside(layout, &path, "deleted-layer").unwrap().unwrap();
+    assert!(tmp::move_layer_aside(layout, &path, "deleted-layer").unwrap().is_none());
+    home.another().sweep_temporaries().unwrap();
+    assert_eq!((tmp::left(layout).unwrap().len(), entries(&tmp_dir)), (0, 1));
+    aside.delete().unwrap();
+    // The fetch that has unpacked the layer still has it open.
+    fs::create_dir(&path).unwrap();
+    let fetch = open_dir(&path).unwrap();
+    assert!(try_lock(&fetch, LockMode::Exclusive).unwrap());
+    tmp::move_layer_aside(layout, &path, "deleted-layer").unwrap().unwrap().delete().unwrap();
+    assert_eq!((entries(&tmp_dir), trees(&home)), (0, 0));
+}
+
+/// Such a layer may be committed without its lock.
+#[test]
+fn collection_skips_layers_being_committed() {
+    let home = Home::new();
+    let store = &home.store;
+    let layout = store.layout();
+    let name = crate::Layout::tree_name(&digest("l"));
+    let list = layout.contents_dir().join(&name);
+    // As between the rename and the row.
+    fs::create_dir(layout.trees_dir().join(&name)).unwrap();
+    fs::create_dir_all(layout.contents_dir()).unwrap();
+    fs::write(&list, "").unwrap();
+    drop(layers(store, &["unused"]));
+    let commit = crate::trees::try_lock_commits(layout).unwrap().unwrap();
+    assert_eq!(home.another().sweep_images().unwrap().layers, 0);
+    assert_eq!((trees(&home), list.exists()), (2, true));
+    drop(commit);
+    assert_eq!(home.another().sweep_images().unwrap().layers, 2);
+    assert_eq!((trees(&home), list.exists()), (0, false));
+    assert_eq!(store.check(true).unwrap(), []);
+}
+
+#[test]
+fn layers_committed_without_their_locks_are_shared() {
+    let home = Home::new();
+    let store = &home.store;
+    let row = LayerRow { chain: digest("l"), diff_id: digest("d"), parent: None, size: 0, entries: 0 };
+    let commit = || {
+        let mut staging = store.trees().stage_unlocked_layer(&row.chain).unwrap();
+        staging.set_sums(crate::Sums::new());
+        store.commit_layers(vec![(staging, row.clone())]).unwrap()
+    };
+    let other = store.lock_layer(&row.chain, DEADLINE, &mut || {}).unwrap();
+    assert_eq!(commit().len(), 0);
+    drop(other);
+    let locks = commit();
+    assert_eq!((locks.len(), home.another().sweep_images().unwrap().layers), (1, 0));
+    assert_eq!(entries(&store.layout().tmp_dir()), 0);
+    drop(locks);
+    assert_eq!(home.another().sweep_images().unwrap().layers, 1);
+    assert_eq!(entries(&store.layout().contents_dir()), 0);
 }
 
 #[test]

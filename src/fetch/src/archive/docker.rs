@@ -33,6 +33,9 @@ struct Listed {
     repo_tags: Option<Vec<String>>,
     #[serde(default)]
     layers: Option<Vec<String>>,
+    /// The names in the store from which gantry saved the image, if one of them has no registry.
+    #[serde(default)]
+    gantry_names: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -54,6 +57,8 @@ pub(super) struct DockerArchive {
     /// Path of each layer in the archive.
     layers: BTreeMap<Digest, String>,
     names: Vec<String>,
+    /// Whether a name without a registry is one of Docker Hub's.
+    omits_docker_hub: bool,
 }
 
 /// Reads the image named `tag`, or the only one.
@@ -117,13 +122,15 @@ fn read(archive: &Arc<Archive>, listed: Listed) -> Result<DockerArchive, SourceE
         "config": { "mediaType": DOCKER_CONFIG, "digest": digest.to_string(), "size": config.len() },
         "layers": descriptors,
     });
-    let names = listed.repo_tags.unwrap_or_default();
+    let omits_docker_hub = listed.gantry_names.is_none();
+    let names = listed.gantry_names.or(listed.repo_tags).unwrap_or_default();
     Ok(DockerArchive {
         archive: Arc::clone(archive),
         manifest: manifest.to_string().into_bytes(),
         config: (digest, config),
         layers,
         names,
+        omits_docker_hub,
     })
 }
 
@@ -193,6 +200,10 @@ impl Source for DockerArchive {
 
     fn names(&self) -> Vec<String> {
         self.names.clone()
+    }
+
+    fn omits_docker_hub(&self) -> bool {
+        self.omits_docker_hub
     }
 
     fn format(&self) -> Option<ImageFormat> {

@@ -148,6 +148,27 @@ fn docker_archives_get_a_deterministic_manifest() {
 }
 
 #[test]
+fn saved_local_names_take_precedence() {
+    let layer = digest(LAYER);
+    let list = serde_json::json!([
+        { "Config": "c.json", "RepoTags": ["app:1"], "Layers": ["l.tar"], "GantryNames": ["app:1", "r.example/b:2"] },
+    ]);
+    let tar = Tar::default()
+        .file("l.tar", LAYER)
+        .file("c.json", &config(&[layer]))
+        .file("manifest.json", list.to_string().as_bytes())
+        .end();
+    let case = Case::new();
+    let saved = case.open(&tar, Form::Auto, Some("app:1")).unwrap();
+    assert_eq!(
+        (saved.names(), saved.omits_docker_hub()),
+        (vec!["app:1".to_owned(), "r.example/b:2".to_owned()], false)
+    );
+    let dockers = docker(&[("l.tar", LAYER)], Tar::default());
+    assert!(case.open(&dockers, Form::Auto, None).unwrap().omits_docker_hub());
+}
+
+#[test]
 fn layouts_are_read_from_directories_and_archives() {
     for (names, tag, want) in
         [(&[""][..], None, ""), (&["v1"], None, "v1"), (&["v1"], Some("v1"), "v1"), (&["v1", "v2"], Some("v2"), "v2")]

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use flate2::write::GzEncoder;
 use gantry_model::id::Algorithm;
-use gantry_model::{Digest, ErrorKind, Kind};
+use gantry_model::{Digest, ErrorKind, ImageRef, Kind};
 use gantry_store::{BlobError, ImageRow, Store};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
@@ -258,8 +258,13 @@ impl ArchiveWriter<'_> {
         let layers: Vec<String> = layers.iter().map(|layer| self.name_of(&layer.digest, ".tar")).collect();
         // Docker's manifest has no names with digests.
         let tags: Vec<&String> = names.iter().filter(|name| !name.contains('@')).collect();
-        self.listed
-            .push(json!({ "Config": self.name_of(&config.digest, ".json"), "RepoTags": tags, "Layers": layers }));
+        let mut listed = json!({ "Config": self.name_of(&config.digest, ".json"), "RepoTags": tags, "Layers": layers });
+        // All tools take a name without a registry for one of Docker Hub's. gantry prefers the names in its own field,
+        // which the others ignore.
+        if tags.iter().any(|name| matches!(name.parse(), Ok(ImageRef::Short(_)))) {
+            listed["GantryNames"] = json!(tags);
+        }
+        self.listed.push(listed);
         Ok(())
     }
 

@@ -29,34 +29,19 @@ pub enum Compression {
     Plain,
 }
 
-/// Counts the bytes of the source and records whether the source failed.
-#[derive(Debug, Default)]
-struct Tally {
-    bytes: Cell<u64>,
-    failed: Cell<bool>,
-}
-
-struct Counted<R> {
+/// Records whether the source failed.
+struct Watched<R> {
     inner: R,
-    tally: Rc<Tally>,
+    has_failed: Rc<Cell<bool>>,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for Watched<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self.inner.read(buffer) {
-            Ok(n) => {
-                self.tally.bytes.set(self.tally.bytes.get() + n as u64);
-                Ok(n)
-            }
-            Err(error) => {
-                self.tally.failed.set(error.kind() != io::ErrorKind::Interrupted);
-                Err(error)
-            }
-        }
+        self.inner.read(buffer).inspect_err(|error| self.has_failed.set(error.kind() != io::ErrorKind::Interrupted))
     }
 }
 
-type Input<R> = BufReader<Chain<Cursor<Vec<u8>>, Counted<R>>>;
+type Input<R> = BufReader<Chain<Cursor<Vec<u8>>, Watched<R>>>;
 
 enum Decoder<R: Read> {
     Plain(Input<R>),
@@ -67,17 +52,15 @@ enum Decoder<R: Read> {
 /// A decompressed stream that enforces the limits of [`Caps`].
 pub(crate) struct Inflater<R: Read> {
     decoder: Decoder<R>,
-    tally: Rc<Tally>,
+    source_has_failed: Rc<Cell<bool>>,
     most: u64,
-    /// `None` for compressions whose ratio has no limit.
-    most_ratio: Option<u64>,
     out: u64,
 }
 
 impl<R: Read> Inflater<R> {
     pub(crate) fn new(source: R, media: Compression, caps: &Caps) -> Result<Self, UnpackError> {
-        let tally = Rc::new(Tally::default());
-        let mut source = Counted { inner: source, tally: Rc::clone(&tally) };
+        let source_has_failed = Rc::new(Cell::new(false));
+        let mut source = Watched { inner: source, has_failed: Rc::clone(&source_has_failed) };
         let mut head = Vec::new();
         (&mut source).take(4).read_to_end(&mut head).map_err(UnpackError::Read)?;
         let media = if media == Compression::Auto { detected(&head) } else { media };
@@ -91,8 +74,7 @@ impl<R: Read> Inflater<R> {
             }
             Compression::Plain | Compression::Auto => Decoder::Plain(input),
         };
-        let most_ratio = matches!(decoder, Decoder::Gzip(_)).then_some(caps.max_ratio);
-        Ok(Self { decoder, tally, most: caps.max_layer_bytes, most_ratio, out: 0 })
+        Ok(Self { decoder, source_has_failed, most: caps.max_layer_bytes, out: 0 })
     }
 
     /// Fills `buffer` as far as the stream goes; a shorter result means the end.
@@ -103,7 +85,7 @@ impl<R: Read> Inflater<R> {
                 Ok(0) => break,
                 Ok(n) => have += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if self.tally.failed.get() => return Err(UnpackError::Read(error)),
+                Err(error) if self.source_has_failed.get() => return Err(UnpackError::Read(error)),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                     return Err(UnpackError::Truncated { at: "in its compressed data" });
                 }
@@ -113,12 +95,6 @@ impl<R: Read> Inflater<R> {
         self.out += have as u64;
         if self.out > self.most {
             return Err(UnpackError::TooMuch { what: "bytes after decompression", most: self.most });
-        }
-        if let Some(most) = self.most_ratio
-            && self.out > Caps::RATIO_FREE
-            && self.out / self.tally.bytes.get().max(1) > most
-        {
-            return Err(UnpackError::TooMuch { what: "a ratio of compression", most });
         }
         Ok(have)
     }
