@@ -286,8 +286,9 @@ fn the_configuration_is_reloaded_on_sighup() {
     let _ = g.write("config.toml", "gc-interval = 'often'\n");
     keeper.signal(Signal::HUP);
     keeper.wait_for_stderr("configuration not read again");
-    let _ = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '0'\n");
+    let _ = g.write("config.toml", "gc-interval = '100ms'\ngc-grace = '0'\ncri-stream-listen = 'none'\n");
     keeper.signal(Signal::HUP);
+    keeper.wait_for_stderr("warning: 'cri-stream-listen' has changed in the configuration: restart gantryd to use it");
     keeper.wait_for_stderr("info: configuration read again");
     let pod = pod_id(&g.run(&["run", "--net=none", "-d", &image, "--", "true"]).ok());
     keeper.wait_for_stderr(&format!("removed pod {pod}"));

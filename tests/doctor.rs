@@ -85,3 +85,44 @@ fn an_unreadable_restore_record_does_not_block_gantryd() {
     assert!(doctor.contains(&record.display().to_string()), "{doctor}");
     assert!(fs::remove_dir(&record).is_ok());
 }
+
+/// What makes packets of pods go astray, although everything that gantry made is in place.
+#[test]
+fn firewalls_and_routes_in_the_way_are_warnings() {
+    let space = Space::new();
+    let g = Gantry::in_space(&space);
+    let doctor = || g.run(&["doctor"]).ok().stdout;
+    let host = space.host();
+    host.sh("nft -f - <<EOF
+table ip filter {
+    chain DOCKER-USER {
+        return
+    }
+    chain FORWARD {
+        type filter hook forward priority filter; policy drop;
+        jump DOCKER-USER
+    }
+}
+EOF");
+    let said = doctor();
+    assert!(
+        said.contains("warning: the chain FORWARD of the nftables table ip filter drops forwarded packets"),
+        "{said}"
+    );
+    assert!(said.contains("'iptables -I DOCKER-USER -i gantry0 -j ACCEPT'"), "{said}");
+    assert!(!said.contains("gantry1"), "no pod uses it: {said}");
+    let restricted = g.networked(&["--net=default-restricted"], &["sleep", "forever"]);
+    assert!(doctor().contains("names the bridge gantry1: other hosts may not reach the published ports of its pods"));
+    for bridge in ["gantry0", "gantry1"] {
+        host.sh(&format!("nft insert rule ip filter DOCKER-USER iifname {bridge} accept"));
+    }
+    assert!(!doctor().contains("FORWARD"));
+    host.batch("route add 10.121.7.0/24 dev up0\n");
+    let said = doctor();
+    let overlap = "the subnet 10.121.0.0/16 of network 'default' overlaps with the route to 10.121.7.0/24 by up0";
+    assert!(said.contains(overlap), "{said}");
+    assert!(!said.contains("'default-restricted'"), "its bridge has the only route to its subnet: {said}");
+    host.batch("route del 10.121.7.0/24 dev up0\n");
+    g.run(&["stop", &restricted]).succeeded();
+    assert!(!doctor().contains("overlaps"));
+}

@@ -198,6 +198,31 @@ fn exited_and_prepared_apps_have_files() {
     drop(g.run(&["run-prepared", &prepared]).ok().stdout_contains("of the volume"));
 }
 
+/// A volume that the first start makes, or fills from the image.
+#[test]
+fn unfilled_volumes_take_no_files() {
+    let g = Gantry::new();
+    let dir = host_dir(&g);
+    let file = dir.join("file").display().to_string();
+    fs::write(&file, "text").unwrap();
+    let image = g.fixture();
+    let volumes = ["--volume=named:/data", "--volume=/new"];
+    let line = [&["prepare", "--net=none"][..], &volumes, &[&image, "--", "cat", "/data/owned"]].concat();
+    let pod = g.run(&line).ok().text().to_owned();
+    for (volume, target) in [("/data", "/data"), ("/data", "/data/file"), ("/new", "/new"), ("/new", "/new/file")] {
+        let out = g.run(&["cp", &file, &format!("{pod}:{target}")]).exits(125);
+        drop(out.stderr_contains(&[format!("({volume}): start the pod once, then copy").as_str()]));
+    }
+    copy(&g, &file, &format!("{pod}:/tmp/file"));
+    drop(g.run(&["run-prepared", &pod]).ok().stdout_contains("owned by app:staff"));
+    for target in ["/data/file", "/new/file"] {
+        copy(&g, &file, &format!("{pod}:{target}"));
+        let back = dir.join("back").display().to_string();
+        copy(&g, &format!("{pod}:{target}"), &back);
+        assert_eq!(text(back), "text");
+    }
+}
+
 #[test]
 fn special_and_endless_files_are_harmless() {
     let g = Gantry::new();

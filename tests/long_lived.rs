@@ -129,6 +129,39 @@ fn an_added_app_survives_a_restored_database() {
     g.check_invariants();
 }
 
+/// An app that was created with its pod is removed, and another one is added under its name.
+#[test]
+fn a_name_is_used_again_after_a_removal() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let sleep = ["--", "sleep", "forever"];
+    let first = ["run", "--detach", "--net=none", &image, "--name=a", "--memory=100m", "--cpus=2"];
+    let pod = pod_id(&g.run(&[&first[..], &sleep, &["---", &image, "--name=b"], &sleep].concat()).ok());
+    let a = format!("{pod}/a");
+    g.run(&["app", "rm", "--force", &a]).succeeded();
+    add(&g, &pod, "a", &["--memory=50m"]);
+    g.run(&["app", "start", &a]).succeeded();
+    g.run(&["update", "--memory=60m", &a]).succeeded();
+    // Less than the removed app had.
+    g.run(&["update", "--pod", "--cpus=1", &pod]).succeeded();
+    let memory = || g.json(&["inspect", &pod])["limits"]["apps"]["a"]["memory"].clone();
+    assert_eq!(memory(), 60 << 20);
+    // Rebuilt from the pod directory, rows do not say which apps were added.
+    for file in ["gantry.db", "gantry.db-wal", "gantry.db-shm"] {
+        let _absent = fs::remove_file(g.dir().join(file));
+    }
+    g.start_daemon(&[]).terminate();
+    let _reports_the_restoration = fs::remove_file(g.dir().join("restored"));
+    assert_eq!(g.run(&["app", "list", "-q", &pod]).ok().stdout, "b\na\n");
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    g.run(&["start", &pod]).succeeded();
+    let status = g.status(&pod);
+    assert_eq!((&app(&status, "a")["attempt"], &app(&status, "b")["attempt"]), (&1.into(), &1.into()), "{status}");
+    assert_eq!(memory(), 60 << 20);
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    g.check_invariants();
+}
+
 /// What a command leaves that was killed while it replaced the record of added apps.
 #[test]
 fn temporary_records_are_removed() {

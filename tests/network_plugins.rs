@@ -322,6 +322,39 @@ fn supervisor_above(process: Pid) -> Pid {
     ancestors.take_while(is_ours).last().unwrap_or_else(|| panic!("no supervisor above {process:?}"))
 }
 
+/// A stop that comes while a plugin runs DEL, and one whose grace ends meanwhile, wait for the plugin.
+#[test]
+fn a_stop_waits_for_del() {
+    let liar = Liar::new("60s");
+    let deleting = liar.g.scratch().join("deleting");
+    let go = liar.g.scratch().join("go");
+    let version = json!({ "cniVersion": "1.1.0", "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"] });
+    let script = format!(
+        "#!/bin/sh\n[ \"$CNI_COMMAND\" != VERSION ] || echo '{version}'\n[ \"$CNI_COMMAND\" = DEL ] || exit 0\n\
+         echo x >>{deleting}\nwhile [ ! -e {go} ]; do sleep 0.05; done\n",
+        deleting = deleting.display(),
+        go = go.display()
+    );
+    liar.behave("1.0.0", &json!({}));
+    let pod = liar.g.networked(&["--net=liar"], &["sleep", "forever"]);
+    install_program(liar.g.write("slow-plugin", &script), liar.g.scratch().join("plugins/cni-liar"));
+    let stop = liar.g.spawn(&["stop", "--time=0", &pod]);
+    wait_for("DEL to run", || deleting.exists().then_some(()));
+    // The control socket is closed: these would otherwise kill the supervisor at once.
+    let again = liar.g.spawn(&["stop", "--force", &pod]);
+    let control = liar.g.dir().join("pods").join(&pod).join("control");
+    assert!(!control.exists(), "the supervisor seems to serve requests while it detaches the networks");
+    // More than SLACK (5 s) of stop.rs, after which `stop` kills a supervisor that detaches no networks. Nothing marks
+    // the end of that time if it does not, so it must pass.
+    let _ = liar.g.run(&["wait", "--time=7s", &pod]).exits(FAILED);
+    std::fs::write(&go, "").unwrap();
+    stop.wait().succeeded();
+    again.wait().succeeded();
+    assert_eq!(liar.g.status(&pod)["reason"], "stopped");
+    assert_eq!(std::fs::read_to_string(&deleting).unwrap().lines().count(), 1, "DEL was begun anew");
+    liar.g.check_invariants();
+}
+
 /// A supervisor is killed while its plugin runs. DEL begins only after the plugin and its children have ended.
 #[test]
 fn an_orphaned_plugin_is_ended_before_del() {

@@ -592,3 +592,12 @@ fn a_restored_database_adopts_the_pods_of_schedules() {
     g.run(&["rm", "--force", &other]).succeeded();
     stop(keeper);
 }
+
+#[test]
+fn unknown_values_of_list_filters_are_refused() {
+    let g = Gantry::new();
+    for filter in ["enabled=yes", "state=runing"] {
+        let value = filter.split('=').next_back().unwrap_or_default();
+        let _ = g.run(&["schedule", "list", "--filter", filter]).exits(125).stderr_contains(&[value]);
+    }
+}

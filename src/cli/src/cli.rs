@@ -105,7 +105,7 @@ macro_rules! commands {
             /// The kind of the command.
             pub(crate) fn kind(&self) -> CommandKind {
                 match self {
-                    $(Self::$name(_) => <commands!(@arguments $($arguments)+) as RunCommand>::KIND,)*
+                    $(Self::$name(arguments) => arguments.0.kind(),)*
                 }
             }
 
@@ -324,6 +324,25 @@ mod tests {
             let help = alone.find_subcommand_mut(named.get_name()).unwrap().render_long_help().to_string();
             assert!(help.starts_with(&about), "{}: {help}", named.get_name());
             assert!(!about.contains('`'), "{about}");
+        }
+    }
+
+    #[test]
+    fn short_forms_have_the_same_exit_codes() {
+        let kind = |line: &str| {
+            let matches = command().try_get_matches_from(line.split(' ')).unwrap();
+            Cli::from_arg_matches(&matches).unwrap().command.kind()
+        };
+        for (short, whole, want) in [
+            ("load -i x", "image load -i x", CommandKind::Action),
+            ("fetch x", "image fetch x", CommandKind::Action),
+            ("save x", "image save x", CommandKind::Query),
+            ("rmi x", "image rm x", CommandKind::Query),
+            ("images", "image list", CommandKind::Query),
+        ] {
+            for line in [short, whole] {
+                assert_eq!(kind(&format!("gantry {line}")), want, "{line}");
+            }
         }
     }
 

@@ -59,6 +59,15 @@ impl Context {
         self.open_options_to_read(options)
     }
 
+    /// Opens the engine of a long-lived reader again if gantryd has replaced the database by a restored one.
+    pub(crate) fn reopen_if_replaced(&self, engine: &mut Engine) -> Result<(), Failure> {
+        // If this cannot be determined, the next read reports the error.
+        if engine.store().is_current().is_ok_and(|current| !current) {
+            *engine = self.open_to_read()?;
+        }
+        Ok(())
+    }
+
     /// [`Self::open_to_read`] for a command that creates the data directory later.
     pub(crate) fn open_to_look_up(&self) -> Result<Engine, Failure> {
         self.open_options_to_read(self.options()?)
@@ -113,6 +122,19 @@ pub(crate) fn for_each<T>(
         worst = worst.max(code);
     }
     worst
+}
+
+/// Prints the failures of a report and returns the highest exit code.
+pub(crate) fn print_failures(
+    failures: impl IntoIterator<Item = impl Into<Failure>>,
+    debug: bool,
+    kind: crate::exit::CommandKind,
+) -> u8 {
+    failures.into_iter().fold(crate::exit::OK, |worst, failure| {
+        let failure: Failure = failure.into();
+        failure.print(debug);
+        worst.max(failure.code(kind))
+    })
 }
 
 #[cfg(test)]

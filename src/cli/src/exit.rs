@@ -5,7 +5,7 @@
 //! | the app's | `run`, `run-prepared`, `attach`: that of the first app that failed; `exec`: that of its program |
 //! | 0 | success; `attach`, `run`, `exec`: also after a detach by keys |
 //! | 1 | no such pod, app, image or network, for commands that report on one or act on one that exists ([`CommandKind::Query`]); `doctor` found an error |
-//! | 125 | gantry itself failed, or the command line is invalid; no such pod, app, image or network, for the other commands ([`CommandKind::Action`]: `run`, `prepare`, `run-prepared`, `exec`, `attach`, `fetch` …) |
+//! | 125 | gantry itself failed, or the command line is invalid; no such pod, app, image or network, for the other commands ([`CommandKind::Action`]: `run`, `prepare`, `run-prepared`, `exec`, `attach`, `fetch`, `load` …) |
 //! | 126 | the command of the app exists but cannot be executed |
 //! | 127 | the command of the app does not exist in the image |
 //! | 128 + n | the app was killed by signal n; 141 (SIGPIPE): standard output was closed |

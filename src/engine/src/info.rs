@@ -84,7 +84,9 @@ impl Engine {
         let stage1 = self.stage1().ok().and_then(|program| stage1::version_of(&program).ok());
         // Without them the other facts are still of use; `network list` reports the failure.
         let networks = self.networks().unwrap_or_default().into_iter().filter_map(|network| network.name).collect();
-        Ok(Info { host: read_host(self.hierarchies()), store: self.store_info()?, stage1, networks, warnings })
+        // A failure is one of the warnings.
+        let hierarchies = self.hierarchies().unwrap_or(&[]);
+        Ok(Info { host: read_host(hierarchies), store: self.store_info()?, stage1, networks, warnings })
     }
 
     fn store_info(&self) -> Result<StoreInfo, EngineError> {
@@ -174,7 +176,7 @@ pub(crate) fn controllers(hierarchies: &[Hierarchy]) -> Vec<String> {
 /// The type of the file system with the deepest mount point above a path.
 fn file_system_type(path: &std::path::Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
-    let mounts = read("/proc/self/mounts")?;
+    let mounts = gantry_host::file::read_lossy("/proc/self/mounts").ok()?;
     let fields = mounts.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);
         Some((fields.next()?, fields.next()?))

@@ -1,8 +1,8 @@
 //! The operations on pods and images, each a method of [`Engine`]. Synchronous.
 //!
 //! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`; `gantry_net` to list networks and
-//! to find that of sandboxes; `gantry_netlink` to list interfaces and routes and to watch nftables. Knows nothing of
-//! the command line or of any API; must never know tokio or SQL. It starts one program only,
+//! to find that of sandboxes; `gantry_netlink` to list interfaces and routes and to read and watch nftables. Knows
+//! nothing of the command line or of any API; must never know tokio or SQL. It starts one program only,
 //! `gantry-stage1` (`host::stage1`).
 //!
 //! Start reading at `pods::prepare` and `pods::run`, then `pods::reconcile`: every call first reconciles the rows it
@@ -98,7 +98,7 @@ pub use pods::view::PodView;
 pub use pods::wait::{EndWatch, Ended};
 pub use prune::{PruneOptions, PruneReport};
 pub use recovery::adopt::Adopted;
-pub use recovery::startup::{Condition, Keeping, open_for_keeping};
+pub use recovery::startup::{Condition, Keeping, can_be_kept, open_for_keeping};
 pub use schedules::{EndedApp, SCHEDULE_LABEL, ScheduleError, ScheduleState, ScheduleView};
 pub use seccomp::read_seccomp_profile;
 pub use settings::{KeeperSettings, MachineCommands, Settings, TlsSettings};

@@ -33,21 +33,33 @@ pub struct PruneReport {
     pub volumes: Vec<VolumeName>,
     /// Bytes of the disk that were freed, or would be.
     pub bytes: u64,
-    /// Why selected objects were not removed. They stay as they are, or are removed by the next `prune` or `gc`.
+    /// Why selected objects were not removed, or not all space was freed. They stay as they are, or are removed by the
+    /// next `prune` or `gc`.
     pub failures: Vec<EngineError>,
+}
+
+impl PruneReport {
+    fn is_empty(&self) -> bool {
+        self.pods.is_empty() && self.images.is_empty() && self.volumes.is_empty() && self.failures.is_empty()
+    }
 }
 
 impl Engine {
     /// Removes the selected pods that have ended, then the selected images and volumes that no pod has.
     ///
     /// # Errors
-    /// [`EngineError`] when the objects cannot be listed. Failures of single objects are in the report.
+    /// [`EngineError`] when nothing was removed because the objects cannot be listed. Other failures are in the report.
     pub fn prune(&self, options: &PruneOptions<'_>) -> Result<PruneReport, EngineError> {
         need_root("remove pods, images and volumes").map_err(EngineError::from_cause)?;
         let mut report = PruneReport::default();
-        self.prune_pods(options, &mut report)?;
-        self.prune_images(options, &mut report)?;
-        self.prune_volumes(options, &mut report)?;
+        let pruned = self
+            .prune_pods(options, &mut report)
+            .and_then(|()| self.prune_images(options, &mut report))
+            .and_then(|()| self.prune_volumes(options, &mut report));
+        match pruned {
+            Err(error) if report.is_empty() => return Err(error),
+            pruned => report.failures.extend(pruned.err()),
+        }
         Ok(report)
     }
 
@@ -57,13 +69,16 @@ impl Engine {
                 continue;
             }
             let id = view.row.id;
-            let bytes = self.pod_disk_usage(view.row)?.total.bytes;
-            match if options.dry_run { Ok(()) } else { self.rm(id, false) } {
-                Ok(()) => {
+            let removed = self.pod_disk_usage(view.row).and_then(|usage| match options.dry_run {
+                true => Ok(usage),
+                false => self.rm(id, false).map(|()| usage).map_err(EngineError::from_cause),
+            });
+            match removed {
+                Ok(usage) => {
                     report.pods.push(id);
-                    report.bytes += bytes;
+                    report.bytes += usage.total.bytes;
                 }
-                Err(error) => report.failures.push(EngineError::from_cause(error)),
+                Err(error) => report.failures.push(error),
             }
         }
         Ok(())
@@ -76,22 +91,29 @@ impl Engine {
             let is_used = users.get(&image.id).is_some_and(|pods| pods.iter().any(|pod| !report.pods.contains(pod)));
             let is_selected = !is_used && (options.images)(&image);
             let removed = match is_selected && !options.dry_run {
-                true => self.store().remove_image(&image.id).map(drop),
+                true => self.store().remove_image_if(&image.id, options.images).map(drop),
                 false => Ok(()),
             };
             match removed {
                 Ok(()) if is_selected => report.images.push(image),
-                // In the meantime a pod uses it, or another process removed it.
-                Ok(()) | Err(RemoveImageError::InUse { .. } | RemoveImageError::NotFound(_)) => {
+                // In the meantime it was named or used, or another process removed it.
+                Ok(())
+                | Err(
+                    RemoveImageError::InUse { .. } | RemoveImageError::NotFound(_) | RemoveImageError::Unselected(_),
+                ) => {
                     kept_layers.extend(image.layers.into_iter().map(|layer| layer.chain));
                 }
                 Err(error) => report.failures.push(EngineError::from_cause(error)),
             }
         }
-        report.bytes += match options.dry_run {
-            true => self.layer_bytes(&report.images, &kept_layers)?,
-            false => self.store().sweep_images().map_err(EngineError::from_cause)?.bytes,
+        let freed = match options.dry_run {
+            true => self.layer_bytes(&report.images, &kept_layers),
+            false => self.store().sweep_images().map(|swept| swept.bytes).map_err(EngineError::from_cause),
         };
+        match freed {
+            Ok(bytes) => report.bytes += bytes,
+            Err(error) => report.failures.push(error),
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | the row was enabled | no pod of this revision | a pod is created and started |
 //! | the pod was inserted, which begins the run | a pod being prepared, lock free | preparation aborted, then another pod, also of a timer |
+//! | the same, and the database was restored since | the pod, adopted as prepared | the pod is removed, then as the line above |
 //! | the pod was started | a running pod | the same |
 //! | the row was enabled with other content | pods of a former revision | stopped and removed; then as the first line |
 //! | the row was disabled | pods that run | stopped, and kept for their logs |
@@ -26,12 +27,13 @@
 mod calendar;
 mod view;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gantry_fetch::PullPolicy;
 use gantry_fetch::progress::Silent;
 use gantry_model::error::chain;
-use gantry_model::restart::{RestartPolicy, pod_backoff};
+use gantry_model::restart::{RestartPolicy, due_time, pod_backoff};
 use gantry_model::schedule::{Overlap, Timer, validate_comment};
 use gantry_model::spec::SpecError;
 use gantry_model::{ErrorKind, Kind, PhaseName, PodId, PodSpec, ScheduleName, Timestamp};
@@ -129,6 +131,8 @@ enum Action {
     Start(ScheduleRun),
     /// Records that a run is skipped.
     Skip(ScheduleRun),
+    /// Records that runs were handled until now, and not until a later time.
+    BringForward(ScheduleRun),
 }
 
 /// The present time and boot.
@@ -141,19 +145,24 @@ struct Moment {
 /// Whether the pod runs or will run without any further action of its schedule.
 fn is_live(pod: &SchedulePod) -> bool {
     match pod.phase {
-        PhaseName::Embryo | PhaseName::Preparing | PhaseName::Prepared => true,
+        PhaseName::Embryo | PhaseName::Preparing => true,
         PhaseName::Starting | PhaseName::Running => true,
         PhaseName::Exited => pod.restart_at.is_some(),
-        PhaseName::AbortedPrepare | PhaseName::Garbage | PhaseName::Deleting => false,
+        PhaseName::AbortedPrepare | PhaseName::Prepared | PhaseName::Garbage | PhaseName::Deleting => false,
     }
 }
 
-/// The pod that began a run of a timer, and whose preparation was interrupted. `pods`: of the schedule's revision.
+/// Whether the start of the pod was interrupted. A schedule leaves no pod prepared; but one whose row was lost with a
+/// database is adopted so.
+fn was_interrupted(pod: &SchedulePod) -> bool {
+    matches!(pod.phase, PhaseName::AbortedPrepare | PhaseName::Prepared)
+}
+
+/// The pod that began a run of a timer, and whose start was interrupted. `pods`: of the schedule's revision.
 fn interrupted_pod(row: &ScheduleRow, pods: &[&SchedulePod], moment: &Moment) -> Option<PodId> {
     let timer = row.timer.as_ref()?;
     let is_over = |pod: &SchedulePod| timer.is_only_on_boot() && pod.created < moment.booted;
-    let is_interrupted =
-        |pod: &&&SchedulePod| pod.phase == PhaseName::AbortedPrepare && !pod.has_failed && !is_over(pod);
+    let is_interrupted = |pod: &&&SchedulePod| was_interrupted(pod) && !pod.has_failed && !is_over(pod);
     pods.iter().rfind(is_interrupted).map(|pod| pod.id)
 }
 
@@ -164,19 +173,35 @@ fn next_run(row: &ScheduleRow, pods: &[&SchedulePod], moment: &Moment) -> Option
     }
     match &row.timer {
         Some(_) if interrupted_pod(row, pods, moment).is_some() => Some(row.handled_at),
-        Some(timer) => {
-            let is_boot_handled = row.handled_boot.as_deref() == Some(&moment.boot);
-            let next = timer.next_run(row.handled_at, (!is_boot_handled).then_some(moment.booted), moment.now);
-            // The clock may have been set back.
-            let handled = row.handled_at.min(moment.now);
-            let events = timer.calendar.iter().filter_map(|text| CalendarEvent::parse(text).ok());
-            let due = events.filter_map(|event| event.next_event(handled)).chain(next).min();
-            due.map(|due| timer.delay_run(&row.name, due))
-        }
+        Some(timer) => next_timed_run(row, timer, moment),
         // A pod that was stopped on request stays so.
-        None if pods.iter().any(|pod| !matches!(pod.phase, PhaseName::AbortedPrepare | PhaseName::Garbage)) => None,
-        None => Some(row.retry_at.unwrap_or(row.enabled_at)),
+        None if pods.iter().any(|pod| !was_interrupted(pod) && pod.phase != PhaseName::Garbage) => None,
+        None => Some(match row.retry_at {
+            Some(at) => due_time(at, pod_backoff(row.failures), moment.now),
+            // The clock may have been set back.
+            None => row.enabled_at.min(moment.now),
+        }),
     }
+}
+
+/// The time of the next run by the timer, which may have passed; `None`: none is planned.
+fn next_timed_run(row: &ScheduleRow, timer: &Timer, moment: &Moment) -> Option<Timestamp> {
+    // The clock may have been set back.
+    let handled = row.handled_at.min(moment.now);
+    let events = timer.calendar.iter().filter_map(|text| CalendarEvent::parse(text).ok());
+    let by_clock = events.filter_map(|event| event.next_event(handled)).chain(timer.next_period(handled)).min();
+    let is_boot_handled = row.handled_boot.as_deref() == Some(&moment.boot);
+    match (by_clock, timer.boot_run(moment.booted).filter(|_| !is_boot_handled)) {
+        (Some(due), after_boot) if after_boot.is_none_or(|after_boot| due < after_boot) => {
+            Some(timer.delay_run(&row.name, due))
+        }
+        (_, after_boot) => after_boot.map(|due| timer.delay_boot_run(&row.name, &moment.boot, due)),
+    }
+}
+
+/// Whether the row has handled runs of the future: the clock was set back. The next periodic run would stay ahead.
+fn is_ahead(row: &ScheduleRow, now: Timestamp) -> bool {
+    row.enabled && row.timer.is_some() && due_time(row.handled_at, Duration::ZERO, now) != row.handled_at
 }
 
 /// The actions that are due. `pods`: all pods of the schedule, the oldest first.
@@ -193,24 +218,31 @@ fn due_actions(row: Option<&ScheduleRow>, pods: &[SchedulePod], moment: &Moment)
         actions.extend(live.iter().map(|pod| Action::Stop(pod.id)));
     }
     let ended: Vec<PodId> = current.iter().filter(|pod| !is_live(pod) && !is_gone(pod)).map(|pod| pod.id).collect();
-    let aborted = current.iter().filter(|pod| pod.phase == PhaseName::AbortedPrepare).map(|pod| pod.id);
+    let interrupted = current.iter().filter(|pod| was_interrupted(pod)).map(|pod| pod.id);
     match &row.timer {
         Some(_) => actions.extend(ended.iter().rev().skip(MAX_ENDED_PODS).map(|id| Action::Remove(*id))),
-        None => actions.extend(aborted.map(Action::Remove)),
+        None => actions.extend(interrupted.map(Action::Remove)),
+    }
+    let run = ScheduleRun {
+        name: row.name.clone(),
+        revision: row.revision,
+        runs: row.runs,
+        at: moment.now,
+        boot: None,
+        interrupted: None,
+    };
+    if is_ahead(row, moment.now) {
+        // What is due follows from the changed row.
+        actions.push(Action::BringForward(run));
+        return actions;
     }
     if next_run(row, &current, moment).is_none_or(|at| at > moment.now) {
         return actions;
     }
     let boot = row.timer.as_ref().and_then(|timer| timer.on_boot);
     let is_boot_due = boot.is_some_and(|after| moment.booted.after(after) <= moment.now);
-    let run = ScheduleRun {
-        name: row.name.clone(),
-        revision: row.revision,
-        runs: row.runs,
-        at: moment.now,
-        boot: is_boot_due.then(|| moment.boot.clone()),
-        interrupted: interrupted_pod(row, &current, moment),
-    };
+    let boot = is_boot_due.then(|| moment.boot.clone());
+    let run = ScheduleRun { boot, interrupted: interrupted_pod(row, &current, moment), ..run };
     match &row.timer {
         // It has begun, and a pod was started by other means meanwhile.
         Some(_) if !live.is_empty() && run.interrupted.is_some() => {}
@@ -316,8 +348,7 @@ impl Engine {
         let moment = self.moment();
         let mut due = Vec::new();
         let destroyed = pods.iter().filter(|pod| !rows.iter().any(|row| row.name == pod.schedule));
-        let mut orphans: Vec<&ScheduleName> = destroyed.map(|pod| &pod.schedule).collect();
-        orphans.dedup();
+        let orphans: BTreeSet<&ScheduleName> = destroyed.map(|pod| &pod.schedule).collect();
         for name in orphans {
             due.push((name.clone(), moment.now));
         }
@@ -348,8 +379,8 @@ impl Engine {
         for _ in 0..MAX_ROUNDS {
             let row = self.store.schedule(name).map_err(PodError::store)?;
             let pods = self.store.schedule_pods(Some(name)).map_err(PodError::store)?;
-            for pod in pods.iter().filter(|pod| is_live(pod)) {
-                // A preparer that was killed leaves a pod that only looks alive.
+            for pod in pods.iter().filter(|pod| is_live(pod) || pod.phase == PhaseName::Prepared) {
+                // A preparer that was killed leaves a pod that only looks alive, or as if it had not started it.
                 match self.reconcile_pod(pod.id) {
                     Ok(_) | Err(PodError::NotFound(_)) => {}
                     Err(error) => return Err(error.into()),
@@ -370,6 +401,9 @@ impl Engine {
                     Action::Remove(id) => self.remove_scheduled_pod(id),
                     Action::Skip(run) => {
                         self.store.skip_schedule_run(&run).map_err(|error| PodError::store(error).into())
+                    }
+                    Action::BringForward(run) => {
+                        self.store.bring_schedule_forward(&run).map_err(|error| PodError::store(error).into())
                     }
                     Action::Start(_) if first_error.is_some() => Ok(()),
                     Action::Start(run) => {
@@ -512,6 +546,7 @@ mod tests {
             Action::Remove(id) => ("remove", Some(id)),
             Action::Start(_) => ("start", None),
             Action::Skip(_) => ("skip", None),
+            Action::BringForward(_) => ("bring forward", None),
         };
         due_actions(row, pods, &at(now)).into_iter().map(verb).collect()
     }
@@ -535,6 +570,10 @@ mod tests {
         let waiting = ScheduleRow { retry_at: Some(seconds(200)), ..always.clone() };
         assert_eq!(verbs(Some(&waiting), &[], 199), []);
         assert_eq!(verbs(Some(&waiting), &[], 200), [("start", None)]);
+        let failed = ScheduleRow { failures: 4, ..waiting };
+        assert_eq!(verbs(Some(&failed), &[], 192), [], "its delay is 8 s");
+        assert_eq!(verbs(Some(&failed), &[], 190), [("start", None)], "the clock was set back");
+        assert_eq!(verbs(Some(&always), &[], 90), [("start", None)], "the clock was set back");
         let disabled = ScheduleRow { enabled: false, ..always };
         let running = pod(1, 2, PhaseName::Running);
         assert_eq!(verbs(Some(&disabled), std::slice::from_ref(&running), 100), [("stop", Some(running.id))]);
@@ -567,7 +606,7 @@ mod tests {
             let actions = due_actions(Some(row), pods, &at(105)).into_iter();
             let start = actions.filter_map(|action| match action {
                 Action::Start(run) => Some(run.interrupted),
-                Action::Stop(_) | Action::Remove(_) | Action::Skip(_) => None,
+                Action::Stop(_) | Action::Remove(_) | Action::Skip(_) | Action::BringForward(_) => None,
             });
             start.collect()
         };
@@ -587,5 +626,39 @@ mod tests {
         let former = SchedulePod { created: seconds(40), ..aborted.clone() };
         assert_eq!(started(&boot, std::slice::from_ref(&aborted)), [Some(aborted.id)]);
         assert_eq!(started(&boot, &[former]), []);
+    }
+
+    #[test]
+    fn clocks_set_back_do_not_stop_timers() {
+        let timer = Timer { every: Some(Duration::from_secs(10)), ..Timer::default() };
+        let ahead = ScheduleRow { handled_at: seconds(3700), ..row(Some(timer)) };
+        assert_eq!(verbs(Some(&ahead), &[], 100), [("bring forward", None)]);
+        assert_eq!(verbs(Some(&ahead), &[], 3699), [], "a small step of the clock passes by itself");
+        assert_eq!(verbs(Some(&ScheduleRow { enabled: false, ..ahead.clone() }), &[], 100), []);
+        let brought = ScheduleRow { handled_at: seconds(100), ..ahead };
+        assert_eq!(verbs(Some(&brought), &[], 109), []);
+        assert_eq!(verbs(Some(&brought), &[], 110), [("start", None)]);
+    }
+
+    #[test]
+    fn adopted_prepared_pods_block_no_run() {
+        let prepared = SchedulePod { created: seconds(60), ..pod(1, 2, PhaseName::Prepared) };
+        let verbs = |row: &ScheduleRow| verbs(Some(row), std::slice::from_ref(&prepared), 105);
+        assert_eq!(verbs(&row(None)), [("remove", Some(prepared.id)), ("start", None)]);
+        let timer = Timer { every: Some(Duration::from_secs(10)), ..Timer::default() };
+        assert_eq!(verbs(&row(Some(timer))), [("start", None)], "the run is begun again");
+    }
+
+    #[test]
+    fn the_delay_of_a_boot_run_is_stable() {
+        let timer = Timer {
+            on_boot: Some(Duration::ZERO),
+            randomized_delay: Some(Duration::from_secs(100)),
+            ..Timer::default()
+        };
+        let row = row(Some(timer));
+        let moment = |nanos: i64| Moment { booted: Timestamp(seconds(50).0 + nanos), ..at(60) };
+        let [first, second] = [0, 7].map(|nanos| next_run(&row, &[], &moment(nanos)).unwrap());
+        assert_eq!(second.0 - first.0, 7);
     }
 }

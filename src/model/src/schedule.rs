@@ -159,29 +159,38 @@ impl Timer {
     /// delay depends on the schedule's name and the due time alone, so that another gantryd computes the same one.
     #[must_use]
     pub fn delay_run(&self, name: &ScheduleName, due: Timestamp) -> Timestamp {
-        let limit = self.randomized_delay.map_or(0, |delay| u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
-        match hash(name, due).checked_rem(limit) {
-            Some(delay) => due.after(Duration::from_nanos(delay)),
-            None => due,
-        }
+        self.delay(due, hash(name, &due.0.to_le_bytes()))
     }
 
-    /// The time of the next run, apart from calendar events and without its random delay, which may have passed.
-    /// `handled`: all runs that were due until then were started or skipped. `booted`: the time of this boot, unless
-    /// its run was started or skipped.
+    /// The time of the run after a boot, with its random delay. The delay depends on the boot's id, not on its time:
+    /// the time is computed from two clocks and varies.
     #[must_use]
-    pub fn next_run(&self, handled: Timestamp, booted: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
-        // The clock may have been set back.
-        let handled = handled.min(now);
-        let periodic = self.every.map(|every| handled.after(every));
-        let after_boot = self.on_boot.zip(booted).map(|(after, booted)| booted.after(after));
-        periodic.into_iter().chain(after_boot).min()
+    pub fn delay_boot_run(&self, name: &ScheduleName, boot: &str, due: Timestamp) -> Timestamp {
+        self.delay(due, hash(name, boot.as_bytes()))
+    }
+
+    fn delay(&self, due: Timestamp, hash: u64) -> Timestamp {
+        let limit = self.randomized_delay.map_or(0, |delay| u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
+        hash.checked_rem(limit).map_or(due, |delay| due.after(Duration::from_nanos(delay)))
+    }
+
+    /// The time of the next periodic run without its random delay, which may have passed. `handled`: all runs that were
+    /// due until then were started or skipped.
+    #[must_use]
+    pub fn next_period(&self, handled: Timestamp) -> Option<Timestamp> {
+        self.every.map(|every| handled.after(every))
+    }
+
+    /// The time of the run of the boot at this time, without its random delay, which may have passed.
+    #[must_use]
+    pub fn boot_run(&self, booted: Timestamp) -> Option<Timestamp> {
+        self.on_boot.map(|after| booted.after(after))
     }
 }
 
 /// FNV-1a, mixed by the last steps of SplitMix64: a hash that is the same in each version of gantry.
-fn hash(name: &ScheduleName, due: Timestamp) -> u64 {
-    let bytes = name.as_str().bytes().chain(due.0.to_le_bytes());
+fn hash(name: &ScheduleName, run: &[u8]) -> u64 {
+    let bytes = name.as_str().bytes().chain(run.iter().copied());
     let hash = bytes
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
     let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -220,6 +229,10 @@ mod tests {
             assert!((60..=140).contains(&count), "{tenth}: {count}");
         }
         assert!((0..100).filter(|due| delay("a", *due) == delay("b", *due)).count() < 10);
+        let of_boot =
+            |boot: &str, due| timer.delay_boot_run(&name("a"), boot, Timestamp(due)).since(Timestamp(due)).as_nanos();
+        assert_eq!(of_boot("x", 5), of_boot("x", 6), "the time of a boot is not exact");
+        assert_ne!(of_boot("x", 5), of_boot("y", 5));
         assert!(timer.validate().is_err(), "no timer");
     }
 
@@ -227,13 +240,10 @@ mod tests {
     fn runs_are_due_by_period_and_boot() {
         let timer =
             Timer { every: Some(Duration::from_secs(60)), on_boot: Some(Duration::from_secs(5)), ..Timer::default() };
-        let now = seconds(1000);
-        assert_eq!(timer.next_run(seconds(990), Some(seconds(900)), now), Some(seconds(905)));
-        assert_eq!(timer.next_run(seconds(990), None, now), Some(seconds(1050)));
-        // The clock was set back by an hour.
-        assert_eq!(timer.next_run(seconds(4600), None, now), Some(seconds(1060)));
+        assert_eq!(timer.boot_run(seconds(900)), Some(seconds(905)));
+        assert_eq!(timer.next_period(seconds(990)), Some(seconds(1050)));
         let only_boot = Timer { every: None, ..timer };
-        assert_eq!(only_boot.next_run(seconds(990), None, now), None);
+        assert_eq!(only_boot.next_period(seconds(990)), None);
         assert!(only_boot.validate().is_ok() && Timer::default().validate().is_err());
         assert!(Timer { every: Some(Duration::from_millis(999)), ..Timer::default() }.validate().is_err());
     }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use gantry_engine::{AppRow, Engine, PodRow};
+use gantry_engine::{AppRow, Engine, ExecError, PodRow};
 use gantry_model::{AppName, AppState, Phase, PodId, Timestamp};
 
 use super::stop::Grace;
@@ -217,10 +217,14 @@ impl Status {
         let worst = context::for_each(&self.apps.apps, context.globals.debug, CommandKind::Query, &mut |text| {
             let (id, name) = find_app(&engine, text, self.apps.app.as_ref())?;
             let row = engine.status(id)?.row;
-            let Some(app) = row.apps.iter().find(|app| app.name == name) else { return Ok(exit::NOT_FOUND) };
+            let Some(app) = row.apps.iter().find(|app| app.name == name) else {
+                // It was removed since it was found.
+                let apps = row.apps.into_iter().map(|app| app.name).collect();
+                return Err(ExecError::NoSuchApp { id, app: name, apps }.into());
+            };
             if self.output.format == OutputFormat::Table {
                 // The plan of a pod that is being prepared is not there yet.
-                let limits = engine.limits_in_effect(id).unwrap_or_default();
+                let limits = engine.limits_in_effect(&row).unwrap_or_default();
                 json::to_stdout(|out| {
                     if several {
                         writeln!(out, "id={id}")?;

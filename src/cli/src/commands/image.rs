@@ -48,6 +48,21 @@ pub(crate) enum Image {
 impl RunCommand for Image {
     const KIND: CommandKind = CommandKind::Query;
 
+    fn kind(&self) -> CommandKind {
+        match self {
+            Self::Load(args) => args.kind(),
+            Self::Fetch(args) => args.kind(),
+            Self::List(_)
+            | Self::Inspect(_)
+            | Self::History(_)
+            | Self::Tag(_)
+            | Self::Save(_)
+            | Self::Rm(_)
+            | Self::Gc(_)
+            | Self::CatManifest(_) => Self::KIND,
+        }
+    }
+
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         match self {
             Self::List(args) => args.run(context),
@@ -258,7 +273,7 @@ pub(crate) struct Rm {
     /// Names or ids of images
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
-    /// For an image given by its id or digest: also remove its names, and exited pods that use it
+    /// Also remove exited pods that use the image, and all names of an image given by its id or digest
     #[arg(short, long)]
     force: bool,
 }
@@ -302,7 +317,7 @@ impl RunCommand for Rm {
             let reference: ImageRef = image.parse()?;
             let removed = engine.image_rm(&reference, self.force)?;
             json::to_stdout(|out| write_removed(out, &removed))?;
-            Ok(exit::OK)
+            removed.failure.map_or(Ok(exit::OK), |failure| Err(failure.into()))
         }))
     }
 }
@@ -324,7 +339,7 @@ impl RunCommand for Gc {
         let engine = context.open("image gc")?;
         let report = engine.image_gc(self.grace_period, self.dry_run)?;
         json::to_stdout(|out| write_collected(out, &report, self.dry_run))?;
-        Ok(exit::OK)
+        Ok(context::print_failures(report.failures, context.globals.debug, CommandKind::Query))
     }
 }
 
@@ -363,7 +378,7 @@ fn write_removed(out: &mut dyn Write, removed: &ImageRemoved) -> io::Result<()> 
     for name in &removed.untagged {
         writeln!(out, "untagged {}", escape::text(name))?;
     }
-    if removed.untagged.is_empty() {
+    if removed.is_removed {
         writeln!(out, "removed {}", removed.image.id)?;
     }
     write_freed(out, &removed.swept)

@@ -47,6 +47,11 @@ pub(crate) trait RunCommand {
     /// Selects the exit code for an object that does not exist.
     const KIND: CommandKind = CommandKind::Action;
 
+    /// [`Self::KIND`]; of a group of commands, that of the subcommand.
+    fn kind(&self) -> CommandKind {
+        Self::KIND
+    }
+
     /// Runs the command and returns the exit code.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use gantry_model::{PodId, Timestamp};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
-use crate::context::Context;
+use crate::context::{Context, print_failures};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::render::json::{self, DisplayJson};
@@ -97,19 +97,14 @@ impl RunCommand for Prune {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("prune")?;
         if !self.dry_run && !self.force && !self.confirm()? {
-            return Ok(exit::FAILED);
+            return Ok(exit::OK);
         }
         let report = self.prune(&engine)?;
         json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => write_report(out, &report, self.dry_run),
             format => json::write_document(out, format, &self.document(&report)),
         })?;
-        let mut worst = exit::OK;
-        for failure in report.failures.into_iter().map(Failure::from) {
-            failure.print(context.globals.debug);
-            worst = worst.max(failure.code(CommandKind::Action));
-        }
-        Ok(worst)
+        Ok(print_failures(report.failures, context.globals.debug, CommandKind::Action))
     }
 }
 

@@ -8,7 +8,7 @@ use gantry_model::{Phase, PodId};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
-use crate::context::Context;
+use crate::context::{Context, print_failures};
 use crate::exit::{self, CommandKind};
 use crate::failure::Failure;
 use crate::pods::PodSet;
@@ -97,9 +97,8 @@ impl RunCommand for Gc {
         let GcReport { steps, failures, abandoned, mut networks, networks_failure, lost_pods, store_failures } =
             engine.gc(&options)?;
         networks.extend(lost_pods.iter().map(|path| path.display().to_string()));
-        if !self.mark_only && !self.dry_run {
-            engine.trim_events()?;
-        }
+        let trims = !self.mark_only && !self.dry_run;
+        let trim_failure = if trims { engine.trim_events().err() } else { None };
         json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => {
                 write_steps(out, &steps, self.dry_run)?;
@@ -118,15 +117,11 @@ impl RunCommand for Gc {
             }
         })?;
         abandoned.iter().for_each(|(id, line)| warn_leftover(*id, line));
-        let mut worst = exit::OK;
         let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
         let store_failures = store_failures.into_iter().map(Failure::from);
         let others = networks_failure.map(Failure::from).into_iter().chain(store_failures);
-        for failure in failures.chain(others) {
-            failure.print(context.globals.debug);
-            worst = worst.max(failure.code(CommandKind::Action));
-        }
-        Ok(worst)
+        let others = others.chain(trim_failure.map(Failure::from));
+        Ok(print_failures(failures.chain(others), context.globals.debug, CommandKind::Action))
     }
 }
 

@@ -276,7 +276,7 @@ fn prune(context: &Context, args: &Prune) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     if asks && !ask("Remove these volumes, with their data?")? {
-        return Ok(exit::FAILED);
+        return Ok(exit::OK);
     }
     let names: Vec<String> = unused.iter().map(|row| row.name.to_string()).collect();
     let mut freed = 0;

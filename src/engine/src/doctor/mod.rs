@@ -2,6 +2,7 @@
 //! every command, it reconciles rows, deletes leftovers of killed commands, and removes ended pods of `run --rm`.
 
 pub(crate) mod certificates;
+mod networks;
 pub(crate) mod pods;
 pub(crate) mod store;
 
@@ -43,6 +44,7 @@ impl Engine {
         }
         self.check_space(&mut findings);
         self.check_networks_of_pods(&mut findings);
+        self.check_other_networks(&mut findings);
         if let Err(error) = self.check_store(deep, &mut findings) {
             fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
         }
@@ -79,8 +81,12 @@ impl Engine {
     }
 
     fn check_controllers(&self, findings: &mut Vec<Finding>) {
-        let known = controllers(self.hierarchies());
-        if self.hierarchies().is_empty() {
+        let hierarchies = match self.hierarchies() {
+            Ok(hierarchies) => hierarchies,
+            Err(error) => return fail(findings, chain(&error), "free descriptors or memory of the host"),
+        };
+        let known = controllers(hierarchies);
+        if hierarchies.is_empty() {
             fail(findings, "no cgroup hierarchy is mounted", "mount cgroup2 on /sys/fs/cgroup");
             return;
         }

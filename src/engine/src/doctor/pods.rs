@@ -63,7 +63,9 @@ impl Engine {
         if matches!(row.phase, Phase::Embryo | Phase::Preparing) {
             return;
         }
-        if !self.pod_cgroups(&row.cgroup).is_empty() || self.has_network_record(id) {
+        // `check_controllers` reports hierarchies that cannot be read.
+        let cgroups = self.pod_cgroups(&row.cgroup).unwrap_or_default();
+        if !cgroups.is_empty() || self.has_network_record(id) {
             self.check_leftovers(row, findings);
         }
         if deep {
@@ -80,7 +82,7 @@ impl Engine {
         if now.phase.name() != row.phase.name() {
             return;
         }
-        for path in self.pod_cgroups(&row.cgroup) {
+        for path in self.pod_cgroups(&row.cgroup).unwrap_or_default() {
             let alive = if gantry_host::cgroup::has_processes(&path) { ", with processes in it" } else { "" };
             let what = format!("pod {id} is {} and has a cgroup {}{alive}", row.phase.name(), path.display());
             warn(findings, what, "run 'gantry gc', or 'gantry rm' on the pod");

@@ -79,7 +79,7 @@ impl Engine {
             CopyTarget::Path(path) => Ok(absolute(path)?),
             CopyTarget::Archive(out) => Err(out),
         };
-        self.with_app_root(id, app, FileAccess::Read, |AppRoot { file: root, ids }, warnings| {
+        self.with_app_root(id, app, FileAccess::Read, |AppRoot { file: root, ids, .. }, warnings| {
             let packing = PackOptions { ids: *ids, ..packing };
             let from = find_source(&Side::App(root), path, options.follow_link)?;
             match to {
@@ -120,26 +120,37 @@ impl Engine {
             }
             CopySource::Archive(input) => Err(input),
         };
-        self.with_app_root(id, app, FileAccess::Write, |AppRoot { file: root, ids }, warnings| {
-            let extracting = ExtractOptions { owner, is_new: false, ids: *ids };
-            let to = Side::App(root);
-            match from {
-                Ok(from) => copy_tree(from, &to, Path::new(path), packing, extracting, warnings)?,
-                Err(input) => {
-                    let (directory, stat) = to.resolve(Path::new(path))?;
-                    if stat.is_none_or(|stat| kind(&stat) != FileType::Directory) {
-                        return Err(refused(format!(
-                            "'{}' is not a directory of the app, which the files of an archive are copied into",
-                            shown(&directory)
-                        )));
-                    }
-                    let destination = to.destination(&directory)?;
-                    warn_extracted(&extract(input, &destination, extracting).map_err(from_cause)?, warnings);
-                }
-            }
+        self.with_app_root(id, app, FileAccess::Write, |root, warnings| {
+            let (to, path) = (Side::App(&root.file), Path::new(path));
+            let extracting = ExtractOptions { owner, is_new: false, ids: root.ids };
+            let copied = match from {
+                Ok(from) => copy_tree(from, &to, path, packing, extracting, warnings),
+                Err(input) => extract_archive(input, &to, path, extracting, warnings),
+            };
+            copied.map_err(|error| root.explain_refusal(path, error))?;
             Ok(std::mem::take(warnings))
         })
     }
+}
+
+/// Copies the files of an archive into a directory of an app.
+fn extract_archive(
+    input: &mut (dyn Read + Send),
+    to: &Side<'_>,
+    path: &Path,
+    extracting: ExtractOptions,
+    warnings: &mut Vec<String>,
+) -> Result<(), EngineError> {
+    let (directory, stat) = to.resolve(path)?;
+    if stat.is_none_or(|stat| kind(&stat) != FileType::Directory) {
+        return Err(refused(format!(
+            "'{}' is not a directory of the app, which the files of an archive are copied into",
+            shown(&directory)
+        )));
+    }
+    let destination = to.destination(&directory)?;
+    warn_extracted(&extract(input, &destination, extracting).map_err(from_cause)?, warnings);
+    Ok(())
 }
 
 /// Where a path is looked up.

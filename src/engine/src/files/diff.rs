@@ -118,8 +118,9 @@ impl Engine {
 fn compare(upper: &OwnedFd, layers: &OwnedFd) -> Result<Option<RawChanges>, (Vec<u8>, Errno)> {
     let mut changes = BTreeMap::new();
     let mut name_bytes = 0;
-    let mut ahead = vec![Vec::new()];
-    while let Some(path) = ahead.pop() {
+    // With whether the directory hides all of the lower one: overlayfs marks only the topmost of those that do.
+    let mut ahead = vec![(Vec::new(), false)];
+    while let Some((path, is_hiding)) = ahead.pop() {
         let failed = |error| (path.clone(), error);
         let dir = match open_real(upper, &path) {
             Ok(dir) => dir,
@@ -133,7 +134,8 @@ fn compare(upper: &OwnedFd, layers: &OwnedFd) -> Result<Option<RawChanges>, (Vec
             Err(error) => return Err(failed(error)),
         };
         let names = read_names(&dir).map_err(failed)?;
-        if let Some(lower) = lower.as_ref().filter(|_| is_opaque(&dir)) {
+        let is_hiding = is_hiding || is_opaque(&dir);
+        if let Some(lower) = lower.as_ref().filter(|_| is_hiding) {
             for name in read_names(lower).map_err(failed)? {
                 if !names.contains(&name) {
                     name_bytes += path.len() + name.len();
@@ -168,7 +170,7 @@ fn compare(upper: &OwnedFd, layers: &OwnedFd) -> Result<Option<RawChanges>, (Vec
                 (_, Some(_)) => RawChange { kind: FileChangeKind::Changed, is_plain: false },
             };
             if kind(&stat) == FileType::Directory {
-                ahead.push(path.clone());
+                ahead.push((path.clone(), is_hiding));
             }
             changes.insert(path, change);
         }
@@ -244,6 +246,26 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn deletions_below_a_replaced_directory_are_found() {
+        let [upper, layers] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        for (root, path) in [(&upper, "etc/sub"), (&layers, "etc/sub/deep"), (&layers, "usr")] {
+            std::fs::create_dir_all(root.path().join(path)).unwrap();
+        }
+        std::fs::create_dir(upper.path().join("usr")).unwrap();
+        for (root, path) in [(&upper, "etc/sub/kept"), (&layers, "etc/sub/kept"), (&layers, "etc/sub/gone")] {
+            std::fs::write(root.path().join(path), "x").unwrap();
+        }
+        std::fs::write(layers.path().join("usr/kept"), "x").unwrap();
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(upper.path().join("etc"), OPAQUE, b"y", flags).unwrap();
+        let open = |dir: &tempfile::TempDir| rustix::fs::open(dir.path(), OFlags::RDONLY, Mode::empty()).unwrap();
+        let changes = compare(&open(&upper), &open(&layers)).unwrap().unwrap();
+        let deleted = changes.into_iter().filter(|(_, change)| change.kind == FileChangeKind::Deleted);
+        let deleted: Vec<String> = deleted.map(|(path, _)| String::from_utf8(path).unwrap()).collect();
+        assert_eq!(deleted, ["etc/sub/deep", "etc/sub/gone"]);
+    }
 
     #[test]
     fn own_files_are_left_out() {

@@ -5,6 +5,9 @@
 //! | runs | `/proc/PID/root`: its mounts included; with a user namespace, the owners of files are users of the host |
 //! | does not run | an overlay of its layers and its writable layer, with its volumes, mounted in a mount namespace of one thread |
 //!
+//! Nothing is written to a volume that the first start of the pod makes or fills: it would be lost, or keep the volume
+//! from being filled.
+//!
 //! The mounts of the second kind are seen by no other process, and the kernel removes them with the thread: a `kill -9`
 //! leaves nothing behind. They are made only of what the plan names, and no symbolic link of the image is followed out
 //! of the root.
@@ -18,9 +21,9 @@ use gantry_contract::files;
 use gantry_contract::plan::{App, Plan};
 use gantry_model::spec::{PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::user_namespace::IdMappings;
-use gantry_model::{AppName, AppState, ErrorKind, Phase, PodId};
+use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId};
 use gantry_store::{PodLock, PodRow, PodState};
-use rustix::fs::{Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, StatxFlags, Uid};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, mount, mount_bind, mount_bind_recursive, mount_change, mount_remount,
@@ -48,6 +51,8 @@ pub(super) struct AppRoot {
     pub(super) file: OwnedFd,
     /// The ids of the pod's user namespace, if the owners of files are seen as users of the host.
     pub(super) ids: Option<IdMappings>,
+    /// The mount points that [`StoredVolume::protect`] keeps.
+    unfilled: Vec<String>,
 }
 
 /// The root of an app that does not run, as paths.
@@ -74,6 +79,8 @@ struct StoredVolume {
     target: String,
     recursive: bool,
     read_only: bool,
+    /// Whether the next start of the pod makes it, or may fill it from the image.
+    is_unfilled: bool,
 }
 
 impl Engine {
@@ -89,7 +96,7 @@ impl Engine {
         refuse_host_pod(&view.row)?;
         if let Some(pid) = running_pid(&view.row, app) {
             let ids = self.plan(id).map_err(from_cause)?.user_ids;
-            let root = AppRoot { file: open_running_root(&view, app, pid)?, ids };
+            let root = AppRoot { file: open_running_root(&view, app, pid)?, ids, unfilled: Vec::new() };
             return match (ids, access) {
                 (Some(ids), FileAccess::Write) => as_pod_root(ids, || work(&root, &mut Vec::new())),
                 (Some(_), FileAccess::Read) | (None, _) => work(&root, &mut Vec::new()),
@@ -103,8 +110,10 @@ impl Engine {
         in_mount_namespace(|| {
             let mut warnings = Vec::new();
             // On disk, the ids of a pod with a user namespace are plain.
-            let root = AppRoot { file: stored.mount(access, &mut warnings)?, ids: None };
-            work(&root, &mut warnings)
+            let file = stored.mount(access, &mut warnings)?;
+            let unfilled = stored.volumes.iter().filter(|volume| volume.is_unfilled && access == FileAccess::Write);
+            let unfilled = unfilled.map(|volume| volume.target.clone()).collect();
+            work(&AppRoot { file, ids: None, unfilled }, &mut warnings)
         })
     }
 
@@ -136,8 +145,8 @@ impl Engine {
     /// The root of an app that does not run, or the layers of one that does.
     pub(super) fn stored_root(&self, view: &PodView, name: &AppName) -> Result<StoredRoot, EngineError> {
         let id = view.row.id;
-        let plan: Plan = self.added_apps(id).map_err(from_cause)?.onto(self.plan(id).map_err(from_cause)?);
-        let app = plan.apps.iter().rev().find(|app| app.name == name.as_str());
+        let plan = self.present_plan(&view.row).map_err(from_cause)?;
+        let app = plan.apps.iter().find(|app| app.name == name.as_str());
         let app = app.ok_or_else(|| refused(format!("the plan of pod {id} has no app '{name}'")))?;
         let dir = self.pod_dir(id);
         let own = dir.join(files::APPS).join(name.as_str());
@@ -159,17 +168,21 @@ impl Engine {
                 continue;
             };
             let VolumeSpec { name, kind, read_only } = volume;
-            let (source, recursive) = match kind {
-                VolumeKind::Host { source, recursive } => (PathBuf::from(source), *recursive),
-                VolumeKind::Named { volume } => (self.volume_data(volume), false),
+            let (source, recursive, is_unfilled) = match kind {
+                VolumeKind::Host { source, recursive } => (PathBuf::from(source), *recursive, false),
+                VolumeKind::Named { volume } => {
+                    (self.volume_data(volume), false, self.store.layout().volume_fresh(volume).exists())
+                }
                 // Its image has the files.
                 VolumeKind::Image { .. } => continue,
                 VolumeKind::Anonymous | VolumeKind::Empty { .. } => {
-                    (dir.join(files::VOLUMES).join(name.as_str()), false)
+                    let source = dir.join(files::VOLUMES).join(name.as_str());
+                    let is_unfilled = !source.exists();
+                    (source, false, is_unfilled)
                 }
             };
             let read_only = *read_only || place.read_only;
-            volumes.push(StoredVolume { source, target: place.target.clone(), recursive, read_only });
+            volumes.push(StoredVolume { source, target: place.target.clone(), recursive, read_only, is_unfilled });
         }
         volumes.sort_by_key(|volume| volume.target.matches('/').count());
         volumes
@@ -184,6 +197,29 @@ pub(super) fn refuse_host_pod(row: &PodRow) -> Result<(), EngineError> {
             "pod {} was started with --stage1=host: it has no files of its own and uses those of the host",
             row.id
         ))),
+    }
+}
+
+impl AppRoot {
+    /// Adds what to do to the failure of a copy to this path, if it leads into a volume that no app has used.
+    pub(super) fn explain_refusal(&self, destination: &Path, error: EngineError) -> EngineError {
+        if error.kind() != ErrorKind::Denied {
+            return error;
+        }
+        let mount_of = |path: &Path| {
+            let file = open_beneath(&self.file, path.as_os_str(), OFlags::PATH).ok()?;
+            Some(rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?.stx_mnt_id)
+        };
+        // The file itself may not exist.
+        let Some(mount) = Path::new("/").join(destination).ancestors().find_map(mount_of) else { return error };
+        match self.unfilled.iter().find(|target| mount_of(Path::new(target)) == Some(mount)) {
+            Some(target) => {
+                let target = gantry_model::id::shown(target);
+                let why = format!("cannot copy into a volume that no app has used yet ({target})");
+                refused(format!("{why}: start the pod once, then copy")).caused_by(error)
+            }
+            None => error,
+        }
     }
 }
 
@@ -226,7 +262,14 @@ impl StoredRoot {
             (Err(error), _) => return Err(failed("open", &self.upper.to_string_lossy(), error)),
         };
         for volume in &self.volumes {
-            if let Err(error) = volume.mount(&root) {
+            if access == FileAccess::Write && volume.is_unfilled {
+                match volume.protect(&root) {
+                    Ok(()) => {}
+                    // A volume above it is read-only already.
+                    Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => {}
+                    Err(error) => return Err(failed("keep files out of the unused volume", &volume.target, error)),
+                }
+            } else if let Err(error) = volume.mount(&root) {
                 warnings
                     .push(format!("the volume at {} is left out: {error}", gantry_model::id::shown(&volume.target)));
             }
@@ -278,20 +321,46 @@ impl StoredRoot {
 impl StoredVolume {
     fn mount(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
         let source = open_path(&self.source)?;
-        let open_target = || open_beneath(root, self.target.as_str(), OFlags::PATH);
-        let target = open_target()?;
+        let target = open_beneath(root, self.target.as_str(), OFlags::PATH)?;
         let (from, to) = (fd_path(&source), fd_path(&target));
         if self.recursive {
             mount_bind_recursive(&from, &to)?
         } else {
             mount_bind(&from, &to)?
         }
-        if self.read_only {
-            let mounted = open_target()?;
-            mount_remount(fd_path(&mounted), MountFlags::BIND | MountFlags::RDONLY, c"")?;
+        match self.read_only {
+            true => self.remount_read_only(root),
+            false => Ok(()),
         }
-        Ok(())
     }
+
+    /// Makes the mount point of a volume read-only in its place: a file that is written there would be covered by the
+    /// volume later, and the first file in a volume keeps it from being filled.
+    fn protect(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
+        let target = make_directories(root, &self.target)?;
+        mount_bind(fd_path(&target), fd_path(&target))?;
+        self.remount_read_only(root)
+    }
+
+    fn remount_read_only(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
+        let mounted = open_beneath(root, self.target.as_str(), OFlags::PATH)?;
+        Ok(mount_remount(fd_path(&mounted), MountFlags::BIND | MountFlags::RDONLY, c"")?)
+    }
+}
+
+/// Opens a directory beneath the root of an app, which is made if it is missing, as the start of the app does.
+fn make_directories(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
+    let mut directory = open_beneath(root, "/", OFlags::PATH | OFlags::DIRECTORY)?;
+    let mut above = PathBuf::from("/");
+    for name in path.split('/').filter(|name| !name.is_empty()) {
+        match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+        above.push(name);
+        directory = open_beneath(root, &above, OFlags::PATH | OFlags::DIRECTORY)?;
+    }
+    Ok(directory)
 }
 
 fn fd_path(file: &OwnedFd) -> String {

@@ -3,10 +3,12 @@
 //! A supervisor removes its apps' cgroups when they end; it cannot remove its own, and a killed supervisor removes
 //! none. So finalizing a pod does it. Killed half-way, the next reconcile, `rm` or `gc` of the pod repeats it.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use gantry_host::cgroup::{self, Hierarchy};
 use gantry_model::cgroup::{CgroupManager, CgroupParent};
+use gantry_model::error::chain;
 use gantry_model::{ErrorKind, PodId};
 
 use crate::host::process::Deadline;
@@ -17,8 +19,18 @@ const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
 impl Engine {
     /// The host's hierarchies, read once.
-    pub(crate) fn hierarchies(&self) -> &[Hierarchy] {
-        self.hierarchies.get_or_init(|| cgroup::mounted_hierarchies().unwrap_or_default())
+    ///
+    /// # Errors
+    /// They cannot be read, perhaps only this time: no descriptors are left.
+    pub(crate) fn hierarchies(&self) -> Result<&[Hierarchy], EngineError> {
+        if let Some(known) = self.hierarchies.get() {
+            return Ok(known);
+        }
+        let failed = |error: io::Error| {
+            EngineError::new(ErrorKind::of_io(&error), "cannot read the mounted cgroup hierarchies").caused_by(error)
+        };
+        let read = cgroup::mounted_hierarchies().map_err(failed)?;
+        Ok(self.hierarchies.get_or_init(|| read))
     }
 
     /// The path of a pod's cgroup as its row records it; without a row, as its plan says.
@@ -47,7 +59,7 @@ impl Engine {
                 "pods in {parent} need systemd as the host's service manager: use --cgroup-manager=cgroupfs"
             ));
         }
-        match info::cgroup_layout(self.hierarchies()) {
+        match info::cgroup_layout(self.hierarchies().map_err(|error| chain(&error))?) {
             "v2" => Ok(()),
             layout => Err(format!(
                 "pods in {parent} need cgroup v2 alone, this host has the layout {layout}: use --cgroup-manager=cgroupfs"
@@ -56,8 +68,12 @@ impl Engine {
     }
 
     /// The existing directories of a pod's cgroup.
-    pub(crate) fn pod_cgroups(&self, cgroup: &str) -> Vec<PathBuf> {
-        self.hierarchies().iter().map(|hierarchy| dir_in(hierarchy, cgroup)).filter(|path| path.exists()).collect()
+    ///
+    /// # Errors
+    /// The hierarchies cannot be read.
+    pub(crate) fn pod_cgroups(&self, cgroup: &str) -> Result<Vec<PathBuf>, EngineError> {
+        let dirs = self.hierarchies()?.iter().map(|hierarchy| dir_in(hierarchy, cgroup));
+        Ok(dirs.filter(|path| path.exists()).collect())
     }
 
     /// Kills the processes in a dead pod's cgroups and removes them. The caller holds the pod's lock, so that no new
@@ -69,11 +85,11 @@ impl Engine {
         let mut first = Ok(());
         // For all together: they have the same processes.
         let deadline = Deadline::after(self.timeouts.cgroups);
-        for hierarchy in self.hierarchies() {
+        for hierarchy in self.hierarchies()? {
             let path = dir_in(hierarchy, cgroup);
             if let Err(error) = cgroup::remove_tree(&path, deadline.left().unwrap_or_default()) {
                 let kind = match error.kind() {
-                    std::io::ErrorKind::ResourceBusy => ErrorKind::Busy,
+                    io::ErrorKind::ResourceBusy => ErrorKind::Busy,
                     _ => ErrorKind::of_io(&error),
                 };
                 let text = format!("cannot remove cgroup {}", path.display());
@@ -88,7 +104,8 @@ impl Engine {
     pub(crate) fn remove_empty_cgroup_parent(&self) {
         let parent = &self.options.cgroup_parent;
         if parent.manager() == CgroupManager::Cgroupfs {
-            for hierarchy in self.hierarchies() {
+            // Of no consequence: the next pod uses it, or the next command removes it.
+            for hierarchy in self.hierarchies().unwrap_or_default() {
                 let _absent_or_in_use = rustix::fs::rmdir(dir_in(hierarchy, parent.as_str()));
             }
         }

@@ -7,20 +7,19 @@
 //!
 //! Each request is idempotent: after a kill half-way, the next caller repeats it. The record is deleted last.
 
-use std::io::{self, Seek as _, Write as _};
+use std::io::{self, Seek as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use gantry_contract::network::{Network, NetworkOperation, Reply, Request};
 use gantry_contract::{files, plan as out};
-use gantry_host::file::read_truncated;
+use gantry_host::file::{in_memory, read_truncated};
 use gantry_model::id::shown;
 use gantry_model::net::NetworkRequest;
 use gantry_model::{ErrorKind, Kind, NetMode, PodId};
 use gantry_netlink::nft;
 use gantry_store::PodState;
-use rustix::fs::MemfdFlags;
 
 use crate::Engine;
 use crate::error::EngineError;
@@ -315,9 +314,8 @@ impl NetworkRole {
     /// therefore waits for it.
     fn spawn(program: &std::path::Path, request: &[u8]) -> Result<Self, (&'static str, io::Error)> {
         let keep = |source: io::Error| ("make a file in memory", source);
-        let mut input = memory(c"request").map_err(keep)?;
-        input.write_all(request).and_then(|()| input.rewind()).map_err(keep)?;
-        let stderr = memory(c"stderr").map_err(keep)?;
+        let input = in_memory("request", request).map_err(keep)?;
+        let stderr = in_memory("stderr", b"").map_err(keep)?;
         let executable = Executable::new(program);
         let mut command = executable.command();
         command
@@ -347,11 +345,6 @@ impl NetworkRole {
         let text = self.stderr.rewind().and_then(|()| read_truncated(&self.stderr, MAX_STDERR)).unwrap_or_default();
         printable(String::from_utf8_lossy(&text).trim())
     }
-}
-
-/// A file in memory. Unlike a pipe it needs no reader or writer at the other end.
-fn memory(name: &std::ffi::CStr) -> io::Result<std::fs::File> {
-    Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?.into())
 }
 
 #[cfg(test)]

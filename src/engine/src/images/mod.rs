@@ -100,12 +100,14 @@ impl Kind for ImageError {
 }
 
 /// The results of `image_gc`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct ImageGc {
     /// Images that were (or would be) removed.
     pub removed: Vec<ImageRow>,
     /// The space freed; zero in a dry run.
     pub swept: Swept,
+    /// Why images were not removed, or not all space was freed; the next collection tries again.
+    pub failures: Vec<ImageError>,
 }
 
 impl Engine {
@@ -186,29 +188,39 @@ impl Engine {
     /// Removes images that no pod uses and that were not used for `grace`, and unreferenced layers and blobs.
     ///
     /// # Errors
-    /// [`ImageError`].
+    /// [`ImageError`] when the images cannot be listed. Later failures are in the report.
     pub fn image_gc(&self, grace: Duration, dry_run: bool) -> Result<ImageGc, ImageError> {
         need_root("collect images")?;
         let users = self.store.image_users().map_err(store)?;
         let now = gantry_store::now();
         let mut done = ImageGc::default();
+        let is_old = |image: &ImageRow| grace.is_zero() || now.since(image.last_used) >= grace;
         for image in self.store.images().map_err(store)? {
-            let fresh = !grace.is_zero() && now.since(image.last_used) < grace;
-            if fresh || users.contains_key(&image.id) {
+            if !is_old(&image) || users.contains_key(&image.id) {
                 continue;
             }
             if !dry_run {
-                match self.store.remove_image(&image.id) {
+                match self.store.remove_image_if(&image.id, &is_old) {
                     Ok(_) => {}
-                    // In the meantime a pod uses it, or another process removed it.
-                    Err(RemoveImageError::InUse { .. } | RemoveImageError::NotFound(_)) => continue,
-                    Err(error) => return Err(ImageError::Remove(error)),
+                    // In the meantime it was used, or another process removed it.
+                    Err(
+                        RemoveImageError::InUse { .. }
+                        | RemoveImageError::NotFound(_)
+                        | RemoveImageError::Unselected(_),
+                    ) => continue,
+                    Err(error) => {
+                        done.failures.push(ImageError::Remove(error));
+                        continue;
+                    }
                 }
             }
             done.removed.push(image);
         }
         if !dry_run {
-            done.swept = self.store.sweep_images().map_err(store)?;
+            match self.store.sweep_images() {
+                Ok(swept) => done.swept = swept,
+                Err(error) => done.failures.push(store(error)),
+            }
         }
         Ok(done)
     }

@@ -104,10 +104,14 @@ impl LogDir {
         Self { names: LogNames::File(name.to_owned()), ..Self::new(dir.as_path(), below.unwrap_or(".")) }
     }
 
+    /// Whether its path is chosen. Such a log stays when its app is removed, and another app may go on with it.
+    pub(crate) fn has_chosen_path(&self) -> bool {
+        matches!(self.names, LogNames::File(_))
+    }
+
     /// Whether both are the log of all starts at the same chosen path.
     pub(crate) fn has_path_of(&self, other: &Self) -> bool {
-        let is_chosen = matches!(self.names, LogNames::File(_));
-        is_chosen && (&self.base, &self.below, &self.names) == (&other.base, &other.below, &other.names)
+        self.has_chosen_path() && (&self.base, &self.below, &self.names) == (&other.base, &other.below, &other.names)
     }
 
     /// The same directory, before its first listing.

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gantry_host::inotify::Inotify;
+use gantry_host::inotify::{DirChange, Inotify};
 use gantry_model::{AppName, AppState, ErrorKind, Kind, PodId, Timestamp};
 use thiserror::Error;
 
@@ -54,7 +54,8 @@ pub struct LogQuery {
     pub tail: Option<usize>,
     /// At most this many lines of all apps together, the last ones.
     pub tail_total: Option<usize>,
-    /// Continue while the pod runs; with `attempt` and one app, until its process has ended.
+    /// Continue while the pod runs; with apps, until all of them are removed; with `attempt` and one app, until its
+    /// process has ended.
     pub follow: bool,
 }
 
@@ -194,6 +195,8 @@ struct Waiting {
 impl Waiting {
     /// Waits until more lines may exist. `writers` are the processes that may write.
     fn more(&mut self, reader: &LogReader, writers: impl FnOnce() -> Vec<OwnedFd>) -> io::Result<()> {
+        // The last read found directories that are not watched: another watch follows.
+        self.watch.take_if(|watch| !watch.is_current || watch.changes != reader.dir_changes());
         let fds = reader.supervisor().into_iter().chain(self.watch.iter().flat_map(Watch::fds));
         let fds: Vec<BorrowedFd<'_>> = fds.collect();
         let deadline = Deadline::maybe(reader.wait_at_most());
@@ -206,10 +209,11 @@ impl Waiting {
         match &mut self.watch {
             Some(watch) => {
                 watch.forget();
-                // Another watch follows, at once if an app was added.
-                self.watch.take_if(|watch| !watch.has_writers() || watch.dirs != reader.dirs());
+                self.watch.take_if(|watch| !watch.has_writers());
             }
-            None if self.backoff >= MAX_BACKOFF => self.watch = Watch::new(writers(), reader.dirs()),
+            None if self.backoff >= MAX_BACKOFF => {
+                self.watch = Watch::new(writers(), &reader.dirs(), reader.dir_changes())
+            }
             None => self.backoff *= 2,
         }
         Ok(())
@@ -219,23 +223,25 @@ impl Waiting {
 /// An inotify watch on log directories.
 struct Watch {
     inotify: Option<Inotify>,
-    /// The directories.
-    dirs: Vec<PathBuf>,
+    /// The changes of the reader's directories when it was made.
+    changes: u64,
     /// Whether it covers every directory.
     complete: bool,
+    /// Whether every directory that it covers still exists.
+    is_current: bool,
     /// The running processes that may write.
     writers: Vec<OwnedFd>,
 }
 
 impl Watch {
     /// `None` when no process may write any longer.
-    fn new(writers: Vec<OwnedFd>, dirs: Vec<PathBuf>) -> Option<Self> {
-        let mut watch = Self { inotify: None, dirs, complete: false, writers };
+    fn new(writers: Vec<OwnedFd>, dirs: &[PathBuf], changes: u64) -> Option<Self> {
+        let mut watch = Self { inotify: None, changes, complete: false, is_current: true, writers };
         if !watch.has_writers() {
             return None;
         }
         let Ok(inotify) = Inotify::new() else { return Some(watch) };
-        watch.complete = watch.dirs.iter().filter(|dir| inotify.watch(dir).is_err()).count() == 0;
+        watch.complete = dirs.iter().filter(|dir| inotify.watch(dir).is_err()).count() == 0;
         watch.inotify = Some(inotify);
         Some(watch)
     }
@@ -252,10 +258,15 @@ impl Watch {
         !self.writers.is_empty()
     }
 
-    /// Drains the events: the reader finds the changes itself.
-    fn forget(&self) {
+    /// Drains the events: the reader finds the changes itself. But a directory that was deleted is no longer watched,
+    /// and another one may have its path, and even its inode.
+    fn forget(&mut self) {
+        let mut has_ended = false;
+        let read =
+            |inotify: &Inotify| inotify.read_changes(|change| has_ended |= matches!(change, DirChange::Ended(_)));
         // A failure leaves the descriptor readable, and the next wait returns at once.
-        let _read_again_after_a_failure = self.inotify.as_ref().map(|inotify| inotify.read_changes(|_| {}));
+        let _read_again_after_a_failure = self.inotify.as_ref().map(read);
+        self.is_current &= !has_ended;
     }
 }
 

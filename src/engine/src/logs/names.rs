@@ -33,6 +33,11 @@ impl LogFile {
         (other.inode, other.attempt) == (self.inode, self.attempt) && other.age > self.age
     }
 
+    /// Whether both are of the same start of the app, as far as each has its own files.
+    pub(crate) fn has_attempt_of(&self, other: &Self) -> bool {
+        self.attempt == other.attempt
+    }
+
     /// The same with this inode.
     pub(crate) fn with_inode(self, inode: u64) -> Self {
         Self { inode, ..self }

@@ -49,58 +49,95 @@ pub struct LogReader {
     merge: Merge,
     until: Option<Timestamp>,
     stage: Stage,
-    /// The directory of the logs of all apps, if the reader follows all of them: apps may be added.
-    all: Option<NewApps>,
+    /// The apps whose logs the reader follows, if it does.
+    followed: Option<FollowedApps>,
+    /// The number of changes of the logs.
+    changes: u64,
     /// The start of an app whose end is the end of the log.
     start: Option<AppStart>,
 }
 
-/// Finds the apps that are added to a pod while its logs are followed.
+/// Finds the apps that are added to a pod, or removed from it, while its logs are followed. `logs/APP` exists
+/// from the app's creation to its removal, also if its log has a chosen path.
 #[derive(Debug)]
-struct NewApps {
+struct FollowedApps {
     /// The pod's directory.
     pod: PathBuf,
+    /// These apps only; empty: all, also those that are added.
+    asked: Vec<AppName>,
     /// The apps that the reader has, and the inode of the directory of each: it is new if the app is removed and
     /// another one of its name added. `None`: it did not exist yet.
     known: BTreeMap<AppName, Option<u64>>,
 }
 
-impl NewApps {
-    /// A reader has the logs of these apps.
-    fn after(pod: &Path, apps: &[AppName]) -> Self {
+/// The changes of the apps of a pod.
+#[derive(Debug, Default)]
+struct FoundApps {
+    /// Their logs.
+    new: Vec<AppLog>,
+    removed: Vec<AppName>,
+}
+
+impl FollowedApps {
+    /// A reader has the logs of these apps, for this query.
+    fn after(pod: &Path, apps: &[AppName], query: &LogQuery) -> Self {
         let dir = |app: &AppName| pod.join(files::LOGS).join(app.as_str());
         let inode = |app: &AppName| rustix::fs::lstat(dir(app)).ok().map(|dir| dir.st_ino);
-        Self { pod: pod.to_owned(), known: apps.iter().map(|app| (app.clone(), inode(app))).collect() }
+        let known = apps.iter().map(|app| (app.clone(), inode(app))).collect();
+        Self { pod: pod.to_owned(), asked: query.apps.clone(), known }
     }
 
     fn dir(&self) -> PathBuf {
         self.pod.join(files::LOGS)
     }
 
-    /// The logs of apps that were added since the last call. `row` returns the pod's row.
-    fn find(&mut self, row: impl Fn() -> Result<Option<PodRow>, PodError>) -> Result<Vec<AppLog>, PodError> {
-        // The supervisor makes the directory. Without it there are no apps, or the pod was removed.
-        let Ok(entries) = std::fs::read_dir(self.dir()) else { return Ok(Vec::new()) };
-        let mut new = Vec::new();
-        for entry in entries.flatten() {
+    /// Whether all apps of the query were removed: there will be no more lines.
+    fn is_over(&self) -> bool {
+        !self.asked.is_empty() && self.known.is_empty()
+    }
+
+    /// The apps that have directories, with the inode of each.
+    fn list(&self) -> io::Result<BTreeMap<AppName, u64>> {
+        let mut listed = BTreeMap::new();
+        for entry in std::fs::read_dir(self.dir())? {
+            let entry = entry?;
             let Some(app) = entry.file_name().to_str().and_then(|name| name.parse::<AppName>().ok()) else { continue };
-            match self.known.insert(app.clone(), Some(entry.ino())) {
-                Some(None) => {}
-                Some(Some(inode)) if inode == entry.ino() => {}
-                None | Some(Some(_)) => new.push(app),
+            if self.asked.is_empty() || self.asked.contains(&app) {
+                listed.insert(app, entry.ino());
+            }
+        }
+        Ok(listed)
+    }
+
+    /// The apps that were added or removed since the last call. `row` returns the pod's row.
+    fn find(&mut self, row: impl Fn() -> Result<Option<PodRow>, PodError>) -> Result<FoundApps, PodError> {
+        let listed = match self.list() {
+            Ok(listed) => listed,
+            // The supervisor makes the directory. Without it there are no apps, or the pod was removed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(FoundApps::default()),
+            Err(error) => return Err(PodError::io("list the logs in", self.dir())(error)),
+        };
+        let is_removed =
+            |(app, inode): &(&AppName, &Option<u64>)| inode.is_some() && listed.get(*app) != inode.as_ref();
+        let removed: Vec<AppName> = self.known.iter().filter(is_removed).map(|(app, _)| app.clone()).collect();
+        self.known.retain(|app, _| !removed.contains(app));
+        let mut new = Vec::new();
+        for (app, inode) in listed {
+            if self.known.insert(app.clone(), Some(inode)).is_none() {
+                new.push(app);
             }
         }
         if new.is_empty() {
-            return Ok(Vec::new());
+            return Ok(FoundApps { new: Vec::new(), removed });
         }
         // An app has its row before its directory.
-        let Some(row) = row()? else { return Ok(Vec::new()) };
+        let Some(row) = row()? else { return Ok(FoundApps { new: Vec::new(), removed }) };
         let block = block_for(self.known.len());
         let log = |app: AppName| {
             let dir = LogDir::of_app(&self.pod, &row, &app);
             AppLog::new(app, dir, None, block)
         };
-        Ok(new.into_iter().map(log).collect())
+        Ok(FoundApps { new: new.into_iter().map(log).collect(), removed })
     }
 }
 
@@ -150,7 +187,13 @@ impl LogReader {
     /// The directories that change when there are more lines. They may not exist before the pod is started.
     #[must_use]
     pub fn dirs(&self) -> Vec<PathBuf> {
-        self.merge.logs.iter().map(|log| log.dir().path()).chain(self.all.iter().map(NewApps::dir)).collect()
+        self.merge.logs.iter().map(|log| log.dir().path()).chain(self.followed.iter().map(FollowedApps::dir)).collect()
+    }
+
+    /// The number of changes of these directories so far: one that replaces another has its path.
+    #[must_use]
+    pub fn dir_changes(&self) -> u64 {
+        self.changes
     }
 
     /// The maximum time to wait for more; `None`: unlimited.
@@ -186,7 +229,8 @@ impl LogReader {
             merge: Merge { id, logs: Vec::new(), stderr: query.stderr, since: query.since, until: query.until },
             until: query.until.filter(|_| query.follow),
             stage: if query.follow { stage_of(row, boot)? } else { Stage::Over },
-            all: (query.follow && query.apps.is_empty()).then(|| NewApps::after(dir, &apps)),
+            changes: 0,
+            followed: query.follow.then(|| FollowedApps::after(dir, &apps, query)),
             start: AppStart::of_query(query),
         };
         // Check for the end first, then read: nothing is written after the end.
@@ -227,6 +271,25 @@ impl LogReader {
         Ok(())
     }
 
+    /// Takes over the logs of apps that were added, and ends with the last app of the query.
+    fn find_apps(&mut self, row: impl Fn() -> Result<Option<PodRow>, PodError>) -> Result<(), PodError> {
+        let (Some(followed), Stage::Running(_) | Stage::Over) = (&mut self.followed, &self.stage) else {
+            return Ok(());
+        };
+        let FoundApps { mut new, removed } = followed.find(row)?;
+        self.changes += u64::from(!new.is_empty() || !removed.is_empty());
+        for log in &mut self.merge.logs {
+            log.is_removed |= removed.contains(&log.app) && !log.dir().has_chosen_path();
+        }
+        // An app that replaces another one may append to the same file, which is read already.
+        new.retain(|new| !self.merge.logs.iter().any(|log| log.dir().has_path_of(new.dir())));
+        self.merge.logs.extend(new);
+        if followed.is_over() {
+            self.stage = Stage::Over;
+        }
+        Ok(())
+    }
+
     fn pull(
         &mut self,
         row: impl Fn() -> Result<Option<PodRow>, PodError>,
@@ -234,12 +297,7 @@ impl LogReader {
         sink: &mut dyn FnMut(LineRef<'_>),
     ) -> Result<Pulled, LogsError> {
         self.advance(&row)?;
-        if let (Some(all), Stage::Running(_) | Stage::Over) = (&mut self.all, &self.stage) {
-            let mut added = all.find(&row)?;
-            // An app that replaces another one may append to the same file, which is read already.
-            added.retain(|new| !self.merge.logs.iter().any(|log| log.dir().has_path_of(new.dir())));
-            self.merge.logs.extend(added);
-        }
+        self.find_apps(&row)?;
         let mut given = 0;
         let more = self.merge.give(|_, line, size| {
             if let Some(line) = line {
@@ -248,6 +306,9 @@ impl LogReader {
             given += size;
             given < most
         })?;
+        if !more {
+            self.merge.logs.retain(|log| !log.is_removed);
+        }
         Ok(match self.stage {
             _ if more => Pulled::More,
             Stage::Waiting => Pulled::Waiting,

@@ -122,7 +122,25 @@ fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
     (0..apps).for_each(|app| opening.add(&name(app), log_dir(dir, app)).unwrap());
     let merge =
         Merge { id, logs: opening.finish().unwrap(), stderr: query.stderr, since: query.since, until: query.until };
-    LogReader { id, boot: BootId("x".to_owned()), merge, until: None, stage: Stage::Over, all: None, start: None }
+    LogReader {
+        id,
+        boot: BootId("x".to_owned()),
+        merge,
+        until: None,
+        stage: Stage::Over,
+        followed: None,
+        changes: 0,
+        start: None,
+    }
+}
+
+#[test]
+fn unreadable_log_directories_are_errors() {
+    let pod = tempfile::tempdir().unwrap();
+    let find = || FollowedApps::after(pod.path(), &[], &LogQuery::default()).find(|| Ok(None));
+    assert!(find().unwrap().new.is_empty());
+    std::fs::write(pod.path().join(files::LOGS), "").unwrap();
+    assert!(matches!(find(), Err(PodError::Io { .. })));
 }
 
 /// All lines that a reader returns, and the number of pulls.
@@ -263,7 +281,8 @@ fn later_lines_are_merged_by_time() {
         merge,
         until: None,
         stage: Stage::Waiting,
-        all: None,
+        followed: None,
+        changes: 0,
         start: None,
     };
     let append = |app: usize, second: i64| {
@@ -400,6 +419,61 @@ fn following_delivers_the_last_lines_of_the_supervisor() {
         Pulled::End,
         "the row's phase is Running, but the supervisor has ended"
     );
+}
+
+/// Makes the log of an app, with one line.
+fn add_app(dir: &Path, app: usize) {
+    let record = Record { step: Some(1), stderr: false, tag: "F", length: 0, rotated: (false, false) };
+    write(dir, app, &[record], false);
+}
+
+/// Removes an app as a supervisor does: its log is deleted under another name.
+fn remove_app(dir: &Path, app: usize, trash: &Path) {
+    std::fs::rename(dir.join(files::LOGS).join(name(app).as_str()), trash).unwrap();
+    std::fs::remove_dir_all(trash).unwrap();
+}
+
+#[test]
+fn followers_forget_removed_apps() {
+    use std::process::{Command, Stdio};
+    let (dir, trash) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let boot = BootId("x".to_owned());
+    let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let row = PodRow { apps: [0, 1].map(app_row).into(), ..running(&child, &boot) };
+    (0..2).for_each(|app| add_app(dir.path(), app));
+    let open = |apps: &[usize]| {
+        let apps = apps.iter().copied().map(name).collect();
+        LogReader::open(&row, dir.path(), &boot, &LogQuery { follow: true, apps, ..LogQuery::default() }).unwrap()
+    };
+    let (mut all, mut one, mut both) = (open(&[]), open(&[0]), open(&[0, 1]));
+    let pull = |reader: &mut LogReader| {
+        let mut seen = 0;
+        let pulled = reader.pull(|| Ok(Some(row.clone())), 1 << 20, &mut |_| seen += 1).unwrap();
+        (pulled, seen, reader.dirs().len())
+    };
+    for (reader, lines) in [(&mut all, 2), (&mut one, 1), (&mut both, 2)] {
+        assert_eq!(pull(reader), (Pulled::Drained, lines, lines + 1));
+    }
+    let mut late = open(&[0]);
+    remove_app(dir.path(), 0, &trash.path().join("first"));
+    assert_eq!(pull(&mut late).0, Pulled::End);
+    assert_eq!(pull(&mut one), (Pulled::End, 0, 1), "its app is gone");
+    assert_eq!(pull(&mut both), (Pulled::Drained, 0, 2));
+    assert_eq!(pull(&mut all), (Pulled::Drained, 0, 2));
+    add_app(dir.path(), 0);
+    assert_eq!(pull(&mut all), (Pulled::Drained, 1, 3), "another app with its name");
+    // Between two pulls. The former directory keeps its inode meanwhile.
+    let logs = dir.path().join(files::LOGS);
+    std::fs::rename(logs.join(name(0).as_str()), trash.path().join("second")).unwrap();
+    add_app(dir.path(), 0);
+    for reader in [&mut all, &mut both] {
+        let changes = reader.dir_changes();
+        assert_eq!(pull(reader), (Pulled::Drained, 1, 3));
+        assert!(reader.dir_changes() > changes, "the directories have the same paths");
+    }
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert_eq!(pull(&mut all).0, Pulled::End);
 }
 
 #[test]

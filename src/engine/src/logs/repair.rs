@@ -4,65 +4,52 @@
 //! record. Also, the last record may be a partial line (tag `P`) whose rest was never written. An incomplete record is
 //! truncated; a partial line becomes the last part of its line (tag `F`) in place. Neither needs disk space.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 
-use gantry_contract::files;
 use gantry_store::PodRow;
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::logs::files::LogDir;
 use crate::logs::line;
+use crate::logs::names::LogFile;
 
 /// The maximum distance from the end of a log in which the last record of each stream is searched.
 const MAX_TAIL: u64 = 4 << 20;
 
-/// Repairs the logs of every app of the pod in this directory. The caller holds the pod's lock: nothing writes them.
+/// Repairs the logs of every app of the pod in this row, with this directory. The caller holds the pod's lock: nothing
+/// writes them, except another pod to a file at a chosen path, which is left alone.
 ///
 /// # Errors
 /// The first file that could not be repaired; the others are.
-pub(crate) fn repair(pod_dir: &Path) -> io::Result<()> {
+pub(crate) fn repair(pod_dir: &Path, row: &PodRow) -> io::Result<()> {
     let mut outcome = Ok(());
-    for app in entries(&pod_dir.join(files::LOGS))? {
-        let repaired = repair_logs_of_app(&app);
+    for app in &row.apps {
+        let repaired = repair_log(LogDir::of_app(pod_dir, row, &app.name));
         outcome = outcome.and(repaired);
     }
     outcome
 }
 
-/// Repairs the logs in the directory of an app; returns the first failure, after the others were repaired.
-fn repair_logs_of_app(dir: &Path) -> io::Result<()> {
-    let is_log = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "log");
+/// Repairs the files of all starts of an app; returns the first failure, after the others were repaired.
+fn repair_log(mut dir: LogDir) -> io::Result<()> {
+    let parts = dir.parts()?;
     let mut outcome = Ok(());
-    for log in entries(dir)?.iter().filter(|path| is_log(path)) {
-        let repaired = repair_log(log);
+    for of_start in parts.chunk_by(LogFile::has_attempt_of) {
+        let repaired = repair_parts(&dir, of_start);
         outcome = outcome.and(repaired);
     }
     outcome
 }
 
-/// Repairs the logs at chosen paths of a pod in this row. The caller holds the pod's lock; a file that another pod
-/// writes meanwhile is left alone.
-///
-/// # Errors
-/// The first log that could not be repaired; the others are.
-pub(crate) fn repair_chosen(row: &PodRow) -> io::Result<()> {
-    let mut outcome = Ok(());
-    for app in row.apps.iter().filter(|app| app.log_path.is_some() && row.log_dir.is_some()) {
-        // Its path does not depend on the directory of the pod.
-        let repaired = repair_parts(LogDir::of_app(Path::new("."), row, &app.name));
-        outcome = outcome.and(repaired);
-    }
-    outcome
-}
-
-/// The newest file of a log, and the one before it for a stream without a record in the newest.
-fn repair_parts(mut dir: LogDir) -> io::Result<()> {
+/// The newest file, and the one before it for a stream without a record in the newest.
+fn repair_parts(dir: &LogDir, parts: &[LogFile]) -> io::Result<()> {
+    // Standard output, standard error: whether the end of the stream was found.
     let mut seen = [false, false];
-    for part in dir.parts()?.iter().rev().take(2) {
+    for part in parts.iter().rev().take(2) {
         let Some(file) = dir.open_to_repair(part)? else { continue };
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => return Ok(()),
@@ -74,40 +61,6 @@ fn repair_parts(mut dir: LogDir) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    match std::fs::read_dir(dir) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
-}
-
-/// The newest file of a log, and the one before it for a stream without a record in the newest.
-fn repair_log(path: &Path) -> io::Result<()> {
-    let mut older = path.as_os_str().to_owned();
-    older.push(".1");
-    // Standard output, standard error: whether the end of the stream was found.
-    let mut seen = [false, false];
-    for path in [path, Path::new(&older)] {
-        match open(path) {
-            Ok(file) => repair_file(&file, &mut seen)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        if seen == [true, true] {
-            break;
-        }
-    }
-    Ok(())
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    // NONBLOCK: opening a FIFO must not hang.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
 fn repair_file(file: &File, seen: &mut [bool; 2]) -> io::Result<()> {
@@ -154,14 +107,14 @@ mod tests {
     #[track_caller]
     fn check(before: &[String], after: &[String]) {
         let dir = tempfile::tempdir().unwrap();
-        let app = dir.path().join(files::LOGS).join("app");
-        std::fs::create_dir_all(&app).unwrap();
+        let app = dir.path().join("app");
+        std::fs::create_dir(&app).unwrap();
         let name = |i: usize| app.join(if i == 0 { "0.log".to_owned() } else { format!("0.log.{i}") });
         for (i, text) in before.iter().enumerate() {
             std::fs::write(name(i), text).unwrap();
         }
         for _ in 0..2 {
-            repair(dir.path()).unwrap();
+            repair_log(LogDir::new(dir.path(), "app")).unwrap();
             for (i, text) in after.iter().enumerate() {
                 assert_eq!(std::fs::read_to_string(name(i)).unwrap(), *text, "file {i} of {before:?}");
             }
@@ -199,19 +152,31 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_logs_needs_no_repair() {
-        repair(tempfile::tempdir().unwrap().path()).unwrap();
+    fn an_app_without_logs_needs_no_repair() {
+        repair_log(LogDir::new(tempfile::tempdir().unwrap().path(), "app")).unwrap();
+    }
+
+    #[test]
+    fn the_logs_of_all_starts_are_repaired() {
+        let dir = tempfile::tempdir().unwrap();
+        let torn = format!("{}{TIME} stdo", record("stdout F one"));
+        for attempt in 0..3 {
+            std::fs::write(dir.path().join(format!("{attempt}.log")), &torn).unwrap();
+        }
+        repair_log(LogDir::new(dir.path(), ".")).unwrap();
+        for attempt in 0..3 {
+            let text = std::fs::read_to_string(dir.path().join(format!("{attempt}.log"))).unwrap();
+            assert_eq!(text, record("stdout F one"));
+        }
     }
 
     proptest::proptest! {
         #[test]
         fn any_log_ends_in_a_complete_line(bytes: Vec<u8>) {
             let dir = tempfile::tempdir().unwrap();
-            let app = dir.path().join(files::LOGS).join("app");
-            std::fs::create_dir_all(&app).unwrap();
-            std::fs::write(app.join("0.log"), &bytes).unwrap();
-            repair(dir.path()).unwrap();
-            let after = std::fs::read(app.join("0.log")).unwrap();
+            std::fs::write(dir.path().join("0.log"), &bytes).unwrap();
+            repair_log(LogDir::new(dir.path(), ".")).unwrap();
+            let after = std::fs::read(dir.path().join("0.log")).unwrap();
             proptest::prop_assert!(after.is_empty() || after.ends_with(b"\n"));
             proptest::prop_assert!(bytes.len() >= after.len());
         }

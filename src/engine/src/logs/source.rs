@@ -29,6 +29,8 @@ const SIZE_CHECK_INTERVAL: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct AppLog {
     pub(crate) app: AppName,
+    /// The app was removed with its log, of which only the rest can be read.
+    pub(crate) is_removed: bool,
     dir: LogDir,
     open: Option<LogPosition>,
     /// The end.
@@ -81,6 +83,7 @@ impl AppLog {
     pub(crate) fn new(app: AppName, dir: LogDir, start: Option<LogPosition>, block: usize) -> Self {
         Self {
             app,
+            is_removed: false,
             dir,
             open: start,
             stop: None,

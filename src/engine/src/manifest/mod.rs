@@ -8,7 +8,6 @@ mod limits;
 pub(crate) mod net;
 mod volumes;
 
-use gantry_contract::files;
 use gantry_contract::plan::Plan;
 use gantry_model::id::IdError;
 use gantry_model::spec::SpecError;
@@ -156,7 +155,7 @@ impl Engine {
         configs: &write::Configs<'_>,
         secrets: Secrets,
     ) -> Result<Option<Vec<u8>>, PodError> {
-        let Some(plan) = self.plan_if_readable(row.id)? else { return Ok(None) };
+        let Some(plan) = self.plan_if_readable(row)? else { return Ok(None) };
         Ok(serde_json::to_vec(&write::pod(row, &plan, configs, secrets)).ok())
     }
 
@@ -173,31 +172,26 @@ impl Engine {
         Ok(())
     }
 
-    /// The plan of a pod with the apps that were added to it and the limits in effect; `None` when it never had one or
-    /// it is lost.
-    fn plan_if_readable(&self, id: PodId) -> Result<Option<Plan>, PodError> {
-        let path = self.pod_dir(id).join(files::PLAN);
-        match pod_dir::read(&path, pod_dir::MAX_PLAN) {
-            Ok(bytes) => {
-                let added = self.added_apps(id).unwrap_or_default();
-                let plan = serde_json::from_slice(&bytes).ok().map(|plan| added.onto(plan));
-                let limits = self.updated_limits(id).unwrap_or_default();
-                Ok(plan.map(|mut plan| {
-                    limits.apply(&mut plan);
-                    plan
-                }))
-            }
-            Err(error) if pod_dir::is_lost(&error) => Ok(None),
-            Err(error) => Err(PodError::io("read the plan", path)(error)),
-        }
+    /// The present plan of a pod with the limits in effect, as far as they can be read; `None` when it never had a plan
+    /// or it is lost.
+    fn plan_if_readable(&self, row: &PodRow) -> Result<Option<Plan>, PodError> {
+        let plan = match self.plan(row.id) {
+            Ok(plan) => plan,
+            Err(PodError::Damaged { .. }) => return Ok(None),
+            Err(PodError::Io { source, .. }) if pod_dir::is_lost(&source) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut plan = self.added_apps(row.id).unwrap_or_default().onto_plan_of(plan, row);
+        self.updated_limits(row.id).unwrap_or_default().apply(&mut plan);
+        Ok(Some(plan))
     }
 
     /// The limits in effect of a pod (`pod`) and of its apps (`apps`, by name), as in a manifest.
     ///
     /// # Errors
-    /// [`ManifestError`] when the pod does not exist or has no plan.
-    pub fn limits_in_effect(&self, id: PodId) -> Result<serde_json::Value, ManifestError> {
-        Ok(json::limits_of_plan(&self.effective_plan(id)?))
+    /// [`ManifestError`] when the pod has no plan.
+    pub fn limits_in_effect(&self, row: &PodRow) -> Result<serde_json::Value, ManifestError> {
+        Ok(json::limits_of_plan(&self.effective_plan(row)?))
     }
 
     /// Everything about a pod beyond its status: `manifest`, `plan`, `limits` (those in effect, of the `pod` and of its
@@ -210,7 +204,7 @@ impl Engine {
         let view = self.status(id)?;
         let journal = self.journal(id)?;
         let status = view.supervisor().and_then(|_| self.supervisor_status(id).ok());
-        let plan = self.plan_if_readable(id)?;
+        let plan = self.plan_if_readable(&view.row)?;
         Ok(serde_json::json!({
             "manifest": self.manifest(id).ok(),
             "limits": plan.as_ref().map(json::limits_of_plan),

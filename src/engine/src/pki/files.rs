@@ -2,15 +2,17 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::str::Lines;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use gantry_host::file::{read_bounded, sync_dir};
+use gantry_host::file::{NewFile, read_bounded, sync_dir};
 use gantry_model::ErrorKind;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode};
+use rustix::io::Errno;
 
 use crate::EngineError;
 
@@ -111,7 +113,7 @@ pub(super) fn make_dir(dir: &Path) -> Result<(), EngineError> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed("make", dir))
 }
 
-/// Writes files in this order, each as a whole and durably. Returns their paths.
+/// Writes files durably, which get their names in this order when all are complete. Returns their paths.
 ///
 /// # Errors
 /// A file exists and `replace` is not set; nothing was written. A file cannot be written.
@@ -120,15 +122,18 @@ pub(super) fn write_files(dir: &Path, files: &[PemFile], replace: bool) -> Resul
     if !replace && let Some(path) = paths.iter().find(|path| path.symlink_metadata().is_ok()) {
         return Err(already_exists(path));
     }
-    for (file, path) in files.iter().zip(&paths) {
-        write_file(dir, file, path, replace)?;
+    let open_dir = File::open(dir).map_err(failed("open", dir))?;
+    let complete = files.iter().zip(&paths).map(|(file, path)| write_unnamed(&open_dir, file, path));
+    let complete: Vec<NewFile<'_>> = complete.collect::<Result<_, _>>()?;
+    for ((new, file), path) in complete.into_iter().zip(files).zip(&paths) {
+        let named = if replace { new.publish(&file.name[..]) } else { new.publish_new(&file.name[..]) };
+        named.map_err(|errno| match errno {
+            Errno::EXIST => already_exists(path),
+            _ => failed("write", path)(errno.into()),
+        })?;
     }
-    File::open(dir).and_then(sync_dir_of).map_err(failed("sync", dir))?;
+    sync_dir(&open_dir).map_err(failed("sync", dir))?;
     Ok(paths)
-}
-
-fn sync_dir_of(dir: File) -> io::Result<()> {
-    sync_dir(&dir)
 }
 
 fn already_exists(path: &Path) -> EngineError {
@@ -137,33 +142,22 @@ fn already_exists(path: &Path) -> EngineError {
 }
 
 /// The file has no name until it is complete, so that a `kill -9` leaves no part of it.
-fn write_file(dir: &Path, file: &PemFile, path: &Path, replace: bool) -> Result<(), EngineError> {
-    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-    let unnamed = rustix::fs::open(dir, flags, SECRET).map_err(io::Error::from).map_err(failed("write in", dir))?;
-    let mut unnamed = File::from(unnamed);
-    unnamed
-        .write_all(file.text.as_bytes())
+fn write_unnamed<'d>(dir: &'d File, file: &PemFile, path: &Path) -> Result<NewFile<'d>, EngineError> {
+    let temporary = format!(".{}.new", file.name);
+    // Of an attempt that was killed.
+    match rustix::fs::unlinkat(dir, &temporary[..], AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(failed("replace", path)(errno.into())),
+    }
+    let write = || -> io::Result<NewFile<'d>> {
+        let new = NewFile::create(dir.as_fd(), temporary, SECRET)?;
+        new.file().write_all(file.text.as_bytes())?;
         // The umask must not decide.
-        .and_then(|()| Ok(rustix::fs::fchmod(&unnamed, file.mode)?))
-        .and_then(|()| unnamed.sync_all())
-        .map_err(failed("write", path))?;
-    let link = |to: &Path| {
-        let from = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&unnamed));
-        rustix::fs::linkat(CWD, from, CWD, to, AtFlags::SYMLINK_FOLLOW).map_err(io::Error::from)
+        rustix::fs::fchmod(new.file(), file.mode)?;
+        new.file().sync_all()?;
+        Ok(new)
     };
-    if !replace {
-        return link(path).map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => already_exists(path),
-            _ => failed("write", path)(error),
-        });
-    }
-    // linkat(2) replaces no file.
-    let beside = dir.join(format!(".{}.new", file.name));
-    match std::fs::remove_file(&beside) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &beside)(error)),
-        Ok(()) | Err(_) => {}
-    }
-    link(&beside).and_then(|()| std::fs::rename(&beside, path)).map_err(failed("write", path))
+    write().map_err(failed("write", path))
 }
 
 fn failed(attempt: &'static str, path: &Path) -> impl Fn(io::Error) -> EngineError {
@@ -176,6 +170,9 @@ fn failed(attempt: &'static str, path: &Path) -> impl Fn(io::Error) -> EngineErr
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use gantry_model::Kind as _;
     use proptest::prelude::*;
 
     use super::*;
@@ -195,5 +192,34 @@ mod tests {
         fn decoder_never_panics(text: String) {
             let _item = decode_pem(&mut format!("-----BEGIN CERTIFICATE-----\n{text}").lines(), "CERTIFICATE");
         }
+    }
+
+    #[test]
+    fn files_are_replaced_only_on_request() {
+        let temp = tempfile::tempdir().unwrap();
+        let (dir, text) = (temp.path(), |path: &Path| std::fs::read_to_string(path).unwrap());
+        let files = |der: &[u8]| [PemFile::key("a", der), PemFile::certificate("a", der)];
+        let paths = write_files(dir, &files(b"one"), false).unwrap();
+        assert_eq!(write_files(dir, &files(b"two"), false).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(text(&paths[0]), encode_pem("PRIVATE KEY", b"one"));
+        // A kill left it.
+        std::fs::write(dir.join(".a.crt.new"), "half").unwrap();
+        assert_eq!(write_files(dir, &files(b"two"), true).unwrap(), paths);
+        assert_eq!(text(&paths[1]), encode_pem("CERTIFICATE", b"two"));
+        let mode = |path: &PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode(&paths[0]), mode(&paths[1])], [0o600, 0o644]);
+        assert_eq!(std::fs::read_dir(dir).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn no_file_changes_before_all_are_complete() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
+        let files = |der: &[u8]| [PemFile::key("a", der), PemFile::certificate("a", der)];
+        let paths = write_files(dir, &files(b"one"), false).unwrap();
+        // It can be neither removed nor replaced.
+        std::fs::create_dir(dir.join(".a.crt.new")).unwrap();
+        write_files(dir, &files(b"two"), true).unwrap_err();
+        assert_eq!(std::fs::read_to_string(&paths[0]).unwrap(), encode_pem("PRIVATE KEY", b"one"));
     }
 }

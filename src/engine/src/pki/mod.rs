@@ -8,8 +8,9 @@
 //! | `NAME.crt`, `NAME.key` | the certificate of a client |
 //! | `NAME.talosconfig` | the same and the authority, as talosctl reads them |
 //!
-//! Keys have mode 0600. A key is written before its certificate. A `kill -9` between the two leaves a key without a
-//! certificate, which the next attempt reports as existing; `replace` overwrites it.
+//! Keys have mode 0600. The files get their names when all are complete, one directly after the other, the key first.
+//! A `kill -9` in between leaves a key without a certificate, which the next attempt reports as existing; with
+//! `replace`, it may leave a key beside the former certificate, to which it does not belong. `replace` overwrites both.
 //!
 //! No certificate outlives its authority: a lifetime beyond that of the authority ends with it.
 

@@ -13,6 +13,7 @@ use gantry_contract::plan::{App, Plan};
 use gantry_host::lock::{LockMode, LockedFile};
 use gantry_model::PodId;
 use gantry_model::spec::VolumeSpec;
+use gantry_store::{AppRow, PodRow};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -45,13 +46,30 @@ pub(crate) struct AddedApp {
 }
 
 impl AddedApps {
-    /// The plan with these apps and their volumes.
-    pub(crate) fn onto(self, mut plan: Plan) -> Plan {
-        for added in self.apps {
+    /// The plan of a pod's creation with these apps and their volumes; of both, only the apps that exist. A name may be
+    /// used again after its app was removed: an added app is younger than one of its name in the plan.
+    pub(crate) fn onto(self, mut plan: Plan, exists: impl Fn(&App) -> bool) -> Plan {
+        let mut added = self.apps;
+        added.retain(|added| exists(&added.app));
+        plan.apps.retain(|app| exists(app) && added.iter().all(|younger| younger.app.name != app.name));
+        for added in added {
             plan.apps.push(added.app);
             plan.volumes.extend(added.volumes);
         }
         plan
+    }
+
+    /// As [`Self::onto`], for the apps that the pod has by its row.
+    pub(crate) fn onto_plan_of(self, plan: Plan, row: &PodRow) -> Plan {
+        self.onto(plan, |app| row.apps.iter().any(|known| is_app_of_row(app, known)))
+    }
+}
+
+/// Whether an app of a plan is the app of this row. One of a plan of an older engine has no id.
+fn is_app_of_row(app: &App, row: &AppRow) -> bool {
+    match &app.id {
+        Some(id) => row.id == *id,
+        None => row.name.as_str() == app.name,
     }
 }
 
@@ -70,6 +88,12 @@ impl Engine {
         })?;
         let locked = LockedFile::lock_within(file, LockMode::Exclusive, within, |_, _| Ok(()));
         locked.map_err(PodError::io("lock", path))
+    }
+
+    /// The present plan of a pod: that of its creation, without the apps that were removed since, and with those that
+    /// were added.
+    pub(crate) fn present_plan(&self, row: &PodRow) -> Result<Plan, PodError> {
+        Ok(self.added_apps(row.id)?.onto_plan_of(self.plan(row.id)?, row))
     }
 
     /// The apps that were added to a pod.
@@ -122,5 +146,42 @@ impl Engine {
             self.remove_temporary_record(id, lock);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_model::AppId;
+    use gantry_model::spec::VolumeKind;
+
+    use super::*;
+    use crate::manifest::appc::tests::{plan_of, planned_app, row};
+
+    fn app(id: Option<u8>) -> App {
+        App { id: id.map(|byte| AppId::from_random([byte; 32])), ..planned_app() }
+    }
+
+    /// The plan of a pod that was created with one of these apps, and got the other one later.
+    fn present_plan(created: Option<u8>, added: Option<u8>) -> Plan {
+        let volume = VolumeSpec { name: "own".parse().unwrap(), kind: VolumeKind::Anonymous, read_only: false };
+        let added = AddedApp { app: app(added), volumes: vec![volume], manifest: serde_json::Value::Null };
+        // Its app has the id of ones, and no time at which it was added, as after its adoption.
+        AddedApps { apps: vec![added] }.onto_plan_of(plan_of(app(created)), &row("a:1", &[]))
+    }
+
+    #[test]
+    fn ids_tell_apps_of_one_name_apart() {
+        let created = plan_of(app(Some(1)));
+        // Whether the app of the row is the added one.
+        for (created_with, added, is_added) in
+            [(Some(2), Some(1), true), (Some(1), Some(2), false), (None, Some(1), true), (None, None, true)]
+        {
+            let plan = present_plan(created_with, added);
+            let want = if is_added { added } else { created_with };
+            assert_eq!(plan.apps, [app(want)], "{created_with:?} {added:?}");
+            let volumes = created.volumes.len() + usize::from(is_added);
+            assert_eq!(plan.volumes.len(), volumes, "{created_with:?} {added:?}");
+        }
+        assert_eq!(present_plan(Some(2), Some(3)).apps, []);
     }
 }

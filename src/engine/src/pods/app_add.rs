@@ -187,10 +187,11 @@ impl Engine {
         volumes_dir: &str,
         lock: &AppsLock,
     ) -> Result<Reply, EngineError> {
-        storage_limit::limit_app(&self.pod_dir(id), &planned.app).map_err(EngineError::from_cause)?;
         let mounts = clone_mounts(volumes_dir, &planned)?;
         let block_devices = block_devices(&planned.app.options.limits)?;
         let devices = devices::read_devices(&planned.app.options)?;
+        // Last: the supervisor removes the directories that this makes only if it was asked to create the app.
+        storage_limit::limit_app(&self.pod_dir(id), &planned.app).map_err(EngineError::from_cause)?;
         let AddedAppPlan { app, volumes } = planned;
         let request = AddApp { app, start, volumes, terminal_size: None, block_devices, devices };
         let meanwhile = || {

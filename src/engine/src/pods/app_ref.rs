@@ -64,9 +64,12 @@ impl Engine {
     pub fn stop_grace(&self, id: PodId, app: Option<&AppName>) -> Duration {
         let default = self.options.stop_grace;
         let Ok(plan) = self.plan(id) else { return default };
-        let added = self.added_apps(id).unwrap_or_default();
-        let apps = plan.apps.iter().chain(added.apps.iter().map(|added| &added.app));
-        let apps = apps.filter(|known| app.is_none_or(|name| name.as_str() == known.name));
+        // Without the row or the added apps, those of the creation are known.
+        let plan = match self.store.pod(id) {
+            Ok(Some(row)) => self.added_apps(id).unwrap_or_default().onto_plan_of(plan, &row),
+            Ok(None) | Err(_) => plan,
+        };
+        let apps = plan.apps.iter().filter(|known| app.is_none_or(|name| name.as_str() == known.name));
         let times = apps.map(|app| app.options.stop_timeout_ms.map_or(default, Duration::from_millis));
         times.max().unwrap_or(default)
     }

@@ -294,8 +294,16 @@ impl Engine {
         let _left_to_reconcile = self
             .ask_to_remove(id, app, self.timeouts.network)
             .map_err(EngineError::from_cause)
-            .and_then(|()| self.forget_added_app(id, app.as_str(), lock).map_err(EngineError::from_cause))
-            .and_then(|()| self.delete_app_row(id, app).map_err(EngineError::from_cause));
+            .and_then(|()| self.forget_unmade_app(id, app, lock));
+    }
+
+    /// Removes all that an app which the supervisor does not have has left in the pod's directory and in its row. A
+    /// failed step does not stop the others; the first failure is returned.
+    fn forget_unmade_app(&self, id: PodId, app: &AppName, lock: &AppsLock) -> Result<(), EngineError> {
+        let released = storage_limit::release(&self.pod_dir(id), Some(app)).map_err(EngineError::from_cause);
+        let forgotten = self.forget_added_app(id, app.as_str(), lock).map_err(EngineError::from_cause);
+        let deleted = self.delete_app_row(id, app).map_err(EngineError::from_cause);
+        released.and(forgotten).and(deleted)
     }
 
     /// Deletes the row of an app that the supervisor does not have.

@@ -5,7 +5,7 @@
 //! 2. With `mark_only`, exited and aborted pods are marked at once and nothing is deleted. The grace period of a pod
 //!    that was marked so counts from the mark, as in rkt.
 //! 3. Prepared pods older than `expire_prepared` are marked and deleted. A deletion that was begun is finished.
-//! 4. Resources of networks that dead pods left, or that belong to no pod, are removed.
+//! 4. Cgroups that dead pods left are removed, and resources of networks that dead pods left or that belong to no pod.
 //! 5. Ended pods of `run --rm` are deleted, without a grace period.
 //! 6. The pods of commands whose caller is gone are stopped and deleted, without a grace period.
 //!
@@ -176,7 +176,7 @@ impl Engine {
             // Free space first, which the database may need.
             let swept = self.store.sweep_temporaries().map(drop);
             let settled = self.store.settle_volumes();
-            report.store_failures.extend(swept.and(settled).map_err(PodError::store).err());
+            report.store_failures.extend([swept, settled].into_iter().filter_map(Result::err).map(PodError::store));
         }
         if !options.mark_only {
             match self.store.delete_lost_pods(LOST_PODS_RETENTION, options.dry_run).map_err(PodError::store) {
@@ -272,19 +272,31 @@ impl Engine {
             }
             report.steps.push(GcStep { id, action, why });
         }
-        if options.mark_only || options.dry_run { Ok(()) } else { self.detach_remaining_networks(id) }
+        if options.mark_only || options.dry_run { Ok(()) } else { self.remove_remains(&row) }
     }
 
-    /// Removes the networks of a pod that does not run: its supervisor was killed, or a plugin failed.
-    fn detach_remaining_networks(&self, id: PodId) -> Result<(), RmError> {
-        if !self.has_network_record(id) {
+    /// Removes the cgroups and networks of a pod that does not run: its processes did not end in time, its supervisor
+    /// was killed, or a plugin failed.
+    fn remove_remains(&self, row: &PodRow) -> Result<(), RmError> {
+        // Its cgroups and networks are in use, and probing its lock could refuse it to a command.
+        if matches!(row.phase, Phase::Running { .. } | Phase::Starting { .. }) {
             return Ok(());
         }
-        // A pod that runs, or is being started, is locked.
+        let id = row.id;
+        let cgroups = self.pod_cgroups(&row.cgroup).map_err(|source| RmError::Cgroup { id, source })?;
+        if cgroups.is_empty() && !self.has_network_record(id) {
+            return Ok(());
+        }
+        // A pod that was started again meanwhile is locked.
         let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(()) };
-        self.network_down(id).map_err(|source| RmError::Network { id, source })
+        // Try both. The processes first, since they may be plugins of a killed supervisor.
+        let cgroups = self.remove_cgroups(&row.cgroup);
+        self.network_down(id).map_err(|source| RmError::Network { id, source })?;
+        cgroups.map_err(|source| RmError::Cgroup { id, source })
     }
 
+    /// Marks a pod as garbage, and returns its row. `None`: another process changed the pod first, and has perhaps
+    /// started it again; or it is gone.
     fn mark(&self, row: &PodRow, now: Timestamp) -> Result<Option<PodRow>, RmError> {
         let edge = match row.phase {
             // Needs the lock, since another process may be starting the pod. Without a directory there is no lock, and
@@ -292,13 +304,13 @@ impl Engine {
             Phase::Prepared { .. } => {
                 return match self.lock_in_time(row.id)? {
                     PodState::Held => Ok(None),
-                    _free_or_absent => Ok(self.step(row, change(Edge::Discarded(now)))?),
+                    _free_or_absent => Ok(self.step(row, Change::along(Edge::Discarded(now)))?.filter(is_garbage)),
                 };
             }
             // A process that starts an exited pod at the same time is either first, or refused.
             _ => Edge::Marked(now),
         };
-        Ok(self.step(row, change(edge))?)
+        Ok(self.step(row, Change::along(edge))?.filter(is_garbage))
     }
 
     /// Pod directories whose creators were killed before they wrote a row, and those of pods whose rows were lost.
@@ -376,13 +388,14 @@ impl Engine {
     }
 }
 
-fn change(edge: Edge) -> Change {
-    Change::along(edge)
+fn is_garbage(row: &PodRow) -> bool {
+    matches!(row.phase, Phase::Garbage { .. })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::reconcile::tests::{embryo, engine};
     use gantry_model::{BootId, PodEnd, Process};
 
     const MINUTE: i64 = 60_000_000_000;
@@ -403,6 +416,16 @@ mod tests {
     fn was_exited() -> FormerPhase {
         let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
         FormerPhase::Exited { started: Timestamp(0), at: Timestamp(0), end }
+    }
+
+    #[test]
+    fn only_garbage_is_deleted_after_its_mark() {
+        let temp = tempfile::tempdir().unwrap();
+        let (engine, image) = engine(temp.path());
+        let (row, _lock) = embryo(&engine, &image, 1);
+        let aborted = engine.step(&row, Change::along(Edge::Aborted(Timestamp(1)))).unwrap().unwrap();
+        assert!(engine.mark(&row, Timestamp(2)).unwrap().is_none(), "the row has changed since it was read");
+        assert!(engine.mark(&aborted, Timestamp(2)).unwrap().is_some_and(|row| is_garbage(&row)));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Reads the live output of a running pod's apps for a foreground (frames of [`gantry_contract::output`]).
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use gantry_contract::control::{Reply, Request};
+use gantry_contract::control::{AppStatus, Reply, Request};
 use gantry_contract::output::{HEADER_LEN, Header, Kind as Frame};
 use gantry_model::systemd::MAX_NOTIFICATION;
 use gantry_model::{AppName, ErrorKind, Kind, PodId};
@@ -65,7 +66,7 @@ impl Kind for OutputError {
 /// Some bytes of an app's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk<'a> {
-    /// The app's index in the pod.
+    /// The app's number in the pod ([`Engine::output_apps`]).
     pub app: usize,
     /// Whether they are from standard error.
     pub stderr: bool,
@@ -107,7 +108,7 @@ impl std::fmt::Debug for NotificationHandler {
 /// A notification of an app (sd_notify(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notification<'a> {
-    /// The app's index in the pod.
+    /// The app's number in the pod ([`Engine::output_apps`]).
     pub app: usize,
     /// `NAME=VALUE` lines with names that the supervisor knows.
     pub text: &'a str,
@@ -259,6 +260,17 @@ impl Engine {
     /// [`ExecError`], also when the app does not run.
     pub fn app_output(&self, id: PodId, app: &AppName) -> Result<OutputStream, ExecError> {
         self.subscribe(id, &Request::AppOutput { app: app.to_string() })
+    }
+
+    /// The apps of a running pod by their numbers in its output. The apps that a pod was started with are numbered by
+    /// their places in its manifest; each app that is added gets a number that no other app of the pod has had. `None`:
+    /// the supervisor is too old to number added apps.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn output_apps(&self, id: PodId) -> Result<Option<BTreeMap<usize, AppName>>, ControlError> {
+        let numbered = |app: AppStatus| Some((app.number.into(), app.app.parse().ok()?));
+        Ok(self.supervisor_status(id)?.apps.map(|apps| apps.into_iter().filter_map(numbered).collect()))
     }
 
     fn subscribe(&self, id: PodId, request: &Request) -> Result<OutputStream, ExecError> {

@@ -13,6 +13,7 @@ use gantry_store::{Moved, PodRow, ReadyReport};
 
 use crate::host::process::{self, Deadline};
 use crate::pods::control::{ControlError, REPLY_TIMEOUT, unexpected};
+use crate::pods::transition::was_replaced;
 use crate::pods::view::PodView;
 use crate::{Engine, PodError};
 
@@ -84,18 +85,26 @@ impl Engine {
                 return Ok(Some(row));
             }
             if !self.writes.get() {
-                for app in row.apps.iter_mut().filter(|app| reports.iter().any(|report| report.app == app.name)) {
-                    app.readiness = Some(Readiness::Ready);
-                }
-                return Ok(Some(row));
+                return Ok(Some(with_reports(row, &reports)));
             }
-            match self.store.record_ready(row.id, row.generation, &reports).map_err(PodError::store)? {
-                Moved::Yes(moved) => return Ok(moved),
-                Moved::Lost(Some(moved)) => row = moved,
-                Moved::Lost(None) => return Ok(None),
+            match self.store.record_ready(row.id, row.generation, &reports).map_err(PodError::store) {
+                // The caller still learns it; gantryd records it in the database that it restored.
+                Err(error) if was_replaced(&error) => return Ok(Some(with_reports(row, &reports))),
+                Err(error) => return Err(error),
+                Ok(Moved::Yes(moved)) => return Ok(moved),
+                Ok(Moved::Lost(Some(moved))) => row = moved,
+                Ok(Moved::Lost(None)) => return Ok(None),
             }
         }
     }
+}
+
+/// A row with reports that are not stored.
+fn with_reports(mut row: PodRow, reports: &[ReadyReport]) -> PodRow {
+    for app in row.apps.iter_mut().filter(|app| reports.iter().any(|report| report.app == app.name)) {
+        app.readiness = Some(Readiness::Ready);
+    }
+    row
 }
 
 /// The reports of the journal that the row lacks.

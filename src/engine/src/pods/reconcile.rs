@@ -487,4 +487,4 @@ fn read_live_journal(file: File) -> Option<Parsed> {
 
 #[cfg(test)]
 #[path = "reconcile_tests.rs"]
-mod tests;
+pub(crate) mod tests;

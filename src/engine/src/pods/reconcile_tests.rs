@@ -72,7 +72,7 @@ fn facts_determine_the_next_step() {
 }
 
 /// An engine on an empty store with one image, which has no layers.
-fn engine(dir: &Path) -> (Engine, Digest) {
+pub(crate) fn engine(dir: &Path) -> (Engine, Digest) {
     let options = Options { cgroup_parent: "/gantry-engine-test".parse().unwrap(), ..Options::new(dir.join("data")) };
     let engine = Engine::open(options).unwrap();
     let blob = |bytes: &[u8]| {
@@ -88,7 +88,7 @@ fn engine(dir: &Path) -> (Engine, Digest) {
 }
 
 /// A pod with one app, `a`, as Embryo, and its lock.
-fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
+pub(crate) fn embryo(engine: &Engine, image: &Digest, n: u8) -> (PodRow, PodLock) {
     let id = PodId::from_random([n; 16]);
     let lock = engine.store.make_pod_dir(id).unwrap();
     let (image, annotations) = (Some(image.clone()), std::collections::BTreeMap::new());
@@ -227,6 +227,32 @@ fn apps_of_a_killed_supervisor_are_lost() {
     let (_, end) = row.phase.end().unwrap();
     assert_eq!((end.exit_code, end.reason.as_str()), (137, "the supervisor was killed"));
     assert!(matches!(row.apps[0].state, AppState::Exited { end, .. } if end.how == gantry_model::AppOutcome::Lost));
+}
+
+/// gantryd restored the database while the pod ran: the process that waits for it still learns how it ended.
+#[test]
+fn ends_are_known_after_a_restore() {
+    let temp = tempfile::tempdir().unwrap();
+    let (engine, image) = engine(temp.path());
+    let (row, lock) = embryo(&engine, &image, 1);
+    engine.mark_running(row.clone(), &ready()).unwrap();
+    let health = Fact::HealthChanged {
+        app: "a".into(),
+        attempt: 0,
+        number: 1,
+        health: gantry_model::HealthState::Starting,
+        failures: 0,
+        output: String::new(),
+    };
+    write_journal(&engine, row.id, vec![Fact::Ready(ready()), health, exited(3), Fact::Ended]);
+    drop(lock);
+    let (db, other) = (engine.store.layout().db(), temp.path().join("other"));
+    std::fs::copy(&db, &other).unwrap();
+    std::fs::rename(&other, &db).unwrap();
+    assert!(!engine.store.is_current().unwrap());
+    let row = engine.reconcile_pod(row.id).unwrap();
+    let (_, end) = row.phase.end().unwrap();
+    assert_eq!((end.exit_code, row.apps[0].health.number), (3, 1));
 }
 
 /// The lock of a pod whose supervisor is dead may be held for long: a background engine, which has other pods to
@@ -514,7 +540,7 @@ fn a_start_resolves_the_networks_again() {
     let row = engine.step(&row, Change::along(Edge::Prepare)).unwrap().unwrap();
     let row = engine.step(&row, Change::along(Edge::Prepared(Timestamp(1)))).unwrap().unwrap();
     // The row did not have the plan: a start that was killed between the two writes.
-    let row = engine.resolve_plan(row, None).unwrap();
+    let row = engine.resolve_plan(row, None).unwrap().0;
     assert_eq!((&row.net, engine.store.pod(id).unwrap().unwrap().net), (&NetMode::default(), NetMode::default()));
     let said = |engine: &Engine| match engine.plan(id).unwrap().net {
         Net::Networks(networks) => networks,
@@ -522,12 +548,12 @@ fn a_start_resolves_the_networks_again() {
     };
     // Another network, and another way in which they are run: both at the next start, and the ports stay.
     engine.options.network.use_plugins = true;
-    let row = engine.resolve_plan(row, Some("a,b".parse().unwrap())).unwrap();
+    let row = engine.resolve_plan(row, Some("a,b".parse().unwrap())).unwrap().0;
     assert_eq!(row.net.to_string(), "a,b");
     let networks = said(&engine);
     assert_eq!((networks.ports, networks.host.use_plugins, networks.wanted.len()), (vec![port], true, 2));
     engine.options.network.use_plugins = false;
-    let row = engine.resolve_plan(row, None).unwrap();
+    let row = engine.resolve_plan(row, None).unwrap().0;
     assert!(!said(&engine).host.use_plugins);
     for none in [NetMode::None, NetMode::Host] {
         let refused = engine.resolve_plan(row.clone(), Some(none)).unwrap_err();
@@ -579,6 +605,31 @@ fn running_pods_with_lost_rows_are_adopted() {
     assert_eq!((row.net, row.networks.read().unwrap()[0].name.as_str()), (asked, "b"));
     drop(running);
     assert_eq!(engine.adopt_all().unwrap(), crate::Adopted::default(), "once is enough");
+}
+
+/// Of the two apps, the pod has only the younger one.
+#[test]
+fn apps_added_under_removed_names_are_adopted() {
+    use crate::pods::added::{AddedApp, AddedApps};
+    let home = tempfile::tempdir().unwrap();
+    let (engine, _) = engine(home.path());
+    let id = PodId::from_random([1; 16]);
+    drop(engine.store.make_pod_dir(id).unwrap());
+    crate::pods::pod_dir::fill(&engine.pod_dir(id), &plan(id)).unwrap();
+    let mut app = plan(id).apps.remove(0);
+    app.id = Some(gantry_model::AppId::from_random([2; 32]));
+    let added = AddedApp { app: app.clone(), volumes: Vec::new(), manifest: serde_json::Value::Null };
+    let lock = engine.lock_apps(id, Duration::ZERO).unwrap().unwrap();
+    engine.write_added_apps(id, &AddedApps { apps: vec![added] }, false, &lock).unwrap();
+    drop(lock);
+    let name = || "a".to_owned();
+    let (removed, created) = (Fact::AppRemoved { app: name() }, Fact::AppCreated { app: name() });
+    write_journal(&engine, id, vec![Fact::Ready(ready()), exited(0), removed, created, Fact::Ended]);
+    engine.list(&PodQuery::default()).unwrap();
+    let row = engine.store.pod(id).unwrap().unwrap();
+    let ids: Vec<_> = row.apps.iter().map(|app| Some(app.id.clone())).collect();
+    assert_eq!(ids, [app.id.clone()]);
+    assert_eq!(engine.present_plan(&row).unwrap().apps, [app]);
 }
 
 /// A pod that waits to be started: its plan and its manifest, and no row.

@@ -8,6 +8,7 @@ use gantry_contract::journal::{Fact, Parsed};
 use gantry_model::{AppName, AppState, Phase, Timestamp};
 use gantry_store::{HealthChange, LimitUpdate, Moved, OomReport, PodRow, SupervisorReport};
 
+use crate::pods::transition::was_replaced;
 use crate::{Engine, PodError};
 
 impl Engine {
@@ -19,12 +20,20 @@ impl Engine {
             return Ok(None);
         }
         if !self.writes.get() {
-            let mut row = row.clone();
-            reports.iter().for_each(|report| report.apply_to(&mut row));
-            return Ok(Some(Moved::Yes(Some(row))));
+            return Ok(Some(Moved::Yes(Some(with_reports(row.clone(), &reports)))));
         }
-        self.store.record_reports(row.id, row.generation, &reports).map(Some).map_err(PodError::store)
+        match self.store.record_reports(row.id, row.generation, &reports).map_err(PodError::store) {
+            // The caller still learns it; gantryd records it in the database that it restored.
+            Err(error) if was_replaced(&error) => Ok(Some(Moved::Yes(Some(with_reports(row.clone(), &reports))))),
+            recorded => recorded.map(Some),
+        }
     }
+}
+
+/// A row with reports that are not stored.
+fn with_reports(mut row: PodRow, reports: &[SupervisorReport]) -> PodRow {
+    reports.iter().for_each(|report| report.apply_to(&mut row));
+    row
 }
 
 /// Whether the journal has reports that a row does not have.

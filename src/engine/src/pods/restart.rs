@@ -34,14 +34,15 @@ use gantry_store::{Change, Moved, PodLock, PodRow};
 
 use crate::error::need_root;
 use crate::host::process::Deadline;
-use crate::pods::added::AddedApp;
 use crate::pods::outcome::Outcome;
 use crate::pods::output::Show;
 use crate::pods::pod_dir;
 use crate::pods::run::{RunOptions, Running, StartError, failure_reason, kill_unrecorded, running};
+use crate::pods::storage_limit;
 use crate::{Engine, PodError};
 
-/// The time that a start by another process may take.
+/// The time that a start by another process may take for callers that call again if it takes longer. A stop with a
+/// grace period waits for the longest start instead: without it, the pod would run on.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(90);
 /// The pause before a pod is examined again that another process holds.
 const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -157,11 +158,12 @@ impl Engine {
         let (id, dir) = (row.id, self.pod_dir(row.id));
         // The end of the last run may not have removed all.
         self.remove_leftovers(id, &row.cgroup);
-        let row = self.resolve_plan(row, None)?;
-        let plan = self.restart_plan(&row)?;
+        let (row, plan) = self.resolve_plan(row, None)?;
+        let plan = self.restart_plan(&row, plan)?;
         if plan.apps.is_empty() && !plan.sandbox {
             return Err(StartError::NoApps(id));
         }
+        storage_limit::check_limits(&dir, &plan.apps)?;
         let plan = pod_dir::plan_in_memory(&plan).map_err(PodError::io("pass on the plan of the pod in", &dir))?;
         let mut spawned = self.launch(id, &dir, plan, lock, Show::No)?.spawn()?;
         let ready = self.read_start_reply(&mut spawned)?;
@@ -176,18 +178,13 @@ impl Engine {
         }
     }
 
-    /// The plan of the next start: of the apps that the pod has, with their next attempts. Apps that were never started
-    /// are held, and if gantryd starts the pod, those that were stopped on request.
-    fn restart_plan(&self, row: &PodRow) -> Result<Plan, PodError> {
-        let mut added = self.added_apps(row.id)?;
-        let find = |name: &str| row.apps.iter().find(|app| app.name.as_str() == name);
-        added.apps.retain(|AddedApp { app, .. }| find(&app.name).is_some_and(|app| app.added.is_some()));
-        let mut plan = self.plan(row.id)?;
-        plan.apps.retain(|app| find(&app.name).is_some_and(|app| app.added.is_none()));
-        let mut plan = added.onto(plan);
+    /// The plan of the next start, from that of the creation: of the apps that the pod has, with their next attempts.
+    /// Apps that were never started are held, and if gantryd starts the pod, those that were stopped on request.
+    fn restart_plan(&self, row: &PodRow, plan: Plan) -> Result<Plan, PodError> {
+        let mut plan = self.added_apps(row.id)?.onto_plan_of(plan, row);
         let held = &row.restart.held_apps;
         for app in &mut plan.apps {
-            let Some(row) = find(&app.name) else { continue };
+            let Some(row) = row.apps.iter().find(|row| row.name.as_str() == app.name) else { continue };
             let attempt = row.state.attempt();
             app.is_held = row.state == AppState::Created || held.contains(&row.name);
             app.attempt = match (app.is_held, attempt) {

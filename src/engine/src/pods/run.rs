@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 
 use gantry_contract::files;
+use gantry_contract::plan::Plan;
 use gantry_contract::start::Ready;
 use gantry_model::error::chain;
 use gantry_model::{Edge, ErrorKind, Kind, NetMode, Phase, PhaseName, PodId};
@@ -184,7 +185,9 @@ impl Engine {
         // Under the lock the row stays true.
         let mut row = prepared(self.row_under_lock(id)?)?;
         let dir = self.pod_dir(id);
-        row = self.resolve_plan(row, net)?;
+        let plan;
+        (row, plan) = self.resolve_plan(row, net)?;
+        storage_limit::check_limits(&dir, &plan.apps)?;
         pod_dir::forget_start(&dir)?;
         if options.remove {
             pod_dir::remove_when_ended(&dir)?;
@@ -206,11 +209,10 @@ impl Engine {
         }
     }
 
-    /// Updates the networks in a prepared pod's plan to `net` and to the present configuration. The plan is written
-    /// first: killed in between, the next start finds the row behind the plan and updates it.
-    pub(crate) fn resolve_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<PodRow, StartError> {
+    /// Updates the networks in a pod's plan to `net` and to the present configuration. The plan is written first:
+    /// killed in between, the next start finds the row behind the plan and updates it. Returns both.
+    pub(crate) fn resolve_plan(&self, row: PodRow, net: Option<NetMode>) -> Result<(PodRow, Plan), StartError> {
         let mut written = self.plan(row.id)?;
-        storage_limit::check_limits(&self.pod_dir(row.id), &written.apps)?;
         let net = net.unwrap_or_else(|| plan_net::mode(&written.net));
         if written.user_ids.is_some() && net == NetMode::Host {
             let why = "--net=host cannot be combined with a user namespace of the pod's own";
@@ -225,10 +227,10 @@ impl Engine {
             pod_dir::replace_plan(&self.pod_dir(row.id), &written)?;
         }
         if net == row.net {
-            return Ok(row);
+            return Ok((row, written));
         }
         let changed = self.store.set_net(row.id, &net).map_err(PodError::store)?;
-        changed.ok_or(StartError::Busy(row.id))
+        changed.map(|row| (row, written)).ok_or(StartError::Busy(row.id))
     }
 
     /// Starts the supervisor of a new pod, and completes the pod's files and row while it works.

@@ -1,5 +1,6 @@
 //! `stop`: the stop signal, the grace period, SIGKILL. A supervisor that does not act is killed, which kills the pod's
-//! PID 1 and with it every process of the pod.
+//! PID 1 and with it every process of the pod. One that has closed its control socket detaches the networks, and gets
+//! the time that their plugins may take.
 
 use std::time::Duration;
 
@@ -9,6 +10,8 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::host::process::{self, Deadline};
+use crate::pods::app_add::CREATE_TIMEOUT;
+use crate::pods::control::ControlError;
 use crate::pods::restart::{START_TIMEOUT, has_restart_policy};
 use crate::pods::transition::cannot_be_written;
 use crate::pods::view::PodView;
@@ -16,6 +19,8 @@ use crate::{Engine, PodError};
 
 /// The time a supervisor may take beyond the grace period: to kill, to drain pipes, to write its journal.
 const SLACK: Duration = Duration::from_secs(5);
+/// The timeout of connecting to a supervisor that may have closed its control socket.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A pod could not be stopped.
 #[derive(Debug, Error)]
@@ -28,6 +33,9 @@ pub enum StopError {
         /// Its phase.
         phase: PhaseName,
     },
+    /// Another process starts it, and does not finish.
+    #[error("pod {0} is being started by another process: try again later, or kill that process")]
+    Busy(PodId),
     /// The pod does not end.
     #[error("pod {0} does not end after its supervisor was killed: a process of it is stuck in the kernel")]
     Stuck(PodId),
@@ -49,6 +57,7 @@ impl Kind for StopError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::NotStarted { .. } => ErrorKind::Refused,
+            Self::Busy(_) => ErrorKind::Busy,
             Self::Stuck(_) => ErrorKind::TimedOut,
             Self::Kill { source, .. } => ErrorKind::of_io(source),
             Self::Pod(error) => error.kind(),
@@ -81,7 +90,9 @@ impl Engine {
         if matches!(row.phase, Phase::Starting { .. }) {
             // A failed start is not repeated.
             self.record_stop_request(row)?;
-            row = self.wait_for_start(id, Deadline::after(START_TIMEOUT))?;
+            // A forced stop does not hold its caller for as long.
+            let limit = if grace.is_zero() { START_TIMEOUT } else { self.longest_start() };
+            row = self.wait_for_start(id, Deadline::after(limit))?;
         }
         // From here on, whatever ends the pod, gantryd does not start it again.
         let row = match self.record_stop_request(row.clone()) {
@@ -92,27 +103,44 @@ impl Engine {
         let view = self.view(row);
         match &view.row.phase {
             Phase::Running { .. } => {}
+            Phase::Starting { .. } => return Err(StopError::Busy(id)),
             phase if phase.is_final() => return Ok(self.stopped(view, true, false)),
             phase => return Err(StopError::NotStarted { id, phase: phase.name() }),
         }
+        let (view, escalated) = self.end_running(&view, grace)?;
+        if has_restart_policy(&view.row) && self.unwritten.borrow().is_none() {
+            // A power cut must not undo the request.
+            self.store.make_durable().map_err(PodError::store)?;
+        }
+        Ok(self.stopped(view, false, escalated))
+    }
+
+    /// Ends a pod that runs: by its supervisor, or by killing that. Returns the pod as it ended, and whether its
+    /// supervisor was killed.
+    fn end_running(&self, view: &PodView, grace: Duration) -> Result<(PodView, bool), StopError> {
+        let id = view.row.id;
         // The event is not worth a failure: what it announces follows.
         let _stops_without_event = self.store.record_stopping(id, None);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         // The cause of a failed request does not matter: the pod has ended, or its supervisor is killed below.
         let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Reply::Done, _)));
         let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };
-        let (view, escalated) = match self.wait_or_gone(&view, patience)? {
-            Some(view) => (view, false),
-            None => {
-                self.escalate(&view)?;
-                (self.wait_or_gone(&view, SLACK)?.ok_or(StopError::Stuck(id))?, true)
-            }
-        };
-        if has_restart_policy(&view.row) && self.unwritten.borrow().is_none() {
-            // A power cut must not undo the request.
-            self.store.make_durable().map_err(PodError::store)?;
+        let mut ended = self.wait_or_gone(view, patience)?;
+        if ended.is_none() && self.is_ending(id) {
+            let limit = if self.has_network_record(id) { self.plugins_limit() } else { Duration::ZERO };
+            ended = self.wait_or_gone(view, limit.saturating_add(SLACK))?;
         }
-        Ok(self.stopped(view, false, escalated))
+        if let Some(ended) = ended {
+            return Ok((ended, false));
+        }
+        self.escalate(view)?;
+        let ended = self.wait_or_gone(view, SLACK)?.ok_or(StopError::Stuck(id))?;
+        Ok((ended, true))
+    }
+
+    /// The time after which a start has succeeded or failed: volumes may be filled, and plugins attach networks.
+    fn longest_start(&self) -> Duration {
+        CREATE_TIMEOUT.saturating_add(self.plugins_limit()).saturating_add(SLACK)
     }
 
     /// The pod when this run of it has ended, perhaps as another process starts it again; `before`, if it was removed
@@ -122,6 +150,16 @@ impl Engine {
             Err(PodError::NotFound(_)) => Ok(Some(before.clone())),
             other => other,
         }
+    }
+
+    /// Whether the supervisor takes no more requests: its apps have ended, and it detaches the networks. If it were
+    /// killed, the plugin that runs would be killed as well, and DEL begun anew.
+    fn is_ending(&self, id: PodId) -> bool {
+        let closed = |source: &std::io::Error| {
+            matches!(source.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
+        };
+        let connected = self.connect_within(id, CONNECT_TIMEOUT);
+        matches!(connected, Err(ControlError::Connect { source, .. }) if closed(&source))
     }
 
     fn stopped(&self, view: PodView, already: bool, escalated: bool) -> Stopped {

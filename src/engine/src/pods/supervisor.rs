@@ -246,9 +246,7 @@ impl Engine {
 
     /// Whether the supervisor may be filling volumes with files of the images.
     fn may_fill_volumes(&self, id: PodId) -> bool {
-        let plan = pod_dir::open_plan(&self.pod_dir(id)).ok();
-        let plan: Option<Plan> = plan.and_then(|file| serde_json::from_reader(io::BufReader::new(file)).ok());
-        plan.is_some_and(|plan| plan.apps.iter().flat_map(|app| &app.mounts).any(|mount| mount.seed))
+        self.plan(id).is_ok_and(|plan| plan.apps.iter().flat_map(|app| &app.mounts).any(|mount| mount.seed))
     }
 
     fn read_reply(&self, spawned: &Spawned) -> Result<Ready, EngineError> {

@@ -7,7 +7,7 @@
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::start;
 use gantry_model::{AppName, AppState, BootId, Edge, ErrorKind, Phase, PodId, Process, Timestamp};
-use gantry_store::{AppChanges, AppRow, Change, Moved, Networks, PodRow, StoreError};
+use gantry_store::{AppChanges, AppRow, Change, Moved, Networks, PodRow, StepError, StoreError};
 
 use crate::logs::repair;
 use crate::pods::app_history::AppHistories;
@@ -144,8 +144,7 @@ impl Engine {
             self.network_down_or_leave(row.id);
             if self.writes.get() {
                 // `doctor --deep` reports a log that could not be repaired.
-                let _left_for_doctor = repair::repair(&self.pod_dir(row.id));
-                let _left_for_doctor = repair::repair_chosen(row);
+                let _left_for_doctor = repair::repair(&self.pod_dir(row.id), row);
             }
         }
         if self.writes.get() {
@@ -215,10 +214,10 @@ fn attached_networks(ready: &start::Ready) -> Result<Networks, StoreError> {
 }
 
 /// Whether the database was restored by another process since it was opened.
-fn was_replaced(error: &PodError) -> bool {
-    use gantry_store::{StepError, StoreError};
+pub(crate) fn was_replaced(error: &PodError) -> bool {
     let PodError::Store(cause) = error else { return false };
     matches!(cause.get::<StepError>(), Some(StepError::Store(StoreError::Replaced { .. })))
+        || matches!(cause.get::<StoreError>(), Some(StoreError::Replaced { .. }))
 }
 
 /// Whether the database cannot be written now: the disk is full or read-only.

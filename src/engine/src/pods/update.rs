@@ -20,6 +20,7 @@ use gantry_host::stamp::FileStamp;
 use gantry_model::id::shown;
 use gantry_model::spec::{LimitChange, Limits};
 use gantry_model::{AppName, ErrorKind, Kind as _, Phase, PodId};
+use gantry_store::PodRow;
 
 use crate::error::need_root;
 use crate::pods::control::{ControlError, unexpected};
@@ -46,7 +47,7 @@ impl Engine {
         changes: &[LimitChange],
     ) -> Result<Vec<String>, EngineError> {
         need_root("change limits").map_err(EngineError::from_cause)?;
-        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        let mut row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
         if !matches!(row.phase, Phase::Running { .. }) {
             let why = format!("pod {id} is {}: only the limits of a running pod can be changed", row.phase.name());
             return Err(EngineError::new(ErrorKind::Refused, why));
@@ -56,10 +57,11 @@ impl Engine {
         }
         let mut attempts = 1;
         let warnings = loop {
-            match self.try_update_limits(id, app, changes) {
+            match self.try_update_limits(&row, app, changes) {
                 Err(error) if error.kind() == ErrorKind::Busy && attempts < MAX_ATTEMPTS => {
                     std::thread::sleep(BUSY_INTERVAL);
                     attempts += 1;
+                    row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
                 }
                 result => break result?,
             }
@@ -95,11 +97,12 @@ impl Engine {
 
     fn try_update_limits(
         &self,
-        id: PodId,
+        row: &PodRow,
         app: Option<&AppName>,
         changes: &[LimitChange],
     ) -> Result<Vec<String>, EngineError> {
-        let plan = self.effective_plan(id).map_err(EngineError::from_cause)?;
+        let id = row.id;
+        let plan = self.effective_plan(row).map_err(EngineError::from_cause)?;
         let missing = || EngineError::from_cause(PodError::NotFound(id.into()));
         let planned = app.map(|app| plan.apps.iter().find(|planned| planned.name == app.as_str()).ok_or_else(missing));
         let old = planned.transpose()?.map_or(&plan.limits, |planned| &planned.options.limits).clone();
@@ -123,10 +126,10 @@ impl Engine {
         }
     }
 
-    /// The plan of a pod with the apps that were added to it, and with the limits in effect.
-    pub(crate) fn effective_plan(&self, id: PodId) -> Result<Plan, PodError> {
-        let mut plan = self.added_apps(id)?.onto(self.plan(id)?);
-        self.updated_limits(id)?.apply(&mut plan);
+    /// The present plan of a pod with the limits in effect.
+    pub(crate) fn effective_plan(&self, row: &PodRow) -> Result<Plan, PodError> {
+        let mut plan = self.present_plan(row)?;
+        self.updated_limits(row.id)?.apply(&mut plan);
         Ok(plan)
     }
 

@@ -22,7 +22,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
-use gantry_contract::plan::Plan;
+use gantry_contract::plan::{App, Plan};
 use gantry_contract::{files, journal};
 use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
@@ -457,21 +457,29 @@ impl Engine {
     fn pod_of(&self, id: PodId, images: &Images) -> Result<NewPod, NotAdoptable> {
         let spec = manifest_of(self, id);
         let plan = match self.plan(id) {
-            Ok(plan) => self.added_apps(id).unwrap_or_default().onto(plan),
+            Ok(plan) => plan,
             Err(_) if matches!(spec, Err(NotAdoptable::Incomplete)) => return Err(NotAdoptable::Incomplete),
             Err(error) => return Err(NotAdoptable::Damaged(error.to_string())),
         };
         let ran = self.pod_dir(id).join(files::JOURNAL).exists();
+        let added = self.added_apps(id).unwrap_or_default();
         let spec = match spec {
-            Ok(spec) => Some(spec),
+            Ok(mut spec) => {
+                // These were removed before others of their names were added.
+                spec.apps.retain(|asked| added.apps.iter().all(|added| added.app.name != asked.name.as_str()));
+                Some(spec)
+            }
             // For a pod that has run, plan and journal suffice; one that has not needs its manifest.
             Err(_) if ran => None,
             Err(why) => return Err(why),
         };
-        let plan = match (ran, self.journal(id)) {
-            (true, Ok(journal)) => without_removed_apps(plan, &journal),
-            _ => plan,
+        let existing = match self.journal(id) {
+            Ok(journal) if ran => existing_apps(&journal),
+            _ => None,
         };
+        let exists =
+            |app: &App| existing.as_ref().is_none_or(|existing| existing.iter().any(|name| name.as_str() == app.name));
+        let plan = added.onto(plan, exists);
         let apps = apps(&plan, spec.as_ref(), images)?;
         let volumes = self.existing_volumes(&plan.volumes).map_err(|error| NotAdoptable::Damaged(error.to_string()))?;
         let made = [pod_dir::MANIFEST, files::PLAN].iter().find_map(|name| modified(&self.pod_dir(id).join(name)));
@@ -543,17 +551,13 @@ fn without_defaults(mut spec: PodSpec, requested: &PodSpec) -> PodSpec {
     spec
 }
 
-/// The plan without the apps that the pod does not have: removed ones, and those that were never created.
-fn without_removed_apps(mut plan: Plan, journal: &journal::Parsed) -> Plan {
-    if ready_record(journal).is_some() {
-        let existing: HashSet<AppName> = AppHistories::from_journal(journal).names().collect();
-        plan.apps.retain(|app| existing.iter().any(|name| name.as_str() == app.name));
-    }
-    plan
+/// The names of the apps that were created and not removed; `None`: the supervisor was not ready.
+fn existing_apps(journal: &journal::Parsed) -> Option<HashSet<AppName>> {
+    ready_record(journal).map(|_| AppHistories::from_journal(journal).names().collect())
 }
 
 fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewApp>, NotAdoptable> {
-    let app = |app: &gantry_contract::plan::App| {
+    let app = |app: &App| {
         let name =
             app.name.parse().map_err(|_| NotAdoptable::Damaged(format!("its plan names an app '{}'", app.name)))?;
         let asked = spec.and_then(|spec| spec.apps.iter().find(|asked| asked.name == name));

@@ -100,6 +100,19 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
     Ok(Keeping { engine, condition, found, restored_before, lock })
 }
 
+/// Whether [`open_for_keeping`] would now open a database for writing, or restore it, after it was opened read-only
+/// because the disk failed. A database that is closed for writing, because it is damaged, stays so.
+#[must_use]
+pub fn can_be_kept(options: &Options) -> bool {
+    let examine = || -> Result<(), OpenError> {
+        Engine::open(options.clone())?;
+        // Either result counts: what matters is that the disk can be read.
+        DataDir::open(&options.dir)?.damage()?;
+        Ok(())
+    };
+    examine().is_ok()
+}
+
 /// Under the lock of the directory, so that no command creates a new database in the meantime.
 fn put_in_order(home: &DataDir, options: &Options) -> Result<Condition, OpenError> {
     let store = gantry_store::OpenError::from;
@@ -218,6 +231,18 @@ mod tests {
         }
         let failed = chain(&of(StoreError::Database { doing, failure: DatabaseFailure::Other, source: cause() }));
         assert_eq!(failed, "cannot check the database: the database failed: disk I/O error");
+    }
+
+    #[test]
+    fn databases_closed_for_writing_cannot_be_kept() {
+        let temp = tempfile::tempdir().unwrap();
+        let options = Options::new(temp.path().join("data"));
+        assert!(can_be_kept(&options));
+        let home = DataDir::open(&options.dir).unwrap();
+        home.close_for_writing("damaged").unwrap();
+        assert!(!can_be_kept(&options));
+        home.open_for_writing().unwrap();
+        assert!(can_be_kept(&options));
     }
 
     /// A restore that finds out late that its backup is unusable continues with an older one.

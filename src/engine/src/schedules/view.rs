@@ -27,6 +27,9 @@ pub enum ScheduleState {
 }
 
 impl ScheduleState {
+    /// All states.
+    pub const ALL: [Self; 5] = [Self::Standby, Self::Active, Self::Restarting, Self::Passive, Self::Failed];
+
     /// The word for people and JSON.
     #[must_use]
     pub fn as_str(self) -> &'static str {

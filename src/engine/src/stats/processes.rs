@@ -68,10 +68,11 @@ pub(super) fn collect_members(dir: &std::path::Path, pids: &mut Vec<u32>) {
 }
 
 fn read_process(app: &AppName, pid: u32) -> Option<ProcessInfo> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let read = |file: &str| gantry_host::file::read_lossy(format!("/proc/{pid}/{file}")).ok();
+    let stat = read("stat")?;
     let (name, fields) = parse_stat(&stat)?;
     let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = read("status")?;
     let value = |key: &str, at: usize| {
         let line = status.lines().find_map(|line| line.strip_prefix(key))?;
         line.split_whitespace().nth(at)?.parse::<u64>().ok()

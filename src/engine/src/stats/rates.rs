@@ -65,6 +65,11 @@ impl RateBase {
     /// The base for the next sample, and the rate at this one.
     fn advance(self, at: Timestamp, total_ns: u64) -> (Self, u64) {
         let interval = at.0.saturating_sub(self.at.0);
+        if interval < 0 {
+            // The clock was set back: the rate is measured from here on.
+            let rate = self.rate.unwrap_or(0);
+            return (Self { at, total_ns, rate: Some(rate) }, rate);
+        }
         if interval < MIN_INTERVAL
             && let Some(rate) = self.rate
         {
@@ -92,9 +97,11 @@ mod tests {
         assert_eq!((young, base.rate), (500_000_000, None), "the mean since the start");
         let (base, first) = base.advance(Timestamp(2 * SECOND), 1_000_000_000);
         let (base, soon) = base.advance(Timestamp(2 * SECOND + 1), 1_500_000_000);
-        let (_, second) = base.advance(Timestamp(3 * SECOND), 3_000_000_000);
+        let (after_second, second) = base.advance(Timestamp(3 * SECOND), 3_000_000_000);
         assert_eq!((first, soon, second), (500_000_000, 500_000_000, 2_000_000_000));
-        // Neither the clock nor the counter of a new cgroup may go back.
-        assert_eq!(base.advance(Timestamp(9 * SECOND), 0).1, 0);
+        assert_eq!(base.advance(Timestamp(9 * SECOND), 0).1, 0, "the counter of a new cgroup");
+        let (base, kept) = after_second.advance(Timestamp(SECOND), 4_000_000_000);
+        let (_, next) = base.advance(Timestamp(2 * SECOND), 4_500_000_000);
+        assert_eq!((kept, next), (2_000_000_000, 500_000_000), "the clock was set back");
     }
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::ManifestError;
 use crate::manifest::appc::{
-    App, ExposedPort, Isolator, MountPoint, POD, Pair, PodManifest, RuntimeApp, RuntimeImage, Volume, isolator,
+    App, ExposedPort, Isolator, MountPoint, POD, Pair, PodManifest, Port, RuntimeApp, RuntimeImage, Volume, isolator,
 };
 
 /// Whether a document is an appc manifest.
@@ -53,11 +53,12 @@ pub(crate) fn pod(bytes: &[u8]) -> Result<PodSpec, ManifestError> {
         )));
     }
     let mut volumes: Vec<VolumeSpec> = volumes.into_iter().map(volume).collect::<Result<_, _>>()?;
-    let apps = apps.into_iter().map(|one| app(one, &mut volumes)).collect::<Result<_, _>>()?;
+    let mut declared = Vec::new();
+    let apps = apps.into_iter().map(|one| app(one, &mut volumes, &mut declared)).collect::<Result<_, _>>()?;
     Ok(PodSpec {
         apps,
         volumes,
-        ports: ports.into_iter().map(port).collect::<Result<_, _>>()?,
+        ports: ports.into_iter().map(|one| port(one, &declared)).collect::<Result<_, _>>()?,
         user_annotations: together(annotations, user_annotations),
         user_labels,
         ..PodSpec::default()
@@ -72,7 +73,8 @@ fn together(annotations: Vec<Pair>, others: BTreeMap<String, String>) -> BTreeMa
     others.into_iter().chain(annotations.into_iter().map(|Pair { name, value }| (name, value))).collect()
 }
 
-fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, ManifestError> {
+/// Adds implied volumes to those of the pod, and the ports that the app declares to those of the other apps.
+fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>, declared: &mut Vec<Port>) -> Result<AppSpec, ManifestError> {
     let RuntimeApp { name, image, app, read_only_root, mounts, annotations } = app;
     let name: AppName = name.parse()?;
     let mut spec = AppSpec::new(name, RequestedImage::new(reference(image)?));
@@ -89,7 +91,7 @@ fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, Manife
             working_directory,
             environment,
             mount_points,
-            ports: _,
+            ports,
             isolators,
             user_annotations: others,
             user_labels,
@@ -107,6 +109,7 @@ fn app(app: RuntimeApp, volumes: &mut Vec<VolumeSpec>) -> Result<AppSpec, Manife
         // As in rkt: no-new-privileges is off by default.
         spec.options.new_privileges = true;
         isolators.into_iter().try_for_each(|isolator| apply(&mut spec, isolator))?;
+        declared.extend(ports);
         (points, user_annotations) = (mount_points, others);
     }
     spec.user_annotations = together(annotations, user_annotations);
@@ -171,25 +174,33 @@ fn volume(volume: Volume) -> Result<VolumeSpec, ManifestError> {
     Ok(VolumeSpec { name: name.parse()?, kind, read_only: read_only.unwrap_or(false) })
 }
 
-fn port(port: ExposedPort) -> Result<PortSpec, ManifestError> {
+/// A port of the host. It leads to the given port of the pod; without one, to the port that an app of the manifest
+/// declares under its name, else to that of an image.
+fn port(port: ExposedPort, declared: &[Port]) -> Result<PortSpec, ManifestError> {
     let ExposedPort { name, host_port, host_ip, pod_port } = port;
     let host_ip = host_ip.map(|ip| ip.parse()).transpose();
     let host_ip = host_ip.map_err(|_| refuse(format!("the hostIP of port '{name}' is not an IP address")))?;
-    let to = match pod_port {
-        None => PortTarget::Named(name),
-        Some(port) => {
-            let protocol = match port.protocol.as_str() {
-                "tcp" => Protocol::Tcp,
-                "udp" => Protocol::Udp,
-                "sctp" => Protocol::Sctp,
-                other => {
-                    return Err(refuse(format!("port '{name}' has protocol '{other}': known are tcp, udp and sctp")));
-                }
-            };
-            PortTarget::Numbered { port: port.port, count: port.count.max(1), protocol }
+    let mut of_apps = declared.iter().filter(|declared| declared.name == name);
+    let to = match (&pod_port, of_apps.next(), of_apps.next()) {
+        (Some(port), ..) | (None, Some(port), None) => numbered(port, &name)?,
+        (None, None, _) => PortTarget::Named(name),
+        // As in rkt, even where all mean the same port.
+        (None, Some(_), Some(_)) => {
+            return Err(refuse(format!("port '{name}' is ambiguous: its apps declare it more than once")));
         }
     };
     Ok(PortSpec { to, host_ip, host_port })
+}
+
+/// A declared port as a target.
+fn numbered(port: &Port, name: &str) -> Result<PortTarget, ManifestError> {
+    let protocol = match port.protocol.as_str() {
+        "tcp" => Protocol::Tcp,
+        "udp" => Protocol::Udp,
+        "sctp" => Protocol::Sctp,
+        other => return Err(refuse(format!("port '{name}' has protocol '{other}': known are tcp, udp and sctp"))),
+    };
+    Ok(PortTarget::Numbered { port: port.port, count: port.count.max(1), protocol })
 }
 
 #[derive(Deserialize)]

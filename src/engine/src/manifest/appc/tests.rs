@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gantry_contract::plan::{self, Plan};
 use gantry_fetch::config::ImageConfig;
-use gantry_model::net::{DnsSpec, HostsSpec, PodPort, Protocol};
+use gantry_model::net::{DnsSpec, HostsSpec, PodPort, PortTarget, Protocol};
 use gantry_model::spec::{AppOptions, Limits, Seccomp, VolumeKind, VolumeSpec};
 use gantry_model::{AppState, Generation, NetMode, Phase, PodId, Timestamp};
 use gantry_store::{AppRow, ImageFormat, ImageRow, Networks, PodRow};
@@ -134,7 +134,7 @@ pub(crate) fn plan_of(app: plan::App) -> Plan {
     }
 }
 
-fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
+pub(crate) fn row(image_name: &str, annotations: &[(&str, &str)]) -> PodRow {
     let annotations: BTreeMap<_, _> = annotations.iter().map(|&(key, value)| (key.into(), value.into())).collect();
     PodRow {
         id: PodId::from_random([7; 16]),
@@ -331,6 +331,30 @@ fn unsupported_features_are_named() {
     }
     let implied = read(&pod(json!({ "mountPoints": [{ "name": "data", "path": "/data" }] }))).unwrap();
     assert_eq!((implied.volumes.len(), implied.apps[0].mounts[0].target.as_str()), (1, "/data"));
+}
+
+#[test]
+fn ports_are_found_by_name() {
+    let app = |name: &str, ports: Value| {
+        json!({ "name": name, "image": { "name": "r.example/a" },
+            "app": { "exec": ["/a"], "user": "0", "group": "0", "ports": ports } })
+    };
+    let http = json!([{ "name": "http", "protocol": "udp", "port": 80, "count": 2 }]);
+    let target = |apps: Value, ports: Value| {
+        let pod = json!({ "acVersion": "0.8.11", "acKind": "PodManifest", "apps": apps, "ports": ports });
+        crate::manifest::parse(&serde_json::to_vec(&pod).unwrap()).map(|spec| spec.ports[0].to.clone())
+    };
+    let numbered = |port, count, protocol| PortTarget::Numbered { port, count, protocol };
+    let named = json!([{ "name": "http", "hostPort": 8080 }]);
+    let apps = json!([app("a", http.clone()), app("b", json!([]))]);
+    assert_eq!(target(apps.clone(), named.clone()).unwrap(), numbered(80, 2, Protocol::Udp));
+    // The port of the pod outranks the app's, and a name that no app declares is that of an image.
+    let given =
+        json!([{ "name": "http", "hostPort": 8080, "podPort": { "name": "http", "protocol": "tcp", "port": 81 } }]);
+    assert_eq!(target(apps, given).unwrap(), numbered(81, 1, Protocol::Tcp));
+    assert_eq!(target(json!([app("a", json!([]))]), named.clone()).unwrap(), PortTarget::Named("http".into()));
+    let refused = target(json!([app("a", http.clone()), app("b", http)]), named).unwrap_err().to_string();
+    assert!(refused.contains("ambiguous"), "{refused}");
 }
 
 proptest! {
