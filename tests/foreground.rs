@@ -7,6 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use gantry_tests::{Gantry, Running, Signal, SmallDisk, Terminal, let_pass, pod_id, wait_for};
+use rustix::process::{Pid, kill_process};
 
 /// The number of lines that the slow readers' app writes, and their length with the newline: 100 MB.
 const LINES: usize = 1_000_000;
@@ -160,6 +161,50 @@ fn a_blocked_reader_does_not_delay_stopping() {
     assert!(got.len() < 300_000_000 && said.contains(&format!("output of pod {pod} was lost")), "{said}");
 }
 
+#[track_caller]
+fn terminate(child: &mut Child) -> Option<i32> {
+    kill_process(Pid::from_child(child), Signal::TERM).unwrap();
+    wait_for("the command to end", || child.try_wait().unwrap()).code()
+}
+
+/// A signal ends the command, too, although nothing reads its output.
+#[test]
+fn a_signal_ends_run_with_unread_output() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let flags = ["run", "--net=none", "--quiet", "--stop-timeout=1"];
+    let line = [&flags[..], &[image.as_str(), "--", "flood", "300000000"]].concat();
+    let mut child = unread(&g, &line.into_iter().map(str::to_owned).collect::<Vec<_>>());
+    wait_blocked(&g);
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(terminate(&mut child), Some(143));
+    assert_eq!(g.status(&pod)["exit_code"], 143);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains(&format!("output of pod {pod} was lost")), "{said}");
+    g.check_invariants();
+}
+
+/// Neither does a signal to `exec` wait for the reader of the terminal's output.
+#[test]
+fn a_signal_ends_exec_with_unread_output() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let line = ["exec", "-t", &pod, "--", "/bin/app", "flood", "300000000"].map(str::to_owned);
+    let mut child = unread(&g, &line);
+    wait_for("the pipe to fill", || {
+        let unread = rustix::io::ioctl_fionread(child.stdout.as_ref().unwrap()).unwrap();
+        (unread >= 1 << 15).then_some(())
+    });
+    assert_eq!(terminate(&mut child), Some(143));
+    wait_for("the program to end with its client", || {
+        let pids = g.run(&["exec", &pod, "--", "/bin/app", "pids"]).ok().stdout;
+        // PID 1, the app, and this listing.
+        (pids.lines().count() <= 3).then_some(())
+    });
+    g.check_invariants();
+}
+
 /// A killed foreground command does not block the app.
 #[test]
 fn killed_foreground_commands_do_not_block_the_app() {
@@ -229,6 +274,38 @@ fn lines_of_several_apps_are_prefixed() {
     }
     assert_eq!(out.stdout.lines().count(), 40_001);
     assert!(out.stdout.ends_with("[b] x"), "{:?}", &out.stdout[out.stdout.len() - 100..]);
+}
+
+/// An app that is added is shown from its first byte on, by its own name.
+#[test]
+fn output_of_added_apps_is_shown() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let mut run = foreground(&g, &["--name=first"], &["seq", "no-newline", "waiting ", "--", "obey", "TERM"]);
+    run.wait_for_stdout("waiting obeying SIGTERM\n");
+    let pod = g.list()[0]["id"].as_str().unwrap().to_owned();
+    let add = |name: &str, verb: &[&str]| {
+        let flags = ["app", "add", "--start", "--name", name, &pod, &image, "--"];
+        g.run(&[&flags[..], verb].concat()).succeeded();
+    };
+    add("second", &["seq", "print", "hello", "--", "obey", "TERM"]);
+    run.wait_for_stdout("[second] hello\n");
+    g.run(&["app", "rm", "--force", &format!("{pod}/second")]).succeeded();
+    // Its number is not its place among the apps.
+    add("third", &["seq", "lines", "forever", "20", "50"]);
+    run.wait_for_stdout("[third] line 000001 ");
+    let mut attach = g.spawn(&["attach", "--no-stdin", &pod]);
+    attach.wait_for_stdout("[third] line ");
+    add("fourth", &["seq", "print", "hello", "--", "obey", "TERM"]);
+    attach.wait_for_stdout("[fourth] hello\n");
+    run.wait_for_stdout("[fourth] hello\n");
+    assert_eq!(g.status(&pod)["phase"], "running");
+    g.run(&["app", "rm", "--force", &format!("{pod}/third")]).succeeded();
+    run.signal(Signal::TERM);
+    let out = run.wait().exits(0);
+    assert!(out.stdout.contains("[first] got SIGTERM\n"), "{out}");
+    assert_eq!(attach.wait().code, 0);
+    g.check_invariants();
 }
 
 /// A prompt has no newline. With several apps it is printed nevertheless, and another app's output starts a new line.

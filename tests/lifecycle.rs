@@ -358,6 +358,30 @@ fn uuid_file_is_written() {
 }
 
 #[test]
+fn a_cidfile_that_exists_is_refused() {
+    let g = Gantry::new();
+    let file = g.scratch().join("cid");
+    let flag = format!("--cidfile={}", file.display());
+    g.app(&[&flag], &["true"]).succeeded();
+    let id = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(g.status(&id)["phase"], "exited");
+    let _ = g.app(&[&flag], &["true"]).exits(125).stderr_contains(&["--cidfile exists"]);
+    assert_eq!((g.list().len(), std::fs::read_to_string(&file).unwrap()), (1, id));
+}
+
+#[test]
+fn a_failed_start_leaves_no_cidfile() {
+    let g = Gantry::new();
+    let file = g.scratch().join("cid");
+    let (flag, image) = (format!("--cidfile={}", file.display()), g.fixture());
+    for _ in 0..2 {
+        let _ = g.run(&["run", "--net=none", &flag, &image, "--exec=/no/such", "--"]).exits(127);
+        assert!(!file.exists(), "the next identical command is refused");
+    }
+    g.check_invariants();
+}
+
+#[test]
 fn many_pods_run_concurrently() {
     let g = Gantry::new();
     let image = g.fixture();

@@ -1,6 +1,6 @@
 //! The disk usage, `prune` and `info`.
 
-use gantry_tests::{Gantry, pod_id};
+use gantry_tests::{Gantry, Terminal, pod_id};
 use serde_json::Value;
 
 const MEBIBYTE: u64 = 1 << 20;
@@ -72,6 +72,26 @@ fn prune_removes_only_what_is_unused() {
         1,
         "volumes stay without --volumes"
     );
+    g.check_invariants();
+}
+
+#[test]
+fn a_declined_prune_removes_nothing_and_succeeds() {
+    let g = Gantry::new();
+    let ended = g.detached(&["--volume=unused:/data"], &["true"]);
+    g.wait_state(&ended, "exited");
+    let decline = |command: &[&str]| {
+        let terminal = Terminal::start(&g.command(command));
+        terminal.wait_for("[y/N] ");
+        terminal.type_in("n\r");
+        let left = terminal.wait();
+        assert_eq!(left.code, 0, "{left:?}");
+    };
+    decline(&["prune"]);
+    assert_eq!(g.list().len(), 1);
+    g.run(&["rm", &ended]).succeeded();
+    decline(&["volume", "prune"]);
+    assert_eq!(g.json(&["volume", "list", "-o", "json"]).as_array().map(Vec::len), Some(1));
     g.check_invariants();
 }
 

@@ -9,6 +9,7 @@ use gantry_model::{ErrorKind, Kind, PhaseName};
 use thiserror::Error as ThisError;
 
 use crate::exit::{self, CommandKind};
+use crate::relay;
 use crate::render::escape;
 
 /// The error of a command.
@@ -54,6 +55,9 @@ pub(crate) enum CliError {
     /// The source of a host volume does not exist.
     #[error("{} does not exist on this host: create it first; gantry does not create directories for --volume", gantry_model::id::shown(.0))]
     NoVolumeSource(String),
+    /// The file of `--cidfile` exists.
+    #[error("the file of --cidfile exists, {}: its pod may be running; remove the file, or use --uuid-file-save to replace it", .0.display())]
+    IdFileExists(PathBuf),
     /// The command requires root.
     #[error("'gantry {0}' needs root")]
     NeedsRoot(String),
@@ -90,6 +94,7 @@ impl Kind for CliError {
                 kind => kind,
             },
             Self::NotText(_) | Self::Usage(_) | Self::NoVolumeSource(_) | Self::Content { .. } => ErrorKind::Invalid,
+            Self::IdFileExists(_) => ErrorKind::AlreadyExists,
             Self::NeedsRoot(_) => ErrorKind::Denied,
             // Not `NotFound`: exit code 1 says that a pod, app or image does not exist.
             Self::NoDataDirectory(_) => ErrorKind::Unavailable,
@@ -188,9 +193,8 @@ impl Failure {
 
 /// Writes to standard error, in one piece.
 pub(crate) fn print_stderr(text: &str) {
-    use std::io::Write as _;
     // If standard error is closed, the message cannot be reported anywhere; the exit code still tells of a failure.
-    let _no_reader = std::io::stderr().write_all(text.as_bytes());
+    let _no_reader = relay::write_all(rustix::stdio::stderr(), text.as_bytes());
 }
 
 /// Prints a warning of a command that succeeds.

@@ -3,29 +3,37 @@
 //! The calling thread prints the output, which it reads from the supervisor; an app that writes faster blocks. One
 //! thread waits for signals, and another forwards standard input if an app takes it. Both end with the process.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gantry_engine::{EndWatch, Ended, Engine, KillError, LogQuery, Options, OutputStream, PodError, Show};
+use gantry_engine::{EndWatch, Ended, Engine, KillError, LogQuery, Options, OutputError, OutputStream, PodError, Show};
 use gantry_model::{AppName, ErrorKind, Kind as _, PodId};
-use signal_hook::consts::SIGWINCH;
+use signal_hook::consts::{SIGTERM, SIGWINCH};
 
+use crate::exit::{self, CommandKind};
 use crate::failure::{Failure, logs, print_stderr};
+use crate::live_output::AppNames;
 use crate::printer::Printer;
 use crate::signals::{self, ENDING, Signals};
 use crate::terminal::{self, DetachFilter, DetachKeys, RawMode};
-use crate::{exit, live_output, relay};
+use crate::{live_output, relay};
 
 /// Signals within this time after the first are the same request to stop: timeout(1) signals its child, and then its
 /// process group.
 const SAME_REQUEST: Duration = Duration::from_secs(1);
 
+/// After a requested stop, the time in which the rest of the output has to be read.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A pod in the foreground.
 pub(crate) struct ForegroundPod {
     pub(crate) id: PodId,
-    /// Its apps. With several, each line of output begins with the app's name.
-    pub(crate) apps: Vec<AppName>,
+    /// Its apps by their numbers in the output. With several, each line of output begins with the app's name.
+    pub(crate) apps: BTreeMap<usize, AppName>,
     /// The app that has a terminal or takes standard input.
     pub(crate) interactive: Option<Interactive>,
     /// Whether this command started the pod, and stops it if showing it fails.
@@ -60,8 +68,8 @@ pub(crate) struct Interactive {
     pub(crate) terminal: bool,
 }
 
-/// The apps of a manifest as returned by [`Engine::manifest`]: all of them, and the interactive ones.
-pub(crate) fn manifest_apps(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<Interactive>) {
+/// The apps of a manifest as returned by [`Engine::manifest`]: all of them, by their places, and the interactive ones.
+pub(crate) fn manifest_apps(manifest: &serde_json::Value) -> (BTreeMap<usize, AppName>, Vec<Interactive>) {
     let apps = manifest["apps"].as_array().map_or(&[][..], Vec::as_slice);
     let interactive = apps.iter().filter_map(|app| {
         let is = |key: &str| app[key].as_bool().unwrap_or(false);
@@ -70,7 +78,8 @@ pub(crate) fn manifest_apps(manifest: &serde_json::Value) -> (Vec<AppName>, Vec<
         (interactive.stdin || interactive.terminal).then_some(interactive)
     });
     let interactive = interactive.collect();
-    (apps.iter().filter_map(|app| app["name"].as_str()?.parse().ok()).collect(), interactive)
+    let named = |(place, app): (usize, &serde_json::Value)| Some((place, app["name"].as_str()?.parse().ok()?));
+    (apps.iter().enumerate().filter_map(named).collect(), interactive)
 }
 
 /// Requests the output, for the terminal of this process.
@@ -126,8 +135,10 @@ fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Op
         }
         _ => None,
     };
+    let is_shown = Arc::new(AtomicBool::new(false));
     if let Some(signals) = signals {
-        let watch = SignalWatch { options: engine.options().clone(), id: pod.id, master, proxy: pod.signals };
+        let (options, is_shown) = (engine.options().clone(), Arc::clone(&is_shown));
+        let watch = SignalWatch { options, id: pod.id, master, proxy: pod.signals, is_shown };
         thread("signals", move || watch.run(signals))?;
     }
     if let (Some(channel), Some(interactive)) = (channel, &pod.interactive)
@@ -138,10 +149,9 @@ fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Op
         thread("stdin", move || feed(&channel, id, keys, terminal))?;
     }
     let LivePod { mut output, end } = live;
-    let lost = match &mut output {
-        Some(output) => live_output::show(output, &pod.apps)?,
-        None => print_logs(engine, pod).map(|()| None)?,
-    };
+    let shown = print_output(engine, pod, output.as_mut(), has_terminal);
+    is_shown.store(true, Ordering::SeqCst);
+    let lost = shown?;
     // After an error nothing reads the output, and it may not close before the supervisor ends.
     let ended = engine.wait_end(end, output.as_ref().filter(|_| lost.is_none()))?;
     tracing::debug!(pod = %pod.id, exit_code = ended.end.exit_code, "the pod exited");
@@ -156,6 +166,35 @@ fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Op
         }
         None => Ok(code),
     }
+}
+
+/// Prints the output until every app has ended. `Some`: the rest of it was lost.
+fn print_output(
+    engine: &Engine,
+    pod: &ForegroundPod,
+    output: Option<&mut OutputStream>,
+    has_terminal: bool,
+) -> Result<Option<OutputError>, Failure> {
+    match output {
+        Some(output) => {
+            let look_up = |number: usize, known: &BTreeMap<usize, AppName>| find_app(engine, pod.id, number, known);
+            live_output::show(output, AppNames::new(pod.apps.clone(), &look_up), has_terminal)
+        }
+        None => print_logs(engine, pod).map(|()| None),
+    }
+}
+
+/// The name of an app that was added while the pod is shown. After the end of the supervisor: that of the only app that
+/// is not known.
+fn find_app(engine: &Engine, id: PodId, number: usize, known: &BTreeMap<usize, AppName>) -> Option<AppName> {
+    if let Ok(Some(mut apps)) = engine.output_apps(id) {
+        return apps.remove(&number);
+    }
+    let row = engine.status(id).ok()?.row;
+    let is_known = |name: &AppName| known.values().any(|known| known == name);
+    let mut others = row.apps.into_iter().map(|app| app.name).filter(|name| !is_known(name));
+    let first = others.next()?;
+    others.next().is_none().then_some(first)
 }
 
 /// Reports apps that the OOM killer ended, which could not print an error themselves.
@@ -199,6 +238,8 @@ struct SignalWatch {
     id: PodId,
     master: Option<OwnedFd>,
     proxy: SignalProxy,
+    /// Whether all output has been printed, or printing it has failed.
+    is_shown: Arc<AtomicBool>,
 }
 
 impl SignalWatch {
@@ -253,25 +294,45 @@ impl SignalWatch {
 
     /// Stops the pod in a thread of its own, so that further signals are handled.
     fn stop(&self, force: bool) {
-        let (options, id) = (self.options.clone(), self.id);
+        let (options, id, is_shown) = (self.options.clone(), self.id, Arc::clone(&self.is_shown));
         tracing::debug!(pod = %id, force, "stop the pod");
-        let started = thread("stop", move || {
-            let opened = Engine::open(options).map_err(|error| Failure::from(error).not_a_missing_object());
-            let stopped = opened.and_then(|engine| {
-                let grace = if force { Duration::ZERO } else { engine.stop_grace(id, None) };
-                Ok(engine.stop(id, grace).map(drop)?)
-            });
+        let started = thread("stop", move || match stop_pod(options, id, force) {
+            Ok(ended) => exit_unless_shown(id, exit::of_app(ended.end.exit_code), &is_shown),
             // A pod of `run --rm` may have ended, and been removed, before the signal was handled.
-            if let Err(failure) = stopped
-                && failure.kind() != ErrorKind::NotFound
-            {
-                failure.print(false);
+            Err(failure) if failure.kind() == ErrorKind::NotFound => {
+                exit_unless_shown(id, exit::of_signal(SIGTERM), &is_shown);
             }
+            Err(failure) => failure.print(false),
         });
         if let Err(failure) = started {
             failure.print(false);
         }
     }
+}
+
+fn stop_pod(options: Options, id: PodId, force: bool) -> Result<Ended, Failure> {
+    let engine = Engine::open(options).map_err(|error| Failure::from(error).not_a_missing_object())?;
+    // A pod of `run --rm` may be removed at its end.
+    let end = engine.watch_end(id);
+    let grace = if force { Duration::ZERO } else { engine.stop_grace(id, None) };
+    engine.stop(id, grace)?;
+    Ok(engine.wait_end(end?, None)?)
+}
+
+/// Exits when the output of a pod that has ended is not read in time: the thread that prints it may block for ever.
+fn exit_unless_shown(id: PodId, code: u8, is_shown: &AtomicBool) {
+    std::thread::sleep(UNREAD_TIMEOUT);
+    if is_shown.load(Ordering::SeqCst) {
+        // It ends by itself when it has removed what it has to.
+        return;
+    }
+    terminal::restore();
+    let lost = Failure::from(OutputError::Cut(id));
+    let code = if code == exit::OK { lost.code(CommandKind::Action) } else { code };
+    if relay::is_writable(rustix::stdio::stderr()) {
+        lost.print(false);
+    }
+    std::process::exit(code.into());
 }
 
 /// Forwards standard input to the app until either ends. With `keys`, the user can detach by typing them.
@@ -330,11 +391,12 @@ mod tests {
         let app =
             |name: &str| gantry_model::AppSpec::new(name.parse().unwrap(), gantry_model::RequestedImage::new("x"));
         let mut spec = gantry_model::PodSpec { apps: vec![app("a"), app("b")], ..gantry_model::PodSpec::default() };
-        let names: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();
+        let names: BTreeMap<usize, AppName> =
+            ["a", "b"].map(|name| name.parse().unwrap()).into_iter().enumerate().collect();
         assert_eq!(manifest_apps(&gantry_engine::manifest_to_value(&spec)), (names.clone(), Vec::new()));
         spec.apps[1].options.terminal = true;
         let b = Interactive { app: "b".parse().unwrap(), stdin: false, terminal: true };
         assert_eq!(manifest_apps(&gantry_engine::manifest_to_value(&spec)), (names, vec![b]));
-        assert_eq!(manifest_apps(&serde_json::Value::Null), (Vec::new(), Vec::new()));
+        assert_eq!(manifest_apps(&serde_json::Value::Null), (BTreeMap::new(), Vec::new()));
     }
 }

@@ -18,24 +18,74 @@ const MAX_LINE: usize = 16 << 10;
 /// With several apps, the beginning of a line is printed when its end has not come after this time: it may be a prompt.
 const PARTIAL_LINE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Prints the output until every app has ended. `Some`: the rest of the output was lost.
-///
-/// # Errors
-/// It cannot be written.
-pub(crate) fn show(stream: &mut OutputStream, apps: &[AppName]) -> Result<Option<OutputError>, Failure> {
-    match apps {
-        [_] => show_one(stream),
-        _ => show_several(stream, apps),
+/// The names of a pod's apps by their numbers in its output.
+pub(crate) struct AppNames<'a> {
+    known: BTreeMap<usize, AppName>,
+    /// Looks up an app that was added later, given those that are known.
+    look_up: &'a LookUp<'a>,
+}
+
+type LookUp<'a> = dyn Fn(usize, &BTreeMap<usize, AppName>) -> Option<AppName> + 'a;
+
+impl<'a> AppNames<'a> {
+    pub(crate) fn new(known: BTreeMap<usize, AppName>, look_up: &'a LookUp<'a>) -> Self {
+        Self { known, look_up }
+    }
+
+    /// The number of the app, if only one is known.
+    fn only(&self) -> Option<usize> {
+        self.known.keys().next().copied().filter(|_| self.known.len() == 1)
+    }
+
+    /// The name of an app. One that was removed before it was looked up is called by its number.
+    fn find(&mut self, number: usize) -> Option<&AppName> {
+        if !self.known.contains_key(&number) {
+            let found = (self.look_up)(number, &self.known).or_else(|| AppName::sanitized(&format!("app-{number}")))?;
+            self.known.insert(number, found);
+        }
+        self.known.get(&number)
     }
 }
 
-/// Copies the output of a single app unchanged.
-fn show_one(stream: &mut OutputStream) -> Result<Option<OutputError>, Failure> {
+/// Prints the output until every app has ended. `Some`: the rest of the output was lost. With `has_terminal`, the only
+/// app of a pod keeps the screen to itself: the output of apps that are added is in the logs only.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn show(
+    stream: &mut OutputStream,
+    apps: AppNames<'_>,
+    has_terminal: bool,
+) -> Result<Option<OutputError>, Failure> {
+    match apps.only() {
+        Some(only) => show_only(stream, apps, only, has_terminal),
+        None => show_several(stream, Lines::new(apps, Printer::new(true))),
+    }
+}
+
+/// Copies the output of the only app unchanged, until an app that was added writes something.
+fn show_only(
+    stream: &mut OutputStream,
+    apps: AppNames<'_>,
+    only: usize,
+    has_terminal: bool,
+) -> Result<Option<OutputError>, Failure> {
+    // Whether the last line on standard output and on standard error has not ended.
+    let mut open = [false; 2];
     loop {
-        match stream.next_chunk() {
-            Ok(Some(chunk)) => copy(chunk).map_err(output)?,
+        let chunk = match stream.next_chunk() {
+            Ok(Some(chunk)) => chunk,
             Ok(None) => return Ok(None),
             Err(error) => return Ok(Some(error)),
+        };
+        if chunk.app == only {
+            open[usize::from(chunk.stderr)] = !chunk.bytes.ends_with(b"\n");
+            copy(chunk).map_err(output)?;
+        } else if !has_terminal {
+            let mut lines = Lines::new(apps, Printer::new(true));
+            lines.resume(only, open);
+            lines.add(chunk, Instant::now()).map_err(output)?;
+            return show_several(stream, lines);
         }
     }
 }
@@ -46,8 +96,7 @@ fn copy(chunk: Chunk<'_>) -> io::Result<()> {
 }
 
 /// Prints the output of several apps in lines that begin with the app's name.
-fn show_several(stream: &mut OutputStream, apps: &[AppName]) -> Result<Option<OutputError>, Failure> {
-    let mut lines = Lines { apps, unfinished: BTreeMap::new(), printer: Printer::new(true) };
+fn show_several(stream: &mut OutputStream, mut lines: Lines<'_>) -> Result<Option<OutputError>, Failure> {
     let lost = loop {
         lines.print_overdue(Instant::now()).map_err(output)?;
         if let Some(deadline) = lines.deadline() {
@@ -76,13 +125,25 @@ struct UnfinishedLine {
 
 /// Joins the output of several apps to lines.
 struct Lines<'a> {
-    apps: &'a [AppName],
+    apps: AppNames<'a>,
     /// By app and by whether the line came from standard error.
     unfinished: BTreeMap<(usize, bool), UnfinishedLine>,
     printer: Printer,
 }
 
-impl Lines<'_> {
+impl<'a> Lines<'a> {
+    fn new(apps: AppNames<'a>, printer: Printer) -> Self {
+        Self { apps, unfinished: BTreeMap::new(), printer }
+    }
+
+    /// Notes which lines of an app, on standard output and on standard error, have been printed without their ends.
+    fn resume(&mut self, app: usize, open: [bool; 2]) {
+        let Some(app) = self.apps.find(app) else { return };
+        for stderr in [false, true].into_iter().filter(|stderr| open[usize::from(*stderr)]) {
+            self.printer.resume(app, stderr);
+        }
+    }
+
     fn add(&mut self, chunk: Chunk<'_>, now: Instant) -> io::Result<()> {
         let Chunk { app, stderr, bytes } = chunk;
         let mut line = self.unfinished.remove(&(app, stderr));
@@ -140,8 +201,7 @@ impl Lines<'_> {
     }
 
     fn print(&mut self, app: usize, stderr: bool, text: &[u8], partial: bool) -> io::Result<()> {
-        // An app index outside the pod means that the stream is corrupt.
-        let Some(app) = self.apps.get(app) else { return Err(io::ErrorKind::InvalidData.into()) };
+        let Some(app) = self.apps.find(app) else { return Ok(()) };
         self.printer.line(LineRef { app, at: gantry_model::Timestamp(0), stderr, piece: partial, partial, text })
     }
 }
@@ -150,10 +210,32 @@ impl Lines<'_> {
 mod tests {
     use super::*;
 
+    fn names(apps: &[(usize, &str)]) -> BTreeMap<usize, AppName> {
+        apps.iter().map(|(number, name)| (*number, name.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn added_apps_are_looked_up_once() {
+        let asked = std::cell::RefCell::new(Vec::new());
+        let look_up = |number: usize, known: &BTreeMap<usize, AppName>| {
+            asked.borrow_mut().push((number, known.len()));
+            (number == 7).then(|| "late".parse().unwrap())
+        };
+        let mut lines = Lines::new(AppNames::new(names(&[(3, "a")]), &look_up), Printer::in_memory());
+        assert_eq!(lines.apps.only(), Some(3));
+        lines.resume(3, [true, false]);
+        for (app, text) in [(7, "x\n"), (9, "y\n"), (3, "z\n"), (7, "x\n"), (9, "y\n")] {
+            lines.add(Chunk { app, stderr: false, bytes: text.as_bytes() }, Instant::now()).unwrap();
+        }
+        assert_eq!(lines.printer.written(), "\n[late] x\n[app-9] y\n[a] z\n[late] x\n[app-9] y\n");
+        drop(lines);
+        assert_eq!(asked.into_inner(), [(7, 1), (9, 2)]);
+    }
+
     #[test]
     fn unfinished_lines_are_printed_after_a_timeout() {
-        let apps: Vec<AppName> = ["a", "b"].map(|name| name.parse().unwrap()).into();
-        let mut lines = Lines { apps: &apps, unfinished: BTreeMap::new(), printer: Printer::in_memory() };
+        let apps = AppNames::new(names(&[(0, "a"), (1, "b")]), &|_, _| None);
+        let mut lines = Lines::new(apps, Printer::in_memory());
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let chunk = |app, text: &'static str| Chunk { app, stderr: false, bytes: text.as_bytes() };

@@ -60,7 +60,8 @@ fn section<'a>(text: &mut String, title: &str, arguments: impl Iterator<Item = &
             let names: Vec<_> = possible.iter().map(clap::builder::PossibleValue::get_name).collect();
             help.push_str(&format!(": {}", names.join(", ")));
         }
-        if let Some(default) = flag.get_default_values().first().filter(|_| flag.get_action().takes_values()) {
+        let has_default = flag.get_action().takes_values() && !flag.is_hide_default_value_set();
+        if let Some(default) = flag.get_default_values().first().filter(|_| has_default) {
             help.push_str(&format!(" (default {})", default.to_string_lossy()));
         }
         let longs = flag.get_long().into_iter().chain(flag.get_visible_aliases().unwrap_or_default());

@@ -56,10 +56,11 @@ pub(crate) struct PodFile {
 }
 
 /// Flags that a service has, or that need a caller.
-const RESERVED: [&str; 13] = [
+const RESERVED: [&str; 14] = [
     "detach",
     "rm",
     "uuid-file-save",
+    "cidfile",
     "pod-manifest",
     "keep-stdin",
     "interactive",

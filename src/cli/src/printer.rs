@@ -1,6 +1,6 @@
 //! Prints log lines as the apps wrote them: their standard output to ours, their standard error to ours.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::BorrowedFd;
 
 use gantry_engine::{LineRef, LogSink};
@@ -57,6 +57,11 @@ impl Printer {
         Self { timestamps, ..self }
     }
 
+    /// Notes that the last line of an app was printed without its end, by other means.
+    pub(crate) fn resume(&mut self, app: &AppName, stderr: bool) {
+        self.open[usize::from(stderr && !self.shared)] = Some((app.clone(), stderr));
+    }
+
     /// Collects one line or part of a line.
     fn compose(&mut self, line: LineRef<'_>) {
         let slot = usize::from(line.stderr && !self.shared);
@@ -106,12 +111,9 @@ impl Printer {
             memory.extend_from_slice(&self.held);
             return Ok(());
         }
-        if self.stderr {
-            return io::stderr().write_all(&self.held);
-        }
         // Not through `Stdout`, which would hold back pieces without a newline.
-        let stdout: BorrowedFd<'_> = rustix::stdio::stdout();
-        relay::write_all(stdout, &self.held)
+        let to: BorrowedFd<'_> = if self.stderr { rustix::stdio::stderr() } else { rustix::stdio::stdout() };
+        relay::write_all(to, &self.held)
     }
 }
 

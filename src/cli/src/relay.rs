@@ -153,16 +153,23 @@ impl Flow {
         Ok(())
     }
 
-    /// Copies what can be read at once. The process has exited, but its children may keep the other end open, so only
-    /// writes to the caller are waited for.
+    /// Copies what can be read at once. The process has exited, but its children may keep the other end open, and write
+    /// to it for ever: only writes to the caller are waited for, and no more is read than can be there at the exit.
     fn drain(&mut self) -> io::Result<()> {
+        let mut left = self.from.as_ref().map_or(0, available);
         while let Some((fd, flags)) = self.waits() {
+            let reads = self.pending.is_empty();
+            if reads && left == 0 {
+                break;
+            }
             let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
-            let timeout = if self.pending.is_empty() { Some(&NOW) } else { None };
-            match poll(&mut fds, timeout) {
+            match poll(&mut fds, reads.then_some(&NOW)) {
                 Ok(0) => break,
                 Ok(_) => {
                     self.advance()?;
+                    if reads {
+                        left = left.saturating_sub(self.pending.len());
+                    }
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -170,6 +177,12 @@ impl Flow {
         }
         Ok(())
     }
+}
+
+/// The most that can be read now. Of a terminal the kernel tells only a part, but it holds less than [`CHUNK`].
+fn available(fd: &OwnedFd) -> usize {
+    let told = rustix::io::ioctl_fionread(fd).unwrap_or(0);
+    usize::try_from(told).unwrap_or(usize::MAX).max(CHUNK)
 }
 
 const NOW: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -278,6 +291,25 @@ pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<Borro
     }
 }
 
+/// Whether a short write would not block now.
+pub(crate) fn is_writable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    poll(&mut fds, Some(&NOW)).is_ok_and(|ready| ready > 0)
+}
+
+/// Standard output without a buffer, written by [`write_all`]: std's stops at a full pipe that is non-blocking.
+pub(crate) struct Stdout;
+
+impl io::Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        write_all(rustix::stdio::stdout(), bytes).map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Writes all of `bytes`. Waits if another process that shares the descriptor has made it non-blocking.
 ///
 /// # Errors
@@ -339,6 +371,33 @@ mod tests {
         copy.read_to_end(&mut got).unwrap();
         assert_eq!(got, bytes);
         drop(theirs);
+    }
+
+    #[test]
+    fn a_child_left_behind_cannot_delay_the_end() {
+        let (source, theirs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        drop(ender);
+        let child = std::thread::spawn(move || {
+            let mut output = std::fs::File::from(theirs);
+            // Until the reading end closes.
+            while output.write_all(&[b'y'; 4096]).is_ok() {}
+        });
+        let mut flows = [Flow::out(source, null(OFlags::WRONLY).unwrap())];
+        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), RelayEvent::Ended);
+        drop(flows);
+        child.join().unwrap();
+    }
+
+    #[test]
+    fn a_nonblocking_output_gets_every_byte() {
+        let (source, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        ioctl_fionbio(&sink, true).unwrap();
+        let writer = std::thread::spawn(move || write_all(sink.as_fd(), &vec![b'z'; 300_000]).unwrap());
+        let mut got = Vec::new();
+        std::fs::File::from(source).read_to_end(&mut got).unwrap();
+        writer.join().unwrap();
+        assert_eq!(got.len(), 300_000);
     }
 
     /// What the program gets when the caller types this at once, and how the relay ends.

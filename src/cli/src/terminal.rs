@@ -14,8 +14,13 @@ use rustix::termios::{
     OptionalActions, OutputModes, Termios, Winsize, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetwinsize,
 };
 
+use crate::exit;
+use crate::signals::{ENDING, Signals};
+
 /// The original mode of the terminal while it is changed, and its standard descriptor.
-static SAVED: Mutex<Option<(BorrowedFd<'static>, Termios)>> = Mutex::new(None);
+type SavedMode = Option<(BorrowedFd<'static>, Termios)>;
+
+static SAVED: Mutex<SavedMode> = Mutex::new(None);
 
 /// The terminal is raw while this value exists: the terminal of the app processes its input and output.
 pub(crate) struct RawMode(());
@@ -49,17 +54,20 @@ impl RawMode {
     }
 
     fn change(terminal: BorrowedFd<'static>, change: impl FnOnce(&mut Termios)) -> std::io::Result<Self> {
-        let saved = tcgetattr(terminal)?;
-        let mut changed = saved.clone();
+        let original = tcgetattr(terminal)?;
+        let mut changed = original.clone();
         change(&mut changed);
-        *lock() = Some((terminal, saved));
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             restore();
             before(info);
         }));
+        // Locked until the mode is changed: a thread that restores it meanwhile would find it unchanged. The panic hook
+        // takes this lock, so nothing that may panic runs below.
+        let mut saved = lock();
         // Without a flush: input typed ahead is for the app.
         tcsetattr(terminal, OptionalActions::Now, &changed)?;
+        *saved = Some((terminal, original));
         Ok(Self(()))
     }
 }
@@ -99,17 +107,38 @@ impl Drop for RawMode {
 
 /// Restores the terminal if its mode was changed. For exits that run no destructors.
 pub(crate) fn restore() {
+    restore_saved(&mut lock());
+}
+
+fn restore_saved(saved: &mut SavedMode) {
     if IN_FULL_SCREEN.swap(false, Ordering::SeqCst) {
         // Not through the buffer of std, whose lock a panicking thread may hold.
         let _hung_up = rustix::io::write(rustix::stdio::stdout(), LEAVE_SCREEN);
     }
-    if let Some((terminal, saved)) = lock().take() {
+    if let Some((terminal, original)) = saved.take() {
         // This fails only if the terminal has hung up, and then there is nothing to restore.
-        let _hung_up = tcsetattr(terminal, OptionalActions::Now, &saved);
+        let _hung_up = tcsetattr(terminal, OptionalActions::Now, &original);
     }
 }
 
-fn lock() -> MutexGuard<'static, Option<(BorrowedFd<'static>, Termios)>> {
+/// From now on, a signal that ends this process restores the terminal first. A thread handles it, so that it takes
+/// effect also while another one blocks in a write.
+///
+/// # Errors
+/// No file descriptors or threads are left.
+pub(crate) fn restore_at_signals() -> std::io::Result<()> {
+    let mut signals = Signals::catch(ENDING)?;
+    let wait = move || {
+        let signal = signals.wait().first().copied().unwrap_or_default();
+        // Locked until the exit: no other thread changes the mode after it was restored.
+        let mut saved = lock();
+        restore_saved(&mut saved);
+        std::process::exit(exit::of_signal(signal).into());
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
+}
+
+fn lock() -> MutexGuard<'static, SavedMode> {
     SAVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

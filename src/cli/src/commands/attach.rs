@@ -31,20 +31,23 @@ impl RunCommand for Attach {
     fn run(&self, context: &Context) -> Result<u8, Failure> {
         let engine = context.open("attach")?;
         let (id, app) = self.pod.only_app(&engine, self.app.as_ref())?;
-        let (apps, interactive) = foreground::manifest_apps(&engine.manifest(id)?);
+        let (in_manifest, interactive) = foreground::manifest_apps(&engine.manifest(id)?);
         check_attachable(&engine.status(id)?, app.as_ref())?;
         let wanted = |candidate: &Interactive| app.as_ref().is_none_or(|name| candidate.app == *name);
         let interactive = interactive.into_iter().find(wanted).filter(|_| !self.no_stdin);
         let (signals, detach_keys) = (SignalProxy::Off, self.detach_keys.clone());
-        let shown = ForegroundPod { id, apps, interactive, own: false, signals, detach_keys };
         // Without a terminal there is no mode to restore, so the default action of signals is right.
-        let has_terminal = shown.interactive.as_ref().is_some_and(|interactive| interactive.terminal);
-        let signals = match has_terminal {
+        let has_terminal = interactive.as_ref().is_some_and(|interactive| interactive.terminal);
+        let caught = match has_terminal {
             true => Some(foreground::catch(signals).map_err(io("catch", "signals"))?),
             false => None,
         };
         let live = LivePod { end: engine.watch_end(id)?, output: engine.output(id)? };
-        foreground::follow(&engine, &shown, live, signals)
+        // After apps were added and removed, their numbers are not their places. An older supervisor does not know
+        // them, and one that has just ended cannot be asked.
+        let apps = engine.output_apps(id).ok().flatten().unwrap_or(in_manifest);
+        let shown = ForegroundPod { id, apps, interactive, own: false, signals, detach_keys };
+        foreground::follow(&engine, &shown, live, caught)
     }
 }
 

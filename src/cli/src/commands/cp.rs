@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::{self, Failure};
 use crate::pods::find_app;
+use crate::relay::Stdout;
 
 /// Arguments of `cp`.
 #[derive(Debug, clap::Args)]
@@ -74,7 +75,7 @@ impl RunCommand for Cp {
                         engine.copy_from_app(id, &app, &path, CopyTarget::Path(Path::new(to)), options)?
                     }
                     _ => {
-                        let mut out = BufWriter::with_capacity(256 << 10, io::stdout());
+                        let mut out = BufWriter::with_capacity(256 << 10, Stdout);
                         let copied = engine.copy_from_app(id, &app, &path, CopyTarget::Archive(&mut out), options);
                         copied.map_err(closed_output)?
                     }

@@ -15,6 +15,7 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit;
 use crate::failure::{Failure, io as failed, output};
+use crate::relay::Stdout;
 use crate::render::json::{self, TimeJson};
 use crate::render::{FormatParser, OutputFormat, escape, table, time};
 
@@ -36,7 +37,8 @@ pub(crate) struct Events {
     /// Follow new events; past events only with --since
     #[arg(short, long)]
     follow: bool,
-    /// Only events since this time: RFC 3339, seconds of the epoch, or a duration ago such as 10m
+    /// Only events since this time: RFC 3339, a local date with or without a time of day, seconds of the epoch, or a
+    /// duration ago such as 10m
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
     /// Only events before this time, at which --follow ends
@@ -288,7 +290,7 @@ impl Serialize for EventDataJson<'_> {
 
 /// Prints events.
 struct Sink {
-    out: BufWriter<io::StdoutLock<'static>>,
+    out: BufWriter<Stdout>,
     format: OutputFormat,
     /// Whether the header is still to be written.
     legend: bool,
@@ -303,7 +305,7 @@ const HEADER: [&str; 5] = ["TIME", "TYPE", "ID", "NAME", "DATA"];
 
 impl Sink {
     fn new(args: &Events) -> Self {
-        let out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
+        let out = BufWriter::with_capacity(64 << 10, Stdout);
         let legend = args.format == OutputFormat::Table && !args.no_legend;
         Self { out, format: args.format, legend, full: args.full, live: args.follow, gap: None }
     }

@@ -13,7 +13,7 @@ use crate::exit;
 use crate::failure::{Failure, io, print_stderr};
 use crate::pods::{OnePod, SelectedApp};
 use crate::relay::{self, Flow, RelayEvent};
-use crate::signals::{ENDING, Signals};
+use crate::signals::Signals;
 use crate::terminal::{self, DetachKeys, RawMode};
 
 /// Arguments of `exec`.
@@ -152,8 +152,9 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
     let failed = || io("use", "the terminal of the program");
     let Some(master) = process.master.take() else { return ended(process) };
     rustix::io::ioctl_fionbio(&master, true).map_err(|errno| failed()(errno.into()))?;
-    let watched = ENDING.into_iter().chain([signal_hook::consts::SIGWINCH]);
-    let mut signals = Signals::catch(watched).map_err(failed())?;
+    // The supervisor kills the program when the connection closes with this process.
+    terminal::restore_at_signals().map_err(failed())?;
+    let mut resizes = Signals::catch([signal_hook::consts::SIGWINCH]).map_err(failed())?;
     let raw = match keyboard {
         Some(_) => RawMode::enter().map_err(failed())?,
         None => RawMode::enter_output().map_err(failed())?,
@@ -165,7 +166,7 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
         flows.push(Flow::typed(ours(rustix::stdio::stdin())?, copy()?, raw.is_some().then(|| keys.clone())));
     }
     let code = loop {
-        match relay::relay(&mut flows, process.as_fd(), Some(signals.as_fd())).map_err(failed())? {
+        match relay::relay(&mut flows, process.as_fd(), Some(resizes.as_fd())).map_err(failed())? {
             RelayEvent::Ended => break ended(process)?,
             RelayEvent::Detached => {
                 process.detach(Some(&master))?;
@@ -174,10 +175,7 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
                 break exit::OK;
             }
             RelayEvent::OtherReady => {
-                let caught = signals.pending();
-                if let Some(signal) = caught.iter().find(|signal| ENDING.contains(signal)) {
-                    break exit::of_signal(*signal);
-                }
+                let _only_sigwinch = resizes.pending();
                 terminal::resize(&master);
             }
         }

@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::exit::{self, CommandKind};
 use crate::failure::{self, Failure};
 use crate::progress::ProgressDisplay;
+use crate::relay::Stdout;
 use crate::render::json;
 
 /// Arguments of `image save`.
@@ -74,7 +75,7 @@ impl RunCommand for Save {
         match &self.output {
             Some(path) => save_to_file(&engine, &references, format, path)?,
             None => {
-                let mut out = io::BufWriter::with_capacity(1 << 20, io::stdout().lock());
+                let mut out = io::BufWriter::with_capacity(1 << 20, Stdout);
                 let saved = engine.image_save(&references, format, &mut out);
                 saved.map_err(of_stdout)?;
             }

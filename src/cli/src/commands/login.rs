@@ -126,6 +126,7 @@ fn ask(prompt: &str, secret: bool) -> Result<String, Failure> {
         stdin.read_line(&mut line).map_err(failed())?;
         return Ok(line.trim().to_owned());
     }
+    terminal::restore_at_signals().map_err(failed())?;
     let typed = {
         let _raw = terminal::RawMode::enter().map_err(failed())?;
         read_secret(&mut stdin.lock()).map_err(failed())?

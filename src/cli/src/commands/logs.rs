@@ -29,7 +29,8 @@ pub(crate) struct Logs {
     /// Only the last N lines of each app; all or -1: all lines
     #[arg(short = 'n', long, alias = "lines", value_parser = tail, allow_negative_numbers = true, value_name = "N")]
     tail: Option<Tail>,
-    /// Only lines since this time: RFC 3339, seconds of the epoch, or a duration ago such as 10m
+    /// Only lines since this time: RFC 3339, a local date with or without a time of day, seconds of the epoch, or a
+    /// duration ago such as 10m
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
     /// Only lines before this time

@@ -12,7 +12,7 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::failure::{CliError, Failure, io, print_stderr, warn};
 use crate::foreground::{self, ForegroundPod, Interactive, LivePod, SignalProxy};
-use crate::grammar::{PodOptions, Pull, Request};
+use crate::grammar::{IdFile, PodOptions, Pull, Request};
 use crate::pods::OnePod;
 use crate::progress;
 use crate::render::json;
@@ -39,8 +39,9 @@ pub(crate) fn run(request: Request) -> Result<u8, Failure> {
     let id = pod.id();
     // Until the pod exists, a signal ends this command, and nothing is left. From now on it ends the pod.
     let signals = if options.detach { None } else { Some(foreground::catch(proxy).map_err(io("catch", "signals"))?) };
-    save_id(options.uuid_file.as_deref(), id)?;
+    save_id(options.id_file.as_ref(), id)?;
     let started = pod.start(RunOptions { show, remove: options.remove });
+    let started = started.inspect_err(|_| remove_id(options.id_file.as_ref()));
     let mut running = started.map_err(|error| with_hint(error.into(), options.hint.as_deref(), false))?;
     tracing::debug!(pod = %running.id, "the pod is running");
     print_warnings(&running);
@@ -78,8 +79,8 @@ pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
         Prepare::new(spec, policy(options.pull.unwrap_or(Pull::New)), &progress)?.named(options.pod_name.clone());
     let engine = context.open_for_fetch("prepare", |config| set_platform(config, &options))?;
     let pod = engine.create(request).map_err(|error| create_failure(error, &options, several))?;
-    save_id(options.uuid_file.as_deref(), pod.id())?;
-    print_id(pod.prepare()?)
+    save_id(options.id_file.as_ref(), pod.id())?;
+    print_id(pod.prepare().inspect_err(|_| remove_id(options.id_file.as_ref()))?)
 }
 
 /// Starts a pod without apps and prints its id.
@@ -92,8 +93,9 @@ pub(crate) fn sandbox(request: Request) -> Result<u8, Failure> {
         .to_be_started_showing(Show::No);
     let engine = context.open_for_fetch("app sandbox", |config| set_platform(config, &options))?;
     let pod = engine.create(request)?;
-    save_id(options.uuid_file.as_deref(), pod.id())?;
-    let running = pod.start(RunOptions { show: Show::No, remove: options.remove })?;
+    save_id(options.id_file.as_ref(), pod.id())?;
+    let started = pod.start(RunOptions { show: Show::No, remove: options.remove });
+    let running = started.inspect_err(|_| remove_id(options.id_file.as_ref()))?;
     print_warnings(&running);
     print_id(running.id)
 }
@@ -210,6 +212,7 @@ pub(crate) fn resolve_request(request: Request, command: &'static str) -> Result
         None => environment::apply(&mut spec, &options)?,
     }
     check_host_volumes(&spec)?;
+    check_id_file(&options)?;
     Ok(ResolvedRequest { context: Context::new(globals, command), spec, options })
 }
 
@@ -222,6 +225,14 @@ fn check_host_volumes(spec: &PodSpec) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Refuses a file of `--cidfile` that exists, before anything is fetched or created.
+fn check_id_file(options: &PodOptions) -> Result<(), Failure> {
+    match &options.id_file {
+        Some(IdFile::New(path)) if path.symlink_metadata().is_ok() => Err(CliError::IdFileExists(path.clone()).into()),
+        _ => Ok(()),
+    }
 }
 
 /// The maximum size of a pod manifest in bytes.
@@ -248,7 +259,7 @@ fn foreground_pod(spec: &PodSpec, options: &PodOptions) -> impl FnOnce(PodId) ->
         stdin: app.options.stdin,
         terminal: app.options.terminal,
     });
-    let apps = spec.apps.iter().map(|app| app.name.clone()).collect();
+    let apps = spec.apps.iter().map(|app| app.name.clone()).enumerate().collect();
     let (signals, detach_keys) = (signal_proxy(options), options.detach_keys.clone());
     move |id| ForegroundPod { id, apps, interactive, own: true, signals, detach_keys }
 }
@@ -295,9 +306,31 @@ fn with_hint(failure: Failure, hint: Option<&str>, image_of_several: bool) -> Fa
     }
 }
 
-fn save_id(path: Option<&Path>, id: PodId) -> Result<(), Failure> {
-    let Some(path) = path else { return Ok(()) };
-    std::fs::write(path, id.to_string()).map_err(io("write the pod's id to", path.display().to_string()))
+fn save_id(file: Option<&IdFile>, id: PodId) -> Result<(), Failure> {
+    let (path, written) = match file {
+        None => return Ok(()),
+        Some(IdFile::Replaced(path)) => (path, std::fs::write(path, id.to_string())),
+        // Another command may have made it since the check.
+        Some(IdFile::New(path)) => match std::fs::File::create_new(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                return Err(CliError::IdFileExists(path.clone()).into());
+            }
+            Err(error) => (path, Err(error)),
+            Ok(mut created) => {
+                let written = created.write_all(id.to_string().as_bytes());
+                (path, written.inspect_err(|_| remove_id(file)))
+            }
+        },
+    };
+    written.map_err(io("write the pod's id to", path.display().to_string()))
+}
+
+/// Removes the file that [`save_id`] created: the pod does not run, and the next such command must not find the file.
+fn remove_id(file: Option<&IdFile>) {
+    if let Some(IdFile::New(path)) = file {
+        // The failure that ends the command is the one to report.
+        let _remains = std::fs::remove_file(path);
+    }
 }
 
 /// Reports a detached pod to the service manager, once it is ready, and prints its id.

@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 
-use gantry_engine::{Engine, ScheduleError, ScheduleView};
+use gantry_engine::{Engine, ScheduleError, ScheduleState, ScheduleView};
+use gantry_model::id::shown;
 use gantry_model::{PodId, ScheduleName, Timestamp};
 use serde::Serialize;
 
@@ -87,7 +88,12 @@ pub(crate) struct List {
 const FIELDS: [&str; 7] = ["Name", "State", "Runs", "LastRun", "NextRun", "Pod", "Comment"];
 
 fn parse_filter(text: &str) -> Result<ListFilter, String> {
-    ListFilter::parse(text, &["name", "state", "enabled"])
+    let filter = ListFilter::parse(text, &["name", "state", "enabled"])?;
+    let states = ScheduleState::ALL.map(ScheduleState::as_str);
+    if filter.key == "state" && !states.contains(&filter.value.as_str()) {
+        return Err(format!("'{}' is not a state: expected one of {}", shown(&filter.value), states.join(", ")));
+    }
+    Ok(filter)
 }
 
 fn is_met(view: &ScheduleView, key: &str, value: &str) -> bool {
@@ -266,4 +272,19 @@ fn table(out: &mut dyn Write, views: &[ScheduleView], full: bool, legend: bool, 
         table.row(cells(view, full, now));
     }
     table.write(out, legend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_filters_are_checked() {
+        for good in ["name=web*", "enabled=true", "enabled=false", "state=standby", "state=error"] {
+            assert!(parse_filter(good).is_ok(), "{good}");
+        }
+        for bad in ["enabled=yes", "state=runing", "state=", "id=x"] {
+            assert!(parse_filter(bad).is_err(), "{bad}");
+        }
+    }
 }

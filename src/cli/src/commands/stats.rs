@@ -28,7 +28,8 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Arguments of `stats`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "CPU % is of one processor: since the start of the pod in the first sample, then since the \
-    sample before. Memory is the working set: without the page cache that the kernel reclaims first.\n\n\
+    sample before. Memory is the working set: without the page cache that the kernel reclaims first. \
+    The limit of a pod is that of --pod-memory; --apps also shows those of its apps.\n\n\
     Fields of templates: .ID, .Name, .App, .CPUPerc, .MemUsage, .MemPerc, .NetIO, .BlockIO, .PIDs; {{json .}} is the \
     whole sample.")]
 pub(crate) struct Stats {
@@ -73,7 +74,7 @@ impl RunCommand for Stats {
     const KIND: CommandKind = CommandKind::Query;
 
     fn run(&self, context: &Context) -> Result<u8, Failure> {
-        let engine = context.open_to_read()?;
+        let mut engine = context.open_to_read()?;
         let ids = self.pods.iter().map(|pod| pods::find(&engine, pod)).collect::<Result<Vec<_>, _>>()?;
         let mut sampling = Sampling::start(ids, self.scope(), self.counters())?;
         let is_screen = !self.no_stream && self.is_table() && io::stdout().is_terminal();
@@ -84,6 +85,7 @@ impl RunCommand for Stats {
                 return Ok(exit::OK);
             }
             std::thread::sleep(self.interval.max(MIN_INTERVAL));
+            context.reopen_if_replaced(&mut engine)?;
         }
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Update {
 /// The new limits. Those that are not given stay.
 #[derive(Debug, clap::Args)]
 struct Changes {
-    /// Memory limit: 64Mi, 50M, 1.5Gi; 0: none
+    /// Memory limit: 512k, 64m, 1.5GiB, in powers of 1024; 0: none
     #[arg(long, short, value_name = "BYTES", value_parser = |v: &str| bytes(v).map(LimitChange::Memory))]
     memory: Option<LimitChange>,
     /// Limit of memory and swap together; -1: none; 0: no swap with --memory

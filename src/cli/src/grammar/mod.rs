@@ -139,8 +139,8 @@ pub(crate) struct PodOptions {
     pub(crate) stdin: bool,
     /// Allocate a terminal for the app.
     pub(crate) terminal: bool,
-    /// Write the id to this file as soon as it exists.
-    pub(crate) uuid_file: Option<PathBuf>,
+    /// Write the id to this file as soon as the pod exists.
+    pub(crate) id_file: Option<IdFile>,
     /// The pod's name.
     pub(crate) pod_name: Option<gantry_model::PodName>,
     /// Read the pod from this manifest.
@@ -159,6 +159,15 @@ pub(crate) struct PodOptions {
     pub(crate) hint: Option<String>,
     /// How to write a value of `--net` that was taken for an image, to explain that there is no such image.
     pub(crate) net_hint: Option<String>,
+}
+
+/// The file for the id of a new pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum IdFile {
+    /// rkt's: a file that exists is replaced.
+    Replaced(PathBuf),
+    /// docker's: a file that exists stands for a pod that may run.
+    New(PathBuf),
 }
 
 /// When to contact a registry for an image.

@@ -116,7 +116,10 @@ fn pod_flags_are_accepted_anywhere() {
     let request = parsed("a --net=host --hostname h b --rm -q --pull=always --uuid-file-save /u -l k=v").unwrap();
     assert_eq!((request.spec.net, request.spec.hostname.as_deref()), (Some(NetMode::Host), Some("h")));
     assert!(request.options.remove && request.options.quiet);
-    assert_eq!((request.options.pull, request.options.uuid_file), (Some(Pull::Update), Some("/u".into())));
+    let id_file = Some(IdFile::Replaced("/u".into()));
+    assert_eq!((request.options.pull, request.options.id_file), (Some(Pull::Update), id_file));
+    assert_eq!(parsed("--cidfile /u a").unwrap().options.id_file, Some(IdFile::New("/u".into())));
+    assert!(parsed("--cidfile /u --uuid-file-save /u a").is_err());
     assert_eq!(request.spec.user_labels.get("k").map(String::as_str), Some("v"));
     let request = parsed("--rm -d a").unwrap();
     assert!(request.options.remove && request.options.detach);

@@ -1,11 +1,12 @@
 //! JSON output, written item by item: a list of ten thousand pods is never held in memory as text.
 
-use std::io::{self, BufWriter, StdoutLock, Write};
+use std::io::{self, BufWriter, Write};
 
 use serde::Serialize;
 use serde::ser::{SerializeSeq as _, Serializer as _};
 
 use super::OutputFormat;
+use crate::relay::Stdout;
 
 /// A time in JSON: RFC 3339 with nanoseconds.
 pub(crate) struct TimeJson(pub(crate) gantry_model::Timestamp);
@@ -90,9 +91,9 @@ pub(crate) fn write_one_or_several<T: Serialize, W: Write + ?Sized>(
 /// Calls `write` with buffered standard output and flushes it. The type of the buffer is known, because the serializer
 /// writes few bytes at a time: a virtual call for each of them would take a sixth of a long list.
 pub(crate) fn to_stdout(
-    write: impl FnOnce(&mut BufWriter<StdoutLock<'static>>) -> io::Result<()>,
+    write: impl FnOnce(&mut BufWriter<Stdout>) -> io::Result<()>,
 ) -> Result<(), crate::failure::Failure> {
-    let mut out = BufWriter::with_capacity(64 << 10, std::io::stdout().lock());
+    let mut out = BufWriter::with_capacity(64 << 10, Stdout);
     write(&mut out).and_then(|()| out.flush()).map_err(crate::failure::output)
 }
 

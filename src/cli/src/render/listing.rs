@@ -103,7 +103,7 @@ impl ListFilter {
         if value.is_empty() {
             return Err(format!("the value of '{key}' is missing"));
         }
-        if *key == "dangling" && !matches!(value, "true" | "false") {
+        if matches!(*key, "dangling" | "enabled") && !matches!(value, "true" | "false") {
             return Err(format!("'{}' is neither true nor false", shown(value)));
         }
         Ok(Self { key, value: value.to_owned() })
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn filters_are_combined() {
-        let parse = |text: &str| ListFilter::parse(text, &["name", "label", "dangling"]);
+        let parse = |text: &str| ListFilter::parse(text, &["name", "label", "dangling", "enabled"]);
         let filters: Vec<_> = ["name=a", "name=b", "label=x"].map(|text| parse(text).unwrap()).into();
         let item = |name: &'static str, labels: &'static [&str]| {
             move |key: &str, value: &str| if key == "name" { value == name } else { labels.contains(&value) }
@@ -173,7 +173,7 @@ mod tests {
         assert!(!matches_all(&filters, item("c", &["x"])) && !matches_all(&filters, item("b", &[])));
         let labels = [parse("label=x").unwrap(), parse("label=y").unwrap()];
         assert!(!matches_all(&labels, item("a", &["x"])) && matches_all(&labels, item("a", &["x", "y"])));
-        for bad in ["name", "name=", "other=x", "dangling=maybe"] {
+        for bad in ["name", "name=", "other=x", "dangling=maybe", "enabled=yes"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -78,6 +78,7 @@ pub(crate) struct Indented {
         alias = "format",
         value_parser = FormatParser,
         default_value = "json-pretty",
+        hide_default_value = true,
         value_name = "FORMAT"
     )]
     pub(crate) format: OutputFormat,

@@ -28,7 +28,8 @@ pub(crate) fn relative(now: Timestamp, then: Timestamp) -> String {
     if past { format!("{count} {unit}{plural} ago") } else { format!("in {count} {unit}{plural}") }
 }
 
-/// Parses a time: RFC 3339, `@seconds[.fraction]` or plain seconds of the epoch, or a duration before `now`.
+/// Parses a time: RFC 3339, a local date, with or without a time of day, `@seconds[.fraction]` or plain seconds of the
+/// epoch, or a duration before `now`.
 pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     if let Ok(ago) = gantry_model::quantity::duration(text) {
         return Ok(now.before(ago));
@@ -37,13 +38,23 @@ pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     if let Some(at) = seconds(digits) {
         return Ok(at);
     }
-    let nanoseconds = text.parse::<jiff::Timestamp>().ok().and_then(|at| i64::try_from(at.as_nanosecond()).ok());
+    let at = text.parse().ok().or_else(|| local(text, jiff::tz::TimeZone::system()));
+    let nanoseconds = at.and_then(|at: jiff::Timestamp| i64::try_from(at.as_nanosecond()).ok());
     nanoseconds.map(Timestamp).ok_or_else(|| {
         format!(
-            "'{}' is not a time: expected a form such as 2026-11-20T14:00:00Z, 1763647200, or 10m for ten minutes ago",
+            "'{}' is not a time: expected a form such as 2026-11-20T14:00:00Z, 2026-11-20, 1763647200, or 10m for ten \
+             minutes ago",
             shown(text)
         )
     })
+}
+
+/// The time of a clock in this time zone: `2026-11-20`, which is midnight, or `2026-11-20T14:00`.
+fn local(text: &str, zone: jiff::tz::TimeZone) -> Option<jiff::Timestamp> {
+    // Of a text with an offset or a zone of its own, jiff would ignore that.
+    let has_known_form = text.bytes().all(|c| c.is_ascii_digit() || b"-T: .".contains(&c));
+    let at: jiff::civil::DateTime = Some(text).filter(|_| has_known_form)?.parse().ok()?;
+    Some(at.to_zoned(zone).ok()?.timestamp())
 }
 
 fn seconds(text: &str) -> Option<Timestamp> {
@@ -95,6 +106,22 @@ mod tests {
         for bad in ["", "@", "yesterday", "1.2.3", "-5", "99999999999999999999", "9999-01-01T00:00:00Z", "1.0000000001"]
         {
             assert!(parse(bad, NOW).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn local_times_are_parsed() {
+        let zone = || jiff::tz::TimeZone::fixed(jiff::tz::offset(1));
+        for text in ["2025-11-20T15:00", "2025-11-20T15:00:00", "2025-11-20 15:00:00.0"] {
+            assert_eq!(local(text, zone()).map(|at| at.as_nanosecond()), Some(NOW.0.into()), "{text}");
+        }
+        let midnight = "2025-11-19T23:00:00Z".parse().ok();
+        assert_eq!(local("2025-11-20", zone()), midnight);
+        assert!(parse("2025-11-20", NOW).is_ok());
+        for bad in
+            ["2025-11", "2025-13-01", "2025-11-20T25:00", "2025-11-20T14:00:00-99:00", "2025-11-20[UTC]", "14:00"]
+        {
+            assert!(local(bad, zone()).is_none(), "{bad}");
         }
     }
 

@@ -1,10 +1,10 @@
 //! `gantry top` without a pod: the live view of all running pods.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use gantry_engine::{CounterSelection, Engine, SampleScope};
+use gantry_engine::{CounterSelection, SampleScope};
 use gantry_model::stats::{PodStats, ResourceUsage};
 use gantry_model::terminal::DEFAULT_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,8 +14,10 @@ use signal_hook::consts::{SIGCONT, SIGQUIT, SIGWINCH};
 use super::cpu_time;
 use super::keys::{KeyReader, TopKey};
 use crate::commands::stats::{CpuRates, NO_VALUE, Sampling, StatsRow, stats_rows};
+use crate::context::Context;
 use crate::exit;
 use crate::failure::{Failure, io as io_failure, output};
+use crate::relay;
 use crate::render::size;
 use crate::render::table::Table;
 use crate::signals::{ENDING, Signals};
@@ -244,9 +246,7 @@ fn draw(lines: &[String], is_table: bool) -> io::Result<()> {
     if lines.len() < rows {
         text.push_str("\x1b[J");
     }
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
+    relay::write_all(rustix::stdio::stdout(), text.as_bytes())
 }
 
 /// Rows and columns of the screen.
@@ -256,7 +256,8 @@ fn screen_size() -> (usize, usize) {
 }
 
 /// Shows the view until a key or a signal ends it.
-pub(super) fn run(engine: &Engine, delay: Duration, full: bool) -> Result<u8, Failure> {
+pub(super) fn run(context: &Context, delay: Duration, full: bool) -> Result<u8, Failure> {
+    let mut engine = context.open_to_read()?;
     let caught = ENDING.into_iter().chain([SIGQUIT, SIGWINCH, SIGCONT]);
     // Before the screen changes, so that no signal can leave it changed.
     let mut signals = Signals::catch(caught).map_err(io_failure("catch", "signals"))?;
@@ -267,7 +268,7 @@ pub(super) fn run(engine: &Engine, delay: Duration, full: bool) -> Result<u8, Fa
     };
     let mut screen = enter()?;
     let (mut view, mut keys) = (LiveView::new(full), KeyReader::default());
-    let (mut samples, mut rates) = sampling.take(engine)?;
+    let (mut samples, mut rates) = sampling.take(&engine)?;
     let mut next = Instant::now() + delay;
     loop {
         let size = screen_size();
@@ -312,7 +313,8 @@ pub(super) fn run(engine: &Engine, delay: Duration, full: bool) -> Result<u8, Fa
             }
         }
         if is_due {
-            (samples, rates) = sampling.take(engine)?;
+            context.reopen_if_replaced(&mut engine)?;
+            (samples, rates) = sampling.take(&engine)?;
             next = Instant::now() + delay;
         }
     }

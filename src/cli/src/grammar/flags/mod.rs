@@ -73,9 +73,10 @@ impl Flag {
         const INTERACTIVE: [&str; 3] = ["keep-stdin", "tty", "interactive"];
         /// Flags of the pod that a schedule lacks: its pods have no name and no foreground, and their images are
         /// fetched by gantryd if the store lacks them.
-        const NOT_OF_SCHEDULE: [&str; 9] = [
+        const NOT_OF_SCHEDULE: [&str; 10] = [
             "pod-name",
             "uuid-file-save",
+            "cidfile",
             "platform",
             "pull-policy",
             "store-only",

@@ -4,10 +4,10 @@ use gantry_model::user_namespace::parse_id_map;
 
 use super::Scope::Pod;
 use super::{Flag, push_bind, switch, valued};
-use crate::grammar::Pull;
 use crate::grammar::draft::Draft;
 use crate::grammar::network;
 use crate::grammar::values::{self, ValueError};
+use crate::grammar::{IdFile, Pull};
 
 /// The pod: networks, volumes, names, and how the command runs it.
 pub(super) static FLAGS: &[Flag] = &[
@@ -188,9 +188,11 @@ pub(super) static FLAGS: &[Flag] = &[
         d.options.pod_manifest = Some(values::text(v)?.into());
         Ok(())
     }),
-    valued(Pod, &["uuid-file-save", "cidfile"], "FILE", "Write the pod's id to this file as soon as it exists", |d, v| {
-        d.options.uuid_file = Some(values::text(v)?.into());
-        Ok(())
+    valued(Pod, &["uuid-file-save"], "FILE", "Write the pod's id to this file as soon as the pod exists", |d, v| {
+        set_id_file(d, IdFile::Replaced(values::text(v)?.into()))
+    }),
+    valued(Pod, &["cidfile"], "FILE", "The same, as in docker: the file must not exist", |d, v| {
+        set_id_file(d, IdFile::New(values::text(v)?.into()))
     }),
     valued(Pod, &["label"], "NAME[=VALUE]", "A free-form label of the pod", |d, v| {
         d.pod.user_labels.extend([values::label(v)?]);
@@ -297,6 +299,15 @@ pub(super) static FLAGS: &[Flag] = &[
 fn pull(value: &str) -> Result<Pull, ValueError> {
     <Pull as clap::ValueEnum>::from_str(value, false)
         .or_else(|_| values::invalid(value, "never, new (or missing), update (or always) or newer"))
+}
+
+fn set_id_file(draft: &mut Draft<'_>, file: IdFile) -> Result<(), ValueError> {
+    let is_other = |given: &IdFile| std::mem::discriminant(given) != std::mem::discriminant(&file);
+    if draft.options.id_file.as_ref().is_some_and(is_other) {
+        return Err(ValueError::Invalid("give either --uuid-file-save or --cidfile".into()));
+    }
+    draft.options.id_file = Some(file);
+    Ok(())
 }
 
 fn set_volume(draft: &mut Draft<'_>, value: &str) -> Result<(), ValueError> {

@@ -9,7 +9,7 @@ use crate::grammar::values::{self, ValueError};
 
 /// Resource limits.
 pub(super) static FLAGS: &[Flag] = &[
-    valued(App, &["memory"], "BYTES", "Memory limit: 64Mi, 50M, 1.5Gi; 0: none", |d, v| {
+    valued(App, &["memory"], "BYTES", "Memory limit: 512k, 64m, 1.5GiB, in powers of 1024; 0: none", |d, v| {
         d.app().options.limits.memory = values::memory_limit(v)?;
         Ok(())
     })

@@ -149,11 +149,11 @@ fn relative_paths_and_docker_volume_options_are_accepted() {
 #[test]
 fn docker_and_kubernetes_units_are_accepted() {
     let kib = |amount: &str| spec(&format!("web -m {amount}")).apps[0].options.limits.memory.unwrap() >> 10;
-    for amount in ["64m", "64mb", "64MB", "64mB", "64Mi", "65536k", "65536kb", "65536KB", "67108864b", "67108864"] {
+    for amount in ["64m", "64M", "64mb", "64MB", "64Mi", "64MiB", "65536k", "65536KB", "67108864b", "67108864"] {
         assert_eq!(kib(amount), 64 << 10, "{amount}");
     }
-    assert_eq!((kib("1g"), kib("1GB"), kib("64M")), (1 << 20, 1 << 20, 62_500));
-    for bad in ["mb", "b", "64mib", "64xb", "-1b", "64 mb", "é", "éb"] {
+    assert_eq!((kib("1g"), kib("1G"), kib("1GiB")), (1 << 20, 1 << 20, 1 << 20));
+    for bad in ["mb", "b", "64xb", "-1b", "64 mb", "é", "éb"] {
         assert!(parse(Verb::Run, &["web".into(), format!("--memory={bad}")]).is_err(), "{bad}");
     }
 }
