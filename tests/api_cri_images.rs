@@ -8,6 +8,7 @@ use gantry_tests::cri::serve;
 use gantry_tests::faulty_registry::{self, Access, Fault, FaultyRegistry};
 use gantry_tests::python::run_script;
 use gantry_tests::{DebianRegistry, Gantry, json_lines, talos, wait_for, write_index};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// The reply of a call of ImageService.
@@ -89,6 +90,24 @@ fn all_references_lead_to_one_image() {
     served.kill();
     let (served, address) = serve(&g);
     assert_eq!(status(&address, &tags[0]), found, "after a restart of gantryd");
+    served.end();
+}
+
+#[test]
+fn a_reloaded_configuration_counts_for_calls() {
+    let (g, registry) = (Gantry::new(), DebianRegistry::start());
+    let image = app(&g, "one").build().unwrap();
+    push(&g, &registry, &image, &["app:1"]);
+    let (mut served, address) = serve(&g);
+    assert_eq!(status(&address, "app:1"), Value::Null);
+    let host = registry.host();
+    let _config = g.write("gantryd.toml", &format!("gc-interval = '1h'\ndefault-registry = '{host}'\n"));
+    served.daemon().signal(Signal::HUP);
+    served.daemon().wait_for_stderr("configuration read again");
+    assert_eq!(pull(&address, "app:1"), image.id());
+    assert_eq!(status(&address, "app:1")["repo_tags"], json!([format!("{host}/app:1")]));
+    remove(&address, "app:1");
+    assert_eq!(status(&address, &image.id()), Value::Null);
     served.end();
 }
 

@@ -1,28 +1,52 @@
-//! From async tasks to the synchronous engine: a few threads, each with an engine handle of its own, and one bounded
-//! queue. There are two kinds of handle: [`Observer`], which cannot write, and [`Engine`].
+//! From async tasks to the synchronous engine: threads, each with an engine handle of its own, and one bounded queue.
+//! There are two kinds of handle: [`Observer`], which cannot write, and [`Engine`].
 //!
-//! A job whose caller has gone away before it starts is skipped. Heavy jobs (long lists, pieces of logs, changes) never
-//! occupy all threads, so that a small read does not wait for a large one. A thread opens its handle again after a
-//! failure that the handle may have caused, and when the database file was replaced.
+//! A job whose caller has gone away before it starts is skipped. Each [`Weight`] has a limit of jobs under way, so that
+//! a small read does not wait for a large one, and a stop does not wait for starts that hang in a network plugin. A
+//! thread is made when a job may begin and all threads are busy; it ends when it has been idle for a while, and its
+//! handle is closed with it. A thread opens its handle again after a failure that the handle may have caused, when the
+//! database file was replaced, and when the settings were.
 
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Add;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use gantry_engine::{Engine, Observer, Options};
 use tokio::sync::{Semaphore, oneshot};
 use tonic::{Code, Status};
-use tracing::Span;
+use tracing::{Span, warn};
 
+use crate::live_settings::{ApiSettings, LiveSettings};
 use crate::peer::Peer;
 use crate::status;
 
-/// Threads of a bridge whose jobs read.
-pub(crate) const READERS: usize = 4;
-/// Threads of a bridge whose jobs change pods. They wait for supervisors most of the time.
-pub(crate) const WRITERS: usize = 8;
+/// The threads of a bridge whose jobs read.
+pub(crate) const READERS: BridgeThreads = BridgeThreads {
+    kept: 4,
+    max: 4,
+    idle_time: IDLE_TIME,
+    max_running: PerWeight { light: 4, heavy: 3, create: 3, start: 3, stop: 3 },
+};
+/// The threads of a bridge whose jobs change pods. They wait for supervisors and plugins most of the time, and hold
+/// SQLite's write lock only for short transactions. There is a thread for each job that may be under way.
+pub(crate) const WRITERS: BridgeThreads = BridgeThreads {
+    kept: 2,
+    max: 64,
+    idle_time: IDLE_TIME,
+    max_running: PerWeight { light: 4, heavy: 12, create: 16, start: 16, stop: 16 },
+};
+const _: () = {
+    let PerWeight { light, heavy, create, start, stop } = WRITERS.max_running;
+    assert!(light + heavy + create + start + stop == WRITERS.max, "a job that may begin lacks a thread");
+    assert!(READERS.kept >= 2 && READERS.kept <= READERS.max);
+    assert!(WRITERS.kept >= 2 && WRITERS.kept <= WRITERS.max);
+};
+
+/// The time after which an idle thread ends: longer than the usual periods of probes, which would open handles anew.
+const IDLE_TIME: Duration = Duration::from_secs(60);
 /// Maximum calls in the queue. Further ones are refused at once. Half of the queue is closed to TCP clients; calls of
 /// root are never refused.
 const MAX_WAITING: usize = 1024;
@@ -30,16 +54,72 @@ const MAX_WAITING: usize = 1024;
 /// on account of other clients.
 const MAX_WAITING_FOR_STREAMS: usize = 256;
 
-/// The cost of a job.
+/// The cost of a job, and what it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Weight {
     /// A row or a page of rows.
     Light,
-    /// Reads that grow with the contents of the store, and changes.
+    /// Reads that grow with the contents of the store, and changes of pods that run.
     Heavy,
+    /// Creates or starts a container, which a large image delays.
+    Create,
+    /// Starts a pod, which network plugins delay.
+    Start,
+    /// Stops or removes a pod or an app, which grace periods and network plugins delay.
+    Stop,
 }
 
-/// The jobs of a bridge.
+impl Weight {
+    /// In the order in which jobs begin when several may.
+    const ALL: [Self; 5] = [Self::Light, Self::Stop, Self::Heavy, Self::Create, Self::Start];
+}
+
+/// A value for each weight.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PerWeight<T> {
+    light: T,
+    heavy: T,
+    create: T,
+    start: T,
+    stop: T,
+}
+
+impl<T> PerWeight<T> {
+    fn get(&self, weight: Weight) -> &T {
+        match weight {
+            Weight::Light => &self.light,
+            Weight::Heavy => &self.heavy,
+            Weight::Create => &self.create,
+            Weight::Start => &self.start,
+            Weight::Stop => &self.stop,
+        }
+    }
+
+    fn get_mut(&mut self, weight: Weight) -> &mut T {
+        match weight {
+            Weight::Light => &mut self.light,
+            Weight::Heavy => &mut self.heavy,
+            Weight::Create => &mut self.create,
+            Weight::Start => &mut self.start,
+            Weight::Stop => &mut self.stop,
+        }
+    }
+}
+
+/// The threads of a bridge.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BridgeThreads {
+    /// Threads that never end. At least two: with one, light jobs could starve the others.
+    kept: usize,
+    /// Maximum threads.
+    max: usize,
+    /// The time after which an idle thread beyond those ends.
+    idle_time: Duration,
+    /// Maximum jobs under way.
+    max_running: PerWeight<usize>,
+}
+
+/// The jobs of a bridge. Those that are not light are heavy here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct QueueDepth {
     /// Light jobs that wait.
@@ -99,31 +179,110 @@ enum HandleUse {
 
 type Job<H> = Box<dyn FnOnce(Result<&H, Status>) -> HandleUse + Send>;
 
+/// The jobs of a weight.
+struct Lane<H> {
+    waiting: VecDeque<Job<H>>,
+    /// Those under way.
+    running: usize,
+}
+
+impl<H> Default for Lane<H> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), running: 0 }
+    }
+}
+
 struct Queue<H> {
-    light: VecDeque<Job<H>>,
-    heavy: VecDeque<Job<H>>,
-    /// Heavy jobs under way.
-    busy: usize,
+    lanes: PerWeight<Lane<H>>,
+    threads: usize,
+    /// Threads that wait for a job.
+    idle: usize,
     closed: bool,
 }
 
 impl<H> Default for Queue<H> {
     fn default() -> Self {
-        Self { light: VecDeque::new(), heavy: VecDeque::new(), busy: 0, closed: false }
+        Self { lanes: PerWeight::default(), threads: 0, idle: 0, closed: false }
+    }
+}
+
+impl<H> Queue<H> {
+    fn waiting(&self) -> usize {
+        Weight::ALL.into_iter().map(|weight| self.lanes.get(weight).waiting.len()).sum()
+    }
+
+    /// The weight of the job that begins next; `None`: none may begin.
+    fn next_weight(&self, max_running: &PerWeight<usize>) -> Option<Weight> {
+        let may_begin = |weight: &Weight| {
+            let lane = self.lanes.get(*weight);
+            !lane.waiting.is_empty() && lane.running < *max_running.get(*weight)
+        };
+        // A weight of which no job is under way comes first, so that light jobs cannot starve the others.
+        let is_starved = |weight: &Weight| *weight != Weight::Light && self.lanes.get(*weight).running == 0;
+        let mut next = Weight::ALL.into_iter().filter(may_begin);
+        next.clone().find(is_starved).or_else(|| next.next())
+    }
+
+    fn take(&mut self, max_running: &PerWeight<usize>) -> Option<(Weight, Job<H>)> {
+        let weight = self.next_weight(max_running)?;
+        let lane = self.lanes.get_mut(weight);
+        let job = lane.waiting.pop_front()?;
+        lane.running += 1;
+        Some((weight, job))
     }
 }
 
 struct Shared<H> {
     queue: Mutex<Queue<H>>,
     more: Condvar,
-    options: Options,
-    /// Maximum heavy jobs at a time.
-    max_heavy: usize,
+    settings: LiveSettings,
+    threads: BridgeThreads,
 }
 
 impl<H> Shared<H> {
     fn lock(&self) -> MutexGuard<'_, Queue<H>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a job. Returns whether the thread has been idle for so long that it is not needed.
+    fn wait<'a>(&self, mut queue: MutexGuard<'a, Queue<H>>) -> (MutexGuard<'a, Queue<H>>, bool) {
+        queue.idle += 1;
+        let (mut queue, has_expired) = if queue.threads > self.threads.kept {
+            let waited = self.more.wait_timeout(queue, self.threads.idle_time);
+            let (queue, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+            (queue, waited.timed_out())
+        } else {
+            (self.more.wait(queue).unwrap_or_else(PoisonError::into_inner), false)
+        };
+        queue.idle -= 1;
+        (queue, has_expired)
+    }
+}
+
+impl<H: EngineHandle> Shared<H> {
+    /// Finds a thread for the next job, if one may begin.
+    fn find_thread(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue<H>>) {
+        if queue.next_weight(&self.threads.max_running).is_none() {
+            return;
+        }
+        if queue.idle > 0 {
+            // It may have been woken for another job already: it finds a thread for this one then.
+            drop(queue);
+            self.more.notify_one();
+        } else if queue.threads < self.threads.max {
+            queue.threads += 1;
+            drop(queue);
+            if let Err(error) = self.start_thread() {
+                warn!("cannot start a thread for calls, which wait for another one: {error}");
+            }
+        }
+    }
+
+    /// Starts a thread that is counted already.
+    fn start_thread(self: &Arc<Self>) -> io::Result<()> {
+        let shared = Arc::clone(self);
+        let started = std::thread::Builder::new().name("bridge".to_owned()).spawn(move || run_jobs(&shared));
+        started.map(drop).inspect_err(|_| self.lock().threads -= 1)
     }
 }
 
@@ -134,17 +293,16 @@ pub(crate) struct Bridge<H> {
 }
 
 impl<H: EngineHandle> Bridge<H> {
-    /// Starts this many threads, at least two.
+    /// Starts the threads that are kept.
     ///
     /// # Errors
     /// The process can start no more threads.
-    pub(crate) fn start(options: Options, workers: usize) -> io::Result<Self> {
-        let max_heavy = workers - 1;
-        let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), options, max_heavy });
+    pub(crate) fn start(settings: LiveSettings, threads: BridgeThreads) -> io::Result<Self> {
+        let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), settings, threads });
         let bridge = Self { shared, streams: Semaphore::new(MAX_WAITING_FOR_STREAMS) };
-        for number in 0..workers {
-            let shared = Arc::clone(&bridge.shared);
-            std::thread::Builder::new().name(format!("bridge-{number}")).spawn(move || run_jobs(&shared))?;
+        for _ in 0..threads.kept {
+            bridge.shared.lock().threads += 1;
+            bridge.shared.start_thread()?;
         }
         Ok(bridge)
     }
@@ -152,7 +310,9 @@ impl<H: EngineHandle> Bridge<H> {
     /// The number of jobs that wait or run.
     pub(crate) fn depth(&self) -> QueueDepth {
         let queue = self.shared.lock();
-        QueueDepth { light: queue.light.len(), heavy: queue.heavy.len(), busy: queue.busy }
+        let light = queue.lanes.light.waiting.len();
+        let running = Weight::ALL.into_iter().map(|weight| queue.lanes.get(weight).running).sum::<usize>();
+        QueueDepth { light, heavy: queue.waiting() - light, busy: running - queue.lanes.light.running }
     }
 
     /// Runs a job on a thread of the bridge.
@@ -213,15 +373,11 @@ impl<H: EngineHandle> Bridge<H> {
         if queue.closed {
             return Err(status::draining());
         }
-        if queue.light.len() + queue.heavy.len() >= max_waiting {
+        if queue.waiting() >= max_waiting {
             return Err(Status::resource_exhausted("too many calls at once: try again later"));
         }
-        match weight {
-            Weight::Light => queue.light.push_back(job),
-            Weight::Heavy => queue.heavy.push_back(job),
-        }
-        drop(queue);
-        self.shared.more.notify_one();
+        queue.lanes.get_mut(weight).waiting.push_back(job);
+        self.shared.find_thread(queue);
         Ok(())
     }
 }
@@ -230,7 +386,7 @@ impl<H> Drop for Bridge<H> {
     fn drop(&mut self) {
         let mut queue = self.shared.lock();
         queue.closed = true;
-        let dropped = (std::mem::take(&mut queue.light), std::mem::take(&mut queue.heavy));
+        let dropped = Weight::ALL.map(|weight| std::mem::take(&mut queue.lanes.get_mut(weight).waiting));
         drop(queue);
         self.shared.more.notify_all();
         // Outside the lock: this wakes their callers.
@@ -249,43 +405,43 @@ fn handle_use_after<T>(result: &Result<T, Status>) -> HandleUse {
 }
 
 /// One thread.
-fn run_jobs<H: EngineHandle>(shared: &Shared<H>) {
-    let mut kept: Option<H> = None;
-    while let Some((weight, job)) = next_job(shared) {
-        let handle = kept.take().filter(H::is_current).map_or_else(|| H::open(&shared.options), Ok);
+fn run_jobs<H: EngineHandle>(shared: &Arc<Shared<H>>) {
+    let mut kept: Option<(Arc<ApiSettings>, H)> = None;
+    let mut done_weight = None;
+    while let Some((weight, job)) = next_job(shared, done_weight) {
+        let settings = shared.settings.current();
+        let is_current = |(of, handle): &(Arc<ApiSettings>, H)| Arc::ptr_eq(of, &settings) && handle.is_current();
+        let handle = match kept.take().filter(is_current) {
+            Some((_, handle)) => Ok(handle),
+            None => H::open(&settings.options),
+        };
         // The panic hook logs a panic. It drops the sender of the reply, which fails the call, and its handle is not
         // used again.
         let done = catch_unwind(AssertUnwindSafe(|| job(handle.as_ref().map_err(Status::clone))));
         if matches!(done, Ok(HandleUse::Keep)) {
-            kept = handle.ok();
+            kept = handle.ok().map(|handle| (settings, handle));
         }
-        if weight == Weight::Heavy {
-            shared.lock().busy -= 1;
-            shared.more.notify_one();
-        }
+        done_weight = Some(weight);
     }
 }
 
-/// The next job: light ones first, except on one thread. `None` at the end.
-fn next_job<H>(shared: &Shared<H>) -> Option<(Weight, Job<H>)> {
+/// The next job, after one of weight `done` if there was one. `None`: the thread is to end.
+fn next_job<H: EngineHandle>(shared: &Arc<Shared<H>>, done: Option<Weight>) -> Option<(Weight, Job<H>)> {
     let mut queue = shared.lock();
+    if let Some(weight) = done {
+        queue.lanes.get_mut(weight).running -= 1;
+    }
+    let mut has_expired = false;
     loop {
-        // One thread serves heavy jobs as long as there are any, so that light ones cannot starve them.
-        if (queue.busy > 0 || queue.heavy.is_empty())
-            && let Some(job) = queue.light.pop_front()
-        {
-            return Some((Weight::Light, job));
+        if let Some(taken) = queue.take(&shared.threads.max_running) {
+            shared.find_thread(queue);
+            return Some(taken);
         }
-        if queue.busy < shared.max_heavy
-            && let Some(job) = queue.heavy.pop_front()
-        {
-            queue.busy += 1;
-            return Some((Weight::Heavy, job));
-        }
-        if queue.closed {
+        if queue.closed || (has_expired && queue.threads > shared.threads.kept) {
+            queue.threads -= 1;
             return None;
         }
-        queue = shared.more.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        (queue, has_expired) = shared.wait(queue);
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_engine::{CommitWatcher, Observer, Options, SampleCache, SampleSet};
+use gantry_engine::{CommitWatcher, Observer, SampleCache, SampleSet};
 use tokio::sync::watch;
 use tonic::Status;
 
@@ -13,28 +13,25 @@ use crate::bridge::Bridge;
 use crate::daemon_log::DaemonLog;
 use crate::dir_watch::DirWatch;
 use crate::hub::Hub;
+use crate::live_settings::LiveSettings;
 use crate::metrics::{Metrics, Operation};
 use crate::status;
 
 /// The configuration of the server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Options of the engine.
-    pub options: Options,
+    /// The settings that change with the configuration.
+    pub settings: LiveSettings,
     /// Watches the commits to that data directory.
     pub commits: CommitWatcher,
     /// Directory of the configuration file.
     pub config_dir: PathBuf,
     /// Whether gantryd reconciles and collects garbage; health reports it as the service `gantryd`.
     pub reconciles: bool,
-    /// The time server that Talos' Time asks.
-    pub time_server: Option<String>,
     /// gantryd's own log.
     pub daemon_log: Arc<DaemonLog>,
     /// The samples of running pods.
     pub samples: Arc<SampleCache>,
-    /// The interval at which gantryd samples; metrics are of a sample no older than this.
-    pub sample_interval: Duration,
     /// The metrics of gantryd.
     pub metrics: Arc<Metrics>,
 }

@@ -9,6 +9,7 @@
 //! | `surface` | `Surface`, the trait of all surfaces: services, descriptors, access rules |
 //! | `context` | what surfaces work with: configuration, engine, events, log directories |
 //! | `bridge` | from async tasks to the synchronous engine: read-only and read-write handles |
+//! | `live_settings` | the settings that change with the configuration |
 //! | `hub`, `events` | events as they are committed; cursors of subscribers |
 //! | `pulls` | fetches of images, each on a thread of its own |
 //! | `kubernetes` | sandboxes and containers that a kubelet made |
@@ -45,6 +46,7 @@ mod health;
 mod hub;
 mod kubernetes;
 pub mod listen;
+mod live_settings;
 mod logs;
 pub mod metrics;
 mod peer;
@@ -65,6 +67,7 @@ mod warnings;
 pub use context::Config;
 pub use daemon_log::DaemonLog;
 pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
+pub use live_settings::{ApiSettings, LiveSettings};
 pub use metrics::{Metrics, Operation, Removal};
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;

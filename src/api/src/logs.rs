@@ -106,6 +106,8 @@ struct LogStream<M> {
 /// The events that wake a stream that follows.
 struct WakeSources {
     dirs: DirSubscription,
+    /// The changes of the reader's directories when they were subscribed to.
+    changes: u64,
     supervisor: Option<AsyncFd<OwnedFd>>,
 }
 
@@ -147,7 +149,9 @@ impl<M: Send + 'static> LogStream<M> {
     async fn wait<E: LogEncoder>(&mut self, reading: Reading<E>) -> Result<Option<Reading<E>>, Status> {
         let not_started = reading.pulled == Pulled::Waiting;
         let dirs = reading.reader.dirs();
-        let is_subscribed = self.wake_sources.as_ref().is_some_and(|sources| sources.dirs.covers(&dirs));
+        let changes = reading.reader.dir_changes();
+        let covers = |sources: &WakeSources| sources.changes == changes && sources.dirs.covers(&dirs);
+        let is_subscribed = self.wake_sources.as_ref().is_some_and(covers);
         if !not_started && !self.subscribed_just_now && !is_subscribed {
             // Read once more, to find the changes before the subscription.
             self.subscribed_just_now = true;
@@ -180,15 +184,15 @@ impl<M: Send + 'static> LogStream<M> {
         let supervisor = supervisor.map(readable).transpose().map_err(failed)?;
         // The assignment drops the old subscription after the new one exists, so shared watches are not removed in
         // between.
-        self.wake_sources =
-            Some(WakeSources { dirs: self.context.dir_watch.subscribe(reading.reader.dirs()), supervisor });
+        let dirs = self.context.dir_watch.subscribe(reading.reader.dirs());
+        self.wake_sources = Some(WakeSources { dirs, changes: reading.reader.dir_changes(), supervisor });
         Ok(reading)
     }
 }
 
 /// Returns when a directory changed, or, once, when the supervisor has ended.
 async fn changed(sources: Option<&mut WakeSources>) {
-    let Some(WakeSources { dirs, supervisor }) = sources else { return };
+    let Some(WakeSources { dirs, supervisor, changes: _ }) = sources else { return };
     tokio::select! {
         () = dirs.changed() => {}
         () = ended(supervisor.as_ref()) => *supervisor = None,

@@ -149,9 +149,11 @@ fn start_runtime() -> io::Result<Runtime> {
 
 /// Starts the threads that all surfaces share.
 fn start_context(config: Config, draining: watch::Receiver<bool>) -> Result<Context, ServeError> {
-    let reader = Bridge::start(config.options.clone(), READERS)
+    let reader = Bridge::start(config.settings.clone(), READERS)
         .map_err(ServeError::system("start the threads that read the engine"))?;
-    let hub = Hub::start(config.options.clone(), config.commits.clone(), Arc::clone(&config.metrics))
+    // It only reads events, which no setting changes.
+    let options = config.settings.current().options.clone();
+    let hub = Hub::start(options, config.commits.clone(), Arc::clone(&config.metrics))
         .map_err(ServeError::system("start the thread that reads events"))?;
     Ok(Context { config, reader: Arc::new(reader), hub, dir_watch: DirWatch::new(), draining })
 }

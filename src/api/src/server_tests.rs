@@ -14,6 +14,7 @@ use tonic::{Code, Request};
 
 use super::*;
 use crate::listen::{Address, Listener};
+use crate::live_settings::{ApiSettings, LiveSettings};
 use crate::rkt;
 
 /// The time limit of every operation on a slow machine.
@@ -45,14 +46,12 @@ impl Home {
         let options = engine.options().clone();
         let commits = CommitWatcher::start(&options).unwrap();
         let config = Config {
-            options,
+            settings: LiveSettings::new(ApiSettings { options, time_server: None, sample_interval: DEADLINE }),
             commits,
             config_dir: "/etc/gantry".into(),
             reconciles: true,
-            time_server: None,
             daemon_log: Arc::default(),
             samples: Arc::new(SampleCache::new(64)),
-            sample_interval: DEADLINE,
             metrics: Arc::default(),
         };
         let listeners = Listener::open(&Address::Unix(dir.path().join("api.sock")), rkt::SOCKET_ACCESS).unwrap();

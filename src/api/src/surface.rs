@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
-use gantry_engine::{Engine, Options};
+use gantry_engine::Engine;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
@@ -123,10 +123,9 @@ impl Services {
     /// # Errors
     /// The threads could not be started.
     pub(crate) fn collect(surface: &Arc<dyn Surface>, context: &Arc<Context>) -> io::Result<Self> {
-        let options: &Options = &context.config.options;
         let writer = match surface.access() {
             Access::ReadOnly => None,
-            Access::ReadWrite => Some(Arc::new(Bridge::start(options.clone(), WRITERS)?)),
+            Access::ReadWrite => Some(Arc::new(Bridge::start(context.config.settings.clone(), WRITERS)?)),
         };
         let metrics = Arc::clone(&context.config.metrics);
         let mut services =

@@ -20,6 +20,8 @@ use gantry_model::PhaseName;
 use gantry_model::query::PodQuery;
 use tracing::{error, info, warn};
 
+use crate::repeated_failure::RepeatedFailure;
+
 /// Poll interval of the flag that ends the thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Time without a further removal before the tables are restored.
@@ -181,8 +183,7 @@ struct RepairSchedule {
     failures: u32,
     /// Whether a repair has succeeded.
     has_repaired: bool,
-    /// The last failure.
-    last_failure: Option<String>,
+    failure: RepeatedFailure,
 }
 
 impl RepairSchedule {
@@ -227,11 +228,7 @@ impl RepairSchedule {
 
     /// Schedules a retry with exponential back-off. Logs the failure if it is not the same as the last one.
     fn failed(&mut self, now: Instant, error: &anyhow::Error) {
-        let text = format!("{error:#}");
-        if self.last_failure.as_ref() != Some(&text) {
-            error!("{text}; retrying");
-            self.last_failure = Some(text);
-        }
+        self.failure.record(error, |failure| error!("{failure}; retrying"));
         let pause = MIN_INTERVAL.saturating_mul(1 << self.failures.min(5)).min(UNWATCHED_INTERVAL);
         self.failures = self.failures.saturating_add(1);
         (self.at, self.last) = (Some(now + pause), Some(now));

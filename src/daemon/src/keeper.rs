@@ -37,6 +37,7 @@ use tracing::{debug, error, info, info_span, warn};
 use crate::Args;
 use crate::collector::{Collector, DueWork};
 use crate::network::Networking;
+use crate::repeated_failure::RepeatedFailure;
 use crate::restarts::Restarts;
 use crate::schedules::Schedules;
 use crate::serve::SurfaceSettings;
@@ -66,6 +67,8 @@ struct Failure {
 pub(crate) struct Keeper {
     args: Args,
     settings: Settings,
+    /// The settings at the start, whose addresses are used.
+    first_settings: Settings,
     engine: Engine,
     signals: Signals,
     watcher: Watcher,
@@ -79,8 +82,10 @@ pub(crate) struct Keeper {
     logged_ends: HashMap<PodId, BTreeSet<AppName>>,
     /// Pods to reconcile again, with the last failure.
     retries: BTreeMap<PodId, Failure>,
-    /// The last failure to read or sync the database.
-    last_failure: Option<String>,
+    /// Of reading the rows.
+    read_failure: RepeatedFailure,
+    /// Of syncing the database.
+    sync_failure: RepeatedFailure,
     /// Whether the open database is no longer the file in the directory. Its writes would be lost.
     removed: bool,
     /// Whether a pod was preparing when the rows were read last.
@@ -114,6 +119,7 @@ impl Keeper {
         let now = Instant::now();
         Ok(Self {
             args,
+            first_settings: settings.clone(),
             settings,
             engine: engine.into_background(),
             signals,
@@ -125,7 +131,8 @@ impl Keeper {
             schedules: Schedules::default(),
             logged_ends: HashMap::new(),
             retries: BTreeMap::new(),
-            last_failure: None,
+            read_failure: RepeatedFailure::default(),
+            sync_failure: RepeatedFailure::default(),
             removed: false,
             preparing: false,
             read_again: false,
@@ -259,7 +266,7 @@ impl Keeper {
         }
         if self.wal_stamp() != self.last_stamp {
             self.note_commit(now);
-        } else if std::mem::take(&mut self.read_again) || self.preparing || self.last_failure.is_some() {
+        } else if std::mem::take(&mut self.read_again) || self.preparing || self.read_failure.is_failing() {
             self.next_read.get_or_insert(now);
         }
     }
@@ -277,11 +284,11 @@ impl Keeper {
         let read = || self.engine.store().pods(&PodQuery::in_phases(unfinished_except(PhaseName::Prepared)));
         let rows = match self.metrics.time(Operation::ReadRows, read) {
             Ok(rows) => rows,
-            Err(error) => return self.log_failure(&anyhow::Error::from(error)),
+            Err(error) => return self.read_failure.record(&error.into(), log_retry),
         };
         self.restarts.read_again();
         self.schedules.read_again();
-        self.last_failure = None;
+        self.read_failure.clear();
         self.preparing = false;
         let now = gantry_engine::now();
         for row in rows {
@@ -407,18 +414,12 @@ impl Keeper {
         }
         // Before the sync, so that a later commit schedules another one.
         self.unsynced = None;
-        if let Err(error) = self.metrics.time(Operation::Sync, || self.engine.store().make_durable()) {
-            self.unsynced = Some(Instant::now());
-            self.log_failure(&anyhow::Error::from(error));
-        }
-    }
-
-    /// Logs a failure, unless it is the same as the last one.
-    fn log_failure(&mut self, error: &anyhow::Error) {
-        let text = format!("{error:#}");
-        if self.last_failure.as_ref() != Some(&text) {
-            error!("{text}; retrying every second");
-            self.last_failure = Some(text);
+        match self.metrics.time(Operation::Sync, || self.engine.store().make_durable()) {
+            Ok(()) => self.sync_failure.clear(),
+            Err(error) => {
+                self.unsynced = Some(Instant::now());
+                self.sync_failure.record(&error.into(), log_retry);
+            }
         }
     }
 
@@ -437,14 +438,20 @@ impl Keeper {
                 self.next_collection = self.next_collection.min(Instant::now() + self.settings.keeper.interval);
                 self.next_backup = self.next_backup.min(Instant::now() + self.settings.keeper.backup);
                 networking.reload(&self.settings);
-                if let Some(node) = &self.surface_settings {
-                    node.reload(&self.settings);
+                if let Some(surfaces) = &self.surface_settings {
+                    surfaces.reload(&self.settings);
                 }
+                let addresses = self.args.listen_addresses(&self.first_settings);
+                addresses.warn_of_differences(self.args.listen_addresses(&self.settings));
                 info!("configuration read again");
             }
             Err(error) => error!("configuration not read again, the old one stays in effect: {error:#}"),
         }
     }
+}
+
+fn log_retry(failure: &str) {
+    error!("{failure}; retrying every second");
 }
 
 fn readable(fd: &std::os::fd::OwnedFd) -> rustix::event::PollFd<'_> {

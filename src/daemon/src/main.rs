@@ -16,6 +16,7 @@ mod firewall;
 mod keeper;
 mod network;
 mod notify;
+mod repeated_failure;
 mod restarts;
 mod sampling;
 mod schedules;
@@ -30,7 +31,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
-use gantry_api::{DaemonLog, ListenError, Listener};
+use gantry_api::{DaemonLog, ListenError, Listener, LiveSettings};
 use gantry_engine::{CommitWatcher, Keeping, Settings};
 use gantry_logging::{Filter, LogFormat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -170,10 +171,11 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
         warn!("cannot watch {dir} for commits: {error}; polling the database instead ({sysctls})");
     }
-    let config = api_config(&settings, commits.clone(), condition.can_write(), daemon_log);
+    let live = surface_settings.live();
+    let config = api_config(&settings, live.clone(), commits.clone(), condition.can_write(), daemon_log);
     let (samples, metrics) = (Arc::clone(&config.samples), Arc::clone(&config.metrics));
     let api = Api::start(config, endpoints, metrics_listeners)?;
-    let _sampling = Sampling::start(settings.options.clone(), samples, Arc::clone(&metrics), settings.sample_interval);
+    let _sampling = Sampling::start(live, samples, Arc::clone(&metrics));
     let ended = if condition.can_write() {
         let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits, metrics)?
             .with_surface_settings(surface_settings);
@@ -188,7 +190,7 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     } else {
         warn!("only serving {dir}: pods run on and are not reconciled");
         notify::send_state("READY=1");
-        condition::serve_read_only(&signals, &condition)
+        condition::serve_read_only(&signals, &condition, &settings.options)
     };
     notify::send_state("STOPPING=1");
     api.drain();
@@ -200,19 +202,18 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
 /// The configuration of the API server.
 fn api_config(
     settings: &Settings,
+    live: LiveSettings,
     commits: CommitWatcher,
     reconciles: bool,
     daemon_log: Arc<DaemonLog>,
 ) -> gantry_api::Config {
     gantry_api::Config {
-        options: settings.options.clone(),
+        settings: live,
         commits,
         config_dir: settings.config.parent().map(Path::to_owned).unwrap_or_default(),
         reconciles,
-        time_server: settings.time_server.clone(),
         daemon_log,
         samples: Arc::new(sampling::sample_cache()),
-        sample_interval: settings.sample_interval,
         metrics: Arc::default(),
     }
 }

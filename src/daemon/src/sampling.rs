@@ -5,10 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Metrics, Operation};
-use gantry_engine::{Observer, Options, SampleCache};
+use gantry_api::{ApiSettings, LiveSettings, Metrics, Operation};
+use gantry_engine::{Observer, SampleCache};
 use rustix::process::{Resource, getrlimit, setpriority_process};
 use tracing::{error, warn};
+
+use crate::repeated_failure::RepeatedFailure;
 
 /// The share of the limit of open files that the sampler leaves to pods, clients and the database: one of this many
 /// parts.
@@ -44,17 +46,12 @@ pub(crate) struct Sampling {
 
 impl Sampling {
     /// Starts the threads. Without them, samples are taken when they are requested, and no disk usage is counted.
-    pub(crate) fn start(
-        options: Options,
-        samples: Arc<SampleCache>,
-        metrics: Arc<Metrics>,
-        interval: Duration,
-    ) -> Self {
+    pub(crate) fn start(settings: LiveSettings, samples: Arc<SampleCache>, metrics: Arc<Metrics>) -> Self {
         let ending: Arc<(Mutex<bool>, Condvar)> = Arc::default();
         let (sampler_ending, counter_ending) = (Arc::clone(&ending), Arc::clone(&ending));
         let counted = Arc::clone(&samples);
         let sampler = std::thread::Builder::new().name("sampler".to_owned());
-        let sampler = sampler.spawn(move || run(&options, &samples, &metrics, interval, &sampler_ending));
+        let sampler = sampler.spawn(move || run(&settings, &samples, &metrics, &sampler_ending));
         let counter = std::thread::Builder::new().name("disk-usage".to_owned());
         let counter = counter.spawn(move || count_disk(&counted, &counter_ending));
         let report = |error: &std::io::Error| warn!("cannot start a thread to sample pods: {error}");
@@ -76,22 +73,18 @@ impl Drop for Sampling {
     }
 }
 
-fn run(
-    options: &Options,
-    samples: &SampleCache,
-    metrics: &Metrics,
-    interval: Duration,
-    (flag, changed): &(Mutex<bool>, Condvar),
-) {
-    let mut observer: Option<Observer> = None;
-    let mut last_failure = None;
+fn run(settings: &LiveSettings, samples: &SampleCache, metrics: &Metrics, (flag, changed): &(Mutex<bool>, Condvar)) {
+    let mut observer: Option<(Arc<ApiSettings>, Observer)> = None;
+    let mut failure = RepeatedFailure::default();
     loop {
-        let result = sample(options, samples, metrics, &mut observer);
-        let failure = result.err().map(|error| format!("{error:#}"));
-        if let Some(text) = failure.as_ref().filter(|_| failure != last_failure) {
-            warn!("cannot sample the running pods: {text}; retrying every {interval:?}");
+        let settings = settings.current();
+        let interval = settings.sample_interval;
+        match sample(&settings, samples, metrics, &mut observer) {
+            Ok(()) => failure.clear(),
+            Err(error) => failure.record(&error, |failure| {
+                warn!("cannot sample the running pods: {failure}; retrying every {interval:?}");
+            }),
         }
-        last_failure = failure;
         let ending = flag.lock().unwrap_or_else(PoisonError::into_inner);
         let ending = changed.wait_timeout_while(ending, interval, |ending| !*ending);
         if *ending.unwrap_or_else(PoisonError::into_inner).0 {
@@ -133,18 +126,19 @@ fn count_disk(samples: &SampleCache, (flag, changed): &(Mutex<bool>, Condvar)) {
     }
 }
 
-/// Takes a sample; opens the database again when its file was replaced or reading it failed.
+/// Takes a sample; opens the database again when its file or the settings were replaced, or reading it failed.
 fn sample(
-    options: &Options,
+    settings: &Arc<ApiSettings>,
     samples: &SampleCache,
     metrics: &Metrics,
-    kept: &mut Option<Observer>,
+    kept: &mut Option<(Arc<ApiSettings>, Observer)>,
 ) -> anyhow::Result<()> {
-    let observer = match kept.take().filter(Observer::is_current) {
-        Some(observer) => observer,
-        None => Observer::open(options.clone())?,
+    let is_current = |(of, observer): &(Arc<ApiSettings>, Observer)| Arc::ptr_eq(of, settings) && observer.is_current();
+    let observer = match kept.take().filter(is_current) {
+        Some((_, observer)) => observer,
+        None => Observer::open(settings.options.clone())?,
     };
     metrics.time(Operation::Sample, || samples.sample(&observer, Duration::ZERO))?;
-    *kept = Some(observer);
+    *kept = Some((Arc::clone(settings), observer));
     Ok(())
 }

@@ -8,7 +8,8 @@ use anyhow::{Context as _, bail};
 use gantry_api::metrics::http::METRICS_SOCKET_ACCESS;
 use gantry_api::talos::{MachineControl, NodeCertificate};
 use gantry_api::{
-    Address, Config, Endpoint, Listener, MutualTls, Running, SocketAccess, TlsFiles, aurae, cri, rkt, talos,
+    Address, ApiSettings, Config, Endpoint, Listener, LiveSettings, MutualTls, Running, SocketAccess, TlsFiles, aurae,
+    cri, rkt, talos,
 };
 use gantry_engine::{Settings, TlsSettings};
 use tracing::{info, warn};
@@ -71,6 +72,28 @@ pub(crate) struct ListenAddresses<'a> {
     pub(crate) metrics: Option<&'a [String]>,
     /// The directory of the default sockets.
     pub(crate) run_dir: Option<&'a Path>,
+}
+
+impl ListenAddresses<'_> {
+    /// The settings that differ in a configuration that was read again. Sockets stay as they are.
+    fn differences(self, read_again: ListenAddresses<'_>) -> impl Iterator<Item = &'static str> {
+        let differ = [
+            ("listen", self.rkt != read_again.rkt),
+            ("machine-listen", self.talos != read_again.talos),
+            ("aurae-listen", self.aurae != read_again.aurae),
+            ("cri-listen", self.cri != read_again.cri),
+            ("cri-stream-listen", self.cri_stream != read_again.cri_stream),
+            ("metrics-listen", self.metrics != read_again.metrics),
+        ];
+        differ.into_iter().filter_map(|(setting, differs)| differs.then_some(setting))
+    }
+
+    /// Warns of the settings that need a restart.
+    pub(crate) fn warn_of_differences(self, read_again: ListenAddresses<'_>) {
+        for setting in self.differences(read_again) {
+            warn!("'{setting}' has changed in the configuration: restart gantryd to use it");
+        }
+    }
 }
 
 /// Opens the sockets of all APIs. `passed`: sockets of rkt's API from the service manager.
@@ -165,6 +188,7 @@ pub(crate) struct SurfaceSettings {
     control: MachineControl,
     /// The certificate of `machine_tls`.
     certificate: NodeCertificate,
+    live: LiveSettings,
 }
 
 impl SurfaceSettings {
@@ -176,14 +200,21 @@ impl SurfaceSettings {
             aurae_tls: load(&settings.aurae_tls).context("cannot serve Aurae's API")?,
             control: MachineControl::default(),
             certificate: NodeCertificate::default(),
+            live: LiveSettings::new(api_settings(settings)),
         };
         loaded.control.set(machine_commands(settings));
         loaded.certificate.set_file(machine_certificate(settings));
         Ok(loaded)
     }
 
+    /// The settings that calls use.
+    pub(crate) fn live(&self) -> LiveSettings {
+        self.live.clone()
+    }
+
     /// Follows a configuration that was read again.
     pub(crate) fn reload(&self, settings: &Settings) {
+        self.live.replace(api_settings(settings));
         self.control.set(machine_commands(settings));
         if self.machine_tls.is_some() {
             self.certificate.set_file(machine_certificate(settings));
@@ -200,6 +231,11 @@ impl SurfaceSettings {
             }
         }
     }
+}
+
+fn api_settings(settings: &Settings) -> ApiSettings {
+    let Settings { options, time_server, sample_interval, .. } = settings;
+    ApiSettings { options: options.clone(), time_server: time_server.clone(), sample_interval: *sample_interval }
 }
 
 fn machine_commands(settings: &Settings) -> Option<talos::MachineCommands> {
@@ -339,5 +375,24 @@ mod tests {
             assert!(listen_spec("listen", passed, Some(&texts(&asked)), None).is_err(), "{asked:?}");
         }
         assert!(listen_spec("listen", false, Some(&texts(&["none", "unix:/a"])), None).is_err());
+    }
+
+    #[test]
+    fn changed_addresses_are_found() {
+        let [one, other] = ["unix:/one", "unix:/other"].map(|text| [text.to_owned()]);
+        let addresses = |rkt, cri_stream| ListenAddresses {
+            rkt,
+            is_one_of_several: false,
+            talos: None,
+            aurae: None,
+            cri: None,
+            cri_stream,
+            metrics: None,
+            run_dir: None,
+        };
+        let at_start = addresses(Some(&one[..]), None);
+        let changed = |read_again| at_start.differences(read_again).collect::<Vec<_>>();
+        assert_eq!(changed(at_start), [""; 0]);
+        assert_eq!(changed(addresses(Some(&other[..]), Some("none"))), ["listen", "cri-stream-listen"]);
     }
 }

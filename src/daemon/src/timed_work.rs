@@ -16,6 +16,8 @@ use gantry_engine::{Engine, Options, Running};
 use gantry_model::Timestamp;
 use tracing::{error, warn};
 
+use crate::repeated_failure::RepeatedFailure;
+
 /// Maximum number of threads of a kind of work.
 const MAX_THREADS: usize = 4;
 /// Minimum time between two attempts for the same key, also if its row could not be changed.
@@ -53,8 +55,8 @@ pub(crate) struct TimedWork<K> {
     attempts: HashMap<K, Instant>,
     /// The supervisors that this process has started and has to reap.
     supervisors: Vec<Running>,
-    /// The last failure to read the rows.
-    last_failure: Option<String>,
+    /// Of reading the rows.
+    failure: RepeatedFailure,
 }
 
 impl<K> Default for TimedWork<K> {
@@ -65,7 +67,7 @@ impl<K> Default for TimedWork<K> {
             threads: HashMap::new(),
             attempts: HashMap::new(),
             supervisors: Vec::new(),
-            last_failure: None,
+            failure: RepeatedFailure::default(),
         }
     }
 }
@@ -122,15 +124,11 @@ impl<K: WorkKey> TimedWork<K> {
         match K::read_due(engine) {
             Ok(due) => {
                 self.set_due(due, now);
-                self.last_failure = None;
+                self.failure.clear();
             }
-            Err(error) => {
-                let text = format!("{error:#}");
-                if self.last_failure.as_ref() != Some(&text) {
-                    error!("{text}; reading the {} again in {READ_INTERVAL:?}", K::ALL);
-                    self.last_failure = Some(text);
-                }
-            }
+            Err(error) => self.failure.record(&error, |failure| {
+                error!("{failure}; reading the {} again in {READ_INTERVAL:?}", K::ALL);
+            }),
         }
     }
 

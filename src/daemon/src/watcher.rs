@@ -130,7 +130,7 @@ impl Watcher {
         }
     }
 
-    /// Waits for wake-ups, at most this long.
+    /// Waits for wake-ups, at most this long. A pod is no longer watched once its supervisor has ended.
     ///
     /// # Errors
     /// epoll failed.
@@ -143,6 +143,7 @@ impl Watcher {
             Err(errno) => return Err(errno.into()),
         }
         let mut wake_ups = WakeUps::default();
+        let mut ended = Vec::new();
         for event in events {
             match event.data.u64() {
                 // The keeper reads signals after every wait.
@@ -152,9 +153,12 @@ impl Watcher {
                     wake_ups.database = true;
                 }
                 INOTIFY => self.read_inotify(&mut wake_ups)?,
-                token => wake_ups.pods.extend(self.by_token.get(&token)),
+                token => ended.extend(self.by_token.get(&token).copied()),
             }
         }
+        // The pidfd of a supervisor that ended stays readable, and the pod may run again with another supervisor.
+        ended.iter().for_each(|&id| self.forget(id));
+        wake_ups.pods.extend(ended);
         Ok(wake_ups)
     }
 
@@ -219,7 +223,6 @@ mod tests {
         assert_eq!(watching.wait(Duration::from_secs(10)).unwrap().pods, [pod(1)].into());
         ends[3].write_all(b"x").unwrap();
         assert_eq!(polling.wait(Duration::from_secs(10)).unwrap().pods, [pod(2)].into());
-        polling.forget(pod(2));
         assert_eq!(polling.without_inotify().collect::<Vec<_>>(), [pod(1)]);
     }
 }

@@ -130,7 +130,7 @@ impl Shared {
         let Some(zone) = state.gateways.get(&at).and_then(|place| place.zone_for(client)) else {
             return QueryAction::Drop;
         };
-        if !self.limits.admits_query(client, Instant::now()) {
+        if !self.limits.admits_query(zone.pod_key(client), Instant::now()) {
             return QueryAction::Drop;
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);

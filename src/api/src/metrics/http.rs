@@ -86,7 +86,7 @@ impl MetricsSource {
         let mut out = Exposition::default();
         let counts = observer.count_pods().map_err(|error| status::from_error(&error))?;
         operations::write_pods(&mut out, &counts);
-        let samples = self.context.sample(observer, self.context.config.sample_interval)?;
+        let samples = self.context.sample(observer, self.context.config.settings.current().sample_interval)?;
         operations::write_sampler(&mut out, &samples);
         containers::write(&mut out, &samples.pods);
         containers::write_volumes(&mut out, &samples.volumes);

@@ -60,9 +60,9 @@ impl RuntimeService {
         let permit = Arc::clone(&self.commands).try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(format!("{MAX_COMMANDS} commands run already: try again when one has ended"))
         })?;
-        let options = self.context.config.options.clone();
+        let options = self.context.config.settings.current().options.clone();
         let start = move |engine: &Engine| start_command(engine, spec, options, permit);
-        let (guard, started) = match self.writer.call(peer, Weight::Heavy, start).await? {
+        let (guard, started) = match self.writer.call(peer, Weight::Start, start).await? {
             Ok(started) => started,
             Err(text) => return Ok(Err(text)),
         };
@@ -112,7 +112,7 @@ async fn remove(writer: Arc<Bridge<Engine>>, removals: Arc<Semaphore>, guard: Co
     let _turn = removals.acquire().await;
     let id = guard.id;
     let remove = move |engine: &Engine| engine.rm(id, true).map_err(|error| status::from_error(&error));
-    match writer.call_for_stream(Weight::Heavy, remove).await {
+    match writer.call_for_stream(Weight::Stop, remove).await {
         Ok(()) => guard.disarm(),
         // The guard tries again, and then the garbage collection.
         Err(error) => warn!("cannot remove pod {id}: {}", error.message()),

@@ -91,7 +91,7 @@ impl ScheduleExecutable for ScheduleService {
         let name = schedule_name(&executable)?;
         let meta = AuraeMeta { name: name.to_string(), message: "disabled".to_owned() };
         let disable = move |engine: &Engine| engine.disable_schedule(&name).map_err(|error| status::from_error(&error));
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, disable).await?;
+        self.writer.call(Peer::of(&extensions), Weight::Stop, disable).await?;
         Ok(Response::new(ExecutableDisableResponse { meta: Some(meta) }))
     }
 
@@ -102,7 +102,7 @@ impl ScheduleExecutable for ScheduleService {
         let name = schedule_name(&executable)?;
         let meta = AuraeMeta { name: name.to_string(), message: "destroyed".to_owned() };
         let destroy = move |engine: &Engine| engine.destroy_schedule(&name).map_err(|error| status::from_error(&error));
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, destroy).await?;
+        self.writer.call(Peer::of(&extensions), Weight::Stop, destroy).await?;
         Ok(Response::new(ExecutableDestroyResponse { meta: Some(meta) }))
     }
 }

@@ -125,7 +125,7 @@ impl RuntimeService for CriRuntime {
         let guard = CallGuard::default();
         let (ended, supervisors) = (guard.ended(), self.supervisors.clone());
         let run = move |engine: &Engine| sandbox::run(engine, &supervisors, request, &ended);
-        let id = self.writer.call(Peer::of(&extensions), Weight::Heavy, run).await?;
+        let id = self.writer.call(Peer::of(&extensions), Weight::Start, run).await?;
         Ok(Response::new(RunPodSandboxResponse { pod_sandbox_id: id.to_string() }))
     }
 
@@ -135,7 +135,7 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<StopPodSandboxResponse>, Status> {
         let (_, extensions, StopPodSandboxRequest { pod_sandbox_id }) = request.into_parts();
         let stop = move |engine: &Engine| sandbox::stop(engine, &pod_sandbox_id);
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, stop).await?;
+        self.writer.call(Peer::of(&extensions), Weight::Stop, stop).await?;
         Ok(Response::new(StopPodSandboxResponse {}))
     }
 
@@ -145,7 +145,7 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<RemovePodSandboxResponse>, Status> {
         let (_, extensions, RemovePodSandboxRequest { pod_sandbox_id }) = request.into_parts();
         let remove = move |engine: &Engine| sandbox::remove(engine, &pod_sandbox_id);
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, remove).await?;
+        self.writer.call(Peer::of(&extensions), Weight::Stop, remove).await?;
         Ok(Response::new(RemovePodSandboxResponse {}))
     }
 
@@ -214,7 +214,7 @@ impl RuntimeService for CriRuntime {
         let guard = CallGuard::default();
         let ended = guard.ended();
         let create = move |engine: &Engine| containers::create(engine, &pod_sandbox_id, config, &ended);
-        let id = self.writer.call(Peer::of(&extensions), Weight::Heavy, create).await?;
+        let id = self.writer.call(Peer::of(&extensions), Weight::Create, create).await?;
         Ok(Response::new(CreateContainerResponse { container_id: id.to_string() }))
     }
 
@@ -224,7 +224,7 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<StartContainerResponse>, Status> {
         let (_, extensions, StartContainerRequest { container_id }) = request.into_parts();
         let start = move |engine: &Engine| containers::start(engine, &container_id);
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, start).await?;
+        self.writer.call(Peer::of(&extensions), Weight::Create, start).await?;
         Ok(Response::new(StartContainerResponse {}))
     }
 
@@ -243,7 +243,7 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<RemoveContainerResponse>, Status> {
         let (_, extensions, RemoveContainerRequest { container_id }) = request.into_parts();
         let remove = move |engine: &Engine| containers::remove(engine, &container_id);
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, remove).await?;
+        self.writer.call(Peer::of(&extensions), Weight::Stop, remove).await?;
         Ok(Response::new(RemoveContainerResponse {}))
     }
 

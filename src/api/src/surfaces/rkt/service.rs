@@ -44,7 +44,7 @@ impl Service {
             budget: ResponseBudget::default(),
             subscribers: Arc::new(events::Subscribers::new(&context.hub)),
             log_streams: Quota::new(MAX_LOG_STREAMS),
-            pods: Arc::new(PodCache::new(context.config.options.clone())),
+            pods: Arc::new(PodCache::new(context.config.settings.current().options.clone())),
             context,
         }
     }
@@ -53,7 +53,8 @@ impl Service {
 /// The response to GetInfo, which does not change while the server runs.
 fn info(config: &Config) -> Info {
     // The directory exists: gantryd holds its lock.
-    let dir = config.options.dir.canonicalize().unwrap_or_else(|_| config.options.dir.clone());
+    let dir = config.settings.current().options.dir.clone();
+    let dir = dir.canonicalize().unwrap_or(dir);
     Info {
         rkt_version: concat!("1.30.0+gantry.", env!("CARGO_PKG_VERSION")).to_owned(),
         appc_version: gantry_engine::APPC_VERSION.to_owned(),

@@ -75,13 +75,13 @@ impl Node {
     /// The access of List and DiskUsage.
     fn name_access(&self, peer: Peer) -> FileAccess {
         let scope = if is_administrator(peer) { FileScope::Host } else { FileScope::DataDir };
-        FileAccess::new(&self.context.config.options.dir, scope)
+        FileAccess::new(&self.context.config.settings.current().options.dir, scope)
     }
 
     /// The access of Read and Copy, which only operators and administrators may call.
     fn content_access(&self, peer: Peer) -> FileAccess {
         let scope = if is_administrator(peer) { FileScope::Host } else { FileScope::PodLogs };
-        FileAccess::new(&self.context.config.options.dir, scope)
+        FileAccess::new(&self.context.config.settings.current().options.dir, scope)
     }
 
     fn start_file_job<M: Send + 'static>(

@@ -30,7 +30,8 @@ impl Node {
     ) -> Result<Response<wire::ImagePullResponse>, Status> {
         let pull = async |_, request| {
             let reference = PullReference::parse(&request)?;
-            images::pull(self.context.config.options.clone(), &self.pulls, reference).await?;
+            let options = self.context.config.settings.current().options.clone();
+            images::pull(options, &self.pulls, reference).await?;
             Ok(wire::ImagePull::default())
         };
         let messages = self.unary(request, pull).await?;

@@ -94,7 +94,7 @@ impl Node {
     /// Those of the engine.
     pub(super) async fn change_pod(&self, peer: Peer, change: PodChange) -> Result<(), Status> {
         let supervisors = self.supervisors.clone();
-        self.writer.call(peer, Weight::Heavy, move |engine| change.apply(engine, &supervisors)).await
+        self.writer.call(peer, change.weight(), move |engine| change.apply(engine, &supervisors)).await
     }
 
     /// Executes a unary call, unless it names other nodes only, and returns the messages of the reply.

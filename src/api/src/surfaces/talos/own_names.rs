@@ -4,7 +4,7 @@
 //! * the addresses of its interfaces. A trial bind(2) would not do: where `ip_nonlocal_bind` is set (keepalived), the
 //!   kernel binds sockets to every address;
 //! * the subject alternative names of the server's certificate: the names under which clients know the node, such as
-//!   its domain name, or its address behind NAT. A wildcard, and names that it matches, name no node.
+//!   its domain name, or its address behind NAT. A wildcard names no node.
 
 use std::io;
 use std::net::IpAddr;
@@ -20,13 +20,12 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::ParsedCertificate;
 use tonic::Status;
 use tracing::warn;
+use webpki::EndEntityCert;
 
 use crate::status;
 
 /// Maximum bytes of the file of the certificate.
 const MAX_FILE: u64 = 1 << 20;
-/// A label that no node has: with it in place of the first label, a name matches wildcards only.
-const NO_NODE: &str = "gantry-no-node";
 
 /// The certificate whose names are names of this node. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -137,11 +136,10 @@ fn addresses_of(interfaces: &[HostInterface]) -> Vec<IpAddr> {
     all.filter_map(|address| address.split('/').next()?.parse().ok()).collect()
 }
 
-/// Whether a certificate has this name, and no wildcard that matches it.
+/// Whether a certificate has this name itself, not only a wildcard that matches it.
 fn has_name(certificate: &CertificateDer<'_>, name: &str) -> bool {
-    let is_valid = |name: &str| ServerName::try_from(name).is_ok_and(|name| is_valid_for(certificate, &name));
-    let sibling = name.split_once('.').map(|(_, domain)| format!("{NO_NODE}.{domain}"));
-    is_valid(name) && !sibling.is_some_and(|sibling| is_valid(&sibling))
+    let is_it = |own: &str| own.trim_end_matches('.').eq_ignore_ascii_case(name) && !own.starts_with('*');
+    !name.is_empty() && EndEntityCert::try_from(certificate).is_ok_and(|own| own.valid_dns_names().any(is_it))
 }
 
 fn is_valid_for(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
@@ -202,8 +200,9 @@ mod tests {
         let certificate = NodeCertificate::default();
         let is_own = |name: &str| OwnNames::new(certificate.clone()).include(name).unwrap();
         assert!(!is_own("node1.example"));
-        certificate.set_file(Some(issue(dir.path(), &["node1.example", "192.0.2.7", "2001:db8::7", "*.wild.example"])));
-        for name in ["node1.example", "NODE1.example.", "192.0.2.7", "2001:db8::7"] {
+        let names = ["node1.example", "192.0.2.7", "2001:db8::7", "*.wild.example", "node0.wild.example"];
+        certificate.set_file(Some(issue(dir.path(), &names)));
+        for name in ["node1.example", "NODE1.example.", "node0.wild.example", "192.0.2.7", "2001:db8::7"] {
             assert!(is_own(name), "{name}");
         }
         for name in ["node2.example", "example", "192.0.2.8", "node1.wild.example", "*.wild.example", "a b", "."] {

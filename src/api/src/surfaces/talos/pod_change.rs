@@ -7,6 +7,8 @@ use gantry_engine::{Engine, Stopped};
 use tonic::Status;
 use tracing::warn;
 
+use crate::bridge::Weight;
+use crate::kubernetes;
 use crate::status;
 use crate::supervisors::Supervisors;
 
@@ -29,6 +31,15 @@ pub(super) enum PodChange {
 }
 
 impl PodChange {
+    /// Its weight on the bridge.
+    pub(super) fn weight(&self) -> Weight {
+        match self {
+            Self::Start(_) => Weight::Start,
+            // A restart begins with the grace period, too.
+            Self::Stop(_) | Self::RestartApps(..) | Self::StopSandbox(_) | Self::StopContainer(..) => Weight::Stop,
+        }
+    }
+
     /// Makes the change; returns when it is done.
     ///
     /// # Errors
@@ -46,10 +57,7 @@ impl PodChange {
                 .iter()
                 .try_for_each(|app| engine.restart_app(pod, app, GRACE))
                 .map_err(|error| status::from_error(&error)),
-            Self::StopSandbox(pod) => {
-                stop(engine, pod, Duration::ZERO)?;
-                engine.release_networks(pod).map_err(|error| status::from_error(&error))
-            }
+            Self::StopSandbox(pod) => kubernetes::stop_sandbox(engine, pod),
             Self::StopContainer(pod, app) => {
                 engine.stop_app(pod, &app, GRACE).map_err(|error| status::from_error(&error))
             }

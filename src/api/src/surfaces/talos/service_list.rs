@@ -54,7 +54,7 @@ fn daemon_parts(config: &Config) -> [DaemonPart; 3] {
         DaemonPart {
             id: "gantryd-resolver",
             role: "resolves the names of pods",
-            is_running: config.reconciles && config.options.network.resolver,
+            is_running: config.reconciles && config.settings.current().options.network.resolver,
         },
     ]
 }

@@ -15,7 +15,7 @@ pub(super) fn read(state: AppState, requested: Option<&LinuxContainerSecurityCon
 
 /// `None`: the process has ended meanwhile.
 fn read_process(pid: u32) -> Option<LinuxContainerUser> {
-    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
+    let read = |file: &str| gantry_host::file::read_lossy(format!("/proc/{pid}/{file}")).ok();
     let (uids, gids) = (parse_map(&read("uid_map")?), parse_map(&read("gid_map")?));
     let LinuxContainerUser { uid, gid, supplemental_groups } = parse(&read("status")?)?;
     let groups = supplemental_groups.into_iter().map(|gid| inside(gid, &gids)).collect();

@@ -39,7 +39,7 @@ pub(super) struct CriImages {
 impl CriImages {
     /// The service of a server.
     pub(super) fn new(context: Arc<Context>, writer: Arc<Bridge<Engine>>) -> Self {
-        let pulls = Pulls::new(context.config.options.clone());
+        let pulls = Pulls::new(context.config.settings.clone());
         Self { context, writer, pulls }
     }
 

@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use tracing::info;
 
+use crate::live_settings::LiveSettings;
 use crate::pulls::{ProgressLog, run_fetch};
 use crate::status;
 
@@ -18,7 +19,7 @@ const MAX_PULLS: usize = 16;
 
 /// The pulls of a server.
 pub(super) struct Pulls {
-    options: Options,
+    settings: LiveSettings,
     running: Arc<Semaphore>,
 }
 
@@ -32,8 +33,9 @@ impl Drop for CancelOnDrop {
 }
 
 impl Pulls {
-    pub(super) fn new(options: Options) -> Self {
-        Self { options, running: Arc::new(Semaphore::new(MAX_PULLS)) }
+    /// No pulls yet. Each uses the settings at its time.
+    pub(super) fn new(settings: LiveSettings) -> Self {
+        Self { settings, running: Arc::new(Semaphore::new(MAX_PULLS)) }
     }
 
     /// Fetches an image, and returns its id.
@@ -46,7 +48,7 @@ impl Pulls {
         reference: ImageRef,
         credentials: Option<FetchCredentials>,
     ) -> Result<String, Status> {
-        let (options, cancellation) = (self.options.clone(), Cancellation::default());
+        let (options, cancellation) = (self.settings.current().options.clone(), Cancellation::default());
         let _guard = CancelOnDrop(cancellation.clone());
         run_fetch(&self.running, move || fetch(options, &reference, credentials, cancellation)).await
     }

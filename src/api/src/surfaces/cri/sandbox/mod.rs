@@ -33,6 +33,7 @@ use tracing::{info, warn};
 pub(super) use self::list::{SandboxFilter, attributes, find_shown, is_listed, list, status, status_of};
 use self::record::SandboxRecord;
 pub(super) use self::spec::unsupported;
+use crate::kubernetes::stop_sandbox;
 use crate::status;
 use crate::supervisors::Supervisors;
 
@@ -158,28 +159,15 @@ fn discard(engine: &Engine, id: PodId) {
     }
 }
 
-/// Stops a sandbox with SIGKILL, since kubelets stop its containers first, and releases its networks if it still has
-/// them. Does nothing if it does not exist, or no longer.
+/// Stops a sandbox and releases its networks. Does nothing if it does not exist, or no longer.
 ///
 /// # Errors
 /// Those of the engine; also if a plugin failed to release the network, which the next call repeats.
 pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
-    let Some(view) = find(engine, id)? else { return Ok(()) };
-    match engine.stop(view.row.id, Duration::ZERO) {
-        Ok(stopped) => {
-            if let Some(why) = stopped.unwritten {
-                warn!("the end of sandbox {} is not recorded: {why}", view.row.id);
-            }
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(status::from_error(&error)),
-    }
-    // A kubelet repeats the call until the addresses of the pod are free.
-    match engine.release_networks(view.row.id) {
-        Ok(()) => Ok(()),
-        // Another call holds the lock. If it removes the sandbox, it releases the networks, too.
-        Err(error) if error.kind() == ErrorKind::Busy && find(engine, id)?.is_none() => Ok(()),
-        Err(error) => Err(status::from_error(&error)),
+    match find(engine, id)? {
+        // A kubelet repeats the call until the addresses of the pod are free.
+        Some(view) => stop_sandbox(engine, view.row.id),
+        None => Ok(()),
     }
 }
 

@@ -3,11 +3,12 @@
 //!
 //! Clients end the whole session on any text of an error stream, so there is one only when a server cannot be reached.
 //! They close their own end of a connection only after the data and then the error stream have ended, so both streams
-//! of a pair end whatever becomes of the connection.
+//! of a pair end whatever becomes of the connection. A client that resets either stream ends the connection.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -66,11 +67,12 @@ type HalfPairs = Arc<Mutex<HashMap<String, HalfPair>>>;
 
 /// A connection of the session.
 struct Forward {
+    error: u32,
     /// `None`: the client sends no more.
     to_server: Option<mpsc::Sender<Bytes>>,
-    /// Signals to the task that the client has reset the data stream; `None`: sent already. The task still ends the
-    /// error stream.
-    reset: Option<oneshot::Sender<()>>,
+    /// Signals to the task that the client has reset a stream; `None`: sent already. The value is the other stream of
+    /// the pair, which the task still has to end.
+    reset: Option<oneshot::Sender<u32>>,
     task: AbortHandle,
 }
 
@@ -189,15 +191,15 @@ impl<F: Connecting, C: Fn(u16) -> F> Session<C> {
             return self.refuse(&[data, error]).await;
         }
         let (to_server, from_client) = mpsc::channel(MAX_WAITING);
-        let (reset, is_reset) = oneshot::channel();
+        let (reset, has_reset) = oneshot::channel();
         let (connecting, writer, pod) = ((self.connect)(port), self.writer.clone(), self.pod);
         let pair = Pair { data, error, pod, port };
         let task = self.tasks.spawn(async move {
-            if let Err(error) = forward(connecting, pair, &writer, from_client, is_reset).await {
+            if let Err(error) = forward(connecting, pair, &writer, from_client, has_reset).await {
                 debug!("a forwarded connection to port {port} of pod {pod} ended: {error}");
             }
         });
-        self.forwards.insert(data, Forward { to_server: Some(to_server), reset: Some(reset), task });
+        self.forwards.insert(data, Forward { error, to_server: Some(to_server), reset: Some(reset), task });
         Ok(())
     }
 
@@ -220,10 +222,11 @@ impl<F: Connecting, C: Fn(u16) -> F> Session<C> {
 
     fn reset(&mut self, stream: u32) {
         // It stays one of the session's connections until its task has ended.
-        if let Some(forward) = self.forwards.get_mut(&stream) {
+        let mut forwards = self.forwards.iter_mut();
+        if let Some((&data, forward)) = forwards.find(|(data, forward)| **data == stream || forward.error == stream) {
             forward.to_server = None;
             if let Some(reset) = forward.reset.take() {
-                let _task_may_have_ended = reset.send(());
+                let _task_may_have_ended = reset.send(if stream == data { forward.error } else { data });
             }
         }
         lock(&self.halves).retain(|_, half| {
@@ -252,8 +255,8 @@ async fn reset_late(halves: HalfPairs, request: String, stream: u32, writer: Fra
     }
 }
 
-/// Serves one connection, and ends both streams of its pair. A reset of the client ends the connection and the data
-/// stream; its error stream is still open.
+/// Serves one connection, and ends both streams of its pair. A reset of one ends the connection; the other is still
+/// open.
 ///
 /// # Errors
 /// The client has gone, or the connection to the server broke.
@@ -262,31 +265,42 @@ async fn forward(
     pair: Pair,
     writer: &FrameWriter,
     from_client: mpsc::Receiver<Bytes>,
-    mut is_reset: oneshot::Receiver<()>,
+    reset: oneshot::Receiver<u32>,
 ) -> io::Result<()> {
     let Pair { data, error, pod, port } = pair;
-    let connected = tokio::select! {
-        connected = connecting => Some(connected),
-        _reset = &mut is_reset => None,
+    let reset = async {
+        match reset.await {
+            Ok(other) => other,
+            // The session has ended, and this task is about to be aborted.
+            Err(_) => std::future::pending().await,
+        }
     };
-    let was_reset = match connected {
-        None => true,
-        Some(Ok(stream)) => relay(stream, pair, writer, from_client, is_reset).await?,
-        Some(Err(why)) => {
+    tokio::pin!(reset);
+    let connected = tokio::select! {
+        connected = connecting => Ok(connected),
+        other = &mut reset => Err(other),
+    };
+    let open = match connected {
+        Err(other) => Some(other),
+        Ok(Ok(stream)) => relay(stream, pair, writer, from_client, reset).await?,
+        Ok(Err(why)) => {
             let text = format!("error forwarding port {port} to pod {pod}: {why}");
             // Clients read the text only after the end of the data.
             let end = encode_data(data, &[], true);
             let frames = [end, encode_data(error, text.as_bytes(), false), encode_rst_stream(error, RST_CANCEL)];
             writer.write(&frames.concat()).await?;
-            false
+            None
         }
     };
     // The connection to the server is already closed, so that a slow client does not keep it open.
-    if was_reset { writer.write(&encode_data(error, &[], true)).await } else { Ok(()) }
+    match open {
+        Some(stream) => writer.write(&encode_data(stream, &[], true)).await,
+        None => Ok(()),
+    }
 }
 
 /// Passes the bytes of a connection on in both directions until the server ends it, and ends both streams of its pair.
-/// Returns whether the client has reset the data stream before: then the error stream is still open.
+/// Returns the stream that is still open, because the client has reset the other one before.
 ///
 /// # Errors
 /// As [`forward`].
@@ -295,8 +309,8 @@ async fn relay(
     pair: Pair,
     writer: &FrameWriter,
     mut from_client: mpsc::Receiver<Bytes>,
-    mut is_reset: oneshot::Receiver<()>,
-) -> io::Result<bool> {
+    mut reset: Pin<&mut impl Future<Output = u32>>,
+) -> io::Result<Option<u32>> {
     let Pair { data, error, .. } = pair;
     let (mut from_server, mut to_server) = stream.into_split();
     let up = async {
@@ -326,7 +340,7 @@ async fn relay(
     };
     let sent = tokio::select! {
         ended = until_server_ends => ended?,
-        _reset = &mut is_reset => return Ok(true),
+        other = &mut reset => return Ok(Some(other)),
     };
     writer.write(&[encode_data(data, &[], true), encode_data(error, &[], true)].concat()).await?;
     let sent = match sent {
@@ -334,10 +348,10 @@ async fn relay(
         // Clients do not end their half of a stream whose other half has ended.
         None => tokio::select! {
             sent = tokio::time::timeout(CLOSE_LIMIT, up) => sent.unwrap_or(Ok(())),
-            _reset = is_reset => Ok(()),
+            _reset = reset => Ok(()),
         },
     };
-    sent.map(|()| false)
+    sent.map(|()| None)
 }
 
 /// Connects to a server in the pod. The error is for the client.

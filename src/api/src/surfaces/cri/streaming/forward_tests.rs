@@ -82,6 +82,36 @@ fn a_reset_ends_connection_and_error_stream() {
     });
 }
 
+/// A session that ends drops its connections before it aborts their tasks.
+#[test]
+fn a_lost_session_is_no_reset() {
+    run(async {
+        let (server, stream) = connection(b"bye").await;
+        let (ours, mut client) = narrow_connection().await;
+        let (_reader, writer, _) = split(ours, Bytes::new());
+        let writer = FrameWriter::new(writer, false);
+        let ((to_server, from_client), (reset, has_reset)) = (mpsc::channel(1), oneshot::channel());
+        drop((server, to_server, reset));
+        let connecting = async {
+            tokio::task::yield_now().await;
+            Ok::<_, String>(stream)
+        };
+        let pair = Pair { data: DATA, error: ERROR, pod: PodId::from_random([0; 16]), port: 1 };
+        forward(connecting, pair, &writer, from_client, has_reset).await.unwrap();
+        assert_eq!(frame(&mut client).await, encode_data(DATA, b"bye", false));
+    });
+}
+
+#[test]
+fn a_reset_error_stream_ends_connection_and_data() {
+    run(async {
+        let (mut client, mut server) = session(b"").await;
+        client.write_all(&encode_rst_stream(ERROR, RST_CANCEL)).await.unwrap();
+        assert_eq!(frame(&mut client).await, encode_data(DATA, &[], true));
+        assert_eq!(server.read(&mut [0]).await.unwrap(), 0);
+    });
+}
+
 /// The client's buffers hold a part of a frame when it resets the stream.
 #[test]
 fn a_reset_leaves_frames_whole() {

@@ -20,7 +20,8 @@ impl TimeService for Clock {
 
     async fn time_check(&self, request: Request<TimeRequest>) -> Result<Response<TimeResponse>, Status> {
         let check = async |_, TimeRequest { server }: TimeRequest| {
-            let configured = self.0.context.config.time_server.as_deref().unwrap_or_default();
+            let settings = self.0.context.config.settings.current();
+            let configured = settings.time_server.as_deref().unwrap_or_default();
             host::clock::check(if server.is_empty() { configured } else { &server }).await
         };
         Ok(Response::new(TimeResponse { messages: self.0.unary(request, check).await? }))
