@@ -77,7 +77,7 @@ impl InterfaceKind for Bridge {
             isolated: (self.port_isolation || isolated).then_some(true),
             ..Port::default()
         };
-        let host_end = HostEnd { port, ..HostEnd::new(self.mtu, interface.ingress) };
+        let host_end = HostEnd { port, limit: interface.ingress, ..HostEnd::default() };
         let (bridge, pair) = creation.attach_to_bridge(ends, attachment, host_end, &interface)?;
         let options = SetupOptions {
             detect_duplicates: self.enable_dad,
@@ -186,10 +186,12 @@ impl BridgeSetup<'_> {
         let bridge = self.find_or_create(&mut ends.host)?;
         *seen = Some(bridge.index);
         let bridge = self.complete(ends, bridge)?;
-        // Of a foreign bridge, pods without IPv6 addresses have any smaller MTU, too.
-        let needs_v6 = is_owned_by(&bridge, self.owner) || self.assignment.has(false);
-        let limited = if needs_v6 { uplink::clamp_mtu(bridge.mtu) } else { uplink::limit_mtu(bridge.mtu) };
-        let mtu = host_end.mtu.or(Some(limited));
+        let mtu = match self.settings.mtu {
+            Some(mtu) => mtu,
+            None if is_owned_by(&bridge, self.owner) || self.assignment.has(false) => uplink::clamp_mtu(bridge.mtu),
+            // On a foreign bridge, pods without IPv6 addresses may have less than IPv6 needs.
+            None => uplink::limit_mtu(bridge.mtu),
+        };
         let host_end = HostEnd { master: Some(bridge.index), mtu, ..host_end };
         let pair = veth::create(&mut ends.host, ends.pod_namespace, attachment, &host_end, interface)?;
         veth::set_up(&mut ends.host, attachment, &host_end, &pair, Setup::default())?;

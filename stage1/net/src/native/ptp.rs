@@ -40,7 +40,8 @@ impl InterfaceKind for Ptp {
             Some(mtu) => mtu,
             None => uplink::find_mtu(&mut ends.host)?,
         };
-        let host_end = HostEnd { group: Some(nft::INTERFACE_GROUP), ..HostEnd::new(Some(mtu), interface.ingress) };
+        let host_end =
+            HostEnd { group: Some(nft::INTERFACE_GROUP), mtu, limit: interface.ingress, ..HostEnd::default() };
         let pair = veth::create(&mut ends.host, ends.pod_namespace, attachment, &host_end, &interface)?;
         // The kernel resolves the pod's address from a link-local address, which is usable at once without DAD.
         let v6 = assignment.has(false);

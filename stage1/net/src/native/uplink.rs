@@ -11,7 +11,7 @@ use crate::netlink::route::RouteKind;
 use crate::netlink::{Result, Socket};
 
 /// The MTU of Ethernet (`ETH_DATA_LEN`), which is the kernel's default for bridges and veth pairs.
-pub(super) const DEFAULT_MTU: u32 = 1500;
+const DEFAULT_MTU: u32 = 1500;
 /// The smallest MTU of an interface with IPv6 (RFC 8200, section 5): with less, the kernel rejects IPv6 addresses.
 const MIN_MTU: u32 = 1280;
 
@@ -37,12 +37,12 @@ pub(super) fn find_mtu(host: &mut Socket) -> Result<u32> {
     Ok(DEFAULT_MTU)
 }
 
-/// The MTU of pods whose packets leave by an interface with this MTU.
+/// Limits an MTU to Ethernet's, and raises it to what IPv6 needs.
 pub(super) fn clamp_mtu(mtu: u32) -> u32 {
     limit_mtu(mtu).max(MIN_MTU)
 }
 
-/// The MTU of pods on a bridge with this MTU, which gantry did not choose.
+/// Limits an MTU to Ethernet's.
 pub(super) fn limit_mtu(mtu: u32) -> u32 {
     mtu.min(DEFAULT_MTU)
 }

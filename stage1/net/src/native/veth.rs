@@ -13,7 +13,6 @@ use std::os::fd::AsFd;
 use super::bandwidth::bucket;
 use super::error::NativeError;
 use super::pod_interface::PodInterface;
-use super::uplink::DEFAULT_MTU;
 use crate::config::RateLimit;
 use crate::netlink::link::Change;
 use crate::netlink::link::create::{LinkKind, NewLink, Peer};
@@ -54,18 +53,12 @@ pub(super) struct HostEnd {
     pub(super) master: Option<u32>,
     /// Settings of the bridge port.
     pub(super) port: Port,
-    /// The MTU of both ends; `None`: the default. It is set explicitly, which saves reading it.
-    pub(super) mtu: Option<u32>,
+    /// The MTU of both ends.
+    pub(super) mtu: u32,
     /// Limit of the traffic that the pod receives.
     pub(super) limit: Option<RateLimit>,
     /// The interface group.
     pub(super) group: Option<u32>,
-}
-
-impl HostEnd {
-    pub(super) fn new(mtu: Option<u32>, limit: Option<RateLimit>) -> Self {
-        Self { mtu, limit, ..Self::default() }
-    }
 }
 
 /// A veth pair that was created.
@@ -107,7 +100,7 @@ pub(super) fn create(
     // A bridge without an explicit hardware address takes the lowest one of its ports. This one is the highest.
     let mut mac = Mac::from_id(&format!("{} outside", host_alias(attachment)));
     mac.0[0] = 0xfe;
-    let host_mtu = host_end.mtu.unwrap_or(DEFAULT_MTU);
+    let host_mtu = host_end.mtu;
     let pod_mtu = interface.mtu.unwrap_or(host_mtu);
     let with = Change { namespace: Some(pod.as_fd()), mtu: Some(pod_mtu), ..interface.change() };
     let kind = LinkKind::Veth(Peer { name: &attachment.interface, with });

@@ -14,9 +14,7 @@ use crate::netlink::Prefix;
 
 /// All networks, or the configurations of this name with their texts.
 pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> {
-    let boot = boot()?;
-    let mut records = Records::open(host)?.valid()?;
-    records.retain(|record| garbage::is_up(record, &boot));
+    let mut records = records_up(host)?;
     records.sort_by(|one, other| one.pod.cmp(&other.pod));
     let catalog = select::catalog(host)?;
     let mut all: Vec<Network> = catalog.entries().iter().map(|entry| describe_entry(entry, host)).collect();
@@ -33,6 +31,14 @@ pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> 
         return Err(NetworkError::no_networks(&[gantry_model::id::shown(name)], &[]));
     }
     Ok(all)
+}
+
+/// The records of the pods that are up.
+fn records_up(host: &Host) -> Result<Vec<Record>> {
+    let boot = boot()?;
+    let mut records = Records::open(host)?.valid()?;
+    records.retain(|record| garbage::is_up(record, &boot));
+    Ok(records)
 }
 
 fn describe_entry(entry: &CatalogEntry, host: &Host) -> Network {
@@ -68,13 +74,13 @@ fn describe_config(config: &NetworkConfig, built_in: bool) -> Network {
 }
 
 fn addresses(ipam: &Ipam, subnets: &mut Vec<String>, gateways: &mut Vec<IpAddr>) {
-    let mut add = |subnet: String, gateway: Option<IpAddr>| {
+    for (subnet, gateway) in ranges(ipam) {
+        let subnet = subnet.to_string();
         if !subnets.contains(&subnet) {
             subnets.push(subnet);
         }
         gateways.extend(gateway.filter(|gateway| !gateways.contains(gateway)));
-    };
-    ranges(ipam).into_iter().for_each(|(subnet, gateway)| add(subnet.to_string(), gateway));
+    }
 }
 
 /// Subnets and their gateways.
@@ -104,9 +110,7 @@ pub struct RoutedBridge {
 }
 
 pub(super) fn routed_bridges(host: &Host) -> Result<Vec<RoutedBridge>> {
-    let boot = boot()?;
-    let mut records = Records::open(host)?.valid()?;
-    records.retain(|record| garbage::is_up(record, &boot));
+    let records = records_up(host)?;
     let used: BTreeSet<&str> =
         records.iter().flat_map(|record| &record.networks).map(|network| network.name.as_str()).collect();
     let mut bridges = Vec::new();

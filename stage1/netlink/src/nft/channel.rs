@@ -119,7 +119,7 @@ impl Channel {
         mut each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<bool> {
         let mut batch = Batch::new();
-        batch.push(kind, F_DUMP, &wire::fixed(family, 0), attributes);
+        wire::write_query(&mut batch, kind, F_DUMP, family, attributes);
         self.dump_once(batch, what, &mut each)
     }
 }

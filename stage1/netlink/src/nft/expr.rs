@@ -200,9 +200,7 @@ impl Expr {
                 ours.then_some(Self::DestinationType { to: register(1)? })?
             }
             "immediate" => {
-                let verdict = Verdict::read(data.get(NFTA_IMMEDIATE_DATA)?)?;
-                let ours = number(1)? == 0 && !matches!(verdict, Verdict::Goto(_));
-                ours.then_some(Self::Verdict(verdict))?
+                (number(1)? == 0).then_some(Self::Verdict(Verdict::read(data.get(NFTA_IMMEDIATE_DATA)?)?))?
             }
             "nat" => Self::read_dnat(data)?,
             "masq" => data.iter().next().is_none().then_some(Self::Masquerade)?,
@@ -237,7 +235,7 @@ impl Verdict {
         });
     }
 
-    /// Parses the value of an `immediate`; None for one that is no verdict, and for a verdict that ends nothing.
+    /// Parses the value of an `immediate`; None for data, and for other verdicts (continue, break, queue).
     pub(super) fn read(value: Attribute<'_>) -> Option<Self> {
         let verdict = value.nested().ok()?.get(NFTA_DATA_VERDICT)?.nested().ok()?;
         let chain = || Some(verdict.get(NFTA_VERDICT_CHAIN)?.text()?.to_owned());
@@ -258,6 +256,6 @@ fn write_value(data: &mut Batch, kind: u16, value: &[u8]) {
     });
 }
 
-fn read_value(attribute: Option<Attribute<'_>>) -> Option<Vec<u8>> {
+pub(super) fn read_value(attribute: Option<Attribute<'_>>) -> Option<Vec<u8>> {
     Some(attribute?.nested().ok()?.get(NFTA_DATA_VALUE)?.payload.to_vec())
 }

@@ -18,7 +18,7 @@ use crate::error::Attempt;
 use crate::message::{Attributes, Batch};
 
 use super::error::{Error, Result};
-use super::expr::{self, NFTA_DATA_VALUE, Verdict};
+use super::expr::{self, Verdict};
 use super::rules::{FORWARD, META_IIFNAME, META_OIFNAME};
 use super::wire::{self, FIXED, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_CHAIN_POLICY, NFTA_TABLE, message};
 
@@ -203,9 +203,7 @@ impl ForwardTable {
                 return matches!(key, Some(META_IIFNAME | META_OIFNAME));
             }
             "cmp" if loads_name => {
-                let value = data.get(expr::NFTA_CMP_DATA).and_then(|value| value.nested().ok());
-                let value = value.and_then(|it| it.get(NFTA_DATA_VALUE));
-                self.names.extend(value.map(|value| value.payload.to_vec()));
+                self.names.extend(expr::read_value(data.get(expr::NFTA_CMP_DATA)));
             }
             "lookup" if loads_name => {
                 self.sets.extend(data.get(expr::NFTA_LOOKUP_SET).and_then(|set| set.text()).map(str::to_owned));
@@ -263,10 +261,9 @@ fn read_sets(channel: &mut Channel, (family, name): &TableKey, table: &mut Forwa
         let read = dump(channel, (message::GETSETELEM, *family), &what, attributes, &mut |_, part| {
             let list = part.get(wire::NFTA_LIST_ELEMENTS).and_then(|list| list.nested().ok()).unwrap_or_default();
             for element in list.iter().filter_map(|element| element.nested().ok()) {
-                let key = element.get(wire::NFTA_ELEM_KEY).and_then(|key| key.nested().ok());
-                let Some(key) = key.and_then(|key| key.get(NFTA_DATA_VALUE)) else { continue };
+                let Some(key) = expr::read_value(element.get(wire::NFTA_ELEM_KEY)) else { continue };
                 // A concatenated key has several names.
-                names.extend(key.payload.chunks_exact(NAME_SIZE).map(<[u8]>::to_vec));
+                names.extend(key.chunks_exact(NAME_SIZE).map(<[u8]>::to_vec));
             }
         });
         let whole = match read {
@@ -310,7 +307,7 @@ mod tests {
     fn verdicts(expressions: &[(&str, &str)]) -> Vec<Verdict> {
         const LIST_ELEMENT: u16 = 1;
         let mut batch = Batch::new();
-        batch.push(message::NEWRULE, 0, &wire::fixed(ANY_FAMILY, 0), |rule| {
+        wire::write_query(&mut batch, message::NEWRULE, 0, ANY_FAMILY, |rule| {
             rule.nested(wire::NFTA_RULE_EXPRESSIONS, |list| {
                 for (name, extension) in expressions {
                     list.nested(LIST_ELEMENT, |element| {

@@ -49,7 +49,7 @@ impl Table {
     /// Errors of the kernel.
     pub fn generation(&mut self) -> Result<u32> {
         let mut batch = Batch::new();
-        wire::write_query(&mut batch, message::GETGEN, 0, Family::Inet, |_| {});
+        wire::write_query(&mut batch, message::GETGEN, 0, Family::Inet.number(), |_| {});
         let what = "read the generation of nftables";
         let mut generation = None;
         self.channel.query(batch, what, |answer| match answer {
@@ -339,7 +339,7 @@ impl Table {
     pub(super) fn exists(&mut self, family: Family) -> Result<bool> {
         let what = format!("look for the table {}", self.name);
         let mut batch = Batch::new();
-        wire::write_query(&mut batch, message::GETTABLE, 0, family, |batch| {
+        wire::write_query(&mut batch, message::GETTABLE, 0, family.number(), |batch| {
             batch.text(NFTA_TABLE, &self.name);
         });
         let mut there = false;

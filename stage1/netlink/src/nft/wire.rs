@@ -88,15 +88,9 @@ pub(super) fn fixed(family: u8, resource: u16) -> [u8; FIXED] {
     [family, 0, high, low]
 }
 
-/// Appends a query, which is not part of a transaction.
-pub(super) fn write_query(
-    batch: &mut Batch,
-    kind: u16,
-    flags: u16,
-    family: Family,
-    attributes: impl FnOnce(&mut Batch),
-) {
-    batch.push(kind, flags, &fixed(family.number(), 0), attributes);
+/// Appends a query for a family by its number (`NFPROTO_*`), which is not part of a transaction.
+pub(super) fn write_query(batch: &mut Batch, kind: u16, flags: u16, family: u8, attributes: impl FnOnce(&mut Batch)) {
+    batch.push(kind, flags, &fixed(family, 0), attributes);
 }
 
 /// Describes a message of a transaction, for errors.
@@ -385,7 +379,7 @@ fn predecessor(key: &[u8]) -> Vec<u8> {
 
 /// Appends a query for the element of a set with this key.
 pub(super) fn write_element_query(batch: &mut Batch, table: &str, element: &Element) {
-    write_query(batch, message::GETSETELEM, 0, element.set.family(), |batch| {
+    write_query(batch, message::GETSETELEM, 0, element.set.family().number(), |batch| {
         batch.text(NFTA_TABLE, table).text(NFTA_SET_NAME, element.set.name());
         batch.nested(NFTA_LIST_ELEMENTS, |list| {
             list.nested(NFTA_LIST_ELEM, |one| {
