@@ -20,13 +20,12 @@ use gantry_host::cgroup::CgroupSet;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
 
-use crate::mounts::{QUIET, attach, make_file_system};
+use crate::mounts::{NO_OPTIONS, QUIET, attach, make_file_system};
 use crate::sys;
 
 /// Where systemd and other programs expect the cgroup file system.
 pub(crate) const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
 const READ_ONLY: MountAttrFlags = QUIET.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
-const NO_OPTIONS: &[&str] = &[];
 /// The magic number of sysfs (statfs(2)).
 const SYSFS_MAGIC: u64 = 0x6265_6572;
 

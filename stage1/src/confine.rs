@@ -71,7 +71,8 @@ impl Confinement {
     }
 
     fn try_become_user(&self, ids: &Ids, is_admin: bool) -> io::Result<()> {
-        drop_bounding(!(if is_admin { self.capabilities | ADMIN } else { self.capabilities }))?;
+        let bounding = if is_admin { self.capabilities | ADMIN } else { self.capabilities };
+        drop_bounding(!bounding)?;
         rustix::thread::set_keep_capabilities(true)?;
         sys::set_ids(ids.uid, ids.gid, &ids.groups)?;
         rustix::thread::set_keep_capabilities(false)?;

@@ -34,13 +34,11 @@ use rustix::mount::{
 use crate::covered_paths::CoveredPaths;
 use crate::devices::Device;
 use crate::failure::{Attempt, Result};
-use crate::mounts::{DetachedMounts, QUIET, attach, make_file_system, open_beneath, open_target};
+use crate::mounts::{DetachedMounts, NO_OPTIONS, QUIET, attach, make_file_system, open_beneath, open_target};
 use crate::root::{make_missing_working_dir, root_path};
 use crate::user_namespace::UserNamespace;
 use crate::volumes::AppMount;
 use crate::{dev, sys, terminal};
-
-const NO_OPTIONS: &[&str] = &[];
 
 /// The group of terminals.
 const TTY: u32 = 5;

@@ -3,7 +3,8 @@
 //! score, scheduling, capabilities.
 //!
 //! The engine has already reset the environment, the working directory and the signal mask. Every process of the pod is
-//! a fork of this one, so the reset applies to PID 1, the apps and everything executed in them.
+//! a fork of this one, so the reset applies to PID 1, the apps and everything executed in them. Except the OOM score:
+//! the supervisor and PID 1 get a low one, and a process that executes a program of an app or of the host gets its own.
 
 use std::io;
 
@@ -132,7 +133,7 @@ fn lower_oom_score() -> io::Result<()> {
     }
 }
 
-/// Gives this process the score of any other process, before it executes programs of the host.
+/// Sets the score of this process to 0, the kernel's default: programs of the host must not inherit the supervisor's.
 pub(crate) fn reset_oom_score() -> io::Result<()> {
     if std::fs::read_to_string(OOM_SCORE)?.trim() == "0" { Ok(()) } else { std::fs::write(OOM_SCORE, "0") }
 }

@@ -50,7 +50,7 @@ impl Init {
     /// processes of its PID namespace; its pidfd is readable only after all of those were reaped.
     pub(crate) fn is_exiting(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_nonzero()));
-        stat.is_ok_and(|stat| is_exiting(&stat))
+        stat.is_ok_and(|stat| gantry_contract::is_exiting(&stat) == Some(true))
     }
 
     /// Waits until it is set up. Before, it has rights that no app may take over: no app runs until then.
@@ -182,15 +182,6 @@ fn argument_addresses(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.trim().parse().ok()?))
 }
 
-/// Whether the process exits: the flags are field 9 of proc_pid_stat(5).
-fn is_exiting(stat: &str) -> bool {
-    /// `PF_EXITING` of the kernel's `sched.h`, which has not changed since Linux 2.6.
-    const EXITING: u32 = 0x4;
-    let fields = stat.rsplit_once(") ").map(|(_, fields)| fields);
-    let flags = fields.and_then(|fields| fields.split(' ').nth(6)?.parse::<u32>().ok());
-    flags.is_some_and(|flags| flags & EXITING != 0)
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -199,14 +190,14 @@ mod tests {
 
     #[test]
     fn an_exiting_process_is_recognised() {
-        assert!(!super::is_exiting(&std::fs::read_to_string("/proc/self/stat").unwrap()));
-        assert!(!super::is_exiting("1 (x) S 1"));
+        assert_eq!(gantry_contract::is_exiting(&std::fs::read_to_string("/proc/self/stat").unwrap()), Some(false));
+        assert_eq!(gantry_contract::is_exiting("1 (x) S 1"), None);
         let mut child = Command::new("true").spawn().unwrap();
         let id = WaitId::Pid(Pid::from_child(&child));
         // It stays until it is reaped.
         rustix::process::waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-        assert!(super::is_exiting(&stat), "{stat}");
+        assert_eq!(gantry_contract::is_exiting(&stat), Some(true), "{stat}");
         child.wait().unwrap();
     }
 

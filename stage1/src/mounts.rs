@@ -194,6 +194,9 @@ fn make_tmpfs(mount: &AppMount, user: Option<&UserNamespace>) -> Result<OwnedFd>
     make_file_system("tmpfs", &options, attributes).attempt(what)
 }
 
+/// For a file system without options.
+pub(crate) const NO_OPTIONS: &[&str] = &[];
+
 /// Makes a mount of a new file system that is attached nowhere. The options are those of mount(8).
 pub(crate) fn make_file_system(
     kind: &str,

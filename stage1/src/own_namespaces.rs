@@ -14,7 +14,7 @@ use gantry_model::systemd::SystemdMode;
 use crate::cgroup_view::open_cgroup_mount_point;
 use crate::covered_paths::CoveredPaths;
 use crate::failure::{Result, failure};
-use crate::mounts::{QUIET, attach, make_file_system};
+use crate::mounts::{NO_OPTIONS, QUIET, attach, make_file_system};
 use crate::sys;
 use crate::user::Ids;
 
@@ -55,7 +55,6 @@ pub(crate) fn check_user(ids: &Ids) -> Result<()> {
 
 /// Enters a cgroup namespace and mounts the app's cgroup, which the app may change.
 pub(crate) fn enter_delegated_cgroup() -> io::Result<()> {
-    const NO_OPTIONS: &[&str] = &[];
     sys::unshare(libc::CLONE_NEWCGROUP)?;
     let cgroup = make_file_system("cgroup2", NO_OPTIONS, QUIET)?;
     Ok(attach(&cgroup, &open_cgroup_mount_point()?)?)

@@ -43,15 +43,14 @@ pub(crate) fn move_files(app: &str, ending: &mut Vec<OwnedFd>) -> Result<Trash> 
     match moved.attempt(what) {
         Ok(()) => Ok(trash),
         Err(why) => {
-            ending.extend(trash.delete(None));
+            ending.extend(trash.delete(&[], None));
             Err(why)
         }
     }
 }
 
 impl Trash {
-    /// Moves the app's own volumes there.
-    pub(crate) fn take_volumes(&self, volumes: &[PathBuf]) -> Result<()> {
+    fn take_volumes(&self, volumes: &[PathBuf]) -> Result<()> {
         let moved = volumes.iter().enumerate().try_for_each(|(i, volume)| self.take(volume, &format!("volume-{i}")));
         moved.attempt(|| format!("cannot remove the volumes of app '{}'", self.app))
     }
@@ -63,8 +62,12 @@ impl Trash {
         }
     }
 
-    /// Begins to delete it. Returns the helper, which must be reaped.
-    pub(crate) fn delete(self, root: Option<OwnedFd>) -> Option<OwnedFd> {
+    /// Moves the app's own volumes there too, and begins to delete it. Returns the helper, which must be reaped.
+    pub(crate) fn delete(self, volumes: &[PathBuf], root: Option<OwnedFd>) -> Option<OwnedFd> {
+        // Volumes that stay are removed with the pod.
+        if let Err(why) = self.take_volumes(volumes) {
+            tracing::warn!("{}", why.message);
+        }
         match self.fork_helper(root) {
             Ok(helper) => Some(helper),
             Err(error) => {

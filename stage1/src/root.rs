@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use gantry_contract::plan::App;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
+use gantry_model::spec;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
@@ -143,8 +144,8 @@ pub(crate) fn make_dirs(root: &OwnedFd, path: &str) -> Result<OwnedFd> {
 /// Makes the working directory if the image lacks it. One below /proc is refused: it would depend on what is mounted
 /// there.
 pub(crate) fn make_working_dir(root: &OwnedFd, path: &str) -> Result<()> {
-    let normal = gantry_model::spec::normal(path);
-    if normal == "/proc" || normal.starts_with("/proc/") {
+    let normal = spec::normal(path);
+    if spec::is_at_or_below(&normal, "/proc") {
         return Err(failure(ErrorKind::Invalid, format!("the working directory '{}' is below /proc", shown(path))));
     }
     make_dirs(root, &normal).map(drop)

@@ -194,8 +194,9 @@ impl<'a> MountPreparation<'a> {
 
     fn prepare(&mut self, request: MountRequest<'_>, targets: &[&String]) -> Result<()> {
         let target = self.resolve(request)?;
-        let is_provided = is_provided(&target) || (self.user.is_some() && is_attached_after_volumes(&target));
-        if (is_provided && !self.may_cover(request, &target)) || (request.is_declared() && is_device(&target)) {
+        let is_late = self.user.is_some() && is_attached_after_volumes(&target);
+        let is_refused = is_late || (is_provided(&target) && !self.may_cover(request, &target));
+        if is_refused || (request.is_declared() && is_device(&target)) {
             return self.refuse(request, &target);
         }
         if self.prepared.iter().any(|prepared| prepared.target == target) {
@@ -219,8 +220,9 @@ impl<'a> MountPreparation<'a> {
         let privileged = self.app.options.privileged;
         // An image must not lead a volume there by a link.
         let is_named = privileged || normal(request.target()) == target;
-        let is_replaced = (self.user.is_some() && is_attached_after_volumes(target))
-            || (!privileged && AppNamespaces::manages_cgroup(self.app) && is_at_or_below(target, CGROUP_MOUNT));
+        // The app mounts its own cgroup there.
+        let is_replaced =
+            !privileged && AppNamespaces::manages_cgroup(self.app) && is_at_or_below(target, CGROUP_MOUNT);
         !request.is_declared() && is_named && !is_replaced && may_cover(target, privileged)
     }
 

@@ -507,11 +507,13 @@ fn removable(
     let image =
         by_id(conn, id).map_err(StoreError::sql(doing))?.ok_or_else(|| RemoveImageError::NotFound(id.clone()))?;
     let pods = users(conn, id).map_err(StoreError::sql(doing))?;
-    match pods.is_empty() {
-        false => Err(RemoveImageError::InUse { image: id.clone(), pods }),
-        true if !condition(&image) => Err(RemoveImageError::Unselected(id.clone())),
-        true => Ok(image),
+    if !pods.is_empty() {
+        return Err(RemoveImageError::InUse { image: id.clone(), pods });
     }
+    if !condition(&image) {
+        return Err(RemoveImageError::Unselected(id.clone()));
+    }
+    Ok(image)
 }
 
 /// The images and the pods that use them, as the root of an app or as a volume.

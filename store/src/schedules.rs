@@ -75,7 +75,7 @@ pub struct ScheduleRun {
     pub at: Timestamp,
     /// The boot whose run it is.
     pub boot: Option<String>,
-    /// The pod that began it, and whose preparation was interrupted: another pod takes its place.
+    /// The pod that began it, and whose start was interrupted: another pod takes its place.
     pub interrupted: Option<PodId>,
 }
 

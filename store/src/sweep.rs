@@ -165,11 +165,17 @@ impl Store {
         let Some(locks) = self.try_lock_to_collect(name)? else { return Ok(()) };
         // It may have been committed before it was locked here.
         if self.is_authoritative()? && !self.has_row_of_tree(name)? {
-            let aside = unname_tree(&self.layout, name)?;
-            drop(locks);
-            swept.bytes += aside.map_or(Ok(0), |aside| aside.delete())?;
-            swept.layers += 1;
+            self.collect_tree(name, locks, swept)?;
         }
+        Ok(())
+    }
+
+    /// Deletes a tree. The locks end as soon as it has lost its name: deleting its files may take long.
+    fn collect_tree(&self, name: &str, locks: (OwnedFd, OwnedFd), swept: &mut Swept) -> Result<(), StoreError> {
+        let aside = unname_tree(&self.layout, name)?;
+        drop(locks);
+        swept.bytes += aside.map_or(Ok(0), |aside| aside.delete())?;
+        swept.layers += 1;
         Ok(())
     }
 
@@ -229,10 +235,7 @@ impl Store {
             other => other?,
         };
         if gone {
-            let aside = unname_tree(&self.layout, &name)?;
-            drop(locks);
-            swept.bytes += aside.map_or(Ok(0), |aside| aside.delete())?;
-            swept.layers += 1;
+            self.collect_tree(&name, locks, swept)?;
         }
         Ok(())
     }

@@ -84,6 +84,15 @@ pub fn start_ticks(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// Whether a process has begun to exit, from its `/proc/PID/stat`: the flags are field 9 of proc_pid_stat(5).
+#[must_use]
+pub fn is_exiting(stat: &str) -> Option<bool> {
+    /// `PF_EXITING` of the kernel's `sched.h`, which has not changed since Linux 2.6.
+    const EXITING: u32 = 0x4;
+    let flags: u32 = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse().ok()?;
+    Some(flags & EXITING != 0)
+}
+
 /// The exit of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -113,5 +122,13 @@ mod tests {
         assert_eq!(start_ticks(stat), Some(4711));
         assert_eq!(start_ticks(""), None);
         assert_eq!(start_ticks("1 (x) S 1"), None);
+    }
+
+    #[test]
+    fn flags_are_found_after_any_command_name() {
+        let stat = |flags: u32| format!("7 (a) b (c) S 1 7 7 0 -1 {flags} 1 2 3\n");
+        assert_eq!(is_exiting(&stat(4_194_560)), Some(false));
+        assert_eq!(is_exiting(&stat(4_194_564)), Some(true));
+        assert_eq!(is_exiting("1 (x) S 1"), None);
     }
 }

@@ -191,11 +191,10 @@ fn next_timed_run(row: &ScheduleRow, timer: &Timer, moment: &Moment) -> Option<T
     let events = timer.calendar.iter().filter_map(|text| CalendarEvent::parse(text).ok());
     let by_clock = events.filter_map(|event| event.next_event(handled)).chain(timer.next_period(handled)).min();
     let is_boot_handled = row.handled_boot.as_deref() == Some(&moment.boot);
-    match (by_clock, timer.boot_run(moment.booted).filter(|_| !is_boot_handled)) {
-        (Some(due), after_boot) if after_boot.is_none_or(|after_boot| due < after_boot) => {
-            Some(timer.delay_run(&row.name, due))
-        }
-        (_, after_boot) => after_boot.map(|due| timer.delay_boot_run(&row.name, &moment.boot, due)),
+    let after_boot = timer.boot_run(moment.booted).filter(|_| !is_boot_handled);
+    match by_clock.filter(|due| after_boot.is_none_or(|after_boot| *due < after_boot)) {
+        Some(due) => Some(timer.delay_run(&row.name, due)),
+        None => after_boot.map(|due| timer.delay_boot_run(&row.name, &moment.boot, due)),
     }
 }
 
@@ -223,26 +222,25 @@ fn due_actions(row: Option<&ScheduleRow>, pods: &[SchedulePod], moment: &Moment)
         Some(_) => actions.extend(ended.iter().rev().skip(MAX_ENDED_PODS).map(|id| Action::Remove(*id))),
         None => actions.extend(interrupted.map(Action::Remove)),
     }
-    let run = ScheduleRun {
+    let run = |boot, interrupted| ScheduleRun {
         name: row.name.clone(),
         revision: row.revision,
         runs: row.runs,
         at: moment.now,
-        boot: None,
-        interrupted: None,
+        boot,
+        interrupted,
     };
     if is_ahead(row, moment.now) {
         // What is due follows from the changed row.
-        actions.push(Action::BringForward(run));
+        actions.push(Action::BringForward(run(None, None)));
         return actions;
     }
     if next_run(row, &current, moment).is_none_or(|at| at > moment.now) {
         return actions;
     }
-    let boot = row.timer.as_ref().and_then(|timer| timer.on_boot);
-    let is_boot_due = boot.is_some_and(|after| moment.booted.after(after) <= moment.now);
-    let boot = is_boot_due.then(|| moment.boot.clone());
-    let run = ScheduleRun { boot, interrupted: interrupted_pod(row, &current, moment), ..run };
+    let boot_run = row.timer.as_ref().and_then(|timer| timer.boot_run(moment.booted));
+    let boot = boot_run.filter(|due| *due <= moment.now).map(|_| moment.boot.clone());
+    let run = run(boot, interrupted_pod(row, &current, moment));
     match &row.timer {
         // It has begun, and a pod was started by other means meanwhile.
         Some(_) if !live.is_empty() && run.interrupted.is_some() => {}

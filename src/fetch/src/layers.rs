@@ -34,7 +34,8 @@ use crate::progress::Note;
 use crate::source::{Descriptor, Source};
 use crate::unpack::{self, Compression, UnpackError, Unpacked};
 
-/// The time from the first wait for another fetch of a layer, after which a fetch waits for no other any more.
+/// How long after its first wait for another fetch a fetch stops waiting for any, and gets such layers without their
+/// locks.
 pub(crate) const OTHER_FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Timeout of waiting for fetches that use a layer found damaged, which may themselves wait for this one.
@@ -332,7 +333,7 @@ fn one(job: &Job<'_>, hands: &Hands<'_>, at: usize) -> Result<Option<Finished>, 
     Ok(Some(Finished { lock, staging, unpacked }))
 }
 
-/// Locks a missing layer, or waits for another fetch of it, as long as [`Job::other_fetch_timeout`] lasts.
+/// Locks a missing layer. While another fetch holds it, waits until [`Job::other_fetch_timeout`] has passed.
 fn lock(job: &Job<'_>, hands: &Hands<'_>, at: usize) -> Result<Turn, FetchError> {
     let layer = &job.plans[at].blob.digest;
     let mut shared_since = None;
@@ -383,10 +384,11 @@ fn ask(hands: &Hands<'_>, layer: &Digest, at: usize, lock: Held) -> Result<Optio
     answer.recv().map_err(|_| FetchError::Cancelled { layer: layer.clone() })
 }
 
-/// Another process has had the layer for too long.
+/// Other fetches have used a damaged layer for too long.
 fn busy(layer: &Digest, after: Duration) -> FetchError {
     let (layer, minutes) = (layer.short(), after.as_secs() / 60);
-    let message = format!("another process has worked on layer {layer} for {minutes} min; try again later");
+    let message =
+        format!("other fetches have used layer {layer}, which is damaged, for {minutes} min; try again later");
     FetchError::refused(ErrorKind::Busy, message)
 }
 

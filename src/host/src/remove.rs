@@ -5,10 +5,12 @@
 //! directories are first moved up to the top of the tree.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, RenameFlags};
 use rustix::io::{Errno, Result};
+
+use crate::tree::{BLOCK, open_child};
 
 /// The maximum number of levels whose parents stay open.
 const MAX_DEPTH: usize = 64;
@@ -24,7 +26,7 @@ pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> Result<u64> {
         Err(Errno::NOENT) => return Ok(0),
         other => return other.map(|()| freed),
     }
-    let top = match open_beneath(parent, name) {
+    let top = match open_child(parent, name) {
         // Another process deletes the same tree.
         Err(Errno::NOENT) => return Ok(0),
         other => other?,
@@ -92,7 +94,7 @@ impl Walk<'_> {
     }
 
     fn descend(&mut self, dir: BorrowedFd<'_>, name: &CStr, depth: usize) -> Result<()> {
-        let child = match open_beneath(dir, name) {
+        let child = match open_child(dir, name) {
             Err(Errno::NOENT) => return Ok(()),
             other => other?,
         };
@@ -128,26 +130,17 @@ fn unlink(dir: BorrowedFd<'_>, name: &CStr, freed: &mut u64) -> Result<()> {
     }
     rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
     if found.st_nlink == 1 {
-        *freed += u64::try_from(found.st_blocks).unwrap_or(0) * 512;
+        *freed += u64::try_from(found.st_blocks).unwrap_or(0) * BLOCK;
     }
     Ok(())
-}
-
-/// Opens a directory beneath another without following anything and without crossing a mount.
-fn open_beneath(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd> {
-    rustix::fs::openat2(
-        parent,
-        name,
-        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV,
-    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::Mode;
     use std::fs;
+    use std::os::fd::OwnedFd;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -165,7 +158,7 @@ mod tests {
         let mut at = open_dir(&tree);
         for _ in 0..3000 {
             rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
-            at = open_beneath(at.as_fd(), c"d").unwrap();
+            at = open_child(at.as_fd(), c"d").unwrap();
         }
         let parent = open_dir(dir.path());
         assert_eq!(remove(parent.as_fd(), c"tree"), Ok(8192));
@@ -180,7 +173,7 @@ mod tests {
         let mut at = open_dir(dir.path());
         for _ in 0..200 {
             rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
-            at = open_beneath(at.as_fd(), c"d").unwrap();
+            at = open_child(at.as_fd(), c"d").unwrap();
         }
         fs::write(dir.path().join("file"), vec![1; 8192]).unwrap();
         assert_eq!(remove_content(open_dir(dir.path()).as_fd()), Ok(8192));

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 /// The bytes of a block in `st_blocks` (inode(7)).
-const BLOCK: u64 = 512;
+pub(crate) const BLOCK: u64 = 512;
 /// The entries between two calls of the function that ends a walk.
 const STEP: u64 = 1024;
 /// The names of directories that a walk remembers at most, which bounds its memory in a hostile tree.
@@ -140,7 +140,8 @@ fn identity(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }
 
-fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
+/// Opens a directory beneath another without following anything and without crossing a mount.
+pub(crate) fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve =
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;

@@ -500,7 +500,7 @@ pub fn is_provided(target: &str) -> bool {
     matches!(target, "/" | "/dev") || is_at_or_below(target, "/proc") || is_at_or_below(target, "/sys")
 }
 
-/// Whether a normal path is that of a directory other than the root, or of a file in it.
+/// Whether a normal path is this directory or below it. The directory is not the root.
 #[must_use]
 pub fn is_at_or_below(path: &str, dir: &str) -> bool {
     path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -525,10 +525,7 @@ const COVERABLE_PROC_FILES: [&str; 10] = [
 /// `/proc`; a privileged app also over `/dev`.
 #[must_use]
 pub fn may_cover(target: &str, privileged: bool) -> bool {
-    target == "/sys"
-        || target.starts_with("/sys/")
-        || COVERABLE_PROC_FILES.contains(&target)
-        || (privileged && target == "/dev")
+    is_at_or_below(target, "/sys") || COVERABLE_PROC_FILES.contains(&target) || (privileged && target == "/dev")
 }
 
 impl MountSpec {

@@ -32,8 +32,7 @@ pub(super) fn rules(capabilities: &[String]) -> BTreeMap<u32, Action> {
     // Several capabilities may allow a call; one suffices.
     let is_held = |capability: &str| capabilities.iter().any(|name| name == capability);
     WITH_CAPABILITY.iter().filter(|(name, _)| is_held(name)).for_each(|(_, names)| set(names, &Action::Allow));
-    let admin = capabilities.iter().any(|name| name == "CAP_SYS_ADMIN");
-    if admin {
+    if is_held("CAP_SYS_ADMIN") {
         set(&["clone", "clone3"], &Action::Allow);
     } else {
         let no_namespaces = vec![Condition::masked(CLONE_FLAGS, CLONE_NEW, 0)];

@@ -359,11 +359,7 @@ impl Supervisor {
         self.end_receiver(&mut app);
         self.abort_reclaims(Some(&name));
         let volumes = self.release_volumes(&name, app.volumes);
-        // The app is gone all the same. Volumes that stay are removed with the pod.
-        if let Err(why) = trash.take_volumes(&volumes) {
-            tracing::warn!("{}", why.message);
-        }
-        self.ending.extend(trash.delete(Some(app.root)));
+        self.ending.extend(trash.delete(&volumes, Some(app.root)));
         self.remove_cgroup_later(&name);
         self.restrict_devices();
         updated_limits::forget(self.pod.jail.pod_dir.as_fd(), durability, &name);

@@ -408,13 +408,9 @@ impl Supervisor {
     /// Removes what a failed add has made.
     fn discard_app(&mut self, name: &str, root: Option<OwnedFd>, volumes: Vec<String>) {
         let volumes = self.release_volumes(name, volumes);
-        let moved = removal::move_files(name, &mut self.ending).and_then(|trash| {
-            let taken = trash.take_volumes(&volumes);
-            self.ending.extend(trash.delete(root));
-            taken
-        });
-        if let Err(why) = moved {
-            tracing::warn!("{}", why.message);
+        match removal::move_files(name, &mut self.ending) {
+            Ok(trash) => self.ending.extend(trash.delete(&volumes, root)),
+            Err(why) => tracing::warn!("{}", why.message),
         }
         self.remove_cgroup_later(name);
         self.restrict_devices();

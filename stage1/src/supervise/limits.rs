@@ -123,20 +123,18 @@ impl Supervisor {
         if how == gantry_contract::ProcessExit::Code(0) {
             return self.finish_update(&reclaim.update, &reclaim.client, true);
         }
-        self.fail_reclaim(&reclaim, failure(ErrorKind::Refused, "its memory in use cannot be reclaimed"));
+        let why = failure(ErrorKind::Refused, "its memory in use cannot be reclaimed");
+        self.fail_reclaim(&reclaim.update, &reclaim.client, why);
     }
 
     /// Ends helper processes that take too long.
     pub(super) fn check_reclaims(&mut self, now: Instant) {
         let late = self.reclaims.iter().filter(|(_, reclaim)| reclaim.deadline <= now);
         for token in late.map(|(token, _)| token).collect::<Vec<_>>() {
-            let Some(reclaim) = self.reclaims.remove(token) else { continue };
-            // It fails only if the process has exited.
-            let _already_ended = rustix::process::pidfd_send_signal(&reclaim.helper, Signal::KILL);
+            let Some((update, client)) = self.end_reclaim(token) else { continue };
             let seconds = RECLAIM_TIMEOUT.as_secs();
             let why = format!("its memory in use was not reclaimed within {seconds} s");
-            self.fail_reclaim(&reclaim, failure(ErrorKind::TimedOut, why));
-            self.ending.push(reclaim.helper);
+            self.fail_reclaim(&update, &client, failure(ErrorKind::TimedOut, why));
         }
     }
 
@@ -155,23 +153,24 @@ impl Supervisor {
         }
     }
 
-    /// Ends the helper processes that lower the memory limit of an app, or all.
+    /// Ends a helper process that lowers a memory limit; returns the update and its client.
+    fn end_reclaim(&mut self, token: Token<Reclaim>) -> Option<(UpdateLimits, OwnedFd)> {
+        let Reclaim { helper, update, client, .. } = self.reclaims.remove(token)?;
+        // It fails only if the process has exited.
+        let _already_ended = rustix::process::pidfd_send_signal(&helper, Signal::KILL);
+        self.ending.push(helper);
+        Some((update, client))
+    }
+
+    /// The same for all updates of an app, or all.
     fn end_reclaims(&mut self, app: Option<&str>) -> Vec<(UpdateLimits, OwnedFd)> {
         let concerns = |reclaim: &Reclaim| app.is_none() || reclaim.update.app.as_deref() == app;
         let tokens: Vec<_> =
             self.reclaims.iter().filter(|(_, reclaim)| concerns(reclaim)).map(|(token, _)| token).collect();
-        let ended: Vec<_> = tokens.into_iter().filter_map(|token| self.reclaims.remove(token)).collect();
-        let end = |Reclaim { helper, update, client, .. }: Reclaim| {
-            // It fails only if the process has exited.
-            let _already_ended = rustix::process::pidfd_send_signal(&helper, Signal::KILL);
-            self.ending.push(helper);
-            (update, client)
-        };
-        ended.into_iter().map(end).collect()
+        tokens.into_iter().filter_map(|token| self.end_reclaim(token)).collect()
     }
 
-    fn fail_reclaim(&mut self, reclaim: &Reclaim, why: gantry_contract::Failure) {
-        let Reclaim { update, client, .. } = reclaim;
+    fn fail_reclaim(&mut self, update: &UpdateLimits, client: &OwnedFd, why: gantry_contract::Failure) {
         // The helper may have set some of the new limits.
         let _former_limits = self.restore_limits(update);
         let message = format!("cannot lower the memory limit: {}", why.message);

@@ -47,13 +47,10 @@ impl Supervisor {
     /// here: the orphans wait.
     pub(super) fn reap_orphans(&mut self) {
         self.orphans_due = None;
-        let mut left = MAX_ORPHANS;
-        while self.may_have_orphans && !self.is_making_processes() {
-            if left == 0 {
-                self.orphans_due = Some(Instant::now());
-                return;
-            }
-            left -= 1;
+        if !self.may_have_orphans || self.is_making_processes() {
+            return;
+        }
+        for _ in 0..MAX_ORPHANS {
             let Some(exited) = sys::exited_child() else {
                 self.may_have_orphans = false;
                 return;
@@ -65,6 +62,7 @@ impl Supervisor {
             }
             let _reaped = rustix::process::waitpid(Some(exited), WaitOptions::NOHANG);
         }
+        self.orphans_due = Some(Instant::now());
     }
 
     fn is_making_processes(&self) -> bool {

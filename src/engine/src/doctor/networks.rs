@@ -1,7 +1,7 @@
 //! Findings about the host's networks that gantry neither makes nor changes: firewalls of other programs that drop the
 //! packets of pods, and routes that overlap with gantry's networks.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::error::chain;
 use gantry_model::{ErrorKind, Kind as _};
@@ -15,7 +15,7 @@ use gantry_store::Finding;
 
 use super::warn;
 use crate::Engine;
-use crate::host::interfaces::NetlinkError;
+use crate::host::interfaces::{NetlinkError, names_by_index};
 
 const AGAIN: &str = "run 'gantry doctor' again when the cause is gone";
 /// Shorter prefixes stand for the default route, such as 0.0.0.0/1 and 128.0.0.0/1 of a VPN.
@@ -45,6 +45,7 @@ impl Engine {
 fn report_dropping_chains(chains: &[DroppingChain], bridges: &[RoutedBridge], findings: &mut Vec<Finding>) {
     let used = || bridges.iter().filter(|it| it.has_pods || it.network == builtin::DEFAULT);
     for dropping in chains {
+        // By bridge, which networks may share: whether all of them confine their pods.
         let mut confined: BTreeMap<&str, bool> = BTreeMap::new();
         for it in used().filter(|it| passes(it, dropping.family) && !dropping.names_interface(&it.bridge)) {
             *confined.entry(&it.bridge).or_insert(true) &= it.network == builtin::DEFAULT_RESTRICTED;
@@ -109,7 +110,7 @@ fn accept_commands(dropping: &DroppingChain, bridge: &str) -> String {
 /// The destinations of the main routing table, with the names of their interfaces.
 fn list_destinations() -> Result<BTreeSet<(Prefix, String)>, NetlinkError> {
     let mut socket = Socket::open()?;
-    let names: HashMap<u32, String> = socket.links()?.into_iter().map(|link| (link.index, link.name)).collect();
+    let names = names_by_index(&mut socket)?;
     let routes = socket.routes(&RouteFilter { table: Some(TABLE_MAIN), ..RouteFilter::default() })?;
     let unicast = routes.into_iter().filter(|route| route.kind == RouteKind::Unicast);
     Ok(unicast.filter_map(|route| Some((route.to, names.get(&route.device?)?.clone()))).collect())

@@ -118,7 +118,7 @@ impl Engine {
 fn compare(upper: &OwnedFd, layers: &OwnedFd) -> Result<Option<RawChanges>, (Vec<u8>, Errno)> {
     let mut changes = BTreeMap::new();
     let mut name_bytes = 0;
-    // With whether the directory hides all of the lower one: overlayfs marks only the topmost of those that do.
+    // Each with whether it is below an opaque directory: overlayfs does not mark those, but they hide all the same.
     let mut ahead = vec![(Vec::new(), false)];
     while let Some((path, is_hiding)) = ahead.pop() {
         let failed = |error| (path.clone(), error);

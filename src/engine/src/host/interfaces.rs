@@ -80,7 +80,7 @@ pub fn list_interfaces() -> Result<Vec<HostInterface>, NetlinkError> {
 /// Errors of the kernel; more than 100 000 routes of a family.
 pub fn list_routes() -> Result<Vec<HostRoute>, NetlinkError> {
     let mut socket = Socket::open()?;
-    let names: HashMap<u32, String> = socket.links()?.into_iter().map(|link| (link.index, link.name)).collect();
+    let names = names_by_index(&mut socket)?;
     let routes = socket.own_routes(&RouteFilter::default())?.into_iter().filter_map(|own| {
         Some(HostRoute {
             interface: names.get(&own.route.device?)?.clone(),
@@ -95,6 +95,11 @@ pub fn list_routes() -> Result<Vec<HostRoute>, NetlinkError> {
         })
     });
     Ok(routes.collect())
+}
+
+/// The names of the interfaces by index.
+pub(crate) fn names_by_index(socket: &mut Socket) -> Result<HashMap<u32, String>, NetlinkError> {
+    Ok(socket.links()?.into_iter().map(|link| (link.index, link.name)).collect())
 }
 
 #[cfg(test)]

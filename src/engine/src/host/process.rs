@@ -159,14 +159,12 @@ pub(crate) fn holds_record_lock(pid: u32, file: impl AsFd) -> bool {
     holder.is_some_and(|holder| u32::try_from(holder) == Ok(pid))
 }
 
-/// The text of `/proc/PID/stat` of a process that runs and was started at this time. Its fields from the third one on:
-/// the state, the flags (the ninth), the start time.
+/// Whether a text of `/proc/PID/stat` is of a process that runs and was started at this time. Its third field is the
+/// state.
 fn is_running_since(stat: &str, ticks: u64) -> bool {
-    /// `PF_EXITING` of the kernel's `sched.h`.
-    const EXITING: u64 = 0x4;
     let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace();
     let is_zombie = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
-    let is_exiting = fields.nth(5).and_then(|flags| flags.parse().ok()).is_none_or(|flags: u64| flags & EXITING != 0);
+    let is_exiting = gantry_contract::is_exiting(stat) != Some(false);
     !is_zombie && !is_exiting && gantry_contract::start_ticks(stat) == Some(ticks)
 }
 

@@ -196,7 +196,7 @@ impl Waiting {
     /// Waits until more lines may exist. `writers` are the processes that may write.
     fn more(&mut self, reader: &LogReader, writers: impl FnOnce() -> Vec<OwnedFd>) -> io::Result<()> {
         // The last read found directories that are not watched: another watch follows.
-        self.watch.take_if(|watch| !watch.is_current || watch.changes != reader.dir_changes());
+        self.watch.take_if(|watch| watch.changes != reader.dir_changes());
         let fds = reader.supervisor().into_iter().chain(self.watch.iter().flat_map(Watch::fds));
         let fds: Vec<BorrowedFd<'_>> = fds.collect();
         let deadline = Deadline::maybe(reader.wait_at_most());
@@ -208,8 +208,8 @@ impl Waiting {
         process::readable(&fds, deadline)?;
         match &mut self.watch {
             Some(watch) => {
-                watch.forget();
-                self.watch.take_if(|watch| !watch.has_writers());
+                let has_ended = watch.forget();
+                self.watch.take_if(|watch| has_ended || !watch.has_writers());
             }
             None if self.backoff >= MAX_BACKOFF => {
                 self.watch = Watch::new(writers(), &reader.dirs(), reader.dir_changes())
@@ -223,12 +223,10 @@ impl Waiting {
 /// An inotify watch on log directories.
 struct Watch {
     inotify: Option<Inotify>,
-    /// The changes of the reader's directories when it was made.
+    /// [`LogReader::dir_changes`] when it was made.
     changes: u64,
     /// Whether it covers every directory.
     complete: bool,
-    /// Whether every directory that it covers still exists.
-    is_current: bool,
     /// The running processes that may write.
     writers: Vec<OwnedFd>,
 }
@@ -236,7 +234,7 @@ struct Watch {
 impl Watch {
     /// `None` when no process may write any longer.
     fn new(writers: Vec<OwnedFd>, dirs: &[PathBuf], changes: u64) -> Option<Self> {
-        let mut watch = Self { inotify: None, changes, complete: false, is_current: true, writers };
+        let mut watch = Self { inotify: None, changes, complete: false, writers };
         if !watch.has_writers() {
             return None;
         }
@@ -258,15 +256,15 @@ impl Watch {
         !self.writers.is_empty()
     }
 
-    /// Drains the events: the reader finds the changes itself. But a directory that was deleted is no longer watched,
-    /// and another one may have its path, and even its inode.
-    fn forget(&mut self) {
+    /// Drains the events: the reader finds the changes itself. Returns whether a directory was deleted: it is no longer
+    /// watched, and another one may have its path, and even its inode.
+    fn forget(&self) -> bool {
         let mut has_ended = false;
         let read =
             |inotify: &Inotify| inotify.read_changes(|change| has_ended |= matches!(change, DirChange::Ended(_)));
         // A failure leaves the descriptor readable, and the next wait returns at once.
         let _read_again_after_a_failure = self.inotify.as_ref().map(read);
-        self.is_current &= !has_ended;
+        has_ended
     }
 }
 

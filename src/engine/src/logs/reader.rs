@@ -51,7 +51,7 @@ pub struct LogReader {
     stage: Stage,
     /// The apps whose logs the reader follows, if it does.
     followed: Option<FollowedApps>,
-    /// The number of changes of the logs.
+    /// See [`LogReader::dir_changes`].
     changes: u64,
     /// The start of an app whose end is the end of the log.
     start: Option<AppStart>,
@@ -127,17 +127,19 @@ impl FollowedApps {
                 new.push(app);
             }
         }
+        let mut found = FoundApps { new: Vec::new(), removed };
         if new.is_empty() {
-            return Ok(FoundApps { new: Vec::new(), removed });
+            return Ok(found);
         }
         // An app has its row before its directory.
-        let Some(row) = row()? else { return Ok(FoundApps { new: Vec::new(), removed }) };
+        let Some(row) = row()? else { return Ok(found) };
         let block = block_for(self.known.len());
         let log = |app: AppName| {
             let dir = LogDir::of_app(&self.pod, &row, &app);
             AppLog::new(app, dir, None, block)
         };
-        Ok(FoundApps { new: new.into_iter().map(log).collect(), removed })
+        found.new = new.into_iter().map(log).collect();
+        Ok(found)
     }
 }
 
@@ -190,7 +192,8 @@ impl LogReader {
         self.merge.logs.iter().map(|log| log.dir().path()).chain(self.followed.iter().map(FollowedApps::dir)).collect()
     }
 
-    /// The number of changes of these directories so far: one that replaces another has its path.
+    /// How often apps were added or removed so far. A directory that replaces another has the same path, so that
+    /// [`Self::dirs`] alone does not tell.
     #[must_use]
     pub fn dir_changes(&self) -> u64 {
         self.changes

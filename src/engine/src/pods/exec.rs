@@ -272,7 +272,7 @@ fn checked(id: PodId, app: AppName, request: ExecRequest, stdio: &Stdio) -> Resu
     }
     let env = env.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
     if let Some(dir) = cwd.as_ref().map(|dir| spec::normal(dir))
-        && (!cwd.as_ref().is_some_and(|dir| dir.starts_with('/')) || dir == "/proc" || dir.starts_with("/proc/"))
+        && (!cwd.as_ref().is_some_and(|dir| dir.starts_with('/')) || spec::is_at_or_below(&dir, "/proc"))
     {
         return Err(invalid("the working directory is not absolute, or is below /proc"));
     }

@@ -298,17 +298,15 @@ impl Engine {
     /// Marks a pod as garbage, and returns its row. `None`: another process changed the pod first, and has perhaps
     /// started it again; or it is gone.
     fn mark(&self, row: &PodRow, now: Timestamp) -> Result<Option<PodRow>, RmError> {
-        let edge = match row.phase {
+        let (edge, _lock) = match row.phase {
             // Needs the lock, since another process may be starting the pod. Without a directory there is no lock, and
             // the pod cannot be started.
-            Phase::Prepared { .. } => {
-                return match self.lock_in_time(row.id)? {
-                    PodState::Held => Ok(None),
-                    _free_or_absent => Ok(self.step(row, Change::along(Edge::Discarded(now)))?.filter(is_garbage)),
-                };
-            }
+            Phase::Prepared { .. } => match self.lock_in_time(row.id)? {
+                PodState::Held => return Ok(None),
+                free_or_absent => (Edge::Discarded(now), Some(free_or_absent)),
+            },
             // A process that starts an exited pod at the same time is either first, or refused.
-            _ => Edge::Marked(now),
+            _ => (Edge::Marked(now), None),
         };
         Ok(self.step(row, Change::along(edge))?.filter(is_garbage))
     }

@@ -393,7 +393,7 @@ fn working_dir(app: &AppSpec, config: &ImageConfig) -> Result<String, PlanError>
         return Err(refuse(app, what, dir, "is not an absolute path without '..'"));
     }
     let dir = spec::normal(dir);
-    if dir == "/proc" || dir.starts_with("/proc/") {
+    if spec::is_at_or_below(&dir, "/proc") {
         return Err(refuse(app, what, &dir, "is below /proc"));
     }
     Ok(dir)

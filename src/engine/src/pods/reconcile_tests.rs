@@ -494,16 +494,21 @@ fn plan_in(engine: &Engine, id: PodId, net: &NetMode) -> gantry_contract::plan::
     gantry_contract::plan::Plan { net: crate::pods::plan_net::net(net, Vec::new(), host).unwrap(), ..plan(id) }
 }
 
+/// Makes the directory of a pod with this plan, without a row.
+fn make_dir(engine: &Engine, id: PodId, plan: &gantry_contract::plan::Plan) {
+    drop(engine.store.make_pod_dir(id).unwrap());
+    crate::pods::pod_dir::fill(&engine.pod_dir(id), plan).unwrap();
+}
+
 /// A damaged plan: its values cannot be kept in a row, which would then be unreadable.
 #[test]
 fn invalid_networks_of_a_plan_make_no_row() {
     let home = tempfile::tempdir().unwrap();
     let (engine, _) = engine(home.path());
     let id = PodId::from_random([1; 16]);
-    drop(engine.store.make_pod_dir(id).unwrap());
     let wanted = gantry_model::net::NetworkRequest { name: "a,a".into(), args: Vec::new() };
     let plan = plan_in(&engine, id, &NetMode::Networks(vec![wanted]));
-    crate::pods::pod_dir::fill(&engine.pod_dir(id), &plan).unwrap();
+    make_dir(&engine, id, &plan);
     write_journal(&engine, id, vec![Fact::Ready(ready()), Fact::Ended]);
     assert_eq!(engine.list(&PodQuery::default()).unwrap().len(), 0);
     assert!(home.path().join("data/lost-pods").join(id.to_string()).is_dir());
@@ -614,8 +619,7 @@ fn apps_added_under_removed_names_are_adopted() {
     let home = tempfile::tempdir().unwrap();
     let (engine, _) = engine(home.path());
     let id = PodId::from_random([1; 16]);
-    drop(engine.store.make_pod_dir(id).unwrap());
-    crate::pods::pod_dir::fill(&engine.pod_dir(id), &plan(id)).unwrap();
+    make_dir(&engine, id, &plan(id));
     let mut app = plan(id).apps.remove(0);
     app.id = Some(gantry_model::AppId::from_random([2; 32]));
     let added = AddedApp { app: app.clone(), volumes: Vec::new(), manifest: serde_json::Value::Null };
@@ -635,8 +639,7 @@ fn apps_added_under_removed_names_are_adopted() {
 /// A pod that waits to be started: its plan and its manifest, and no row.
 fn prepared_without_row(engine: &Engine, n: u8) -> PodId {
     let id = PodId::from_random([n; 16]);
-    drop(engine.store.make_pod_dir(id).unwrap());
-    crate::pods::pod_dir::fill(&engine.pod_dir(id), &plan(id)).unwrap();
+    make_dir(engine, id, &plan(id));
     let spec = gantry_model::PodSpec {
         user_labels: [("of".to_owned(), n.to_string())].into(),
         ..gantry_model::PodSpec::default()

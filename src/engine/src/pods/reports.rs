@@ -19,21 +19,21 @@ impl Engine {
         if reports.is_empty() || !matches!(row.phase, Phase::Running { .. }) {
             return Ok(None);
         }
+        // The caller still learns it.
+        let unstored = || {
+            let mut row = row.clone();
+            reports.iter().for_each(|report| report.apply_to(&mut row));
+            Ok(Some(Moved::Yes(Some(row))))
+        };
         if !self.writes.get() {
-            return Ok(Some(Moved::Yes(Some(with_reports(row.clone(), &reports)))));
+            return unstored();
         }
         match self.store.record_reports(row.id, row.generation, &reports).map_err(PodError::store) {
-            // The caller still learns it; gantryd records it in the database that it restored.
-            Err(error) if was_replaced(&error) => Ok(Some(Moved::Yes(Some(with_reports(row.clone(), &reports))))),
+            // gantryd records it in the database that it restored.
+            Err(error) if was_replaced(&error) => unstored(),
             recorded => recorded.map(Some),
         }
     }
-}
-
-/// A row with reports that are not stored.
-fn with_reports(mut row: PodRow, reports: &[SupervisorReport]) -> PodRow {
-    reports.iter().for_each(|report| report.apply_to(&mut row));
-    row
 }
 
 /// Whether the journal has reports that a row does not have.

@@ -41,8 +41,8 @@ use crate::pods::run::{RunOptions, Running, StartError, failure_reason, kill_unr
 use crate::pods::storage_limit;
 use crate::{Engine, PodError};
 
-/// The time that a start by another process may take for callers that call again if it takes longer. A stop with a
-/// grace period waits for the longest start instead: without it, the pod would run on.
+/// How long callers that can call again wait for a start by another process. A stop with a grace period waits for the
+/// longest start instead: if it gave up, the pod would run on.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(90);
 /// The pause before a pod is examined again that another process holds.
 const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(20);

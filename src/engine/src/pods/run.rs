@@ -183,10 +183,9 @@ impl Engine {
         let lock = self.lock_pod(id)?.ok_or(StartError::Busy(id))?;
         let shared = self.share_lock(id, &lock)?;
         // Under the lock the row stays true.
-        let mut row = prepared(self.row_under_lock(id)?)?;
+        let row = prepared(self.row_under_lock(id)?)?;
         let dir = self.pod_dir(id);
-        let plan;
-        (row, plan) = self.resolve_plan(row, net)?;
+        let (row, plan) = self.resolve_plan(row, net)?;
         storage_limit::check_limits(&dir, &plan.apps)?;
         pod_dir::forget_start(&dir)?;
         if options.remove {

@@ -106,7 +106,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
 pub fn can_be_kept(options: &Options) -> bool {
     let examine = || -> Result<(), OpenError> {
         Engine::open(options.clone())?;
-        // Either result counts: what matters is that the disk can be read.
+        // Damaged or not: what matters is that the disk can be read.
         DataDir::open(&options.dir)?.damage()?;
         Ok(())
     };

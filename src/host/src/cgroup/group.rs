@@ -156,11 +156,10 @@ impl Cgroup {
     /// Of reading `cgroup.procs`.
     pub fn members(&self) -> io::Result<Vec<Pid>> {
         let mut members = Vec::new();
-        let mut add_members = |dir: BorrowedFd<'_>| {
+        visit_all(self.dir.as_fd(), |dir| {
             members.extend(read_members(dir)?);
-            Ok(ControlFlow::Continue(()))
-        };
-        let _never_breaks = visit_tree(self.dir.as_fd(), MAX_DEPTH, &mut add_members)?;
+            Ok(())
+        })?;
         Ok(members)
     }
 
@@ -213,11 +212,10 @@ impl Cgroup {
     /// Of reading the members, or of killing one.
     pub fn kill_members(&self) -> io::Result<usize> {
         let mut count = 0;
-        let mut kill = |dir: BorrowedFd<'_>| {
+        visit_all(self.dir.as_fd(), |dir| {
             count += kill_members(dir)?;
-            Ok(ControlFlow::Continue(()))
-        };
-        let _never_breaks = visit_tree(self.dir.as_fd(), MAX_DEPTH, &mut kill)?;
+            Ok(())
+        })?;
         Ok(count)
     }
 
@@ -338,6 +336,16 @@ pub(super) fn visit_tree(
         }
     }
     Ok(ControlFlow::Continue(()))
+}
+
+/// Visits a cgroup and all those below it.
+pub(super) fn visit_all(
+    top: BorrowedFd<'_>,
+    mut visit: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut visit = |dir: BorrowedFd<'_>| visit(dir).map(ControlFlow::Continue);
+    let _never_breaks = visit_tree(top, MAX_DEPTH, &mut visit)?;
+    Ok(())
 }
 
 pub(super) fn has_members_below(dir: BorrowedFd<'_>) -> io::Result<bool> {

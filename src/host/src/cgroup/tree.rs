@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::group::{
-    MAX_DEPTH, has_members_below, is_deeper_than, is_removed, kill_members, read_members, remove_children, visit_tree,
-    write_at,
+    MAX_DEPTH, has_members_below, is_deeper_than, is_removed, kill_members, read_members, remove_children, visit_all,
+    visit_tree, write_at,
 };
 
 /// The most processes that an error names.
@@ -78,15 +78,13 @@ fn kill_tree(top: BorrowedFd<'_>) -> io::Result<()> {
     if write_at(top, "cgroup.kill", "1").is_ok() {
         return Ok(());
     }
-    let mut kill = |dir: BorrowedFd<'_>| {
+    visit_all(top, |dir| {
         if kill_members(dir)? > 0 {
             // In a frozen v1 cgroup, SIGKILL takes effect when it is thawed.
             let _other_hierarchies_lack_the_file = write_at(dir, "freezer.state", "THAWED");
         }
-        Ok(ControlFlow::Continue(()))
-    };
-    let _never_breaks = visit_tree(top, MAX_DEPTH, &mut kill)?;
-    Ok(())
+        Ok(())
+    })
 }
 
 fn first_pids(top: BorrowedFd<'_>) -> Vec<i32> {
