@@ -23,6 +23,7 @@ use tracing::warn;
 
 use crate::bridge::EngineHandle;
 use crate::metrics::Metrics;
+use crate::repeated_failure::RepeatedFailure;
 use crate::status;
 
 /// Maximum events in the ring.
@@ -174,21 +175,19 @@ impl Shared {
     /// The thread. Retries after failures; subscribers read the store in the meantime.
     fn run(&self, options: &Options) {
         let mut cursor = None;
-        let mut last_failure = None;
+        let mut failure = RepeatedFailure::default();
         while !self.ended.load(Ordering::Relaxed) {
-            // The panic hook logs a panic.
-            let failure = match catch_unwind(AssertUnwindSafe(|| self.follow(options, &mut cursor))) {
+            match catch_unwind(AssertUnwindSafe(|| self.follow(options, &mut cursor))) {
                 Ok(Ok(())) => {
-                    last_failure = None;
+                    failure.clear();
                     continue;
                 }
-                Ok(Err(status)) => Some(status.message().to_owned()),
-                Err(_) => None,
-            };
-            if failure.is_some() && failure != last_failure {
-                warn!("cannot follow events: {}; retrying", failure.as_deref().unwrap_or_default());
+                Ok(Err(status)) => {
+                    failure.record(&status.message(), |failure| warn!("cannot follow events: {failure}; retrying"));
+                }
+                // The panic hook logs a panic.
+                Err(_) => failure.clear(),
             }
-            last_failure = failure;
             // Subscribers read the store, which has the events or returns the error.
             self.ring.write().unwrap_or_else(PoisonError::into_inner).restart(u64::MAX);
             cursor = None;

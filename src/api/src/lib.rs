@@ -22,6 +22,7 @@
 //! | [`metrics`] | what gantryd counts, and `/metrics` |
 //! | `text_body` | the body of a plain HTTP response |
 //! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
+//! | `repeated_failure` | a failure of work that is retried, which is logged once |
 //! | `warnings` | the limit on warnings about failed calls |
 //! | `surfaces` | one folder per surface: [`aurae`], [`cri`], [`rkt`], [`talos`] |
 //!
@@ -52,6 +53,7 @@ pub mod metrics;
 mod peer;
 mod pulls;
 mod quota;
+mod repeated_failure;
 mod request;
 mod responses;
 pub mod server;
@@ -69,6 +71,7 @@ pub use daemon_log::DaemonLog;
 pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
 pub use live_settings::{ApiSettings, LiveSettings};
 pub use metrics::{Metrics, Operation, Removal};
+pub use repeated_failure::RepeatedFailure;
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;
 pub use surfaces::{aurae, cri, rkt, talos};

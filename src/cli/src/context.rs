@@ -15,6 +15,12 @@ pub(crate) struct Context {
     command: String,
 }
 
+/// Whether gantryd has replaced the database by a restored one. If this cannot be determined, the next read reports the
+/// error.
+pub(crate) fn is_replaced(engine: &Engine) -> bool {
+    engine.store().is_current().is_ok_and(|current| !current)
+}
+
 impl Context {
     pub(crate) fn new(globals: Globals, command: impl Into<String>) -> Self {
         Self { globals, command: command.into() }
@@ -61,8 +67,7 @@ impl Context {
 
     /// Opens the engine of a long-lived reader again if gantryd has replaced the database by a restored one.
     pub(crate) fn reopen_if_replaced(&self, engine: &mut Engine) -> Result<(), Failure> {
-        // If this cannot be determined, the next read reports the error.
-        if engine.store().is_current().is_ok_and(|current| !current) {
+        if is_replaced(engine) {
             *engine = self.open_to_read()?;
         }
         Ok(())

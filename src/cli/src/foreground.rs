@@ -257,10 +257,7 @@ impl SignalWatch {
                     }
                     (_, _, SignalProxy::On) => self.pass_on(signal),
                     (SIGWINCH, _, SignalProxy::Off) => {}
-                    (_, _, SignalProxy::Off) => {
-                        terminal::restore();
-                        std::process::exit(exit::of_signal(signal).into());
-                    }
+                    (_, _, SignalProxy::Off) => terminal::restore_and_exit(exit::of_signal(signal)),
                 }
             }
         }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use gantry_engine::{Chunk, LineRef, LogSink as _, OutputError, OutputStream};
@@ -80,7 +79,7 @@ fn show_only(
         };
         if chunk.app == only {
             open[usize::from(chunk.stderr)] = !chunk.bytes.ends_with(b"\n");
-            copy(chunk).map_err(output)?;
+            relay::write_output(chunk.stderr, chunk.bytes).map_err(output)?;
         } else if !has_terminal {
             let mut lines = Lines::new(apps, Printer::new(true));
             lines.resume(only, open);
@@ -88,11 +87,6 @@ fn show_only(
             return show_several(stream, lines);
         }
     }
-}
-
-fn copy(chunk: Chunk<'_>) -> io::Result<()> {
-    let to: BorrowedFd<'_> = if chunk.stderr { rustix::stdio::stderr() } else { rustix::stdio::stdout() };
-    relay::write_all(to, chunk.bytes)
 }
 
 /// Prints the output of several apps in lines that begin with the app's name.

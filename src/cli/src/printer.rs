@@ -1,7 +1,6 @@
 //! Prints log lines as the apps wrote them: their standard output to ours, their standard error to ours.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 
 use gantry_engine::{LineRef, LogSink};
 use gantry_model::AppName;
@@ -111,9 +110,7 @@ impl Printer {
             memory.extend_from_slice(&self.held);
             return Ok(());
         }
-        // Not through `Stdout`, which would hold back pieces without a newline.
-        let to: BorrowedFd<'_> = if self.stderr { rustix::stdio::stderr() } else { rustix::stdio::stdout() };
-        relay::write_all(to, &self.held)
+        relay::write_output(self.stderr, &self.held)
     }
 }
 

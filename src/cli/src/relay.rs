@@ -310,6 +310,16 @@ impl io::Write for Stdout {
     }
 }
 
+/// Writes all of `bytes` to standard output or standard error, as [`write_all`]; without std's buffer, which would hold
+/// back pieces without a newline.
+///
+/// # Errors
+/// Those of [`write_all`].
+pub(crate) fn write_output(stderr: bool, bytes: &[u8]) -> io::Result<()> {
+    let to: BorrowedFd<'_> = if stderr { rustix::stdio::stderr() } else { rustix::stdio::stdout() };
+    write_all(to, bytes)
+}
+
 /// Writes all of `bytes`. Waits if another process that shares the descriptor has made it non-blocking.
 ///
 /// # Errors

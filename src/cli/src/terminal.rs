@@ -4,7 +4,6 @@
 //! A release build aborts on panic without running destructors, so a panic hook restores the terminal. After SIGKILL it
 //! stays raw; reset(1) restores it.
 
-use std::io::Write as _;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +13,8 @@ use rustix::termios::{
     OptionalActions, OutputModes, Termios, Winsize, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetwinsize,
 };
 
-use crate::exit;
 use crate::signals::{ENDING, Signals};
+use crate::{exit, relay};
 
 /// The original mode of the terminal while it is changed, and its standard descriptor.
 type SavedMode = Option<(BorrowedFd<'static>, Termios)>;
@@ -92,9 +91,7 @@ impl FullScreen {
     pub(crate) fn enter() -> std::io::Result<Option<Self>> {
         let Some(mode) = RawMode::enter()? else { return Ok(None) };
         IN_FULL_SCREEN.store(true, Ordering::SeqCst);
-        let mut stdout = std::io::stdout();
-        stdout.write_all(ENTER_SCREEN)?;
-        stdout.flush()?;
+        relay::write_all(rustix::stdio::stdout(), ENTER_SCREEN)?;
         Ok(Some(Self { _mode: mode }))
     }
 }
@@ -108,6 +105,14 @@ impl Drop for RawMode {
 /// Restores the terminal if its mode was changed. For exits that run no destructors.
 pub(crate) fn restore() {
     restore_saved(&mut lock());
+}
+
+/// Restores the terminal and exits. No other thread changes its mode in between.
+pub(crate) fn restore_and_exit(code: u8) -> ! {
+    // Locked until the exit.
+    let mut saved = lock();
+    restore_saved(&mut saved);
+    std::process::exit(code.into())
 }
 
 fn restore_saved(saved: &mut SavedMode) {
@@ -130,10 +135,7 @@ pub(crate) fn restore_at_signals() -> std::io::Result<()> {
     let mut signals = Signals::catch(ENDING)?;
     let wait = move || {
         let signal = signals.wait().first().copied().unwrap_or_default();
-        // Locked until the exit: no other thread changes the mode after it was restored.
-        let mut saved = lock();
-        restore_saved(&mut saved);
-        std::process::exit(exit::of_signal(signal).into());
+        restore_and_exit(exit::of_signal(signal));
     };
     std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
 }

@@ -15,12 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use gantry_api::RepeatedFailure;
 use gantry_engine::{Engine, FirewallChange, FirewallMonitor, Options};
 use gantry_model::PhaseName;
 use gantry_model::query::PodQuery;
 use tracing::{error, info, warn};
-
-use crate::repeated_failure::RepeatedFailure;
 
 /// Poll interval of the flag that ends the thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use gantry_api::{Metrics, Operation};
+use gantry_api::{Metrics, Operation, RepeatedFailure};
 use gantry_engine::{CommitWatcher, Engine, PodError, PodRow, PodView, Settings};
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
@@ -37,7 +37,6 @@ use tracing::{debug, error, info, info_span, warn};
 use crate::Args;
 use crate::collector::{Collector, DueWork};
 use crate::network::Networking;
-use crate::repeated_failure::RepeatedFailure;
 use crate::restarts::Restarts;
 use crate::schedules::Schedules;
 use crate::serve::SurfaceSettings;
@@ -284,7 +283,7 @@ impl Keeper {
         let read = || self.engine.store().pods(&PodQuery::in_phases(unfinished_except(PhaseName::Prepared)));
         let rows = match self.metrics.time(Operation::ReadRows, read) {
             Ok(rows) => rows,
-            Err(error) => return self.read_failure.record(&error.into(), log_retry),
+            Err(error) => return self.read_failure.record(&anyhow::Error::from(error), log_retry),
         };
         self.restarts.read_again();
         self.schedules.read_again();
@@ -418,7 +417,7 @@ impl Keeper {
             Ok(()) => self.sync_failure.clear(),
             Err(error) => {
                 self.unsynced = Some(Instant::now());
-                self.sync_failure.record(&error.into(), log_retry);
+                self.sync_failure.record(&anyhow::Error::from(error), log_retry);
             }
         }
     }

@@ -16,7 +16,6 @@ mod firewall;
 mod keeper;
 mod network;
 mod notify;
-mod repeated_failure;
 mod restarts;
 mod sampling;
 mod schedules;

@@ -5,12 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gantry_api::{ApiSettings, LiveSettings, Metrics, Operation};
+use gantry_api::{ApiSettings, LiveSettings, Metrics, Operation, RepeatedFailure};
 use gantry_engine::{Observer, SampleCache};
 use rustix::process::{Resource, getrlimit, setpriority_process};
 use tracing::{error, warn};
-
-use crate::repeated_failure::RepeatedFailure;
 
 /// The share of the limit of open files that the sampler leaves to pods, clients and the database: one of this many
 /// parts.

@@ -12,11 +12,10 @@ use std::hash::Hash;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use gantry_api::RepeatedFailure;
 use gantry_engine::{Engine, Options, Running};
 use gantry_model::Timestamp;
 use tracing::{error, warn};
-
-use crate::repeated_failure::RepeatedFailure;
 
 /// Maximum number of threads of a kind of work.
 const MAX_THREADS: usize = 4;

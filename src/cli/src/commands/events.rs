@@ -12,7 +12,7 @@ use gantry_model::{Digest, Event, EventSubject, NewEvent, PhaseName, Timestamp};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
-use crate::context::Context;
+use crate::context::{Context, is_replaced};
 use crate::exit;
 use crate::failure::{Failure, io as failed, output};
 use crate::relay::Stdout;
@@ -159,8 +159,7 @@ impl Reader<'_> {
             commits.wait(wait.unwrap_or(RECONCILE_INTERVAL).min(RECONCILE_INTERVAL)).map_err(waiting())?;
             if reconciled.elapsed() >= RECONCILE_INTERVAL {
                 reconciled = Instant::now();
-                // If this cannot be determined, the next read reports the error.
-                if self.engine.store().is_current().is_ok_and(|current| !current) {
+                if is_replaced(self.engine) {
                     return Ok(Followed::Replaced);
                 }
                 self.reconciler.reconcile();

@@ -118,10 +118,11 @@ impl RunCommand for Gc {
         })?;
         abandoned.iter().for_each(|(id, line)| warn_leftover(*id, line));
         let failures = failures.into_iter().map(|(_, error)| Failure::from(error));
-        let store_failures = store_failures.into_iter().map(Failure::from);
-        let others = networks_failure.map(Failure::from).into_iter().chain(store_failures);
-        let others = others.chain(trim_failure.map(Failure::from));
-        Ok(print_failures(failures.chain(others), context.globals.debug, CommandKind::Action))
+        let failures = failures
+            .chain(networks_failure.map(Failure::from))
+            .chain(store_failures.into_iter().map(Failure::from))
+            .chain(trim_failure.map(Failure::from));
+        Ok(print_failures(failures, context.globals.debug, CommandKind::Action))
     }
 }
 

@@ -44,6 +44,7 @@ impl Service {
             budget: ResponseBudget::default(),
             subscribers: Arc::new(events::Subscribers::new(&context.hub)),
             log_streams: Quota::new(MAX_LOG_STREAMS),
+            // It only opens the database, whose directory stays the same.
             pods: Arc::new(PodCache::new(context.config.settings.current().options.clone())),
             context,
         }

@@ -14,10 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gantry_engine::{HostInterface, list_interfaces};
 use gantry_host::file::read_bounded;
 use gantry_host::stamp::FileStamp;
-use rustls::client::verify_server_name;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::server::ParsedCertificate;
 use tonic::Status;
 use tracing::warn;
 use webpki::EndEntityCert;
@@ -139,11 +137,13 @@ fn addresses_of(interfaces: &[HostInterface]) -> Vec<IpAddr> {
 /// Whether a certificate has this name itself, not only a wildcard that matches it.
 fn has_name(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let is_it = |own: &str| own.trim_end_matches('.').eq_ignore_ascii_case(name) && !own.starts_with('*');
-    !name.is_empty() && EndEntityCert::try_from(certificate).is_ok_and(|own| own.valid_dns_names().any(is_it))
+    !name.is_empty()
+        && EndEntityCert::try_from(certificate).is_ok_and(|certificate| certificate.valid_dns_names().any(is_it))
 }
 
 fn is_valid_for(certificate: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
-    ParsedCertificate::try_from(certificate).is_ok_and(|certificate| verify_server_name(&certificate, name).is_ok())
+    EndEntityCert::try_from(certificate)
+        .is_ok_and(|certificate| certificate.verify_is_valid_for_subject_name(name).is_ok())
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ impl PodChange {
                 started.into_iter().for_each(|running| supervisors.keep(running));
                 Ok(())
             }
-            Self::Stop(pod) => stop(engine, pod, engine.stop_grace(pod, None)),
+            Self::Stop(pod) => stop(engine, pod),
             Self::RestartApps(pod, apps) => apps
                 .iter()
                 .try_for_each(|app| engine.restart_app(pod, app, GRACE))
@@ -65,8 +65,9 @@ impl PodChange {
     }
 }
 
-/// Stops a pod, with SIGKILL after the grace period. Does nothing if it has ended.
-fn stop(engine: &Engine, pod: PodId, grace: Duration) -> Result<(), Status> {
+/// Stops a pod, with SIGKILL after its grace period. Does nothing if it has ended.
+fn stop(engine: &Engine, pod: PodId) -> Result<(), Status> {
+    let grace = engine.stop_grace(pod, None);
     let Stopped { unwritten, .. } = engine.stop(pod, grace).map_err(|error| status::from_error(&error))?;
     if let Some(why) = unwritten {
         warn!("the end of pod {pod} is not recorded: {why}");

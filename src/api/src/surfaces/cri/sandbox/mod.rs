@@ -162,7 +162,8 @@ fn discard(engine: &Engine, id: PodId) {
 /// Stops a sandbox and releases its networks. Does nothing if it does not exist, or no longer.
 ///
 /// # Errors
-/// Those of the engine; also if a plugin failed to release the network, which the next call repeats.
+/// Those of the engine; also if a plugin failed to release the network, which the next call repeats. UNAVAILABLE:
+/// another call is stopping it.
 pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
     match find(engine, id)? {
         // A kubelet repeats the call until the addresses of the pod are free.
@@ -175,7 +176,7 @@ pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
 /// was never ready. Does nothing if it does not exist.
 ///
 /// # Errors
-/// Those of the engine.
+/// Those of [`stop`] and of the engine.
 pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
     stop(engine, id)?;
     let Some(view) = find_made(engine, id)? else { return Ok(()) };
