@@ -56,7 +56,7 @@ pub(crate) enum CliError {
     #[error("{} does not exist on this host: create it first; gantry does not create directories for --volume", gantry_model::id::shown(.0))]
     NoVolumeSource(String),
     /// The file of `--cidfile` exists.
-    #[error("--cidfile: {} exists, and its pod may be running: remove the file, or use --uuid-file-save to replace it", .0.display())]
+    #[error("the file of --cidfile exists, {}: its pod may be running; remove the file, or use --uuid-file-save to replace it", .0.display())]
     IdFileExists(PathBuf),
     /// The command requires root.
     #[error("'gantry {0}' needs root")]
