@@ -145,6 +145,26 @@ fn enabled_commands_run_until_they_are_destroyed() {
 }
 
 #[test]
+fn enabling_starts_a_stopped_command_again() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let wanted = executable("ticker", "sleep 1000");
+    reply(&address, ENABLE, &wanted);
+    let first = active_pid(&address);
+    let pod = g.list()[0]["id"].as_str().unwrap_or_default().to_owned();
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    wait_for("the reason", || {
+        let message = shown(&address, "ShowEnabled").first()?["meta"]["message"].clone();
+        (message == "standby: stopped on request").then_some(())
+    });
+    reply(&address, ENABLE, &wanted);
+    assert_ne!(active_pid(&address), first);
+    assert_eq!(g.list()[0]["id"], pod);
+    reply(&address, DESTROY, &wanted);
+    served.end();
+}
+
+#[test]
 fn a_command_is_its_own_name() {
     let g = Gantry::new();
     let (served, address) = serve(&g);

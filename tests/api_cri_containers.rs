@@ -96,7 +96,8 @@ fn failed_starts_are_ends() {
     let end = (&status["state"], &status["reason"], &status["exit_code"]);
     assert_eq!(end, (&json!("CONTAINER_EXITED"), &json!("StartError"), &json!(128)));
     assert!(status["message"].as_str().is_some_and(|text| text.contains("garbage")), "{status}");
-    assert_ne!(status["finished_at"], Value::Null);
+    let time = |key: &str| status[key].as_str().and_then(|text| text.parse::<i64>().ok()).unwrap_or_default();
+    assert!(0 < time("created_at") && time("created_at") < time("finished_at"), "{status}");
     assert_eq!(failure(&address, "StartContainer", &start).0, "FAILED_PRECONDITION");
     stop(&address, &id, 1);
     remove(&address, &id);
@@ -149,6 +150,24 @@ fn attributes_of_containers_are_kept() {
     assert_eq!(cri::container(&address, &id)["exit_code"], 5);
     remove(&address, &id);
     assert!(std::path::Path::new(&log).exists(), "the log is its caller's");
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn stop_signals_are_those_in_effect() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let layer = gantry_fixtures::Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
+    let image = gantry_fixtures::Image::builder().layer(layer).stop_signal("SIGUSR1").build().unwrap();
+    let image = json!({ "image": { "image": g.import("usr1", &image) } });
+    let mut requested = image.clone();
+    requested["stop_signal"] = json!("SIGNAL_SIGUSR2");
+    for (more, signal) in [(json!({}), "SIGTERM"), (image, "SIGUSR1"), (requested, "SIGUSR2")] {
+        let id = sandbox.create_with(&["sleep", "forever"], &more);
+        assert_eq!(cri::container(&address, &id)["stop_signal"], format!("SIGNAL_{signal}"), "{more}");
+    }
     sandbox.remove();
     served.end();
 }

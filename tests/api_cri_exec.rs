@@ -94,6 +94,41 @@ fn cancelled_calls_kill_their_programs() {
     served.end();
 }
 
+/// The pipes that a process has open.
+fn count_pipes(pid: u32) -> usize {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("pipe:")).count()
+}
+
+#[test]
+fn hung_supervisors_delay_no_other_pod() {
+    const CALLS: usize = 14;
+    let g = Gantry::new();
+    let (mut served, address) = serve(&g);
+    let (hung, other) = (Sandbox::run(&g, &address, "hung"), Sandbox::run(&g, &address, "other"));
+    let (in_hung, in_other) = (hung.launch(&["sleep", "forever"]), other.launch(&["sleep", "forever"]));
+    let before = processes(&address, &in_hung).len();
+    let supervisor = Pid::from_raw(i32::try_from(g.supervisor(&hung.id)).unwrap()).unwrap();
+    kill_process(supervisor, Signal::STOP).unwrap();
+    let (gantryd, pipes) = (served.daemon().pid(), count_pipes(served.daemon().pid()));
+    let request = json!({ "container_id": in_hung, "cmd": ["/bin/app", "true"] }).to_string();
+    let method = "runtime.v1.RuntimeService/ExecSync";
+    let clients = spawn_script("node_client.py", &["--parallel", &CALLS.to_string(), &address, method, &request]);
+    // Each call has the reading ends of the output of its program.
+    wait_for("all calls", || (count_pipes(gantryd) >= pipes + 2 * CALLS).then_some(()));
+    assert_eq!(text(&exec(&address, &in_other, &["print", "here"]), "stdout"), "here\n");
+    let request = json!({ "container_id": in_hung, "cmd": ["/bin/app", "sleep", "forever"], "timeout": 1 });
+    assert_eq!(failure(&address, "ExecSync", &request).0, "DEADLINE_EXCEEDED", "the timeout covers the start");
+    call(&address, "StopContainer", &json!({ "container_id": in_other, "timeout": 0 }));
+    kill_process(supervisor, Signal::CONT).unwrap();
+    let _succeeded_or_hung_too_long = clients.wait();
+    wait_for("no program that starts late", || (processes(&address, &in_hung).len() == before).then_some(()));
+    hung.remove();
+    other.remove();
+    served.end();
+}
+
 #[test]
 fn processes_left_behind_do_not_delay_output() {
     let g = Gantry::new();
@@ -200,6 +235,31 @@ fn resources_are_updated() {
     let update = json!({ "container_id": id, "linux": { "cpu_shares": "300" } });
     assert_eq!(call(&address, "UpdateContainerResources", &update), json!({}));
     assert_eq!(shown(&id)["cpu_shares"], "300");
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn memory_is_changed_without_swap() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let resources = json!({ "memory_limit_in_bytes": "67108864", "memory_swap_limit_in_bytes": "67108864" });
+    let id = sandbox.create_with(&["sleep", "forever"], &json!({ "linux": { "resources": resources } }));
+    sandbox.start(&id);
+    for memory in ["134217728", "33554432"] {
+        let update = json!({ "container_id": id, "linux": { "memory_limit_in_bytes": memory } });
+        assert_eq!(call(&address, "UpdateContainerResources", &update), json!({}));
+        let shown = &cri::container(&address, &id)["resources"]["linux"];
+        assert_eq!(
+            (&shown["memory_limit_in_bytes"], &shown["memory_swap_limit_in_bytes"]),
+            (&json!(memory), &json!(memory))
+        );
+    }
+    let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let file = if is_v2 { "memory.max" } else { "memory/memory.memsw.limit_in_bytes" };
+    let limit = text(&exec(&address, &id, &["cat", &format!("/sys/fs/cgroup/{file}")]), "stdout");
+    assert_eq!(limit.trim(), "33554432");
     sandbox.remove();
     served.end();
 }

@@ -226,6 +226,15 @@ fn unsupported_sandboxes_are_refused() {
         let (found, details) = failure(&address, "RunPodSandbox", &json!({ "config": asked }));
         assert!(found == code && details.contains(field), "{change}: {found} {details}");
     }
+    // The client knows no flags of the command line.
+    let mapping = json!([{ "host_id": 100_000, "container_id": 0, "length": 65_536 }]);
+    let userns = json!({ "mode": "POD", "uids": mapping, "gids": mapping });
+    let context = json!({ "privileged": true, "namespace_options": { "userns_options": userns } });
+    let mut asked = config("web");
+    asked["linux"] = json!({ "security_context": context });
+    let (code, details) = failure(&address, "RunPodSandbox", &json!({ "config": asked }));
+    assert_eq!(code, "INVALID_ARGUMENT");
+    assert!(details.contains("security_context.privileged") && !details.contains("--"), "{details}");
     let handler = json!({ "config": config("web"), "runtime_handler": "kata" });
     assert_eq!(failure(&address, "RunPodSandbox", &handler).0, "INVALID_ARGUMENT");
     assert_eq!(failure(&address, "RunPodSandbox", &json!({})).0, "INVALID_ARGUMENT");

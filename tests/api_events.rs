@@ -400,3 +400,18 @@ fn response_headers_precede_the_first_event() {
     drop(api);
     served.end();
 }
+
+#[test]
+fn events_without_a_type_can_be_selected() {
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let mut listener = api.listen(EventFilter { types: vec![EventType::Undefined.into()], ..EventFilter::default() });
+    let pod = g.detached(&[], &["sleep", "600"]);
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    let event = listener.take_one();
+    assert_eq!((event.r#type(), &event.id, data(&event, "type")), (EventType::Undefined, &pod, Some("pod-stopping")));
+    drop((listener, api));
+    served.end();
+    g.remove_all();
+}

@@ -10,6 +10,13 @@ const GET: &str = "resource.ResourceService/Get";
 const LIST: &str = "resource.ResourceService/List";
 const WATCH: &str = "resource.ResourceService/Watch";
 
+/// The version of a resource.
+#[track_caller]
+fn version(address: &str, kind: &str, id: &str) -> String {
+    let message = message(address, GET, &json!({ "type": kind, "id": id }));
+    message["resource"]["metadata"]["version"].as_str().unwrap_or_default().to_owned()
+}
+
 /// The specification of a resource as YAML.
 fn yaml(resource: &Value) -> String {
     String::from_utf8(decode_base64(resource["spec"]["yaml"].as_str().unwrap_or_default())).unwrap()
@@ -79,6 +86,16 @@ fn watchers_learn_of_all_changes() {
     wait_for("its end", || has(Some("UPDATED"), &second, "state: \"exited\""));
     g.run(&["rm", &second]).succeeded();
     wait_for("its removal", || has(Some("DELETED"), &second, ""));
+    // These changes have no event.
+    let version = |id: &str| version(&address, "pods", id);
+    let before = version(&first);
+    g.run(&["rename", &first, "shop"]).succeeded();
+    wait_for("its name", || has(Some("UPDATED"), &first, "name: \"shop\""));
+    assert!(version("shop").parse::<u64>().ok() > before.parse().ok(), "{before}");
+    g.run(&["stop", "--time=0", &first]).succeeded();
+    wait_for("its end", || has(Some("UPDATED"), &first, "state: \"exited\""));
+    g.run(&["gc", "--mark-only"]).succeeded();
+    wait_for("the mark", || has(Some("UPDATED"), &first, "state: \"garbage\""));
     drop(client);
     // Without a type, all are watched.
     let client = spawn_script("node_client.py", &[&address, WATCH]);
@@ -86,6 +103,41 @@ fn watchers_learn_of_all_changes() {
         let said = client.stdout();
         ["Pods.gantry.dev", "Apps.gantry.dev", "Images.gantry.dev"].iter().all(|kind| said.contains(kind)).then_some(())
     });
+    drop(client);
+    served.end();
+    g.remove_all();
+}
+
+#[test]
+fn watchers_learn_of_names_of_images() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let image = g.fixture();
+    let mut client = spawn_script("node_client.py", &[&address, WATCH, &json!({ "type": "images" }).to_string()]);
+    client.wait_for_stdout(&image);
+    let before = version(&address, "images", &image);
+    for (words, is_first) in [(&["image", "tag", &image, "mine"][..], false), (&["image", "rm", "mine"], true)] {
+        let updates = client.stdout().matches("UPDATED").count();
+        g.run(words).succeeded();
+        wait_for("the change", || (client.stdout().matches("UPDATED").count() > updates).then_some(()));
+        assert_eq!(version(&address, "images", &image) == before, is_first, "{words:?}");
+    }
+    drop(client);
+    served.end();
+}
+
+#[test]
+fn a_pod_is_watched_by_its_name() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let pod = g.detached(&["--pod-name=web"], &["sleep", "600"]);
+    let request = json!({ "type": "pods", "id": "web" }).to_string();
+    let mut client = spawn_script("node_client.py", &[&address, WATCH, &request]);
+    client.wait_for_stdout(&pod);
+    // It stays the same pod under another name.
+    g.run(&["rename", &pod, "shop"]).succeeded();
+    wait_for("its change", || client.stdout().contains("UPDATED").then_some(()));
+    assert!(!client.stdout().contains("DELETED"));
     drop(client);
     served.end();
     g.remove_all();

@@ -2,7 +2,8 @@
 //! damage.
 
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{fs, io};
 
 use gantry_fixtures::{Image, Layer};
@@ -495,4 +496,53 @@ fn backups_are_made_only_after_changes() {
     let names = fs::read_dir(g.dir().join("backups")).unwrap().map(|entry| entry.unwrap().file_name());
     let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
     assert!(names.len() == 3 && names.iter().all(|name| name.starts_with("timed-v")), "{names:?}");
+}
+
+/// Runs gantry on a copy of the data directory of `g`.
+#[track_caller]
+fn run_in_copy(g: &Gantry, copy: &Path, args: &[&str]) -> gantry_tests::Out {
+    let model = g.command(args);
+    let mut command = Command::new(model.get_program());
+    command.arg("--dir").arg(copy).args(args);
+    for (name, value) in model.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    g.spawn_command(&mut command).wait()
+}
+
+#[test]
+fn pods_survive_commands_on_a_copy() {
+    let g = Gantry::new();
+    let start = || g.detached(&[], &["sleep", "forever"]);
+    let stopped = start();
+    g.run(&["stop", "--force", &stopped]).succeeded();
+    let running = start();
+    let running = (g.supervisor(&running), running);
+    let copy = g.scratch().join("copy");
+    let copied = Command::new("cp").arg("-a").arg(g.dir()).arg(&copy).status();
+    assert!(copied.is_ok_and(|status| status.success()));
+    g.run(&["start", &stopped]).succeeded();
+    let restarted = (g.supervisor(&stopped), stopped);
+    // In the copy, one pod has exited, and the other is shown as killed: its supervisor has the lock of the original.
+    let refused = ["is in a copy of that data directory"];
+    for pod in [&running.1, &restarted.1] {
+        assert_eq!(run_in_copy(&g, &copy, &["status", "-o", "json", pod]).ok().json()["phase"], "exited");
+        run_in_copy(&g, &copy, &["stop", "--force", pod]).succeeded();
+        for args in [&["start", pod][..], &["rm", pod], &["rm", "--force", pod]] {
+            drop(run_in_copy(&g, &copy, args).exits(125).stderr_contains(&refused));
+        }
+    }
+    drop(run_in_copy(&g, &copy, &["gc", "--grace-period=0s"]).exits(125).stderr_contains(&refused));
+    for (supervisor, pod) in [&running, &restarted] {
+        assert_eq!((g.supervisor(pod), &g.status(pod)["phase"]), (*supervisor, &"running".into()));
+        g.run(&["exec", pod, "--", "true"]).succeeded();
+    }
+    // Once the pod has ended, the copy is like any other data directory.
+    for (_, pod) in [&running, &restarted] {
+        g.run(&["rm", "--force", pod]).succeeded();
+        run_in_copy(&g, &copy, &["rm", pod]).succeeded();
+    }
 }

@@ -1,5 +1,7 @@
 //! Commands in running pods.
 
+use std::process::{Child, Command, Stdio};
+
 use gantry_tests::{Gantry, Signal, pod_id};
 
 #[test]
@@ -117,6 +119,65 @@ fn descriptors_of_the_caller_are_not_inherited() {
     let scratch = g.scratch().display().to_string();
     assert!(!out.stdout.contains(&scratch), "a file of the host is open inside: {out}");
     assert_eq!(out.stdout.lines().count(), 3, "{out}");
+}
+
+/// Starts a command with these standard streams, of which no copies stay.
+fn spawn(mut command: Command, stdin: impl Into<Stdio>, stdout: impl Into<Stdio>, stderr: impl Into<Stdio>) -> Child {
+    command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Through /proc/self/fd, a program can open the other end of a pipe: it would read what others write into the caller's
+/// standard output, and write into the caller's standard input.
+#[test]
+fn pipes_of_the_caller_are_not_passed() {
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::AsFd as _;
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let (mut rest, mut typist) = std::io::pipe().unwrap();
+    let (mut printed, stdout) = std::io::pipe().unwrap();
+    let (mut complained, stderr) = std::io::pipe().unwrap();
+    typist.write_all(b"first\n").unwrap();
+    let inodes = [rest.as_fd(), stdout.as_fd(), stderr.as_fd()].map(|fd| rustix::fs::fstat(fd).unwrap().st_ino);
+    let line = ["seq", "fds", "--", "write", "/proc/self/fd/0", "INJECTED"];
+    let exec = g.command(&[&["exec", "-i", &pod, "--", "/bin/app"], &line[..]].concat());
+    assert!(spawn(exec, rest.try_clone().unwrap(), stdout, stderr).wait().unwrap().success());
+    drop(typist);
+    let (mut fds, mut errors, mut left) = (String::new(), String::new(), String::new());
+    let _ = printed.read_to_string(&mut fds).unwrap();
+    let _ = complained.read_to_string(&mut errors).unwrap();
+    let _ = rest.read_to_string(&mut left).unwrap();
+    assert_eq!(fds.matches("pipe:[").count(), 3, "{fds}{errors}");
+    for inode in inodes {
+        assert!(!fds.contains(&format!("pipe:[{inode}]")), "pipe {inode} of the caller is open inside:\n{fds}");
+    }
+    assert_eq!(left.replace("first\n", ""), "", "the program wrote into the standard input of its caller");
+}
+
+#[test]
+fn output_and_errors_keep_their_order() {
+    use std::io::Read as _;
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let (mut reader, stdout) = std::io::pipe().unwrap();
+    let line = ["seq", "print", "1", "--", "eprint", "2", "--", "print", "3", "--", "eprint", "4"];
+    let exec = g.command(&[&["exec", &pod, "--", "/bin/app"], &line[..]].concat());
+    assert!(spawn(exec, Stdio::null(), stdout.try_clone().unwrap(), stdout).wait().unwrap().success());
+    let mut all = String::new();
+    let _ = reader.read_to_string(&mut all).unwrap();
+    assert_eq!(all, "1\n2\n3\n4\n");
+}
+
+/// The program waits for nobody when the reader of its output has left.
+#[test]
+fn a_closed_output_ends_the_program() {
+    let g = Gantry::new();
+    let pod = g.detached(&[], &["sleep", "forever"]);
+    let (reader, stdout) = std::io::pipe().unwrap();
+    let exec = g.command(&["exec", &pod, "--", "/bin/app", "newlines"]);
+    let mut exec = spawn(exec, Stdio::null(), stdout, Stdio::null());
+    drop(reader);
+    assert!(!exec.wait().unwrap().success(), "the program could not write");
 }
 
 #[test]

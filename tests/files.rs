@@ -198,6 +198,66 @@ fn exited_and_prepared_apps_have_files() {
     drop(g.run(&["run-prepared", &prepared]).ok().stdout_contains("of the volume"));
 }
 
+/// A link of the app leads into a mount below a read-only volume.
+#[test]
+fn mounts_below_read_only_volumes_take_no_files() {
+    let g = Gantry::new();
+    let volume = g.scratch().join("ro");
+    fs::create_dir_all(volume.join("sub")).unwrap();
+    let file = host_dir(&g).join("file").display().to_string();
+    fs::write(&file, "text").unwrap();
+    let script = r#"mount --bind "$1" "$1" && mount --make-shared "$1" && mount -t tmpfs below "$1/sub" &&
+        echo mounted && exec cat"#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation=private", "sh", "-c", script, "sh"]).arg(&volume);
+    let mut host = g.spawn_with(&mut command, Stdio::piped());
+    host.wait_for_stdout("mounted");
+    let namespace = format!("--mount=/proc/{}/ns/mnt", host.pid());
+    let inside = |command: &Command| {
+        let mut entering = Command::new("nsenter");
+        entering.arg(&namespace).arg("--").arg(command.get_program()).args(command.get_args());
+        entering.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        g.spawn_command(&mut entering).wait()
+    };
+    let image = g.fixture();
+    let run = |volume: &str| {
+        let link = ["seq", "symlink", "/v/sub", "/lnk"];
+        let line = [&["run", "--net=none", "--detach", volume, &image, "--"], &link[..]].concat();
+        let pod = inside(&g.command(&line)).ok().text().to_owned();
+        let _status = g.wait_state(&pod, "exited");
+        pod
+    };
+    let pod = run(&format!("--volume={}:/v:ro", volume.display()));
+    let out = inside(&g.command(&["cp", &file, &format!("{pod}:/lnk/x")])).exits(125);
+    drop(out.stderr_contains(&["Read-only file system"]));
+    inside(&g.command(&["cp", &format!("{pod}:/v"), &host_dir(&g).join("copy").display().to_string()])).succeeded();
+    // Writable below a volume that is only itself read-only, and below a writable one.
+    let propagated = format!("--volume={}:/v:ro,rslave", volume.display());
+    for volume in [propagated, format!("--volume={}:/v", volume.display())] {
+        let pod = run(&volume);
+        inside(&g.command(&["cp", &file, &format!("{pod}:/lnk/x")])).succeeded();
+        let copied = inside(Command::new("cat").arg(g.scratch().join("ro/sub/x"))).ok();
+        assert_eq!(copied.stdout, "text", "{volume}");
+        inside(Command::new("rm").arg(g.scratch().join("ro/sub/x"))).succeeded();
+    }
+}
+
+/// The path of the innermost directory is longer than any that Linux takes.
+#[test]
+fn deep_trees_are_copied_and_listed_in_part() {
+    let g = Gantry::new();
+    let to = host_dir(&g).join("copy");
+    let verb = ["seq", "nest", "/tmp/deep", "5000", "--", "write", "/tmp/near", "text"];
+    let pod = g.detached(&[], &verb);
+    let _status = g.wait_state(&pod, "exited");
+    let out = copy(&g, &format!("{pod}:/tmp"), &to.display().to_string());
+    drop(out.stderr_contains(&["1 files and directories are left out", "the first is '"]));
+    assert_eq!(text(to.join("near")), "text\n");
+    assert!(to.join("deep/d/d/d").is_dir());
+    let out = g.run(&["diff", &pod]).ok();
+    drop(out.stdout_contains("A /tmp/near").stderr_contains(&["1 files and directories are left out"]));
+}
+
 /// A volume that the first start makes, or fills from the image.
 #[test]
 fn unfilled_volumes_take_no_files() {

@@ -467,18 +467,29 @@ fn a20_numbers_out_of_range() {
 #[test]
 fn a21_truncation_at_every_block() {
     let t = Target::new();
-    let whole = Layer::new()
-        .dir("d", 0o755)
-        .xattr("user.x", b"y")
-        .file("d/f", vec![1; 1500], 0o644)
-        .symlink("l", "x".repeat(200))
-        .hardlink("h", "d/f");
+    let steps: [fn(Layer) -> Layer; 4] = [
+        |layer| layer.dir("d", 0o755),
+        |layer| layer.xattr("user.x", b"y").file("d/f", vec![1; 1500], 0o644),
+        |layer| layer.symlink("l", "x".repeat(200)),
+        |layer| layer.hardlink("h", "d/f"),
+    ];
+    // Programs write layers without blocks of zeros at the end, or with one: their digests show that they are whole.
+    let (mut whole, mut ends) = (Layer::new(), vec![0]);
+    for step in steps {
+        whole = step(whole);
+        ends.push(whole.clone().unfinished().tar().len() / 512);
+    }
+    ends.extend(ends.last().map(|end| end + 1));
     let tar = whole.tar();
     for blocks in 0..tar.len() / 512 {
         let part = &tar[..blocks * 512];
-        for layer in [Layer::new().raw(part), Layer::new().raw([part, &[b'x'; 100]].concat())] {
-            t.refuses(&format!("{blocks} blocks"), layer.unfinished(), &["layer"]);
+        let (what, layer) = (format!("{blocks} blocks"), Layer::new().raw(part).unfinished());
+        if ends.contains(&blocks) {
+            t.confines(&what, layer, |_| {});
+        } else {
+            t.refuses(&what, layer, &["layer"]);
         }
+        t.refuses(&what, Layer::new().raw([part, &[b'x'; 100]].concat()).unfinished(), &["layer"]);
     }
     t.confines("all blocks", whole, |tree| assert!(tree.join("h").exists()));
 }

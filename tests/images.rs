@@ -387,3 +387,92 @@ fn foreign_platforms_are_fetched_but_not_run() {
     let _ = g.run(&["fetch", "--platform=nonsense/", &name]).exits(FAILED).stderr_contains(&["is not a platform"]);
     assert!(g.list().is_empty(), "a pod was left of an image that does not run");
 }
+
+#[test]
+fn a_digest_needs_a_name_in_the_repository() {
+    let g = Gantry::new();
+    let id = g.fixture();
+    g.run(&["image", "tag", &id, "reg.example:5000/team/app:1"]).succeeded();
+    for repository in ["team/app", "app", "reg.example:5000/team/app"] {
+        let name = format!("{repository}@{id}");
+        assert_eq!(g.json(&["image", "inspect", &name])[0]["id"], json!(id), "{name}");
+        let out = g.run(&["run", "--rm", "--net=none", "--pull=never", &name, "--", "args", "here"]).ok();
+        assert_eq!(out.stdout, "[\"here\"]\n", "{name}");
+    }
+    g.run(&["image", "tag", &id, "plain:2"]).succeeded();
+    let name = format!("plain@{id}");
+    let out = g.run(&["run", "--rm", "--net=none", &name, "--", "args", "here"]).ok();
+    assert_eq!(out.stdout, "[\"here\"]\n");
+    for wrong in ["wrongname", "am/app", "5000/team/app"] {
+        let name = format!("{wrong}@{id}");
+        for command in [&["image", "inspect"][..], &["image", "rm", "--force"]] {
+            let _ = g.run(&[command, &[&name]].concat()).exits(1).stderr_contains(&["no image", wrong]);
+        }
+        let _ = g.run(&["image", "tag", &name, "x"]).exits(1).stderr_contains(&["no image", wrong]);
+        let _ = g.run(&["run", "--net=none", &name]).exits(FAILED).stderr_contains(&[wrong]);
+    }
+    let cut = format!("plain@{}", &id[..id.len() - 1]);
+    let _ = g.run(&["image", "inspect", &cut]).exits(FAILED).stderr_contains(&["is not a digest"]);
+    let _ = g.run(&["image", "rm", "--force", &name]).ok().stdout_contains(&format!("removed {id}"));
+}
+
+#[test]
+fn every_store_saves_the_same_bytes() {
+    let g = Gantry::new();
+    // No layer has an entry for its root or for the directories of its files; one file is a hole.
+    let hole = vec![0; 3 << 20];
+    let image = Image::builder()
+        .layer(Layer::new().file("a/b/one", b"1", 0o644).dir("told", 0o700))
+        .layer(Layer::new().file("a/b/two", b"2", 0o644).file("told/c/three", b"3", 0o644).file("hole", hole, 0o644))
+        .layer(Layer::new().opaque("a").whiteout("told/c"))
+        .entrypoint(&["/one"])
+        .build()
+        .unwrap();
+    let fresh = Gantry::new();
+    for format in ["docker-archive", "oci-archive"] {
+        let saved = [&g, &fresh].map(|g| {
+            g.import("same", &image);
+            let file = g.scratch().join("saved.tar");
+            g.run(&["save", &format!("--format={format}"), "-o", &file.display().to_string(), "same"]).succeeded();
+            std::fs::read(file).unwrap()
+        });
+        assert!(saved[0] == saved[1], "{format}: the stores give different archives");
+        assert!(saved[0].len() < 100_000, "{format}: {} bytes with a hole", saved[0].len());
+    }
+}
+
+#[test]
+fn unreadable_archives_are_explained() {
+    let g = Gantry::new();
+    let file = g.scratch().join("image.tar");
+    let path = file.display().to_string();
+    let xz: &[u8] = b"\xfd7zXZ\0\0\x04 and more";
+    for (bytes, says) in [
+        (xz, "'xz -dc FILE | gantry image load'"),
+        (b"BZh91AY&SY and more", "'bzip2 -dc FILE | gantry image load'"),
+        (b"", "it is empty"),
+        (b"something else", "it is not a tar archive"),
+    ] {
+        std::fs::write(&file, bytes).unwrap();
+        let _ = g.run(&["fetch", &path]).exits(FAILED).stderr_contains(&["cannot fetch", says]);
+        for out in [g.run(&["image", "load", "-i", &path]), g.run_with_input(&["image", "load"], bytes)] {
+            let out = out.exits(FAILED).stderr_contains(&["cannot load", says]);
+            assert!(!out.stderr.contains("fetch"), "{out}");
+        }
+    }
+}
+
+#[test]
+fn the_advice_for_files_fits() {
+    let g = Gantry::new();
+    std::fs::write(g.scratch().join("l.tar"), "").unwrap();
+    let fetch = |name: &str| g.spawn_command(g.command(&["fetch", name]).current_dir(g.scratch())).wait();
+    let _ = fetch("l.tar").exits(FAILED).stderr_contains(&["write ./l.tar for the file"]);
+    let _ = fetch("other.tar").exits(FAILED).stderr_contains(&["docker://other.tar"]);
+    for name in ["docker-daemon:x", "docker-daemon:x:1", "dir:foo", "dir:/foo", "containers-storage:foo"] {
+        let advice = format!("skopeo copy {}:… oci-archive:FILE", name.split(':').next().unwrap());
+        let out = fetch(name);
+        let out = out.stderr_contains(&[&advice]);
+        assert!(out.code != 0 && !out.stderr.contains("docker://"), "{out}");
+    }
+}

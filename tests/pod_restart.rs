@@ -381,6 +381,43 @@ fn policies_restart_pods_after_a_reboot() {
     let _ = keeper.terminate();
 }
 
+#[test]
+fn pods_stopped_until_boot_are_started_then() {
+    let g = Gantry::new();
+    let [shut_down, kept_down, started, plain] =
+        ["always", "on-failure", "always", "no"].map(|it| with_policy(&g, it, &[]));
+    let keeper = g.start_daemon(&[]);
+    g.run(&["stop", "--until-boot", &shut_down, &kept_down, &started, &plain]).succeeded();
+    for (pod, is_waiting) in [(&shut_down, true), (&kept_down, true), (&started, true), (&plain, false)] {
+        let status = g.status(pod);
+        assert_eq!((&status["phase"], &status["restart_at"]), (&"exited".into(), &Value::Null), "{status}");
+        assert_eq!(status["restart_at_boot"], is_waiting, "{status}");
+        let lines = g.run(&["status", pod]).ok().stdout;
+        assert_eq!(lines.contains("restart-at=boot\n"), is_waiting, "{lines}");
+    }
+    // A later stop outweighs the shutdown, and a start ends it.
+    g.run(&["stop", &kept_down]).succeeded();
+    g.run(&["start", &started]).succeeded();
+    g.run(&["stop", "--time=0", &started]).succeeded();
+    for pod in [&kept_down, &started] {
+        assert_eq!(g.status(pod)["restart_at_boot"], false, "{pod}");
+    }
+    // Pods that wait for the boot are no garbage.
+    let garbage = g.run(&["gc", "--grace-period=0s", "--dry-run"]).ok().stdout;
+    assert!(garbage.contains(&kept_down) && !garbage.contains(&shut_down), "{garbage}");
+    let _ = keeper.terminate();
+    let mut keeper = g.spawn_command(&mut g.in_next_boot(&g.daemon(&[])));
+    keeper.wait_for_stderr(&format!("pod {shut_down} is started again"));
+    let status = g.run_in_next_boot(&["status", "-o", "json", &shut_down]).ok().json();
+    assert_eq!((&status["phase"], &status["restart_at_boot"]), (&"running".into(), &false.into()), "{status}");
+    for pod in [&kept_down, &started, &plain] {
+        let status = g.run_in_next_boot(&["status", "-o", "json", pod]).ok().json();
+        assert_eq!(status["phase"], "exited", "{status}");
+    }
+    g.run_in_next_boot(&["stop", "--time=0", &shut_down]).succeeded();
+    let _ = keeper.terminate();
+}
+
 /// A pod with a volume of the host, whose directory is missing after the pod ended: it cannot be started.
 struct UnstartablePod {
     pod: String,

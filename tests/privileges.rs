@@ -98,6 +98,23 @@ fn all_grants_the_capabilities_of_host_root() {
 }
 
 #[test]
+fn privileged_apps_make_cgroups_in_theirs() {
+    let g = Gantry::new();
+    let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    let dir = if is_v2 { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/pids" };
+    let (inner, procs) = (format!("{dir}/own"), format!("{dir}/own/cgroup.procs"));
+    let line = ["seq", "mkdir", &inner, "--", "write", &procs, "0", "--", "cat", "/proc/self/cgroup"];
+    let pod = g.detached(&["--privileged"], &["sleep", "forever"]);
+    let out = g.run(&[&["exec", &pod, "--", "/bin/app"], &line[..]].concat()).ok();
+    let paths = out.stdout.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    assert!(paths.clone().all(|path| ["/", "/own"].contains(&path)), "they have a namespace: {out}");
+    assert_eq!(paths.filter(|path| *path == "/own").count(), 1, "{out}");
+    let _ = g.app(&[], &["mkdir", &inner]).exits(1).stderr_contains(&["Read-only file system"]);
+    g.run(&["stop", "--force", &pod]).succeeded();
+    g.check_invariants();
+}
+
+#[test]
 fn unavailable_capabilities_are_named() {
     let g = Gantry::new();
     let image = g.fixture();

@@ -165,6 +165,19 @@ fn a_host_pod_comes_back_whatever_is_killed() {
 }
 
 #[test]
+fn enabling_starts_a_stopped_pod_again() {
+    let g = Gantry::new();
+    let enable = || g.run(&["schedule", "enable", "--stage1=host", "job", "--", "sleep", "600"]).succeeded();
+    enable();
+    let pod = wait_running(&g, "job");
+    g.run(&["stop", "--time=0", &pod]).succeeded();
+    // No gantryd runs.
+    enable();
+    assert_eq!(g.status(&pod)["phase"], "running");
+    g.run(&["schedule", "destroy", "job"]).succeeded();
+}
+
+#[test]
 fn crash_loops_are_shown() {
     let g = Gantry::new();
     let keeper = g.start_daemon(&[]);

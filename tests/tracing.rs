@@ -79,6 +79,44 @@ fn resumed_tracers_see_confined_processes_only() {
     g.run(&["stop", "--force", &pod]).succeeded();
 }
 
+/// Closing a received descriptor may block for as long as its sender likes: a socket lingers.
+#[test]
+fn tracers_send_no_descriptors_through_an_exec() {
+    let g = Gantry::new();
+    let pod = g.detached(&[TRACE], &["send-lingering", "4"]);
+    g.wait_log(&pod, "catching");
+    let log = wait_for("enough processes to be caught", || {
+        let _ = g.run(&["exec", &pod, "--", "/bin/app", "true"]);
+        Some(g.run(&["logs", &pod]).ok().stdout).filter(|log| log.contains("caught enough"))
+    });
+    assert!(!log.contains("sent a socket"), "{log}");
+    let _ = g.run(&["exec", &pod, "--", "/bin/app", "true"]).ok();
+    g.run(&["stop", "--force", &pod]).succeeded();
+    g.wait_state(&pod, "exited");
+}
+
+/// The same through an app that was added and waits for its start.
+#[test]
+fn tracers_send_no_descriptors_through_waiting_apps() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pod = pod_id(&g.run(&["app", "sandbox", "--net=none"]).ok());
+    g.run(&["app", "add", &pod, &image, "--name=tracer", TRACE, "--", "send-lingering", "3"]).succeeded();
+    g.run(&["app", "start", &format!("{pod}/tracer")]).succeeded();
+    g.wait_log(&pod, "catching");
+    for name in ["one", "two", "three"] {
+        g.run(&["app", "add", &pod, &image, &format!("--name={name}"), "--", "sleep", "forever"]).succeeded();
+    }
+    let log = wait_for("enough processes to be caught", || {
+        Some(g.run(&["logs", "--app=tracer", &pod]).ok().stdout).filter(|log| log.contains("caught enough"))
+    });
+    assert!(!log.contains("sent a socket"), "{log}");
+    for name in ["one", "two", "three"] {
+        g.run(&["app", "start", &format!("{pod}/{name}")]).succeeded();
+    }
+    g.run(&["stop", "--force", &pod]).succeeded();
+}
+
 /// A filter that denies the calls needed to start a process still applies to the program.
 #[test]
 fn short_seccomp_lists_apply_to_the_program() {

@@ -91,8 +91,19 @@ pub(crate) struct App {
     pub(crate) terminal_size: Option<(u16, u16)>,
 }
 
+/// Who demands that an app is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StopCause {
+    /// A client.
+    Request,
+    /// Its health check.
+    Health,
+}
+
 /// A request to stop an app.
 pub(crate) struct StopRequest {
+    /// Its cause. A client decides over the health check, also later.
+    pub(crate) cause: StopCause,
     /// When its processes are killed; `None`: they were.
     pub(crate) kill_at: Option<Instant>,
     /// The clients that wait for its exit.
@@ -102,9 +113,9 @@ pub(crate) struct StopRequest {
 }
 
 impl StopRequest {
-    /// Whether the app is stopped because it is unhealthy: all others ask for it by a client.
-    pub(crate) fn is_of_health_check(&self) -> bool {
-        self.clients.is_empty() && self.restart.as_ref().is_none_or(|start| start.client.is_none())
+    /// Whether the app is restarted because it is unhealthy: after the back-off of its restart policy.
+    pub(crate) fn restarts_unhealthy(&self) -> bool {
+        self.cause == StopCause::Health && self.restart.is_some()
     }
 }
 
@@ -333,14 +344,14 @@ pub(crate) fn reap(pidfd: &OwnedFd) -> Option<ProcessExit> {
     let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
         Ok(status) => status?,
         // It was reaped elsewhere. Without this the event loop would spin: the pidfd stays readable.
-        Err(rustix::io::Errno::CHILD) => return Some(ProcessExit::Signal(9)),
+        Err(rustix::io::Errno::CHILD) => return Some(ProcessExit::KILLED),
         Err(_) => return None,
     };
     let small = |number: i32| u8::try_from(number & 0xff).unwrap_or(0);
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Some(ProcessExit::Code(small(code))),
         (None, Some(signal)) => Some(ProcessExit::Signal(small(signal))),
-        (None, None) => Some(ProcessExit::Signal(9)),
+        (None, None) => Some(ProcessExit::KILLED),
     }
 }
 

@@ -475,8 +475,8 @@ impl AppCgroup {
     }
 
     /// The app's view of them.
-    pub(crate) fn view(&self) -> CgroupView {
-        CgroupView::from_cgroups(&self.cgroups)
+    pub(crate) fn view(&self, is_writable: bool) -> CgroupView {
+        CgroupView::from_cgroups(&self.cgroups, is_writable)
     }
 
     /// Sets the limits of new cgroups, which have none; returns those that have no effect on this host.

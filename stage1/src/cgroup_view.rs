@@ -1,5 +1,5 @@
-//! An app's view of its cgroups: they are the root of a cgroup namespace, and mounted read-only at `/sys/fs/cgroup`.
-//! Language runtimes size their heaps and thread pools by their limits.
+//! An app's view of its cgroups: they are the root of a cgroup namespace, and mounted read-only at `/sys/fs/cgroup`,
+//! writable for a privileged app. Language runtimes size their heaps and thread pools by their limits.
 //!
 //! | hierarchies | `/sys/fs/cgroup` |
 //! |---|---|
@@ -25,32 +25,45 @@ use crate::sys;
 
 /// Where systemd and other programs expect the cgroup file system.
 pub(crate) const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
-const READ_ONLY: MountAttrFlags = QUIET.union(MountAttrFlags::MOUNT_ATTR_RDONLY);
 /// The magic number of sysfs (statfs(2)).
 const SYSFS_MAGIC: u64 = 0x6265_6572;
 
 /// The hierarchies that an app sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum CgroupView {
+enum Hierarchies {
     /// The v2 hierarchy.
     V2,
     /// The v1 hierarchies, by their controllers.
     V1(Vec<Vec<String>>),
 }
 
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CgroupView {
+    hierarchies: Hierarchies,
+    is_writable: bool,
+}
+
 impl CgroupView {
     /// The view of an app in these cgroups.
-    pub(crate) fn from_cgroups(cgroups: &CgroupSet) -> Self {
+    pub(crate) fn from_cgroups(cgroups: &CgroupSet, is_writable: bool) -> Self {
         let v1 = cgroups.iter().filter(|cgroup| !cgroup.is_v2());
         let v1: Vec<Vec<String>> = v1.map(|cgroup| cgroup.hierarchy().controllers.clone()).collect();
-        if v1.is_empty() { Self::V2 } else { Self::V1(v1) }
+        let hierarchies = if v1.is_empty() { Hierarchies::V2 } else { Hierarchies::V1(v1) };
+        Self { hierarchies, is_writable }
+    }
+
+    /// The attribute that the mounts have besides [`QUIET`].
+    fn access(&self) -> MountAttrFlags {
+        if self.is_writable { MountAttrFlags::empty() } else { MountAttrFlags::MOUNT_ATTR_RDONLY }
     }
 
     /// Makes the mounts of the view in the cgroup namespace of this process, attached nowhere: the v2 hierarchy, or the
     /// tmpfs and then the v1 hierarchies.
     pub(crate) fn make_mounts(&self) -> io::Result<Vec<OwnedFd>> {
-        let Self::V1(hierarchies) = self else {
-            return Ok(vec![make_file_system("cgroup2", NO_OPTIONS, READ_ONLY)?]);
+        let attributes = QUIET | self.access();
+        let Hierarchies::V1(hierarchies) = &self.hierarchies else {
+            return Ok(vec![make_file_system("cgroup2", NO_OPTIONS, attributes)?]);
         };
         let top = make_file_system("tmpfs", &["mode=755"], QUIET)?;
         let mut v1 = Vec::with_capacity(hierarchies.len());
@@ -60,7 +73,7 @@ impl CgroupView {
             for controller in controllers.iter().filter(|controller| **controller != name) {
                 rustix::fs::symlinkat(&name, &top, controller)?;
             }
-            v1.push(make_file_system("cgroup", controllers, READ_ONLY)?);
+            v1.push(make_file_system("cgroup", controllers, attributes)?);
         }
         Ok(std::iter::once(top).chain(v1).collect())
     }
@@ -75,8 +88,8 @@ impl CgroupView {
             return Err(io::Error::other("it is not in sysfs"));
         }
         attach(top, &target)?;
-        let Self::V1(names) = self else { return Ok(()) };
-        complete(top, names, hierarchies).inspect_err(|_| {
+        let Hierarchies::V1(names) = &self.hierarchies else { return Ok(()) };
+        complete(top, names, hierarchies, self.access()).inspect_err(|_| {
             // The mount is still writable, and must not be left to the app.
             let _empty_at_worst = unmount(CGROUP_MOUNT, UnmountFlags::DETACH);
         })
@@ -90,11 +103,11 @@ pub(crate) fn open_cgroup_mount_point() -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat2(CWD, CGROUP_MOUNT, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
 }
 
-/// Attaches the v1 hierarchies in directories of the tmpfs, and makes it read-only.
-fn complete(top: &OwnedFd, names: &[Vec<String>], hierarchies: &[OwnedFd]) -> io::Result<()> {
+/// Attaches the v1 hierarchies in directories of the tmpfs, and adds an attribute to its mount.
+fn complete(top: &OwnedFd, names: &[Vec<String>], hierarchies: &[OwnedFd], access: MountAttrFlags) -> io::Result<()> {
     for (controllers, hierarchy) in names.iter().zip(hierarchies) {
         let dir = rustix::fs::openat(top, controllers.join(","), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         attach(hierarchy, &dir)?;
     }
-    sys::add_mount_attributes(top.as_fd(), MountAttrFlags::MOUNT_ATTR_RDONLY, false)
+    sys::add_mount_attributes(top.as_fd(), access, false)
 }

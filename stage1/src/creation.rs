@@ -257,7 +257,7 @@ impl ProcessInputs<'_> {
         loop {
             attempts -= 1;
             match self.prepare_mounts(root) {
-                Err(why) if attempts > 0 && PERMANENT.iter().all(|kind| why.kind != kind.as_str()) => {
+                Err(why) if attempts > 0 && !PERMANENT.contains(&why.kind) => {
                     std::thread::sleep(mounts::RETRY_INTERVAL);
                 }
                 result => return result,

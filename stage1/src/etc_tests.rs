@@ -152,7 +152,7 @@ fn given_settings_replace_those_of_networks() {
     check(&plan(Net::Host, DnsSpec::Network), &HostFiles::default(), &[], None, "-");
     check(&plan(Net::None, DnsSpec::Network), &host(STUB), &[], None, "-");
     let missing = files(&plan(networks(), DnsSpec::Host), &HostFiles::default(), &network, None).unwrap_err();
-    assert_eq!(missing.kind, "unavailable");
+    assert_eq!(missing.kind, ErrorKind::Unavailable);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn values_with_whitespace_are_rejected() {
         ];
         for dns in dns {
             let refused = files(&plan(networks(), DnsSpec::Given(dns)), &HostFiles::default(), &[], None);
-            assert_eq!(refused.unwrap_err().kind, "invalid", "{bad:?}");
+            assert_eq!(refused.unwrap_err().kind, ErrorKind::Invalid, "{bad:?}");
         }
         let mut plan = plan(networks(), DnsSpec::None);
         plan.hosts = HostsSpec::Entries(vec![("10.0.0.1".parse().unwrap(), vec![bad.to_owned()])]);

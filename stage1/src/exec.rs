@@ -6,29 +6,32 @@
 //! does not get, loads the app's filter, and only then forks the program's process into the pod's PID namespace. An app
 //! that may trace other processes (CAP_SYS_PTRACE) therefore finds only processes confined like itself.
 //!
-//! # Identifying the program's process
+//! # The program's process is hostile
 //!
-//! The helper can die between its fork and its message: it is in the app's memory cgroup, where the OOM killer may
-//! choose it. And the program's process, which an app may control, has the same socket. So the kernel's credentials
-//! (`SO_PASSCRED`) identify the sender of each message:
+//! An app may control it, or take its descriptors (pidfd_getfd(2)), before it executes the program. It has no socket:
+//! through one it could send descriptors, and closing them may block for as long as the app likes (a socket with
+//! SO_LINGER). Nor does it name itself: its PID could be that of another process.
 //!
-//! * The helper's message with the PID of the program's process completes the exec. The same from another process is
-//!   ignored.
-//! * The program's process sends one byte before anything else. If the helper died or the exec timed out, the
-//!   supervisor kills the process that sent the first one. The supervisor shuts the socket down before it reads the
-//!   messages, so that a process that has not sent its byte by then fails to, and exits instead of executing the
-//!   program.
+//! * The helper sends the master of the terminal through a socket that it closes before its fork.
+//! * The kernel writes the PID to a file ([`sys::PidRecord`]) that only the supervisor and the helper have, before the
+//!   process runs. So the PID is known also if the OOM killer chooses the helper, which is in the app's memory cgroup.
+//! * The process first takes a permission, which exists once (an eventfd). A supervisor that gives up the exec takes it
+//!   before it reads the PID: if there is no PID yet, the process finds no permission and exits.
+//! * It reports failures through a pipe. What it can do to the descriptors does not make the supervisor's calls block.
 
 use std::convert::Infallible;
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::time::Instant;
 
 use gantry_contract::control;
+use gantry_host::file::in_memory;
 use gantry_model::ErrorKind;
 use gantry_model::namespaces::PidMode;
 use gantry_model::terminal::{DEFAULT_SIZE, TERM};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
+use rustix::event::EventfdFlags;
+use rustix::io::ReadWriteFlags;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags};
 
@@ -37,7 +40,7 @@ use crate::confine::{self, Command};
 use crate::failure::{Attempt, Result, failure};
 use crate::launcher::EXECVE_TIMEOUT;
 use crate::refusal::{self, Step};
-use crate::sys::{self, Executable, ForkedChild, SingleThreaded};
+use crate::sys::{self, Executable, ForkedChild, PidRecord, SingleThreaded};
 use crate::user::{self, Ids, UserRequest};
 use crate::user_namespace::UserNamespace;
 use crate::{inheritance, passing, terminal, ulimits};
@@ -45,14 +48,18 @@ use crate::{inheritance, passing, terminal, ulimits};
 /// An exec whose program has not been executed yet. The supervisor does not block on it: an app can stop the program's
 /// process (SIGSTOP) for any length of time.
 pub(crate) struct PendingExec {
-    helper: Pid,
     helper_pidfd: OwnedFd,
     /// The reading end of a pipe that the helper and the program's process write an error to. Both have closed it when
     /// the program is executed.
     pub(crate) failed: OwnedFd,
     /// When the exec times out.
     pub(crate) deadline: Instant,
-    messages: OwnedFd,
+    /// The file with the PID of the program's process; 0: it was not forked yet.
+    program_pid: OwnedFd,
+    /// The permission to execute the program: 1, or 0 after it was taken.
+    permission: OwnedFd,
+    /// The socket through which the helper sends the master of the program's terminal, if it has one.
+    terminal: Option<OwnedFd>,
     /// The name of the program, for error messages.
     program: String,
 }
@@ -67,29 +74,17 @@ pub(crate) struct ExecProcess {
     pub(crate) master: Option<OwnedFd>,
 }
 
-/// The messages of an exec.
-#[derive(Default)]
-struct Messages {
-    /// The master of the program's terminal, sent by the helper.
-    master: Option<OwnedFd>,
-    /// The PID of the program's process, sent by the helper.
-    program: Option<Pid>,
-    /// The first sender that is not the helper: the program's process, unless an app controls it.
-    first_sender: Option<Pid>,
-}
-
 impl PendingExec {
     /// The result, once `failed` is readable, and the pidfds of processes that are ending and must be reaped.
     pub(crate) fn outcome(self) -> (Result<ExecProcess>, Vec<OwnedFd>) {
         let mut text = [0u8; 4096];
         let error = match rustix::io::read(&self.failed, &mut text) {
             Ok(0) => {
-                let messages = self.read_messages();
-                if let Some((pid, pidfd)) = messages.program.and_then(open_child) {
-                    return (Ok(ExecProcess { pid, pidfd, master: messages.master }), vec![self.helper_pidfd]);
+                if let Some((pid, pidfd)) = self.open_program() {
+                    let master = self.terminal.as_ref().and_then(receive_master);
+                    return (Ok(ExecProcess { pid, pidfd, master }), vec![self.helper_pidfd]);
                 }
-                let why = "the process that starts the program was killed";
-                return (Err(failure(ErrorKind::Internal, why)), self.kill_all(&messages));
+                failure(ErrorKind::Internal, "the process that starts the program was killed")
             }
             Ok(n) => refusal::read(&text[..n], &self.program),
             Err(error) => {
@@ -101,13 +96,13 @@ impl PendingExec {
 
     /// Kills its processes; returns the pidfds of those that must be reaped.
     pub(crate) fn kill(self) -> Vec<OwnedFd> {
-        let messages = self.read_messages();
-        self.kill_all(&messages)
-    }
-
-    fn kill_all(self, messages: &Messages) -> Vec<OwnedFd> {
-        let program = messages.program.or(messages.first_sender).and_then(open_child);
-        let all: Vec<OwnedFd> = program.map(|(_, pidfd)| pidfd).into_iter().chain([self.helper_pidfd]).collect();
+        // Does not block if the program's process has made the descriptor blocking. It fails if that process has taken
+        // the permission: then its PID is known.
+        let mut number = [0u8; 8];
+        let mut number = [IoSliceMut::new(&mut number)];
+        let _taken_by_either = rustix::io::preadv2(&self.permission, &mut number, u64::MAX, ReadWriteFlags::NOWAIT);
+        let program = self.open_program().map(|(_, pidfd)| pidfd);
+        let all: Vec<OwnedFd> = program.into_iter().chain([self.helper_pidfd]).collect();
         for process in &all {
             // It fails only if the process has ended.
             let _already_ended = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL);
@@ -115,36 +110,18 @@ impl PendingExec {
         all
     }
 
-    /// Reads all messages. Nothing can be sent afterwards.
-    fn read_messages(&self) -> Messages {
-        // It cannot fail on a connected socket.
-        let _shut_down = rustix::net::shutdown(&self.messages, Shutdown::Read);
-        let mut messages = Messages::default();
-        let mut bytes = [0u8; 4];
-        loop {
-            let received = match passing::receive(&self.messages, &mut bytes, RecvFlags::DONTWAIT) {
-                Ok(received) => received,
-                // A message with more descriptors than this process may open; the next one may be the helper's.
-                Err(Errno::MFILE) => continue,
-                Err(_) => return messages,
-            };
-            if received.sender != Some(self.helper) {
-                messages.first_sender = messages.first_sender.or(received.sender);
-            } else if let Some(master) = received.fds.into_iter().next() {
-                messages.master = Some(master);
-            } else if received.bytes == bytes.len() {
-                messages.program = Pid::from_raw(i32::from_ne_bytes(bytes));
-            }
-        }
+    /// Opens the program's process, a child of the supervisor that was not reaped yet, if it was forked.
+    fn open_program(&self) -> Option<(Pid, OwnedFd)> {
+        let mut number = [0u8; size_of::<i32>()];
+        rustix::io::pread(&self.program_pid, &mut number, 0).ok()?;
+        let pid = Pid::from_raw(i32::from_ne_bytes(number))?;
+        Some((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?))
     }
 }
 
-/// Opens a process if it is a child of the supervisor, running or not reaped yet. The PID may come from a process that
-/// an app controls.
-fn open_child(pid: Pid) -> Option<(Pid, OwnedFd)> {
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
-    waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).ok()?;
-    Some((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?))
+/// Receives the master of the terminal, which the helper has sent before its fork.
+fn receive_master(terminal: &OwnedFd) -> Option<OwnedFd> {
+    passing::receive(terminal, &mut [0u8; 1], RecvFlags::DONTWAIT).ok()?.fds.into_iter().next()
 }
 
 /// Starts `request` in `app`. `init` is the pidfd of the pod's PID 1, if any; `stdio` are the client's stdin, stdout
@@ -164,36 +141,52 @@ pub(crate) fn exec(
         _ => return Err(failure(ErrorKind::Invalid, "an exec takes three descriptors, or none with a terminal")),
     };
     let what = || "cannot set up an exec";
-    let (failed, failed_writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).attempt(what)?;
-    let (messages, theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).attempt(what)?;
-    sockopt::set_socket_passcred(&messages, true).attempt(what)?;
+    // An app may read what is in the pipe between the supervisor's poll and its read.
+    let (failed, failed_writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).attempt(what)?;
+    let program_pid: OwnedFd = in_memory("exec", &0i32.to_ne_bytes()).attempt(what)?.into();
+    let permission = rustix::event::eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).attempt(what)?;
+    let (terminal, helper_terminal) = match request.terminal {
+        Some(_) => Some(terminal_sockets().attempt(what)?).unzip(),
+        None => (None, None),
+    };
     let thread = SingleThreaded::check().attempt(what)?;
     let ids = ids(app, request)?;
     let host_uid = app.confinement.user.as_ref().map_or(Ok(ids.uid), |user| user.host_uid(ids.uid))?;
-    let helper = Helper { thread, app, target, null, init, request, ids, host_uid, stdio };
+    let helper = Helper { thread, app, target, null, init, request, ids, host_uid, stdio, terminal: helper_terminal };
     let main = app.started.as_ref().and_then(|started| Pid::from_raw(started.pid.cast_signed()));
     let pid = app.cgroup.fork_beside(thread, main, |process, joined| {
         // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
         let _best_effort = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-        let (failed_writer, theirs) = move_descriptors(failed_writer, theirs).unwrap_or_else(|_| sys::exit_now(127));
-        let Err(why) = helper.run(&process, joined, &failed_writer, &theirs);
-        refusal::send(&failed_writer, &why);
+        let kept = move_descriptors(&failed_writer, &permission).unwrap_or_else(|_| sys::exit_now(127));
+        let Err(why) = helper.run(&process, joined, &program_pid, &kept);
+        refusal::send(&kept.failed, &why);
         sys::exit_now(127)
     });
     let pid = pid.attempt(what)?;
     let helper_pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
     let program = request.argv.first().cloned().unwrap_or_default();
     let deadline = Instant::now() + EXECVE_TIMEOUT;
-    Ok(PendingExec { helper: pid, helper_pidfd, failed, deadline, messages, program })
+    Ok(PendingExec { helper_pidfd, failed, deadline, program_pid, permission, terminal, program })
 }
 
-/// Moves the two descriptors that a helper keeps to high numbers, which stdio does not overwrite.
-fn move_descriptors(failed_writer: OwnedFd, messages: OwnedFd) -> std::io::Result<(OwnedFd, OwnedFd)> {
+fn terminal_sockets() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+}
+
+/// The descriptors that the helper keeps for the program's process.
+struct KeptDescriptors {
+    /// The writing end of [`PendingExec::failed`].
+    failed: OwnedFd,
+    /// [`PendingExec::permission`].
+    permission: OwnedFd,
+}
+
+/// Moves these descriptors to high numbers, which stdio does not overwrite.
+fn move_descriptors(failed: &OwnedFd, permission: &OwnedFd) -> std::io::Result<KeptDescriptors> {
     const HIGH: i32 = 500;
-    let failed_writer = rustix::io::fcntl_dupfd_cloexec(&failed_writer, HIGH)?;
-    let messages = rustix::io::fcntl_dupfd_cloexec(&messages, HIGH)?;
-    Ok((failed_writer, messages))
+    let failed = rustix::io::fcntl_dupfd_cloexec(failed, HIGH)?;
+    let permission = rustix::io::fcntl_dupfd_cloexec(permission, HIGH)?;
+    Ok(KeptDescriptors { failed, permission })
 }
 
 /// The app's ids unless the request names others.
@@ -219,6 +212,8 @@ struct Helper<'a> {
     /// The id of the user on the host.
     host_uid: u32,
     stdio: Option<[OwnedFd; 3]>,
+    /// The socket for the master of the terminal, if the program has one.
+    terminal: Option<OwnedFd>,
 }
 
 impl Helper<'_> {
@@ -227,40 +222,37 @@ impl Helper<'_> {
         &self,
         process: &ForkedChild,
         joined: std::io::Result<()>,
-        failed_writer: &OwnedFd,
-        messages: &OwnedFd,
+        program_pid: &OwnedFd,
+        kept: &KeptDescriptors,
     ) -> Result<Infallible> {
         let what = || format!("cannot enter app '{}'", self.app.plan.name);
         process.start_arena();
+        let record = PidRecord::map(program_pid.as_fd()).attempt(what)?;
         let command = Command { argv: self.request.argv.clone(), env: self.environment() };
-        joined.and_then(|()| self.enter(messages)).attempt(what)?;
+        joined.and_then(|()| self.enter()).attempt(what)?;
         confine::enter_dir(self.request.cwd.as_deref().unwrap_or(&self.app.plan.cwd))?;
         let confinement = &self.app.confinement;
         let is_admin = confinement.needs_admin();
         confinement.become_user(&self.ids, is_admin)?;
-        process.close_all_but(&[failed_writer.as_raw_fd(), messages.as_raw_fd()]).attempt(what)?;
+        process.close_all_but(&[kept.failed.as_raw_fd(), kept.permission.as_raw_fd()]).attempt(what)?;
         let program = confine::prepare(&command)?;
         confinement.lock_down(self.ids.uid, is_admin)?;
         // The app's filter may deny the system calls that an allocation makes.
-        let forked = sys::fork(self.thread, libc::CLONE_PARENT, |_| {
-            let (step, error) = self.execute(&program, messages);
-            refusal::send_step(failed_writer, step, &error);
+        let forked = sys::fork_recorded(self.thread, libc::CLONE_PARENT, &record, |_| {
+            let (step, error) = self.execute(&program, &kept.permission);
+            refusal::send_step(&kept.failed, step, &error);
             sys::exit_now(127)
         });
-        match forked {
-            // If the message fails, the supervisor kills the process and reports a failure.
-            Ok(pid) => sys::exit_now(i32::from(send_pid(messages, pid).is_err())),
-            Err(error) => {
-                refusal::send_step(failed_writer, Step::Fork, &error);
-                sys::exit_now(127)
-            }
+        if let Err(error) = &forked {
+            refusal::send_step(&kept.failed, Step::Fork, error);
         }
+        sys::exit_now(if forked.is_ok() { 0 } else { 127 })
     }
 
     /// Joins the app's PID namespace, which applies to processes forked from here on, the app's mount and cgroup
     /// namespaces, and last the pod's user namespace, if it has one: entering the others takes rights of the host. The
     /// supervisor is in the other namespaces already.
-    fn enter(&self, messages: &OwnedFd) -> std::io::Result<()> {
+    fn enter(&self) -> std::io::Result<()> {
         // The program's process stays in this process's group until it starts its own session. An app that already
         // traces it could make it signal the supervisor's group: kill(0, …) crosses PID namespaces.
         rustix::process::setsid()?;
@@ -289,9 +281,9 @@ impl Helper<'_> {
         }
         user.map_or(Ok(()), UserNamespace::join)?;
         // As root of the pod: the terminal is one of the app's.
-        match (&self.stdio, self.request.terminal) {
-            (Some(_), _) => Ok(()),
-            (None, size) => self.open_terminal(messages, size.unwrap_or(DEFAULT_SIZE)),
+        match &self.terminal {
+            Some(socket) => self.open_terminal(socket, self.request.terminal.unwrap_or(DEFAULT_SIZE)),
+            None => Ok(()),
         }
     }
 
@@ -306,8 +298,8 @@ impl Helper<'_> {
 
     /// Runs in the program's process, with the app's rights: starts a session and executes the program. Returns only on
     /// failure.
-    fn execute(&self, program: &Executable, messages: &OwnedFd) -> (Step, std::io::Error) {
-        if rustix::net::send(messages, b"+", SendFlags::NOSIGNAL).is_err() {
+    fn execute(&self, program: &Executable, permission: &OwnedFd) -> (Step, std::io::Error) {
+        if rustix::io::read(permission, &mut [0u8; 8]).is_err() {
             // The supervisor has given up this exec and could not find this process any more.
             sys::exit_now(127);
         }
@@ -349,12 +341,6 @@ fn set_client_stdio(given: &[OwnedFd; 3], null: &OwnedFd, uid: u32) -> std::io::
         }
     }
     terminal::set_stdio(terminal::replace_null(given, null)?)
-}
-
-fn send_pid(socket: &OwnedFd, pid: Pid) -> std::io::Result<()> {
-    let number = pid.as_raw_nonzero().get().to_ne_bytes();
-    rustix::net::send(socket, &number, SendFlags::NOSIGNAL)?;
-    Ok(())
 }
 
 #[cfg(test)]

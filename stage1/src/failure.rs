@@ -13,7 +13,7 @@ pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 /// A failure of this kind.
 pub(crate) fn failure(kind: ErrorKind, message: impl Into<String>) -> Failure {
-    Failure { kind: kind.as_str().to_owned(), message: message.into(), app: None }
+    Failure { kind, message: message.into(), app: None }
 }
 
 /// The failure for an error of another crate.

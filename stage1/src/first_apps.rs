@@ -156,7 +156,7 @@ impl CreatedApp {
         let (attempt, is_held) = (self.prepared.plan.attempt, self.prepared.plan.is_held);
         if !is_held {
             self.waiting.proceed()?;
-            self.waiting.outcome()?;
+            self.waiting.wait_for_outcome()?;
         }
         let mut app = self.prepared.into_app(self.null, self.ends, self.terminal_size);
         if is_held {

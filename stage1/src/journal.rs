@@ -170,6 +170,7 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gantry_contract::journal::StopReason;
     use rustix::pipe::PipeFlags;
 
     /// A pipe that takes half a record plays the disk that fills up.
@@ -183,7 +184,7 @@ mod tests {
             reserved_to: Cell::new(0),
             compact_at: MIN_COMPACTED_SIZE,
         };
-        let long = Fact::Stopping { reason: "x".repeat(100_000) };
+        let long = Fact::Stopping { reason: StopReason::Other("x".repeat(100_000)) };
         journal.append(long);
         assert!(journal.is_torn.get());
         let mut bytes = vec![0; 1 << 20];

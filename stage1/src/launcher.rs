@@ -1,17 +1,20 @@
 //! Makes the processes of apps.
 //!
 //! The maker ([`crate::maker`]) prepares what needs the supervisor's rights, and forks the app's process into the app's
-//! namespaces. That process sets up the rest in this order, and reports each error through a socket:
+//! namespaces. That process sets up the rest in this order, and reports each error through a pipe:
 //!
 //! 1. a session, its stdio, the pod's user namespace if it has one, its own mount namespace;
 //! 2. its file systems ([`crate::file_systems`]), and its view of its cgroups ([`crate::cgroup_view`]), which the maker
 //!    makes meanwhile;
-//! 3. it closes the supervisor's descriptors, and enters the working directory;
+//! 3. it closes the supervisor's descriptors, and the socket to the maker, and enters the working directory;
 //! 4. the app's user; from here on it has the app's capabilities only, and [`confine::ADMIN`] if its filter is loaded
 //!    without no_new_privs;
 //! 5. it finds its program, and locks itself down ([`Confinement::lock_down`]): signals, limits, the remaining
 //!    capabilities, the system call filter;
 //! 6. it waits for the permission to execute the program.
+//!
+//! From 3 on it has pipes only. Another app may control it then, or take its descriptors, and could send descriptors
+//! through a socket: closing them may block the supervisor for as long as that app likes (a socket with SO_LINGER).
 //!
 //! While an app waits for its execve, another app of its pod may run and may trace it (CAP_SYS_PTRACE). Therefore every
 //! app of a pod is locked down before the first one is executed: it has none of the supervisor's descriptors (pod
@@ -19,16 +22,17 @@
 //! added to a running pod, the apps that may trace it are frozen until it is locked down ([`crate::maker`]).
 
 use std::convert::Infallible;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::Failure;
 use gantry_model::ErrorKind;
 use gantry_model::namespaces::PidMode;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags, WaitOptions};
 
 use crate::cgroup::AppCgroup;
@@ -64,12 +68,36 @@ pub(crate) type Stdio = Option<[OwnedFd; 3]>;
 pub(crate) struct WaitingApp {
     /// The name of its program, for error messages.
     pub(crate) program: String,
-    /// The socket through which the process reports its progress and gets the permission to proceed.
-    pub(crate) channel: OwnedFd,
+    /// The reading end, non-blocking, of the pipe through which the process reports its progress.
+    pub(crate) report: OwnedFd,
+    /// The writing end, non-blocking, of the pipe through which it gets the permission to proceed.
+    pub(crate) permission: OwnedFd,
     /// The PID of its main process on the host.
     pub(crate) pid: Pid,
     /// To wait for it and to signal it.
     pub(crate) pidfd: OwnedFd,
+}
+
+/// The other ends of the pipes, which the process has.
+struct ProcessPipes {
+    report: OwnedFd,
+    permission: OwnedFd,
+}
+
+impl ProcessPipes {
+    fn as_raw_fds(&self) -> [RawFd; 2] {
+        [self.report.as_raw_fd(), self.permission.as_raw_fd()]
+    }
+}
+
+/// Makes the pipes of a process: the ends of [`WaitingApp`], first `report`, and those of the process.
+///
+/// Another app that controls the process may open either pipe in /proc, read what a poll has announced, or fill it.
+fn waiting_pipes() -> rustix::io::Result<([OwnedFd; 2], ProcessPipes)> {
+    let (report, its_report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let (its_permission, permission) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&permission, true)?;
+    Ok(([report, permission], ProcessPipes { report: its_report, permission: its_permission }))
 }
 
 /// The process of an app, with what the supervisor keeps of its file systems.
@@ -92,42 +120,59 @@ pub(crate) fn create(
     let what = || "cannot make the app's process";
     let thread = SingleThreaded::check().attempt(what)?;
     let (channel, its_end) = channel_pair().attempt(what)?;
+    let (pipes, its_pipes) = waiting_pipes().attempt(what)?;
     let &ProcessInputs { app, confinement, cgroup, .. } = inputs;
     ulimits::raise(&app.options.ulimits).attempt(|| "cannot raise the limits of the app")?;
     if let Some(target) = inputs.pid_target() {
         sys::setns(target, libc::CLONE_NEWPID).attempt(|| "cannot enter the PID namespace of the app")?;
     }
-    let view = made_by_maker(confinement).then(|| cgroup.view());
+    let view = made_by_maker(confinement).then(|| cgroup.view(app.options.privileged));
     // Without the namespace, the mounts would show every cgroup of the host.
     let has_namespace = view.is_none() || sys::unshare(libc::CLONE_NEWCGROUP).is_ok();
     let child = |process: ForkedChild| {
-        let Err(why) = run(&process, inputs, file_systems, command, stdio, &its_end);
-        refusal::send(&its_end, &why);
+        let Err(why) = run(&process, inputs, file_systems, command, stdio, (&its_end, &its_pipes));
+        refusal::send(&its_pipes.report, &why);
         sys::exit_now(127)
     };
     let pid = match confinement.namespaces.pid {
         PidMode::App => fork_first(thread, confinement.user.as_deref(), file_systems, child)?,
         PidMode::Pod | PidMode::Host => sys::fork(thread, libc::CLONE_NEWNS, child).attempt(what)?,
     };
-    // From here on the channel ends with the process.
-    drop(its_end);
-    let waiting = WaitingApp::new(command, channel, pid)?;
+    // From here on the channel and the pipes end with the process.
+    drop((its_end, its_pipes));
+    let waiting = WaitingApp::new(command, pipes, pid)?;
     inputs.set_oom_score(pid)?;
     if let Some(view) = view {
         let mounts = if has_namespace { view.make_mounts().unwrap_or_default() } else { Vec::new() };
         let mounts: Vec<_> = mounts.iter().map(OwnedFd::as_fd).collect();
         // A process that has ended has sent why.
-        let _reported_below = passing::send(&waiting.channel, &[VIEW], &mounts, SendFlags::empty());
+        let _reported_below = passing::send(&channel, &[VIEW], &mounts, SendFlags::empty());
     }
-    let (report, mut fds) = waiting.receive()?;
-    let (terminal, null) = match report.as_slice() {
-        [OPENED] => (app.options.terminal.then(|| fds.pop()).flatten(), fds.pop()),
-        [] => return Err(ended_early()),
-        report => return Err(refusal::read(report, &waiting.program)),
+    let mut fds = match receive_opened(&channel)? {
+        Some(fds) => fds,
+        None => return Err(waiting.read_refusal()?),
     };
+    let terminal = app.options.terminal.then(|| fds.pop()).flatten();
+    let null = fds.pop();
     let null = null.ok_or_else(|| failure(ErrorKind::Internal, "the app's process sent no null device"))?;
     waiting.wait_for_lock_down()?;
     Ok(MadeProcess { waiting, null, terminal })
+}
+
+/// Receives what a process keeps open for the supervisor; `None`: it has ended, and reported why.
+fn receive_opened(channel: &OwnedFd) -> Result<Option<Vec<OwnedFd>>> {
+    let deadline = Instant::now() + EXECVE_TIMEOUT;
+    loop {
+        wait_until_readable(channel, deadline)?;
+        let mut message = [0u8; 1];
+        match passing::receive(channel, &mut message, RecvFlags::DONTWAIT) {
+            Ok(received) => return Ok((received.bytes == 1 && message == [OPENED]).then_some(received.fds)),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            // It has ended without reading what the maker has sent.
+            Err(Errno::CONNRESET) => return Ok(None),
+            Err(error) => return Err(error).attempt(|| "cannot receive from the app's process"),
+        }
+    }
 }
 
 /// Forks the first process of a PID namespace nested in the pod's. The maker cannot do that itself: it has entered the
@@ -198,25 +243,25 @@ fn run(
     file_systems: &FileSystems<'_>,
     command: &Command,
     stdio: Stdio,
-    channel: &OwnedFd,
+    (channel, pipes): (&OwnedFd, &ProcessPipes),
 ) -> Result<Infallible> {
     let &ProcessInputs { app, confinement, ids, cgroup, .. } = inputs;
     enter(inputs, file_systems, stdio, channel)?;
     if confinement.namespaces.manages_cgroup {
         own_namespaces::enter_delegated_cgroup().attempt(|| "cannot mount the app's cgroup")?;
     } else {
-        attach_view(&cgroup.view(), made_by_maker(confinement), channel)?;
+        attach_view(&cgroup.view(app.options.privileged), made_by_maker(confinement), channel)?;
     }
     file_systems.complete()?;
     // Before the working directory, which could otherwise be one of the supervisor's (CVE-2024-21626).
-    process.close_all_but(&[channel.as_raw_fd()]).attempt(|| "cannot close the supervisor's descriptors")?;
+    process.close_all_but(&pipes.as_raw_fds()).attempt(|| "cannot close the supervisor's descriptors")?;
     // As root, because the app's user may lack the right; where root lacks it, as the user.
     let as_root = confine::enter_dir(&app.cwd);
     confinement.become_user(ids, confinement.needs_admin())?;
     as_root.or_else(|_| confine::enter_dir(&app.cwd))?;
     let program = confine::prepare(command)?;
     confinement.lock_down(ids.uid, confinement.needs_admin())?;
-    wait_and_execute(channel, confinement, &program);
+    wait_and_execute(pipes, confinement, &program);
     sys::exit_now(127)
 }
 
@@ -280,7 +325,7 @@ pub(crate) fn create_on_host(
 ) -> Result<WaitingApp> {
     let what = || "cannot make the app's process";
     let thread = SingleThreaded::check().attempt(what)?;
-    let (channel, its_end) = channel_pair().attempt(what)?;
+    let (pipes, its_pipes) = waiting_pipes().attempt(what)?;
     let Some(stdio) = stdio else {
         return Err(failure(ErrorKind::Invalid, "an app of a host pod cannot have a terminal"));
     };
@@ -294,12 +339,12 @@ pub(crate) fn create_on_host(
             rustix::process::umask(Mode::from_raw_mode(0o022));
             terminal::set_stdio(stdio.each_ref())?;
             sys::set_ids(ids.uid, ids.gid, &ids.groups)?;
-            process.close_all_but(&[its_end.as_raw_fd()])
+            process.close_all_but(&its_pipes.as_raw_fds())
         };
         match enter() {
-            Ok(()) => run_on_host(&its_end, &command, confinement, ids.uid, &app.cwd),
+            Ok(()) => run_on_host(&its_pipes, &command, confinement, ids.uid, &app.cwd),
             Err(error) => refusal::send(
-                &its_end,
+                &its_pipes.report,
                 &failure(ErrorKind::of_io(&error), format!("cannot set up the app's process: {error}")),
             ),
         }
@@ -310,88 +355,115 @@ pub(crate) fn create_on_host(
         None => sys::fork(thread, 0, |process| run(process, Ok(()))),
     };
     let pid = pid.attempt(what)?;
-    // From here on the channel ends with the process.
-    drop(its_end);
-    let waiting = WaitingApp::new(&command, channel, pid)?;
+    // From here on the pipes end with the process.
+    drop(its_pipes);
+    let waiting = WaitingApp::new(&command, pipes, pid)?;
     inputs.set_oom_score(waiting.pid)?;
     waiting.wait_for_lock_down()?;
     Ok(waiting)
 }
 
 /// Runs in a process of a host pod, as its user. Returns only on failure.
-fn run_on_host(channel: &OwnedFd, command: &Command, confinement: &Confinement, uid: u32, cwd: &str) {
+fn run_on_host(pipes: &ProcessPipes, command: &Command, confinement: &Confinement, uid: u32, cwd: &str) {
     let prepared = confine::enter_dir(cwd).and_then(|()| confine::prepare(command)).and_then(|program| {
         confinement.lock_down(uid, false)?;
         Ok(program)
     });
     match prepared {
-        Ok(program) => wait_and_execute(channel, confinement, &program),
-        Err(why) => refusal::send(channel, &why),
+        Ok(program) => wait_and_execute(pipes, confinement, &program),
+        Err(why) => refusal::send(&pipes.report, &why),
     }
 }
 
 /// Reports that the process is locked down, waits for the permission and executes the program. Returns only on failure.
-fn wait_and_execute(channel: &OwnedFd, confinement: &Confinement, program: &Executable) {
-    let mut reply = [0u8; 1];
-    let proceed = rustix::io::write(channel, &[PROCEED]).and_then(|_| rustix::io::read(channel, &mut reply));
+fn wait_and_execute(pipes: &ProcessPipes, confinement: &Confinement, program: &Executable) {
+    let reported = rustix::io::write(&pipes.report, &[PROCEED]);
+    let proceed = reported.and_then(|_| rustix::io::read(&pipes.permission, &mut [0u8; 1]));
     if proceed == Ok(1) {
         let (step, error) = confinement.execute(program);
-        refusal::send_step(channel, step, &error);
+        refusal::send_step(&pipes.report, step, &error);
     }
+}
+
+/// Waits until a message, or the end of a socket or pipe, can be read.
+fn wait_until_readable(fd: &OwnedFd, deadline: Instant) -> Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let timeout = Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(0), tv_nsec: left.subsec_nanos().into() };
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    if left.is_zero() || poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready == 0) {
+        return Err(failure(ErrorKind::TimedOut, "the program was not executed in time"));
+    }
+    Ok(())
 }
 
 impl WaitingApp {
     /// A process that was just forked, and that has not been reaped.
-    fn new(command: &Command, channel: OwnedFd, pid: Pid) -> Result<Self> {
+    fn new(command: &Command, [report, permission]: [OwnedFd; 2], pid: Pid) -> Result<Self> {
         let program = command.argv.first().cloned().unwrap_or_default();
         let pidfd =
             rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(|| "cannot open the app's process")?;
-        Ok(Self { program, channel, pid, pidfd })
+        Ok(Self { program, report, permission, pid, pidfd })
     }
 
     /// Waits until the process is locked down.
     fn wait_for_lock_down(&self) -> Result<()> {
-        match self.receive()?.0.as_slice() {
+        match self.receive()?.as_slice() {
             [PROCEED] => Ok(()),
-            [] => Err(ended_early()),
-            report => Err(refusal::read(report, &self.program)),
+            report => Err(self.refusal(report)),
         }
+    }
+
+    /// Receives why the process has ended before it was locked down.
+    fn read_refusal(&self) -> Result<Failure> {
+        Ok(self.refusal(&self.receive()?))
+    }
+
+    fn refusal(&self, report: &[u8]) -> Failure {
+        if report.is_empty() { ended_early() } else { refusal::read(report, &self.program) }
     }
 
     /// Lets the process execute its program.
     pub(crate) fn proceed(&self) -> Result<()> {
         let what = || "cannot make the app's process execute its program";
-        rustix::net::send(&self.channel, &[PROCEED], SendFlags::NOSIGNAL).attempt(what).map(drop)
+        rustix::io::write(&self.permission, &[PROCEED]).attempt(what).map(drop)
     }
 
-    /// Receives whether the program was executed, after [`Self::proceed`]. Blocks until then.
-    pub(crate) fn outcome(&self) -> Result<()> {
-        match self.receive()?.0.as_slice() {
+    /// Waits until the program was executed, after [`Self::proceed`].
+    pub(crate) fn wait_for_outcome(&self) -> Result<()> {
+        self.outcome_of(&self.receive()?)
+    }
+
+    /// Whether the program was executed, after [`Self::proceed`]; `None`: this is not known yet.
+    pub(crate) fn outcome(&self) -> Option<Result<()>> {
+        Some(self.try_receive()?.and_then(|report| self.outcome_of(&report)))
+    }
+
+    fn outcome_of(&self, report: &[u8]) -> Result<()> {
+        match report {
             // execve closed the other end.
             [] => Ok(()),
             report => Err(refusal::read(report, &self.program)),
         }
     }
 
-    /// Receives the next message, with its descriptors; empty if the process has closed its end.
-    fn receive(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    /// Waits for the next report; empty if the process has closed its end.
+    fn receive(&self) -> Result<Vec<u8>> {
         let deadline = Instant::now() + EXECVE_TIMEOUT;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = rustix::event::Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(0),
-                tv_nsec: left.subsec_nanos().into(),
-            };
-            let mut fds = [PollFd::new(&self.channel, PollFlags::IN)];
-            if left.is_zero() || poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready == 0) {
-                return Err(failure(ErrorKind::TimedOut, "the program was not executed in time"));
+            wait_until_readable(&self.report, deadline)?;
+            if let Some(report) = self.try_receive() {
+                return report;
             }
-            let mut buffer = [0u8; 8192];
-            match passing::receive(&self.channel, &mut buffer, RecvFlags::DONTWAIT) {
-                Ok(received) => return Ok((buffer[..received.bytes].to_vec(), received.fds)),
-                Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => return Err(error).attempt(|| "cannot read whether the program was executed"),
-            }
+        }
+    }
+
+    /// Receives the next report; `None` if there is none yet.
+    fn try_receive(&self) -> Option<Result<Vec<u8>>> {
+        let mut buffer = [0u8; 8192];
+        match rustix::io::read(&self.report, &mut buffer) {
+            Ok(length) => Some(Ok(buffer[..length].to_vec())),
+            Err(Errno::INTR | Errno::AGAIN) => None,
+            Err(error) => Some(Err(error).attempt(|| "cannot read whether the program was executed")),
         }
     }
 }

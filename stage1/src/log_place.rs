@@ -153,7 +153,7 @@ mod tests {
         assert_eq!((mode("a"), mode("a/b"), mode("a/b/0.log")), (0o755, 0o755, 0o640));
         assert!(place(&root, "a/b/0.log").open(Some(&file)).unwrap().is_none(), "it was not renamed");
         let why = place(&root, "a/b/0.log").open(None).unwrap_err();
-        assert!(why.kind == ErrorKind::Busy.as_str() && why.message.contains("another app"), "{}", why.message);
+        assert!(why.kind == ErrorKind::Busy && why.message.contains("another app"), "{}", why.message);
         std::fs::rename(root.join("a/b/0.log"), root.join("a/b/0.log.1")).unwrap();
         place(&root, "a/b/0.log").open(Some(&file)).unwrap().unwrap();
         std::fs::remove_dir_all(root).unwrap();

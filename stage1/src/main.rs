@@ -4,7 +4,8 @@
 //! pod's namespaces, mounts, cgroups and PID 1, starts the apps, and sends the start reply on
 //! stdout. Then it writes logs, serves the control socket and appends to the journal until the last app has exited.
 //!
-//! May import: the model, the contract and the network crate. Must never know: the database, images, tokio, threads.
+//! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). Must never know: the database, images, tokio,
+//! threads.
 //! Start reading at [`launch`] (how a pod is started), then [`supervise`] (how it runs and ends). `gantry-stage1
 //! network` works on the host's networks without a running pod: [`role`]. In both roles the process first executes
 //! itself again from a read-only mount, so that no app can change the program on the host: [`reexec`].
@@ -269,6 +270,6 @@ fn send_reply(reply: &StartReply) {
 }
 
 fn internal_failure(why: &str) -> Vec<u8> {
-    let reply = StartReply::Failed(Failure { kind: "internal".to_owned(), message: why.to_owned(), app: None });
+    let reply = StartReply::Failed(Failure { kind: ErrorKind::Internal, message: why.to_owned(), app: None });
     serde_json::to_vec(&reply).unwrap_or_default()
 }

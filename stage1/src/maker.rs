@@ -168,8 +168,8 @@ impl Maker {
 fn read_created(number: &[u8], fds: Vec<OwnedFd>, program: &str) -> Option<MakerMessage> {
     let pid = Pid::from_raw(i32::from_ne_bytes(number.try_into().ok()?))?;
     let mut fds = fds.into_iter();
-    let (channel, pidfd, null) = (fds.next()?, fds.next()?, fds.next()?);
-    let waiting = WaitingApp { program: program.to_owned(), channel, pid, pidfd };
+    let (report, permission, pidfd, null) = (fds.next()?, fds.next()?, fds.next()?, fds.next()?);
+    let waiting = WaitingApp { program: program.to_owned(), report, permission, pid, pidfd };
     Some(MakerMessage::Created(MadeProcess { waiting, null, terminal: fds.next() }))
 }
 
@@ -233,7 +233,7 @@ fn run(
     let MadeProcess { waiting, null, terminal } = &made;
     let mut message = vec![CREATED];
     message.extend(waiting.pid.as_raw_nonzero().get().to_ne_bytes());
-    let fds = [&waiting.channel, &waiting.pidfd, null].into_iter().chain(terminal);
+    let fds = [&waiting.report, &waiting.permission, &waiting.pidfd, null].into_iter().chain(terminal);
     let fds: Vec<_> = fds.map(|fd| fd.as_fd()).collect();
     passing::send(socket, &message, &fds, SendFlags::empty()).attempt(what)?;
     sys::exit_now(0)

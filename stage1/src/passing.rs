@@ -8,7 +8,6 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
-use rustix::process::Pid;
 
 /// Maximum number of descriptors in one message: the kernel's limit (`SCM_MAX_FD`).
 pub(crate) const MAX_DESCRIPTORS: usize = 253;
@@ -19,8 +18,6 @@ pub(crate) struct Received {
     pub(crate) bytes: usize,
     /// Its descriptors, close-on-exec.
     pub(crate) fds: Vec<OwnedFd>,
-    /// The process that sent it, as the kernel says; only on sockets with `SO_PASSCRED`.
-    pub(crate) sender: Option<Pid>,
     /// Whether bytes or descriptors were lost because the buffer was too small.
     pub(crate) is_truncated: bool,
 }
@@ -46,19 +43,17 @@ pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> 
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let message = rustix::io::retry_on_intr(|| recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags))?;
-    let (mut fds, mut sender) = (Vec::new(), None);
+    let mut fds = Vec::new();
     for ancillary_message in ancillary.drain() {
-        match ancillary_message {
-            RecvAncillaryMessage::ScmRights(descriptors) => fds.extend(descriptors),
-            RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials.pid),
-            _ => {}
+        if let RecvAncillaryMessage::ScmRights(descriptors) = ancillary_message {
+            fds.extend(descriptors);
         }
     }
     if message.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_DESCRIPTORS {
         return Err(rustix::io::Errno::MFILE);
     }
     let is_truncated = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    Ok(Received { bytes: message.bytes, fds, sender, is_truncated })
+    Ok(Received { bytes: message.bytes, fds, is_truncated })
 }
 
 #[cfg(test)]

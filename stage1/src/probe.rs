@@ -148,7 +148,7 @@ impl Probe {
                 if has_visible_exit(pidfd.as_fd()) {
                     // Before it is reaped: afterwards, its PID may name another process group.
                     kill_group(pid);
-                    let code = reap(&pidfd).map_or(137, exit_code);
+                    let code = exit_code(reap(&pidfd).unwrap_or(ProcessExit::KILLED));
                     return ProbeOutcome::Ended(record.result(code == 0, Some(code)));
                 }
                 ProbeIo::Program { pid, pidfd, output }

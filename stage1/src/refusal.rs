@@ -33,7 +33,7 @@ const MARK: u8 = 0;
 
 /// Sends the reason why a program is not executed, as text.
 pub(crate) fn send(channel: impl AsFd, why: &Failure) {
-    let _supervisor_has_gone = rustix::io::write(channel, format!("{}\t{}", why.kind, why.message).as_bytes());
+    let _supervisor_has_gone = rustix::io::write(channel, format!("{}\t{}", why.kind.as_str(), why.message).as_bytes());
 }
 
 /// Sends the failed step, without allocating.
@@ -50,7 +50,7 @@ pub(crate) fn read(report: &[u8], program: &str) -> Failure {
     }
     let text = String::from_utf8_lossy(report);
     let (kind, message) = text.split_once('\t').unwrap_or(("internal", &text));
-    Failure { kind: kind.to_owned(), message: message.to_owned(), app: None }
+    Failure { kind: ErrorKind::from_word(kind), message: message.to_owned(), app: None }
 }
 
 fn step_failure(step: Option<Step>, errno: Errno, program: &str) -> Failure {
@@ -101,8 +101,8 @@ mod tests {
         ] {
             let failure = report(|pipe| send_step(pipe, step, &io::Error::from_raw_os_error(errno)));
             assert!(failure.message.starts_with(message), "{step:?}: {}", failure.message);
-            assert!(kind.is_empty() || failure.kind == kind, "{step:?}: {}", failure.kind);
+            assert!(kind.is_empty() || failure.kind.as_str() == kind, "{step:?}: {}", failure.kind.as_str());
         }
-        assert_eq!(read(b"garbage", "prog").kind, "internal");
+        assert_eq!(read(b"garbage", "prog").kind, ErrorKind::Internal);
     }
 }

@@ -107,7 +107,7 @@ fn with_pod_dir<T>(
 fn write_reply(answer: &Reply) -> ExitCode {
     let line = serde_json::to_vec(answer).or_else(|error| {
         let message = format!("the reply cannot be encoded: {error}");
-        serde_json::to_vec(&Reply::Failed(Failure { kind: "internal".to_owned(), message, app: None }))
+        serde_json::to_vec(&Reply::Failed(Failure { kind: ErrorKind::Internal, message, app: None }))
     });
     let mut out = std::io::stdout().lock();
     let written = line.map_err(std::io::Error::from).and_then(|mut line| {

@@ -41,7 +41,7 @@ fn links_of_the_image_are_replaced_not_followed() {
         std::fs::create_dir_all(root.join("etc")).unwrap();
         make(&root.join("etc/resolv.conf"));
         if !possible {
-            assert_eq!(write(&root, true).unwrap_err().kind, "invalid", "{what}");
+            assert_eq!(write(&root, true).unwrap_err().kind, ErrorKind::Invalid, "{what}");
         }
         write(&root, possible).unwrap();
         let read = |path: &str| std::fs::read_to_string(temp.path().join(path));

@@ -31,7 +31,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::ProcessExit;
-use gantry_contract::journal::{Fact, INIT_KILLED};
+use gantry_contract::journal::{Fact, StopReason};
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -41,7 +41,7 @@ use self::limits::Reclaim;
 pub(crate) use self::restarts::Restarts;
 use self::sessions::Session;
 use self::traced::TracedZombies;
-use crate::app::{App, NextOperation, Operation, OutputSource, reap};
+use crate::app::{App, NextOperation, Operation, OutputSource, StopRequest, reap};
 use crate::control::{Connection, MAX_CONNECTIONS};
 use crate::failure::failure;
 use crate::foreground::{Foreground, Foregrounds};
@@ -324,7 +324,7 @@ impl Supervisor {
             let sources = app.output.sources.iter().filter(|_| !paused);
             fds.extend(sources.map(|(token, source)| (EventSource::AppOutput(app_token, token), source.fd.as_fd())));
             fds.extend(app.waiting.as_ref().map(|waiting| match app.operation {
-                Some(Operation::Execute { .. }) => (EventSource::AppExecution(app_token), waiting.channel.as_fd()),
+                Some(Operation::Execute { .. }) => (EventSource::AppExecution(app_token), waiting.report.as_fd()),
                 _ => (EventSource::WaitingExit(app_token), waiting.pidfd.as_fd()),
             }));
             fds.extend(app.running.as_ref().map(|pidfd| (EventSource::AppExit(app_token), pidfd.as_fd())));
@@ -393,7 +393,7 @@ impl Supervisor {
             EventSource::Notification(token) => self.handle_notification(token),
             EventSource::Listener => self.accept_connection(),
             // PID 1 does not exit by itself: a process outside the pod killed it, and the kernel killed the apps.
-            EventSource::Init => self.stop(INIT_KILLED, Duration::ZERO),
+            EventSource::Init => self.stop(StopReason::InitKilled, Duration::ZERO),
             EventSource::Signals => self.handle_signals(),
         }
     }
@@ -415,7 +415,7 @@ impl Supervisor {
         let stop_signals = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
         let received = sys::read_signals(&self.signals);
         if received.iter().any(|&signal| stop_signals.iter().any(|&stop| stop.unsigned_abs() == signal)) {
-            self.stop_on_request("supervisor-signal", self.stop_grace());
+            self.stop_on_request(StopReason::SupervisorSignal, self.stop_grace());
         }
     }
 
@@ -468,20 +468,19 @@ impl Supervisor {
         app.forget_process();
         app.exit = Some(how);
         app.abort_probe(&mut self.ending);
-        let oom_kills = self.record_oom_kills(token, how == ProcessExit::Signal(SIGKILL));
+        let oom_kills = self.record_oom_kills(token, how == ProcessExit::KILLED);
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         let oom = oom_kills > app.oom_kills_before;
         let (attempt, stop) = (app.plan.attempt, app.stop.take());
         let was_stopped = stop.is_some() || self.is_stopping;
-        // Without a client: the app was stopped because it is unhealthy.
-        let is_unhealthy = stop.as_ref().and_then(|stop| stop.restart.as_ref()).is_some_and(|it| it.client.is_none());
-        let restart_at = match (is_unhealthy, was_stopped) {
+        let restarts_unhealthy = stop.as_ref().is_some_and(StopRequest::restarts_unhealthy);
+        let restart_at = match (restarts_unhealthy, was_stopped) {
             (true, _) => Some(app.schedule_restart()),
             (false, true) => None,
             (false, false) => app.plan_restart(how),
         };
         self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt, how, oom, restart_at });
-        let restart = stop.and_then(|stop| self.complete_stop(stop)).filter(|_| !is_unhealthy);
+        let restart = stop.and_then(|stop| self.complete_stop(stop)).filter(|_| !restarts_unhealthy);
         if restart.is_none() && !self.is_active() {
             // The end of PID 1 kills the processes that the last app left behind.
             return;
@@ -497,15 +496,15 @@ impl Supervisor {
             }
             self.begin_clear(token, NextOperation::Start(start));
         } else if how != ProcessExit::Code(0) && !was_stopped && restart_at.is_none() && !self.pod.plan.sandbox {
-            self.stop("app-failed", self.stop_grace());
+            self.stop(StopReason::AppFailed, self.stop_grace());
         }
     }
 
     /// The end of PID 1 kills the apps, and shows only after their exits, which are no failures then.
     fn stop_if_init_was_killed(&mut self, how: ProcessExit) {
-        let was_killed = !self.is_stopping && how == ProcessExit::Signal(SIGKILL);
+        let was_killed = !self.is_stopping && how == ProcessExit::KILLED;
         if was_killed && self.pod.init.as_ref().is_some_and(Init::is_exiting) {
-            self.stop(INIT_KILLED, Duration::ZERO);
+            self.stop(StopReason::InitKilled, Duration::ZERO);
         }
     }
 
@@ -519,11 +518,11 @@ impl Supervisor {
 
     /// Sends every app its stop signal, and kills those that still run after `grace`. A further call can only shorten
     /// the grace.
-    fn stop(&mut self, reason: &str, grace: Duration) {
+    fn stop(&mut self, reason: StopReason, grace: Duration) {
         if !self.is_stopping {
             self.is_stopping = true;
             self.abort_changes();
-            self.journal.append(Fact::Stopping { reason: reason.to_owned() });
+            self.journal.append(Fact::Stopping { reason });
             for app in self.pod.apps.values() {
                 app.signal(app.plan.stop_signal);
             }
@@ -536,7 +535,7 @@ impl Supervisor {
 
     /// Stops the pod on request of a client or a signal. Foregrounds that do not read then delay the end only until
     /// [`DRAIN_TIMEOUT`] after the grace.
-    fn stop_on_request(&mut self, reason: &str, grace: Duration) {
+    fn stop_on_request(&mut self, reason: StopReason, grace: Duration) {
         self.stop(reason, grace);
         self.foreground_deadline = self.kill_deadline.map(|at| at + DRAIN_TIMEOUT);
     }

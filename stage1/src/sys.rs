@@ -130,6 +130,45 @@ pub(crate) fn fork(
     }
 }
 
+/// The place of a PID in the memory of a file, which [`fork_recorded`] has the kernel write. No process that this one
+/// forks has that memory.
+pub(crate) struct PidRecord {
+    place: *mut libc::pid_t,
+}
+
+impl PidRecord {
+    /// The place at the beginning of `file`, which has at least the length of a PID.
+    pub(crate) fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let (length, access) = (size_of::<libc::pid_t>(), libc::PROT_READ | libc::PROT_WRITE);
+        // In advance: the kernel ignores that it cannot write the PID.
+        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
+        // SAFETY: the kernel chooses the address, so that nothing is replaced.
+        let place = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, file.as_raw_fd(), 0) };
+        if place == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the mapping was made above. Forked processes, which lack it, do not use it: only the kernel does.
+        check(unsafe { libc::madvise(place, length, libc::MADV_DONTFORK) }.into())?;
+        Ok(Self { place: place.cast() })
+    }
+}
+
+/// The same as [`fork`]. The PID is also in `record`, before the new process runs, and if this one is killed meanwhile.
+pub(crate) fn fork_recorded(
+    _: SingleThreaded,
+    flags: libc::c_int,
+    record: &PidRecord,
+    child: impl FnOnce(ForkedChild) -> Infallible,
+) -> io::Result<Pid> {
+    let flags = libc::c_long::from(flags | libc::CLONE_PARENT_SETTID | libc::SIGCHLD);
+    // SAFETY: as in fork. The kernel writes a PID to the place, which stays mapped: nothing unmaps it.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, record.place, 0, 0) };
+    match i32::try_from(check(pid)?).ok().and_then(Pid::from_raw) {
+        Some(pid) => Ok(pid),
+        None => run_child(child),
+    }
+}
+
 /// Replaces musl's abort(3), which sends SIGABRT to the thread ID that the library remembers. A process made by a raw
 /// `clone` or `clone3` remembers its parent's: an allocation failure in it would kill the supervisor. The linker takes
 /// this definition before that of the static library.
@@ -644,6 +683,36 @@ mod tests {
         });
         let status = rustix::process::waitpid(child.ok(), rustix::process::WaitOptions::empty()).unwrap().unwrap().1;
         assert_eq!(status.terminating_signal(), Some(libc::SIGABRT), "{status:?}");
+        exit_now(42);
+    }
+
+    /// In a process of its own, as above.
+    #[test]
+    #[cfg(target_env = "musl")]
+    fn forked_processes_lack_their_record() {
+        if std::env::var(ABORT).as_deref() != Ok("record") {
+            let child = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "sys::tests::forked_processes_lack_their_record", "--test-threads=1", "--nocapture"])
+                .env(ABORT, "record")
+                .output()
+                .unwrap();
+            assert_eq!(child.status.code(), Some(42), "{child:?}");
+            return;
+        }
+        use std::os::fd::AsFd as _;
+        let file = gantry_host::file::in_memory("a-pid", &0i32.to_ne_bytes()).unwrap();
+        let record = PidRecord::map(file.as_fd()).unwrap();
+        let has_record = || std::fs::read_to_string("/proc/self/maps").unwrap().contains("memfd:a-pid");
+        assert!(has_record());
+        let pid = fork_recorded(SingleThreaded { thread: PhantomData }, 0, &record, |_| {
+            exit_now(if has_record() { 1 } else { 7 })
+        });
+        let pid = pid.unwrap();
+        let mut recorded = [0u8; 4];
+        rustix::io::pread(&file, &mut recorded, 0).unwrap();
+        assert_eq!(i32::from_ne_bytes(recorded), pid.as_raw_nonzero().get());
+        let status = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap().unwrap().1;
+        assert_eq!(status.exit_status(), Some(7), "{status:?}");
         exit_now(42);
     }
 

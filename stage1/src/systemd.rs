@@ -25,6 +25,8 @@ use crate::failure::{Attempt, Result, failure};
 
 /// systemd's own socket.
 const PRIVATE_SOCKET: &str = "/run/systemd/private";
+/// The service that stops all pods at the shutdown of the host (`packaging`).
+const POD_SHUTDOWN_UNIT: &str = "gantry-pods.service";
 /// The timeout of starting a scope. systemd may be busy with other jobs, as at boot.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// The interval of looking for the move, and of repeating a call while a former scope of the pod ends.
@@ -124,6 +126,12 @@ impl StartScope<'_> {
         body.property("CollectMode", "s", |value| value.string("inactive-or-failed"));
         // Only the pod's own limits count, not DefaultTasksMax=.
         body.property("TasksMax", "t", |value| value.u64(u64::MAX));
+        // At the shutdown of the host, systemd stops this unit first, which stops the pod in order.
+        body.property("Before", "as", |value| {
+            let units = value.begin_array(4);
+            value.string(POD_SHUTDOWN_UNIT);
+            value.end_array(units);
+        });
         body.end_array(properties);
         let auxiliary_units = body.begin_array(8);
         body.end_array(auxiliary_units);
@@ -499,7 +507,7 @@ mod tests {
 
     /// The bytes that `busctl call` of systemd 252 sends for the same call, but for its serial number.
     const CALL: &[&[u8]] = &[
-        b"l\x01\0\x018\x01\0\0\x01\0\0\0\xb6\0\0\0",
+        b"l\x01\0\x01`\x01\0\0\x01\0\0\0\xb6\0\0\0",
         b"\x01\x01o\0\x19\0\0\0/org/freedesktop/systemd1\0\0\0\0\0\0\0",
         b"\x03\x01s\0\x12\0\0\0StartTransientUnit\0\0\0\0\0\0",
         b"\x02\x01s\0 \0\0\0org.freedesktop.systemd1.Manager\0\0\0\0\0\0\0\0",
@@ -507,13 +515,14 @@ mod tests {
         b"\x08\x01g\0\x10ssa(sv)a(sa(sv))\0\0\0",
         b"1\0\0\0gantry-6733c088-a507-4694-aabf-ec79c0a8ac9a.scope\0\0\0",
         b"\x04\0\0\0fail\0\0\0\0",
-        b"\xe8\0\0\0\x0b\0\0\0Description\0\x01s\0\0",
+        b"\x14\x01\0\0\x0b\0\0\0Description\0\x01s\0\0",
         b"/\0\0\0gantry pod 6733c088-a507-4694-aabf-ec79c0a8ac9a\0",
         b"\x05\0\0\0Slice\0\x01s\0\0\0\0\x0c\0\0\0gantry.slice\0\0\0\0\0\0\0\0",
         b"\x04\0\0\0PIDs\0\x02au\0\0\0\0\x04\0\0\0g\x12\0\0",
         b"\x08\0\0\0Delegate\0\x01b\0\x01\0\0\0\0\0\0\0",
         b"\x0b\0\0\0CollectMode\0\x01s\0\0\x12\0\0\0inactive-or-failed\0\0\0\0\0\0",
-        b"\x08\0\0\0TasksMax\0\x01t\0\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\0\0\0\0\0",
+        b"\x08\0\0\0TasksMax\0\x01t\0\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x06\0\0\0Before\0\x02as\0\0\x18\0\0\0\x13\0\0\0gantry-pods.service\0\0\0\0\0",
     ];
 
     #[test]

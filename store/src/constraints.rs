@@ -40,7 +40,7 @@ const POD: Constraints = Constraints {
         "restart_at IS NULL OR phase IN ('exited', 'starting')",
         "restart_tries >= 0",
         "restart_count >= 0",
-        "stop_requested IN (0, 1)",
+        "stop_requested IN (0, 1, 2)",
         "namespace NOT IN ('', 'system')",
         "log_dir LIKE '/%'",
         "limit_changes >= 0",

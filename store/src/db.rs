@@ -31,6 +31,7 @@ use crate::high_water::HighWater;
 use crate::keeper::KEEPER_LOCK;
 use crate::lock::{LockMode, lock_within, open_lock_file, sync_dir};
 use crate::migrate::{self, APPLICATION_ID, FEATURES, STEPS};
+use crate::pods::restarts;
 use crate::wal_index::{IndexLease, IndexPlace};
 use crate::{Layout, StoreError, backup, high_water, reserve, tmp, wal_index};
 
@@ -662,6 +663,7 @@ fn enter_boot(conn: &Connection, boot: &BootId, mark: Option<&HighWater>) -> Res
         }
         Some((known, _)) if known == boot.0 => Ok(0),
         Some((_, next)) => {
+            restarts::release_stopped_until_boot(&tx, now()).map_err(sql())?;
             tx.execute("UPDATE state SET boot = ?1, next_seq = ?2", rusqlite::params![boot.0, after_boot(next)])
         }
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gantry_model::{AppName, AppOutcome, AppState, Edge, Event, EventKind, NewEvent, PodId, Timestamp};
+use gantry_model::{AppName, AppOutcome, AppState, Edge, EventKind, EventRecord, NewEvent, PodId, Timestamp};
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use crate::PodRow;
@@ -215,7 +215,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn events_after(&self, seq: u64, limit: usize) -> Result<Vec<Event>, StoreError> {
+    pub fn events_after(&self, seq: u64, limit: usize) -> Result<Vec<EventRecord>, StoreError> {
         let sql = || StoreError::sql("read events");
         // SQLite's integers have a sign; there is nothing beyond the largest.
         let (seq, limit) = (seq.min(i64::MAX.unsigned_abs()), i64::try_from(limit).unwrap_or(i64::MAX));
@@ -234,7 +234,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn events_page(&self, seq: u64, limit: usize) -> Result<(Vec<Event>, Option<u64>), StoreError> {
+    pub fn events_page(&self, seq: u64, limit: usize) -> Result<(Vec<EventRecord>, Option<u64>), StoreError> {
         self.read("read events", |_snapshot| {
             let trimmed = self.trimmed_seq()?;
             Ok((self.events_after(seq, limit)?, (trimmed > seq).then_some(trimmed)))
@@ -245,7 +245,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn last_event(&self, kind: EventKind, subject: &str) -> Result<Option<Event>, StoreError> {
+    pub fn last_event(&self, kind: EventKind, subject: &str) -> Result<Option<EventRecord>, StoreError> {
         self.conn
             .prepare_cached(
                 "SELECT seq, boot, kind, at, subject, name, data FROM event WHERE kind = ?1 AND subject = ?2
@@ -356,12 +356,12 @@ fn trimmed_until(tx: &Transaction<'_>) -> rusqlite::Result<Option<Timestamp>> {
     Ok(until.map(|at| Timestamp(at.max(restored.saturating_mul(1_000)).saturating_add(SKEW))))
 }
 
-fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<Event> {
+fn read(row: &rusqlite::Row<'_>) -> rusqlite::Result<EventRecord> {
     let mut columns = row::Columns::new(row);
     let (seq, boot) = (columns.get()?, columns.get()?);
     let kind = columns.named(EventKind::from_name)?;
     let at = Timestamp(columns.get()?);
-    Ok(Event {
+    Ok(EventRecord {
         seq,
         boot,
         event: NewEvent { kind, at, id: columns.get()?, name: columns.get()?, data: columns.map()? },

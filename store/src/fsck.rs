@@ -42,77 +42,95 @@ const RESTORE: &str = "restart gantryd, which restores the newest good one of it
 const REPEAT_HINT: &str = "run 'gantry doctor' again when the cause is gone";
 const SWEEP: &str = "run 'gantry gc' and 'gantry image gc'";
 
+/// What a check reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// The database, and whether rows and files agree.
+    Quick,
+    /// Also every page of the database, every blob and every file of the layers.
+    Deep,
+}
+
 impl Store {
-    /// Checks the database, and that rows and files agree; with `deep`, every page of the database, every blob and
-    /// every file of the layers.
-    ///
-    /// # Errors
-    /// None so far: damage, also of parts that cannot be examined, is a finding.
-    pub fn check(&self, deep: bool) -> Result<Vec<Finding>, StoreError> {
-        type Part = fn(&Store, bool, &mut Report) -> Result<(), StoreError>;
-        let parts: [Part; 8] = [
-            Self::check_database,
-            Self::check_sequence,
-            Self::check_permissions,
-            Self::check_layers,
-            Self::check_blobs,
-            Self::check_pods,
-            Self::check_volumes,
-            Self::check_temporaries,
+    /// Checks the database, and that rows and files agree. Damage, also of parts that cannot be examined, is a finding.
+    #[must_use]
+    pub fn check(&self, depth: Depth) -> Vec<Finding> {
+        let parts = [
+            Checker::check_database,
+            Checker::check_sequence,
+            Checker::check_permissions,
+            Checker::check_layers,
+            Checker::check_blobs,
+            Checker::check_pods,
+            Checker::check_volumes,
+            Checker::check_temporaries,
         ];
-        let mut report = Report::default();
+        let mut checker = Checker { store: self, depth, findings: Vec::new() };
         for part in parts {
-            match part(self, deep, &mut report) {
+            match part(&mut checker) {
                 Err(error) if error.kind() == ErrorKind::Damaged => {
-                    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                    report.error(format!("a part of the store cannot be read: {error}: {cause}"), RESTORE);
+                    checker.error(format!("a part of the store cannot be read: {}", chain(&error)), RESTORE);
                 }
+                // `check_permissions` reports missing files, for the other parts, too.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
-                    // `check_permissions` reports missing files, for the other parts, too.
-                    if error.kind() != ErrorKind::NotFound {
-                        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                        report.error(format!("a part of the store cannot be looked at: {error}: {cause}"), REPEAT_HINT);
-                    }
+                    checker.error(format!("a part of the store cannot be looked at: {}", chain(&error)), REPEAT_HINT);
                 }
                 Ok(()) => {}
             }
         }
-        Ok(report.findings)
+        checker.findings
     }
+}
 
-    fn check_database(&self, deep: bool, report: &mut Report) -> Result<(), StoreError> {
+/// An error and its cause.
+fn chain(error: &StoreError) -> String {
+    let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+    format!("{error}: {cause}")
+}
+
+/// A check in progress.
+struct Checker<'a> {
+    store: &'a Store,
+    depth: Depth,
+    findings: Vec<Finding>,
+}
+
+impl Checker<'_> {
+    fn check_database(&mut self) -> Result<(), StoreError> {
         let sql = || StoreError::sql("check the database");
         // Malformed JSON fails the CHECK constraints of older databases with an error that ends the check. The rows are
         // found below.
-        ignore_checks(&self.conn).map_err(sql())?;
-        let query = if deep { "PRAGMA integrity_check(20)" } else { "PRAGMA quick_check(20)" };
-        let mut check = self.conn.prepare(query).map_err(sql())?;
+        ignore_checks(&self.store.conn).map_err(sql())?;
+        let query = if self.depth == Depth::Deep { "PRAGMA integrity_check(20)" } else { "PRAGMA quick_check(20)" };
+        let mut check = self.store.conn.prepare(query).map_err(sql())?;
         let mut rows = check.query([]).map_err(sql())?;
         while let Some(row) = rows.next().map_err(sql())? {
             let line: String = row.get(0).map_err(sql())?;
             if line != "ok" {
-                report.error(format!("the database is damaged: {}", shown(&line)), RESTORE);
+                self.error(format!("the database is damaged: {}", shown(&line)), RESTORE);
             }
         }
-        for line in constraints::violations(&self.conn).map_err(sql())? {
-            report.error(line, RESTORE);
+        for line in constraints::violations(&self.store.conn).map_err(sql())? {
+            self.error(line, RESTORE);
         }
-        let mut check = self.conn.prepare("PRAGMA foreign_key_check").map_err(sql())?;
+        let mut check = self.store.conn.prepare("PRAGMA foreign_key_check").map_err(sql())?;
         let mut rows = check.query([]).map_err(sql())?;
         while let Some(row) = rows.next().map_err(sql())? {
             let table: String = row.get(0).map_err(sql())?;
             let parent: String = row.get(2).map_err(sql())?;
             let what =
                 format!("a row of table '{}' refers to one of '{}' that is not there", shown(&table), shown(&parent));
-            report.error(what, RESTORE);
+            self.error(what, RESTORE);
         }
         Ok(())
     }
 
     /// Numbers rise by one within a boot and lie between the last trimmed number and the next one.
-    fn check_sequence(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
+    fn check_sequence(&mut self) -> Result<(), StoreError> {
         let sql = || StoreError::sql("check the events");
         let mut gaps = self
+            .store
             .conn
             .prepare(
                 "SELECT before, seq FROM (SELECT seq, boot, lag(seq) OVER (ORDER BY seq) AS before,
@@ -123,23 +141,25 @@ impl Store {
         let mut rows = gaps.query([]).map_err(sql())?;
         while let Some(row) = rows.next().map_err(sql())? {
             let (before, seq): (i64, i64) = (row.get(0).map_err(sql())?, row.get(1).map_err(sql())?);
-            report.error(format!("the events between {before} and {seq} are missing"), RESTORE);
+            self.error(format!("the events between {before} and {seq} are missing"), RESTORE);
         }
-        let states: u32 = self.conn.query_row("SELECT count(*) FROM state", [], |row| row.get(0)).map_err(sql())?;
+        let states: u32 =
+            self.store.conn.query_row("SELECT count(*) FROM state", [], |row| row.get(0)).map_err(sql())?;
         let outside: u32 = self
+            .store
             .conn
             .query_row("SELECT count(*) FROM event, state WHERE seq >= next_seq OR seq <= trimmed", [], |row| {
                 row.get(0)
             })
             .map_err(sql())?;
         if states != 1 || outside > 0 {
-            report.error("the number of the next event is wrong".to_owned(), RESTORE);
+            self.error("the number of the next event is wrong".to_owned(), RESTORE);
         }
         Ok(())
     }
 
-    fn check_permissions(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
-        let layout = &self.layout;
+    fn check_permissions(&mut self) -> Result<(), StoreError> {
+        let layout = &self.store.layout;
         let user = rustix::process::geteuid().as_raw();
         let dirs = [
             layout.root().to_owned(),
@@ -154,99 +174,104 @@ impl Store {
             let found = match path.symlink_metadata() {
                 Ok(found) => found,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    report.error(format!("{} is missing", path.display()), "make it again with mode 0700");
+                    self.error(format!("{} is missing", path.display()), "make it again with mode 0700");
                     continue;
                 }
                 Err(error) => return Err(StoreError::io("examine", path)(error)),
             };
             if found.is_dir() != is_dir || found.is_symlink() {
-                report.error(format!("{} is of the wrong type", path.display()), RESTORE);
+                self.error(format!("{} is of the wrong type", path.display()), RESTORE);
             } else if found.mode() & 0o077 != 0 {
                 let what =
                     format!("{} has mode {:04o}, so that others can get in", path.display(), found.mode() & 0o7777);
-                report.error(what, "run 'chmod go=' on it if what it contains can be trusted");
+                self.error(what, "run 'chmod go=' on it if what it contains can be trusted");
             } else if found.uid() != user {
-                report.error(format!("{} belongs to user {}", path.display(), found.uid()), "run 'chown' on it");
+                self.error(format!("{} belongs to user {}", path.display(), found.uid()), "run 'chown' on it");
             }
         }
         Ok(())
     }
 
-    fn check_layers(&self, deep: bool, report: &mut Report) -> Result<(), StoreError> {
+    fn check_layers(&mut self) -> Result<(), StoreError> {
         let sql = || StoreError::sql("check the layers");
         let chains: Vec<Digest> = self
+            .store
             .conn
             .prepare("SELECT chain FROM layer ORDER BY chain")
             .and_then(|mut all| all.query_map([], |row| Columns::new(row).parsed())?.collect())
             .map_err(sql())?;
         for chain in &chains {
             // Second check: the row may have been deleted with the tree.
-            if !self.layout.tree_dir(chain).is_dir() && self.tree_names()?.contains(&Layout::tree_name(chain)) {
-                report.error(format!("the directory of layer {chain} is missing"), REFETCH);
-            } else if deep && let Some(why) = self.check_layer(chain)? {
-                report.error(format!("layer {chain} is damaged: {why}"), REFETCH);
-            } else if self.is_damaged(chain) {
-                report.error(format!("layer {chain} was found damaged"), REFETCH);
+            if !self.store.layout.tree_dir(chain).is_dir()
+                && self.store.tree_names()?.contains(&Layout::tree_name(chain))
+            {
+                self.error(format!("the directory of layer {chain} is missing"), REFETCH);
+            } else if self.depth == Depth::Deep
+                && let Some(why) = self.store.check_layer(chain)?
+            {
+                self.error(format!("layer {chain} is damaged: {why}"), REFETCH);
+            } else if self.store.is_damaged(chain) {
+                self.error(format!("layer {chain} was found damaged"), REFETCH);
             }
         }
-        let known = self.tree_names()?;
-        for name in list_names(&self.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
+        let known = self.store.tree_names()?;
+        for name in list_names(&self.store.layout.trees_dir())?.into_iter().filter(|name| !known.contains(name)) {
             // Held: it is being committed or collected right now.
             if crate::trees::layer_of_replaced(&name).is_none()
-                && !crate::trees::is_locked(&self.layout, &name)?
-                && self.layout.trees_dir().join(&name).exists()
-                && !self.tree_names()?.contains(&name)
+                && !crate::trees::is_locked(&self.store.layout, &name)?
+                && self.store.layout.trees_dir().join(&name).exists()
+                && !self.store.tree_names()?.contains(&name)
             {
-                report.warning(format!("directory '{}' in 'trees' belongs to no layer", shown(&name)));
+                self.warning(format!("directory '{}' in 'trees' belongs to no layer", shown(&name)));
             }
         }
         Ok(())
     }
 
-    fn check_blobs(&self, deep: bool, report: &mut Report) -> Result<(), StoreError> {
-        for text in self.needed_blobs()? {
+    fn check_blobs(&mut self) -> Result<(), StoreError> {
+        for text in self.store.needed_blobs()? {
             let Ok(digest) = text.parse::<Digest>() else {
-                report.error(format!("an image refers to '{}', which is no digest", shown(&text)), RESTORE);
+                self.error(format!("an image refers to '{}', which is no digest", shown(&text)), RESTORE);
                 continue;
             };
-            if !self.has_blob(&digest)? {
-                if self.needed_blobs()?.contains(&text) {
-                    report.error(format!("blob {digest} is missing"), REFETCH);
+            if !self.store.has_blob(&digest)? {
+                if self.store.needed_blobs()?.contains(&text) {
+                    self.error(format!("blob {digest} is missing"), REFETCH);
                 }
-            } else if deep {
-                match self.blob(&digest, MAX_BLOB) {
+            } else if self.depth == Depth::Deep {
+                match self.store.blob(&digest, MAX_BLOB) {
                     Ok(_) => {}
                     Err(BlobError::Store(error)) => return Err(error),
-                    Err(error) => report.error(error.to_string(), REFETCH),
+                    Err(error) => self.error(error.to_string(), REFETCH),
                 }
             }
         }
         Ok(())
     }
 
-    fn check_pods(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
-        for pod in self.pods(&PodQuery::default())? {
+    fn check_pods(&mut self) -> Result<(), StoreError> {
+        for pod in self.store.pods(&PodQuery::default())? {
             let needs_dir = matches!(
                 pod.phase,
                 Phase::Prepared { .. } | Phase::Running { .. } | Phase::Exited { .. } | Phase::Starting { .. }
             );
-            if needs_dir && !self.layout.pod_dir(&pod.id).is_dir() {
-                let now = self.pod(pod.id)?;
+            if needs_dir && !self.store.layout.pod_dir(&pod.id).is_dir() {
+                let now = self.store.pod(pod.id)?;
                 if now.is_some_and(|now| now.phase == pod.phase) {
                     let what = format!("pod {} is {} and has no directory", pod.id, pod.phase.name());
-                    report.error(what, &format!("'gantry rm {}' removes it, and so does 'gantry gc' in time", pod.id));
+                    self.error(what, &format!("'gantry rm {}' removes it, and so does 'gantry gc' in time", pod.id));
                 }
             }
         }
         let deadline = Instant::now() + ROW_TIMEOUT;
-        for name in list_names(&self.layout.pods_dir())? {
+        for name in list_names(&self.store.layout.pods_dir())? {
             match name.parse::<PodId>() {
                 Ok(id) => {
-                    if self.pod(id)?.is_none() && self.lacks_row(id, deadline)? {
-                        report.warning(format!("the directory of pod {id} has no row"));
+                    if self.store.pod(id)?.is_none() && self.lacks_row(id, deadline)? {
+                        self.warning(format!("the directory of pod {id} has no row"));
                     }
                 }
-                Err(_) => report
+                Err(_) => self
                     .error(format!("'{}' in 'pods' is no pod", shown(&name)), "gantry did not make it: move it away"),
             }
         }
@@ -256,47 +281,40 @@ impl Store {
     /// Whether a pod has a directory and, until the deadline, no row. The directory comes first, so a free lock means
     /// that its creator is dead, and a held one that the row may be on its way.
     fn lacks_row(&self, id: PodId, deadline: Instant) -> Result<bool, StoreError> {
-        match self.try_lock_pod(id)? {
+        match self.store.try_lock_pod(id)? {
             PodState::Absent => Ok(false),
-            PodState::Free(_lock) => Ok(self.pod(id)?.is_none()),
-            PodState::Held => self.is_held_without_row(id, deadline),
+            PodState::Free(_lock) => Ok(self.store.pod(id)?.is_none()),
+            PodState::Held => self.store.is_held_without_row(id, deadline),
         }
     }
 
-    fn check_volumes(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
-        for volume in self.volumes()? {
+    fn check_volumes(&mut self) -> Result<(), StoreError> {
+        for volume in self.store.volumes()? {
             // Second check: it may have been removed in the meantime.
-            if !self.layout.volume_data(&volume.name).is_dir() && self.volume(&volume.name)?.is_some() {
+            if !self.store.layout.volume_data(&volume.name).is_dir() && self.store.volume(&volume.name)?.is_some() {
                 let what = format!("the directory of volume '{}' is missing", volume.name);
-                report.error(what, "put it back from a backup, or remove the volume with 'gantry volume rm'");
+                self.error(what, "put it back from a backup, or remove the volume with 'gantry volume rm'");
             }
         }
-        let mut unfinished = self.unfinished_volumes()?;
+        let mut unfinished = self.store.unfinished_volumes()?;
         if !unfinished.is_empty() {
             // The second check: a creation or removal that was in progress has finished.
-            let _lock = self.lock_volumes()?;
-            unfinished = self.unfinished_volumes()?;
+            let _lock = self.store.lock_volumes()?;
+            unfinished = self.store.unfinished_volumes()?;
         }
         for name in unfinished {
-            report.warning(format!("the directory of volume '{}' and the database do not agree", shown(&name)));
+            self.warning(format!("the directory of volume '{}' and the database do not agree", shown(&name)));
         }
         Ok(())
     }
 
-    fn check_temporaries(&self, _deep: bool, report: &mut Report) -> Result<(), StoreError> {
-        for path in crate::tmp::left(&self.layout)? {
-            report.warning(format!("{} was left by a process that died", path.display()));
+    fn check_temporaries(&mut self) -> Result<(), StoreError> {
+        for path in crate::tmp::left(&self.store.layout)? {
+            self.warning(format!("{} was left by a process that died", path.display()));
         }
         Ok(())
     }
-}
 
-#[derive(Default)]
-struct Report {
-    findings: Vec<Finding>,
-}
-
-impl Report {
     fn error(&mut self, what: String, hint: &str) {
         self.findings.push(Finding { what, severity: Severity::Error, hint: hint.to_owned() });
     }

@@ -94,7 +94,7 @@ pub use damage::Damage;
 pub use db::{OpenError, Store, now};
 pub use error::{Cause, DatabaseFailure, StoreError};
 pub use events::EVENTS_KEPT;
-pub use fsck::{Finding, Severity};
+pub use fsck::{Depth, Finding, Severity};
 pub use images::{CommitImageError, ImageFormat, ImageRow, LayerRef, NewImage, RemoveImageError, Removed};
 pub use keeper::{Keeper, KeeperLock};
 pub use layout::Layout;

@@ -17,7 +17,7 @@ pub(crate) mod pause;
 mod readiness;
 pub(crate) mod reports;
 mod resolve;
-mod restarts;
+pub(crate) mod restarts;
 pub(crate) mod row;
 mod stopping;
 

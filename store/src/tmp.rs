@@ -64,9 +64,7 @@ fn name(what: &str, number: u128) -> String {
 }
 
 fn random(what: &str) -> Result<u128, StoreError> {
-    let mut bytes = [0u8; 16];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(StoreError::io("get random bytes for", Path::new(what)))?;
+    let bytes = gantry_host::random::bytes().map_err(StoreError::io("get random bytes for", Path::new(what)))?;
     Ok(u128::from_ne_bytes(bytes))
 }
 

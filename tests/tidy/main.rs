@@ -24,7 +24,7 @@ const EDGES: &[(&str, &[&str])] = &[
     // net and netlink: to list networks, interfaces and routes and to watch nftables; only gantry-stage1 changes them.
     ("engine", &["model", "host", "store", "fetch", "contract", "net", "netlink"]),
     ("proto", &[]),
-    ("api", &["model", "host", "engine", "proto"]),
+    ("api", &["model", "host", "engine", "logging", "proto"]),
     ("cli", &["model", "host", "memcpy", "engine", "logging"]),
     ("resolver", &["model", "host", "engine"]),
     ("daemon", &["model", "host", "engine", "api", "resolver", "logging"]),

@@ -110,6 +110,24 @@ pub(crate) fn mkdir(args: &[String]) -> Outcome {
     Ok(OK)
 }
 
+pub(crate) fn symlink(args: &[String]) -> Outcome {
+    let [target, path] = args else { return Err(Failure::Usage) };
+    std::os::unix::fs::symlink(target, path).map_err(|error| failed(path, &error))?;
+    Ok(OK)
+}
+
+pub(crate) fn nest(args: &[String]) -> Outcome {
+    let [path, count] = args else { return Err(Failure::Usage) };
+    let count: u32 = count.parse().map_err(|_| Failure::Usage)?;
+    // No path is as long as all of them.
+    let enter = |path: &str| fs::create_dir(path).and_then(|()| std::env::set_current_dir(path));
+    enter(path).map_err(|error| failed(path, &error))?;
+    for _ in 1..count {
+        enter("d").map_err(|error| failed(path, &error))?;
+    }
+    Ok(OK)
+}
+
 pub(crate) fn remove(args: &[String]) -> Outcome {
     let path = only(args)?;
     let is_dir = fs::symlink_metadata(path).map_err(|error| failed(path, &error))?.is_dir();

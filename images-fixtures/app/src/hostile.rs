@@ -2,13 +2,15 @@
 
 use std::fs::{File, FileTimes, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::time::SystemTime;
 
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
 use crate::output::put;
 use crate::tries::verdict;
-use crate::{FAILED, Failure, OK, Outcome, sys};
+use crate::{FAILED, Failure, OK, Outcome, network, sys};
 
 /// The contents written over a program.
 const SCRIPT: &[u8] = b"#!/bin/sh\nexit 66\n";
@@ -100,9 +102,10 @@ fn look_at(pid: i32) -> Option<ProcessStatus> {
     Some(ProcessStatus { seccomp: field("Seccomp:")? != "0", effective })
 }
 
+/// How far beyond the last process id to search: some processes exit before they are caught.
+const AHEAD: i32 = 256;
+
 pub(crate) fn catch(args: &[String]) -> Outcome {
-    /// How far beyond the last process id to search: some processes exit before they are caught.
-    const AHEAD: i32 = 256;
     let own_pid = i32::try_from(std::process::id()).unwrap_or(0);
     let own = look_at(own_pid).ok_or_else(|| Failure::Failed("cannot read /proc/self/status".to_owned()))?;
     let rounds: u32 = crate::number(args, 0)?;
@@ -115,6 +118,41 @@ pub(crate) fn catch(args: &[String]) -> Outcome {
         // The process may have exited by itself.
         let _ = sys::let_go(pid);
         (next, caught) = (pid + 1, caught + 1);
+    }
+    put(b"caught enough\n")?;
+    stay()
+}
+
+/// The descriptors above stdio of a process. A program is executed without any.
+fn take_descriptors(pid: i32) -> Vec<OwnedFd> {
+    let numbers = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+    let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let process = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let take = |number: i32| pidfd_getfd(process.as_ref()?, number, PidfdGetfdFlags::empty()).ok();
+    numbers.filter(|&number| number > 2).filter_map(take).collect()
+}
+
+pub(crate) fn send_lingering(args: &[String]) -> Outcome {
+    let own_pid = i32::try_from(std::process::id()).unwrap_or(0);
+    let rounds: u32 = crate::number(args, 0)?;
+    let (socket, _peer) = network::lingering_socket()?;
+    let mut socket = Some(socket);
+    put(b"catching\n")?;
+    let (mut next, mut caught) = (2, 0);
+    while caught < rounds {
+        let Some(pid) = (next..next + AHEAD).find(|&pid| pid != own_pid && sys::seize(pid).is_ok()) else { continue };
+        let taken = take_descriptors(pid);
+        for fd in &taken {
+            let sent = socket.as_ref().map(|socket| network::send_descriptor(fd.as_fd(), b"x", socket.as_fd()));
+            if sent.is_some_and(|sent| sent.is_ok()) {
+                put(format!("sent a socket through a descriptor of process {pid}\n").as_bytes())?;
+                // From here on the message has the last reference.
+                socket = None;
+            }
+        }
+        // The process may have exited by itself.
+        let _ = sys::let_go(pid);
+        (next, caught) = (pid + 1, caught + u32::from(!taken.is_empty()));
     }
     put(b"caught enough\n")?;
     stay()

@@ -3,7 +3,7 @@
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _, UdpSocket};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -34,17 +34,41 @@ pub(crate) fn notify(args: &[String]) -> Outcome {
         socket.send(text.as_bytes())?;
     }
     let (reader, writer) = std::io::pipe()?;
-    let fds = [writer.as_fd()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(&socket, &[std::io::IoSlice::new(b"BARRIER=1")], &mut ancillary, SendFlags::empty())
-        .map_err(std::io::Error::from)?;
+    send_descriptor(socket.as_fd(), b"BARRIER=1", writer.as_fd())?;
     drop(writer);
     // The receiver closes its copy when it has read the message.
     let mut reader = reader;
     let _end_of_pipe = reader.read(&mut [0])?;
     Ok(OK)
+}
+
+/// Sends a descriptor with a message (`SCM_RIGHTS`).
+pub(crate) fn send_descriptor(socket: BorrowedFd<'_>, text: &[u8], fd: BorrowedFd<'_>) -> std::io::Result<()> {
+    let fds = [fd];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[std::io::IoSlice::new(text)], &mut ancillary, flags)?;
+    Ok(())
+}
+
+/// A connection whose last close waits until its peer has read everything: a peer that never reads, for five minutes.
+pub(crate) fn lingering_socket() -> std::io::Result<(TcpStream, TcpListener)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut socket = TcpStream::connect(listener.local_addr()?)?;
+    sockopt::set_socket_linger(&socket, Some(Duration::from_secs(300)))?;
+    socket.set_nonblocking(true)?;
+    loop {
+        match socket.write(&[0; 1 << 16]) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    // A non-blocking one does not linger.
+    socket.set_nonblocking(false)?;
+    Ok((socket, listener))
 }
 
 pub(crate) fn serve_http(args: &[String]) -> Outcome {

@@ -19,7 +19,7 @@ use crate::listen::{Listener, Socket, SocketFile};
 use crate::peer::{Caller, ConnectionInfo, Peer};
 use crate::quota::{Quota, QuotaPermit};
 use crate::stream::{ConnectionStream, Origin, SocketStream};
-use crate::surface::{Security, Surface};
+use crate::surface::{AccessRules, Security};
 use crate::tls::MutualTls;
 
 /// Maximum connections of a surface, without those of root; [`crate::peer`] has the shares. A TCP connection beyond its
@@ -63,14 +63,14 @@ impl Connection {
         authenticated: Authenticated,
         local: Option<(Peer, QuotaPermit)>,
         quota: &Quota,
-        surface: &dyn Surface,
+        rules: &dyn AccessRules,
     ) -> Option<Self> {
         let Authenticated { stream, client, chain } = authenticated;
         let (peer, permit) = match local {
             Some(local) => local,
             None => (client.peer(), quota.acquire(client.peer()).ok()?),
         };
-        if !surface.admits(peer) {
+        if !rules.admits(peer) {
             return None;
         }
         let caller = Caller { peer, certificate: Some(client) };
@@ -115,7 +115,7 @@ impl Acceptors {
     /// The kernel's error.
     pub(crate) fn start(
         listeners: Vec<Listener>,
-        surface: &Arc<dyn Surface>,
+        rules: &Arc<dyn AccessRules>,
         security: &Security,
     ) -> io::Result<(Self, ReceiverStream<Result<Connection, io::Error>>)> {
         let quota = Arc::new(Quota::new(MAX_CONNECTIONS));
@@ -124,7 +124,7 @@ impl Acceptors {
         let handshakes = HandshakeCounts::default();
         for listener in listeners {
             acceptors.files.extend(listener.file);
-            let (quota, surface, sender) = (Arc::clone(&quota), Arc::clone(surface), sender.clone());
+            let (quota, rules, sender) = (Arc::clone(&quota), Arc::clone(rules), sender.clone());
             let socket = AcceptSocket::new(listener.socket)?;
             let tls = match (&socket, security) {
                 (_, Security::Plain) | (AcceptSocket::Unix(_), Security::TlsOverTcp(_)) => None,
@@ -133,9 +133,9 @@ impl Acceptors {
             match tls {
                 Some(tls) => {
                     let socket = TlsListener { socket, tls, handshakes: handshakes.clone() };
-                    acceptors.tasks.spawn(accept_tls(socket, quota, surface, sender))
+                    acceptors.tasks.spawn(accept_tls(socket, quota, rules, sender))
                 }
-                None => acceptors.tasks.spawn(accept(socket, quota, surface, sender)),
+                None => acceptors.tasks.spawn(accept(socket, quota, rules, sender)),
             };
         }
         Ok((acceptors, ReceiverStream::new(connections)))
@@ -205,13 +205,13 @@ struct Accepted {
 async fn accept(
     socket: AcceptSocket,
     quota: Arc<Quota>,
-    surface: Arc<dyn Surface>,
+    rules: Arc<dyn AccessRules>,
     sender: mpsc::Sender<io::Result<Connection>>,
 ) {
     loop {
         match socket.accept(&quota).await {
             Ok(Some(Accepted { stream, peer, permit, .. })) => {
-                if !surface.admits(peer) {
+                if !rules.admits(peer) {
                     continue;
                 }
                 let connection = Connection::new(ConnectionStream::Plain(stream), peer, permit);
@@ -236,7 +236,7 @@ struct TlsListener {
 async fn accept_tls(
     listener: TlsListener,
     quota: Arc<Quota>,
-    surface: Arc<dyn Surface>,
+    rules: Arc<dyn AccessRules>,
     sender: mpsc::Sender<io::Result<Connection>>,
 ) {
     let mut tasks = JoinSet::new();
@@ -252,7 +252,7 @@ async fn accept_tls(
             }
         };
         let Some(handshake) = listener.handshakes.acquire(origin.key()) else { continue };
-        let (tls, quota, surface, sender) = (listener.tls.clone(), quota.clone(), surface.clone(), sender.clone());
+        let (tls, quota, rules, sender) = (listener.tls.clone(), quota.clone(), rules.clone(), sender.clone());
         tasks.spawn(async move {
             let authenticated = authenticate(&tls, stream, origin).await;
             drop(handshake);
@@ -265,7 +265,7 @@ async fn accept_tls(
             };
             match authenticated {
                 Ok(authenticated) => {
-                    let connection = Connection::with_tls(&tls, authenticated, local, &quota, surface.as_ref());
+                    let connection = Connection::with_tls(&tls, authenticated, local, &quota, rules.as_ref());
                     if let Some(connection) = connection {
                         let _server_may_have_ended = sender.send(Ok(connection)).await;
                     }

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::{EventKind, NewEvent};
 use gantry_engine::{Engine, now};
+use gantry_model::id::shown;
+use gantry_model::{EventKind, NewEvent};
 use tonic::{Code, Extensions, Status};
 use tracing::{info, warn};
 

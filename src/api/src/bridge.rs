@@ -9,7 +9,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Add;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -71,11 +70,22 @@ pub(crate) enum Weight {
 
 impl Weight {
     /// In the order in which jobs begin when several may.
-    const ALL: [Self; 5] = [Self::Light, Self::Stop, Self::Heavy, Self::Create, Self::Start];
+    pub(crate) const ALL: [Self; 5] = [Self::Light, Self::Stop, Self::Heavy, Self::Create, Self::Start];
+
+    /// Its name in metrics.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Light => "light",
+            Self::Heavy => "heavy",
+            Self::Create => "create",
+            Self::Start => "start",
+            Self::Stop => "stop",
+        }
+    }
 }
 
 /// A value for each weight.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PerWeight<T> {
     light: T,
     heavy: T,
@@ -85,7 +95,8 @@ pub(crate) struct PerWeight<T> {
 }
 
 impl<T> PerWeight<T> {
-    fn get(&self, weight: Weight) -> &T {
+    /// The value for this weight.
+    pub(crate) fn get(&self, weight: Weight) -> &T {
         match weight {
             Weight::Light => &self.light,
             Weight::Heavy => &self.heavy,
@@ -119,23 +130,13 @@ pub(crate) struct BridgeThreads {
     max_running: PerWeight<usize>,
 }
 
-/// The jobs of a bridge. Those that are not light are heavy here.
+/// The numbers of jobs of one or more bridges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct QueueDepth {
-    /// Light jobs that wait.
-    pub(crate) light: usize,
-    /// Heavy jobs that wait.
-    pub(crate) heavy: usize,
-    /// Heavy jobs under way.
-    pub(crate) busy: usize,
-}
-
-impl Add for QueueDepth {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self { light: self.light + other.light, heavy: self.heavy + other.heavy, busy: self.busy + other.busy }
-    }
+    /// Jobs that wait.
+    pub(crate) waiting: PerWeight<usize>,
+    /// Jobs under way.
+    pub(crate) running: PerWeight<usize>,
 }
 
 /// A handle to the engine that a worker thread opens and keeps.
@@ -307,36 +308,46 @@ impl<H: EngineHandle> Bridge<H> {
         Ok(bridge)
     }
 
-    /// The number of jobs that wait or run.
-    pub(crate) fn depth(&self) -> QueueDepth {
+    /// Adds the numbers of jobs that wait or run.
+    pub(crate) fn add_depth(&self, depth: &mut QueueDepth) {
         let queue = self.shared.lock();
-        let light = queue.lanes.light.waiting.len();
-        let running = Weight::ALL.into_iter().map(|weight| queue.lanes.get(weight).running).sum::<usize>();
-        QueueDepth { light, heavy: queue.waiting() - light, busy: running - queue.lanes.light.running }
+        for weight in Weight::ALL {
+            let lane = queue.lanes.get(weight);
+            *depth.waiting.get_mut(weight) += lane.waiting.len();
+            *depth.running.get_mut(weight) += lane.running;
+        }
     }
 
     /// Runs a job on a thread of the bridge.
     ///
     /// # Errors
-    /// The job's own error; RESOURCE_EXHAUSTED when too many wait; INTERNAL when it panicked.
+    /// The job's own error, `RESOURCE_EXHAUSTED` if too many jobs wait, and `INTERNAL` if the job panics.
     pub(crate) async fn call<T: Send + 'static>(
         &self,
         peer: Peer,
         weight: Weight,
         job: impl FnOnce(&H) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        let max_waiting = match peer {
-            Peer::Network => MAX_WAITING / 2,
-            Peer::Certificate { .. } | Peer::User { .. } => MAX_WAITING,
-            Peer::Root => usize::MAX,
-        };
-        self.submit(weight, max_waiting, job).await
+        self.submit(weight, max_waiting(peer), |handle| handle.and_then(job)).await
+    }
+
+    /// Runs a job that needs no handle, also when none can be opened.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub(crate) async fn call_without_handle<T: Send + 'static>(
+        &self,
+        peer: Peer,
+        weight: Weight,
+        job: impl FnOnce() -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        self.submit(weight, max_waiting(peer), |_| job()).await
     }
 
     /// Runs a job of a stream, however many calls wait.
     ///
     /// # Errors
-    /// The job's own; INTERNAL when it panicked.
+    /// The job's own error, and `INTERNAL` if the job panics.
     pub(crate) async fn call_for_stream<T: Send + 'static>(
         &self,
         weight: Weight,
@@ -344,14 +355,14 @@ impl<H: EngineHandle> Bridge<H> {
     ) -> Result<T, Status> {
         // Fails only if the semaphore is closed, which does not happen.
         let _permit = self.streams.acquire().await.map_err(|_| status::draining())?;
-        self.submit(weight, usize::MAX, job).await
+        self.submit(weight, usize::MAX, |handle| handle.and_then(job)).await
     }
 
     async fn submit<T: Send + 'static>(
         &self,
         weight: Weight,
         max_waiting: usize,
-        job: impl FnOnce(&H) -> Result<T, Status> + Send + 'static,
+        job: impl FnOnce(Result<&H, Status>) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
         let (reply, replied) = oneshot::channel();
         let span = Span::current();
@@ -359,7 +370,7 @@ impl<H: EngineHandle> Bridge<H> {
             if reply.is_closed() {
                 return HandleUse::Keep;
             }
-            let result = span.in_scope(|| handle.and_then(job));
+            let result = span.in_scope(|| job(handle));
             let handle_use = handle_use_after(&result);
             let _caller_may_have_gone = reply.send(result);
             handle_use
@@ -391,6 +402,15 @@ impl<H> Drop for Bridge<H> {
         self.shared.more.notify_all();
         // Outside the lock: this wakes their callers.
         drop(dropped);
+    }
+}
+
+/// Maximum calls in the queue when this client adds one.
+fn max_waiting(peer: Peer) -> usize {
+    match peer {
+        Peer::Network => MAX_WAITING / 2,
+        Peer::Certificate { .. } | Peer::User { .. } => MAX_WAITING,
+        Peer::Root => usize::MAX,
     }
 }
 

@@ -88,8 +88,15 @@ fn hanging_starts_delay_no_other_change() {
         let answer = home.runtime.block_on(bridge.call(USER, weight, |_| Ok(7)));
         assert_eq!(answer.unwrap(), 7, "{weight:?}");
     }
-    let depth = QueueDepth { light: 0, heavy: 2, busy: calls.len() - 2 };
-    gantry_tests::wait_for("the other jobs to end", || (bridge.depth() == depth).then_some(()));
+    let wanted = QueueDepth {
+        waiting: PerWeight { start: 1, stop: 1, ..PerWeight::default() },
+        running: PerWeight { start: WRITERS.max_running.start, stop: WRITERS.max_running.stop, ..PerWeight::default() },
+    };
+    gantry_tests::wait_for("the other jobs to end", || {
+        let mut depth = QueueDepth::default();
+        bridge.add_depth(&mut depth);
+        (depth == wanted).then_some(())
+    });
     drop((starts, stops));
     for one in calls {
         home.runtime.block_on(one).unwrap().unwrap();

@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gantry_engine::model::Timestamp;
 use gantry_engine::now;
+use gantry_model::Timestamp;
 use tokio::sync::watch;
 
 /// Maximum bytes of the ring.

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::model::Timestamp;
-use gantry_engine::model::query::EventQuery;
 use gantry_engine::{COMMIT_TIMEOUT, Observer, now};
+use gantry_model::Timestamp;
+use gantry_model::query::EventQuery;
 use tokio::sync::watch;
 use tonic::Status;
 
@@ -73,7 +73,7 @@ impl EventCursor {
     /// Waits for the next batch. `None`: the query's end has passed, or `closed` has returned.
     ///
     /// # Errors
-    /// The store cannot be read; UNAVAILABLE when the server drains.
+    /// The store's error if it cannot be read, and `UNAVAILABLE` if the server drains.
     pub(crate) async fn next(&mut self, closed: impl Future<Output = ()>) -> Result<Option<EventBatch>, Status> {
         let mut closed = std::pin::pin!(closed);
         loop {
@@ -126,7 +126,7 @@ impl EventCursor {
 
     /// The batch of events of the ring.
     fn live_batch(&self, events: Vec<Arc<HubEvent>>) -> EventBatch {
-        let to = events.last().map_or(self.position, |event| event.event.seq);
+        let to = events.last().map_or(self.position, |event| event.seq());
         EventBatch { from: self.position, to, events, is_live: true }
     }
 

@@ -50,7 +50,7 @@ pub(crate) struct Authenticated {
 /// Performs the handshake.
 ///
 /// # Errors
-/// No client is accepted now; the client is late, or its certificate is not accepted.
+/// No client is accepted now, the client is late, or its certificate is not accepted.
 pub(crate) async fn authenticate(tls: &MutualTls, stream: SocketStream, origin: Origin) -> io::Result<Authenticated> {
     let config = tls.server_config().ok_or_else(|| io::Error::other("there is no authority"))?;
     let handshake = TlsAcceptor::from(config).accept(stream);

@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use gantry_engine::model::Event;
-use gantry_engine::model::query::EventQuery;
-use gantry_engine::{CommitWatcher, Observer, Options, now};
+use gantry_engine::{CommitCounter, CommitWatcher, Observer, Options, now};
+use gantry_logging::RepeatedFailure;
+use gantry_model::query::EventQuery;
+use gantry_model::{EventRecord, NewEvent};
 use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
 
 use crate::bridge::EngineHandle;
 use crate::metrics::Metrics;
-use crate::repeated_failure::RepeatedFailure;
 use crate::status;
 
 /// Maximum events in the ring.
@@ -41,25 +41,35 @@ const MAX_ENCODERS: usize = 4;
 #[derive(Clone, Copy)]
 pub(crate) struct EventEncoder {
     slot: usize,
-    encode: fn(&Event) -> Vec<u8>,
+    encode: fn(&EventRecord) -> Vec<u8>,
 }
 
 /// An event, and its encodings so far.
 pub(crate) struct HubEvent {
-    /// The event.
-    pub(crate) event: Event,
+    /// The record.
+    pub(crate) record: EventRecord,
     encoded: [OnceLock<Box<[u8]>>; MAX_ENCODERS],
 }
 
 impl HubEvent {
     /// An event that was not encoded yet.
-    pub(crate) fn new(event: Event) -> Self {
-        Self { event, encoded: Default::default() }
+    pub(crate) fn new(record: EventRecord) -> Self {
+        Self { record, encoded: Default::default() }
+    }
+
+    /// Its number.
+    pub(crate) fn seq(&self) -> u64 {
+        self.record.seq
+    }
+
+    /// Its content.
+    pub(crate) fn event(&self) -> &NewEvent {
+        &self.record.event
     }
 
     /// The event as this surface encodes it.
     pub(crate) fn encoded(&self, encoder: EventEncoder) -> Cow<'_, [u8]> {
-        let encode = || (encoder.encode)(&self.event);
+        let encode = || (encoder.encode)(&self.record);
         match self.encoded.get(encoder.slot) {
             Some(slot) => Cow::Borrowed(slot.get_or_init(|| encode().into_boxed_slice())),
             None => Cow::Owned(encode()),
@@ -69,7 +79,7 @@ impl HubEvent {
     /// The approximate memory of the event and two encodings of it.
     fn size(&self) -> usize {
         const OVERHEAD: usize = 480;
-        let event = &self.event.event;
+        let event = self.event();
         let data: usize = event.data.iter().map(|(key, value)| key.len() + value.len()).sum();
         OVERHEAD + 3 * (event.id.len() + event.name.len() + data)
     }
@@ -102,7 +112,7 @@ impl Ring {
         while self.events.len() > MAX_EVENTS || self.bytes > MAX_BYTES {
             let Some(oldest) = self.events.pop_front() else { return };
             self.bytes -= oldest.size();
-            self.from = oldest.event.seq;
+            self.from = oldest.seq();
         }
     }
 
@@ -110,7 +120,7 @@ impl Ring {
         if cursor < self.from {
             return HubSlice::Behind;
         }
-        let first = self.events.partition_point(|event| event.event.seq <= cursor);
+        let first = self.events.partition_point(|event| event.seq() <= cursor);
         HubSlice::Events(self.events.range(first..).take(limit).cloned().collect())
     }
 }
@@ -121,6 +131,8 @@ struct Shared {
     ring: RwLock<Ring>,
     /// The number of the last event that was read.
     last: watch::Sender<u64>,
+    /// The number of changes of the database that were noticed, also of those without an event.
+    changes: watch::Sender<u64>,
     ended: AtomicBool,
     metrics: Arc<Metrics>,
 }
@@ -137,15 +149,16 @@ impl Hub {
     /// The process can start no more threads.
     pub(crate) fn start(options: Options, commits: CommitWatcher, metrics: Arc<Metrics>) -> io::Result<Self> {
         let ring = RwLock::new(Ring { from: u64::MAX, ..Ring::default() });
-        let (encoders, last) = (AtomicUsize::new(0), watch::Sender::new(0));
-        let shared = Arc::new(Shared { commits, encoders, ring, last, ended: AtomicBool::new(false), metrics });
+        let (encoders, last, changes) = (AtomicUsize::new(0), watch::Sender::new(0), watch::Sender::new(0));
+        let shared =
+            Arc::new(Shared { commits, encoders, ring, last, changes, ended: AtomicBool::new(false), metrics });
         let thread_shared = Arc::clone(&shared);
         std::thread::Builder::new().name("events".to_owned()).spawn(move || thread_shared.run(&options))?;
         Ok(Self { shared })
     }
 
     /// Registers the encoding of a surface.
-    pub(crate) fn register(&self, encode: fn(&Event) -> Vec<u8>) -> EventEncoder {
+    pub(crate) fn register(&self, encode: fn(&EventRecord) -> Vec<u8>) -> EventEncoder {
         EventEncoder { slot: self.shared.encoders.fetch_add(1, Ordering::Relaxed), encode }
     }
 
@@ -157,6 +170,11 @@ impl Hub {
     /// Changes when new events were read: the number of the last one.
     pub(crate) fn news(&self) -> watch::Receiver<u64> {
         self.shared.last.subscribe()
+    }
+
+    /// Changes when anything may have been committed, also without an event.
+    pub(crate) fn commits(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
     }
 }
 
@@ -192,6 +210,7 @@ impl Shared {
             self.ring.write().unwrap_or_else(PoisonError::into_inner).restart(u64::MAX);
             cursor = None;
             self.last.send_modify(|_| {});
+            self.count_change();
             std::thread::sleep(POLL_INTERVAL);
         }
     }
@@ -202,6 +221,10 @@ impl Shared {
         // Before the first read, so that a commit in between causes a wake-up.
         let failed = |error: io::Error| Status::unavailable(format!("cannot watch the database: {error}"));
         let mut commits = self.commits.subscribe().map_err(failed)?;
+        let counter = CommitCounter::open(options).map_err(|error| status::from_error(&error))?;
+        let mut count = counter.count();
+        // What was committed before is not known.
+        self.count_change();
         let newest =
             observer.events_start(&EventQuery::default(), now()).map_err(|error| status::from_error(&error))?;
         let mut at = match *cursor {
@@ -215,6 +238,10 @@ impl Shared {
         };
         while !self.ended.load(Ordering::Relaxed) {
             *cursor = Some(at);
+            let before = std::mem::replace(&mut count, counter.count());
+            if count.is_none() || count != before {
+                self.count_change();
+            }
             if !self.read_page(&observer, &mut at)? {
                 commits.wait(POLL_INTERVAL).map_err(failed)?;
                 if !observer.is_current() {
@@ -223,6 +250,11 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Wakes those who wait for commits.
+    fn count_change(&self) {
+        self.changes.send_modify(|changes| *changes = changes.wrapping_add(1));
     }
 
     /// Reads one page into the ring. `false` if there was nothing new.
@@ -237,9 +269,9 @@ impl Shared {
             // Subscribers before the gap have to read the store, which reports it.
             ring.restart(gone.max(*at));
         }
-        for event in page.events {
-            self.metrics.count_event(event.event.kind);
-            ring.push(HubEvent::new(event));
+        for record in page.events {
+            self.metrics.count_event(record.event.kind);
+            ring.push(HubEvent::new(record));
         }
         drop(ring);
         // If all events after the cursor were deleted, the page has no event that could move it.

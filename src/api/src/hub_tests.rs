@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_engine::model::{EventKind, NewEvent, Timestamp};
+use gantry_model::{EventKind, NewEvent, Timestamp};
 
 use super::*;
 
@@ -14,14 +14,14 @@ fn event(seq: u64, bytes: usize) -> HubEvent {
         name: "x".repeat(bytes),
         data: BTreeMap::new(),
     };
-    HubEvent::new(Event { seq, boot: String::new(), event })
+    HubEvent::new(EventRecord { seq, boot: String::new(), event })
 }
 
 /// The numbers of the events after a cursor; `None` behind the ring.
 fn after(ring: &Ring, cursor: u64, limit: usize) -> Option<Vec<u64>> {
     match ring.after(cursor, limit) {
         HubSlice::Behind => None,
-        HubSlice::Events(events) => Some(events.iter().map(|event| event.event.seq).collect()),
+        HubSlice::Events(events) => Some(events.iter().map(|event| event.seq()).collect()),
     }
 }
 
@@ -68,7 +68,7 @@ fn the_ring_is_bounded_and_drops_the_oldest() {
 
 #[test]
 fn an_event_is_encoded_once_per_surface() {
-    let number = |event: &Event| event.seq.to_string().into_bytes();
+    let number = |event: &EventRecord| event.seq.to_string().into_bytes();
     let encoders: Vec<EventEncoder> = (0..=MAX_ENCODERS).map(|slot| EventEncoder { slot, encode: number }).collect();
     let event = event(7, 0);
     for encoder in &encoders {

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId};
 use gantry_engine::{AppRow, Engine, PodError, PodRow};
+use gantry_model::{ErrorKind, Kind as _, Phase, PodId};
 use tonic::Status;
 use tracing::warn;
 
@@ -25,7 +25,7 @@ struct StopRight(PodId);
 
 impl StopRight {
     /// # Errors
-    /// UNAVAILABLE: another call has it.
+    /// `UNAVAILABLE` if another call has it.
     fn take(id: PodId) -> Result<Self, Status> {
         match STOPPING.lock().unwrap_or_else(PoisonError::into_inner).insert(id) {
             true => Ok(Self(id)),
@@ -54,8 +54,8 @@ pub(crate) fn container_name(app: &AppRow) -> Option<&str> {
 /// them. Does nothing if it does not exist, or no longer.
 ///
 /// # Errors
-/// Those of the engine; also if a plugin failed to release the network, which the next call repeats. UNAVAILABLE:
-/// another call is stopping it.
+/// The engine's errors, also if a plugin fails to release the network, which the next call repeats. `UNAVAILABLE` if
+/// another call is stopping the sandbox.
 pub(crate) fn stop_sandbox(engine: &Engine, id: PodId) -> Result<(), Status> {
     // Kubelets repeat a call that takes long. The repetitions would take the threads that stop other pods.
     let _right = StopRight::take(id)?;

@@ -1,12 +1,12 @@
 //! The gRPC surfaces of gantryd: their shared parts, and one folder for each surface.
 //!
-//! May import `gantry_model`, `gantry_engine` and `gantry_proto`. Knows nothing of the keeper. Emits events with
+//! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). Knows nothing of the keeper. Emits events with
 //! `tracing` and prints nothing.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`server`] | the servers, one per surface: limits, start, drain |
-//! | `surface` | `Surface`, the trait of all surfaces: services, descriptors, access rules |
+//! | `surface`, `root_only` | `Surface`, the trait of all surfaces: services, descriptors; access rules |
 //! | `context` | what surfaces work with: configuration, engine, events, log directories |
 //! | `bridge` | from async tasks to the synchronous engine: read-only and read-write handles |
 //! | `live_settings` | the settings that change with the configuration |
@@ -21,8 +21,7 @@
 //! | `deadline`, `responses` | deadlines of calls, memory of responses |
 //! | [`metrics`] | what gantryd counts, and `/metrics` |
 //! | `text_body` | the body of a plain HTTP response |
-//! | `request`, `status`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
-//! | `repeated_failure` | a failure of work that is retried, which is logged once |
+//! | `request`, `status`, `client_fault`, `health` | checks of fields, gRPC status codes, grpc.health.v1 |
 //! | `warnings` | the limit on warnings about failed calls |
 //! | `surfaces` | one folder per surface: [`aurae`], [`cri`], [`rkt`], [`talos`] |
 //!
@@ -36,6 +35,7 @@
 mod accept;
 mod audit;
 mod bridge;
+mod client_fault;
 mod context;
 mod daemon_log;
 mod daemon_log_stream;
@@ -53,9 +53,9 @@ pub mod metrics;
 mod peer;
 mod pulls;
 mod quota;
-mod repeated_failure;
 mod request;
 mod responses;
+mod root_only;
 pub mod server;
 mod status;
 mod stream;
@@ -71,7 +71,6 @@ pub use daemon_log::DaemonLog;
 pub use listen::{Address, AddressError, ListenError, Listener, SocketAccess};
 pub use live_settings::{ApiSettings, LiveSettings};
 pub use metrics::{Metrics, Operation, Removal};
-pub use repeated_failure::RepeatedFailure;
 pub use server::{Running, ServeError, serve};
 pub use surface::Endpoint;
 pub use surfaces::{aurae, cri, rkt, talos};

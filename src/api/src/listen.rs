@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::{ErrorKind, Kind};
 use gantry_host::lock::{LockMode, lock_within};
+use gantry_model::id::shown;
+use gantry_model::{ErrorKind, Kind};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use thiserror::Error;

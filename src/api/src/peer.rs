@@ -14,7 +14,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use gantry_engine::model::id::shown;
+use gantry_model::id::shown;
 use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 use tonic::Extensions;

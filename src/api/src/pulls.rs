@@ -13,7 +13,7 @@ use crate::status;
 /// the call is dropped.
 ///
 /// # Errors
-/// Those of the fetch. RESOURCE_EXHAUSTED: no thread can be started.
+/// The fetch's errors, and `RESOURCE_EXHAUSTED` if no thread can be started.
 pub(crate) async fn run_fetch<T: Send + 'static>(
     permits: &Arc<Semaphore>,
     fetch: impl FnOnce() -> Result<T, Status> + Send + 'static,

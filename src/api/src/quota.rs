@@ -44,7 +44,7 @@ impl Quota {
     /// Takes one from the client's share.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED: the share is used up.
+    /// `RESOURCE_EXHAUSTED` if the share is used up.
     pub(crate) fn acquire(&self, peer: Peer) -> Result<QuotaPermit, Status> {
         let mut used = self.shared.lock();
         let (count, share) = match peer {

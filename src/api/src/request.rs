@@ -1,6 +1,6 @@
 //! Checks of request fields that surfaces share: numbers and sizes of values, and time ranges.
 
-use gantry_engine::model::Timestamp;
+use gantry_model::Timestamp;
 use tonic::Status;
 
 use crate::status::invalid_field;
@@ -20,7 +20,7 @@ impl ValueBudget {
     /// Returns the texts of a field after checking their number and sizes.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, with the field.
+    /// `INVALID_ARGUMENT`, which names the field.
     pub(crate) fn check_texts(&mut self, field: &str, texts: Vec<String>) -> Result<Vec<String>, Status> {
         self.count(field, texts.len())?;
         texts.iter().try_for_each(|text| check_text(field, text))?;
@@ -30,7 +30,7 @@ impl ValueBudget {
     /// Counts this many more values.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, with the field.
+    /// `INVALID_ARGUMENT`, which names the field.
     pub(crate) fn count(&mut self, field: &str, values: usize) -> Result<(), Status> {
         self.values = self.values.saturating_add(values);
         if self.values > MAX_VALUES {
@@ -43,7 +43,7 @@ impl ValueBudget {
 /// Checks the size of a text.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, with the field.
+/// `INVALID_ARGUMENT`, which names the field.
 pub(crate) fn check_text(field: &str, text: &str) -> Result<(), Status> {
     if text.len() > MAX_TEXT {
         let found = text.len();
@@ -64,7 +64,7 @@ pub(crate) struct SecondsField<'a> {
 /// Reads the beginning and the end of a time range.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, with the field.
+/// `INVALID_ARGUMENT`, which names the field.
 pub(crate) fn time_range(
     since: SecondsField<'_>,
     until: SecondsField<'_>,

@@ -78,7 +78,7 @@ impl ResponseBudget {
     /// A response of this many bytes, which holds its permits until the client has read it.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED: the budget is used up.
+    /// `RESOURCE_EXHAUSTED` if the budget is used up.
     pub(crate) fn hold<T>(&self, list: ListPermit, message: T, bytes: usize) -> Result<Response<T>, Status> {
         let size = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
         let budget = match list.peer {

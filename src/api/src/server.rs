@@ -8,11 +8,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::model::{ErrorKind, Kind};
+use gantry_model::{ErrorKind, Kind};
 use thiserror::Error;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health as HealthService, HealthServer};
 
@@ -25,7 +25,7 @@ use crate::hub::Hub;
 use crate::listen::Listener;
 use crate::metrics::Metrics;
 use crate::metrics::http::{MetricsServer, MetricsSource};
-use crate::surface::{Endpoint, Gate, Services, Surface};
+use crate::surface::{AccessRules, Endpoint, Gate, Security, Services, SurfaceStart};
 
 /// Threads of the runtime.
 const THREADS: usize = 2;
@@ -60,18 +60,21 @@ pub enum ServeError {
         source: io::Error,
     },
     /// A built-in contract cannot be read.
-    #[error("cannot describe the API: {0}")]
-    Describe(String),
+    #[error("cannot describe the API")]
+    Describe(#[source] tonic_reflection::server::Error),
     /// The server failed.
-    #[error("the API server failed: {0}")]
-    Server(String),
+    #[error("the API server failed")]
+    Server(#[source] tonic::transport::Error),
+    /// The task of the server panicked.
+    #[error("the API server panicked")]
+    Panicked(#[source] JoinError),
 }
 
 impl Kind for ServeError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::System { source, .. } => ErrorKind::of_io(source),
-            Self::Describe(_) | Self::Server(_) => ErrorKind::Internal,
+            Self::Describe(_) | Self::Server(_) | Self::Panicked(_) => ErrorKind::Internal,
         }
     }
 }
@@ -90,6 +93,15 @@ pub struct Running {
     stopping: watch::Sender<bool>,
     surfaces: Vec<RunningSurface>,
     metrics: MetricsServer,
+}
+
+/// A surface whose services are made, and what serves them.
+struct StartedSurface {
+    descriptors: &'static [u8],
+    rules: Arc<dyn AccessRules>,
+    routes: Routes,
+    listeners: Vec<Listener>,
+    security: Security,
 }
 
 /// The server of one surface.
@@ -117,21 +129,21 @@ pub fn serve(
     let contracts = endpoints.iter().map(|endpoint| endpoint.surface.descriptors());
     metrics.register_methods(contracts.chain([tonic_health::pb::FILE_DESCRIPTOR_SET]));
     let context = Arc::new(start_context(config, is_draining)?);
-    let (mut routed, mut names, mut writers) = (Vec::new(), Vec::new(), Vec::new());
-    for endpoint in endpoints {
-        let services = Services::collect(&endpoint.surface, &context)
+    let (mut started, mut names, mut writers) = (Vec::new(), Vec::new(), Vec::new());
+    for Endpoint { surface, listeners, security } in endpoints {
+        let descriptors = surface.descriptors();
+        let services = surface
+            .start(SurfaceStart::new(&context))
             .map_err(ServeError::system("start the threads that write to the engine"))?;
-        writers.extend(services.writer().as_ref().map(Arc::downgrade));
-        let (routes, surface_names) = services.into_parts();
-        names.extend(surface_names);
-        routed.push((endpoint, routes));
+        let Services { rules, writer, routes, names: added, .. } = services;
+        writers.extend(writer.as_ref().map(Arc::downgrade));
+        names.extend(added);
+        started.push(StartedSurface { descriptors, rules, routes: routes.routes(), listeners, security });
     }
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let health = runtime.block_on(Health::new(reporter, names, reconciles));
-    let start = |(endpoint, routes)| {
-        start_surface(&runtime, endpoint, routes, &metrics, health_service.clone(), is_stopping.clone())
-    };
-    let surfaces = routed.into_iter().map(start).collect::<Result<_, _>>()?;
+    let serve = |surface| serve_surface(&runtime, surface, &metrics, health_service.clone(), is_stopping.clone());
+    let surfaces = started.into_iter().map(serve).collect::<Result<_, _>>()?;
     let metrics = MetricsServer::start(metrics_listeners, MetricsSource::new(context, writers))
         .map_err(ServeError::system("register the listening sockets of metrics"))?;
     drop(inside);
@@ -159,27 +171,26 @@ fn start_context(config: Config, draining: watch::Receiver<bool>) -> Result<Cont
 }
 
 /// Serves a surface on its sockets, with health and reflection beside it.
-fn start_surface(
+fn serve_surface(
     runtime: &Runtime,
-    endpoint: Endpoint,
-    routes: Routes,
+    surface: StartedSurface,
     metrics: &Arc<Metrics>,
     health: HealthServer<impl HealthService>,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<RunningSurface, ServeError> {
-    let Endpoint { surface, listeners, security } = endpoint;
+    let StartedSurface { descriptors, rules, routes, listeners, security } = surface;
     if let Some(tls) = security.tls() {
         runtime.spawn(tls.clone().watch_files());
     }
-    let (acceptors, incoming) = Acceptors::start(listeners, &surface, &security)
-        .map_err(ServeError::system("register the listening sockets"))?;
-    let reflection = Reflection::new(surface.as_ref());
-    let (v1, v1alpha) = (reflection.builder().build_v1(), reflection.builder().build_v1alpha());
+    let (acceptors, incoming) =
+        Acceptors::start(listeners, &rules, &security).map_err(ServeError::system("register the listening sockets"))?;
+    let v1 = reflection(descriptors).build_v1().map_err(ServeError::Describe)?;
+    let v1alpha = reflection(descriptors).build_v1alpha().map_err(ServeError::Describe)?;
     let router = limited()
         .add_routes(routes)
-        .add_service(Gate::new(&surface, metrics, health))
-        .add_service(Gate::new(&surface, metrics, v1.map_err(Reflection::failed)?))
-        .add_service(Gate::new(&surface, metrics, v1alpha.map_err(Reflection::failed)?));
+        .add_service(Gate::new(&rules, metrics, health))
+        .add_service(Gate::new(&rules, metrics, v1))
+        .add_service(Gate::new(&rules, metrics, v1alpha));
     let server = runtime.spawn(router.serve_with_incoming_shutdown(incoming, async move {
         // An error means that the sender was dropped without draining: stop as well.
         let _stop_either_way = stopping.wait_for(|stopping| *stopping).await;
@@ -188,25 +199,10 @@ fn start_surface(
 }
 
 /// Server reflection on the sockets of one surface: its contracts and health.
-struct Reflection {
-    descriptors: &'static [u8],
-}
-
-impl Reflection {
-    fn new(surface: &dyn Surface) -> Self {
-        Self { descriptors: surface.descriptors() }
-    }
-
-    fn builder(&self) -> tonic_reflection::server::Builder<'static> {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(self.descriptors)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    }
-
-    #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-    fn failed(error: tonic_reflection::server::Error) -> ServeError {
-        ServeError::Describe(error.to_string())
-    }
+fn reflection(descriptors: &'static [u8]) -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(descriptors)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
 }
 
 fn limited() -> tonic::transport::Server {
@@ -242,8 +238,8 @@ impl Running {
             for server in servers {
                 // Calls that are not finished at the deadline are cut off.
                 result = match tokio::time::timeout_at(deadline, server).await {
-                    Ok(Ok(Err(error))) => result.and(Err(ServeError::Server(error.to_string()))),
-                    Ok(Err(error)) => result.and(Err(ServeError::Server(error.to_string()))),
+                    Ok(Ok(Err(error))) => result.and(Err(ServeError::Server(error))),
+                    Ok(Err(error)) => result.and(Err(ServeError::Panicked(error))),
                     Ok(Ok(Ok(()))) | Err(_) => result,
                 };
             }

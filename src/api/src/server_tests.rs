@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use gantry_engine::model::spec::{AppSpec, PodSpec};
-use gantry_engine::model::{AppName, PodId};
 use gantry_engine::{CommitWatcher, Engine, Note, Observer, Options, Prepare, Progress, PullPolicy, SampleCache};
+use gantry_model::spec::{AppSpec, PodSpec};
+use gantry_model::{AppName, PodId};
 use gantry_proto::rkt::v1alpha::public_api_client::PublicApiClient;
 use gantry_proto::rkt::v1alpha::{self as wire, EventType};
 use tokio_stream::StreamExt as _;
@@ -88,7 +88,7 @@ impl Home {
 
     /// Prepares a pod of one app; makes one event.
     fn pod(&self, image: &str, app: &str) -> PodId {
-        let app = AppSpec::new(app.parse().unwrap(), gantry_engine::model::RequestedImage::new(image));
+        let app = AppSpec::new(app.parse().unwrap(), gantry_model::RequestedImage::new(image));
         let spec = PodSpec { apps: vec![app], ..PodSpec::default() };
         let prepare = Prepare::new(spec, PullPolicy::Never, &Quiet).unwrap();
         self.engine.create(prepare).unwrap().prepare().unwrap()
@@ -201,7 +201,7 @@ fn pods_and_images_are_listed() {
         let bad = wire::PodFilter { states: vec![42], ..wire::PodFilter::default() };
         assert_eq!(refused(client.list_pods(list(vec![bad], false)).await).0, Code::InvalidArgument);
         let big = wire::PodFilter { ids: vec!["x".repeat(2 << 20)], ..wire::PodFilter::default() };
-        assert_eq!(refused(client.list_pods(list(vec![big], false)).await).0, Code::OutOfRange);
+        assert_eq!(refused(client.list_pods(list(vec![big], false)).await).0, Code::ResourceExhausted);
     });
 }
 

@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-use gantry_engine::model::error::messages;
-use gantry_engine::model::{ErrorKind, Kind};
+use gantry_model::error::messages;
+use gantry_model::{ErrorKind, Kind};
 use tonic::{Code, Status};
 
 /// Maximum bytes of a message. It travels escaped in a header, and clients accept a few KiB of headers.
@@ -42,8 +42,7 @@ pub(crate) fn draining() -> Status {
 
 fn truncate(mut text: String) -> String {
     if text.len() > MAX_MESSAGE {
-        let end = (0..=MAX_MESSAGE).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-        text.truncate(end);
+        text.truncate(text.floor_char_boundary(MAX_MESSAGE));
         text.push('…');
     }
     text

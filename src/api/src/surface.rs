@@ -18,6 +18,7 @@ use tracing::{Instrument as _, debug, info_span};
 
 use crate::audit::AuditedCall;
 use crate::bridge::{Bridge, WRITERS};
+use crate::client_fault::{ClientFault, correct_code};
 use crate::context::Context;
 use crate::deadline::Deadline;
 use crate::listen::Listener;
@@ -27,23 +28,20 @@ use crate::responses::HoldPermits;
 use crate::tls::MutualTls;
 use crate::warnings::WarningLimit;
 
-/// A surface's access to the engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// It gets a bridge of observers, which cannot write.
-    ReadOnly,
-    /// It gets a second bridge of engines.
-    ReadWrite,
-}
-
-/// See the module.
-pub(crate) trait Surface: Send + Sync + 'static {
+/// See the module. It does not serve yet.
+pub(crate) trait Surface: Send + 'static {
     /// Its contracts as a `google.protobuf.FileDescriptorSet`, for reflection on its sockets.
     fn descriptors(&self) -> &'static [u8];
 
-    /// Its access to the engine.
-    fn access(&self) -> Access;
+    /// Makes its access rules, and its gRPC services behind them. Called inside the runtime.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    fn start(self: Box<Self>, start: SurfaceStart<'_>) -> io::Result<Services>;
+}
 
+/// Which peers may call what on the sockets of a surface.
+pub(crate) trait AccessRules: Send + Sync + 'static {
     /// Whether this peer may connect. The connection of another peer is closed at once.
     fn admits(&self, peer: Peer) -> bool;
 
@@ -51,21 +49,18 @@ pub(crate) trait Surface: Send + Sync + 'static {
     /// here, those of `grpc.health.v1.Health` and `grpc.reflection` too.
     ///
     /// # Errors
-    /// PERMISSION_DENIED or UNAUTHENTICATED: the answer to the call.
+    /// `PERMISSION_DENIED` or `UNAUTHENTICATED`, which is the answer to the call.
     fn authorize(&self, caller: &Caller, method: &str) -> Result<(), Status>;
 
     /// Begins to audit a call of this method. `None`: it changes nothing, or the surface has no audit.
     fn audit(&self, _caller: &Caller, _method: &str) -> Option<AuditedCall> {
         None
     }
-
-    /// Adds its gRPC services. Called once, inside the runtime.
-    fn add_services(&self, context: &Arc<Context>, services: &mut Services);
 }
 
 /// A surface and the sockets that serve it.
 pub struct Endpoint {
-    pub(crate) surface: Arc<dyn Surface>,
+    pub(crate) surface: Box<dyn Surface>,
     pub(crate) listeners: Vec<Listener>,
     pub(crate) security: Security,
 }
@@ -94,7 +89,7 @@ impl Security {
 impl Endpoint {
     /// Serves a surface on these sockets.
     pub(crate) fn new(surface: impl Surface, listeners: Vec<Listener>) -> Self {
-        Self { surface: Arc::new(surface), listeners, security: Security::Plain }
+        Self { surface: Box::new(surface), listeners, security: Security::Plain }
     }
 
     /// Requires mutual TLS of connections.
@@ -108,37 +103,62 @@ impl Endpoint {
     }
 }
 
-/// Collects the services of one surface.
-pub(crate) struct Services {
-    surface: Arc<dyn Surface>,
-    metrics: Arc<Metrics>,
+/// What a surface makes its services of.
+pub(crate) struct SurfaceStart<'a> {
+    context: &'a Arc<Context>,
+    /// `None`: the surface only reads.
     writer: Option<Arc<Bridge<Engine>>>,
-    routes: RoutesBuilder,
-    names: Vec<&'static str>,
+}
+
+impl<'a> SurfaceStart<'a> {
+    /// For one surface.
+    pub(crate) const fn new(context: &'a Arc<Context>) -> Self {
+        Self { context, writer: None }
+    }
+
+    /// What all surfaces work with. It has no write access to the engine.
+    pub(crate) fn context(&self) -> Arc<Context> {
+        Arc::clone(self.context)
+    }
+
+    /// Write access to the engine: starts the threads of the surface's own bridge at the first call.
+    ///
+    /// # Errors
+    /// The process can start no more threads.
+    pub(crate) fn writer(&mut self) -> io::Result<Arc<Bridge<Engine>>> {
+        let writer = match self.writer.take() {
+            Some(writer) => writer,
+            None => Arc::new(Bridge::start(self.context.config.settings.clone(), WRITERS)?),
+        };
+        Ok(Arc::clone(self.writer.insert(writer)))
+    }
+
+    /// The surface's services, none yet, behind these rules.
+    pub(crate) fn services(self, rules: impl AccessRules) -> Services {
+        Services {
+            rules: Arc::new(rules),
+            metrics: Arc::clone(&self.context.config.metrics),
+            writer: self.writer,
+            routes: Routes::builder(),
+            names: Vec::new(),
+        }
+    }
+}
+
+/// The services of one surface, and its access rules.
+pub(crate) struct Services {
+    /// Its access rules.
+    pub(crate) rules: Arc<dyn AccessRules>,
+    metrics: Arc<Metrics>,
+    /// Its write access to the engine.
+    pub(crate) writer: Option<Arc<Bridge<Engine>>>,
+    /// The routes.
+    pub(crate) routes: RoutesBuilder,
+    /// The names of the services.
+    pub(crate) names: Vec<&'static str>,
 }
 
 impl Services {
-    /// Collects the services of a surface; starts the threads of its read-write bridge if its access needs one.
-    ///
-    /// # Errors
-    /// The threads could not be started.
-    pub(crate) fn collect(surface: &Arc<dyn Surface>, context: &Arc<Context>) -> io::Result<Self> {
-        let writer = match surface.access() {
-            Access::ReadOnly => None,
-            Access::ReadWrite => Some(Arc::new(Bridge::start(context.config.settings.clone(), WRITERS)?)),
-        };
-        let metrics = Arc::clone(&context.config.metrics);
-        let mut services =
-            Self { surface: Arc::clone(surface), metrics, writer, routes: Routes::builder(), names: Vec::new() };
-        surface.add_services(context, &mut services);
-        Ok(services)
-    }
-
-    /// Read-write access to the engine; `None` for a read-only surface.
-    pub(crate) fn writer(&self) -> Option<Arc<Bridge<Engine>>> {
-        self.writer.clone()
-    }
-
     /// Adds a service: behind the surface's access rules, the client's deadline and a span, and known to health by its
     /// name.
     pub(crate) fn add<S>(&mut self, service: S)
@@ -149,27 +169,22 @@ impl Services {
     {
         self.names.push(S::NAME);
         let service = Deadline(HoldPermits(service));
-        self.routes.add_service(Gate::new(&self.surface, &self.metrics, service));
-    }
-
-    /// The routes, and the names of the services.
-    pub(crate) fn into_parts(self) -> (Routes, Vec<&'static str>) {
-        (self.routes.routes(), self.names)
+        self.routes.add_service(Gate::new(&self.rules, &self.metrics, service));
     }
 }
 
 /// A service behind its surface's access rules. Each call has a span with its number, its method and its peer.
 #[derive(Clone)]
 pub(crate) struct Gate<S> {
-    surface: Arc<dyn Surface>,
+    rules: Arc<dyn AccessRules>,
     metrics: Arc<Metrics>,
     service: S,
 }
 
 impl<S> Gate<S> {
     /// Puts a service behind the access rules of this surface, and counts its calls.
-    pub(crate) fn new(surface: &Arc<dyn Surface>, metrics: &Arc<Metrics>, service: S) -> Self {
-        Self { surface: Arc::clone(surface), metrics: Arc::clone(metrics), service }
+    pub(crate) fn new(rules: &Arc<dyn AccessRules>, metrics: &Arc<Metrics>, service: S) -> Self {
+        Self { rules: Arc::clone(rules), metrics: Arc::clone(metrics), service }
     }
 }
 
@@ -197,8 +212,8 @@ where
         let method = request.uri().path().trim_start_matches('/');
         let number = NEXT_REQUEST.fetch_add(1, Ordering::Relaxed);
         let span = info_span!("request", request = number, method, peer = %caller);
-        let audited = self.surface.audit(&caller, method);
-        if let Err(status) = self.surface.authorize(&caller, method) {
+        let audited = self.rules.audit(&caller, method);
+        if let Err(status) = self.rules.authorize(&caller, method) {
             span.in_scope(|| {
                 debug!("call refused: {}", status.message());
                 if let Some(audited) = audited {
@@ -214,7 +229,7 @@ where
         }
         let response = span.in_scope(|| self.service.call(request));
         let logged = async move {
-            let response = response.await?;
+            let response = correct_code(response.await?);
             let code = log_response(&response);
             metrics.record_call(&method, code, begun.elapsed());
             if let Some(audited) = audited {
@@ -226,7 +241,8 @@ where
     }
 }
 
-/// Logs a failure of the server as a warning, within [`WARNING_LIMIT`]; everything else is for debugging. The status of
+/// Logs a failure of the server as a warning, within [`WARNING_LIMIT`]; everything else is for debugging, also a
+/// [`ClientFault`]. The status of
 /// a stream that failed later is not in its first headers. Returns the status code.
 fn log_response(response: &http::Response<Body>) -> Code {
     let Some(status) = Status::from_header_map(response.headers()) else {
@@ -235,6 +251,7 @@ fn log_response(response: &http::Response<Body>) -> Code {
     };
     match status.code() {
         Code::Ok => debug!("call answered"),
+        _ if ClientFault::is_in(response) => debug!("call refused: {}", status.message()),
         Code::Internal | Code::DataLoss | Code::Unknown => WARNING_LIMIT.log_failure(status.message()),
         _ => debug!("call refused: {}", status.message()),
     }

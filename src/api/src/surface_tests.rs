@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::task::{Context as TaskContext, Poll};
 
-use gantry_engine::model::query::EventQuery;
-use gantry_engine::model::{Event, Timestamp};
+use gantry_model::query::EventQuery;
+use gantry_model::{EventRecord, Timestamp};
 use gantry_proto::encoded::Encoded;
 use prost::Message as _;
 use tonic::body::Body;
@@ -20,7 +20,7 @@ use crate::events::EventCursor;
 use crate::hub::EventEncoder;
 use crate::listen::SocketAccess;
 use crate::peer::{Caller, Peer};
-use crate::surface::Access;
+use crate::surface::Surface;
 
 /// Only root may connect. No client may call `Forbidden`, watch health, or use reflection.
 struct VolumeSurface;
@@ -30,10 +30,18 @@ impl Surface for VolumeSurface {
         &[]
     }
 
-    fn access(&self) -> Access {
-        Access::ReadWrite
+    fn start(self: Box<Self>, mut start: SurfaceStart<'_>) -> io::Result<Services> {
+        let (context, writer) = (start.context(), start.writer()?);
+        let encoder = context.hub.register(|event: &EventRecord| format!("{} ", event.seq).into_bytes());
+        let mut services = start.services(VolumeRules);
+        services.add(VolumeService { context, writer, encoder });
+        Ok(services)
     }
+}
 
+struct VolumeRules;
+
+impl AccessRules for VolumeRules {
     fn admits(&self, peer: Peer) -> bool {
         peer == Peer::Root
     }
@@ -43,12 +51,6 @@ impl Surface for VolumeSurface {
             "test.Volumes/Create" | "test.Volumes/Events" | "grpc.health.v1.Health/Check" => Ok(()),
             _ => Err(Status::permission_denied("no peer may call this method")),
         }
-    }
-
-    fn add_services(&self, context: &Arc<Context>, services: &mut Services) {
-        let encoder = context.hub.register(|event: &Event| format!("{} ", event.seq).into_bytes());
-        let writer = services.writer().unwrap();
-        services.add(VolumeService { context: Arc::clone(context), writer, encoder });
     }
 }
 

@@ -9,16 +9,18 @@
 //! | any file is invalid or unreadable, or the key is not that of the certificate | the previous contents stay in effect |
 //! | the configuration has no certificates any more | no client is accepted |
 
+use std::error::Error;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use gantry_engine::model::{ErrorKind, Kind};
 use gantry_engine::pki::{CertificateHolder, ExpiringCertificate};
 use gantry_host::file::read_bounded;
 use gantry_host::stamp::FileStamp;
+use gantry_model::error::chain;
+use gantry_model::{ErrorKind, Kind};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
@@ -76,20 +78,21 @@ type FileStamps = [Option<FileStamp>; 3];
 
 /// A file of certificates cannot be used.
 #[derive(Debug, Error)]
-#[error("cannot use {}: {problem}", path.display())]
+#[error("cannot use {}", path.display())]
 pub struct TlsError {
     path: PathBuf,
     kind: ErrorKind,
-    problem: String,
+    #[source]
+    problem: Box<dyn Error + Send + Sync>,
 }
 
 impl TlsError {
-    fn read(path: &Path, error: &io::Error) -> Self {
-        Self { path: path.to_owned(), kind: ErrorKind::of_io(error), problem: error.to_string() }
+    fn read(path: &Path, error: io::Error) -> Self {
+        Self { path: path.to_owned(), kind: ErrorKind::of_io(&error), problem: error.into() }
     }
 
-    fn invalid(path: &Path, problem: impl ToString) -> Self {
-        Self { path: path.to_owned(), kind: ErrorKind::Invalid, problem: problem.to_string() }
+    fn invalid(path: &Path, problem: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { path: path.to_owned(), kind: ErrorKind::Invalid, problem: problem.into() }
     }
 }
 
@@ -188,7 +191,7 @@ impl MutualTls {
     /// Replaces the credentials; logs what is invalid and keeps the previous one instead.
     fn reload(&self, files: Option<&TlsFiles>) {
         let previous = Arc::clone(&self.0.credentials.borrow());
-        let kept = |error: TlsError| error!("{error}; the previous one stays in effect");
+        let kept = |error: TlsError| error!("{}; the previous one stays in effect", chain(&error));
         let credentials = match files {
             None => Ok(Credentials { identity: Arc::clone(&previous.identity), trust: None, config: None }),
             Some(files) => {
@@ -269,7 +272,7 @@ impl Credentials {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
-    read_bounded(path, MAX_FILE).map_err(|error| TlsError::read(path, &error))
+    read_bounded(path, MAX_FILE).map_err(|error| TlsError::read(path, error))
 }
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -300,13 +303,13 @@ const FORBIDDEN_KEY_MODE: u32 = 0o027;
 
 /// Refuses a key that other users can read or replace.
 fn check_key_access(path: &Path) -> Result<(), TlsError> {
-    let metadata = path.metadata().map_err(|error| TlsError::read(path, &error))?;
+    let metadata = path.metadata().map_err(|error| TlsError::read(path, error))?;
     let mode = metadata.permissions().mode() & 0o777;
     match mode & FORBIDDEN_KEY_MODE {
         0 => Ok(()),
         _ => {
             let problem = format!("other users have access to the key (mode {mode:o}): 'chmod 600' protects it");
-            Err(TlsError { path: path.to_owned(), kind: ErrorKind::Refused, problem })
+            Err(TlsError { path: path.to_owned(), kind: ErrorKind::Refused, problem: problem.into() })
         }
     }
 }
@@ -319,12 +322,11 @@ fn read_identity(files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
     }
     check_key_access(&files.key)?;
     let pem = read_file(&files.key)?;
-    let invalid = |problem: &dyn ToString| TlsError::invalid(&files.key, problem.to_string());
-    let mut pem = String::from_utf8(pem).map_err(|error| invalid(&error))?;
+    let mut pem = String::from_utf8(pem).map_err(|error| TlsError::invalid(&files.key, error))?;
     for (label, standard) in KEY_LABELS {
         pem = pem.replace(label, standard);
     }
-    let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| invalid(&error))?;
+    let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| TlsError::invalid(&files.key, error))?;
     let certified = CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider());
-    certified.map(Arc::new).map_err(|error| invalid(&error))
+    certified.map(Arc::new).map_err(|error| TlsError::invalid(&files.key, error))
 }

@@ -6,7 +6,7 @@ use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches, Parser, Subcom
 
 use crate::commands::{self, RunCommand};
 use crate::context::Context;
-use crate::exit::CommandKind;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::globals::Globals;
 
@@ -110,7 +110,7 @@ macro_rules! commands {
             }
 
             /// Runs the command.
-            pub(crate) fn run(&self, context: &Context) -> Result<u8, Failure> {
+            pub(crate) fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
                 match self {
                     $(Self::$name(arguments) => arguments.0.run(context),)*
                 }
@@ -240,7 +240,7 @@ pub(crate) struct RawArguments {
 
 impl RunCommand for RawArguments {
     /// Not reached: [`crate::dispatch`] parses these commands itself.
-    fn run(&self, _: &Context) -> Result<u8, Failure> {
+    fn run(&self, _: &Context) -> Result<ExitStatus, Failure> {
         Err(Failure::usage("write the name of the command in full"))
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use gantry_engine::{Engine, Options, Settings};
 use gantry_model::ErrorKind;
 
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{CliError, Failure};
 use crate::globals::Globals;
 use crate::settings;
@@ -88,6 +89,31 @@ impl Context {
             }
         })
     }
+
+    /// Calls `act` for each item and returns the worst exit code. Failures are printed, and the other items still
+    /// follow.
+    pub(crate) fn for_each<T>(
+        &self,
+        items: impl IntoIterator<Item = T>,
+        kind: CommandKind,
+        act: &mut dyn FnMut(T) -> Result<ExitStatus, Failure>,
+    ) -> ExitStatus {
+        items.into_iter().fold(ExitStatus::OK, |worst, item| {
+            worst.worst(act(item).unwrap_or_else(|failure| self.report([failure], kind)))
+        })
+    }
+
+    /// Prints failures and returns the worst exit code.
+    pub(crate) fn report(
+        &self,
+        failures: impl IntoIterator<Item = impl Into<Failure>>,
+        kind: CommandKind,
+    ) -> ExitStatus {
+        failures.into_iter().map(Into::into).fold(ExitStatus::OK, |worst, failure: Failure| {
+            failure.print(self.globals.debug);
+            worst.worst(failure.exit_status(kind))
+        })
+    }
 }
 
 /// Fails if a data directory that was named does not exist. Reading does not create it: after a typo, all pods would
@@ -110,42 +136,9 @@ pub(crate) fn need_root(command: &'static str) -> Result<(), Failure> {
     if is_root() { Ok(()) } else { Err(CliError::NeedsRoot(command.to_owned()).into()) }
 }
 
-/// Calls `act` for each argument and returns the highest exit code. Failures are printed, and the other arguments still
-/// follow.
-pub(crate) fn for_each<T>(
-    arguments: &[T],
-    debug: bool,
-    kind: crate::exit::CommandKind,
-    act: &mut dyn FnMut(&T) -> Result<u8, Failure>,
-) -> u8 {
-    let mut worst = crate::exit::OK;
-    for argument in arguments {
-        let code = act(argument).unwrap_or_else(|failure| {
-            failure.print(debug);
-            failure.code(kind)
-        });
-        worst = worst.max(code);
-    }
-    worst
-}
-
-/// Prints the failures of a report and returns the highest exit code.
-pub(crate) fn print_failures(
-    failures: impl IntoIterator<Item = impl Into<Failure>>,
-    debug: bool,
-    kind: crate::exit::CommandKind,
-) -> u8 {
-    failures.into_iter().fold(crate::exit::OK, |worst, failure| {
-        let failure: Failure = failure.into();
-        failure.print(debug);
-        worst.max(failure.code(kind))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::CommandKind;
 
     #[test]
     fn a_named_data_directory_must_exist() {
@@ -155,7 +148,7 @@ mod tests {
         let failure = check_dir(&typo).unwrap_err();
         let text = failure.text(false).unwrap_or_default();
         assert!(text.contains(&format!("there is no data directory '{}'", typo.display())), "{text}");
-        assert_eq!(failure.code(CommandKind::Query), 125);
+        assert_eq!(failure.exit_status(CommandKind::Query), ExitStatus::FAILED);
         assert!(!typo.exists());
     }
 }

@@ -14,14 +14,14 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::cli::Cli;
 use crate::commands;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{CliError, Failure};
 use crate::globals::first_argument;
 use crate::grammar::{self, Caller, Parsed, Verb};
 use crate::{command_words, image_lookup, suggest};
 
 /// Runs the command line (without the program's name), prints a failure, and returns the exit code.
-pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
+pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitStatus {
     let mut words = Vec::new();
     for (i, argument) in arguments.enumerate() {
         match argument.into_string() {
@@ -145,14 +145,14 @@ fn group_verb(words: &[String], at: usize) -> Option<(Verb, usize)> {
 }
 
 /// Runs the subcommand of a group that has a parser of its own, if the words name one.
-fn run_group_verb(words: &mut Vec<String>, at: usize) -> Option<u8> {
+fn run_group_verb(words: &mut Vec<String>, at: usize) -> Option<ExitStatus> {
     let (verb, of_group) = group_verb(words, at)?;
     words.remove(of_group);
     Some(run_or_prepare(verb, std::mem::take(words), at))
 }
 
 /// Runs one of the commands with a parser of their own; its name is at this index.
-fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
+fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> ExitStatus {
     words.remove(at);
     let debug = words.iter().take_while(|word| *word != "--").any(|word| word == "--debug");
     let lookups = RefCell::new(Vec::new());
@@ -167,7 +167,7 @@ fn run_or_prepare(verb: Verb, mut words: Vec<String>, at: usize) -> u8 {
     };
     let parsed = grammar::parse(verb, &words, &caller);
     let outcome = match parsed {
-        Ok(Parsed::Help) => print(&help(verb)).map(|()| exit::OK),
+        Ok(Parsed::Help) => print(&help(verb)).map(|()| ExitStatus::OK),
         Ok(Parsed::Pod(request)) => request.globals.start_logging().and_then(|()| {
             // They were needed to parse the flags that logging depends on.
             for (image, lookup) in lookups.into_inner() {
@@ -195,7 +195,7 @@ fn help(verb: Verb) -> String {
     command.map(|command| command.render_help().to_string()).unwrap_or_default()
 }
 
-fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debug: bool) -> u8 {
+fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debug: bool) -> ExitStatus {
     let name = at.map(|at| words[at].clone()).unwrap_or_default();
     let parsed = description
         .try_get_matches_from(std::iter::once("gantry".to_owned()).chain(words.iter().cloned()))
@@ -207,7 +207,7 @@ fn other(description: clap::Command, words: Vec<String>, at: Option<usize>, debu
         }
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
             crate::failure::print_stderr(&crate::cli::names().render_help().to_string());
-            return exit::FAILED;
+            return ExitStatus::FAILED;
         }
         Err(error) => return shown_by_clap(error),
     };
@@ -248,10 +248,10 @@ fn with_nearest_flag(mut error: clap::Error, words: &[String], at: Option<usize>
 }
 
 /// Prints help and version to standard output, and usage errors to standard error in the form of all other failures.
-fn shown_by_clap(mut error: clap::Error) -> u8 {
+fn shown_by_clap(mut error: clap::Error) -> ExitStatus {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         crate::failure::print_stderr(&error.to_string());
-        return exit::FAILED;
+        return ExitStatus::FAILED;
     }
     if error.use_stderr() {
         if error.kind() == ErrorKind::UnknownArgument {
@@ -262,10 +262,10 @@ fn shown_by_clap(mut error: clap::Error) -> u8 {
         let text = text.strip_prefix("error: ").unwrap_or(&text);
         let shown: Vec<_> = text.trim_end().lines().map(crate::render::escape::text).collect();
         crate::failure::print_stderr(&format!("gantry: {}\n", shown.join("\n")));
-        return exit::FAILED;
+        return ExitStatus::FAILED;
     }
     match print(&error.to_string()) {
-        Ok(()) => exit::OK,
+        Ok(()) => ExitStatus::OK,
         Err(failure) => failed(&failure, CommandKind::Action, false),
     }
 }
@@ -274,10 +274,10 @@ fn print(text: &str) -> Result<(), Failure> {
     crate::render::json::to_stdout(|out| out.write_all(text.as_bytes()))
 }
 
-fn failed(failure: &Failure, kind: CommandKind, debug: bool) -> u8 {
+fn failed(failure: &Failure, kind: CommandKind, debug: bool) -> ExitStatus {
     crate::terminal::restore();
     failure.print(debug);
-    failure.code(kind)
+    failure.exit_status(kind)
 }
 
 #[cfg(test)]

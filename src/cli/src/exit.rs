@@ -12,14 +12,70 @@
 
 use gantry_model::ErrorKind;
 
-/// Success.
-pub(crate) const OK: u8 = 0;
-/// The object does not exist, or `doctor` found an error.
-pub(crate) const NOT_FOUND: u8 = 1;
-/// gantry itself failed.
-pub(crate) const FAILED: u8 = 125;
-/// Standard output was closed: the code of a process killed by SIGPIPE.
-pub(crate) const BROKEN_PIPE: u8 = 128 + 13;
+/// The exit code of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExitStatus(u8);
+
+impl ExitStatus {
+    /// Success.
+    pub(crate) const OK: Self = Self(0);
+    /// The object does not exist, or `doctor` found an error.
+    pub(crate) const NOT_FOUND: Self = Self(1);
+    /// gantry itself failed.
+    pub(crate) const FAILED: Self = Self(125);
+    /// Standard output was closed: the code of a process killed by SIGPIPE.
+    pub(crate) const BROKEN_PIPE: Self = Self(128 + 13);
+
+    /// That of a failure.
+    pub(crate) fn of_failure(kind: ErrorKind, command: CommandKind) -> Self {
+        match kind {
+            ErrorKind::CommandNotExecutable => Self(126),
+            ErrorKind::CommandNotFound => Self(127),
+            ErrorKind::NotFound => match command {
+                CommandKind::Query => Self::NOT_FOUND,
+                CommandKind::Action => Self::FAILED,
+            },
+            ErrorKind::AlreadyExists
+            | ErrorKind::Invalid
+            | ErrorKind::Refused
+            | ErrorKind::Busy
+            | ErrorKind::Unavailable
+            | ErrorKind::Denied
+            | ErrorKind::Exhausted
+            | ErrorKind::Damaged
+            | ErrorKind::TimedOut
+            | ErrorKind::Internal => Self::FAILED,
+        }
+    }
+
+    /// That of an app or process; 125 if its own does not fit into a byte.
+    pub(crate) fn of_app(code: i32) -> Self {
+        u8::try_from(code).map_or(Self::FAILED, Self)
+    }
+
+    /// That of a process which this signal killed.
+    pub(crate) fn of_signal(signal: i32) -> Self {
+        Self::of_app(signal.saturating_add(128))
+    }
+
+    /// The higher of both: the exit code of a command that acts on several objects.
+    pub(crate) fn worst(self, other: Self) -> Self {
+        Self(self.0.max(other.0))
+    }
+}
+
+impl From<ExitStatus> for std::process::ExitCode {
+    fn from(status: ExitStatus) -> Self {
+        status.0.into()
+    }
+}
+
+/// For [`std::process::exit`].
+impl From<ExitStatus> for i32 {
+    fn from(status: ExitStatus) -> Self {
+        status.0.into()
+    }
+}
 
 /// Decides the exit code when the pod, app, image or network of a command does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,38 +85,6 @@ pub(crate) enum CommandKind {
     /// `run`, `exec`, `attach` …: code 125, as for any failure of gantry, because the codes below are the app's or the
     /// program's.
     Action,
-}
-
-/// The exit code for a failure.
-pub(crate) fn of_failure(kind: ErrorKind, command: CommandKind) -> u8 {
-    match kind {
-        ErrorKind::CommandNotExecutable => 126,
-        ErrorKind::CommandNotFound => 127,
-        ErrorKind::NotFound => match command {
-            CommandKind::Query => NOT_FOUND,
-            CommandKind::Action => FAILED,
-        },
-        ErrorKind::AlreadyExists
-        | ErrorKind::Invalid
-        | ErrorKind::Refused
-        | ErrorKind::Busy
-        | ErrorKind::Unavailable
-        | ErrorKind::Denied
-        | ErrorKind::Exhausted
-        | ErrorKind::Damaged
-        | ErrorKind::TimedOut
-        | ErrorKind::Internal => FAILED,
-    }
-}
-
-/// The exit code for an app or process; 125 if its own does not fit into a byte.
-pub(crate) fn of_app(code: i32) -> u8 {
-    u8::try_from(code).unwrap_or(FAILED)
-}
-
-/// The exit code after this signal.
-pub(crate) fn of_signal(signal: i32) -> u8 {
-    of_app(signal.saturating_add(128))
 }
 
 #[cfg(test)]
@@ -78,10 +102,11 @@ mod tests {
             (ErrorKind::Internal, 125, 125),
         ];
         for (kind, existence, action) in rows {
-            assert_eq!(of_failure(kind, CommandKind::Query), existence, "{kind:?}");
-            assert_eq!(of_failure(kind, CommandKind::Action), action, "{kind:?}");
+            assert_eq!(ExitStatus::of_failure(kind, CommandKind::Query), ExitStatus(existence), "{kind:?}");
+            assert_eq!(ExitStatus::of_failure(kind, CommandKind::Action), ExitStatus(action), "{kind:?}");
         }
-        assert_eq!([of_app(0), of_app(255), of_app(256), of_app(-1)], [0, 255, 125, 125]);
-        assert_eq!([of_signal(2), of_signal(15), of_signal(i32::MAX)], [130, 143, 125]);
+        assert_eq!([0, 255, 256, -1].map(ExitStatus::of_app), [0, 255, 125, 125].map(ExitStatus));
+        assert_eq!([2, 15, i32::MAX].map(ExitStatus::of_signal), [130, 143, 125].map(ExitStatus));
+        assert_eq!(ExitStatus::NOT_FOUND.worst(ExitStatus::OK), ExitStatus::NOT_FOUND);
     }
 }

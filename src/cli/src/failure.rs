@@ -8,7 +8,7 @@ use gantry_model::error::messages;
 use gantry_model::{ErrorKind, Kind, PhaseName};
 use thiserror::Error as ThisError;
 
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::relay;
 use crate::render::escape;
 
@@ -160,10 +160,10 @@ impl Failure {
     }
 
     /// The exit code.
-    pub(crate) fn code(&self, command: CommandKind) -> u8 {
+    pub(crate) fn exit_status(&self, command: CommandKind) -> ExitStatus {
         match self {
-            Self::Error { kind, .. } => exit::of_failure(*kind, command),
-            Self::BrokenPipe => exit::BROKEN_PIPE,
+            Self::Error { kind, .. } => ExitStatus::of_failure(*kind, command),
+            Self::BrokenPipe => ExitStatus::BROKEN_PIPE,
         }
     }
 
@@ -228,6 +228,6 @@ mod tests {
     #[test]
     fn a_closed_pipe_is_silent() {
         let failure = output(std::io::ErrorKind::BrokenPipe.into());
-        assert_eq!((failure.text(true), failure.code(CommandKind::Action)), (None, 141));
+        assert_eq!((failure.text(true), failure.exit_status(CommandKind::Action)), (None, ExitStatus::BROKEN_PIPE));
     }
 }

@@ -14,7 +14,7 @@ use gantry_engine::{EndWatch, Ended, Engine, KillError, LogQuery, Options, Outpu
 use gantry_model::{AppName, ErrorKind, Kind as _, PodId};
 use signal_hook::consts::{SIGTERM, SIGWINCH};
 
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{Failure, logs, print_stderr};
 use crate::live_output::AppNames;
 use crate::printer::Printer;
@@ -105,7 +105,7 @@ pub(crate) fn follow(
     pod: &ForegroundPod,
     live: LivePod,
     signals: Option<Signals>,
-) -> Result<u8, Failure> {
+) -> Result<ExitStatus, Failure> {
     let outcome = run_attached(engine, pod, live, signals);
     terminal::restore();
     if outcome.is_err() && pod.own {
@@ -115,7 +115,12 @@ pub(crate) fn follow(
     outcome
 }
 
-fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Option<Signals>) -> Result<u8, Failure> {
+fn run_attached(
+    engine: &Engine,
+    pod: &ForegroundPod,
+    live: LivePod,
+    signals: Option<Signals>,
+) -> Result<ExitStatus, Failure> {
     let channel = match &pod.interactive {
         Some(interactive) => attach_stdin(engine, pod.id, interactive)?,
         None => None,
@@ -157,9 +162,9 @@ fn run_attached(engine: &Engine, pod: &ForegroundPod, live: LivePod, signals: Op
     tracing::debug!(pod = %pod.id, exit_code = ended.end.exit_code, "the pod exited");
     drop(raw);
     report_out_of_memory(&ended);
-    let code = exit::of_app(ended.end.exit_code);
+    let code = ExitStatus::of_app(ended.end.exit_code);
     match lost.map(Failure::from) {
-        Some(failure) if code == exit::OK => Err(failure),
+        Some(failure) if code == ExitStatus::OK => Err(failure),
         Some(failure) => {
             failure.print(false);
             Ok(code)
@@ -257,7 +262,7 @@ impl SignalWatch {
                     }
                     (_, _, SignalProxy::On) => self.pass_on(signal),
                     (SIGWINCH, _, SignalProxy::Off) => {}
-                    (_, _, SignalProxy::Off) => terminal::restore_and_exit(exit::of_signal(signal)),
+                    (_, _, SignalProxy::Off) => terminal::restore_and_exit(ExitStatus::of_signal(signal)),
                 }
             }
         }
@@ -294,10 +299,10 @@ impl SignalWatch {
         let (options, id, is_shown) = (self.options.clone(), self.id, Arc::clone(&self.is_shown));
         tracing::debug!(pod = %id, force, "stop the pod");
         let started = thread("stop", move || match stop_pod(options, id, force) {
-            Ok(ended) => exit_unless_shown(id, exit::of_app(ended.end.exit_code), &is_shown),
+            Ok(ended) => exit_unless_shown(id, ExitStatus::of_app(ended.end.exit_code), &is_shown),
             // A pod of `run --rm` may have ended, and been removed, before the signal was handled.
             Err(failure) if failure.kind() == ErrorKind::NotFound => {
-                exit_unless_shown(id, exit::of_signal(SIGTERM), &is_shown);
+                exit_unless_shown(id, ExitStatus::of_signal(SIGTERM), &is_shown);
             }
             Err(failure) => failure.print(false),
         });
@@ -317,7 +322,7 @@ fn stop_pod(options: Options, id: PodId, force: bool) -> Result<Ended, Failure> 
 }
 
 /// Exits when the output of a pod that has ended is not read in time: the thread that prints it may block for ever.
-fn exit_unless_shown(id: PodId, code: u8, is_shown: &AtomicBool) {
+fn exit_unless_shown(id: PodId, code: ExitStatus, is_shown: &AtomicBool) {
     std::thread::sleep(UNREAD_TIMEOUT);
     if is_shown.load(Ordering::SeqCst) {
         // It ends by itself when it has removed what it has to.
@@ -325,7 +330,7 @@ fn exit_unless_shown(id: PodId, code: u8, is_shown: &AtomicBool) {
     }
     terminal::restore();
     let lost = Failure::from(OutputError::Cut(id));
-    let code = if code == exit::OK { lost.code(CommandKind::Action) } else { code };
+    let code = if code == ExitStatus::OK { lost.exit_status(CommandKind::Action) } else { code };
     if relay::is_writable(rustix::stdio::stderr()) {
         lost.print(false);
     }
@@ -364,7 +369,7 @@ fn feed(channel: &OwnedFd, id: PodId, keys: Option<DetachKeys>, terminal: bool) 
         if detach {
             terminal::restore();
             print_stderr(&format!("gantry: detached from pod {id}, which continues to run\n"));
-            std::process::exit(exit::OK.into());
+            std::process::exit(ExitStatus::OK.into());
         }
     }
     if terminal {

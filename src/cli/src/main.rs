@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     ALLOCATOR.adopt_thread();
     gantry_host::memory::keep_freed();
     gantry_host::signals::restore_child_signal();
-    let code = dispatch::run(std::env::args_os().skip(1));
+    let status = dispatch::run(std::env::args_os().skip(1));
     terminal::restore();
-    ExitCode::from(code)
+    status.into()
 }

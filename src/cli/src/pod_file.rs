@@ -55,24 +55,6 @@ pub(crate) struct PodFile {
     pub(crate) stop_timeout_ms: Option<u64>,
 }
 
-/// Flags that a service has, or that need a caller.
-const RESERVED: [&str; 14] = [
-    "detach",
-    "rm",
-    "uuid-file-save",
-    "cidfile",
-    "pod-manifest",
-    "keep-stdin",
-    "interactive",
-    "tty",
-    "quiet",
-    "sig-proxy",
-    "detach-keys",
-    "inherit-env",
-    "name",
-    "help",
-];
-
 /// Keys of `[Service]` that would not run the pod.
 const RESERVED_SERVICE_KEYS: [&str; 6] =
     ["ExecStart", "Type", "StandardInput", "StandardInputText", "StandardInputData", "KillMode"];
@@ -225,10 +207,7 @@ fn flag_name(key: &str) -> String {
 /// The flag of a key of `[Pod]`, or else of `[App NAME]`.
 fn find_flag(key: &str, of_pod: bool) -> Result<&'static Flag, String> {
     let name = flag_name(key);
-    let usable = || {
-        let flags = grammar::all_flags().filter(|flag| flag.is_of_pod() == of_pod);
-        flags.filter(|flag| flag.longs().all(|long| !RESERVED.contains(&long)))
-    };
+    let usable = || grammar::all_flags().filter(|flag| flag.in_pod_file && flag.is_of_pod() == of_pod);
     if let Some(flag) = usable().find(|flag| flag.longs().any(|long| long == name)) {
         return Ok(flag);
     }

@@ -2,14 +2,15 @@
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use gantry_engine::{Engine, PodRow};
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, PodId};
 
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{Failure, io};
 use crate::pod_filter::{self, Condition};
 
@@ -171,11 +172,11 @@ impl Pods {
     /// follow.
     pub(crate) fn for_each(
         &self,
+        context: &Context,
         engine: &Engine,
-        debug: bool,
-        act: impl FnMut(PodId) -> Result<u8, Failure>,
-    ) -> Result<u8, Failure> {
-        for_each(engine, &self.pods, self.reference.find(engine)?, self.reference.is_given(), debug, act)
+        act: impl FnMut(PodId) -> Result<ExitStatus, Failure>,
+    ) -> Result<ExitStatus, Failure> {
+        for_each(context, engine, &self.pods, &self.reference, act)
     }
 }
 
@@ -200,41 +201,40 @@ impl PodSet {
     /// As [`Pods::for_each`]; `is_selected` limits `--all` and `--filter` to the pods to which the command applies.
     pub(crate) fn for_each(
         &self,
+        context: &Context,
         engine: &Engine,
-        debug: bool,
         is_selected: impl Fn(&PodRow) -> bool,
-        act: impl FnMut(PodId) -> Result<u8, Failure>,
-    ) -> Result<u8, Failure> {
+        act: impl FnMut(PodId) -> Result<ExitStatus, Failure>,
+    ) -> Result<ExitStatus, Failure> {
         if let Some(chosen) = self.choose(engine, is_selected)? {
-            return Ok(for_each_id(chosen.into_iter().map(Ok), debug, act));
+            return Ok(for_each_id(context, chosen.into_iter().map(Ok), act));
         }
-        for_each(engine, &self.pods, self.reference.find(engine)?, self.reference.is_given(), debug, act)
+        for_each(context, engine, &self.pods, &self.reference, act)
     }
 
     /// As [`Self::for_each`], for several pods at once and in any order: each thread has an engine of its own.
     pub(crate) fn for_each_at_once(
         &self,
+        context: &Context,
         engine: &Engine,
-        debug: bool,
         is_selected: impl Fn(&PodRow) -> bool,
-        act: impl Fn(&Engine, PodId) -> Result<u8, Failure> + Sync,
-    ) -> Result<u8, Failure> {
+        act: impl Fn(&Engine, PodId) -> Result<ExitStatus, Failure> + Sync,
+    ) -> Result<ExitStatus, Failure> {
         let (ids, worst) = match self.choose(engine, is_selected)? {
-            Some(chosen) => (chosen, exit::OK),
+            Some(chosen) => (chosen, ExitStatus::OK),
             None => {
                 let mut ids = Vec::new();
-                let reference = self.reference.find(engine)?;
                 let find = |id| {
                     ids.push(id);
-                    Ok(exit::OK)
+                    Ok(ExitStatus::OK)
                 };
-                let worst = for_each(engine, &self.pods, reference, self.reference.is_given(), debug, find)?;
+                let worst = for_each(context, engine, &self.pods, &self.reference, find)?;
                 (ids, worst)
             }
         };
         let is_repeated = ids.iter().collect::<HashSet<_>>().len() < ids.len();
         let threads = if is_repeated { 1 } else { ids.len().min(MAX_AT_ONCE) };
-        Ok(worst.max(for_each_of(&ids, threads, engine, debug, act)))
+        Ok(worst.worst(for_each_of(context, &ids, threads, engine, act)))
     }
 
     /// The pods that `--all` and `--filter` select; `None`: neither is given.
@@ -252,63 +252,57 @@ impl PodSet {
     }
 }
 
-/// Calls `act` for each pod on this many threads and returns the highest exit code.
+/// Calls `act` for each pod on this many threads and returns the worst exit code.
 fn for_each_of(
+    context: &Context,
     ids: &[PodId],
     threads: usize,
     engine: &Engine,
-    debug: bool,
-    act: impl Fn(&Engine, PodId) -> Result<u8, Failure> + Sync,
-) -> u8 {
-    let (next, worst) = (AtomicUsize::new(0), AtomicU8::new(exit::OK));
+    act: impl Fn(&Engine, PodId) -> Result<ExitStatus, Failure> + Sync,
+) -> ExitStatus {
+    let next = AtomicUsize::new(0);
     let take = |engine: &Engine| {
         let ids = std::iter::from_fn(|| ids.get(next.fetch_add(1, Ordering::Relaxed)).copied());
-        worst.fetch_max(for_each_id(ids.map(Ok), debug, |id| act(engine, id)), Ordering::Relaxed);
+        for_each_id(context, ids.map(Ok), |id| act(engine, id))
     };
     thread::scope(|scope| {
+        let mut others = Vec::new();
         for _ in 1..threads {
             let (take, options) = (&take, engine.options().clone());
             // A thread that cannot start or open the database leaves the pods to the others.
-            let _taken_by_others = thread::Builder::new().spawn_scoped(scope, move || {
-                if let Ok(engine) = Engine::open(options) {
-                    take(&engine);
-                }
-            });
+            others.extend(
+                thread::Builder::new()
+                    .spawn_scoped(scope, move || Engine::open(options).map_or(ExitStatus::OK, |engine| take(&engine))),
+            );
         }
-        take(engine);
-    });
-    worst.into_inner()
+        let own = take(engine);
+        others.into_iter().fold(own, |worst, other| {
+            worst.worst(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })
+    })
 }
 
 fn for_each(
+    context: &Context,
     engine: &Engine,
     words: &[String],
-    reference: Option<PodId>,
-    is_reference: bool,
-    debug: bool,
-    act: impl FnMut(PodId) -> Result<u8, Failure>,
-) -> Result<u8, Failure> {
-    if is_reference && !words.is_empty() {
+    reference: &PodReference,
+    act: impl FnMut(PodId) -> Result<ExitStatus, Failure>,
+) -> Result<ExitStatus, Failure> {
+    let reference = reference.find(engine)?;
+    if reference.is_some() && !words.is_empty() {
         return Err(selected_twice());
     }
     let named = words.iter().map(|word| find(engine, word));
-    Ok(for_each_id(named.chain(reference.map(Ok)), debug, act))
+    Ok(for_each_id(context, named.chain(reference.map(Ok)), act))
 }
 
 fn for_each_id(
+    context: &Context,
     pods: impl Iterator<Item = Result<PodId, Failure>>,
-    debug: bool,
-    mut act: impl FnMut(PodId) -> Result<u8, Failure>,
-) -> u8 {
-    let mut worst = exit::OK;
-    for pod in pods {
-        let code = pod.and_then(&mut act).unwrap_or_else(|failure| {
-            failure.print(debug);
-            failure.code(CommandKind::Query)
-        });
-        worst = worst.max(code);
-    }
-    worst
+    mut act: impl FnMut(PodId) -> Result<ExitStatus, Failure>,
+) -> ExitStatus {
+    context.for_each(pods, CommandKind::Query, &mut |pod: Result<PodId, Failure>| pod.and_then(&mut act))
 }
 
 /// A UUID has 36 characters; a longer file is not a UUID file.

@@ -1,9 +1,9 @@
 //! Copies bytes between the caller's standard streams and those of a process in a pod, in one poll loop.
 //!
-//! A process in a pod never inherits a descriptor of a file, directory or terminal of the host: through `/proc/self/fd`
-//! it could open the file again with other access rights. It never inherits a socket either: a socket belongs to the
-//! host's network namespace, which ioctls on it show and, with CAP_NET_ADMIN, change. Only anonymous pipes and
-//! `/dev/null` are passed unchanged.
+//! A process in a pod inherits no descriptor of the caller but `/dev/null`. Through `/proc/self/fd` it could open a
+//! file, terminal or pipe again with other access rights: read what others write into the caller's standard output, or
+//! write into its standard input. It could make a shared description non-blocking. A socket belongs to the host's
+//! network namespace, which ioctls on it show and, with CAP_NET_ADMIN, change.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,27 +11,35 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use rustix::io::{Errno, ioctl_fionbio};
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
 use crate::terminal::{self, DetachFilter, DetachKeys};
 
 const CHUNK: usize = 64 << 10;
 
+/// The most that is spliced at once: a pipe that its owner enlarged holds this much.
+const SPLICE: usize = 1 << 20;
+
 /// The time for a program to take what was typed before the detach keys. One that reads nothing does not hold the
 /// caller for longer.
 const FLUSH_TIMEOUT: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// The file system of anonymous pipes (linux/magic.h).
-const PIPEFS_MAGIC: u64 = 0x5049_5045;
-
-/// Whether a process in a pod may inherit this descriptor.
-fn may_be_passed(fd: BorrowedFd<'_>) -> io::Result<bool> {
+/// Whether this is the null device, which alone a process in a pod may inherit.
+fn is_null(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let stat = fstat(fd)?;
-    Ok(match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Fifo => u64::try_from(rustix::fs::fstatfs(fd)?.f_type) == Ok(PIPEFS_MAGIC),
-        FileType::CharacterDevice => (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3),
-        _ => false,
-    })
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    Ok(is_device && (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)) == (1, 3))
+}
+
+fn is_pipe(fd: &OwnedFd) -> bool {
+    fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
+}
+
+/// Whether both are one pipe, terminal or socket. One file may be open with two positions.
+fn is_same_stream(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
+    let (one, other) = (fstat(one)?, fstat(other)?);
+    let is_file = FileType::from_raw_mode(one.st_mode) == FileType::RegularFile;
+    Ok(!is_file && (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
 }
 
 /// Copies bytes in one direction.
@@ -46,13 +54,29 @@ pub(crate) struct Flow {
     to_terminal: bool,
     /// The byte passed on last.
     last: Option<u8>,
+    /// Whether both are pipes, between which the kernel moves the bytes, never blocking.
+    is_spliced: bool,
+    /// Whether `to` was full at the last attempt to splice.
+    is_full: bool,
+    /// The number of bytes taken from `from`.
+    taken: usize,
 }
 
 impl Flow {
     /// From the app to the caller.
     pub(crate) fn out(from: OwnedFd, to: OwnedFd) -> Self {
-        let (pending, keys, last) = (Vec::new(), None, None);
-        Self { from: Some(from), to: Some(to), pending, keys, to_app: false, to_terminal: false, last }
+        Self {
+            is_spliced: is_pipe(&from) && is_pipe(&to),
+            from: Some(from),
+            to: Some(to),
+            pending: Vec::new(),
+            keys: None,
+            to_app: false,
+            to_terminal: false,
+            last: None,
+            is_full: false,
+            taken: 0,
+        }
     }
 
     /// From the caller to a pipe of the app.
@@ -62,21 +86,55 @@ impl Flow {
 
     /// From the caller to a terminal of the app. With `keys`, the caller can detach by typing them.
     pub(crate) fn typed(from: OwnedFd, to: OwnedFd, keys: Option<DetachKeys>) -> Self {
-        Self { keys: keys.map(DetachFilter::new), to_terminal: true, ..Self::input(from, to) }
+        Self { keys: keys.map(DetachFilter::new), to_terminal: true, is_spliced: false, ..Self::input(from, to) }
     }
 
     /// The descriptor and event to wait for; `None` after the end.
     fn waits(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
-        if self.pending.is_empty() {
+        if self.pending.is_empty() && !self.is_full {
             self.from.as_ref().map(|fd| (fd.as_fd(), PollFlags::IN))
         } else {
             self.to.as_ref().map(|fd| (fd.as_fd(), PollFlags::OUT))
         }
     }
 
+    /// The pipe whose reader may leave while nothing is there to be passed on.
+    fn watched_sink(&self) -> Option<BorrowedFd<'_>> {
+        self.to.as_ref().filter(|_| self.is_spliced && !self.is_full).map(AsFd::as_fd)
+    }
+
     /// Reads or writes once. Returns whether the caller detaches.
     fn advance(&mut self) -> io::Result<bool> {
-        if self.pending.is_empty() { self.read() } else { self.write().map(|()| false) }
+        match (self.is_spliced, self.pending.is_empty()) {
+            (true, _) => self.splice().map(|()| false),
+            (false, true) => self.read(),
+            (false, false) => self.write().map(|()| false),
+        }
+    }
+
+    fn splice(&mut self) -> io::Result<()> {
+        let (Some(from), Some(to)) = (&self.from, &self.to) else { return Ok(()) };
+        match splice(from, None, to, None, SPLICE, SpliceFlags::NONBLOCK) {
+            Ok(0) => self.close(),
+            Ok(count) => {
+                self.taken = self.taken.saturating_add(count);
+                self.is_full = false;
+            }
+            // The end that was waited for is ready, so it is the other one that is not.
+            Err(Errno::AGAIN) => self.is_full = !self.is_full,
+            Err(Errno::INTR) => {}
+            Err(Errno::PIPE) => self.close(),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Ends the flow. To the program whose output it is, this is SIGPIPE; to the one that reads, the end of its input.
+    fn close(&mut self) {
+        self.pending.clear();
+        self.from = None;
+        self.to = None;
+        self.is_full = false;
     }
 
     fn read(&mut self) -> io::Result<bool> {
@@ -88,6 +146,7 @@ impl Flow {
             Ok(0) | Err(Errno::IO | Errno::CONNRESET) => self.end(),
             Ok(count) => {
                 chunk.truncate(count);
+                self.taken = self.taken.saturating_add(count);
                 let (passed, detach) = match &mut self.keys {
                     Some(keys) => keys.pass(&chunk),
                     None => (chunk, false),
@@ -115,12 +174,8 @@ impl Flow {
                 }
             }
             Err(Errno::AGAIN | Errno::INTR) => {}
-            // The reader is gone. Closing the source passes this on, as SIGPIPE or as the end of input.
-            Err(Errno::PIPE | Errno::IO | Errno::CONNRESET) => {
-                self.pending.clear();
-                self.from = None;
-                self.to = None;
-            }
+            // The reader is gone.
+            Err(Errno::PIPE | Errno::IO | Errno::CONNRESET) => self.close(),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -156,10 +211,10 @@ impl Flow {
     /// Copies what can be read at once. The process has exited, but its children may keep the other end open, and write
     /// to it for ever: only writes to the caller are waited for, and no more is read than can be there at the exit.
     fn drain(&mut self) -> io::Result<()> {
-        let mut left = self.from.as_ref().map_or(0, available);
+        let most = self.taken.saturating_add(self.from.as_ref().map_or(0, available));
         while let Some((fd, flags)) = self.waits() {
-            let reads = self.pending.is_empty();
-            if reads && left == 0 {
+            let reads = flags == PollFlags::IN;
+            if reads && self.taken >= most {
                 break;
             }
             let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
@@ -167,9 +222,6 @@ impl Flow {
                 Ok(0) => break,
                 Ok(_) => {
                     self.advance()?;
-                    if reads {
-                        left = left.saturating_sub(self.pending.len());
-                    }
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -195,8 +247,9 @@ pub(crate) struct Interposed {
     pub(crate) flows: Vec<Flow>,
 }
 
-/// Creates standard streams: the caller's own if they may be passed, otherwise pipes. Standard input is `/dev/null`
-/// unless `stdin` is set.
+/// Creates standard streams: pipes, but where the caller's is the null device, that. Standard input is the null device
+/// unless `stdin` is set. Standard output and standard error are one pipe if the caller's are one stream, so that their
+/// bytes stay in order.
 ///
 /// # Errors
 /// No file descriptors are left.
@@ -204,7 +257,10 @@ pub(crate) fn interpose(stdin: bool) -> io::Result<Interposed> {
     let mut flows = Vec::new();
     let input = if stdin { inward(rustix::stdio::stdin(), &mut flows)? } else { null(OFlags::RDONLY)? };
     let stdout = outward(rustix::stdio::stdout(), &mut flows)?;
-    let stderr = outward(rustix::stdio::stderr(), &mut flows)?;
+    let stderr = match is_same_stream(rustix::stdio::stdout(), rustix::stdio::stderr())? {
+        true => stdout.try_clone()?,
+        false => outward(rustix::stdio::stderr(), &mut flows)?,
+    };
     Ok(Interposed { stdin: input, stdout, stderr, flows })
 }
 
@@ -217,7 +273,7 @@ pub(crate) fn null(flags: OFlags) -> io::Result<OwnedFd> {
 }
 
 fn inward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
-    if may_be_passed(ours)? {
+    if is_null(ours)? {
         return ours.try_clone_to_owned();
     }
     let (theirs, sink) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -228,7 +284,7 @@ fn inward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
 }
 
 fn outward(ours: BorrowedFd<'_>, flows: &mut Vec<Flow>) -> io::Result<OwnedFd> {
-    if may_be_passed(ours)? {
+    if is_null(ours)? {
         return ours.try_clone_to_owned();
     }
     let (source, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -263,7 +319,11 @@ pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<Borro
         for (i, flow) in flows.iter().enumerate() {
             if let Some((fd, flags)) = flow.waits() {
                 fds.push(PollFd::from_borrowed_fd(fd, flags));
-                whose.push(Some(i));
+                whose.push(Some((i, false)));
+            }
+            if let Some(sink) = flow.watched_sink() {
+                fds.push(PollFd::from_borrowed_fd(sink, PollFlags::empty()));
+                whose.push(Some((i, true)));
             }
         }
         match poll(&mut fds, None) {
@@ -274,11 +334,13 @@ pub(crate) fn relay(flows: &mut [Flow], end: BorrowedFd<'_>, other: Option<Borro
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         for (flow, _) in whose.into_iter().zip(&ready).filter(|(_, ready)| **ready) {
-            if let Some(flow) = flow
-                && flows[flow].advance()?
-            {
-                flows[flow].flush()?;
-                return Ok(RelayEvent::Detached);
+            match flow {
+                Some((flow, true)) => flows[flow].close(),
+                Some((flow, false)) if flows[flow].advance()? => {
+                    flows[flow].flush()?;
+                    return Ok(RelayEvent::Detached);
+                }
+                Some((_, false)) | None => {}
             }
         }
         if ready[0] {
@@ -348,21 +410,60 @@ mod tests {
     use std::io::{Read as _, Seek as _, Write as _};
 
     #[test]
-    fn only_anonymous_pipes_and_null_are_passed() {
+    fn only_the_null_device_is_passed() {
         let (pipe, _) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let fifo = dir.path().join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        let fifo = std::fs::File::options().read(true).write(true).open(&fifo).unwrap();
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
         let directory = std::fs::File::open("/").unwrap();
         let zero = std::fs::File::open("/dev/zero").unwrap();
-        assert!(may_be_passed(pipe.as_fd()).unwrap());
-        assert!(may_be_passed(null(OFlags::RDONLY).unwrap().as_fd()).unwrap());
-        for refused in [file.as_fd(), directory.as_fd(), zero.as_fd(), socket.as_fd(), fifo.as_fd()] {
-            assert!(!may_be_passed(refused).unwrap());
+        assert!(is_null(null(OFlags::RDONLY).unwrap().as_fd()).unwrap());
+        for refused in [file.as_fd(), directory.as_fd(), zero.as_fd(), socket.as_fd(), pipe.as_fd()] {
+            assert!(!is_null(refused).unwrap());
         }
+    }
+
+    #[test]
+    fn a_slow_reader_gets_every_byte() {
+        let (source, theirs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (reader, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let bytes: Vec<u8> = (0..300_000u32).map(|i| i as u8).collect();
+        let sent = bytes.clone();
+        let program = std::thread::spawn(move || {
+            std::fs::File::from(theirs.try_clone().unwrap()).write_all(&sent).unwrap();
+            drop(ender);
+            // Stays open, as with a child left behind.
+            theirs
+        });
+        let reader = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            std::fs::File::from(reader).read_to_end(&mut got).unwrap();
+            got
+        });
+        let mut flows = [Flow::out(source, sink)];
+        assert!(flows[0].is_spliced);
+        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), RelayEvent::Ended);
+        drop(flows);
+        assert_eq!(reader.join().unwrap(), bytes);
+        drop(program.join().unwrap());
+    }
+
+    #[test]
+    fn a_reader_that_leaves_ends_the_output() {
+        let (source, theirs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (reader, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let program = std::thread::spawn(move || {
+            // Reports an error when no process can read the pipe any more, without a write.
+            let mut fds = [PollFd::from_borrowed_fd(theirs.as_fd(), PollFlags::empty())];
+            poll(&mut fds, None).unwrap();
+            drop(ender);
+            fds[0].revents().contains(PollFlags::ERR)
+        });
+        drop(reader);
+        let mut flows = [Flow::out(source, sink)];
+        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), RelayEvent::Ended);
+        assert!(program.join().unwrap());
     }
 
     #[test]
@@ -383,20 +484,37 @@ mod tests {
         drop(theirs);
     }
 
+    /// Writes until the reading end closes.
+    fn flood(output: OwnedFd) -> std::thread::JoinHandle<()> {
+        let mut output = std::fs::File::from(output);
+        std::thread::spawn(move || while output.write_all(&[b'y'; 4096]).is_ok() {})
+    }
+
     #[test]
     fn a_child_left_behind_cannot_delay_the_end() {
         let (source, theirs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         drop(ender);
-        let child = std::thread::spawn(move || {
-            let mut output = std::fs::File::from(theirs);
-            // Until the reading end closes.
-            while output.write_all(&[b'y'; 4096]).is_ok() {}
-        });
+        let child = flood(theirs);
         let mut flows = [Flow::out(source, null(OFlags::WRONLY).unwrap())];
         assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), RelayEvent::Ended);
         drop(flows);
         child.join().unwrap();
+    }
+
+    #[test]
+    fn children_cannot_delay_the_end_of_splicing() {
+        let (source, theirs) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (reader, sink) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (end, ender) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        drop(ender);
+        let child = flood(theirs);
+        let reader = std::thread::spawn(move || io::copy(&mut std::fs::File::from(reader), &mut io::sink()).unwrap());
+        let mut flows = [Flow::out(source, sink)];
+        assert_eq!(relay(&mut flows, end.as_fd(), None).unwrap(), RelayEvent::Ended);
+        drop(flows);
+        child.join().unwrap();
+        reader.join().unwrap();
     }
 
     #[test]

@@ -13,8 +13,9 @@ use rustix::termios::{
     OptionalActions, OutputModes, Termios, Winsize, isatty, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr, tcsetwinsize,
 };
 
+use crate::exit::ExitStatus;
+use crate::relay;
 use crate::signals::{ENDING, Signals};
-use crate::{exit, relay};
 
 /// The original mode of the terminal while it is changed, and its standard descriptor.
 type SavedMode = Option<(BorrowedFd<'static>, Termios)>;
@@ -108,11 +109,11 @@ pub(crate) fn restore() {
 }
 
 /// Restores the terminal and exits. No other thread changes its mode in between.
-pub(crate) fn restore_and_exit(code: u8) -> ! {
+pub(crate) fn restore_and_exit(status: ExitStatus) -> ! {
     // Locked until the exit.
     let mut saved = lock();
     restore_saved(&mut saved);
-    std::process::exit(code.into())
+    std::process::exit(status.into())
 }
 
 fn restore_saved(saved: &mut SavedMode) {
@@ -135,7 +136,7 @@ pub(crate) fn restore_at_signals() -> std::io::Result<()> {
     let mut signals = Signals::catch(ENDING)?;
     let wait = move || {
         let signal = signals.wait().first().copied().unwrap_or_default();
-        restore_and_exit(exit::of_signal(signal));
+        restore_and_exit(ExitStatus::of_signal(signal));
     };
     std::thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
 }

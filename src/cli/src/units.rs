@@ -8,6 +8,8 @@ use crate::globals::Globals;
 
 /// Time for fetching images and starting the pod.
 const START_TIMEOUT: &str = "15min";
+/// The service that stops the other pods at the shutdown of the host (`packaging`).
+const POD_SHUTDOWN_UNIT: &str = "gantry-pods.service";
 
 /// Time that `gantry run` has besides the grace of the pod's apps, before systemd kills it.
 const STOP_MARGIN: Duration = Duration::from_secs(10);
@@ -83,7 +85,8 @@ impl PodService<'_> {
         let name = self.name;
         push(&mut text, &format!("Description=gantry pod {name}"));
         push(&mut text, "Wants=network-online.target");
-        push(&mut text, "After=network-online.target");
+        // At the shutdown of the host, systemd stops this service first, then the pods that are no services.
+        push(&mut text, &format!("After=network-online.target {POD_SHUTDOWN_UNIT}"));
         self.unit_lines.iter().for_each(|line| push(&mut text, line));
         push(&mut text, "\n[Service]");
         push(&mut text, if self.notifies { "Type=notify" } else { "Type=exec" });
@@ -224,7 +227,7 @@ mod tests {
 [Unit]
 Description=gantry pod web
 Wants=network-online.target
-After=network-online.target
+After=network-online.target gantry-pods.service
 After=db.service
 
 [Service]

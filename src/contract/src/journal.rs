@@ -26,8 +26,25 @@ pub struct Record {
     pub fact: Fact,
 }
 
-/// The reason of [`Fact::Stopping`] when the pod's PID 1 was killed.
-pub const INIT_KILLED: &str = "pid-1-killed";
+/// Why a pod is stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StopReason {
+    /// A client asked for it.
+    Stop,
+    /// A client asked for it, without a grace (an older supervisor).
+    Kill,
+    /// An app has failed.
+    AppFailed,
+    /// The supervisor got a signal.
+    SupervisorSignal,
+    /// The pod's PID 1 was killed.
+    #[serde(rename = "pid-1-killed")]
+    InitKilled,
+    /// The word of a reason that this version does not know.
+    #[serde(untagged)]
+    Other(String),
+}
 
 /// A fact of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,10 +54,10 @@ pub enum Fact {
     Ready(start::Ready),
     /// Starting it failed; nothing ran.
     Failed(Failure),
-    /// It received a stop request.
+    /// It is being stopped.
     Stopping {
-        /// The cause: `stop`, `kill`, `app-failed`, `supervisor-signal`, or [`INIT_KILLED`].
-        reason: String,
+        /// Why.
+        reason: StopReason,
     },
     /// An app was added to the running pod.
     AppCreated {
@@ -239,17 +256,35 @@ mod tests {
     #[test]
     fn torn_tails_and_unknown_facts_are_skipped() {
         let record = |fact| Record { at: 5, fact };
-        let mut bytes = line(&record(Fact::Stopping { reason: "stop".into() })).unwrap();
+        let mut bytes = line(&record(Fact::Stopping { reason: StopReason::Stop })).unwrap();
         bytes.extend_from_slice(b"{\"at\":6,\"fact\":\"from-the-future\"}\nnonsense\n");
         bytes.extend(line(&record(Fact::Ended)).unwrap());
         bytes.extend_from_slice(b"{\"at\":7,\"fa");
         let parsed = parse(&bytes);
         assert_eq!(parsed.damaged, 1);
         let facts: Vec<_> = parsed.records.iter().map(|r| &r.fact).collect();
-        assert_eq!(facts, [&Fact::Stopping { reason: "stop".into() }, &Fact::Unknown, &Fact::Ended]);
+        assert_eq!(facts, [&Fact::Stopping { reason: StopReason::Stop }, &Fact::Unknown, &Fact::Ended]);
         // A line that is not UTF-8 does not hide the others.
         bytes.splice(0..0, *b"{\"at\":4,\xff}\n");
         assert_eq!(parse(&bytes), Parsed { damaged: 2, ..parsed });
+    }
+
+    #[test]
+    fn reasons_of_other_versions_are_kept() {
+        use StopReason::{AppFailed, InitKilled, Kill, Other, Stop, SupervisorSignal};
+        for (reason, word) in [
+            (Stop, "stop"),
+            (Kill, "kill"),
+            (AppFailed, "app-failed"),
+            (SupervisorSignal, "supervisor-signal"),
+            (InitKilled, "pid-1-killed"),
+            (Other("from-the-future".to_owned()), "from-the-future"),
+        ] {
+            let text = line(&Record { at: 2, fact: Fact::Stopping { reason: reason.clone() } }).unwrap();
+            let want = format!(r#"{{"at":2,"fact":{{"stopping":{{"reason":"{word}"}}}}}}"#) + "\n";
+            assert_eq!(String::from_utf8(text).unwrap(), want);
+            assert_eq!(parse(want.as_bytes()).records[0].fact, Fact::Stopping { reason });
+        }
     }
 
     proptest::proptest! {

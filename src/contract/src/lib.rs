@@ -29,6 +29,7 @@ pub mod start;
 #[cfg(test)]
 mod version_1_tests;
 
+use gantry_model::ErrorKind;
 use serde::{Deserialize, Serialize};
 
 /// The version of this ABI.
@@ -68,8 +69,8 @@ pub mod files {
 /// A failure, as sent across the interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// A value of `ErrorKind::as_str`.
-    pub kind: String,
+    /// Its kind; that of an unknown one, such as another version's, is internal.
+    pub kind: ErrorKind,
     /// The error message with its causes, in one line.
     pub message: String,
     /// The app it concerns.
@@ -101,6 +102,11 @@ pub enum ProcessExit {
     Code(u8),
     /// This signal ended it.
     Signal(u8),
+}
+
+impl ProcessExit {
+    /// The end by SIGKILL.
+    pub const KILLED: Self = Self::Signal(9);
 }
 
 impl From<ProcessExit> for gantry_model::AppOutcome {

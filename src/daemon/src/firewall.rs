@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gantry_api::RepeatedFailure;
 use gantry_engine::{Engine, FirewallChange, FirewallMonitor, Options};
+use gantry_logging::RepeatedFailure;
 use gantry_model::PhaseName;
 use gantry_model::query::PodQuery;
 use tracing::{error, info, warn};

@@ -9,12 +9,12 @@
 //! | an app of a running pod ended | inotify on its directory (journal) | reconcile the pod: the app's row and event |
 //! | a command started a pod | a commit ([`CommitWatcher`]) | watch its supervisor |
 //! | a preparing command was killed | poll while a pod is preparing | reconcile the pod after [`PREPARE_TIMEOUT`] |
-//! | a pod waits to be started again | a timer | start it, in another thread ([`Restarts`]) |
-//! | a schedule was changed, or its time has come | a commit, or a timer | bring its pods in line, in another thread ([`Schedules`]) |
-//! | a commit | the same | sync within [`SYNC_DELAY`] |
+//! | a pod waits to be started again | a timer | start it, in another thread ([`PodRestarts`]) |
+//! | a schedule was changed, or its time has come | a commit, or a timer | bring its pods in line, in another thread ([`ScheduleRuns`]) |
+//! | a commit | the same | sync within a second |
 //! | timers | | collect garbage and back up the database, in another thread |
 //!
-//! A missed wake-up is found by comparing the WAL's size and time every [`POLL_INTERVAL`], and at the latest by the
+//! A missed wake-up is found by comparing the WAL's size and time every second, and at the latest by the
 //! next collection, which reconciles every pod. A failure is logged once and retried every second. A pod that another
 //! process has locked is retried as well, so that it does not delay other pods ([`Engine::into_background`]), and
 //! logged if it is still locked a second later.
@@ -27,33 +27,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use gantry_api::{Metrics, Operation, RepeatedFailure};
-use gantry_engine::{CommitWatcher, Engine, PodError, PodRow, PodView, Settings};
+use gantry_api::{Metrics, Operation};
+use gantry_engine::{CommitWatcher, Engine, PodError, PodRow, PodView};
 use gantry_host::stamp::FileStamp;
+use gantry_logging::RepeatedFailure;
 use gantry_model::query::PodQuery;
 use gantry_model::{AppName, AppState, Phase, PhaseName, PodId};
 use tracing::{debug, error, info, info_span, warn};
 
-use crate::Args;
-use crate::collector::{Collector, DueWork};
+use crate::collector::Collector;
+use crate::configuration::Configuration;
 use crate::network::Networking;
-use crate::restarts::Restarts;
-use crate::schedules::Schedules;
-use crate::serve::SurfaceSettings;
+use crate::restarts::PodRestarts;
+use crate::schedules::ScheduleRuns;
 use crate::signals::Signals;
+use crate::timed_work::TimedWork;
+use crate::timers::Timers;
 use crate::watcher::{WakeUps, Watcher};
 
-/// Poll interval for missed wake-ups, and delay before a retry.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum time between two reads of the rows, however many commits there are.
-const MIN_READ_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum time from a commit to its sync.
-const SYNC_DELAY: Duration = Duration::from_secs(1);
 /// Age at which a preparing pod is reconciled, in case its command was killed. Preparing rarely takes longer.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Maximum time between two checks whether a backup is due: after a restart the last backup can be of any age.
-const BACKUP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Why a pod could not be reconciled.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,19 +57,15 @@ struct Failure {
 
 /// See the module.
 pub(crate) struct Keeper {
-    args: Args,
-    settings: Settings,
-    /// The settings at the start, whose addresses are used.
-    first_settings: Settings,
+    configuration: Configuration,
     engine: Engine,
     signals: Signals,
     watcher: Watcher,
-    /// Follow the configuration.
-    surface_settings: Option<SurfaceSettings>,
     metrics: Arc<Metrics>,
+    timers: Timers,
     collector: Collector,
-    restarts: Restarts,
-    schedules: Schedules,
+    restarts: TimedWork<PodRestarts>,
+    schedules: TimedWork<ScheduleRuns>,
     /// The apps of each watched pod whose end was logged.
     logged_ends: HashMap<PodId, BTreeSet<AppName>>,
     /// Pods to reconcile again, with the last failure.
@@ -94,40 +83,28 @@ pub(crate) struct Keeper {
     read_again: bool,
     /// The WAL when the rows were read last. A commit changes it.
     last_stamp: Option<FileStamp>,
-    /// Time of the first commit that is not synced.
-    unsynced: Option<Instant>,
-    /// Time of the next read of the rows.
-    next_read: Option<Instant>,
-    last_read: Instant,
-    next_poll: Instant,
-    next_collection: Instant,
-    next_backup: Instant,
 }
 
 impl Keeper {
     /// A keeper of this engine's data directory; the caller holds the lock.
     pub(crate) fn new(
-        args: Args,
-        settings: Settings,
+        configuration: Configuration,
         engine: Engine,
         signals: Signals,
         commits: &CommitWatcher,
         metrics: Arc<Metrics>,
     ) -> anyhow::Result<Self> {
         let watcher = Watcher::new(&signals, commits).context("cannot watch the pods")?;
-        let now = Instant::now();
         Ok(Self {
-            args,
-            first_settings: settings.clone(),
-            settings,
+            configuration,
             engine: engine.into_background(),
             signals,
             watcher,
-            surface_settings: None,
             collector: Collector::new(Arc::clone(&metrics)),
             metrics,
-            restarts: Restarts::default(),
-            schedules: Schedules::default(),
+            timers: Timers::new(Instant::now()),
+            restarts: TimedWork::default(),
+            schedules: TimedWork::default(),
             logged_ends: HashMap::new(),
             retries: BTreeMap::new(),
             read_failure: RepeatedFailure::default(),
@@ -136,19 +113,7 @@ impl Keeper {
             preparing: false,
             read_again: false,
             last_stamp: None,
-            // Commits from before this start.
-            unsynced: Some(now),
-            next_read: None,
-            last_read: now,
-            next_poll: now,
-            next_collection: now,
-            next_backup: now,
         })
-    }
-
-    /// Reads these settings again with the configuration.
-    pub(crate) fn with_surface_settings(self, surface_settings: SurfaceSettings) -> Self {
-        Self { surface_settings: Some(surface_settings), ..self }
     }
 
     /// Reconciles all pods that are not exited, and watches the running ones.
@@ -172,7 +137,7 @@ impl Keeper {
             let requests = self.signals.take_requests();
             if requests.end {
                 // Commits of the last reconciliations.
-                self.sync_if_due(Duration::ZERO);
+                self.sync_if_due(true);
                 return Ok(());
             }
             if requests.reload {
@@ -198,59 +163,44 @@ impl Keeper {
         if wake_ups.database {
             self.note_commit(now);
         }
-        if now >= self.next_poll {
-            self.next_poll = now + POLL_INTERVAL;
+        if self.timers.take_poll(now) {
             self.poll(now);
         }
-        if self.next_read.is_some_and(|due| now >= due) {
+        if self.timers.is_read_due(now) {
             self.read_rows();
         }
-        self.sync_if_due(SYNC_DELAY);
-        self.restarts.start_due(&self.engine, &self.settings.options);
-        self.schedules.start_due(&self.engine, &self.settings.options);
+        self.sync_if_due(false);
+        let options = &self.configuration.current().options;
+        self.restarts.start_due(&self.engine, options);
+        self.schedules.start_due(&self.engine, options);
         self.start_due_work(now);
     }
 
     /// Starts due work in the collector's thread; retries in a second while that is busy.
     fn start_due_work(&mut self, now: Instant) {
-        let settings = self.settings.keeper;
-        let due = DueWork {
-            collect: now >= self.next_collection,
-            back_up: now >= self.next_backup && !settings.backup.is_zero(),
-        };
+        let settings = self.configuration.current();
+        let due = self.timers.due_work(now, &settings.keeper);
         if !due.collect && !due.back_up {
             return;
         }
-        let started = self.collector.start(&self.settings.options, settings, due);
-        if due.collect {
-            self.next_collection = now + if started { settings.interval } else { POLL_INTERVAL.min(settings.interval) };
-        }
-        if due.back_up {
-            self.next_backup =
-                now + if started { settings.backup.min(BACKUP_INTERVAL) } else { POLL_INTERVAL.min(settings.backup) };
-        }
+        let started = self.collector.start(&settings.options, settings.keeper, due);
+        self.timers.repeat_work(due, started, now, &settings.keeper);
     }
 
     /// Time until the next timer.
     fn until_due(&self) -> Duration {
-        let sync = self.unsynced.map(|since| since + SYNC_DELAY);
-        let back_up = (!self.settings.keeper.backup.is_zero()).then_some(self.next_backup);
-        let first = [Some(self.next_poll), Some(self.next_collection), back_up, self.next_read, sync]
-            .into_iter()
-            .flatten()
-            .min();
-        let until_first = first.map_or(POLL_INTERVAL, |due| due.saturating_duration_since(Instant::now()));
+        let next = self.timers.next(&self.configuration.current().keeper);
+        let until_next = next.saturating_duration_since(Instant::now());
         let now = gantry_engine::now();
         [self.restarts.until_due(now), self.schedules.until_due(now)]
             .into_iter()
             .flatten()
-            .fold(until_first, Duration::min)
+            .fold(until_next, Duration::min)
     }
 
     fn note_commit(&mut self, now: Instant) {
-        self.unsynced.get_or_insert(now);
+        self.timers.note_commit(now);
         self.read_again = true;
-        self.next_read.get_or_insert(now.max(self.last_read + MIN_READ_INTERVAL));
     }
 
     /// Every second: retries failures and finds missed wake-ups.
@@ -266,7 +216,7 @@ impl Keeper {
         if self.wal_stamp() != self.last_stamp {
             self.note_commit(now);
         } else if std::mem::take(&mut self.read_again) || self.preparing || self.read_failure.is_failing() {
-            self.next_read.get_or_insert(now);
+            self.timers.read_at_once(now);
         }
     }
 
@@ -276,7 +226,7 @@ impl Keeper {
 
     /// Reads the rows: watches running pods, and reconciles pods that have been preparing for long.
     fn read_rows(&mut self) {
-        (self.next_read, self.last_read) = (None, Instant::now());
+        self.timers.begin_read(Instant::now());
         // Before the rows are read, so that a later commit changes it.
         self.last_stamp = self.wal_stamp();
         // No process works on a prepared pod.
@@ -407,16 +357,15 @@ impl Keeper {
         }
     }
 
-    fn sync_if_due(&mut self, after: Duration) {
-        if self.unsynced.is_none_or(|since| since.elapsed() < after) {
+    fn sync_if_due(&mut self, at_once: bool) {
+        // Before the sync, so that a later commit schedules another one.
+        if !self.timers.take_sync(at_once) {
             return;
         }
-        // Before the sync, so that a later commit schedules another one.
-        self.unsynced = None;
         match self.metrics.time(Operation::Sync, || self.engine.store().make_durable()) {
             Ok(()) => self.sync_failure.clear(),
             Err(error) => {
-                self.unsynced = Some(Instant::now());
+                self.timers.retry_sync(Instant::now());
                 self.sync_failure.record(&anyhow::Error::from(error), log_retry);
             }
         }
@@ -424,24 +373,12 @@ impl Keeper {
 
     /// Reads the configuration again. An invalid one is logged and has no effect.
     fn reload(&mut self, networking: &mut Networking) {
-        let read = self.args.settings().map_err(anyhow::Error::from).and_then(|settings| {
-            if settings.options.dir != self.settings.options.dir {
-                anyhow::bail!("the data directory cannot be changed while gantryd runs: restart it");
-            }
-            let engine = Engine::open(settings.options.clone())?;
-            Ok((settings, engine))
-        });
-        match read {
-            Ok((settings, engine)) => {
-                (self.settings, self.engine) = (settings, engine.into_background());
-                self.next_collection = self.next_collection.min(Instant::now() + self.settings.keeper.interval);
-                self.next_backup = self.next_backup.min(Instant::now() + self.settings.keeper.backup);
-                networking.reload(&self.settings);
-                if let Some(surfaces) = &self.surface_settings {
-                    surfaces.reload(&self.settings);
-                }
-                let addresses = self.args.listen_addresses(&self.first_settings);
-                addresses.warn_of_differences(self.args.listen_addresses(&self.settings));
+        match self.configuration.reload() {
+            Ok(engine) => {
+                self.engine = engine.into_background();
+                let settings = self.configuration.current();
+                self.timers.follow(&settings.keeper, Instant::now());
+                networking.reload(settings);
                 info!("configuration read again");
             }
             Err(error) => error!("configuration not read again, the old one stays in effect: {error:#}"),

@@ -4,14 +4,16 @@
 //! defines the operations on a pod, the daemon only their time. Pods never depend on it: it may be killed, upgraded and
 //! started again while they run, and the next reconciliation, its own or a command's, finds all unfinished work.
 //!
-//! Start reading at [`keeper`] (the loop), then [`watcher`] (what wakes it), [`collector`] (garbage and backups),
-//! [`timed_work`] ([`restarts`]: pods whose supervisor died; [`schedules`]), [`serve`] (the API), [`sampling`] (the
-//! counters of running pods) and [`network`] (the resolver, and [`firewall`]: restores gantry's nftables). It always
-//! starts: [`condition`] reports a damaged database, `open_for_keeping` handles it.
+//! Start reading at [`keeper`] (the loop), then [`watcher`] and [`timers`] (what wakes it), [`configuration`] (read
+//! again at SIGHUP), [`collector`] (garbage and backups), [`timed_work`] ([`restarts`]: pods whose supervisor died;
+//! [`schedules`]), [`serve`] (the API), [`sampling`] (the counters of running pods) and [`network`] (the resolver, and
+//! [`firewall`]: restores gantry's nftables). It always starts: [`condition`] reports a damaged database,
+//! `open_for_keeping` handles it.
 #![forbid(unsafe_code)]
 
 mod collector;
 mod condition;
+mod configuration;
 mod firewall;
 mod keeper;
 mod network;
@@ -22,6 +24,7 @@ mod schedules;
 mod serve;
 mod signals;
 mod timed_work;
+mod timers;
 mod watcher;
 
 use std::path::{Path, PathBuf};
@@ -37,6 +40,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::level_filters::LevelFilter;
 use tracing::{error, info, warn};
 
+use crate::configuration::Configuration;
 use crate::keeper::Keeper;
 use crate::network::Networking;
 use crate::sampling::Sampling;
@@ -97,23 +101,6 @@ impl Args {
     pub(crate) fn settings(&self) -> Result<Settings, gantry_engine::EngineError> {
         Settings::read(self.dir.as_deref(), self.config.as_deref())
     }
-
-    /// The addresses of the APIs: flags win over the configuration.
-    fn listen_addresses<'a>(&'a self, settings: &'a Settings) -> ListenAddresses<'a> {
-        let given = |flags: &'a [String], setting: &'a Option<Vec<String>>| {
-            if flags.is_empty() { setting.as_deref() } else { Some(flags) }
-        };
-        ListenAddresses {
-            rkt: given(&self.listen, &settings.listen),
-            is_one_of_several: !self.listen.is_empty() && self.run_dir.is_none(),
-            talos: given(&self.machine_listen, &settings.machine_listen),
-            aurae: given(&self.aurae_listen, &settings.aurae_listen),
-            cri: given(&self.cri_listen, &settings.cri_listen),
-            cri_stream: self.cri_stream_listen.as_deref().or(settings.cri_stream_listen.as_deref()),
-            metrics: given(&self.metrics_listen, &settings.metrics_listen),
-            run_dir: self.run_dir.as_deref(),
-        }
-    }
 }
 
 fn main() -> ExitCode {
@@ -163,8 +150,8 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     raise_descriptor_limit();
     let surface_settings = SurfaceSettings::load(&settings)?;
     // Makes the directory of the default sockets, in which that of the metrics may be, too.
-    let endpoints = serve::endpoints(passed, args.listen_addresses(&settings), surface_settings.clone())?;
-    let metrics_listeners = serve::metrics_listeners(args.listen_addresses(&settings))?;
+    let endpoints = serve::endpoints(passed, ListenAddresses::new(&args, &settings), surface_settings.clone())?;
+    let metrics_listeners = serve::metrics_listeners(ListenAddresses::new(&args, &settings))?;
     let commits = CommitWatcher::start(&settings.options).context("cannot watch the database")?;
     if let Err(error) = commits.check() {
         let sysctls = "sysctls fs.inotify.max_user_instances and max_user_watches";
@@ -176,8 +163,8 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let api = Api::start(config, endpoints, metrics_listeners)?;
     let _sampling = Sampling::start(live, samples, Arc::clone(&metrics));
     let ended = if condition.can_write() {
-        let mut keeper = Keeper::new(args, settings.clone(), engine, signals, &commits, metrics)?
-            .with_surface_settings(surface_settings);
+        let configuration = Configuration::new(args, settings.clone(), surface_settings);
+        let mut keeper = Keeper::new(configuration, engine, signals, &commits, metrics)?;
         keeper.start();
         // After the first reconciliation has released the networks of pods that ended in the meantime.
         let mut networking = Networking::start(&settings, commits);
@@ -222,26 +209,5 @@ fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         warn!("cannot raise the limit of open files: {errno}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn configured_addresses_leave_other_apis_enabled() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = dir.path().join("config.toml");
-        std::fs::write(&config, "listen = ['unix:/run/one.sock']\n").unwrap();
-        let settings = Settings::read(Some(dir.path()), Some(&config)).unwrap();
-        for (flags, want) in [
-            (&["gantryd"][..], false),
-            (&["gantryd", "--listen=unix:/run/two.sock"], true),
-            (&["gantryd", "--listen=unix:/run/two.sock", "--run-dir=/run/two"], false),
-        ] {
-            let args = <Args as clap::Parser>::parse_from(flags);
-            assert_eq!(args.listen_addresses(&settings).is_one_of_several, want, "{flags:?}");
-        }
     }
 }

@@ -1,24 +1,26 @@
 //! Starts pods again that wait for it: their supervisor died, and an app of them has a restart policy.
 //!
-//! The rows say which pods wait, and until when ([`TimedWork`]). A start is recorded in the row before anything else,
-//! and the lock on the pod directory passes to its supervisor. So gantryd, killed at any point, neither forgets a pod
-//! nor starts it twice.
+//! The rows say which pods wait, and until when ([`crate::timed_work`]). A start is recorded in the row before anything
+//! else, and the lock on the pod directory passes to its supervisor. So gantryd, killed at any point, neither forgets a
+//! pod nor starts it twice.
 
 use gantry_engine::{Engine, Options, Running};
 use gantry_model::restart::{PodRestart, due_time, pod_backoff};
 use gantry_model::{Phase, PodId, Timestamp};
 use tracing::{debug, info, info_span, warn};
 
-use crate::timed_work::{TimedWork, WorkKey};
+use crate::timed_work::TimedTask;
 
-/// The pods that wait, and those that are being started.
-pub(crate) type Restarts = TimedWork<PodId>;
+/// Starts the pods that wait.
+pub(crate) struct PodRestarts;
 
-impl WorkKey for PodId {
+impl TimedTask for PodRestarts {
+    type Key = PodId;
+
     const KIND: &'static str = "pod";
     const ALL: &'static str = "pods that are to be started again";
 
-    fn read_due(engine: &Engine) -> anyhow::Result<Vec<(Self, Timestamp)>> {
+    fn read_due(engine: &Engine) -> anyhow::Result<Vec<(PodId, Timestamp)>> {
         let (waiting, now) = (engine.store().pods_to_restart()?, gantry_engine::now());
         let mut due: Vec<_> =
             waiting.into_iter().map(|(id, at, tries)| (id, due_time(at, pod_backoff(tries), now))).collect();
@@ -26,22 +28,22 @@ impl WorkKey for PodId {
         Ok(due)
     }
 
-    fn perform(&self, options: Options) -> Vec<Running> {
-        let _span = info_span!("pod", pod = %self).entered();
-        match start(options, *self) {
+    fn perform(&id: &PodId, options: Options) -> Vec<Running> {
+        let _span = info_span!("pod", pod = %id).entered();
+        match start(options, id) {
             Ok(Some(running)) => {
-                info!("pod {self} is started again");
+                info!("pod {id} is started again");
                 for warning in &running.ready.warnings {
-                    warn!("pod {self}: {warning}");
+                    warn!("pod {id}: {warning}");
                 }
                 vec![running]
             }
             Ok(None) => {
-                debug!("pod {self} no longer waits to be started again");
+                debug!("pod {id} no longer waits to be started again");
                 Vec::new()
             }
             Err(error) => {
-                warn!("cannot start pod {self} again: {error:#}");
+                warn!("cannot start pod {id} again: {error:#}");
                 Vec::new()
             }
         }

@@ -5,8 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gantry_api::{ApiSettings, LiveSettings, Metrics, Operation, RepeatedFailure};
+use gantry_api::{ApiSettings, LiveSettings, Metrics, Operation};
 use gantry_engine::{Observer, SampleCache};
+use gantry_logging::RepeatedFailure;
 use rustix::process::{Resource, getrlimit, setpriority_process};
 use tracing::{error, warn};
 

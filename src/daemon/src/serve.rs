@@ -14,26 +14,13 @@ use gantry_api::{
 use gantry_engine::{Settings, TlsSettings};
 use tracing::{info, warn};
 
+use crate::Args;
+
 /// The directory of the default socket. The default is not a TCP address, because every user of the host and every pod
 /// in the host's network could connect to it.
 const DEFAULT_RUN_DIR: &str = "/run/gantry";
-/// The name of the default socket of rkt's API.
-const RKT_SOCKET: &str = "api.sock";
-/// The name of the default socket of the Talos node API.
-const TALOS_SOCKET: &str = "machine.sock";
-/// The name of the default socket of Aurae's API.
-const AURAE_SOCKET: &str = "aurae.sock";
-/// The name of the default socket of the CRI.
-const CRI_SOCKET: &str = "cri.sock";
-/// The default address of the streaming server of the CRI: any free port. The URLs of the CRI have it.
-const CRI_STREAM_ADDRESS: &str = "127.0.0.1:0";
-/// The default address of metrics.
-const METRICS_ADDRESS: &str = "127.0.0.1:15442";
-/// The value of `listen`, `machine-listen`, `aurae-listen`, `cri-listen`, `cri-stream-listen` and `metrics-listen` that
-/// disables an API.
+/// The value of the setting of an API that disables it.
 const NONE: &str = "none";
-/// The default TCP addresses of the Talos node API when it has certificates: the port of Talos.
-const TALOS_TCP: [(&str, u16); 2] = [("0.0.0.0", 50000), ("::", 50000)];
 /// The kernel's list of IPv6 addresses. It does not exist if IPv6 is disabled.
 const IPV6_ADDRESSES: &str = "/proc/net/if_inet6";
 /// Time for open calls when gantryd ends.
@@ -52,40 +39,180 @@ enum ListenSpec {
     Default(PathBuf),
 }
 
-/// The addresses of the APIs, as given by flags or the configuration; `None`: not given.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ListenAddresses<'a> {
-    /// rkt's API.
-    pub(crate) rkt: Option<&'a [String]>,
-    /// This may be one of several gantryd, which must not compete for the default addresses of the other APIs: a flag
-    /// names the addresses of rkt's API, and none names a directory for the default sockets.
-    pub(crate) is_one_of_several: bool,
-    /// The Talos node API.
-    pub(crate) talos: Option<&'a [String]>,
-    /// Aurae's API.
-    pub(crate) aurae: Option<&'a [String]>,
-    /// The Kubernetes CRI.
-    pub(crate) cri: Option<&'a [String]>,
-    /// The streaming server of the CRI: one address.
-    pub(crate) cri_stream: Option<&'a str>,
-    /// The metrics.
-    pub(crate) metrics: Option<&'a [String]>,
-    /// The directory of the default sockets.
-    pub(crate) run_dir: Option<&'a Path>,
+/// How an API listens.
+struct ApiListen {
+    /// The name of its setting, and of its flag without dashes.
+    setting: &'static str,
+    /// The addresses that its flag gives or else the configuration; `None`: neither gives any.
+    given: for<'a> fn(&'a Args, &'a Settings) -> Option<&'a [String]>,
+    /// Where it listens if none are given.
+    default: DefaultAddress,
+    /// Whether several gantryd would compete for the default address.
+    is_contested: bool,
+    /// The access of its socket files.
+    access: SocketAccess,
+    tcp: TcpRule,
 }
 
-impl ListenAddresses<'_> {
+/// Where an API listens if no addresses are given.
+enum DefaultAddress {
+    /// A socket of this name in the directory of the default sockets.
+    Socket(&'static str),
+    /// This TCP address.
+    Tcp(&'static str),
+}
+
+/// Whether an API is served over TCP.
+enum TcpRule {
+    /// It is.
+    Served,
+    /// With mutual TLS only, whose setting has this name. Then it is served at these addresses by default, too.
+    WithCertificates { tls_setting: &'static str, default: &'static [(&'static str, u16)] },
+    /// Over unix sockets only.
+    Never,
+    /// Over TCP only.
+    Only,
+}
+
+const RKT: ApiListen = ApiListen {
+    setting: "listen",
+    given: |args, settings| given(&args.listen, settings.listen.as_ref()),
+    default: DefaultAddress::Socket("api.sock"),
+    is_contested: false,
+    access: rkt::SOCKET_ACCESS,
+    tcp: TcpRule::Served,
+};
+const TALOS: ApiListen = ApiListen {
+    setting: "machine-listen",
+    given: |args, settings| given(&args.machine_listen, settings.machine_listen.as_ref()),
+    default: DefaultAddress::Socket("machine.sock"),
+    is_contested: true,
+    access: talos::SOCKET_ACCESS,
+    // The port of Talos.
+    tcp: TcpRule::WithCertificates { tls_setting: "machine-tls", default: &[("0.0.0.0", 50000), ("::", 50000)] },
+};
+const AURAE: ApiListen = ApiListen {
+    setting: "aurae-listen",
+    given: |args, settings| given(&args.aurae_listen, settings.aurae_listen.as_ref()),
+    default: DefaultAddress::Socket("aurae.sock"),
+    is_contested: true,
+    access: aurae::SOCKET_ACCESS,
+    tcp: TcpRule::Never,
+};
+const CRI: ApiListen = ApiListen {
+    setting: "cri-listen",
+    given: |args, settings| given(&args.cri_listen, settings.cri_listen.as_ref()),
+    default: DefaultAddress::Socket("cri.sock"),
+    is_contested: true,
+    access: cri::SOCKET_ACCESS,
+    tcp: TcpRule::Never,
+};
+/// The streaming server of the CRI. The URLs of the CRI have its address, so that any free port will do.
+const CRI_STREAM: ApiListen = ApiListen {
+    setting: "cri-stream-listen",
+    given: |args, settings| {
+        let address = args.cri_stream_listen.as_ref().or(settings.cri_stream_listen.as_ref());
+        address.map(std::slice::from_ref)
+    },
+    default: DefaultAddress::Tcp("127.0.0.1:0"),
+    is_contested: false,
+    access: cri::SOCKET_ACCESS,
+    tcp: TcpRule::Only,
+};
+const METRICS: ApiListen = ApiListen {
+    setting: "metrics-listen",
+    given: |args, settings| given(&args.metrics_listen, settings.metrics_listen.as_ref()),
+    default: DefaultAddress::Tcp("127.0.0.1:15442"),
+    is_contested: true,
+    access: METRICS_SOCKET_ACCESS,
+    tcp: TcpRule::Served,
+};
+
+/// All of them.
+const APIS: [&ApiListen; 6] = [&RKT, &TALOS, &AURAE, &CRI, &CRI_STREAM, &METRICS];
+
+/// Flags win over the configuration.
+fn given<'a>(flags: &'a [String], setting: Option<&'a Vec<String>>) -> Option<&'a [String]> {
+    if flags.is_empty() { setting.map(Vec::as_slice) } else { Some(flags) }
+}
+
+impl ApiListen {
+    /// Refuses addresses at which the API is not served.
+    fn check(&self, addresses: &[Address], has_certificates: bool) -> anyhow::Result<()> {
+        let setting = self.setting;
+        let tcp = addresses.iter().find(|address| matches!(address, Address::Tcp(..)));
+        let unix = addresses.iter().find(|address| matches!(address, Address::Unix(_)));
+        match (&self.tcp, tcp, unix) {
+            (TcpRule::Never, Some(tcp), _) => {
+                bail!("'{setting}' names {tcp}, but this API is served on unix sockets only")
+            }
+            (TcpRule::WithCertificates { tls_setting, .. }, Some(tcp), _) if !has_certificates => bail!(
+                "'{setting}' names {tcp}, but TCP needs mutual TLS: make certificates with 'gantry pki', and name them \
+                 under '{tls_setting}' in the configuration"
+            ),
+            (TcpRule::Only, _, Some(Address::Unix(path))) => {
+                bail!("'{setting}' names {}, but clients need TCP", path.display())
+            }
+            // No rule of the setting concerns this address.
+            _ => Ok(()),
+        }
+    }
+
+    /// Where it listens if no addresses are given: at its socket in this directory, which is made.
+    fn default_addresses(&self, dir: &Path, has_certificates: bool) -> anyhow::Result<Vec<Address>> {
+        let mut addresses = match self.default {
+            DefaultAddress::Tcp(address) => vec![address.parse()?],
+            DefaultAddress::Socket(name) => {
+                std::fs::DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o755)
+                    .create(dir)
+                    .with_context(|| format!("cannot make {}", dir.display()))?;
+                vec![Address::Unix(dir.join(name))]
+            }
+        };
+        if let TcpRule::WithCertificates { default, .. } = self.tcp
+            && has_certificates
+        {
+            let is_usable = |host: &str| !host.contains(':') || Path::new(IPV6_ADDRESSES).exists();
+            let usable = default.iter().filter(|(host, _)| is_usable(host));
+            addresses.extend(usable.map(|(host, port)| Address::Tcp((*host).to_owned(), *port)));
+        }
+        Ok(addresses)
+    }
+}
+
+/// The addresses of the APIs, as flags and the configuration give them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ListenAddresses<'a> {
+    args: &'a Args,
+    settings: &'a Settings,
+}
+
+impl<'a> ListenAddresses<'a> {
+    /// From these flags and this configuration.
+    pub(crate) const fn new(args: &'a Args, settings: &'a Settings) -> Self {
+        Self { args, settings }
+    }
+
+    /// Whether this may be one of several gantryd, which must not compete for the default addresses of APIs: a flag
+    /// names the addresses of rkt's API, and none names a directory for the default sockets.
+    fn is_one_of_several(self) -> bool {
+        !self.args.listen.is_empty() && self.args.run_dir.is_none()
+    }
+
+    /// The addresses of an API; `None`: the default ones.
+    fn of(self, api: &ApiListen) -> Option<&'a [String]> {
+        let none = (api.is_contested && self.is_one_of_several()).then_some(&[][..]);
+        (api.given)(self.args, self.settings).or(none)
+    }
+
     /// The settings that differ in a configuration that was read again. Sockets stay as they are.
     fn differences(self, read_again: ListenAddresses<'_>) -> impl Iterator<Item = &'static str> {
-        let differ = [
-            ("listen", self.rkt != read_again.rkt),
-            ("machine-listen", self.talos != read_again.talos),
-            ("aurae-listen", self.aurae != read_again.aurae),
-            ("cri-listen", self.cri != read_again.cri),
-            ("cri-stream-listen", self.cri_stream != read_again.cri_stream),
-            ("metrics-listen", self.metrics != read_again.metrics),
-        ];
-        differ.into_iter().filter_map(|(setting, differs)| differs.then_some(setting))
+        let differs = move |api: &&ApiListen| {
+            (api.given)(self.args, self.settings) != (api.given)(read_again.args, read_again.settings)
+        };
+        APIS.into_iter().filter(differs).map(|api| api.setting)
     }
 
     /// Warns of the settings that need a restart.
@@ -102,25 +229,13 @@ pub(crate) fn endpoints(
     addresses: ListenAddresses<'_>,
     settings: SurfaceSettings,
 ) -> anyhow::Result<Vec<Endpoint>> {
-    let ListenAddresses { rkt, is_one_of_several, talos, aurae, cri, cri_stream, run_dir, .. } = addresses;
-    let rkt_listeners = match listen_spec("listen", !passed.is_empty(), rkt, run_dir)? {
-        ListenSpec::Passed => passed,
-        spec => open(spec, RKT_SOCKET, rkt::SOCKET_ACCESS)?,
-    };
-    let none = [NONE.to_owned()];
-    let default = is_one_of_several.then_some(&none[..]);
-    let talos = talos.or(default);
-    let talos = listen_spec("machine-listen", false, talos, run_dir)?;
-    let talos = open_talos(talos, settings.machine_tls.is_some())?;
-    let aurae = aurae.or(default);
-    let aurae = listen_spec("aurae-listen", false, aurae, run_dir)?;
-    let aurae = open_local("aurae-listen", aurae, AURAE_SOCKET, aurae::SOCKET_ACCESS)?;
-    let cri = cri.or(default);
-    let cri = listen_spec("cri-listen", false, cri, run_dir)?;
-    let cri = open_local("cri-listen", cri, CRI_SOCKET, cri::SOCKET_ACCESS)?;
+    let rkt = open(&RKT, addresses, passed, false)?;
+    let talos = open(&TALOS, addresses, Vec::new(), settings.machine_tls.is_some())?;
+    let aurae = open(&AURAE, addresses, Vec::new(), settings.aurae_tls.is_some())?;
+    let cri = open(&CRI, addresses, Vec::new(), false)?;
     let mut endpoints = Vec::new();
-    if !rkt_listeners.is_empty() {
-        endpoints.push(rkt::endpoint(rkt_listeners));
+    if !rkt.is_empty() {
+        endpoints.push(rkt::endpoint(rkt));
     }
     if !talos.is_empty() {
         endpoints.push(talos::endpoint(talos, settings.machine_tls, settings.control, settings.certificate));
@@ -129,55 +244,47 @@ pub(crate) fn endpoints(
         endpoints.push(aurae::endpoint(aurae, settings.aurae_tls));
     }
     if !cri.is_empty() {
-        endpoints.push(cri::endpoint(cri, open_streaming(cri_stream)?));
+        endpoints.push(cri::endpoint(cri, open(&CRI_STREAM, addresses, Vec::new(), false)?));
     }
     Ok(endpoints)
 }
 
-/// Opens the sockets of the streaming server of the CRI. Clients of the CRI connect to it over TCP.
-fn open_streaming(address: Option<&str>) -> anyhow::Result<Vec<Listener>> {
-    match address.unwrap_or(CRI_STREAM_ADDRESS) {
-        NONE => Ok(Vec::new()),
-        text => match text.parse()? {
-            Address::Unix(path) => bail!("'cri-stream-listen' names {}, but clients need TCP", path.display()),
-            // Socket files alone have an access.
-            tcp @ Address::Tcp(..) => Ok(Listener::open(&tcp, cri::SOCKET_ACCESS)?),
-        },
-    }
-}
-
-/// Opens the sockets of an API that is not served over TCP.
-fn open_local(setting: &str, spec: ListenSpec, name: &str, access: SocketAccess) -> anyhow::Result<Vec<Listener>> {
-    if let ListenSpec::Addresses(addresses) = &spec
-        && let Some(tcp) = addresses.iter().find(|address| matches!(address, Address::Tcp(..)))
-    {
-        bail!("'{setting}' names {tcp}, but this API is served on unix sockets only");
-    }
-    open(spec, name, access)
-}
-
-/// Opens the sockets of the Talos node API.
-fn open_talos(spec: ListenSpec, has_certificates: bool) -> anyhow::Result<Vec<Listener>> {
-    let is_default = matches!(spec, ListenSpec::Default(_));
-    if let ListenSpec::Addresses(addresses) = &spec
-        && !has_certificates
-        && let Some(tcp) = addresses.iter().find(|address| matches!(address, Address::Tcp(..)))
-    {
-        bail!(
-            "'machine-listen' names {tcp}, but TCP needs mutual TLS: make certificates with 'gantry pki', and name them \
-             under 'machine-tls' in the configuration"
-        );
-    }
-    let mut listeners = open(spec, TALOS_SOCKET, talos::SOCKET_ACCESS)?;
-    if is_default && has_certificates {
-        for (host, port) in TALOS_TCP {
-            if host.contains(':') && !Path::new(IPV6_ADDRESSES).exists() {
-                continue;
-            }
-            listeners.extend(Listener::open(&Address::Tcp(host.to_owned(), port), talos::SOCKET_ACCESS)?);
-        }
+/// Opens the sockets of an API. `passed`: those from the service manager.
+fn open(
+    api: &ApiListen,
+    addresses: ListenAddresses<'_>,
+    passed: Vec<Listener>,
+    has_certificates: bool,
+) -> anyhow::Result<Vec<Listener>> {
+    let run_dir = addresses.args.run_dir.as_deref();
+    let addresses = match listen_spec(api.setting, !passed.is_empty(), addresses.of(api), run_dir)? {
+        ListenSpec::None => return Ok(Vec::new()),
+        ListenSpec::Passed => return Ok(passed),
+        ListenSpec::Addresses(addresses) => addresses,
+        ListenSpec::Default(dir) => api.default_addresses(&dir, has_certificates)?,
+    };
+    api.check(&addresses, has_certificates)?;
+    let mut listeners = Vec::new();
+    for address in addresses {
+        listeners.extend(Listener::open(&address, api.access)?);
     }
     Ok(listeners)
+}
+
+/// Opens the sockets of the metrics. The default address is not required: if it is in use, a warning is logged.
+pub(crate) fn metrics_listeners(addresses: ListenAddresses<'_>) -> anyhow::Result<Vec<Listener>> {
+    let is_default = addresses.of(&METRICS).is_none();
+    if is_default && addresses.args.run_dir.is_some() {
+        return Ok(Vec::new());
+    }
+    let opened = open(&METRICS, addresses, Vec::new(), false);
+    opened.or_else(|error| {
+        if !is_default {
+            return Err(error);
+        }
+        warn!("no metrics are served: {error:#}; 'metrics-listen' sets another address");
+        Ok(Vec::new())
+    })
 }
 
 /// The settings of the APIs that change with the configuration, without a restart.
@@ -250,51 +357,6 @@ fn machine_certificate(settings: &Settings) -> Option<PathBuf> {
 
 fn tls_files(tls: &TlsSettings) -> TlsFiles {
     TlsFiles { authorities: tls.ca.clone(), certificate: tls.certificate.clone(), key: tls.key.clone() }
-}
-
-/// Opens the sockets of the metrics. The default address is not required: if it is in use, a warning is logged.
-pub(crate) fn metrics_listeners(addresses: ListenAddresses<'_>) -> anyhow::Result<Vec<Listener>> {
-    let Some(given) = addresses.metrics else {
-        if addresses.is_one_of_several || addresses.run_dir.is_some() {
-            return Ok(Vec::new());
-        }
-        let opened = Listener::open(&METRICS_ADDRESS.parse()?, METRICS_SOCKET_ACCESS);
-        return Ok(opened.unwrap_or_else(|error| {
-            warn!("no metrics are served: {:#}; 'metrics-listen' sets another address", anyhow::Error::from(error));
-            Vec::new()
-        }));
-    };
-    match listen_spec("metrics-listen", false, Some(given), None)? {
-        ListenSpec::Addresses(addresses) => {
-            let mut listeners = Vec::new();
-            for address in addresses {
-                listeners.extend(Listener::open(&address, METRICS_SOCKET_ACCESS)?);
-            }
-            Ok(listeners)
-        }
-        ListenSpec::None | ListenSpec::Passed | ListenSpec::Default(_) => Ok(Vec::new()),
-    }
-}
-
-/// Opens the sockets of one API; `name` is that of its default socket.
-fn open(spec: ListenSpec, name: &str, access: SocketAccess) -> anyhow::Result<Vec<Listener>> {
-    let addresses = match spec {
-        ListenSpec::None | ListenSpec::Passed => return Ok(Vec::new()),
-        ListenSpec::Addresses(addresses) => addresses,
-        ListenSpec::Default(dir) => {
-            std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(&dir)
-                .with_context(|| format!("cannot make {}", dir.display()))?;
-            vec![Address::Unix(dir.join(name))]
-        }
-    };
-    let mut listeners = Vec::new();
-    for address in addresses {
-        listeners.extend(Listener::open(&address, access)?);
-    }
-    Ok(listeners)
 }
 
 /// The sockets of an API whose setting has this name.
@@ -379,20 +441,32 @@ mod tests {
 
     #[test]
     fn changed_addresses_are_found() {
-        let [one, other] = ["unix:/one", "unix:/other"].map(|text| [text.to_owned()]);
-        let addresses = |rkt, cri_stream| ListenAddresses {
-            rkt,
-            is_one_of_several: false,
-            talos: None,
-            aurae: None,
-            cri: None,
-            cri_stream,
-            metrics: None,
-            run_dir: None,
-        };
-        let at_start = addresses(Some(&one[..]), None);
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, "").unwrap();
+        let settings = Settings::read(Some(dir.path()), Some(&config)).unwrap();
+        let args = |flags: &[&str]| <Args as clap::Parser>::parse_from([&["gantryd"], flags].concat());
+        let one = args(&["--listen=unix:/one"]);
+        let other = args(&["--listen=unix:/other", "--cri-stream-listen=none"]);
+        let at_start = ListenAddresses::new(&one, &settings);
         let changed = |read_again| at_start.differences(read_again).collect::<Vec<_>>();
         assert_eq!(changed(at_start), [""; 0]);
-        assert_eq!(changed(addresses(Some(&other[..]), Some("none"))), ["listen", "cri-stream-listen"]);
+        assert_eq!(changed(ListenAddresses::new(&other, &settings)), ["listen", "cri-stream-listen"]);
+    }
+
+    #[test]
+    fn configured_addresses_leave_other_apis_enabled() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.toml");
+        std::fs::write(&config, "listen = ['unix:/run/one.sock']\n").unwrap();
+        let settings = Settings::read(Some(dir.path()), Some(&config)).unwrap();
+        for (flags, want) in [
+            (&["gantryd"][..], false),
+            (&["gantryd", "--listen=unix:/run/two.sock"], true),
+            (&["gantryd", "--listen=unix:/run/two.sock", "--run-dir=/run/two"], false),
+        ] {
+            let args = <Args as clap::Parser>::parse_from(flags);
+            assert_eq!(ListenAddresses::new(&args, &settings).is_one_of_several(), want, "{flags:?}");
+        }
     }
 }

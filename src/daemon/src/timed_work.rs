@@ -12,8 +12,8 @@ use std::hash::Hash;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gantry_api::RepeatedFailure;
 use gantry_engine::{Engine, Options, Running};
+use gantry_logging::RepeatedFailure;
 use gantry_model::Timestamp;
 use tracing::{error, warn};
 
@@ -24,8 +24,11 @@ const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time after which the times are read again.
 const READ_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The key of a kind of work, and how the work is done.
-pub(crate) trait WorkKey: Clone + Eq + Hash + Display + Send + 'static {
+/// A kind of work, and how it is done.
+pub(crate) trait TimedTask {
+    /// What the work is for.
+    type Key: Clone + Eq + Hash + Display + Send + 'static;
+
     /// The kind, in the names of threads and in messages.
     const KIND: &'static str;
     /// The keys, in messages about all of them.
@@ -35,30 +38,29 @@ pub(crate) trait WorkKey: Clone + Eq + Hash + Display + Send + 'static {
     ///
     /// # Errors
     /// The rows cannot be read.
-    fn read_due(engine: &Engine) -> anyhow::Result<Vec<(Self, Timestamp)>>;
+    fn read_due(engine: &Engine) -> anyhow::Result<Vec<(Self::Key, Timestamp)>>;
 
     /// Does the work for this key, and logs a failure. Returns the pods that it has started.
-    fn perform(&self, options: Options) -> Vec<Running>;
+    fn perform(key: &Self::Key, options: Options) -> Vec<Running>;
 }
 
 /// See the module.
-#[derive(Debug)]
-pub(crate) struct TimedWork<K> {
+pub(crate) struct TimedWork<T: TimedTask> {
     /// The times when the rows were read last, the earliest first.
-    due: Vec<(K, Timestamp)>,
+    due: Vec<(T::Key, Timestamp)>,
     /// When they were read; `None`: they are to be read.
     read: Option<Instant>,
     /// Work in progress.
-    threads: HashMap<K, JoinHandle<Vec<Running>>>,
+    threads: HashMap<T::Key, JoinHandle<Vec<Running>>>,
     /// The last attempt for each key that is due, or was tried within [`MIN_RETRY_INTERVAL`].
-    attempts: HashMap<K, Instant>,
+    attempts: HashMap<T::Key, Instant>,
     /// The supervisors that this process has started and has to reap.
     supervisors: Vec<Running>,
     /// Of reading the rows.
     failure: RepeatedFailure,
 }
 
-impl<K> Default for TimedWork<K> {
+impl<T: TimedTask> Default for TimedWork<T> {
     fn default() -> Self {
         Self {
             due: Vec::new(),
@@ -71,7 +73,7 @@ impl<K> Default for TimedWork<K> {
     }
 }
 
-impl<K: WorkKey> TimedWork<K> {
+impl<T: TimedTask> TimedWork<T> {
     /// Reads the rows again, because of a commit.
     pub(crate) fn read_again(&mut self) {
         self.read = None;
@@ -86,7 +88,7 @@ impl<K: WorkKey> TimedWork<K> {
         idle.map(|(key, at)| at.since(now).max(self.until_retry(key))).min()
     }
 
-    fn until_retry(&self, key: &K) -> Duration {
+    fn until_retry(&self, key: &T::Key) -> Duration {
         let last = self.attempts.get(key);
         last.map_or(Duration::ZERO, |last| MIN_RETRY_INTERVAL.saturating_sub(last.elapsed()))
     }
@@ -100,17 +102,17 @@ impl<K: WorkKey> TimedWork<K> {
         for key in self.due_keys(gantry_engine::now()) {
             self.attempts.insert(key.clone(), Instant::now());
             let (options, of_thread) = (options.clone(), key.clone());
-            let thread = std::thread::Builder::new().name(K::KIND.to_owned());
-            match thread.spawn(move || of_thread.perform(options)) {
+            let thread = std::thread::Builder::new().name(T::KIND.to_owned());
+            match thread.spawn(move || T::perform(&of_thread, options)) {
                 Ok(thread) => drop(self.threads.insert(key, thread)),
-                Err(error) => warn!("cannot start a thread for {} {key}: {error}", K::KIND),
+                Err(error) => warn!("cannot start a thread for {} {key}: {error}", T::KIND),
             }
         }
     }
 
     /// The keys whose time has come, as many as there are free threads.
-    fn due_keys(&self, now: Timestamp) -> Vec<K> {
-        let is_due = |(key, at): &&(K, Timestamp)| {
+    fn due_keys(&self, now: Timestamp) -> Vec<T::Key> {
+        let is_due = |(key, at): &&(T::Key, Timestamp)| {
             *at <= now && !self.threads.contains_key(key) && self.until_retry(key).is_zero()
         };
         let free = MAX_THREADS.saturating_sub(self.threads.len());
@@ -120,19 +122,19 @@ impl<K: WorkKey> TimedWork<K> {
     fn read_due(&mut self, engine: &Engine) {
         let now = Instant::now();
         self.read = Some(now);
-        match K::read_due(engine) {
+        match T::read_due(engine) {
             Ok(due) => {
                 self.set_due(due, now);
                 self.failure.clear();
             }
             Err(error) => self.failure.record(&error, |failure| {
-                error!("{failure}; reading the {} again in {READ_INTERVAL:?}", K::ALL);
+                error!("{failure}; reading the {} again in {READ_INTERVAL:?}", T::ALL);
             }),
         }
     }
 
     /// Replaces the times. Forgets the attempts for keys that are no longer due.
-    fn set_due(&mut self, due: Vec<(K, Timestamp)>, now: Instant) {
+    fn set_due(&mut self, due: Vec<(T::Key, Timestamp)>, now: Instant) {
         self.attempts.retain(|key, last| {
             now.saturating_duration_since(*last) < MIN_RETRY_INTERVAL || due.iter().any(|(known, _)| known == key)
         });
@@ -141,12 +143,12 @@ impl<K: WorkKey> TimedWork<K> {
 
     /// Collects finished threads, and reaps supervisors that have ended.
     fn reap(&mut self) {
-        let finished: Vec<K> =
+        let finished: Vec<T::Key> =
             self.threads.iter().filter(|(_, thread)| thread.is_finished()).map(|(key, _)| key.clone()).collect();
         for key in finished {
             match self.threads.remove(&key).map(JoinHandle::join) {
                 Some(Ok(started)) => self.supervisors.extend(started),
-                Some(Err(_)) => error!("working on {} {key} panicked", K::KIND),
+                Some(Err(_)) => error!("working on {} {key} panicked", T::KIND),
                 None => {}
             }
             self.read = None;
@@ -161,10 +163,11 @@ mod tests {
     use gantry_model::PodId;
 
     use super::*;
+    use crate::restarts::PodRestarts;
 
     #[test]
     fn pods_are_due_at_their_time() {
-        let mut work = TimedWork::<PodId>::default();
+        let mut work = TimedWork::<PodRestarts>::default();
         let now = Timestamp(1_000_000_000_000);
         assert_eq!(work.until_due(now), None);
         let id = |n| PodId::from_random([n; 16]);
@@ -183,7 +186,7 @@ mod tests {
 
     #[test]
     fn recent_attempts_are_remembered() {
-        let mut work = TimedWork::<PodId>::default();
+        let mut work = TimedWork::<PodRestarts>::default();
         let (id, tried) = (PodId::from_random([1; 16]), Instant::now());
         work.attempts.insert(id, tried);
         work.set_due(Vec::new(), tried);

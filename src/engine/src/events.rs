@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use gantry_model::query::EventQuery;
-use gantry_model::{Event, NewEvent, Timestamp};
+use gantry_model::{EventRecord, NewEvent, Timestamp};
 
 use crate::{Engine, Observer, PodError};
 
@@ -24,7 +24,7 @@ pub const COMMIT_TIMEOUT: Duration = Duration::from_millis(30);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EventPage {
     /// All events between the cursors, whether they match the query or not.
-    pub events: Vec<Event>,
+    pub events: Vec<EventRecord>,
     /// The cursor for the next page: the number of the last event, or the given cursor.
     pub cursor: u64,
     /// The highest number of an event after the given cursor that was deleted. `None` if none was deleted; a jump of

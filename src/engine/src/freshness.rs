@@ -17,7 +17,7 @@ use crate::{OpenError, Options};
 /// A plan changed less than this long ago is not settled: another change may give the file the same time again.
 const MIN_AGE: Duration = Duration::from_secs(1);
 
-/// Counts the commits to the database. One handle of its own; it never waits for another process.
+/// Counts the commits to the database. Uses its own database handle and never blocks.
 #[derive(Debug)]
 pub struct CommitCounter {
     store: Store,

@@ -1,9 +1,7 @@
 //! The operations on pods and images, each a method of [`Engine`]. Synchronous.
 //!
-//! May import `gantry_model`, `gantry_store`, `gantry_fetch` and `gantry_contract`; `gantry_net` to list networks and
-//! to find that of sandboxes; `gantry_netlink` to list interfaces and routes and to read and watch nftables. Knows
-//! nothing of the command line or of any API; must never know tokio or SQL. It starts one program only,
-//! `gantry-stage1` (`host::stage1`).
+//! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). Knows nothing of the command line or of any
+//! API; must never know tokio or SQL. It starts one program only, `gantry-stage1` (`host::stage1`).
 //!
 //! Start reading at `pods::prepare` and `pods::run`, then `pods::reconcile`: every call first reconciles the rows it
 //! reads with the facts (locks, journals), so that every command reports the truth whatever was killed before.
@@ -61,7 +59,7 @@ pub use engine::{Engine, NetworkOptions, OpenError, Options};
 pub use error::{Cause, EngineError, PodError};
 pub use events::{COMMIT_TIMEOUT, EventPage};
 pub use files::copy::{CopyOptions, CopySource, CopyTarget};
-pub use files::diff::{FileChange, FileChangeKind};
+pub use files::diff::{FileChange, FileChangeKind, FileChanges};
 pub use freshness::{CommitCounter, PodFilesStamp};
 pub use host::interfaces::{HostInterface, HostRoute, NetlinkError, list_interfaces, list_routes};
 pub use host::network::{FirewallChange, FirewallMonitor, FirewallPart};
@@ -82,7 +80,7 @@ pub use manifest::{ManifestError, parse as parse_manifest, to_value as manifest_
 pub use observer::Observer;
 pub use pods::app_stop::AppStop;
 pub use pods::control::ControlError;
-pub use pods::exec::{Exec, ExecError, ExecRequest, Stdio};
+pub use pods::exec::{Exec, ExecError, ExecRequest, ExecStart, Stdio};
 pub use pods::exec_tree::ExecTree;
 pub use pods::gc::{GcAction, GcOptions, GcReport, GcStep};
 pub use pods::host_command::{CapturedOutput, CapturedStream, CommandError, CommandOwner, StartedCommand};
@@ -121,7 +119,6 @@ pub use gantry_fetch::{
 };
 pub use gantry_host::memory::share_arenas;
 pub use gantry_host::tree::TreeUsage;
-pub use gantry_model as model;
 pub use gantry_store::{
     AppRow, Backup, FAILURE, Finding, ImageFormat, ImageRow, Keeper, KeeperLock, PodRow, Record, RemoveVolumeError,
     SchedulePod, ScheduleRow, Severity, Store, Swept, VolumeRow, now,

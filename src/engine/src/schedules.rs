@@ -33,11 +33,11 @@ use std::time::Duration;
 use gantry_fetch::PullPolicy;
 use gantry_fetch::progress::Silent;
 use gantry_model::error::chain;
-use gantry_model::restart::{RestartPolicy, due_time, pod_backoff};
+use gantry_model::restart::{PodRestart, RestartPolicy, StopRequest, due_time, pod_backoff};
 use gantry_model::schedule::{Overlap, Timer, validate_comment};
 use gantry_model::spec::SpecError;
-use gantry_model::{ErrorKind, Kind, PhaseName, PodId, PodSpec, ScheduleName, Timestamp};
-use gantry_store::{InsertPodError, NewSchedule, SchedulePod, ScheduleRow, ScheduleRun};
+use gantry_model::{ErrorKind, Kind, Phase, PhaseName, PodId, PodSpec, ScheduleName, Timestamp};
+use gantry_store::{InsertPodError, Moved, NewSchedule, PodRow, SchedulePod, ScheduleRow, ScheduleRun};
 use thiserror::Error;
 
 use calendar::CalendarEvent;
@@ -54,7 +54,7 @@ use crate::pods::run::{RunOptions, Running, StartError};
 use crate::pods::stop::StopError;
 use crate::{Engine, ManifestError, Observer, PodError};
 
-/// The label of a pod with the name of its schedule, for people to read and to filter by.
+/// The label of a pod with the name of its schedule, which users read and filter by.
 pub const SCHEDULE_LABEL: &str = "gantry/schedule";
 
 /// The ended pods of a timer that are kept for their logs.
@@ -127,8 +127,8 @@ enum Action {
     Stop(PodId),
     /// Stops a pod if it runs, and removes it.
     Remove(PodId),
-    /// Creates and starts a pod.
-    Start(ScheduleRun),
+    /// Creates and starts a pod of the schedule's manifest, after this many failed starts.
+    Start { run: ScheduleRun, manifest: String, failures: u32 },
     /// Records that a run is skipped.
     Skip(ScheduleRun),
     /// Records that runs were handled until now, and not until a later time.
@@ -152,8 +152,8 @@ fn is_live(pod: &SchedulePod) -> bool {
     }
 }
 
-/// Whether the start of the pod was interrupted. A schedule leaves no pod prepared; but one whose row was lost with a
-/// database is adopted so.
+/// Whether the start of the pod was interrupted. A schedule starts every pod that it prepares; but a pod whose row was
+/// lost with a database is prepared after its adoption.
 fn was_interrupted(pod: &SchedulePod) -> bool {
     matches!(pod.phase, PhaseName::AbortedPrepare | PhaseName::Prepared)
 }
@@ -249,14 +249,15 @@ fn due_actions(row: Option<&ScheduleRow>, pods: &[SchedulePod], moment: &Moment)
             // It stays due until the pod has ended.
             Overlap::Queue => {}
         },
-        _ => actions.push(Action::Start(run)),
+        _ => actions.push(Action::Start { run, manifest: row.manifest.clone(), failures: row.failures }),
     }
     actions
 }
 
 impl Engine {
     /// Enables a schedule of pods with this specification durably, and starts its pod if that is due. Enabling it again
-    /// with the same content changes nothing; other content replaces the pod.
+    /// with the same content changes nothing, but that a pod that runs always and was stopped on request waits to be
+    /// started; other content replaces the pod.
     ///
     /// # Errors
     /// [`ScheduleError`] if it was not enabled. A failed start is recorded and tried again by gantryd.
@@ -288,7 +289,56 @@ impl Engine {
         spec.validate()?;
         let manifest = manifest::to_value(&spec).to_string();
         let new = NewSchedule { name, manifest, timer, comment };
-        Ok(self.store.enable_schedule(&new, gantry_store::now()).map_err(PodError::store)?)
+        let is_changed = self.store.enable_schedule(&new, gantry_store::now()).map_err(PodError::store)?;
+        if !is_changed && new.timer.is_none() {
+            self.release_stopped_pod(&new.name)?;
+        }
+        Ok(is_changed)
+    }
+
+    /// Makes the pod of a schedule without a timer wait to be started, if it was stopped on request: durably, and now.
+    fn release_stopped_pod(&self, name: &ScheduleName) -> Result<(), ScheduleError> {
+        for pod in self.current_pods(name)? {
+            loop {
+                let row = match self.reconcile_pod(pod) {
+                    Err(PodError::NotFound(_)) => break,
+                    row => row?,
+                };
+                if !is_stopped_on_request(&row) {
+                    break;
+                }
+                let restart = PodRestart { at: Some(gantry_store::now()), ..PodRestart::default() };
+                match self.store.set_restart(pod, row.generation, restart, true).map_err(PodError::store)? {
+                    Moved::Yes(_) => break,
+                    // Another process has changed it: examine it again.
+                    Moved::Lost(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the pod of a schedule without a timer that waits to be started, if its time has come. `None`: none does,
+    /// or gantryd was faster.
+    ///
+    /// # Errors
+    /// [`ScheduleError`]. A failed start is recorded and tried again by gantryd.
+    pub fn start_released_pod(&self, name: &ScheduleName) -> Result<Option<Running>, ScheduleError> {
+        for pod in self.current_pods(name)? {
+            match self.start_waiting_pod(pod) {
+                Ok(None) | Err(StartError::Busy(_) | StartError::Pod(PodError::NotFound(_))) => {}
+                started => return Ok(started?),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The pods of the present revision of an enabled schedule without a timer.
+    fn current_pods(&self, name: &ScheduleName) -> Result<Vec<PodId>, ScheduleError> {
+        let row = self.store.schedule(name).map_err(PodError::store)?;
+        let Some(row) = row.filter(|row| row.enabled && row.timer.is_none()) else { return Ok(Vec::new()) };
+        let pods = self.store.schedule_pods(Some(name)).map_err(PodError::store)?;
+        Ok(pods.into_iter().filter(|pod| pod.revision == row.revision).map(|pod| pod.id).collect())
     }
 
     /// Disables a schedule durably and stops its pods, which stay for their logs. Disabling it again changes nothing.
@@ -364,6 +414,18 @@ impl Engine {
         Ok(due)
     }
 
+    /// Returns the pod that the action has started.
+    fn perform(&self, action: Action) -> Result<Option<Running>, ScheduleError> {
+        match action {
+            Action::Stop(id) => self.stop_scheduled_pod(id)?,
+            Action::Remove(id) => self.remove_scheduled_pod(id)?,
+            Action::Skip(run) => self.store.skip_schedule_run(&run).map_err(PodError::store)?,
+            Action::BringForward(run) => self.store.bring_schedule_forward(&run).map_err(PodError::store)?,
+            Action::Start { run, manifest, failures } => return self.start_run(run, &manifest, failures),
+        }
+        Ok(None)
+    }
+
     /// Brings the pods of a schedule in line with its row: removes those of former revisions, stops those of a disabled
     /// schedule, and starts the pod that is due. Returns the pods that it has started.
     ///
@@ -394,24 +456,14 @@ impl Engine {
             }
             let mut first_error = None;
             for action in actions {
-                let done = match action {
-                    Action::Stop(id) => self.stop_scheduled_pod(id),
-                    Action::Remove(id) => self.remove_scheduled_pod(id),
-                    Action::Skip(run) => {
-                        self.store.skip_schedule_run(&run).map_err(|error| PodError::store(error).into())
+                if first_error.is_some() && matches!(action, Action::Start { .. }) {
+                    continue;
+                }
+                match self.perform(action) {
+                    Ok(running) => started.extend(running),
+                    Err(error) => {
+                        first_error.get_or_insert(error);
                     }
-                    Action::BringForward(run) => {
-                        self.store.bring_schedule_forward(&run).map_err(|error| PodError::store(error).into())
-                    }
-                    Action::Start(_) if first_error.is_some() => Ok(()),
-                    Action::Start(run) => {
-                        let manifest = row.as_ref().map(|row| (row.manifest.as_str(), row.failures));
-                        let (manifest, failures) = manifest.unwrap_or_default();
-                        self.start_run(run, manifest, failures).map(|running| started.extend(running))
-                    }
-                };
-                if let Err(error) = done {
-                    first_error.get_or_insert(error);
                 }
             }
             if let Some(error) = first_error {
@@ -495,6 +547,13 @@ impl Observer {
     }
 }
 
+/// Whether a pod has ended because it, or an app of it, was stopped on request, and stays so.
+fn is_stopped_on_request(row: &PodRow) -> bool {
+    let PodRestart { at, stop_request, held_apps, .. } = &row.restart;
+    let is_requested = *stop_request == Some(StopRequest::UntilStarted) || !held_apps.is_empty();
+    matches!(row.phase, Phase::Exited { .. }) && at.is_none() && is_requested
+}
+
 fn is_schedule_changed(error: &PodError) -> bool {
     match error {
         PodError::Store(cause) => matches!(cause.get::<InsertPodError>(), Some(InsertPodError::ScheduleChanged(_))),
@@ -542,7 +601,7 @@ mod tests {
         let verb = |action: Action| match action {
             Action::Stop(id) => ("stop", Some(id)),
             Action::Remove(id) => ("remove", Some(id)),
-            Action::Start(_) => ("start", None),
+            Action::Start { .. } => ("start", None),
             Action::Skip(_) => ("skip", None),
             Action::BringForward(_) => ("bring forward", None),
         };
@@ -603,7 +662,7 @@ mod tests {
         let started = |row: &ScheduleRow, pods: &[SchedulePod]| -> Vec<Option<PodId>> {
             let actions = due_actions(Some(row), pods, &at(105)).into_iter();
             let start = actions.filter_map(|action| match action {
-                Action::Start(run) => Some(run.interrupted),
+                Action::Start { run, .. } => Some(run.interrupted),
                 Action::Stop(_) | Action::Remove(_) | Action::Skip(_) | Action::BringForward(_) => None,
             });
             start.collect()

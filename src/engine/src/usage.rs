@@ -169,7 +169,7 @@ struct LayerUse {
 
 /// Whether a pod has ended and does not wait to be started again.
 pub(crate) fn has_ended(row: &PodRow) -> bool {
-    row.phase.is_final() && row.restart.at.is_none()
+    row.phase.is_final() && !row.restart.is_waiting()
 }
 
 /// The usage of a directory; none if it does not exist.

@@ -21,8 +21,8 @@ use crate::caps::Caps;
 use crate::layout::Layout;
 use crate::source::{Source, SourceError};
 use crate::unpack::UnpackError;
-use crate::unpack::entries::{Entries, EntryKind, Stream};
-use crate::unpack::header::check_sum;
+use crate::unpack::entries::{ArchiveEnd, Entries, EntryKind, Stream};
+use crate::unpack::header::{BLOCK, check_sum};
 use crate::unpack::inflate::{Compression, Inflater};
 use crate::unpack::names::MAX_PATH;
 use files::Files;
@@ -162,8 +162,8 @@ fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<
     loop {
         let n = inflater.fill(&mut buffer).map_err(|e| converted(e, place))?;
         // Before the disk is filled with an endless stream of something else.
-        if !is_begun && !begins_with_header(&buffer[..n]) {
-            return Err(SourceError::Invalid { what: place.to_owned(), why: "it is not a tar archive".to_owned() });
+        if !is_begun {
+            check_head(&buffer[..n], place)?;
         }
         is_begun = true;
         file.write_all(&buffer[..n]).map_err(failed)?;
@@ -173,9 +173,17 @@ fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<
     }
 }
 
-/// Whether an archive begins with a header, by the header's checksum (tar(5)).
-fn begins_with_header(archive: &[u8]) -> bool {
-    archive.first_chunk().is_some_and(|header| check_sum(header).is_ok())
+/// Checks that an archive begins with a header, by the header's checksum (tar(5)).
+fn check_head(archive: &[u8], place: &str) -> Result<(), SourceError> {
+    let packed = |by| format!("it is compressed with {by}: decompress it first: '{by} -dc FILE | gantry image load'");
+    let why = match archive {
+        [] => "it is empty".to_owned(),
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => packed("xz"),
+        [b'B', b'Z', b'h', ..] => packed("bzip2"),
+        _ if archive.first_chunk().is_some_and(|header| check_sum(header).is_ok()) => return Ok(()),
+        _ => "it is not a tar archive".to_owned(),
+    };
+    Err(SourceError::Invalid { what: place.to_owned(), why })
 }
 
 fn converted(error: UnpackError, place: &str) -> SourceError {
@@ -212,6 +220,9 @@ impl Archive {
     fn read(file: File, place: String, caps: &Caps) -> Result<Self, SourceError> {
         let failed = |source| SourceError::Io { what: place.clone(), source };
         let length = file.metadata().map_err(failed)?.len();
+        let mut head = [0; BLOCK];
+        let n = file.read_at(&mut head, 0).map_err(failed)?;
+        check_head(&head[..n], &place)?;
         let members = index(Scan::new(&file, length), caps).map_err(|e| converted(e, &place))?;
         Ok(Self { file: Arc::new(file), place, members })
     }
@@ -252,7 +263,7 @@ impl Files for Archive {
 
 /// The offset of each file. Names that are not clean text, or too long, are omitted, since no reference has them.
 fn index(scan: Scan<'_>, caps: &Caps) -> Result<BTreeMap<String, Member>, UnpackError> {
-    let mut entries = Entries::new(scan, caps);
+    let mut entries = Entries::new(scan, caps, ArchiveEnd::Marked);
     let mut members = BTreeMap::new();
     let (mut seen, mut name_bytes) = (0, 0);
     while let Some(entry) = entries.next()? {

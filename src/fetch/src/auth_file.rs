@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::credential_helper::run_helper;
+use crate::credential_helper::{error_text, run_helper};
 
 /// Maximum length of a credential file in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -294,7 +294,7 @@ fn ask(path: &Path, name: &str, key: &str) -> Result<Option<Credentials>, AuthFi
         if text.contains("credentials not found") {
             return Ok(None);
         }
-        return Err(failed("it ended with an error"));
+        return Err(failed(&format!("it ended with an error{}", error_text(&output))));
     }
     let answer: HelperAnswer =
         serde_json::from_slice(&output).map_err(|_| failed("its answer is not JSON with Username and Secret"))?;
@@ -310,7 +310,7 @@ fn has_logins(path: &Path, name: &str) -> Result<bool, AuthFileError> {
     let failed = |why: &str| AuthFileError::helper(path, name, why);
     let (success, output) = run_helper(name, "list", "").map_err(|why| failed(&why))?;
     if !success {
-        return Err(failed("'list' ended with an error"));
+        return Err(failed(&format!("'list' ended with an error{}", error_text(&output))));
     }
     let logins: Option<BTreeMap<String, serde_json::Value>> =
         serde_json::from_slice(&output).map_err(|_| failed("its answer to 'list' is not a JSON object"))?;

@@ -16,7 +16,7 @@ use gantry_host::lock::LockMode;
 use serde_json::{Map, Value, json};
 
 use crate::auth_file::{AuthFileError, canonical_host, read_auth_file, same_host};
-use crate::credential_helper::run_helper;
+use crate::credential_helper::{error_text, run_helper};
 
 /// Timeout of waiting for another writer of the same file.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -92,7 +92,7 @@ fn ask_helper(path: &Path, name: &str, verb: &'static str, input: &str) -> Resul
     if String::from_utf8_lossy(&output).contains("credentials not found") {
         return Ok(false);
     }
-    Err(failed(&format!("'{verb}' ended with an error")))
+    Err(failed(&format!("'{verb}' ended with an error{}", error_text(&output))))
 }
 
 fn auths_of<'a>(file: &'a mut Map<String, Value>, path: &Path) -> Result<&'a mut Map<String, Value>, AuthFileError> {

@@ -12,6 +12,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 /// Maximum length of a helper's reply in bytes.
 const MAX_ANSWER: u64 = 64 << 10;
 
+/// Maximum length of a helper's error in a message, in bytes.
+const MAX_ERROR: usize = 200;
+
 /// Timeout of a helper. Some query a keyring; none may prompt.
 const HELPER_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -22,6 +25,15 @@ pub(crate) fn run_helper(name: &str, verb: &'static str, input: &str) -> Result<
         return Err("the name is not made of letters, digits, '-', '_' and '.'".to_owned());
     }
     exchange(Command::new(format!("docker-credential-{name}")).arg(verb), input, HELPER_TIMEOUT)
+}
+
+/// What a helper wrote before it failed, to be appended to a message: the first line of its output, which is where the
+/// protocol has errors. Empty if there is none.
+pub(crate) fn error_text(output: &[u8]) -> String {
+    let line = output.trim_ascii_start().split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(&line[..line.len().min(MAX_ERROR)]);
+    let line: String = line.trim_end().chars().flat_map(char::escape_debug).collect();
+    if line.is_empty() { line } else { format!(": {line}") }
 }
 
 /// Runs a program in a process group of its own: its reply to `input`, and whether it succeeded. On a timeout or an
@@ -136,6 +148,19 @@ mod tests {
                 }
                 want => assert_eq!(answer, want, "{script}"),
             }
+        }
+    }
+
+    #[test]
+    fn errors_of_helpers_are_cut_and_escaped() {
+        for (output, want) in [
+            ("", String::new()),
+            (" \n", String::new()),
+            ("pass is locked\nand more", ": pass is locked".to_owned()),
+            ("\x1b[2J\r\n", ": \\u{1b}[2J".to_owned()),
+            (&"x".repeat(300), format!(": {}", "x".repeat(200))),
+        ] {
+            assert_eq!(error_text(output.as_bytes()), want, "{output:?}");
         }
     }
 

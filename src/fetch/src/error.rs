@@ -39,6 +39,14 @@ pub enum FetchError {
         /// The cause.
         source: Box<SourceError>,
     },
+    /// The archive or layout of `image load` failed.
+    #[error("cannot load {place}")]
+    Load {
+        /// The archive or layout. Escaped.
+        place: String,
+        /// The cause.
+        source: Box<SourceError>,
+    },
     /// The registry failed, and so did its mirrors.
     #[error("cannot fetch {name}: its mirrors failed ({}), and so did the registry itself", .mirrors.join("; "))]
     Mirrors {
@@ -121,6 +129,11 @@ impl FetchError {
         move |source| Self::Source { subject: shown(name), source: Box::new(source) }
     }
 
+    /// For `map_err` on results of an archive or layout of which all images are imported.
+    pub(crate) fn load(place: &str) -> impl Fn(SourceError) -> Self {
+        move |source| Self::Load { place: shown(place), source: Box::new(source) }
+    }
+
     /// For `map_err` on results of a source for a layer.
     pub(crate) fn layer_source(layer: &Digest, source: SourceError) -> Self {
         Self::Source { subject: format!("layer {}", layer.short()), source: Box::new(source) }
@@ -129,7 +142,7 @@ impl FetchError {
     /// Whether another endpoint may serve what one failed to serve. A failure of this host is not one of the endpoint.
     pub(crate) fn is_of_endpoint(&self) -> bool {
         match self {
-            Self::Source { .. } | Self::LayerMismatch { .. } => true,
+            Self::Source { .. } | Self::Load { .. } | Self::LayerMismatch { .. } => true,
             // Documents and layers that are malformed.
             Self::Failed { kind, .. } | Self::Refused { kind, .. } => {
                 matches!(kind, ErrorKind::Damaged | ErrorKind::NotFound)
@@ -162,7 +175,7 @@ impl Kind for FetchError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Refused { kind, .. } | Self::Failed { kind, .. } => *kind,
-            Self::Source { source, .. } => source.kind(),
+            Self::Source { source, .. } | Self::Load { source, .. } => source.kind(),
             Self::Mirrors { source, .. } => source.kind(),
             Self::LayerMismatch { .. } => ErrorKind::Damaged,
             Self::LayerGone { .. } | Self::Cancelled { .. } => ErrorKind::Unavailable,

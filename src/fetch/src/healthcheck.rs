@@ -41,10 +41,10 @@ pub(crate) fn parse(json: serde_json::Value) -> HealthSettings {
     if probe.is_none() {
         return HealthSettings::default();
     }
-    let max = u64::try_from(MAX_HEALTH_INTERVAL.as_millis()).unwrap_or(u64::MAX);
+    let max = gantry_model::quantity::milliseconds(MAX_HEALTH_INTERVAL);
     let milliseconds = |nanoseconds: i64, min: std::time::Duration| {
         let positive = u64::try_from(nanoseconds).ok().filter(|nanoseconds| *nanoseconds > 0)?;
-        let min = u64::try_from(min.as_millis()).unwrap_or(0);
+        let min = gantry_model::quantity::milliseconds(min);
         Some((positive / 1_000_000).clamp(min, max))
     };
     HealthSettings {

@@ -1,7 +1,7 @@
 //! Fetches images: from an image reference to verified layers and blobs in the store.
 //!
-//! May import `gantry_model` and `gantry_store`; knows nothing of pods, the engine or any API. Synchronous: a call
-//! starts threads and joins them before it returns.
+//! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). Knows nothing of pods, the engine or any API.
+//! Synchronous: a call starts threads and joins them before it returns.
 //!
 //! Start reading at [`pull`]: one fetch from a reference to a committed image. [`source`] is the interface of
 //! registries ([`registry`]), archives and layout directories; [`manifest`] and [`config`] parse the documents of the

@@ -99,7 +99,7 @@ pub(crate) fn open_all(
 ) -> Result<impl Iterator<Item = Result<Local, FetchError>> + use<>, FetchError> {
     let (place, stem) = match &images {
         LocalImages::Path(path) => (path.display().to_string(), stem(path)),
-        LocalImages::Stream(_) => (ImageRef::Stdin.to_string(), STDIN_STEM.to_owned()),
+        LocalImages::Stream(_) => ("the archive".to_owned(), STDIN_STEM.to_owned()),
     };
     let tmp = store.layout().tmp_dir();
     let sources = match images {
@@ -107,7 +107,7 @@ pub(crate) fn open_all(
         LocalImages::Path(path) => archive::open_all(path, &tmp, caps),
         LocalImages::Stream(stream) => archive::stdin_all(stream, &tmp, caps),
     };
-    let mut sources = sources.map_err(FetchError::source(&place))?;
+    let mut sources = sources.map_err(FetchError::load(&place))?;
     let (first, second) = (sources.next(), sources.next());
     let is_only = second.is_none();
     Ok(first.into_iter().chain(second).chain(sources).map(move |source| {
@@ -117,7 +117,7 @@ pub(crate) fn open_all(
             let tag = if is_only { "latest".to_owned() } else { source.root()?.digest.short().to_owned() };
             Ok(named(source, &stem, &tag))
         };
-        open().map_err(FetchError::source(&place))
+        open().map_err(FetchError::load(&place))
     }))
 }
 

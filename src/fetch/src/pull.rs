@@ -10,9 +10,10 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::path::Path;
 
 use gantry_model::id::shown;
-use gantry_model::image_ref::ShortName;
+use gantry_model::image_ref::{ShortName, foreign_transport, repository_of};
 use gantry_model::{ErrorKind, ImageRef, RegistryRef};
 use gantry_store::{ImageRow, Store};
 
@@ -215,7 +216,7 @@ impl Context<'_> {
             0 if self.policy == PullPolicy::Never => Err(FetchError::not_in_store(&short.to_string())),
             0 => Err(no_registry(&short.to_string())),
             1 => self.full(names.remove(0)),
-            _ if self.is_one_image(&names)? => self.full(names.remove(0)),
+            _ if short.digest.is_some() || self.is_one_image(&names)? => self.full(names.remove(0)),
             _ => {
                 names.truncate(10);
                 let (name, names) = (shown(&short.to_string()), names.join(", "));
@@ -225,22 +226,26 @@ impl Context<'_> {
         }
     }
 
-    /// The full names in the store that match a short one; only the name that equals it, if there is one.
+    /// The full names in the store that match a short one; only the name that equals it, if there is one. One with a
+    /// digest matches the image with this digest if that has a name in the repository, by whatever tag.
     fn full_names(&self, short: &ShortName) -> Result<Vec<String>, FetchError> {
         let looked = || FetchError::store("look for an image");
-        let tail = match (&short.digest, &short.tag) {
-            (Some(digest), _) => format!("{}@{digest}", short.repository),
-            (None, tag) => format!("{}:{}", short.repository, tag.as_deref().unwrap_or("latest")),
-        };
-        let images = match &short.digest {
-            Some(digest) => self.store.image(digest).map_err(looked())?.into_iter().collect(),
+        let (tail, mut names): (String, Vec<String>) = match &short.digest {
+            Some(digest) => {
+                let image = self.store.image(digest).map_err(looked())?;
+                let names = image.into_iter().flat_map(|image| image.names).filter(|name| short.is_repository_of(name));
+                let names = names.map(|name| format!("{}@{digest}", repository_of(&name))).collect();
+                (format!("{}@{digest}", short.repository), names)
+            }
             None => {
                 let tag = short.tag.as_deref().unwrap_or("latest");
-                self.store.images_by_short(&short.repository, tag).map_err(looked())?
+                let tail = format!("{}:{tag}", short.repository);
+                let images = self.store.images_by_short(&short.repository, tag).map_err(looked())?;
+                let means = |name: &String| *name == tail || name.ends_with(&format!("/{tail}"));
+                let names = images.into_iter().flat_map(|image| image.names).filter(means).collect();
+                (tail, names)
             }
         };
-        let means = |name: &String| *name == tail || name.ends_with(&format!("/{tail}"));
-        let mut names: Vec<String> = images.into_iter().flat_map(|image| image.names).filter(means).collect();
         if names.contains(&tail) {
             return Ok(vec![tail]);
         }
@@ -261,10 +266,13 @@ impl Context<'_> {
     /// Finds an image in the store by one of its names; if that names a registry, the registry is asked as the policy
     /// says.
     fn full(&self, name: String) -> Result<Fetched, FetchError> {
-        if let Ok(ImageRef::Registry(reference)) = name.parse() {
-            return self.registry(&reference);
-        }
-        match self.store.image_by_name(&name).map_err(FetchError::store("look for an image"))? {
+        let found = match name.parse() {
+            Ok(ImageRef::Registry(reference)) => return self.registry(&reference),
+            Ok(ImageRef::Short(ShortName { digest: Some(digest), .. })) => self.store.image(&digest),
+            // A name in the store may have any form.
+            _ => self.store.image_by_name(&name),
+        };
+        match found.map_err(FetchError::store("look for an image"))? {
             Some(image) => Ok(Fetched { image, name, downloaded: 0 }),
             None => Err(FetchError::not_in_store(&name)),
         }
@@ -288,12 +296,15 @@ impl Context<'_> {
 
 /// The error for a short name that neither the store nor a default registry completes.
 fn no_registry(name: &str) -> FetchError {
-    FetchError::refused(
-        ErrorKind::Invalid,
-        format!(
-            "'{}' names no registry, and no image in the store is called so; write docker://{name} for Docker Hub, \
-             HOST/{name} for another registry, or set default-registry in /etc/gantry/config.toml",
-            shown(name)
+    let advice = match foreign_transport(name) {
+        Some(advice) => advice.to_owned(),
+        None if Path::new(name).exists() => format!("write ./{name} for the file"),
+        None => format!(
+            "write docker://{name} for Docker Hub, HOST/{name} for another registry, or set default-registry in \
+             /etc/gantry/config.toml"
         ),
-    )
+    };
+    let name = shown(name);
+    let message = format!("'{name}' names no registry, and no image in the store is called so; {advice}");
+    FetchError::refused(ErrorKind::Invalid, message)
 }

@@ -61,7 +61,7 @@ pub struct Insecure {
     pub tls: bool,
 }
 
-/// Timeouts. A whole download has none: a slow connection that makes progress is fine.
+/// Timeouts. A whole download has none: a connection of more than about 1 KiB/s is fine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     /// Timeout of name resolution and of connecting (including TLS), each.

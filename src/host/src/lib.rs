@@ -9,9 +9,10 @@
 //! | `inotify` | changes of directories |
 //! | `lock` | flock(2) with a timeout |
 //! | `memory` | the heap, and the settings of the C library's allocator |
-//! | `mounts` | peer groups and read-only clones of mounts |
+//! | `mounts` | peer groups and restricted clones of mounts |
 //! | `parallel` | work on many items by several threads |
 //! | `project` | project quotas |
+//! | `random` | random bytes of the kernel |
 //! | `remove` | deletes trees that an app has made |
 //! | `signals` | the dispositions that a program inherits |
 //! | `stamp` | whether a file is still the same |
@@ -29,6 +30,7 @@ pub mod memory;
 pub mod mounts;
 pub mod parallel;
 pub mod project;
+pub mod random;
 pub mod remove;
 pub mod signals;
 pub mod stamp;

@@ -128,15 +128,19 @@ pub(crate) fn set_file_attributes(fd: BorrowedFd<'_>, attributes: FileAttributes
     Ok(result?)
 }
 
-/// Makes a mount read-only, without set-user-ID programs and devices (mount_setattr(2)).
-pub(crate) fn restrict_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
+/// Makes a mount private, without set-user-ID programs and devices, and read-only if asked (mount_setattr(2)).
+/// `recursive`: also the mounts below it.
+pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, read_only: bool, recursive: bool) -> io::Result<()> {
     let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV,
+        attr_set: libc::MOUNT_ATTR_NOSUID
+            | libc::MOUNT_ATTR_NODEV
+            | if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 },
         attr_clr: 0,
         propagation: libc::MS_PRIVATE,
         userns_fd: 0,
     };
-    let flags = libc::c_long::from(libc::AT_EMPTY_PATH);
+    let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };
+    let flags = libc::c_long::from(libc::AT_EMPTY_PATH | recursive);
     // SAFETY: the descriptor is open for the call, the path is empty and ends with a NUL byte, and the kernel reads one
     // `struct mount_attr`.
     let result = unsafe {

@@ -11,6 +11,7 @@
 
 mod filter;
 mod json;
+mod repeated_failure;
 mod text;
 
 use std::fmt;
@@ -28,6 +29,7 @@ use tracing_subscriber::{Layer as _, fmt as subscriber};
 
 pub use crate::filter::{FILTER_VARIABLE, Filter, FilterError};
 use crate::json::JsonFormat;
+pub use crate::repeated_failure::RepeatedFailure;
 use crate::text::TextFormat;
 
 /// The format of log lines.

@@ -3,7 +3,10 @@
 //! Every public error type of the workspace implements [`Kind`]. Kinds are mapped to exit codes in
 //! `src/cli/src/exit.rs` and to gRPC status codes in `src/api/src/status.rs`.
 
-/// The kind of a failure, as far as callers distinguish it.
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The kind of a failure, as far as callers distinguish it. Its serialized form is its word ([`Self::as_str`]); an
+/// unknown one is read as [`Self::Internal`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The pod, app, image or file named does not exist.
@@ -129,6 +132,18 @@ impl ErrorKind {
     }
 }
 
+impl Serialize for ErrorKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for ErrorKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|word| Self::from_word(&word))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::error::Error;
@@ -178,7 +193,11 @@ mod tests {
     fn kinds_are_found_by_their_words() {
         for kind in ErrorKind::ALL {
             assert_eq!(ErrorKind::from_word(kind.as_str()), kind);
+            let json = serde_json::to_string(&kind).unwrap();
+            assert_eq!(json, format!("\"{}\"", kind.as_str()));
+            assert_eq!(serde_json::from_str::<ErrorKind>(&json).unwrap(), kind);
         }
         assert_eq!(ErrorKind::from_word("from-the-future"), ErrorKind::Internal);
+        assert_eq!(serde_json::from_str::<ErrorKind>("\"from-the-future\"").unwrap(), ErrorKind::Internal);
     }
 }

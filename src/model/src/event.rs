@@ -228,7 +228,7 @@ pub struct NewEvent {
 
 /// A recorded event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
+pub struct EventRecord {
     /// Its number: rises by one within a boot, jumps ahead at each boot, is never given twice.
     pub seq: u64,
     /// The boot in which it was written.

@@ -17,6 +17,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::id::shown;
+use crate::quantity::milliseconds;
 use crate::spec::{SpecError, out_of_range};
 
 /// The time between two probes, unless set (docker's default).
@@ -315,7 +316,6 @@ impl HealthSettings {
 
     pub(crate) fn validate(&self) -> Result<(), SpecError> {
         self.probe.as_ref().map_or(Ok(()), HealthProbe::validate)?;
-        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let (min, max) = (milliseconds(MIN_HEALTH_INTERVAL), milliseconds(MAX_HEALTH_INTERVAL));
         for (flag, value) in [
             ("--health-interval", self.interval_ms),

@@ -87,10 +87,28 @@ impl ShortName {
         Some(self.repository.as_str()).filter(|text| bare && id(text).is_some())
     }
 
+    /// Whether an image with this full name (`host/team/app:1`) is one of this repository: `app`, `team/app`.
+    #[must_use]
+    pub fn is_repository_of(&self, name: &str) -> bool {
+        let rest = repository_of(name).strip_suffix(self.repository.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+    }
+
     /// This name in the registry `host`, with Docker Hub's `library/` where it is due.
     #[must_use]
     pub fn at(&self, host: &str) -> RegistryRef {
         complete(host.to_owned(), self.clone())
+    }
+}
+
+/// A full name without its tag and digest.
+#[must_use]
+pub fn repository_of(name: &str) -> &str {
+    let name = name.split('@').next().unwrap_or(name);
+    match name.rsplit_once(':') {
+        // A colon before the last slash belongs to a port.
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => name,
     }
 }
 
@@ -185,7 +203,24 @@ impl std::str::FromStr for ImageRef {
             Some(_) => registry(text, None).map(Self::Registry),
             None => short(text).map(Self::Short),
         }
-        .map_err(refuse)
+        .map_err(|why| refuse(foreign_transport(text).unwrap_or(why)))
+    }
+}
+
+/// The advice for the name of an image in a transport of podman and skopeo that gantry does not have
+/// (containers-transports(5)). The text may also be a short name with a tag.
+#[must_use]
+pub fn foreign_transport(text: &str) -> Option<&'static str> {
+    let (transport, _) = text.split_once(':')?;
+    match transport {
+        "dir" => Some("gantry does not read dir:; use 'skopeo copy dir:… oci-archive:FILE'"),
+        "docker-daemon" => {
+            Some("gantry does not read docker-daemon:; use 'skopeo copy docker-daemon:… oci-archive:FILE'")
+        }
+        "containers-storage" => {
+            Some("gantry does not read containers-storage:; use 'skopeo copy containers-storage:… oci-archive:FILE'")
+        }
+        _ => None,
     }
 }
 
@@ -341,6 +376,33 @@ mod tests {
             "reg.example/A",
         ] {
             assert!(bad.parse::<ImageRef>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn foreign_transports_are_named() {
+        for text in ["dir:/tmp/x", "docker-daemon:app:1", "containers-storage:[overlay@/x]app"] {
+            let error = text.parse::<ImageRef>().unwrap_err().to_string();
+            assert!(error.contains("skopeo copy"), "{error}");
+        }
+        assert!("dir:1".parse::<ImageRef>().is_ok(), "a short name with a tag");
+    }
+
+    #[test]
+    fn short_names_match_whole_elements_of_names() {
+        let digest = format!("sha256:{}", "1".repeat(64));
+        for (short, name, want) in [
+            ("app", "app:1", true),
+            ("app", "reg.example:5000/team/app:1", true),
+            ("team/app", "reg.example:5000/team/app", true),
+            ("app", &format!("reg.example/app@{digest}"), true),
+            ("app", "reg.example/myapp:1", false),
+            ("team/app", "app:1", false),
+            ("5000", "reg.example:5000/app", false),
+            ("app", "reg.example/app/more:1", false),
+        ] {
+            let Ok(ImageRef::Short(short)) = format!("{short}@{digest}").parse() else { panic!("{short}") };
+            assert_eq!(short.is_repository_of(name), want, "{short} {name}");
         }
     }
 

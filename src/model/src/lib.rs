@@ -54,7 +54,7 @@ pub use app::{AppEnd, AppOutcome, AppState};
 pub use app_id::AppId;
 pub use command_line::{quote_command, split_command};
 pub use error::{ErrorKind, Kind};
-pub use event::{Event, EventKind, EventSubject, NewEvent};
+pub use event::{EventKind, EventRecord, EventSubject, NewEvent};
 pub use health::HealthState;
 pub use id::{AppName, BootId, Digest, Generation, ImageId, PodId, PodName, PodPrefix, VolumeName};
 pub use image_ref::{ImageRef, RegistryRef};

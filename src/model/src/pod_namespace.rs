@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::IdError;
 
-/// Labels or annotations of the pods that a kubelet makes.
-const KUBERNETES_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-const KUBERNETES_NAME: &str = "io.kubernetes.pod.name";
+/// The label or annotation of a kubelet's pods with their namespace in Kubernetes.
+pub const KUBERNETES_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+/// The label or annotation of a kubelet's pods with their name in Kubernetes.
+pub const KUBERNETES_NAME: &str = "io.kubernetes.pod.name";
 
 /// The namespace of a pod. Its syntax is that of containerd (`pkg/identifiers`): letters and digits, with single '_',
 /// '.' and '-' between them.

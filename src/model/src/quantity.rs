@@ -135,6 +135,12 @@ fn no_cpu(text: &str) -> QuantityError {
     }
 }
 
+/// Milliseconds, as contracts and rows have them; at most [`u64::MAX`].
+#[must_use]
+pub fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// A duration as Go and systemd write it: one or more of `d h m s ms us µs ns`, such as `1h30m` or `1m30.5s`; a bare
 /// `0` too. Each part is at most 584 years.
 ///

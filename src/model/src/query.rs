@@ -39,7 +39,7 @@ pub struct PodFilter {
     pub networks: Vec<String>,
     /// It has all these annotations, key and value.
     pub annotations: Vec<(String, String)>,
-    /// Something no pod has was asked for: the filter holds for none. (A text that is no id, for example.)
+    /// The filter matches nothing, because its value cannot occur.
     pub never: bool,
     /// Its cgroup is any of these; the empty text means every pod that does not run. (Where cgroups are is the engine's
     /// to know: it turns these texts and the next ones into ids.)

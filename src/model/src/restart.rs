@@ -78,13 +78,34 @@ pub struct PodRestart {
     pub count: u32,
     /// Why the last start failed; `None`: it did not, or was not the last one.
     pub failure: Option<String>,
-    /// Whether the pod was requested to stop since its last start.
-    pub is_stop_requested: bool,
+    /// The request to stop the pod since its last start.
+    pub stop_request: Option<StopRequest>,
     /// The apps that were stopped on request before the pod ended: gantryd does not start them with the pod.
     pub held_apps: BTreeSet<AppName>,
 }
 
+/// How long a request to stop a pod keeps gantryd from starting it again. The later variant outweighs the earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StopRequest {
+    /// Until the host is started again: the host is being shut down.
+    UntilBoot,
+    /// Until the pod is started on request.
+    UntilStarted,
+}
+
 impl PodRestart {
+    /// Whether gantryd will start the pod again, which has ended: at a known time, or when the host is started again.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.at.is_some() || self.is_waiting_for_boot()
+    }
+
+    /// Whether gantryd will start the pod again when the host is started again.
+    #[must_use]
+    pub fn is_waiting_for_boot(&self) -> bool {
+        self.stop_request == Some(StopRequest::UntilBoot)
+    }
+
     /// Before the pod is started again: on request, or by gantryd.
     #[must_use]
     pub fn before_start(&self, is_requested: bool) -> Self {
@@ -107,7 +128,7 @@ impl PodRestart {
     /// After a start that failed. A pod that waited to be started again still does, unless it was stopped meanwhile.
     #[must_use]
     pub fn after_failed_start(&self, failure: String, now: Timestamp) -> Self {
-        let at = self.at.filter(|_| !self.is_stop_requested).map(|_| now.after(pod_backoff(self.tries)));
+        let at = self.at.filter(|_| self.stop_request.is_none()).map(|_| now.after(pod_backoff(self.tries)));
         Self { at, failure: Some(failure), ..self.clone() }
     }
 
@@ -122,15 +143,19 @@ impl PodRestart {
         now: Timestamp,
     ) -> Self {
         let tries = if ran >= HEALTHY_RUN { 0 } else { self.tries };
-        let is_due =
-            is_lost && !self.is_stop_requested && policies.into_iter().any(|policy| policy.restarts_pod(tries));
-        Self { at: is_due.then(|| now.after(pod_backoff(tries))), tries, ..self.clone() }
+        let is_restarted = policies.into_iter().any(|policy| policy.restarts_pod(tries));
+        let is_due = is_lost && is_restarted && self.stop_request.is_none();
+        let stop_request = match self.stop_request {
+            Some(StopRequest::UntilBoot) if !is_restarted => Some(StopRequest::UntilStarted),
+            other => other,
+        };
+        Self { at: is_due.then(|| now.after(pod_backoff(tries))), tries, stop_request, ..self.clone() }
     }
 
     /// After a request to stop it.
     #[must_use]
-    pub fn after_stop_request(&self) -> Self {
-        Self { at: None, is_stop_requested: true, ..self.clone() }
+    pub fn after_stop_request(&self, request: StopRequest) -> Self {
+        Self { at: None, stop_request: self.stop_request.max(Some(request)), ..self.clone() }
     }
 }
 
@@ -280,11 +305,28 @@ mod tests {
         assert!(after(&none, true, RestartPolicy::Always) && after(&none, true, limited));
         assert!(!after(&none, true, RestartPolicy::No) && !after(&none, false, RestartPolicy::Always));
         assert!(!after(&none.before_start(false), true, limited));
-        let stopped = none.after_stop_request();
+        let stopped = none.after_stop_request(StopRequest::UntilStarted);
         assert!(!after(&stopped, true, RestartPolicy::Always));
         let waiting = none.after_end(true, [RestartPolicy::Always], Duration::ZERO, now).before_start(false);
-        assert_eq!(waiting.after_stop_request().after_failed_start("x".into(), now).at, None);
+        let stopped_waiting = waiting.after_stop_request(StopRequest::UntilStarted);
+        assert_eq!(stopped_waiting.after_failed_start("x".into(), now).at, None);
         assert!(after(&stopped.before_start(true), true, RestartPolicy::Always));
+    }
+
+    #[test]
+    fn pods_stopped_until_the_boot_wait_for_it() {
+        let end = |restart: &PodRestart, policy| restart.after_end(false, [policy], Duration::ZERO, Timestamp(5));
+        let stopped = PodRestart::default().after_stop_request(StopRequest::UntilBoot);
+        let ended = end(&stopped, RestartPolicy::Always);
+        assert!(ended.is_waiting_for_boot() && ended.is_waiting() && ended.at.is_none(), "{ended:?}");
+        let other = end(&stopped, RestartPolicy::No);
+        assert_eq!((other.is_waiting(), other.stop_request), (false, Some(StopRequest::UntilStarted)));
+        for restart in [&stopped, &ended] {
+            let stopped = restart.after_stop_request(StopRequest::UntilStarted);
+            assert!(!end(&stopped, RestartPolicy::Always).is_waiting(), "a stop outweighs a shutdown: {stopped:?}");
+            assert_eq!(stopped.after_stop_request(StopRequest::UntilBoot), stopped);
+        }
+        assert_eq!(ended.before_start(true).after_start(), PodRestart::default());
     }
 
     proptest! {

@@ -65,7 +65,7 @@ impl std::str::FromStr for PodFlavor {
 /// The image name in the records of an app of a host pod, which has no image.
 pub const HOST_IMAGE_NAME: &str = "host";
 
-/// A pod as asked for.
+/// A request to create a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodSpec {
     /// The apps, in the order given. At least one, except in a sandbox.
@@ -198,7 +198,7 @@ pub enum VolumeKind {
     },
     /// A volume that outlives pods; made if it is not there, and filled from the image when it is first mounted.
     Named {
-        /// Which.
+        /// The volume's name.
         volume: VolumeName,
     },
     /// A directory that lives as long as the pod and is filled from the image.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use gantry_engine::model::net::{PodAddress, PodNetwork};
+use gantry_model::net::{PodAddress, PodNetwork};
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RData, RecordType};
 

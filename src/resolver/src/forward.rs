@@ -122,7 +122,7 @@ fn has_question(answer: &[u8]) -> bool {
 async fn query_server(server: SocketAddr, forward: &ForwardedQuery) -> io::Result<(ReplyKind, Vec<u8>)> {
     let mut asked = forward.packet.clone();
     if let Some(identity) = asked.get_mut(..2) {
-        identity.copy_from_slice(&random()?);
+        identity.copy_from_slice(&gantry_host::random::bytes::<2>()?);
     }
     let (judgement, answer) = timeout(SERVER_TIMEOUT, query_over_udp(server, &asked, forward.question)).await??;
     if judgement != ReplyKind::Truncated {
@@ -173,13 +173,6 @@ pub(crate) async fn send(stream: &mut TcpStream, message: &[u8]) -> io::Result<(
     let length = u16::try_from(message.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let framed = [&length.to_be_bytes(), message].concat();
     stream.write_all(&framed).await
-}
-
-/// Two bytes from the kernel's random number generator.
-fn random() -> io::Result<[u8; 2]> {
-    let mut bytes = [0; 2];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if filled == bytes.len() { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The DNS resolver of gantryd: on the gateway address of each network it resolves the names of the pods on that
 //! network, and forwards all other queries to the name servers of the host.
 //!
-//! May import `gantry_model` and `gantry_engine`. It is read-only: rows through a [`gantry_engine::Observer`] and the
-//! host's resolv.conf. Nothing depends on it: while it is not running, pods fall back to the servers of the host, which
-//! their resolv.conf lists next.
+//! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). It is read-only: rows through a
+//! [`gantry_engine::Observer`] and the host's resolv.conf. Nothing depends on it: while it is not running, pods fall
+//! back to the servers of the host, which their resolv.conf lists next.
 //!
 //! ```text
 //! rows (a thread)      rows of running pods, resolv.conf -> ResolverState: zones by gateway, servers of the host
@@ -36,8 +36,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use gantry_engine::model::{ErrorKind, Kind};
 use gantry_engine::{CommitWatcher, Options};
+use gantry_model::{ErrorKind, Kind};
 use thiserror::Error;
 use tokio::sync::watch;
 

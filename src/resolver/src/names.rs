@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use gantry_engine::PodRow;
-use gantry_engine::model::PodNetwork;
+use gantry_model::PodNetwork;
 use hickory_proto::rr::Name;
 
 /// The domain of pods. `.internal` is reserved for private use.

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use gantry_engine::model::EventKind;
-use gantry_engine::model::error::messages;
-use gantry_engine::model::query::{EventQuery, PodFilter};
 use gantry_engine::{CommitWatcher, Observer, Options, now};
+use gantry_model::EventKind;
+use gantry_model::error::messages;
+use gantry_model::query::{EventQuery, PodFilter};
 use tokio::sync::watch;
 
 use crate::names::{Gateways, Pod, gateways};

@@ -1,7 +1,7 @@
 //! Pod networks: attaches a pod to its networks with interfaces, addresses, routes and ports, and detaches it.
 //!
-//! May import the model and the contract. Synchronous, no tokio, no threads, no database; nothing here runs `ip`, `nft`
-//! or `iptables`.
+//! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). Synchronous, no tokio, no threads, no database;
+//! nothing here runs `ip`, `nft` or `iptables`.
 //!
 //! * [`address`], [`netlink`], [`nft`]: the crate below, `gantry-netlink`.
 //! * [`config`]: network configurations in the format of CNI.

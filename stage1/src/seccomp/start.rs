@@ -13,15 +13,14 @@ use super::{Action, Condition, numbers};
 /// A call, and the position and value of an argument that is always the same.
 type Call = (&'static str, Option<(u8, u32)>);
 
-/// A created app waits for its execve; the helper of an exec forks, sends the PID and exits; the program's process of
-/// an exec sends its byte and starts a session. All report failures or execute the program.
-const CALLS: [Call; 8] = [
-    ("clone", Some((0, libc::CLONE_PARENT as u32 | libc::SIGCHLD as u32))),
+/// A created app waits for its execve; the helper of an exec forks and exits; the program's process of an exec takes
+/// its permission and starts a session. All report failures or execute the program.
+const CALLS: [Call; 7] = [
+    ("clone", Some((0, (libc::CLONE_PARENT | libc::CLONE_PARENT_SETTID | libc::SIGCHLD) as u32))),
     ("execve", None),
     ("exit_group", None),
     ("ioctl", Some((1, libc::TIOCSCTTY as u32))),
     ("read", None),
-    ("sendto", None),
     ("setsid", None),
     ("write", None),
 ];

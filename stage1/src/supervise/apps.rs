@@ -17,7 +17,7 @@ use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use super::{SIGKILL, Supervisor, no_such_app};
-use crate::app::{App, AppInput, NextOperation, Operation, StartRequest, StopRequest};
+use crate::app::{App, AppInput, NextOperation, Operation, StartRequest, StopCause, StopRequest};
 use crate::creation::LogSettings;
 use crate::failure::{OfApp as _, Result, failure};
 use crate::launcher::EXECVE_TIMEOUT;
@@ -118,7 +118,8 @@ impl Supervisor {
     pub(super) fn handle_execution(&mut self, token: Token<App>) {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         let (Some(Operation::Execute { .. }), Some(waiting)) = (&app.operation, &app.waiting) else { return };
-        let outcome = waiting.outcome().of_app(&app.plan.name);
+        let Some(outcome) = waiting.outcome() else { return };
+        let outcome = outcome.of_app(&app.plan.name);
         let Some(Operation::Execute { start, .. }) = app.operation.take() else { return };
         match (outcome, app.waiting.take()) {
             (Ok(()), Some(waiting)) => {
@@ -166,7 +167,7 @@ impl Supervisor {
                 Err(why) => refuse(&client, name, why),
             };
         }
-        self.signal_stop(token, grace, Some(client), None);
+        self.signal_stop(token, grace, StopCause::Request, Some(client), None);
     }
 
     pub(super) fn restart_app(&mut self, name: &str, start: StartRequest, grace: Duration) {
@@ -189,16 +190,18 @@ impl Supervisor {
             None => Ok(()),
         });
         match checked {
-            Ok(()) => self.signal_stop(token, grace, None, Some(start)),
+            Ok(()) => self.signal_stop(token, grace, StopCause::Request, None, Some(start)),
             Err(why) => start.refuse(name, why),
         }
     }
 
-    /// Asks a running app to stop. A further request can only shorten the grace.
+    /// Asks a running app to stop, for a client that waits for its exit or for the start that follows. A further
+    /// request can only shorten the grace.
     pub(super) fn signal_stop(
         &mut self,
         token: Token<App>,
         grace: Duration,
+        cause: StopCause,
         client: Option<OwnedFd>,
         restart: Option<StartRequest>,
     ) {
@@ -216,9 +219,9 @@ impl Supervisor {
         let attempt = app.started.as_ref().map_or(0, |started| started.attempt);
         let stopping = |unhealthy| Fact::AppStopping { app: app.plan.name.clone(), attempt, unhealthy };
         if let Some(stop) = &mut app.stop {
-            if client.is_some() {
+            if cause == StopCause::Request {
                 // The later request decides: the app stays stopped, and its exit is no failure.
-                if stop.is_of_health_check() {
+                if std::mem::replace(&mut stop.cause, cause) == StopCause::Health {
                     self.journal.append(stopping(false));
                 }
                 if let Some(start) = stop.restart.take() {
@@ -228,8 +231,8 @@ impl Supervisor {
             stop.clients.extend(client);
             return;
         }
-        let stop = StopRequest { kill_at: Some(deadline), clients: client.into_iter().collect(), restart };
-        self.journal.append(stopping(stop.is_of_health_check()));
+        self.journal.append(stopping(cause == StopCause::Health));
+        let stop = StopRequest { cause, kill_at: Some(deadline), clients: client.into_iter().collect(), restart };
         app.signal(app.plan.stop_signal);
         app.stop = Some(stop);
         // SIGKILL ends a frozen app as well.

@@ -13,7 +13,7 @@ use gantry_model::health::HealthAction;
 use rustix::event::PollFlags;
 
 use super::{EventSource, SIGKILL, Supervisor};
-use crate::app::{App, StartRequest};
+use crate::app::{App, StartRequest, StopCause};
 use crate::failure::{Result, failure};
 use crate::probe::{Probe, ProbeOutcome};
 use crate::table::Token;
@@ -145,7 +145,7 @@ impl Supervisor {
         let grace = Duration::from_millis(app.plan.options.stop_timeout_ms.unwrap_or(default_grace));
         match action {
             None | Some(HealthAction::None) => {}
-            Some(HealthAction::Stop) => self.signal_stop(token, grace, None, None),
+            Some(HealthAction::Stop) => self.signal_stop(token, grace, StopCause::Health, None, None),
             Some(HealthAction::Kill) => {
                 app.signal(SIGKILL);
                 app.cgroup.kill();
@@ -157,7 +157,10 @@ impl Supervisor {
     fn restart_unhealthy(&mut self, token: Token<App>, grace: Duration) {
         let Some(app) = self.pod.apps.get(token) else { return };
         match app.last_attempt().unwrap_or(0).checked_add(1) {
-            Some(attempt) => self.signal_stop(token, grace, None, Some(StartRequest { attempt, client: None })),
+            Some(attempt) => {
+                let restart = StartRequest { attempt, client: None };
+                self.signal_stop(token, grace, StopCause::Health, None, Some(restart));
+            }
             None => tracing::warn!("cannot restart the unhealthy app '{}'", app.plan.name),
         }
     }

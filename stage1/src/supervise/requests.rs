@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use gantry_contract::control::{Exec, Reply, Request, Status};
+use gantry_contract::journal::StopReason;
 use gantry_model::ErrorKind;
 
 use super::sessions::{MAX_SESSIONS, Session};
@@ -56,7 +57,7 @@ impl Supervisor {
             },
             Request::Status => Ok(Reply::Status(self.status())),
             Request::Stop { grace_ms } => {
-                self.stop_on_request("stop", Duration::from_millis(grace_ms));
+                self.stop_on_request(StopReason::Stop, Duration::from_millis(grace_ms));
                 Ok(Reply::Done)
             }
             Request::Kill { signal, app } => self.kill(signal, app.as_deref()).map(|()| Reply::Done),

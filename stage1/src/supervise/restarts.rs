@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use gantry_contract::journal::Fact;
+use gantry_contract::journal::{Fact, StopReason};
 use gantry_contract::{Failure, ProcessExit};
 use gantry_model::ErrorKind;
 use gantry_model::restart::{HEALTHY_RUN, backoff};
@@ -162,18 +162,16 @@ impl Supervisor {
         let restart_at = app.plan_restart(how);
         self.journal.append(Fact::AppExited { app: name, attempt: start.attempt, how, oom: false, restart_at });
         if restart_at.is_none() && !self.pod.plan.sandbox {
-            self.stop("app-failed", self.stop_grace());
+            self.stop(StopReason::AppFailed, self.stop_grace());
         }
     }
 }
 
 /// The exit code of an attempt that could not be started, as shells and docker have it.
 fn exit_code(why: &Failure) -> u8 {
-    if why.kind == ErrorKind::CommandNotFound.as_str() {
-        127
-    } else if why.kind == ErrorKind::CommandNotExecutable.as_str() {
-        126
-    } else {
-        125
+    match why.kind {
+        ErrorKind::CommandNotFound => 127,
+        ErrorKind::CommandNotExecutable => 126,
+        _ => 125,
     }
 }

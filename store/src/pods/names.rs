@@ -68,8 +68,8 @@ impl Store {
         find(&self.conn, name).map_err(StoreError::sql("find the pod"))
     }
 
-    /// Gives a pod this name in place of the one it had, durably. The generation stays the same: no step of the pod
-    /// depends on its name.
+    /// Gives a pod this name in place of the one it had, durably. The generation is raised, since it is the
+    /// version of what clients see of the pod. A pod that has this name already stays unchanged.
     ///
     /// # Errors
     /// [`RenamePodError`].
@@ -83,9 +83,10 @@ impl Store {
             }
             match find(tx, name).map_err(sql())? {
                 Some(other) if other != id => return Err(RenamePodError::Taken { name: name.clone(), pod: other }),
-                _ => {}
+                Some(_) => return Ok(()),
+                None => {}
             }
-            let update = tx.prepare_cached("UPDATE pod SET name = ?2 WHERE id = ?1");
+            let update = tx.prepare_cached("UPDATE pod SET name = ?2, generation = generation + 1 WHERE id = ?1");
             let updated = update.and_then(|mut update| update.execute([&id.to_string(), name.as_str()]));
             Ok(updated.map(drop).map_err(sql())?)
         })

@@ -2,11 +2,22 @@
 
 use gantry_model::restart::PodRestart;
 use gantry_model::{Generation, PodId, Timestamp};
-use rusqlite::Connection;
+use rusqlite::{Connection, params};
 
 use super::{Moved, load, row};
 use crate::db::Sync;
 use crate::{Store, StoreError};
+
+/// At the first use in a new boot: the pods that were stopped until then wait to be started, now. Those that did not
+/// end before the host did are reconciled as if they had not been requested to stop.
+pub(crate) fn release_stopped_until_boot(conn: &Connection, now: Timestamp) -> rusqlite::Result<()> {
+    conn.execute(
+        "UPDATE pod SET generation = generation + 1, stop_requested = 0, restart_tries = 0,
+            restart_at = CASE phase WHEN 'exited' THEN ?1 END WHERE stop_requested = ?2",
+        params![now.0, row::STOPPED_UNTIL_BOOT],
+    )
+    .map(drop)
+}
 
 impl Store {
     /// The pods that wait to be started again, each with its time and the number of tries before, the earliest first.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use gantry_host::stamp::FileStamp;
-use gantry_model::restart::PodRestart;
+use gantry_model::restart::{PodRestart, StopRequest};
 use gantry_model::{
     AppEnd, AppId, AppLogPath, AppName, AppOutcome, AppState, BootId, FormerPhase, Generation, ImageId, Phase,
     PhaseName, PodEnd, PodId, Process, Readiness, Timestamp, VolumeName, id::shown,
@@ -23,6 +23,8 @@ pub(crate) const POD: &str = "pod.id, pod.generation, pod.created, pod.net, pod.
 
 /// The place of the stamp of the journal in [`POD`].
 const JOURNAL: usize = 35;
+/// `stop_requested` of a pod that was stopped until the host is started again.
+pub(super) const STOPPED_UNTIL_BOOT: u8 = 2;
 
 /// The columns of an app, in the order in which [`app`] reads them, after the pod's id.
 pub(crate) const APP: &str = "app.pod, app.name, app.image, app.image_name, app.annotations, app.state, app.attempt, \
@@ -184,9 +186,27 @@ fn restart(columns: &mut Columns<'_, '_>) -> rusqlite::Result<PodRestart> {
         tries: columns.get()?,
         count: columns.get()?,
         failure: columns.get()?,
-        is_stop_requested: columns.get()?,
+        stop_request: stop_request(columns.get()?),
         held_apps: columns.names()?,
     })
+}
+
+/// The request to stop a pod, as its column has it.
+fn stop_request_number(request: Option<StopRequest>) -> u8 {
+    match request {
+        None => 0,
+        Some(StopRequest::UntilStarted) => 1,
+        Some(StopRequest::UntilBoot) => STOPPED_UNTIL_BOOT,
+    }
+}
+
+fn stop_request(number: i64) -> Option<StopRequest> {
+    match number {
+        0 => None,
+        number if number == i64::from(STOPPED_UNTIL_BOOT) => Some(StopRequest::UntilBoot),
+        // 1; a later version may have others.
+        _ => Some(StopRequest::UntilStarted),
+    }
 }
 
 fn phase(columns: &mut Columns<'_, '_>, prepared: Option<Timestamp>) -> rusqlite::Result<Phase> {
@@ -386,7 +406,7 @@ pub(crate) fn write_phase(conn: &Connection, pod: &PodRow) -> rusqlite::Result<(
             pod.restart.tries,
             pod.restart.count,
             pod.restart.failure,
-            pod.restart.is_stop_requested,
+            stop_request_number(pod.restart.stop_request),
             names_text(&pod.restart.held_apps),
         ])
         .map(drop)

@@ -296,7 +296,7 @@ fn concurrent_writers_leave_no_sequence_gaps() {
     assert_eq!(home.store.trim_events(10).unwrap(), 0);
     assert_eq!((home.store.trimmed_seq().unwrap(), home.store.last_seq().unwrap()), (91, 101));
     assert_eq!(home.store.events_after(0, 3).unwrap()[0].seq, 92);
-    assert_eq!(home.store.check(true).unwrap(), []);
+    assert_eq!(home.store.check(crate::Depth::Deep), []);
 }
 
 #[test]

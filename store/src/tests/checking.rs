@@ -60,9 +60,9 @@ fn every_kind_of_damage_is_detected() {
         let pod = moved(store, pod.id, pod.generation, edge(Edge::Prepare));
         let pod = moved(store, pod.id, pod.generation, edge(Edge::Prepared(Timestamp(1))));
         moved(store, pod.id, pod.generation, edge(Edge::Started { at: Timestamp(2), supervisor: supervisor() }));
-        assert_eq!(store.check(true).unwrap(), [], "before {want}");
+        assert_eq!(store.check(crate::Depth::Deep), [], "before {want}");
         damage(&home);
-        let found = store.check(true).unwrap();
+        let found = store.check(crate::Depth::Deep);
         assert_eq!(found.len(), 1, "{want}: {found:?}");
         assert!(found[0].what.contains(want) && found[0].severity == severity, "{want}: {found:?}");
         assert!(!found[0].what.contains('\n') && !found[0].hint.is_empty());
@@ -92,7 +92,7 @@ fn changes_that_violate_a_constraint_fail() {
         let error = home.store.conn.execute_batch(change).unwrap_err().to_string();
         assert!(error.starts_with("constraint: "), "{change}: {error}");
     }
-    assert_eq!(home.store.check(false).unwrap(), []);
+    assert_eq!(home.store.check(crate::Depth::Quick), []);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn damaged_pages_are_detected() {
     }
     fs::write(&db, bytes).unwrap();
     let store = Store::open(&path).unwrap();
-    let found = store.check(true).unwrap();
+    let found = store.check(crate::Depth::Deep);
     assert!(found.iter().any(|finding| finding.hint.contains("backups")), "{found:?}");
     assert!(matches!(store.try_lock_pod(pod_id(1)).unwrap(), PodState::Absent));
     drop(home.dir);

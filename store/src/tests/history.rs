@@ -94,7 +94,7 @@ fn trimming_yields_to_writers() {
     assert_eq!((deleted, home.store.trimmed_seq().unwrap()), (19_001, 19_001));
     let (events, gap) = home.store.events_page(0, 5_000).unwrap();
     assert_eq!((events.len(), events[0].seq, gap), (1_000, 19_002, Some(19_001)));
-    assert_eq!(home.store.check(true).unwrap(), []);
+    assert_eq!(home.store.check(crate::Depth::Deep), []);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn an_interrupted_trim_reports_the_gap() {
     assert!(home.store.trim_events(0).is_err());
     assert_eq!(home.store.trimmed_seq().unwrap(), 5_000);
     assert_eq!(home.store.events_after(0, 1).unwrap()[0].seq, 5_001);
-    assert_eq!(home.store.check(true).unwrap(), []);
+    assert_eq!(home.store.check(crate::Depth::Deep), []);
     home.store.conn.execute_batch("DROP TRIGGER cut").unwrap();
     assert_eq!(home.store.trim_events(0).unwrap(), 7_000);
 }

@@ -31,7 +31,7 @@ fn a_name_belongs_to_one_pod() {
     store.rename_pod(pod_id(1), &name("other")).unwrap();
     store.rename_pod(pod_id(3), &name("web")).unwrap();
     assert_eq!(store.pod_named(&name("web")).unwrap(), Some(pod_id(3)));
-    assert_eq!(store.check(true).unwrap(), []);
+    assert_eq!(store.check(crate::Depth::Deep), []);
 }
 
 /// Whichever step a removal or a failed start was killed after, no dead row holds a name.
@@ -58,5 +58,5 @@ fn a_dead_pod_has_no_name() {
         assert_eq!(refused.kind(), ErrorKind::Refused, "{refused}");
     }
     store.insert_pod(&named(7, &image, "web")).unwrap();
-    assert_eq!(store.check(true).unwrap(), []);
+    assert_eq!(store.check(crate::Depth::Deep), []);
 }

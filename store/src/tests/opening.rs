@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use gantry_model::query::PodQuery;
-use gantry_model::restart::PodRestart;
+use gantry_model::restart::{PodRestart, StopRequest};
 use gantry_model::{BootId, ErrorKind, FormerPhase, Kind as _, Phase, PhaseName, Timestamp};
 use rusqlite::Connection;
 
@@ -49,7 +49,7 @@ fn a_new_store_is_private_and_persistent() {
     let id = image(&home.store, "i", &["l"]);
     assert_eq!(home.another().image(&id).unwrap().unwrap().id, id);
     assert_eq!(home.another().last_seq().unwrap(), 1);
-    assert_eq!(home.store.check(true).unwrap(), []);
+    assert_eq!(home.store.check(crate::Depth::Deep), []);
 }
 
 /// A process that opens the database while another creates it sees none of it or all.
@@ -196,8 +196,8 @@ fn malformed_json_below_check_constraints_is_damage() {
     let home = crate::DataDir::open(&data).unwrap();
     let damage = home.damage().unwrap().expect("damage");
     assert_eq!(damage.what, "the database has damaged rows");
-    for deep in [false, true] {
-        let findings = Store::open(&data).unwrap().check(deep).unwrap();
+    for depth in [crate::Depth::Quick, crate::Depth::Deep] {
+        let findings = Store::open(&data).unwrap().check(depth);
         let errors = findings.into_iter().filter(|it| it.severity == crate::Severity::Error);
         let lines: Vec<_> = errors.map(|it| it.what).filter(|what| what.contains("'event'")).collect();
         assert_eq!(lines.len(), 1, "{lines:?}");
@@ -214,8 +214,8 @@ fn check_fixture(store: &Store) {
     assert_eq!(pods[3].user_annotations["k"], "v");
     let failure = Some("f".to_owned());
     let held_apps = ["a", "b"].map(|name| name.parse().unwrap()).into();
-    let restart =
-        PodRestart { at: Some(Timestamp(150)), tries: 2, count: 3, failure, is_stop_requested: true, held_apps };
+    let stop_request = Some(StopRequest::UntilStarted);
+    let restart = PodRestart { at: Some(Timestamp(150)), tries: 2, count: 3, failure, stop_request, held_apps };
     assert_eq!((&pods[8].restart, &pods[5].restart), (&restart, &PodRestart::default()));
     let Phase::Garbage { was: FormerPhase::Exited { at, .. }, .. } = &pods[6].phase else { panic!("{:?}", pods[6]) };
     assert_eq!(*at, Timestamp(140));
@@ -393,10 +393,30 @@ fn sequence_jumps_ahead_once_per_boot() {
     let events = open("c").events_after(0, 10).unwrap();
     let seen: Vec<_> = events.iter().map(|event| (event.seq, event.boot.as_str())).collect();
     assert_eq!(seen, [(1, "a"), (2_000_000, "b"), (2_000_001, "b"), (4_000_000, "c")]);
-    assert_eq!(open("c").check(true).unwrap(), []);
+    assert_eq!(open("c").check(crate::Depth::Deep), []);
     for last in [0, 1, 999_999, 1_000_000, 1_999_999, 2_000_000] {
         assert!(crate::db::after_boot(last) - last > crate::db::BOOT_JUMP - 1, "{last}");
     }
+}
+
+#[test]
+fn a_boot_releases_pods_stopped_until_it() {
+    let (_dir, data) = of_fixture(V1);
+    drop(Store::open_as(&data, boot("a"), STEPS).unwrap());
+    let conn = Connection::open(data.join("gantry.db")).unwrap();
+    let update = "UPDATE pod SET stop_requested = 2, restart_at = NULL WHERE phase IN ('exited', 'running')";
+    assert_eq!(conn.execute(update, []).unwrap(), 2);
+    drop(conn);
+    let store = Store::open_as(&data, boot("a"), STEPS).unwrap();
+    let waiting = |store: &Store| store.pods_to_restart().unwrap().len();
+    assert!(waiting(&store) == 0 && store.pods(&PodQuery::default()).unwrap()[5].restart.is_waiting_for_boot());
+    drop(store);
+    let store = Store::open_as(&data, boot("b"), STEPS).unwrap();
+    let pods = store.pods(&PodQuery::default()).unwrap();
+    let released = |name| pods.iter().find(|pod| pod.phase.name() == name).map(|pod| pod.restart.clone()).unwrap();
+    let (exited, running) = (released(PhaseName::Exited), released(PhaseName::Running));
+    assert_eq!((exited.at.is_some(), exited.stop_request, running), (true, None, PodRestart::default()));
+    assert_eq!(waiting(&store), 1);
 }
 
 /// After a power cut the rows of collected layers are back, their directories are not.
@@ -415,11 +435,11 @@ fn removals_interrupted_by_power_loss_are_detected() {
     drop(store);
     files.iter().zip(synced).for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
     let store = open("b");
-    assert!(store.needs_recovery().unwrap() && store.check(true).unwrap().len() == 2);
+    assert!(store.needs_recovery().unwrap() && store.check(crate::Depth::Deep).len() == 2);
     assert_eq!(store.forget_lost_layers().unwrap(), 2);
     store.note_recovery().unwrap();
     assert!(!open("b").needs_recovery().unwrap() && open("c").needs_recovery().unwrap());
-    assert_eq!(store.check(true).unwrap(), []);
+    assert_eq!(store.check(crate::Depth::Deep), []);
 }
 
 #[test]
@@ -465,7 +485,7 @@ fn a_new_database_continues_the_sequence() {
     }
     let store = Store::open(&path).unwrap();
     assert_eq!(store.last_seq().unwrap(), crate::db::after_boot(2) - 1);
-    assert_eq!(store.check(true).unwrap(), []);
+    assert_eq!(store.check(crate::Depth::Deep), []);
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn every_kind_of_damage_is_restored() {
         self::image(&store, "another", &[]);
         assert_eq!(store.events_after(0, 10).unwrap()[0].seq, first, "row {row}");
         let wrong: Vec<_> =
-            store.check(true).unwrap().into_iter().filter(|it| it.severity == crate::Severity::Error).collect();
+            store.check(crate::Depth::Deep).into_iter().filter(|it| it.severity == crate::Severity::Error).collect();
         assert_eq!(wrong, [], "row {row}");
         assert_eq!(entries(&data.join("tmp")), 0, "row {row}");
     }
@@ -232,7 +232,7 @@ fn handles_on_the_damaged_database_collect_nothing() {
     let mut swept = crate::Swept::default();
     old.sweep_orphan(&name, &mut swept).unwrap();
     assert_eq!((swept, old.sweep_images().unwrap()), Default::default());
-    assert_eq!(new.check(true).unwrap(), []);
+    assert_eq!(new.check(crate::Depth::Deep), []);
     new.sweep_orphan(&name, &mut swept).unwrap();
     assert_eq!(swept.layers, 0, "it has its row");
 }
@@ -320,7 +320,7 @@ fn backups_are_due_by_age_and_rotated() {
     let modes = timed()
         .iter()
         .all(|it| std::os::unix::fs::PermissionsExt::mode(&it.path.metadata().unwrap().permissions()) & 0o777 == 0o600);
-    assert!(modes && home.store.check(true).unwrap().is_empty());
+    assert!(modes && home.store.check(crate::Depth::Deep).is_empty());
 }
 
 #[test]
@@ -584,7 +584,7 @@ fn lost_pods_are_kept_for_a_period() {
     assert_eq!(store.delete_lost_pods(Duration::ZERO, true).unwrap(), std::slice::from_ref(&path));
     assert!(path.exists());
     assert_eq!(store.delete_lost_pods(Duration::ZERO, false).unwrap(), std::slice::from_ref(&path));
-    assert!(!path.exists() && store.check(true).unwrap().is_empty());
+    assert!(!path.exists() && store.check(crate::Depth::Deep).is_empty());
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn only_unreferenced_objects_are_collected() {
     assert_eq!(trees(&home), 0);
     // The locks of blobs and of gantryd.
     assert_eq!(entries(&store.layout().locks_dir()), 2);
-    assert_eq!(store.check(true).unwrap(), []);
+    assert_eq!(store.check(crate::Depth::Deep), []);
 }
 
 /// A running pod whose row was lost: no row names the layers it uses.
@@ -78,7 +78,7 @@ fn collection_awaits_rows_of_pods_in_creation() {
         store.insert_pod(&new_pod(pod_id(1), &image, &["a"])).unwrap();
         assert!(!waiter.join().unwrap());
     });
-    assert_eq!(store.check(false).unwrap(), []);
+    assert_eq!(store.check(crate::Depth::Quick), []);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn collection_skips_layers_being_committed() {
     drop(commit);
     assert_eq!(home.another().sweep_images().unwrap().layers, 2);
     assert_eq!((trees(&home), list.exists()), (0, false));
-    assert_eq!(store.check(true).unwrap(), []);
+    assert_eq!(store.check(crate::Depth::Deep), []);
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn volumes_in_use_are_kept() {
     assert!(store.remove_volume(&data).unwrap() >= 8192);
     assert!(store.volumes().unwrap().is_empty() && !store.layout().volume_dir(&data).exists());
     assert!(matches!(store.remove_volume(&data), Err(RemoveVolumeError::NotFound(_))));
-    assert!(store.check(true).unwrap().is_empty());
+    assert!(store.check(crate::Depth::Deep).is_empty());
 }
 
 /// Recovery after a kill or a power cut at each step.
@@ -58,9 +58,9 @@ fn interrupted_operations_are_completed() {
     let (store, data) = (&home.store, name("data"));
     let labels: BTreeMap<String, String> = [("k".to_owned(), "v".to_owned())].into();
     let again = |finish: &dyn Fn()| {
-        assert_eq!(store.check(false).unwrap().len(), 1);
+        assert_eq!(store.check(crate::Depth::Quick).len(), 1);
         finish();
-        assert!(store.check(false).unwrap().is_empty(), "{:?}", store.check(false).unwrap());
+        assert!(store.check(crate::Depth::Quick).is_empty(), "{:?}", store.check(crate::Depth::Quick));
         store.settle_volumes().unwrap();
     };
     let row_lost = |store: &Store| store.conn.execute("DELETE FROM volume", []).unwrap();
@@ -89,10 +89,10 @@ fn interrupted_operations_are_completed() {
     assert_eq!(entries(&store.layout().volume_data(&data)), 0);
     // Only an administrator deletes a directory that has a row.
     fs::remove_dir_all(store.layout().volume_dir(&data)).unwrap();
-    let findings = store.check(false).unwrap();
+    let findings = store.check(crate::Depth::Quick);
     assert!(findings.len() == 1 && findings[0].what.contains("is missing"), "{findings:?}");
     assert_eq!(store.remove_volume(&data).unwrap(), 0);
-    assert!(store.check(false).unwrap().is_empty());
+    assert!(store.check(crate::Depth::Quick).is_empty());
 }
 
 #[test]

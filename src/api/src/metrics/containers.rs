@@ -5,18 +5,15 @@
 
 use std::collections::HashMap;
 
-use gantry_engine::model::Timestamp;
-use gantry_engine::model::stats::{AppStats, DiskUsage, InterfaceUsage, ResourceUsage, TrafficStats};
 use gantry_engine::{PodRow, SampledPod, SampledVolume};
+use gantry_model::Timestamp;
+use gantry_model::pod_namespace::{KUBERNETES_NAME, KUBERNETES_NAMESPACE};
+use gantry_model::stats::{AppStats, DiskUsage, InterfaceUsage, ResourceUsage, TrafficStats};
 
 use super::exposition::{Exposition, Labels, MetricType, MetricValue};
 use crate::kubernetes;
 use MetricType::{Counter, Gauge, Untyped};
 use MetricValue::{Count, Nanoseconds};
-
-/// Labels and annotations of pods that a kubelet made.
-const KUBERNETES_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-const KUBERNETES_NAME: &str = "io.kubernetes.pod.name";
 
 /// A pod or an app.
 struct Target<'a> {
@@ -361,7 +358,7 @@ fn write_devices(out: &mut Exposition, targets: &[Target<'_>]) {
         let number = (device.major, device.minor);
         names.entry(number).or_insert_with(|| device_name(number));
     }
-    type DeviceValue = fn(&gantry_engine::model::stats::DeviceStats) -> u64;
+    type DeviceValue = fn(&gantry_model::stats::DeviceStats) -> u64;
     let metrics: [(&'static str, &str, DeviceValue); 4] = [
         ("container_fs_reads_bytes_total", "Bytes read from block devices.", |io| io.read_bytes),
         ("container_fs_writes_bytes_total", "Bytes written to block devices.", |io| io.written_bytes),

@@ -25,7 +25,7 @@ use tracing::debug;
 
 use super::exposition::Exposition;
 use super::{Operation, containers, operations};
-use crate::bridge::{Bridge, Weight};
+use crate::bridge::{Bridge, QueueDepth, Weight};
 use crate::context::Context;
 use crate::listen::{Listener, Socket, SocketAccess, SocketFile};
 use crate::peer::{GROUP, Peer};
@@ -90,9 +90,15 @@ impl MetricsSource {
         operations::write_sampler(&mut out, &samples);
         containers::write(&mut out, &samples.pods);
         containers::write_volumes(&mut out, &samples.volumes);
-        let mut queues = vec![("read", self.context.reader.depth())];
-        let writers = self.writers.iter().filter_map(Weak::upgrade);
-        queues.extend(writers.map(|writer| writer.depth()).reduce(|one, other| one + other).map(|all| ("write", all)));
+        let (mut reads, mut writes) = (QueueDepth::default(), None);
+        self.context.reader.add_depth(&mut reads);
+        for writer in self.writers.iter().filter_map(Weak::upgrade) {
+            writer.add_depth(writes.get_or_insert_default());
+        }
+        let queues: Vec<_> = [("read", Some(reads)), ("write", writes)]
+            .into_iter()
+            .filter_map(|(name, depth)| depth.map(|depth| (name, depth)))
+            .collect();
         operations::write_queues(&mut out, &queues);
         self.context.config.metrics.write(&mut out);
         operations::write_process(&mut out);

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gantry_engine::model::EventKind;
+use gantry_model::EventKind;
 use prost::Message as _;
 use tonic::Code;
 

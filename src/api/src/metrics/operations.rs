@@ -3,12 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use gantry_engine::SampleSet;
-use gantry_engine::model::{EventKind, PhaseName};
+use gantry_model::{EventKind, PhaseName};
 use tonic::Code;
 
 use super::exposition::{Exposition, Labels, MetricType, MetricValue};
 use super::{MethodMetrics, Metrics, Operation, Removal};
-use crate::bridge::QueueDepth;
+use crate::bridge::{QueueDepth, Weight};
 
 impl Metrics {
     /// Writes the counts and times of operations, events and gRPC calls.
@@ -101,18 +101,25 @@ pub(super) fn write_pods(out: &mut Exposition, counts: &[(PhaseName, u64)]) {
 
 /// Writes the depths of the queues between calls and the engine, by their names.
 pub(super) fn write_queues(out: &mut Exposition, queues: &[(&str, QueueDepth)]) {
-    let help = "Jobs that wait for a thread of the engine.";
-    let mut family = out.family("gantry_queue_length", MetricType::Gauge, help);
-    for (name, depth) in queues {
-        for (weight, waiting) in [("light", depth.light), ("heavy", depth.heavy)] {
-            let labels = Labels::default().with("queue", name).with("weight", weight);
-            family.sample(&labels, MetricValue::Count(waiting as u64));
+    let mut write = |name, help, count: fn(&QueueDepth, Weight) -> usize| {
+        let mut family = out.family(name, MetricType::Gauge, help);
+        for (queue, depth) in queues {
+            for weight in Weight::ALL {
+                let labels = Labels::default().with("queue", queue).with("weight", weight.name());
+                family.sample(&labels, MetricValue::Count(count(depth, weight) as u64));
+            }
         }
-    }
-    let help = "Heavy jobs that run on a thread of the engine.";
+    };
+    let help = "Jobs that wait for a thread of the engine.";
+    write("gantry_queue_length", help, |depth, weight| *depth.waiting.get(weight));
+    let help = "Jobs that run on a thread of the engine.";
+    write("gantry_queue_running", help, |depth, weight| *depth.running.get(weight));
+    let help = "Jobs of all weights but 'light' that run on a thread of the engine.";
     let mut family = out.family("gantry_queue_running_heavy", MetricType::Gauge, help);
     for (name, depth) in queues {
-        family.sample(&Labels::default().with("queue", name), MetricValue::Count(depth.busy as u64));
+        let weights = Weight::ALL.into_iter().filter(|weight| *weight != Weight::Light);
+        let running: usize = weights.map(|weight| *depth.running.get(weight)).sum();
+        family.sample(&Labels::default().with("queue", name), MetricValue::Count(running as u64));
     }
 }
 

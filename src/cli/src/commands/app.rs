@@ -9,8 +9,8 @@ use super::stop::Grace;
 use crate::app_filter::{self, AppCondition};
 use crate::cli::RawArguments;
 use crate::commands::RunCommand;
-use crate::context::{self, Context};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::pods::{self, find_app, split};
 use crate::render::listing::{self, ListOutput, ListedItem, Listing};
@@ -42,7 +42,7 @@ pub(crate) enum App {
 impl RunCommand for App {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         match self {
             Self::Sandbox(words) | Self::Add(words) => words.run(context),
             Self::Start(args) => {
@@ -89,12 +89,12 @@ impl AppSet {
         context: &Context,
         engine: &Engine,
         mut act: impl FnMut(PodId, &AppName) -> Result<(), Failure>,
-    ) -> Result<u8, Failure> {
-        Ok(context::for_each(&self.apps, context.globals.debug, CommandKind::Query, &mut |text| {
+    ) -> Result<ExitStatus, Failure> {
+        Ok(context.for_each(&self.apps, CommandKind::Query, &mut |text| {
             let (id, app) = find_app(engine, text, self.app.as_ref())?;
             act(id, &app)?;
             json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         }))
     }
 }
@@ -166,19 +166,19 @@ impl Restart {
         }
     }
 
-    fn restart_app(&self, engine: &Engine, id: PodId, app: &AppName) -> Result<u8, Failure> {
+    fn restart_app(&self, engine: &Engine, id: PodId, app: &AppName) -> Result<ExitStatus, Failure> {
         engine.restart_app(id, app, self.grace.resolve(engine, id, Some(app)))?;
         json::to_stdout(|out| writeln!(out, "{id}/{app}"))?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 
 /// Starts an exited pod again, as a whole, and prints its apps.
-fn restart_pod(engine: &Engine, id: PodId) -> Result<u8, Failure> {
+fn restart_pod(engine: &Engine, id: PodId) -> Result<ExitStatus, Failure> {
     super::start::start_pod(engine, id)?;
     let apps = engine.status(id)?.row.apps;
     json::to_stdout(|out| apps.iter().try_for_each(|app| writeln!(out, "{id}/{}", app.name)))?;
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 /// Stops running apps of running pods and starts them again; apps that have exited are started. A pod that has exited
@@ -186,17 +186,16 @@ fn restart_pod(engine: &Engine, id: PodId) -> Result<u8, Failure> {
 impl RunCommand for Restart {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("restart")?;
-        let debug = context.globals.debug;
         let restart = &mut |text: &String| match self.target(&engine, text)? {
             RestartTarget::WholePod(id) => restart_pod(&engine, id),
             RestartTarget::Apps(id, apps) => {
                 let restart = &mut |app: &AppName| self.restart_app(&engine, id, app);
-                Ok(context::for_each(&apps, debug, CommandKind::Query, restart))
+                Ok(context.for_each(&apps, CommandKind::Query, restart))
             }
         };
-        Ok(context::for_each(&self.apps, debug, CommandKind::Query, restart))
+        Ok(context.for_each(&self.apps, CommandKind::Query, restart))
     }
 }
 
@@ -210,11 +209,11 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let several = self.apps.apps.len() > 1;
         let mut found: Vec<AppRow> = Vec::new();
-        let worst = context::for_each(&self.apps.apps, context.globals.debug, CommandKind::Query, &mut |text| {
+        let worst = context.for_each(&self.apps.apps, CommandKind::Query, &mut |text| {
             let (id, name) = find_app(&engine, text, self.apps.app.as_ref())?;
             let row = engine.status(id)?.row;
             let Some(app) = row.apps.iter().find(|app| app.name == name) else {
@@ -235,7 +234,7 @@ impl Status {
             } else {
                 found.push(app.clone());
             }
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         });
         let is_list = several && self.output.format != OutputFormat::Table;
         let documents = found.iter().map(AppJson::from_row);
@@ -344,7 +343,7 @@ fn template_item<'a>(pod: &PodRow, app: &'a AppRow) -> ListedItem<AppJson<'a>> {
 }
 
 impl List {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let mut row = engine.status(self.pod.only(&engine)?)?.row;
         row.apps.retain(|app| self.filter.iter().all(|condition| condition.is_met(app)));
@@ -368,7 +367,7 @@ impl List {
                 listing::write_template(&template, row.apps.iter().map(|app| template_item(&row, app)))?;
             }
         }
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

@@ -5,6 +5,7 @@ use gantry_model::{AppName, AppState, Phase};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
+use crate::exit::ExitStatus;
 use crate::failure::{CliError, Failure, io};
 use crate::foreground::{self, ForegroundPod, Interactive, LivePod, SignalProxy};
 use crate::pods::OnePod;
@@ -28,7 +29,7 @@ pub(crate) struct Attach {
 
 /// Prints the output of the pod from now on, forwards standard input to the app, and exits with the pod's code.
 impl RunCommand for Attach {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("attach")?;
         let (id, app) = self.pod.only_app(&engine, self.app.as_ref())?;
         let (in_manifest, interactive) = foreground::manifest_apps(&engine.manifest(id)?);

@@ -6,7 +6,7 @@ mod values;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::globals::Globals;
 use crate::render::{escape, json};
@@ -39,19 +39,19 @@ const FILES_MARKER: &str = ":files";
 
 /// Prints the script.
 impl RunCommand for Completion {
-    fn run(&self, _: &Context) -> Result<u8, Failure> {
+    fn run(&self, _: &Context) -> Result<ExitStatus, Failure> {
         let script = match self.shell {
             Shell::Bash => BASH,
             Shell::Zsh => ZSH,
             Shell::Fish => FISH,
         };
         json::to_stdout(|out| out.write_all(script.as_bytes()))?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 
 /// Prints the candidates for the last word, one per line, each followed by a tab and its description.
-pub(crate) fn complete(words: &[String]) -> Result<u8, Failure> {
+pub(crate) fn complete(words: &[String]) -> Result<ExitStatus, Failure> {
     let context = Context::new(globals(words), COMPLETE_COMMAND);
     let answer = candidates::complete(words, &host_names::StoreNames::new(&context));
     json::to_stdout(|out| {
@@ -64,7 +64,7 @@ pub(crate) fn complete(words: &[String]) -> Result<u8, Failure> {
         }
         if answer.files { writeln!(out, "{FILES_MARKER}") } else { Ok(()) }
     })?;
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 /// The data directory and the configuration file of the command line.

@@ -8,7 +8,7 @@ use gantry_model::Kind as _;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{self, Failure};
 use crate::pods::find_app;
 use crate::relay::Stdout;
@@ -60,7 +60,7 @@ impl<'a> Location<'a> {
 impl RunCommand for Cp {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let options = CopyOptions { archive: self.archive, follow_link: self.follow_link };
         let warnings = match (Location::parse(&self.source), Location::parse(&self.destination)) {
             (Location::App { app, path }, to @ (Location::Host(_) | Location::Stream)) => {
@@ -106,7 +106,7 @@ impl RunCommand for Cp {
         if !self.quiet {
             warnings.iter().for_each(|warning| failure::warn(warning));
         }
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

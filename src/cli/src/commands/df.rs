@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::render::json::{self, DisplayJson};
 use crate::render::table::Table;
@@ -83,14 +83,14 @@ struct VolumeJson<'a> {
 
 /// Prints what images, pods and volumes use of the disk.
 impl RunCommand for Df {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let usage = context.open_to_read()?.disk_usage()?;
         json::to_stdout(|out| match self.output.format {
             OutputFormat::Table if self.verbose => write_details(out, &usage),
             OutputFormat::Table => write_summary(out, &usage),
             format => json::write_document(out, format, &document(&usage)),
         })?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

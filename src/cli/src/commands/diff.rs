@@ -1,14 +1,14 @@
 //! `gantry diff`.
 
-use gantry_engine::FileChange;
+use gantry_engine::{FileChange, FileChanges};
 use gantry_model::AppName;
 use serde::Serialize;
 use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
-use crate::failure::Failure;
+use crate::exit::{CommandKind, ExitStatus};
+use crate::failure::{self, Failure};
 use crate::pods::find_app;
 use crate::render::{OutputFlag, OutputFormat, escape, json};
 
@@ -38,20 +38,23 @@ struct FileChangeJson<'a> {
 impl RunCommand for Diff {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("diff")?;
         let (id, app) = find_app(&engine, &self.target, self.app.as_ref())?;
-        let changes = engine.file_changes(id, &app)?;
+        let FileChanges { files, warning } = engine.file_changes(id, &app)?;
         json::to_stdout(|out| match self.output.format {
-            OutputFormat::Table => changes
+            OutputFormat::Table => files
                 .iter()
                 .try_for_each(|FileChange { path, kind }| writeln!(out, "{} {}", kind.letter(), escape::text(path))),
             format => json::write_items(
                 out,
                 format,
-                changes.iter().map(|change| FileChangeJson { kind: change.kind.as_str(), path: &change.path }),
+                files.iter().map(|change| FileChangeJson { kind: change.kind.as_str(), path: &change.path }),
             ),
         })?;
-        Ok(exit::OK)
+        if let Some(warning) = warning {
+            failure::warn(&warning);
+        }
+        Ok(ExitStatus::OK)
     }
 }

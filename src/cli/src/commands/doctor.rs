@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::{Context, check_dir, need_root};
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::render::{OutputFlag, OutputFormat, escape, json};
 
@@ -29,7 +29,7 @@ struct FindingJson<'a> {
 
 /// Prints problems and what to do about them. Exits with code 1 if there are errors.
 impl RunCommand for Doctor {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         need_root("doctor")?;
         let settings = context.settings()?;
         check_dir(&settings.options.dir)?;
@@ -40,7 +40,11 @@ impl RunCommand for Doctor {
             OutputFormat::Table => write_findings(out, &findings),
             format => json::write_items(out, format, findings.iter().map(finding_json)),
         })?;
-        Ok(if findings.iter().any(|finding| is_error(finding.severity)) { exit::NOT_FOUND } else { exit::OK })
+        Ok(if findings.iter().any(|finding| is_error(finding.severity)) {
+            ExitStatus::NOT_FOUND
+        } else {
+            ExitStatus::OK
+        })
     }
 }
 

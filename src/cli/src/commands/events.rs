@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use gantry_engine::COMMIT_TIMEOUT;
 use gantry_engine::Engine;
 use gantry_model::query::{EventQuery, PodQuery};
-use gantry_model::{Digest, Event, EventSubject, NewEvent, PhaseName, Timestamp};
+use gantry_model::{Digest, EventRecord, EventSubject, NewEvent, PhaseName, Timestamp};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::{Context, is_replaced};
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::{Failure, io as failed, output};
 use crate::relay::Stdout;
 use crate::render::json::{self, TimeJson};
@@ -67,7 +67,7 @@ pub(crate) struct Events {
 
 /// Prints events and follows them.
 impl RunCommand for Events {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let now = gantry_engine::now();
         let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
         let since = at(&self.since).map_err(Failure::usage)?;
@@ -100,7 +100,7 @@ impl RunCommand for Events {
             }
         }
         sink.end().map_err(output)?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 
@@ -177,7 +177,7 @@ impl Reader<'_> {
             if let Some(gone) = page.trimmed {
                 self.sink.gap(gone).map_err(output)?;
             }
-            let wanted = |event: &&Event| self.query.holds(&event.event) && self.filter.holds(&event.event);
+            let wanted = |event: &&EventRecord| self.query.holds(&event.event) && self.filter.holds(&event.event);
             for event in page.events.iter().take_while(|event| event.seq <= upto).filter(wanted) {
                 self.sink.show(event).map_err(output)?;
             }
@@ -328,7 +328,7 @@ impl Sink {
         Ok(())
     }
 
-    fn show(&mut self, event: &Event) -> io::Result<()> {
+    fn show(&mut self, event: &EventRecord) -> io::Result<()> {
         self.legend()?;
         if self.format == OutputFormat::Table {
             return table::line(&mut self.out, &cells(event, self.full), &widths(self.full));
@@ -362,7 +362,7 @@ fn widths(full: bool) -> [usize; 5] {
 }
 
 /// The cells of an event. The name of a pod is its id and is omitted, as is the id among the data.
-fn cells(event: &Event, full: bool) -> [String; 5] {
+fn cells(event: &EventRecord, full: bool) -> [String; 5] {
     let NewEvent { kind, at, id, name, data } = &event.event;
     let shown = |text: &str| escape::text(text).into_owned();
     let fact = |(key, value): (&String, &String)| format!("{key}={}", fact(value, full));
@@ -401,16 +401,16 @@ mod tests {
     use super::*;
     use gantry_model::EventKind;
 
-    pub(super) fn event(kind: EventKind, id: &str, name: &str, data: &[(&str, &str)]) -> Event {
+    pub(super) fn event(kind: EventKind, id: &str, name: &str, data: &[(&str, &str)]) -> EventRecord {
         let data = data.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let at = Timestamp(1_795_181_696_123_456_789);
         let event = NewEvent { kind, at, id: id.to_owned(), name: name.to_owned(), data };
-        Event { seq: 7, boot: "b".to_owned(), event }
+        EventRecord { seq: 7, boot: "b".to_owned(), event }
     }
 
     const POD: &str = "6733c088-a507-4694-aabf-ec79c0a8ac9a";
 
-    fn row(event: &Event, full: bool) -> String {
+    fn row(event: &EventRecord, full: bool) -> String {
         let mut out = Vec::new();
         table::line(&mut out, &cells(event, full), &widths(full)).unwrap();
         String::from_utf8(out).unwrap()

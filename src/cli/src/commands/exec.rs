@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::{Failure, io, print_stderr};
 use crate::pods::{OnePod, SelectedApp};
 use crate::relay::{self, Flow, RelayEvent};
@@ -70,7 +70,7 @@ const SHELLS: [&str; 3] = ["/bin/bash", "/bin/ash", "/bin/sh"];
 
 /// Runs a program in an app and exits with its code.
 impl RunCommand for Exec {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("exec")?;
         let SelectedApp { pod: id, app, first } = self.pod.app(&engine, self.app.as_ref())?;
         // With --latest and --uuid-file the first word belongs to the command.
@@ -116,7 +116,7 @@ impl Exec {
 }
 
 /// Starts the program, which runs on until it exits or its pod ends.
-fn run_detached(engine: &Engine, id: PodId, request: ExecRequest) -> Result<u8, Failure> {
+fn run_detached(engine: &Engine, id: PodId, request: ExecRequest) -> Result<ExitStatus, Failure> {
     let stdio = match request.terminal {
         Some(_) => Stdio::Terminal,
         None => null_streams().map_err(io("open", "/dev/null"))?,
@@ -124,7 +124,7 @@ fn run_detached(engine: &Engine, id: PodId, request: ExecRequest) -> Result<u8, 
     let mut process = engine.exec(id, request, stdio)?;
     let master = process.master.take();
     process.detach(master.as_ref())?;
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 fn null_streams() -> std::io::Result<Stdio> {
@@ -132,7 +132,12 @@ fn null_streams() -> std::io::Result<Stdio> {
 }
 
 /// Runs the program; `keyboard` is set if it takes input.
-fn run_program(engine: &Engine, id: PodId, request: ExecRequest, keyboard: Option<&DetachKeys>) -> Result<u8, Failure> {
+fn run_program(
+    engine: &Engine,
+    id: PodId,
+    request: ExecRequest,
+    keyboard: Option<&DetachKeys>,
+) -> Result<ExitStatus, Failure> {
     if request.terminal.is_some() {
         let process = engine.exec(id, request, Stdio::Terminal)?;
         return with_terminal(process, id, keyboard);
@@ -148,7 +153,7 @@ fn run_program(engine: &Engine, id: PodId, request: ExecRequest, keyboard: Optio
     ended(process)
 }
 
-fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>) -> Result<u8, Failure> {
+fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>) -> Result<ExitStatus, Failure> {
     let failed = || io("use", "the terminal of the program");
     let Some(master) = process.master.take() else { return ended(process) };
     rustix::io::ioctl_fionbio(&master, true).map_err(|errno| failed()(errno.into()))?;
@@ -172,7 +177,7 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
                 process.detach(Some(&master))?;
                 terminal::restore();
                 print_stderr(&format!("gantry: detached from the program in pod {id}, which continues to run\n"));
-                break exit::OK;
+                break ExitStatus::OK;
             }
             RelayEvent::OtherReady => {
                 let _only_sigwinch = resizes.pending();
@@ -184,7 +189,7 @@ fn with_terminal(mut process: Process, id: PodId, keyboard: Option<&DetachKeys>)
     Ok(code)
 }
 
-fn ended(process: Process) -> Result<u8, Failure> {
+fn ended(process: Process) -> Result<ExitStatus, Failure> {
     let how: AppOutcome = process.wait()?;
-    Ok(exit::of_app(how.exit_code()))
+    Ok(ExitStatus::of_app(how.exit_code()))
 }

@@ -4,8 +4,8 @@ use gantry_model::ImageRef;
 use std::io::Write as _;
 
 use crate::commands::RunCommand;
-use crate::context::{self, Context};
-use crate::exit::CommandKind;
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::grammar::Pull;
 use crate::progress::ProgressDisplay;
@@ -36,7 +36,7 @@ pub(crate) struct Fetch {
 
 /// Fetches every image and prints its id.
 impl RunCommand for Fetch {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let references: Vec<ImageRef> = self.images.iter().map(|image| image.parse()).collect::<Result<_, _>>()?;
         if references.iter().filter(|reference| **reference == ImageRef::Stdin).count() > 1 {
             return Err(Failure::usage("standard input can be read only once: '-' is given more than once"));
@@ -49,13 +49,13 @@ impl RunCommand for Fetch {
         })?;
         let progress = ProgressDisplay::new(context.globals.progress, self.quiet);
         let mut stdin = std::io::stdin();
-        Ok(context::for_each(&self.images, context.globals.debug, CommandKind::Action, &mut |image| {
+        Ok(context.for_each(&self.images, CommandKind::Action, &mut |image| {
             let reference: ImageRef = image.parse()?;
             let input = (reference == ImageRef::Stdin).then_some(&mut stdin as &mut dyn std::io::Read);
             let fetched = engine.fetch(&reference, policy(self.pull_policy), input, &progress)?;
             let id = &fetched.image.id;
             json::to_stdout(|out| writeln!(out, "{id}"))?;
-            Ok(crate::exit::OK)
+            Ok(ExitStatus::OK)
         }))
     }
 }

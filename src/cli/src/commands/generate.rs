@@ -10,7 +10,7 @@ use gantry_model::systemd::SdNotify;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{CliError, Failure, io, print_stderr};
 use crate::pod_file::{self, PodFile};
 use crate::render::{escape, json};
@@ -35,7 +35,7 @@ pub(crate) enum Generate {
 impl RunCommand for Generate {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         match self {
             Self::Systemd(args) => args.generate(context),
             Self::Units(args) => args.generate(context),
@@ -61,7 +61,7 @@ pub(crate) struct Systemd {
 }
 
 impl Systemd {
-    fn generate(&self, context: &Context) -> Result<u8, Failure> {
+    fn generate(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let id = pods::find(&engine, &self.pod)?;
         let manifest = engine.manifest(id)?;
@@ -100,7 +100,7 @@ impl Systemd {
             }
         };
         json::to_stdout(|out| out.write_all(shown.as_bytes()))?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 
@@ -118,19 +118,19 @@ pub(crate) struct Units {
 
 impl Units {
     /// Makes a service of each file; those with mistakes are reported, and the others still follow.
-    fn generate(&self, context: &Context) -> Result<u8, Failure> {
+    fn generate(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let entries = match std::fs::read_dir(&self.pod_files) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(exit::OK),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(ExitStatus::OK),
             entries => entries.map_err(io("read", self.pod_files.display().to_string()))?,
         };
         let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "pod"));
         paths.sort();
-        let mut code = exit::OK;
+        let mut code = ExitStatus::OK;
         for path in paths {
             if let Err(why) = self.generate_one(context, &path) {
                 print_stderr(&format!("gantry: {}\n", escape::text(&why)));
-                code = exit::FAILED;
+                code = ExitStatus::FAILED;
             }
         }
         Ok(code)

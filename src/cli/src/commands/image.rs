@@ -8,8 +8,8 @@ use gantry_engine::{ImageGc, ImageRemoved, ImageRow, Swept};
 use gantry_model::{ImageRef, Timestamp};
 
 use crate::commands::RunCommand;
-use crate::context::{self, Context};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{Failure, print_stderr};
 use crate::image_names;
 use crate::render::image::ImageListJson;
@@ -63,7 +63,7 @@ impl RunCommand for Image {
         }
     }
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         match self {
             Self::List(args) => args.run(context),
             Self::Inspect(args) => args.run(context),
@@ -170,7 +170,7 @@ fn template_items(row: &ImageRow, disk_size: u64, now: Timestamp) -> Vec<ListedI
 impl RunCommand for List {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let mut images = engine.image_list()?;
         images.retain(|row| {
@@ -206,7 +206,7 @@ impl RunCommand for List {
                 listing::write_template(&template, items)?;
             }
         }
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 
@@ -293,16 +293,16 @@ pub(crate) struct Tag {
 impl RunCommand for Tag {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("image tag")?;
         let image: ImageRef = self.image.parse()?;
-        Ok(context::for_each(&self.names, context.globals.debug, CommandKind::Query, &mut |target| {
+        Ok(context.for_each(&self.names, CommandKind::Query, &mut |target| {
             let (name, before) = engine.image_tag(&image, target)?;
             if let Some(before) = before {
                 print_stderr(&format!("{} was moved from image {}\n", escape::text(&name), before.short()));
             }
             json::to_stdout(|out| writeln!(out, "{}", escape::text(&name)))?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         }))
     }
 }
@@ -311,13 +311,13 @@ impl RunCommand for Tag {
 impl RunCommand for Rm {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("image rm")?;
-        Ok(context::for_each(&self.images, context.globals.debug, CommandKind::Query, &mut |image| {
+        Ok(context.for_each(&self.images, CommandKind::Query, &mut |image| {
             let reference: ImageRef = image.parse()?;
             let removed = engine.image_rm(&reference, self.force)?;
             json::to_stdout(|out| write_removed(out, &removed))?;
-            removed.failure.map_or(Ok(exit::OK), |failure| Err(failure.into()))
+            removed.failure.map_or(Ok(ExitStatus::OK), |failure| Err(failure.into()))
         }))
     }
 }
@@ -335,11 +335,11 @@ pub(crate) struct Gc {
 
 /// Removes images that no pod uses and that have not been used for some time.
 impl RunCommand for Gc {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("image gc")?;
         let report = engine.image_gc(self.grace_period, self.dry_run)?;
         json::to_stdout(|out| write_collected(out, &report, self.dry_run))?;
-        Ok(context::print_failures(report.failures, context.globals.debug, CommandKind::Query))
+        Ok(context.report(report.failures, CommandKind::Query))
     }
 }
 
@@ -361,13 +361,13 @@ pub(crate) struct CatManifest {
 impl RunCommand for CatManifest {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let reference: ImageRef = self.image.parse()?;
         let engine = context.open_to_read()?;
         let document =
             if self.appc { engine.image_appc_manifest(&reference)? } else { engine.image_manifest(&reference)? };
         json::to_stdout(|out| json::write_document(out, super::inspect::json_format(self.pretty_print), &document))?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{self, Failure};
 use crate::progress::ProgressDisplay;
 use crate::relay::Stdout;
@@ -39,7 +39,7 @@ pub(crate) enum SaveFormat {
     #[default]
     #[value(alias = "docker")]
     DockerArchive,
-    /// An OCI image layout in a tar file
+    /// An OCI image layout in a tar file; podman loads it if it has one image with at most one name
     #[value(alias = "oci")]
     OciArchive,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Load {
 impl RunCommand for Save {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let references: Vec<ImageRef> = self.images.iter().map(|image| image.parse()).collect::<Result<_, _>>()?;
         if self.output.is_none() && io::stdout().is_terminal() {
             return Err(Failure::usage("refusing to write an archive to a terminal: use --output or a pipe"));
@@ -80,7 +80,7 @@ impl RunCommand for Save {
                 saved.map_err(of_stdout)?;
             }
         }
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 
@@ -116,7 +116,7 @@ fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat,
 
 /// Imports all images of an archive into the store.
 impl RunCommand for Load {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         if self.input.is_none() && io::stdin().is_terminal() {
             return Err(Failure::usage("standard input is a terminal: name the archive with --input"));
         }
@@ -131,6 +131,6 @@ impl RunCommand for Load {
             let id = fetched?.image.id;
             json::to_stdout(|out| writeln!(out, "{id}"))?;
         }
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }

@@ -6,8 +6,8 @@ use gantry_engine::{HistoryStep, ImageDetails};
 use gantry_model::{ImageRef, Timestamp};
 
 use crate::commands::RunCommand;
-use crate::context::{self, Context};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::render::image::{HistoryStepJson, ImageInspectJson, disk_size};
 use crate::render::json;
@@ -38,12 +38,12 @@ pub(crate) struct History {
 impl RunCommand for Inspect {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let mut found = Vec::new();
-        let worst = context::for_each(&self.images, context.globals.debug, CommandKind::Query, &mut |text| {
+        let worst = context.for_each(&self.images, CommandKind::Query, &mut |text| {
             found.push(engine.image_inspect(&text.parse::<ImageRef>()?)?);
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         });
         json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => found.iter().enumerate().try_for_each(|(i, image)| {
@@ -90,7 +90,7 @@ fn lines(out: &mut dyn Write, image: &ImageDetails) -> io::Result<()> {
 impl RunCommand for History {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let image = context.open_to_read()?.image_inspect(&self.image.parse::<ImageRef>()?)?;
         let steps = || image.history.iter().rev();
         json::to_stdout(|out| match self.output.flag.format {
@@ -100,7 +100,7 @@ impl RunCommand for History {
             OutputFormat::Table => table(out, steps(), &self.output, gantry_engine::now()),
             format => json::write_items(out, format, steps().map(HistoryStepJson::from)),
         })?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

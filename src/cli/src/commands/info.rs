@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::render::{OutputFlag, OutputFormat, escape, json, size};
 
@@ -62,13 +62,13 @@ struct VersionsJson<'a> {
 
 /// Prints what gantry has found on the host, and what its store holds.
 impl RunCommand for Info {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let info = context.open_to_read()?.info()?;
         json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => write_text(out, &info),
             format => json::write_document(out, format, &document(&info)),
         })?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

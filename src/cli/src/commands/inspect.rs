@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::pods::Pods;
 use crate::render::pod::PodJson;
@@ -41,14 +41,14 @@ struct InspectJson<'a> {
 impl RunCommand for Inspect {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let mut found = Vec::new();
-        let worst = self.pods.for_each(&engine, context.globals.debug, |id| {
+        let worst = self.pods.for_each(context, &engine, |id| {
             let row = engine.status(id)?.row;
             let networks = row.networks.read()?;
             found.push(InspectedPod { networks, more: engine.inspect(id)?, row });
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         })?;
         let whole = found
             .iter()
@@ -75,12 +75,12 @@ pub(crate) struct CatManifest {
 impl RunCommand for CatManifest {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let mut manifests = Vec::new();
-        let worst = self.pods.for_each(&engine, context.globals.debug, |id| {
+        let worst = self.pods.for_each(context, &engine, |id| {
             manifests.push(if self.appc { engine.appc_manifest(id)? } else { engine.manifest(id)? });
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         })?;
         json::to_stdout(|out| {
             json::write_one_or_several(out, json_format(self.pretty_print), self.pods.are_several(), &manifests)

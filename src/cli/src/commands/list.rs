@@ -10,7 +10,7 @@ use gantry_model::{AppName, AppState, Digest, ImageId, PhaseName, PodName, Times
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::grammar::limit_values as values;
 use crate::pod_filter::{self, Condition, phase};
@@ -100,7 +100,7 @@ fn parse_format(text: &str) -> Result<ListFormat, String> {
 impl RunCommand for List {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let mut pods = select_pods(&engine, self)?;
         sort_pods(&mut pods, self.sort);
@@ -131,7 +131,7 @@ impl RunCommand for List {
         }
         // The process is about to exit: dropping ten thousand pods would only cost time.
         std::mem::forget(pods);
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

@@ -7,7 +7,7 @@ use gantry_engine::login;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::{Failure, io, print_stderr, warn};
 use crate::progress::ProgressDisplay;
 use crate::render::{escape, json};
@@ -53,7 +53,7 @@ pub(crate) struct Logout {
 
 /// Checks credentials with a registry and stores them.
 impl RunCommand for Login {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let host = login::registry_host(&self.registry)?;
         if self.password_stdin && self.username.is_none() {
             return Err(Failure::usage("--password-stdin needs --username"));
@@ -79,13 +79,13 @@ impl RunCommand for Login {
         let note = if done.checked { "" } else { " (not verified: the registry does not ask for credentials)" };
         let (host, place) = (escape::text(&done.host), escape::text(&done.place));
         json::to_stdout(|out| writeln!(out, "logged in to {host}{note}; credentials stored in {place}"))?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 
 /// Removes stored credentials.
 impl RunCommand for Logout {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let host = self.registry.as_deref().map(login::registry_host).transpose()?;
         let config = context.options()?.fetch;
         let left = login::log_out(&config, host.as_deref(), self.authfile.as_deref())?;
@@ -100,7 +100,7 @@ impl RunCommand for Logout {
                 json::to_stdout(|out| writeln!(out, "logged out of {}", escape::text(registry)))?;
             }
         }
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{self, Failure};
 use crate::grammar::limit_values as values;
 use crate::pods::OnePod;
@@ -89,7 +89,7 @@ fn condition(text: &str) -> Result<Condition, String> {
 }
 
 impl Logs {
-    fn reopen_logs(&self, context: &Context) -> Result<u8, Failure> {
+    fn reopen_logs(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("logs --reopen")?;
         let (id, named) = self.pod.only_app(&engine, None)?;
         let mut apps = self.app.iter().chain(&named).peekable();
@@ -97,7 +97,7 @@ impl Logs {
             None => engine.reopen_log(id, None)?,
             Some(_) => apps.try_for_each(|app| engine.reopen_log(id, Some(app)))?,
         }
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 
@@ -131,7 +131,7 @@ enum LogFormat {
 impl RunCommand for Logs {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         if self.reopen {
             return self.reopen_logs(context);
         }
@@ -162,7 +162,7 @@ impl RunCommand for Logs {
             LogFormat::Json => &mut json,
         };
         engine.logs(id, &query, sink).map_err(failure::logs)?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

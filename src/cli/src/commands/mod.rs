@@ -39,7 +39,7 @@ pub(crate) mod volume;
 pub(crate) mod wait;
 
 use crate::context::Context;
-use crate::exit::CommandKind;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 
 /// A command with its arguments.
@@ -56,5 +56,5 @@ pub(crate) trait RunCommand {
     ///
     /// # Errors
     /// The command failed; the caller prints the error.
-    fn run(&self, context: &Context) -> Result<u8, Failure>;
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure>;
 }

@@ -8,8 +8,8 @@ use gantry_model::{PhaseName, PodNetwork};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
-use crate::context::{self, Context};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::render::listing::{self, ListFilter, ListOutput, ListedItem, Listing};
 use crate::render::table::{Table, terminal_width};
@@ -30,7 +30,7 @@ pub(crate) enum Network {
 impl RunCommand for Network {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         match self {
             Self::List(args) => list(context, args),
             Self::Inspect(args) => inspect(context, args),
@@ -166,7 +166,7 @@ fn configuration(text: &str) -> serde_json::Value {
 }
 
 /// Lists networks.
-fn list(context: &Context, args: &List) -> Result<u8, Failure> {
+fn list(context: &Context, args: &List) -> Result<ExitStatus, Failure> {
     let mut networks = context.open_to_read()?.networks()?;
     networks.retain(|network| listing::matches_all(&args.filter, |key, value| is_met(network, key, value)));
     match args.sort {
@@ -192,7 +192,7 @@ fn list(context: &Context, args: &List) -> Result<u8, Failure> {
             listing::write_template(&template, with_pods().map(|(network, pods)| template_item(network, pods)))?;
         }
     }
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 /// The names that `--net` accepts.
@@ -219,12 +219,12 @@ fn table(out: &mut dyn Write, networks: &[Configured], legend: bool, width: Opti
 }
 
 /// Prints a network as a JSON document; several networks as an array.
-fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
+fn inspect(context: &Context, args: &Inspect) -> Result<ExitStatus, Failure> {
     let engine = context.open_to_read()?;
     let mut found = Vec::new();
-    let worst = context::for_each(&args.networks, context.globals.debug, CommandKind::Query, &mut |name| {
+    let worst = context.for_each(&args.networks, CommandKind::Query, &mut |name| {
         found.push(engine.network(name)?);
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     });
     let pods: Vec<_> = found.iter().map(attachments).collect();
     let documents = found.iter().zip(&pods).map(|(network, pods)| NetworkJson::from_network(network, pods));
@@ -233,13 +233,13 @@ fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
 }
 
 /// Restores the firewall rules of all running pods and prints their number.
-fn reload(context: &Context) -> Result<u8, Failure> {
+fn reload(context: &Context) -> Result<ExitStatus, Failure> {
     let engine = context.open("network reload")?;
     engine.reload_networks()?;
     let running = engine.list(&PodQuery { phases: vec![PhaseName::Running], ..PodQuery::default() })?;
     let pods = running.iter().filter(|pod| !pod.row.networks.is_empty()).count();
     json::to_stdout(|out| writeln!(out, "{}", reloaded(pods)))?;
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 fn reloaded(pods: usize) -> String {

@@ -5,8 +5,8 @@ use gantry_model::{AppName, PodId};
 use std::io::Write as _;
 
 use crate::commands::RunCommand;
-use crate::context::{self, Context};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::pods::{self, find_app, split};
 use crate::render::json;
@@ -40,7 +40,7 @@ struct PauseTargets {
 impl RunCommand for Pause {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("pause")?;
         self.targets.for_each(context, &engine, |id, app| Ok(engine.pause(id, app)?))
     }
@@ -50,7 +50,7 @@ impl RunCommand for Pause {
 impl RunCommand for Unpause {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("unpause")?;
         self.targets.for_each(context, &engine, |id, app| Ok(engine.unpause(id, app)?))
     }
@@ -62,8 +62,8 @@ impl PauseTargets {
         context: &Context,
         engine: &Engine,
         mut act: impl FnMut(PodId, Option<&AppName>) -> Result<(), Failure>,
-    ) -> Result<u8, Failure> {
-        Ok(context::for_each(&self.targets, context.globals.debug, CommandKind::Query, &mut |text| {
+    ) -> Result<ExitStatus, Failure> {
+        Ok(context.for_each(&self.targets, CommandKind::Query, &mut |text| {
             let is_pod = self.app.is_none() && split(text)?.1.is_none() && engine.find_app_by_id(text)?.is_none();
             let (id, app) = match is_pod {
                 true => (pods::find(engine, text)?, None),
@@ -74,7 +74,7 @@ impl PauseTargets {
                 Some(app) => writeln!(out, "{id}/{app}"),
                 None => writeln!(out, "{id}"),
             })?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         }))
     }
 }

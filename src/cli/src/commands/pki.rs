@@ -9,7 +9,7 @@ use gantry_model::quantity;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::{Failure, warn};
 use crate::render::{escape, json};
 
@@ -35,7 +35,7 @@ pub(crate) enum Pki {
 }
 
 impl RunCommand for Pki {
-    fn run(&self, _context: &Context) -> Result<u8, Failure> {
+    fn run(&self, _context: &Context) -> Result<ExitStatus, Failure> {
         let issued = match self {
             Self::Init(args) => args.options.to_engine(AUTHORITY_LIFETIME).create_authority(&args.name)?,
             Self::Server(args) => args.options.to_engine(LEAF_LIFETIME).issue_server(&args.alt_names())?,
@@ -51,7 +51,7 @@ impl RunCommand for Pki {
         json::to_stdout(|out| {
             issued.paths.iter().try_for_each(|path| writeln!(out, "{}", escape::text(&path.display().to_string())))
         })?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{CliError, Failure};
 use crate::render::{OutputFlag, OutputFormat, json};
 
@@ -45,7 +45,7 @@ fn parse_port(text: &str) -> Result<PodPortArg, String> {
 impl RunCommand for Port {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let id = crate::pods::find(&engine, &self.pod)?;
         let row = engine.status(id)?.row;
@@ -60,7 +60,7 @@ impl RunCommand for Port {
             (OutputFormat::Table, Some(_)) => ports.iter().try_for_each(|port| writeln!(out, "{}", port.on_host())),
             (format, _) => json::write_items(out, format, &ports),
         })?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

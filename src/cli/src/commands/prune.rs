@@ -9,8 +9,8 @@ use gantry_model::{PodId, Timestamp};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
-use crate::context::{Context, print_failures};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::render::json::{self, DisplayJson};
 use crate::render::{OutputFlag, OutputFormat, size};
@@ -94,17 +94,17 @@ struct PruneJson<'a> {
 
 /// Removes what is not in use, and prints it.
 impl RunCommand for Prune {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("prune")?;
         if !self.dry_run && !self.force && !self.confirm()? {
-            return Ok(exit::OK);
+            return Ok(ExitStatus::OK);
         }
         let report = self.prune(&engine)?;
         json::to_stdout(|out| match self.output.format {
             OutputFormat::Table => write_report(out, &report, self.dry_run),
             format => json::write_document(out, format, &self.document(&report)),
         })?;
-        Ok(print_failures(report.failures, context.globals.debug, CommandKind::Action))
+        Ok(context.report(report.failures, CommandKind::Action))
     }
 }
 
@@ -138,7 +138,7 @@ impl Prune {
         PruneJson {
             pods: report.pods.iter().copied().map(DisplayJson).collect(),
             images: report.images.iter().map(|image| image.id.to_string()).collect(),
-            volumes: report.volumes.iter().map(gantry_engine::model::VolumeName::as_str).collect(),
+            volumes: report.volumes.iter().map(gantry_model::VolumeName::as_str).collect(),
             bytes: report.bytes,
             done: !self.dry_run,
         }

@@ -4,7 +4,7 @@ use gantry_model::PodName;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::pods;
 
@@ -23,10 +23,10 @@ pub(crate) struct Rename {
 impl RunCommand for Rename {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("rename")?;
         let id = pods::find(&engine, &self.pod)?;
         engine.rename(id, &self.name)?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }

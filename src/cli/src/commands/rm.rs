@@ -8,8 +8,8 @@ use gantry_model::{Phase, PodId};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
-use crate::context::{Context, print_failures};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::pods::PodSet;
 use crate::render::json::{self, DisplayJson};
@@ -29,18 +29,18 @@ pub(crate) struct Rm {
 impl RunCommand for Rm {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("rm")?;
         // Running pods only with --force; never pods that another command is preparing or starting.
         let is_removable =
             |row: &PodRow| row.phase.is_final() || self.force || matches!(row.phase, Phase::Prepared { .. });
-        self.pods.for_each_at_once(&engine, context.globals.debug, is_removable, |engine, id| {
+        self.pods.for_each_at_once(context, &engine, is_removable, |engine, id| {
             match engine.rm(id, self.force) {
                 Err(RmError::Network { .. }) if self.force => abandon(engine, id)?,
                 removed => removed?,
             }
             json::to_stdout(|out| writeln!(out, "{id}"))?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         })
     }
 }
@@ -86,7 +86,7 @@ struct GcStepJson<'a> {
 
 /// Collects garbage and prints what was done.
 impl RunCommand for Gc {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("gc")?;
         let options = GcOptions {
             grace: self.grace_period,
@@ -122,7 +122,7 @@ impl RunCommand for Gc {
             .chain(networks_failure.map(Failure::from))
             .chain(store_failures.into_iter().map(Failure::from))
             .chain(trim_failure.map(Failure::from));
-        Ok(print_failures(failures, context.globals.debug, CommandKind::Action))
+        Ok(context.report(failures, CommandKind::Action))
     }
 }
 

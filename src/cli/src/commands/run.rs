@@ -10,6 +10,8 @@ use gantry_model::{AddedAppSpec, AppSpec, ErrorKind, Kind as _, NetMode, PodId, 
 use super::fetch::policy;
 use crate::commands::RunCommand;
 use crate::context::Context;
+use crate::environment;
+use crate::exit::ExitStatus;
 use crate::failure::{CliError, Failure, io, print_stderr, warn};
 use crate::foreground::{self, ForegroundPod, Interactive, LivePod, SignalProxy};
 use crate::grammar::{IdFile, PodOptions, Pull, Request};
@@ -19,10 +21,9 @@ use crate::render::json;
 use crate::service_manager::{self, ServiceManager};
 use crate::signals::Signals;
 use crate::terminal::DetachKeys;
-use crate::{environment, exit};
 
 /// Prepares a pod and runs it, in the foreground or detached.
-pub(crate) fn run(request: Request) -> Result<u8, Failure> {
+pub(crate) fn run(request: Request) -> Result<ExitStatus, Failure> {
     let ResolvedRequest { context, mut spec, options } = resolve_request(request, "run")?;
     let manager = ServiceManager::connect_for(&mut spec);
     let foreground_pod = foreground_pod(&spec, &options);
@@ -71,7 +72,7 @@ fn print_published_ports(running: &Running) {
 }
 
 /// Prepares a pod and prints its id.
-pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
+pub(crate) fn prepare(request: Request) -> Result<ExitStatus, Failure> {
     let ResolvedRequest { context, spec, options } = resolve_request(request, "prepare")?;
     let several = spec.apps.len() > 1;
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
@@ -84,7 +85,7 @@ pub(crate) fn prepare(request: Request) -> Result<u8, Failure> {
 }
 
 /// Starts a pod without apps and prints its id.
-pub(crate) fn sandbox(request: Request) -> Result<u8, Failure> {
+pub(crate) fn sandbox(request: Request) -> Result<ExitStatus, Failure> {
     let ResolvedRequest { context, mut spec, options } = resolve_request(request, "app sandbox")?;
     spec.sandbox = true;
     let progress = progress::ProgressDisplay::new(context.globals.progress, options.quiet);
@@ -101,7 +102,7 @@ pub(crate) fn sandbox(request: Request) -> Result<u8, Failure> {
 }
 
 /// Adds an app to a running pod and prints its name.
-pub(crate) fn add_app(request: Request) -> Result<u8, Failure> {
+pub(crate) fn add_app(request: Request) -> Result<ExitStatus, Failure> {
     let target = request.target.clone().unwrap_or_default();
     let ResolvedRequest { context, mut spec, options } = resolve_request(request, "app add")?;
     let Some(app) = spec.apps.pop() else { return Err(Failure::usage("app add: the image is missing")) };
@@ -112,7 +113,7 @@ pub(crate) fn add_app(request: Request) -> Result<u8, Failure> {
     let added = AddedAppSpec { app, volumes: spec.volumes };
     engine.add_app_and_start(id, added, options.start, policy(options.pull.unwrap_or_default()), &progress)?;
     json::to_stdout(|out| writeln!(out, "{name}"))?;
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 /// A failure to create a pod, with the hint of the command line where the image is the cause.
@@ -163,7 +164,7 @@ impl RunPrepared {
 
 /// Runs a prepared pod.
 impl RunCommand for RunPrepared {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let net = self.networks()?;
         let engine = context.open("run-prepared")?;
         let id = self.pod.only(&engine)?;
@@ -274,7 +275,7 @@ fn follow(
     mut running: Running,
     signals: Option<Signals>,
     remove: bool,
-) -> Result<u8, Failure> {
+) -> Result<ExitStatus, Failure> {
     let id = shown.id;
     let end = running.end.take().map_or_else(|| engine.watch_end(id), Ok)?;
     let live = LivePod { output: running.output.take(), end };
@@ -334,16 +335,20 @@ fn remove_id(file: Option<&IdFile>) {
 }
 
 /// Reports a detached pod to the service manager, once it is ready, and prints its id.
-fn report_and_print_id(engine: &Engine, running: &Running, manager: Option<ServiceManager>) -> Result<u8, Failure> {
+fn report_and_print_id(
+    engine: &Engine,
+    running: &Running,
+    manager: Option<ServiceManager>,
+) -> Result<ExitStatus, Failure> {
     if let Some(manager) = manager {
         manager.report_detached(engine, running)?;
     }
     print_id(running.id)
 }
 
-fn print_id(id: PodId) -> Result<u8, Failure> {
+fn print_id(id: PodId) -> Result<ExitStatus, Failure> {
     json::to_stdout(|out| writeln!(out, "{id}"))?;
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 #[cfg(test)]

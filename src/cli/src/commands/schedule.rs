@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::cli::RawArguments;
 use crate::commands::RunCommand;
 use crate::commands::run::{ResolvedRequest, resolve_request};
-use crate::context::{self, Context};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{Failure, warn};
 use crate::grammar::Request;
 use crate::render::json::{self, DisplayJson, TimeJson};
@@ -39,7 +39,7 @@ pub(crate) enum Schedule {
 impl RunCommand for Schedule {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         match self {
             Self::Enable(args) => args.run(context),
             Self::Disable(args) => each(context, "schedule disable", args, Engine::disable_schedule),
@@ -160,7 +160,7 @@ impl<'a> ScheduleJson<'a> {
 }
 
 /// Enables a schedule and starts its pod if that is due.
-pub(crate) fn enable(request: Request) -> Result<u8, Failure> {
+pub(crate) fn enable(request: Request) -> Result<ExitStatus, Failure> {
     let name: ScheduleName = request.target.clone().unwrap_or_default().parse()?;
     let ResolvedRequest { context, spec, options } = resolve_request(request, "schedule enable")?;
     let engine = context.open("schedule enable")?;
@@ -168,7 +168,8 @@ pub(crate) fn enable(request: Request) -> Result<u8, Failure> {
     engine.enable_schedule(name.clone(), spec, options.timer, options.comment)?;
     json::to_stdout(|out| writeln!(out, "{}", escape::text(name.as_str())))?;
     // gantryd may have started it already.
-    for running in engine.apply_schedule(&name)? {
+    let released = engine.start_released_pod(&name)?;
+    for running in engine.apply_schedule(&name)?.into_iter().chain(released) {
         running.ready.warnings.iter().for_each(|warning| warn(warning));
     }
     // For the warning alone.
@@ -176,7 +177,7 @@ pub(crate) fn enable(request: Request) -> Result<u8, Failure> {
         let without = if has_timer { "no pod is started at its time" } else { "the pod is not started after a reboot" };
         warn(&format!("gantryd does not run: {without} until it does"));
     }
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 fn each(
@@ -184,17 +185,17 @@ fn each(
     command: &'static str,
     args: &Names,
     act: impl Fn(&Engine, &ScheduleName) -> Result<(), ScheduleError>,
-) -> Result<u8, Failure> {
+) -> Result<ExitStatus, Failure> {
     let engine = context.open(command)?;
     let names: Vec<String> = args.names.iter().map(ToString::to_string).collect();
-    Ok(context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
+    Ok(context.for_each(&names, CommandKind::Query, &mut |name| {
         act(&engine, &name.parse()?)?;
         json::to_stdout(|out| writeln!(out, "{}", escape::text(name)))?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }))
 }
 
-fn list(context: &Context, args: &List) -> Result<u8, Failure> {
+fn list(context: &Context, args: &List) -> Result<ExitStatus, Failure> {
     let engine = context.open_to_read()?;
     let mut schedules = engine.schedules()?;
     schedules.retain(|view| listing::matches_all(&args.filter, |key, value| is_met(view, key, value)));
@@ -213,10 +214,10 @@ fn list(context: &Context, args: &List) -> Result<u8, Failure> {
             listing::write_template(&template, schedules.iter().map(|view| template_item(view, now)))?;
         }
     }
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
-fn cat(context: &Context, args: &Cat) -> Result<u8, Failure> {
+fn cat(context: &Context, args: &Cat) -> Result<ExitStatus, Failure> {
     let schedules = context.open_to_read()?.schedules()?;
     let names = &args.names.names;
     let manifest = |name: &ScheduleName| {
@@ -225,7 +226,7 @@ fn cat(context: &Context, args: &Cat) -> Result<u8, Failure> {
     };
     let manifests: Vec<serde_json::Value> = names.iter().map(manifest).collect::<Result<_, _>>()?;
     json::to_stdout(|out| json::write_one_or_several(out, args.output.format, names.len() > 1, manifests))?;
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 fn cells(view: &ScheduleView, full: bool, now: Timestamp) -> [String; 7] {

@@ -6,7 +6,7 @@ use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{Failure, warn};
 use crate::pods::PodSet;
 use crate::render::json;
@@ -22,12 +22,12 @@ pub(crate) struct Start {
 impl RunCommand for Start {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("start")?;
-        self.pods.for_each(&engine, context.globals.debug, is_startable, |id| {
+        self.pods.for_each(context, &engine, is_startable, |id| {
             start_pod(&engine, id)?;
             json::to_stdout(|out| writeln!(out, "{id}"))?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         })
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::pods;
 use crate::render::json::{DisplayJson, TimeJson};
@@ -73,7 +73,7 @@ fn parse_format(text: &str) -> Result<ListFormat, String> {
 impl RunCommand for Stats {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let mut engine = context.open_to_read()?;
         let ids = self.pods.iter().map(|pod| pods::find(&engine, pod)).collect::<Result<Vec<_>, _>>()?;
         let mut sampling = Sampling::start(ids, self.scope(), self.counters())?;
@@ -82,7 +82,7 @@ impl RunCommand for Stats {
             let (samples, rates) = sampling.take(&engine)?;
             self.print(&samples, &rates, is_screen)?;
             if self.no_stream {
-                return Ok(exit::OK);
+                return Ok(ExitStatus::OK);
             }
             std::thread::sleep(self.interval.max(MIN_INTERVAL));
             context.reopen_if_replaced(&mut engine)?;

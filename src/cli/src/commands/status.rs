@@ -9,7 +9,7 @@ use gantry_model::{AppName, AppState, HealthState, OomVictim, PodNetwork, Readin
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{CliError, Failure};
 use crate::pods::Pods;
 use crate::render::network::{self, Families};
@@ -55,12 +55,12 @@ fn parse_wait(text: &str) -> Result<Wait, String> {
 impl RunCommand for Status {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let several = self.pods.are_several();
         let mut found = Vec::new();
         let mut first = true;
-        let worst = self.pods.for_each(&engine, context.globals.debug, |id| {
+        let worst = self.pods.for_each(context, &engine, |id| {
             if let Some((deadline, limit)) = deadline(self.wait_ready) {
                 engine.wait_ready(id, deadline)?.ok_or(CliError::TimedOut(id, "did not become ready", limit))?;
             }
@@ -74,7 +74,7 @@ impl RunCommand for Status {
             let networks = row.networks.read()?;
             if self.output.format != OutputFormat::Table {
                 found.push((row, networks));
-                return Ok(exit::OK);
+                return Ok(ExitStatus::OK);
             }
             let shown = network::summary(&row, Families::Both)?;
             // A supervisor that does not reply is no reason to hide the rest.
@@ -89,7 +89,7 @@ impl RunCommand for Status {
                 write_oom_kills(out, &row)?;
                 health.iter().try_for_each(|(app, report)| write_health(out, app, report))
             })?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         })?;
         let documents = found.iter().map(|(row, networks)| PodJson::with_networks(row, networks));
         json::to_stdout(|out| {
@@ -180,13 +180,16 @@ fn write_app_restarts(out: &mut dyn Write, app: &AppRow) -> io::Result<()> {
     }
 }
 
-/// Writes `restarts=N`, `restart-at=TIME` and `restart-failure=TEXT` of a pod that gantryd has started again or will.
+/// Writes `restarts=N`, `restart-at=TIME` (or `boot`) and `restart-failure=TEXT` of a pod that gantryd has started
+/// again or will.
 fn write_restarts(out: &mut dyn Write, row: &PodRow) -> io::Result<()> {
     if row.restart.count > 0 {
         writeln!(out, "restarts={}", row.restart.count)?;
     }
     if let Some(at) = row.restart.at {
         writeln!(out, "restart-at={}", at.rfc3339())?;
+    } else if row.phase.is_final() && row.restart.is_waiting_for_boot() {
+        writeln!(out, "restart-at=boot")?;
     }
     match &row.restart.failure {
         Some(failure) => writeln!(out, "restart-failure={}", escape::text(failure)),

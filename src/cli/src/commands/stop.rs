@@ -8,7 +8,7 @@ use gantry_model::{AppName, Phase, PodId};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::pods::PodSet;
 use crate::render::json;
@@ -20,6 +20,9 @@ pub(crate) struct Stop {
     pods: PodSet,
     #[command(flatten)]
     grace: Grace,
+    /// Let gantryd start the pods that have a restart policy when the host has been restarted
+    #[arg(long)]
+    until_boot: bool,
 }
 
 /// The time between the stop signal and SIGKILL.
@@ -72,15 +75,16 @@ fn parse_grace(text: &str) -> Result<Duration, String> {
 impl RunCommand for Stop {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("stop")?;
-        self.pods.for_each_at_once(&engine, context.globals.debug, is_running, |engine, id| {
-            let stopped = engine.stop(id, self.grace.resolve(engine, id, None))?;
+        self.pods.for_each_at_once(context, &engine, is_running, |engine, id| {
+            let grace = self.grace.resolve(engine, id, None);
+            let stopped = if self.until_boot { engine.stop_until_boot(id, grace) } else { engine.stop(id, grace) }?;
             if let Some(why) = stopped.unwritten {
                 crate::failure::warn(&format!("pod {id} has exited, but its end could not be recorded: {why}"));
             }
             json::to_stdout(|out| writeln!(out, "{id}"))?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         })
     }
 }
@@ -107,12 +111,12 @@ pub(crate) struct Kill {
 impl RunCommand for Kill {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("kill")?;
-        self.pods.for_each(&engine, context.globals.debug, is_running, |id| {
+        self.pods.for_each(context, &engine, is_running, |id| {
             engine.kill(id, self.app.as_ref(), self.signal)?;
             json::to_stdout(|out| writeln!(out, "{id}"))?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         })
     }
 }

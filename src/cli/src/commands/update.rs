@@ -6,8 +6,8 @@ use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::commands::app::AppSet;
-use crate::context::{self, Context};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{self, Failure};
 use crate::grammar::limit_values as values;
 use crate::pods;
@@ -128,7 +128,7 @@ impl Changes {
 
 /// Changes limits while the apps run.
 impl RunCommand for Update {
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let changes = self.changes.list();
         if changes.is_empty() {
             return Err(Failure::usage("name a limit to change, such as --memory=1g"));
@@ -141,14 +141,14 @@ impl RunCommand for Update {
         if !self.pod {
             return self.apps.for_each(context, &engine, |id, app| update(id, Some(app)));
         }
-        Ok(context::for_each(self.apps.words(), context.globals.debug, CommandKind::Query, &mut |pod| {
+        Ok(context.for_each(self.apps.words(), CommandKind::Query, &mut |pod| {
             if pod.contains('/') {
                 return Err(Failure::usage("--pod changes the limits of a whole pod: leave out the app"));
             }
             let id = pods::find(&engine, pod)?;
             update(id, None)?;
             json::to_stdout(|out| writeln!(out, "{id}"))?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         }))
     }
 }

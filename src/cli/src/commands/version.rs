@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::Failure;
 use crate::render::{OutputFlag, OutputFormat, json};
 
@@ -26,7 +26,7 @@ struct VersionJson {
 
 /// Prints the version.
 impl RunCommand for Version {
-    fn run(&self, _: &Context) -> Result<u8, Failure> {
+    fn run(&self, _: &Context) -> Result<ExitStatus, Failure> {
         let document = VersionJson {
             version: env!("CARGO_PKG_VERSION"),
             os: std::env::consts::OS,
@@ -38,6 +38,6 @@ impl RunCommand for Version {
             }
             format => json::write_document(out, format, &document),
         })?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }

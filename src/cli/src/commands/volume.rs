@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use gantry_engine::model::VolumeName;
 use gantry_engine::{Engine, VolumeRow};
 use gantry_model::Timestamp;
+use gantry_model::VolumeName;
 use serde::Serialize;
 
 use super::prune::{ask, need_terminal};
 use crate::commands::RunCommand;
-use crate::context::{self, Context};
-use crate::exit::{self, CommandKind};
+use crate::context::Context;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
 use crate::render::json::{self, DisplayJson, TimeJson};
 use crate::render::listing::{self, ListFilter, ListOutput, ListedItem, Listing};
@@ -38,7 +38,7 @@ pub(crate) enum Volume {
 impl RunCommand for Volume {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         match self {
             Self::Create(args) => create(context, args),
             Self::List(args) => list(context, args),
@@ -178,17 +178,17 @@ impl<'a> VolumeJson<'a> {
     }
 }
 
-fn create(context: &Context, args: &Create) -> Result<u8, Failure> {
+fn create(context: &Context, args: &Create) -> Result<ExitStatus, Failure> {
     let engine = context.open("volume create")?;
     let labels = args.labels.iter().cloned().collect();
     for name in &args.volumes {
         engine.volume_create(name, &labels)?;
         json::to_stdout(|out| writeln!(out, "{name}"))?;
     }
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
-fn list(context: &Context, args: &List) -> Result<u8, Failure> {
+fn list(context: &Context, args: &List) -> Result<ExitStatus, Failure> {
     let engine = context.open_to_read()?;
     let mut volumes = engine.volumes()?;
     volumes.retain(|row| listing::matches_all(&args.filter, |key, value| is_met(row, key, value)));
@@ -211,7 +211,7 @@ fn list(context: &Context, args: &List) -> Result<u8, Failure> {
             listing::write_template(&template, volumes.iter().map(|row| template_item(&engine, row, now)))?;
         }
     }
-    Ok(exit::OK)
+    Ok(ExitStatus::OK)
 }
 
 fn table(out: &mut dyn Write, volumes: &[VolumeRow], full: bool, legend: bool, now: Timestamp) -> io::Result<()> {
@@ -232,31 +232,31 @@ fn table(out: &mut dyn Write, volumes: &[VolumeRow], full: bool, legend: bool, n
 }
 
 /// Prints a volume as a JSON document; several volumes as an array.
-fn inspect(context: &Context, args: &Inspect) -> Result<u8, Failure> {
+fn inspect(context: &Context, args: &Inspect) -> Result<ExitStatus, Failure> {
     let engine = context.open_to_read()?;
     let names: Vec<String> = args.volumes.iter().map(ToString::to_string).collect();
     let mut found = Vec::new();
-    let worst = context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
+    let worst = context.for_each(&names, CommandKind::Query, &mut |name| {
         found.push(engine.volume(&name.parse()?)?);
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     });
     let documents = found.iter().map(|row| VolumeJson::from_row(&engine, row));
     json::to_stdout(|out| json::write_one_or_several(out, args.output.format, names.len() > 1, documents))?;
     Ok(worst)
 }
 
-fn rm(context: &Context, args: &Rm) -> Result<u8, Failure> {
+fn rm(context: &Context, args: &Rm) -> Result<ExitStatus, Failure> {
     let engine = context.open("volume rm")?;
     let names: Vec<String> = args.volumes.iter().map(ToString::to_string).collect();
-    Ok(context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
+    Ok(context.for_each(&names, CommandKind::Query, &mut |name| {
         engine.volume_rm(&name.parse()?)?;
         json::to_stdout(|out| writeln!(out, "{name}"))?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }))
 }
 
 /// Lists all volumes to be removed before removing the first.
-fn prune(context: &Context, args: &Prune) -> Result<u8, Failure> {
+fn prune(context: &Context, args: &Prune) -> Result<ExitStatus, Failure> {
     let engine = context.open("volume prune")?;
     let asks = !args.dry_run && !args.force;
     if asks {
@@ -265,7 +265,7 @@ fn prune(context: &Context, args: &Prune) -> Result<u8, Failure> {
     let unused = engine.volumes_unused()?;
     if unused.is_empty() {
         json::to_stdout(|out| writeln!(out, "every volume is mounted by a pod"))?;
-        return Ok(exit::OK);
+        return Ok(ExitStatus::OK);
     }
     json::to_stdout(|out| {
         writeln!(out, "{} that no pod mounts:", if asks || args.dry_run { "volumes" } else { "removing volumes" })?;
@@ -273,16 +273,16 @@ fn prune(context: &Context, args: &Prune) -> Result<u8, Failure> {
         out.flush()
     })?;
     if args.dry_run {
-        return Ok(exit::OK);
+        return Ok(ExitStatus::OK);
     }
     if asks && !ask("Remove these volumes, with their data?")? {
-        return Ok(exit::OK);
+        return Ok(ExitStatus::OK);
     }
     let names: Vec<String> = unused.iter().map(|row| row.name.to_string()).collect();
     let mut freed = 0;
-    let code = context::for_each(&names, context.globals.debug, CommandKind::Query, &mut |name| {
+    let code = context.for_each(&names, CommandKind::Query, &mut |name| {
         freed += engine.volume_rm(&name.parse()?)?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     });
     json::to_stdout(|out| writeln!(out, "freed {}", size::human(freed)))?;
     Ok(code)

@@ -8,7 +8,7 @@ use gantry_model::{HealthState, Phase, PodId};
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{CliError, Failure};
 use crate::pods::Pods;
 use crate::render::json;
@@ -83,10 +83,10 @@ pub(super) fn wait_health(
 impl RunCommand for Wait {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open_to_read()?;
         let limit = self.time.unwrap_or(Duration::MAX);
-        self.pods.for_each(&engine, context.globals.debug, |id| {
+        self.pods.for_each(context, &engine, |id| {
             let late = |lacks| CliError::TimedOut(id, lacks, limit);
             let view = match self.condition {
                 Condition::Running => engine.wait_ready(id, self.time)?.ok_or(late("did not start"))?,
@@ -105,7 +105,7 @@ impl RunCommand for Wait {
                 (_, None) => return Err(CliError::NeverStarted { id, phase: view.row.phase.name() }.into()),
             };
             json::to_stdout(|out| writeln!(out, "{code}"))?;
-            Ok(exit::OK)
+            Ok(ExitStatus::OK)
         })
     }
 }

@@ -301,7 +301,7 @@ impl<'a> Parser<'a> {
     }
 
     fn set_flag(&mut self, flag: &'static Flag, shown: String, value: Option<&'a str>) -> Result<(), UsageError> {
-        if flag.run_only && self.verb == Verb::Prepare {
+        if self.verb == Verb::Prepare && flag.applies_to(Verb::Run) && !flag.applies_to(Verb::Prepare) {
             return Err(UsageError::Conflict(format!("{shown} is a flag of 'gantry run' only")));
         }
         if !flag.applies_to(self.verb) {

@@ -4,7 +4,7 @@
 //! id phase created prepared started ended exit_code reason failed_app pid net networks[…] hostname name
 //! namespace sandbox paused apps[name state image image_id pid attempt added started ended exit_code signal oom restart_at paused
 //! readiness health id annotations labels oom_kills oom_level oom_victim[name pid] restart] user_annotations
-//! user_labels restarts restart_at restart_failure
+//! user_labels restarts restart_at restart_at_boot restart_failure
 //! ```
 //!
 //! Times are RFC 3339 in UTC with nanoseconds. Unknown values are null. `net` has the requested networks in the syntax
@@ -74,6 +74,8 @@ pub(crate) struct PodJson<'a> {
     restarts: u32,
     /// When gantryd starts the pod again.
     restart_at: Option<TimeJson>,
+    /// Whether gantryd starts the pod when the host has started again.
+    restart_at_boot: bool,
     /// Why the last start of an exited pod failed.
     restart_failure: Option<&'a str>,
     /// The path of its cgroup while it runs, below each hierarchy's root.
@@ -166,6 +168,7 @@ impl<'a> PodJson<'a> {
             user_labels: &row.user_labels,
             restarts: row.restart.count,
             restart_at: row.restart.at.map(TimeJson),
+            restart_at_boot: row.restart.is_waiting_for_boot(),
             restart_failure: row.restart.failure.as_deref(),
             cgroup: &row.cgroup,
             log_dir: row.log_dir.as_ref().map(gantry_model::PodLogDir::as_str),
@@ -297,7 +300,7 @@ pub(crate) mod tests {
             )
         };
         let want = format!(
-            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"namespace":"taloscontainers","sandbox":false,"paused":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}},"restarts":0,"restart_at":null,"restart_failure":null,"cgroup":"/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a"}}"#,
+            r#"{{"id":"6733c088-a507-4694-aabf-ec79c0a8ac9a","phase":"exited","created":"1970-01-01T00:00:00.000000000Z","prepared":"1970-01-01T00:00:00.500000000Z","started":"1970-01-01T00:00:01.000000000Z","ended":"1970-01-01T00:00:02.000000001Z","exit_code":139,"reason":"app b failed","failed_app":"b","pid":null,"net":"none","networks":[],"hostname":"h","name":null,"namespace":"taloscontainers","sandbox":false,"paused":false,"apps":[{},{}],"user_annotations":{{}},"user_labels":{{}},"restarts":0,"restart_at":null,"restart_at_boot":false,"restart_failure":null,"cgroup":"/gantry/6733c088-a507-4694-aabf-ec79c0a8ac9a"}}"#,
             app("a", 0, "null"),
             app("b", 139, "11"),
         );

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use gantry_model::error::chain;
 use gantry_model::query::PodQuery;
-use gantry_store::{Finding, Severity};
+use gantry_store::{Depth, Finding, Severity};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use crate::host::process;
@@ -49,7 +49,7 @@ impl Engine {
             fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
         }
         // After the pods were reconciled, so that it does not report ends that were merely not recorded yet.
-        findings.extend(self.store.check(deep).map_err(PodError::store)?);
+        findings.extend(self.store.check(if deep { Depth::Deep } else { Depth::Quick }));
         Ok(findings)
     }
 

@@ -355,7 +355,15 @@ fn transfer(
 }
 
 fn warn_packed(packed: &Packed, warnings: &mut Vec<String>) {
-    let Packed { special_files, first_special, changed_files, first_changed, kernel_file_systems } = packed;
+    let Packed {
+        special_files,
+        first_special,
+        changed_files,
+        first_changed,
+        kernel_file_systems,
+        unreachable_files,
+        first_unreachable,
+    } = packed;
     warn_special(*special_files, first_special.as_deref(), warnings);
     if let Some(first) = first_changed {
         warnings.push(format!(
@@ -366,6 +374,11 @@ fn warn_packed(packed: &Packed, warnings: &mut Vec<String>) {
     if let Some(first) = kernel_file_systems.first() {
         let first = gantry_model::id::shown(first);
         warnings.push(format!("{} file systems of the kernel are left out, as '{first}'", kernel_file_systems.len()));
+    }
+    if let Some(first) = first_unreachable {
+        let first = gantry_model::id::shown(first);
+        let why = "because their paths are longer than 4095 bytes or deeper than 1000 directories";
+        warnings.push(format!("{unreachable_files} files and directories are left out, {why}; the first is '{first}'"));
     }
 }
 

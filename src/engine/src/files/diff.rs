@@ -18,6 +18,8 @@ use crate::{Engine, EngineError};
 
 /// Maximum memory for the names of changed files, in bytes.
 const MAX_NAME_BYTES: usize = 256 << 20;
+/// Maximum length of a path below the root that Linux takes, without the slash before it and the NUL byte after it.
+const MAX_PATH: usize = 4094;
 /// The attribute that makes an overlayfs directory hide lower ones.
 const OPAQUE: &str = "trusted.overlay.opaque";
 /// The files in an app's root that gantry writes.
@@ -67,6 +69,15 @@ pub struct FileChange {
     pub kind: FileChangeKind,
 }
 
+/// The files that differ from the image's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FileChanges {
+    /// By path.
+    pub files: Vec<FileChange>,
+    /// What was left out.
+    pub warning: Option<String>,
+}
+
 /// Differences by path, relative to the root.
 type RawChanges = BTreeMap<Vec<u8>, RawChange>;
 
@@ -78,11 +89,11 @@ struct RawChange {
 }
 
 impl Engine {
-    /// The files of an app that differ from its image, by path.
+    /// The files of an app that differ from its image.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn file_changes(&self, id: PodId, app: &AppName) -> Result<Vec<FileChange>, EngineError> {
+    pub fn file_changes(&self, id: PodId, app: &AppName) -> Result<FileChanges, EngineError> {
         need_root("compare files of a pod").map_err(from_cause)?;
         let view = self.status(id).map_err(from_cause)?;
         refuse_host_pod(&view.row)?;
@@ -91,7 +102,7 @@ impl Engine {
         let upper = match rustix::fs::open(&stored.upper, flags, Mode::empty()) {
             Ok(upper) => upper,
             // It was never started.
-            Err(Errno::NOENT) => return Ok(Vec::new()),
+            Err(Errno::NOENT) => return Ok(FileChanges::default()),
             Err(error) => return Err(failed("open", &stored.upper.to_string_lossy(), error)),
         };
         let mut own = BTreeSet::new();
@@ -103,44 +114,71 @@ impl Engine {
                 path = path.rsplit_once('/').map_or("", |(above, _)| above);
             }
         }
-        let changes = stored.with_layers(|layers| {
-            let changes = compare(&upper, layers);
-            changes.map_err(|(path, error)| failed("compare", &String::from_utf8_lossy(&path), error))
+        let comparison = stored.with_layers(|layers| {
+            Comparison::run(&upper, layers).map_err(|error| match error {
+                ComparisonError::TooMany => refused("the app has changed too many files to list them"),
+                ComparisonError::File(path, error) => failed("compare", &String::from_utf8_lossy(&path), error),
+            })
         })?;
-        let Some(changes) = changes else {
-            return Err(refused("the app has changed too many files to list them"));
-        };
-        Ok(without_own(changes, &own))
+        let warning = comparison.warning();
+        Ok(FileChanges { files: without_own(comparison.changes, &own), warning })
     }
 }
 
-/// Compares a writable layer with the layers below; `None`: there are too many differences.
-fn compare(upper: &OwnedFd, layers: &OwnedFd) -> Result<Option<RawChanges>, (Vec<u8>, Errno)> {
-    let mut changes = BTreeMap::new();
-    let mut name_bytes = 0;
-    // Each with whether it is below an opaque directory: overlayfs does not mark those, but they hide all the same.
-    let mut ahead = vec![(Vec::new(), false)];
-    while let Some((path, is_hiding)) = ahead.pop() {
-        let failed = |error| (path.clone(), error);
-        let dir = match open_real(upper, &path) {
-            Ok(dir) => dir,
-            // Removed meanwhile.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
-            Err(error) => return Err(failed(error)),
-        };
-        let lower = match open_real(layers, &path) {
-            Ok(lower) => Some(lower),
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => None,
-            Err(error) => return Err(failed(error)),
-        };
+/// A directory of a writable layer that is to be compared.
+struct PendingDirectory {
+    path: Vec<u8>,
+    /// Whether it is below an opaque directory: overlayfs does not mark those, but they hide all the same.
+    is_hiding: bool,
+}
+
+/// Compares a writable layer with the layers below it.
+#[derive(Default)]
+struct Comparison {
+    changes: RawChanges,
+    name_bytes: usize,
+    pending: Vec<PendingDirectory>,
+    /// Number of files whose paths are longer than Linux takes. What is in such a directory is not counted.
+    unreachable_files: u64,
+    /// The path of the first of them.
+    first_unreachable: Option<Vec<u8>>,
+}
+
+/// A comparison that was not completed.
+#[derive(Debug)]
+enum ComparisonError {
+    /// There are too many differences.
+    TooMany,
+    /// An operation on a file failed.
+    File(Vec<u8>, Errno),
+}
+
+impl Comparison {
+    fn run(upper: &OwnedFd, layers: &OwnedFd) -> Result<Self, ComparisonError> {
+        let mut comparison = Self::default();
+        comparison.pending.push(PendingDirectory { path: Vec::new(), is_hiding: false });
+        while let Some(directory) = comparison.pending.pop() {
+            comparison.directory(upper, layers, directory)?;
+        }
+        Ok(comparison)
+    }
+
+    fn directory(
+        &mut self,
+        upper: &OwnedFd,
+        layers: &OwnedFd,
+        directory: PendingDirectory,
+    ) -> Result<(), ComparisonError> {
+        let PendingDirectory { path, is_hiding } = directory;
+        let failed = |error| ComparisonError::File(path.clone(), error);
+        // Removed meanwhile, if there is none.
+        let Some(dir) = open_real(upper, &path).map_err(failed)? else { return Ok(()) };
+        let lower = open_real(layers, &path).map_err(failed)?;
         let names = read_names(&dir).map_err(failed)?;
         let is_hiding = is_hiding || is_opaque(&dir);
         if let Some(lower) = lower.as_ref().filter(|_| is_hiding) {
-            for name in read_names(lower).map_err(failed)? {
-                if !names.contains(&name) {
-                    name_bytes += path.len() + name.len();
-                    changes.insert(join(&path, &name), RawChange { kind: FileChangeKind::Deleted, is_plain: false });
-                }
+            for name in read_names(lower).map_err(failed)?.difference(&names) {
+                self.add(join(&path, name), RawChange { kind: FileChangeKind::Deleted, is_plain: false })?;
             }
         }
         for name in names {
@@ -150,32 +188,48 @@ fn compare(upper: &OwnedFd, layers: &OwnedFd) -> Result<Option<RawChanges>, (Vec
                 None => None,
             };
             let path = join(&path, &name);
-            name_bytes += path.len();
-            if name_bytes > MAX_NAME_BYTES {
-                return Ok(None);
+            if path.len() > MAX_PATH {
+                self.unreachable_files += 1;
+                self.first_unreachable.get_or_insert(path);
+                continue;
             }
-            let change = match (kind(&stat), below) {
-                (FileType::CharacterDevice, _) if stat.st_rdev == 0 => {
-                    RawChange { kind: FileChangeKind::Deleted, is_plain: false }
-                }
-                (FileType::Directory, None) => RawChange { kind: FileChangeKind::Added, is_plain: true },
-                (FileType::Directory, Some(below)) => {
-                    let attributes = |stat: &Stat| (stat.st_mode, stat.st_uid, stat.st_gid);
-                    RawChange { kind: FileChangeKind::Changed, is_plain: attributes(&stat) == attributes(&below) }
-                }
-                (other, None) => {
-                    let is_plain = other == FileType::RegularFile && stat.st_size == 0;
-                    RawChange { kind: FileChangeKind::Added, is_plain }
-                }
-                (_, Some(_)) => RawChange { kind: FileChangeKind::Changed, is_plain: false },
-            };
             if kind(&stat) == FileType::Directory {
-                ahead.push((path.clone(), is_hiding));
+                self.pending.push(PendingDirectory { path: path.clone(), is_hiding });
             }
-            changes.insert(path, change);
+            self.add(path, RawChange::between(&stat, below.as_ref()))?;
         }
+        Ok(())
     }
-    Ok(Some(changes))
+
+    fn add(&mut self, path: Vec<u8>, change: RawChange) -> Result<(), ComparisonError> {
+        self.name_bytes += path.len();
+        if self.name_bytes > MAX_NAME_BYTES {
+            return Err(ComparisonError::TooMany);
+        }
+        self.changes.insert(path, change);
+        Ok(())
+    }
+
+    fn warning(&self) -> Option<String> {
+        let first = gantry_model::id::shown(&String::from_utf8_lossy(self.first_unreachable.as_ref()?));
+        let (count, why) = (self.unreachable_files, "because their paths are longer than 4095 bytes");
+        Some(format!("{count} files and directories are left out, {why}; the first is '/{first}'"))
+    }
+}
+
+impl RawChange {
+    /// The difference between a file of the writable layer and the one of the same path below it.
+    fn between(upper: &Stat, lower: Option<&Stat>) -> Self {
+        let attributes = |stat: &Stat| (stat.st_mode, stat.st_uid, stat.st_gid);
+        let (kind, is_plain) = match (kind(upper), lower) {
+            (FileType::CharacterDevice, _) if upper.st_rdev == 0 => (FileChangeKind::Deleted, false),
+            (FileType::Directory, None) => (FileChangeKind::Added, true),
+            (FileType::Directory, Some(lower)) => (FileChangeKind::Changed, attributes(upper) == attributes(lower)),
+            (other, None) => (FileChangeKind::Added, other == FileType::RegularFile && upper.st_size == 0),
+            (_, Some(_)) => (FileChangeKind::Changed, false),
+        };
+        Self { kind, is_plain }
+    }
 }
 
 /// Leaves out the files and mount points that gantry makes, and the directories that differ only by them.
@@ -204,10 +258,16 @@ fn without_own(changes: RawChanges, own: &BTreeSet<Vec<u8>>) -> Vec<FileChange> 
     kept
 }
 
-fn open_real(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd, Errno> {
+/// Opens the directory with this path, if there is one.
+fn open_real(root: &OwnedFd, path: &[u8]) -> Result<Option<OwnedFd>, Errno> {
     let path = if path.is_empty() { b"." } else { path };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat2(root, path, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn read_names(dir: &OwnedFd) -> Result<BTreeSet<Vec<u8>>, Errno> {
@@ -261,7 +321,7 @@ mod tests {
         let flags = rustix::fs::XattrFlags::empty();
         rustix::fs::setxattr(upper.path().join("etc"), OPAQUE, b"y", flags).unwrap();
         let open = |dir: &tempfile::TempDir| rustix::fs::open(dir.path(), OFlags::RDONLY, Mode::empty()).unwrap();
-        let changes = compare(&open(&upper), &open(&layers)).unwrap().unwrap();
+        let changes = Comparison::run(&open(&upper), &open(&layers)).unwrap().changes;
         let deleted = changes.into_iter().filter(|(_, change)| change.kind == FileChangeKind::Deleted);
         let deleted: Vec<String> = deleted.map(|(path, _)| String::from_utf8(path).unwrap()).collect();
         assert_eq!(deleted, ["etc/sub/deep", "etc/sub/gone"]);

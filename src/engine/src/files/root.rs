@@ -19,15 +19,14 @@ use std::time::Duration;
 
 use gantry_contract::files;
 use gantry_contract::plan::{App, Plan};
+use gantry_host::mounts::{ReadOnlyMounts, clone_restricted};
 use gantry_model::spec::{PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::user_namespace::IdMappings;
 use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId};
 use gantry_store::{PodLock, PodRow, PodState};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, StatxFlags, Uid};
 use rustix::io::Errno;
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, mount, mount_bind, mount_bind_recursive, mount_change, mount_remount,
-};
+use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, mount, mount_change, move_mount};
 
 use super::{failed, from_cause, refused};
 use crate::host::process;
@@ -78,7 +77,7 @@ struct StoredVolume {
     source: PathBuf,
     target: String,
     recursive: bool,
-    read_only: bool,
+    read_only: ReadOnlyMounts,
     /// Whether the next start of the pod makes it, or may fill it from the image.
     is_unfilled: bool,
 }
@@ -181,7 +180,11 @@ impl Engine {
                     (source, false, is_unfilled)
                 }
             };
-            let read_only = *read_only || place.read_only;
+            let read_only = match (*read_only || place.read_only, place.options.writable_submounts) {
+                (false, _) => ReadOnlyMounts::None,
+                (true, true) => ReadOnlyMounts::Top,
+                (true, false) => ReadOnlyMounts::All,
+            };
             volumes.push(StoredVolume { source, target: place.target.clone(), recursive, read_only, is_unfilled });
         }
         volumes.sort_by_key(|volume| volume.target.matches('/').count());
@@ -319,33 +322,26 @@ impl StoredRoot {
 }
 
 impl StoredVolume {
+    /// Mounts the volume as a running app has it. The mount is attached when it is complete, so a failure leaves none.
     fn mount(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
         let source = open_path(&self.source)?;
         let target = open_beneath(root, self.target.as_str(), OFlags::PATH)?;
-        let (from, to) = (fd_path(&source), fd_path(&target));
-        if self.recursive {
-            mount_bind_recursive(&from, &to)?
-        } else {
-            mount_bind(&from, &to)?
-        }
-        match self.read_only {
-            true => self.remount_read_only(root),
-            false => Ok(()),
-        }
+        let volume = clone_restricted(source.as_fd(), self.recursive, self.read_only)?;
+        Ok(attach(&volume, &target)?)
     }
 
     /// Makes the mount point of a volume read-only in its place: a file that is written there would be covered by the
     /// volume later, and the first file in a volume keeps it from being filled.
     fn protect(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
         let target = make_directories(root, &self.target)?;
-        mount_bind(fd_path(&target), fd_path(&target))?;
-        self.remount_read_only(root)
+        Ok(attach(&clone_restricted(target.as_fd(), false, ReadOnlyMounts::All)?, &target)?)
     }
+}
 
-    fn remount_read_only(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
-        let mounted = open_beneath(root, self.target.as_str(), OFlags::PATH)?;
-        Ok(mount_remount(fd_path(&mounted), MountFlags::BIND | MountFlags::RDONLY, c"")?)
-    }
+/// Attaches a mount to an opened directory or file. No path is looked up again: it could lead somewhere else.
+fn attach(mount: &OwnedFd, target: &OwnedFd) -> Result<(), Errno> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, "", target, "", flags)
 }
 
 /// Opens a directory beneath the root of an app, which is made if it is missing, as the start of the app does.
@@ -361,10 +357,6 @@ fn make_directories(root: &OwnedFd, path: &str) -> Result<OwnedFd, Errno> {
         directory = open_beneath(root, &above, OFlags::PATH | OFlags::DIRECTORY)?;
     }
     Ok(directory)
-}
-
-fn fd_path(file: &OwnedFd) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
 fn open_path(path: &Path) -> Result<OwnedFd, Errno> {

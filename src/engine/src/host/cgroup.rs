@@ -3,10 +3,13 @@
 //! A supervisor removes its apps' cgroups when they end; it cannot remove its own, and a killed supervisor removes
 //! none. So finalizing a pod does it. Killed half-way, the next reconcile, `rm` or `gc` of the pod repeats it.
 
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use gantry_host::cgroup::{self, Hierarchy};
+use gantry_host::lock::{LockMode, try_lock};
 use gantry_model::cgroup::{CgroupManager, CgroupParent};
 use gantry_model::error::chain;
 use gantry_model::{ErrorKind, PodId};
@@ -14,6 +17,8 @@ use gantry_model::{ErrorKind, PodId};
 use crate::host::process::Deadline;
 use crate::{Engine, EngineError, info};
 
+/// The supervisor's own cgroup below the pod's, on cgroup v2 alone.
+const SUPERVISOR_CGROUP: &str = "_supervisor";
 /// Exists while systemd is the service manager (sd_booted(3)).
 const SYSTEMD_RUNS: &str = "/run/systemd/system";
 
@@ -76,6 +81,33 @@ impl Engine {
         Ok(dirs.filter(|path| path.exists()).collect())
     }
 
+    /// Fails if a pod of this id runs from another data directory, of which this one is a copy. Its processes, cgroups
+    /// and networks must not be touched. The caller holds the lock on the pod's directory here, not on that one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`], with the other directory.
+    pub(crate) fn check_runs_nowhere_else(&self, id: PodId, cgroup: &str) -> Result<(), EngineError> {
+        let Some(other) = self.find_other_pod_dir(id, cgroup) else { return Ok(()) };
+        let text = format!(
+            "pod {id} runs from {}, and {} is in a copy of that data directory: stop the pod there first",
+            other.display(),
+            self.pod_dir(id).display()
+        );
+        Err(EngineError::new(ErrorKind::Refused, text))
+    }
+
+    /// The directory that the supervisor in the pod's cgroup has locked, unless it is the one of this data directory.
+    fn find_other_pod_dir(&self, id: PodId, cgroup: &str) -> Option<PathBuf> {
+        let own = fs::metadata(self.pod_dir(id)).ok().map(|dir| (dir.dev(), dir.ino()));
+        // A supervisor joins only some of the hierarchies of v1.
+        self.hierarchies().ok()?.iter().find_map(|hierarchy| {
+            let path = dir_in(hierarchy, cgroup);
+            let mut pids = fs::read_to_string(path.join("cgroup.procs")).ok()?;
+            pids.push_str(&fs::read_to_string(path.join(SUPERVISOR_CGROUP).join("cgroup.procs")).unwrap_or_default());
+            pids.lines().find_map(|pid| locked_dir(pid, id).filter(|(_, dir)| Some(*dir) != own)).map(|(path, _)| path)
+        })
+    }
+
     /// Kills the processes in a dead pod's cgroups and removes them. The caller holds the pod's lock, so that no new
     /// process enters them.
     ///
@@ -110,6 +142,22 @@ impl Engine {
             }
         }
     }
+}
+
+/// The directory of a pod that a process has open and locked: its path, device and inode.
+fn locked_dir(pid: &str, id: PodId) -> Option<(PathBuf, (u64, u64))> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    descriptors.flatten().map(|entry| entry.path()).find_map(|descriptor| {
+        let path = fs::read_link(&descriptor).ok()?;
+        if path.file_name()?.to_str()? != id.to_string() {
+            return None;
+        }
+        // The directory itself, whatever its path is now. The lock is of the process's own open file.
+        let dir = File::open(&descriptor).ok()?;
+        let metadata = dir.metadata().ok().filter(fs::Metadata::is_dir)?;
+        let is_locked = matches!(try_lock(&dir, LockMode::Shared), Ok(false));
+        is_locked.then(|| (path, (metadata.dev(), metadata.ino())))
+    })
 }
 
 /// The directory of a cgroup in a hierarchy.

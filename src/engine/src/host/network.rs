@@ -298,7 +298,7 @@ impl Call {
 
     /// The time limit of one plugin, so that there is time to kill it within the time of the call.
     fn plugin_limit_ms(&self) -> u64 {
-        u64::try_from(self.within.saturating_sub(self.within / 4).as_millis()).unwrap_or(u64::MAX)
+        gantry_model::quantity::milliseconds(self.within.saturating_sub(self.within / 4))
     }
 }
 

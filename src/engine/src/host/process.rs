@@ -17,24 +17,32 @@ const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The time that the kernel has to end a killed child.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A deadline; `None`: never.
+/// A deadline.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline(Option<Instant>);
+pub(crate) struct Deadline {
+    /// `None`: never.
+    at: Option<Instant>,
+    /// How long it was away when it was set.
+    duration: Duration,
+}
 
 impl Deadline {
+    /// No deadline.
+    pub(crate) const NEVER: Self = Self { at: None, duration: Duration::MAX };
+
     /// This long from now; never, where the clock cannot represent it.
     pub(crate) fn after(duration: Duration) -> Self {
-        Self(Instant::now().checked_add(duration))
+        Self { at: Instant::now().checked_add(duration), duration }
     }
 
-    /// `None` is never.
-    pub(crate) fn maybe(duration: Option<Duration>) -> Self {
-        Self(duration.and_then(|duration| Instant::now().checked_add(duration)))
+    /// How long the deadline was away when it was set, for a message.
+    pub(crate) fn duration(self) -> Duration {
+        self.duration
     }
 
     /// The time left; `None`: unlimited.
     pub(crate) fn left(self) -> Option<Duration> {
-        self.0.map(|at| at.saturating_duration_since(Instant::now()))
+        self.at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
     /// Whether it has passed.
@@ -44,10 +52,19 @@ impl Deadline {
 
     /// The earlier of this and `duration` from now.
     pub(crate) fn at_most(self, duration: Duration) -> Self {
-        Self(match (self.0, Instant::now().checked_add(duration)) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        })
+        let other = Self::after(duration);
+        match (self.at, other.at) {
+            (Some(a), Some(b)) if a > b => other,
+            (Some(_), _) => self,
+            (None, _) => other,
+        }
+    }
+}
+
+/// `None` is never.
+impl From<Option<Duration>> for Deadline {
+    fn from(duration: Option<Duration>) -> Self {
+        duration.map_or(Self::NEVER, Self::after)
     }
 }
 
@@ -271,7 +288,7 @@ mod tests {
         assert!(is_running(pid, ticks));
         assert!(!is_running(pid, ticks + 1));
         child.kill().unwrap();
-        readable(&[open_pid(pid).unwrap().as_fd()], Deadline::maybe(None)).unwrap();
+        readable(&[open_pid(pid).unwrap().as_fd()], Deadline::NEVER).unwrap();
         assert!(!is_running(pid, ticks), "a zombie runs");
         child.wait().unwrap();
         assert!(!is_running(pid, ticks));
@@ -289,6 +306,6 @@ mod tests {
         let soon = Deadline::after(Duration::from_millis(5));
         assert_eq!(readable(&[reading.as_fd()], soon).unwrap(), None);
         rustix::io::write(&writing, b"x").unwrap();
-        assert_eq!(readable(&[reading.as_fd()], Deadline::maybe(None)).unwrap(), Some(0));
+        assert_eq!(readable(&[reading.as_fd()], Deadline::NEVER).unwrap(), Some(0));
     }
 }

@@ -114,7 +114,7 @@ impl Attempt {
     pub(crate) fn failed(&self, failure: &Failure) -> EngineError {
         let app = failure.app.as_deref().map(|app| format!(", app '{}'", shown(app))).unwrap_or_default();
         let text = format!("cannot {}{app}: {}", self.0, printable(&failure.message));
-        EngineError::new(ErrorKind::from_word(&failure.kind), text)
+        EngineError::new(failure.kind, text)
     }
 
     /// The program ended without a reply.

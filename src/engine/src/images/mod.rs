@@ -143,7 +143,11 @@ impl Engine {
                 (None, None) => None,
             },
             ImageRef::Short(short) => match &short.digest {
-                Some(digest) => by_id(digest.hex())?.map(|image| (image, Vec::new())),
+                Some(digest) => {
+                    let image = self.store.image(digest).map_err(store)?;
+                    let is_named = |image: &ImageRow| image.names.iter().any(|name| short.is_repository_of(name));
+                    image.filter(is_named).map(|image| (image, Vec::new()))
+                }
                 None => {
                     let repository = &short.repository;
                     let found = self.by_short(&shown, repository, short.tag.as_deref().unwrap_or("latest"))?;

@@ -2,6 +2,7 @@
 //! name, removed with all names.
 
 use gantry_fetch::{Cancellation, FetchCredentials, FetchError, Fetched, Progress, fetch_again};
+pub use gantry_model::image_ref::repository_of;
 use gantry_model::{ImageId, ImageRef, RegistryRef};
 use gantry_store::{ImageRow, RemoveImageError};
 
@@ -130,10 +131,4 @@ impl Engine {
 pub(super) fn is_of_repository(image: &ImageRow, reference: &RegistryRef) -> bool {
     let repository = format!("{}/{}", reference.host, reference.repository);
     image.names.iter().any(|name| repository_of(name) == repository)
-}
-
-/// A full name without its tag and digest.
-#[must_use]
-pub fn repository_of(name: &str) -> &str {
-    crate::name_and_version(name).0
 }

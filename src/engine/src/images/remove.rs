@@ -87,7 +87,7 @@ impl Engine {
         let pods = self.list(&PodQuery::default())?;
         let users = pods.into_iter().filter(|pod| users.contains(&pod.row.id));
         let (ended, others): (Vec<_>, Vec<_>) = users.partition(|pod| {
-            pod.row.restart.at.is_none()
+            !pod.row.restart.is_waiting()
                 && matches!(pod.row.phase, Phase::Exited { .. } | Phase::AbortedPrepare { .. } | Phase::Garbage { .. })
         });
         if !others.is_empty() {

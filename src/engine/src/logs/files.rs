@@ -115,7 +115,7 @@ impl LogDir {
     }
 
     /// The same directory, before its first listing.
-    pub(crate) fn again(&self) -> Self {
+    pub(crate) fn reopen(&self) -> Self {
         Self { names: self.names.clone(), ..Self::new(&self.base, &self.below) }
     }
 

@@ -33,7 +33,7 @@ impl Merge {
     ///
     /// # Errors
     /// A log could not be read.
-    pub(crate) fn give(
+    pub(crate) fn merge_until(
         &mut self,
         mut sink: impl FnMut(usize, Option<LineRef<'_>>, usize) -> bool,
     ) -> Result<bool, LogsError> {
@@ -66,7 +66,7 @@ impl Merge {
         let id = self.id;
         loop {
             let mut read = false;
-            for log in self.logs.iter_mut().filter(|log| log.shown().is_none() && !log.is_dry()) {
+            for log in self.logs.iter_mut().filter(|log| log.shown().is_none() && !log.is_drained()) {
                 read |= log.poll().map_err(|source| LogsError::Read { id, app: log.app.clone(), source })?;
             }
             if !read {

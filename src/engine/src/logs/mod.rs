@@ -199,7 +199,7 @@ impl Waiting {
         self.watch.take_if(|watch| watch.changes != reader.dir_changes());
         let fds = reader.supervisor().into_iter().chain(self.watch.iter().flat_map(Watch::fds));
         let fds: Vec<BorrowedFd<'_>> = fds.collect();
-        let deadline = Deadline::maybe(reader.wait_at_most());
+        let deadline = Deadline::from(reader.wait_at_most());
         let deadline = match &self.watch {
             Some(watch) if watch.complete => deadline,
             Some(_) => deadline.at_most(POLL_INTERVAL),

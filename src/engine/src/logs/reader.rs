@@ -37,7 +37,7 @@ use crate::{Engine, LogQuery, LogsError, Observer, PodError};
 const WATCH_SUPERVISOR: &str = "watch the supervisor of pod";
 
 /// A supervisor stamps a line when it reads it, and writes it next: at most this long after `until`.
-const WRITTEN: Duration = Duration::from_millis(50);
+const WRITE_DELAY: Duration = Duration::from_millis(50);
 
 /// A reader of a pod's logs. `Send`.
 ///
@@ -64,7 +64,7 @@ struct FollowedApps {
     /// The pod's directory.
     pod: PathBuf,
     /// These apps only; empty: all, also those that are added.
-    asked: Vec<AppName>,
+    requested: Vec<AppName>,
     /// The apps that the reader has, and the inode of the directory of each: it is new if the app is removed and
     /// another one of its name added. `None`: it did not exist yet.
     known: BTreeMap<AppName, Option<u64>>,
@@ -84,7 +84,7 @@ impl FollowedApps {
         let dir = |app: &AppName| pod.join(files::LOGS).join(app.as_str());
         let inode = |app: &AppName| rustix::fs::lstat(dir(app)).ok().map(|dir| dir.st_ino);
         let known = apps.iter().map(|app| (app.clone(), inode(app))).collect();
-        Self { pod: pod.to_owned(), asked: query.apps.clone(), known }
+        Self { pod: pod.to_owned(), requested: query.apps.clone(), known }
     }
 
     fn dir(&self) -> PathBuf {
@@ -93,7 +93,7 @@ impl FollowedApps {
 
     /// Whether all apps of the query were removed: there will be no more lines.
     fn is_over(&self) -> bool {
-        !self.asked.is_empty() && self.known.is_empty()
+        !self.requested.is_empty() && self.known.is_empty()
     }
 
     /// The apps that have directories, with the inode of each.
@@ -102,7 +102,7 @@ impl FollowedApps {
         for entry in std::fs::read_dir(self.dir())? {
             let entry = entry?;
             let Some(app) = entry.file_name().to_str().and_then(|name| name.parse::<AppName>().ok()) else { continue };
-            if self.asked.is_empty() || self.asked.contains(&app) {
+            if self.requested.is_empty() || self.requested.contains(&app) {
                 listed.insert(app, entry.ino());
             }
         }
@@ -203,7 +203,7 @@ impl LogReader {
     #[must_use]
     pub fn wait_at_most(&self) -> Option<Duration> {
         // A little longer, so that the time has passed at the next check.
-        let left = |until: Timestamp| until.since(gantry_store::now()) + WRITTEN + Duration::from_millis(1);
+        let left = |until: Timestamp| until.since(gantry_store::now()) + WRITE_DELAY + Duration::from_millis(1);
         self.until.map(left)
     }
 
@@ -238,7 +238,7 @@ impl LogReader {
         };
         // Check for the end first, then read: nothing is written after the end.
         reader.advance(|| Ok(Some(row.clone())))?;
-        let mut opening = Opening { query, id, over: matches!(reader.stage, Stage::Over), logs: Vec::new() };
+        let mut opening = Opening { query, id, is_snapshot: matches!(reader.stage, Stage::Over), logs: Vec::new() };
         for app in &apps {
             opening.add(app, LogDir::of_app(dir, row, app))?;
         }
@@ -267,7 +267,7 @@ impl LogReader {
             }
             Stage::Waiting | Stage::Over => false,
         };
-        let written = gantry_store::now().before(WRITTEN);
+        let written = gantry_store::now().before(WRITE_DELAY);
         if ended || self.until.is_some_and(|until| until <= written) {
             self.stage = Stage::Over;
         }
@@ -296,18 +296,18 @@ impl LogReader {
     fn pull(
         &mut self,
         row: impl Fn() -> Result<Option<PodRow>, PodError>,
-        most: usize,
+        max_bytes: usize,
         sink: &mut dyn FnMut(LineRef<'_>),
     ) -> Result<Pulled, LogsError> {
         self.advance(&row)?;
         self.find_apps(&row)?;
         let mut given = 0;
-        let more = self.merge.give(|_, line, size| {
+        let more = self.merge.merge_until(|_, line, size| {
             if let Some(line) = line {
                 sink(line);
             }
             given += size;
-            given < most
+            given < max_bytes
         })?;
         if !more {
             self.merge.logs.retain(|log| !log.is_removed);
@@ -333,12 +333,12 @@ fn stage_of(row: &PodRow, boot: &BootId) -> Result<Stage, PodError> {
     })
 }
 
-fn chosen(row: &PodRow, asked: &[AppName]) -> Result<Vec<AppName>, LogsError> {
+fn chosen(row: &PodRow, requested: &[AppName]) -> Result<Vec<AppName>, LogsError> {
     let all: Vec<&AppName> = row.apps.iter().map(|app| &app.name).collect();
-    match asked.iter().find(|name| !all.contains(name)) {
+    match requested.iter().find(|name| !all.contains(name)) {
         Some(app) => Err(LogsError::NoSuchApp { id: row.id, app: app.clone() }),
         // Each once, however often the query names it.
-        None => Ok(all.into_iter().filter(|name| asked.is_empty() || asked.contains(name)).cloned().collect()),
+        None => Ok(all.into_iter().filter(|name| requested.is_empty() || requested.contains(name)).cloned().collect()),
     }
 }
 
@@ -347,7 +347,7 @@ struct Opening<'a> {
     query: &'a LogQuery,
     id: PodId,
     /// Whether to read only what the log contains now.
-    over: bool,
+    is_snapshot: bool,
     logs: Vec<Source>,
 }
 
@@ -362,11 +362,11 @@ struct Source {
 }
 
 impl Source {
-    fn find(app: &AppName, dir: LogDir, query: &LogQuery, over: bool) -> io::Result<Self> {
+    fn find(app: &AppName, dir: LogDir, query: &LogQuery, is_snapshot: bool) -> io::Result<Self> {
         let mut source = Self { app: app.clone(), dir: dir.of_attempt(query.attempt), span: None, lines: 0 };
         // Rotation may delete files before their lines are counted.
         for _ in 0..MAX_ATTEMPTS {
-            if source.search(query, over)? {
+            if source.search(query, is_snapshot)? {
                 break;
             }
         }
@@ -374,10 +374,10 @@ impl Source {
     }
 
     /// Finds the requested part. Returns false if files were deleted meanwhile.
-    fn search(&mut self, query: &LogQuery, over: bool) -> io::Result<bool> {
+    fn search(&mut self, query: &LogQuery, is_snapshot: bool) -> io::Result<bool> {
         let most = query.max_lines();
         // While lines may still follow, `until` is no position in the file yet, but one to count from.
-        self.span = self.dir.span(query.since, query.until.filter(|_| over || most.is_some()))?;
+        self.span = self.dir.span(query.since, query.until.filter(|_| is_snapshot || most.is_some()))?;
         self.lines = 0;
         most.map_or(Ok(true), |most| self.tail(most, query.stderr))
     }
@@ -391,17 +391,17 @@ impl Source {
     }
 
     /// The log itself, from the span's start on or (if it is `over`) only within the span.
-    fn log(&self, over: bool, block: usize) -> io::Result<AppLog> {
+    fn log(&self, is_snapshot: bool, block: usize) -> io::Result<AppLog> {
         let before = self.span.as_ref().map(|span| self.dir.time_before(span)).transpose()?.flatten();
         let (start, end) = self.span.as_ref().map(|span| (span.start.clone(), span.end.clone())).unzip();
-        let log = AppLog::new(self.app.clone(), self.dir.again(), start, block).after(before);
-        Ok(if over { log.ending(end) } else { log })
+        let log = AppLog::new(self.app.clone(), self.dir.reopen(), start, block).after(before);
+        Ok(if is_snapshot { log.ending(end) } else { log })
     }
 }
 
 impl Opening<'_> {
     fn add(&mut self, app: &AppName, dir: LogDir) -> Result<(), LogsError> {
-        let source = Source::find(app, dir, self.query, self.over);
+        let source = Source::find(app, dir, self.query, self.is_snapshot);
         self.logs.push(source.map_err(|source| LogsError::Read { id: self.id, app: app.clone(), source })?);
         Ok(())
     }
@@ -418,13 +418,13 @@ impl Opening<'_> {
                 let _complete = found.map_err(|source| LogsError::Read { id, app: log.app.clone(), source })?;
             }
         }
-        self.open(self.over)
+        self.open(self.is_snapshot)
     }
 
-    fn open(&self, over: bool) -> Result<Vec<AppLog>, LogsError> {
+    fn open(&self, is_snapshot: bool) -> Result<Vec<AppLog>, LogsError> {
         let block = block_for(self.logs.len());
         let open = |log: &Source| {
-            log.log(over, block).map_err(|source| LogsError::Read { id: self.id, app: log.app.clone(), source })
+            log.log(is_snapshot, block).map_err(|source| LogsError::Read { id: self.id, app: log.app.clone(), source })
         };
         self.logs.iter().map(open).collect()
     }
@@ -436,7 +436,7 @@ impl Opening<'_> {
         let mut merge = Merge { id: self.id, logs, stderr: self.query.stderr, since: None, until: None };
         let mut older = vec![0; self.logs.len()];
         let mut left = surplus;
-        merge.give(|app, line, _| {
+        merge.merge_until(|app, line, _| {
             if line.is_some_and(|line| !line.piece) {
                 older[app] += 1;
                 left -= 1;
@@ -470,7 +470,7 @@ impl Engine {
     pub fn pull_logs(
         &self,
         reader: &mut LogReader,
-        most: usize,
+        max_bytes: usize,
         sink: &mut dyn FnMut(LineRef<'_>),
     ) -> Result<Pulled, LogsError> {
         let id = reader.id;
@@ -478,7 +478,7 @@ impl Engine {
             Err(PodError::NotFound(_)) => Ok(None),
             row => row.map(Some),
         };
-        reader.pull(row, most, sink)
+        reader.pull(row, max_bytes, sink)
     }
 }
 
@@ -504,11 +504,11 @@ impl Observer {
     pub fn pull_logs(
         &self,
         reader: &mut LogReader,
-        most: usize,
+        max_bytes: usize,
         sink: &mut dyn FnMut(LineRef<'_>),
     ) -> Result<Pulled, LogsError> {
         let id = reader.id;
-        reader.pull(|| self.engine.store.pod(id).map_err(PodError::store), most, sink)
+        reader.pull(|| self.engine.store.pod(id).map_err(PodError::store), max_bytes, sink)
     }
 
     /// A descriptor that becomes readable when the pod's supervisor ends. `None` when no supervisor runs or the reader

@@ -118,7 +118,7 @@ fn naive(apps: &[Vec<ExpectedLine>], query: &LogQuery) -> Vec<ExpectedLine> {
 
 fn reader(dir: &Path, apps: usize, query: &LogQuery) -> LogReader {
     let id = PodId::from_random([0; 16]);
-    let mut opening = Opening { query, id, over: true, logs: Vec::new() };
+    let mut opening = Opening { query, id, is_snapshot: true, logs: Vec::new() };
     (0..apps).for_each(|app| opening.add(&name(app), log_dir(dir, app)).unwrap());
     let merge =
         Merge { id, logs: opening.finish().unwrap(), stderr: query.stderr, since: query.since, until: query.until };
@@ -272,7 +272,7 @@ fn later_lines_are_merged_by_time() {
     write(dir.path(), 1, &[], false);
     let id = PodId::from_random([0; 16]);
     let query = LogQuery { follow: true, ..LogQuery::default() };
-    let mut opening = Opening { query: &query, id, over: false, logs: Vec::new() };
+    let mut opening = Opening { query: &query, id, is_snapshot: false, logs: Vec::new() };
     (0..2).for_each(|app| opening.add(&name(app), log_dir(dir.path(), app)).unwrap());
     let merge = Merge { id, logs: opening.finish().unwrap(), stderr: None, since: None, until: None };
     let mut reader = LogReader {
@@ -294,7 +294,7 @@ fn later_lines_are_merged_by_time() {
     // The supervisor writes between our reading the one log and the other.
     let mut seen = Vec::new();
     let mut wrote = false;
-    let pulled = reader.merge.give(|app, line, _| {
+    let pulled = reader.merge.merge_until(|app, line, _| {
         let text = String::from_utf8(line.unwrap().text.to_vec()).unwrap();
         if !std::mem::replace(&mut wrote, true) {
             append(1, 4);
@@ -348,9 +348,9 @@ fn readers_are_send() {
 fn apps_are_chosen_by_name() {
     let mut row = row_of(PodId::from_random([0; 16]), Phase::Preparing);
     row.apps = [2, 1].map(app_row).into();
-    for (asked, want) in [(&[][..], &[2, 1][..]), (&[1], &[1]), (&[1, 2, 1], &[2, 1])] {
-        let asked: Vec<AppName> = asked.iter().copied().map(name).collect();
-        assert_eq!(chosen(&row, &asked).unwrap(), want.iter().copied().map(name).collect::<Vec<_>>());
+    for (requested, want) in [(&[][..], &[2, 1][..]), (&[1], &[1]), (&[1, 2, 1], &[2, 1])] {
+        let requested: Vec<AppName> = requested.iter().copied().map(name).collect();
+        assert_eq!(chosen(&row, &requested).unwrap(), want.iter().copied().map(name).collect::<Vec<_>>());
     }
     assert!(matches!(chosen(&row, &[name(3)]), Err(LogsError::NoSuchApp { app, .. }) if app == name(3)));
 }
@@ -492,10 +492,10 @@ fn following_ends_at_its_deadline() {
     let mut wait = future.wait_at_most();
     assert!(wait.is_some_and(|wait| wait > Duration::from_millis(10)), "{wait:?}");
     while future.pull(|| Ok(Some(row.clone())), 100, &mut |_| {}).unwrap() == Pulled::Waiting {
-        assert!(process::readable(&[], Deadline::maybe(wait)).unwrap().is_none());
+        assert!(process::readable(&[], Deadline::from(wait)).unwrap().is_none());
         wait = future.wait_at_most();
     }
-    assert!(wait.is_none_or(|wait| wait <= WRITTEN + Duration::from_millis(1)), "it ended in time: {wait:?}");
+    assert!(wait.is_none_or(|wait| wait <= WRITE_DELAY + Duration::from_millis(1)), "it ended in time: {wait:?}");
 }
 
 #[test]

@@ -42,15 +42,15 @@ pub(crate) struct AppLog {
     /// Whether `ahead` has all newer files of the last listing.
     complete: bool,
     /// Bytes read since the last search for newer files.
-    unlooked: usize,
+    bytes_since_listing: usize,
     /// All available lines were returned.
-    dry: bool,
+    is_drained: bool,
     buffer: Buffer,
     parser: Parser,
     /// The time of the last line that had one, for lines without a time.
     at: Option<Timestamp>,
     /// The line of which only the beginning was returned, because it is too long.
-    cut: Option<Line>,
+    long_line: Option<Line>,
     next: Option<Line>,
 }
 
@@ -63,7 +63,7 @@ struct Buffer {
     /// The maximum size of one read.
     block: usize,
     /// Whether the last read filled its buffer.
-    brimful: bool,
+    filled_last_read: bool,
 }
 
 /// A line, or a piece of one, in the buffer.
@@ -90,12 +90,12 @@ impl AppLog {
             ends: false,
             ahead: VecDeque::new(),
             complete: false,
-            unlooked: 0,
-            dry: false,
+            bytes_since_listing: 0,
+            is_drained: false,
             buffer: Buffer { block, ..Buffer::default() },
             parser: Parser::default(),
             at: None,
-            cut: None,
+            long_line: None,
             next: None,
         }
     }
@@ -107,7 +107,7 @@ impl AppLog {
 
     /// The same, ending at this position. Without a position there is nothing to read.
     pub(crate) fn ending(self, stop: Option<LogPosition>) -> Self {
-        Self { ends: true, dry: stop.is_none(), stop, ..self }
+        Self { ends: true, is_drained: stop.is_none(), stop, ..self }
     }
 
     /// The directory of the log.
@@ -117,12 +117,12 @@ impl AppLog {
 
     /// A log that is still written may have more by now.
     pub(crate) fn wake(&mut self) {
-        self.dry &= self.ends;
+        self.is_drained &= self.ends;
     }
 
     /// Whether all available lines were returned.
-    pub(crate) fn is_dry(&self) -> bool {
-        self.dry
+    pub(crate) fn is_drained(&self) -> bool {
+        self.is_drained
     }
 
     /// Whether a line is current, and its time, if it or one before it has one.
@@ -147,7 +147,7 @@ impl AppLog {
 
     /// Reads until a line is current; returns whether one is. If none is, all available lines were returned.
     pub(crate) fn poll(&mut self) -> io::Result<bool> {
-        while !self.dry && self.next.is_none() && !self.scan() {
+        while !self.is_drained && self.next.is_none() && !self.scan() {
             if !(self.fill()? || self.go_on()?) {
                 self.rest();
             }
@@ -167,7 +167,7 @@ impl AppLog {
         };
         let (start, end) = (*taken, *taken + length);
         let size = length + usize::from(whole);
-        let line = match self.cut.take() {
+        let line = match self.long_line.take() {
             Some(begun) => Line { text: start..end, size, ..begun },
             None => match self.parser.parse(&window[..length]) {
                 Some(parsed) => {
@@ -182,7 +182,7 @@ impl AppLog {
         self.next = Some(if whole {
             line
         } else {
-            self.cut = Some(line.clone());
+            self.long_line = Some(line.clone());
             Line { piece: true, partial: true, ..line }
         });
         true
@@ -191,17 +191,17 @@ impl AppLog {
     /// Reads more of the open file; returns whether there was any.
     fn fill(&mut self) -> io::Result<bool> {
         let Some(open) = &mut self.open else { return Ok(false) };
-        let most = match &self.stop {
+        let max_bytes = match &self.stop {
             Some(stop) if stop.inode == open.inode => stop.offset.saturating_sub(open.offset),
             _ => u64::MAX,
         };
         let room = self.buffer.room();
-        let most = usize::try_from(most).unwrap_or(usize::MAX).min(room.len());
-        let read = open.file.read_at(&mut room[..most], open.offset)?;
+        let max_bytes = usize::try_from(max_bytes).unwrap_or(usize::MAX).min(room.len());
+        let read = open.file.read_at(&mut room[..max_bytes], open.offset)?;
         self.buffer.took(read);
         open.offset += read as u64;
-        self.unlooked += read;
-        if self.unlooked >= SIZE_CHECK_INTERVAL {
+        self.bytes_since_listing += read;
+        if self.bytes_since_listing >= SIZE_CHECK_INTERVAL {
             self.look_ahead()?;
         }
         Ok(read > 0)
@@ -220,14 +220,14 @@ impl AppLog {
         // A full disk has torn an unfinished line at the end of a rotated file: it is discarded.
         self.open = self.ahead.pop_front();
         self.buffer.empty();
-        self.cut = None;
+        self.long_line = None;
         Ok(true)
     }
 
     /// All available lines were returned. An unfinished line is read again when it is complete: a full disk may cut it
     /// off until then. That can take any time, so the memory is released.
     fn rest(&mut self) {
-        self.dry = true;
+        self.is_drained = true;
         if let Some(open) = &mut self.open {
             open.offset -= (self.buffer.filled - self.buffer.taken) as u64;
         }
@@ -240,7 +240,7 @@ impl AppLog {
 
     /// Opens the files newer than the newest open one, up to the file in which to end.
     fn look_ahead(&mut self) -> io::Result<()> {
-        self.unlooked = 0;
+        self.bytes_since_listing = 0;
         let last = self.stop.as_ref().map(|stop| stop.inode);
         let newest = self.ahead.back().or(self.open.as_ref()).map(|open| open.inode);
         if (newest.is_some() && newest == last) || (self.complete && !self.dir.changed()?) {
@@ -286,7 +286,7 @@ impl Buffer {
         self.filled -= self.taken;
         self.taken = 0;
         // Twice the size that was enough for the last read, or for a longer line.
-        let wanted = if self.brimful { self.bytes.len() * 2 } else { self.bytes.len() };
+        let wanted = if self.filled_last_read { self.bytes.len() * 2 } else { self.bytes.len() };
         let wanted = wanted.clamp(FIRST_BLOCK, self.block.max(FIRST_BLOCK)).max(self.filled * 2);
         if wanted > self.bytes.len() {
             self.bytes.resize(wanted, 0);
@@ -296,7 +296,7 @@ impl Buffer {
 
     fn took(&mut self, read: usize) {
         self.filled += read;
-        self.brimful = self.filled == self.bytes.len();
+        self.filled_last_read = self.filled == self.bytes.len();
     }
 
     fn empty(&mut self) {

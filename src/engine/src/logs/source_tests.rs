@@ -211,7 +211,7 @@ fn bounded(dir: &Path, meanwhile: impl FnOnce()) -> Vec<String> {
     let mut log = AppLog::new("a".parse().unwrap(), files, Some(span.start), BLOCK).ending(Some(span.end));
     meanwhile();
     let got = rest(&mut log);
-    assert!(log.is_dry() && log.open.is_none() && rest(&mut log).is_empty(), "reading does not start over");
+    assert!(log.is_drained() && log.open.is_none() && rest(&mut log).is_empty(), "reading does not start over");
     got
 }
 
@@ -225,7 +225,7 @@ fn a_rotated_file_hides_no_newer_file() {
         generate(temp.path(), 40, 10);
         let mut dir = LogDir::new(temp.path().parent().unwrap(), temp.path().file_name().unwrap());
         let span = dir.span(None, None).unwrap().unwrap();
-        let mut log = AppLog::new("a".parse().unwrap(), dir.again(), Some(span.start), BLOCK);
+        let mut log = AppLog::new("a".parse().unwrap(), dir.reopen(), Some(span.start), BLOCK);
         if ends {
             log = log.ending(Some(span.end));
         }

@@ -61,10 +61,10 @@ impl AppStart {
 
 /// The query, bounded by the time of the start that it names, for a log whose file has all starts of the app.
 pub(crate) fn within_start(row: &PodRow, query: &LogQuery) -> LogQuery {
-    let ([app], Some(asked)) = (&query.apps[..], query.attempt) else { return query.clone() };
+    let ([app], Some(requested)) = (&query.apps[..], query.attempt) else { return query.clone() };
     let started = row.apps.iter().find(|row| row.name == *app).and_then(|app| match &app.state {
-        AppState::Started { at, attempt, .. } if *attempt == asked => Some(*at),
-        AppState::Exited { started, attempt, .. } if *attempt == asked => *started,
+        AppState::Started { at, attempt, .. } if *attempt == requested => Some(*at),
+        AppState::Exited { started, attempt, .. } if *attempt == requested => *started,
         // Another start, whose time is not known.
         _ => None,
     });

@@ -79,12 +79,13 @@
 //! All fields but `name` and `image` are optional. Unknown fields are an error, so that a misspelt limit is not
 //! ignored. At most 1 MiB.
 
+mod app;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_contract::plan::{self, Plan};
 use gantry_model::cgroup::{CgroupManager, CgroupParent};
 use gantry_model::device::DeviceSpec;
-use gantry_model::id::IdError;
 use gantry_model::mount_options::MountOptions;
 use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
 use gantry_model::net::PortSpec;
@@ -94,7 +95,7 @@ use gantry_model::spec::{self, PodSpec};
 use gantry_model::sysctl::SysctlName;
 use gantry_model::systemd::{SdNotify, SystemdMode};
 use gantry_model::user_namespace::UserNamespaceMode;
-use gantry_model::{AppLogPath, AppName, AppSpec, PodLogDir, PodNamespace, RequestedImage, ulimit};
+use gantry_model::{AppLogPath, AppName, AppSpec, PodLogDir, PodNamespace, ulimit};
 use serde::{Deserialize, Serialize};
 
 use crate::ManifestError;
@@ -454,130 +455,6 @@ pub(crate) fn limits_of_plan(plan: &Plan) -> serde_json::Value {
     let of_app = |app: &plan::App| (app.name.clone(), limits::to_value(&app.options.limits));
     let apps: serde_json::Map<_, _> = plan.apps.iter().map(of_app).collect();
     serde_json::json!({ "pod": limits::to_value(&plan.limits), "apps": apps })
-}
-
-impl From<&AppSpec> for App {
-    fn from(app: &AppSpec) -> Self {
-        let mount = |mount: &spec::MountSpec| Mount {
-            volume: mount.volume.to_string(),
-            target: mount.target.clone(),
-            read_only: mount.read_only,
-            options: mount.options,
-        };
-        let variable = |(name, value): &(String, String)| Variable { name: name.clone(), value: value.clone() };
-        Self {
-            name: app.name.to_string(),
-            image: app.image.clone().map(String::from).unwrap_or_default(),
-            exec: app.exec.clone(),
-            args: app.args.clone(),
-            user: app.user.clone(),
-            group: app.group.clone(),
-            supplementary_gids: app.options.supplementary_gids.clone(),
-            working_dir: app.working_dir.clone(),
-            environment: app.environment.iter().map(variable).collect(),
-            mounts: app.mounts.iter().map(mount).collect(),
-            tmpfs: app.options.tmpfs.iter().map(Tmpfs::from).collect(),
-            read_only_root: app.options.read_only_root,
-            limits: app.options.limits.clone(),
-            devices: app.options.devices.iter().map(Device::from).collect(),
-            ulimits: app.options.ulimits.iter().map(Ulimit::from).collect(),
-            health: Health::from(&app.options.health),
-            restart: app.options.restart,
-            capabilities: match &app.capabilities {
-                spec::Capabilities::Default => Capabilities::Default,
-                spec::Capabilities::Retain(names) => Capabilities::Retain(names.clone()),
-                spec::Capabilities::Remove(names) => Capabilities::Remove(names.clone()),
-                spec::Capabilities::Adjust { add, drop } => {
-                    Capabilities::Adjust { add: add.clone(), drop: drop.clone() }
-                }
-                spec::Capabilities::Kubernetes { add, drop, ambient } => {
-                    Capabilities::Kubernetes { add: add.clone(), drop: drop.clone(), ambient: ambient.clone() }
-                }
-                spec::Capabilities::All => Capabilities::All,
-            },
-            seccomp: Seccomp::from(&app.options.seccomp),
-            new_privileges: app.options.new_privileges,
-            oom_score_adj: app.options.oom_score_adj,
-            stop_signal: app.stop_signal,
-            stop_timeout_ms: app.options.stop_timeout_ms,
-            privileged: app.options.privileged,
-            pid: app.options.pid,
-            pid_target: app.options.pid_target.clone(),
-            storage_limit: app.options.storage_limit,
-            log_path: app.options.log_path.clone(),
-            groups_policy: app.options.groups_policy,
-            masked_paths: app.options.masked_paths.clone(),
-            read_only_paths: app.options.read_only_paths.clone(),
-            terminal: app.options.terminal,
-            stdin: app.options.stdin,
-            sdnotify: app.options.sdnotify,
-            systemd: app.options.systemd,
-            annotations: app.user_annotations.clone(),
-            labels: app.user_labels.clone(),
-        }
-    }
-}
-
-impl TryFrom<App> for AppSpec {
-    type Error = IdError;
-
-    fn try_from(app: App) -> Result<Self, IdError> {
-        let mount = |mount: Mount| -> Result<spec::MountSpec, IdError> {
-            let Mount { volume, target, read_only, options } = mount;
-            Ok(spec::MountSpec { volume: volume.parse()?, target, read_only, options })
-        };
-        Ok(Self {
-            name: app.name.parse::<AppName>()?,
-            id: None,
-            image: RequestedImage::new(app.image),
-            exec: app.exec,
-            args: app.args,
-            user: app.user,
-            group: app.group,
-            working_dir: app.working_dir,
-            environment: app.environment.into_iter().map(|Variable { name, value }| (name, value)).collect(),
-            mounts: app.mounts.into_iter().map(mount).collect::<Result<_, _>>()?,
-            capabilities: match app.capabilities {
-                Capabilities::Default => spec::Capabilities::Default,
-                Capabilities::Retain(names) => spec::Capabilities::Retain(names),
-                Capabilities::Remove(names) => spec::Capabilities::Remove(names),
-                Capabilities::Adjust { add, drop } => spec::Capabilities::Adjust { add, drop },
-                Capabilities::Kubernetes { add, drop, ambient } => {
-                    spec::Capabilities::Kubernetes { add, drop, ambient }
-                }
-                Capabilities::All => spec::Capabilities::All,
-            },
-            stop_signal: app.stop_signal,
-            options: spec::AppOptions {
-                supplementary_gids: app.supplementary_gids,
-                read_only_root: app.read_only_root,
-                limits: app.limits,
-                seccomp: app.seccomp.into(),
-                new_privileges: app.new_privileges,
-                oom_score_adj: app.oom_score_adj,
-                terminal: app.terminal,
-                stdin: app.stdin,
-                tmpfs: app.tmpfs.into_iter().map(spec::TmpfsMount::from).collect(),
-                devices: app.devices.into_iter().map(DeviceSpec::from).collect(),
-                ulimits: app.ulimits.into_iter().map(ulimit::Ulimit::from).collect(),
-                sdnotify: app.sdnotify,
-                health: app.health.into(),
-                systemd: app.systemd,
-                stop_timeout_ms: app.stop_timeout_ms,
-                restart: app.restart,
-                privileged: app.privileged,
-                pid: app.pid,
-                pid_target: app.pid_target,
-                storage_limit: app.storage_limit,
-                log_path: app.log_path,
-                groups_policy: app.groups_policy,
-                masked_paths: app.masked_paths,
-                read_only_paths: app.read_only_paths,
-            },
-            user_annotations: app.annotations,
-            user_labels: app.labels,
-        })
-    }
 }
 
 impl From<&spec::TmpfsMount> for Tmpfs {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_contract::journal::{Fact, INIT_KILLED, Parsed};
+use gantry_contract::journal::{Fact, Parsed, StopReason};
 use gantry_contract::start;
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, Timestamp};
 use gantry_store::AppChanges;
@@ -77,8 +77,16 @@ impl AppHistory {
 
     /// Its pod is stopped: the restart that was pending does not come, and the app has failed now. If PID 1 was killed,
     /// that is the failure.
-    fn stop_with_pod(&mut self, place: usize, reason: &str) {
-        let failure = self.restarting.take().filter(|_| reason != INIT_KILLED);
+    fn stop_with_pod(&mut self, place: usize, reason: &StopReason) {
+        let is_failure = match reason {
+            StopReason::InitKilled => false,
+            StopReason::Stop
+            | StopReason::Kill
+            | StopReason::AppFailed
+            | StopReason::SupervisorSignal
+            | StopReason::Other(_) => true,
+        };
+        let failure = self.restarting.take().filter(|_| is_failure);
         self.failure = self.failure.or(failure.map(|how| (place, how)));
         self.cancel_restart();
     }

@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use gantry_contract::control::{Reply, Request};
+use gantry_model::quantity::milliseconds;
 use gantry_model::{AppName, AppState, ErrorKind, Kind as _, PodId};
 
 use crate::error::need_root;
-use crate::pods::apps::milliseconds;
 use crate::pods::control::{Connection, ControlError, unexpected};
 use crate::{Engine, EngineError, PodError};
 

@@ -27,6 +27,7 @@ use std::time::Duration;
 use gantry_contract::control::{Reply, Request};
 use gantry_contract::journal::Parsed;
 use gantry_contract::start;
+use gantry_model::quantity::milliseconds;
 use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId};
 use gantry_store::{AppChanges, AppRow, Moved, PodRow};
 
@@ -474,8 +475,4 @@ pub(crate) fn need_image(id: PodId, app: &AppRow) -> Result<(), EngineError> {
 /// Whether the supervisor replied, and refused the request.
 fn is_refusal(error: &ControlError) -> bool {
     matches!(error, ControlError::Failed { .. } | ControlError::Version { .. } | ControlError::TooLong { .. })
-}
-
-pub(crate) fn milliseconds(grace: Duration) -> u64 {
-    u64::try_from(grace.as_millis()).unwrap_or(u64::MAX)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_contract::journal::{self, Fact, Parsed, Record};
+use gantry_contract::journal::{self, Fact, Parsed, Record, StopReason};
 use gantry_contract::{ProcessExit, start};
 use gantry_model::{AppName, AppState, Timestamp};
 use proptest::prelude::*;
@@ -132,7 +132,7 @@ proptest! {
     ) {
         let mut facts = simulate(&steps);
         if has_ended {
-            facts.extend([Fact::Stopping { reason: "stop".into() }, Fact::Ended]);
+            facts.extend([Fact::Stopping { reason: StopReason::Stop }, Fact::Ended]);
         }
         let whole = parsed(&facts);
         let bytes = |records: &[Record]| -> Vec<u8> {

@@ -216,20 +216,21 @@ impl Connection {
 
     /// The next reply, within the timeout; a `Failed` reply is an error.
     pub(crate) fn receive(&self, within: Duration) -> Result<(Reply, Option<OwnedFd>), ControlError> {
-        self.receive_until(Deadline::after(within), within.as_secs())
+        self.receive_until(Deadline::after(within))
     }
 
     /// The reply to [`Request::Status`], before the deadline.
     pub(crate) fn receive_status(&self, deadline: Deadline) -> Result<Status, ControlError> {
-        status_of(self.id, self.receive_until(deadline, REPLY_TIMEOUT.as_secs())?.0)
+        status_of(self.id, self.receive_until(deadline)?.0)
     }
 
     /// The next reply, without a deadline: a program may run for ever.
     pub(crate) fn receive_whenever(&self) -> Result<(Reply, Option<OwnedFd>), ControlError> {
-        self.receive_until(Deadline::maybe(None), 0)
+        self.receive_until(Deadline::NEVER)
     }
 
-    fn receive_until(&self, deadline: Deadline, seconds: u64) -> Result<(Reply, Option<OwnedFd>), ControlError> {
+    /// The next reply, before the deadline; a `Failed` reply is an error.
+    pub(crate) fn receive_until(&self, deadline: Deadline) -> Result<(Reply, Option<OwnedFd>), ControlError> {
         let id = self.id;
         let io = |source: io::Error| ControlError::Io { id, attempt: "receive from", source };
         let failed = |errno| match errno {
@@ -237,7 +238,7 @@ impl Connection {
             errno => io(errno.into()),
         };
         if process::readable(&[self.fd.as_fd()], deadline).map_err(io)?.is_none() {
-            return Err(ControlError::Silent { id, seconds });
+            return Err(ControlError::Silent { id, seconds: deadline.duration().as_secs() });
         }
         // Most replies are short: zeroing 128 KiB costs more than asking for the length.
         let (_, length) = rustix::io::retry_on_intr(|| {
@@ -267,10 +268,9 @@ impl Connection {
             return Err(ControlError::Garbled { id, why: "it is too long".to_owned() });
         }
         match serde_json::from_slice(&bytes[..got.bytes]) {
-            Ok(Reply::Failed(failure)) => Err(ControlError::Failed {
-                kind: ErrorKind::from_word(&failure.kind),
-                message: printable(&failure.message),
-            }),
+            Ok(Reply::Failed(failure)) => {
+                Err(ControlError::Failed { kind: failure.kind, message: printable(&failure.message) })
+            }
             Ok(answer) => Ok((answer, fds.into_iter().next())),
             Err(error) => Err(ControlError::Garbled { id, why: error.to_string() }),
         }
@@ -306,7 +306,7 @@ mod tests {
         answer(&theirs, &Reply::Started { pid: 7 });
         assert_eq!(connection.receive(REPLY_TIMEOUT).unwrap().0, Reply::Started { pid: 7 });
         let message = "no\x1b[2J such app".to_owned();
-        answer(&theirs, &Reply::Failed(Failure { kind: "not-found".into(), message, app: None }));
+        answer(&theirs, &Reply::Failed(Failure { kind: ErrorKind::NotFound, message, app: None }));
         let error = connection.receive(REPLY_TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(!error.to_string().contains('\x1b'));

@@ -9,11 +9,13 @@ use gantry_store::PodRow;
 use thiserror::Error;
 
 use crate::error::need_root;
+use crate::host::process::Deadline;
 use crate::pods::control::{Connection, ControlError, REPLY_TIMEOUT, unexpected};
 use crate::{Engine, PodError};
 
-/// The time limit from the request to the program's execve, on a busy host.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time that connecting may take in [`Engine::begin_exec`], whose callers share their threads with other pods:
+/// longer than a supervisor is busy, and short if it has hung until its backlog is full.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A program to run in an app. A field that is `None` takes the app's value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,8 +39,8 @@ pub struct ExecRequest {
 /// The standard streams of a program.
 #[derive(Debug)]
 pub enum Stdio {
-    /// stdin, stdout and stderr. The program controls them, so they must not be files of the host, except `/dev/null`,
-    /// which the supervisor replaces by that of the app.
+    /// stdin, stdout and stderr: pipes made for this program, or `/dev/null`, which the supervisor replaces by that of
+    /// the app. The program controls them, and can open both ends of a pipe; its user becomes their owner.
     Fds(OwnedFd, OwnedFd, OwnedFd),
     /// A pseudo-terminal; its master is returned.
     Terminal,
@@ -104,6 +106,43 @@ impl Kind for ExecError {
             Self::Control(error) => error.kind(),
             Self::Pod(error) => error.kind(),
         }
+    }
+}
+
+/// A program whose start was requested. Dropping it kills the program, also if it starts later.
+#[derive(Debug)]
+pub struct ExecStart {
+    id: PodId,
+    connection: Connection,
+    wants_terminal: bool,
+    deadline: Deadline,
+}
+
+impl ExecStart {
+    /// The time limit from the request to the program's execve, on a busy host.
+    pub const TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// Waits for the start of the program, at most to the end of [`Self::TIMEOUT`] from the request.
+    ///
+    /// # Errors
+    /// [`ExecError`]; its kind is `CommandNotFound` or `CommandNotExecutable` where that is the cause.
+    pub fn finish(self) -> Result<Exec, ExecError> {
+        let Self { id, connection, wants_terminal, deadline } = self;
+        match connection.receive_until(deadline)? {
+            (Reply::Started { .. }, None) if wants_terminal => {
+                let why = "the terminal did not come along".to_owned();
+                Err(ControlError::Garbled { id, why }.into())
+            }
+            (Reply::Started { pid }, master) => Ok(Exec { pid, master, id, connection }),
+            (other, _) => Err(unexpected(id, &other).into()),
+        }
+    }
+}
+
+impl AsFd for ExecStart {
+    /// Readable when the program has started or failed to: then [`ExecStart::finish`] does not block.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
     }
 }
 
@@ -184,28 +223,38 @@ impl Engine {
     /// # Errors
     /// [`ExecError`]; its kind is `CommandNotFound` or `CommandNotExecutable` where that is the cause.
     pub fn exec(&self, id: PodId, request: ExecRequest, stdio: Stdio) -> Result<Exec, ExecError> {
+        self.request_exec(id, request, stdio, REPLY_TIMEOUT)?.finish()
+    }
+
+    /// As [`Self::exec`], without waiting for the start of the program: a supervisor that has hung blocks no thread.
+    ///
+    /// # Errors
+    /// [`ExecError`]
+    pub fn begin_exec(&self, id: PodId, request: ExecRequest, stdio: Stdio) -> Result<ExecStart, ExecError> {
+        self.request_exec(id, request, stdio, CONNECT_TIMEOUT)
+    }
+
+    fn request_exec(
+        &self,
+        id: PodId,
+        request: ExecRequest,
+        stdio: Stdio,
+        connect_timeout: Duration,
+    ) -> Result<ExecStart, ExecError> {
         need_root("run a program in a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
         let app = select_app(&row, request.app.as_ref())?;
         let asked = checked(id, app, request, &stdio)?;
-        let connection = self.connect(id)?;
+        let connection = self.connect_within(id, connect_timeout)?;
+        // The copies of the streams are closed on return: readers must see end of file when the program ends.
         match &stdio {
             Stdio::Fds(stdin, stdout, stderr) => {
                 connection.send(&Request::Exec(asked), &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
             }
             Stdio::Terminal => connection.send(&Request::Exec(asked), &[])?,
         }
-        let terminal = matches!(stdio, Stdio::Terminal);
-        // These copies are closed at once: readers must see end of file when the program ends.
-        drop(stdio);
-        match connection.receive(START_TIMEOUT)? {
-            (Reply::Started { .. }, None) if terminal => {
-                let why = "the terminal did not come along".to_owned();
-                Err(ControlError::Garbled { id, why }.into())
-            }
-            (Reply::Started { pid }, master) => Ok(Exec { pid, master, id, connection }),
-            (other, _) => Err(unexpected(id, &other).into()),
-        }
+        let wants_terminal = matches!(stdio, Stdio::Terminal);
+        Ok(ExecStart { id, connection, wants_terminal, deadline: Deadline::after(ExecStart::TIMEOUT) })
     }
 
     /// The other end of an app's stdin: its terminal's master, or the writing end of its pipe. `keep`: other clients

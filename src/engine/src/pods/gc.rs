@@ -74,7 +74,7 @@ pub struct GcStep {
     pub id: PodId,
     /// The action.
     pub action: GcAction,
-    /// The reason, for people.
+    /// The reason, as shown to users.
     pub why: &'static str,
 }
 
@@ -241,7 +241,7 @@ impl Engine {
         }
         let has_owner = row.namespace == PodNamespace::KUBERNETES || scheduled.contains(&id);
         // gantryd starts it again, or its owner removes it.
-        let stays = row.restart.at.is_some() || (has_owner && matches!(row.phase, Phase::Exited { .. }));
+        let stays = row.restart.is_waiting() || (has_owner && matches!(row.phase, Phase::Exited { .. }));
         let now = gantry_store::now();
         let due = if stays { Vec::new() } else { decide(&row.phase, now, options) };
         let deletes = due.iter().any(|(action, _)| *action == GcAction::Delete);
@@ -284,7 +284,8 @@ impl Engine {
         }
         let id = row.id;
         let cgroups = self.pod_cgroups(&row.cgroup).map_err(|source| RmError::Cgroup { id, source })?;
-        if cgroups.is_empty() && !self.has_network_record(id) {
+        if cgroups.is_empty() && !self.has_network_record(id) || self.check_runs_nowhere_else(id, &row.cgroup).is_err()
+        {
             return Ok(());
         }
         // A pod that was started again meanwhile is locked.

@@ -49,7 +49,7 @@ impl Engine {
         health: HealthState,
         deadline: Option<Duration>,
     ) -> Result<Option<PodView>, PodError> {
-        let deadline = Deadline::maybe(deadline);
+        let deadline = Deadline::from(deadline);
         // Before the first look at the row: no change is missed.
         let changes = Inotify::new().ok().filter(|changes| changes.watch(&self.pod_dir(id)).is_ok());
         loop {

@@ -1,7 +1,7 @@
 //! The end of a pod: from its journal to the states of its apps, its exit code and its reason. This is the one place
 //! that computes an exit code.
 
-use gantry_contract::journal::{Fact, INIT_KILLED, Parsed};
+use gantry_contract::journal::{Fact, Parsed, StopReason};
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, OomLevel, PodEnd, Timestamp};
 use gantry_store::AppChanges;
 
@@ -74,12 +74,12 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
         (true, None, false) => "the supervisor was killed".to_owned(),
         _ => reason(journal, failed.as_ref().map(|(name, _)| name), states),
     };
-    let is_killed = (is_lost && ended.is_none()) || stop_reason(journal) == Some(INIT_KILLED);
+    let is_killed = (is_lost && ended.is_none()) || stop_reason(journal) == Some(&StopReason::InitKilled);
     let unrecorded = if is_killed { LOST_EXIT_CODE } else { 0 };
     let is_lost = match stop_reason(journal) {
-        Some("stop" | "kill") => false,
-        Some("supervisor-signal" | INIT_KILLED) => true,
-        _ => is_lost && ended.is_none(),
+        Some(StopReason::Stop | StopReason::Kill) => false,
+        Some(StopReason::SupervisorSignal | StopReason::InitKilled) => true,
+        Some(StopReason::AppFailed | StopReason::Other(_)) | None => is_lost && ended.is_none(),
     };
     let exit_code = failed.as_ref().map_or(unrecorded, |(_, how)| how.exit_code());
     let end = PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason };
@@ -87,9 +87,9 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
 }
 
 /// Why the supervisor stopped the pod, if it did.
-fn stop_reason(journal: &Parsed) -> Option<&str> {
+fn stop_reason(journal: &Parsed) -> Option<&StopReason> {
     journal.records.iter().find_map(|record| match &record.fact {
-        Fact::Stopping { reason } => Some(reason.as_str()),
+        Fact::Stopping { reason } => Some(reason),
         // Not a stop request.
         _ => None,
     })
@@ -108,16 +108,16 @@ fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppSta
         end.is_some_and(|end| end.oom)
     };
     match (stop_reason(journal), failed) {
-        (Some("stop"), _) => "stopped".to_owned(),
-        (Some("kill"), _) => "killed".to_owned(),
-        (Some(INIT_KILLED), _) => "its PID 1 was killed".to_owned(),
-        (Some("supervisor-signal"), _) => "the supervisor was told to end".to_owned(),
-        (Some("app-failed") | None, Some(app)) if ran_out_of_memory(app) => {
+        (Some(StopReason::Stop), _) => "stopped".to_owned(),
+        (Some(StopReason::Kill), _) => "killed".to_owned(),
+        (Some(StopReason::InitKilled), _) => "its PID 1 was killed".to_owned(),
+        (Some(StopReason::SupervisorSignal), _) => "the supervisor was told to end".to_owned(),
+        (Some(StopReason::AppFailed) | None, Some(app)) if ran_out_of_memory(app) => {
             format!("app {app} ran out of memory{}", reached_limit(journal, app))
         }
-        (Some("app-failed") | None, Some(app)) => format!("app {app} failed"),
-        (Some("app-failed") | None, None) => "all apps ended".to_owned(),
-        (Some(other), _) => gantry_model::id::shown(other),
+        (Some(StopReason::AppFailed) | None, Some(app)) => format!("app {app} failed"),
+        (Some(StopReason::AppFailed) | None, None) => "all apps ended".to_owned(),
+        (Some(StopReason::Other(word)), _) => gantry_model::id::shown(word),
     }
 }
 
@@ -164,8 +164,8 @@ mod tests {
         Fact::AppExited { app: app.into(), attempt: 0, how, oom: false, restart_at: Some(200) }
     }
 
-    fn stopping(reason: &str) -> Fact {
-        Fact::Stopping { reason: reason.into() }
+    fn stopping(reason: StopReason) -> Fact {
+        Fact::Stopping { reason }
     }
 
     /// Apps, facts, restarted → exit code, failed app, reason, time of the end.
@@ -185,17 +185,27 @@ mod tests {
             ),
             (
                 &["a", "b"],
-                vec![exited("b", code(7)), stopping("app-failed"), exited("a", ProcessExit::Signal(15)), Fact::Ended],
+                vec![
+                    exited("b", code(7)),
+                    stopping(StopReason::AppFailed),
+                    exited("a", ProcessExit::Signal(15)),
+                    Fact::Ended,
+                ],
                 false,
                 (7, Some("b"), "app b failed", 103),
             ),
             (
                 &["a"],
-                vec![stopping("stop"), exited("a", ProcessExit::Signal(15)), Fact::Ended],
+                vec![stopping(StopReason::Stop), exited("a", ProcessExit::Signal(15)), Fact::Ended],
                 false,
                 (143, Some("a"), "stopped", 102),
             ),
-            (&["a"], vec![stopping("stop"), exited("a", code(0)), Fact::Ended], false, (0, None, "stopped", 102)),
+            (
+                &["a"],
+                vec![stopping(StopReason::Stop), exited("a", code(0)), Fact::Ended],
+                false,
+                (0, None, "stopped", 102),
+            ),
             (&["a"], vec![], false, (137, Some("a"), "the supervisor was killed", NOW)),
             (&["a"], vec![], true, (137, Some("a"), "the host was restarted", NOW)),
             (&["a", "b"], vec![exited("a", code(0))], false, (137, Some("b"), "the supervisor was killed", NOW)),
@@ -250,16 +260,16 @@ mod tests {
     #[test]
     fn a_pod_that_was_stopped_is_not_lost() {
         for (asked, has_ended, want) in [
-            ("stop", false, false),
-            ("kill", false, false),
-            ("supervisor-signal", true, true),
-            ("supervisor-signal", false, true),
-            ("app-failed", true, false),
-            ("app-failed", false, true),
+            (StopReason::Stop, false, false),
+            (StopReason::Kill, false, false),
+            (StopReason::SupervisorSignal, true, true),
+            (StopReason::SupervisorSignal, false, true),
+            (StopReason::AppFailed, true, false),
+            (StopReason::AppFailed, false, true),
         ] {
-            let facts = [stopping(asked)].into_iter().chain(has_ended.then_some(Fact::Ended)).collect();
+            let facts = [stopping(asked.clone())].into_iter().chain(has_ended.then_some(Fact::Ended)).collect();
             let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
-            assert_eq!(outcome(&running(&["a"]), &journal(facts), seen).is_lost, want, "{asked} {has_ended}");
+            assert_eq!(outcome(&running(&["a"]), &journal(facts), seen).is_lost, want, "{asked:?} {has_ended}");
         }
     }
 
@@ -282,7 +292,7 @@ mod tests {
         assert_eq!((got.end.exit_code, got.end.reason.as_str()), (137, "the supervisor was killed"));
         assert_eq!(end_of(&got.apps.states[0].1).map(|end| end.restart_at), Some(None));
         // The stop of the pod makes the exit the last one.
-        let got = outcome(&running(&["a"]), &journal(vec![planned, stopping("stop"), Fact::Ended]), seen);
+        let got = outcome(&running(&["a"]), &journal(vec![planned, stopping(StopReason::Stop), Fact::Ended]), seen);
         assert_eq!((got.end.exit_code, got.end.reason.as_str(), got.is_lost), (1, "stopped", false));
     }
 
@@ -290,10 +300,10 @@ mod tests {
     fn a_killed_init_is_a_lost_pod() {
         let seen = |sandbox| Observation { now: Timestamp(9), restarted: false, sandbox };
         for (facts, sandbox) in [
-            (vec![waiting("a", ProcessExit::Signal(9)), stopping("pid-1-killed"), Fact::Ended], false),
-            (vec![waiting("a", ProcessExit::Code(1)), stopping("pid-1-killed"), Fact::Ended], false),
-            (vec![stopping("pid-1-killed"), exited("a", ProcessExit::Signal(9)), Fact::Ended], false),
-            (vec![stopping("pid-1-killed"), exited("a", ProcessExit::Signal(9)), Fact::Ended], true),
+            (vec![waiting("a", ProcessExit::Signal(9)), stopping(StopReason::InitKilled), Fact::Ended], false),
+            (vec![waiting("a", ProcessExit::Code(1)), stopping(StopReason::InitKilled), Fact::Ended], false),
+            (vec![stopping(StopReason::InitKilled), exited("a", ProcessExit::Signal(9)), Fact::Ended], false),
+            (vec![stopping(StopReason::InitKilled), exited("a", ProcessExit::Signal(9)), Fact::Ended], true),
         ] {
             let got = outcome(&running(&["a"]), &journal(facts), seen(sandbox));
             assert_eq!((got.end.exit_code, got.is_lost), (137, true), "{sandbox}");
@@ -307,7 +317,7 @@ mod tests {
         let facts = vec![
             waiting("a", ProcessExit::Code(1)),
             exited("b", ProcessExit::Code(7)),
-            stopping("app-failed"),
+            stopping(StopReason::AppFailed),
             Fact::Ended,
         ];
         let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
@@ -366,7 +376,7 @@ mod tests {
                 oom: false,
                 restart_at: None,
             };
-            vec![created("a"), started("a", 0), exited(0, 3), started("a", 1), created("b"), stopping("stop")]
+            vec![created("a"), started("a", 0), exited(0, 3), started("a", 1), created("b"), stopping(StopReason::Stop)]
         };
         let rows: Vec<_> =
             ["a", "b", "c"].iter().map(|app| (name(app), AppState::Creating)).chain(running(&["d"])).collect();

@@ -52,7 +52,7 @@ pub(crate) fn host(options: &NetworkOptions, layout: &Layout) -> network::Host {
         plugin_dirs: plugin_dirs.clone(),
         table: table(layout.root()),
         use_plugins: *use_plugins,
-        plugin_limit_ms: u64::try_from(plugin_limit.as_millis()).unwrap_or(u64::MAX),
+        plugin_limit_ms: gantry_model::quantity::milliseconds(*plugin_limit),
         resolver: *resolver,
     }
 }

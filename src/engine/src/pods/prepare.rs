@@ -8,8 +8,7 @@
 //! is free, which `reconcile` moves to AbortedPrepare and `gc` collects.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use gantry_contract::network::KubernetesNetworking;
 use gantry_contract::plan::{ImageSize, Plan};
@@ -452,7 +451,7 @@ impl Engine {
             network: &self.options.network,
             cgroup_parent: &self.options.cgroup_parent,
             log: self.options.log,
-            stop_grace_ms: u64::try_from(self.options.stop_grace.as_millis()).unwrap_or(u64::MAX),
+            stop_grace_ms: gantry_model::quantity::milliseconds(self.options.stop_grace),
         };
         Ok(plan::plan(spec, &sized, &setting)?)
     }
@@ -528,10 +527,5 @@ pub(crate) fn assign_id(app: &mut AppSpec) -> Result<(), PodError> {
 }
 
 fn random<const LENGTH: usize>() -> Result<[u8; LENGTH], PodError> {
-    let mut bytes = [0; LENGTH];
-    let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    match got.map_err(PodError::io("read random numbers from", Path::new("the kernel")))? {
-        count if count == LENGTH => Ok(bytes),
-        _ => Err(PodError::io("read random numbers from", "the kernel")(io::Error::from(io::ErrorKind::UnexpectedEof))),
-    }
+    gantry_host::random::bytes().map_err(PodError::io("read random numbers from", "the kernel"))
 }

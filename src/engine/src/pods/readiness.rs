@@ -36,7 +36,7 @@ impl Engine {
     /// # Errors
     /// [`PodError`], also when the pod is gone by then.
     pub fn wait_apps_ready(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
-        let deadline = Deadline::maybe(deadline);
+        let deadline = Deadline::from(deadline);
         // Without inotify (no instances or watches are left), the journal is polled.
         let watch = Inotify::new().ok().filter(|inotify| inotify.watch(&self.pod_dir(id)).is_ok());
         loop {

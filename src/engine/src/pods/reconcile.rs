@@ -34,6 +34,7 @@ use std::time::Duration;
 use gantry_contract::files;
 use gantry_contract::journal::{self, Fact, Parsed};
 use gantry_host::file::read_open_file;
+use gantry_host::lock::{LockMode, try_lock};
 use gantry_host::parallel;
 use gantry_host::stamp::FileStamp;
 use gantry_model::query::PodQuery;
@@ -60,8 +61,8 @@ const MIN_RECORDED: usize = 32;
 /// It also records them if they have at least this many bytes together, not counting journals that were changed within
 /// [`RECENT_CHANGE`].
 const MIN_RECORDED_BYTES: u64 = 64 << 10;
-/// A journal that was changed less than this long ago will probably change again: recording its stamp, which wakes
-/// gantryd, would not pay.
+/// A journal that was changed less than this long ago will probably change again: it is not recorded, because
+/// recording wakes gantryd.
 const RECENT_CHANGE: Duration = Duration::from_secs(10);
 
 /// The transition that makes a row agree with the facts.
@@ -359,16 +360,12 @@ impl Engine {
         let ready = ready_record(journal);
         match (correction(&row.phase, held, ready.is_some()), ready) {
             (Correction::None, _) => Ok(Some(row)),
-            (Correction::RecordAppChanges, _) => match self.record_app_changes(row, journal)? {
-                Some(row) => match self.record_readiness(row, journal)? {
-                    Some(row) => match self.record_pauses(row, journal)? {
-                        Some(row) => self.undo_abandoned_adds(row, journal),
-                        None => Ok(None),
-                    },
-                    None => Ok(None),
-                },
-                None => Ok(None),
-            },
+            (Correction::RecordAppChanges, _) => {
+                let Some(row) = self.record_app_changes(row, journal)? else { return Ok(None) };
+                let Some(row) = self.record_readiness(row, journal)? else { return Ok(None) };
+                let Some(row) = self.record_pauses(row, journal)? else { return Ok(None) };
+                self.undo_abandoned_adds(row, journal)
+            }
             (Correction::Abort, _) => self.abort(&row, None),
             (Correction::RecordFailedStart, _) => self.record_failed_start(&row, START_INTERRUPTED.to_owned()),
             (Correction::Finalize, _) => self.finalize(&row, journal),
@@ -471,11 +468,18 @@ impl Supervisor {
 fn open_live_journal(dir: impl AsFd, pod_dir: &Path, supervisor: &Supervisor) -> Option<File> {
     // A directory that was removed, and a file that cannot be opened, are handled under the lock.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).map(File::from).ok()?;
-    // An older supervisor has not locked its journal, and one that replaces it opens it anew.
+    let file = rustix::fs::openat(&dir, pod_dir.join(files::JOURNAL), flags, Mode::empty()).map(File::from).ok()?;
+    // An older supervisor has not locked its journal, and one that replaces it opens it anew. In a copy of the data
+    // directory, the supervisor of the original has locked neither.
     let runs = process::holds_record_lock(supervisor.pid, &file)
-        || process::is_running(supervisor.pid, supervisor.start_ticks);
+        || process::is_running(supervisor.pid, supervisor.start_ticks) && is_locked(&dir, pod_dir);
     runs.then_some(file)
+}
+
+/// Whether another process has locked the directory of a pod.
+fn is_locked(dir: impl AsFd, pod_dir: &Path) -> bool {
+    let opened = rustix::fs::openat(dir, pod_dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    opened.is_ok_and(|pod_dir| matches!(try_lock(pod_dir, LockMode::Shared), Ok(false)))
 }
 
 /// Reads the journal of a running supervisor. `None`: it cannot be read, or the supervisor has ended its pod and may

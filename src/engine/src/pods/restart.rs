@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use gantry_contract::journal::{Fact, Parsed};
 use gantry_contract::plan::Plan;
-use gantry_model::restart::{PodRestart, RestartPolicy};
+use gantry_model::restart::{PodRestart, RestartPolicy, StopRequest};
 use gantry_model::{AppName, AppState, Edge, Phase, PodId, Timestamp};
 use gantry_store::{Change, Moved, PodLock, PodRow};
 
@@ -127,6 +127,7 @@ impl Engine {
         if pod_dir::is_to_be_removed(&dir) {
             return Err(StartError::Removed(id));
         }
+        self.check_runs_nowhere_else(id, &row.cgroup)?;
         let _until_recorded = self.share_lock(id, &lock)?;
         pod_dir::forget_start(&dir)?;
         let restart = Some(row.restart.before_start(is_requested));
@@ -249,16 +250,15 @@ impl Engine {
         Some(PodRestart { held_apps, ..restart })
     }
 
-    /// Records that the pod is to be stopped, and is not to be started again by gantryd. Synced if the pod has exited
-    /// and waits to be started again; otherwise the caller syncs the end.
-    pub(crate) fn record_stop_request(&self, mut row: PodRow) -> Result<PodRow, PodError> {
+    /// Records a request to stop the pod, so that gantryd does not start it again. Synced if the pod has exited and
+    /// waits to be started again; otherwise the caller syncs the end.
+    pub(crate) fn record_stop_request(&self, mut row: PodRow, request: StopRequest) -> Result<PodRow, PodError> {
         loop {
-            let is_recorded = row.restart.at.is_none() && row.restart.is_stop_requested;
-            let is_over = row.phase.is_final() && row.restart.at.is_none();
-            if !has_restart_policy(&row) || is_recorded || is_over {
+            let (id, restart) = (row.id, row.restart.after_stop_request(request));
+            let is_over = row.phase.is_final() && !row.restart.is_waiting();
+            if !has_restart_policy(&row) || restart == row.restart || is_over {
                 return Ok(row);
             }
-            let (id, restart) = (row.id, row.restart.after_stop_request());
             match self.store.set_restart(id, row.generation, restart, row.phase.is_final()).map_err(PodError::store)? {
                 Moved::Yes(Some(moved)) => return Ok(moved),
                 Moved::Lost(Some(moved)) => row = moved,

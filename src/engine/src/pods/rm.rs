@@ -188,6 +188,7 @@ impl Engine {
         };
         self.journals.forget();
         let cgroup = row.as_ref().map_or_else(|| self.recorded_cgroup(id), |row| row.cgroup.clone());
+        self.check_runs_nowhere_else(id, &cgroup).map_err(|source| RmError::Cgroup { id, source })?;
         let (row, full) = match row.map(|row| self.to_deleting(row, &journal, sync)).transpose() {
             // The disk is too full to record the step: delete the data first, which frees space.
             Err(error) if error.kind() == ErrorKind::Exhausted => (None, true),

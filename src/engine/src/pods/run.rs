@@ -184,6 +184,7 @@ impl Engine {
         let shared = self.share_lock(id, &lock)?;
         // Under the lock the row stays true.
         let row = prepared(self.row_under_lock(id)?)?;
+        self.check_runs_nowhere_else(id, &row.cgroup)?;
         let dir = self.pod_dir(id);
         let (row, plan) = self.resolve_plan(row, net)?;
         storage_limit::check_limits(&dir, &plan.apps)?;

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use gantry_contract::control::{Reply, Request};
+use gantry_model::restart::StopRequest;
 use gantry_model::{ErrorKind, Kind, Phase, PhaseName, PodId};
 use thiserror::Error;
 
@@ -84,18 +85,31 @@ impl Engine {
     /// # Errors
     /// [`StopError`].
     pub fn stop(&self, id: PodId, grace: Duration) -> Result<Stopped, StopError> {
+        self.stop_for(id, grace, StopRequest::UntilStarted)
+    }
+
+    /// Stops a pod as [`Self::stop`] does, because the host is being shut down: if an app of it has a restart policy,
+    /// gantryd starts the pod again when the host has been started again.
+    ///
+    /// # Errors
+    /// [`StopError`].
+    pub fn stop_until_boot(&self, id: PodId, grace: Duration) -> Result<Stopped, StopError> {
+        self.stop_for(id, grace, StopRequest::UntilBoot)
+    }
+
+    fn stop_for(&self, id: PodId, grace: Duration, request: StopRequest) -> Result<Stopped, StopError> {
         need_root("stop a pod")?;
         self.unwritten.replace(None);
         let mut row = self.reconcile_pod(id)?;
         if matches!(row.phase, Phase::Starting { .. }) {
             // A failed start is not repeated.
-            self.record_stop_request(row)?;
+            self.record_stop_request(row, request)?;
             // A forced stop does not hold its caller for as long.
             let limit = if grace.is_zero() { START_TIMEOUT } else { self.longest_start() };
             row = self.wait_for_start(id, Deadline::after(limit))?;
         }
         // From here on, whatever ends the pod, gantryd does not start it again.
-        let row = match self.record_stop_request(row.clone()) {
+        let row = match self.record_stop_request(row.clone(), request) {
             // The journal has the request, too, unless the supervisor does not react to it.
             Err(error) if cannot_be_written(&error) => row,
             recorded => recorded?,
@@ -121,7 +135,7 @@ impl Engine {
         let id = view.row.id;
         // The event is not worth a failure: what it announces follows.
         let _stops_without_event = self.store.record_stopping(id, None);
-        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        let grace_ms = gantry_model::quantity::milliseconds(grace);
         // The cause of a failed request does not matter: the pod has ended, or its supervisor is killed below.
         let asked = matches!(self.ask(id, &Request::Stop { grace_ms }), Ok((Reply::Done, _)));
         let patience = if asked { grace.saturating_add(SLACK) } else { Duration::ZERO };

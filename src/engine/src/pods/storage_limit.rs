@@ -25,6 +25,7 @@ use std::path::Path;
 use gantry_contract::{files, plan};
 use gantry_host::file::sync_path;
 use gantry_host::project::{self, ProjectUsage};
+use gantry_host::random;
 use gantry_model::stats::StorageUsage;
 use gantry_model::{AppName, ErrorKind};
 use rustix::fs::{CWD, Mode};
@@ -145,9 +146,7 @@ impl AppProject {
 /// A project without limit and usage.
 fn choose_project(dir: &OwnedFd) -> io::Result<u32> {
     for _ in 0..MAX_CHOICES {
-        let mut bytes = [0; 4];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-        let project = PROJECTS.start + u32::from_ne_bytes(bytes) % (PROJECTS.end - PROJECTS.start);
+        let project = PROJECTS.start + u32::from_ne_bytes(random::bytes()?) % (PROJECTS.end - PROJECTS.start);
         if project::usage(dir, project)? == ProjectUsage::default() {
             return Ok(project);
         }

@@ -138,10 +138,15 @@ impl Engine {
         journal: &Parsed,
         restarted: bool,
     ) -> Result<Option<PodRow>, PodError> {
-        self.remove_cgroups_or_leave(&row.cgroup);
+        let is_elsewhere = self.check_runs_nowhere_else(row.id, &row.cgroup).is_err();
+        if !is_elsewhere {
+            self.remove_cgroups_or_leave(&row.cgroup);
+        }
         // A supervisor that ended by itself has detached its networks; where a plugin hung, it would hang again.
         if !has_end(journal) {
-            self.network_down_or_leave(row.id);
+            if !is_elsewhere {
+                self.network_down_or_leave(row.id);
+            }
             if self.writes.get() {
                 // `doctor --deep` reports a log that could not be repaired.
                 let _left_for_doctor = repair::repair(&self.pod_dir(row.id), row);
@@ -178,6 +183,9 @@ impl Engine {
     /// Removes the leftovers of a supervisor that died during its start: first the processes, which may be plugins,
     /// then the networks they created.
     pub(crate) fn remove_leftovers(&self, id: PodId, cgroup: &str) {
+        if self.check_runs_nowhere_else(id, cgroup).is_err() {
+            return;
+        }
         self.remove_cgroups_or_leave(cgroup);
         self.network_down_or_leave(id);
     }

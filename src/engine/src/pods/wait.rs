@@ -8,7 +8,7 @@ use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use gantry_contract::journal::{Fact, Parsed};
-use gantry_model::{AppName, AppState, Event, EventKind, Phase, PodEnd, PodId, Process};
+use gantry_model::{AppName, AppState, EventKind, EventRecord, Phase, PodEnd, PodId, Process};
 
 use crate::host::process::{self, Deadline};
 use crate::pods::app_history::AppHistories;
@@ -120,7 +120,7 @@ impl Engine {
             // It does not run again.
             _ => false,
         };
-        let ended = self.wait_until(watch.id, Deadline::maybe(None), |phase| phase.is_final() || is_other_run(phase));
+        let ended = self.wait_until(watch.id, Deadline::NEVER, |phase| phase.is_final() || is_other_run(phase));
         match ended {
             Ok(Some(PodView { row, .. })) if is_other_run(&row.phase) => self.end_by_journal(&watch),
             Ok(Some(PodView { row, .. })) => match row.phase.end() {
@@ -139,7 +139,7 @@ impl Engine {
     /// Waits until the output is closed, or the supervisor has ended.
     fn wait_closed(&self, output: &OutputStream, supervisor: &Process) -> io::Result<()> {
         match process::open(supervisor, self.store.boot()) {
-            Ok(Some(process)) => process::readable(&[output.as_fd(), process.as_fd()], Deadline::maybe(None)).map(drop),
+            Ok(Some(process)) => process::readable(&[output.as_fd(), process.as_fd()], Deadline::NEVER).map(drop),
             // If it cannot be opened, the caller waits for the end by polling.
             Ok(None) | Err(_) => Ok(()),
         }
@@ -162,7 +162,7 @@ impl Engine {
     /// The end of a pod, from its event.
     fn recorded_end(&self, id: PodId) -> Result<Option<PodEnd>, PodError> {
         let event = self.store.last_event(EventKind::PodExited, &id.to_string()).map_err(PodError::store)?;
-        let end = |event: Event| {
+        let end = |event: EventRecord| {
             let data = event.event.data;
             let exit_code = data.get("exit_code")?.parse().ok()?;
             let failed_app = data.get("failed_app").and_then(|app| app.parse().ok());
@@ -176,7 +176,7 @@ impl Engine {
     /// # Errors
     /// [`PodError`], also when the pod is gone by then.
     pub fn wait(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
-        self.wait_until(id, Deadline::maybe(deadline), |phase| phase.is_final())
+        self.wait_until(id, Deadline::from(deadline), |phase| phase.is_final())
     }
 
     /// Waits until the pod runs, or never will. `None`: the deadline passed.
@@ -185,7 +185,7 @@ impl Engine {
     /// [`PodError`], also when the pod is gone by then.
     pub fn wait_ready(&self, id: PodId, deadline: Option<Duration>) -> Result<Option<PodView>, PodError> {
         let ready = |phase: &Phase| matches!(phase, Phase::Running { .. }) || phase.is_final();
-        self.wait_until(id, Deadline::maybe(deadline), ready)
+        self.wait_until(id, Deadline::from(deadline), ready)
     }
 
     pub(crate) fn wait_until(

@@ -26,6 +26,7 @@ use gantry_contract::plan::{App, Plan};
 use gantry_contract::{files, journal};
 use gantry_fetch::manifest::{self as image_manifest, Parsed};
 use gantry_fetch::source::{MAX_DOCUMENT, digest_of};
+use gantry_model::error::chain;
 use gantry_model::id::Algorithm;
 use gantry_model::query::PodQuery;
 use gantry_model::spec::{HOST_IMAGE_NAME, PodFlavor, VolumeKind, VolumeSpec};
@@ -62,22 +63,25 @@ pub struct Adopted {
     pub images_gone: Vec<ImageId>,
     /// Pod directories that were moved to `lost-pods/`, and why.
     pub lost: Vec<(PodId, String)>,
-    /// Pod directories that are locked, and have no row for this reason.
-    pub stay: Vec<(PodId, String)>,
+    /// Pod directories that another process has locked, and why they have no row.
+    pub locked: Vec<(PodId, String)>,
+    /// Pod directories that could not be imported now, and the error with its causes.
+    pub failed: Vec<(PodId, String)>,
 }
 
 impl Adopted {
-    /// Merges two results. Where both have the same pod as locked, the later one counts.
+    /// Merges two results. The later one has tried the pods again that were locked or failed.
     pub(crate) fn and(mut self, later: Self) -> Self {
-        self.pods.extend(later.pods);
-        self.gone.extend(later.gone);
-        self.images.extend(later.images);
-        self.lost.extend(later.lost);
-        self.stay = later.stay;
-        self
+        let Self { pods, gone, images, images_gone, lost, locked, failed } = later;
+        self.pods.extend(pods);
+        self.gone.extend(gone);
+        self.images.extend(images);
+        self.images_gone.extend(images_gone);
+        self.lost.extend(lost);
+        Self { locked, failed, ..self }
     }
 
-    /// One line each, for people.
+    /// One line each, as shown to users.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
@@ -96,9 +100,13 @@ impl Adopted {
         let lost =
             |(id, why): &(PodId, String)| format!("moved to lost-pods, because it cannot be imported: {id}: {why}");
         lines.extend(self.lost.iter().map(lost));
-        let stays =
+        let locked =
             |(id, why): &(PodId, String)| format!("pod {id} is locked by another process and has no row: {why}");
-        lines.extend(self.stay.iter().map(stays));
+        lines.extend(self.locked.iter().map(locked));
+        let failed = |(id, why): &(PodId, String)| {
+            format!("cannot import pod {id} from its directory: {why}; the next start of gantryd tries again")
+        };
+        lines.extend(self.failed.iter().map(failed));
         lines
     }
 }
@@ -271,8 +279,8 @@ impl Engine {
         let adopted = self.store.settle_volumes().map_err(PodError::from).and_then(|()| self.adopt_images());
         let adopted = adopted.and_then(|images| Ok(Adopted { images, ..self.adopt_pods(&ids)? }));
         adopted.unwrap_or_else(|error| {
-            let stay = ids.into_iter().map(|id| (id, error.to_string())).collect();
-            Adopted { stay, ..Adopted::default() }
+            let failed = ids.into_iter().map(|id| (id, chain(&error))).collect();
+            Adopted { failed, ..Adopted::default() }
         })
     }
 
@@ -302,12 +310,12 @@ impl Engine {
                 Ok(Adoption::Pod) => adopted.pods.push(id),
                 Ok(Adoption::NotNeeded) => {}
                 Ok(Adoption::Lost(why)) => adopted.lost.push((id, why)),
-                Ok(Adoption::Locked(why)) => adopted.stay.push((id, why)),
+                Ok(Adoption::Locked(why)) => adopted.locked.push((id, why)),
                 // A failure of the whole database, not of this pod.
                 Err(error) if matches!(error.kind(), ErrorKind::Exhausted | ErrorKind::Busy | ErrorKind::Damaged) => {
                     return Err(error);
                 }
-                Err(error) => adopted.stay.push((id, error.to_string())),
+                Err(error) => adopted.failed.push((id, chain(&error))),
             }
         }
         Ok(adopted)
@@ -335,7 +343,7 @@ impl Engine {
         let journal = match journal {
             Ok(journal) => journal,
             // Without its journal the pod's history is unknown.
-            Err(error) => return self.give_up(id, lock, error.to_string()),
+            Err(error) => return self.give_up(id, lock, chain(&error)),
         };
         match (row, lock) {
             (Some(_), _) if ready => Ok(Adoption::NotNeeded),
@@ -459,14 +467,14 @@ impl Engine {
         let plan = match self.plan(id) {
             Ok(plan) => plan,
             Err(_) if matches!(spec, Err(NotAdoptable::Incomplete)) => return Err(NotAdoptable::Incomplete),
-            Err(error) => return Err(NotAdoptable::Damaged(error.to_string())),
+            Err(error) => return Err(NotAdoptable::Damaged(chain(&error))),
         };
         let ran = self.pod_dir(id).join(files::JOURNAL).exists();
         let added = self.added_apps(id).unwrap_or_default();
         let spec = match spec {
             Ok(mut spec) => {
                 // These were removed before others of their names were added.
-                spec.apps.retain(|asked| added.apps.iter().all(|added| added.app.name != asked.name.as_str()));
+                spec.apps.retain(|requested| added.apps.iter().all(|added| added.app.name != requested.name.as_str()));
                 Some(spec)
             }
             // For a pod that has run, plan and journal suffice; one that has not needs its manifest.
@@ -481,11 +489,11 @@ impl Engine {
             |app: &App| existing.as_ref().is_none_or(|existing| existing.iter().any(|name| name.as_str() == app.name));
         let plan = added.onto(plan, exists);
         let apps = apps(&plan, spec.as_ref(), images)?;
-        let volumes = self.existing_volumes(&plan.volumes).map_err(|error| NotAdoptable::Damaged(error.to_string()))?;
-        let made = [pod_dir::MANIFEST, files::PLAN].iter().find_map(|name| modified(&self.pod_dir(id).join(name)));
+        let volumes = self.existing_volumes(&plan.volumes).map_err(|error| NotAdoptable::Damaged(chain(&error)))?;
+        let created = [pod_dir::MANIFEST, files::PLAN].iter().find_map(|name| modified(&self.pod_dir(id).join(name)));
         Ok(NewPod {
             id,
-            created: made.unwrap_or_else(gantry_store::now),
+            created: created.unwrap_or_else(gantry_store::now),
             net: net_of(&plan)?,
             cgroup: plan.pod_cgroup(),
             log_dir: plan.log_dir,
@@ -503,14 +511,14 @@ impl Engine {
 
     /// The named volumes among these that exist. Starting a pod without one of its volumes fails.
     fn existing_volumes(&self, volumes: &[VolumeSpec]) -> Result<BTreeSet<VolumeName>, PodError> {
-        let mut there = BTreeSet::new();
+        let mut existing = BTreeSet::new();
         for volume in volumes {
             let VolumeKind::Named { volume } = &volume.kind else { continue };
             if self.store.volume(volume)?.is_some() {
-                there.insert(volume.clone());
+                existing.insert(volume.clone());
             }
         }
-        Ok(there)
+        Ok(existing)
     }
 }
 
@@ -530,11 +538,10 @@ enum NotAdoptable {
 
 fn manifest_of(engine: &Engine, id: PodId) -> Result<PodSpec, NotAdoptable> {
     match pod_dir::read(&engine.pod_dir(id).join(pod_dir::MANIFEST), manifest::MAX_STORED_MANIFEST) {
-        Ok(bytes) => {
-            manifest::parse_ours(&bytes).map_err(|error| NotAdoptable::Damaged(format!("its manifest: {error}")))
-        }
+        Ok(bytes) => manifest::parse_ours(&bytes)
+            .map_err(|error| NotAdoptable::Damaged(format!("its manifest: {}", chain(&error)))),
         Err(error) if ErrorKind::of_io(&error) == ErrorKind::NotFound => Err(NotAdoptable::Incomplete),
-        Err(error) => Err(NotAdoptable::Damaged(format!("its manifest: {error}"))),
+        Err(error) => Err(NotAdoptable::Damaged(format!("its manifest: {}", chain(&error)))),
     }
 }
 
@@ -560,16 +567,16 @@ fn apps(plan: &Plan, spec: Option<&PodSpec>, images: &Images) -> Result<Vec<NewA
     let app = |app: &App| {
         let name =
             app.name.parse().map_err(|_| NotAdoptable::Damaged(format!("its plan names an app '{}'", app.name)))?;
-        let asked = spec.and_then(|spec| spec.apps.iter().find(|asked| asked.name == name));
-        let annotations = asked.map(|asked| asked.user_annotations.clone()).unwrap_or_default();
-        let labels = asked.map(|asked| asked.user_labels.clone()).unwrap_or_default();
-        let asked = asked.and_then(|asked| asked.image.as_ref()).map(RequestedImage::as_str);
+        let requested_app = spec.and_then(|spec| spec.apps.iter().find(|app| app.name == name));
+        let annotations = requested_app.map(|app| app.user_annotations.clone()).unwrap_or_default();
+        let labels = requested_app.map(|app| app.user_labels.clone()).unwrap_or_default();
+        let requested = requested_app.and_then(|app| app.image.as_ref()).map(RequestedImage::as_str);
         let (image, image_name) = match plan.flavor {
             PodFlavor::Host => (None, HOST_IMAGE_NAME.to_owned()),
             PodFlavor::Container => {
                 let image =
-                    images.find(&app.layers, asked).ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
-                (Some(image.id.clone()), recorded_name(asked, image))
+                    images.find(&app.layers, requested).ok_or_else(|| NotAdoptable::UnknownImage(app.name.clone()))?;
+                (Some(image.id.clone()), recorded_name(requested, image))
             }
         };
         Ok(NewApp {

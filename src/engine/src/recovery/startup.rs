@@ -101,7 +101,7 @@ pub fn open_for_keeping(options: Options) -> Result<Keeping, OpenError> {
 }
 
 /// Whether [`open_for_keeping`] would now open a database for writing, or restore it, after it was opened read-only
-/// because the disk failed. A database that is closed for writing, because it is damaged, stays so.
+/// because the disk failed. A database that is closed for writing, because it is damaged, stays closed.
 #[must_use]
 pub fn can_be_kept(options: &Options) -> bool {
     let examine = || -> Result<(), OpenError> {
@@ -171,7 +171,7 @@ fn is_failure(error: &OpenError) -> bool {
 }
 
 impl Condition {
-    /// Messages for people, a line each; none for a sound database.
+    /// Messages as shown to users, a line each; none for a sound database.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         match self {
@@ -206,7 +206,7 @@ fn images_since(record: &Record) -> String {
     format!("images{since} have lost their names: fetch them again")
 }
 
-/// To the second, for people.
+/// To the second, as shown to users.
 fn shown(at: Timestamp) -> String {
     at.rfc3339().as_str().get(..19).unwrap_or_default().to_owned() + "Z"
 }

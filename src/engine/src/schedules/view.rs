@@ -4,7 +4,7 @@ use gantry_model::restart::restarts_before;
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, Phase, PhaseName, Timestamp, signal};
 use gantry_store::{PodRow, SchedulePod, ScheduleRow};
 
-use super::ScheduleError;
+use super::{ScheduleError, is_stopped_on_request};
 use crate::manifest;
 
 /// From this number of restarts in a row on, none of which led to a run of [`gantry_model::restart::HEALTHY_RUN`], a
@@ -30,7 +30,7 @@ impl ScheduleState {
     /// All states.
     pub const ALL: [Self; 5] = [Self::Standby, Self::Active, Self::Restarting, Self::Passive, Self::Failed];
 
-    /// The word for people and JSON.
+    /// The word as shown to users and in JSON.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -101,7 +101,7 @@ impl ScheduleView {
     #[must_use]
     pub fn ended_app(&self) -> Option<EndedApp<'_>> {
         let pod = self.newest_pod.as_ref()?;
-        let is_final = matches!(pod.phase, Phase::Exited { .. }) && !pod.restart.is_stop_requested;
+        let is_final = matches!(pod.phase, Phase::Exited { .. }) && pod.restart.stop_request.is_none();
         pod.apps.iter().find_map(|app| match app.state {
             AppState::Exited { end, .. } if end.restart_at.is_some() || is_final && !end.how.is_success() => {
                 Some(EndedApp { name: &app.name, end })
@@ -133,6 +133,13 @@ impl ScheduleView {
         } else {
             ScheduleState::Standby
         }
+    }
+
+    /// Whether its pod, which otherwise runs always, was stopped on request and stays so.
+    #[must_use]
+    pub fn is_stopped_on_request(&self) -> bool {
+        let is_stopped = self.newest_pod.as_ref().is_some_and(is_stopped_on_request);
+        is_stopped && self.row.timer.is_none() && self.state() == ScheduleState::Standby
     }
 
     /// The time of the next start of a pod or app; `None`: none is planned.

@@ -17,9 +17,10 @@ use gantry_host::parallel;
 use gantry_host::stamp::FileStamp;
 use gantry_model::stats::{
     AppStats, CpuLimitStats, CpuStats, DeviceStats, InterfaceUsage, MemoryStats, PidsStats, PodStats, PressureAverages,
-    PressureStats, ResourceUsage, parse_net_dev,
+    PressureStats, ResourceUsage, StorageUsage, parse_net_dev,
 };
 use gantry_model::{AppName, AppState, NetMode, Phase, PodId};
+use gantry_store::AppRow;
 
 use super::held::{CgroupReading, HeldCounters};
 use crate::PodView;
@@ -228,6 +229,26 @@ impl ParentCgroups {
     }
 }
 
+/// The sample of an app; `None` if it does not run.
+fn app_stats(app: &AppRow, reading: CgroupReading, storage: Option<StorageUsage>) -> Option<AppStats> {
+    let AppState::Started { at, pid, attempt } = app.state else { return None };
+    let CgroupReading { usage, cpu_limits, processes } = reading;
+    Some(AppStats {
+        name: app.name.clone(),
+        image: app.image.clone(),
+        image_name: app.image_name.clone(),
+        attempt,
+        pid,
+        started: at,
+        usage,
+        storage,
+        disk: None,
+        logs: None,
+        cpu_limits,
+        processes,
+    })
+}
+
 impl PodReader {
     /// Samples a pod without holding descriptors; `None` if it does not run.
     fn sample_once(&self, view: &PodView, scope: SampleScope, parents: &ParentCgroups) -> io::Result<Option<PodStats>> {
@@ -239,23 +260,12 @@ impl PodReader {
         let interfaces = self.read_interfaces_once(view, supervisor.pid)?;
         let mut apps = Vec::new();
         for app in view.row.apps.iter().filter(|_| scope == SampleScope::Apps) {
-            let AppState::Started { at, pid, attempt } = app.state else { continue };
+            let AppState::Started { .. } = app.state else { continue };
             // It has ended, or starts again.
             let Ok(usage) = self.read_usage_at(parent, &format!("{path}/{}", app.name)) else { continue };
-            apps.push(AppStats {
-                name: app.name.clone(),
-                image: app.image.clone(),
-                image_name: app.image_name.clone(),
-                attempt,
-                pid,
-                started: at,
-                usage,
-                storage: self.find_project(view, &app.name)?.and_then(|project| project.usage().ok().flatten()),
-                disk: None,
-                logs: None,
-                cpu_limits: None,
-                processes: None,
-            });
+            let storage = self.find_project(view, &app.name)?.and_then(|project| project.usage().ok().flatten());
+            let reading = CgroupReading { usage, ..CgroupReading::default() };
+            apps.extend(app_stats(app, reading, storage));
         }
         Ok(Some(PodStats {
             id: view.row.id,
@@ -299,7 +309,7 @@ impl PodReader {
         if scope == SampleScope::Apps {
             let mut former = std::mem::take(&mut pod.apps);
             for app in &view.row.apps {
-                let AppState::Started { at, pid, attempt } = app.state else { continue };
+                let AppState::Started { attempt, .. } = app.state else { continue };
                 let key = (app.name.to_string(), attempt);
                 let mut held = match former.remove(&key) {
                     Some(held) => held,
@@ -307,24 +317,10 @@ impl PodReader {
                 };
                 // It has ended, or starts again.
                 let Ok((reading, _)) = held.counters.read(|files| self.read_app(files)) else { continue };
-                let CgroupReading { usage, cpu_limits, processes } = reading;
                 // The limit may have been removed with the app.
                 let storage = held.project.as_ref().and_then(|project| project.usage().ok().flatten());
                 pod.apps.insert(key, held);
-                apps.push(AppStats {
-                    name: app.name.clone(),
-                    image: app.image.clone(),
-                    image_name: app.image_name.clone(),
-                    attempt,
-                    pid,
-                    started: at,
-                    usage,
-                    storage,
-                    disk: None,
-                    logs: None,
-                    cpu_limits,
-                    processes,
-                });
+                apps.extend(app_stats(app, reading, storage));
             }
         }
         let (reading, has_slept) = pod.counters.read(|files| self.read_pod(files))?;

@@ -2,13 +2,15 @@
 //! names of one file to hard links. The same directory always gives the same bytes.
 
 use std::collections::HashMap;
-use std::io::{self, Read as _, Write};
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::tar::{TarEntry, TarKind, write_end, write_header, write_padding};
+use super::holes;
+use super::tar::{TarEntry, TarKind, write_end, write_header, write_padding, write_sparse_header};
 use crate::unpack::entries::Meta;
 use crate::unpack::{dirs, meta, names};
 
@@ -91,12 +93,21 @@ impl LayerWriter<'_> {
         let stat = rustix::fs::fstat(&file)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let (meta, kind, link, device) = (meta::read(&file)?, TarKind::File, &b""[..], (0, 0));
-        write_header(self.out, &TarEntry { path, kind, meta: &meta, size, link, device })?;
-        let copied = io::copy(&mut std::fs::File::from(file).take(size), self.out)?;
-        if copied != size {
-            return Err(io::Error::other("a file of the layer became shorter while it was read"));
+        let mut file = File::from(file);
+        let spans = holes::data_spans(&file, size)?;
+        let stored: u64 = spans.iter().map(|(_, length)| length).sum();
+        let entry = TarEntry { path, kind, meta: &meta, size: stored, link, device };
+        let written = match stored {
+            _ if stored == size => write_header(self.out, &entry).map(|()| size),
+            _ => write_sparse_header(self.out, entry, size, &spans),
+        }?;
+        for (offset, length) in spans {
+            file.seek(SeekFrom::Start(offset))?;
+            if io::copy(&mut (&mut file).take(length), self.out)? != length {
+                return Err(io::Error::other("a file of the layer became shorter while it was read"));
+            }
         }
-        write_padding(self.out, size)
+        write_padding(self.out, written)
     }
 
     fn entry(&mut self, path: &[u8], kind: TarKind, meta: &Meta, link: &[u8], device: (u32, u32)) -> io::Result<()> {
@@ -178,16 +189,35 @@ mod tests {
     }
 
     #[test]
+    fn sparse_files_stay_sparse() {
+        use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = File::create(one.path().join("sparse")).unwrap();
+        file.set_len(10 << 30).unwrap();
+        file.write_all_at(b"in the middle", (5 << 30) + 7).unwrap();
+        let archive = packed(one.path());
+        assert!(archive.len() < 20_000, "{}", archive.len());
+        layer(&mut archive.as_slice(), Compression::Auto, &open(two.path()), &Caps::default()).unwrap();
+        let again = File::open(two.path().join("sparse")).unwrap();
+        let mut text = [0; 13];
+        again.read_exact_at(&mut text, (5 << 30) + 7).unwrap();
+        let facts = again.metadata().unwrap();
+        assert_eq!((&text, facts.len()), (b"in the middle", 10 << 30));
+        assert!(facts.blocks() < 100, "{}", facts.blocks());
+    }
+
+    #[test]
     fn gnu_tar_reads_exported_layers() {
         let one = tempfile::tempdir().unwrap();
         plant(one.path());
+        File::create(one.path().join("sparse")).unwrap().set_len(3 << 20).unwrap();
         let file = one.path().join("../archive-of-a-test.tar");
         std::fs::write(&file, packed(one.path())).unwrap();
         let listed = std::process::Command::new("tar").arg("-tf").arg(&file).output().unwrap();
         std::fs::remove_file(&file).unwrap();
         let text = String::from_utf8_lossy(&listed.stdout).into_owned();
         assert!(listed.status.success() && listed.stderr.is_empty(), "{}", String::from_utf8_lossy(&listed.stderr));
-        for name in [".wh.gone", "replaced/.wh..wh..opq", "another name", "link"] {
+        for name in [".wh.gone", "replaced/.wh..wh..opq", "another name", "link", "sparse"] {
             assert!(text.lines().any(|line| line == name), "{name}: {text}");
         }
     }

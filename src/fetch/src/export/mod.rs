@@ -4,6 +4,7 @@
 //! the originals. Their digests differ if another tool wrote the originals; the exported configuration names the new
 //! digests.
 
+mod holes;
 pub(crate) mod layer;
 pub mod tar;
 

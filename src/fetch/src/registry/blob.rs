@@ -10,6 +10,7 @@ use ureq::BodyReader;
 use super::Registry;
 use super::error::RegistryError;
 use super::http::HttpResponse;
+use super::pace::PacedReader;
 use super::retry::{Attempts, MIN_PROGRESS};
 use super::url::HttpUrl;
 
@@ -27,7 +28,7 @@ pub(crate) struct BlobReader<'a> {
 
 struct Open {
     url: HttpUrl,
-    body: BodyReader<'static>,
+    body: PacedReader<BodyReader<'static>>,
 }
 
 impl<'a> BlobReader<'a> {
@@ -56,7 +57,8 @@ impl<'a> BlobReader<'a> {
         let answer = self.registry.get(&format!("blobs/{}", self.digest), None, self.offset, &self.what())?;
         let skip = self.check_answer(&answer)?;
         let url = answer.url;
-        let mut body = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
+        let body = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
+        let mut body = PacedReader::new(body, url.authority(), self.what());
         if skip > 0 {
             let skipped = std::io::copy(&mut (&mut body).take(skip), &mut std::io::sink());
             let skipped = skipped.map_err(|error| self.registry.http.read_failure(&url, &self.what(), error))?;

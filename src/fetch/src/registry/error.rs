@@ -81,6 +81,18 @@ pub enum RegistryError {
         /// The deadline.
         after: Duration,
     },
+    /// The peer sends too little to be waited for.
+    #[error("{host} sent less than {} KiB of {what} in {}", .most >> 10, seconds(*.after))]
+    Slow {
+        /// Host and port.
+        host: String,
+        /// The awaited data.
+        what: String,
+        /// The bytes that were due in this time.
+        most: u64,
+        /// How long it was read.
+        after: Duration,
+    },
     /// A status that is neither success, "not found" nor a refusal.
     #[error("{host} answered {status} when asked for {what}{}", said(.message))]
     Status {
@@ -276,7 +288,11 @@ impl RegistryError {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Broken { .. } | Self::Stalled { .. } | Self::TooShort { .. } => true,
+            Self::Unreachable { .. }
+            | Self::Broken { .. }
+            | Self::Stalled { .. }
+            | Self::Slow { .. }
+            | Self::TooShort { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status == 408 || *status >= 500,
             _ => false,
         }
@@ -291,6 +307,7 @@ impl RegistryError {
             | Self::Unresolved { .. }
             | Self::Broken { .. }
             | Self::Stalled { .. }
+            | Self::Slow { .. }
             | Self::RateLimited { .. } => true,
             Self::Status { status, .. } => *status == 429 || *status >= 500,
             _ => false,
@@ -321,7 +338,7 @@ impl Kind for RegistryError {
             | Self::Broken { .. }
             | Self::Status { .. }
             | Self::Cancelled => ErrorKind::Unavailable,
-            Self::Stalled { .. } => ErrorKind::TimedOut,
+            Self::Stalled { .. } | Self::Slow { .. } => ErrorKind::TimedOut,
             Self::RateLimited { .. } => ErrorKind::Busy,
             Self::Tls { .. } | Self::ProxyRefused { .. } | Self::Redirect { .. } => ErrorKind::Denied,
             Self::TooShort { .. } => ErrorKind::Damaged,

@@ -13,6 +13,7 @@ mod error;
 mod forward;
 mod http;
 mod login;
+mod pace;
 mod proxy;
 mod resolve;
 mod retry;

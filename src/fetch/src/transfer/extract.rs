@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::{ArchiveStream, MAX_NAME_BYTES, TransferError, archive_error, check_file_system};
 use crate::caps::Caps;
-use crate::unpack::entries::{Entries, EntryKind, Meta, Stream as _, TarEntry};
+use crate::unpack::entries::{ArchiveEnd, Entries, EntryKind, Meta, Stream as _, TarEntry};
 use crate::unpack::names::{Name, join};
 use crate::unpack::{UnpackError, dirs, meta};
 
@@ -67,7 +67,7 @@ pub struct Extracted {
 /// [`TransferError`]; the files before the failed one are written then.
 pub fn extract(input: &mut dyn Read, to: &Destination, options: ExtractOptions) -> Result<Extracted, TransferError> {
     let caps = Caps { max_file: i64::MAX.unsigned_abs(), ..Caps::default() };
-    let mut entries = Entries::new(ArchiveStream::new(input), &caps);
+    let mut entries = Entries::new(ArchiveStream::new(input), &caps, ArchiveEnd::Marked);
     let mut extractor = Extractor {
         to,
         options,

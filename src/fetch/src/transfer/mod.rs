@@ -6,6 +6,7 @@
 //! * every file is opened beneath an open directory (openat2), and no path leads out of it;
 //! * devices, FIFOs and sockets are never opened and not copied; a regular file is opened only after its type is known,
 //!   without blocking;
+//! * what lies deeper than the paths of archives and of Linux reach is left out and counted;
 //! * a file is read up to the size that it had when it was opened; holes are not read, and are holes in the copy;
 //! * the file systems of the kernel (proc, sysfs, cgroup …) are not entered, neither to read nor to write;
 //! * a file is written under a temporary name and then renamed, so an existing file is replaced, never written into.

@@ -58,6 +58,11 @@ pub struct Packed {
     pub first_changed: Option<String>,
     /// The directories on file systems of the kernel.
     pub kernel_file_systems: Vec<String>,
+    /// Number of files and directories whose paths are too long or too deep for the reader of archives. What is in such
+    /// a directory is not counted.
+    pub unreachable_files: u64,
+    /// The path of the first of them.
+    pub first_unreachable: Option<String>,
 }
 
 /// Packs a file, a symbolic link, or a directory and everything below it, into an archive.
@@ -141,6 +146,10 @@ impl Packer<'_> {
             let path = names::join(path, &element);
             let archived = names::join(name, &path);
             self.count(&archived)?;
+            if !names::is_within_limits(&archived) {
+                self.note_unreachable(&archived);
+                continue;
+            }
             match dirs::stat(&dir, &element) {
                 Ok(None) => self.note_change(&archived),
                 Ok(Some(stat)) => match dirs::kind(&stat) {
@@ -285,12 +294,19 @@ impl Packer<'_> {
         self.packed.first_changed.get_or_insert_with(|| text(path));
     }
 
+    fn note_unreachable(&mut self, path: &[u8]) {
+        self.packed.unreachable_files += 1;
+        self.packed.first_unreachable.get_or_insert_with(|| text(path));
+    }
+
     fn note_special(&mut self, path: &[u8]) {
         self.packed.special_files += 1;
         self.packed.first_special.get_or_insert_with(|| text(path));
     }
 }
 
+/// The path is within the limits of archives, so that the kernel takes it as a whole.
+///
 /// openat2 reports EAGAIN when a rename elsewhere makes it unable to prove that the path stays beneath the directory.
 fn open_directory(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd, Errno> {
     for _ in 0..MAX_RETRIES {

@@ -105,6 +105,16 @@ pub(crate) struct Entries<'c, S> {
     /// Bytes from the data's end to the next header.
     padding: u64,
     global: Records,
+    end: ArchiveEnd,
+}
+
+/// How an archive must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ArchiveEnd {
+    /// With two blocks of zeros: nothing else shows that the archive is whole.
+    Marked,
+    /// Also with one of them or none, after the last entry: a digest covers the archive. Some programs write layers so.
+    Digested,
 }
 
 /// Extension headers for the next entry.
@@ -122,8 +132,8 @@ impl Extensions {
 }
 
 impl<'c, S: Stream> Entries<'c, S> {
-    pub(crate) fn new(stream: S, caps: &'c Caps) -> Self {
-        Self { stream, caps, left: 0, padding: 0, global: Records::default() }
+    pub(crate) fn new(stream: S, caps: &'c Caps, end: ArchiveEnd) -> Self {
+        Self { stream, caps, left: 0, padding: 0, global: Records::default(), end }
     }
 
     /// The stream, to inspect or to drain after the end.
@@ -136,15 +146,21 @@ impl<'c, S: Stream> Entries<'c, S> {
         self.left
     }
 
-    /// The next entry; the rest of the last one's data is skipped. `None` at the end of the archive, which is two
-    /// blocks of zeros; a stream that ends without them is truncated.
+    /// The next entry; the rest of the last one's data is skipped. `None` at the end of the archive; a stream that ends
+    /// otherwise than [`ArchiveEnd`] allows is truncated.
     pub(crate) fn next(&mut self) -> Result<Option<TarEntry>, UnpackError> {
         let mut extensions = Extensions::default();
         for _ in 0..=MAX_EXTENSIONS {
             self.finish_data()?;
+            if extensions.is_empty() && self.may_end()? {
+                return Ok(None);
+            }
             let Some(header) = header::parse(&self.block("at an entry's header")?)? else {
                 if !extensions.is_empty() {
                     return Err(format("an extension header is not followed by an entry"));
+                }
+                if self.may_end()? {
+                    return Ok(None);
                 }
                 let second = self.block("at the end of the archive")?;
                 let end = second.iter().all(|&byte| byte == 0);
@@ -180,6 +196,11 @@ impl<'c, S: Stream> Entries<'c, S> {
         let rest = self.left.saturating_add(self.padding);
         (self.left, self.padding) = (0, 0);
         if self.stream.skip(rest)? { Ok(()) } else { Err(UnpackError::Truncated { at: "in a file's data" }) }
+    }
+
+    /// Whether the stream ends here, and the archive may, too.
+    fn may_end(&mut self) -> Result<bool, UnpackError> {
+        Ok(self.end == ArchiveEnd::Digested && self.stream.fill()?.is_empty())
     }
 
     fn block(&mut self, at: &'static str) -> Result<[u8; BLOCK], UnpackError> {

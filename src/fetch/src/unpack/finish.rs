@@ -54,7 +54,7 @@ pub(crate) struct DeferredLink {
 
 /// Does what needs the layers below, which must be finished themselves: `parents` are their directories, the
 /// topmost first. Hard links to their files become copies; directories that no entry described, the root included,
-/// take over owner, mode, attributes and time from there (without one there they stay root's, mode 0755).
+/// take over owner, mode, attributes and time from there (without one there they stay root's, mode 0755, time 0).
 /// The copies and whiteouts are added to the layer's size and entries, and count against the same limits. A copy may
 /// get the inode number of a file that the layer replaced, so the checksums lose its entry.
 ///
@@ -345,7 +345,8 @@ fn resolved(path: &[u8]) -> Vec<u8> {
     kept.join(&b'/')
 }
 
-/// Gives a directory that no entry described the owner, mode, attributes and times it has in lower layers.
+/// Gives a directory that no entry described the owner, mode, attributes and times it has in lower layers; without one
+/// there, its time is 0.
 fn inherit(path: &[u8], into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), UnpackError> {
     let failed = |e| UnpackError::write("take over the metadata of", path, e);
     let below = if path.is_empty() {
@@ -355,9 +356,12 @@ fn inherit(path: &[u8], into: &OwnedFd, parents: &[OwnedFd]) -> Result<(), Unpac
     } else {
         below(path, parents).map_err(failed)?
     };
-    let Some(below) = below else { return Ok(()) };
     let dir = open_real(into, path).map_err(failed)?;
-    meta::apply(&dir, &meta::read(&below).map_err(failed)?, path)
+    match below {
+        Some(below) => meta::apply(&dir, &meta::read(&below).map_err(failed)?, path),
+        // The time of its creation would give every store another tree.
+        None => rustix::fs::futimens(&dir, &meta::times((0, 0))).map_err(failed),
+    }
 }
 
 /// The directory at exactly this path in lower layers; links are not followed.

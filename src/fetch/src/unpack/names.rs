@@ -9,6 +9,11 @@ const MAX_ELEMENT: usize = 255;
 /// Maximum depth of directories.
 const MAX_DEPTH: usize = 1000;
 
+/// Whether a path without `.`, `..` and empty elements is within the limits, also with a slash at its end.
+pub(crate) fn is_within_limits(path: &[u8]) -> bool {
+    path.len() < MAX_PATH && path.iter().filter(|&&byte| byte == b'/').count() < MAX_DEPTH
+}
+
 /// A path below the layer's root, without a leading slash; empty for the root itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Name(Vec<u8>);

@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::dirs::{Dir, Dirs, is_whiteout, kind, stat};
-use super::entries::{Entries, EntryKind, Meta, Stream, TarEntry};
+use super::entries::{ArchiveEnd, Entries, EntryKind, Meta, Stream, TarEntry};
 use super::error::{UnpackError, lossy};
 use super::finish::{Deferred, DeferredLink};
 use super::meta;
@@ -28,7 +28,7 @@ pub(crate) struct Written {
 
 /// Writes every entry of the archive below `into`.
 pub(crate) fn write<S: Stream>(stream: S, into: &OwnedFd, caps: &Caps) -> Result<Written, UnpackError> {
-    let mut entries = Entries::new(stream, caps);
+    let mut entries = Entries::new(stream, caps, ArchiveEnd::Digested);
     let dirs = Dirs::new(into, caps)?;
     let mut tree = Tree { dirs, links: Vec::new(), opaque_root: false, size: 0, sums: Sums::new() };
     while let Some(entry) = entries.next()? {

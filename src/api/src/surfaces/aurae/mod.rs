@@ -9,7 +9,8 @@ mod process_log;
 mod runtime;
 mod schedule;
 
-use std::sync::{Arc, OnceLock};
+use std::io;
+use std::sync::Arc;
 
 use gantry_engine::Engine;
 use gantry_proto::aurae::observe::observe_server::ObserveServer;
@@ -23,14 +24,14 @@ use self::runtime::RuntimeService;
 use self::schedule::ScheduleService;
 use crate::audit::AuditedCall;
 use crate::bridge::Bridge;
-use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
-use crate::peer::{Caller, GROUP, Peer};
-use crate::surface::{Access, Endpoint, Security, Services, Surface};
+use crate::peer::{Caller, Peer};
+use crate::root_only::RootOnly;
+use crate::surface::{AccessRules, Endpoint, Security, Services, Surface, SurfaceStart};
 use crate::tls::MutualTls;
 
-/// Its socket files are open to their owner and to the group `gantry`, whose members learn that only root may call.
-pub const SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(GROUP) };
+/// The access of its socket files.
+pub const SOCKET_ACCESS: SocketAccess = RootOnly::SOCKET_ACCESS;
 
 /// Maximum bytes of a request.
 const MAX_REQUEST: usize = 1 << 20;
@@ -41,57 +42,48 @@ const MUTATING: [&str; 2] = ["runtime.Runtime/", "schedule.ScheduleExecutable/"]
 /// Serves Aurae's API on these sockets, with mutual TLS if there are certificates.
 #[must_use]
 pub fn endpoint(listeners: Vec<Listener>, tls: Option<MutualTls>) -> Endpoint {
-    Endpoint::new(AuraeSurface::default(), listeners).secured(tls.map_or(Security::Plain, Security::Tls))
+    Endpoint::new(AuraeSurface, listeners).secured(tls.map_or(Security::Plain, Security::Tls))
 }
 
-#[derive(Default)]
-struct AuraeSurface {
-    /// Set when the services are added.
-    writer: OnceLock<Arc<Bridge<Engine>>>,
-}
+struct AuraeSurface;
 
 impl Surface for AuraeSurface {
     fn descriptors(&self) -> &'static [u8] {
         gantry_proto::aurae::DESCRIPTORS
     }
 
-    fn access(&self) -> Access {
-        Access::ReadWrite
-    }
-
-    /// Other users are admitted, so that they receive PERMISSION_DENIED and not a closed connection.
-    fn admits(&self, peer: Peer) -> bool {
-        match peer {
-            Peer::Root | Peer::User { .. } => true,
-            Peer::Network | Peer::Certificate { .. } => false,
-        }
-    }
-
-    /// A certificate does not replace root: it only shows which of root's programs calls.
-    fn authorize(&self, caller: &Caller, _method: &str) -> Result<(), Status> {
-        match caller.peer {
-            Peer::Root => Ok(()),
-            Peer::User { .. } | Peer::Network | Peer::Certificate { .. } => {
-                Err(Status::permission_denied("only root may call Aurae's API"))
-            }
-        }
-    }
-
-    fn audit(&self, caller: &Caller, method: &str) -> Option<AuditedCall> {
-        let writer = self.writer.get().filter(|_| MUTATING.iter().any(|service| method.starts_with(service)))?;
-        Some(AuditedCall::new(caller, String::new(), method, Arc::clone(writer)))
-    }
-
-    fn add_services(&self, context: &Arc<Context>, services: &mut Services) {
-        // The surface's access is read-write, so a writer exists.
-        let Some(writer) = services.writer() else { return };
-        self.writer.get_or_init(|| Arc::clone(&writer));
-        let observe = ObserveService::new(Arc::clone(context));
-        let runtime = RuntimeService::new(Arc::clone(context), Arc::clone(&writer));
-        let schedule = ScheduleService::new(Arc::clone(context), writer);
+    fn start(self: Box<Self>, mut start: SurfaceStart<'_>) -> io::Result<Services> {
+        let (context, writer) = (start.context(), start.writer()?);
+        let observe = ObserveService::new(Arc::clone(&context));
+        let runtime = RuntimeService::new(Arc::clone(&context), Arc::clone(&writer));
+        let schedule = ScheduleService::new(context, Arc::clone(&writer));
+        let mut services = start.services(AuraeRules { root_only: RootOnly { api: "Aurae's API" }, writer });
         services.add(ObserveServer::new(observe).max_decoding_message_size(MAX_REQUEST));
         services.add(RuntimeServer::new(runtime).max_decoding_message_size(MAX_REQUEST));
         services.add(ScheduleServer::new(schedule.clone()).max_decoding_message_size(MAX_REQUEST));
         services.add(ScheduleExecutableServer::new(schedule).max_decoding_message_size(MAX_REQUEST));
+        Ok(services)
+    }
+}
+
+/// Only root may call, with or without a certificate: it only shows which of root's programs calls.
+struct AuraeRules {
+    root_only: RootOnly,
+    /// Records the audit.
+    writer: Arc<Bridge<Engine>>,
+}
+
+impl AccessRules for AuraeRules {
+    fn admits(&self, peer: Peer) -> bool {
+        self.root_only.admits(peer)
+    }
+
+    fn authorize(&self, caller: &Caller, method: &str) -> Result<(), Status> {
+        self.root_only.authorize(caller, method)
+    }
+
+    fn audit(&self, caller: &Caller, method: &str) -> Option<AuditedCall> {
+        let is_mutating = MUTATING.iter().any(|service| method.starts_with(service));
+        is_mutating.then(|| AuditedCall::new(caller, String::new(), method, Arc::clone(&self.writer)))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_engine::Observer;
-use gantry_engine::model::PhaseName;
+use gantry_model::PhaseName;
 use gantry_proto::aurae::meta::AuraeMeta;
 use gantry_proto::aurae::observe::observe_server::Observe;
 use gantry_proto::aurae::observe::{

@@ -1,7 +1,7 @@
 //! The end of a process as text, in the form that Aurae has from Rust's standard library.
 
-use gantry_engine::model::AppOutcome;
-use gantry_engine::model::signal;
+use gantry_model::AppOutcome;
+use gantry_model::signal;
 
 /// `exit status: 1`, `signal: 9 (SIGKILL)`.
 pub(super) fn describe_outcome(outcome: AppOutcome) -> String {

@@ -12,7 +12,7 @@ const MAX_LINE: usize = 64 << 10;
 /// The process of a request.
 ///
 /// # Errors
-/// NOT_FOUND: the number cannot be that of a process.
+/// `NOT_FOUND` if the number cannot be that of a process.
 pub(super) fn process_id(number: i64) -> Result<u32, Status> {
     u32::try_from(number)
         .ok()
@@ -72,7 +72,7 @@ impl LogEncoder for ItemEncoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_engine::model::{AppName, Timestamp};
+    use gantry_model::{AppName, Timestamp};
 
     #[test]
     fn pieces_are_joined_to_lines() {

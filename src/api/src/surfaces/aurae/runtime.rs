@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::model::error::messages;
-use gantry_engine::model::host_command::{COMMENT_ANNOTATION, host_command_spec};
-use gantry_engine::model::schedule::validate_comment;
-use gantry_engine::model::spec::SpecError;
-use gantry_engine::model::{AppEnd, AppOutcome, ErrorKind, Kind as _, PodId, PodSpec, split_command};
 use gantry_engine::{CapturedOutput, CapturedStream, CommandOwner, Engine, Options, OutputError, StartedCommand};
+use gantry_model::error::messages;
+use gantry_model::host_command::{COMMENT_ANNOTATION, host_command_spec};
+use gantry_model::schedule::validate_comment;
+use gantry_model::spec::SpecError;
+use gantry_model::{AppEnd, AppOutcome, ErrorKind, Kind as _, PodId, PodSpec, split_command};
 use gantry_proto::aurae::meta::{AuraeMeta, ProcessMeta, Status as ExecutableState};
 use gantry_proto::aurae::runtime::runtime_server::Runtime;
 use gantry_proto::aurae::runtime::{Executable, ExecutableStatus};

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use gantry_engine::model::host_command::{COMMAND_ANNOTATION, host_command_spec};
-use gantry_engine::model::schedule::validate_comment;
-use gantry_engine::model::spec::SpecError;
-use gantry_engine::model::{AppState, ScheduleName, quote_command, split_command};
 use gantry_engine::{Engine, Observer, ScheduleState, ScheduleView, now, parse_manifest};
+use gantry_model::host_command::{COMMAND_ANNOTATION, host_command_spec};
+use gantry_model::schedule::validate_comment;
+use gantry_model::spec::SpecError;
+use gantry_model::{AppState, ScheduleName, quote_command, split_command};
 use gantry_proto::aurae::meta::AuraeMeta;
 use gantry_proto::aurae::runtime::Executable;
 use gantry_proto::aurae::schedule::schedule_executable_server::ScheduleExecutable;
@@ -153,18 +153,20 @@ fn command_line(schedule: &ScheduleView) -> String {
     quote_command(&words.collect::<Vec<_>>())
 }
 
-/// The live state: `active pid 123`, `standby: exit status: 1, next start in 4s`, `error: …, next start in 4s`,
-/// `passive`.
+/// The live state: `active pid 123`, `standby: exit status: 1, next start in 4s`, `standby: stopped on request`,
+/// `error: …, next start in 4s`, `passive`.
 fn describe(schedule: &ScheduleView) -> String {
     let next = schedule.next_start().map(|at| format!(", next start in {}s", at.since(now()).as_secs()));
     let next = next.unwrap_or_default();
     let pid = || match schedule.newest_pod.as_ref()?.apps.first()?.state {
         AppState::Started { pid, .. } => Some(format!("active pid {pid}")),
+        // It does not run.
         _ => None,
     };
     match schedule.state() {
         ScheduleState::Active => pid().unwrap_or_else(|| "active".to_owned()),
         ScheduleState::Passive => "passive".to_owned(),
+        ScheduleState::Standby if schedule.is_stopped_on_request() => "standby: stopped on request".to_owned(),
         ScheduleState::Standby => format!("standby{next}"),
         ScheduleState::Restarting => match schedule.ended_app() {
             Some(app) => format!("standby: {}{next}", describe_outcome(app.end.how)),

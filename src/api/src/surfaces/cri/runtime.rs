@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_engine::{Engine, Observer};
+use gantry_engine::Engine;
 use gantry_proto::cri::v1::runtime_service_server::RuntimeService;
 use gantry_proto::cri::v1::{
     AttachRequest, AttachResponse, ContainerEventResponse, ContainerStatsRequest, ContainerStatsResponse,
@@ -26,6 +26,7 @@ use gantry_proto::cri::v1::{
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+use super::call::Call;
 use super::containers::{self, ContainerSelector};
 use super::node_status::{self, HandlerFeatures};
 use super::observe::{self, ContainerEvents, StatsFilter};
@@ -33,7 +34,6 @@ use super::sandbox::{self, CallGuard, SandboxFilter, SandboxRequest};
 use super::streaming::StreamingServer;
 use crate::bridge::{Bridge, Weight};
 use crate::context::Context;
-use crate::peer::Peer;
 use crate::status::invalid_field;
 use crate::supervisors::Supervisors;
 
@@ -68,6 +68,10 @@ impl CriRuntime {
             features: HandlerFeatures::default(),
         }
     }
+
+    fn call<M: Send + 'static>(&self, request: Request<M>) -> Call<'_, M> {
+        Call::new(&self.context, &self.writer, request)
+    }
 }
 
 #[tonic::async_trait]
@@ -83,21 +87,23 @@ impl RuntimeService for CriRuntime {
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
-        let (_, extensions, StatusRequest { verbose }) = request.into_parts();
         let features = self.features.clone();
-        let read = move |engine: &Engine| Ok(node_status::read(engine, &features, verbose));
-        let status = self.writer.call(Peer::of(&extensions), Weight::Light, read).await;
+        let call = self.call(request);
+        let status = call.write(Weight::Light, move |engine, StatusRequest { verbose }| {
+            Ok(node_status::read(engine, &features, verbose))
+        });
         // A kubelet shows the condition of its node; a failed call only says that it knows none.
-        Ok(Response::new(status.unwrap_or_else(|error| node_status::not_ready(&error))))
+        Ok(Response::new(status.await.unwrap_or_else(|error| node_status::not_ready(&error))))
     }
 
     async fn runtime_config(
         &self,
         request: Request<RuntimeConfigRequest>,
     ) -> Result<Response<RuntimeConfigResponse>, Status> {
-        let (_, extensions, RuntimeConfigRequest {}) = request.into_parts();
-        let read = |engine: &Engine| Ok(node_status::runtime_config(engine));
-        self.writer.call(Peer::of(&extensions), Weight::Light, read).await.map(Response::new)
+        let call = self.call(request);
+        call.write(Weight::Light, |engine, RuntimeConfigRequest {}| Ok(node_status::runtime_config(engine)))
+            .await
+            .map(Response::new)
     }
 
     /// Stores the pod CIDR, which new sandboxes get addresses of if the host has no network configuration. An empty one
@@ -106,11 +112,11 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<UpdateRuntimeConfigRequest>,
     ) -> Result<Response<UpdateRuntimeConfigResponse>, Status> {
-        let (_, extensions, UpdateRuntimeConfigRequest { runtime_config }) = request.into_parts();
-        let network = runtime_config.and_then(|config| config.network_config).unwrap_or_default();
-        if !network.pod_cidr.is_empty() {
-            let set = move |engine: &Engine| node_status::set_pod_cidr(engine, &network.pod_cidr);
-            self.writer.call(Peer::of(&extensions), Weight::Light, set).await?;
+        let call = self.call(request).map(|UpdateRuntimeConfigRequest { runtime_config }| {
+            runtime_config.and_then(|config| config.network_config).unwrap_or_default().pod_cidr
+        });
+        if !call.message.is_empty() {
+            call.write(Weight::Light, |engine, pod_cidr| node_status::set_pod_cidr(engine, &pod_cidr)).await?;
         }
         Ok(Response::new(UpdateRuntimeConfigResponse {}))
     }
@@ -119,23 +125,27 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<RunPodSandboxRequest>,
     ) -> Result<Response<RunPodSandboxResponse>, Status> {
-        let (_, extensions, RunPodSandboxRequest { config, runtime_handler }) = request.into_parts();
-        let config = config.ok_or_else(|| invalid_field("config", "it is missing"))?;
-        let request = SandboxRequest { config, runtime_handler };
+        let call = self.call(request).try_map(|RunPodSandboxRequest { config, runtime_handler }| {
+            let config = config.ok_or_else(|| invalid_field("config", "it is missing"))?;
+            Ok(SandboxRequest { config, runtime_handler })
+        })?;
         let guard = CallGuard::default();
         let (ended, supervisors) = (guard.ended(), self.supervisors.clone());
-        let run = move |engine: &Engine| sandbox::run(engine, &supervisors, request, &ended);
-        let id = self.writer.call(Peer::of(&extensions), Weight::Start, run).await?;
-        Ok(Response::new(RunPodSandboxResponse { pod_sandbox_id: id.to_string() }))
+        call.write(Weight::Start, move |engine, request| {
+            let id = sandbox::run(engine, &supervisors, request, &ended)?;
+            Ok(RunPodSandboxResponse { pod_sandbox_id: id.to_string() })
+        })
+        .await
+        .map(Response::new)
     }
 
     async fn stop_pod_sandbox(
         &self,
         request: Request<StopPodSandboxRequest>,
     ) -> Result<Response<StopPodSandboxResponse>, Status> {
-        let (_, extensions, StopPodSandboxRequest { pod_sandbox_id }) = request.into_parts();
-        let stop = move |engine: &Engine| sandbox::stop(engine, &pod_sandbox_id);
-        self.writer.call(Peer::of(&extensions), Weight::Stop, stop).await?;
+        self.call(request)
+            .write(Weight::Stop, |engine, message| sandbox::stop(engine, &message.pod_sandbox_id))
+            .await?;
         Ok(Response::new(StopPodSandboxResponse {}))
     }
 
@@ -143,9 +153,9 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<RemovePodSandboxRequest>,
     ) -> Result<Response<RemovePodSandboxResponse>, Status> {
-        let (_, extensions, RemovePodSandboxRequest { pod_sandbox_id }) = request.into_parts();
-        let remove = move |engine: &Engine| sandbox::remove(engine, &pod_sandbox_id);
-        self.writer.call(Peer::of(&extensions), Weight::Stop, remove).await?;
+        self.call(request)
+            .write(Weight::Stop, |engine, message| sandbox::remove(engine, &message.pod_sandbox_id))
+            .await?;
         Ok(Response::new(RemovePodSandboxResponse {}))
     }
 
@@ -153,30 +163,31 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<PodSandboxStatusRequest>,
     ) -> Result<Response<PodSandboxStatusResponse>, Status> {
-        let (_, extensions, PodSandboxStatusRequest { pod_sandbox_id, verbose }) = request.into_parts();
-        let read = move |observer: &Observer| sandbox::status(observer, &pod_sandbox_id, verbose);
-        self.context.reader.call(Peer::of(&extensions), Weight::Light, read).await.map(Response::new)
+        let call = self.call(request);
+        call.read(Weight::Light, |observer, PodSandboxStatusRequest { pod_sandbox_id, verbose }| {
+            sandbox::status(observer, &pod_sandbox_id, verbose)
+        })
+        .await
+        .map(Response::new)
     }
 
     async fn list_pod_sandbox(
         &self,
         request: Request<ListPodSandboxRequest>,
     ) -> Result<Response<ListPodSandboxResponse>, Status> {
-        let (_, extensions, ListPodSandboxRequest { filter }) = request.into_parts();
-        let filter = SandboxFilter::parse(filter)?;
-        let list = move |observer: &Observer| sandbox::list(observer, &filter);
-        self.context.reader.call(Peer::of(&extensions), Weight::Heavy, list).await.map(Response::new)
+        let call = self.call(request).try_map(|ListPodSandboxRequest { filter }| SandboxFilter::parse(filter))?;
+        call.read(Weight::Heavy, |observer, filter| sandbox::list(observer, &filter)).await.map(Response::new)
     }
 
     async fn exec(&self, request: Request<ExecRequest>) -> Result<Response<ExecResponse>, Status> {
-        let (_, extensions, request) = request.into_parts();
-        let url = self.streaming.exec(Peer::of(&extensions), request).await?;
+        let Call { peer, message, .. } = self.call(request);
+        let url = self.streaming.exec(peer, message).await?;
         Ok(Response::new(ExecResponse { url }))
     }
 
     async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
-        let (_, extensions, request) = request.into_parts();
-        let url = self.streaming.attach(Peer::of(&extensions), request).await?;
+        let Call { peer, message, .. } = self.call(request);
+        let url = self.streaming.attach(peer, message).await?;
         Ok(Response::new(AttachResponse { url }))
     }
 
@@ -184,8 +195,8 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<PortForwardRequest>,
     ) -> Result<Response<PortForwardResponse>, Status> {
-        let (_, extensions, request) = request.into_parts();
-        let url = self.streaming.port_forward(Peer::of(&extensions), request).await?;
+        let Call { peer, message, .. } = self.call(request);
+        let url = self.streaming.port_forward(peer, message).await?;
         Ok(Response::new(PortForwardResponse { url }))
     }
 
@@ -195,12 +206,8 @@ impl RuntimeService for CriRuntime {
         request: Request<StreamPodSandboxesRequest>,
     ) -> Result<Response<BoxStream<StreamPodSandboxesResponse>>, Status> {
         let request = request.map(|StreamPodSandboxesRequest { filter }| ListPodSandboxRequest { filter });
-        let mut sandboxes = self.list_pod_sandbox(request).await?.into_inner().items.into_iter().peekable();
-        let messages = std::iter::from_fn(move || {
-            sandboxes.peek()?;
-            Some(Ok(StreamPodSandboxesResponse { pod_sandboxes: sandboxes.by_ref().take(MAX_STREAMED).collect() }))
-        });
-        Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
+        let sandboxes = self.list_pod_sandbox(request).await?.into_inner().items;
+        Ok(chunked(sandboxes, MAX_STREAMED, |pod_sandboxes| StreamPodSandboxesResponse { pod_sandboxes }))
     }
 
     async fn create_container(
@@ -208,23 +215,27 @@ impl RuntimeService for CriRuntime {
         request: Request<CreateContainerRequest>,
     ) -> Result<Response<CreateContainerResponse>, Status> {
         // The sandbox has its configuration already.
-        let (_, extensions, CreateContainerRequest { pod_sandbox_id, config, sandbox_config: _ }) =
-            request.into_parts();
-        let config = config.ok_or_else(|| invalid_field("config", "it is missing"))?;
+        let check = |CreateContainerRequest { pod_sandbox_id, config, sandbox_config: _ }| {
+            Ok((pod_sandbox_id, config.ok_or_else(|| invalid_field("config", "it is missing"))?))
+        };
+        let call = self.call(request).try_map(check)?;
         let guard = CallGuard::default();
         let ended = guard.ended();
-        let create = move |engine: &Engine| containers::create(engine, &pod_sandbox_id, config, &ended);
-        let id = self.writer.call(Peer::of(&extensions), Weight::Create, create).await?;
-        Ok(Response::new(CreateContainerResponse { container_id: id.to_string() }))
+        call.write(Weight::Create, move |engine, (sandbox_id, config)| {
+            let id = containers::create(engine, &sandbox_id, config, &ended)?;
+            Ok(CreateContainerResponse { container_id: id.to_string() })
+        })
+        .await
+        .map(Response::new)
     }
 
     async fn start_container(
         &self,
         request: Request<StartContainerRequest>,
     ) -> Result<Response<StartContainerResponse>, Status> {
-        let (_, extensions, StartContainerRequest { container_id }) = request.into_parts();
-        let start = move |engine: &Engine| containers::start(engine, &container_id);
-        self.writer.call(Peer::of(&extensions), Weight::Create, start).await?;
+        self.call(request)
+            .write(Weight::Create, |engine, message| containers::start(engine, &message.container_id))
+            .await?;
         Ok(Response::new(StartContainerResponse {}))
     }
 
@@ -232,8 +243,8 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<StopContainerRequest>,
     ) -> Result<Response<StopContainerResponse>, Status> {
-        let (_, extensions, request) = request.into_parts();
-        containers::stop(&self.writer, Peer::of(&extensions), request).await?;
+        let Call { peer, message, .. } = self.call(request);
+        containers::stop(&self.writer, peer, message).await?;
         Ok(Response::new(StopContainerResponse {}))
     }
 
@@ -241,9 +252,9 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<RemoveContainerRequest>,
     ) -> Result<Response<RemoveContainerResponse>, Status> {
-        let (_, extensions, RemoveContainerRequest { container_id }) = request.into_parts();
-        let remove = move |engine: &Engine| containers::remove(engine, &container_id);
-        self.writer.call(Peer::of(&extensions), Weight::Stop, remove).await?;
+        self.call(request)
+            .write(Weight::Stop, |engine, message| containers::remove(engine, &message.container_id))
+            .await?;
         Ok(Response::new(RemoveContainerResponse {}))
     }
 
@@ -251,11 +262,12 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<ListContainersRequest>,
     ) -> Result<Response<ListContainersResponse>, Status> {
-        let (_, extensions, ListContainersRequest { filter }) = request.into_parts();
-        let filter = ContainerSelector::parse(filter)?;
-        let list = move |observer: &Observer| containers::list(observer, &filter);
-        let containers = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, list).await?;
-        Ok(Response::new(ListContainersResponse { containers }))
+        let call = self.call(request).try_map(|ListContainersRequest { filter }| ContainerSelector::parse(filter))?;
+        call.read(Weight::Heavy, |observer, filter| {
+            Ok(ListContainersResponse { containers: containers::list(observer, &filter)? })
+        })
+        .await
+        .map(Response::new)
     }
 
     /// The list of [`Self::list_containers`] in messages of bounded size. The stream ends with the list.
@@ -264,30 +276,29 @@ impl RuntimeService for CriRuntime {
         request: Request<StreamContainersRequest>,
     ) -> Result<Response<BoxStream<StreamContainersResponse>>, Status> {
         let request = request.map(|StreamContainersRequest { filter }| ListContainersRequest { filter });
-        let mut containers = self.list_containers(request).await?.into_inner().containers.into_iter().peekable();
-        let messages = std::iter::from_fn(move || {
-            containers.peek()?;
-            Some(Ok(StreamContainersResponse { containers: containers.by_ref().take(MAX_STREAMED).collect() }))
-        });
-        Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
+        let containers = self.list_containers(request).await?.into_inner().containers;
+        Ok(chunked(containers, MAX_STREAMED, |containers| StreamContainersResponse { containers }))
     }
 
     async fn container_status(
         &self,
         request: Request<ContainerStatusRequest>,
     ) -> Result<Response<ContainerStatusResponse>, Status> {
-        let (_, extensions, ContainerStatusRequest { container_id, verbose }) = request.into_parts();
-        let read = move |observer: &Observer| containers::status(observer, &container_id, verbose);
-        self.context.reader.call(Peer::of(&extensions), Weight::Light, read).await.map(Response::new)
+        let call = self.call(request);
+        call.read(Weight::Light, |observer, ContainerStatusRequest { container_id, verbose }| {
+            containers::status(observer, &container_id, verbose)
+        })
+        .await
+        .map(Response::new)
     }
 
     async fn reopen_container_log(
         &self,
         request: Request<ReopenContainerLogRequest>,
     ) -> Result<Response<ReopenContainerLogResponse>, Status> {
-        let (_, extensions, ReopenContainerLogRequest { container_id }) = request.into_parts();
-        let reopen = move |engine: &Engine| containers::reopen_log(engine, &container_id);
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, reopen).await?;
+        self.call(request)
+            .write(Weight::Heavy, |engine, message| containers::reopen_log(engine, &message.container_id))
+            .await?;
         Ok(Response::new(ReopenContainerLogResponse {}))
     }
 
@@ -296,37 +307,42 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<UpdateContainerResourcesRequest>,
     ) -> Result<Response<UpdateContainerResourcesResponse>, Status> {
-        let (_, extensions, UpdateContainerResourcesRequest { container_id, linux, windows, annotations: _ }) =
-            request.into_parts();
-        if windows.is_some() {
-            return Err(invalid_field("windows", "this is a Linux host"));
-        }
-        let resources = linux.unwrap_or_default();
-        let update = move |engine: &Engine| containers::update_resources(engine, &container_id, resources);
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, update).await?;
-        Ok(Response::new(UpdateContainerResourcesResponse {}))
+        let check = |UpdateContainerResourcesRequest { container_id, linux, windows, annotations: _ }| match windows {
+            Some(_) => Err(invalid_field("windows", "this is a Linux host")),
+            None => Ok((container_id, linux.unwrap_or_default())),
+        };
+        let call = self.call(request).try_map(check)?;
+        call.write(Weight::Heavy, |engine, (container_id, resources)| {
+            containers::update_resources(engine, &container_id, resources)?;
+            Ok(UpdateContainerResourcesResponse {})
+        })
+        .await
+        .map(Response::new)
     }
 
     async fn container_stats(
         &self,
         request: Request<ContainerStatsRequest>,
     ) -> Result<Response<ContainerStatsResponse>, Status> {
-        let (_, extensions, ContainerStatsRequest { container_id }) = request.into_parts();
-        let context = Arc::clone(&self.context);
-        let read = move |observer: &Observer| observe::container(&context, observer, &container_id);
-        let stats = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
-        Ok(Response::new(ContainerStatsResponse { stats: Some(stats) }))
+        let call = self.call(request);
+        call.sample(|context, observer, ContainerStatsRequest { container_id }| {
+            Ok(ContainerStatsResponse { stats: Some(observe::container(context, observer, &container_id)?) })
+        })
+        .await
+        .map(Response::new)
     }
 
     async fn list_container_stats(
         &self,
         request: Request<ListContainerStatsRequest>,
     ) -> Result<Response<ListContainerStatsResponse>, Status> {
-        let (_, extensions, ListContainerStatsRequest { filter }) = request.into_parts();
-        let (context, filter) = (Arc::clone(&self.context), StatsFilter::of_containers(filter)?);
-        let read = move |observer: &Observer| observe::list_containers(&context, observer, &filter);
-        let stats = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
-        Ok(Response::new(ListContainerStatsResponse { stats }))
+        let check = |ListContainerStatsRequest { filter }| StatsFilter::of_containers(filter);
+        let call = self.call(request).try_map(check)?;
+        call.sample(|context, observer, filter| {
+            Ok(ListContainerStatsResponse { stats: observe::list_containers(context, observer, &filter)? })
+        })
+        .await
+        .map(Response::new)
     }
 
     /// The list of [`Self::list_container_stats`] in messages of bounded size. The stream ends with the list.
@@ -336,29 +352,32 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<BoxStream<StreamContainerStatsResponse>>, Status> {
         let request = request.map(|StreamContainerStatsRequest { filter }| ListContainerStatsRequest { filter });
         let stats = self.list_container_stats(request).await?.into_inner().stats;
-        Ok(chunked(stats, |container_stats| StreamContainerStatsResponse { container_stats }))
+        Ok(chunked(stats, MAX_STREAMED_STATS, |container_stats| StreamContainerStatsResponse { container_stats }))
     }
 
     async fn pod_sandbox_stats(
         &self,
         request: Request<PodSandboxStatsRequest>,
     ) -> Result<Response<PodSandboxStatsResponse>, Status> {
-        let (_, extensions, PodSandboxStatsRequest { pod_sandbox_id }) = request.into_parts();
-        let context = Arc::clone(&self.context);
-        let read = move |observer: &Observer| observe::sandbox_stats(&context, observer, &pod_sandbox_id);
-        let stats = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
-        Ok(Response::new(PodSandboxStatsResponse { stats: Some(stats) }))
+        let call = self.call(request);
+        call.sample(|context, observer, PodSandboxStatsRequest { pod_sandbox_id }| {
+            Ok(PodSandboxStatsResponse { stats: Some(observe::sandbox_stats(context, observer, &pod_sandbox_id)?) })
+        })
+        .await
+        .map(Response::new)
     }
 
     async fn list_pod_sandbox_stats(
         &self,
         request: Request<ListPodSandboxStatsRequest>,
     ) -> Result<Response<ListPodSandboxStatsResponse>, Status> {
-        let (_, extensions, ListPodSandboxStatsRequest { filter }) = request.into_parts();
-        let (context, filter) = (Arc::clone(&self.context), StatsFilter::of_sandboxes(filter)?);
-        let read = move |observer: &Observer| observe::list_sandboxes(&context, observer, &filter);
-        let stats = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
-        Ok(Response::new(ListPodSandboxStatsResponse { stats }))
+        let check = |ListPodSandboxStatsRequest { filter }| StatsFilter::of_sandboxes(filter);
+        let call = self.call(request).try_map(check)?;
+        call.sample(|context, observer, filter| {
+            Ok(ListPodSandboxStatsResponse { stats: observe::list_sandboxes(context, observer, &filter)? })
+        })
+        .await
+        .map(Response::new)
     }
 
     /// The list of [`Self::list_pod_sandbox_stats`] in messages of bounded size. The stream ends with the list.
@@ -368,7 +387,7 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<BoxStream<StreamPodSandboxStatsResponse>>, Status> {
         let request = request.map(|StreamPodSandboxStatsRequest { filter }| ListPodSandboxStatsRequest { filter });
         let stats = self.list_pod_sandbox_stats(request).await?.into_inner().stats;
-        Ok(chunked(stats, |pod_sandbox_stats| StreamPodSandboxStatsResponse { pod_sandbox_stats }))
+        Ok(chunked(stats, MAX_STREAMED_STATS, |pod_sandbox_stats| StreamPodSandboxStatsResponse { pod_sandbox_stats }))
     }
 
     async fn list_metric_descriptors(
@@ -383,11 +402,12 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<ListPodSandboxMetricsRequest>,
     ) -> Result<Response<ListPodSandboxMetricsResponse>, Status> {
-        let (_, extensions, ListPodSandboxMetricsRequest {}) = request.into_parts();
-        let context = Arc::clone(&self.context);
-        let read = move |observer: &Observer| observe::list_metrics(&context, observer);
-        let pod_metrics = self.context.reader.call(Peer::of(&extensions), Weight::Heavy, read).await?;
-        Ok(Response::new(ListPodSandboxMetricsResponse { pod_metrics }))
+        let call = self.call(request);
+        call.sample(|context, observer, ListPodSandboxMetricsRequest {}| {
+            Ok(ListPodSandboxMetricsResponse { pod_metrics: observe::list_metrics(context, observer)? })
+        })
+        .await
+        .map(Response::new)
     }
 
     /// The list of [`Self::list_pod_sandbox_metrics`] in messages of bounded size. The stream ends with the list.
@@ -397,7 +417,9 @@ impl RuntimeService for CriRuntime {
     ) -> Result<Response<BoxStream<StreamPodSandboxMetricsResponse>>, Status> {
         let request = request.map(|StreamPodSandboxMetricsRequest {}| ListPodSandboxMetricsRequest {});
         let metrics = self.list_pod_sandbox_metrics(request).await?.into_inner().pod_metrics;
-        Ok(chunked(metrics, |pod_sandbox_metrics| StreamPodSandboxMetricsResponse { pod_sandbox_metrics }))
+        Ok(chunked(metrics, MAX_STREAMED_STATS, |pod_sandbox_metrics| StreamPodSandboxMetricsResponse {
+            pod_sandbox_metrics,
+        }))
     }
 
     async fn get_container_events(
@@ -409,8 +431,8 @@ impl RuntimeService for CriRuntime {
     }
 
     async fn exec_sync(&self, request: Request<ExecSyncRequest>) -> Result<Response<ExecSyncResponse>, Status> {
-        let (_, extensions, request) = request.into_parts();
-        containers::exec_sync(&self.writer, Peer::of(&extensions), request).await.map(Response::new)
+        let Call { peer, message, .. } = self.call(request);
+        containers::exec_sync(&self.writer, peer, message).await.map(Response::new)
     }
 
     /// Records the resources, which kubelets have set in the cgroup above the sandbox's before.
@@ -418,15 +440,13 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<UpdatePodSandboxResourcesRequest>,
     ) -> Result<Response<UpdatePodSandboxResourcesResponse>, Status> {
-        let (_, extensions, request) = request.into_parts();
-        let update = move |engine: &Engine| sandbox::update_resources(engine, request);
-        self.writer.call(Peer::of(&extensions), Weight::Heavy, update).await?;
+        self.call(request).write(Weight::Heavy, sandbox::update_resources).await?;
         Ok(Response::new(UpdatePodSandboxResourcesResponse {}))
     }
 }
 
-/// A stream of a list in messages of bounded size.
-fn chunked<T, M>(list: Vec<T>, message: impl Fn(Vec<T>) -> M + Send + 'static) -> Response<BoxStream<M>>
+/// A stream of a list in messages of at most `max` elements.
+fn chunked<T, M>(list: Vec<T>, max: usize, message: impl Fn(Vec<T>) -> M + Send + 'static) -> Response<BoxStream<M>>
 where
     T: Send + 'static,
     M: Send + 'static,
@@ -434,7 +454,7 @@ where
     let mut list = list.into_iter().peekable();
     let messages = std::iter::from_fn(move || {
         list.peek()?;
-        Some(Ok(message(list.by_ref().take(MAX_STREAMED_STATS).collect())))
+        Some(Ok(message(list.by_ref().take(max).collect())))
     });
     Response::new(Box::pin(tokio_stream::iter(messages)))
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gantry_engine::ImageFormat;
-use gantry_engine::model::{AppState, EventKind, Phase, PhaseName, Timestamp};
+use gantry_model::{AppState, EventKind, Phase, PhaseName, Timestamp};
 use gantry_proto::rkt::v1alpha::{self as wire, EventType, ImageType, KeyValue, PodState};
 
 /// The state of a pod.
@@ -104,20 +104,9 @@ pub(super) fn event_type(kind: EventKind) -> EventType {
     }
 }
 
-/// The kind of events of this type; `None` for the type that rkt does not define.
-pub(super) fn event_kind(kind: EventType) -> Option<EventKind> {
-    match kind {
-        EventType::Undefined => None,
-        EventType::PodPrepared => Some(EventKind::PodPrepared),
-        EventType::PodPrepareAborted => Some(EventKind::PodPrepareAborted),
-        EventType::PodStarted => Some(EventKind::PodStarted),
-        EventType::PodExited => Some(EventKind::PodExited),
-        EventType::PodGarbageCollected => Some(EventKind::PodGarbageCollected),
-        EventType::AppStarted => Some(EventKind::AppStarted),
-        EventType::AppExited => Some(EventKind::AppExited),
-        EventType::ImageImported => Some(EventKind::ImageImported),
-        EventType::ImageRemoved => Some(EventKind::ImageRemoved),
-    }
+/// The kinds of events of this type; of the undefined one, those that rkt has no type for.
+pub(super) fn event_kinds(wanted: EventType) -> impl Iterator<Item = EventKind> {
+    EventKind::ALL.into_iter().filter(move |kind| event_type(*kind) == wanted)
 }
 
 /// Keys and values, sorted by key.

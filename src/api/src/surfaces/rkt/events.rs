@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gantry_engine::model::query::EventQuery;
-use gantry_engine::model::{Event, EventKind, NewEvent};
 use gantry_engine::name_and_version;
+use gantry_model::query::EventQuery;
+use gantry_model::{EventKind, EventRecord, NewEvent};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, EventFilter, EventType, KeyValue, ListenEventsRequest};
 use prost::Message as _;
@@ -52,15 +52,13 @@ pub(super) struct EventSelection {
     /// In place of the query's lists, which are searched one by one.
     ids: HashSet<String>,
     names: HashSet<String>,
-    /// Only types that no event has were requested.
-    never: bool,
 }
 
 impl EventSelection {
     /// Translates the request.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, with the field.
+    /// `INVALID_ARGUMENT`, which names the field.
     pub(super) fn parse(request: ListenEventsRequest) -> Result<Self, Status> {
         let ListenEventsRequest { filter } = request;
         let EventFilter { types, ids, names, since_time, until_time } = filter.unwrap_or_default();
@@ -70,14 +68,17 @@ impl EventSelection {
         for number in &types {
             let known = EventType::try_from(*number);
             let known = known.map_err(|_| invalid_field("filter.types", &format!("there is no EventType {number}")))?;
-            kinds.extend(convert::event_kind(known).filter(|kind| !kinds.contains(kind)));
+            for kind in convert::event_kinds(known) {
+                if !kinds.contains(&kind) {
+                    kinds.push(kind);
+                }
+            }
         }
         let (since, until) = time_range(
             SecondsField { name: "filter.since_time", seconds: since_time },
             SecondsField { name: "filter.until_time", seconds: until_time },
         )?;
         Ok(Self {
-            never: kinds.is_empty() && !types.is_empty(),
             ids: budget.check_texts("filter.ids", ids)?.into_iter().map(event_id).collect(),
             names: budget.check_texts("filter.names", names)?.into_iter().collect(),
             query: EventQuery { kinds, ids: Vec::new(), names: Vec::new(), since, until },
@@ -87,17 +88,15 @@ impl EventSelection {
     fn matches(&self, event: &NewEvent) -> bool {
         let has_name =
             |names: &HashSet<String>| names.contains(&event.name) || names.contains(name_and_image_version(event).0);
-        !self.never
-            && self.query.holds(event)
+        self.query.holds(event)
             && (self.ids.is_empty() || self.ids.contains(&event.id))
             && (self.names.is_empty() || has_name(&self.names))
     }
 
     /// Whether it selects every event from now on.
     fn is_all(&self) -> bool {
-        let Self { query: EventQuery { kinds, ids, names, since, until }, ids: id_set, names: name_set, never } = self;
-        !never
-            && kinds.is_empty()
+        let Self { query: EventQuery { kinds, ids, names, since, until }, ids: id_set, names: name_set } = self;
+        kinds.is_empty()
             && [ids, names].iter().all(|list| list.is_empty())
             && [id_set, name_set].iter().all(|set| set.is_empty())
             && (since, until) == (&None, &None)
@@ -123,13 +122,13 @@ fn name_and_image_version(event: &NewEvent) -> (&str, Option<&str>) {
 
 /// Encodes an event as an element of the only field of ListenEventsResponse. The protobuf is written by hand, so that
 /// the bytes of an event are made once for all subscribers.
-fn encode(event: &Event) -> Vec<u8> {
-    encode_after_gap(event, None)
+fn encode(record: &EventRecord) -> Vec<u8> {
+    encode_after_gap(record, None)
 }
 
 /// The same, with the highest number of the deleted events before it.
-fn encode_after_gap(event: &Event, trimmed: Option<u64>) -> Vec<u8> {
-    let Event { seq, boot: _, event } = event;
+fn encode_after_gap(record: &EventRecord, trimmed: Option<u64>) -> Vec<u8> {
+    let EventRecord { seq, boot: _, event } = record;
     let NewEvent { kind, at, id, name: _, data } = event;
     let (name, version) = name_and_image_version(event);
     let mut data = convert::pairs(data);
@@ -267,7 +266,7 @@ impl Subscriber {
         let encoder = self.subscribers.encoder;
         if self.is_all && batch.is_live && self.cursor.gap.is_none() {
             let events = fitting(&batch.events, encoder);
-            let to = events.last().map_or(batch.to, |event| event.event.seq);
+            let to = events.last().map_or(batch.to, |event| event.seq());
             self.cursor.advance(to);
             let make = || events.iter().flat_map(|event| event.encoded(encoder).into_owned()).collect();
             return self.subscribers.shared_message(batch.from, to, make);
@@ -276,7 +275,7 @@ impl Subscriber {
         let full_at = batch.events.iter().position(|event| !message.add(event, encoder));
         let to = match full_at {
             None => batch.to,
-            Some(index) => index.checked_sub(1).map_or(batch.from, |last| batch.events[last].event.seq),
+            Some(index) => index.checked_sub(1).map_or(batch.from, |last| batch.events[last].seq()),
         };
         let Message { bytes, gap, .. } = message;
         self.cursor.gap = gap;
@@ -310,9 +309,9 @@ impl Message<'_> {
         if self.bytes.len() >= MAX_MESSAGE {
             return false;
         }
-        if self.selection.matches(&event.event.event) {
+        if self.selection.matches(event.event()) {
             match self.gap.take() {
-                Some(gap) => self.bytes.extend(encode_after_gap(&event.event, Some(gap))),
+                Some(gap) => self.bytes.extend(encode_after_gap(&event.record, Some(gap))),
                 None => self.bytes.extend_from_slice(&event.encoded(encoder)),
             }
         }

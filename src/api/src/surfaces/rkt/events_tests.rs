@@ -2,16 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use gantry_engine::model::{EventKind, Timestamp};
 use gantry_engine::{CommitWatcher, Options};
+use gantry_model::{EventKind, Timestamp};
 use gantry_proto::rkt::v1alpha::ListenEventsResponse;
 
 use super::*;
 
-fn event(seq: u64, kind: EventKind, id: &str, name: &str) -> Event {
+fn event(seq: u64, kind: EventKind, id: &str, name: &str) -> EventRecord {
     let at = Timestamp(i64::try_from(seq).unwrap() * 1_000_000_000 + 5);
     let data = BTreeMap::from([("exit_code".to_owned(), "7".to_owned())]);
-    Event { seq, boot: "b".to_owned(), event: NewEvent { kind, at, id: id.to_owned(), name: name.to_owned(), data } }
+    EventRecord {
+        seq,
+        boot: "b".to_owned(),
+        event: NewEvent { kind, at, id: id.to_owned(), name: name.to_owned(), data },
+    }
 }
 
 fn selection(filter: EventFilter) -> EventSelection {
@@ -39,6 +43,7 @@ fn filters_select_events() {
         types: types.iter().map(|kind| i32::from(*kind)).collect(),
         ..EventFilter::default()
     };
+    assert!(selection(types(&[EventType::Undefined])).matches(&event(100, EventKind::PodStopping, "pod", "").event));
     let ids = |all: &[&str]| EventFilter { ids: texts(all), ..EventFilter::default() };
     let names = |all: &[&str]| EventFilter { names: texts(all), ..EventFilter::default() };
     let since = |since_time| EventFilter { since_time, ..EventFilter::default() };

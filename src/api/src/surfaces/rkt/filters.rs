@@ -6,8 +6,8 @@
 
 use std::str::FromStr;
 
-use gantry_engine::model::query;
-use gantry_engine::model::{AppName, ImageId, PhaseName, PodId};
+use gantry_model::query;
+use gantry_model::{AppName, ImageId, PhaseName, PodId};
 use gantry_proto::rkt::v1alpha::{ImageFilter, KeyValue, PodFilter, PodState};
 use tonic::Status;
 

@@ -1,9 +1,9 @@
 //! ListImages and InspectImage.
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::query::ImageFilter;
-use gantry_engine::model::{ErrorKind, Kind as _};
 use gantry_engine::{ImageView, Observer};
+use gantry_model::id::shown;
+use gantry_model::query::ImageFilter;
+use gantry_model::{ErrorKind, Kind as _};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectImageResponse, ListImagesResponse};
 use tonic::Status;

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use gantry_engine::LineRef;
-use gantry_engine::model::{AppName, Timestamp};
+use gantry_model::{AppName, Timestamp};
 use gantry_proto::encoded::Encoded;
 use prost::encoding::{encode_varint, encoded_len_varint};
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use gantry_engine::model::AppName;
-use gantry_engine::model::id::shown;
 use gantry_engine::{LogQuery, LogReader, Observer};
+use gantry_model::AppName;
+use gantry_model::id::shown;
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::GetLogsRequest;
 use tokio_stream::wrappers::ReceiverStream;
@@ -29,7 +29,7 @@ impl LogSelection {
     /// Translates the request.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, with the field.
+    /// `INVALID_ARGUMENT`, which names the field.
     pub(super) fn parse(request: GetLogsRequest) -> Result<Self, Status> {
         let GetLogsRequest { pod_id, app_name, lines, follow, since_time, until_time } = request;
         check_text("pod_id", &pod_id)?;

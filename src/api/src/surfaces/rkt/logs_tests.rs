@@ -1,6 +1,6 @@
 //! Requests; the streams are tested by the server's tests.
 
-use gantry_engine::model::Timestamp;
+use gantry_model::Timestamp;
 
 use super::*;
 

@@ -14,15 +14,14 @@ mod pod_cache;
 mod pods;
 mod service;
 
-use std::sync::Arc;
+use std::io;
 
 use gantry_proto::rkt::server::public_api_server::PublicApiServer;
 use tonic::Status;
 
-use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
 use crate::peer::{Caller, GROUP, Peer};
-use crate::surface::{Access, Endpoint, Services, Surface};
+use crate::surface::{AccessRules, Endpoint, Services, Surface, SurfaceStart};
 
 /// Its socket files are open to their owner and to the group `gantry`.
 pub const SOCKET_ACCESS: SocketAccess = SocketAccess { mode: 0o660, group: Some(GROUP) };
@@ -43,10 +42,17 @@ impl Surface for RktSurface {
         gantry_proto::rkt::DESCRIPTORS
     }
 
-    fn access(&self) -> Access {
-        Access::ReadOnly
+    fn start(self: Box<Self>, start: SurfaceStart<'_>) -> io::Result<Services> {
+        let service = service::Service::new(start.context());
+        let mut services = start.services(RktRules);
+        services.add(PublicApiServer::new(service).max_decoding_message_size(MAX_REQUEST));
+        Ok(services)
     }
+}
 
+struct RktRules;
+
+impl AccessRules for RktRules {
     /// Every client that can connect may read; the permissions of the socket decide who can. Values of environment
     /// variables are hidden from some clients, see [`detail`].
     fn admits(&self, _peer: Peer) -> bool {
@@ -55,10 +61,5 @@ impl Surface for RktSurface {
 
     fn authorize(&self, _caller: &Caller, _method: &str) -> Result<(), Status> {
         Ok(())
-    }
-
-    fn add_services(&self, context: &Arc<Context>, services: &mut Services) {
-        let service = service::Service::new(Arc::clone(context));
-        services.add(PublicApiServer::new(service).max_decoding_message_size(MAX_REQUEST));
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::query::PodFilter;
-use gantry_engine::model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
 use gantry_engine::name_and_version;
 use gantry_engine::{AppRow, NetworkSummary, Networks, Observer, PodError, PodFilesStamp, PodView};
+use gantry_model::id::shown;
+use gantry_model::query::PodFilter;
+use gantry_model::{ErrorKind, ImageId, Kind as _, NetMode, PodPrefix};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, InspectPodResponse, ListPodsResponse, Network};
 use prost::Message;
@@ -31,7 +31,7 @@ impl ListSize {
     /// Adds an element.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED: the response is too large.
+    /// `RESOURCE_EXHAUSTED` if the response is too large.
     pub(super) fn add(&mut self, element: &impl Message) -> Result<(), Status> {
         let length = element.encoded_len();
         if self.bytes + length > MAX_LIST {

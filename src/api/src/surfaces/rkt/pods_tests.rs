@@ -1,6 +1,6 @@
 //! Sizes and networks; the server's tests cover complete responses.
 
-use gantry_engine::model::net::{PodAddress, PodNetwork};
+use gantry_model::net::{PodAddress, PodNetwork};
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Containers: a row per pod, and one per app of it, exited ones included.
 
-use gantry_engine::model::{AppState, Phase};
 use gantry_engine::{AppRow, Observer, PodView};
+use gantry_model::{AppState, Phase};
 use gantry_proto::talos::common::ContainerDriver;
 use gantry_proto::talos::machine::{Container, ContainerInfo, ContainersRequest};
 use tonic::Status;
@@ -12,7 +12,7 @@ use crate::status;
 /// The rows that a request selects.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, or the store cannot be read.
+/// `INVALID_ARGUMENT` for the request, and the store's error if it cannot be read.
 pub(super) fn list(observer: &Observer, request: &ContainersRequest) -> Result<Container, Status> {
     let (namespace, driver) = Namespace::parse(&request.namespace, request.driver)?;
     if namespace == Namespace::System {

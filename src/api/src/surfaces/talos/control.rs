@@ -46,8 +46,9 @@ impl MachineControl {
     /// Executes a command for an administrator. Returns when the service manager has accepted it.
     ///
     /// # Errors
-    /// UNIMPLEMENTED with Talos' text: the configuration does not permit it. PERMISSION_DENIED: the peer is no
-    /// administrator. FAILED_PRECONDITION: the command cannot be executed. INTERNAL: it failed. DEADLINE_EXCEEDED.
+    /// `UNIMPLEMENTED` with Talos' text if the configuration does not permit it, `PERMISSION_DENIED` if the peer is no
+    /// administrator, `FAILED_PRECONDITION` if the command cannot be executed, `INTERNAL` if it fails, and
+    /// `DEADLINE_EXCEEDED` if it does not end in time.
     pub(super) async fn execute(&self, peer: Peer, action: MachineAction) -> Result<(), Status> {
         let commands = self.0.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(machine_control)?;
         if !is_administrator(peer) {

@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::query::EventQuery;
 use gantry_engine::now;
+use gantry_model::id::shown;
+use gantry_model::query::EventQuery;
 use gantry_proto::talos::machine::{Event, EventsRequest, ServiceStateEvent};
 use prost::Message as _;
 use prost_types::Any;
@@ -59,7 +59,7 @@ impl EventSelection {
     /// Reads the request.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT: an invalid id, or more than one tail.
+    /// `INVALID_ARGUMENT` if an id is invalid or there is more than one tail.
     pub(super) fn parse(request: EventsRequest) -> Result<Self, Status> {
         let EventsRequest { tail_events, tail_id, tail_seconds, with_actor_id } = request;
         check_text("tail_id", &tail_id)?;
@@ -195,7 +195,7 @@ impl Subscriber {
                 if self.sender.is_closed() {
                     return Ok(Vec::new());
                 }
-                batch.events.retain(|event| event.event.seq <= end);
+                batch.events.retain(|event| event.seq() <= end);
                 for event in self.messages(&batch).await? {
                     last.push_back(event);
                     if last.len() > count {
@@ -216,8 +216,8 @@ impl Subscriber {
     async fn messages(&mut self, batch: &EventBatch) -> Result<Vec<Event>, Status> {
         let mut changes = Vec::new();
         for event in &batch.events {
-            let seq = event.event.seq;
-            let event = &event.event.event;
+            let seq = event.seq();
+            let event = event.event();
             let Some(change) = self.states.translate(event) else { continue };
             if EventPosition::after(seq) > self.shown_after && self.actor.is_empty() {
                 changes.push((seq, event, change));
@@ -268,7 +268,7 @@ impl Subscriber {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_engine::model::Timestamp;
+    use gantry_model::Timestamp;
 
     fn tail(request: EventsRequest) -> Result<Tail, Status> {
         EventSelection::parse(request).map(|selection| selection.tail)

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use gantry_engine::model::ImageRef;
-use gantry_engine::model::id::shown;
 use gantry_engine::{Engine, Observer, Options, PullPolicy};
+use gantry_model::ImageRef;
+use gantry_model::id::shown;
 use gantry_proto::talos::common::ContainerdNamespace;
 use gantry_proto::talos::machine::{ImageListResponse, ImagePullRequest};
 use prost_types::Timestamp;
@@ -20,7 +20,7 @@ use crate::status;
 /// Whether a namespace has images.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the namespace does not exist.
+/// `INVALID_ARGUMENT` if the namespace does not exist.
 pub(super) fn has_images(namespace: i32) -> Result<bool, Status> {
     match ContainerdNamespace::try_from(namespace) {
         // Old clients leave it out.
@@ -64,7 +64,7 @@ impl PullReference {
     /// Reads the request.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT: the reference is not that of an image in a registry, or the namespace has no images.
+    /// `INVALID_ARGUMENT` if the reference is not that of an image in a registry, or the namespace has no images.
     pub(super) fn parse(request: &ImagePullRequest) -> Result<Self, Status> {
         let ImagePullRequest { namespace, reference } = request;
         if !has_images(*namespace)? {
@@ -90,8 +90,8 @@ impl PullReference {
 /// Fetches an image, on a thread of its own: a fetch may take minutes. It finishes also if its client goes away.
 ///
 /// # Errors
-/// The status of the fetch's error: NOT_FOUND, PERMISSION_DENIED, UNAVAILABLE … RESOURCE_EXHAUSTED: no thread can be
-/// started.
+/// The status of the fetch's error, such as `NOT_FOUND`, `PERMISSION_DENIED` or `UNAVAILABLE`, and `RESOURCE_EXHAUSTED`
+/// if no thread can be started.
 pub(super) async fn pull(options: Options, pulls: &Arc<Semaphore>, reference: PullReference) -> Result<(), Status> {
     run_fetch(pulls, move || fetch(options, &reference.0)).await
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use gantry_engine::model::query::EventQuery;
-use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, Timestamp};
 use gantry_engine::{LineRef, LogQuery, LogReader, Observer};
+use gantry_model::query::EventQuery;
+use gantry_model::{ErrorKind, Kind as _, Phase, PodId, Timestamp};
 use gantry_proto::talos::common::Data;
 use gantry_proto::talos::machine::LogsRequest;
 use tokio::sync::mpsc;
@@ -40,7 +40,7 @@ impl LogSelection {
     /// Reads the request. A negative number of lines means all, and 0 none but those that follow.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with Talos' texts.
+    /// `INVALID_ARGUMENT` with Talos' texts.
     pub(super) fn parse(request: LogsRequest, now: Timestamp) -> Result<Self, Status> {
         let LogsRequest { namespace, id, driver, follow, tail_lines } = request;
         let (namespace, _) = Namespace::parse(&namespace, driver)?;
@@ -59,13 +59,13 @@ impl LogSelection {
     /// The lines of gantryd that are selected; `None`: those of a pod or an app.
     ///
     /// # Errors
-    /// NOT_FOUND with Talos' text: another id in the namespace `system`.
+    /// `NOT_FOUND` with Talos' text for another id in the namespace `system`.
     fn daemon(&self) -> Result<Option<DaemonLogSelection>, Status> {
         if self.namespace != Namespace::System {
             return Ok(None);
         }
         if self.id != names::DAEMON {
-            let id = gantry_engine::model::id::shown(&self.id);
+            let id = gantry_model::id::shown(&self.id);
             return Err(Status::not_found(format!("log \"{id}\" was not registered")));
         }
         // No line before the request is selected by its time.
@@ -85,7 +85,7 @@ impl LogSelection {
 /// Starts the stream.
 ///
 /// # Errors
-/// NOT_FOUND, or the logs cannot be read.
+/// `NOT_FOUND` if there is no such log, and the error of reading the logs.
 pub(super) async fn stream(
     context: &Arc<Context>,
     permit: QuotaPermit,
@@ -208,7 +208,7 @@ impl LogFollower {
             loop {
                 let Some(batch) = cursor.next(sender.closed()).await? else { return Ok(false) };
                 cursor.advance(batch.to);
-                if batch.events.iter().any(|event| event.event.event.id == pod) {
+                if batch.events.iter().any(|event| event.event().id == pod) {
                     break;
                 }
             }
@@ -265,7 +265,7 @@ impl LogEncoder for DataEncoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_engine::model::AppName;
+    use gantry_model::AppName;
 
     #[test]
     fn messages_end_with_lines() {

@@ -37,7 +37,8 @@ mod stats;
 mod targets;
 mod xid;
 
-use std::sync::{Arc, OnceLock};
+use std::io;
+use std::sync::Arc;
 
 use gantry_engine::Engine;
 use gantry_proto::talos::cluster::cluster_service_server::ClusterServiceServer;
@@ -58,10 +59,9 @@ pub use self::own_names::NodeCertificate;
 use self::services::{Clock, Machine, Network, NodeHealth, Os, Others, Resources, Storage};
 use crate::audit::AuditedCall;
 use crate::bridge::Bridge;
-use crate::context::Context;
 use crate::listen::{Listener, SocketAccess};
 use crate::peer::{Caller, GROUP, Peer};
-use crate::surface::{Access, Endpoint, Security, Services, Surface};
+use crate::surface::{AccessRules, Endpoint, Security, Services, Surface, SurfaceStart};
 use crate::tls::MutualTls;
 
 /// Its socket files are open to their owner and to the group `gantry`, whose members may read.
@@ -79,16 +79,13 @@ pub fn endpoint(
     control: MachineControl,
     certificate: NodeCertificate,
 ) -> Endpoint {
-    Endpoint::new(TalosSurface { control, certificate, writer: OnceLock::new() }, listeners)
+    Endpoint::new(TalosSurface { control, certificate }, listeners)
         .secured(tls.map_or(Security::Plain, Security::TlsOverTcp))
 }
 
-#[derive(Default)]
 struct TalosSurface {
     control: MachineControl,
     certificate: NodeCertificate,
-    /// Set when the services are added.
-    writer: OnceLock<Arc<Bridge<Engine>>>,
 }
 
 impl Surface for TalosSurface {
@@ -96,10 +93,30 @@ impl Surface for TalosSurface {
         gantry_proto::talos::DESCRIPTORS
     }
 
-    fn access(&self) -> Access {
-        Access::ReadWrite
+    fn start(self: Box<Self>, mut start: SurfaceStart<'_>) -> io::Result<Services> {
+        let (context, writer) = (start.context(), start.writer()?);
+        let node = Arc::new(Node::new(context, Arc::clone(&writer), self.control, self.certificate));
+        let mut services = start.services(TalosRules { writer });
+        services.add(MachineServiceServer::new(Machine(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
+        services.add(OsServiceServer::new(Os(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
+        services.add(ClusterServiceServer::new(Others));
+        services.add(HealthServer::new(NodeHealth(Arc::clone(&node))));
+        services.add(InspectServiceServer::new(Others));
+        services.add(NetworkServiceServer::new(Network(Arc::clone(&node))));
+        services.add(ResourceServiceServer::new(Resources(Arc::clone(&node))));
+        services.add(SecurityServiceServer::new(Others));
+        services.add(StorageServiceServer::new(Storage(Arc::clone(&node))));
+        services.add(TimeServiceServer::new(Clock(node)));
+        Ok(services)
     }
+}
 
+struct TalosRules {
+    /// Records the audit.
+    writer: Arc<Bridge<Engine>>,
+}
+
+impl AccessRules for TalosRules {
     /// A TCP client without a certificate has no identity, so it is not admitted.
     fn admits(&self, peer: Peer) -> bool {
         match peer {
@@ -113,25 +130,7 @@ impl Surface for TalosSurface {
     }
 
     fn audit(&self, caller: &Caller, method: &str) -> Option<AuditedCall> {
-        let writer = self.writer.get().filter(|_| roles::is_mutating(method))?;
-        let roles = roles::Roles::of_caller(caller).to_string();
-        Some(AuditedCall::new(caller, roles, method, Arc::clone(writer)))
-    }
-
-    fn add_services(&self, context: &Arc<Context>, services: &mut Services) {
-        // The surface's access is read-write, so a writer exists.
-        let Some(writer) = services.writer() else { return };
-        self.writer.get_or_init(|| Arc::clone(&writer));
-        let node = Arc::new(Node::new(Arc::clone(context), writer, self.control.clone(), self.certificate.clone()));
-        services.add(MachineServiceServer::new(Machine(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
-        services.add(OsServiceServer::new(Os(Arc::clone(&node))).max_decoding_message_size(MAX_REQUEST));
-        services.add(ClusterServiceServer::new(Others));
-        services.add(HealthServer::new(NodeHealth(Arc::clone(&node))));
-        services.add(InspectServiceServer::new(Others));
-        services.add(NetworkServiceServer::new(Network(Arc::clone(&node))));
-        services.add(ResourceServiceServer::new(Resources(Arc::clone(&node))));
-        services.add(SecurityServiceServer::new(Others));
-        services.add(StorageServiceServer::new(Storage(Arc::clone(&node))));
-        services.add(TimeServiceServer::new(Clock(node)));
+        let roles = || roles::Roles::of_caller(caller).to_string();
+        roles::is_mutating(method).then(|| AuditedCall::new(caller, roles(), method, Arc::clone(&self.writer)))
     }
 }

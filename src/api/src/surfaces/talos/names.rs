@@ -10,9 +10,9 @@
 //!
 //! APP of a container that a kubelet made is its name in Kubernetes, which all its attempts share.
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::{PodId, PodNamespace, pod_namespace};
 use gantry_engine::{AppRow, Observer, PodRow, PodView};
+use gantry_model::id::shown;
+use gantry_model::{PodId, PodNamespace, pod_namespace};
 use gantry_proto::talos::common::ContainerDriver;
 use gantry_proto::talos::machine::LogsContainer;
 use tonic::Status;
@@ -42,7 +42,7 @@ impl Namespace {
     /// Reads the fields `namespace` and `driver`.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with Talos' texts.
+    /// `INVALID_ARGUMENT` with Talos' texts.
     pub(super) fn parse(namespace: &str, driver: i32) -> Result<(Self, ContainerDriver), Status> {
         check_text("namespace", namespace)?;
         let driver = ContainerDriver::try_from(driver)
@@ -134,7 +134,8 @@ fn app_called<'a>(apps: &'a [AppRow], name: &str) -> Option<&'a AppRow> {
 /// first, then the newest.
 ///
 /// # Errors
-/// NOT_FOUND with Talos' text. INVALID_ARGUMENT with the candidates: several run, or a prefix has several pods.
+/// `NOT_FOUND` with Talos' text if there is none, and `INVALID_ARGUMENT` with the candidates if several run or a prefix
+/// has several pods.
 pub(super) fn find(observer: &Observer, namespace: &Namespace, id: &str) -> Result<Selection, Status> {
     check_text("id", id)?;
     let none = || Status::not_found(format!("container \"{}\" not found", shown(id)));

@@ -4,14 +4,15 @@ use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use gantry_engine::model::Timestamp;
 use gantry_engine::{Engine, now};
+use gantry_model::Timestamp;
 use tokio::sync::Semaphore;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 use super::control::MachineControl;
+use super::host::clock::TimeChecks;
 use super::own_names::{NodeCertificate, OwnNames};
 use super::pod_change::PodChange;
 use super::service_ids::ServiceIds;
@@ -48,6 +49,7 @@ pub(super) struct Node {
     pub(super) file_jobs: Quota,
     pub(super) pulls: Arc<Semaphore>,
     pub(super) watches: Quota,
+    pub(super) time_checks: TimeChecks,
     pub(super) service_ids: Arc<ServiceIds>,
 }
 
@@ -70,6 +72,7 @@ impl Node {
             file_jobs: Quota::new(MAX_FILE_JOBS),
             pulls: Arc::new(Semaphore::new(MAX_PULLS)),
             watches: Quota::new(MAX_WATCHES),
+            time_checks: TimeChecks::default(),
             service_ids: Arc::default(),
         }
     }
@@ -77,21 +80,21 @@ impl Node {
     /// The nodes that a call names.
     ///
     /// # Errors
-    /// See [`Targets::parse`].
-    pub(super) async fn targets(&self, metadata: &MetadataMap) -> Result<Targets, Status> {
+    /// The errors of [`Targets::parse`], and `RESOURCE_EXHAUSTED` if too many calls wait.
+    pub(super) async fn targets(&self, peer: Peer, metadata: &MetadataMap) -> Result<Targets, Status> {
         if !Targets::are_named(metadata) {
             return Ok(Targets::This);
         }
-        // The host may have thousands of addresses, and the certificate is a file.
+        // The host may have thousands of addresses, and the certificate is a file. Slow work of other calls must not
+        // delay this.
         let (metadata, own) = (metadata.clone(), OwnNames::new(self.certificate.clone()));
-        let parsed = tokio::task::spawn_blocking(move || Targets::parse(&metadata, own)).await;
-        parsed.map_err(|error| Status::internal(format!("cannot read the nodes of the call: {error}")))?
+        self.context.reader.call_without_handle(peer, Weight::Light, move || Targets::parse(&metadata, own)).await
     }
 
     /// Changes a pod, on a thread of the bridge.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The engine's errors.
     pub(super) async fn change_pod(&self, peer: Peer, change: PodChange) -> Result<(), Status> {
         let supervisors = self.supervisors.clone();
         self.writer.call(peer, change.weight(), move |engine| change.apply(engine, &supervisors)).await
@@ -100,7 +103,7 @@ impl Node {
     /// Executes a unary call, unless it names other nodes only, and returns the messages of the reply.
     ///
     /// # Errors
-    /// See [`Targets`].
+    /// The errors of [`Targets`].
     pub(super) async fn unary<Q, M, F>(
         &self,
         request: Request<Q>,
@@ -113,7 +116,7 @@ impl Node {
     {
         let (metadata, extensions, message) = request.into_parts();
         CallNotes::set_request(&extensions, &message);
-        let targets = self.targets(&metadata).await?;
+        let targets = self.targets(Peer::of(&extensions), &metadata).await?;
         if !targets.include_this_node() {
             CallNotes::set_outcome(&extensions, Err(&Targets::not_forwarded()));
             return targets.replies(None);
@@ -126,7 +129,7 @@ impl Node {
     /// Executes a unary call that reads the host, on a thread of the bridge.
     ///
     /// # Errors
-    /// See [`Targets`].
+    /// The errors of [`Targets`].
     pub(super) async fn read_host<M: NodeMessage + Send + 'static>(
         &self,
         request: Request<()>,
@@ -138,7 +141,7 @@ impl Node {
     /// Starts a stream, unless it is asked of other nodes only.
     ///
     /// # Errors
-    /// See [`Targets`].
+    /// The errors of [`Targets`].
     pub(super) async fn stream<Q, M, S, F>(
         &self,
         request: Request<Q>,
@@ -151,7 +154,7 @@ impl Node {
         F: Future<Output = Result<S, Status>> + Send,
     {
         let (metadata, extensions, message) = request.into_parts();
-        let targets = self.targets(&metadata).await?;
+        let targets = self.targets(Peer::of(&extensions), &metadata).await?;
         let refusals = tokio_stream::iter(targets.refusals().into_iter().map(Ok));
         if !targets.include_this_node() {
             return Ok(Box::pin(refusals));

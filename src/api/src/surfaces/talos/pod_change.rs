@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use gantry_engine::model::{AppName, PodId};
 use gantry_engine::{Engine, Stopped};
+use gantry_model::{AppName, PodId};
 use tonic::Status;
 use tracing::warn;
 
@@ -43,7 +43,7 @@ impl PodChange {
     /// Makes the change; returns when it is done.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// The engine's errors.
     pub(super) fn apply(self, engine: &Engine, supervisors: &Supervisors) -> Result<(), Status> {
         match self {
             Self::Start(pod) => {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gantry_engine::model::Timestamp;
+use gantry_model::Timestamp;
 use gantry_proto::talos::machine::{
     DiskUsageRequest, EventsRequest, ImagePullRequest, ListRequest, LogsRequest, RestartRequest,
 };

@@ -4,9 +4,9 @@
 //! grace period, a sandbox at once with SIGKILL, as by StopPodSandbox. For the kubelet, their end is final: it creates
 //! others.
 
-use gantry_engine::model::Phase;
-use gantry_engine::model::id::shown;
 use gantry_engine::{AppRow, Observer, PodRow};
+use gantry_model::Phase;
+use gantry_model::id::shown;
 use gantry_proto::talos::machine::RestartRequest;
 use tonic::Status;
 
@@ -21,8 +21,8 @@ use crate::status;
 /// Restarts an app, or the apps of a pod; what has exited is started. Nothing of a kubelet's sandbox is started.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: an app of a pod that has exited, with others, or a container of a kubelet that does
-/// not run; the errors of the engine.
+/// `NOT_FOUND` if there is no such pod or app, `FAILED_PRECONDITION` for an app of a pod that has exited with others or
+/// a container of a kubelet that does not run, and the engine's errors.
 pub(super) async fn restart(node: &Node, peer: Peer, request: RestartRequest) -> Result<(), Status> {
     let (namespace, _) = Namespace::parse(&request.namespace, request.driver)?;
     if namespace == Namespace::System && request.id == names::DAEMON {

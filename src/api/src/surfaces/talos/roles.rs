@@ -141,7 +141,7 @@ pub(super) fn is_administrator(peer: Peer) -> bool {
 /// Whether the caller may call the method.
 ///
 /// # Errors
-/// PERMISSION_DENIED with Talos' text.
+/// `PERMISSION_DENIED` with Talos' text.
 pub(super) fn authorize(caller: &Caller, method: &str) -> Result<(), Status> {
     match Roles::of_caller(caller).permit(method) {
         true => Ok(()),

@@ -3,7 +3,7 @@
 //! kubelet can only be stopped: only its kubelet starts anything of it.
 
 use gantry_engine::Observer;
-use gantry_engine::model::id::shown;
+use gantry_model::id::shown;
 use gantry_proto::talos::machine::service_state_event::Action;
 use tonic::Status;
 
@@ -47,8 +47,8 @@ impl ServiceAction {
 /// Changes a service, and returns the text of the reply.
 ///
 /// # Errors
-/// NOT_FOUND with Talos' text. FAILED_PRECONDITION with Talos' text: a part of gantryd, or the start of a kubelet's
-/// sandbox. The errors of the engine.
+/// `NOT_FOUND` with Talos' text if there is no such service, `FAILED_PRECONDITION` with Talos' text for a part of
+/// gantryd and the start of a kubelet's sandbox, and the engine's errors.
 pub(super) async fn change_service(
     node: &Node,
     peer: Peer,

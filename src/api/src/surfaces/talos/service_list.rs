@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use gantry_engine::model::health::HealthState;
-use gantry_engine::model::query::{EventQuery, PodFilter};
-use gantry_engine::model::{NewEvent, Phase, PodId, Timestamp};
 use gantry_engine::{Observer, PodView, now};
+use gantry_model::health::HealthState;
+use gantry_model::query::{EventQuery, PodFilter};
+use gantry_model::{EventRecord, NewEvent, Phase, PodId, Timestamp};
 use gantry_proto::talos::machine::service_state_event::Action;
 use gantry_proto::talos::machine::{ServiceEvent, ServiceEvents, ServiceHealth, ServiceInfo, ServiceList};
 use tonic::Status;
@@ -220,8 +220,7 @@ fn read_histories(observer: &Observer) -> Result<HashMap<String, ServiceHistory>
     let mut states = ServiceStates::default();
     while cursor < end {
         let page = observer.events_after(cursor, PAGE_SIZE).map_err(failed)?;
-        for event in &page.events {
-            let event = &event.event;
+        for EventRecord { event, .. } in &page.events {
             let Some(change) = states.translate(event) else { continue };
             let history = histories.entry(event.id.clone()).or_default();
             if app_of(event).is_none() {

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 
-use gantry_engine::model::{EventKind, EventSubject, NewEvent};
+use gantry_model::{EventKind, EventSubject, NewEvent};
 use gantry_proto::talos::machine::ServiceHealth;
 use gantry_proto::talos::machine::service_state_event::Action;
 
@@ -122,7 +122,7 @@ fn health(kind: EventKind) -> Option<ServiceHealth> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use gantry_engine::model::Timestamp;
+    use gantry_model::Timestamp;
 
     use super::*;
 

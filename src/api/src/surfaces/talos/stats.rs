@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use gantry_engine::model::stats::ResourceUsage;
 use gantry_engine::{Observer, SampledPod};
+use gantry_model::stats::ResourceUsage;
 use gantry_proto::talos::common::ContainerDriver;
 use gantry_proto::talos::machine::{Stat, Stats, StatsRequest};
 use tonic::Status;
@@ -18,7 +18,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 /// The rows that a request selects. Pods that do not run have none.
 ///
 /// # Errors
-/// INVALID_ARGUMENT; the store or the cgroups cannot be read.
+/// `INVALID_ARGUMENT` for the request, and the error of the store or the cgroups if they cannot be read.
 pub(super) fn sample(context: &Context, observer: &Observer, request: &StatsRequest) -> Result<Stats, Status> {
     let (namespace, driver) = Namespace::parse(&request.namespace, request.driver)?;
     if namespace == Namespace::System {

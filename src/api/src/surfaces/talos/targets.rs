@@ -9,13 +9,14 @@
 
 use std::net::IpAddr;
 
-use gantry_engine::model::id::shown;
+use gantry_model::id::shown;
 use gantry_proto::talos::common::Metadata;
 use gantry_proto::talos::google::rpc;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
 use super::own_names::OwnNames;
+use crate::client_fault::ClientFault;
 
 /// Maximum nodes of a call.
 const MAX_NODES: usize = 256;
@@ -102,8 +103,9 @@ impl Targets {
     /// Reads the metadata of a call.
     ///
     /// # Errors
-    /// INTERNAL: a node has a port, as in Talos. PERMISSION_DENIED: `node` is another node. INVALID_ARGUMENT: `node`
-    /// is given twice, or there are too many nodes. The kernel's: this node's addresses are unknown.
+    /// `INTERNAL`, as in Talos, if a node has a port, `PERMISSION_DENIED` if `node` is another node, `INVALID_ARGUMENT`
+    /// if `node` is given twice or there are too many nodes, and the kernel's error if this node's addresses are
+    /// unknown.
     pub(super) fn parse(metadata: &MetadataMap, mut own: OwnNames) -> Result<Self, Status> {
         if !Self::are_named(metadata) {
             return Ok(Self::This);
@@ -235,7 +237,8 @@ fn names(metadata: &MetadataMap, key: &str) -> Result<Vec<String>, Status> {
         }
         let has_port = name.parse::<IpAddr>().is_err() && name.contains(':');
         if has_port {
-            return Err(Status::internal(format!("invalid target {}", shown(name))));
+            let status = Status::internal(format!("invalid target {}", shown(name)));
+            return Err(ClientFault::mark(status));
         }
         names.push(name.to_owned());
     }

@@ -3,7 +3,7 @@
 //!
 //! The time of events never decreases, so ids sort by position.
 
-use gantry_engine::model::Timestamp;
+use gantry_model::Timestamp;
 
 const DIGITS: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
 /// Bytes of an id.

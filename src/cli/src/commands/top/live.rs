@@ -1,11 +1,12 @@
 //! `gantry top` without a pod: the live view of all running pods.
 
+use std::cmp::Ordering;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use gantry_engine::{CounterSelection, SampleScope};
-use gantry_model::stats::{PodStats, ResourceUsage};
+use gantry_model::stats::{AppStats, PodStats, ResourceUsage};
 use gantry_model::terminal::DEFAULT_SIZE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
@@ -15,7 +16,7 @@ use super::cpu_time;
 use super::keys::{KeyReader, TopKey};
 use crate::commands::stats::{CpuRates, NO_VALUE, Sampling, StatsRow, stats_rows};
 use crate::context::Context;
-use crate::exit;
+use crate::exit::ExitStatus;
 use crate::failure::{Failure, io as io_failure, output};
 use crate::relay;
 use crate::render::size;
@@ -73,6 +74,24 @@ enum KeyAction {
     Quit,
 }
 
+/// What the order of pods, and of the apps of a pod, depends on.
+struct SortedRow<'a> {
+    rate: Option<f64>,
+    usage: &'a ResourceUsage,
+    name: String,
+}
+
+impl<'a> SortedRow<'a> {
+    fn of_pod(sample: &'a PodStats, rates: &CpuRates) -> Self {
+        let name = sample.name.as_ref().map_or_else(|| sample.id.to_string(), ToString::to_string);
+        Self { rate: rates.pod(sample), usage: &sample.usage, name }
+    }
+
+    fn of_app(sample: &PodStats, app: &'a AppStats, rates: &CpuRates) -> Self {
+        Self { rate: rates.app(sample, app), usage: &app.usage, name: app.name.to_string() }
+    }
+}
+
 /// The state of the view that keys change.
 #[derive(Debug)]
 struct LiveView {
@@ -128,29 +147,25 @@ impl LiveView {
     /// Sorts pods, and the apps of each pod: the largest first, names from A. Equal ones stay in the order of their
     /// creation.
     fn sort(&self, samples: &mut [PodStats], rates: &CpuRates) {
-        let name = |sample: &PodStats| sample.name.as_ref().map_or_else(|| sample.id.to_string(), ToString::to_string);
-        samples.sort_by(|one, other| {
-            let order = match self.sort {
-                SortKey::Cpu => compare_rates(rates.pod(other), rates.pod(one)),
-                SortKey::Memory => working_set(&other.usage).cmp(&working_set(&one.usage)),
-                SortKey::Name => name(one).cmp(&name(other)),
-                SortKey::Time => cpu_ns(&other.usage).cmp(&cpu_ns(&one.usage)),
-            };
-            if self.is_reversed { order.reverse() } else { order }
-        });
+        samples.sort_by(|one, other| self.compare(&SortedRow::of_pod(one, rates), &SortedRow::of_pod(other, rates)));
         for sample in samples {
             let mut apps = std::mem::take(&mut sample.apps);
             apps.sort_by(|one, other| {
-                let order = match self.sort {
-                    SortKey::Cpu => compare_rates(rates.app(sample, other), rates.app(sample, one)),
-                    SortKey::Memory => working_set(&other.usage).cmp(&working_set(&one.usage)),
-                    SortKey::Name => one.name.cmp(&other.name),
-                    SortKey::Time => cpu_ns(&other.usage).cmp(&cpu_ns(&one.usage)),
-                };
-                if self.is_reversed { order.reverse() } else { order }
+                let (one, other) = (SortedRow::of_app(sample, one, rates), SortedRow::of_app(sample, other, rates));
+                self.compare(&one, &other)
             });
             sample.apps = apps;
         }
+    }
+
+    fn compare(&self, one: &SortedRow<'_>, other: &SortedRow<'_>) -> Ordering {
+        let order = match self.sort {
+            SortKey::Cpu => compare_rates(other.rate, one.rate),
+            SortKey::Memory => working_set(other.usage).cmp(&working_set(one.usage)),
+            SortKey::Name => one.name.cmp(&other.name),
+            SortKey::Time => cpu_ns(other.usage).cmp(&cpu_ns(one.usage)),
+        };
+        if self.is_reversed { order.reverse() } else { order }
     }
 
     /// The lines of the screen, each at most as wide as it.
@@ -184,7 +199,7 @@ fn page_rows(rows: usize) -> usize {
     rows.saturating_sub(HEAD_LINES).max(1)
 }
 
-fn compare_rates(one: Option<f64>, other: Option<f64>) -> std::cmp::Ordering {
+fn compare_rates(one: Option<f64>, other: Option<f64>) -> Ordering {
     one.unwrap_or(0.0).total_cmp(&other.unwrap_or(0.0))
 }
 
@@ -256,7 +271,7 @@ fn screen_size() -> (usize, usize) {
 }
 
 /// Shows the view until a key or a signal ends it.
-pub(super) fn run(context: &Context, delay: Duration, full: bool) -> Result<u8, Failure> {
+pub(super) fn run(context: &Context, delay: Duration, full: bool) -> Result<ExitStatus, Failure> {
     let mut engine = context.open_to_read()?;
     let caught = ENDING.into_iter().chain([SIGQUIT, SIGWINCH, SIGCONT]);
     // Before the screen changes, so that no signal can leave it changed.
@@ -286,7 +301,7 @@ pub(super) fn run(context: &Context, delay: Duration, full: bool) -> Result<u8, 
                 }
                 ending => {
                     drop(screen);
-                    return Ok(exit::of_signal(ending));
+                    return Ok(ExitStatus::of_signal(ending));
                 }
             }
         }
@@ -296,13 +311,13 @@ pub(super) fn run(context: &Context, delay: Duration, full: bool) -> Result<u8, 
             let count = rustix::io::read(rustix::stdio::stdin(), &mut bytes).unwrap_or(0);
             if count == 0 {
                 // The terminal has hung up.
-                return Ok(exit::OK);
+                return Ok(ExitStatus::OK);
             }
             for key in keys.read(bytes.get(..count).unwrap_or_default()) {
                 match view.apply_key(key, page_rows(size.0)) {
                     KeyAction::Redraw => {}
                     KeyAction::Refresh => is_due = true,
-                    KeyAction::Quit => return Ok(exit::OK),
+                    KeyAction::Quit => return Ok(ExitStatus::OK),
                     KeyAction::Suspend => {
                         drop(screen);
                         // SIGCONT continues here.

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
-use crate::exit::{self, CommandKind};
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{Failure, io as io_failure};
 use crate::pods;
 use crate::render::table::{Table, terminal_width};
@@ -63,7 +63,7 @@ const DEFAULT_DELAY: Duration = Duration::from_secs(2);
 impl RunCommand for Top {
     const KIND: CommandKind = CommandKind::Query;
 
-    fn run(&self, context: &Context) -> Result<u8, Failure> {
+    fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let Some(pod) = &self.pod else {
             if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
                 return Err(live::not_a_terminal());
@@ -82,7 +82,7 @@ impl RunCommand for Top {
             }
             format => json::write_items(out, format, processes.iter().map(ProcessJson::from)),
         })?;
-        Ok(exit::OK)
+        Ok(ExitStatus::OK)
     }
 }
 

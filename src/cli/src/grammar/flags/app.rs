@@ -11,7 +11,8 @@ pub(super) static FLAGS: &[Flag] = &[
     valued(App, &["name"], "NAME", "Name of the app (default: the last element of the image's name)", |d, v| {
         d.app().name = Some(v.parse()?);
         Ok(())
-    }),
+    })
+    .not_in_pod_file(),
     valued(
         App,
         &["exec", "entrypoint"],
@@ -100,7 +101,7 @@ pub(super) static FLAGS: &[Flag] = &[
         "Time between the stop signal and SIGKILL: 30s, 2m, or seconds (default: stop-grace of the host, 10s)",
         |d, v| {
             let time = crate::commands::stop::parse_duration(v).map_err(ValueError::Invalid)?;
-            d.app().options.stop_timeout_ms = Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+            d.app().options.stop_timeout_ms = Some(gantry_model::quantity::milliseconds(time));
             Ok(())
         },
     ),

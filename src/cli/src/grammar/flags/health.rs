@@ -113,7 +113,7 @@ fn command(value: &str) -> Result<HealthProbe, ValueError> {
 
 fn milliseconds(value: &str) -> Result<u64, ValueError> {
     let duration = crate::commands::stop::parse_duration(value).map_err(ValueError::Invalid)?;
-    Ok(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+    Ok(gantry_model::quantity::milliseconds(duration))
 }
 
 #[cfg(test)]

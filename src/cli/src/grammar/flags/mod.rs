@@ -46,7 +46,10 @@ pub(crate) struct Flag {
     pub(super) scope: Scope,
     /// Whether a pod manifest has this setting, so that the flag cannot be combined with one.
     pub(super) in_manifest: bool,
-    pub(super) run_only: bool,
+    /// The commands that have it.
+    verbs: &'static [Verb],
+    /// Whether a pod file may have it: false for what its service has, and what needs a caller.
+    pub(crate) in_pod_file: bool,
     help: &'static str,
     pub(super) set: Setter,
 }
@@ -54,57 +57,7 @@ pub(crate) struct Flag {
 impl Flag {
     /// Whether it is a flag of this command.
     pub(super) fn applies_to(&self, verb: Verb) -> bool {
-        /// The flags of the pod that an added app has, too.
-        const OF_ADDED_APP: [&str; 12] = [
-            "volume",
-            "platform",
-            "pull-policy",
-            "store-only",
-            "no-store",
-            "inherit-env",
-            "set-env",
-            "set-env-file",
-            "quiet",
-            "keep-stdin",
-            "tty",
-            "interactive",
-        ];
-        /// The flags of pods with an interactive app.
-        const INTERACTIVE: [&str; 3] = ["keep-stdin", "tty", "interactive"];
-        /// Flags of the pod that a schedule lacks: its pods have no name and no foreground, and their images are
-        /// fetched by gantryd if the store lacks them.
-        const NOT_OF_SCHEDULE: [&str; 10] = [
-            "pod-name",
-            "uuid-file-save",
-            "cidfile",
-            "platform",
-            "pull-policy",
-            "store-only",
-            "no-store",
-            "quiet",
-            "keep-stdin",
-            "tty",
-        ];
-        if schedule::FLAGS.iter().any(|flag| flag.long() == self.long()) {
-            return verb == Verb::Schedule;
-        }
-        if self.long() == "start" {
-            return verb == Verb::AddApp;
-        }
-        match verb {
-            Verb::Run => true,
-            Verb::Schedule => {
-                !self.run_only && !NOT_OF_SCHEDULE.contains(&self.long()) && !INTERACTIVE.contains(&self.long())
-            }
-            Verb::Prepare => !self.run_only,
-            Verb::Sandbox => {
-                self.long() == "privileged"
-                    || self.scope == Scope::Pod
-                        && (!self.run_only || self.long() == "rm")
-                        && !INTERACTIVE.contains(&self.long())
-            }
-            Verb::AddApp => self.scope == Scope::App || OF_ADDED_APP.contains(&self.long()),
-        }
+        self.verbs.contains(&verb)
     }
 
     pub(super) fn has_long(&self, name: &str) -> bool {
@@ -133,7 +86,7 @@ impl Flag {
 }
 
 const fn switch(scope: Scope, names: &'static [&'static str], help: &'static str, set: Setter) -> Flag {
-    Flag { names, short: None, arity: Arity::Switch, value: "", scope, in_manifest: false, run_only: false, help, set }
+    Flag { arity: Arity::Switch, ..valued(scope, names, "", help, set) }
 }
 
 const fn valued(
@@ -143,16 +96,38 @@ const fn valued(
     help: &'static str,
     set: Setter,
 ) -> Flag {
-    Flag { names, short: None, arity: Arity::Value, value, scope, in_manifest: false, run_only: false, help, set }
+    let verbs = match scope {
+        Scope::Pod => OF_POD,
+        Scope::App => OF_APP,
+    };
+    let (arity, short, in_manifest, in_pod_file) = (Arity::Value, None, false, true);
+    Flag { names, short, arity, value, scope, in_manifest, verbs, in_pod_file, help, set }
 }
+
+/// The commands that have the flags of a pod, unless a flag says otherwise ([`Flag::of`]).
+const OF_POD: &[Verb] = &[Run, Prepare, Sandbox, Schedule];
+/// The commands that have the flags of an app.
+const OF_APP: &[Verb] = &[Run, Prepare, AddApp, Schedule];
+const OF_ALL: &[Verb] = &[Run, Prepare, Sandbox, AddApp, Schedule];
+/// How images are fetched. The images of a schedule are fetched by gantryd if the store lacks them.
+const OF_FETCH: &[Verb] = &[Run, Prepare, Sandbox, AddApp];
+/// What a new pod has, and the pods of a schedule have not.
+const OF_NEW_POD: &[Verb] = &[Run, Prepare, Sandbox];
+/// Pods with an interactive app.
+const OF_INTERACTIVE: &[Verb] = &[Run, Prepare, AddApp];
 
 impl Flag {
     const fn short(self, short: char) -> Self {
         Self { short: Some(short), ..self }
     }
 
-    const fn run_only(self) -> Self {
-        Self { run_only: true, ..self }
+    /// Sets the commands that have it.
+    const fn of(self, verbs: &'static [Verb]) -> Self {
+        Self { verbs, ..self }
+    }
+
+    const fn not_in_pod_file(self) -> Self {
+        Self { in_pod_file: false, ..self }
     }
 
     /// Marks a setting that a pod manifest has, too.
@@ -166,6 +141,7 @@ impl Flag {
 }
 
 use Scope::Pod;
+use Verb::{AddApp, Prepare, Run, Sandbox, Schedule};
 
 /// The flags, by file.
 static GROUPS: &[&[Flag]] = &[

@@ -3,7 +3,8 @@
 use gantry_model::user_namespace::parse_id_map;
 
 use super::Scope::Pod;
-use super::{Flag, push_bind, switch, valued};
+use super::Verb::{AddApp, Run, Sandbox};
+use super::{Flag, OF_ALL, OF_FETCH, OF_INTERACTIVE, OF_NEW_POD, push_bind, switch, valued};
 use crate::grammar::draft::Draft;
 use crate::grammar::network;
 use crate::grammar::values::{self, ValueError};
@@ -71,7 +72,8 @@ pub(super) static FLAGS: &[Flag] = &[
         set_volume,
     )
     .short('v')
-    .in_manifest(),
+    .in_manifest()
+    .of(OF_ALL),
     valued(Pod, &["hostname"], "NAME", "Host name of the pod (default: gantry- and the first 8 digits of its id)", |d, v| {
         d.pod.hostname = Some(values::text(v)?);
         Ok(())
@@ -107,93 +109,117 @@ pub(super) static FLAGS: &[Flag] = &[
     valued(Pod, &["pod-name"], "NAME", "Name of the pod: letters, digits, '_', '.' and '-'; no other pod may have it", |d, v| {
         d.options.pod_name = Some(v.parse()?);
         Ok(())
-    }),
+    })
+    .of(OF_NEW_POD),
     switch(Pod, &["start"], "Start the app; if that fails, it stays added", |d, v| {
         d.options.start = values::boolean(v)?;
         Ok(())
     })
-    .run_only(),
+    .of(&[AddApp]),
     switch(Pod, &["detach"], "Print the pod's id when it is ready, and exit", |d, v| {
         d.options.detach = values::boolean(v)?;
         Ok(())
     })
     .short('d')
-    .run_only(),
+    .of(&[Run])
+    .not_in_pod_file(),
     switch(Pod, &["rm"], "Remove the pod when it has exited", |d, v| {
         d.options.remove = values::boolean(v)?;
         Ok(())
     })
-    .run_only(),
+    .of(&[Run, Sandbox])
+    .not_in_pod_file(),
     switch(Pod, &["sig-proxy"], "Forward signals to the apps (default true)", |d, v| {
         d.options.no_sig_proxy = !values::boolean(v)?;
         Ok(())
     })
-    .run_only(),
+    .of(&[Run])
+    .not_in_pod_file(),
     valued(Pod, &["detach-keys"], "KEYS", "Key sequence to detach from a terminal (default ctrl-p,ctrl-q); empty: none", |d, v| {
         d.options.detach_keys = v.parse().map_err(ValueError::Invalid)?;
         Ok(())
     })
-    .run_only(),
+    .of(&[Run])
+    .not_in_pod_file(),
     switch(Pod, &["keep-stdin"], "Keep standard input open and forward it to the app", |d, v| {
         d.options.stdin = values::boolean(v)?;
         Ok(())
     })
     .short('i')
-    .in_manifest(),
+    .in_manifest()
+    .of(OF_INTERACTIVE)
+    .not_in_pod_file(),
     switch(Pod, &["tty"], "Allocate a terminal for the app", |d, v| {
         d.options.terminal = values::boolean(v)?;
         Ok(())
     })
     .short('t')
-    .in_manifest(),
+    .in_manifest()
+    .of(OF_INTERACTIVE)
+    .not_in_pod_file(),
     switch(Pod, &["interactive"], "Same as -i and -t", |d, v| {
         d.options.stdin = values::boolean(v)?;
         d.options.terminal = d.options.stdin;
         Ok(())
     })
-    .in_manifest(),
+    .in_manifest()
+    .of(OF_INTERACTIVE)
+    .not_in_pod_file(),
     valued(Pod, &["platform"], "OS/ARCH", "Platform to select from multi-platform images, such as linux/arm64", |d, v| {
         d.options.platform = Some(v.parse().map_err(|error: gantry_engine::PlatformError| ValueError::Invalid(error.to_string()))?);
         Ok(())
-    }),
+    })
+    .of(OF_FETCH),
     valued(Pod, &["pull-policy", "pull"], "never|new|update|newer", "When to contact the registry (default new: if the image is not in the store)", |d, v| {
         d.options.pull = Some(pull(v)?);
         Ok(())
-    }),
+    })
+    .of(OF_FETCH),
     switch(Pod, &["store-only"], "Same as --pull-policy=never, as in rkt", |d, v| {
         d.options.pull = values::boolean(v)?.then_some(Pull::Never).or(d.options.pull);
         Ok(())
-    }),
+    })
+    .of(OF_FETCH),
     switch(Pod, &["no-store"], "Same as --pull-policy=update, as in rkt", |d, v| {
         d.options.pull = values::boolean(v)?.then_some(Pull::Update).or(d.options.pull);
         Ok(())
-    }),
+    })
+    .of(OF_FETCH),
     switch(Pod, &["inherit-env"], "Pass the caller's environment to the apps, except PATH, HOME, PWD and OLDPWD", |d, v| {
         d.options.inherit_env = values::boolean(v)?;
         Ok(())
     })
-    .in_manifest(),
+    .in_manifest()
+    .of(OF_ALL)
+    .not_in_pod_file(),
     valued(Pod, &["set-env"], "NAME=VALUE", "Set an environment variable of every app", |d, v| {
         let variable = values::variable(v, d.caller.variable)?;
         d.options.set_env.extend(variable);
         Ok(())
     })
-    .in_manifest(),
+    .in_manifest()
+    .of(OF_ALL),
     valued(Pod, &["set-env-file", "env-file"], "FILE", "Set environment variables of every app from a file of lines NAME=VALUE, or NAME for the caller's variable", |d, v| {
         d.options.env_files.push(values::text(v)?.into());
         Ok(())
     })
-    .in_manifest(),
+    .in_manifest()
+    .of(OF_ALL),
     valued(Pod, &["pod-manifest"], "FILE", "Read the whole pod from this file, as printed by 'gantry cat-manifest'", |d, v| {
         d.options.pod_manifest = Some(values::text(v)?.into());
         Ok(())
-    }),
+    })
+    .not_in_pod_file(),
     valued(Pod, &["uuid-file-save"], "FILE", "Write the pod's id to this file as soon as the pod exists", |d, v| {
         set_id_file(d, IdFile::Replaced(values::text(v)?.into()))
-    }),
+    })
+    .of(OF_NEW_POD)
+    .not_in_pod_file(),
     valued(Pod, &["cidfile"], "FILE", "The same, as in docker: the file must not exist", |d, v| {
         set_id_file(d, IdFile::New(values::text(v)?.into()))
-    }),
+    })
+    .of(OF_NEW_POD)
+    .not_in_pod_file(),
     valued(Pod, &["label"], "NAME[=VALUE]", "A free-form label of the pod", |d, v| {
         d.pod.user_labels.extend([values::label(v)?]);
         Ok(())
@@ -293,7 +319,9 @@ pub(super) static FLAGS: &[Flag] = &[
         d.options.quiet = values::boolean(v)?;
         Ok(())
     })
-    .short('q'),
+    .short('q')
+    .of(OF_FETCH)
+    .not_in_pod_file(),
 ];
 
 fn pull(value: &str) -> Result<Pull, ValueError> {

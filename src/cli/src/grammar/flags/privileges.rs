@@ -1,7 +1,7 @@
 //! Flags of an app: capabilities, system calls and devices.
 
 use super::Scope::App;
-use super::{Flag, switch, valued};
+use super::{Flag, OF_ALL, switch, valued};
 use crate::grammar::draft::Draft;
 use crate::grammar::values::{self, ValueError};
 
@@ -16,7 +16,8 @@ pub(super) static FLAGS: &[Flag] = &[
             d.app().options.privileged = values::boolean(v)?;
             Ok(())
         },
-    ),
+    )
+    .of(OF_ALL),
     valued(
         App,
         &["pid"],

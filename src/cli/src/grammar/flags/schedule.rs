@@ -4,6 +4,7 @@ use gantry_model::quantity;
 use gantry_model::schedule::Timer;
 
 use super::Scope::Pod;
+use super::Verb::Schedule;
 use super::{Flag, valued};
 use crate::grammar::draft::Draft;
 use crate::grammar::values::{self, ValueError};
@@ -19,7 +20,8 @@ pub(super) static FLAGS: &[Flag] = &[
             timer(d).every = Some(duration(v)?);
             Ok(())
         },
-    ),
+    )
+    .of(&[Schedule]),
     valued(
         Pod,
         &["on-calendar"],
@@ -31,11 +33,13 @@ pub(super) static FLAGS: &[Flag] = &[
             timer(d).calendar.push(event);
             Ok(())
         },
-    ),
+    )
+    .of(&[Schedule]),
     valued(Pod, &["on-boot"], "TIME", "Start a pod once per boot of the host, this long after it", |d, v| {
         timer(d).on_boot = Some(duration(v)?);
         Ok(())
-    }),
+    })
+    .of(&[Schedule]),
     valued(
         Pod,
         &["randomized-delay"],
@@ -46,7 +50,8 @@ pub(super) static FLAGS: &[Flag] = &[
             timer(d).randomized_delay = Some(duration(v)?);
             Ok(())
         },
-    ),
+    )
+    .of(&[Schedule]),
     valued(
         Pod,
         &["on-overlap"],
@@ -56,11 +61,13 @@ pub(super) static FLAGS: &[Flag] = &[
             timer(d).overlap = v.parse()?;
             Ok(())
         },
-    ),
+    )
+    .of(&[Schedule]),
     valued(Pod, &["comment"], "TEXT", "A comment, which 'gantry schedule list' shows", |d, v| {
         d.options.comment = values::text(v)?;
         Ok(())
-    }),
+    })
+    .of(&[Schedule]),
 ];
 
 fn timer<'d>(draft: &'d mut Draft<'_>) -> &'d mut Timer {

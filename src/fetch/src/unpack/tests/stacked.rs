@@ -43,6 +43,21 @@ fn hard_links_to_lower_layers_become_copies() {
     assert_eq!(places[0].path().join("usr/x").symlink_metadata().unwrap().nlink(), 1);
 }
 
+#[test]
+fn directories_without_an_entry_have_fixed_times() {
+    let bottom = Tar::default().file("made/a/x", b"").dir("told").end();
+    let top = Tar::default().file("made/y", b"").file("told/y", b"").link(b'1', "new/x", "made/a/x").end();
+    let places = stack(&[bottom, top]).unwrap();
+    let time = |at: usize, path: &str| {
+        let stat = places[at].path().join(path).symlink_metadata().unwrap();
+        (stat.mtime(), stat.mtime_nsec())
+    };
+    for (at, path) in [(0, "."), (0, "made"), (0, "made/a"), (1, "."), (1, "made"), (1, "new")] {
+        assert_eq!(time(at, path), (0, 0), "{path} of layer {at}");
+    }
+    assert_eq!((time(0, "told"), time(1, "told")), ((1_000_000_000, 0), (1_000_000_000, 0)));
+}
+
 /// Finishes a layer on top of one that has the files a (linked as b) and c, of 600 bytes each.
 fn limited(top: Tar, caps: &Caps, cancelled: bool) -> Result<Unpacked, UnpackError> {
     let (below, place) = (UnpackDir::new(), UnpackDir::new());

@@ -3,10 +3,12 @@
 //! The command and the arguments are merged with the image's as kubelets expect it: `command` replaces the entrypoint
 //! and the image's arguments, `args` replaces the image's arguments.
 
-use gantry_engine::model::id::{hex, shown};
-use gantry_engine::model::spec::{AddedAppSpec, AppSpec};
-use gantry_engine::model::{AppName, ImageId, Kind, RequestedImage, signal};
-use gantry_engine::{Engine, PodRow};
+use gantry_engine::{Engine, ImageDetails, PodRow};
+use gantry_model::id::{hex, shown};
+use gantry_model::namespaces::PidMode;
+use gantry_model::spec::{AddedAppSpec, AppSpec};
+use gantry_model::systemd::{HALT_SIGNAL, SystemdMode};
+use gantry_model::{AppName, ImageId, Kind, RequestedImage, signal};
 use gantry_proto::cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Signal};
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
@@ -22,11 +24,13 @@ use crate::status::{from_error, invalid_field};
 
 /// Bytes of the readable beginning of a name that is too long for an app.
 const NAME_START: usize = 24;
+const SIGTERM: u8 = 15;
 
 /// The specification of the app.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason. NOT_FOUND: the image is not in the store.
+/// `INVALID_ARGUMENT` or `UNIMPLEMENTED` with the field and the reason, and `NOT_FOUND` if the image is not in the
+/// store.
 pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, mut config: ContainerConfig) -> Result<AddedAppSpec, Status> {
     if config.windows.is_some() {
         return Err(unsupported("config.windows", "this is a Linux host"));
@@ -34,8 +38,9 @@ pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, mut config: ContainerC
     let metadata = config.metadata.clone().ok_or_else(|| invalid_field("config.metadata", "it is missing"))?;
     check_metadata(&metadata)?;
     mounts::resolve_images(engine, &mut config.mounts)?;
-    let record = ContainerRecord::new(metadata, &config);
+    let mut record = ContainerRecord::new(metadata, &config);
     let image = image(engine, config.image.clone())?;
+    let details = details(engine, &image)?;
     let mut app = AppSpec::new(app_name(&record.metadata)?, Some(image));
     let mut command = config.command.into_iter();
     app.exec = command.next();
@@ -49,13 +54,14 @@ pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, mut config: ContainerC
         let parsed = config.log_path.parse();
         app.options.log_path = Some(parsed.map_err(|error| invalid("config.log_path", &error))?);
     }
-    app.user_annotations = record.annotations(config.annotations)?;
     app.user_labels = config.labels.into_iter().collect();
     let LinuxContainerConfig { resources, security_context } = config.linux.unwrap_or_default();
     let options = security_context.as_ref().and_then(|context| context.namespace_options.as_ref());
     namespaces::translate(engine, sandbox, options, &mut app)?;
     security::translate(security_context, &mut app)?;
     resources::translate(resources.unwrap_or_default(), &mut app)?;
+    record.config.stop_signal = signal_of_number(effective_stop_signal(&app, &details)).into();
+    app.user_annotations = record.annotations(config.annotations)?;
     let mut spec = AddedAppSpec { app, volumes: Vec::new() };
     mounts::translate_devices(config.devices, &config.cdi_devices, &mut spec)?;
     mounts::translate(config.mounts, user_namespace(sandbox).as_ref(), &mut spec)?;
@@ -65,6 +71,11 @@ pub(super) fn app_spec(engine: &Engine, sandbox: &PodRow, mut config: ContainerC
 /// INVALID_ARGUMENT: a field, and the error of its value.
 pub(super) fn invalid(field: &str, error: &(impl std::error::Error + Kind)) -> Status {
     invalid_field(field, &with_fields(&error.to_string()))
+}
+
+fn details(engine: &Engine, image: &RequestedImage) -> Result<ImageDetails, Status> {
+    let spec = ImageSpec { image: image.to_string(), ..ImageSpec::default() };
+    engine.image_inspect(&reference(Some(spec))?).map_err(|error| from_error(&error))
 }
 
 fn check_metadata(metadata: &ContainerMetadata) -> Result<(), Status> {
@@ -84,7 +95,7 @@ fn image(engine: &Engine, spec: Option<ImageSpec>) -> Result<RequestedImage, Sta
 /// The id of an image.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: it cannot be the name of an image; NOT_FOUND: it is not in the store.
+/// `INVALID_ARGUMENT` if it cannot be the name of an image, and `NOT_FOUND` if the image is not in the store.
 pub(super) fn stored_image(engine: &Engine, spec: &ImageSpec) -> Result<ImageId, Status> {
     let found = engine.node_image(&reference(Some(spec.clone()))?).map_err(|error| from_error(&error))?;
     let missing = || Status::not_found(format!("image '{}' is not in the store", shown(&spec.image)));
@@ -125,6 +136,22 @@ fn stop_signal(number: i32) -> Result<Option<u8>, Status> {
     signal::parse(&name).map(Some).map_err(|error| invalid(field, &error))
 }
 
+/// The signal that stops the container: the requested one, the image's, or that of its kind of program.
+fn effective_stop_signal(app: &AppSpec, image: &ImageDetails) -> u8 {
+    let image = &image.config;
+    let program = app.exec.as_ref().or(image.entrypoint.first()).or(app.args.first()).or(image.cmd.first());
+    let is_systemd = app.options.systemd.resolve(program.map_or("", String::as_str)) == SystemdMode::Always;
+    let default = if is_systemd && app.options.pid != PidMode::Host { HALT_SIGNAL } else { SIGTERM };
+    app.stop_signal.or(image.stop_signal).unwrap_or(default)
+}
+
+/// The signal of the CRI with this number, by the first of its names.
+fn signal_of_number(number: u8) -> Signal {
+    let all = (0..).map_while(|value| Signal::try_from(value).ok());
+    let mut named = all.filter(|signal| stop_signal((*signal).into()).is_ok_and(|found| found == Some(number)));
+    named.next().unwrap_or(Signal::RuntimeDefault)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +180,9 @@ mod tests {
             let number = stop_signal(value).unwrap();
             assert_eq!(number.is_none(), signal == Signal::RuntimeDefault, "{signal:?}");
             assert!(number.is_none_or(|number| (1..=64).contains(&number)), "{signal:?}");
+            // Some signals have two names.
+            let named = number.map_or(Signal::RuntimeDefault, signal_of_number);
+            assert_eq!(stop_signal(named.into()).unwrap(), number, "{signal:?}");
         }
         assert!(stop_signal(10_000).is_err());
     }

@@ -5,11 +5,11 @@ use std::io::{self, PipeReader};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use gantry_engine::{Engine, ExecRequest, ExecTree, Stdio};
+use gantry_engine::{Engine, Exec, ExecRequest, ExecStart, ExecTree, Stdio};
 use gantry_proto::cri::v1::{ExecSyncRequest, ExecSyncResponse};
 use tokio::net::unix::pipe::Receiver;
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 use tracing::warn;
 
@@ -27,11 +27,12 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(250);
 /// The size of a pipe.
 const CHUNK: usize = 64 << 10;
 
-/// Runs a program to its end.
+/// Runs a program to its end. The timeout counts from the call.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: the container does not run, or the program cannot be executed; DEADLINE_EXCEEDED: it
-/// was killed after its timeout, with its descendants; those of the engine.
+/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it is not running or the program cannot be
+/// executed, `DEADLINE_EXCEEDED` if the program was killed after its timeout with its descendants or was not started
+/// within it, and the engine's errors.
 pub(in super::super) async fn exec_sync(
     writer: &Bridge<Engine>,
     peer: Peer,
@@ -42,10 +43,49 @@ pub(in super::super) async fn exec_sync(
         return Err(invalid_field("cmd", "it names no program"));
     }
     let limit = u64::try_from(seconds).map_err(|_| invalid_field("timeout", "it cannot be negative"))?;
-    let limit = (limit > 0).then(|| Duration::from_secs(limit));
-    let begin = move |engine: &Engine| start(engine, &container_id, cmd);
-    let started = writer.call(peer, Weight::Heavy, begin).await?;
-    started.run(limit).await
+    // Without an instant that far away there is no limit.
+    let deadline = (limit > 0).then(|| Instant::now().checked_add(Duration::from_secs(limit))).flatten();
+    let begin = async {
+        let begin = move |engine: &Engine| begin(engine, &container_id, cmd);
+        let RequestedProgram { start, stdout, stderr } = writer.call(peer, Weight::Heavy, begin).await?;
+        let exec = wait_for_start(start).await?;
+        Ok::<_, Status>(StartedProgram { program: OwnedProgram(Some(exec.into())), stdout, stderr })
+    };
+    // A program that starts after the deadline is dropped with its request, and so killed.
+    let Some(started) = before(deadline, begin).await else {
+        return Err(Status::deadline_exceeded("the program was not started before its timeout had passed"));
+    };
+    started?.run(deadline).await
+}
+
+/// Waits until a program has started. No thread waits, because the supervisor may have hung.
+///
+/// # Errors
+/// `FAILED_PRECONDITION` if the program cannot be executed, and the engine's errors.
+pub(in super::super) async fn wait_for_start(start: ExecStart) -> Result<Exec, Status> {
+    let failed = |error: io::Error| Status::internal(format!("cannot wait for the start of the program: {error}"));
+    let reply: OwnedFd = start.as_fd().try_clone_to_owned().map_err(failed)?;
+    let reply = readable(reply).map_err(failed)?;
+    if let Ok(ready) = timeout(ExecStart::TIMEOUT, reply.readable()).await {
+        ready.map(drop).map_err(failed)?;
+    }
+    // After the timeout, this fails at once.
+    start.finish().map_err(|error| from_error(&error))
+}
+
+/// The result of the work; `None`: the deadline came first.
+async fn before<T>(deadline: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        None => Some(work.await),
+        Some(deadline) => timeout_at(deadline, work).await.ok(),
+    }
+}
+
+/// A program whose start was requested, and the reading ends of its output.
+struct RequestedProgram {
+    start: ExecStart,
+    stdout: PipeReader,
+    stderr: PipeReader,
 }
 
 /// A program that was started, and the reading ends of its output.
@@ -74,7 +114,7 @@ fn kill(exec: ExecTree) {
     }
 }
 
-fn start(engine: &Engine, id: &str, argv: Vec<String>) -> Result<StartedProgram, Status> {
+fn begin(engine: &Engine, id: &str, argv: Vec<String>) -> Result<RequestedProgram, Status> {
     let FoundContainer { sandbox, app } = find_running(engine, id)?;
     let failed = |error: io::Error| Status::resource_exhausted(format!("cannot make pipes for the program: {error}"));
     let stdin = File::open("/dev/null").map_err(failed)?;
@@ -82,12 +122,12 @@ fn start(engine: &Engine, id: &str, argv: Vec<String>) -> Result<StartedProgram,
     let (stderr, stderr_end) = io::pipe().map_err(failed)?;
     let request = ExecRequest { app: Some(app.name), argv, ..ExecRequest::default() };
     let stdio = Stdio::Fds(stdin.into(), stdout_end.into(), stderr_end.into());
-    let exec = engine.exec(sandbox.id, request, stdio).map_err(|error| from_error(&error))?;
-    Ok(StartedProgram { program: OwnedProgram(Some(exec.into())), stdout, stderr })
+    let start = engine.begin_exec(sandbox.id, request, stdio).map_err(|error| from_error(&error))?;
+    Ok(RequestedProgram { start, stdout, stderr })
 }
 
 impl StartedProgram {
-    async fn run(self, limit: Option<Duration>) -> Result<ExecSyncResponse, Status> {
+    async fn run(self, deadline: Option<Instant>) -> Result<ExecSyncResponse, Status> {
         let Self { mut program, stdout, stderr } = self;
         let failed = |error: io::Error| Status::internal(format!("cannot wait for the program: {error}"));
         let (mut stdout, mut stderr) = (Capture::new(stdout).map_err(failed)?, Capture::new(stderr).map_err(failed)?);
@@ -103,10 +143,7 @@ impl StartedProgram {
                 } => Ok(()),
             }
         };
-        let ended = match limit {
-            None => Some(wait.await),
-            Some(limit) => timeout(limit, wait).await.ok(),
-        };
+        let ended = before(deadline, wait).await;
         let Some(exec) = program.0.take() else { return Err(Status::internal("the program was lost")) };
         let Some(ended) = ended else {
             let killed = spawn_blocking(move || exec.kill()).await;

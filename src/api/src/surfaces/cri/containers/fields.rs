@@ -1,8 +1,8 @@
-//! Errors of the engine name flags of the command line: here they name the fields of a container instead.
+//! Errors of the engine name flags of the command line: here they name the fields of a request instead.
 
 use std::error::Error;
 
-use gantry_engine::model::Kind;
+use gantry_model::Kind;
 use tonic::Status;
 
 use crate::status::from_error;
@@ -22,15 +22,23 @@ const FIELDS: &[(&str, &str)] = &[
     ("--log-path", "log_path"),
     ("--log-dir", "log_directory"),
     ("--name", "metadata.name"),
+    ("--hostname", "hostname"),
+    ("--privileged", "security_context.privileged"),
+    ("--userns", "userns_options"),
+    ("--uts=host", "namespace_options.network NODE"),
+    ("--net=host", "namespace_options.network NODE"),
+    ("--ipc=host", "namespace_options.ipc NODE"),
+    ("--pid=host", "namespace_options.pid NODE"),
+    ("--cgroup-manager", "gantryd's setting cgroup-manager"),
 ];
 
 /// The text of an error, with the fields in place of the flags.
-pub(super) fn with_fields(text: &str) -> String {
+pub(in super::super) fn with_fields(text: &str) -> String {
     FIELDS.iter().fold(text.to_owned(), |text, (flag, field)| text.replace(flag, field))
 }
 
 /// The status of an error, as [`from_error`], with the fields in place of the flags.
-pub(super) fn from_error_with_fields<E: Error + Kind>(error: &E) -> Status {
+pub(in super::super) fn from_error_with_fields<E: Error + Kind>(error: &E) -> Status {
     let status = from_error(error);
     Status::new(status.code(), with_fields(status.message()))
 }

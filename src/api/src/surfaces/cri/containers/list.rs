@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use gantry_engine::model::{AppEnd, AppOutcome, AppState, Phase, Timestamp};
 use gantry_engine::{AppRow, Observer, PodRow};
+use gantry_model::{AppEnd, AppOutcome, AppState, Phase, Timestamp};
 use gantry_proto::cri::v1::{
     Container, ContainerAttributes, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
     ContainerStatusResponse, ImageSpec,
@@ -11,7 +11,7 @@ use gantry_proto::cri::v1::{
 use tonic::Status;
 
 use super::super::sandbox;
-use super::record::{ContainerRecord, START_ERROR, image, metadata, requested_annotations};
+use super::record::{ContainerRecord, START_ERROR, START_ERROR_TIME, image, metadata, requested_annotations};
 use super::{FoundContainer, START_ERROR_CODE, find_or_fail, is_container, user};
 use crate::request::check_text;
 use crate::status::{from_error, invalid_field};
@@ -40,7 +40,7 @@ impl ContainerSelector {
     /// Reads the filter of a request.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, with the field.
+    /// `INVALID_ARGUMENT`, which names the field.
     pub(in super::super) fn parse(filter: Option<ContainerFilter>) -> Result<Self, Status> {
         let ContainerFilter { id, state, pod_sandbox_id, label_selector } = filter.unwrap_or_default();
         check_text("filter.id", &id)?;
@@ -75,7 +75,7 @@ impl ContainerSelector {
 /// The containers that a filter selects, oldest first.
 ///
 /// # Errors
-/// Those of the engine.
+/// The engine's errors.
 pub(in super::super) fn list(observer: &Observer, filter: &ContainerSelector) -> Result<Vec<Container>, Status> {
     let pods = observer.pods(&[]).map_err(|error| from_error(&error))?;
     let rows = pods.iter().map(|view| &*view.row).filter(|row| filter.selects_sandbox(row));
@@ -134,7 +134,7 @@ pub(in super::super) fn statuses(sandbox: &PodRow) -> impl Iterator<Item = (Stri
 /// The status of the container with this id or beginning of it.
 ///
 /// # Errors
-/// NOT_FOUND; those of the engine.
+/// `NOT_FOUND` if there is no such container, and the engine's errors.
 pub(in super::super) fn status(
     observer: &Observer,
     id: &str,
@@ -236,7 +236,9 @@ impl ContainerLife {
     /// Its program could not be executed.
     fn failed(app: &AppRow) -> Self {
         let message = app.annotations.get(START_ERROR).cloned().unwrap_or_default();
-        let at = created(app).0;
+        // A former gantryd recorded no time.
+        let recorded = app.annotations.get(START_ERROR_TIME).and_then(|text| text.parse().ok());
+        let at = recorded.unwrap_or_else(|| created(app).0);
         let exited = Self::new(ContainerState::ContainerExited);
         Self { finished: at, exit_code: START_ERROR_CODE, reason: START_FAILED, message, ..exited }
     }

@@ -28,17 +28,17 @@ mod user;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::{AppId, AppState, ErrorKind, Kind as _, Phase};
-use gantry_engine::{AppRow, Engine, Observer, PodError, PodRow, PullPolicy};
+use gantry_engine::{AppRow, Engine, Observer, PodError, PodRow, PullPolicy, now};
+use gantry_model::id::shown;
+use gantry_model::{AppId, AppState, ErrorKind, Kind as _, Phase};
 use gantry_proto::cri::v1::{ContainerConfig, LinuxContainerResources};
 use tonic::Status;
 use tracing::{info, warn};
 
-pub(super) use self::exec_sync::exec_sync;
-use self::fields::from_error_with_fields;
+pub(super) use self::exec_sync::{exec_sync, wait_for_start};
+pub(super) use self::fields::{from_error_with_fields, with_fields};
 pub(super) use self::list::{ContainerSelector, attributes, list, status, statuses};
-use self::record::{ContainerRecord, START_ERROR};
+use self::record::{ContainerRecord, START_ERROR, START_ERROR_TIME};
 pub(super) use self::stop::stop;
 use super::sandbox::{self, NoProgress};
 use crate::status::{self as statuses, from_error};
@@ -67,7 +67,7 @@ pub(super) trait ContainerSource {
     /// The app with this id or prefix of it, and its pod.
     ///
     /// # Errors
-    /// Those of the engine, also if several apps have the prefix.
+    /// The engine's errors, also if several apps have the prefix.
     fn app_by_id(&self, prefix: &str) -> Result<Option<(PodRow, AppRow)>, Status>;
 }
 
@@ -100,7 +100,7 @@ fn select(row: PodRow, is_it: impl Fn(&AppRow) -> bool) -> Option<(PodRow, AppRo
 /// was not made through the CRI, or is being created.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the id is empty, or the prefix is of several containers; those of the engine.
+/// `INVALID_ARGUMENT` if the id is empty or the prefix is of several containers, and the engine's errors.
 pub(super) fn find(source: &impl ContainerSource, id: &str) -> Result<Option<FoundContainer>, Status> {
     if id.is_empty() {
         return Err(statuses::invalid_field("container_id", "it is empty"));
@@ -116,7 +116,7 @@ pub(super) fn find(source: &impl ContainerSource, id: &str) -> Result<Option<Fou
 /// The container with this id, as [`find`].
 ///
 /// # Errors
-/// NOT_FOUND, and those of [`find`].
+/// `NOT_FOUND` if there is no such container, and the errors of [`find`].
 pub(super) fn find_or_fail(source: &impl ContainerSource, id: &str) -> Result<FoundContainer, Status> {
     find(source, id)?.ok_or_else(|| missing(id))
 }
@@ -124,7 +124,7 @@ pub(super) fn find_or_fail(source: &impl ContainerSource, id: &str) -> Result<Fo
 /// The container with this id, as [`find`], if it runs.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: it does not run; those of [`find`].
+/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it is not running, and the errors of [`find`].
 pub(super) fn find_running(source: &impl ContainerSource, id: &str) -> Result<FoundContainer, Status> {
     let found = find_or_fail(source, id)?;
     match found.app.state {
@@ -147,9 +147,9 @@ fn is_container(app: &AppRow) -> bool {
 /// Creates a container in a sandbox that is ready.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the configuration; NOT_FOUND: no such sandbox, or the image is not in the store;
-/// FAILED_PRECONDITION: the sandbox is not ready; ALREADY_EXISTS: it has a container of this metadata; those of the
-/// engine. Nothing is left then.
+/// `INVALID_ARGUMENT` or `UNIMPLEMENTED` for the configuration, `NOT_FOUND` if there is no such sandbox or the image is
+/// not in the store, `FAILED_PRECONDITION` if the sandbox is not ready, `ALREADY_EXISTS` if it has a container of this
+/// metadata, and the engine's errors. A failure leaves nothing behind.
 pub(super) fn create(
     engine: &Engine,
     sandbox_id: &str,
@@ -176,7 +176,8 @@ pub(super) fn create(
 /// Starts a container that was created.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: it was started before; those of the engine, and the container has exited then.
+/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it was started before, and the engine's errors,
+/// after which the container has exited.
 pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
     let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
     if app.state != AppState::Created || app.annotations.contains_key(START_ERROR) {
@@ -185,10 +186,13 @@ pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
     }
     let Err(error) = engine.start_app(sandbox.id, &app.name) else { return Ok(()) };
     let status = from_error_with_fields(&error);
-    if error.kind() != ErrorKind::Busy
-        && let Err(unwritten) = engine.annotate_app(sandbox.id, &app.name, START_ERROR, status.message())
-    {
-        warn!("the failed start of container {} is not recorded: {}", app.id, from_error(&unwritten).message());
+    if error.kind() != ErrorKind::Busy {
+        // The time first: the message makes the container one that has exited.
+        for (key, value) in [(START_ERROR_TIME, now().0.to_string().as_str()), (START_ERROR, status.message())] {
+            if let Err(unwritten) = engine.annotate_app(sandbox.id, &app.name, key, value) {
+                warn!("the failed start of container {} is not recorded: {}", app.id, from_error(&unwritten).message());
+            }
+        }
     }
     Err(status)
 }
@@ -196,7 +200,7 @@ pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
 /// Removes a container; one that runs is killed. Its log stays. Does nothing if it does not exist.
 ///
 /// # Errors
-/// Those of the engine.
+/// The engine's errors.
 pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
     let Some(FoundContainer { sandbox, app }) = find(engine, id)? else { return Ok(()) };
     stop::kill(engine, &sandbox, &app)?;
@@ -211,7 +215,7 @@ pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
 /// Opens the log of a container anew at its path, after its client has renamed it.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: it does not run; those of the engine.
+/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it is not running, and the engine's errors.
 pub(super) fn reopen_log(engine: &Engine, id: &str) -> Result<(), Status> {
     let FoundContainer { sandbox, app } = find_running(engine, id)?;
     engine.reopen_log(sandbox.id, Some(&app.name)).map_err(|error| from_error(&error))
@@ -221,10 +225,14 @@ pub(super) fn reopen_log(engine: &Engine, id: &str) -> Result<(), Status> {
 /// are only recorded.
 ///
 /// # Errors
-/// NOT_FOUND; INVALID_ARGUMENT, UNIMPLEMENTED: the field; those of the engine. The former resources are in effect then.
+/// `NOT_FOUND` if there is no such container, `INVALID_ARGUMENT` or `UNIMPLEMENTED` for a field, and the engine's
+/// errors. After a failure the former resources are in effect.
 pub(super) fn update_resources(engine: &Engine, id: &str, resources: LinuxContainerResources) -> Result<(), Status> {
     let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
     let mut record = ContainerRecord::of(&app).ok_or_else(|| missing(id))?;
+    let linux = record.config.linux.get_or_insert_default();
+    let former = linux.resources.take().unwrap_or_default();
+    let resources = resources::with_swap(&former, resources);
     let changes = resources::changes(&resources)?;
     if matches!(sandbox.phase, Phase::Running { .. }) && !changes.is_empty() {
         let updated = engine.update_limits(sandbox.id, Some(&app.name), &changes);
@@ -232,8 +240,7 @@ pub(super) fn update_resources(engine: &Engine, id: &str, resources: LinuxContai
             warn!("resources of container {}: {warning}", app.id);
         }
     }
-    let linux = record.config.linux.get_or_insert_default();
-    linux.resources = Some(resources::merged(linux.resources.take().unwrap_or_default(), resources));
+    linux.resources = Some(resources::merged(former, resources));
     let (key, value) = record.config_annotation();
     engine.annotate_app(sandbox.id, &app.name, key, &value).map_err(|error| from_error(&error))
 }

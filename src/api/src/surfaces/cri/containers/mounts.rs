@@ -6,11 +6,11 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use gantry_engine::Engine;
-use gantry_engine::model::AppName;
-use gantry_engine::model::device::DeviceSpec;
-use gantry_engine::model::id::{hex, shown};
-use gantry_engine::model::mount_options::{MountOptions, Propagation};
-use gantry_engine::model::spec::{AddedAppSpec, MountSpec, VolumeKind, VolumeSpec};
+use gantry_model::AppName;
+use gantry_model::device::DeviceSpec;
+use gantry_model::id::{hex, shown};
+use gantry_model::mount_options::{MountOptions, Propagation};
+use gantry_model::spec::{AddedAppSpec, MountSpec, VolumeKind, VolumeSpec};
 use gantry_proto::cri::v1::{CdiDevice, Device, IdMapping, ImageSpec, Mount, MountPropagation, UserNamespace};
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
@@ -22,7 +22,7 @@ use crate::status::invalid_field;
 /// shows the id as well.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: it cannot be the name of an image; NOT_FOUND: it is not in the store.
+/// `INVALID_ARGUMENT` if it cannot be the name of an image, and `NOT_FOUND` if the image is not in the store.
 pub(super) fn resolve_images(engine: &Engine, mounts: &mut [Mount]) -> Result<(), Status> {
     for image in mounts.iter_mut().filter_map(|mount| mount.image.as_mut()).filter(|image| !image.image.is_empty()) {
         image.image_ref = stored_image(engine, image)?.to_string();
@@ -35,7 +35,7 @@ pub(super) fn resolve_images(engine: &Engine, mounts: &mut [Mount]) -> Result<()
 /// `user` is the sandbox's user namespace. Its mappings apply to every mount, so a mount may name these or none.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
+/// `INVALID_ARGUMENT` or `UNIMPLEMENTED`, with the field and the reason.
 pub(super) fn translate(
     mounts: Vec<Mount>,
     user: Option<&UserNamespace>,
@@ -132,7 +132,7 @@ fn host_kind(field: &str, path: &str) -> Result<VolumeKind, Status> {
 /// Adds the devices to the app.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
+/// `INVALID_ARGUMENT` or `UNIMPLEMENTED`, with the field and the reason.
 pub(super) fn translate_devices(
     devices: Vec<Device>,
     cdi_devices: &[CdiDevice],

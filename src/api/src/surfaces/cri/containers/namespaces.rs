@@ -1,10 +1,10 @@
 //! The namespaces of a container: its PID namespace. The others are those of its sandbox.
 
-use gantry_engine::model::AppName;
-use gantry_engine::model::id::shown;
-use gantry_engine::model::namespaces::PidMode;
-use gantry_engine::model::spec::AppSpec;
 use gantry_engine::{Engine, PodRow};
+use gantry_model::AppName;
+use gantry_model::id::shown;
+use gantry_model::namespaces::PidMode;
+use gantry_model::spec::AppSpec;
 use gantry_proto::cri::v1::{NamespaceMode, NamespaceOption};
 use tonic::Status;
 
@@ -17,7 +17,7 @@ const FIELD: &str = "config.linux.security_context.namespace_options";
 /// has in any case.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the field; NOT_FOUND, FAILED_PRECONDITION: the target.
+/// `INVALID_ARGUMENT` for a field, and `NOT_FOUND` or `FAILED_PRECONDITION` for the target.
 pub(super) fn translate(
     engine: &Engine,
     sandbox: &PodRow,

@@ -20,6 +20,8 @@ const ATTEMPT: &str = "gantry/container-attempt";
 const CONFIG: &str = "gantry/container-config";
 /// Why StartContainer failed.
 pub(super) const START_ERROR: &str = "gantry/container-start-error";
+/// When StartContainer failed: nanoseconds since the epoch.
+pub(super) const START_ERROR_TIME: &str = "gantry/container-start-error-time";
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,7 +55,7 @@ impl ContainerRecord {
     /// The annotations of the app: those of the request, and the record.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT: the request has an annotation of the record.
+    /// `INVALID_ARGUMENT` if the request has an annotation of the record.
     pub(super) fn annotations(&self, given: HashMap<String, String>) -> Result<BTreeMap<String, String>, Status> {
         let mut all: BTreeMap<String, String> = given.into_iter().collect();
         if let Some(key) = all.keys().find(|key| key.starts_with(PREFIX)) {

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::spec::{AppSpec, CgroupFile, DEFAULT_CPU_PERIOD, LimitChange};
 use gantry_host::cgroup::{Hierarchy, Version, mounted_hierarchies};
+use gantry_model::id::shown;
+use gantry_model::spec::{AppSpec, CgroupFile, DEFAULT_CPU_PERIOD, LimitChange};
 use gantry_proto::cri::v1::{HugepageLimit, LinuxContainerResources};
 use tonic::Status;
 
@@ -18,7 +18,7 @@ const MAX_SHARES: u64 = 262_144;
 /// Applies the resources of a new container to the app.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the field and the reason.
+/// `INVALID_ARGUMENT`, with the field and the reason.
 pub(super) fn translate(resources: LinuxContainerResources, app: &mut AppSpec) -> Result<(), Status> {
     if resources.oom_score_adj != 0 {
         let adjustment = i32::try_from(resources.oom_score_adj);
@@ -35,7 +35,7 @@ pub(super) fn translate(resources: LinuxContainerResources, app: &mut AppSpec) -
 /// The changes that UpdateContainerResources makes: a field of zero leaves its limit unchanged.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the field and the reason, also if the host has no cgroup v2 for a file of `unified`.
+/// `INVALID_ARGUMENT` with the field and the reason, also if the host has no cgroup v2 for a file of `unified`.
 pub(super) fn changes(resources: &LinuxContainerResources) -> Result<Vec<LimitChange>, Status> {
     let field = |name: &str| format!("config.linux.resources.{name}");
     let positive =
@@ -110,6 +110,18 @@ fn is_in_v2(file: &CgroupFile, hierarchies: &[Hierarchy]) -> bool {
         && !hierarchies.iter().any(|hierarchy| hierarchy.has_v1_controller(controller))
 }
 
+/// The update with the limit of swap that its limit of memory needs, if it leaves that of swap as it is. The limit of
+/// swap counts memory too: it is never the smaller one, and without swap it equals the limit of memory.
+pub(super) fn with_swap(old: &LinuxContainerResources, new: LinuxContainerResources) -> LinuxContainerResources {
+    let (memory, swap) = (new.memory_limit_in_bytes, old.memory_swap_limit_in_bytes);
+    let is_kept = memory == 0 || new.memory_swap_limit_in_bytes != 0 || swap <= 0;
+    // A negative limit is none.
+    if is_kept || (swap != old.memory_limit_in_bytes && (0..=swap).contains(&memory)) {
+        return new;
+    }
+    LinuxContainerResources { memory_swap_limit_in_bytes: memory.max(-1), ..new }
+}
+
 /// The resources after an update, as ContainerStatus shows them: a field of zero is unchanged.
 pub(super) fn merged(old: LinuxContainerResources, new: LinuxContainerResources) -> LinuxContainerResources {
     let number = |old: i64, new: i64| if new == 0 { old } else { new };
@@ -137,8 +149,8 @@ pub(super) fn merged(old: LinuxContainerResources, new: LinuxContainerResources)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_engine::model::spec::Limits;
     use gantry_host::cgroup::parse_mountinfo;
+    use gantry_model::spec::Limits;
 
     fn cpu(cpu_quota: i64, cpu_period: i64) -> LinuxContainerResources {
         LinuxContainerResources { cpu_quota, cpu_period, ..LinuxContainerResources::default() }
@@ -160,6 +172,33 @@ mod tests {
         limits = limits.changed(&changes(&cpu(30_000, 0)).unwrap()).unwrap();
         assert_eq!(limits.cpu_bandwidth(), Some((30_000, 50_000)), "the period stays");
         assert!(changes(&cpu(0, -1)).unwrap_err().message().contains("cpu_period"));
+    }
+
+    #[test]
+    fn swap_follows_memory() {
+        let limits = |memory_limit_in_bytes, memory_swap_limit_in_bytes| LinuxContainerResources {
+            memory_limit_in_bytes,
+            memory_swap_limit_in_bytes,
+            ..LinuxContainerResources::default()
+        };
+        const MIB: i64 = 1 << 20;
+        for (old, update, swap) in [
+            ((64, 64), (128, 0), 128),
+            ((64, 64), (32, 0), 32),
+            ((64, 96), (128, 0), 128),
+            ((64, 96), (80, 0), 0),
+            ((64, 96), (128, 256), 256),
+            ((64, 64), (0, 0), 0),
+            ((64, 0), (128, 0), 0),
+        ] {
+            let old = limits(old.0 * MIB, old.1 * MIB);
+            let update = with_swap(&old, limits(update.0 * MIB, update.1 * MIB));
+            assert_eq!(update.memory_swap_limit_in_bytes, swap * MIB, "{old:?}");
+            let limits = Limits::default().changed(&changes(&old).unwrap()).unwrap();
+            assert!(limits.changed(&changes(&update).unwrap()).is_ok(), "{old:?}");
+        }
+        assert_eq!(with_swap(&limits(MIB, MIB), limits(-1, 0)).memory_swap_limit_in_bytes, -1);
+        assert_eq!(with_swap(&limits(MIB, -1), limits(2 * MIB, 0)).memory_swap_limit_in_bytes, 0);
     }
 
     #[test]

@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::spec::{AppSpec, Capabilities, GroupsPolicy, Seccomp};
 use gantry_engine::read_seccomp_profile;
+use gantry_model::id::shown;
+use gantry_model::spec::{AppSpec, Capabilities, GroupsPolicy, Seccomp};
 use gantry_proto::cri::v1::security_profile::ProfileType;
 use gantry_proto::cri::v1::{Capability, LinuxContainerSecurityContext, SecurityProfile, SupplementalGroupsPolicy};
 use tonic::Status;
 
+use super::super::sandbox::check_selinux;
 use super::config::unsupported;
 use crate::status::{from_error, invalid_field};
 
@@ -22,11 +23,14 @@ const APPARMOR: &str = "/sys/kernel/security/apparmor";
 /// off, as kubelets expect; without any context, gantry's masked paths apply.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
+/// `INVALID_ARGUMENT` or `UNIMPLEMENTED`, with the field and the reason.
 pub(super) fn translate(context: Option<LinuxContainerSecurityContext>, app: &mut AppSpec) -> Result<(), Status> {
     let has_context = context.is_some();
     let context = context.unwrap_or_default();
     check_apparmor(&context)?;
+    if !context.privileged {
+        check_selinux(context.selinux_options.as_ref())?;
+    }
     let group = |gid: i64| {
         u32::try_from(gid).map_err(|_| invalid_field(&format!("{FIELD}.supplemental_groups"), "expected numbers"))
     };

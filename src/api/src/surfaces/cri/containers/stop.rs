@@ -4,8 +4,8 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use gantry_engine::model::{ErrorKind, Kind as _, Phase};
 use gantry_engine::{AppRow, AppStop, Engine, EngineError, PodError, PodRow};
+use gantry_model::{ErrorKind, Kind as _, Phase};
 use gantry_proto::cri::v1::StopContainerRequest;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Code, Status};
@@ -24,7 +24,7 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 /// Stops a container; returns when it has exited. Does nothing if it does not run, or does not exist.
 ///
 /// # Errors
-/// DEADLINE_EXCEEDED: it does not end after SIGKILL; those of the engine.
+/// `DEADLINE_EXCEEDED` if it does not end after SIGKILL, and the engine's errors.
 pub(in super::super) async fn stop(
     writer: &Bridge<Engine>,
     peer: Peer,
@@ -78,7 +78,7 @@ async fn wait(stop: &AppStop, deadline: Option<Instant>) -> Result<(), Status> {
 /// Kills a container, and waits for its end. Does nothing if it does not run.
 ///
 /// # Errors
-/// Those of the engine.
+/// The engine's errors.
 pub(super) fn kill(engine: &Engine, sandbox: &PodRow, app: &AppRow) -> Result<(), Status> {
     if !runs(sandbox, app) {
         return Ok(());

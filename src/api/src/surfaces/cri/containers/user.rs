@@ -1,6 +1,6 @@
 //! The user of a container, as the kernel has it while the container runs.
 
-use gantry_engine::model::AppState;
+use gantry_model::AppState;
 use gantry_proto::cri::v1::{ContainerUser, LinuxContainerSecurityContext, LinuxContainerUser};
 
 /// The user of a container's main process; of one that does not run, the numbers that were requested. `None`: unknown.

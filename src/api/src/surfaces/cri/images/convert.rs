@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 
 use base64::Engine as _;
-use gantry_engine::model::{ImageId, ImageRef};
 use gantry_engine::{Credentials, FetchCredentials, ImageView, repository_of};
+use gantry_model::{ImageId, ImageRef};
 use gantry_proto::cri::v1::{AuthConfig, Image, ImageSpec, Int64Value};
 use serde_json::{Value, json};
 use tonic::Status;
@@ -15,7 +15,7 @@ use crate::status::invalid_field;
 /// Reads the reference of a request. Annotations and handlers are of runtimes with several stores.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: there is none, or it is malformed.
+/// `INVALID_ARGUMENT` if there is none or it is malformed.
 pub(in super::super) fn reference(image: Option<ImageSpec>) -> Result<ImageRef, Status> {
     let text = image.map(|spec| spec.image).unwrap_or_default();
     check_text("image", &text)?;
@@ -25,7 +25,7 @@ pub(in super::super) fn reference(image: Option<ImageSpec>) -> Result<ImageRef, 
 /// Reads the credentials of a request; `None` if all fields are empty.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: `auth` is not `user:password` in base64.
+/// `INVALID_ARGUMENT` if `auth` is not `user:password` in base64.
 pub(super) fn credentials(auth: AuthConfig) -> Result<Option<FetchCredentials>, Status> {
     let AuthConfig { username, password, auth, server_address, identity_token, registry_token } = auth;
     let credentials = if !username.is_empty() {

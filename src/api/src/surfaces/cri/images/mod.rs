@@ -8,8 +8,8 @@ mod pull;
 
 use std::sync::Arc;
 
-use gantry_engine::model::ImageRef;
 use gantry_engine::{Engine, Observer, now};
+use gantry_model::ImageRef;
 use gantry_proto::cri::v1::image_service_server::ImageService;
 use gantry_proto::cri::v1::{
     FilesystemIdentifier, FilesystemUsage, Image, ImageFilter, ImageFsInfoRequest, ImageFsInfoResponse,

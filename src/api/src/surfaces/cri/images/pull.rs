@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use gantry_engine::model::ImageRef;
-use gantry_engine::model::id::shown;
 use gantry_engine::{Cancellation, Engine, FetchCredentials, Options};
+use gantry_model::ImageRef;
+use gantry_model::id::shown;
 use tokio::sync::Semaphore;
 use tonic::Status;
 use tracing::info;
@@ -41,8 +41,8 @@ impl Pulls {
     /// Fetches an image, and returns its id.
     ///
     /// # Errors
-    /// The status of the fetch's error: NOT_FOUND, PERMISSION_DENIED, UNAVAILABLE … INVALID_ARGUMENT: the reference is
-    /// not one of a registry. RESOURCE_EXHAUSTED: no thread can be started.
+    /// The status of the fetch's error, such as `NOT_FOUND`, `PERMISSION_DENIED` or `UNAVAILABLE`, `INVALID_ARGUMENT`
+    /// if the reference is not one of a registry, and `RESOURCE_EXHAUSTED` if no thread can be started.
     pub(super) async fn pull(
         &self,
         reference: ImageRef,

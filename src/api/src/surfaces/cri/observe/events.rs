@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gantry_engine::Observer;
-use gantry_engine::model::query::EventQuery;
-use gantry_engine::model::{EventKind, NewEvent, PodPrefix};
+use gantry_model::query::EventQuery;
+use gantry_model::{EventKind, NewEvent, PodPrefix};
 use gantry_proto::cri::v1::ContainerEventResponse;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -142,7 +142,7 @@ impl ContainerEvents {
     /// Sends the events after a position until the client has gone.
     ///
     /// # Errors
-    /// DATA_LOSS: the client is behind the ring; the failure of the task; UNAVAILABLE when the server drains.
+    /// `DATA_LOSS` if the client is behind the ring, the failure of the task, and `UNAVAILABLE` if the server drains.
     async fn send_after(
         &self,
         mut position: u64,
@@ -210,27 +210,27 @@ impl ContainerEvents {
             }
             let mut rows = self.read_rows_of(&batch).await?;
             for event in &batch.events {
-                let NewEvent { id, .. } = &event.event.event;
-                if !concerns_sandboxes(event.event.event.kind) {
+                let NewEvent { id, kind, .. } = event.event();
+                if !concerns_sandboxes(*kind) {
                     continue;
                 }
                 let state = rows.get_mut(id).and_then(Option::take);
                 let messages = match sandboxes.get_mut(id) {
-                    Some(known) => known.translate(&event.event.event, state),
+                    Some(known) => known.translate(event.event(), state),
                     None => match state {
                         Some(state) => {
                             let known = sandboxes.entry(id.clone()).or_insert_with(|| SandboxEvents::new(&state));
-                            known.translate(&event.event.event, Some(state))
+                            known.translate(event.event(), Some(state))
                         }
                         // Not a sandbox, or one that is gone already and was never shown.
                         None => continue,
                     },
                 };
-                if event.event.event.kind == EventKind::PodGarbageCollected {
+                if *kind == EventKind::PodGarbageCollected {
                     sandboxes.remove(id);
                 }
                 if !messages.is_empty() {
-                    self.ring().push(event.event.seq, messages);
+                    self.ring().push(event.seq(), messages);
                 }
             }
             cursor.advance(batch.to);
@@ -241,7 +241,7 @@ impl ContainerEvents {
 
     /// The sandboxes of a batch as they are now.
     async fn read_rows_of(&self, batch: &EventBatch) -> Result<BTreeMap<String, Option<RowState>>, Status> {
-        let concerned = batch.events.iter().map(|event| &event.event.event).filter(|it| concerns_sandboxes(it.kind));
+        let concerned = batch.events.iter().map(|event| event.event()).filter(|it| concerns_sandboxes(it.kind));
         let ids: std::collections::BTreeSet<String> = concerned.map(|event| event.id.clone()).collect();
         if ids.is_empty() {
             return Ok(BTreeMap::new());

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use gantry_engine::model::Timestamp;
-use gantry_engine::model::stats::{AppStats, DeviceStats, InterfaceUsage, MemoryStats, ResourceUsage};
 use gantry_engine::{AppDetails, Observer, PodDetails, SampledPod, read_details};
+use gantry_model::Timestamp;
+use gantry_model::stats::{AppStats, DeviceStats, InterfaceUsage, MemoryStats, ResourceUsage};
 use gantry_proto::cri::v1::{ContainerMetrics, Metric, MetricDescriptor, MetricType, PodSandboxMetrics, UInt64Value};
 use tonic::Status;
 

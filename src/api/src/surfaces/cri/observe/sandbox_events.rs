@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_engine::model::query::PodFilter;
-use gantry_engine::model::{EventKind, NewEvent, PodPrefix};
 use gantry_engine::{Observer, PodError, PodRow};
+use gantry_model::query::PodFilter;
+use gantry_model::{EventKind, NewEvent, PodPrefix};
 use gantry_proto::cri::v1::{
     ContainerEventResponse, ContainerEventType, ContainerState, ContainerStatus, PodSandboxState, PodSandboxStatus,
 };
@@ -34,7 +34,7 @@ pub(super) struct RowState {
 /// All sandboxes.
 ///
 /// # Errors
-/// Those of the engine.
+/// The engine's errors.
 pub(super) fn read_rows(observer: &Observer) -> Result<Vec<RowState>, Status> {
     let pods = observer.pods(&[PodFilter::default()]).map_err(|error| from_error(&error))?;
     pods.iter().filter_map(|view| state_of(&view.row).transpose()).collect()
@@ -43,7 +43,7 @@ pub(super) fn read_rows(observer: &Observer) -> Result<Vec<RowState>, Status> {
 /// The sandbox with this id; `None`: the pod is gone, or is no sandbox.
 ///
 /// # Errors
-/// Those of the engine.
+/// The engine's errors.
 pub(super) fn read_row(observer: &Observer, id: &PodPrefix) -> Result<Option<RowState>, Status> {
     match observer.pod(id) {
         Ok(view) => state_of(&view.row),
@@ -151,6 +151,7 @@ impl SandboxEvents {
             EventKind::AppStarted => self.of_container(event, Started),
             EventKind::AppExited => self.of_container(event, Stopped),
             EventKind::AppRemoved => self.of_container(event, Deleted),
+            // The CRI has no message for it.
             _ => Vec::new(),
         }
     }

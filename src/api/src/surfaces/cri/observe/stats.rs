@@ -6,11 +6,9 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use gantry_engine::model::Timestamp;
-use gantry_engine::model::stats::{
-    AppStats, DiskUsage, InterfaceUsage, PressureAverages, PressureStats, ResourceUsage,
-};
 use gantry_engine::{AppRow, Observer, SampledPod};
+use gantry_model::Timestamp;
+use gantry_model::stats::{AppStats, DiskUsage, InterfaceUsage, PressureAverages, PressureStats, ResourceUsage};
 use gantry_proto::cri::v1::{
     ContainerStats, ContainerStatsFilter, CpuUsage, FilesystemIdentifier, FilesystemUsage, IoUsage,
     LinuxPodSandboxStats, MemoryUsage, NetworkInterfaceUsage, NetworkUsage, PodSandboxStats, PodSandboxStatsFilter,
@@ -42,7 +40,7 @@ impl StatsFilter {
     /// Reads the filter of a list of containers.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, with the field.
+    /// `INVALID_ARGUMENT`, which names the field.
     pub(in super::super) fn of_containers(filter: Option<ContainerStatsFilter>) -> Result<Self, Status> {
         let ContainerStatsFilter { id, pod_sandbox_id, label_selector } = filter.unwrap_or_default();
         check_text("filter.id", &id)?;
@@ -54,7 +52,7 @@ impl StatsFilter {
     /// Reads the filter of a list of sandboxes.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, with the field.
+    /// `INVALID_ARGUMENT`, which names the field.
     pub(in super::super) fn of_sandboxes(filter: Option<PodSandboxStatsFilter>) -> Result<Self, Status> {
         let PodSandboxStatsFilter { id, label_selector } = filter.unwrap_or_default();
         check_text("filter.id", &id)?;
@@ -85,7 +83,8 @@ pub(in super::super) fn list_containers(
 /// The statistics of the running container with this id or beginning of it.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: it does not run; the store or the cgroups cannot be read.
+/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it is not running, and the error of the store or
+/// the cgroups if they cannot be read.
 pub(in super::super) fn container(context: &Context, observer: &Observer, id: &str) -> Result<ContainerStats, Status> {
     let found = containers::find_running(observer, id)?;
     let samples = context.sample_with_disk(observer, MAX_AGE)?;
@@ -114,7 +113,8 @@ pub(in super::super) fn list_sandboxes(
 /// The statistics of the sandbox with this id or beginning of it.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: it is not ready; the store or the cgroups cannot be read.
+/// `NOT_FOUND` if there is no such sandbox, `FAILED_PRECONDITION` if it is not ready, and the error of the store or the
+/// cgroups if they cannot be read.
 pub(in super::super) fn sandbox_stats(
     context: &Context,
     observer: &Observer,

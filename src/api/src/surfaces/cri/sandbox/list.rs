@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use gantry_engine::model::{FormerPhase, Phase};
 use gantry_engine::{Observer, PodError, PodRow, now};
+use gantry_model::{FormerPhase, Phase};
 use gantry_proto::cri::v1::{
     LinuxContainerResources, LinuxPodSandboxStatus, ListPodSandboxResponse, Namespace, PodIp, PodSandbox,
     PodSandboxAttributes, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
@@ -31,7 +31,7 @@ impl SandboxFilter {
     /// Reads the filter of a request.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, with the field.
+    /// `INVALID_ARGUMENT`, which names the field.
     pub(in super::super) fn parse(filter: Option<PodSandboxFilter>) -> Result<Self, Status> {
         let PodSandboxFilter { id, state, label_selector } = filter.unwrap_or_default();
         check_text("filter.id", &id)?;
@@ -52,7 +52,7 @@ impl SandboxFilter {
 /// The sandboxes that a filter selects, oldest first.
 ///
 /// # Errors
-/// Those of the engine.
+/// The engine's errors.
 pub(in super::super) fn list(observer: &Observer, filter: &SandboxFilter) -> Result<ListPodSandboxResponse, Status> {
     let pods = observer.pods(&[]).map_err(|error| status::from_error(&error))?;
     let mut items: Vec<_> =
@@ -89,7 +89,7 @@ pub(in super::super) fn attributes(row: &PodRow) -> Option<PodSandboxAttributes>
 /// The sandbox with this id or beginning of it.
 ///
 /// # Errors
-/// NOT_FOUND; those of the engine.
+/// `NOT_FOUND` if there is no such sandbox, and the engine's errors.
 pub(in super::super) fn find_shown(observer: &Observer, id: &str) -> Result<PodRow, Status> {
     let Some(prefix) = super::prefix(id)? else { return Err(missing(id)) };
     let found = match observer.pod(&prefix) {
@@ -108,7 +108,7 @@ pub(in super::super) fn find_shown(observer: &Observer, id: &str) -> Result<PodR
 /// The status of the sandbox with this id or beginning of it, and of its containers.
 ///
 /// # Errors
-/// NOT_FOUND; those of the engine.
+/// `NOT_FOUND` if there is no such sandbox, and the engine's errors.
 pub(in super::super) fn status(
     observer: &Observer,
     id: &str,
@@ -204,7 +204,7 @@ fn state(phase: &Phase) -> Option<PodSandboxState> {
 
 #[cfg(test)]
 mod tests {
-    use gantry_engine::model::{PodEnd, Timestamp};
+    use gantry_model::{PodEnd, Timestamp};
 
     use super::*;
 

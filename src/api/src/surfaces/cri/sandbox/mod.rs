@@ -19,20 +19,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::query::PodQuery;
-use gantry_engine::model::spec::SpecError;
-use gantry_engine::model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
 use gantry_engine::{
     Engine, Note, PodError, PodRow, PodView, Prepare, PrepareError, Progress, PullPolicy, RunOptions, Show,
 };
+use gantry_model::id::shown;
+use gantry_model::query::PodQuery;
+use gantry_model::spec::SpecError;
+use gantry_model::{ErrorKind, Kind as _, Phase, PodId, PodPrefix};
 use gantry_proto::cri::v1::{PodSandboxConfig, UpdatePodSandboxResourcesRequest, UserNamespace};
 use tonic::Status;
 use tracing::{info, warn};
 
 pub(super) use self::list::{SandboxFilter, attributes, find_shown, is_listed, list, status, status_of};
 use self::record::SandboxRecord;
-pub(super) use self::spec::unsupported;
+pub(super) use self::spec::{check_selinux, unsupported};
+use super::containers::from_error_with_fields;
 use crate::kubernetes::stop_sandbox;
 use crate::status;
 use crate::supervisors::Supervisors;
@@ -73,8 +74,8 @@ pub(super) struct SandboxRequest {
 /// Runs a sandbox; returns when it is ready.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the request; ALREADY_EXISTS: there is a sandbox of this metadata; those of the
-/// engine. Nothing is left then.
+/// `INVALID_ARGUMENT` or `UNIMPLEMENTED` for the request, `ALREADY_EXISTS` if there is a sandbox of this metadata, and
+/// the engine's errors. A failure leaves nothing behind.
 pub(super) fn run(
     engine: &Engine,
     supervisors: &Supervisors,
@@ -88,7 +89,7 @@ pub(super) fn run(
         Some(_) => None,
         None => {
             let settings = network::settings(&config, &spec.dns)?;
-            let network = engine.sandbox_network().map_err(|error| status::from_error(&error))?;
+            let network = engine.sandbox_network().map_err(|error| from_error_with_fields(&error))?;
             network::warn_of_ignored(&network, &settings, !spec.ports.is_empty(), name.as_str());
             Some((network, settings))
         }
@@ -101,14 +102,14 @@ pub(super) fn run(
             None => prepare,
         })
     };
-    let request = || prepare().map_err(|error: SpecError| status::from_error(&error));
+    let request = || prepare().map_err(|error: SpecError| from_error_with_fields(&error));
     let created = match engine.create(request()?) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists && discard_aborted(engine, name.as_str()) => {
             engine.create(request()?)
         }
         created => created,
     };
-    let pod = created.map_err(|error: PrepareError| status::from_error(&error))?;
+    let pod = created.map_err(|error: PrepareError| from_error_with_fields(&error))?;
     let id = pod.id();
     // Not `remove`: a sandbox that has ended stays until it is removed.
     match pod.start(RunOptions { show: Show::No, remove: false }) {
@@ -116,7 +117,7 @@ pub(super) fn run(
         Err(error) => {
             // The name must be free for the next try.
             discard(engine, id);
-            return Err(status::from_error(&error));
+            return Err(from_error_with_fields(&error));
         }
     }
     if ended.load(Ordering::Acquire) {
@@ -162,8 +163,8 @@ fn discard(engine: &Engine, id: PodId) {
 /// Stops a sandbox and releases its networks. Does nothing if it does not exist, or no longer.
 ///
 /// # Errors
-/// Those of the engine; also if a plugin failed to release the network, which the next call repeats. UNAVAILABLE:
-/// another call is stopping it.
+/// The engine's errors, also if a plugin fails to release the network, which the next call repeats. `UNAVAILABLE` if
+/// another call is stopping the sandbox.
 pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
     match find(engine, id)? {
         // A kubelet repeats the call until the addresses of the pod are free.
@@ -176,7 +177,7 @@ pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
 /// was never ready. Does nothing if it does not exist.
 ///
 /// # Errors
-/// Those of [`stop`] and of the engine.
+/// The errors of [`stop`], and the engine's errors.
 pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
     stop(engine, id)?;
     let Some(view) = find_made(engine, id)? else { return Ok(()) };
@@ -190,7 +191,7 @@ pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
 /// Records the resources of a sandbox.
 ///
 /// # Errors
-/// NOT_FOUND; those of the engine.
+/// `NOT_FOUND` if there is no such sandbox, and the engine's errors.
 pub(super) fn update_resources(engine: &Engine, request: UpdatePodSandboxResourcesRequest) -> Result<(), Status> {
     let id = &request.pod_sandbox_id;
     let row = find(engine, id)?.ok_or_else(|| missing(id))?.row;
@@ -236,11 +237,12 @@ fn only_sandbox(pods: Vec<PodView>, prefix: &PodPrefix, ambiguous: PodError) -> 
 /// The sandbox with this id or beginning of it, which is ready.
 ///
 /// # Errors
-/// NOT_FOUND; FAILED_PRECONDITION: it is not ready; those of the engine.
+/// `NOT_FOUND` if there is no such sandbox, `FAILED_PRECONDITION` if it is not ready, and the engine's errors.
 pub(super) fn find_ready(engine: &Engine, id: &str) -> Result<PodRow, Status> {
     let row = find(engine, id)?.ok_or_else(|| missing(id))?.row;
     match row.phase {
         Phase::Running { .. } => Ok(*row),
+        // It does not run.
         _ => Err(Status::failed_precondition(format!("sandbox {} is not ready", row.id))),
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use gantry_engine::model::id::shown;
-use gantry_engine::model::net::DnsSpec;
 use gantry_engine::{Bandwidth, KubernetesNetworking, SandboxNetwork};
+use gantry_model::id::shown;
+use gantry_model::net::DnsSpec;
 use gantry_proto::cri::v1::{PodSandboxConfig, PodSandboxMetadata};
 use tonic::Status;
 use tracing::warn;
@@ -21,7 +21,7 @@ const RATES: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000_000;
 /// The settings for the plugins of a sandbox; `dns` is that of its pod.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the field and the reason.
+/// `INVALID_ARGUMENT`, with the field and the reason.
 pub(super) fn settings(config: &PodSandboxConfig, dns: &DnsSpec) -> Result<KubernetesNetworking, Status> {
     let PodSandboxMetadata { name, uid, namespace, attempt: _ } = config.metadata.clone().unwrap_or_default();
     for (field, text) in [("name", &name), ("uid", &uid), ("namespace", &namespace)] {
@@ -34,6 +34,7 @@ pub(super) fn settings(config: &PodSandboxConfig, dns: &DnsSpec) -> Result<Kuber
     let limits = Bandwidth { ingress: rate(&config.annotations, INGRESS)?, egress: rate(&config.annotations, EGRESS)? };
     let dns = match dns {
         DnsSpec::Given(dns) => Some(dns.clone()),
+        // The pod has the settings of the host, or of its network.
         _ => None,
     };
     let args = args.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();

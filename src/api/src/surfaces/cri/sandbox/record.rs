@@ -66,7 +66,7 @@ impl SandboxRecord {
     /// The annotations of the pod: those of the request, and the record.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT: the request has an annotation of the record.
+    /// `INVALID_ARGUMENT` if the request has an annotation of the record.
     pub(super) fn annotations(&self, given: HashMap<String, String>) -> Result<BTreeMap<String, String>, Status> {
         let mut all: BTreeMap<String, String> = given.into_iter().collect();
         if let Some(key) = all.keys().find(|key| key.starts_with(PREFIX)) {

@@ -6,11 +6,11 @@
 
 use std::path::Path;
 
-use gantry_engine::model::id::hex;
-use gantry_engine::model::namespaces::{IpcMode, UtsMode};
-use gantry_engine::model::net::{Dns, DnsSpec, PortSpec, PortTarget, Protocol};
-use gantry_engine::model::user_namespace::{IdMappings, IdRange, UserNamespaceMode};
-use gantry_engine::model::{Kind, NetMode, PodName, PodNamespace, PodSpec};
+use gantry_model::id::hex;
+use gantry_model::namespaces::{IpcMode, UtsMode};
+use gantry_model::net::{Dns, DnsSpec, PortSpec, PortTarget, Protocol};
+use gantry_model::user_namespace::{IdMappings, IdRange, UserNamespaceMode};
+use gantry_model::{Kind, NetMode, PodName, PodNamespace, PodSpec};
 use gantry_proto::cri::v1::{
     DnsConfig, IdMapping, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption,
     PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol as PortProtocol, SeLinuxOption, UserNamespace,
@@ -18,10 +18,11 @@ use gantry_proto::cri::v1::{
 use sha2::{Digest as _, Sha256};
 use tonic::Status;
 
+use super::super::containers::{from_error_with_fields, with_fields};
 use super::SandboxRequest;
 use super::record::SandboxRecord;
 use crate::request::check_text;
-use crate::status::{from_error, invalid_field};
+use crate::status::invalid_field;
 
 /// Exists while the kernel enforces or logs SELinux' policy.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
@@ -31,7 +32,7 @@ const NAME_START: usize = 80;
 /// The specification and the name of the pod.
 ///
 /// # Errors
-/// INVALID_ARGUMENT, UNIMPLEMENTED: the field and the reason.
+/// `INVALID_ARGUMENT` or `UNIMPLEMENTED`, with the field and the reason.
 pub(super) fn pod_spec(request: SandboxRequest) -> Result<(PodSpec, PodName), Status> {
     let SandboxRequest { config, runtime_handler } = request;
     if !runtime_handler.is_empty() {
@@ -81,7 +82,7 @@ pub(super) fn pod_spec(request: SandboxRequest) -> Result<(PodSpec, PodName), St
         user_labels: labels.into_iter().collect(),
         ..PodSpec::default()
     };
-    spec.validate().map_err(|error| from_error(&error))?;
+    spec.validate().map_err(|error| from_error_with_fields(&error))?;
     Ok((spec, name))
 }
 
@@ -91,7 +92,7 @@ pub(in super::super) fn unsupported(field: &str, why: &str) -> Status {
 }
 
 fn invalid(field: &str, error: &(impl std::error::Error + Kind)) -> Status {
-    invalid_field(field, &error.to_string())
+    invalid_field(field, &with_fields(&error.to_string()))
 }
 
 /// A field that is empty if it is not set.
@@ -191,8 +192,11 @@ fn id_range(field: &str, mappings: &[IdMapping]) -> Result<IdRange, Status> {
     }
 }
 
-/// Labels mean nothing on a host without SELinux.
-fn check_selinux(options: Option<&SeLinuxOption>) -> Result<(), Status> {
+/// Refuses labels of SELinux; they mean nothing on a host without it.
+///
+/// # Errors
+/// `UNIMPLEMENTED`, with the field.
+pub(in super::super) fn check_selinux(options: Option<&SeLinuxOption>) -> Result<(), Status> {
     let has_labels = options.is_some_and(|options| *options != SeLinuxOption::default());
     if has_labels && Path::new(SELINUX).exists() {
         return Err(unsupported("config.linux.security_context.selinux_options", "gantry sets no labels"));
@@ -213,7 +217,7 @@ fn dns(config: Option<DnsConfig>) -> Result<DnsSpec, Status> {
 }
 
 fn invalid_server(text: &str) -> Status {
-    let text = gantry_engine::model::id::shown(text);
+    let text = gantry_model::id::shown(text);
     invalid_field("config.dns_config.servers", &format!("'{text}' is not an address"))
 }
 

@@ -3,9 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use gantry_engine::model::error::messages;
-use gantry_engine::model::{ErrorKind, Kind as _};
 use gantry_engine::{Engine, OutputError, OutputStream};
+use gantry_model::error::messages;
+use gantry_model::{ErrorKind, Kind as _};
 use rustix::termios::isatty;
 use tokio::io::Interest;
 

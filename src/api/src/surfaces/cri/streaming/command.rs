@@ -55,10 +55,7 @@ pub(super) async fn feed(reader: &mut ChannelReader, mut input: ProgramInput) {
             }
             Ok(None) => return,
             Err(error) => {
-                debug!(
-                    "the client of a session has gone: {}",
-                    gantry_engine::model::error::messages(&error).join(": ")
-                );
+                debug!("the client of a session has gone: {}", gantry_model::error::messages(&error).join(": "));
                 return;
             }
         }

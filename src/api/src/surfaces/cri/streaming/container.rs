@@ -1,7 +1,7 @@
 //! The running containers that sessions enter.
 
 use gantry_engine::Observer;
-use gantry_engine::model::{AppName, PodId};
+use gantry_model::{AppName, PodId};
 use tonic::Status;
 
 use super::super::containers;
@@ -21,7 +21,7 @@ impl RunningContainer {
     /// The running container with this id, or beginning of it.
     ///
     /// # Errors
-    /// As [`containers::find_running`].
+    /// The errors of [`containers::find_running`].
     pub(super) fn find(observer: &Observer, id: &str) -> Result<Self, Status> {
         let found = containers::find_running(observer, id)?;
         let stdin_once = found.stdin_once();

@@ -3,12 +3,13 @@
 use std::io;
 use std::sync::Arc;
 
-use gantry_engine::model::AppOutcome;
-use gantry_engine::model::error::messages;
-use gantry_engine::{Engine, Exec, ExecError, ExecRequest, Stdio};
+use gantry_engine::{Engine, Exec, ExecRequest, ExecStart, Stdio};
+use gantry_model::AppOutcome;
 use tokio::io::Interest;
 use tokio::sync::watch;
+use tonic::Status;
 
+use super::super::containers::wait_for_start;
 use super::channels::{self, ChannelConnection, ChannelReader, ChannelWriter, OutputChannel, RequestedChannels};
 use super::command::{ProgramInput, feed, pump};
 use super::container::RunningContainer;
@@ -17,7 +18,7 @@ use super::pipe::{self, AsyncPipe};
 use super::server::StreamContext;
 use super::session::{SessionError, within_creation_limit};
 use crate::bridge::Weight;
-use crate::status;
+use crate::status::from_error;
 
 /// The session that a URL of `Exec` begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,14 +65,12 @@ impl ExecSession {
         let (pod, app) = (self.container.pod, self.container.app.clone());
         let terminal = self.channels.tty.then_some(gantry_model::terminal::DEFAULT_SIZE);
         let request = ExecRequest { app: Some(app), argv: self.command.clone(), terminal, ..ExecRequest::default() };
+        let begin = move |engine: &Engine| -> Result<ExecStart, Status> {
+            engine.begin_exec(pod, request, stdio).map_err(|error| from_error(&error))
+        };
         // Dropped with the result if the client has gone meanwhile, which ends the program.
-        let start = move |engine: &Engine| Ok::<_, tonic::Status>(engine.exec(pod, request, stdio));
-        let started: Result<Exec, ExecError> = context
-            .writer
-            .call_for_stream(Weight::Heavy, start)
-            .await
-            .map_err(|status: tonic::Status| status.message().to_owned())?;
-        let mut exec = started.map_err(|error| messages(&error).join(": "))?;
+        let started = async { wait_for_start(context.writer.call_for_stream(Weight::Heavy, begin).await?).await };
+        let mut exec = started.await.map_err(|status: Status| status.message().to_owned())?;
         if let Some(master) = exec.master.take() {
             let master =
                 AsyncPipe::new(master).map_err(|error| format!("cannot use the program's terminal: {error}"))?;
@@ -158,5 +157,5 @@ async fn wait(exec: Exec) -> Result<AppOutcome, String> {
     // Readable: waiting does not block.
     let readable = watched.readable().await.map(|mut guard| guard.clear_ready());
     readable.map_err(|error| format!("cannot wait for the program: {error}"))?;
-    watched.into_inner().0.wait().map_err(|error| status::from_error(&error).message().to_owned())
+    watched.into_inner().0.wait().map_err(|error| from_error(&error).message().to_owned())
 }

@@ -274,7 +274,7 @@ async fn serve_upgraded(
     match serve_session(context, session, accepted, stream).await {
         Ok(()) => debug!("the session ended"),
         Err(error) => {
-            debug!("the session ended: {}", gantry_engine::model::error::messages(&error).join(": "));
+            debug!("the session ended: {}", gantry_model::error::messages(&error).join(": "));
         }
     }
     drop(permit);

@@ -1,7 +1,7 @@
 //! Replays recorded sessions (`testdata/spdy`) byte for byte: what the client sent is read from a socket, and what the
 //! server writes is compared with the recording.
 
-use gantry_engine::model::PodId;
+use gantry_model::PodId;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_engine::model::id::shown;
 use gantry_engine::{Engine, Observer};
+use gantry_model::id::shown;
 use gantry_proto::cri::v1::{AttachRequest, ExecRequest, PortForwardRequest};
 use tokio::sync::Semaphore;
 use tonic::Status;
@@ -98,7 +98,8 @@ impl StreamingServer {
     /// `Exec`: the URL of a session.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, RESOURCE_EXHAUSTED.
+    /// `INVALID_ARGUMENT` for the request, `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it is
+    /// not running, and `RESOURCE_EXHAUSTED` if too many tokens are valid.
     pub(in super::super) async fn exec(&self, peer: Peer, request: ExecRequest) -> Result<String, Status> {
         let ExecRequest { container_id, cmd, tty, stdin, stdout, stderr } = request;
         let channels = requested(RequestedChannels { stdin, stdout, stderr, tty })?;
@@ -112,7 +113,7 @@ impl StreamingServer {
     /// `Attach`: the URL of a session.
     ///
     /// # Errors
-    /// As [`Self::exec`].
+    /// The same as those of [`Self::exec`].
     pub(in super::super) async fn attach(&self, peer: Peer, request: AttachRequest) -> Result<String, Status> {
         let AttachRequest { container_id, stdin, tty, stdout, stderr } = request;
         let channels = requested(RequestedChannels { stdin, stdout, stderr, tty })?;
@@ -123,7 +124,7 @@ impl StreamingServer {
     /// `PortForward`: the URL of a session. The client names the ports when it connects.
     ///
     /// # Errors
-    /// As [`Self::exec`].
+    /// The same as those of [`Self::exec`].
     pub(in super::super) async fn port_forward(
         &self,
         peer: Peer,

@@ -5,8 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gantry_engine::model::id::hex;
-use rustix::rand::{GetRandomFlags, getrandom};
+use gantry_model::id::hex;
 use tonic::Status;
 
 /// The time in which a token is valid.
@@ -39,7 +38,7 @@ impl<T> Tokens<T> {
     /// Issues a token for a request.
     ///
     /// # Errors
-    /// RESOURCE_EXHAUSTED: [`MAX_TOKENS`] are valid; INTERNAL: the kernel has no random bytes.
+    /// `RESOURCE_EXHAUSTED` if [`MAX_TOKENS`] are valid, and `INTERNAL` if the kernel has no random bytes.
     pub(super) fn issue(&self, request: T, now: Instant) -> Result<String, Status> {
         let mut valid = self.lock();
         valid.expire(now);
@@ -86,13 +85,8 @@ impl<T> ValidTokens<T> {
 }
 
 fn random_token() -> Result<String, Status> {
-    let mut bytes = [0; RANDOM_BYTES];
-    let filled = getrandom(&mut bytes, GetRandomFlags::empty())
-        .map_err(|error| Status::internal(format!("cannot make a token: {error}")))?;
-    if filled != RANDOM_BYTES {
-        return Err(Status::internal("cannot make a token: the kernel returned too few random bytes"));
-    }
-    Ok(hex(&bytes))
+    let bytes = gantry_host::random::bytes::<RANDOM_BYTES>();
+    bytes.map(|bytes| hex(&bytes)).map_err(|error| Status::internal(format!("cannot make a token: {error}")))
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use gantry_engine::model::id::shown;
 use gantry_engine::split_log_path;
+use gantry_model::id::shown;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use tonic::Status;
@@ -71,7 +71,8 @@ impl FileAccess {
     /// Opens a path, following links. `operation` is the system call that errors name.
     ///
     /// # Errors
-    /// NOT_FOUND, PERMISSION_DENIED, or another status of the kernel's error. INVALID_ARGUMENT: the path is too long.
+    /// `NOT_FOUND`, `PERMISSION_DENIED`, or another status of the kernel's error, and `INVALID_ARGUMENT` if the path is
+    /// too long.
     pub(super) fn open(&self, operation: &str, path: &str) -> Result<NamedFile, Status> {
         check_text("path", path)?;
         let clean = if path.is_empty() { self.default_path().to_owned() } else { clean(path) };
@@ -160,7 +161,7 @@ fn clean(path: &str) -> PathBuf {
 /// now.
 ///
 /// # Errors
-/// EINVAL: it is not a regular file; errors of open(2).
+/// `EINVAL` if it is not a regular file, and the errors of open(2).
 pub(super) fn open_to_read(handle: &OwnedFd, stat: &Stat) -> Result<std::fs::File, Errno> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Errno::INVAL);

@@ -8,8 +8,8 @@ use std::io::{self, Read as _, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use gantry_engine::model::id::shown;
 use gantry_engine::tar::{Meta, TarEntry, TarKind, write_end, write_header, write_padding};
+use gantry_model::id::shown;
 use gantry_proto::talos::common::Data;
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -29,8 +29,8 @@ const MAX_LISTED: usize = 10;
 /// Sends the archive.
 ///
 /// # Errors
-/// INVALID_ARGUMENT: the path is not absolute. NOT_FOUND, PERMISSION_DENIED. UNKNOWN, after a complete archive: some
-/// files could not be read.
+/// `INVALID_ARGUMENT` if the path is not absolute, `NOT_FOUND` or `PERMISSION_DENIED` if it cannot be opened, and
+/// `UNKNOWN` after a complete archive if some files could not be read.
 pub(in super::super) fn copy(access: &FileAccess, path: &str, sender: &FileSender<Data>) -> Result<(), Interrupted> {
     if !path.starts_with('/') {
         return Err(Status::invalid_argument(format!("path is not absolute {}", shown(path))).into());

@@ -32,7 +32,7 @@ impl ListSelection {
     /// Reads the request.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT: a type that does not exist.
+    /// `INVALID_ARGUMENT` if a type does not exist.
     pub(in super::super) fn parse(access: FileAccess, request: ListRequest) -> Result<Self, Status> {
         let ListRequest { root, recurse, recursion_depth, types, report_xattrs } = request;
         let max_depth = match (recurse, usize::try_from(recursion_depth)) {

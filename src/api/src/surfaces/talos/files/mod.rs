@@ -99,7 +99,7 @@ impl<M: Send + 'static> FileSender<M> {
 /// Runs a call on a thread of its own.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED: the process can start no more threads.
+/// `RESOURCE_EXHAUSTED` if the process can start no more threads.
 pub(super) fn spawn<M: Send + 'static>(
     draining: watch::Receiver<bool>,
     permits: [QuotaPermit; 2],
@@ -149,7 +149,7 @@ fn status_of(operation: &str, path: &str, errno: Errno) -> Status {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM => Code::ResourceExhausted,
         _ => Code::Unknown,
     };
-    Status::new(code, format!("{operation} {}: {}", gantry_engine::model::id::shown(path), error_text(errno)))
+    Status::new(code, format!("{operation} {}: {}", gantry_model::id::shown(path), error_text(errno)))
 }
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ const CHUNK: usize = 32 << 10;
 /// Sends the contents that the file has when it is opened; all that can be read of a file of /proc, whose size is 0.
 ///
 /// # Errors
-/// NOT_FOUND, PERMISSION_DENIED; FAILED_PRECONDITION: it is no regular file; the file cannot be read.
+/// `NOT_FOUND` or `PERMISSION_DENIED` if it cannot be opened, `FAILED_PRECONDITION` if it is no regular file, and the
+/// kernel's error if it cannot be read.
 pub(in super::super) fn read(access: &FileAccess, path: &str, sender: &FileSender<Data>) -> Result<(), Interrupted> {
     let file = access.open("stat", path)?;
     if FileType::from_raw_mode(file.stat.st_mode) != FileType::RegularFile {

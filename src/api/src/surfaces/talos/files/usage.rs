@@ -32,7 +32,7 @@ impl UsageSelection {
     /// Reads the request.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT: too many paths.
+    /// `INVALID_ARGUMENT` if there are too many paths.
     pub(in super::super) fn parse(access: FileAccess, request: DiskUsageRequest) -> Result<Self, Status> {
         let DiskUsageRequest { recursion_depth, all, threshold, paths } = request;
         let mut paths = ValueBudget::default().check_texts("paths", paths)?;

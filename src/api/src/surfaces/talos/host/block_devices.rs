@@ -19,7 +19,7 @@ const SECTOR: u64 = 512;
 /// Reads the disks, by name. Devices without a medium are left out.
 ///
 /// # Errors
-/// INTERNAL: /sys is not mounted.
+/// `INTERNAL` if /sys is not mounted.
 pub(in super::super) fn read() -> Result<DisksResponse, Status> {
     let failed = |error| Status::internal(format!("cannot read {DIR}: {error}"));
     let entries = fs::read_dir(DIR).map_err(failed)?;

@@ -1,17 +1,20 @@
 //! Time and TimeCheck: the clock of a time server beside that of this host (SNTP, RFC 4330).
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs as _};
+use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_engine::model::Timestamp;
-use gantry_engine::model::id::shown;
 use gantry_engine::now;
+use gantry_model::Timestamp;
+use gantry_model::id::shown;
 use gantry_proto::talos::time::Time;
 use tokio::net::UdpSocket;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tonic::Status;
 
+use crate::client_fault::ClientFault;
 use crate::request::check_text;
 
 /// The port of a time server.
@@ -27,24 +30,76 @@ const NTP_TO_UNIX: i128 = 2_208_988_800;
 /// Seconds of an era of NTP; its second one begins in 2036.
 const ERA: i128 = 1 << 32;
 
-/// Asks a server for its time.
-///
-/// # Errors
-/// INVALID_ARGUMENT: the name is too long. UNKNOWN, with Talos' text: there is no server, it does not reply, or it has
-/// no time.
-pub(in super::super) async fn check(server: &str) -> Result<Time, Status> {
-    check_text("server", server)?;
-    let failed = |why: &str| Status::unknown(format!("failed to query NTP server \"{}\": {why}", shown(server)));
-    if server.is_empty() {
-        return Err(Status::unknown("failed to query NTP server: gantryd's configuration names none ('time-server')"));
+/// Maximum time checks, also of clients that have gone away while their name is being resolved: getaddrinfo(3) cannot
+/// be interrupted, and its threads are those of all other blocking work.
+const MAX_CHECKS: usize = 4;
+
+/// Checks of time servers.
+pub(in super::super) struct TimeChecks {
+    permits: Arc<Semaphore>,
+    /// Finds the address of a name. Blocks.
+    resolve: fn(&str) -> Result<IpAddr, String>,
+}
+
+impl Default for TimeChecks {
+    fn default() -> Self {
+        Self { permits: Arc::new(Semaphore::new(MAX_CHECKS)), resolve }
     }
-    let offset = match tokio::time::timeout(TIMEOUT, query(server)).await {
-        Ok(result) => result.map_err(|why| failed(&why))?,
-        Err(_) => return Err(failed("it does not reply")),
-    };
-    let local = now();
-    let remote = Timestamp(i64::try_from(i128::from(local.0) + offset).map_err(|_| failed("its time is invalid"))?);
-    Ok(Time { metadata: None, server: server.to_owned(), localtime: Some(wire(local)), remotetime: Some(wire(remote)) })
+}
+
+impl TimeChecks {
+    /// Asks a server for its time.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the name is too long, `RESOURCE_EXHAUSTED` if too many checks are under way, and `UNKNOWN`
+    /// with Talos' text if there is no server, it does not reply, or it has no time.
+    pub(in super::super) async fn check(&self, server: &str) -> Result<Time, Status> {
+        check_text("server", server)?;
+        if server.is_empty() {
+            let text = "failed to query NTP server: gantryd's configuration names none ('time-server')";
+            return Err(ClientFault::mark(Status::unknown(text)));
+        }
+        let failed = |why: &str| {
+            let text = format!("failed to query NTP server \"{}\": {why}", shown(server));
+            ClientFault::mark(Status::unknown(text))
+        };
+        let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(format!("{MAX_CHECKS} time checks run already: try again when one has ended"))
+        })?;
+        let offset = async { query(self.address(server, Arc::new(permit)).await?).await };
+        let offset = match tokio::time::timeout(TIMEOUT, offset).await {
+            Ok(result) => result.map_err(|why| failed(&why))?,
+            Err(_) => return Err(failed("it does not reply")),
+        };
+        let local = now();
+        let remote = Timestamp(i64::try_from(i128::from(local.0) + offset).map_err(|_| failed("its time is invalid"))?);
+        let (localtime, remotetime) = (Some(wire(local)), Some(wire(remote)));
+        Ok(Time { metadata: None, server: server.to_owned(), localtime, remotetime })
+    }
+
+    /// The address of a server, and the permit of its check, which the resolution of a name holds until it ends.
+    async fn address(
+        &self,
+        server: &str,
+        permit: Arc<OwnedSemaphorePermit>,
+    ) -> Result<(IpAddr, Arc<OwnedSemaphorePermit>), String> {
+        if let Ok(address) = server.parse() {
+            return Ok((address, permit));
+        }
+        let (name, resolve, held) = (server.to_owned(), self.resolve, Arc::clone(&permit));
+        let resolved = tokio::task::spawn_blocking(move || {
+            let _until_it_ends = held;
+            resolve(&name)
+        });
+        let address = resolved.await.map_err(|error| error.to_string())??;
+        Ok((address, permit))
+    }
+}
+
+/// The first address of a name.
+fn resolve(name: &str) -> Result<IpAddr, String> {
+    let addresses = (name, PORT).to_socket_addrs().map_err(|error| error.to_string())?;
+    addresses.map(|address| address.ip()).next().ok_or_else(|| "the name has no address".to_owned())
 }
 
 fn wire(time: Timestamp) -> prost_types::Timestamp {
@@ -53,13 +108,11 @@ fn wire(time: Timestamp) -> prost_types::Timestamp {
 }
 
 /// The nanoseconds by which the server's clock is ahead of this host's.
-async fn query(server: &str) -> Result<i128, String> {
+async fn query((address, _permit): (IpAddr, Arc<OwnedSemaphorePermit>)) -> Result<i128, String> {
     let text = |error: std::io::Error| error.to_string();
-    let addresses = tokio::net::lookup_host((server, PORT)).await.map_err(text)?;
-    let address = addresses.into_iter().next().ok_or("the name has no address")?;
     let local: IpAddr = if address.is_ipv4() { [0, 0, 0, 0].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((local, 0)).await.map_err(text)?;
-    socket.connect(address).await.map_err(text)?;
+    socket.connect((address, PORT)).await.map_err(text)?;
     loop {
         // The server sends it back; a forged reply does not know it.
         let nonce = RandomState::new().build_hasher().finish();
@@ -133,6 +186,42 @@ mod tests {
         packet[40..44].copy_from_slice(&3_976_300_800u32.to_be_bytes());
         packet[44] = 0x80;
         packet
+    }
+
+    #[test]
+    fn abandoned_lookups_count() {
+        static RELEASE: std::sync::Barrier = std::sync::Barrier::new(MAX_CHECKS + 1);
+        let hang = |_: &str| {
+            RELEASE.wait();
+            Err("too late".to_owned())
+        };
+        let checks = TimeChecks { resolve: hang, ..TimeChecks::default() };
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            for _ in 0..MAX_CHECKS {
+                let mut check = std::pin::pin!(checks.check("time.example"));
+                let mut waker = std::task::Context::from_waker(std::task::Waker::noop());
+                assert!(check.as_mut().poll(&mut waker).is_pending());
+            }
+            assert_eq!(checks.check("time.example").await.unwrap_err().code(), tonic::Code::ResourceExhausted);
+            RELEASE.wait();
+            let all = u32::try_from(MAX_CHECKS).unwrap();
+            drop(checks.permits.acquire_many(all).await.unwrap());
+            let checks = TimeChecks { resolve: |_| Err("no such name".to_owned()), ..checks };
+            let failed = checks.check("time.example").await.unwrap_err();
+            assert_eq!(failed.message(), "failed to query NTP server \"time.example\": no such name");
+        });
+    }
+
+    #[test]
+    fn literal_addresses_are_not_resolved() {
+        let checks = TimeChecks { resolve: |_| panic!("a lookup"), ..TimeChecks::default() };
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            for literal in ["127.0.0.1", "::1"] {
+                let permit = Arc::clone(&checks.permits).try_acquire_owned().unwrap();
+                let (address, _permit) = checks.address(literal, Arc::new(permit)).await.unwrap();
+                assert_eq!(address.to_string(), literal);
+            }
+        });
     }
 
     #[test]

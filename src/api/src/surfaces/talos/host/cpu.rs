@@ -9,7 +9,7 @@ use super::unreadable;
 /// Reads /proc/stat. Times are in seconds.
 ///
 /// # Errors
-/// INTERNAL: the file cannot be read.
+/// `INTERNAL` if the file cannot be read.
 pub(in super::super) fn system_stat() -> Result<SystemStat, Status> {
     let text = std::fs::read_to_string("/proc/stat")
         .map_err(|error| Status::internal(format!("cannot read /proc/stat: {error}")))?;
@@ -80,7 +80,7 @@ fn soft_irq(numbers: &[u64]) -> SoftIrqStat {
 /// Reads /proc/cpuinfo.
 ///
 /// # Errors
-/// INTERNAL: the file cannot be read.
+/// `INTERNAL` if the file cannot be read.
 pub(in super::super) fn cpu_info() -> Result<CpUsInfo, Status> {
     let info = procfs::CpuInfo::current().map_err(unreadable("/proc/cpuinfo"))?;
     let cpu_info = (0..info.num_cores()).zip(0..).map(|(core, processor)| cpu(&info, core, processor)).collect();

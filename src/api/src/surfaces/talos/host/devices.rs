@@ -9,7 +9,7 @@ use super::unreadable;
 /// Reads /proc/diskstats. Sectors have 512 bytes, times are in milliseconds.
 ///
 /// # Errors
-/// INTERNAL: the file cannot be read.
+/// `INTERNAL` if the file cannot be read.
 pub(in super::super) fn disks() -> Result<DiskStats, Status> {
     let found = procfs::DiskStats::current().map_err(unreadable("/proc/diskstats"))?;
     let devices: Vec<DiskStat> = found.0.into_iter().map(disk).collect();
@@ -67,7 +67,7 @@ fn sum_disks(one: &DiskStat, other: &DiskStat) -> DiskStat {
 /// Reads /proc/net/dev.
 ///
 /// # Errors
-/// INTERNAL: the file cannot be read.
+/// `INTERNAL` if the file cannot be read.
 pub(in super::super) fn networks() -> Result<NetworkDeviceStats, Status> {
     let found = procfs::net::dev_status().map_err(unreadable("/proc/net/dev"))?;
     let mut devices: Vec<NetDev> = found.into_values().map(network).collect();

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::sync::Arc;
 
-use gantry_engine::model::Timestamp;
 use gantry_engine::now;
+use gantry_model::Timestamp;
 use gantry_proto::talos::common::Data;
 use gantry_proto::talos::machine::DmesgRequest;
 use rustix::fs::{Mode, OFlags, SeekFrom};

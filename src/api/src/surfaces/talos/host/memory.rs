@@ -8,7 +8,7 @@ use tonic::Status;
 /// Reads the memory of the host.
 ///
 /// # Errors
-/// INTERNAL: the file cannot be read.
+/// `INTERNAL` if the file cannot be read.
 pub(in super::super) fn read() -> Result<Memory, Status> {
     let text = std::fs::read_to_string("/proc/meminfo")
         .map_err(|error| Status::internal(format!("cannot read /proc/meminfo: {error}")))?;

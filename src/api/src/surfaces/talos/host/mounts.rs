@@ -16,7 +16,7 @@ fn may_block(kind: &str) -> bool {
 /// Reads the mounts in their order. A file system that cannot be examined has size 0, which talosctl hides.
 ///
 /// # Errors
-/// INTERNAL: the list cannot be read.
+/// `INTERNAL` if the list cannot be read.
 pub(in super::super) fn read() -> Result<Mounts, Status> {
     let mounts = procfs::mounts().map_err(super::unreadable("/proc/mounts"))?;
     let stats = mounts.into_iter().filter_map(|mount| {

@@ -13,7 +13,7 @@ const MAX_ALL_ARGS: usize = 1 << 20;
 /// Reads the processes. One that ends meanwhile is left out.
 ///
 /// # Errors
-/// INTERNAL: /proc cannot be read.
+/// `INTERNAL` if /proc cannot be read.
 pub(in super::super) fn read() -> Result<Process, Status> {
     let found = procfs::process::all_processes().map_err(super::unreadable("/proc"))?;
     let mut left = MAX_ALL_ARGS;

@@ -1,7 +1,7 @@
 //! `resource.ResourceService`: pods, apps and images as resources, with their definitions, which name the columns that
 //! `talosctl get` prints.
 //!
-//! A watcher gets all resources, then their changes. The events of the store wake it; what it sends is the difference
+//! A watcher gets all resources, then their changes. Commits to the store wake it; what it sends is the difference
 //! between the resources that it has sent and those in the store. So a slow watcher skips states in between, and always
 //! arrives at the last one.
 
@@ -10,7 +10,7 @@ mod watch;
 mod yaml;
 
 use gantry_engine::Observer;
-use gantry_engine::model::id::shown;
+use gantry_model::id::shown;
 use gantry_proto::talos::resource::{Get, GetRequest, ListRequest, ListResponse, Metadata, Resource, Spec};
 use tonic::Status;
 
@@ -131,7 +131,7 @@ impl ResourceRow {
 /// Get: one resource, by its id; a pod by its name, too.
 ///
 /// # Errors
-/// NOT_FOUND with Talos' texts; the store cannot be read.
+/// `NOT_FOUND` with Talos' texts if there is none, and the store's error if it cannot be read.
 pub(super) fn get(observer: &Observer, request: &GetRequest) -> Result<Get, Status> {
     let GetRequest { namespace, r#type, id } = request;
     let kind = ResourceKind::parse(namespace, r#type)?;
@@ -147,7 +147,7 @@ pub(super) fn get(observer: &Observer, request: &GetRequest) -> Result<Get, Stat
 /// List: the definition, then the resources, by id.
 ///
 /// # Errors
-/// NOT_FOUND with Talos' texts; the store cannot be read.
+/// `NOT_FOUND` with Talos' texts if there is none, and the store's error if it cannot be read.
 pub(super) fn list(observer: &Observer, request: &ListRequest) -> Result<Vec<ListResponse>, Status> {
     let kind = ResourceKind::parse(&request.namespace, &request.r#type)?;
     let definition = kind.definition().into_wire();

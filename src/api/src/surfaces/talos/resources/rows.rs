@@ -1,7 +1,9 @@
 //! Reads resources from the store.
 
-use gantry_engine::model::{AppState, Timestamp};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use gantry_engine::{AppRow, ImageRow, Observer, PodRow};
+use gantry_model::{AppState, Timestamp};
 use tonic::Status;
 
 use super::yaml::{YamlValue, yaml};
@@ -92,5 +94,8 @@ fn image(row: &ImageRow) -> ResourceRow {
         ("format", YamlValue::Text(row.format.as_str().to_owned())),
         ("imported", time(Some(row.imported))),
     ]);
-    ResourceRow { kind: ResourceKind::Image, id: row.id.to_string(), version: "1".to_owned(), spec }
+    // Of an image only the names change. The store does not count their changes, so versions differ and do not rise.
+    let mut hasher = DefaultHasher::new();
+    row.names.hash(&mut hasher);
+    ResourceRow { kind: ResourceKind::Image, id: row.id.to_string(), version: hasher.finish().to_string(), spec }
 }

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_engine::Observer;
-use gantry_engine::model::query::EventQuery;
 use gantry_proto::talos::resource::{EventType, WatchRequest, WatchResponse};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -17,7 +16,6 @@ use tracing::Instrument as _;
 use super::{ResourceKind, ResourceRow, rows};
 use crate::bridge::Weight;
 use crate::context::Context;
-use crate::events::EventCursor;
 use crate::quota::QuotaPermit;
 use crate::request::check_text;
 use crate::status;
@@ -31,7 +29,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 pub(in super::super) struct WatchSelection {
     kinds: Vec<ResourceKind>,
-    /// Only the resource with this id; empty: all.
+    /// Only the resource with this id, or the pod that has this name first; empty: all.
     id: String,
 }
 
@@ -39,7 +37,7 @@ impl WatchSelection {
     /// Reads the request. Without a type, pods, apps and images are watched.
     ///
     /// # Errors
-    /// NOT_FOUND with Talos' texts. INVALID_ARGUMENT: an id without a type.
+    /// `NOT_FOUND` with Talos' texts, and `INVALID_ARGUMENT` if an id has no type.
     pub(in super::super) fn parse(request: WatchRequest) -> Result<Self, Status> {
         let WatchRequest { namespace, r#type, id } = request;
         check_text("id", &id)?;
@@ -53,28 +51,26 @@ impl WatchSelection {
     }
 
     fn read(&self, observer: &Observer) -> Result<Vec<ResourceRow>, Status> {
+        if let ([kind], false) = (&self.kinds[..], self.id.is_empty()) {
+            return Ok(rows::find(observer, *kind, &self.id)?.into_iter().collect());
+        }
         let mut all = Vec::new();
         for kind in &self.kinds {
             all.extend(rows::read(observer, *kind)?);
         }
-        all.retain(|row| self.id.is_empty() || row.id == self.id);
         Ok(all)
     }
 }
 
 /// Starts the stream.
-///
-/// # Errors
-/// The store cannot be read.
-pub(in super::super) async fn watch(
+pub(in super::super) fn watch(
     context: &Arc<Context>,
     permits: [QuotaPermit; 2],
     selection: WatchSelection,
-) -> Result<ReceiverStream<Result<WatchResponse, Status>>, Status> {
-    // Before the first read: no later change is missed.
-    let cursor = EventCursor::start(context, EventQuery::default()).await?;
+) -> ReceiverStream<Result<WatchResponse, Status>> {
+    let commits = context.hub.commits();
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let watcher = Watcher { context: Arc::clone(context), cursor, sender, selection, sent: HashMap::new() };
+    let watcher = Watcher { context: Arc::clone(context), commits, sender, selection, sent: HashMap::new() };
     let task = async move {
         let _permits = permits;
         let sender = watcher.sender.clone();
@@ -83,7 +79,7 @@ pub(in super::super) async fn watch(
         }
     };
     tokio::spawn(task.in_current_span());
-    Ok(ReceiverStream::new(receiver))
+    ReceiverStream::new(receiver)
 }
 
 /// The key of a resource.
@@ -91,7 +87,8 @@ type ResourceKey = (ResourceKind, String);
 
 struct Watcher {
     context: Arc<Context>,
-    cursor: EventCursor,
+    /// Changes that have no event, such as a new name, count too.
+    commits: watch::Receiver<u64>,
     sender: mpsc::Sender<Result<WatchResponse, Status>>,
     selection: WatchSelection,
     /// The resources that were sent, with hashes of their contents.
@@ -102,17 +99,27 @@ impl Watcher {
     async fn run(mut self) -> Result<(), Status> {
         loop {
             let read_at = Instant::now();
+            // Before the read: no later change is missed.
+            self.commits.borrow_and_update();
             let selection = self.selection.clone();
             let read = move |observer: &Observer| selection.read(observer);
             let rows = self.context.reader.call_for_stream(Weight::Heavy, read).await?;
+            if let ([row], false) = (&rows[..], self.selection.id.is_empty()) {
+                // Another name does not end the watch of a pod.
+                self.selection.id.clone_from(&row.id);
+            }
             for change in difference(&mut self.sent, rows) {
                 if !self.send(change).await? {
                     return Ok(());
                 }
             }
             tokio::time::sleep_until(read_at + MIN_INTERVAL).await;
-            let Some(batch) = self.cursor.next(self.sender.closed()).await? else { return Ok(()) };
-            self.cursor.advance(batch.to);
+            tokio::select! {
+                // An error means that the hub has ended, and with it the server.
+                _ = self.commits.changed() => {}
+                () = self.sender.closed() => return Ok(()),
+                () = self.context.drained() => return Err(status::draining()),
+            }
         }
     }
 

@@ -11,7 +11,6 @@ use gantry_proto::talos::health::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::super::node::{MessageStream, Node};
@@ -27,8 +26,8 @@ pub(in super::super) struct NodeHealth(pub(in super::super) Arc<Node>);
 
 impl NodeHealth {
     /// Refuses a call for another node.
-    async fn check_node(&self, metadata: &MetadataMap) -> Result<(), Status> {
-        match self.0.targets(metadata).await?.include_this_node() {
+    async fn check_node<Q>(&self, request: &Request<Q>) -> Result<(), Status> {
+        match self.0.targets(Peer::of(request.extensions()), request.metadata()).await?.include_this_node() {
             true => Ok(()),
             false => Err(Targets::not_forwarded()),
         }
@@ -55,17 +54,17 @@ impl Health for NodeHealth {
     type WatchStream = MessageStream<HealthCheckResponse>;
 
     async fn check(&self, request: Request<()>) -> Result<Response<HealthCheckResponse>, Status> {
-        self.check_node(request.metadata()).await?;
+        self.check_node(&request).await?;
         Ok(Response::new(health_of(self.is_healthy())))
     }
 
     async fn ready(&self, request: Request<()>) -> Result<Response<ReadyCheckResponse>, Status> {
-        self.check_node(request.metadata()).await?;
+        self.check_node(&request).await?;
         Ok(Response::new(readiness_of(self.is_healthy())))
     }
 
     async fn watch(&self, request: Request<HealthWatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        self.check_node(request.metadata()).await?;
+        self.check_node(&request).await?;
         let permit = self.0.streams.acquire(Peer::of(request.extensions()))?;
         let seconds = u64::try_from(request.get_ref().interval_seconds);
         let seconds = seconds.map_err(|_| Status::invalid_argument("interval_seconds: it is negative"))?;

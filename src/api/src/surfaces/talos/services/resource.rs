@@ -40,7 +40,7 @@ impl ResourceService for Resources {
         let open = async |peer, request| {
             let selection = WatchSelection::parse(request)?;
             let permits = [self.0.streams.acquire(peer)?, self.0.watches.acquire(peer)?];
-            resources::watch(&self.0.context, permits, selection).await
+            Ok(resources::watch(&self.0.context, permits, selection))
         };
         Ok(Response::new(self.0.stream(request, open).await?))
     }

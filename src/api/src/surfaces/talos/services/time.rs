@@ -6,7 +6,6 @@ use gantry_proto::talos::time::time_service_server::TimeService;
 use gantry_proto::talos::time::{TimeRequest, TimeResponse};
 use tonic::{Request, Response, Status};
 
-use super::super::host;
 use super::super::node::Node;
 
 /// See the module.
@@ -22,7 +21,7 @@ impl TimeService for Clock {
         let check = async |_, TimeRequest { server }: TimeRequest| {
             let settings = self.0.context.config.settings.current();
             let configured = settings.time_server.as_deref().unwrap_or_default();
-            host::clock::check(if server.is_empty() { configured } else { &server }).await
+            self.0.time_checks.check(if server.is_empty() { configured } else { &server }).await
         };
         Ok(Response::new(TimeResponse { messages: self.0.unary(request, check).await? }))
     }

@@ -60,7 +60,7 @@ pub(super) async fn open(
             SpdyEvent::Open { stream, headers } => {
                 let kind = headers.get("streamtype").unwrap_or_default();
                 let slot = streams.slot(kind, requested, protocol).filter(|slot| slot.is_none());
-                let unexpected = || ChannelError::UnexpectedStream(gantry_engine::model::id::shown(kind));
+                let unexpected = || ChannelError::UnexpectedStream(gantry_model::id::shown(kind));
                 *slot.ok_or_else(unexpected)? = Some(stream);
             }
             SpdyEvent::Data { stream, bytes } => {

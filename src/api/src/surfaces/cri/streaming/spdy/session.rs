@@ -89,7 +89,7 @@ impl SpdyReader {
     /// The next event; `None` when the client has closed the connection.
     ///
     /// # Errors
-    /// [`SpdyError`]; a violation of the client is answered with GOAWAY.
+    /// [`SpdyError`]. A violation of the client is answered with GOAWAY.
     pub(in super::super) async fn next(&mut self) -> Result<Option<SpdyEvent>, SpdyError> {
         let result = self.next_event().await;
         if let Err(SpdyError::Frame(_) | SpdyError::StreamNumber(_) | SpdyError::NotOpen(_)) = &result {
