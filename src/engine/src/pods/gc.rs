@@ -27,7 +27,7 @@ use gantry_store::{Change, PodRow, PodState, SchedulePod};
 use crate::error::need_root;
 use crate::pods::pod_dir;
 use crate::pods::rm::{RemovalSync, RmError};
-use crate::recovery::adopt::Images;
+use crate::recovery::images::Images;
 use crate::{Engine, EngineError, PodError};
 
 /// The time for which a network plugin may fail to delete its resources, from the beginning of the pod's deletion.
