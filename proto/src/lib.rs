@@ -1,7 +1,7 @@
-//! The contracts of others, one folder each, as Rust types: what goes over the wire and nothing else.
+//! The gRPC contracts of other projects as Rust types, one folder each.
 //!
-//! Imports nothing of ours, and must never: what these words mean is told in `api`, where each surface converts them
-//! from and to the model. The texts are compiled at build time by protox, so no protoc is needed.
+//! Imports no other crate of the workspace, and must never: each surface in `api` converts these types from and to the
+//! model. protox compiles the contracts at build time, so no protoc is needed.
 //!
 //! Start reading at `rkt/v1alpha/api.proto`.
 

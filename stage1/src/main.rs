@@ -1,14 +1,16 @@
 //! `gantry-stage1`: the supervisor of one running pod.
 //!
 //! The engine starts it with a plan on stdin and the locked pod directory as an inherited descriptor. It makes the
-//! pod's namespaces, mounts, cgroups and PID 1, starts the apps, and sends the start reply on
-//! stdout. Then it writes logs, serves the control socket and appends to the journal until the last app has exited.
+//! pod's namespaces, mounts, cgroups and PID 1, starts the apps, and sends the start reply on stdout. Then it writes
+//! logs, serves the control socket and appends to the journal until the last app has exited.
 //!
 //! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). Must never know: the database, images, tokio,
 //! threads.
+//!
 //! Start reading at [`launch`] (how a pod is started), then [`supervise`] (how it runs and ends). `gantry-stage1
-//! network` works on the host's networks without a running pod: [`role`]. In both roles the process first executes
-//! itself again from a read-only mount, so that no app can change the program on the host: [`reexec`].
+//! network` works on the host's networks without a running pod: [`role`]. No app can change the program on the host:
+//! the engine executes it from a read-only mount, and a program that was started otherwise executes itself again from
+//! one ([`reexec`]).
 
 mod app;
 mod attaching;

@@ -2,8 +2,8 @@
 //!
 //! Imports no other crate of the workspace and does no I/O: time and randomness come in as arguments.
 //!
-//! A fact has one type, which is here, wherever it is written down: in a plan, in the database, in control messages, in
-//! `-o json`. So the names of serialized fields and variants never change; fields are added, with a default. Only the
+//! Plans, the database, control messages and `-o json` share the types of this crate: one type for one fact. So the
+//! names of serialized fields and variants never change; fields are added, with a default. Only the
 //! pod manifest (`src/engine`) and the wire protocols (`src/api`) have types of their own.
 //!
 //! Start reading at [`phase`], the state machine of a pod. Then [`spec`] (the user's request) and [`event`].

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Embryo -prepare-> Preparing -prepared-> Prepared -started-> Running -ended-> Exited -marked-> Garbage
-//!                       \-aborted-> AbortedPrepare -marked-> Garbage    Prepared -discarded-> Garbage
+//! Embryo, Preparing -aborted-> AbortedPrepare -marked-> Garbage       Prepared -discarded-> Garbage
 //! Garbage -deleting-> Garbage, being deleted -swept-> (gone)
 //! Exited -restart-> Starting -started-> Running       Starting -start-failed-> Exited
 //! ```

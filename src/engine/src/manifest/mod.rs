@@ -1,5 +1,5 @@
-//! The pod manifest: the specification of a pod as JSON (`cat-manifest`, `run --pod-manifest FILE`). The latter also
-//! takes appc's ([`crate::manifest::appc`]), which has an `acKind`. [`json`] describes the fields.
+//! The pod manifest: the specification of a pod as JSON (`cat-manifest`, `run --pod-manifest FILE`). [`json`] describes
+//! the fields. `--pod-manifest` also takes appc's pod manifest, which has an `acKind` ([`crate::manifest::appc`]).
 
 pub(crate) mod appc;
 mod health;

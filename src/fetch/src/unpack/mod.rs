@@ -18,7 +18,7 @@
 //! | one name twice | the last one wins, also between file and directory |
 //! | parent that is a link | followed inside the layer's root |
 //! | parent that is a file | refused |
-//! | end without blocks of zeros, or with one | an end: the caller compares the digest |
+//! | end of the stream with fewer than two blocks of zeros | the end of the archive: the caller compares the digest |
 //! | bytes after the end of the archive | part of the digest, otherwise ignored |
 //! | bytes after the gzip stream | zeros are ignored, others refused |
 //!

@@ -7,8 +7,8 @@
 //! A plugin is a third-party program that runs as root. It gets its variables and `PATH` but no other part of the
 //! environment, its configuration on stdin, and a timeout, after which its process group is killed. At most
 //! [`MAX_OUTPUT`] bytes of its output are read, and its result is validated. It has ended when its process exits, even
-//! if a child keeps its pipes open. (A child in a session of its own survives the kill.) It inherits descriptors
-//! without close-on-exec: the locks that show to other processes, after its caller was killed, that it still runs.
+//! if a child keeps its pipes open. (A child in a session of its own survives the kill.) It inherits the
+//! locks of its caller (descriptors without close-on-exec): while it runs they are held, even if the caller was killed.
 //!
 //! Follows the CNI specification 1.1.0: section 2 (execution protocol), 3 (execution of network configurations), 5
 //! (result types) and the conventions document for `runtimeConfig` and `args`.

@@ -10,8 +10,8 @@
 //! * `prerouting` and `output` (dstnat) jump to `ports` for packets to this host (`fib daddr type local`).
 //! * `ports` does DNAT: first by address, protocol and port, then by protocol and port.
 //! * `forward` (filter) drops packets between networks, from and to restricted networks, and from outside to
-//!   masqueraded networks, but not established connections and published ports. Of IP versions forwarded for pods
-//!   only, it drops all packets that neither come from nor go to an interface of gantry.
+//!   masqueraded networks, but not established connections and published ports. Where the host forwards an IP version
+//!   only for pods, it drops that version's packets between interfaces that are not gantry's.
 //! * `postrouting` (srcnat) masquerades packets leaving networks that want it, packets from loopback, and hairpin
 //!   connections through published ports, whose replies would otherwise bypass the host.
 //!

@@ -1,10 +1,10 @@
 //! The Talos node API: `machine.MachineService` of Talos 0.9 and later, `os.OSService` of Talos 0.6, and the services
 //! around them. The contract is in `proto/talos`.
 //!
-//! `node` treats every call: `targets` reads the nodes that it names, `own_names` decides which are this node's, and
-//! `roles` decides whether the peer may make it. `names` has the ids of pods and apps. `services` implements the
-//! services, `calls` the calls that are served, with a module for each that is more than a few lines; `pod_change`
-//! changes pods; `host` reads the host.
+//! Every call passes through `node`: `targets` reads the nodes that the call names, `own_names` decides which of them
+//! are this node's, and `roles` decides whether the peer may make the call. `services` implements the generated traits
+//! and forwards to `calls`, which has a module for each longer call. `names` maps ids to pods and apps, `pod_change`
+//! changes pods, and `host` reads the host.
 
 mod calls;
 mod containers;

@@ -1,4 +1,5 @@
-//! The services. A call that is served is a method of [`super::node::Node`] in [`super::calls`].
+//! The generated traits of Talos' services. Their methods forward the supported calls to methods of
+//! [`super::node::Node`] in [`super::calls`], and refuse the others.
 
 mod health;
 mod machine;

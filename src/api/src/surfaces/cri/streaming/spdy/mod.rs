@@ -1,5 +1,5 @@
-//! SPDY/3.1 as clients of Kubernetes speak it (moby/spdystream): streams without flow control, the server's header
-//! blocks always empty.
+//! SPDY/3.1 as clients of Kubernetes speak it (moby/spdystream): streams without flow control. The server sends no
+//! headers, so its header blocks are empty.
 
 mod dictionary;
 mod frames;
