@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use gantry_tests::net::{HOST4, HOST6};
+use gantry_tests::net::{HOST4, HOST6, OUTSIDE4};
 use gantry_tests::{Gantry, Signal, Space, pod_id, wait_for};
 use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
@@ -213,6 +213,82 @@ fn an_exhausted_pool_recovers() {
     let third = g.networked(&["--net=pool"], &["sleep", "forever"]);
     assert!(addresses.contains(&g.ip4(&third)));
     let _ = full();
+}
+
+/// Kills a pod's supervisor and waits for its end, without a command that would detach the pod.
+fn kill_supervisor(g: &Gantry, pod: &str) {
+    let pid = g.supervisor(pod);
+    kill(pid);
+    let has_ended = || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+    };
+    wait_for("the supervisor to end", || has_ended().then_some(()));
+}
+
+#[test]
+fn run_takes_addresses_of_killed_supervisors() {
+    let (_space, g) = lab();
+    pool(&g, "10.73.0.0/30");
+    let first = g.networked(&["--net=pool"], &["sleep", "forever"]);
+    assert!(g.run(&["network", "inspect", "pool"]).ok().stdout.contains(&first));
+    kill_supervisor(&g, &first);
+    let shown = g.run(&["network", "inspect", "pool"]).ok();
+    assert!(!shown.stdout.contains(&first), "{shown}");
+    let second = g.networked(&["--net=pool"], &["sleep", "forever"]);
+    kill_supervisor(&g, &second);
+    let third = g.networked(&["--net=pool:IP=10.73.0.2"], &["sleep", "forever"]);
+    assert_eq!(g.ip4(&third), "10.73.0.2");
+    g.wait_state(&first, "exited");
+    g.wait_state(&second, "exited");
+    assert_eq!(g.network_namespace(&third).addresses("eth0"), ["10.73.0.2/30"]);
+}
+
+#[test]
+fn networks_with_overlapping_subnets_exclude_each_other() {
+    let (space, g) = lab();
+    let image = g.fixture();
+    for (name, subnet) in [("one", "10.74.0.0/24"), ("same", "10.74.0.0/24"), ("wide", "10.74.0.0/16")] {
+        let ipam = json!({ "type": "host-local", "subnet": subnet, "routes": [{ "dst": "0.0.0.0/0" }] });
+        let bridge =
+            json!({ "type": "bridge", "bridge": format!("{name}0"), "isGateway": true, "ipMasq": true, "ipam": ipam });
+        g.conflist(name, &json!([bridge]));
+    }
+    let pod = g.networked(&["--net=one"], &["sleep", "forever"]);
+    let _outside = space.outside().serve(7002);
+    let is_masqueraded = |pod: &str| g.network_namespace(pod).ask("tcp", OUTSIDE4, 7002).contains(HOST4);
+    for (name, subnet) in [("same", "10.74.0.0/24"), ("wide", "10.74.0.0/16")] {
+        let overlap = format!("the subnet {subnet} of network '{name}' overlaps with 10.74.0.0/24 of network 'one'");
+        let out = g.run(&["run", &format!("--net={name}"), &image, "--", "true"]).exits(FAILED);
+        assert!(out.stderr.contains(&overlap), "{out}");
+        wait_for("its bridge to go", || (!space.host().links().contains(&format!("{name}0"))).then_some(()));
+        assert!(is_masqueraded(&pod), "{name}");
+    }
+    g.run(&["doctor"]).succeeded();
+    g.run(&["stop", &pod]).succeeded();
+    let other = g.networked(&["--net=wide"], &["sleep", "forever"]);
+    assert!(is_masqueraded(&other));
+}
+
+#[test]
+fn a_reload_repairs_bridges_and_their_ports() {
+    let (space, g) = lab();
+    let pod = g.server(&["-p", "8080:7000"], "7000");
+    let host_end = format!("gt{}0", pod.replace('-', "").split_at(12).0);
+    for (harm, finding) in [
+        ("ip link set gantry0 down".to_owned(), "the bridge gantry0 is down"),
+        ("ip address del 10.121.0.1/16 dev gantry0".to_owned(), "the bridge gantry0 lacks 10.121.0.1/16"),
+        (format!("ip link set {host_end} nomaster"), "is not attached to the bridge gantry0"),
+        ("sysctl -qw net.ipv4.ip_forward=0".to_owned(), "net.ipv4.ip_forward is 0"),
+    ] {
+        space.host().sh(&harm);
+        let doctor = g.run(&["doctor"]).exits(1).stdout;
+        assert!(doctor.contains(finding), "{harm}: {doctor}");
+        g.run(&["network", "reload"]).succeeded();
+        g.run(&["doctor"]).succeeded();
+        assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&pod)), "{harm}");
+        assert!(space.outside().ask("tcp", HOST6, 8080).contains(&g.ip6(&pod)), "{harm}");
+    }
 }
 
 #[test]

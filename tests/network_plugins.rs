@@ -449,6 +449,35 @@ fn plugins_get_del_after_the_supervisor_was_killed() {
     assert_eq!(containers, [&json!(other)], "the attachments that GC is to keep: {gc}");
 }
 
+/// Kills a pod's supervisor and waits for its end, without a command that would detach the pod.
+fn kill_supervisor(g: &Gantry, pod: &str) {
+    let supervisor = g.supervisor(pod);
+    assert!(kill_process(pid(&json!(supervisor)), Signal::KILL).is_ok());
+    let has_ended = || {
+        let stat = std::fs::read_to_string(format!("/proc/{supervisor}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+    };
+    wait_for("the supervisor to end", || has_ended().then_some(()));
+}
+
+#[test]
+fn run_takes_ports_and_addresses_of_killed_supervisors() {
+    natively_and_with_plugins(|space, g| {
+        let bridge = |name: &str, subnet: &str| json!({ "type": "bridge", "bridge": name, "isGateway": true, "ipMasq": true, "ipam": host_local(g, subnet) });
+        g.conflist("test", &json!([bridge("test0", "10.54.0.0/24"), portmap()]));
+        g.conflist("pool", &json!([bridge("pool0", "10.55.0.0/30")]));
+        let flags = ["--net=test", "-p", "8080:7000"];
+        let first = g.server(&flags, "7000");
+        kill_supervisor(g, &first);
+        let second = g.server(&flags, "7000");
+        assert!(space.outside().ask("tcp", HOST4, 8080).contains(&format!(" to {} ", g.ip4(&second))));
+        let third = g.networked(&["--net=pool"], &["sleep", "forever"]);
+        kill_supervisor(g, &third);
+        let fourth = g.networked(&["--net=pool"], &["sleep", "forever"]);
+        assert_eq!(g.ip4(&fourth), "10.55.0.2");
+    });
+}
+
 #[test]
 fn attachment_errors_precede_clean_up_errors() {
     let liar = Liar::new("10s");

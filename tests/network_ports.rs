@@ -210,11 +210,12 @@ fn records_with_obsolete_ports_are_removed() {
 fn port_lists_published_addresses() {
     let (_space, g) = lab();
     let pod = g.server(&["-p", "127.0.0.1:8080:7000", "-p", "9000-9001:70-71/udp"], "7000");
-    let all = "7000/tcp -> 127.0.0.1:8080\n70/udp -> 0.0.0.0:9000\n71/udp -> 0.0.0.0:9001\n";
+    let all = "7000/tcp -> 127.0.0.1:8080\n70/udp -> 0.0.0.0:9000\n70/udp -> [::]:9000\n\
+               71/udp -> 0.0.0.0:9001\n71/udp -> [::]:9001\n";
     assert_eq!(g.run(&["port", &pod]).ok().stdout, all);
     let _ = g.run(&["list"]).ok().stdout_contains("  127.0.0.1:8080->7000/tcp, 9000-9001->70-71/udp\n");
     assert_eq!(g.run(&["port", &pod, "7000"]).ok().stdout, "127.0.0.1:8080\n");
-    assert_eq!(g.run(&["port", &pod, "71/udp"]).ok().stdout, "0.0.0.0:9001\n");
+    assert_eq!(g.run(&["port", &pod, "71/udp"]).ok().stdout, "0.0.0.0:9001\n[::]:9001\n");
     let udp =
         |pod_port, host_port| json!({"pod_port": pod_port, "protocol": "udp", "host_ip": null, "host_port": host_port});
     let tcp = json!({"pod_port": 7000, "protocol": "tcp", "host_ip": "127.0.0.1", "host_port": 8080});

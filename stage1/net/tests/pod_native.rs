@@ -117,7 +117,9 @@ fn several_networks_and_an_impossible_one() {
     let got: Vec<_> = attached.iter().map(|it| (it.interface.as_str(), it.addresses[0].address.to_string())).collect();
     let want = [("eth0", "10.121.0.3"), ("eth1", "10.203.0.9"), ("eth2", "10.122.0.2")];
     assert_eq!(got, want.map(|(interface, address)| (interface, address.to_owned())));
+    let lock = lab.lock(&pod);
     let error = lab.attach(&lab.pod(), &["mine:IP=10.203.0.9"], &[]).unwrap_err();
+    drop(lock);
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     let error = lab.attach(&lab.pod(), &["nobody", "default", "no-one"], &[]).unwrap_err();
     assert!(error.to_string().starts_with("there are no networks 'nobody', 'no-one': "), "{error}");
@@ -145,8 +147,7 @@ fn publishing_a_port_in_use_fails() {
         (error.kind(), error.to_string())
     };
     // The supervisor of a live pod holds its lock.
-    let lock = fs::File::open(&one.path).unwrap();
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let lock = lab.lock(&one);
     let (kind, said) = refused(port(8299, Protocol::Tcp));
     assert_eq!(kind, ErrorKind::AlreadyExists);
     assert!(said.contains(&format!("port 8299/tcp of the host is in use by pod {}", one.id)), "{said}");
@@ -354,12 +355,162 @@ fn an_exhausted_pool_recovers() {
     lab.bridge("small", "br-small", "10.203.0.0/30");
     let (one, two) = (lab.pod(), lab.pod());
     lab.attach(&one, &["small"], &[]).unwrap();
+    let lock = lab.lock(&one);
     let error = lab.attach(&two, &["small"], &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
     assert!(!two.has_record());
+    drop(lock);
     lab.end(one);
     lab.attach(&two, &["small"], &[]).unwrap();
     lab.end(two);
+    lab.assert_no_garbage();
+}
+
+#[test]
+fn addresses_of_killed_supervisors_are_taken_over() {
+    if !inside("addresses_of_killed_supervisors_are_taken_over") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.bridge("small", "br-small", "10.203.0.0/30");
+    let (one, two, three) = (lab.pod(), lab.pod(), lab.pod());
+    lab.attach(&one, &["small", "default"], &[]).unwrap();
+    lab.attach(&two, &["default", "small"], &[]).unwrap();
+    assert!(!one.has_record(), "its only free address was needed");
+    let lock = lab.lock(&two);
+    let error = lab.attach(&three, &["small:IP=10.203.0.2"], &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(two.has_record() && !three.has_record());
+    drop(lock);
+    let (attached, _held) = lab.attach(&three, &["small:IP=10.203.0.2"], &[]).unwrap();
+    assert_eq!(attached[0].addresses[0].address, IpAddr::from([10, 203, 0, 2]));
+    assert!(!two.has_record());
+    assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new());
+    lab.end(three);
+    lab.assert_no_garbage();
+}
+
+/// The prefixes in the table, and the networks that they belong to.
+fn prefixes() -> String {
+    sh("nft list set inet gantry-test within4; nft list set inet gantry-test masquerade4")
+}
+
+/// Removes what ended pods of this process no longer share.
+fn remove_unused() {
+    for shared in pod::unused::take_shared() {
+        shared.remove(Duration::from_secs(10)).unwrap();
+    }
+}
+
+#[test]
+fn overlapping_networks_are_refused() {
+    if !inside("overlapping_networks_are_refused") {
+        return;
+    }
+    let lab = Lab::new();
+    for (name, subnet) in [("one", "10.203.0.0/24"), ("same", "10.203.0.0/24"), ("wide", "10.203.0.0/16")] {
+        lab.bridge(name, &format!("br-{name}"), subnet);
+    }
+    let ids = ["00000000-0000-4000-8000-000000000001", "ffffffff-ffff-4fff-8fff-ffffffffffff"];
+    for (first, second) in [(ids[0], ids[1]), (ids[1], ids[0])] {
+        let (pod, other) = (lab.pod_named(first), lab.pod_named(second));
+        lab.attach(&pod, &["one"], &[]).unwrap();
+        let (lock, before) = (lab.lock(&pod), prefixes());
+        for (name, subnet) in [("same", "10.203.0.0/24"), ("wide", "10.203.0.0/16")] {
+            let error = lab.attach(&other, &[name], &[]).unwrap_err();
+            let said = gantry_model::error::messages(&error).join(": ");
+            let overlap = format!(
+                "the subnet {subnet} of network '{name}' overlaps with 10.203.0.0/24 of network 'one', which pods use"
+            );
+            assert!(said.contains(&overlap), "{said}");
+            assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+            assert!(!other.has_record());
+            remove_unused();
+            assert_eq!(prefixes(), before);
+            pod::reload(&lab.host).unwrap();
+            assert_eq!(prefixes(), before);
+        }
+        assert_eq!(lab.links().iter().filter(|name| name.starts_with("br-")).count(), 1);
+        // The supervisor is killed.
+        drop(lock);
+        lab.attach(&other, &["same"], &[]).unwrap();
+        assert_eq!(prefixes(), before.replace("\"one\"", "\"same\""));
+        lab.end(pod);
+        remove_unused();
+        assert_eq!(prefixes(), before.replace("\"one\"", "\"same\""));
+        lab.end(other);
+        lab.assert_no_garbage();
+    }
+}
+
+/// Earlier gantries attached pods to networks with the same subnet, which had one entry for both.
+#[test]
+fn an_overlapping_network_keeps_its_rules() {
+    if !inside("an_overlapping_network_keeps_its_rules") {
+        return;
+    }
+    let lab = Lab::new();
+    lab.bridge("one", "br-one", "10.203.0.0/24");
+    lab.bridge("two", "br-two", "10.204.0.0/24");
+    let (one, two) = (lab.pod(), lab.pod());
+    lab.attach(&one, &["one"], &[]).unwrap();
+    lab.attach(&two, &["two"], &[]).unwrap();
+    let record = two.path.join("network.json");
+    fs::write(&record, fs::read_to_string(&record).unwrap().replace("10.204.0.", "10.203.0.")).unwrap();
+    pod::reload(&lab.host).unwrap();
+    let before = prefixes();
+    assert!(before.contains("\"one\"") && !before.contains("\"two\""), "{before}");
+    lab.end(one);
+    remove_unused();
+    assert_eq!(prefixes(), before.replace("\"one\"", "\"two\""));
+    lab.end(two);
+    lab.assert_no_garbage();
+}
+
+#[test]
+fn damaged_links_are_reported_and_repaired() {
+    if !inside("damaged_links_are_reported_and_repaired") {
+        return;
+    }
+    let lab = Lab::new();
+    let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "10.203.0.0/24"}]]});
+    lab.network(
+        "apart",
+        "1.0.0",
+        &json!([{"type": "bridge", "bridge": "br-apart", "portIsolation": true, "ipam": ipam}]),
+    );
+    let (pod, other) = (lab.pod(), lab.pod());
+    let _held = lab.attach(&pod, &["default", "apart"], &[]).unwrap();
+    let _other_held = lab.attach(&other, &["default"], &[]).unwrap();
+    let host_end = |number: u8| format!("gt{}{number}", pod.id.replace('-', "").split_at(12).0);
+    let (first, second) = (host_end(0), host_end(1));
+    assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new());
+    assert!(sh(&format!("ip -d link show dev {second}")).contains("isolated on"));
+    for (damage, found) in [
+        ("ip link set gantry0 down".to_owned(), "the bridge gantry0 is down".to_owned()),
+        ("ip address del 10.121.0.1/16 dev gantry0".to_owned(), "the bridge gantry0 lacks 10.121.0.1/16".to_owned()),
+        (
+            "ip address del fd67:616e:7472:7900::1/64 dev gantry0".to_owned(),
+            "the bridge gantry0 lacks fd67:616e:7472:7900::1/64".to_owned(),
+        ),
+        (format!("ip link set {first} nomaster"), format!("interface {first} of pod {} is not attached", pod.id)),
+        (format!("ip link set {second} nomaster"), format!("interface {second} of pod {} is not attached", pod.id)),
+        (format!("ip link set {first} down"), format!("interface {first} of pod {} is down", pod.id)),
+        ("sysctl -qw net.ipv4.ip_forward=0".to_owned(), "net.ipv4.ip_forward is 0".to_owned()),
+        ("sysctl -qw net.ipv6.conf.all.forwarding=0".to_owned(), "net.ipv6.conf.all.forwarding is 0".to_owned()),
+    ] {
+        sh(&damage);
+        let lines = pod::check(&lab.host).unwrap();
+        assert!(lines.iter().any(|line| line.starts_with(&found)), "{damage}: {lines:?}");
+        pod::reload(&lab.host).unwrap();
+        assert_eq!(pod::check(&lab.host).unwrap(), Vec::<String>::new(), "{damage}");
+        let server = answer(&pod);
+        assert_eq!(ask("10.121.0.2:80"), "pod", "{damage}");
+        server.join().unwrap();
+        assert!(sh(&format!("ip -d link show dev {second}")).contains("isolated on"), "{damage}");
+    }
+    lab.end(pod);
+    lab.end(other);
     lab.assert_no_garbage();
 }
 

@@ -1,12 +1,13 @@
-//! Findings about the host's networks that gantry neither makes nor changes: firewalls of other programs that drop the
-//! packets of pods, and routes that overlap with gantry's networks.
+//! Findings about the host's networks that gantry neither makes nor changes: malformed configurations, firewalls of other
+//! programs that drop the packets of pods, and routes that overlap with gantry's networks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_model::error::chain;
+use gantry_model::net::NetMode;
 use gantry_model::{ErrorKind, Kind as _};
 use gantry_net::config::{Source, builtin};
-use gantry_net::pod::{RoutedBridge, list_routed_bridges};
+use gantry_net::pod::{InvalidConfiguration, RoutedBridge, list_invalid_configurations, list_routed_bridges};
 use gantry_netlink::address::Prefix;
 use gantry_netlink::nft::{self, DroppingChain};
 use gantry_netlink::rtnetlink::Socket;
@@ -23,6 +24,10 @@ const MIN_PREFIX_LENGTH: u8 = 2;
 
 impl Engine {
     pub(super) fn check_other_networks(&self, findings: &mut Vec<Finding>) {
+        match list_invalid_configurations(&self.network_host()) {
+            Ok(invalid) => report_invalid(&invalid, &self.options().network.default, findings),
+            Err(error) => return warn(findings, chain(&error), AGAIN),
+        }
         let bridges = match list_routed_bridges(&self.network_host()) {
             Ok(bridges) => bridges,
             Err(error) => return warn(findings, chain(&error), AGAIN),
@@ -38,6 +43,22 @@ impl Engine {
             Ok(routes) => report_overlaps(&routes, &bridges, config_dir.map(String::as_str), findings),
             Err(error) => warn(findings, chain(&error), AGAIN),
         }
+    }
+}
+
+/// Reports malformed configurations, except those of the networks of pods without `--net`, which are checked apart.
+fn report_invalid(invalid: &[InvalidConfiguration], default: &NetMode, findings: &mut Vec<Finding>) {
+    let of_default = |name: &str| match default {
+        NetMode::Networks(wanted) | NetMode::All(wanted) => wanted.iter().any(|it| it.name == name),
+        NetMode::None | NetMode::Host => false,
+    };
+    for InvalidConfiguration { network, problem } in invalid {
+        let what = match network.as_deref() {
+            Some(name) if of_default(name) => continue,
+            Some(name) => format!("pods cannot use the network '{name}': {problem}"),
+            None => format!("a network configuration is malformed: {problem}"),
+        };
+        warn(findings, what, "correct the file, or remove it");
     }
 }
 

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 
 use gantry_model::{ErrorKind, Kind};
 
+use super::owner::Owner;
+
 /// An address could not be allocated, released or listed.
 #[derive(Debug, thiserror::Error)]
 pub enum IpamError {
@@ -19,14 +21,22 @@ pub enum IpamError {
         source: io::Error,
     },
     /// A requested address is leased.
-    #[error("address {address} of network '{network}' is taken by {by}")]
+    #[error("address {address} of network '{network}' is taken by {}", shown(owner.as_ref()))]
     Taken {
         /// The address.
         address: IpAddr,
         /// The network.
         network: String,
-        /// Its owner.
-        by: String,
+        /// Its owner; `None` if a power loss has destroyed its record.
+        owner: Option<Owner>,
+    },
+    /// All addresses are leased.
+    #[error("network '{network}' has no free address left in {ranges}")]
+    Exhausted {
+        /// The network.
+        network: String,
+        /// The ranges.
+        ranges: String,
     },
     /// The request is invalid.
     #[error("{0}")]
@@ -41,11 +51,16 @@ pub enum IpamError {
     },
 }
 
+fn shown(owner: Option<&Owner>) -> String {
+    owner.map_or_else(|| "an owner without a record".to_owned(), ToString::to_string)
+}
+
 impl Kind for IpamError {
     fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { source, .. } => ErrorKind::of_io(source),
             Self::Taken { .. } => ErrorKind::Busy,
+            Self::Exhausted { .. } => ErrorKind::Exhausted,
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Failed { kind, .. } => *kind,
         }

@@ -248,16 +248,14 @@ impl Store {
     }
 
     fn exhausted(&self, set: &[Range]) -> IpamError {
-        let message = format!("network '{}' has no free address left in {}", self.dir.network, shown(set));
-        IpamError::Failed { message, kind: ErrorKind::Exhausted }
+        IpamError::Exhausted { network: self.dir.network.clone(), ranges: shown(set) }
     }
 
     /// The error for a leased address. Finds the owner by reading all records.
     fn taken(&self, address: IpAddr) -> Result<IpamError, IpamError> {
         let holder = self.dir.holder(address)?;
-        let by = holder.and_then(|inode| self.records().ok()?.remove(&inode));
-        let by = by.map_or_else(|| "an owner without a record".to_owned(), |owner| owner.to_string());
-        Ok(IpamError::Taken { address, network: self.dir.network.clone(), by })
+        let owner = holder.and_then(|inode| self.records().ok()?.remove(&inode));
+        Ok(IpamError::Taken { address, network: self.dir.network.clone(), owner })
     }
 
     /// Undoes an allocation that was killed. A complete one is an error: the owner must release it first.

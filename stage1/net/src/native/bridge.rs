@@ -16,6 +16,7 @@
 use std::cell::Cell;
 
 use super::addresses::{Assignment, assign};
+use super::chain::PluginChain;
 use super::entries::{RoutedNetwork, add_anti_spoofing};
 use super::error::NativeError;
 use super::kind::{AddRequest, InterfaceKind, KindProperties};
@@ -25,7 +26,7 @@ use super::veth::{self, HostEnd, VethPair};
 use super::{Added, Ends, ports, sysctl, uplink};
 use crate::address::Cidr;
 use crate::config::builtin::DEFAULT;
-use crate::config::{Bridge, IngressPolicy, Ipam, Source, StaticAddress};
+use crate::config::{Bridge, IngressPolicy, Ipam, NetworkConfig, PluginSettings, Source, StaticAddress};
 use crate::netlink::address::{Address, Scope};
 use crate::netlink::link::create::{self, LinkKind, NewLink};
 use crate::netlink::link::port::Port;
@@ -71,13 +72,7 @@ impl InterfaceKind for Bridge {
             is_built_in,
             is_default: is_built_in && network.name == DEFAULT,
         };
-        let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
-        let port = Port {
-            hairpin: self.hairpin_mode.then_some(true),
-            isolated: (self.port_isolation || isolated).then_some(true),
-            ..Port::default()
-        };
-        let host_end = HostEnd { port, limit: interface.ingress, ..HostEnd::default() };
+        let host_end = HostEnd { port: self.port(chain), limit: interface.ingress, ..HostEnd::default() };
         let (bridge, pair) = creation.attach_to_bridge(ends, attachment, host_end, &interface)?;
         let options = SetupOptions {
             detect_duplicates: self.enable_dad,
@@ -109,6 +104,36 @@ impl InterfaceKind for Bridge {
             mac: None,
         }
     }
+}
+
+impl Bridge {
+    /// The settings of the pods' bridge ports.
+    fn port(&self, chain: &PluginChain<'_>) -> Port {
+        let isolated = chain.firewall.is_some_and(|firewall| firewall.ingress_policy == IngressPolicy::Isolated);
+        Port {
+            hairpin: self.hairpin_mode.then_some(true),
+            isolated: (self.port_isolation || isolated).then_some(true),
+            ..Port::default()
+        }
+    }
+}
+
+/// The use of a bridge by a network.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BridgeUse<'a> {
+    /// The name of the bridge.
+    pub(crate) name: &'a str,
+    /// The bridge has the addresses of the pods' gateways.
+    pub(crate) is_gateway: bool,
+    /// The settings of the pods' bridge ports.
+    pub(crate) port: Port,
+}
+
+/// The bridge of a network; `None` if gantry does not create the network on one.
+pub(crate) fn bridge_use(network: &NetworkConfig) -> Option<BridgeUse<'_>> {
+    let chain = PluginChain::new(network).ok()?;
+    let PluginSettings::Bridge(bridge) = &chain.main.settings else { return None };
+    Some(BridgeUse { name: &bridge.bridge, is_gateway: bridge.is_gateway, port: bridge.port(&chain) })
 }
 
 /// The derived hardware address of a bridge. Without one, a bridge takes the lowest address of its ports, which changes

@@ -4,18 +4,22 @@
 //! An ADD to the default network, whose bridge exists: allocate the leases (some files), read two sysctls of the host,
 //! read the bridge and its addresses, create the veth pair with both ends in place and named, set the host end up,
 //! write five sysctls of the pod's interface, and set its addresses, state and routes in one request. That takes about
-//! a millisecond, half of it for the veth pair (`tests::cost`). It waits for no RCU grace period itself, but for other
-//! processes that hold the RTNL lock while they wait for one, for example to delete an interface.
+//! a millisecond, half of it for the veth pair (`tests::cost`). None of these operations waits for an RCU grace
+//! period. But another process can hold the RTNL lock while it waits for one, for example to delete an interface.
 //!
 //! A `kill -9` may leave: leases, which belong to their owner and which [`del`] releases; a bridge, which the next pod
 //! uses, or completes if it is not up yet; and a veth pair, which the kernel deletes with the pod's namespace. Sysctls
 //! are not reset: another pod may need them.
 //!
-//! Intended differences from the plugins: leases are part of gantry's state (`dataDir` of host-local and tuning has no
-//! effect); ports, masquerading and the isolation of networks use nftables ([`crate::nft`]) whatever backend is
-//! configured, and the caller adds the rules; on a bridge, a pod can send from its own addresses only, even without
-//! `macspoofchk`; networks are isolated from each other unless `firewall` sets `open`; pods and gantry's bridges ignore
-//! router advertisements; without `mtu`, interfaces have the MTU of the bridge or of the uplink.
+//! Intended differences from the plugins:
+//!
+//! * Leases are part of gantry's state: `dataDir` of host-local and tuning has no effect.
+//! * Ports, masquerading and the isolation of networks use nftables ([`crate::nft`]) whatever backend is configured. The
+//!   caller adds the rules.
+//! * On a bridge, a pod can send from its own addresses only, even without `macspoofchk`.
+//! * Networks are isolated from each other unless `firewall` sets `open`.
+//! * Pods and gantry's bridges ignore router advertisements.
+//! * Without `mtu`, interfaces have the MTU of the bridge or of the uplink.
 //!
 //! A kind of interface implements [`kind::InterfaceKind`] in a file of its own and is listed in
 //! [`kind::interface_kind`].
@@ -47,7 +51,7 @@ mod tests;
 mod uplink;
 mod veth;
 
-pub(crate) use bridge::{is_abandoned, is_owned_by as is_bridge_owned_by};
+pub(crate) use bridge::{bridge_use, is_abandoned, is_owned_by as is_bridge_owned_by};
 pub use error::NativeError;
 pub(crate) use kind::properties;
 pub use veth::host_interface;

@@ -22,9 +22,9 @@ use super::plugin_lock::PluginLock;
 use super::record::{self, NamespacePath, NetworkRecord, Record};
 use super::select::{Families, SelectedNetwork};
 use super::state::{LOCK_TIMEOUT, Lock, StateDir};
-use super::{HeldPorts, Namespaces, NetworkSelection, Pod, detach, entries, port_users, ports, tables};
+use super::{HeldPorts, Namespaces, NetworkSelection, Pod, dead_pods, detach, entries, port_users, ports, tables};
 use crate::config::CniVersion;
-use crate::native::{self, Ends};
+use crate::native::{self, Added, Ends, NativeError};
 use crate::netlink::{Namespace, Socket};
 use crate::nft::{self, Confined, State};
 use crate::plugin::{Attachment, NetworkResult};
@@ -188,8 +188,7 @@ impl AttachOperation<'_> {
         let preferred_addresses = self.selection.preferred.clone();
         let attachment = Attachment { preferred_addresses, ..network.attachment(self.pod.id, netns) };
         if choice.plugins.is_none() {
-            let failed = NetworkError::attempt(format!("{ATTACH} '{}'", network.name));
-            let added = native::add(&choice.network, &attachment, ends).map_err(failed)?;
+            let added = self.add_native(choice, &attachment, ends)?;
             if let Some(bridge) = &added.took_over {
                 within(self.host, || tables::remove_abandoned(&self.selection.wanted.host, bridge))?;
             }
@@ -200,18 +199,64 @@ impl AttachOperation<'_> {
             }
             return Ok(added.result);
         }
+        let mut result = within(self.host, || self.add_by_plugins(choice, network, &attachment))?;
+        verify(network, ends, &mut result)?;
+        Ok(result)
+    }
+
+    /// Attaches the pod to a network without plugins. Takes over addresses from pods whose supervisors were killed.
+    fn add_native(&self, choice: &SelectedNetwork, attachment: &Attachment, ends: &mut Ends<'_>) -> Result<Added> {
+        let mut tried = BTreeSet::from([self.pod.id.to_owned()]);
+        loop {
+            let error = match native::add(&choice.network, attachment, ends) {
+                Err(error) => error,
+                Ok(added) => return Ok(added),
+            };
+            let host = &self.selection.wanted.host;
+            let is_released = match &error {
+                NativeError::Address(error) => {
+                    within(self.host, || dead_pods::release_address(host, ends.leases, error, &mut tried))?
+                }
+                NativeError::Netlink(_) | NativeError::Ports(_) | NativeError::Failed { .. } => false,
+            };
+            if !is_released {
+                return Err(NetworkError::attempt(format!("{ATTACH} '{}'", choice.network.name))(error));
+            }
+        }
+    }
+
+    /// Attaches the pod to a network with its plugins; in the host's network namespace. What the plugins keep for pods
+    /// whose supervisors were killed may be in the way: their rules would get the packets to a port of this pod, and
+    /// they may have all addresses.
+    fn add_by_plugins(
+        &self,
+        choice: &SelectedNetwork,
+        network: &NetworkRecord,
+        attachment: &Attachment,
+    ) -> Result<NetworkResult> {
+        let host = &self.selection.wanted.host;
+        dead_pods::detach_port_users(host, self.pod.id, network)?;
+        let error = match self.run_plugins_add(choice, attachment) {
+            Err(error) => error,
+            Ok(result) => return Ok(result),
+        };
+        match dead_pods::detach_attached(host, self.pod.id, &network.name) {
+            Ok(true) => self.run_plugins_add(choice, attachment),
+            Ok(false) => Err(error),
+            Err(left) => Err(NetworkError::Several(vec![error, left])),
+        }
+    }
+
+    fn run_plugins_add(&self, choice: &SelectedNetwork, attachment: &Attachment) -> Result<NetworkResult> {
+        let network = &choice.network;
         let reason = choice.plugins.as_ref().map(|reason| format!(" with its plugins ({reason})")).unwrap_or_default();
         let failed = |doing: &str, source| NetworkError::attempt(format!("{doing} '{}'{reason}", network.name))(source);
         let _locked = self.state.lock(Lock::Plugins, true, LOCK_TIMEOUT)?;
         let runtime = self.state.runtime(&self.selection.wanted.host)?;
-        let mut result = within(self.host, || {
-            if choice.network.cni_version >= CniVersion::V1_1_0 {
-                runtime.status(&choice.network).map_err(|source| failed("use network", source))?;
-            }
-            runtime.add_list(&choice.network, &attachment).map_err(|source| failed(ATTACH, source))
-        })?;
-        verify(network, ends, &mut result)?;
-        Ok(result)
+        if network.cni_version >= CniVersion::V1_1_0 {
+            runtime.status(network).map_err(|source| failed("use network", source))?;
+        }
+        runtime.add_list(network, attachment).map_err(|source| failed(ATTACH, source))
     }
 
     fn add_entries(&self, entries: &State) -> Result<()> {
@@ -223,8 +268,14 @@ impl AttachOperation<'_> {
         let (mut reloads, mut released) = (0, BTreeSet::new());
         loop {
             match &added {
-                // This is the first pod, or the table was removed; or it contains networks that pods no longer use.
-                Err(nft::Error::Missing { .. } | nft::Error::Overlap { .. }) if reloads < MAX_ATTEMPTS => reloads += 1,
+                // This is the first pod, or the table was removed.
+                Err(nft::Error::Missing { .. }) if reloads < MAX_ATTEMPTS => reloads += 1,
+                // The table contains networks that pods no longer use.
+                Err(nft::Error::Overlap { .. })
+                    if reloads < MAX_ATTEMPTS && dead_pods::release_networks(host, self.pod.id, entries)? =>
+                {
+                    reloads += 1;
+                }
                 // The supervisor of that pod was killed, and no command has detached the pod yet.
                 Err(nft::Error::Taken { owner, .. })
                     if released.insert(owner.clone()) && detach::release_entries_if_dead(host, owner)? =>
@@ -241,19 +292,19 @@ impl AttachOperation<'_> {
                 other => other?,
             }
             added = match tables::contains(host, entries) {
-                // The reload has added all of them from the pod's record.
-                Ok(true) => Ok(()),
+                // The reload has added all of them from the pod's record, and the prefixes of all records.
+                Ok(true) => Ok(false),
                 // Some conflict with those of another pod, which the error names.
                 Ok(false) => tables::add(host, entries),
                 Err(error) => Err(error),
             };
         }
-        added.map_err(|error| match error {
+        let have_other_prefixes = added.map_err(|error| match error {
             nft::Error::Taken { port, owner, .. } => NetworkError::PortTaken { port, by: format!("pod {owner}") },
             source => NetworkError::attempt(ADD_ENTRIES)(source),
         })?;
         // The configuration of a network has changed. Its prefixes are in the records of all its pods.
-        if tables::have_other_prefixes(host, entries)? {
+        if have_other_prefixes {
             tables::reload(host)?;
         }
         tables::enable_route_localnet(entries, false)?;

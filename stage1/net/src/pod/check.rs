@@ -7,12 +7,14 @@ use gantry_contract::network::Host;
 use gantry_model::{ErrorKind, Kind};
 
 use super::error::{NetworkError, Result, with_causes};
+use super::forwarding::Forwarding;
 use super::record::{Record, RecordFile, Records, boot};
 use super::state::{LOCK_TIMEOUT, StateDir};
-use super::{entries, garbage, tables};
+use super::{entries, garbage, links, tables};
 use crate::ipam::Store;
 use crate::native;
 use crate::netlink::Socket;
+use crate::netlink::sysctl::Sysctl;
 use crate::nft::{self, State};
 use crate::plugin::Attachment;
 
@@ -38,6 +40,7 @@ pub(super) fn check(host: &Host) -> Result<Vec<String>> {
     findings.extend(check_tables(host, &records)?);
     findings.extend(check_links(host, &records, &live)?);
     if let Some(state) = StateDir::find(host)? {
+        findings.extend(check_forwarding(&Forwarding::new(host, &state, &now), &live)?);
         findings.extend(check_leases(&state, &records, &now)?);
         findings.extend(check_plugins(host, &state, &records, &live)?);
     }
@@ -182,7 +185,15 @@ fn supports_bridge_tables(host: &Host) -> nft::Result<bool> {
     tables::with(host, nft::Table::supports_bridge_tables)
 }
 
-/// Interfaces that are missing or orphaned.
+/// Forwarding that pods need and that another program has disabled.
+fn check_forwarding(forwarding: &Forwarding<'_>, live: &[Record]) -> Result<Vec<String>> {
+    let disabled = forwarding.disabled(links::forwarded_families(live)?)?;
+    let name = |sysctl: Sysctl<'_>| format!("net.{sysctl}").replace('/', ".");
+    let line = |sysctl| format!("{} is 0, but pods need 1: 'gantry network reload' sets it", name(sysctl));
+    Ok(disabled.into_iter().map(line).collect())
+}
+
+/// Interfaces that are missing, orphaned, down, or detached from their bridges.
 fn check_links(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<String>> {
     let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
     let mut lines = Vec::new();
@@ -200,6 +211,11 @@ fn check_links(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<St
             if records.has(&record.pod)? {
                 lines.push(format!("interface {name} of pod {} is missing: start the pod again", record.pod));
             }
+        }
+    }
+    for defect in links::find_defects(live, &mut socket)? {
+        if records.has(&defect.pod)? {
+            lines.push(defect.line);
         }
     }
     lines.sort();

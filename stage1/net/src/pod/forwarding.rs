@@ -188,6 +188,17 @@ impl<'a> Forwarding<'a> {
         Ok(())
     }
 
+    /// The sysctls of these IP versions that are off.
+    pub(super) fn disabled(&self, needed: Families) -> Result<Vec<Sysctl<'static>>> {
+        let mut disabled = Vec::new();
+        for version in Version::ALL.into_iter().filter(|version| version.is_among(needed)) {
+            if self.is_enabled(version)? == Some(false) {
+                disabled.push(version.sysctl());
+            }
+        }
+        Ok(disabled)
+    }
+
     fn must_be_enabled(&self, version: Version) -> Result<bool> {
         Ok(self.is_enabled(version)? == Some(false) && self.read_saved(version)?.is_some())
     }

@@ -33,12 +33,17 @@ pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> 
     Ok(all)
 }
 
-/// The records of the pods that are up.
+/// The records of the pods that are up. The record of a pod whose supervisor was killed remains until a command detaches
+/// the pod.
 fn records_up(host: &Host) -> Result<Vec<Record>> {
-    let boot = boot()?;
-    let mut records = Records::open(host)?.valid()?;
-    records.retain(|record| garbage::is_up(record, &boot));
-    Ok(records)
+    let (boot, records) = (boot()?, Records::open(host)?);
+    let mut up = Vec::new();
+    for record in records.valid()? {
+        if garbage::is_up(&record, &boot) && !records.is_dead(&record.pod)? {
+            up.push(record);
+        }
+    }
+    Ok(up)
 }
 
 fn describe_entry(entry: &CatalogEntry, host: &Host) -> Network {
@@ -94,6 +99,25 @@ fn ranges(ipam: &Ipam) -> Vec<(Prefix, Option<IpAddr>)> {
     }
 }
 
+/// A configuration that pods cannot use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidConfiguration {
+    /// The network's name, if it could be read.
+    pub network: Option<String>,
+    /// The file and the problem.
+    pub problem: String,
+}
+
+pub(super) fn invalid_configurations(host: &Host) -> Result<Vec<InvalidConfiguration>> {
+    let catalog = select::catalog(host)?;
+    let used = catalog.entries().iter().filter(|entry| entry.shadowed_by.is_none());
+    let invalid = used.filter_map(|entry| {
+        let problem = entry.network.as_ref().err()?.to_string();
+        Some(InvalidConfiguration { network: entry.name.clone(), problem })
+    });
+    Ok(invalid.collect())
+}
+
 /// A network that gantry creates itself on a bridge, and whose pods the host routes for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoutedBridge {
@@ -115,7 +139,7 @@ pub(super) fn routed_bridges(host: &Host) -> Result<Vec<RoutedBridge>> {
         records.iter().flat_map(|record| &record.networks).map(|network| network.name.as_str()).collect();
     let mut bridges = Vec::new();
     for entry in select::catalog(host)?.entries().iter().filter(|entry| entry.shadowed_by.is_none()) {
-        // 'gantry network list' reports a configuration that cannot be used.
+        // `invalid_configurations` returns those that cannot be used.
         let Ok(config) = &entry.network else { continue };
         let Some(PluginSettings::Bridge(bridge)) = config.plugins.first().map(|plugin| &plugin.settings) else {
             continue;

@@ -23,11 +23,13 @@ use crate::netlink::Namespace;
 
 mod attach;
 mod check;
+mod dead_pods;
 mod detach;
 mod entries;
 mod error;
 mod forwarding;
 mod garbage;
+mod links;
 mod list;
 mod lock_holders;
 mod plugin_lock;
@@ -40,7 +42,7 @@ mod tables;
 pub mod unused;
 
 pub use error::NetworkError;
-pub use list::RoutedBridge;
+pub use list::{InvalidConfiguration, RoutedBridge};
 
 /// A pod.
 pub struct Pod<'a> {
@@ -158,13 +160,14 @@ pub fn abandon_on(host: &Host, pod: &Pod<'_>) -> Result<Vec<String>, NetworkErro
     detach::abandon(host, pod)
 }
 
-/// Makes the firewall table equal to the records of the pods that are up, and enables the sysctls that their networks
-/// need; in the host's network namespace, where the calling thread is.
+/// Makes the firewall table equal to the records of the pods that are up, enables the sysctls that their networks need,
+/// and repairs their bridges and bridge ports; in the host's network namespace, where the calling thread is.
 ///
 /// # Errors
-/// [`NetworkError`].
+/// [`NetworkError`]; the rest was restored.
 pub fn reload(host: &Host) -> Result<(), NetworkError> {
-    tables::reload(host)
+    let errors = [tables::reload(host), links::repair(host)].into_iter().filter_map(Result::err);
+    NetworkError::from_all(errors.collect())
 }
 
 /// Removes resources that belong to no record; returns a line for each. With `dry_run` it removes nothing.
@@ -217,6 +220,14 @@ pub fn first_network(host: &Host, dir: &Path) -> Result<Option<NetworkConfig>, N
 /// [`NetworkError`]; no network has this name.
 pub fn list_networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>, NetworkError> {
     list::networks(host, name)
+}
+
+/// Lists the configurations that pods cannot use, without those that another one of the same name replaces.
+///
+/// # Errors
+/// [`NetworkError`]: a directory cannot be read.
+pub fn list_invalid_configurations(host: &Host) -> Result<Vec<InvalidConfiguration>, NetworkError> {
+    list::invalid_configurations(host)
 }
 
 /// Lists the networks that gantry creates itself on a bridge, and whose pods the host routes for.

@@ -13,13 +13,14 @@
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use gantry_contract::files::NETWORK;
+use gantry_contract::files::{JOURNAL, NETWORK};
 use gantry_contract::network::Host;
 use gantry_host::boot::{BOOT_ID, read_boot_id};
 use gantry_host::lock::{LockMode, try_lock};
 use gantry_model::net::PodNetwork;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use rustix::process::{Flock, FlockType, fcntl_getlk};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -356,6 +357,21 @@ impl Records {
         };
         let is_locked = try_lock(&dir, LockMode::Exclusive).map_err(NetworkError::io(doing()))?;
         Ok(is_locked.then_some(dir))
+    }
+
+    /// Whether a pod has a journal and no supervisor that keeps it: the supervisor holds a record lock (fcntl(2)) on the
+    /// journal. In contrast to [`Self::lock_dead`], this takes no lock that others may wait for. A starting pod has no
+    /// journal yet.
+    pub(super) fn is_dead(&self, pod: &str) -> Result<bool> {
+        let Some(parent) = self.dir.as_ref().filter(|_| is_name(pod)) else { return Ok(false) };
+        let doing = || format!("look at the journal of pod {pod}");
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let journal = match rustix::fs::openat2(parent, format!("{pod}/{JOURNAL}"), flags, Mode::empty(), beneath()) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
+            other => other.map_err(NetworkError::io(doing()))?,
+        };
+        let held = fcntl_getlk(&journal, &Flock::from(FlockType::WriteLock)).map_err(NetworkError::io(doing()))?;
+        Ok(held.is_none())
     }
 
     /// The pods that have a directory.

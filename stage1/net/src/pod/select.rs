@@ -168,6 +168,9 @@ pub(super) fn plugins_needed(network: &NetworkConfig, host: &Host) -> Option<Str
 /// The arguments of a network that gantry creates itself. With `IgnoreUnknown` (CNI conventions), others are allowed.
 const ARGUMENTS: [&str; 3] = ["IP", "MAC", "IgnoreUnknown"];
 
+/// A further argument of a network with static addresses.
+const GATEWAY: &str = "GATEWAY";
+
 /// Fails for an argument that gantry would ignore. Plugins check their arguments themselves.
 fn check_arguments(choice: &SelectedNetwork) -> Result<()> {
     if let Some((argument, _)) = choice.args.iter().find(|(_, value)| value.is_empty()) {
@@ -178,10 +181,13 @@ fn check_arguments(choice: &SelectedNetwork) -> Result<()> {
     if choice.args.iter().any(lenient) {
         return Ok(());
     }
-    match choice.args.iter().find(|(key, _)| !ARGUMENTS.contains(&key.as_str())) {
+    let is_static = choice.network.plugins.iter().any(|plugin| matches!(plugin.ipam, Some(Ipam::Static(_))));
+    let is_known = |key: &str| ARGUMENTS.contains(&key) || is_static && key == GATEWAY;
+    match choice.args.iter().find(|(key, _)| !is_known(key)) {
         Some((argument, _)) => {
+            let known = if is_static { "IP=ADDRESS, GATEWAY=ADDRESS" } else { "IP=ADDRESS" };
             let message = format!(
-                "network '{}' has no argument '{}': IP=ADDRESS and MAC=ADDRESS are its arguments",
+                "network '{}' has no argument '{}': {known} and MAC=ADDRESS are its arguments",
                 choice.network.name,
                 shown(argument)
             );

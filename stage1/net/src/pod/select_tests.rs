@@ -131,6 +131,14 @@ fn unused_arguments_are_rejected() {
         assert_eq!((error.to_string(), error.kind()), (says, gantry_model::ErrorKind::Invalid));
         assert!(refused(&[(argument, "1")], true).is_none(), "a plugin may know it");
     }
+    let gateway = |ipam: &str| {
+        let mut choice = choices(&[("lan", &format!(r#"{{"type":"bridge","ipam":{ipam}}}"#))]).remove(0);
+        choice.args = vec![("GATEWAY".into(), "10.0.0.1".into()), ("IP".into(), "10.0.0.5/24".into())];
+        check_arguments(&choice).map_err(|error| error.to_string())
+    };
+    assert_eq!(gateway(r#"{"type":"static"}"#), Ok(()));
+    let leased = gateway(r#"{"type":"host-local","subnet":"10.0.0.0/24"}"#);
+    assert!(leased.unwrap_err().contains("no argument 'GATEWAY'"), "host-local would ignore it");
     let error = refused(&[("IP", "")], false).unwrap();
     assert_eq!(error.to_string(), "argument 'IP' of network 'lan' has no value");
     assert!(refused(&[("IgnoreUnknown", "0"), ("FOO", "1")], false).is_some());

@@ -38,25 +38,20 @@ pub(super) fn with<T>(host: &Host, work: impl FnOnce(&mut Table) -> nft::Result<
     nft::socket_cache::with_socket(|socket| work(&mut Table::open(socket, &host.table)?))
 }
 
-pub(super) fn add(host: &Host, entries: &State) -> nft::Result<()> {
-    with(host, |table| table.add(entries))
+/// Adds entries. Returns whether their networks have further prefixes in the table: their configuration has changed.
+pub(super) fn add(host: &Host, entries: &State) -> nft::Result<bool> {
+    with(host, |table| table.add_to_networks(entries))
 }
 
 pub(super) fn contains(host: &Host, entries: &State) -> nft::Result<bool> {
     with(host, |table| table.contains(entries))
 }
 
-/// Whether networks of these entries have further prefixes in the table: their configuration has changed.
-pub(super) fn have_other_prefixes(host: &Host, entries: &State) -> Result<bool> {
-    with(host, |table| table.has_other_prefixes(&entries.networks))
-        .map_err(NetworkError::attempt("read the prefixes in the table"))
-}
-
 /// The entries of the pods that are up in this boot.
 pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     let mut state = State::new();
     for record in records.iter().filter(|record| record.state == RecordState::Up && record.boot == boot) {
-        // If two conflict, attaching one of the pods is about to fail.
+        // If two conflict, attaching one of the pods is about to fail, or an earlier gantry has attached both.
         entries::merge(&mut state, record.entries()?.retain_valid());
     }
     Ok(state)

@@ -137,7 +137,12 @@ impl SharedResources {
             let mut unused = self.shared.clone();
             unused.networks.retain(|name, _| !needed.networks.contains_key(name));
             unused.interfaces.retain(|name, _| !needed.interfaces.contains_key(name));
-            tables::remove_shared(&self.host, &unused)?;
+            if unused.check_overlaps_with(&needed.networks).is_ok() {
+                tables::remove_shared(&self.host, &unused)?;
+            } else {
+                // An earlier gantry has attached pods to networks that overlap: those that are left get the prefixes.
+                tables::reload(&self.host)?;
+            }
         }
         let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
         for bridge in idle_bridges(&self.host, &Records::open(&self.host)?, &mut socket)? {

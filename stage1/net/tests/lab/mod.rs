@@ -202,6 +202,13 @@ impl Lab {
         pod.own.enter(|| Ok(attach())).unwrap()
     }
 
+    /// Locks a pod as a live supervisor does, until the lock is dropped.
+    pub(crate) fn lock(&self, pod: &TestPod) -> fs::File {
+        let lock = fs::File::open(&pod.path).unwrap();
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+        lock
+    }
+
     pub(crate) fn detach(&self, pod: &TestPod) -> Result<(), NetworkError> {
         pod::detach(&pod::Pod { id: &pod.id, dir: pod.dir.as_fd() }, None)
     }

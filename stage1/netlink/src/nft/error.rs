@@ -6,6 +6,7 @@ use gantry_model::{ErrorKind, Kind};
 use rustix::io::Errno;
 
 use super::state::HostPort;
+use crate::address::Prefix;
 use crate::error::{Error as NetlinkError, Malformed};
 
 /// The result of an operation on the tables.
@@ -35,11 +36,20 @@ pub enum Error {
         /// The owner of the current destination.
         owner: String,
     },
-    /// A prefix overlaps with one of another network.
-    #[error("cannot {what}: a prefix overlaps with one of another network")]
+    /// A prefix overlaps with one in the table: of another network, or an earlier one of the same network.
+    #[error(
+        "the subnet {prefix} of network '{network}' overlaps with {other} of network '{other_network}', which pods use: \
+         choose another subnet, or stop these pods"
+    )]
     Overlap {
-        /// The attempted operation.
-        what: String,
+        /// The prefix.
+        prefix: Prefix,
+        /// Its network.
+        network: String,
+        /// The prefix in the table.
+        other: Prefix,
+        /// The network of the prefix in the table.
+        other_network: String,
     },
     /// nftables changed since the given generation.
     #[error("another program changed nftables meanwhile")]

@@ -72,16 +72,12 @@ impl Table {
         Ok(self.part_of_state(&[Set::Interfaces])?.interfaces.into_keys().collect())
     }
 
-    /// Whether the table has other prefixes for these networks, from an earlier configuration.
+    /// The networks in the table with their prefixes, whatever its faults. Whether they are masqueraded is not read.
     ///
     /// # Errors
     /// As [`Self::interfaces`].
-    pub fn has_other_prefixes(&mut self, networks: &BTreeMap<String, Network>) -> Result<bool> {
-        let existing = self.part_of_state(&[Set::Within4, Set::Within6])?.networks;
-        let other = |(name, expected): (&String, &Network)| {
-            existing.get(name).is_some_and(|network| !network.prefixes.is_subset(&expected.prefixes))
-        };
-        Ok(networks.iter().any(other))
+    pub(super) fn prefixes(&mut self) -> Result<BTreeMap<String, Network>> {
+        Ok(self.part_of_state(&[Set::Within4, Set::Within6])?.networks)
     }
 
     /// The contents of some sets, whatever the table's faults.

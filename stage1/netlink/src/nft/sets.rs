@@ -294,6 +294,13 @@ fn network_elements(name: &str, network: &Network, all: &mut BTreeSet<Element>) 
     }
 }
 
+/// The element that says that a network contains a prefix.
+pub(super) fn prefix_element(network: &str, prefix: Prefix) -> Element {
+    let set = by_version(prefix.is_ipv4(), Set::Within4, Set::Within6);
+    let (first, last) = (address_bytes(prefix.first()), address_bytes(prefix.last()));
+    Element::range(set, first.repeat(2), last.repeat(2), network)
+}
+
 fn interface_elements(name: &str, interface: &Interface, all: &mut BTreeSet<Element>) {
     let key = interface_bytes(name);
     let network = &interface.network;

@@ -193,6 +193,23 @@ impl State {
         self.ports.iter().try_for_each(|(port, forward)| check_port(port, forward))
     }
 
+    /// The first prefix that overlaps with one of these networks, unless it is the same prefix of the same network.
+    ///
+    /// # Errors
+    /// [`Error::Overlap`].
+    pub fn check_overlaps_with(&self, others: &BTreeMap<String, Network>) -> Result<()> {
+        for (name, prefix) in prefixes_of(&self.networks) {
+            let overlaps = |(other_name, other): &(&String, &Prefix)| {
+                prefix.overlaps(other) && (name != *other_name || prefix != *other)
+            };
+            if let Some((other_name, other)) = prefixes_of(others).find(overlaps) {
+                let (network, other_network) = (name.clone(), other_name.clone());
+                return Err(Error::Overlap { prefix: *prefix, network, other: *other, other_network });
+            }
+        }
+        Ok(())
+    }
+
     /// Overlapping prefixes are adjacent when sorted by their first address.
     fn check_overlaps(&self) -> Result<()> {
         let mut all: Vec<(Prefix, &str)> = Vec::new();
@@ -209,6 +226,11 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// The prefixes of these networks with their networks' names.
+fn prefixes_of(networks: &BTreeMap<String, Network>) -> impl Iterator<Item = (&String, &Prefix)> {
+    networks.iter().flat_map(|(name, network)| network.prefixes.iter().map(move |prefix| (name, prefix)))
 }
 
 fn invalid(why: String) -> Error {

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
+use crate::address::Prefix;
 use crate::channel::Channel;
 use crate::error::{Attempt, Error as NetlinkError};
 use crate::message::Batch;
@@ -12,7 +13,7 @@ use crate::message::Batch;
 use super::channel::{Failure, Reply};
 use super::error::{Error, Result};
 use super::family::Family;
-use super::sets::{Element, Set, elements, host_port_from_element};
+use super::sets::{Element, Set, elements, host_port_from_element, prefix_element};
 use super::state::{Access, Entries, State, check_text};
 use super::wire::{self, FIXED, NFTA_GEN_ID, NFTA_TABLE, Transaction, message};
 
@@ -149,14 +150,25 @@ impl Table {
     /// owner. The addresses of an existing anti-spoofing entry stay allowed: [`Self::remove`] it first.
     ///
     /// # Errors
-    /// [`Error::Taken`] if a host port is forwarded elsewhere; [`Error::Missing`] if the table does not exist (call
-    /// [`Self::ensure`]); [`Error::Overlap`]; [`Error::invalid`]; [`Error::Contended`]; errors of the kernel.
+    /// [`Error::Taken`] if a host port is forwarded elsewhere; [`Error::Missing`] if the table does not exist or lacks
+    /// parts (call [`Self::ensure`]); [`Error::Overlap`]; [`Error::invalid`]; [`Error::Contended`]; errors of the
+    /// kernel.
     pub fn add(&mut self, entries: &Entries) -> Result<()> {
+        self.add_to_networks(entries).map(|_have_other_prefixes| ())
+    }
+
+    /// As [`Self::add`]; returns whether networks of these entries have further prefixes in the table, from an earlier
+    /// configuration.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn add_to_networks(&mut self, entries: &Entries) -> Result<bool> {
         entries.check()?;
         let all = elements(entries);
         if all.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
+        let mut networks = self.compare_networks(entries)?;
         let variants = variants(entries);
         let unwanted: Vec<&Element> = variants.difference(&all).collect();
         let (ports, others): (Vec<&Element>, Vec<&Element>) = all.iter().partition(|element| element.is_port());
@@ -173,7 +185,11 @@ impl Table {
         for _ in 0..MAX_ATTEMPTS {
             let guarded = !anti_spoofing.is_empty() && self.bridges != Some(false);
             let mut change = Transaction::new(&self.name, None, self.bridge);
-            change.add(others.iter().copied(), false);
+            // The kernel would ignore that a prefix has been added for another network since.
+            let (new, present): (Vec<&Element>, Vec<&Element>) =
+                others.iter().copied().partition(|element| networks.missing.contains(element));
+            change.add(new, true);
+            change.add(present, false);
             // Adding them first makes the removal succeed whether they exist or not.
             change.add(unwanted.iter().copied(), false);
             change.remove(unwanted.iter().copied());
@@ -187,10 +203,10 @@ impl Table {
             }
             change.add(anti_spoofing.iter().copied().filter(|_| guarded), false);
             if change.is_empty() {
-                return Ok(());
+                return Ok(networks.have_other_prefixes);
             }
             match self.channel.transact(change, &format!("add to the table {}", self.name)) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(networks.have_other_prefixes),
                 Err(failure) if first && lacks_bridges(&failure) => {
                     self.bridges = Some(false);
                     continue;
@@ -203,11 +219,39 @@ impl Table {
                 Err(failure)
                     if is_of_host_port(&failure)
                         && (failure.error.is(Errno::EXIST) || failure.error.is(Errno::BUSY)) => {}
+                Err(failure) if is_of_network(&failure) => {
+                    let now = self.compare_networks(entries)?;
+                    if now == networks {
+                        // Prefixes that belong to no network.
+                        return Err(Error::Missing { table: self.name.clone() });
+                    }
+                    networks = now;
+                    continue;
+                }
                 Err(failure) => return Err(self.explain(failure.error)),
             }
             (fresh, stale) = self.sort_ports(&ports)?;
         }
         Err(Error::Contended { what: format!("add to the table {}", self.name) })
+    }
+
+    /// Compares the networks of these entries with those in the table.
+    fn compare_networks(&mut self, entries: &Entries) -> Result<NetworkComparison> {
+        if entries.networks.is_empty() {
+            return Ok(NetworkComparison::default());
+        }
+        let present = self.prefixes()?;
+        entries.check_overlaps_with(&present)?;
+        let mut comparison = NetworkComparison::default();
+        for (name, network) in &entries.networks {
+            let there = present.get(name).map(|network| &network.prefixes);
+            comparison.have_other_prefixes |= there.is_some_and(|there| !there.is_subset(&network.prefixes));
+            let is_missing = |prefix: &&Prefix| there.is_none_or(|there| !there.contains(prefix));
+            comparison
+                .missing
+                .extend(network.prefixes.iter().filter(is_missing).map(|prefix| prefix_element(name, *prefix)));
+        }
+        Ok(comparison)
     }
 
     /// Sorts these ports into missing ones and those of another owner.
@@ -235,7 +279,6 @@ impl Table {
         match error {
             // The transaction refers only to the table and its sets.
             NetlinkError::Kernel { errno: Errno::NOENT, .. } => Error::Missing { table: self.name.clone() },
-            NetlinkError::Kernel { errno: Errno::NOTEMPTY | Errno::EXIST, what, .. } => Error::Overlap { what },
             other => other.into(),
         }
     }
@@ -402,6 +445,21 @@ fn variants(entries: &Entries) -> BTreeSet<Element> {
 
 /// The kernel's headers reserve it for internal use, but nfnetlink returns it for a stale generation.
 const ERESTART: i32 = 85;
+
+/// The networks of entries in comparison with those in the table.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct NetworkComparison {
+    /// The elements of prefixes that the table lacks, which no other network may have either.
+    missing: BTreeSet<Element>,
+    /// The table has further prefixes for one of the networks.
+    have_other_prefixes: bool,
+}
+
+/// Whether the kernel rejected a prefix that the table has or that overlaps with one.
+fn is_of_network(failure: &Failure) -> bool {
+    let is_of_prefixes = failure.label.as_ref().and_then(|label| label.set).is_some_and(Set::is_interval);
+    is_of_prefixes && (failure.error.is(Errno::EXIST) || failure.error.is(Errno::NOTEMPTY))
+}
 
 /// Whether the kernel rejected a host port.
 fn is_of_host_port(failure: &Failure) -> bool {

@@ -181,12 +181,22 @@ fn networks_do_not_overlap() {
     let mut table = space.table();
     table.ensure(&sample()).unwrap();
     let mut other = State::new();
-    for overlapping in ["10.1.3.0/24", "10.0.0.0/8", "fd00:1::/48"] {
-        let network = Network { prefixes: prefixes(&[overlapping]), masquerade: true };
+    // Without masquerading, `add` removes the elements for it: here, those of another network.
+    for (overlapping, masquerade) in [
+        ("10.1.3.0/24", true),
+        ("10.0.0.0/8", true),
+        ("fd00:1::/48", true),
+        ("10.1.0.0/16", true),
+        ("10.1.0.0/16", false),
+    ] {
+        let network = Network { prefixes: prefixes(&[overlapping]), masquerade };
         other.networks.insert("other".to_owned(), network);
         let error = table.add(&other).unwrap_err();
-        assert!(matches!(error, Error::Overlap { .. }), "{error}");
+        let names = format!("the subnet {overlapping} of network 'other' overlaps with ");
+        assert!(error.to_string().starts_with(&names), "{error}");
+        assert!(error.to_string().contains("', which pods use"), "{error}");
         assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(table.read().unwrap().unwrap().state, sample());
         // Removing absent entries succeeds.
         table.remove(&other).unwrap();
     }
