@@ -1,5 +1,5 @@
-//! The DNS resolver of gantryd: on the gateway address of each network it resolves the names of the pods on that
-//! network, and forwards all other queries to the name servers of the host.
+//! The DNS resolver of gantryd: on the gateway address of each network it resolves the names of the pods on the
+//! client's networks, and forwards all other queries to the name servers of the host.
 //!
 //! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). It is read-only: rows through a
 //! [`gantry_engine::Observer`] and the host's resolv.conf. Nothing depends on it: while it is not running, pods fall

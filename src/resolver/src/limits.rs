@@ -60,7 +60,7 @@ impl PodLoad {
     }
 }
 
-/// The limits. The address identifies a pod; see `Zone::pod_key`.
+/// The limits. The address identifies a pod; see `ClientNames::key`.
 #[derive(Debug)]
 pub(crate) struct Limits {
     forwards: Arc<Semaphore>,

@@ -9,7 +9,7 @@ use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, Query, Res
 use hickory_proto::rr::rdata::{A, AAAA, PTR};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
-use crate::names::{DOMAIN, NameLookup, Zone};
+use crate::names::{ClientNames, DOMAIN, NameLookup};
 
 /// Maximum length of a query in bytes.
 pub(crate) const MAX_QUERY: usize = 1232;
@@ -64,8 +64,8 @@ pub(crate) struct PodQuery<'a> {
     pub(crate) packet: &'a [u8],
     /// The transport.
     pub(crate) transport: Transport,
-    /// The zone of the client's network.
-    pub(crate) zone: &'a Zone,
+    /// The names for the client.
+    pub(crate) names: ClientNames<'a>,
     /// Whether it may be forwarded. Queries from this host may not: one could be our own, looping through a local
     /// server.
     pub(crate) forward: bool,
@@ -109,7 +109,7 @@ impl PodQuery<'_> {
         if query.query_class() != DNSClass::IN || zone_wide {
             return reply_with_code(&request, ResponseCode::Refused);
         }
-        match self.zone.look_up(query.name()) {
+        match self.names.look_up(query.name()) {
             NameLookup::Pod(addresses) => reply(&request, self.records(query, addresses), ResponseCode::NoError, limit),
             NameLookup::Domain => reply(&request, Vec::new(), ResponseCode::NoError, limit),
             NameLookup::NoSuchPod => reply(&request, Vec::new(), ResponseCode::NXDomain, limit),
@@ -135,11 +135,11 @@ impl PodQuery<'_> {
         records
     }
 
-    /// The reply to a query for the name of an address in the client's network, which no other server knows.
+    /// The reply to a query for the name of an address in the client's networks, which no other server knows.
     fn pointer(&self, query: &Query) -> Option<(Vec<Record>, ResponseCode)> {
         let address = arpa_address(query.name())?;
-        let Some(label) = self.zone.name_of(address) else {
-            return self.zone.covers(address).then_some((Vec::new(), ResponseCode::NXDomain));
+        let Some(label) = self.names.name_of(address) else {
+            return self.names.covers(address).then_some((Vec::new(), ResponseCode::NXDomain));
         };
         if query.query_type() != RecordType::PTR {
             return Some((Vec::new(), ResponseCode::NoError));

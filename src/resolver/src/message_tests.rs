@@ -4,19 +4,20 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::fixtures::{DB, WEB, ip, network, pod, query, texts};
-use crate::names::gateways;
+use crate::names::{Gateways, gateways};
 
 /// The names of a network with a `web` (both families), a `db` (IPv4 only), and both together as `all`.
-fn zone() -> Zone {
-    let gateways = gateways(&[
+fn names() -> Gateways {
+    gateways(&[
         pod(WEB, "web", &["all"], vec![network("n", &["10.1.0.2/24 via 10.1.0.1", "fd00:1::2/64 via fd00:1::1"])]),
         pod(DB, "db", &["all"], vec![network("n", &["10.1.0.3/24 via 10.1.0.1"])]),
-    ]);
-    gateways[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap().clone()
+    ])
 }
 
 fn step(packet: &[u8], transport: Transport, turn: usize) -> QueryAction {
-    PodQuery { packet, transport, zone: &zone(), forward: true, turn }.decide()
+    let gateways = names();
+    let names = gateways.names_for(ip("10.1.0.1"), ip("10.1.0.2")).unwrap();
+    PodQuery { packet, transport, names, forward: true, turn }.decide()
 }
 
 fn answer(step: QueryAction) -> Message {
@@ -124,12 +125,12 @@ fn oversized_replies_are_truncated_and_flagged() {
         .map(|n| pod(&n.to_string(), "many", &[], vec![network("n", &[&format!("10.1.0.{n}/24 via 10.1.0.1")])]))
         .collect();
     let gateways = gateways(&many);
-    let zone = gateways[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap();
+    let names = gateways.names_for(ip("10.1.0.1"), ip("10.1.0.2")).unwrap();
     for (payload, transport, cut) in
         [(None, Transport::Udp, true), (Some(1232), Transport::Udp, true), (None, Transport::Tcp, false)]
     {
         let packet = query("many.", RecordType::A, payload).to_vec().unwrap();
-        let step = PodQuery { packet: &packet, transport, zone, forward: true, turn: 3 }.decide();
+        let step = PodQuery { packet: &packet, transport, names, forward: true, turn: 3 }.decide();
         let QueryAction::Reply(reply) = step else { panic!() };
         let message = Message::from_vec(&reply).unwrap();
         assert_eq!(message.metadata.truncation, cut);
@@ -163,8 +164,9 @@ fn unsupported_queries_are_refused() {
 fn looped_queries_are_not_forwarded() {
     for (name, code) in [("example.com.", ResponseCode::Refused), ("web.", ResponseCode::NoError)] {
         let packet = query(name, RecordType::A, None).to_vec().unwrap();
-        let step =
-            PodQuery { packet: &packet, transport: Transport::Udp, zone: &zone(), forward: false, turn: 0 }.decide();
+        let gateways = names();
+        let names = gateways.names_for(ip("10.1.0.1"), ip("10.1.0.2")).unwrap();
+        let step = PodQuery { packet: &packet, transport: Transport::Udp, names, forward: false, turn: 0 }.decide();
         assert_eq!(answer(step).metadata.response_code, code);
     }
 }

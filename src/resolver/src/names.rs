@@ -2,16 +2,17 @@
 //!
 //! | query | reply |
 //! |---|---|
-//! | `HOSTNAME`, `APP`, `UUID`, `gantry-UUID`, alone or below [`DOMAIN`] | the addresses of the pods of that name on the client's network |
-//! | PTR for the address of a pod of that network | the pod's host name below [`DOMAIN`] |
+//! | `HOSTNAME`, `APP`, `UUID`, `gantry-UUID`, alone or below [`DOMAIN`] | the addresses of the pods of that name on one of the client's networks |
+//! | PTR for the address of a pod of these networks | the pod's host name below [`DOMAIN`] |
 //!
 //! Names are case-insensitive (RFC 4343). A name is one label: a pod called `example.com` does not shadow the domain.
-//! For a client, names of pods on other networks do not exist.
+//! The client is the pod that has the source address of the query. A name is looked up on the network of the query
+//! first, then on the pod's other networks in their order. For a client, names of pods on all other networks do not
+//! exist.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use gantry_engine::PodRow;
 use gantry_model::PodNetwork;
@@ -85,9 +86,21 @@ pub(crate) struct Zone {
     prefixes: Vec<(IpAddr, u8)>,
     names: HashMap<String, Vec<IpAddr>>,
     pointers: HashMap<IpAddr, String>,
-    /// The first address of the pod of each address: limits count all addresses of a pod together.
-    pod_keys: HashMap<IpAddr, IpAddr>,
+    /// The pod of each address.
+    clients: HashMap<IpAddr, Client>,
 }
+
+/// A pod as the source of queries on a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Client {
+    /// The pod's first address on the network: limits count all addresses of a pod together.
+    key: IpAddr,
+    /// The zones of the pod's other networks, in their order.
+    others: Vec<ZoneIndex>,
+}
+
+/// An index into [`Gateways::zones`].
+type ZoneIndex = usize;
 
 /// The result of looking up a name.
 #[derive(Debug, PartialEq, Eq)]
@@ -104,7 +117,7 @@ pub(crate) enum NameLookup<'a> {
 
 impl Zone {
     /// Looks up a name.
-    pub(crate) fn look_up(&self, name: &Name) -> NameLookup<'_> {
+    fn look_up(&self, name: &Name) -> NameLookup<'_> {
         let labels: Vec<&[u8]> = name.iter().collect();
         let (label, below) = match *labels.as_slice() {
             [label] => (label, false),
@@ -128,21 +141,17 @@ impl Zone {
     }
 
     /// The first label of the pod with this address.
-    pub(crate) fn name_of(&self, address: IpAddr) -> Option<&str> {
+    fn name_of(&self, address: IpAddr) -> Option<&str> {
         self.pointers.get(&address).map(String::as_str)
     }
 
-    /// The address under which limits count the queries from `client`: the first of its pod.
-    pub(crate) fn pod_key(&self, client: IpAddr) -> IpAddr {
-        self.pod_keys.get(&client).copied().unwrap_or(client)
-    }
-
     /// Whether an address is in one of the zone's subnets.
-    pub(crate) fn covers(&self, address: IpAddr) -> bool {
+    fn covers(&self, address: IpAddr) -> bool {
         self.prefixes.iter().any(|&(of, length)| contains(of, length, address))
     }
 
-    fn add(&mut self, pod: &Pod, network: &PodNetwork) {
+    /// Adds a pod whose other networks have the zones `others`.
+    fn add(&mut self, pod: &Pod, network: &PodNetwork, others: &[ZoneIndex]) {
         let labels = pod.labels();
         for address in &network.addresses {
             let prefix = (address.address, address.prefix);
@@ -150,7 +159,8 @@ impl Zone {
                 self.prefixes.push(prefix);
             }
             if let Some(first) = network.addresses.first() {
-                self.pod_keys.entry(address.address).or_insert(first.address);
+                let client = || Client { key: first.address, others: others.to_vec() };
+                self.clients.entry(address.address).or_insert_with(client);
             }
             if let Some(first) = labels.first() {
                 self.pointers.entry(address.address).or_insert_with(|| first.clone());
@@ -178,46 +188,126 @@ fn contains(of: IpAddr, length: u8, address: IpAddr) -> bool {
     }
 }
 
-/// The zones of a gateway address. Several networks share an address if they are configured with the same gateway.
+/// The zones of all networks, and those that each gateway address serves.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Gateway {
-    zones: Vec<Arc<Zone>>,
+pub(crate) struct Gateways {
+    zones: Vec<Zone>,
+    /// Several networks share an address if they are configured with the same gateway.
+    by_address: BTreeMap<IpAddr, Vec<ZoneIndex>>,
 }
 
-impl Gateway {
-    /// The zone of a client; `None`, and so no reply, if the client is in none of the networks or its network is
-    /// ambiguous.
-    pub(crate) fn zone_for(&self, client: IpAddr) -> Option<&Zone> {
-        let mut covering = self.zones.iter().filter(|zone| zone.covers(client));
-        match (covering.next(), covering.next()) {
-            (Some(only), None) => Some(only),
-            _ => self.zones.iter().find(|zone| zone.pointers.contains_key(&client)).map(AsRef::as_ref),
-        }
+impl Gateways {
+    /// The gateway addresses.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.by_address.keys().copied()
+    }
+
+    /// Whether this is a gateway address.
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        self.by_address.contains_key(&address)
+    }
+
+    /// The names for a client of the gateway address `at`; `None`, and so no reply, if the client is in none of the
+    /// networks of that address or its network is ambiguous.
+    pub(crate) fn names_for(&self, at: IpAddr, client: IpAddr) -> Option<ClientNames<'_>> {
+        let zones = || self.by_address.get(&at).into_iter().flatten().filter_map(|&index| self.zones.get(index));
+        let mut covering = zones().filter(|zone| zone.covers(client));
+        let own = match (covering.next(), covering.next()) {
+            (Some(only), None) => only,
+            _ => zones().find(|zone| zone.pointers.contains_key(&client))?,
+        };
+        let (key, others) = own.clients.get(&client).map_or((client, &[][..]), |pod| (pod.key, &pod.others));
+        Some(ClientNames { own, zones: &self.zones, others, key })
+    }
+
+    /// Moves all gateways to one address, which may be a loopback address.
+    #[cfg(test)]
+    pub(crate) fn moved_to(mut self, address: IpAddr) -> Self {
+        let all = std::mem::take(&mut self.by_address).into_values().flatten().collect();
+        self.by_address.insert(address, all);
+        self
+    }
+
+    /// The same zones at another address too.
+    #[cfg(test)]
+    pub(crate) fn with_another(&self, address: IpAddr) -> Self {
+        let mut gateways = self.clone();
+        gateways.by_address.insert(address, self.by_address.values().flatten().copied().collect());
+        gateways
     }
 }
 
-/// Zones by gateway address.
-pub(crate) type Gateways = BTreeMap<IpAddr, Gateway>;
+/// The names for one client: those of the network of its query, and those of its pod's other networks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClientNames<'a> {
+    own: &'a Zone,
+    zones: &'a [Zone],
+    others: &'a [ZoneIndex],
+    key: IpAddr,
+}
+
+impl<'a> ClientNames<'a> {
+    /// Looks up a name. The first network that has it decides, so that the addresses of a reply are of one network.
+    pub(crate) fn look_up(&self, name: &Name) -> NameLookup<'a> {
+        match self.own.look_up(name) {
+            absent @ (NameLookup::NoSuchPod | NameLookup::Foreign) => {
+                let mut others = self.others().map(|zone| zone.look_up(name));
+                others.find(|found| matches!(found, NameLookup::Pod(_))).unwrap_or(absent)
+            }
+            found @ (NameLookup::Pod(_) | NameLookup::Domain) => found,
+        }
+    }
+
+    /// The first label of the pod with this address.
+    pub(crate) fn name_of(&self, address: IpAddr) -> Option<&'a str> {
+        self.own.name_of(address).or_else(|| self.others().find_map(|zone| zone.name_of(address)))
+    }
+
+    /// Whether an address is in a subnet of one of the networks.
+    pub(crate) fn covers(&self, address: IpAddr) -> bool {
+        self.own.covers(address) || self.others().any(|zone| zone.covers(address))
+    }
+
+    /// The address under which limits count the client's queries: the first of its pod on the network of the query.
+    pub(crate) fn key(&self) -> IpAddr {
+        self.key
+    }
+
+    fn others(&self) -> impl Iterator<Item = &'a Zone> + use<'a> {
+        let zones = self.zones;
+        self.others.iter().filter_map(move |&index| zones.get(index))
+    }
+}
 
 /// Collects the gateways of the networks of these pods.
 pub(crate) fn gateways(pods: &[Pod]) -> Gateways {
-    let mut zones: BTreeMap<&str, Zone> = BTreeMap::new();
-    let mut gateways: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
-    for (pod, network) in pods.iter().flat_map(|pod| pod.networks.iter().map(move |network| (pod, network))) {
-        zones.entry(&network.name).or_default().add(pod, network);
-        for gateway in
-            network.addresses.iter().filter_map(|address| address.gateway).filter(|it| is_usable_gateway(*it))
-        {
-            let names = gateways.entry(gateway).or_default();
-            if !names.contains(&network.name.as_str()) {
-                names.push(&network.name);
+    let mut indices: HashMap<&str, ZoneIndex> = HashMap::new();
+    let mut gateways = Gateways::default();
+    for pod in pods {
+        let own: Vec<ZoneIndex> = pod
+            .networks
+            .iter()
+            .map(|network| {
+                let next = indices.len();
+                *indices.entry(&network.name).or_insert(next)
+            })
+            .collect();
+        gateways.zones.resize_with(indices.len(), Zone::default);
+        for (network, &index) in pod.networks.iter().zip(&own) {
+            let others: Vec<ZoneIndex> = own.iter().copied().filter(|other| *other != index).collect();
+            if let Some(zone) = gateways.zones.get_mut(index) {
+                zone.add(pod, network, &others);
+            }
+            let addresses = network.addresses.iter().filter_map(|address| address.gateway);
+            for gateway in addresses.filter(|it| is_usable_gateway(*it)) {
+                let served = gateways.by_address.entry(gateway).or_default();
+                if !served.contains(&index) {
+                    served.push(index);
+                }
             }
         }
     }
-    let zones: BTreeMap<&str, Arc<Zone>> = zones.into_iter().map(|(name, zone)| (name, Arc::new(zone))).collect();
-    let place =
-        |names: Vec<&str>| Gateway { zones: names.iter().filter_map(|name| zones.get(name).cloned()).collect() };
-    gateways.into_iter().map(|(gateway, names)| (gateway, place(names))).collect()
+    gateways
 }
 
 /// Whether the resolver may listen on an address. A CNI plugin may report any address as the gateway: addresses that

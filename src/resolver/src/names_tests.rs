@@ -26,10 +26,10 @@ fn two_networks() -> Gateways {
 #[test]
 fn a_zone_lists_names_of_its_network() {
     let gateways = two_networks();
-    let all: Vec<String> = gateways.keys().map(ToString::to_string).collect();
+    let all: Vec<String> = gateways.addresses().map(|it| it.to_string()).collect();
     assert_eq!(all, ["10.1.0.1", "10.2.0.1", "fd00:1::1"]);
-    let front = gateways[&ip("10.1.0.1")].zone_for(ip("10.1.0.2")).unwrap();
-    let back = gateways[&ip("10.2.0.1")].zone_for(ip("10.2.0.200")).unwrap();
+    let front = gateways.names_for(ip("10.1.0.1"), ip("10.1.0.77")).unwrap();
+    let back = gateways.names_for(ip("10.2.0.1"), ip("10.2.0.200")).unwrap();
     let both = [ip("10.1.0.2"), ip("fd00:1::2")];
     for asked in ["web.", "WEB.", "nginx.", "web.gantry.internal.", "Nginx.GANTRY.Internal.", &format!("{WEB}.")] {
         assert_eq!(front.look_up(&name(asked)), NameLookup::Pod(&both), "{asked}");
@@ -38,13 +38,38 @@ fn a_zone_lists_names_of_its_network() {
     assert_eq!(back.look_up(&name("web.")), NameLookup::Pod(&[ip("10.2.0.2")]));
     assert_eq!(back.look_up(&name("log.")), NameLookup::Pod(&[ip("10.2.0.2"), ip("10.2.0.3")]));
     assert_eq!(back.name_of(ip("10.2.0.3")), Some("db"));
-    let counted = [front.pod_key(ip("10.1.0.2")), front.pod_key(ip("fd00:1::2"))];
-    assert_eq!(counted, [ip("10.1.0.2"); 2], "the addresses of a pod share");
-    assert_eq!(front.pod_key(ip("10.1.0.77")), ip("10.1.0.77"), "an address of no pod is its own");
+    let key = |client: &str| gateways.names_for(ip("10.1.0.1"), ip(client)).unwrap().key();
+    assert_eq!([key("10.1.0.2"), key("fd00:1::2")], [ip("10.1.0.2"); 2], "the addresses of a pod share");
+    assert_eq!(key("10.1.0.77"), ip("10.1.0.77"), "an address of no pod is its own");
     // Pods of other networks are treated as absent.
     assert_eq!(front.look_up(&name("db.")), NameLookup::Foreign);
     assert_eq!(front.look_up(&name("db.gantry.internal.")), NameLookup::NoSuchPod);
     assert_eq!(front.name_of(ip("10.2.0.3")), None);
+}
+
+#[test]
+fn names_of_all_networks_of_a_pod_resolve() {
+    let on = |name: &str, text: &str| network(name, &[text]);
+    let gateways = gateways(&[
+        pod(WEB, "web", &[], vec![on("a", "10.1.0.2/24 via 10.1.0.1"), on("b", "10.2.0.2/24 via 10.2.0.1")]),
+        pod(DB, "db", &["log"], vec![on("b", "10.2.0.3/24 via 10.2.0.1")]),
+        pod("3", "cache", &["log"], vec![on("a", "10.1.0.4/24 via 10.1.0.1")]),
+        pod("4", "far", &[], vec![on("c", "10.3.0.2/24 via 10.3.0.1")]),
+    ]);
+    let at = |gateway: &str, client: &str| gateways.names_for(ip(gateway), ip(client)).unwrap();
+    let a = at("10.1.0.1", "10.1.0.2");
+    for asked in ["db.", "db.gantry.internal."] {
+        assert_eq!(a.look_up(&name(asked)), NameLookup::Pod(&[ip("10.2.0.3")]), "{asked}");
+    }
+    assert_eq!((a.name_of(ip("10.2.0.3")), a.covers(ip("10.2.0.9"))), (Some("db"), true));
+    // The network of the query comes first.
+    assert_eq!(a.look_up(&name("log.")), NameLookup::Pod(&[ip("10.1.0.4")]));
+    assert_eq!(at("10.2.0.1", "10.2.0.2").look_up(&name("log.")), NameLookup::Pod(&[ip("10.2.0.3")]));
+    // Neither a network that the pod is not on, nor a pod that is on one network only.
+    assert_eq!((a.look_up(&name("far.")), a.covers(ip("10.3.0.2"))), (NameLookup::Foreign, false));
+    let cache = at("10.1.0.1", "10.1.0.4");
+    assert_eq!((cache.look_up(&name("db.")), cache.name_of(ip("10.2.0.3"))), (NameLookup::Foreign, None));
+    assert_eq!(at("10.1.0.1", "10.1.0.77").look_up(&name("db.gantry.internal.")), NameLookup::NoSuchPod);
 }
 
 #[test]
@@ -80,7 +105,8 @@ fn unsuitable_host_names_get_no_record() {
 fn only_unicast_gateways_get_a_server() {
     let listened = |gateway: &str| {
         let length = if gateway.contains(':') { "fd00::2/64" } else { "10.0.0.2/24" };
-        !gateways(&[pod(WEB, "web", &[], vec![network("n", &[&format!("{length} via {gateway}")])])]).is_empty()
+        let pods = [pod(WEB, "web", &[], vec![network("n", &[&format!("{length} via {gateway}")])])];
+        gateways(&pods).addresses().any(|_| true)
     };
     for gateway in ["10.0.0.1", "192.168.1.1", "203.0.113.1", "fd00::1", "2001:db8::1"] {
         assert!(listened(gateway), "{gateway}");
@@ -99,18 +125,18 @@ fn only_unicast_gateways_get_a_server() {
     ] {
         assert!(!listened(gateway), "{gateway}");
     }
-    assert!(gateways(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24"])])]).is_empty());
+    assert!(!gateways(&[pod(WEB, "web", &[], vec![network("n", &["10.0.0.2/24"])])]).addresses().any(|_| true));
 }
 
 #[test]
 fn zones_serve_only_clients_of_their_network() {
     let gateways = two_networks();
-    let front = &gateways[&ip("10.1.0.1")];
+    let served = |client: &str| gateways.names_for(ip("10.1.0.1"), ip(client)).is_some();
     for client in ["10.1.0.2", "10.1.0.77", "10.1.0.1", "fd00:1::9"] {
-        assert!(front.zone_for(ip(client)).is_some(), "{client}");
+        assert!(served(client), "{client}");
     }
     for client in ["10.2.0.2", "10.1.1.1", "127.0.0.1", "fd00:2::2", "::ffff:10.1.0.2"] {
-        assert!(front.zone_for(ip(client)).is_none(), "{client}");
+        assert!(!served(client), "{client}");
     }
 }
 
@@ -121,10 +147,10 @@ fn networks_with_the_same_gateway_are_not_mixed() {
         pod(WEB, "web", &[], vec![same("one", "10.0.0.2")]),
         pod(DB, "db", &[], vec![same("two", "10.0.0.3")]),
     ]);
-    let place = &gateways[&ip("10.0.0.1")];
-    assert_eq!(place.zone_for(ip("10.0.0.2")).unwrap().look_up(&name("db.")), NameLookup::Foreign);
-    assert_eq!(place.zone_for(ip("10.0.0.3")).unwrap().look_up(&name("db.")), NameLookup::Pod(&[ip("10.0.0.3")]));
-    assert!(place.zone_for(ip("10.0.0.4")).is_none(), "the network of this client is ambiguous");
+    let of = |client: &str| gateways.names_for(ip("10.0.0.1"), ip(client));
+    assert_eq!(of("10.0.0.2").unwrap().look_up(&name("db.")), NameLookup::Foreign);
+    assert_eq!(of("10.0.0.3").unwrap().look_up(&name("db.")), NameLookup::Pod(&[ip("10.0.0.3")]));
+    assert!(of("10.0.0.4").is_none(), "the network of this client is ambiguous");
 }
 
 #[test]
@@ -136,11 +162,11 @@ fn addresses_per_name_are_limited() {
         })
         .collect();
     let gateways = gateways(&many);
-    let zone = gateways[&ip("10.0.0.1")].zone_for(ip("10.0.0.9")).unwrap();
-    assert!(matches!(zone.look_up(&name("same.")), NameLookup::Pod(all) if all.len() == MAX_ADDRESSES));
-    assert_eq!(zone.prefixes.len(), 1);
+    let names = gateways.names_for(ip("10.0.0.1"), ip("10.0.0.9")).unwrap();
+    assert!(matches!(names.look_up(&name("same.")), NameLookup::Pod(all) if all.len() == MAX_ADDRESSES));
+    assert_eq!(gateways.zones[0].prefixes.len(), 1);
     // Each pod still has its own name.
-    assert!(matches!(zone.look_up(&name("gantry-599.")), NameLookup::Pod([_])));
+    assert!(matches!(names.look_up(&name("gantry-599.")), NameLookup::Pod([_])));
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn only_changes_are_published() {
         (Some(running()), None, false),
         (None, Some(vec![server]), true),
         (Some(running()), Some(vec![server]), false),
-        (Some(Gateways::new()), None, true),
+        (Some(Gateways::default()), None, true),
     ] {
         follower.publish(gateways, servers);
         assert_eq!(state.has_changed().unwrap(), want);

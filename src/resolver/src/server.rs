@@ -38,7 +38,7 @@ const BACKLOG: u32 = 128;
 /// The state that the server works from; replaced as a whole when it changes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResolverState {
-    /// The zones by gateway address.
+    /// The names by gateway address and client.
     pub(crate) gateways: Arc<Gateways>,
     /// The name servers of the host.
     pub(crate) servers: Vec<SocketAddr>,
@@ -75,16 +75,16 @@ impl Shared {
         loop {
             let wanted = Arc::clone(&state.borrow_and_update().gateways);
             // Dropping a set closes its sockets and cancels its tasks.
-            open.retain(|address, _| wanted.contains_key(address));
-            said.retain(|address| wanted.contains_key(address));
-            for &address in wanted.keys() {
+            open.retain(|address, _| wanted.contains(*address));
+            said.retain(|address| wanted.contains(*address));
+            for address in wanted.addresses() {
                 if !open.contains_key(&address)
                     && let Some(sockets) = self.open(address, &mut said)
                 {
                     open.insert(address, sockets);
                 }
             }
-            let missing = open.len() < wanted.len();
+            let missing = wanted.addresses().any(|address| !open.contains_key(&address));
             tokio::select! {
                 changed = state.changed() => if changed.is_err() { break },
                 () = sleep(BIND_RETRY_INTERVAL), if missing => {}
@@ -127,29 +127,28 @@ impl Shared {
     /// Decides how to handle a query from `client` received on address `at`.
     fn decide(&self, at: IpAddr, client: IpAddr, packet: &[u8], transport: Transport) -> QueryAction {
         let state = Arc::clone(&self.state.borrow());
-        let Some(zone) = state.gateways.get(&at).and_then(|place| place.zone_for(client)) else {
+        let Some(names) = state.gateways.names_for(at, client) else {
             return QueryAction::Drop;
         };
-        if !self.limits.admits_query(zone.pod_key(client), Instant::now()) {
+        if !self.limits.admits_query(names.key(), Instant::now()) {
             return QueryAction::Drop;
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         // A source address of this resolver is this host, possibly a local server that forwards to the resolver.
-        let forward = !state.gateways.contains_key(&client);
-        PodQuery { packet, transport, zone, forward, turn }.decide()
+        let forward = !state.gateways.contains(client);
+        PodQuery { packet, transport, names, forward, turn }.decide()
     }
 
     /// The pod that the limits count a client as.
     fn pod_key(&self, at: IpAddr, client: IpAddr) -> IpAddr {
         let state = self.state.borrow();
-        let zone = state.gateways.get(&at).and_then(|place| place.zone_for(client));
-        zone.map_or(client, |zone| zone.pod_key(client))
+        state.gateways.names_for(at, client).map_or(client, |names| names.key())
     }
 
     /// Forwards a query to the servers of the host, never to ourselves.
     async fn forward(&self, forward: &ForwardedQuery) -> Option<Vec<u8>> {
         let state = Arc::clone(&self.state.borrow());
-        let others = state.servers.iter().filter(|server| !state.gateways.contains_key(&server.ip()));
+        let others = state.servers.iter().filter(|server| !state.gateways.contains(server.ip()));
         let servers: Vec<SocketAddr> = others.copied().collect();
         forward::forward_query(&servers, &self.silent, forward).await
     }
@@ -202,8 +201,7 @@ impl Shared {
                 sleep(ERROR_BACKOFF).await;
                 continue;
             };
-            let covered =
-                self.state.borrow().gateways.get(&at).is_some_and(|place| place.zone_for(from.ip()).is_some());
+            let covered = self.state.borrow().gateways.names_for(at, from.ip()).is_some();
             if !covered {
                 continue;
             }

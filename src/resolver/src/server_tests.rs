@@ -33,7 +33,7 @@ struct Server {
 fn names(address: IpAddr) -> Arc<Gateways> {
     // No gateway can be a loopback address: computed for another one, then moved.
     let pods = [pod(WEB, "web", &[], vec![network("n", &[&format!("{POD}/24 via 10.0.0.1")])])];
-    Arc::new(gateways(&pods).into_values().map(|place| (address, place)).collect())
+    Arc::new(gateways(&pods).moved_to(address))
 }
 
 impl Server {
@@ -208,7 +208,7 @@ fn names_follow_changes_of_pods() {
     let asked = query("web.gantry.internal.", RecordType::A, None);
     assert_eq!(texts(&server.ask(&asked)), [POD]);
     let other = pod(DB, "db", &[], vec![network("n", &[&format!("{POD}/24 via 10.0.0.1")])]);
-    let gateways: Gateways = gateways(&[other]).into_values().map(|place| (server.address.ip(), place)).collect();
+    let gateways = gateways(&[other]).moved_to(server.address.ip());
     server.state.send_replace(Arc::new(ResolverState { gateways: Arc::new(gateways), servers: Vec::new() }));
     assert_eq!(server.ask(&asked).metadata.response_code, ResponseCode::NXDomain);
     // The last pod has ended: the sockets are closed.
@@ -424,8 +424,7 @@ fn missing_addresses_are_bound_once_they_appear() {
     // An address for documentation, which no host has.
     let server = Server::start_at("192.0.2.77:5353".parse().unwrap(), &[]);
     let there = free_address();
-    let mut gateways = (*names(ip("192.0.2.77"))).clone();
-    gateways.extend((*names(there.ip())).clone());
+    let gateways = names(ip("192.0.2.77")).with_another(there.ip());
     server.state.send_replace(Arc::new(ResolverState { gateways: Arc::new(gateways), servers: Vec::new() }));
     assert_eq!(server.note(), format!("resolving names of pods on {}", there.ip()));
     server.end();
