@@ -108,12 +108,32 @@ fn archives_replace_names_only_when_allowed() {
             assert!(out.stderr.contains("docker.io/library/alpine:3 was moved from image"), "{from}: {out}");
         }
     }
-    // A name derived from the file's name follows the file.
-    let layout = g.layout("again", &good);
-    g.run(&["fetch", &layout]).succeeded();
+}
+
+#[test]
+fn names_of_files_are_not_taken_silently() {
+    let g = Gantry::new();
+    let (one, two) = (tiny("one").build().unwrap(), tiny("two").build().unwrap());
+    let names = |id: &str| g.json(&["image", "inspect", id])[0]["names"].clone();
+    let layout = g.layout("again", &one);
+    let first = g.run(&["fetch", &layout]).ok().text().to_owned();
+    let given = names(&first);
+    assert_eq!(given.as_array().map(Vec::len), Some(1), "{given}");
     std::fs::remove_dir_all(g.scratch().join("again")).unwrap();
-    let layout = g.layout("again", &evil);
-    g.run(&["fetch", &layout]).succeeded();
+    let layout = g.layout("again", &two);
+    let out = g.run(&["fetch", "--quiet", &layout]).ok();
+    let second = out.text().to_owned();
+    assert!(out.stderr.contains(given[0].as_str().unwrap()) && out.stderr.contains("--force"), "{out}");
+    assert_eq!((names(&first), names(&second)), (given.clone(), json!([])));
+    let out = g.run(&["fetch", "--force", &layout]).ok();
+    assert!(out.stderr.contains("was moved from image"), "{out}");
+    assert_eq!((names(&first), names(&second)), (json!([]), given));
+    // A name that no image can have is reported, and the archive's file gives one.
+    let archive = g.scratch().join("backup.tar");
+    gantry_fixtures::write_docker_archive(&archive, &tiny("three").build().unwrap(), "Upper/X:1").unwrap();
+    let out = g.run(&["image", "load", "--input", &archive.display().to_string()]).ok();
+    assert!(out.stderr.contains("'Upper/X:1' is not valid"), "{out}");
+    assert_eq!(names(out.text()), json!(["backup:latest"]));
 }
 
 /// Every file below a directory.
@@ -151,6 +171,7 @@ fn inconsistent_images_are_rejected() {
         ("a layer larger than its blob", edited(|m| m["layers"][0]["size"] = json!(1_000_000))),
         ("a layer smaller than its blob", edited(|m| m["layers"][0]["size"] = json!(1))),
         ("no layers", edited(|m| m["layers"] = json!([]))),
+        ("no diff_ids", tiny("x").edit_config(|config| config["rootfs"]["diff_ids"] = json!([])).build().unwrap()),
         ("a layer twice", edited(|m| m["layers"] = json!([m["layers"][0], m["layers"][0]]))),
         ("a strange digest", edited(|m| m["layers"][0]["digest"] = json!("md5:0123"))),
         ("a digest with a path", edited(|m| m["layers"][0]["digest"] = json!("sha256:../../../../etc/passwd"))),

@@ -145,6 +145,7 @@ fn archives_are_streams() {
     let listed = Command::new("tar").arg("-tvf").arg(dir.join("archive.tar")).output().unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     assert!(listed.contains("1000/50") && listed.contains(" data/owned"), "{listed}");
+    assert!(listed.contains(" data/\n") && !listed.contains("data//"), "{listed}");
     let other = g.detached(&[], &["sleep", "forever"]);
     let input = fs::File::open(dir.join("archive.tar")).unwrap();
     let mut command = g.command(&["cp", "-a", "-", &format!("{other}:/tmp")]);

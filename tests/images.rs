@@ -377,15 +377,45 @@ fn foreign_platforms_are_fetched_but_not_run() {
     assert_eq!(g.run(&["fetch", "--platform=linux/sparc64", &name]).ok().text(), other.id());
     let out = g.run(&["run", "--net=none", "--pull=never", &name]).exits(FAILED);
     let _ = out.stderr_contains(&["is for linux/sparc64", "this host runs linux/amd64", "qemu-user-static"]);
-    let out = g.run(&["run", "--net=none", "--platform=linux/sparc64", &name]).exits(FAILED);
-    let _ = out.stderr_contains(&["is for linux/sparc64"]);
-    let out =
-        g.run(&["run", "--rm", "--net=none", "--platform=linux/amd64", "--pull=update", &name, "--", "args", "here"]);
-    assert_eq!(out.ok().stdout, "[\"here\"]\n");
+    // A platform that is given is fetched if the image in the store is for another one.
+    let run = |flags: &[&str]| {
+        g.run(&[&["run", "--rm", "--net=none"], flags, &[name.as_str(), "--", "args", "here"]].concat())
+    };
+    assert_eq!(run(&["--platform=linux/amd64"]).ok().stdout, "[\"here\"]\n");
+    // The name stays with the image that runs.
+    let _ = run(&["--platform=linux/sparc64"]).exits(FAILED).stderr_contains(&["is for linux/sparc64"]);
+    assert_eq!(run(&[]).ok().stdout, "[\"here\"]\n");
     let _ =
         g.run(&["run", "--net=none", "--platform=linux/mips", &name]).exits(FAILED).stderr_contains(&["linux/mips"]);
     let _ = g.run(&["fetch", "--platform=nonsense/", &name]).exits(FAILED).stderr_contains(&["is not a platform"]);
     assert!(g.list().is_empty(), "a pod was left of an image that does not run");
+}
+
+#[test]
+fn the_root_has_the_attributes_of_the_image() {
+    let g = Gantry::new();
+    let empty = ["dev", "proc", "sys", "etc"].iter().fold(Layer::new(), |layer, name| layer.dir(name, 0o755));
+    let image = Image::builder()
+        .layer(Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755))
+        .layer(empty.owner(1000, 50).mtime(1_600_000_000).xattr("user.note", b"of the image").dir("./", 0o1775))
+        // Without an entry for its root.
+        .layer(Layer::new().file("etc/more", "x", 0o644))
+        .entrypoint(&["/bin/app"])
+        .build()
+        .unwrap();
+    g.import("rooted", &image);
+    for flags in [&[][..], &["--userns=300000"]] {
+        let words = [&["run", "--rm", "--net=none"], flags, &["rooted", "--", "stat", "/"]].concat();
+        let out = g.run(&words).ok();
+        assert!(out.stdout.starts_with("dir 1775 1000 50 "), "{flags:?}: {out}");
+    }
+    // A copy into a pod that was never started makes the writable layer.
+    let pod = pod_id(&g.run(&["prepare", "--net=none", "rooted", "--", "stat", "/"]).ok());
+    let file = g.scratch().join("note");
+    std::fs::write(&file, "text").unwrap();
+    g.run(&["cp", &file.display().to_string(), &format!("{pod}:/etc/note")]).succeeded();
+    let out = g.run(&["run-prepared", &pod]).ok();
+    assert!(out.stdout.starts_with("dir 1775 1000 50 "), "{out}");
 }
 
 #[test]

@@ -77,6 +77,14 @@ fn images_run_by_tag_and_digest() {
         let path = format!("/v2/team/fixture/blobs/{}", gantry_fixtures::digest(&layer.blob));
         assert_eq!(registry.gets(&path), 1, "a present layer was fetched again");
     }
+    // Content of one repository is no answer for another one.
+    let elsewhere = format!("docker://{host}/team/other@{}", image.id());
+    let _ = g.run(&["fetch", &elsewhere]).exits(FAILED).stderr_contains(&["team/other"]);
+    let _ = g.run(&["run", "--net=none", "--pull=never", &elsewhere]).exits(FAILED).stderr_contains(&["team/other"]);
+    registry.push(&oci(&g, "again", &image), "team/other:v2");
+    assert_eq!(g.run(&["fetch", &elsewhere]).ok().text(), image.id());
+    let names = [&by_tag, elsewhere.trim_start_matches("docker://")].map(|name| serde_json::json!(name));
+    assert_eq!(images(&g)[0]["names"], serde_json::json!(names));
     // Another gantry with an empty store.
     let fresh = Gantry::new();
     let out = fresh.run(&["run", "--net=none", &by_tag, "--", "cat", "/lower/kept"]).ok();

@@ -7,8 +7,10 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Seek as _, Write as _};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use gantry_contract::plan::App;
+use gantry_host::attributes::copy_directory_attributes;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::spec;
@@ -28,17 +30,13 @@ const MAX_OPTIONS: usize = 4095;
 /// cannot be opened, only those that gantry makes in /dev.
 pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<OwnedFd> {
     let name = &app.name;
-    for dir in ["", "upper", "work"] {
-        let path = format!("/pod/apps/{name}/{dir}");
-        make_dir(&path, 0o755).attempt(|| format!("cannot make {path}"))?;
-    }
+    let lower = layers_option(&app.layers)?;
+    make_writable_layer(app, user)?;
     for dir in [format!("/bundles/{name}"), root_path(name)] {
         // Root of a user namespace must reach them.
         make_dir(&dir, if user.is_some() { 0o711 } else { 0o700 }).attempt(|| format!("cannot make {dir}"))?;
     }
-    let lower = layers_option(&app.layers)?;
-    let pod_dir = if user.is_some() { "mapped" } else { "pod" };
-    let own = format!("../{pod_dir}/apps/{name}");
+    let own = format!("../{}/apps/{name}", mapped_pod_dir(user));
     remove_volatile_mark(name)?;
     let durability = if goes_with_pod()? { ",volatile" } else { "" };
     let options = format!("{lower},upperdir={own}/upper,workdir={own}/work{durability}");
@@ -60,6 +58,34 @@ pub(crate) fn mount_root(app: &App, user: Option<&UserNamespace>) -> Result<Owne
     mounted.attempt(|| "cannot mount the app's root (overlayfs over the pod directory)")?;
     rustix::fs::open(root_path(name), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .attempt(|| "cannot open the app's root")
+}
+
+/// The pod directory on the mount that has the ids of the pod.
+fn mapped_pod_dir(user: Option<&UserNamespace>) -> &'static str {
+    if user.is_some() { "mapped" } else { "pod" }
+}
+
+/// Makes the directories of an app's writable layer, unless an earlier start or a copy has made them. The root of the
+/// overlay has the attributes of the writable layer, which are therefore those of the image's topmost layer: it has
+/// those of the layer below if its archive does not set them.
+fn make_writable_layer(app: &App, user: Option<&UserNamespace>) -> Result<()> {
+    let dir = format!("/pod/apps/{}", app.name);
+    let [upper, work] = ["upper", "work"].map(|name| format!("{dir}/{name}"));
+    for path in [&dir, &upper] {
+        make_dir(path, 0o755).attempt(|| format!("cannot make {path}"))?;
+    }
+    // Last: it shows that the attributes are complete.
+    match rustix::fs::access(&work, Access::EXISTS) {
+        Ok(()) => return Ok(()),
+        Err(Errno::NOENT) => {}
+        Err(error) => return Err(error).attempt(|| format!("cannot examine {work}")),
+    }
+    if let Some(top) = app.layers.first() {
+        let mapped = format!("/{}/apps/{}/upper", mapped_pod_dir(user), app.name);
+        copy_directory_attributes(Path::new(&format!("/trees/{top}")), Path::new(&mapped))
+            .attempt(|| "cannot give the app's root the attributes of the image's")?;
+    }
+    make_dir(&work, 0o755).attempt(|| format!("cannot make {work}"))
 }
 
 /// Whether the writable layer is removed with the end of the pod, so that nothing of it has to be durable. Otherwise

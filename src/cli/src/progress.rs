@@ -56,7 +56,14 @@ impl Progress for ProgressDisplay {
 }
 
 fn is_warning(note: &Note) -> bool {
-    matches!(note, Note::Offline { .. } | Note::NameMoved { .. } | Note::MirrorFailed { .. })
+    matches!(
+        note,
+        Note::Offline { .. }
+            | Note::NameMoved { .. }
+            | Note::NameTaken { .. }
+            | Note::NameInvalid { .. }
+            | Note::MirrorFailed { .. }
+    )
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -92,6 +99,16 @@ fn sentence(note: &Note) -> Option<String> {
         }
         Note::Offline { name, why } => format!("warning: {}; using the stored image {}", shown(why), shown(name)),
         Note::NameMoved { name, from } => format!("{} was moved from image {}", shown(name), from.short()),
+        Note::NameTaken { name, image, owner } => format!(
+            "warning: image {} does not get the name {}, which another image has, {}: 'gantry image tag' gives it \
+             another name, 'gantry fetch --force' this one",
+            image.short(),
+            shown(name),
+            owner.short()
+        ),
+        Note::NameInvalid { name } => {
+            format!("warning: the archive's name '{}' is not valid for an image and is left out", shown(name))
+        }
         Note::VolumeIgnored { path } => {
             format!("ignoring the image's volume {}: it would hide files that gantry provides there", shown(path))
         }

@@ -4,7 +4,7 @@
 //! ```toml
 //! # /etc/gantry/config.toml
 //! dir = "/var/lib/gantry"
-//! default-registry = "docker.io"   # completes short names such as alpine; none by default
+//! default-registry = "docker.io"   # HOST[:PORT][/PATH], completes short names such as alpine; none by default
 //! cgroup-parent = "/gantry"
 //! stop-grace = "10s"
 //! gc-interval = "1m"               # gantryd: how often garbage is collected
@@ -59,6 +59,7 @@ use gantry_contract::plan::LogLimits;
 use gantry_host::file::read_text;
 use gantry_model::cgroup::CgroupManager;
 use gantry_model::id::shown;
+use gantry_model::image_ref::DefaultRegistry;
 use gantry_model::{ErrorKind, quantity};
 use serde::Deserialize;
 
@@ -255,12 +256,10 @@ impl Settings {
             }
             None => File::default(),
         };
-        let registry = match environment("GANTRY_DEFAULT_REGISTRY") {
-            Some(text) => Some(text.into_string().map_err(|_| not_text("GANTRY_DEFAULT_REGISTRY"))?),
-            None => file.default_registry.clone(),
-        };
+        let registry = default_registry(environment("GANTRY_DEFAULT_REGISTRY"))?;
         let dir = dir.map(Path::to_owned).or_else(|| environment("GANTRY_DIR").map(PathBuf::from));
-        let dir = dir.or(file.dir.clone()).unwrap_or_else(|| DEFAULT_DIR.into());
+        let of_file = dir_of_file(&file).map_err(|why| content_error(&path, &why))?;
+        let dir = dir.or(of_file).unwrap_or_else(|| DEFAULT_DIR.into());
         let dir = std::path::absolute(&dir).map_err(|source| {
             let text = format!("cannot use data directory {}", dir.display());
             EngineError::new(ErrorKind::of_io(&source), text).caused_by(source)
@@ -282,10 +281,30 @@ impl Settings {
             sample_interval: DEFAULT_SAMPLE_INTERVAL,
             config,
         };
-        settings.options.fetch.default_registry = registry;
         apply(file, &mut settings).map_err(|why| content_error(&path, &why))?;
+        let of_file = settings.options.fetch.default_registry.take();
+        settings.options.fetch.default_registry = registry.or(of_file);
         Ok(settings)
     }
+}
+
+/// The data directory that the file names. A relative one would be another in each working directory.
+fn dir_of_file(file: &File) -> Result<Option<PathBuf>, String> {
+    match &file.dir {
+        Some(dir) if !dir.is_absolute() => {
+            Err(format!("dir: '{}' is not an absolute path", shown(&dir.display().to_string())))
+        }
+        dir => Ok(dir.clone()),
+    }
+}
+
+/// The registry that the environment variable names.
+fn default_registry(variable: Option<OsString>) -> Result<Option<DefaultRegistry>, EngineError> {
+    const NAME: &str = "GANTRY_DEFAULT_REGISTRY";
+    let Some(text) = variable else { return Ok(None) };
+    let text = text.into_string().map_err(|_| EngineError::new(ErrorKind::Invalid, format!("{NAME} is not UTF-8")))?;
+    let registry = text.parse().map_err(|error| EngineError::new(ErrorKind::Invalid, format!("{NAME}: {error}")))?;
+    Ok(Some(registry))
 }
 
 fn read_error(path: &Path, source: io::Error) -> EngineError {
@@ -295,10 +314,6 @@ fn read_error(path: &Path, source: io::Error) -> EngineError {
 
 fn content_error(path: &Path, problem: &str) -> EngineError {
     EngineError::new(ErrorKind::Invalid, format!("{} {problem}", path.display()))
-}
-
-fn not_text(variable: &str) -> EngineError {
-    EngineError::new(ErrorKind::Invalid, format!("{variable} is not UTF-8"))
 }
 
 /// The file's text; `None` when the file does not exist.
@@ -319,7 +334,9 @@ fn read(path: &Path) -> Result<Option<String>, EngineError> {
     }
 }
 
+/// Parses the file, without a byte order mark.
 fn parse(text: &str) -> Result<File, String> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
         format!("is not a configuration of gantry: line {line}: {}", error.message())
@@ -336,12 +353,15 @@ fn with_absolute_paths(name: &str, tls: Option<TlsSettings>) -> Result<Option<Tl
     Ok(tls)
 }
 
-/// Applies the settings that only the file has.
+/// Applies the settings of the file, except the data directory.
 fn apply(file: File, settings: &mut Settings) -> Result<(), String> {
     apply_cgroups(file.cgroup_manager.as_deref(), file.cgroup_parent.as_deref(), &mut settings.options)?;
     let user_ids = file.user_namespaces.ids;
     let user_ids = user_ids.map(|text| text.parse().map_err(|error| format!("user-namespaces.ids: {error}")));
     settings.options.user_ids = user_ids.transpose()?;
+    let registry = file.default_registry;
+    let registry = registry.map(|text| text.parse().map_err(|error| format!("default-registry: {error}")));
+    settings.options.fetch.default_registry = registry.transpose()?;
     settings.listen = file.listen;
     settings.machine_listen = file.machine_listen;
     settings.aurae_listen = file.aurae_listen;
@@ -571,13 +591,14 @@ mod tests {
         assert_eq!(settings("reboot-command = ['/r']").unwrap().machine_commands, None);
         assert!(config.is_absolute() && config.ends_with("config.toml"), "{config:?}");
         assert_eq!((options.dir.as_path(), options.cgroup_parent.as_str()), (Path::new("/d"), "/a/b"));
-        assert_eq!(options.fetch.default_registry.as_deref(), Some("docker.io"));
+        assert_eq!(options.fetch.default_registry, "docker.io".parse().ok());
         assert_eq!((options.log.max_bytes, options.log.max_files), (1 << 20, 2));
         assert_eq!((options.stop_grace, keeper.interval), (Duration::from_secs(3), Duration::from_secs(300)));
         assert_eq!((keeper.gc.grace, keeper.gc.expire_prepared), (Duration::ZERO, Duration::from_secs(3600)));
         assert_eq!(options.events_kept, 5000);
         assert_eq!(keeper.backup, Duration::from_secs(7200));
         assert_eq!(settings("backup-interval = '0'").unwrap().keeper.backup, Duration::ZERO);
+        assert_eq!(settings("\u{feff}events-kept = 5000").unwrap().options.events_kept, 5000);
         let none = settings("").unwrap();
         assert_eq!((none.options.log, none.keeper), (LogLimits::default(), KeeperSettings::default()));
         assert_eq!((none.options.dir.as_path(), none.listen), (Path::new(DEFAULT_DIR), None));
@@ -663,6 +684,9 @@ mod tests {
             ("events-kept = '5000'", "line 1"),
             ("[log]\nmax-files = 0", "max-files"),
             ("[log]\nmax-size = '1'", "max-size"),
+            ("dir = 'data'", "dir: 'data' is not an absolute path"),
+            ("dir = ''", "dir: '' is not an absolute path"),
+            ("default-registry = 'http://x/'", "default-registry: 'http://x/' is not a registry"),
             ("cgroup-parent = '../x'", "cgroup-parent: cgroup parent '../x'"),
             ("cgroup-manager = 'docker'", "cgroup-manager: 'docker' is neither cgroupfs nor systemd"),
             ("cgroup-manager = 'systemd'\ncgroup-parent = '/a'", "cgroup-parent: '/a' does not fit"),
@@ -692,7 +716,13 @@ mod tests {
         assert_eq!(dir(Some("/flag")), Path::new("/flag"));
         assert_eq!(dir(None), Path::new("/environment"));
         let registry = Settings::read_in(None, None, environment).unwrap().options.fetch.default_registry;
-        assert_eq!(registry.as_deref(), Some("environment"));
+        assert_eq!(registry, "environment".parse().ok());
+        let unfit = Settings::read_in(None, None, |name| match name {
+            "GANTRY_DEFAULT_REGISTRY" => Some("http://x/".into()),
+            name => environment(name),
+        });
+        let why = unfit.unwrap_err().to_string();
+        assert!(why.starts_with("GANTRY_DEFAULT_REGISTRY: 'http://x/' is not a registry"), "{why}");
         let of_file = Settings::read_in(None, Some(&path), |_| None).unwrap().options;
         assert_eq!(of_file.dir, Path::new("/file"));
         let absent = Settings::read_in(None, Some(&home.path().join("none")), environment).unwrap_err();

@@ -30,7 +30,8 @@ impl Context<'_> {
         all.retain(|endpoint| endpoint.pulls);
         let repository = format!("{}/{}", reference.host, reference.repository);
         let digests_of = Some(repository).filter(|_| self.config.name_digests && reference.digest.is_none());
-        let naming = Naming { names: vec![name.to_owned()], digests_of, origin: NameOrigin::Registry };
+        let (names, invalid) = (vec![name.to_owned()], Vec::new());
+        let naming = Naming { names, invalid, digests_of, origin: NameOrigin::Registry };
         self.first(&all, name, |endpoint, is_last| self.download_from(endpoint, is_last, &naming, name))
     }
 

@@ -23,6 +23,8 @@ pub(crate) const MAX_RESTARTS: usize = 3;
 pub(crate) struct Naming {
     /// Canonical names, at least one. Messages use the first.
     pub(crate) names: Vec<String>,
+    /// Names in the source that no image can have.
+    pub(crate) invalid: Vec<String>,
     /// The repository with whose name the digest of the source's document makes another name.
     pub(crate) digests_of: Option<String>,
     pub(crate) origin: NameOrigin,
@@ -35,32 +37,52 @@ pub(crate) enum NameOrigin {
     Registry,
     /// The archive or layout itself, which may claim any name, including that of a registry's image.
     Archive,
-    /// The path that the user gave.
+    /// The path that the user gave. Files of different images may have the same name.
     Path,
 }
 
 impl Naming {
-    /// Checks that no name is taken from another image without permission, and reports names that move.
-    fn check(&self, store: &Store, config: &Config, id: &Digest, progress: &dyn Progress) -> Result<(), FetchError> {
-        if self.origin == NameOrigin::Registry {
-            return Ok(());
+    /// The names that the image gets. Without permission, none is taken from another image: a name that the source
+    /// claims is refused, and one made of a path is left out. Reports names that are left out or move.
+    fn allowed(
+        &self,
+        store: &Store,
+        config: &Config,
+        id: &Digest,
+        progress: &dyn Progress,
+    ) -> Result<Vec<String>, FetchError> {
+        for name in &self.invalid {
+            progress.notify(Note::NameInvalid { name: name.clone() });
         }
+        if self.origin == NameOrigin::Registry {
+            return Ok(self.names.clone());
+        }
+        let mut allowed = Vec::with_capacity(self.names.len());
         for name in &self.names {
             let owner = store.image_by_name(name).map_err(FetchError::store("look for an image"))?;
-            let Some(owner) = owner.map(|image| image.id).filter(|owner| owner != id) else { continue };
-            if self.origin == NameOrigin::Archive && !config.take_names {
-                let (name, owner) = (shown(name), owner.short());
-                return Err(FetchError::refused(
-                    ErrorKind::Refused,
-                    format!(
-                        "{name} is the name of another image in the store, {owner}: --force gives it to the archive's \
-                         image"
-                    ),
-                ));
+            match owner.map(|image| image.id).filter(|owner| owner != id) {
+                None => {}
+                Some(owner) if config.take_names => {
+                    progress.notify(Note::NameMoved { name: name.clone(), from: owner });
+                }
+                Some(owner) if self.origin == NameOrigin::Archive => {
+                    let (name, owner) = (shown(name), owner.short());
+                    return Err(FetchError::refused(
+                        ErrorKind::Refused,
+                        format!(
+                            "{name} is the name of another image in the store, {owner}: --force gives it to the \
+                             archive's image"
+                        ),
+                    ));
+                }
+                Some(owner) => {
+                    progress.notify(Note::NameTaken { name: name.clone(), image: id.clone(), owner });
+                    continue;
+                }
             }
-            progress.notify(Note::NameMoved { name: name.clone(), from: owner });
+            allowed.push(name.clone());
         }
-        Ok(())
+        Ok(allowed)
     }
 }
 
@@ -93,8 +115,8 @@ pub(crate) fn import(
     let name = naming.names.first().map(String::as_str).unwrap_or_default();
     let FoundManifest { root, id, bytes, manifest } = find_manifest(source, config, name)?;
     let by_digest = naming.digests_of.as_ref().map(|repository| format!("{repository}@{root}"));
-    let names = &naming.names.iter().cloned().chain(by_digest).collect::<Vec<_>>();
-    naming.check(store, config, &id, progress)?;
+    let allowed = naming.allowed(store, config, &id, progress)?;
+    let names = &allowed.into_iter().chain(by_digest).collect::<Vec<_>>();
     let cancellation = config.cancellation.as_ref();
     let watch = Watch { progress, cancellation, cancelled: AtomicBool::new(false), read: AtomicU64::new(0) };
     let looked = || FetchError::store("look for an image");
@@ -191,7 +213,7 @@ fn find_manifest(source: &dyn Source, config: &Config, name: &str) -> Result<Fou
             Parsed::Manifest(manifest) => return Ok(FoundManifest { root, id, bytes, manifest }),
             Parsed::Index(entries) => entries,
         };
-        let chosen = manifest::choose(&entries, &config.platform).map_err(refused)?;
+        let chosen = manifest::choose(&entries, &config.wanted_platform()).map_err(refused)?;
         bytes = document(source, chosen, name, "the manifest")?;
         (id, media_type) = (chosen.digest.clone(), chosen.media_type.clone());
     }
@@ -237,13 +259,12 @@ fn complete(
             format!("{} is damaged: its manifest has {layers} layers, its configuration {diff_ids}", shown(name)),
         ));
     }
+    let wanted = settings.wanted_platform();
     if let Some(has) = config.platform()
-        && has.fitness(&settings.platform).is_none()
+        && has.fitness(&wanted).is_none()
     {
-        return Err(FetchError::refused(
-            ErrorKind::Invalid,
-            format!("{} is for {has}, and this host runs {}", shown(name), settings.platform),
-        ));
+        let but = if settings.platform.is_some() { "not for" } else { "and this host runs" };
+        return Err(FetchError::refused(ErrorKind::Invalid, format!("{} is for {has}, {but} {wanted}", shown(name))));
     }
     // The unpacker computes sha256 only, which every image uses.
     if let Some(odd) = config.diff_ids.iter().find(|diff_id| diff_id.algorithm() != Algorithm::Sha256) {

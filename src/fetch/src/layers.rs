@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use gantry_model::{Digest, ErrorKind};
 use gantry_store::{LayerLock, LayerRow, SharedLayerLock, Staging, Store, StoreError, Trees};
 
-use crate::Caps;
+use crate::caps::{Caps, ImageBytes};
 use crate::checked::{Checked, Watch};
 use crate::early_sync::{self, Meter, Metered};
 use crate::error::FetchError;
@@ -127,15 +127,16 @@ pub(crate) fn fetch(store: &Store, job: &Job<'_>) -> Result<Vec<SharedLayerLock>
         return Ok(kept);
     }
     let mut committer = Committer { store, job, trees, states, committed: 0, below: Vec::new(), kept };
-    let (next, waiting_since) = (AtomicUsize::new(0), OnceLock::new());
+    let (next, waiting_since, image_bytes) = (AtomicUsize::new(0), OnceLock::new(), ImageBytes::new(job.caps));
     std::thread::scope(|scope| {
         let (send, events) = mpsc::channel();
         let (trees, (meter, due)) = (store.trees(), Meter::new());
         let meter = Arc::new(meter);
         for _ in 0..job.parallel.clamp(1, 16).min(missing.len()) {
             let (trees, meter, send) = (trees.clone(), Arc::clone(&meter), send.clone());
-            let (next, missing, waiting_since) = (&next, missing.as_slice(), &waiting_since);
-            scope.spawn(move || work(job, &Hands { trees, meter, send, waiting_since }, next, missing));
+            let (next, missing) = (&next, missing.as_slice());
+            let (waiting_since, image_bytes) = (&waiting_since, &image_bytes);
+            scope.spawn(move || work(job, &Hands { trees, meter, send, waiting_since, image_bytes }, next, missing));
         }
         // Both end with the last worker.
         drop((send, meter));
@@ -281,6 +282,7 @@ struct Hands<'a> {
     send: mpsc::Sender<Event>,
     /// When a worker of this fetch first waited for another fetch.
     waiting_since: &'a OnceLock<Instant>,
+    image_bytes: &'a ImageBytes,
 }
 
 /// The loop of a worker: one layer after the other, until none is left or one failed.
@@ -320,7 +322,7 @@ fn one(job: &Job<'_>, hands: &Hands<'_>, at: usize) -> Result<Option<Finished>, 
     let stream = job.source.open(blob, 0).map_err(|error| FetchError::layer_source(&plan.blob.digest, error))?;
     let mut checked = Checked::new(stream, blob, job.watch);
     let mut metered = Metered { inner: &mut checked, meter: &hands.meter };
-    let result = unpack::layer(&mut metered, Compression::Auto, staging.dir(), job.caps);
+    let result = unpack::layer(&mut metered, Compression::Auto, staging.dir(), job.caps, hands.image_bytes);
     let unpacked = checked.conclude(result)?;
     if unpacked.diff_id != plan.diff_id {
         let (layer, got, want) = (layer(), unpacked.diff_id, &plan.diff_id);
@@ -398,6 +400,7 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
+    use gantry_model::Kind as _;
     use gantry_model::id::Algorithm;
     use tempfile::TempDir;
 
@@ -519,6 +522,16 @@ mod tests {
         assert_eq!((source.swept.load(Ordering::Relaxed), swept(&home.path())), (0, 0));
         drop(locks);
         assert_eq!(swept(&home.path()), 3);
+    }
+
+    #[test]
+    fn layers_of_an_image_are_limited_together() {
+        let mut home = Home::new();
+        home.caps.max_image_bytes = home.tars[..2].iter().map(|tar| tar.len() as u64).sum();
+        let (store, source, watch) = (home.store(), home.source(), watch(&Silent, None));
+        let failed = fetch(&store, &home.job(&source, 3, &watch)).unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::Exhausted, "{failed:?}");
+        drop(fetch(&store, &home.job(&source, 2, &Watch { cancelled: AtomicBool::new(false), ..watch })).unwrap());
     }
 
     #[test]

@@ -125,7 +125,13 @@ pub(crate) fn open_all(
 fn named(source: Box<dyn Source + Send>, stem: &str, tag: &str) -> Local {
     let docker = source.omits_docker_hub();
     let source_names = source.names();
-    let mut names: Vec<String> = source_names.iter().filter_map(|name| canonical(name, stem, docker)).collect();
+    let (mut names, mut invalid) = (Vec::new(), Vec::new());
+    for name in &source_names {
+        match canonical(name, stem, docker) {
+            Some(name) => names.push(name),
+            None => invalid.push(name.clone()),
+        }
+    }
     let mut origin = NameOrigin::Archive;
     if names.is_empty() {
         origin = NameOrigin::Path;
@@ -138,7 +144,7 @@ fn named(source: Box<dyn Source + Send>, stem: &str, tag: &str) -> Local {
     if source_names.iter().all(|name| !docker && is_tag(name)) {
         origin = NameOrigin::Path;
     }
-    Local { source, naming: Naming { names, digests_of: None, origin } }
+    Local { source, naming: Naming { names, invalid, digests_of: None, origin } }
 }
 
 /// The name in the store for a name from an archive; `None` if it is malformed. `docker save` writes `alpine:3` for
@@ -162,7 +168,8 @@ fn is_tag(name: &str) -> bool {
     !name.contains([':', '/', '@'])
 }
 
-/// The name of a file without its extensions, made to fit a repository's name.
+/// The name of a file without its extensions, made to fit a repository's name. `oci:latest` would be the path of a
+/// layout and `sha256:latest` an id, so such names get a prefix.
 fn stem(path: &Path) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
     let name = [".gz", ".zst", ".tgz", ".tar", ".oci"]
@@ -172,9 +179,14 @@ fn stem(path: &Path) -> String {
     let mut parts = mapped.split('-').filter(|part| !part.is_empty());
     let joined = parts.by_ref().take(32).collect::<Vec<_>>().join("-");
     if joined.is_empty() {
-        "image".to_owned()
-    } else {
-        joined.chars().take(128).collect::<String>().trim_end_matches('-').to_owned()
+        return "image".to_owned();
+    }
+    let joined = joined.chars().take(128).collect::<String>();
+    let joined = joined.trim_end_matches('-');
+    match format!("{joined}:latest").parse() {
+        Ok(ImageRef::Short(_)) => joined.to_owned(),
+        // Neither a reference nor a name.
+        _ => format!("image-{joined}"),
     }
 }
 
@@ -210,8 +222,17 @@ mod tests {
             ("/", "image"),
             ("...", "image"),
             ("é.tar", "image"),
+            ("/x/oci.tar", "image-oci"),
+            ("/x/oci", "image-oci"),
+            ("oci-archive.tar.gz", "image-oci-archive"),
+            ("docker-archive.tar", "image-docker-archive"),
+            ("sha256.tar", "image-sha256"),
+            ("sha256-0123456789.tar", "image-sha256-0123456789"),
         ] {
-            assert_eq!(stem(Path::new(path)), want, "{path}");
+            let found = stem(Path::new(path));
+            assert_eq!(found, want, "{path}");
+            let name = format!("{found}:latest").parse::<ImageRef>().unwrap();
+            assert!(matches!(name, ImageRef::Short(_)), "{name}");
         }
     }
 }

@@ -89,6 +89,20 @@ pub enum Note {
         /// The image it belonged to.
         from: Digest,
     },
+    /// The image does not get the name of its file or directory, which is another image's.
+    NameTaken {
+        /// The canonical name.
+        name: String,
+        /// The image that is being imported.
+        image: Digest,
+        /// The image that keeps the name.
+        owner: Digest,
+    },
+    /// A name in an archive or layout is left out, because no image can have it.
+    NameInvalid {
+        /// The name (not checked).
+        name: String,
+    },
     /// The image is in the store.
     Done {
         /// Its name.

@@ -7,6 +7,8 @@
 //! | `host/name@digest` | the store's or an error | the store's, else fetched | like `new`: a digest does not change | like `new` |
 //! | short name | as its one full name in the store; else an id in the store; else as in the default registry; else an error that says what to write | | | |
 //! | archive, layout, standard input | an error | imported | imported | imported |
+//!
+//! If a platform is requested, an image of `host/name` that is for another one does not count as the store's.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -23,7 +25,7 @@ use crate::local::{Local, LocalImages};
 use crate::progress::{Note, Progress};
 use crate::settings::Config;
 use crate::source::MAX_DOCUMENT;
-use crate::{Platform, config, local};
+use crate::{config, local};
 
 /// When to ask the source of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -169,8 +171,13 @@ impl Context<'_> {
     fn known(&self, reference: &RegistryRef, name: &str) -> Result<Option<ImageRow>, FetchError> {
         let looked = || FetchError::store("look for an image");
         let image = match (self.store.image_by_name(name).map_err(looked())?, &reference.digest) {
-            // The same bytes under another name are the same image.
-            (None, Some(digest)) => self.store.image(digest).map_err(looked())?,
+            // The same bytes under another name of this repository are the same image. Only its registry tells whether
+            // another repository has them, and grants access to them there.
+            (None, Some(digest)) => {
+                let repository = format!("{}/{}", reference.host, reference.repository);
+                let of_repository = |image: &ImageRow| image.names.iter().any(|it| repository_of(it) == repository);
+                self.store.image(digest).map_err(looked())?.filter(of_repository)
+            }
             (image, _) => image,
         };
         match image {
@@ -187,15 +194,14 @@ impl Context<'_> {
         self.store.is_whole(image).map_err(FetchError::store("look at an image"))
     }
 
-    /// Whether an image in the store is for the requested platform. One without a platform is for any.
+    /// Whether an image in the store is for the requested platform, if one was requested. An image without a platform
+    /// is for any.
     fn fits_platform(&self, image: &ImageRow) -> Result<bool, FetchError> {
-        if self.config.platform == Platform::host() {
-            return Ok(true);
-        }
+        let Some(wanted) = &self.config.platform else { return Ok(true) };
         let bytes = self.store.blob(&image.config, MAX_DOCUMENT);
         let bytes = bytes.map_err(|source| FetchError::failed("cannot read the image configuration", source))?;
         let platform = bytes.and_then(|bytes| config::parse(&bytes).ok()).and_then(|config| config.platform());
-        Ok(platform.is_none_or(|platform| platform.fitness(&self.config.platform).is_some()))
+        Ok(platform.is_none_or(|platform| platform.fitness(wanted).is_some()))
     }
 
     fn short(&self, short: &ShortName) -> Result<Fetched, FetchError> {
@@ -206,7 +212,7 @@ impl Context<'_> {
         {
             return self.by_id(prefix);
         }
-        let preferred = self.config.default_registry.as_ref().map(|host| short.at(host));
+        let preferred = self.config.default_registry.as_ref().map(|registry| short.within(registry));
         if let Some(preferred) = &preferred
             && (names.is_empty() || names.contains(&preferred.to_string()))
         {
@@ -289,7 +295,8 @@ impl Context<'_> {
 
     fn import(&self, local: Local) -> Result<Fetched, FetchError> {
         let (image, downloaded) = import(self.store, self.config, &*local.source, &local.naming, self.progress)?;
-        let name = local.naming.names.into_iter().next().unwrap_or_else(|| image.id.to_string());
+        let given = local.naming.names.into_iter().find(|name| image.names.contains(name));
+        let name = given.unwrap_or_else(|| image.id.to_string());
         Ok(Fetched { image, name, downloaded })
     }
 }

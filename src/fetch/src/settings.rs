@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gantry_model::image_ref::DefaultRegistry;
+
 use crate::Caps;
 use crate::auth_file::Credentials;
 use crate::cancellation::Cancellation;
@@ -13,7 +15,7 @@ use crate::platform::Platform;
 pub struct Config {
     /// The registry that completes short names such as `alpine`. None by default: a guess could fetch another
     /// publisher's image.
-    pub default_registry: Option<String>,
+    pub default_registry: Option<DefaultRegistry>,
     /// Relaxations of transport security.
     pub insecure: Insecure,
     /// Credential files in order of precedence (containers-auth.json(5)); missing ones are skipped.
@@ -31,8 +33,8 @@ pub struct Config {
     /// beside it (`FILE.d/*.conf`); missing ones are skipped. [`Config::certificate_dirs`] may have `HOST/hosts.toml`,
     /// too.
     pub registries_conf: Option<PathBuf>,
-    /// The platform that images must be for.
-    pub platform: Platform,
+    /// The platform that images must be for. `None`: this host's, and an image in the store may be for any.
+    pub platform: Option<Platform>,
     /// Whether an archive may take names that belong to other images.
     pub take_names: bool,
     /// Limits of an unpacked layer.
@@ -98,7 +100,7 @@ impl Default for Config {
                 .map(PathBuf::from)
                 .to_vec(),
             registries_conf: Some("/etc/containers/registries.conf".into()),
-            platform: Platform::host(),
+            platform: None,
             take_names: false,
             caps: Caps::default(),
             timeouts: Timeouts::default(),
@@ -108,6 +110,12 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The platform to select from an image for several.
+    #[must_use]
+    pub fn wanted_platform(&self) -> Platform {
+        self.platform.clone().unwrap_or_else(Platform::host)
+    }
+
     /// The file in which `login` stores credentials: podman's for root.
     #[must_use]
     pub fn login_file() -> PathBuf {

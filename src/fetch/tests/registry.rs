@@ -36,7 +36,7 @@ impl Bench {
         registry.put_image("app", "latest", &image);
         let config = Config {
             auth_files: Vec::new(),
-            platform: Platform { os: "linux".into(), architecture: "amd64".into(), variant: None },
+            platform: Some(Platform { os: "linux".into(), architecture: "amd64".into(), variant: None }),
             timeouts: Timeouts {
                 connect: Duration::from_secs(5),
                 no_progress: Duration::from_millis(400),
@@ -425,7 +425,7 @@ fn short_names_and_ids_are_resolved() {
     };
     let text = chain(&by(&bench, "app").unwrap_err());
     assert!(text.contains("docker://app"), "{text}");
-    bench.config.default_registry = Some(bench.registry.host());
+    bench.config.default_registry = Some(bench.registry.host().parse().unwrap());
     bench.assert_fetched("default registry", by(&bench, "app"));
     bench.config.default_registry = None;
     bench.assert_fetched("from the store", by(&bench, "app"));

@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `attributes` | the attributes of directories |
 //! | `boot` | the boot id |
 //! | `cgroup` | cgroups of v1, v2 and hybrid hosts: create, join, kill, freeze, limits, counters, remove |
 //! | `device` | device nodes of the host |
@@ -20,6 +21,7 @@
 //!
 //! Imports nothing of the workspace and knows no pods.
 
+pub mod attributes;
 pub mod boot;
 pub mod cgroup;
 pub mod device;

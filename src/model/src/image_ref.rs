@@ -94,10 +94,51 @@ impl ShortName {
         rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
     }
 
+    /// This name in the default registry.
+    #[must_use]
+    pub fn within(&self, registry: &DefaultRegistry) -> RegistryRef {
+        let repository = match &registry.path {
+            Some(path) => format!("{path}/{}", self.repository),
+            None => self.repository.clone(),
+        };
+        complete(registry.host.clone(), Self { repository, ..self.clone() })
+    }
+
     /// This name in the registry `host`, with Docker Hub's `library/` where it is due.
     #[must_use]
     pub fn at(&self, host: &str) -> RegistryRef {
         complete(host.to_owned(), self.clone())
+    }
+}
+
+/// The registry that completes short names, `HOST[:PORT][/PATH]`: the path precedes their repositories.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefaultRegistry {
+    host: String,
+    path: Option<String>,
+}
+
+/// A text is not `HOST[:PORT][/PATH]`.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("'{}' is not a registry, HOST[:PORT][/PATH]: {why}", shown(.text))]
+pub struct DefaultRegistryError {
+    /// The input.
+    pub text: String,
+    /// Why not.
+    pub why: &'static str,
+}
+
+impl std::str::FromStr for DefaultRegistry {
+    type Err = DefaultRegistryError;
+
+    fn from_str(text: &str) -> Result<Self, DefaultRegistryError> {
+        let refuse = |why| DefaultRegistryError { text: text.to_owned(), why };
+        if text.contains("://") {
+            return Err(refuse("it has no scheme; --insecure-options=http allows unencrypted connections"));
+        }
+        let (host, path) = text.split_once('/').map_or((text, None), |(host, path)| (host, Some(path)));
+        check_host(host).and_then(|()| path.map_or(Ok(()), check_repository)).map_err(refuse)?;
+        Ok(Self { host: host.to_owned(), path: path.map(str::to_owned) })
     }
 }
 
@@ -376,6 +417,31 @@ mod tests {
             "reg.example/A",
         ] {
             assert!(bad.parse::<ImageRef>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn default_registries_complete_short_names() {
+        let Ok(ImageRef::Short(name)) = "app:1".parse() else { panic!("a short name") };
+        for (registry, want) in [
+            ("docker.io", "docker.io/library/app:1"),
+            ("registry.example:5000", "registry.example:5000/app:1"),
+            ("[::1]:5000/team/web", "[::1]:5000/team/web/app:1"),
+            ("docker.io/team", "docker.io/team/app:1"),
+        ] {
+            assert_eq!(registry.parse().map(|registry| name.within(&registry).to_string()), Ok(want.to_owned()));
+        }
+        for (bad, want) in [
+            ("http://x/", "it has no scheme"),
+            ("", "host name"),
+            ("x/", "the name is not made of"),
+            ("/x", "host name"),
+            ("x:port", "port"),
+            ("user@x", "host name"),
+            ("x/Team", "lower-case"),
+        ] {
+            let error = bad.parse::<DefaultRegistry>().unwrap_err().to_string();
+            assert!(error.contains(want) && error.contains(&format!("'{bad}'")), "{bad}: {error}");
         }
     }
 

@@ -43,9 +43,7 @@ impl RunCommand for Fetch {
         }
         let engine = context.open_for_fetch("fetch", |config| {
             config.take_names = self.force;
-            if let Some(platform) = &self.platform {
-                config.platform = platform.clone();
-            }
+            config.platform.clone_from(&self.platform);
         })?;
         let progress = ProgressDisplay::new(context.globals.progress, self.quiet);
         let mut stdin = std::io::stdin();

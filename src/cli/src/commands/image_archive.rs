@@ -76,7 +76,7 @@ impl RunCommand for Save {
             Some(path) => save_to_file(&engine, &references, format, path)?,
             None => {
                 let mut out = io::BufWriter::with_capacity(1 << 20, Stdout);
-                let saved = engine.image_save(&references, format, &mut out);
+                let saved = engine.image_save(&references, format, &std::env::temp_dir(), &mut out);
                 saved.map_err(of_stdout)?;
             }
         }
@@ -98,7 +98,7 @@ fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat,
     if path.exists() && !path.is_file() {
         // Write directly to a device or FIFO.
         let mut file = File::options().write(true).open(path).map_err(failed())?;
-        return Ok(engine.image_save(references, format, &mut file)?);
+        return Ok(engine.image_save(references, format, &std::env::temp_dir(), &mut file)?);
     }
     let name = path.file_name().ok_or_else(|| Failure::usage("--output needs the name of a file"))?;
     let temporary = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
@@ -108,7 +108,7 @@ fn save_to_file(engine: &Engine, references: &[ImageRef], format: ArchiveFormat,
     let new = NewFile::create(dir.as_fd(), temporary, Mode::from_raw_mode(0o666));
     let new = new.map_err(io::Error::from).map_err(failed())?;
     let mut out = io::BufWriter::with_capacity(1 << 20, new.file());
-    engine.image_save(references, format, &mut out)?;
+    engine.image_save(references, format, parent, &mut out)?;
     out.flush().and_then(|()| out.get_ref().sync_all()).map_err(failed())?;
     drop(out);
     new.publish(name).map_err(io::Error::from).map_err(failed())

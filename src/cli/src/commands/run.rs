@@ -193,9 +193,7 @@ impl RunCommand for RunPrepared {
 
 /// Fetches images of the platform given by `--platform`.
 fn set_platform(config: &mut gantry_engine::FetchConfig, options: &crate::grammar::PodOptions) {
-    if let Some(platform) = &options.platform {
-        config.platform = platform.clone();
-    }
+    config.platform.clone_from(&options.platform);
 }
 
 /// A validated request of `run` or `prepare`.

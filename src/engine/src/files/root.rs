@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use gantry_contract::files;
 use gantry_contract::plan::{App, Plan};
+use gantry_host::attributes::copy_directory_attributes;
 use gantry_host::mounts::{ReadOnlyMounts, clone_restricted};
 use gantry_model::spec::{PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::user_namespace::IdMappings;
@@ -232,16 +233,24 @@ impl StoredRoot {
         self.volumes.iter().map(|volume| volume.target.as_str()).chain(self.directories.iter().map(String::as_str))
     }
 
-    /// Makes the writable layer of an app that was never started.
+    /// Makes the writable layer of an app that was never started, as its first start does: with the attributes of the
+    /// image's root.
     fn make_writable_layer(&self) -> Result<(), EngineError> {
-        let above = self.upper.parent().unwrap_or(&self.upper);
-        for dir in [above, &self.upper, &self.work] {
-            match rustix::fs::mkdir(dir, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(failed("make directory", &dir.to_string_lossy(), error)),
-            }
+        let make = |dir: &Path| match rustix::fs::mkdir(dir, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(failed("make directory", &dir.to_string_lossy(), error)),
+        };
+        make(self.upper.parent().unwrap_or(&self.upper))?;
+        make(&self.upper)?;
+        // Made last: it shows that the attributes are complete.
+        if self.work.exists() {
+            return Ok(());
         }
-        Ok(())
+        if let Some(top) = self.layers.first() {
+            copy_directory_attributes(&self.trees.join(top), &self.upper)
+                .map_err(|error| failed("set the attributes of", &self.upper.to_string_lossy(), error))?;
+        }
+        make(&self.work)
     }
 
     /// Mounts the root in the mount namespace of this thread, and opens it.

@@ -45,9 +45,10 @@ impl Engine {
     pub fn full_reference(&self, reference: &ImageRef) -> Option<RegistryRef> {
         match reference {
             ImageRef::Registry(reference) => Some(reference.clone()),
-            ImageRef::Short(name) => {
-                Some(name.at(self.options.fetch.default_registry.as_deref().unwrap_or(SHORT_NAME_REGISTRY)))
-            }
+            ImageRef::Short(name) => Some(match &self.options.fetch.default_registry {
+                Some(registry) => name.within(registry),
+                None => name.at(SHORT_NAME_REGISTRY),
+            }),
             ImageRef::Id(_)
             | ImageRef::Layout(..)
             | ImageRef::OciArchive(..)

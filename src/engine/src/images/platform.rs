@@ -11,10 +11,19 @@ const BINFMT: &str = "/proc/sys/fs/binfmt_misc";
 /// The platform of an image, if this host cannot execute its programs.
 pub(crate) fn unrunnable_platform(config: &ImageConfig) -> Option<Platform> {
     let platform = config.platform()?;
-    let host = Platform::host();
-    let runs = platform.fitness(&host).is_some()
-        || (platform.os == host.os && has_emulator(Path::new(BINFMT), &platform.architecture));
+    let runs = platform.fitness(&Platform::host()).is_some() || is_emulated(&platform);
     (!runs).then_some(platform)
+}
+
+/// Whether this host may execute an image that is fetched for this platform. The image may be for an older variant of
+/// the architecture.
+pub(crate) fn may_run(platform: &Platform) -> bool {
+    let host = Platform::host();
+    (&platform.os, &platform.architecture) == (&host.os, &host.architecture) || is_emulated(platform)
+}
+
+fn is_emulated(platform: &Platform) -> bool {
+    platform.os == Platform::host().os && has_emulator(Path::new(BINFMT), &platform.architecture)
 }
 
 /// Whether the kernel has an emulator for programs of an architecture that works without its file being in the app's

@@ -1,6 +1,7 @@
 //! `image save`: exports images to an archive.
 
 use std::io::Write;
+use std::path::Path;
 
 use gantry_fetch::export::{self, ArchiveFormat, ExportError};
 use gantry_model::{ErrorKind, ImageRef, Kind};
@@ -31,7 +32,7 @@ impl Kind for ImageSaveError {
 
 impl Engine {
     /// Writes images into one archive. An image given by a name has that name in the archive; one given by its id has
-    /// all of its names.
+    /// all of its names. Temporary files are unnamed, in the directory `spool`.
     ///
     /// # Errors
     /// [`ImageSaveError`]; the output is incomplete then.
@@ -39,6 +40,7 @@ impl Engine {
         &self,
         references: &[ImageRef],
         format: ArchiveFormat,
+        spool: &Path,
         out: &mut dyn Write,
     ) -> Result<(), ImageSaveError> {
         // Layers hold files that only root may read.
@@ -49,6 +51,6 @@ impl Engine {
             let names = if named.is_empty() { image.names.clone() } else { named };
             images.push((image, names));
         }
-        Ok(export::write_archive(self.store(), &images, format, out)?)
+        Ok(export::write_archive(self.store(), &images, format, spool, out)?)
     }
 }

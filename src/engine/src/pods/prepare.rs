@@ -394,6 +394,7 @@ impl Engine {
                 text.parse().map_err(|source| PrepareError::Reference { app: app.name.clone(), source })?;
             parsed.push((app, text, reference));
         }
+        self.check_platform(spec)?;
         let mut known: HashMap<&str, ImageRow> = HashMap::new();
         let mut images = Vec::with_capacity(parsed.len());
         for (app, text, reference) in &parsed {
@@ -409,6 +410,18 @@ impl Engine {
             images.push(row);
         }
         Ok(images)
+    }
+
+    /// Refuses images for a platform that this host cannot execute. The fetch would move their names to images that no
+    /// pod can run.
+    fn check_platform(&self, spec: &PodSpec) -> Result<(), PrepareError> {
+        match (&self.options.fetch.platform, spec.apps.first()) {
+            (Some(platform), Some(app)) if !platform::may_run(platform) => {
+                let (platform, host) = (Box::new(platform.clone()), Box::new(Platform::host()));
+                Err(PrepareError::Platform { app: app.name.clone(), platform, host })
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn configs_of(&self, spec: &PodSpec, images: &[ImageRow]) -> Result<Vec<ImageConfig>, PrepareError> {
@@ -460,7 +473,7 @@ impl Engine {
     pub(crate) fn size_of(&self, image: &ImageRow) -> Result<Option<ImageSize>, PodError> {
         let mut size = ImageSize { bytes: 0, entries: 0 };
         for layer in &image.layers {
-            let Some(row) = self.store.layer(&layer.chain).map_err(PodError::store)? else { return Ok(None) };
+            let Some(row) = self.store.layer(&layer.chain)? else { return Ok(None) };
             if row.entries == 0 {
                 let dir = self.store.layout().tree_dir(&layer.chain);
                 let mut entries = std::fs::read_dir(&dir).map_err(PodError::io("list", dir))?;

@@ -134,8 +134,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::caps::Caps;
-    use crate::unpack::{Compression, layer};
+    use crate::caps::{Caps, ImageBytes};
+    use crate::unpack::{Compression, Unpacked, layer};
 
     fn open(path: &Path) -> OwnedFd {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -146,6 +146,11 @@ mod tests {
         let mut out = Vec::new();
         write_layer(&open(path), &mut out).unwrap();
         out
+    }
+
+    fn unpack(archive: &[u8], into: &Path) -> Unpacked {
+        let caps = Caps::default();
+        layer(&mut &*archive, Compression::Auto, &open(into), &caps, &ImageBytes::new(&caps)).unwrap()
     }
 
     /// A directory with every kind of file that a layer can have.
@@ -178,10 +183,13 @@ mod tests {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         plant(one.path());
         let archive = packed(one.path());
-        let unpacked = layer(&mut archive.as_slice(), Compression::Auto, &open(two.path()), &Caps::default()).unwrap();
+        let unpacked = unpack(&archive, two.path());
         assert!(unpacked.deferred.is_empty(), "{:?}", unpacked.deferred);
         assert_eq!(packed(two.path()), archive, "the unpacked tree yields a different archive");
         assert_eq!(std::fs::metadata(two.path().join("another name")).unwrap().len(), 1500);
+        let mut note = [0; 8];
+        let length = rustix::fs::getxattr(two.path().join("setuid"), "user.note", &mut note[..]).unwrap();
+        assert_eq!(&note[..length], b"v=\n\0w");
         let mut value = [0; 8];
         let length =
             rustix::fs::getxattr(two.path().join("replaced"), "trusted.overlay.opaque", &mut value[..]).unwrap();
@@ -197,7 +205,7 @@ mod tests {
         file.write_all_at(b"in the middle", (5 << 30) + 7).unwrap();
         let archive = packed(one.path());
         assert!(archive.len() < 20_000, "{}", archive.len());
-        layer(&mut archive.as_slice(), Compression::Auto, &open(two.path()), &Caps::default()).unwrap();
+        unpack(&archive, two.path());
         let again = File::open(two.path().join("sparse")).unwrap();
         let mut text = [0; 13];
         again.read_exact_at(&mut text, (5 << 30) + 7).unwrap();

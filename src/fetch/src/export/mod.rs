@@ -11,13 +11,15 @@ pub mod tar;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use flate2::write::GzEncoder;
 use gantry_model::id::Algorithm;
 use gantry_model::{Digest, ErrorKind, ImageRef, Kind};
 use gantry_store::{BlobError, ImageRow, Store};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -89,7 +91,8 @@ struct Written {
     size: u64,
 }
 
-/// Writes images into one archive, each under its `names`.
+/// Writes images into one archive, each under its `names`. The archive of one layer at a time is kept in an unnamed
+/// file in the directory `spool`: its size and digest precede it.
 ///
 /// # Errors
 /// [`ExportError`]; the incomplete archive is useless.
@@ -97,9 +100,10 @@ pub fn write_archive(
     store: &Store,
     images: &[(ImageRow, Vec<String>)],
     format: ArchiveFormat,
+    spool: &Path,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
-    let mut archive = ArchiveWriter { store, format, out, written: BTreeSet::new(), listed: Vec::new() };
+    let mut archive = ArchiveWriter { store, format, spool, out, written: BTreeSet::new(), listed: Vec::new() };
     for (image, names) in images {
         archive.image(image, names)?;
     }
@@ -109,6 +113,7 @@ pub fn write_archive(
 struct ArchiveWriter<'a> {
     store: &'a Store,
     format: ArchiveFormat,
+    spool: &'a Path,
     out: &'a mut dyn Write,
     /// Files that the archive already contains: images share layers.
     written: BTreeSet<String>,
@@ -151,12 +156,12 @@ impl ArchiveWriter<'_> {
     /// Writes a layer; returns the digest of its archive, and that of the file that contains it.
     fn layer(&mut self, image: &ImageRow, chain: &Digest) -> Result<(Digest, Written), ExportError> {
         let unreadable = |source| ExportError::Layer { image: image.id.clone(), layer: chain.clone(), source };
-        let tmp = self.store.layout().tmp_dir();
-        let spooled = |source| ExportError::Spool { place: tmp.display().to_string(), source };
+        let spool = self.spool;
+        let spooled = |source| ExportError::Spool { place: spool.display().to_string(), source };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(self.store.layout().tree_dir(chain), flags, Mode::empty());
         let root = root.map_err(|errno| unreadable(errno.into()))?;
-        let file = anonymous(&tmp).map_err(spooled)?;
+        let file = make_unnamed_file(spool).map_err(spooled)?;
         let (mut file, diff_id, size) = match self.format {
             ArchiveFormat::Docker => {
                 let mut hashing = Hashing::new(io::BufWriter::with_capacity(1 << 20, file));
@@ -288,10 +293,20 @@ impl ArchiveWriter<'_> {
     }
 }
 
-/// An unnamed file, which the kernel removes when it is closed.
-fn anonymous(dir: &Path) -> io::Result<File> {
-    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-    Ok(File::from(rustix::fs::open(dir, flags, Mode::from_raw_mode(0o600))?))
+/// A file without a name, which the kernel removes when it is closed. On a file system without such files, it has a
+/// name for a moment.
+fn make_unnamed_file(dir: &Path) -> io::Result<File> {
+    let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600));
+    match rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
+        opened => return Ok(File::from(opened?)),
+    }
+    let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let name = format!(".gantry-layer.{}.tmp", std::process::id());
+    let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+    let file = rustix::fs::openat(dir.as_fd(), name.as_str(), flags, mode)?;
+    rustix::fs::unlinkat(dir.as_fd(), name.as_str(), AtFlags::empty())?;
+    Ok(File::from(file))
 }
 
 /// Counts and hashes the bytes written.

@@ -191,7 +191,7 @@ impl Packer<'_> {
         if stat.st_nlink > 1 {
             if let Some(first) = self.seen.get(&(stat.st_dev, stat.st_ino)) {
                 let first = first.clone();
-                return self.header(path, TarKind::HardLink, &meta::of_stat(stat), &first);
+                return self.header(path, TarKind::HardLink, &self.of_stat(stat), &first);
             }
             self.keep_name(path)?;
         }
@@ -256,8 +256,14 @@ impl Packer<'_> {
         if self.options.keep_privileges {
             return meta::read(file);
         }
-        let kept = meta::of_stat(&rustix::fs::fstat(file)?);
-        Ok(Meta { mode: kept.mode & 0o1777, ..kept })
+        Ok(self.of_stat(&rustix::fs::fstat(file)?))
+    }
+
+    /// The metadata of a file without extended attributes.
+    fn of_stat(&self, stat: &Stat) -> Meta {
+        let meta = meta::of_stat(stat);
+        let kept = if self.options.keep_privileges { 0o7777 } else { 0o1777 };
+        Meta { mode: meta.mode & kept, ..meta }
     }
 
     /// The metadata with the owner as it is in the archive.

@@ -64,6 +64,30 @@ fn trees_are_copied_without_special_files() {
     assert_eq!(fs::read_dir(to.path().join("sub")).unwrap().count(), 2, "a temporary file was left");
 }
 
+/// Name and mode of each header of an archive.
+fn headers(archive: &[u8]) -> Vec<(String, u32)> {
+    let of_header = |block: &&[u8]| block.get(257..262) == Some(&b"ustar"[..]);
+    let text = |field: &[u8]| String::from_utf8_lossy(field).trim_matches(['\0', ' ']).to_owned();
+    let blocks = archive.chunks(512).filter(of_header);
+    blocks.map(|block| (text(&block[..100]), u32::from_str_radix(&text(&block[100..108]), 8).unwrap())).collect()
+}
+
+#[test]
+fn no_header_leaks_privileges() {
+    let from = tempfile::tempdir().unwrap();
+    make_tree(from.path());
+    let modes_of = |keep_privileges| {
+        let (archive, _) = packed(from.path(), "top", keep_privileges);
+        let names = headers(&archive).into_iter();
+        let linked = names.filter(|(name, _)| matches!(name.as_str(), "top/again" | "top/sub/deep/file"));
+        linked.map(|(_, mode)| mode).collect::<Vec<_>>()
+    };
+    assert_eq!(modes_of(false), [0o751; 2], "of a file and a hard link to it");
+    assert_eq!(modes_of(true), [0o4751; 2]);
+    let names: Vec<String> = headers(&packed(from.path(), "top", false).0).into_iter().map(|(name, _)| name).collect();
+    assert!(names.contains(&"top/".to_owned()) && !names.iter().any(|name| name.contains("//")), "{names:?}");
+}
+
 #[test]
 fn existing_files_are_replaced_and_directories_merged() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -225,7 +225,7 @@ impl<'c> Dirs<'c> {
     pub(crate) fn forget_below(&mut self, path: &[u8]) {
         // Paths that led over it may name another directory from now on.
         self.open.clear();
-        let below = join(path, b"");
+        let below = [path, b"/"].concat();
         let gone: Vec<_> = self
             .known
             .range(path.to_vec()..)

@@ -45,13 +45,13 @@ pub(crate) fn apply_unopened(dir: impl AsFd, base: &[u8], meta: &Meta, symlink: 
 pub(crate) fn read(file: impl AsFd) -> Result<Meta, Errno> {
     let file = file.as_fd();
     let mut meta = of_stat(&rustix::fs::fstat(file)?);
-    let mut names = vec![0; rustix::fs::flistxattr(file, &mut [] as &mut [u8])?];
+    let mut names = vec![0; rustix::fs::flistxattr_query(file)?];
     let length = rustix::fs::flistxattr(file, names.as_mut_slice())?;
     for name in names[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         if name.starts_with(b"trusted.") || name == b"security.selinux" {
             continue;
         }
-        let mut value = vec![0; rustix::fs::fgetxattr(file, name, &mut [] as &mut [u8])?];
+        let mut value = vec![0; rustix::fs::fgetxattr_query(file, name)?];
         let length = rustix::fs::fgetxattr(file, name, value.as_mut_slice())?;
         value.truncate(length);
         meta.xattrs.push((name.to_vec(), value));

@@ -11,6 +11,7 @@
 //! | file, directory, symbolic and hard link, device, FIFO | the same; a FIFO or device is never opened |
 //! | `.wh.NAME`, `.wh..wh..opq` | character device 0:0; `trusted.overlay.opaque=y` |
 //! | `.wh..wh.*` otherwise | nothing: book-keeping of AUFS |
+//! | 64 KiB and more of zeros in a file | a hole |
 //! | owner, mode with setuid, modification time | the same; times clamped to 1901…2446 |
 //! | extended attributes | `security.capability`, `user.*` (not `user.overlay.*`), access control lists; others dropped |
 //! | absolute name | taken from the layer's root |
@@ -51,14 +52,14 @@ pub use error::UnpackError;
 pub use finish::{Deferred, finish};
 pub use inflate::Compression;
 
-use crate::caps::Caps;
+use crate::caps::{Caps, ImageBytes};
 
 /// One layer, written.
 #[derive(Debug)]
 pub struct Unpacked {
     /// The sha256 of the whole uncompressed stream, to be compared with the image's configuration by the caller.
     pub diff_id: Digest,
-    /// Bytes of the files' data, without holes.
+    /// Bytes of the files' data, without the holes of sparse files in the archive.
     pub size: u64,
     /// Files, directories, links and whiteouts.
     pub entries: u64,
@@ -68,8 +69,9 @@ pub struct Unpacked {
     pub sums: Sums,
 }
 
-/// Unpacks one layer from `stream`, as it came, into the empty directory `into`. The calling thread writes; two more
-/// decompress and hash, and are joined before this returns, so `stream` must have deadlines of its own.
+/// Unpacks one layer from `stream`, as it came, into the empty directory `into`. `image_bytes` counts the bytes of all
+/// layers of the image. The calling thread writes; two more decompress and hash, and are joined before this returns, so
+/// `stream` must have deadlines of its own.
 ///
 /// # Errors
 /// [`UnpackError`]; `into` then holds a part of the layer, which the caller removes.
@@ -78,8 +80,10 @@ pub fn layer(
     media: Compression,
     into: &OwnedFd,
     caps: &Caps,
+    image_bytes: &ImageBytes,
 ) -> Result<Unpacked, UnpackError> {
-    let (written, diff_id) = pipeline::run(stream, media, caps, |chunks| tree::write(chunks, into, caps))?;
+    let (written, diff_id) =
+        pipeline::run(stream, media, (caps, image_bytes), |chunks| tree::write(chunks, into, caps))?;
     let tree::Written { size, entries, deferred, sums } = written;
     Ok(Unpacked { diff_id, size, entries, deferred, sums })
 }

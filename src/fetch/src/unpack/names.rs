@@ -66,9 +66,10 @@ impl Name {
     }
 }
 
-/// `directory/element`.
+/// `directory/element`; one of them alone if the other is empty.
 pub(crate) fn join(directory: &[u8], element: &[u8]) -> Vec<u8> {
-    if directory.is_empty() { element.to_vec() } else { [directory, b"/", element].concat() }
+    let slash: &[u8] = if directory.is_empty() || element.is_empty() { b"" } else { b"/" };
+    [directory, slash, element].concat()
 }
 
 /// The meaning of a name in the whiteout convention of layers (OCI image specification, layer.md "Whiteouts"; AUFS).

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::entries::Stream;
 use super::error::UnpackError;
 use super::inflate::{Compression, Inflater};
-use crate::caps::Caps;
+use crate::caps::{Caps, ImageBytes};
 
 /// Length of one buffer in bytes: large enough for few system calls and wake-ups, small enough for the cache.
 const BUFFER: usize = 1 << 20;
@@ -29,7 +29,7 @@ type Buffer = Arc<Vec<u8>>;
 pub(crate) fn run<T>(
     source: &mut (dyn Read + Send),
     media: Compression,
-    caps: &Caps,
+    (caps, image_bytes): (&Caps, &ImageBytes),
     consume: impl FnOnce(&mut Chunks) -> Result<T, UnpackError>,
 ) -> Result<(T, Digest), UnpackError> {
     thread::scope(|scope| {
@@ -41,7 +41,9 @@ pub(crate) fn run<T>(
         let hasher =
             start("layer-hash").spawn_scoped(scope, move || hash(&hash_out, &spent)).map_err(UnpackError::Read)?;
         let pump = start("layer-inflate")
-            .spawn_scoped(scope, move || pump(source, media, caps, &Sides { data_in, hash_in, spent_out }))
+            .spawn_scoped(scope, move || {
+                pump(source, media, (caps, image_bytes), &Sides { data_in, hash_in, spent_out })
+            })
             .map_err(UnpackError::Read)?;
         let mut chunks = Chunks { source: data_out, spent: spent_in, current: None, at: 0 };
         let outcome = consume(&mut chunks).and_then(|value| chunks.drain().map(|()| value));
@@ -63,7 +65,7 @@ struct Sides {
 }
 
 /// Decompresses until the end, an error, or until all receivers are gone.
-fn pump(source: &mut (dyn Read + Send), media: Compression, caps: &Caps, sides: &Sides) {
+fn pump(source: &mut (dyn Read + Send), media: Compression, (caps, image_bytes): (&Caps, &ImageBytes), sides: &Sides) {
     let failed = |error| {
         // The writer may have failed first; then its error is reported.
         let _gone = sides.data_in.send(Err(error));
@@ -75,7 +77,8 @@ fn pump(source: &mut (dyn Read + Send), media: Compression, caps: &Caps, sides: 
     loop {
         let mut buffer = sides.spent_out.try_recv().unwrap_or_default();
         buffer.resize(BUFFER, 0);
-        match inflater.fill(&mut buffer) {
+        let filled = inflater.fill(&mut buffer);
+        match filled.and_then(|n| image_bytes.count(n as u64).map(|()| n)) {
             Ok(0) => return,
             Ok(n) => buffer.truncate(n),
             Err(error) => return failed(error),

@@ -14,6 +14,7 @@ use super::finish::{Deferred, DeferredLink};
 use super::meta;
 use super::names::{self, Meaning, Name, join};
 use super::remove::remove;
+use super::sparse;
 use crate::caps::Caps;
 
 /// The result of [`write`].
@@ -123,12 +124,12 @@ impl Tree<'_> {
         let failed = |e: Errno| UnpackError::write("write", &entry.path, e);
         match &entry.sparse {
             None => {
-                let sum = copy(data, &file, data.left(), None, &entry.path)?;
+                let sum = copy(data, &file, data.left(), 0, &entry.path)?;
                 self.sums.insert(rustix::fs::fstat(&file).map_err(failed)?.st_ino, sum);
             }
             Some(map) => {
                 for &(offset, length) in &map.spans {
-                    copy(data, &file, length, Some(offset), &entry.path)?;
+                    copy(data, &file, length, offset, &entry.path)?;
                 }
                 rustix::fs::ftruncate(&file, map.real_size).map_err(failed)?;
                 self.sums.remove(&rustix::fs::fstat(&file).map_err(failed)?.st_ino);
@@ -232,33 +233,44 @@ impl Tree<'_> {
     }
 }
 
-/// Writes `length` bytes of the entry's data straight from the stream's buffers; returns their CRC-32.
+/// Writes `length` bytes of the entry's data at `offset`, straight from the stream's buffers; returns their CRC-32.
+/// Long runs of zeros become holes.
 fn copy<S: Stream>(
     data: &mut Entries<'_, S>,
     file: &OwnedFd,
-    mut length: u64,
-    mut offset: Option<u64>,
+    length: u64,
+    offset: u64,
     path: &[u8],
 ) -> Result<u32, UnpackError> {
     let mut sum = crc32fast::Hasher::new();
-    while length > 0 {
+    let (mut at, end) = (offset, offset + length);
+    let mut ends_with_hole = false;
+    while at < end {
         let bytes = data.data()?;
-        let most = usize::try_from(length).unwrap_or(usize::MAX).min(bytes.len());
-        let wrote = match offset {
-            None => rustix::io::write(file, &bytes[..most]),
-            Some(at) => rustix::io::pwrite(file, &bytes[..most], at),
+        let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(bytes.len());
+        let may_have_holes = length >= sparse::HOLE_UNIT;
+        let zeros = if may_have_holes { sparse::leading_zeros(&bytes[..most], at) } else { 0 };
+        ends_with_hole = zeros > 0;
+        let wrote = match zeros {
+            0 => {
+                let run = if may_have_holes { sparse::data_length(&bytes[..most], at) } else { most };
+                rustix::io::pwrite(file, &bytes[..run], at)
+            }
+            zeros => Ok(zeros),
         };
         match wrote {
             Ok(0) => return Err(short(path)),
             Ok(n) => {
                 sum.update(&bytes[..n]);
                 data.consume(n);
-                length -= n as u64;
-                offset = offset.map(|at| at + n as u64);
+                at += n as u64;
             }
             Err(Errno::INTR) => {}
             Err(error) => return Err(UnpackError::write("write", path, error)),
         }
+    }
+    if ends_with_hole {
+        rustix::fs::ftruncate(file, end).map_err(|error| UnpackError::write("write", path, error))?;
     }
     Ok(sum.finalize())
 }

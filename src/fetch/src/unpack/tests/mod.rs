@@ -14,7 +14,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::{Compression, UnpackError, Unpacked, finish, layer};
-use crate::caps::Caps;
+use crate::caps::{Caps, ImageBytes};
 
 /// A layer's directory inside another directory, so that an escape is detected.
 struct UnpackDir {
@@ -90,7 +90,7 @@ fn unpack(tar: &[u8], place: &UnpackDir) -> Result<Unpacked, UnpackError> {
 
 fn unpack_with(tar: &[u8], place: &UnpackDir, caps: &Caps) -> Result<Unpacked, UnpackError> {
     let mut stream = tar;
-    layer(&mut stream, Compression::Auto, &place.dir, caps)
+    layer(&mut stream, Compression::Auto, &place.dir, caps, &ImageBytes::new(caps))
 }
 
 /// [`finish`] with the default limits.
@@ -136,6 +136,25 @@ fn compression_changes_neither_tree_nor_digest() {
 }
 
 #[test]
+fn zeros_become_holes() {
+    // Data at both ends of a hole that begins and ends nowhere special, then zeros to the end.
+    let mut file = vec![0; (8 << 20) + 1234];
+    file[0] = 1;
+    file[(3 << 20) + 7] = 1;
+    let zeros = vec![0; 6 << 20];
+    let tar = build::Tar::default().file("short", b"odd").file("zeros", &zeros).file("holes", &file).end();
+    let place = UnpackDir::new();
+    let unpacked = unpack(&tar, &place).unwrap();
+    for (name, contents, most_blocks) in [("zeros", &zeros, 0), ("holes", &file, 400)] {
+        let path = place.path().join(name);
+        assert!(std::fs::read(&path).unwrap() == *contents, "{name}");
+        let metadata = path.metadata().unwrap();
+        assert!(metadata.blocks() <= most_blocks, "{name}: {} blocks", metadata.blocks());
+        assert_eq!(unpacked.sums.get(&metadata.ino()), Some(&crc32fast::hash(contents)), "{name}");
+    }
+}
+
+#[test]
 fn read_errors_are_distinguished_from_damage() {
     struct Broken(usize);
     impl std::io::Read for Broken {
@@ -151,7 +170,10 @@ fn read_errors_are_distinguished_from_damage() {
     }
     for bytes in [0, 3, 5000] {
         let place = UnpackDir::new();
-        let error = layer(&mut Broken(bytes), Compression::Plain, &place.dir, &Caps::default()).unwrap_err();
+        let caps = Caps::default();
+        let image_bytes = ImageBytes::new(&caps);
+        let unpacked = layer(&mut Broken(bytes), Compression::Plain, &place.dir, &caps, &image_bytes);
+        let error = unpacked.unwrap_err();
         let reset = matches!(&error, UnpackError::Read(e) if e.kind() == std::io::ErrorKind::ConnectionReset);
         assert!(reset, "{bytes}: {error:?}");
     }
