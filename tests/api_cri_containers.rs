@@ -33,14 +33,17 @@ fn containers_live_as_kubelets_expect() {
     let g = Gantry::new();
     let (served, address) = serve(&g);
     let sandbox = Sandbox::run(&g, &address, "web");
-    let id = sandbox.create(&["sleep", "60"]);
+    let user = json!({ "run_as_user": { "value": "1000" }, "run_as_group": { "value": "1001" } });
+    let id = sandbox.create_with(&["sleep", "60"], &json!({ "linux": { "security_context": user } }));
     assert_eq!(id.len(), 64);
+    let created = cri::container(&address, &id);
     // proto3 leaves out CREATED, which is 0.
-    assert_eq!(cri::container(&address, &id)["state"], Value::Null);
+    assert_eq!((&created["state"], &created["user"]), (&Value::Null, &Value::Null));
     sandbox.start(&id);
     let running = cri::container(&address, &id);
     assert_eq!(running["state"], "CONTAINER_RUNNING");
-    assert_eq!(running["user"]["linux"]["uid"], Value::Null, "root: {running}");
+    let user = &running["user"]["linux"];
+    assert_eq!((&user["uid"], &user["gid"]), (&json!("1000"), &json!("1001")), "{running}");
     assert_eq!((&running["image_id"], &running["image_ref"]), (&json!(sandbox.image), &json!(sandbox.image)));
     assert_eq!(failure(&address, "StartContainer", &json!({ "container_id": id })).0, "FAILED_PRECONDITION");
     for _ in 0..2 {
@@ -49,6 +52,7 @@ fn containers_live_as_kubelets_expect() {
     let ended = cri::container(&address, &id);
     let end = (&ended["state"], &ended["reason"], &ended["exit_code"]);
     assert_eq!(end, (&json!("CONTAINER_EXITED"), &json!("Error"), &json!(143)));
+    assert_eq!(ended["user"], Value::Null, "no process has it");
     assert_eq!(failure(&address, "StartContainer", &json!({ "container_id": id })).0, "FAILED_PRECONDITION");
     for _ in 0..2 {
         remove(&address, &id);
@@ -130,7 +134,8 @@ fn attributes_of_containers_are_kept() {
         "log_path": "web/0.log",
         "stop_signal": "SIGNAL_SIGUSR1",
     });
-    let id = sandbox.create_with(&["seq", "env", "--", "cwd", "--", "obey", "USR1", "5"], &more);
+    let verbs = ["seq", "env", "--", "cwd", "--", "obey", "USR1", "--", "no-newline", "half a line", "--", "exit", "5"];
+    let id = sandbox.create_with(&verbs, &more);
     sandbox.start(&id);
     let status = cri::container(&address, &id);
     let listed = &call(&address, "ListContainers", &json!({}))["containers"][0];
@@ -149,7 +154,9 @@ fn attributes_of_containers_are_kept() {
     stop(&address, &id, 30);
     assert_eq!(cri::container(&address, &id)["exit_code"], 5);
     remove(&address, &id);
-    assert!(std::path::Path::new(&log).exists(), "the log is its caller's");
+    let text = std::fs::read_to_string(&log).unwrap();
+    let tags: Vec<_> = text.lines().map(|line| line.split(' ').nth(2)).collect();
+    assert!(text.contains("half a line\n") && tags.ends_with(&[Some("F")]), "the log is its caller's: {text}");
     sandbox.remove();
     served.end();
 }
@@ -359,6 +366,18 @@ fn containers_of_ended_sandboxes_are_listed_and_removed() {
         assert!(codes.contains(&status["exit_code"]), "{status}");
         stop(&address, id, 30);
     }
+    // The end of a container is final.
+    let end = cri::container(&address, &created);
+    for id in [&created, &ended] {
+        let (code, details) = failure(&address, "StartContainer", &json!({ "container_id": id }));
+        assert!(code == "FAILED_PRECONDITION" && details.contains(id.as_str()), "{code} {details}");
+    }
+    assert_eq!(cri::container(&address, &created), end);
+    let why = [sandbox.id.as_str(), "cannot be started again"];
+    let _ = g.run(&["start", &sandbox.id]).exits(125).stderr_contains(&why);
+    let other = g.detached(&[], &["exit", "0"]);
+    g.wait_state(&other, "exited");
+    assert_eq!(g.run(&["start", "--all"]).ok().stdout.trim(), other, "only the pod that is no sandbox");
     for id in [&created, &running] {
         remove(&address, id);
         remove(&address, id);

@@ -129,6 +129,48 @@ fn hung_supervisors_delay_no_other_pod() {
     served.end();
 }
 
+/// The sockets that a process has open.
+fn count_sockets(pid: u32) -> usize {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+}
+
+#[test]
+fn hung_supervisors_delay_no_changes_of_others() {
+    // More than the threads of the engine for such calls.
+    const CALLS: usize = 14;
+    let g = Gantry::new();
+    let (mut served, address) = serve(&g);
+    let (hung, other) = (Sandbox::run(&g, &address, "hung"), Sandbox::run(&g, &address, "other"));
+    let (in_hung, in_other) = (hung.launch(&["sleep", "forever"]), other.launch(&["sleep", "forever"]));
+    let supervisor = Pid::from_raw(i32::try_from(g.supervisor(&hung.id)).unwrap()).unwrap();
+    let request = |id: &str, method: &str| match method {
+        "ReopenContainerLog" => json!({ "container_id": id }),
+        _ => json!({ "container_id": id, "linux": { "cpu_shares": 512 } }),
+    };
+    for method in ["ReopenContainerLog", "UpdateContainerResources"] {
+        kill_process(supervisor, Signal::STOP).unwrap();
+        let (gantryd, sockets) = (served.daemon().pid(), count_sockets(served.daemon().pid()));
+        let of_hung = request(&in_hung, method).to_string();
+        let path = format!("runtime.v1.RuntimeService/{method}");
+        let clients = spawn_script("node_client.py", &["--parallel", &CALLS.to_string(), &address, &path, &of_hung]);
+        // Each call has two descriptors of its connection to the supervisor.
+        let all_wait = || count_sockets(gantryd) >= sockets + 2 * CALLS - 2;
+        wait_for("all calls", || all_wait().then_some(()));
+        for method in ["ReopenContainerLog", "UpdateContainerResources"] {
+            call(&address, method, &request(&in_other, method));
+        }
+        assert!(all_wait(), "{method}: the calls of the other pod were delayed");
+        kill_process(supervisor, Signal::CONT).unwrap();
+        let _succeeded_or_hung_too_long = clients.wait();
+    }
+    call(&address, "UpdateContainerResources", &request(&in_hung, "UpdateContainerResources"));
+    hung.remove();
+    other.remove();
+    served.end();
+}
+
 #[test]
 fn processes_left_behind_do_not_delay_output() {
     let g = Gantry::new();

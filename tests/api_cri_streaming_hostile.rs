@@ -4,13 +4,14 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use gantry_tests::Gantry;
 use gantry_tests::api::Served;
 use gantry_tests::cri::{Sandbox, call, failure, serve};
 use gantry_tests::python::run_script;
 use gantry_tests::streaming::{
     COMMAND_PROTOCOLS, SpdyClient, SpdyFrame, WebSocketClient, connect, parts, request_spdy,
 };
+use gantry_tests::{Gantry, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// The limit of the server's growth, in KiB.
@@ -21,7 +22,7 @@ struct Node {
     served: Served,
     sandbox: Sandbox,
     container: String,
-    _g: Gantry,
+    g: Gantry,
 }
 
 impl Node {
@@ -31,7 +32,7 @@ impl Node {
         let (served, address) = serve(&g);
         let sandbox = Sandbox::run(&g, &address, "web");
         let container = sandbox.launch(&["sleep", "forever"]);
-        Self { served, sandbox, container, _g: g }
+        Self { served, sandbox, container, g }
     }
 
     fn request(&self, verb: &[&str]) -> Value {
@@ -246,6 +247,48 @@ fn odd_paths_are_not_found() {
         let answer = gantry_tests::streaming::request(&format!("http://{host}/{path}"), "GET", &[]);
         assert!(matches!(answer.code(), 400 | 404), "{path}: {}", answer.head);
     }
+    node.check();
+    node.end();
+}
+
+/// The sockets that a process has open.
+fn count_sockets(pid: u32) -> usize {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = fds.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+}
+
+#[test]
+fn clients_of_hung_pods_delay_no_others() {
+    // More than the threads of the engine for such sessions.
+    const CLIENTS: usize = 8;
+    let mut node = Node::new();
+    let gantryd = node.served.daemon().pid();
+    let other = Sandbox::run(&node.g, &node.sandbox.address, "other");
+    let echo = other.create_with(&["echo-stdin"], &json!({ "stdin": true }));
+    other.start(&echo);
+    let attach = |container: &str| {
+        let request = json!({ "container_id": container, "stdin": true, "stdout": true });
+        let url = call(&node.sandbox.address, "Attach", &request)["url"].as_str().unwrap_or_default().to_owned();
+        let mut client = SpdyClient::upgrade(&url, COMMAND_PROTOCOLS);
+        let streams = client.open_channels(&["error", "stdin", "stdout"]);
+        (client, streams)
+    };
+    let supervisor = Pid::from_raw(i32::try_from(node.g.supervisor(&node.sandbox.id)).unwrap()).unwrap();
+    let before = count_sockets(gantryd);
+    kill_process(supervisor, Signal::STOP).unwrap();
+    let waiting: Vec<_> = (0..CLIENTS).map(|_| attach(&node.container)).collect();
+    // Each client has one socket, and two descriptors of its connection to the supervisor.
+    let all_wait = || count_sockets(gantryd) >= before + 3 * CLIENTS - 2;
+    wait_for("all clients", || all_wait().then_some(()));
+    let (mut client, streams) = attach(&echo);
+    client.data(streams["stdin"], b"here\n", false);
+    client.wait_text(streams["stdout"], "here\n");
+    assert!(all_wait(), "the client of the other pod was delayed");
+    client.close();
+    kill_process(supervisor, Signal::CONT).unwrap();
+    waiting.into_iter().for_each(|(client, _)| client.close());
+    other.remove();
     node.check();
     node.end();
 }

@@ -1,6 +1,6 @@
 //! Command lines as users of docker, podman, kubectl or rkt type them.
 
-use gantry_tests::{Gantry, pod_id};
+use gantry_tests::{Gantry, app, pod_id, wait_for};
 use serde_json::{Value, json};
 
 /// The exit code of gantry's own failures.
@@ -49,6 +49,8 @@ fn commands_of_other_tools_get_a_hint() {
         (&["network", "create", "x"], &["/etc/gantry/net.d"]),
         (&["st", "x"], &["is ambiguous: status, stats, start, stop"]),
         (&[""], &["the command is empty: 'gantry help' lists the commands"]),
+        (&["help", "lsit"], &["there is no command 'lsit': did you mean 'list'?"]),
+        (&["help", "image", "nosuch"], &["there is no command 'image nosuch'"]),
         (&["run", "--net", "none", "x"], &["'none'", "write --net=none"]),
         (&["rm", "--everything"], &["--everything"]),
         (&["run", "--init", "x"], &["--init", "leave it out"]),
@@ -58,6 +60,7 @@ fn commands_of_other_tools_get_a_hint() {
         assert!(!out.stderr.contains("tip:") && out.stdout.is_empty(), "{out}");
     }
     assert_eq!(g.run(&["im", "ls", "-q"]).ok().stdout, "");
+    assert_eq!(g.run(&["help", "im", "ls"]).ok().stdout, g.run(&["image", "list", "--help"]).ok().stdout);
     let out = g.run(&[]).exits(FAILED);
     assert!(out.stderr.starts_with("Run pods of apps"), "help alone: {out}");
 }
@@ -362,6 +365,33 @@ fn several_pods_are_stopped_at_once() {
     // A pod that is named twice is removed once, and a word that names none hinders no other.
     let removed = g.run(&["rm", "a", "b", "none", "a", "c"]).exits(1).stdout;
     assert!(pods.iter().all(|pod| removed.contains(pod)) && g.list().is_empty(), "{removed}");
+}
+
+#[test]
+fn apps_are_named_where_pods_are() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let one = ["run", "--net=none", "--detach", "--pod-name=two", &image, "--name=a", "--", "obey", "USR1", "0"];
+    let two = ["---", &image, "--name=b", "--", "obey", "USR1", "0"];
+    let pod = pod_id(&g.run(&[&one[..], &two].concat()).ok());
+    wait_for("the apps to be ready", || {
+        (g.run(&["logs", &pod]).ok().stdout.matches("obeying").count() == 2).then_some(())
+    });
+    assert_eq!(g.run(&["kill", "--signal=USR1", "two/a"]).ok().text(), format!("{pod}/a"));
+    wait_for("the app to end", || (app(&g.status(&pod), "a")["state"] == "exited").then_some(()));
+    assert_eq!(app(&g.status(&pod), "b")["state"], "running");
+    let _absent = g.run(&["kill", "two/none"]).exits(1).stderr_contains(&["none"]);
+    for command in ["stop", "start", "status", "rm"] {
+        let refused = g.run(&[command, "two/b"]).exits(125);
+        let instead = format!("use 'gantry app {command} two/b'");
+        let _named = refused.stderr_contains(&["'two/b' names an app", "name the pod alone, 'two'", &instead]);
+    }
+    for command in ["wait", "inspect", "top", "stats", "port", "cat-manifest"] {
+        let _named = g.run(&[command, "two/b"]).exits(125).stderr_contains(&["'two/b' names an app"]);
+    }
+    let _absent = g.run(&["stop", "none/b"]).exits(1).stderr_contains(&["no pod 'none'"]);
+    g.run(&["kill", "--signal=USR1", "two"]).succeeded();
+    g.wait_state(&pod, "exited");
 }
 
 #[test]

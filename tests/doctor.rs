@@ -73,6 +73,23 @@ fn missing_directories_are_findings() {
 }
 
 #[test]
+fn unusable_default_networks_are_warnings() {
+    let g = Gantry::new();
+    g.run(&["volume", "create", "x"]).succeeded();
+    for (default, want) in [
+        ("nowhere", Some("network 'nowhere' of network.default cannot be used: it does not exist")),
+        ("default,nowhere", Some("network 'nowhere' of network.default")),
+        ("all", None),
+        ("none", None),
+    ] {
+        let config = g.write("config.toml", &format!("[network]\ndefault = '{default}'\n"));
+        let doctor = g.run(&["--config", &config, "doctor"]).ok().stdout;
+        assert_eq!(doctor.contains("network.default"), want.is_some(), "{doctor}");
+        assert!(doctor.contains(want.unwrap_or_default()), "{doctor}");
+    }
+}
+
+#[test]
 fn an_unreadable_restore_record_does_not_block_gantryd() {
     let g = Gantry::new();
     g.fixture();
@@ -84,6 +101,23 @@ fn an_unreadable_restore_record_does_not_block_gantryd() {
     let doctor = g.run(&["doctor"]).exits(1).stdout;
     assert!(doctor.contains(&record.display().to_string()), "{doctor}");
     assert!(fs::remove_dir(&record).is_ok());
+}
+
+#[test]
+fn malformed_network_configurations_are_findings() {
+    let space = Space::new();
+    let g = Gantry::in_space(&space);
+    g.net_file("50-lan.conflist", r#"{ "cniVersion": "1.0.0", "name": "lan", "plugins": 7 }"#);
+    g.net_file("60-broken.conflist", r#"{ "name": "broken", "#);
+    let said = g.run(&["doctor"]).ok().stdout;
+    assert!(
+        said.contains("warning: pods cannot use the network 'lan': ") && said.contains("50-lan.conflist"),
+        "{said}"
+    );
+    assert!(said.contains("60-broken.conflist"), "{said}");
+    g.net_file("70-default.conflist", r#"{ "cniVersion": "1.0.0", "name": "default", "plugins": 7 }"#);
+    let said = g.run(&["doctor"]).ok().stdout;
+    assert_eq!(said.matches("70-default.conflist").count(), 1, "{said}");
 }
 
 /// What makes packets of pods go astray, although everything that gantry made is in place.

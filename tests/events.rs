@@ -328,11 +328,34 @@ fn ranges_and_output_formats_are_supported() {
         (&["--filter=colour=red"][..], "type, id, name, pod, app, image"),
         (&["--filter=type=died"], "pod-exited"),
         (&["--filter=pod"], "KEY=VALUE"),
-        (&["--filter=pod=nowhere"], "there is no pod 'nowhere'"),
         (&["--since=yesterday-ish"], "yesterday-ish"),
         (&["--since=1h", "--until=2h"], "--until is before --since"),
     ] {
         let _ = g.run(&[&["events"], flags].concat()).exits(125).stderr_contains(&[want]);
+    }
+}
+
+#[test]
+fn removed_pods_are_found_by_name() {
+    let g = Gantry::new();
+    let image = g.fixture();
+    let pods: Vec<String> = (0..2)
+        .map(|_| {
+            let pod = pod_id(&g.run(&["prepare", "--net=none", "--pod-name=shop", &image, "--", "true"]).ok());
+            g.run(&["run-prepared", "shop"]).succeeded();
+            g.run(&["rm", "shop"]).succeeded();
+            pod
+        })
+        .collect();
+    let ids = |filter: &str| events(&g, &[filter]).iter().map(|event| text(event, "id").to_owned()).collect::<Vec<_>>();
+    // Prepared, started, exited and removed; the start and the exit of the app.
+    let both: Vec<String> = pods.iter().flat_map(|pod| std::iter::repeat_n(pod.clone(), 6)).collect();
+    assert_eq!(ids("--filter=pod=shop"), both);
+    assert_eq!(ids(&format!("--filter=pod={}", &pods[0][..8])), both[..6]);
+    for unknown in ["nowhere", "00000000"] {
+        let flag = format!("--filter=pod={unknown}");
+        let _ = g.run(&["events", &flag]).exits(1).stderr_contains(&[&format!("there is no pod '{unknown}'")]);
+        g.run(&["events", "--follow", "--until=0s", &flag]).succeeded();
     }
 }
 

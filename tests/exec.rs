@@ -61,6 +61,14 @@ fn user_directory_and_variables_can_be_overridden() {
     let out = g.run(&line).ok();
     assert!(out.stdout.contains("Uid: 1000 1000 1000 1000\n"), "{out}");
     assert!(out.stdout.contains("\n/home/app\n") && out.stdout.contains("B=2\n"), "{out}");
+    let file = g.scratch().join("variables");
+    assert!(std::fs::write(&file, "# of the file\nB=file\nC=file\nFROM_CALLER_ONLY_IF_SET\n").is_ok());
+    let from_file = format!("--env-file={}", file.display());
+    let out = g.run(&["exec", &from_file, "--env=B=2", &pod, "--", "/bin/app", "env"]).ok();
+    assert!(out.stdout.contains("B=2\n") && out.stdout.contains("C=file\n"), "{out}");
+    assert!(!out.stdout.contains("B=file") && !out.stdout.contains("FROM_CALLER"), "{out}");
+    let absent = g.run(&["exec", "--env-file=/absent", &pod, "--", "/bin/app", "env"]).exits(125);
+    let _refused = absent.stderr_contains(&["read variables from /absent"]);
 }
 
 /// Another user gets its own home directory, not that of the app's environment, unless the request names one.

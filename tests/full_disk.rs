@@ -223,6 +223,51 @@ fn pods_can_be_stopped_on_a_full_disk() {
 }
 
 #[test]
+fn doctor_reports_full_and_read_only_disks() {
+    let g = Gantry::new();
+    let disk = SmallDisk::new(&g, "8m");
+    disk.run(&["fetch", &g.layout("tiny", &tiny("x"))]).succeeded();
+    let of_disk = |code: i32| {
+        let doctor = disk.run(&["doctor"]).exits(code).stdout;
+        doctor.lines().find(|line| line.contains("the file system of")).unwrap_or_default().to_owned()
+    };
+    assert_eq!(of_disk(0), "");
+    fill_for_good(&disk);
+    assert!(of_disk(0).ends_with("has no space left: no pod can be created"));
+    disk.drain();
+    // A megabyte is left, less than is set aside for removals.
+    let room = disk.data().join("../room");
+    std::fs::write(&room, vec![1; 1 << 20]).unwrap();
+    fill_for_good(&disk);
+    std::fs::remove_file(&room).unwrap();
+    assert!(of_disk(0).contains(" has only 10"), "{}", of_disk(0));
+    disk.drain();
+    disk.remount("ro");
+    assert!(of_disk(1).contains(" is read-only: no pod can be created"));
+    disk.remount("rw");
+    assert_eq!(of_disk(0), "");
+}
+
+#[test]
+fn images_are_saved_from_a_read_only_disk() {
+    let g = Gantry::new();
+    let disk = SmallDisk::new(&g, "16m");
+    let id = disk.run(&["fetch", &g.layout("big", &big(1 << 20))]).ok().text().to_owned();
+    disk.remount("ro");
+    for format in ["docker-archive", "oci-archive"] {
+        let dir = g.scratch().join(format);
+        std::fs::create_dir(&dir).unwrap();
+        let archive = dir.join("saved.tar");
+        disk.run(&["image", "save", "--format", format, "-o", &archive.display().to_string(), &id]).succeeded();
+        assert!(std::fs::metadata(&archive).unwrap().len() > 0);
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1, "temporary files");
+        assert!(!disk.run(&["image", "save", "--format", format, &id]).ok().stdout.is_empty());
+    }
+    disk.remount("rw");
+    assert_clean(&disk);
+}
+
+#[test]
 fn a_start_fails_if_the_end_is_unrecordable() {
     let g = Gantry::new();
     let (disk, image) = disk_with_fixture(&g, SmallDisk::new(&g, "24m"));

@@ -235,9 +235,26 @@ fn an_unhealthy_app_is_restarted_stopped_or_killed() {
     let stopped = run("stop");
     let status = g.wait_state(&stopped, "exited");
     assert_eq!((&status["exit_code"], &status["failed_app"]), (&json!(7), &json!("web")), "{status}");
+    let reason = "app web is unhealthy: stopped by its health check";
+    assert_eq!(status["reason"], reason);
     let killed = run("kill");
     let status = g.wait_state(&killed, "exited");
     assert_eq!((&status["exit_code"], &status["failed_app"]), (&json!(137), &json!("web")), "{status}");
+    assert_eq!(status["reason"], reason);
+}
+
+#[test]
+fn events_of_unseen_attempts_are_in_order() {
+    let g = Gantry::new();
+    let check = [r#"--health-cmd=["/bin/true"]"#, "--health-interval=1h", "--restart=on-failure:2", "--name=web"];
+    let pod = g.detached(&check, &["exit", "3"]);
+    // No command reconciles meanwhile.
+    let journal = g.dir().join("pods").join(&pod).join("journal");
+    wait_for("the pod to end", || {
+        std::fs::read_to_string(&journal).is_ok_and(|text| text.contains("\"ended\"")).then_some(())
+    });
+    let attempt = ["app-started", "app-health-starting", "app-exited"];
+    assert_eq!(events(&g, &pod, "web"), [attempt; 3].concat());
 }
 
 #[test]

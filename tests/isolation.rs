@@ -18,6 +18,7 @@ fn users_and_groups_are_applied() {
         (&["--user=app", "--group=other"], "1000", "1001", &["1001"]),
         (&["--user=/data/owned"], "1000", "50", &["50"]),
         (&["--user=other", "--supplementary-gids=7,8"], "1001", "1001", &["7", "8", "50"]),
+        (&["--user=1234:5678", "--group-add=staff,7", "--group-add=app"], "1234", "5678", &["7", "50", "1000", "5678"]),
     ] {
         let out = g.app(flags, &["ids"]).ok();
         let row = |name: &str| {
@@ -31,6 +32,8 @@ fn users_and_groups_are_applied() {
         want.dedup();
         assert_eq!(row("Groups"), want, "{flags:?}: the primary group is among them: {out}");
     }
+    let unknown = g.app(&["--group-add=absent"], &["ids"]).exits(125);
+    let _refused = unknown.stderr_contains(&["group 'absent'", "neither in the image nor a number"]);
 }
 
 #[test]
@@ -50,6 +53,7 @@ fn environment_and_working_directory_are_applied() {
 fn the_hostname_is_set() {
     let g = Gantry::new();
     assert_eq!(g.app(&["--hostname=box"], &["hostname"]).ok().text(), "box");
+    assert_eq!(g.app(&["-h", "box"], &["hostname"]).ok().text(), "box");
     let out = g.app(&[], &["hostname"]).ok();
     assert!(out.text().starts_with("gantry-"), "{out}");
 }

@@ -375,7 +375,7 @@ fn named_volumes_are_listed_and_removed() {
         g.run(&["kill", pod]);
         if pod == &running {
             g.wait_state(pod, "exited");
-            let _ = g.run(&["volume", "rm", "data"]).exits(125).stderr_contains(&[pod]);
+            let _ = g.run(&["volume", "rm", "--force", "data"]).exits(125).stderr_contains(&[pod]);
         }
         g.run(&["rm", pod]).succeeded();
     }
@@ -394,6 +394,7 @@ fn named_volumes_are_listed_and_removed() {
     g.run(&["rm", &keeper]).succeeded();
     assert_eq!(g.run(&["volume", "rm", "used"]).ok().stdout, "used\n");
     let _ = g.run(&["volume", "rm", "used"]).exits(1).stderr_contains(&["no volume 'used'"]);
+    assert_eq!(g.run(&["volume", "rm", "--force", "used"]).ok().stdout, "");
     let _ = g.run(&["volume", "inspect", "used"]).exits(1).stderr_contains(&["no volume 'used'"]);
     for bad in ["../x", ".", "a/b", "-"] {
         let _ = g.run(&["volume", "create", "--", bad]).exits(125).stderr_contains(&["is not the name of a volume"]);

@@ -2,8 +2,8 @@
 //! rotates the file, unless its path is chosen: then the caller renames it and requests a reopening.
 //!
 //! A line longer than [`MAX_RECORD_TEXT`] is written as several records: all but the last have the tag `P`, the last
-//! has `F`, or `F:noeol` if the output ended without a newline. An error of the file never reaches the app: the log
-//! drops bytes and counts them.
+//! has `F`, or `F:noeol` if the output ended without a newline and the path of the file is not chosen. An error of the
+//! file never reaches the app: the log drops bytes and counts them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,8 +16,8 @@ use crate::log_place::LogPlace;
 
 const TAG_PARTIAL: &str = "P";
 const TAG_FULL: &str = "F";
-/// A full line without a newline. Tags are a list separated by colons, of which readers of the CRI format know the
-/// first.
+/// A full line without a newline, in a file that only gantry reads. Tags of the CRI are a list separated by colons, but
+/// many readers compare the whole list with `F`, and drop the line.
 const TAG_NO_NEWLINE: &str = "F:noeol";
 
 /// Maximum text of one record, in bytes.
@@ -200,11 +200,16 @@ impl Log {
         &bytes[start..]
     }
 
-    /// Ends a stream. A last line without a newline gets the tag [`TAG_NO_NEWLINE`].
+    /// Ends a stream. A last line without a newline gets the tag [`TAG_NO_NEWLINE`]; in a file at a chosen path, which
+    /// log shippers read, [`TAG_FULL`].
     pub(crate) fn end(&mut self, stream: Stream, partial: &mut PartialLine, now: i64) {
         if partial.is_continued || !partial.text.is_empty() {
             let text = std::mem::take(&mut partial.text);
-            self.append_record(&RecordHead::new(stream, now), TAG_NO_NEWLINE, &text);
+            let tag = match self.place {
+                LogPlace::Own { .. } => TAG_NO_NEWLINE,
+                LogPlace::Chosen { .. } => TAG_FULL,
+            };
+            self.append_record(&RecordHead::new(stream, now), tag, &text);
             partial.is_continued = false;
         }
         self.flush();
@@ -373,6 +378,21 @@ mod tests {
         assert_eq!(&lines[..3], ["stdout F one", "stdout F two", "stdout F "]);
         assert_eq!(lines[3].len(), "stdout P ".len() + MAX_RECORD_TEXT);
         assert_eq!(&lines[4..], ["stdout F:noeol xxxxx"]);
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn chosen_files_have_no_tag_besides_cri() {
+        let (path, own) = log(LogLimits::default());
+        drop(own);
+        let root = rustix::fs::open(&path, OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let mut log = Log::open_chosen(root, "chosen.log".parse().unwrap()).unwrap();
+        let mut partial = PartialLine::default();
+        log.write(Stream::Stdout, &mut partial, b"one\ntwo", 1, false);
+        log.end(Stream::Stdout, &mut partial, 2);
+        log.write(Stream::Stdout, &mut partial, b"$ ", 3, true);
+        log.end(Stream::Stdout, &mut partial, 4);
+        assert_eq!(texts(&path, "chosen.log"), ["stdout F one", "stdout F two", "stdout P $ ", "stdout F "]);
         std::fs::remove_dir_all(path).unwrap();
     }
 

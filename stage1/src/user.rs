@@ -44,6 +44,8 @@ pub(crate) struct UserRequest<'a> {
     pub(crate) group: Option<&'a str>,
     /// Supplementary groups.
     pub(crate) further: &'a [u32],
+    /// The names of further ones.
+    pub(crate) further_names: &'a [String],
     /// Which groups the image adds.
     pub(crate) policy: GroupsPolicy,
     /// The pod's user namespace, in which the ids must exist.
@@ -57,6 +59,7 @@ impl<'a> UserRequest<'a> {
             user: app.user.as_deref(),
             group: app.group.as_deref(),
             further: &app.options.supplementary_gids,
+            further_names: &app.options.supplementary_groups,
             policy: app.options.groups_policy,
             namespace,
         }
@@ -65,19 +68,23 @@ impl<'a> UserRequest<'a> {
 
 /// Resolves a user and groups in the image at `root`. The owners of files there are those of the host.
 pub(crate) fn resolve(root: &OwnedFd, request: &UserRequest<'_>) -> Result<Ids> {
-    let UserRequest { user, group, further, policy, namespace } = *request;
+    let UserRequest { user, group, further, further_names, policy, namespace } = *request;
     let (user, own_group) = match user {
         Some(text) if !text.starts_with('/') => match text.split_once(':') {
-            Some((user, group)) => (Some(user), Some(group)),
+            // As with docker, an empty part has its default.
+            Some((user, group)) => (Some(user).filter(|it| !it.is_empty()), Some(group).filter(|it| !it.is_empty())),
             None => (Some(text), None),
         },
         other => (other, None),
     };
-    let passwd = read(root, "etc/passwd")?;
-    let groups = read(root, "etc/group")?;
+    let given = group.or(own_group);
+    let passwd = read_accounts(root, "etc/passwd", user.is_some_and(is_name))?;
+    let groups = read_accounts(root, "etc/group", given.is_some_and(is_name) || !further_names.is_empty())?;
     let found = find_user(root, &passwd, user.unwrap_or("0"), namespace)?;
     let mut all: Vec<u32> = further.to_vec();
-    let given = group.or(own_group);
+    for name in further_names {
+        all.push(find_group(root, &groups, name, namespace)?);
+    }
     let gid = match given {
         Some(text) => find_group(root, &groups, text, namespace)?,
         None => found.gid,
@@ -136,6 +143,11 @@ fn entries(text: &str) -> impl Iterator<Item = AccountEntry<'_>> {
 fn number(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     text.parse().ok().filter(|&id| digits && id != u32::MAX)
+}
+
+/// Whether a user or a group is named, and not a number or the owner of a path.
+fn is_name(text: &str) -> bool {
+    !text.starts_with('/') && number(text).is_none()
 }
 
 /// The entry with this name; an error if several have different numbers.
@@ -221,6 +233,18 @@ fn owner(root: &OwnedFd, path: &str, namespace: Option<&UserNamespace>) -> Resul
     Ok((uid, gid))
 }
 
+/// Reads passwd or group. Without a name to look up, a file that cannot be read counts as missing: an app cannot keep
+/// root out of it by replacing its own passwd.
+fn read_accounts(root: &OwnedFd, path: &str, is_required: bool) -> Result<String> {
+    match read(root, path) {
+        Err(why) if !is_required => {
+            tracing::warn!(why = why.message, "home directory and groups of the image are not used");
+            Ok(String::new())
+        }
+        other => other,
+    }
+}
+
 /// Reads a small text file of the image, with replacements for invalid UTF-8. A missing file is empty.
 fn read(root: &OwnedFd, path: &str) -> Result<String> {
     let what = || format!("cannot read /{path} of the image");
@@ -269,7 +293,7 @@ mod tests {
     fn users_and_groups_are_resolved() {
         let (dir, root) = image();
         type Want<'a> = (u32, u32, &'a [u32], &'a str);
-        let rows: [(Option<&str>, Option<&str>, Option<Want<'_>>); 18] = [
+        let rows: [(Option<&str>, Option<&str>, Option<Want<'_>>); 20] = [
             (None, None, Some((0, 0, &[0], "/root"))),
             (Some("web"), None, Some((1000, 1001, &[33, 46, 1001], "/home/web"))),
             (Some("1000"), None, Some((1000, 1001, &[33, 46, 1001], "/home/web"))),
@@ -282,7 +306,9 @@ mod tests {
             (Some("4294967296"), None, None),
             (Some("-1"), None, None),
             (Some(""), None, None),
-            (Some("web:"), None, None),
+            (Some("web:"), None, Some((1000, 1001, &[33, 46, 1001], "/home/web"))),
+            (Some(":33"), None, Some((0, 33, &[33], "/root"))),
+            (Some(":nogroup"), None, None),
             (Some("0x0"), None, None),
             (Some("root\n"), None, None),
             (Some("nobody"), None, None),
@@ -308,9 +334,23 @@ mod tests {
             (GroupsPolicy::Strict, None, &[5, 1001]),
         ] {
             let user = Some("1000");
-            let request = UserRequest { user, group, further: &[5], policy, namespace: None };
+            let request = UserRequest { user, group, further: &[5], policy, ..UserRequest::default() };
             assert_eq!(resolve(&root, &request).unwrap().groups, want, "{policy:?} {group:?}");
         }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn further_groups_are_found_by_name() {
+        let (dir, root) = image();
+        let groups = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            let request = UserRequest { further: &[5], further_names: &names, ..UserRequest::default() };
+            resolve(&root, &request).map(|ids| ids.groups)
+        };
+        assert_eq!(groups(&["www", "plugdev"]).ok(), Some(vec![0, 5, 33, 46]));
+        let why = groups(&["www", "absent"]).unwrap_err().message;
+        assert!(why.contains("group 'absent' is neither in the image"), "{why}");
         std::fs::remove_dir_all(dir).unwrap();
     }
 
@@ -321,6 +361,10 @@ mod tests {
         std::fs::remove_file(&passwd).unwrap();
         rustix::fs::mknodat(rustix::fs::CWD, &passwd, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
         assert!(resolve(&root, &named("web")).is_err(), "a FIFO");
+        assert_eq!(
+            resolve(&root, &named("1000:7")).ok().map(|ids| (ids.uid, ids.gid, ids.groups)),
+            Some((1000, 7, vec![7]))
+        );
         std::fs::remove_file(&passwd).unwrap();
         std::os::unix::fs::symlink("/etc/shadow", &passwd).unwrap();
         assert!(resolve(&root, &named("root")).is_err(), "a link to a file that the image lacks");

@@ -3,10 +3,12 @@
 //! Numbers come from `state.next_seq`, in the transaction of the step itself. So they increase by one in commit order,
 //! whichever process writes, and a step that is rolled back leaves no gap.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gantry_model::{AppName, AppOutcome, AppState, Edge, EventKind, EventRecord, NewEvent, PodId, Timestamp};
+use gantry_model::{
+    AppName, AppOutcome, AppState, Edge, EventKind, EventRecord, EventSubject, NewEvent, PodId, PodPrefix, Timestamp,
+};
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use crate::PodRow;
@@ -253,6 +255,25 @@ impl Store {
             )
             .and_then(|mut one| one.query_row(params![kind.as_str(), subject], read).optional())
             .map_err(StoreError::sql("read the last event"))
+    }
+
+    /// The UUIDs of the pods, existing or removed, that have this name in a kept event, or whose UUID begins so.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn pods_in_events(&self, name: &str, prefix: Option<&PodPrefix>) -> Result<BTreeSet<String>, StoreError> {
+        let sql = || StoreError::sql("look for a pod in the events");
+        let is_of_pod = |kind: &&EventKind| kind.subject() == EventSubject::Pod;
+        let kinds: Vec<_> =
+            EventKind::ALL.iter().filter(is_of_pod).map(|kind| format!("'{}'", kind.as_str())).collect();
+        let query = format!(
+            "SELECT DISTINCT subject FROM event
+                WHERE kind IN ({}) AND (name = ?1 OR substr(subject, 1, length(?2)) = ?2)",
+            kinds.join(", ")
+        );
+        let mut statement = self.conn.prepare_cached(&query).map_err(sql())?;
+        let rows = statement.query_map(params![name, prefix.map(PodPrefix::as_str)], |row| row.get(0)).map_err(sql())?;
+        rows.collect::<rusqlite::Result<_>>().map_err(sql())
     }
 
     /// The number after which every kept event of `since` or later lies; a trimmed number if events of that time may be

@@ -106,6 +106,7 @@ pub use pods::{
 };
 pub use pods::{HealthChange, HealthRecord, LimitUpdate, OomRecord, OomReport, SupervisorReport};
 pub use record::Record;
+pub use reserve::MIN_ROOM as RESERVE_MIN_ROOM;
 pub use restore::{DataDir, DataDirLock};
 pub use schedules::{NewSchedule, PodSchedule, SchedulePod, ScheduleRow, ScheduleRun};
 pub use sweep::Swept;

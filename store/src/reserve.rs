@@ -17,12 +17,14 @@ use crate::tmp::{self, Scrap};
 use crate::{Layout, StoreError};
 
 const BYTES: u64 = 1 << 20;
+/// The free space below which none is set aside, in bytes. Below it, hardly anything but a removal succeeds.
+pub const MIN_ROOM: u64 = 2 * BYTES;
 
 fn path(layout: &Layout) -> PathBuf {
     layout.root().join("reserve")
 }
 
-/// Sets the space aside unless it already is. Does nothing without room for twice as much, or on a file system that
+/// Sets the space aside unless it already is. Does nothing without [`MIN_ROOM`], or on a file system that
 /// cannot allocate or is read-only.
 pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
     let path = path(layout);
@@ -31,7 +33,7 @@ pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
     }
     let room =
         rustix::fs::statvfs(layout.root()).map_err(StoreError::io("examine the file system of", layout.root()))?;
-    if room.f_bavail.saturating_mul(room.f_frsize) < 2 * BYTES {
+    if room.f_bavail.saturating_mul(room.f_frsize) < MIN_ROOM {
         return Ok(());
     }
     let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {

@@ -1,19 +1,17 @@
-//! Sandboxes and containers that a kubelet made: the annotations by which all parts of this crate know them, and the
-//! stop of a sandbox.
+//! Sandboxes and containers that a kubelet made: the annotation by which all parts of this crate know the containers,
+//! and the stop of a sandbox.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use gantry_engine::{AppRow, Engine, PodError, PodRow};
+use gantry_engine::{AppRow, Engine, PodError};
 use gantry_model::{ErrorKind, Kind as _, Phase, PodId};
 use tonic::Status;
 use tracing::warn;
 
 use crate::status;
 
-/// The annotation with the name of a sandbox in Kubernetes.
-pub(crate) const SANDBOX_NAME: &str = "gantry/sandbox-name";
 /// The annotation with the name of a container in Kubernetes, which is the same for all its attempts.
 pub(crate) const CONTAINER_NAME: &str = "gantry/container-name";
 
@@ -38,11 +36,6 @@ impl Drop for StopRight {
     fn drop(&mut self) {
         STOPPING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
     }
-}
-
-/// Whether a pod is the sandbox of a kubelet: only the kubelet starts its containers, and never one that has ended.
-pub(crate) fn is_sandbox(pod: &PodRow) -> bool {
-    pod.sandbox && pod.user_annotations.contains_key(SANDBOX_NAME)
 }
 
 /// The name of a container in Kubernetes; `None`: no kubelet made the app.

@@ -24,7 +24,7 @@ pub(crate) type Cli = CommandLine<Command>;
     max_term_width = 100,
     args_override_self = true,
     after_help = "Commands may be abbreviated to a unique prefix. Exit codes: the app's own; 125: gantry failed; 126, 127: \
-                  the command could not be executed, or was not found; 128+n: signal n; 1: no such pod, image or network."
+                  the command could not be executed, or was not found; 128+n: signal n; 1: no such pod, image or network (125 from commands that run something)."
 )]
 pub(crate) struct CommandLine<C: Subcommand> {
     #[command(flatten)]
@@ -136,7 +136,7 @@ commands! {
     Status(commands::status::Status),
     /// Wait until pods have exited and print their exit codes
     Wait(commands::wait::Wait),
-    /// Show what running pods use of the host
+    /// Show the resource usage of running pods
     Stats(commands::stats::Stats),
     /// List the processes of a pod, or show all running pods live
     Top(commands::top::Top),
@@ -153,11 +153,11 @@ commands! {
     Diff(commands::diff::Diff),
     /// Attach to the output of a pod and the input of an app
     Attach(commands::attach::Attach),
-    /// Start pods that have exited
+    /// Start exited and prepared pods
     Start(commands::start::Start),
     /// Stop running pods
     Stop(commands::stop::Stop),
-    /// Restart the apps of running pods, and pods that have exited
+    /// Restart apps of running pods, or exited pods
     Restart(commands::app::Restart),
     /// Freeze the processes of pods or apps
     Pause(commands::pause::Pause),
@@ -167,15 +167,15 @@ commands! {
     Kill(commands::stop::Kill),
     /// Change the limits of running pods and apps
     Update(commands::update::Update),
-    /// Give a pod a name
+    /// Rename a pod
     Rename(commands::rename::Rename),
     /// Remove pods that are not running
     Rm(commands::rm::Rm),
-    /// Remove pods that exited or expired some time ago
+    /// Remove exited and expired pods after a grace period
     Gc(commands::rm::Gc),
-    /// Remove ended pods, and images and volumes that are not in use
+    /// Remove ended pods and images without a name; --all and --volumes remove more
     Prune(commands::prune::Prune),
-    /// Show what images, pods and volumes use of the disk
+    /// Show the disk usage of images, pods and volumes
     Df(commands::df::Df),
     /// Show the complete record of pods as JSON
     Inspect(commands::inspect::Inspect),
@@ -211,13 +211,13 @@ commands! {
     /// Manage named volumes
     #[command(subcommand, infer_subcommands = true)]
     Volume(group commands::volume::Volume),
-    /// Manage pods that gantryd keeps running, or starts at certain times
+    /// Manage pods that gantryd keeps running or starts on a timer
     #[command(subcommand, infer_subcommands = true)]
     Schedule(group commands::schedule::Schedule),
-    /// Make systemd units that run pods
+    /// Generate systemd units that run pods
     #[command(subcommand, infer_subcommands = true)]
     Generate(group commands::generate::Generate),
-    /// Make the certificates of the node API
+    /// Create certificates for the node API and Aurae's API
     #[command(subcommand, infer_subcommands = true)]
     Pki(group commands::pki::Pki),
     /// Show facts about the host and the data directory

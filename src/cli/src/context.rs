@@ -27,6 +27,12 @@ impl Context {
         Self { globals, command: command.into() }
     }
 
+    /// The command of the group `app` that does to an app what this command does to a pod.
+    pub(crate) fn command_for_apps(&self) -> Option<String> {
+        const COMMANDS: [&str; 4] = ["start", "stop", "rm", "status"];
+        COMMANDS.contains(&self.command.as_str()).then(|| format!("app {}", self.command))
+    }
+
     /// The settings, from flags, environment and configuration file.
     pub(crate) fn settings(&self) -> Result<Settings, Failure> {
         let settings = settings::read(&self.globals).map_err(Failure::not_a_missing_object)?;

@@ -61,8 +61,8 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitStatus {
     }
 }
 
-/// Replaces the abbreviated command at this index by its full name, and the subcommand of a group likewise. Returns the
-/// description of the command.
+/// Replaces the abbreviated command at this index by its full name; the subcommand of a group, and the words after
+/// `help`, likewise. Returns the description of the command.
 fn complete(words: &mut [String], at: usize) -> Result<clap::Command, Failure> {
     let description = match crate::cli::only(&words[at]) {
         Some(description) => description,
@@ -72,12 +72,28 @@ fn complete(words: &mut [String], at: usize) -> Result<clap::Command, Failure> {
             crate::cli::describe_command(names, &words[at])
         }
     };
+    if words[at] == "help" {
+        complete_topic(&crate::cli::command(), "", &mut words[at + 1..])?;
+    }
     let group = description.find_subcommand(&words[at]).filter(|command| command.has_subcommands());
     if let Some((group, more)) = group.zip(first_argument(&words[at + 1..])) {
         let at = at + 1 + more;
         words[at] = command_words::complete(group, group.get_name(), &words[at])?;
+        if words[at] == "help" {
+            complete_topic(group, group.get_name(), &mut words[at + 1..])?;
+        }
     }
     Ok(description)
+}
+
+/// Replaces the abbreviated commands after `help` by their full names; the first one is a command of `parent`.
+fn complete_topic(parent: &clap::Command, group: &str, words: &mut [String]) -> Result<(), Failure> {
+    let Some(at) = first_argument(words).filter(|_| parent.has_subcommands()) else { return Ok(()) };
+    words[at] = command_words::complete(parent, group, &words[at])?;
+    match parent.find_subcommand(&words[at]) {
+        Some(command) => complete_topic(command, command.get_name(), &mut words[at + 1..]),
+        None => Ok(()),
+    }
 }
 
 /// Inserts `--` before the program of `exec` if a flag selects the pod. clap would take the program for the pod, and
@@ -321,6 +337,33 @@ mod tests {
             let mut words = words(line);
             separate_program(&crate::cli::command(), &mut words, 1);
             assert_eq!(words.join(" "), want, "{line}");
+        }
+    }
+
+    #[test]
+    fn words_after_help_may_be_abbreviated() {
+        for (line, want) in [
+            ("help statu", "help status"),
+            ("hel ps", "help list"),
+            ("help im sav", "help image save"),
+            ("image help sav", "image help save"),
+            ("help", "help"),
+            ("help hel", "help help"),
+            ("--debug help net ls", "--debug help network list"),
+        ] {
+            let mut words = words(line);
+            let at = first_argument(&words).unwrap();
+            complete(&mut words, at).unwrap();
+            assert_eq!(words.join(" "), want, "{line}");
+        }
+        for (line, want) in [
+            ("help lsit", "there is no command 'lsit': did you mean 'list'?"),
+            ("help st", "'st' is ambiguous"),
+            ("help image tga", "there is no command 'image tga': did you mean 'tag'?"),
+        ] {
+            let mut words = words(line);
+            let text = complete(&mut words, 0).unwrap_err().text(false).unwrap();
+            assert!(text.contains(want), "{line}: {text}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Environment variables for every app of a pod: `--inherit-env`, `--set-env-file` and `--set-env`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gantry_host::file::read_text;
 use gantry_model::PodSpec;
@@ -20,10 +20,7 @@ const NEVER_INHERITED: [&str; 4] = ["PATH", "HOME", "PWD", "OLDPWD"];
 /// A file cannot be read or is not one of `NAME=VALUE` lines.
 pub(crate) fn apply(spec: &mut PodSpec, options: &PodOptions) -> Result<(), Failure> {
     let inherited = if options.inherit_env { inherited(std::env::vars_os()) } else { Vec::new() };
-    let mut from_files = Vec::new();
-    for path in &options.env_files {
-        from_files.extend(read_file(path)?);
-    }
+    let from_files = read_files(&options.env_files)?;
     if inherited.is_empty() && from_files.is_empty() && options.set_env.is_empty() {
         return Ok(());
     }
@@ -40,6 +37,18 @@ fn inherited(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsSt
         .filter(|(name, _)| !NEVER_INHERITED.contains(&name.as_str()))
         .filter(|(name, _)| gantry_model::spec::environment_name(name).is_ok())
         .collect()
+}
+
+/// The variables of files, in their order.
+///
+/// # Errors
+/// As of [`apply`].
+pub(crate) fn read_files(paths: &[PathBuf]) -> Result<Vec<(String, String)>, Failure> {
+    let mut variables = Vec::new();
+    for path in paths {
+        variables.extend(read_file(path)?);
+    }
+    Ok(variables)
 }
 
 fn read_file(path: &Path) -> Result<Vec<(String, String)>, Failure> {

@@ -58,6 +58,20 @@ pub(crate) enum CliError {
     /// The file of `--cidfile` exists.
     #[error("the file of --cidfile exists, {}: its pod may be running; remove the file, or use --uuid-file-save to replace it", .0.display())]
     IdFileExists(PathBuf),
+    /// An app is named where the command takes pods.
+    #[error(
+        "'{}' names an app, and the command takes pods: name the pod alone, '{}'{}",
+        gantry_model::id::shown(.text), gantry_model::id::shown(.pod),
+        .instead.as_ref().map(|command| format!(", or use 'gantry {command} {}'", gantry_model::id::shown(.text))).unwrap_or_default()
+    )]
+    AppForPod {
+        /// POD/APP.
+        text: String,
+        /// The pod of it.
+        pod: String,
+        /// The command that does the same to an app.
+        instead: Option<String>,
+    },
     /// The command requires root.
     #[error("'gantry {0}' needs root")]
     NeedsRoot(String),
@@ -93,7 +107,11 @@ impl Kind for CliError {
                 ErrorKind::NotFound => ErrorKind::Invalid,
                 kind => kind,
             },
-            Self::NotText(_) | Self::Usage(_) | Self::NoVolumeSource(_) | Self::Content { .. } => ErrorKind::Invalid,
+            Self::NotText(_)
+            | Self::Usage(_)
+            | Self::NoVolumeSource(_)
+            | Self::AppForPod { .. }
+            | Self::Content { .. } => ErrorKind::Invalid,
             Self::IdFileExists(_) => ErrorKind::AlreadyExists,
             Self::NeedsRoot(_) => ErrorKind::Denied,
             // Not `NotFound`: exit code 1 says that a pod, app or image does not exist.

@@ -7,7 +7,7 @@
 //!
 //! [Pod]
 //! Network=default
-//! Port=8080:http
+//! Port=8080:80
 //!
 //! [App web]
 //! Image=registry.example/web:1
@@ -78,7 +78,7 @@ struct AppSection {
     args: Vec<String>,
 }
 
-/// Parses a pod file. `name` is that of the pod, unless the file has another.
+/// Parses a pod file; a byte order mark is skipped. `name` is that of the pod, unless the file has another.
 ///
 /// # Errors
 /// The first [`PodFileError`].
@@ -86,7 +86,7 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<PodFile, PodFileError> {
     let mut file = PodFile::default();
     let (mut pod_flags, mut apps) = (Vec::new(), Vec::<AppSection>::new());
     let mut section = None;
-    for (line, text) in logical_lines(text) {
+    for (line, text) in logical_lines(text.strip_prefix('\u{feff}').unwrap_or(text)) {
         let fail = |why: String| PodFileError { line, why };
         if let Some(header) = text.strip_prefix('[') {
             let header = header.strip_suffix(']').ok_or_else(|| fail("a section begins with [NAME]".to_owned()))?;
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn keys_become_flags() {
-        let text = "# A comment\n[Unit]\nAfter=db.service\n[Pod]\nNetwork=none\n\n[App web]\nImage=docker://x/web:1\n\
+        let text = "\u{feff}# A comment\n[Unit]\nAfter=db.service\n[Pod]\nNetwork=none\n\n[App web]\nImage=docker://x/web:1\n\
                     Memory=64Mi\nReadOnly=yes\nEnv=A=b c\nArgs=serve \\\n  \"a b\" 'c\\d' e\\ f\n\
                     [App job]\nImage=docker://x/job:1\nsdnotify=none\n\
                     [Service]\nRestart=always\n[Install]\nWantedBy=multi-user.target default.target\n";

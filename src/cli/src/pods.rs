@@ -11,7 +11,7 @@ use gantry_model::{AppName, PodId};
 
 use crate::context::Context;
 use crate::exit::{CommandKind, ExitStatus};
-use crate::failure::{Failure, io};
+use crate::failure::{CliError, Failure, io};
 use crate::pod_filter::{self, Condition};
 
 /// The most pods that a command ends at once. Ending one is mostly waiting: for its apps, then for the kernel.
@@ -19,14 +19,36 @@ const MAX_AT_ONCE: usize = 8;
 
 /// Finds a pod by its id, its name, a unique prefix of the id, the name of an app, or the host name.
 pub(crate) fn find(engine: &Engine, text: &str) -> Result<PodId, Failure> {
-    Ok(engine.find_pod(text)?)
+    find_only_pod(engine, text, None)
+}
+
+/// As [`find`]; `instead` is the command for an app, if there is one.
+fn find_only_pod(engine: &Engine, text: &str, instead: Option<String>) -> Result<PodId, Failure> {
+    let Some((pod, _)) = text.split_once('/').filter(|(pod, _)| !pod.is_empty()) else {
+        return Ok(engine.find_pod(text)?);
+    };
+    engine.find_pod(pod)?;
+    Err(CliError::AppForPod { text: text.to_owned(), pod: pod.to_owned(), instead }.into())
+}
+
+/// The pod, and the app, that a word and `--app` name: a pod, `POD/APP`, or the id of an app.
+pub(crate) fn find_target(
+    engine: &Engine,
+    text: &str,
+    app: Option<&AppName>,
+) -> Result<(PodId, Option<AppName>), Failure> {
+    let is_pod = app.is_none() && split(text)?.1.is_none() && engine.find_app_by_id(text)?.is_none();
+    match is_pod {
+        true => find(engine, text).map(|id| (id, None)),
+        false => find_app(engine, text, app).map(|(id, app)| (id, Some(app))),
+    }
 }
 
 /// The newest pod.
 pub(crate) fn latest(engine: &Engine) -> Result<PodId, Failure> {
     let rows = engine.list(&PodQuery::default())?;
     let newest = rows.iter().map(|view| &view.row).max_by_key(|row| (row.created, row.id));
-    newest.map(|row| row.id).ok_or_else(|| crate::failure::CliError::NoPods.into())
+    newest.map(|row| row.id).ok_or_else(|| CliError::NoPods.into())
 }
 
 /// The pod of a command that takes exactly one.
@@ -212,6 +234,24 @@ impl PodSet {
         for_each(context, engine, &self.pods, &self.reference, act)
     }
 
+    /// As [`Self::for_each`], where a word may name an app, too; `app` is that of `--app`.
+    pub(crate) fn for_each_target(
+        &self,
+        context: &Context,
+        engine: &Engine,
+        is_selected: impl Fn(&PodRow) -> bool,
+        app: Option<&AppName>,
+        mut act: impl FnMut(PodId, Option<&AppName>) -> Result<ExitStatus, Failure>,
+    ) -> Result<ExitStatus, Failure> {
+        if self.pods.is_empty() || self.reference.is_given() {
+            return self.for_each(context, engine, is_selected, |id| act(id, app));
+        }
+        Ok(context.for_each(&self.pods, CommandKind::Query, &mut |word: &String| {
+            let (id, app) = find_target(engine, word, app)?;
+            act(id, app.as_ref())
+        }))
+    }
+
     /// As [`Self::for_each`], for several pods at once and in any order: each thread has an engine of its own.
     pub(crate) fn for_each_at_once(
         &self,
@@ -293,7 +333,7 @@ fn for_each(
     if reference.is_some() && !words.is_empty() {
         return Err(selected_twice());
     }
-    let named = words.iter().map(|word| find(engine, word));
+    let named = words.iter().map(|word| find_only_pod(engine, word, context.command_for_apps()));
     Ok(for_each_id(context, named.chain(reference.map(Ok)), act))
 }
 

@@ -73,7 +73,7 @@ pub enum Fact {
         /// The number of the start.
         attempt: u32,
     },
-    /// An app was asked to stop: its next exit is no failure, unless it is stopped because it is unhealthy.
+    /// An app was asked to stop: its next exit is no failure, unless it is stopped, or killed, because it is unhealthy.
     AppStopping {
         /// Its name.
         app: String,

@@ -99,7 +99,8 @@ pub(crate) struct Args {
 impl Args {
     /// The settings from these flags, the environment and the configuration file.
     pub(crate) fn settings(&self) -> Result<Settings, gantry_engine::EngineError> {
-        Settings::read(self.dir.as_deref(), self.config.as_deref())
+        let settings = Settings::read(self.dir.as_deref(), self.config.as_deref())?;
+        Ok(Settings { options: settings.options.sharing_journals(), ..settings })
     }
 }
 

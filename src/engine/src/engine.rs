@@ -38,6 +38,8 @@ pub struct Options {
     pub stop_grace: Duration,
     /// Options of networks.
     pub network: NetworkOptions,
+    /// The journals that the engines with these options keep.
+    pub(crate) journals: JournalCache,
 }
 
 /// Options of networks.
@@ -93,7 +95,15 @@ impl Options {
             events_kept: gantry_store::EVENTS_KEPT,
             stop_grace: Duration::from_secs(10),
             network: NetworkOptions::default(),
+            journals: JournalCache::default(),
         }
+    }
+
+    /// The same options for a daemon: the engines that are opened with them, or with copies of them, share a few
+    /// journals that were read.
+    #[must_use]
+    pub fn sharing_journals(self) -> Self {
+        Self { journals: JournalCache::of_daemon(), ..self }
     }
 }
 
@@ -140,7 +150,6 @@ pub struct Engine {
     pub(crate) tolerant: bool,
     /// Why the last unwritable row could not be written.
     pub(crate) unwritten: RefCell<Option<String>>,
-    pub(crate) journals: JournalCache,
     pub(crate) timeouts: Timeouts,
     pub(crate) hierarchies: OnceCell<Vec<Hierarchy>>,
 }
@@ -189,7 +198,6 @@ impl Engine {
             writes: Cell::new(true),
             tolerant: true,
             unwritten: RefCell::default(),
-            journals: JournalCache::default(),
             timeouts: Timeouts::foreground(),
             hierarchies: OnceCell::new(),
         }
@@ -232,7 +240,7 @@ impl Engine {
     /// The same engine for one command: it keeps the last journal that it has read.
     #[must_use]
     pub fn into_command(mut self) -> Self {
-        self.journals.enable();
+        self.options.journals = JournalCache::of_command();
         self
     }
 

@@ -124,6 +124,9 @@ pub enum PodError {
     /// No pod has this id or name.
     #[error("there is no pod '{}': 'gantry list' lists the pods", gantry_model::id::shown(.0))]
     NoSuchPod(String),
+    /// No pod has this id or name, and none had it.
+    #[error("there is no pod '{}', and no event of one: 'gantry list' lists the pods", gantry_model::id::shown(.0))]
+    NoSuchPodInEvents(String),
     /// Several pods have this name.
     #[error(
         "{matches} pods have an app or a host of the name '{}', among them {}: give the id",
@@ -169,7 +172,7 @@ pub enum PodError {
 impl Kind for PodError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotFound(_) | Self::NoSuchPod(_) => ErrorKind::NotFound,
+            Self::NotFound(_) | Self::NoSuchPod(_) | Self::NoSuchPodInEvents(_) => ErrorKind::NotFound,
             Self::AmbiguousName { .. } => ErrorKind::Invalid,
             Self::Store(cause) => cause.kind(),
             Self::Io { source, .. } => ErrorKind::of_io(source),

@@ -9,10 +9,11 @@
 //! loop: page = events_after(cursor); cursor = page.cursor; if the page is empty, commits.wait
 //! ```
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use gantry_model::query::EventQuery;
-use gantry_model::{EventRecord, NewEvent, Timestamp};
+use gantry_model::{EventRecord, NewEvent, PodPrefix, Timestamp};
 
 use crate::{Engine, Observer, PodError};
 
@@ -68,6 +69,14 @@ impl Engine {
         let (events, trimmed) = self.store.events_page(cursor, most).map_err(PodError::store)?;
         let last = events.last().map_or(cursor, |event| event.seq);
         Ok(EventPage { events, cursor: last, trimmed })
+    }
+
+    /// The UUIDs of the pods, existing or removed, that have this name in an event, or whose UUID begins so.
+    ///
+    /// # Errors
+    /// [`PodError`].
+    pub fn pods_in_events(&self, name: &str, prefix: Option<&PodPrefix>) -> Result<BTreeSet<String>, PodError> {
+        self.store.pods_in_events(name, prefix).map_err(PodError::store)
     }
 }
 

@@ -23,8 +23,9 @@
 //! | `info` | facts about the host and the store |
 //! | `observer` | the read-only handle for surfaces |
 //! | `commits` | waiting for commits to the database |
-//! | `freshness` | whether what was read of a pod still holds |
-//! | `events`, `volumes`, `settings`, `error` | one subject each |
+//! | `freshness` | whether a cached description of a pod is still valid |
+//! | `events`, `volumes`, `settings` | events of pods, named volumes, the configuration file |
+//! | `error` | [`PodError`], the failures that most operations share |
 //!
 //! Most modules are private. The items that the command line, the API and gantryd use are exported here.
 
@@ -79,7 +80,7 @@ pub use manifest::appc::{Secrets, VERSION as APPC_VERSION};
 pub use manifest::{ManifestError, parse as parse_manifest, to_value as manifest_to_value};
 pub use observer::Observer;
 pub use pods::app_stop::AppStop;
-pub use pods::control::ControlError;
+pub use pods::control::{ControlError, SentRequest};
 pub use pods::exec::{Exec, ExecError, ExecRequest, ExecStart, Stdio};
 pub use pods::exec_tree::ExecTree;
 pub use pods::gc::{GcAction, GcOptions, GcReport, GcStep};
@@ -88,10 +89,12 @@ pub use pods::kill::KillError;
 pub use pods::output::{Chunk, Notification, OutputError, OutputStream, Show};
 pub use pods::plan::PlanError;
 pub use pods::prepare::{Embryo, Prepare, PrepareError};
+pub use pods::restart::{SANDBOX_NAME, is_kubelet_sandbox};
 pub use pods::rm::RmError;
 pub use pods::run::{RunOptions, Running, StartError};
 pub use pods::sockets::PodSockets;
 pub use pods::stop::{StopError, Stopped};
+pub use pods::update::LimitsUpdate;
 pub use pods::view::PodView;
 pub use pods::wait::{EndWatch, Ended};
 pub use prune::{PruneOptions, PruneReport};

@@ -48,7 +48,7 @@ impl Observer {
     /// [`PodError`].
     pub fn pods(&self, filters: &[PodFilter]) -> Result<Vec<PodView>, PodError> {
         let filters: Vec<PodWhere<'_>> = filters.iter().map(filter::resolved).collect();
-        let rows = self.engine.store.pods_where(&filters).map_err(PodError::store)?;
+        let rows = self.engine.store.pods_where(&filters)?;
         Ok(rows.into_iter().map(|row| self.engine.view(row)).collect())
     }
 
@@ -79,7 +79,7 @@ impl Observer {
     /// [`PodError`] when no pod matches, or more than one (`PodError::ambiguous` has the number).
     pub fn pod(&self, prefix: &PodPrefix) -> Result<PodView, PodError> {
         let id = self.engine.resolve(prefix)?;
-        let row = self.engine.store.pod(id).map_err(PodError::store)?;
+        let row = self.engine.store.pod(id)?;
         row.map(|row| self.engine.view(row)).ok_or_else(|| PodError::NotFound(prefix.clone()))
     }
 
@@ -123,6 +123,14 @@ impl Observer {
             }
         }
         Ok(views)
+    }
+
+    /// All images, by id, and a number that rises with each change of an image.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn images_and_version(&self) -> Result<(Vec<ImageRow>, u64), ImageError> {
+        self.engine.store.images_and_commits().map_err(store)
     }
 
     /// The image with this id.

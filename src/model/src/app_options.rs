@@ -21,6 +21,7 @@ use crate::ulimit::Ulimit;
 const MAX_DEVICES: usize = 64;
 const MAX_COVERED_PATHS: usize = 256;
 const MAX_GROUPS: usize = 1024;
+const MAX_GROUP_NAME: usize = 256;
 
 /// Options of an app that do not depend on its image: the plan of a pod has them as the user gave them. A missing field
 /// has its default, so that plans of pods that an older gantry prepared can still be read.
@@ -29,6 +30,9 @@ const MAX_GROUPS: usize = 1024;
 pub struct AppOptions {
     /// Supplementary group numbers, on top of those that the image's group file gives the user.
     pub supplementary_gids: Vec<u32>,
+    /// The names of further supplementary groups, which the image's group file has to define.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub supplementary_groups: Vec<String>,
     /// Whether the root file system is read-only.
     pub read_only_root: bool,
     /// Resource limits.
@@ -119,6 +123,19 @@ impl GroupsPolicy {
     }
 }
 
+/// Checks a name of a group, as a line of group(5) can have it. A number is no name.
+///
+/// # Errors
+/// [`SpecError`].
+pub fn check_group_name(name: &str) -> Result<(), SpecError> {
+    let is_number = name.bytes().all(|c| c.is_ascii_digit());
+    let is_odd = |c: char| c.is_whitespace() || c.is_control() || matches!(c, ':' | ',' | '/');
+    match is_number || name.len() > MAX_GROUP_NAME || name.starts_with(['-', '+']) || name.contains(is_odd) {
+        true => Err(SpecError::new(format!("'{}' is neither the name of a group nor a group number", shown(name)))),
+        false => Ok(()),
+    }
+}
+
 /// The least storage limit: below it, the app's root cannot be made.
 const MIN_STORAGE_LIMIT: u64 = 1 << 20;
 
@@ -134,7 +151,9 @@ impl AppOptions {
         self.validate_ulimits()?;
         self.validate_devices()?;
         self.health.validate()?;
-        check_count("supplementary groups", self.supplementary_gids.len(), MAX_GROUPS)?;
+        let groups = self.supplementary_gids.len().saturating_add(self.supplementary_groups.len());
+        check_count("supplementary groups", groups, MAX_GROUPS)?;
+        self.supplementary_groups.iter().try_for_each(|name| check_group_name(name))?;
         for (what, paths) in [("masked path", &self.masked_paths), ("read-only path", &self.read_only_paths)] {
             let paths = paths.as_deref().unwrap_or_default();
             check_count(what, paths.len(), MAX_COVERED_PATHS)?;

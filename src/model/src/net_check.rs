@@ -79,7 +79,8 @@ fn port(port: &PortSpec) -> Result<(), SpecError> {
 /// Whether a port can be published on this address of the host.
 ///
 /// # Errors
-/// [`SpecError`] for `::1` and multicast addresses.
+/// [`SpecError`] for `::1`, multicast addresses, and link-local addresses of IPv6, which mean nothing without an
+/// interface.
 pub fn host_address(address: IpAddr) -> Result<(), SpecError> {
     if address == IpAddr::V6(Ipv6Addr::LOCALHOST) {
         return Err(SpecError::new(
@@ -89,6 +90,14 @@ pub fn host_address(address: IpAddr) -> Result<(), SpecError> {
     }
     if address.is_multicast() {
         return Err(SpecError::new(format!("a port cannot be published on {address}: it is a multicast address")));
+    }
+    if let IpAddr::V6(address) = address
+        && address.is_unicast_link_local()
+    {
+        return Err(SpecError::new(format!(
+            "a port cannot be published on [{address}]: it is a link-local address, which each interface may have; \
+             publish it on another address of the host, or on every address"
+        )));
     }
     Ok(())
 }

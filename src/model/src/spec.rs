@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use crate::app_options::{AppOptions, GroupsPolicy, Seccomp};
+pub use crate::app_options::{AppOptions, GroupsPolicy, Seccomp, check_group_name};
 pub use crate::capabilities::{ALL_CAPABILITIES, CAPABILITIES, Capabilities, DEFAULT_CAPABILITIES};
 use crate::cgroup::{CgroupManager, CgroupParent};
 use crate::id::shown;

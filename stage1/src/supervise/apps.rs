@@ -181,18 +181,28 @@ impl Supervisor {
             return;
         }
         let last = app.started.as_ref().map_or(0, |started| started.attempt);
-        let checked = self.check_is_open().and_then(|()| self.check_is_not_paused()).and_then(|()| match &app.stop {
-            Some(_) => Err(failure(ErrorKind::Busy, format!("app '{name}' is being stopped"))),
-            None if start.attempt < last => {
-                let why = format!("attempt {} of app '{name}' cannot be started after attempt {last}", start.attempt);
-                Err(failure(ErrorKind::Refused, why))
-            }
-            None => Ok(()),
-        });
+        let checked =
+            self.check_is_open().and_then(|()| self.check_restarts_paused(token)).and_then(|()| match &app.stop {
+                Some(_) => Err(failure(ErrorKind::Busy, format!("app '{name}' is being stopped"))),
+                None if start.attempt < last => {
+                    let why =
+                        format!("attempt {} of app '{name}' cannot be started after attempt {last}", start.attempt);
+                    Err(failure(ErrorKind::Refused, why))
+                }
+                None => Ok(()),
+            });
         match checked {
             Ok(()) => self.signal_stop(token, grace, StopCause::Request, None, Some(start)),
             Err(why) => start.refuse(name, why),
         }
+    }
+
+    /// Fails if the pod is paused with other apps: they stay so, and no app is started meanwhile. An app that is paused
+    /// alone is resumed by its stop, and the pod with it.
+    fn check_restarts_paused(&self, token: Token<App>) -> Result<()> {
+        let is_paused_alone =
+            self.pausing.is_none() && self.pod.apps.iter().all(|(other, app)| app.is_paused == (other == token));
+        if is_paused_alone { Ok(()) } else { self.check_is_not_paused() }
     }
 
     /// Asks a running app to stop, for a client that waits for its exit or for the start that follows. A further

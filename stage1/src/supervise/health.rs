@@ -147,6 +147,9 @@ impl Supervisor {
             None | Some(HealthAction::None) => {}
             Some(HealthAction::Stop) => self.signal_stop(token, grace, StopCause::Health, None, None),
             Some(HealthAction::Kill) => {
+                let attempt = app.started.as_ref().map_or(0, |started| started.attempt);
+                // Before its exit, whose cause it is.
+                self.journal.append(Fact::AppStopping { app: app.plan.name.clone(), attempt, unhealthy: true });
                 app.signal(SIGKILL);
                 app.cgroup.kill();
             }

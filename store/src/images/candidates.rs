@@ -10,6 +10,7 @@ use rusqlite::{Connection, params_from_iter};
 use serde_json::json;
 
 use super::{ImageRow, some};
+use crate::db::read_counters;
 use crate::pods::row::Columns;
 use crate::{Store, StoreError};
 
@@ -22,6 +23,21 @@ impl Store {
     pub fn images_where(&self, filters: &[ImageFilter]) -> Result<Vec<(ImageRow, Vec<usize>)>, StoreError> {
         const DOING: &str = "list the images";
         self.read(DOING, |tx| candidates(tx, filters).map_err(StoreError::sql(DOING)))
+    }
+
+    /// All images, by id, and the number of durable commits so far. Each change of an image is one, so that the number
+    /// rises with it, also after a restore.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn images_and_commits(&self) -> Result<(Vec<ImageRow>, u64), StoreError> {
+        const DOING: &str = "list the images";
+        let read = |tx: &Connection| {
+            let commits = read_counters(tx)?.map_or(0, |counters| counters.durable);
+            let images = candidates(tx, &[])?.into_iter().map(|(image, _)| image).collect();
+            Ok((images, commits))
+        };
+        self.read(DOING, |tx| read(tx).map_err(StoreError::sql(DOING)))
     }
 }
 

@@ -153,7 +153,12 @@ impl Restart {
             let (id, app) = find_app(engine, text, self.app.as_ref())?;
             return Ok(RestartTarget::Apps(id, vec![app]));
         }
-        let row = engine.status(pods::find(engine, pod)?)?.row;
+        let mut row = engine.status(pods::find(engine, pod)?)?.row;
+        // Restarting an app resumes it. In a paused pod, no app would be started again.
+        if row.paused {
+            engine.unpause(row.id, None)?;
+            row = engine.status(row.id)?.row;
+        }
         // For a pod that is being started, the start is waited for.
         if matches!(row.phase, Phase::Exited { .. } | Phase::Starting { .. }) {
             return Ok(RestartTarget::WholePod(row.id));

@@ -97,7 +97,7 @@ _gantry() {
       COMPREPLY+=("${value#"$before"}")
     fi
   done < <(gantry __complete "${words[@]:1}" 2>/dev/null)
-  [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace 2>/dev/null
+  [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=:] ]] && compopt -o nospace 2>/dev/null
   return 0
 }
 complete -F _gantry gantry
@@ -113,7 +113,7 @@ _gantry() {
     if [[ $line == :files ]]; then files=1; continue; fi
     value="${line%%$'\t'*}"
     line="${value//:/\\:}:${line#*$'\t'}"
-    if [[ $value == *= ]]; then open+=("$line"); else closed+=("$line"); fi
+    if [[ $value == *[=:] ]]; then open+=("$line"); else closed+=("$line"); fi
   done
   (( $#closed )) && _describe -V gantry closed
   (( $#open )) && _describe -V gantry open -S ''

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::commands::RunCommand;
 use crate::context::{Context, is_replaced};
-use crate::exit::ExitStatus;
+use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{Failure, io as failed, output};
 use crate::relay::Stdout;
 use crate::render::json::{self, TimeJson};
@@ -67,6 +67,8 @@ pub(crate) struct Events {
 
 /// Prints events and follows them.
 impl RunCommand for Events {
+    const KIND: CommandKind = CommandKind::Query;
+
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let now = gantry_engine::now();
         let at = |text: &Option<String>| text.as_deref().map(|text| time::parse(text, now)).transpose();
@@ -83,7 +85,7 @@ impl RunCommand for Events {
             let mut reader = Reader {
                 engine: &engine,
                 query: EventQuery { since, until, ..EventQuery::default() },
-                filter: Filter::resolve(&self.filter, &engine)?,
+                filter: Filter::resolve(&self.filter, &engine, self.follow)?,
                 cursor: 0,
                 reconciler: Reconciler { engine: &engine, debug: context.globals.debug, error: None },
                 sink: &mut sink,

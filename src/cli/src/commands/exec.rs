@@ -1,6 +1,7 @@
 //! `gantry exec` and `gantry enter`.
 
 use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 
 use gantry_engine::{Engine, Exec as Process, ExecRequest, Stdio};
 use gantry_model::terminal::DEFAULT_SIZE;
@@ -9,8 +10,10 @@ use rustix::fs::OFlags;
 
 use crate::commands::RunCommand;
 use crate::context::Context;
+use crate::environment;
 use crate::exit::ExitStatus;
 use crate::failure::{Failure, io, print_stderr};
+use crate::grammar::merged_environment;
 use crate::pods::{OnePod, SelectedApp};
 use crate::relay::{self, Flow, RelayEvent};
 use crate::signals::Signals;
@@ -40,9 +43,12 @@ pub(crate) struct Exec {
     /// Working directory (absolute)
     #[arg(short, long, visible_alias = "working-dir", value_name = "DIR")]
     workdir: Option<String>,
-    /// Set an environment variable; NAME alone: to the caller's value
+    /// Set an environment variable; NAME alone takes the caller's value
     #[arg(short, long, visible_alias = "environment", value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<Variable>,
+    /// Set environment variables from a file of lines NAME=VALUE, or NAME for the caller's value; --env replaces them
+    #[arg(long, visible_alias = "set-env-file", value_name = "FILE")]
+    env_file: Vec<PathBuf>,
     /// Key sequence to detach from the program; empty: none
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
     detach_keys: DetachKeys,
@@ -71,6 +77,7 @@ const SHELLS: [&str; 3] = ["/bin/bash", "/bin/ash", "/bin/sh"];
 /// Runs a program in an app and exits with its code.
 impl RunCommand for Exec {
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
+        let env = self.environment()?;
         let engine = context.open("exec")?;
         let SelectedApp { pod: id, app, first } = self.pod.app(&engine, self.app.as_ref())?;
         // With --latest and --uuid-file the first word belongs to the command.
@@ -79,14 +86,14 @@ impl RunCommand for Exec {
             if command.is_empty() {
                 return Err(Failure::usage("name the program that is to run in the background"));
             }
-            return run_detached(&engine, id, self.request(app, command, self.tty));
+            return run_detached(&engine, id, self.request(app, command, env, self.tty));
         }
         let shell = command.is_empty();
         // A shell is interactive: give it a terminal if there is one here.
         let at_terminal = shell && rustix::termios::isatty(rustix::stdio::stdin());
         let keyboard = (self.interactive || shell).then_some(&self.detach_keys);
         let argv = if shell { vec![SHELLS[0].to_owned()] } else { command };
-        let mut request = self.request(app, argv, self.tty || at_terminal);
+        let mut request = self.request(app, argv, env, self.tty || at_terminal);
         let mut candidates: &[&str] = if shell { &SHELLS[1..] } else { &[] };
         loop {
             match run_program(&engine, id, request.clone(), keyboard) {
@@ -102,11 +109,18 @@ impl RunCommand for Exec {
 }
 
 impl Exec {
-    fn request(&self, app: Option<AppName>, argv: Vec<String>, tty: bool) -> ExecRequest {
+    /// The variables of files, then those of flags, which replace them.
+    fn environment(&self) -> Result<Vec<(String, String)>, Failure> {
+        let from_files = environment::read_files(&self.env_file)?;
+        let given: Vec<_> = self.env.iter().cloned().filter_map(|(name, value)| Some((name, value?))).collect();
+        Ok(merged_environment([&from_files[..], &given]))
+    }
+
+    fn request(&self, app: Option<AppName>, argv: Vec<String>, env: Vec<(String, String)>, tty: bool) -> ExecRequest {
         ExecRequest {
             app,
             argv,
-            env: self.env.iter().cloned().filter_map(|(name, value)| Some((name, value?))).collect(),
+            env,
             cwd: self.workdir.clone(),
             user: self.user.clone(),
             group: self.group.clone(),

@@ -8,6 +8,7 @@ use gantry_engine::{ImageGc, ImageRemoved, ImageRow, Swept};
 use gantry_model::{ImageRef, Timestamp};
 
 use crate::commands::RunCommand;
+use crate::commands::inspect::ManifestFlags;
 use crate::context::Context;
 use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::{Failure, print_stderr};
@@ -349,12 +350,8 @@ pub(crate) struct CatManifest {
     /// Name or id of an image
     #[arg(value_name = "IMAGE")]
     image: String,
-    /// Indent the output
-    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pretty_print: bool,
-    /// Print an appc manifest, as gantryd's rkt API returns it
-    #[arg(long)]
-    appc: bool,
+    #[command(flatten)]
+    manifest: ManifestFlags,
 }
 
 /// Prints an image's manifest.
@@ -364,9 +361,12 @@ impl RunCommand for CatManifest {
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let reference: ImageRef = self.image.parse()?;
         let engine = context.open_to_read()?;
-        let document =
-            if self.appc { engine.image_appc_manifest(&reference)? } else { engine.image_manifest(&reference)? };
-        json::to_stdout(|out| json::write_document(out, super::inspect::json_format(self.pretty_print), &document))?;
+        let document = if self.manifest.appc {
+            engine.image_appc_manifest(&reference)?
+        } else {
+            engine.image_manifest(&reference)?
+        };
+        json::to_stdout(|out| json::write_document(out, self.manifest.format(), &document))?;
         Ok(ExitStatus::OK)
     }
 }

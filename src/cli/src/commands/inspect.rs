@@ -63,12 +63,26 @@ impl RunCommand for Inspect {
 pub(crate) struct CatManifest {
     #[command(flatten)]
     pods: Pods,
+    #[command(flatten)]
+    manifest: ManifestFlags,
+}
+
+/// The flags of commands that print manifests.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManifestFlags {
     /// Indent the output
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pretty_print: bool,
     /// Print an appc manifest, as gantryd's rkt API returns it
     #[arg(long)]
-    appc: bool,
+    pub(crate) appc: bool,
+}
+
+impl ManifestFlags {
+    /// JSON with or without indentation.
+    pub(crate) fn format(&self) -> OutputFormat {
+        if self.pretty_print { OutputFormat::JsonPretty } else { OutputFormat::Json }
+    }
 }
 
 /// Prints the manifests of pods, in the format that `--pod-manifest` reads.
@@ -79,17 +93,12 @@ impl RunCommand for CatManifest {
         let engine = context.open_to_read()?;
         let mut manifests = Vec::new();
         let worst = self.pods.for_each(context, &engine, |id| {
-            manifests.push(if self.appc { engine.appc_manifest(id)? } else { engine.manifest(id)? });
+            manifests.push(if self.manifest.appc { engine.appc_manifest(id)? } else { engine.manifest(id)? });
             Ok(ExitStatus::OK)
         })?;
         json::to_stdout(|out| {
-            json::write_one_or_several(out, json_format(self.pretty_print), self.pods.are_several(), &manifests)
+            json::write_one_or_several(out, self.manifest.format(), self.pods.are_several(), &manifests)
         })?;
         Ok(worst)
     }
-}
-
-/// The JSON format with or without indentation.
-pub(crate) fn json_format(pretty: bool) -> OutputFormat {
-    if pretty { OutputFormat::JsonPretty } else { OutputFormat::Json }
 }

@@ -23,7 +23,7 @@ pub(crate) enum Network {
     List(List),
     /// Show networks and their pods as JSON
     Inspect(Inspect),
-    /// Restore the firewall rules of running pods
+    /// Restore the rules, bridges and forwarding of running pods
     Reload,
 }
 

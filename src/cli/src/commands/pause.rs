@@ -8,7 +8,7 @@ use crate::commands::RunCommand;
 use crate::context::Context;
 use crate::exit::{CommandKind, ExitStatus};
 use crate::failure::Failure;
-use crate::pods::{self, find_app, split};
+use crate::pods::find_target;
 use crate::render::json;
 
 /// Arguments of `pause`.
@@ -64,11 +64,7 @@ impl PauseTargets {
         mut act: impl FnMut(PodId, Option<&AppName>) -> Result<(), Failure>,
     ) -> Result<ExitStatus, Failure> {
         Ok(context.for_each(&self.targets, CommandKind::Query, &mut |text| {
-            let is_pod = self.app.is_none() && split(text)?.1.is_none() && engine.find_app_by_id(text)?.is_none();
-            let (id, app) = match is_pod {
-                true => (pods::find(engine, text)?, None),
-                false => find_app(engine, text, self.app.as_ref()).map(|(id, app)| (id, Some(app)))?,
-            };
+            let (id, app) = find_target(engine, text, self.app.as_ref())?;
             act(id, app.as_ref())?;
             json::to_stdout(|out| match &app {
                 Some(app) => writeln!(out, "{id}/{app}"),

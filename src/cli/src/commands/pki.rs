@@ -65,8 +65,7 @@ pub(crate) struct PkiOptions {
     /// authority, else 365d]
     #[arg(long, value_name = "DURATION", value_parser = quantity::duration)]
     ttl: Option<Duration>,
-    /// Type of the new key. gRPC's C core (Python, C++) does not accept Ed25519, neither of a server nor of an
-    /// authority
+    /// Type of the new key. gRPC's C core (Python, C++) accepts Ed25519 neither from a server nor from an authority
     #[arg(long, value_name = "TYPE", default_value = "ed25519")]
     key_type: KeyTypeArgument,
     /// Replace existing files
@@ -133,8 +132,7 @@ pub(crate) struct Client {
     /// Name of the client
     #[arg(value_name = "NAME")]
     name: String,
-    /// A role: os:reader lists and reads logs, os:operator also restarts and copies log files, os:admin may do
-    /// everything; can be repeated
+    /// A role: os:reader lists and reads logs, os:operator also starts, stops and restarts, pulls images and copies log files, os:admin does everything; can be repeated
     #[arg(long = "role", value_name = "ROLE", default_value = "os:reader", value_parser = ROLES)]
     roles: Vec<String>,
     /// A server for talosctl, HOST or HOST:PORT; can be repeated

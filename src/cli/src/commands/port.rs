@@ -1,11 +1,11 @@
 //! `gantry port`.
 
 use std::io::Write as _;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use gantry_model::Phase;
 use gantry_model::id::shown;
-use gantry_model::net::{PodPort, Protocol};
+use gantry_model::net::{PodNetwork, Protocol};
 use serde::Serialize;
 
 use crate::commands::RunCommand;
@@ -17,7 +17,7 @@ use crate::render::{OutputFlag, OutputFormat, json};
 /// Arguments of `port`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Port {
-    /// Pod: its id, a unique prefix of it, the name of an app, or the host name
+    /// Pod: its id, its name, a unique prefix of the id, the name of an app, or the host name
     #[arg(value_name = "POD")]
     pod: String,
     /// Show only this port of the pod: PORT[/PROTOCOL]
@@ -41,7 +41,8 @@ fn parse_port(text: &str) -> Result<PodPortArg, String> {
     Ok(PodPortArg { port, protocol: protocol.parse()? })
 }
 
-/// Shows the published ports of a running pod: `80/tcp -> 0.0.0.0:8080`, or `0.0.0.0:8080` for a single port.
+/// Shows the published ports of a running pod: `80/tcp -> 0.0.0.0:8080`, or `0.0.0.0:8080` for a single port. A port on
+/// every address is shown once for each address family in which it is published.
 impl RunCommand for Port {
     const KIND: CommandKind = CommandKind::Query;
 
@@ -51,13 +52,17 @@ impl RunCommand for Port {
         let row = engine.status(id)?.row;
         // Another pod may use the ports of an ended pod by now.
         let networks = if matches!(row.phase, Phase::Running { .. }) { row.networks.read()? } else { Vec::new() };
-        let ports = published_ports(networks.iter().flat_map(|network| &network.ports), self.port);
+        let ports = published_ports(&networks, self.port);
         if let (Some(PodPortArg { port, protocol }), true) = (self.port, ports.is_empty()) {
             return Err(CliError::NotPublished { id, port: format!("{port}/{protocol}") }.into());
         }
         json::to_stdout(|out| match (self.output.format, self.port) {
-            (OutputFormat::Table, None) => ports.iter().try_for_each(|port| writeln!(out, "{}", port.mapping())),
-            (OutputFormat::Table, Some(_)) => ports.iter().try_for_each(|port| writeln!(out, "{}", port.on_host())),
+            (OutputFormat::Table, None) => {
+                ports.iter().flat_map(PublishedPort::mappings).try_for_each(|line| writeln!(out, "{line}"))
+            }
+            (OutputFormat::Table, Some(_)) => {
+                ports.iter().flat_map(PublishedPort::on_host).try_for_each(|line| writeln!(out, "{line}"))
+            }
             (format, _) => json::write_items(out, format, &ports),
         })?;
         Ok(ExitStatus::OK)
@@ -72,27 +77,33 @@ struct PublishedPort {
     /// The address on the host; `null`: every address.
     host_ip: Option<IpAddr>,
     host_port: u16,
+    /// Every address, by family: those in which the pod has an address.
+    #[serde(skip)]
+    every: Vec<IpAddr>,
 }
 
 impl PublishedPort {
-    /// `80/tcp -> 0.0.0.0:8080`, as podman and docker print it.
-    fn mapping(&self) -> String {
-        format!("{}/{} -> {}", self.pod_port, self.protocol, self.on_host())
+    /// `80/tcp -> 0.0.0.0:8080`, as docker prints it.
+    fn mappings(&self) -> impl Iterator<Item = String> {
+        self.on_host().map(|on_host| format!("{}/{} -> {on_host}", self.pod_port, self.protocol))
     }
 
-    fn on_host(&self) -> SocketAddr {
-        SocketAddr::new(self.host_ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), self.host_port)
+    fn on_host(&self) -> impl Iterator<Item = SocketAddr> {
+        let addresses = self.host_ip.map_or_else(|| self.every.clone(), |address| vec![address]);
+        addresses.into_iter().map(|address| SocketAddr::new(address, self.host_port))
     }
 }
 
 /// Each port by itself, also those of ranges; if one is wanted, only that one.
-fn published_ports<'a>(ports: impl IntoIterator<Item = &'a PodPort>, wanted: Option<PodPortArg>) -> Vec<PublishedPort> {
-    let each = ports.into_iter().flat_map(|port| {
+fn published_ports(networks: &[PodNetwork], wanted: Option<PodPortArg>) -> Vec<PublishedPort> {
+    let each = networks.iter().flat_map(|network| network.ports.iter().map(move |port| (network, port)));
+    let each = each.flat_map(|(network, port)| {
         (0..port.count).map(|offset| PublishedPort {
             pod_port: port.pod_port.saturating_add(offset),
             protocol: port.protocol.as_str(),
             host_ip: port.host_ip,
             host_port: port.host_port.saturating_add(offset),
+            every: every_address(network),
         })
     });
     let is_wanted = |port: &PublishedPort| {
@@ -101,23 +112,45 @@ fn published_ports<'a>(ports: impl IntoIterator<Item = &'a PodPort>, wanted: Opt
     each.filter(is_wanted).collect()
 }
 
+/// The unspecified address of each family in which a pod has an address in this network: a port on every address leads
+/// only to these.
+fn every_address(network: &PodNetwork) -> Vec<IpAddr> {
+    let has = |v4: bool| network.addresses.iter().any(|one| one.address.is_ipv4() == v4);
+    let families = [(true, Ipv4Addr::UNSPECIFIED.into()), (false, Ipv6Addr::UNSPECIFIED.into())];
+    families.into_iter().filter(|(v4, _)| has(*v4)).map(|(_, address)| address).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_printed_as_podman_does() {
-        let network = crate::render::network::tests::network();
-        let ports = |wanted: Option<&str>| published_ports(&network.ports, wanted.map(|it| parse_port(it).unwrap()));
-        let mappings: Vec<String> = ports(None).iter().map(PublishedPort::mapping).collect();
-        let want = ["80/tcp -> 0.0.0.0:8080", "70/udp -> [::1]:90", "71/udp -> [::1]:91", "72/udp -> [::1]:92"];
-        assert_eq!(mappings, want);
-        for (wanted, want) in [("80", "0.0.0.0:8080"), ("72/UDP", "[::1]:92")] {
-            let on_host: Vec<String> = ports(Some(wanted)).iter().map(|port| port.on_host().to_string()).collect();
-            assert_eq!(on_host, [want], "{wanted}");
+    fn ports_are_printed_as_docker_does() {
+        let both = crate::render::network::tests::network();
+        let ports = |network: &PodNetwork, wanted: Option<&str>| {
+            published_ports(std::slice::from_ref(network), wanted.map(|it| parse_port(it).unwrap()))
+        };
+        let mappings = |network: &PodNetwork| -> Vec<String> {
+            ports(network, None).iter().flat_map(PublishedPort::mappings).collect()
+        };
+        let of_range = ["70/udp -> [::1]:90", "71/udp -> [::1]:91", "72/udp -> [::1]:92"];
+        let with = |first: &[&'static str]| [first, &of_range].concat();
+        assert_eq!(mappings(&both), with(&["80/tcp -> 0.0.0.0:8080", "80/tcp -> [::]:8080"]));
+        let only = |v4: bool| {
+            let mut network = both.clone();
+            network.addresses.retain(|one| one.address.is_ipv4() == v4);
+            network
+        };
+        assert_eq!(mappings(&only(true)), with(&["80/tcp -> 0.0.0.0:8080"]));
+        assert_eq!(mappings(&only(false)), with(&["80/tcp -> [::]:8080"]));
+        for (wanted, want) in [("80", &["0.0.0.0:8080", "[::]:8080"][..]), ("72/UDP", &["[::1]:92"])] {
+            let found = ports(&both, Some(wanted));
+            let on_host: Vec<String> =
+                found.iter().flat_map(PublishedPort::on_host).map(|address| address.to_string()).collect();
+            assert_eq!(on_host, want, "{wanted}");
         }
         for other in ["73/udp", "69/udp", "80/udp", "8080"] {
-            assert_eq!(ports(Some(other)), [], "{other}");
+            assert_eq!(ports(&both, Some(other)), [], "{other}");
         }
     }
 

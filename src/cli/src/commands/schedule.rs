@@ -24,7 +24,7 @@ use crate::render::{Indented, OutputFormat, escape, time};
 pub(crate) enum Schedule {
     /// Keep a pod running, or start pods at certain times
     Enable(RawArguments),
-    /// Stop the pods of schedules, which are kept
+    /// Stop the pods of schedules, and keep the schedules
     Disable(Names),
     /// Stop and remove the pods of schedules, and forget the schedules
     #[command(visible_alias = "rm")]

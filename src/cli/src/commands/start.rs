@@ -1,6 +1,6 @@
 //! `gantry start`.
 
-use gantry_engine::{Engine, PodRow};
+use gantry_engine::{Engine, PodRow, is_kubelet_sandbox};
 use gantry_model::{Phase, PodId};
 use std::io::Write as _;
 
@@ -34,7 +34,7 @@ impl RunCommand for Start {
 
 /// Selects the pods of `--all` and `--filter`.
 fn is_startable(row: &PodRow) -> bool {
-    matches!(row.phase, Phase::Exited { .. } | Phase::Prepared { .. })
+    matches!(row.phase, Phase::Exited { .. } | Phase::Prepared { .. }) && !is_kubelet_sandbox(row)
 }
 
 /// Starts a pod unless it runs, and prints warnings.

@@ -20,7 +20,7 @@ pub(crate) struct Stop {
     pods: PodSet,
     #[command(flatten)]
     grace: Grace,
-    /// Let gantryd start the pods that have a restart policy when the host has been restarted
+    /// After the next boot, let gantryd start the pods that have a restart policy
     #[arg(long)]
     until_boot: bool,
 }
@@ -96,6 +96,7 @@ fn is_running(row: &PodRow) -> bool {
 
 /// Arguments of `kill`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("pods", |pods| pods.value_name("POD[/APP]").help("Pods, or apps as POD/APP")))]
 pub(crate) struct Kill {
     #[command(flatten)]
     pods: PodSet,
@@ -107,15 +108,18 @@ pub(crate) struct Kill {
     app: Option<AppName>,
 }
 
-/// Sends a signal to the main process of each app, and prints the ids of the pods.
+/// Sends a signal to the main process of each app, or of one app, and prints the pods and apps as they are named.
 impl RunCommand for Kill {
     const KIND: CommandKind = CommandKind::Query;
 
     fn run(&self, context: &Context) -> Result<ExitStatus, Failure> {
         let engine = context.open("kill")?;
-        self.pods.for_each(context, &engine, is_running, |id| {
-            engine.kill(id, self.app.as_ref(), self.signal)?;
-            json::to_stdout(|out| writeln!(out, "{id}"))?;
+        self.pods.for_each_target(context, &engine, is_running, self.app.as_ref(), |id, app| {
+            engine.kill(id, app, self.signal)?;
+            json::to_stdout(|out| match app.filter(|_| self.app.is_none()) {
+                Some(app) => writeln!(out, "{id}/{app}"),
+                None => writeln!(out, "{id}"),
+            })?;
             Ok(ExitStatus::OK)
         })
     }

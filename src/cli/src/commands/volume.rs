@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use gantry_engine::{Engine, VolumeRow};
-use gantry_model::Timestamp;
-use gantry_model::VolumeName;
+use gantry_model::{ErrorKind, Kind as _, Timestamp, VolumeName};
 use serde::Serialize;
 
 use super::prune::{ask, need_terminal};
@@ -141,6 +140,9 @@ pub(crate) struct Rm {
     /// Names of volumes
     #[arg(value_name = "VOLUME", required = true)]
     volumes: Vec<VolumeName>,
+    /// No error for volumes that do not exist, as in docker; pods that mount a volume still keep it
+    #[arg(short, long)]
+    force: bool,
 }
 
 /// Arguments of `volume prune`.
@@ -249,7 +251,10 @@ fn rm(context: &Context, args: &Rm) -> Result<ExitStatus, Failure> {
     let engine = context.open("volume rm")?;
     let names: Vec<String> = args.volumes.iter().map(ToString::to_string).collect();
     Ok(context.for_each(&names, CommandKind::Query, &mut |name| {
-        engine.volume_rm(&name.parse()?)?;
+        match engine.volume_rm(&name.parse()?) {
+            Err(error) if args.force && error.kind() == ErrorKind::NotFound => return Ok(ExitStatus::OK),
+            removed => removed?,
+        };
         json::to_stdout(|out| writeln!(out, "{name}"))?;
         Ok(ExitStatus::OK)
     }))

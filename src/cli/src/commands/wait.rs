@@ -29,7 +29,7 @@ pub(crate) struct Wait {
 /// The state to wait for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Condition {
-    /// The pod runs; podman's -1 is printed in place of an exit code
+    /// The pod runs; prints -1, as podman does
     Running,
     /// The pod runs, and its apps with --sdnotify=app have sent READY=1; printed as for running
     Ready,
@@ -37,9 +37,9 @@ enum Condition {
     #[default]
     #[value(alias = "stopped")]
     Exited,
-    /// Every app with a health check is healthy; podman's -1 is printed
+    /// Every app with a health check is healthy; prints -1
     Healthy,
-    /// An app is unhealthy; podman's -1 is printed
+    /// An app is unhealthy; prints -1
     Unhealthy,
 }
 

@@ -45,7 +45,7 @@ pub(super) struct AppDraft {
     pub(super) user: Option<String>,
     pub(super) group: Option<String>,
     /// Supplementary groups. The app's own replace those of all apps.
-    pub(super) gids: Option<Vec<u32>>,
+    pub(super) groups: Option<SupplementaryGroups>,
     pub(super) working_dir: Option<String>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) mounts: Vec<MountSpec>,
@@ -164,7 +164,7 @@ impl<'a> Draft<'a> {
     pub(super) fn add_app(&mut self, image: Option<RequestedImage>) {
         self.apps.push(AppDraft {
             image,
-            gids: None,
+            groups: None,
             binds: Vec::new(),
             caps: CapsDraft::default(),
             ..self.common.clone()
@@ -251,6 +251,15 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// Supplementary groups of an app.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SupplementaryGroups {
+    /// By number.
+    pub(super) gids: Vec<u32>,
+    /// By name.
+    pub(super) names: Vec<String>,
+}
+
 impl AppDraft {
     /// The name of an app without `--name`.
     fn default_name(&self) -> Result<AppName, UsageError> {
@@ -296,7 +305,9 @@ impl AppDraft {
             })?;
             app.options.seccomp = Seccomp::Profile(Box::new(profile));
         }
-        app.options.supplementary_gids = self.gids.or_else(|| common.gids.clone()).unwrap_or_default();
+        let groups = self.groups.or_else(|| common.groups.clone()).unwrap_or_default();
+        app.options.supplementary_gids = groups.gids;
+        app.options.supplementary_groups = groups.names;
         app.user_annotations = self.annotations;
         app.user_labels = self.labels;
         Ok(app)

@@ -70,10 +70,12 @@ struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// Parses all words. Returns whether `--help` is among them.
+    /// Parses all words. Returns whether `--help` is among them. `-h` means the same, but before another word it is
+    /// docker's `--hostname` where the command has that flag.
     fn read(&mut self) -> Result<bool, UsageError> {
         while let Some(word) = self.next_word() {
-            if matches!(word, "--help" | "-h") {
+            let is_last = self.next == self.words.len();
+            if word == "--help" || (word == "-h" && (is_last || self.short_flag('h').is_none())) {
                 return Ok(true);
             }
             self.parse_word(word)?;
@@ -254,13 +256,23 @@ impl<'a> Parser<'a> {
         }
     }
 
+    /// The flag of a letter.
+    fn short_flag(&self, short: char) -> Option<&'static Flag> {
+        let is_named = |flag: &&Flag| match short {
+            // Help lists `-h` as its own letter, which it is at the end of the command line.
+            'h' => flag.has_long("hostname") && flag.applies_to(self.verb),
+            short => flag.short == Some(short),
+        };
+        flags::all().find(is_named)
+    }
+
     /// `-it`, `-e A=b`, `-eA=b`: the first flag with a value takes the rest of the word, or the next word.
     fn short_flags(&mut self, cluster: &'a str) -> Result<(), UsageError> {
         let mut rest = cluster;
         while let Some(short) = rest.chars().next() {
             rest = &rest[short.len_utf8()..];
             let shown = format!("-{short}");
-            let Some(flag) = flags::all().find(|flag| flag.short == Some(short)) else {
+            let Some(flag) = self.short_flag(short) else {
                 return Err(self.unknown_flag(shown));
             };
             if flag.arity == Arity::Value {

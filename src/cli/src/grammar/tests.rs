@@ -194,7 +194,9 @@ fn limits_and_isolation_flags_are_parsed() {
     assert_eq!((app.options.read_only_root, app.options.oom_score_adj, app.stop_signal), (true, Some(-5), Some(2)));
     assert!(!app.options.new_privileges);
     assert!(spec("a --no-new-privileges=false").apps[0].options.new_privileges);
-    assert_eq!(spec("a --group-add 1,2 --supplementary-gids 3").apps[0].options.supplementary_gids, [1, 2, 3]);
+    let groups = spec("a --group-add 1,2,audio --supplementary-gids 3 --group-add video").apps[0].options.clone();
+    assert_eq!(groups.supplementary_gids, [1, 2, 3]);
+    assert_eq!(groups.supplementary_groups, ["audio", "video"]);
     assert_eq!(spec("a --security-opt seccomp=unconfined").apps[0].options.seccomp, Seccomp::Unconfined);
     let seccomp = spec("a --seccomp=mode=remove,errno=ENOSYS,mount,umount2").apps[0].options.seccomp.clone();
     let names: BTreeSet<String> = ["mount", "umount2"].map(str::to_owned).into();
@@ -343,6 +345,15 @@ fn help_is_recognized_outside_app_arguments() {
         assert_eq!(parse(Verb::Run, &words(line)), Ok(Parsed::Help), "{line}");
     }
     assert_eq!(spec("a -- --help").apps[0].args, ["--help"]);
+    assert_eq!(parse(Verb::AddApp, &words("-h web a")), Ok(Parsed::Help), "it has no --hostname");
+}
+
+#[test]
+fn the_short_host_name_is_dockers() {
+    for line in ["-h web a", "-hweb a", "-h=web a", "-ith web a", "a -h web -- --help"] {
+        let spec = spec(line);
+        assert_eq!((spec.hostname.as_deref(), spec.apps.len()), (Some("web"), 1), "{line}");
+    }
 }
 
 #[test]

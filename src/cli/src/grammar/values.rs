@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use gantry_model::mount_options::{MountOptions, Propagation};
-use gantry_model::spec::{ALL_CAPABILITIES, CpusetList, DeviceIoRate, HugePageSize, Seccomp, VolumeKind, VolumeSpec};
+use gantry_model::spec::{
+    ALL_CAPABILITIES, CpusetList, DeviceIoRate, HugePageSize, Seccomp, VolumeKind, VolumeSpec, check_group_name,
+};
 use gantry_model::{AppName, VolumeName, id::shown, quantity};
 
-use super::draft::{Bind, BindSource};
+use super::draft::{Bind, BindSource, SupplementaryGroups};
 
 /// The error of parsing a value.
 #[derive(Debug, PartialEq, Eq)]
@@ -365,7 +367,15 @@ pub(super) fn stop_signal(value: &str) -> Result<u8, ValueError> {
     gantry_model::signal::parse(value).map_err(|error| ValueError::Invalid(error.to_string()))
 }
 
-/// Group ids, comma-separated.
-pub(super) fn gids(value: &str) -> Result<Vec<u32>, ValueError> {
-    value.split(',').map(|gid| number(gid, "a group number")).collect()
+/// Adds groups, comma-separated: numbers, or names that the image defines.
+pub(super) fn add_groups(value: &str, groups: &mut SupplementaryGroups) -> Result<(), ValueError> {
+    for group in value.split(',') {
+        if !group.is_empty() && group.bytes().all(|c| c.is_ascii_digit()) {
+            groups.gids.push(number(group, "a group number")?);
+        } else {
+            check_group_name(group).map_err(|error| ValueError::Invalid(error.to_string()))?;
+            groups.names.push(group.to_owned());
+        }
+    }
+    Ok(())
 }

@@ -31,12 +31,12 @@ pub(crate) fn relative(now: Timestamp, then: Timestamp) -> String {
 /// Parses a time: RFC 3339, a local date, with or without a time of day, `@seconds[.fraction]` or plain seconds of the
 /// epoch, or a duration before `now`.
 pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    // First, since 0 is also a duration: as with docker, `--since=0` means from the beginning.
+    if let Some(at) = seconds(text.strip_prefix('@').unwrap_or(text)) {
+        return Ok(at);
+    }
     if let Ok(ago) = gantry_model::quantity::duration(text) {
         return Ok(now.before(ago));
-    }
-    let digits = text.strip_prefix('@').unwrap_or(text);
-    if let Some(at) = seconds(digits) {
-        return Ok(at);
     }
     let at = text.parse().ok().or_else(|| local(text, jiff::tz::TimeZone::system()));
     let nanoseconds = at.and_then(|at: jiff::Timestamp| i64::try_from(at.as_nanosecond()).ok());
@@ -95,9 +95,10 @@ mod tests {
     fn times_are_parsed() {
         for (text, want) in [
             ("10m", NOW.0 - 600_000_000_000),
-            ("0", NOW.0),
             ("1763647200", NOW.0),
             ("@1763647200.5", NOW.0 + 500_000_000),
+            ("0", 0),
+            ("0s", NOW.0),
             ("2025-11-20T14:00:00Z", NOW.0),
             ("2025-11-20T15:00:00+01:00", NOW.0),
         ] {

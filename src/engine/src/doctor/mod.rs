@@ -10,9 +10,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use gantry_model::error::chain;
+use gantry_model::net::{NetMode, NetworkRequest};
 use gantry_model::query::PodQuery;
-use gantry_store::{Depth, Finding, Severity};
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use gantry_store::{Depth, Finding, RESERVE_MIN_ROOM, Severity};
+use rustix::fs::{Mode, OFlags, ResolveFlags, StatVfs, StatVfsMountFlags};
 
 use crate::host::process;
 use crate::host::process::Deadline;
@@ -44,6 +45,7 @@ impl Engine {
         }
         self.check_space(&mut findings);
         self.check_networks_of_pods(&mut findings);
+        self.check_default_networks(&mut findings);
         self.check_other_networks(&mut findings);
         if let Err(error) = self.check_store(deep, &mut findings) {
             fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
@@ -99,19 +101,34 @@ impl Engine {
         }
     }
 
-    /// Whether the file system of the data directory has space for another file.
+    /// Whether the file system of the data directory is writable and has space.
     fn check_space(&self, findings: &mut Vec<Finding>) {
-        let dir = self.store.layout().root();
         // Elsewhere, a file system that cannot be examined is an error of its own.
-        let Ok(found) = rustix::fs::statvfs(dir) else { return };
-        // Some file systems count no inodes.
-        let lacks = match (found.f_bavail, found.f_files, found.f_favail) {
-            (0, ..) => "space",
-            (_, 1.., 0) => "inodes",
-            _ => return,
+        if let Ok(file_system) = rustix::fs::statvfs(self.store.layout().root()) {
+            report_space(self.store.layout().root(), &file_system, findings);
+        }
+    }
+
+    /// Whether the networks of pods without `--net` exist.
+    fn check_default_networks(&self, findings: &mut Vec<Finding>) {
+        let (NetMode::Networks(wanted) | NetMode::All(wanted)) = &self.options().network.default else { return };
+        let networks = match self.networks() {
+            Ok(networks) => networks,
+            Err(error) => return warn(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
         };
-        let what = format!("the file system of {} has no {lacks} left: no pod can be created", dir.display());
-        warn(findings, what, "'gantry df' shows what gantry uses, 'gantry prune' removes what no running pod needs");
+        for NetworkRequest { name, .. } in wanted {
+            let mut used = networks.iter().filter(|network| network.shadowed_by.is_none());
+            let problem = match used.find(|network| network.name.as_ref() == Some(name)) {
+                Some(network) => network.problem.as_deref(),
+                None => Some("it does not exist"),
+            };
+            if let Some(problem) = problem {
+                let what = format!("network '{name}' of network.default cannot be used: {problem}");
+                let hint = "pods without --net cannot be started: correct network.default in the configuration, or the \
+                            network's file; 'gantry network list' lists the networks";
+                warn(findings, what, hint);
+            }
+        }
     }
 
     /// Compares leases, rules and interfaces with the pods' records.
@@ -149,6 +166,25 @@ impl Engine {
     }
 }
 
+/// Reports a file system on which nothing, or hardly anything, can be written.
+fn report_space(dir: &Path, file_system: &StatVfs, findings: &mut Vec<Finding>) {
+    let dir = dir.display();
+    if file_system.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        let what = format!("the file system of {dir} is read-only: no pod can be created, changed or removed");
+        return fail(findings, what, "mount it writable; the kernel's log says why if it was mounted so before");
+    }
+    let free = file_system.f_bavail.saturating_mul(file_system.f_frsize);
+    // Some file systems count no inodes.
+    let lack = match (free, file_system.f_files, file_system.f_favail) {
+        (0, ..) => "has no space left: no pod can be created".to_owned(),
+        (_, 1.., 0) => "has no inodes left: no pod can be created".to_owned(),
+        (..RESERVE_MIN_ROOM, ..) => format!("has only {} KiB left: commands may fail for lack of space", free >> 10),
+        _ => return,
+    };
+    let hint = "'gantry df' shows what gantry uses, 'gantry prune' removes what no running pod needs";
+    warn(findings, format!("the file system of {dir} {lack}"), hint);
+}
+
 /// The required features of the kernel.
 fn check_kernel(findings: &mut Vec<Finding>) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -171,4 +207,42 @@ pub(crate) fn warn(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &
 
 pub(crate) fn fail(findings: &mut Vec<Finding>, what: impl Into<String>, hint: &str) {
     findings.push(Finding { what: what.into(), severity: Severity::Error, hint: hint.to_owned() });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lack_of_space_is_reported() {
+        let plenty = StatVfs {
+            f_bsize: 4096,
+            f_frsize: 4096,
+            f_blocks: 1 << 20,
+            f_bfree: 1 << 19,
+            f_bavail: 1 << 19,
+            f_files: 1000,
+            f_ffree: 500,
+            f_favail: 500,
+            f_fsid: 0,
+            f_flag: StatVfsMountFlags::empty(),
+            f_namemax: 255,
+        };
+        for (file_system, severity, want) in [
+            (StatVfs { f_bavail: 0, ..plenty }, Severity::Warning, "/d has no space left"),
+            (StatVfs { f_bavail: 511, ..plenty }, Severity::Warning, "/d has only 2044 KiB left"),
+            (StatVfs { f_favail: 0, ..plenty }, Severity::Warning, "/d has no inodes left"),
+            (StatVfs { f_flag: StatVfsMountFlags::RDONLY, ..plenty }, Severity::Error, "/d is read-only"),
+        ] {
+            let mut findings = Vec::new();
+            report_space(Path::new("/d"), &file_system, &mut findings);
+            let [finding] = &findings[..] else { panic!("{want}: {findings:?}") };
+            assert!(finding.severity == severity && finding.what.contains(want), "{want}: {finding:?}");
+        }
+        let mut findings = Vec::new();
+        for file_system in [StatVfs { f_bavail: 512, ..plenty }, StatVfs { f_files: 0, f_favail: 0, ..plenty }] {
+            report_space(Path::new("/d"), &file_system, &mut findings);
+        }
+        assert_eq!(findings, []);
+    }
 }

@@ -28,7 +28,7 @@
 //!   "apps": [ {
 //!     "name": "web", "image": "registry.example/web:1",
 //!     "exec": "/bin/web", "args": ["-v"],
-//!     "user": "www", "group": "www", "supplementary_gids": [10],
+//!     "user": "www", "group": "www", "supplementary_gids": [10], "supplementary_groups": ["audio"],
 //!     "working_dir": "/srv",
 //!     "environment": [ { "name": "A", "value": "b" } ],
 //!     "mounts": [ { "volume": "data", "target": "/data", "read_only": false,
@@ -174,6 +174,8 @@ pub(crate) struct App {
     group: Option<String>,
     #[serde(default)]
     supplementary_gids: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    supplementary_groups: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     working_dir: Option<String>,
     #[serde(default)]

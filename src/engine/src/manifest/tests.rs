@@ -128,6 +128,7 @@ fn app() -> impl Strategy<Value = AppSpec> {
         capabilities: rest.0,
         options: AppOptions {
             supplementary_gids: who.2,
+            supplementary_groups: rest.2[3].then(|| "audio".to_owned()).into_iter().collect(),
             limits: Limits {
                 memory: limits[0],
                 memory_swap: limits[3].map(|_| -1),

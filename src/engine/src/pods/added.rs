@@ -141,7 +141,7 @@ impl Engine {
         let before = added.apps.len();
         added.apps.retain(|added| added.app.name != app);
         if added.apps.len() < before {
-            let row = self.store.pod(id).map_err(PodError::store)?;
+            let row = self.store.pod(id)?;
             self.write_added_apps(id, &added, row.as_ref().is_some_and(has_restart_policy), lock)?;
             self.remove_temporary_record(id, lock);
         }

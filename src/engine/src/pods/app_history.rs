@@ -21,7 +21,7 @@ pub(crate) struct AppHistories<'a>(BTreeMap<&'a str, AppHistory>);
 /// The history of the last app of a name.
 #[derive(Debug, Default)]
 struct AppHistory {
-    /// Its states, in order. The start and the end of an attempt are one state, the end.
+    /// Its states, in order. The start and the end of an attempt are one state, the end, unless reports come between.
     states: Vec<AppState>,
     /// Whether it was added to the running pod.
     added: bool,
@@ -29,10 +29,33 @@ struct AppHistory {
     removed: bool,
     /// The attempts whose next exit was requested.
     stopping: Vec<u32>,
-    /// The place in the journal of its first failure, and how it failed.
-    failure: Option<(usize, AppOutcome)>,
+    /// The last attempt about which the supervisor reports something. Its start and its end are two states: the reports
+    /// come between them.
+    reported: Option<u32>,
+    /// The last attempt that the health check of the app stopped.
+    unhealthy: Option<u32>,
+    /// The place in the journal of its first failure, and the failure.
+    failure: Option<(usize, AppFailure)>,
     /// How its last exit failed, if a restart is pending.
-    restarting: Option<AppOutcome>,
+    restarting: Option<AppFailure>,
+}
+
+/// The failure of an app.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AppFailure {
+    /// The end of the app.
+    pub(crate) how: AppOutcome,
+    /// What ended it.
+    pub(crate) cause: FailureCause,
+}
+
+/// What ended an app that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FailureCause {
+    /// It ended by itself, or nothing is known about a cause.
+    Itself,
+    /// It was unhealthy, and its health check stopped or killed it.
+    HealthCheck,
 }
 
 impl AppHistory {
@@ -46,8 +69,11 @@ impl AppHistory {
             (Some(last @ AppState::Started { .. }), AppState::Exited { started: _, end, attempt })
                 if last.attempt() == Some(attempt) =>
             {
-                let started = started_at(last);
-                *last = AppState::Exited { started, end, attempt };
+                let exited = AppState::Exited { started: started_at(last), end, attempt };
+                match self.reported == Some(attempt) {
+                    true => self.states.push(exited),
+                    false => *last = exited,
+                }
             }
             // The state follows, and does not complete, the last one.
             _ => self.states.push(state),
@@ -55,9 +81,14 @@ impl AppHistory {
     }
 
     fn exited(&mut self, place: usize, attempt: u32, end: AppEnd) {
-        let failure = Some(end.how).filter(|how| !how.is_success() && !self.stopping.contains(&attempt));
+        let is_failure = !end.how.is_success() && !self.stopping.contains(&attempt);
+        let cause = match self.unhealthy == Some(attempt) {
+            true => FailureCause::HealthCheck,
+            false => FailureCause::Itself,
+        };
+        let failure = is_failure.then_some(AppFailure { how: end.how, cause });
         match end.restart_at {
-            None => self.failure = self.failure.or(failure.map(|how| (place, how))),
+            None => self.failure = self.failure.or(failure.map(|failure| (place, failure))),
             Some(_) => self.restarting = failure,
         }
         self.push(AppState::Exited { started: None, end, attempt });
@@ -71,6 +102,7 @@ impl AppHistory {
     /// An app was asked to stop, which cancels its next start, too.
     fn stop(&mut self, attempt: u32) {
         self.stopping.push(attempt);
+        self.unhealthy = None;
         self.restarting = None;
         self.cancel_restart();
     }
@@ -87,7 +119,13 @@ impl AppHistory {
             | StopReason::Other(_) => true,
         };
         let failure = self.restarting.take().filter(|_| is_failure);
-        self.failure = self.failure.or(failure.map(|how| (place, how)));
+        self.failure = self.failure.or(failure.map(|failure| (place, failure)));
+        self.cancel_restart();
+    }
+
+    /// Its health check stops it, and decides about its next start.
+    fn stop_unhealthy(&mut self, attempt: u32) {
+        self.unhealthy = Some(attempt);
         self.cancel_restart();
     }
 
@@ -129,7 +167,9 @@ impl<'a> AppHistories<'a> {
                     apps.insert(app, history);
                 }
                 Fact::AppStarted(app) => apps.entry(&app.app).or_default().started(started(app)),
-                Fact::AppStopping { app, unhealthy: true, .. } => apps.entry(app).or_default().cancel_restart(),
+                Fact::AppStopping { app, attempt, unhealthy: true } => {
+                    apps.entry(app).or_default().stop_unhealthy(*attempt);
+                }
                 Fact::AppStopping { app, attempt, unhealthy: false } => apps.entry(app).or_default().stop(*attempt),
                 Fact::AppExited { app, attempt, how, oom, restart_at } => {
                     let restart_at = restart_at.map(Timestamp);
@@ -138,14 +178,15 @@ impl<'a> AppHistories<'a> {
                 }
                 Fact::AppRemoved { app } => apps.entry(app).or_default().removed = true,
                 Fact::Stopping { reason } => apps.values_mut().for_each(|app| app.stop_with_pod(place, reason)),
+                // See `pods::reports` and `pods::readiness`.
+                Fact::HealthChanged { app, attempt, .. }
+                | Fact::AppOomKilled { app, attempt, .. }
+                | Fact::LimitsUpdated { app: Some(app), attempt: Some(attempt), .. }
+                | Fact::AppReady { app, attempt } => apps.entry(app).or_default().reported = Some(*attempt),
                 Fact::Failed(_)
-                // See `pods::readiness`.
-                | Fact::AppReady { .. }
                 | Fact::Paused { .. }
                 | Fact::Resumed { .. }
                 | Fact::LimitsUpdated { .. }
-                | Fact::HealthChanged { .. }
-                | Fact::AppOomKilled { .. }
                 | Fact::LogDropped { .. }
                 | Fact::Ended
                 | Fact::Unknown => {}
@@ -208,6 +249,12 @@ impl<'a> AppHistories<'a> {
         rows.iter().any(|row| changes(row) > 1)
     }
 
+    /// Whether the health check of an app stopped its attempt that has this last state.
+    pub(crate) fn is_stopped_unhealthy(&self, name: &AppName, state: &AppState) -> bool {
+        let unhealthy = self.0.get(name.as_str()).and_then(|history| history.unhealthy);
+        unhealthy.is_some() && unhealthy == state.attempt()
+    }
+
     /// The names of the apps that were added to the running pod and not removed.
     pub(crate) fn added_names(&self) -> impl Iterator<Item = AppName> + '_ {
         let existing = self.0.iter().filter(|(_, history)| history.added && !history.removed);
@@ -218,12 +265,12 @@ impl<'a> AppHistories<'a> {
     pub(crate) fn first_failure<'n>(
         &self,
         apps: impl IntoIterator<Item = &'n AppName>,
-    ) -> Option<(&'n AppName, AppOutcome)> {
+    ) -> Option<(&'n AppName, AppFailure)> {
         // The pod outlived the failure of an app that was removed since.
         let history = |name: &AppName| self.0.get(name.as_str()).filter(|history| !history.removed);
         let failure = |name: &'n AppName| Some((history(name)?.failure?, name));
         let first = apps.into_iter().filter_map(failure).min_by_key(|((place, _), _)| *place);
-        first.map(|((_, how), name)| (name, how))
+        first.map(|((_, failure), name)| (name, failure))
     }
 }
 
@@ -312,6 +359,22 @@ mod tests {
     }
 
     #[test]
+    fn reports_come_between_start_and_exit() {
+        let health = |attempt| Fact::HealthChanged {
+            app: "a".into(),
+            attempt,
+            number: attempt + 1,
+            health: gantry_model::HealthState::Unhealthy,
+            failures: 1,
+            output: String::new(),
+        };
+        let running = AppState::Started { at: Timestamp(5), pid: 1, attempt: 0 };
+        let facts =
+            vec![exited("a", 0, 1), health(1), started("a", 1), exited("a", 1, 1), started("a", 2), exited("a", 2, 0)];
+        assert_eq!(walk(facts, running), "exited0 running1 exited1 exited2");
+    }
+
+    #[test]
     fn a_requested_exit_is_no_failure() {
         let stopping = Fact::AppStopping { app: "a".into(), attempt: 0, unhealthy: false };
         let facts =
@@ -320,7 +383,10 @@ mod tests {
         let histories = AppHistories::from_journal(&journal);
         let (a, b) = (name("a"), name("b"));
         assert_eq!(histories.first_failure([&a]), None);
-        assert_eq!(histories.first_failure([&a, &b]), Some((&b, AppOutcome::Exited(4))));
+        assert_eq!(
+            histories.first_failure([&a, &b]),
+            Some((&b, AppFailure { how: AppOutcome::Exited(4), cause: FailureCause::Itself }))
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use gantry_contract::control::{Reply, Request};
 use gantry_model::{AppId, AppName, ErrorKind, PodId};
 
 use crate::error::need_root;
-use crate::pods::control::unexpected;
+use crate::pods::control::{CONNECT_TIMEOUT, REPLY_TIMEOUT, SentRequest, unexpected};
 use crate::pods::exec::{running, select_app};
 use crate::{Engine, EngineError, PodError};
 
@@ -87,13 +87,37 @@ impl Engine {
             Some(app) => vec![select_app(&row, Some(app)).map_err(EngineError::from_cause)?],
             None => row.apps.iter().map(|app| app.name.clone()).collect(),
         };
-        for app in apps {
-            match self.ask(id, &Request::ReopenLog { app: app.to_string() }) {
-                Ok((Reply::Done, _)) => {}
-                Ok((other, _)) => return Err(EngineError::from_cause(unexpected(id, &other))),
-                Err(error) => return Err(EngineError::from_cause(error)),
-            }
-        }
-        Ok(())
+        apps.iter().try_for_each(|app| self.request_log(id, app, REPLY_TIMEOUT)?.finish())
+    }
+
+    /// As [`Self::reopen_log`] for one app, without waiting for the reply.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    pub fn begin_reopen_log(
+        &self,
+        id: PodId,
+        app: &AppName,
+    ) -> Result<SentRequest<Result<(), EngineError>>, EngineError> {
+        need_root("reopen a log").map_err(EngineError::from_cause)?;
+        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        let row = running(row).map_err(EngineError::from_cause)?;
+        let app = select_app(&row, Some(app)).map_err(EngineError::from_cause)?;
+        self.request_log(id, &app, CONNECT_TIMEOUT)
+    }
+
+    fn request_log(
+        &self,
+        id: PodId,
+        app: &AppName,
+        connect_timeout: Duration,
+    ) -> Result<SentRequest<Result<(), EngineError>>, EngineError> {
+        let connection = self.connect_within(id, connect_timeout).map_err(EngineError::from_cause)?;
+        connection.send(&Request::ReopenLog { app: app.to_string() }, &[]).map_err(EngineError::from_cause)?;
+        Ok(SentRequest::new(connection, move |reply| match reply {
+            Ok((Reply::Done, _)) => Ok(()),
+            Ok((other, _)) => Err(EngineError::from_cause(unexpected(id, &other))),
+            Err(error) => Err(EngineError::from_cause(error)),
+        }))
     }
 }

@@ -268,7 +268,7 @@ impl Engine {
 
     fn row_up_to_journal(&self, id: PodId) -> Result<(PodRow, Arc<Parsed>), PodError> {
         let journal = self.journal(id)?;
-        let row = self.store.pod(id).map_err(PodError::store)?;
+        let row = self.store.pod(id)?;
         let row = row.map(|row| self.record_app_changes(row, &journal)).transpose()?.flatten();
         Ok((row.ok_or(PodError::NotFound(id.into()))?, journal))
     }
@@ -283,7 +283,7 @@ impl Engine {
         };
         self.remove_temporary_record(id, &lock);
         // Another app of the name may have been added meanwhile.
-        let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
+        let Some(row) = self.store.pod(id)? else { return Ok(()) };
         let is_unused = |name: &&AppName| row.apps.iter().all(|app| app.name != **name);
         removed.iter().filter(is_unused).try_for_each(|name| self.forget_added_app(id, name.as_str(), &lock))
     }
@@ -310,7 +310,7 @@ impl Engine {
     /// Deletes the row of an app that the supervisor does not have.
     fn delete_app_row(&self, id: PodId, app: &AppName) -> Result<(), PodError> {
         loop {
-            let Some(row) = self.store.pod(id).map_err(PodError::store)? else { return Ok(()) };
+            let Some(row) = self.store.pod(id)? else { return Ok(()) };
             let is_there = row.apps.iter().any(|known| known.name == *app);
             if !is_there || !matches!(row.phase, Phase::Running { .. }) {
                 return Ok(());

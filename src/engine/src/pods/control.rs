@@ -27,6 +27,10 @@ use crate::host::stage1::printable;
 /// The timeout of a reply.
 pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The time that connecting may take in the functions called `begin_…`, whose callers share their threads with other
+/// pods: longer than a supervisor is busy, and short if it has hung until its backlog is full.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A request to a supervisor failed.
 #[derive(Debug, Error)]
 pub enum ControlError {
@@ -121,6 +125,47 @@ pub(crate) struct Connection {
     fd: OwnedFd,
     /// The time that sending may take.
     send_timeout: Duration,
+}
+
+/// What a caller makes of the reply to its request.
+type ReadReply<T> = Box<dyn FnOnce(Result<(Reply, Option<OwnedFd>), ControlError>) -> T + Send>;
+
+/// A request that was sent to a supervisor, which may have hung: no thread waits for the reply.
+pub struct SentRequest<T> {
+    connection: Connection,
+    deadline: Deadline,
+    read: ReadReply<T>,
+}
+
+impl<T> std::fmt::Debug for SentRequest<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SentRequest").field("connection", &self.connection).finish_non_exhaustive()
+    }
+}
+
+impl<T> SentRequest<T> {
+    /// The time limit from the request to the reply.
+    pub const TIMEOUT: Duration = REPLY_TIMEOUT;
+
+    /// A request on a connection. `read` makes the result of the reply.
+    pub(crate) fn new(
+        connection: Connection,
+        read: impl FnOnce(Result<(Reply, Option<OwnedFd>), ControlError>) -> T + Send + 'static,
+    ) -> Self {
+        Self { connection, deadline: Deadline::after(Self::TIMEOUT), read: Box::new(read) }
+    }
+
+    /// Waits for the reply, at most to the end of [`Self::TIMEOUT`] from the request.
+    pub fn finish(self) -> T {
+        (self.read)(self.connection.receive_until(self.deadline))
+    }
+}
+
+impl<T> AsFd for SentRequest<T> {
+    /// Readable when the reply has come: then [`SentRequest::finish`] does not block.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
 }
 
 impl Engine {

@@ -10,12 +10,8 @@ use thiserror::Error;
 
 use crate::error::need_root;
 use crate::host::process::Deadline;
-use crate::pods::control::{Connection, ControlError, REPLY_TIMEOUT, unexpected};
+use crate::pods::control::{CONNECT_TIMEOUT, Connection, ControlError, REPLY_TIMEOUT, SentRequest, unexpected};
 use crate::{Engine, PodError};
-
-/// The time that connecting may take in [`Engine::begin_exec`], whose callers share their threads with other pods:
-/// longer than a supervisor is busy, and short if it has hung until its backlog is full.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A program to run in an app. A field that is `None` takes the app's value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -263,14 +259,39 @@ impl Engine {
     /// # Errors
     /// [`ExecError`], also when the app has neither (its kind is `Refused`), or another client has it (`Busy`).
     pub fn attach(&self, id: PodId, app: Option<&AppName>, keep: bool) -> Result<OwnedFd, ExecError> {
+        self.request_attach(id, app, keep, REPLY_TIMEOUT)?.finish()
+    }
+
+    /// As [`Self::attach`], without waiting for the reply.
+    ///
+    /// # Errors
+    /// [`ExecError`]
+    pub fn begin_attach(
+        &self,
+        id: PodId,
+        app: Option<&AppName>,
+        keep: bool,
+    ) -> Result<SentRequest<Result<OwnedFd, ExecError>>, ExecError> {
+        self.request_attach(id, app, keep, CONNECT_TIMEOUT)
+    }
+
+    fn request_attach(
+        &self,
+        id: PodId,
+        app: Option<&AppName>,
+        keep: bool,
+        connect_timeout: Duration,
+    ) -> Result<SentRequest<Result<OwnedFd, ExecError>>, ExecError> {
         need_root("attach to a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
         let app = select_app(&row, app)?.to_string();
-        match self.ask(id, &Request::Attach { app, keep })? {
+        let connection = self.connect_within(id, connect_timeout)?;
+        connection.send(&Request::Attach { app, keep }, &[])?;
+        Ok(SentRequest::new(connection, move |reply| match reply? {
             (Reply::Done, Some(fd)) => Ok(fd),
             (Reply::Done, None) => Err(ControlError::Garbled { id, why: "no descriptor came along".to_owned() }.into()),
             (other, _) => Err(unexpected(id, &other).into()),
-        }
+        }))
     }
 }
 

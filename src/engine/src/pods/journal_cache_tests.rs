@@ -18,23 +18,35 @@ fn created(app: &str) -> Vec<u8> {
     line(Fact::AppCreated { app: app.into() })
 }
 
-/// A cache that keeps journals, and a directory with the path of one.
+/// A cache of a daemon, and a directory with the path of one.
 fn cache() -> (JournalCache, tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
-    let mut cache = JournalCache::default();
-    cache.enable();
-    (cache, dir, path)
+    (JournalCache::of_daemon(), dir, path)
+}
+
+/// The id of the pod with this number.
+fn pod(number: u8) -> PodId {
+    format!("00000000-0000-4000-8000-0000000000{number:02x}").parse().unwrap()
 }
 
 /// The apps that the journal names, and the number of damaged lines.
 fn read(cache: &JournalCache, path: &Path) -> (Vec<String>, usize) {
-    let parsed = cache.read(File::open(path).unwrap()).unwrap();
+    read_of(cache, 0, path)
+}
+
+fn read_of(cache: &JournalCache, number: u8, path: &Path) -> (Vec<String>, usize) {
+    let parsed = cache.read(pod(number), File::open(path).unwrap()).unwrap();
     (parsed.records.iter().filter_map(|record| record.fact.app().map(str::to_owned)).collect(), parsed.damaged)
 }
 
+/// The pods whose journals are kept, the last one that was read last.
+fn kept(cache: &JournalCache) -> Vec<PodId> {
+    cache.0.iter().flat_map(|shared| shared.lock().iter().map(|cached| cached.pod).collect::<Vec<_>>()).collect()
+}
+
 fn is_kept(cache: &JournalCache) -> bool {
-    cache.last.borrow().is_some()
+    !kept(cache).is_empty()
 }
 
 #[test]
@@ -46,7 +58,7 @@ fn appended_lines_are_added() {
     append(&path, b"damaged\n{\"at\":1,");
     assert_eq!(read(&cache, &path), (vec!["a".to_owned()], 1));
     assert_eq!(read(&cache, &path), (vec!["a".to_owned()], 1));
-    let former = cache.read(File::open(&path).unwrap()).unwrap();
+    let former = cache.read(pod(0), File::open(&path).unwrap()).unwrap();
     // The rest of the torn line.
     append(&path, &created("b")[b"{\"at\":1,".len()..]);
     append(&path, &created("c"));
@@ -62,7 +74,7 @@ fn only_appended_lines_are_parsed() {
     // No supervisor does this; it shows what is parsed.
     std::fs::write(&path, [created("x"), created("b")].concat()).unwrap();
     assert_eq!(read(&cache, &path).0, ["a", "b"]);
-    cache.forget();
+    cache.forget(pod(0));
     assert_eq!(read(&cache, &path).0, ["x", "b"]);
 }
 
@@ -83,7 +95,7 @@ fn another_file_is_read_anew() {
     assert_eq!(read(&cache, &path).0, ["e", "f"]);
     std::fs::write(&path, created("g")).unwrap();
     assert_eq!(read(&cache, &path).0, ["g"], "a shorter one");
-    assert!(cache.read(File::open(dir.path()).unwrap()).is_err(), "a directory");
+    assert!(cache.read(pod(0), File::open(dir.path()).unwrap()).is_err(), "a directory");
     assert_eq!(read(&cache, &path).0, ["g"]);
 }
 
@@ -93,7 +105,7 @@ fn ended_and_forgotten_journals_are_closed() {
     append(&path, &created("a"));
     read(&cache, &path);
     assert!(is_kept(&cache));
-    cache.forget();
+    cache.forget(pod(0));
     assert!(!is_kept(&cache));
     read(&cache, &path);
     append(&path, &line(Fact::Ended));
@@ -110,7 +122,54 @@ fn too_long_journals_are_invalid() {
     append(&path, &created("a"));
     read(&cache, &path);
     File::options().write(true).open(&path).unwrap().set_len(MAX_JOURNAL + 1).unwrap();
-    let error = cache.read(File::open(&path).unwrap()).unwrap_err();
+    let error = cache.read(pod(0), File::open(&path).unwrap()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidData);
     assert_eq!(error.to_string(), format!("it is longer than {MAX_JOURNAL} bytes"));
+}
+
+#[test]
+fn the_last_journals_within_the_limits_are_kept() {
+    let (_, dir, path) = cache();
+    append(&path, &created("a"));
+    let length = path.metadata().unwrap().len();
+    let cache = JournalCache::within(CacheLimits { journals: 3, bytes: 4 * length });
+    for number in [1, 2, 3, 1, 4] {
+        read_of(&cache, number, &path);
+    }
+    assert_eq!(kept(&cache), [3, 1, 4].map(pod));
+    cache.forget(pod(1));
+    assert_eq!(kept(&cache), [3, 4].map(pod));
+    let long = dir.path().join("long");
+    append(&long, &created("a").repeat(3));
+    read_of(&cache, 5, &long);
+    assert_eq!(kept(&cache), [4, 5].map(pod), "as many bytes as allowed");
+    append(&long, &created("a").repeat(2));
+    assert_eq!(read_of(&cache, 5, &long).0.len(), 5);
+    assert!(!is_kept(&cache), "it is too long");
+    assert_eq!(read_of(&JournalCache::of_command(), 5, &long).0.len(), 5);
+}
+
+#[test]
+fn threads_share_journals_that_grow() {
+    let (cache, _dir, path) = cache();
+    append(&path, b"");
+    let readers: Vec<_> = (0..4)
+        .map(|_| {
+            let (cache, path) = (cache.clone(), path.clone());
+            std::thread::spawn(move || {
+                let app = format!("{:?}", std::thread::current().id());
+                for number in 1..=200 {
+                    append(&path, &created(&app));
+                    let (apps, damaged) = read(&cache, &path);
+                    let mine = apps.iter().filter(|name| **name == app).count();
+                    assert_eq!((mine, damaged), (number, 0), "each fact once, the last one included");
+                }
+            })
+        })
+        .collect();
+    for reader in readers {
+        reader.join().unwrap();
+    }
+    assert_eq!(read(&cache, &path).0.len(), 800);
+    assert_eq!(kept(&cache), [pod(0)]);
 }

@@ -5,7 +5,7 @@ use gantry_contract::journal::{Fact, Parsed, StopReason};
 use gantry_model::{AppEnd, AppName, AppOutcome, AppState, OomLevel, PodEnd, Timestamp};
 use gantry_store::AppChanges;
 
-use crate::pods::app_history::AppHistories;
+use crate::pods::app_history::{AppFailure, AppHistories, FailureCause};
 
 /// The end of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,29 +60,37 @@ pub(crate) fn outcome(apps: &[(AppName, AppState)], journal: &Parsed, seen: Obse
         }
     }
     let states = &changes.states;
-    let lost = states.iter().find(|(_, state)| end_of(state).is_some_and(|end| end.how == AppOutcome::Lost));
-    let is_lost = lost.is_some() || ((seen.sandbox || was_restarting) && ended.is_none());
-    let last_exit = states.iter().filter_map(|(_, state)| end_of(state)).map(|end| end.at).max();
-    let at = ended.or(if is_lost { None } else { last_exit }).unwrap_or(seen.now);
+    let exits = || states.iter().filter_map(|(name, state)| Some((name, state, end_of(state)?)));
+    let lost = exits().find(|(_, _, end)| end.how == AppOutcome::Lost).map(|(name, ..)| name);
+    let supervisor_died = ended.is_none() && (lost.is_some() || seen.sandbox || was_restarting);
+    let last_exit = exits().max_by_key(|(_, _, end)| end.at);
+    let at = ended.or(last_exit.filter(|_| !supervisor_died).map(|(_, _, end)| end.at)).unwrap_or(seen.now);
     let failed = match seen.sandbox {
         true => None,
-        false => histories.first_failure(apps.iter().map(|(name, _)| name)).map(|(name, how)| (name.clone(), how)),
+        false => histories.first_failure(apps.iter().map(|(name, _)| name)).or_else(|| {
+            let failure = AppFailure { how: AppOutcome::Lost, cause: FailureCause::Itself };
+            lost.map(|name| (name, failure))
+        }),
     };
-    let failed = failed.or_else(|| lost.filter(|_| !seen.sandbox).map(|(name, _)| (name.clone(), AppOutcome::Lost)));
-    let reason = match (is_lost, ended, seen.restarted) {
-        (true, None, true) => "the host was restarted".to_owned(),
-        (true, None, false) => "the supervisor was killed".to_owned(),
-        _ => reason(journal, failed.as_ref().map(|(name, _)| name), states),
+    // The app that ended the pod, also if it exited with 0 when its health check stopped it.
+    let unhealthy = last_exit.filter(|(name, state, _)| histories.is_stopped_unhealthy(name, state));
+    let blamed = failed
+        .map(|(name, failure)| (name, failure.cause))
+        .or(unhealthy.map(|(name, ..)| (name, FailureCause::HealthCheck)));
+    let reason = match (supervisor_died, seen.restarted) {
+        (true, true) => "the host was restarted".to_owned(),
+        (true, false) => "the supervisor was killed".to_owned(),
+        (false, _) => reason(journal, blamed, states),
     };
-    let is_killed = (is_lost && ended.is_none()) || stop_reason(journal) == Some(&StopReason::InitKilled);
+    let is_killed = supervisor_died || stop_reason(journal) == Some(&StopReason::InitKilled);
     let unrecorded = if is_killed { LOST_EXIT_CODE } else { 0 };
     let is_lost = match stop_reason(journal) {
         Some(StopReason::Stop | StopReason::Kill) => false,
         Some(StopReason::SupervisorSignal | StopReason::InitKilled) => true,
-        Some(StopReason::AppFailed | StopReason::Other(_)) | None => is_lost && ended.is_none(),
+        Some(StopReason::AppFailed | StopReason::Other(_)) | None => supervisor_died,
     };
-    let exit_code = failed.as_ref().map_or(unrecorded, |(_, how)| how.exit_code());
-    let end = PodEnd { exit_code, failed_app: failed.map(|(name, _)| name), reason };
+    let exit_code = failed.map_or(unrecorded, |(_, failure)| failure.how.exit_code());
+    let end = PodEnd { exit_code, failed_app: failed.map(|(name, _)| name.clone()), reason };
     Outcome { apps: changes, at, end, is_lost }
 }
 
@@ -102,20 +110,23 @@ fn end_of(state: &AppState) -> Option<AppEnd> {
     }
 }
 
-fn reason(journal: &Parsed, failed: Option<&AppName>, states: &[(AppName, AppState)]) -> String {
+fn reason(journal: &Parsed, blamed: Option<(&AppName, FailureCause)>, states: &[(AppName, AppState)]) -> String {
     let ran_out_of_memory = |app: &AppName| {
         let end = states.iter().find(|(name, _)| name == app).and_then(|(_, state)| end_of(state));
         end.is_some_and(|end| end.oom)
     };
-    match (stop_reason(journal), failed) {
+    match (stop_reason(journal), blamed) {
         (Some(StopReason::Stop), _) => "stopped".to_owned(),
         (Some(StopReason::Kill), _) => "killed".to_owned(),
         (Some(StopReason::InitKilled), _) => "its PID 1 was killed".to_owned(),
         (Some(StopReason::SupervisorSignal), _) => "the supervisor was told to end".to_owned(),
-        (Some(StopReason::AppFailed) | None, Some(app)) if ran_out_of_memory(app) => {
+        (Some(StopReason::AppFailed) | None, Some((app, FailureCause::HealthCheck))) => {
+            format!("app {app} is unhealthy: stopped by its health check")
+        }
+        (Some(StopReason::AppFailed) | None, Some((app, FailureCause::Itself))) if ran_out_of_memory(app) => {
             format!("app {app} ran out of memory{}", reached_limit(journal, app))
         }
-        (Some(StopReason::AppFailed) | None, Some(app)) => format!("app {app} failed"),
+        (Some(StopReason::AppFailed) | None, Some((app, FailureCause::Itself))) => format!("app {app} failed"),
         (Some(StopReason::AppFailed) | None, None) => "all apps ended".to_owned(),
         (Some(StopReason::Other(word)), _) => gantry_model::id::shown(word),
     }
@@ -335,6 +346,42 @@ mod tests {
                 Fact::Ended,
             ];
             assert_eq!(outcome(&running(&["a"]), &journal(facts), seen).end.exit_code, want);
+        }
+    }
+
+    /// Facts → exit code, failed app, reason.
+    #[test]
+    fn health_checks_are_reasons() {
+        const STOPPED: &str = "app a is unhealthy: stopped by its health check";
+        let seen = Observation { now: Timestamp(9), restarted: false, sandbox: false };
+        let unhealthy = |attempt| Fact::AppStopping { app: "a".into(), attempt, unhealthy: true };
+        let by_client = || Fact::AppStopping { app: "a".into(), attempt: 0, unhealthy: false };
+        let restarted = || start::Started { app: "a".into(), attempt: 1, pid: 7, at: 50 };
+        let again =
+            Fact::AppExited { app: "a".into(), attempt: 1, how: ProcessExit::Code(3), oom: false, restart_at: None };
+        let killed = ProcessExit::Signal(9);
+        for (facts, exit_code, reason) in [
+            (vec![unhealthy(0), exited("a", ProcessExit::Signal(15))], 143, STOPPED),
+            (vec![unhealthy(0), exited("a", killed), stopping(StopReason::AppFailed)], 137, STOPPED),
+            (vec![unhealthy(0), exited("a", ProcessExit::Code(0))], 0, STOPPED),
+            (vec![unhealthy(0), by_client(), exited("a", ProcessExit::Code(3))], 0, "all apps ended"),
+            (vec![unhealthy(0), exited("a", killed), stopping(StopReason::Stop)], 137, "stopped"),
+            (vec![unhealthy(0), waiting("a", killed), Fact::AppStarted(restarted()), again], 3, "app a failed"),
+            (vec![unhealthy(0), exited("a", ProcessExit::Code(0)), exited("b", killed)], 137, "app b failed"),
+            (
+                vec![unhealthy(0), exited("a", ProcessExit::Code(0)), exited("b", ProcessExit::Code(0))],
+                0,
+                "all apps ended",
+            ),
+        ] {
+            let shown = format!("{facts:?}");
+            let facts: Vec<_> = facts.into_iter().chain([Fact::Ended]).collect();
+            let apps = match facts.iter().any(|fact| fact.app() == Some("b")) {
+                true => running(&["a", "b"]),
+                false => running(&["a"]),
+            };
+            let end = outcome(&apps, &journal(facts), seen).end;
+            assert_eq!((end.exit_code, end.reason.as_str()), (exit_code, reason), "{shown}");
         }
     }
 

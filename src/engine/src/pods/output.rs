@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::Engine;
 use crate::error::need_root;
-use crate::pods::control::{ControlError, unexpected};
+use crate::pods::control::{CONNECT_TIMEOUT, ControlError, REPLY_TIMEOUT, SentRequest, unexpected};
 use crate::pods::exec::{ExecError, running};
 
 /// The requested size of the pipe. The kernel may grant less.
@@ -246,7 +246,7 @@ impl Engine {
     /// # Errors
     /// [`ExecError`].
     pub fn output(&self, id: PodId) -> Result<Option<OutputStream>, ExecError> {
-        match self.subscribe(id, &Request::Output) {
+        match self.subscribe(id, &Request::Output, REPLY_TIMEOUT)?.finish() {
             Ok(stream) => Ok(Some(stream)),
             // Older supervisors answer unknown requests with this error.
             Err(ExecError::Control(ControlError::Failed { kind: ErrorKind::Invalid, .. })) => Ok(None),
@@ -259,7 +259,19 @@ impl Engine {
     /// # Errors
     /// [`ExecError`], also when the app does not run.
     pub fn app_output(&self, id: PodId, app: &AppName) -> Result<OutputStream, ExecError> {
-        self.subscribe(id, &Request::AppOutput { app: app.to_string() })
+        self.subscribe(id, &Request::AppOutput { app: app.to_string() }, REPLY_TIMEOUT)?.finish()
+    }
+
+    /// As [`Self::app_output`], without waiting for the reply.
+    ///
+    /// # Errors
+    /// [`ExecError`]
+    pub fn begin_app_output(
+        &self,
+        id: PodId,
+        app: &AppName,
+    ) -> Result<SentRequest<Result<OutputStream, ExecError>>, ExecError> {
+        self.subscribe(id, &Request::AppOutput { app: app.to_string() }, CONNECT_TIMEOUT)
     }
 
     /// The apps of a running pod by their numbers in its output. The apps that a pod was started with are numbered by
@@ -273,7 +285,12 @@ impl Engine {
         Ok(self.supervisor_status(id)?.apps.map(|apps| apps.into_iter().filter_map(numbered).collect()))
     }
 
-    fn subscribe(&self, id: PodId, request: &Request) -> Result<OutputStream, ExecError> {
+    fn subscribe(
+        &self,
+        id: PodId,
+        request: &Request,
+        connect_timeout: Duration,
+    ) -> Result<SentRequest<Result<OutputStream, ExecError>>, ExecError> {
         need_root("attach to a pod")?;
         running(self.reconcile_pod(id)?)?;
         let (stream, writer) = OutputStream::new(id).map_err(|source| ControlError::Io {
@@ -281,13 +298,12 @@ impl Engine {
             attempt: "make a pipe for the output to",
             source,
         })?;
-        let connection = self.connect(id)?;
+        let connection = self.connect_within(id, connect_timeout)?;
         connection.send(request, &[writer.as_fd()])?;
-        drop(writer);
-        match connection.receive(crate::pods::control::REPLY_TIMEOUT)?.0 {
+        Ok(SentRequest::new(connection, move |reply| match reply?.0 {
             Reply::Done => Ok(stream),
             other => Err(unexpected(id, &other).into()),
-        }
+        }))
     }
 }
 

@@ -70,7 +70,7 @@ impl Engine {
         if !self.writes.get() {
             return Ok(Some(wanted));
         }
-        match self.store.record_pauses(row.id, row.generation, &state).map_err(PodError::store)? {
+        match self.store.record_pauses(row.id, row.generation, &state)? {
             Moved::Yes(Some(moved)) => row = moved,
             // Another process has changed the row, perhaps after a newer journal.
             Moved::Lost(Some(moved)) => {

@@ -68,7 +68,7 @@ impl Engine {
     }
 
     fn try_read_journal(&self, id: PodId) -> io::Result<Arc<journal::Parsed>> {
-        open(&self.pod_dir(id).join(files::JOURNAL)).and_then(|file| self.journals.read(file))
+        open(&self.pod_dir(id).join(files::JOURNAL)).and_then(|file| self.options.journals.read(id, file))
     }
 
     /// The journal as an open file, which stays readable after the pod was removed.

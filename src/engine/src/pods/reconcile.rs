@@ -123,7 +123,7 @@ impl Engine {
     /// # Errors
     /// [`PodError`], also when the pod does not exist.
     pub(crate) fn reconcile_pod(&self, id: PodId) -> Result<PodRow, PodError> {
-        let row = self.store.pod(id).map_err(PodError::store)?;
+        let row = self.store.pod(id)?;
         row.map(|row| self.reconcile(row)).transpose()?.flatten().ok_or(PodError::NotFound(PodPrefix::from(id)))
     }
 
@@ -194,7 +194,8 @@ impl Engine {
     /// The journal of a single pod whose supervisor runs. `None`: the pod's lock has to be probed.
     fn live_journal(&self, row: &PodRow) -> Option<Arc<Parsed>> {
         let supervisor = Supervisor::of_phase(row.id, &row.phase, self.store.boot())?;
-        let journal = self.journals.read(open_live_journal(CWD, &self.pod_dir(row.id), &supervisor)?).ok()?;
+        let file = open_live_journal(CWD, &self.pod_dir(row.id), &supervisor)?;
+        let journal = self.options.journals.read(row.id, file).ok()?;
         (!has_end(&journal)).then_some(journal)
     }
 
@@ -239,7 +240,7 @@ impl Engine {
             // Reading a pod must not need space on the disk. The next command that can write records it.
             Err(error) if self.tolerant && cannot_be_written(&error) => {
                 self.unwritten.replace(Some(gantry_model::error::chain(&error)));
-                let row = self.store.pod(id).map_err(PodError::store)?;
+                let row = self.store.pod(id)?;
                 let previewed = row.map_or(Ok(None), |row| self.preview(row))?;
                 // Removing a pod frees the space that recording its end needs.
                 Ok(previewed.map(|row| self.remove_if_ended(row, at_end)))
@@ -309,7 +310,7 @@ impl Engine {
 
     /// Whether the pod has an owner. Waits for other probers if the supervisor is known to be dead.
     fn probe(&self, row: &PodRow) -> Result<PodState, PodError> {
-        let state = self.store.try_lock_pod(row.id).map_err(PodError::store)?;
+        let state = self.store.try_lock_pod(row.id)?;
         let Phase::Running { supervisor, .. } = &row.phase else { return Ok(state) };
         if !matches!(state, PodState::Held) || self.may_run(supervisor) {
             return Ok(state);
@@ -331,7 +332,7 @@ impl Engine {
         let deadline = Deadline::after(self.timeouts.lock);
         let mut pause = Duration::from_millis(1);
         loop {
-            let state = self.store.try_lock_pod(id).map_err(PodError::store)?;
+            let state = self.store.try_lock_pod(id)?;
             if !matches!(state, PodState::Held) || deadline.passed() {
                 return Ok(state);
             }
@@ -362,7 +363,6 @@ impl Engine {
             (Correction::None, _) => Ok(Some(row)),
             (Correction::RecordAppChanges, _) => {
                 let Some(row) = self.record_app_changes(row, journal)? else { return Ok(None) };
-                let Some(row) = self.record_readiness(row, journal)? else { return Ok(None) };
                 let Some(row) = self.record_pauses(row, journal)? else { return Ok(None) };
                 self.undo_abandoned_adds(row, journal)
             }

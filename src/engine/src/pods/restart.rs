@@ -50,6 +50,16 @@ const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Why a start did not end, if nothing recorded it.
 pub(crate) const START_INTERRUPTED: &str = "the process that started it was killed";
 
+/// The annotation of a pod with its name in Kubernetes.
+pub const SANDBOX_NAME: &str = "gantry/sandbox-name";
+
+/// Whether the pod is the sandbox of a kubelet, which starts its containers. One that has ended is never started again:
+/// the kubelet makes another one, and each of its containers runs once.
+#[must_use]
+pub fn is_kubelet_sandbox(row: &PodRow) -> bool {
+    row.sandbox && row.user_annotations.contains_key(SANDBOX_NAME)
+}
+
 /// Whether gantryd starts the pod again when its supervisor died.
 pub(crate) fn has_restart_policy(row: &PodRow) -> bool {
     row.apps.iter().any(|app| app.restart != RestartPolicy::No)
@@ -76,7 +86,8 @@ impl Engine {
     /// Starts a prepared pod, or an exited one again. `None`: it runs already.
     ///
     /// # Errors
-    /// [`StartError`]; then the pod is as before, and the processes of the start are gone.
+    /// [`StartError`], also for the sandbox of a kubelet that has exited; then the pod is as before, and the processes
+    /// of the start are gone.
     pub fn start_again(&self, id: PodId) -> Result<Option<Running>, StartError> {
         need_root("start a pod")?;
         let deadline = Deadline::after(START_TIMEOUT);
@@ -85,6 +96,7 @@ impl Engine {
             let started = match row.phase {
                 Phase::Running { .. } => return Ok(None),
                 Phase::Prepared { .. } => self.start(id, None, RunOptions { show: Show::No, remove: false }).map(Some),
+                Phase::Exited { .. } if is_kubelet_sandbox(&row) => return Err(StartError::KubeletSandbox(id)),
                 Phase::Exited { .. } => self.start_exited(id, true),
                 Phase::Starting { .. } => return Err(StartError::Busy(id)),
                 Phase::Embryo | Phase::Preparing | Phase::AbortedPrepare { .. } | Phase::Garbage { .. } => {
@@ -259,7 +271,7 @@ impl Engine {
             if !has_restart_policy(&row) || restart == row.restart || is_over {
                 return Ok(row);
             }
-            match self.store.set_restart(id, row.generation, restart, row.phase.is_final()).map_err(PodError::store)? {
+            match self.store.set_restart(id, row.generation, restart, row.phase.is_final())? {
                 Moved::Yes(Some(moved)) => return Ok(moved),
                 Moved::Lost(Some(moved)) => row = moved,
                 Moved::Yes(None) | Moved::Lost(None) => return Err(PodError::NotFound(id.into())),

@@ -149,7 +149,7 @@ impl Engine {
     }
 
     fn is_being_removed(&self, id: PodId) -> Result<bool, PodError> {
-        let row = self.store.pod(id).map_err(PodError::store)?;
+        let row = self.store.pod(id)?;
         Ok(row.is_none_or(|row| match row.phase {
             Phase::Exited { .. } => pod_dir::is_to_be_removed(&self.pod_dir(id)),
             Phase::Garbage { deleting, .. } => deleting.is_some(),
@@ -186,7 +186,7 @@ impl Engine {
             // Only a running pod has facts that its row lacks.
             _ => Arc::default(),
         };
-        self.journals.forget();
+        self.options.journals.forget(id);
         let cgroup = row.as_ref().map_or_else(|| self.recorded_cgroup(id), |row| row.cgroup.clone());
         self.check_runs_nowhere_else(id, &cgroup).map_err(|source| RmError::Cgroup { id, source })?;
         let (row, full) = match row.map(|row| self.to_deleting(row, &journal, sync)).transpose() {

@@ -55,6 +55,9 @@ pub enum StartError {
     /// It was run with `--rm`, and is removed.
     #[error("pod {0} was run with --rm and is being removed: it cannot be started again")]
     Removed(PodId),
+    /// It is the sandbox of a kubelet, and has ended.
+    #[error("pod {0} is a sandbox of Kubernetes and cannot be started again: its kubelet makes another one")]
+    KubeletSandbox(PodId),
     /// It has no apps any more.
     #[error("pod {0} has no apps and cannot be started again: remove it with 'gantry rm {0}'")]
     NoApps(PodId),
@@ -81,9 +84,11 @@ pub enum StartError {
 impl Kind for StartError {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotPrepared { .. } | Self::NotStartable { .. } | Self::Removed(_) | Self::NoApps(_) => {
-                ErrorKind::Refused
-            }
+            Self::NotPrepared { .. }
+            | Self::NotStartable { .. }
+            | Self::Removed(_)
+            | Self::KubeletSandbox(_)
+            | Self::NoApps(_) => ErrorKind::Refused,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Port { source, .. } => source.kind(),
             Self::Supervisor(error) => error.kind(),
@@ -305,7 +310,7 @@ impl Engine {
 
     /// The row as stored, for the holder of the lock (reconciling would find the lock held).
     pub(crate) fn row_under_lock(&self, id: PodId) -> Result<PodRow, PodError> {
-        self.store.pod(id).map_err(PodError::store)?.ok_or_else(|| PodError::NotFound(id.into()))
+        self.store.pod(id)?.ok_or_else(|| PodError::NotFound(id.into()))
     }
 
     /// The log with the stderr of a pod's supervisor.

@@ -63,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// Brings the apps of a running pod up to the journal, step by step.
+    /// Brings the apps of a running pod up to the journal, step by step, with the reports about each of their attempts.
     pub(crate) fn record_app_changes(&self, mut row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let histories = AppHistories::from_journal(journal);
         loop {
@@ -76,12 +76,17 @@ impl Engine {
                 }
                 Some(Moved::Yes(None) | Moved::Lost(None)) => return Ok(None),
             }
+            row = match self.record_readiness(row, journal)? {
+                Some(row) => row,
+                None => return Ok(None),
+            };
             let mut changes = histories.changes(app_states(&row));
             if changes.is_empty() || !matches!(row.phase, Phase::Running { .. }) {
                 return Ok(Some(row));
             }
             // Reports belong between two of the steps.
-            if changes.len() > 1 && has_new_reports(&row, journal) {
+            let may_be_reported = has_new_reports(&row, journal) || row.apps.iter().any(|app| app.readiness.is_some());
+            if changes.len() > 1 && may_be_reported {
                 changes.truncate(1);
             }
             if !self.writes.get() {

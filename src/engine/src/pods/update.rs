@@ -9,7 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::time::Duration;
 
 use gantry_contract::control::{Reply, Request, UpdateLimits};
 use gantry_contract::files;
@@ -23,7 +25,7 @@ use gantry_model::{AppName, ErrorKind, Kind as _, Phase, PodId};
 use gantry_store::PodRow;
 
 use crate::error::need_root;
-use crate::pods::control::{ControlError, unexpected};
+use crate::pods::control::{CONNECT_TIMEOUT, ControlError, REPLY_TIMEOUT, SentRequest, unexpected};
 use crate::pods::exec::select_app;
 use crate::pods::pod_dir;
 use crate::pods::restart::has_restart_policy;
@@ -32,7 +34,28 @@ use crate::{Engine, EngineError, PodError};
 /// Attempts at a change while other processes change the same limits.
 const MAX_ATTEMPTS: usize = 20;
 /// The pause between them.
-const BUSY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
+const BUSY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A change of limits that was requested of the supervisor.
+#[derive(Debug)]
+pub struct LimitsUpdate {
+    id: PodId,
+    /// The pod is started again, with the new limits.
+    restarts: bool,
+    request: SentRequest<Result<Vec<String>, EngineError>>,
+}
+
+impl LimitsUpdate {
+    /// The time limit from the request to the reply.
+    pub const TIMEOUT: Duration = REPLY_TIMEOUT;
+}
+
+impl AsFd for LimitsUpdate {
+    /// Readable when the reply has come: then [`Engine::finish_limits_update`] waits for the disk at most.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.request.as_fd()
+    }
+}
 
 impl Engine {
     /// Changes limits of an app of a running pod, or of the whole pod: all of them, or none. Returns warnings about
@@ -46,27 +69,42 @@ impl Engine {
         app: Option<&AppName>,
         changes: &[LimitChange],
     ) -> Result<Vec<String>, EngineError> {
-        need_root("change limits").map_err(EngineError::from_cause)?;
-        let mut row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
-        if !matches!(row.phase, Phase::Running { .. }) {
-            let why = format!("pod {id} is {}: only the limits of a running pod can be changed", row.phase.name());
-            return Err(EngineError::new(ErrorKind::Refused, why));
-        }
-        if app.is_some() {
-            select_app(&row, app).map_err(EngineError::from_cause)?;
-        }
         let mut attempts = 1;
-        let warnings = loop {
-            match self.try_update_limits(&row, app, changes) {
+        loop {
+            let update = self.request_limits(id, app, changes, REPLY_TIMEOUT)?;
+            match self.finish_limits_update(update) {
                 Err(error) if error.kind() == ErrorKind::Busy && attempts < MAX_ATTEMPTS => {
                     std::thread::sleep(BUSY_INTERVAL);
                     attempts += 1;
-                    row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
                 }
-                result => break result?,
+                result => return result,
             }
-        };
-        if has_restart_policy(&row) {
+        }
+    }
+
+    /// Requests the change of limits of an app, without waiting for the reply. [`Self::finish_limits_update`] ends it.
+    ///
+    /// # Errors
+    /// As [`Self::update_limits`].
+    pub fn begin_limits_update(
+        &self,
+        id: PodId,
+        app: &AppName,
+        changes: &[LimitChange],
+    ) -> Result<LimitsUpdate, EngineError> {
+        self.request_limits(id, Some(app), changes, CONNECT_TIMEOUT)
+    }
+
+    /// Waits for the reply to a change of limits and records the change; returns warnings about limits without effect
+    /// on this host.
+    ///
+    /// # Errors
+    /// [`EngineError`]; its kind is `Busy` if another process changes the same limits: nothing was changed, and the
+    /// change can be requested again.
+    pub fn finish_limits_update(&self, update: LimitsUpdate) -> Result<Vec<String>, EngineError> {
+        let LimitsUpdate { id, restarts, request } = update;
+        let warnings = request.finish()?;
+        if restarts {
             self.sync_updated_limits(id)?;
         }
         match self.reconcile_pod(id) {
@@ -74,6 +112,32 @@ impl Engine {
             Ok(_) | Err(PodError::NotFound(_)) => Ok(warnings),
             Err(error) => Err(EngineError::from_cause(error)),
         }
+    }
+
+    fn request_limits(
+        &self,
+        id: PodId,
+        app: Option<&AppName>,
+        changes: &[LimitChange],
+        connect_timeout: Duration,
+    ) -> Result<LimitsUpdate, EngineError> {
+        need_root("change limits").map_err(EngineError::from_cause)?;
+        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
+        if !matches!(row.phase, Phase::Running { .. }) {
+            let why = format!("pod {id} is {}: only the limits of a running pod can be changed", row.phase.name());
+            return Err(EngineError::new(ErrorKind::Refused, why));
+        }
+        if app.is_some() {
+            select_app(&row, app).map_err(EngineError::from_cause)?;
+        }
+        let request = Request::UpdateLimits(Box::new(self.planned_update(&row, app, changes)?));
+        let connection = self.connect_within(id, connect_timeout).map_err(EngineError::from_cause)?;
+        connection.send(&request, &[]).map_err(EngineError::from_cause)?;
+        let request = SentRequest::new(connection, move |reply| match reply.map_err(EngineError::from_cause)?.0 {
+            Reply::LimitsUpdated { warnings } => Ok(warnings),
+            other => Err(EngineError::from_cause::<ControlError>(unexpected(id, &other))),
+        });
+        Ok(LimitsUpdate { id, restarts: has_restart_policy(&row), request })
     }
 
     /// Makes the record durable: gantryd starts the pod again with these limits, also after a power cut. The supervisor
@@ -95,12 +159,13 @@ impl Engine {
         Ok(())
     }
 
-    fn try_update_limits(
+    /// The change as the supervisor takes it, with the limits in effect, if the new limits are valid.
+    fn planned_update(
         &self,
         row: &PodRow,
         app: Option<&AppName>,
         changes: &[LimitChange],
-    ) -> Result<Vec<String>, EngineError> {
+    ) -> Result<UpdateLimits, EngineError> {
         let id = row.id;
         let plan = self.effective_plan(row).map_err(EngineError::from_cause)?;
         let missing = || EngineError::from_cause(PodError::NotFound(id.into()));
@@ -118,12 +183,7 @@ impl Engine {
         // The kernel needs the devices also of limits that are removed.
         let mut block_devices = block_devices(&new)?;
         block_devices.extend(self::block_devices(&old).unwrap_or_default());
-        let update = UpdateLimits { app: app.map(ToString::to_string), old, new, block_devices };
-        let request = Request::UpdateLimits(Box::new(update));
-        match self.ask(id, &request).map_err(EngineError::from_cause)?.0 {
-            Reply::LimitsUpdated { warnings } => Ok(warnings),
-            other => Err(EngineError::from_cause::<ControlError>(unexpected(id, &other))),
-        }
+        Ok(UpdateLimits { app: app.map(ToString::to_string), old, new, block_devices })
     }
 
     /// The present plan of a pod with the limits in effect.

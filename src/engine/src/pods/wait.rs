@@ -87,7 +87,7 @@ impl Engine {
     /// # Errors
     /// [`PodError`]: it has no journal, so it does not run.
     pub fn watch_end(&self, id: PodId) -> Result<EndWatch, PodError> {
-        let sandbox = self.store.pod(id).map_err(PodError::store)?.is_some_and(|row| row.sandbox);
+        let sandbox = self.store.pod(id)?.is_some_and(|row| row.sandbox);
         self.watch_end_of(id, sandbox)
     }
 
@@ -161,7 +161,7 @@ impl Engine {
 
     /// The end of a pod, from its event.
     fn recorded_end(&self, id: PodId) -> Result<Option<PodEnd>, PodError> {
-        let event = self.store.last_event(EventKind::PodExited, &id.to_string()).map_err(PodError::store)?;
+        let event = self.store.last_event(EventKind::PodExited, &id.to_string())?;
         let end = |event: EventRecord| {
             let data = event.event.data;
             let exit_code = data.get("exit_code")?.parse().ok()?;

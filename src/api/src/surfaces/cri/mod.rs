@@ -8,6 +8,7 @@ mod containers;
 mod images;
 mod node_status;
 mod observe;
+mod reply;
 mod runtime;
 mod sandbox;
 mod streaming;

@@ -296,9 +296,8 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<ReopenContainerLogRequest>,
     ) -> Result<Response<ReopenContainerLogResponse>, Status> {
-        self.call(request)
-            .write(Weight::Heavy, |engine, message| containers::reopen_log(engine, &message.container_id))
-            .await?;
+        let Call { peer, message, .. } = self.call(request);
+        containers::reopen_log(&self.writer, peer, message.container_id).await?;
         Ok(Response::new(ReopenContainerLogResponse {}))
     }
 
@@ -311,13 +310,9 @@ impl RuntimeService for CriRuntime {
             Some(_) => Err(invalid_field("windows", "this is a Linux host")),
             None => Ok((container_id, linux.unwrap_or_default())),
         };
-        let call = self.call(request).try_map(check)?;
-        call.write(Weight::Heavy, |engine, (container_id, resources)| {
-            containers::update_resources(engine, &container_id, resources)?;
-            Ok(UpdateContainerResourcesResponse {})
-        })
-        .await
-        .map(Response::new)
+        let Call { peer, message: (container_id, resources), .. } = self.call(request).try_map(check)?;
+        containers::update_resources(&self.writer, peer, container_id, resources).await?;
+        Ok(Response::new(UpdateContainerResourcesResponse {}))
     }
 
     async fn container_stats(

@@ -4,7 +4,7 @@
 //! grace period, a sandbox at once with SIGKILL, as by StopPodSandbox. For the kubelet, their end is final: it creates
 //! others.
 
-use gantry_engine::{AppRow, Observer, PodRow};
+use gantry_engine::{AppRow, Observer, PodRow, is_kubelet_sandbox};
 use gantry_model::Phase;
 use gantry_model::id::shown;
 use gantry_proto::talos::machine::RestartRequest;
@@ -14,7 +14,6 @@ use super::names::{self, Namespace, Selection};
 use super::node::Node;
 use super::pod_change::PodChange;
 use crate::bridge::Weight;
-use crate::kubernetes;
 use crate::peer::Peer;
 use crate::status;
 
@@ -39,7 +38,7 @@ pub(super) async fn restart(node: &Node, peer: Peer, request: RestartRequest) ->
 fn plan_restart(observer: &Observer, selection: Selection, id: &str) -> Result<PodChange, Status> {
     let pod = selection.pod;
     let view = observer.pod(&pod.into()).map_err(|error| status::from_error(&error))?;
-    if kubernetes::is_sandbox(&view.row) {
+    if is_kubelet_sandbox(&view.row) {
         return plan_stop(&view.row, selection.app, id);
     }
     let apps = view.row.apps;

@@ -2,7 +2,7 @@
 //! restart of a running pod restarts its running apps. The parts of gantryd run as long as it does. The sandbox of a
 //! kubelet can only be stopped: only its kubelet starts anything of it.
 
-use gantry_engine::Observer;
+use gantry_engine::{Observer, is_kubelet_sandbox};
 use gantry_model::id::shown;
 use gantry_proto::talos::machine::service_state_event::Action;
 use tonic::Status;
@@ -11,7 +11,6 @@ use super::node::Node;
 use super::pod_change::PodChange;
 use super::service_list::{NodeService, pod_state, read_services};
 use crate::bridge::Weight;
-use crate::kubernetes;
 use crate::peer::Peer;
 use crate::request::check_text;
 
@@ -91,7 +90,7 @@ fn plan_change(action: ServiceAction, id: &str, service: &NodeService) -> Result
         (ServiceAction::Stop, false) if state != Action::Waiting => return Ok(None),
         _ => {}
     }
-    let Some(view) = pod.filter(|view| action == ServiceAction::Stop || !kubernetes::is_sandbox(&view.row)) else {
+    let Some(view) = pod.filter(|view| action == ServiceAction::Stop || !is_kubelet_sandbox(&view.row)) else {
         let (id, action) = (shown(id), action.name());
         let text = format!("service \"{id}\" doesn't support {action} operation via API");
         return Err(Status::failed_precondition(text));

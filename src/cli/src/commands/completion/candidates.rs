@@ -88,9 +88,10 @@ pub(super) fn complete(words: &[String], names: &dyn HostNames) -> Candidates {
     }
     if parent.has_subcommands() {
         let flags = flags(&parent);
-        return match typed.starts_with('-') {
-            true => flag_names(&flags, |_| false).starting_with(typed),
-            false => commands(&parent).starting_with(typed),
+        return match flag_value(&path.join(" "), &flags, rest, typed, names) {
+            Some(answer) => answer,
+            None if typed.starts_with('-') => flag_names(&flags, |_| false).starting_with(typed),
+            None => commands(&parent).starting_with(typed),
         };
     }
     complete_command(&path.join(" "), &parent, rest, typed, names)
@@ -108,29 +109,44 @@ fn complete_command(
         // Arguments of an app cannot be completed.
         return Candidates::files();
     }
-    let value_of = |flag: &Flag, value: &str| {
-        let main = flag.names.first().map_or("", String::as_str);
-        let answer = match flag.possible.is_empty() {
-            true => values(name, main, &flag.hint, value, names),
-            false => Candidates::from_words(flag.possible.clone()),
-        };
-        match value.rsplit_once(',') {
-            Some((listed, last)) => answer.starting_with(last).with_prefix(&format!("{listed},")),
-            None => answer.starting_with(value),
-        }
-    };
-    if let Some((flag, value)) = typed.strip_prefix("--").and_then(|word| word.split_once('=')) {
-        let known = flags.iter().find(|known| known.names.iter().any(|name| name == flag));
-        return known.map(|known| value_of(known, value).with_prefix(&format!("--{flag}="))).unwrap_or_default();
-    }
-    if let Some(flag) = before.last().and_then(|word| flags.iter().find(|flag| takes_next_word(flag, word))) {
-        return value_of(flag, typed);
+    if let Some(answer) = flag_value(name, &flags, before, typed, names) {
+        return answer;
     }
     if typed.starts_with('-') {
-        let has_values = |flag: &Flag| !value_of(flag, "").candidates.is_empty();
+        let has_values = |flag: &Flag| !value_of(name, flag, "", names).candidates.is_empty();
         return flag_names(&flags, |flag| flag.requires_equals && has_values(flag)).starting_with(typed);
     }
-    positional(name, &words_of(&flags, before), names).starting_with(typed)
+    positional(name, &words_of(&flags, before), typed, names).starting_with(typed)
+}
+
+/// The candidates if the value of a flag of the command is typed, after `=` or as a word of its own.
+fn flag_value(
+    command: &str,
+    flags: &[Flag],
+    before: &[String],
+    typed: &str,
+    names: &dyn HostNames,
+) -> Option<Candidates> {
+    if let Some((flag, value)) = typed.strip_prefix("--").and_then(|word| word.split_once('=')) {
+        let known = flags.iter().find(|known| known.names.iter().any(|name| name == flag));
+        let answer = known.map(|known| value_of(command, known, value, names).with_prefix(&format!("--{flag}=")));
+        return Some(answer.unwrap_or_default());
+    }
+    let flag = before.last().and_then(|word| flags.iter().find(|flag| takes_next_word(flag, word)))?;
+    Some(value_of(command, flag, typed, names))
+}
+
+/// The values of a flag that begin as typed; of a list, those of its last element.
+fn value_of(command: &str, flag: &Flag, typed: &str, names: &dyn HostNames) -> Candidates {
+    let main = flag.names.first().map_or("", String::as_str);
+    let answer = match flag.possible.is_empty() {
+        true => values(command, main, &flag.hint, typed, names),
+        false => Candidates::from_words(flag.possible.clone()),
+    };
+    match typed.rsplit_once(',') {
+        Some((listed, last)) => answer.starting_with(last).with_prefix(&format!("{listed},")),
+        None => answer.starting_with(typed),
+    }
 }
 
 /// Whether the word is this flag, and its value is the next word.
@@ -163,16 +179,18 @@ fn words_of<'a>(flags: &[Flag], before: &'a [String]) -> Vec<&'a str> {
 }
 
 /// Candidates for a positional argument of the command.
-fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
+fn positional(name: &str, words: &[&str], typed: &str, names: &dyn HostNames) -> Candidates {
     let is = |phases: &'static [PhaseName]| move |pod: &Pod| phases.contains(&pod.phase);
     match (name, words.len()) {
         ("run" | "prepare" | "fetch", _) => Candidates { files: true, ..Candidates::from_words(names.images()) },
-        ("exec", 1..) | ("cp", _) => Candidates::files(),
-        ("restart" | "pause" | "unpause" | "diff" | "app start" | "app stop" | "app rm" | "app status", _) => {
-            apps(names)
-        }
+        ("exec", 1..) | ("generate units", _) => Candidates::files(),
+        ("cp", 0 | 1) => copy_sides(typed, names),
+        (
+            "restart" | "pause" | "unpause" | "update" | "diff" | "app start" | "app stop" | "app rm" | "app status",
+            _,
+        ) => apps(names),
         ("app add", 1) => Candidates { files: true, ..Candidates::from_words(names.images()) },
-        ("app list" | "rename", 0) => pods(names, |_| true),
+        ("app list" | "rename" | "generate systemd", 0) => pods(names, |_| true),
         ("app add", 0) | ("stop" | "kill" | "stats", _) | ("exec" | "attach" | "port" | "top", 0) => {
             pods(names, is(&[PhaseName::Running]))
         }
@@ -184,13 +202,24 @@ fn positional(name: &str, words: &[&str], names: &dyn HostNames) -> Candidates {
         ("schedule enable", 0) | ("schedule disable" | "schedule destroy" | "schedule cat", _) => schedules(names),
         ("schedule enable", 1) => Candidates { files: true, ..Candidates::from_words(names.images()) },
         ("network inspect", _) => Candidates::from_words(names.networks()),
-        ("rmi", _) => Candidates::from_words(names.images()),
-        (name, _) if name.starts_with("image ") && !matches!(name, "image list" | "image gc") => {
-            Candidates { files: true, ..Candidates::from_words(names.images()) }
+        ("image fetch", _) => Candidates { files: true, ..Candidates::from_words(names.images()) },
+        ("rmi" | "save", _) => Candidates::from_words(names.images()),
+        (name, _) if name.starts_with("image ") && !matches!(name, "image list" | "image gc" | "image load") => {
+            Candidates::from_words(names.images())
         }
         ("help", 0) => commands(&crate::cli::names()),
         _ => Candidates::default(),
     }
+}
+
+/// `POD:` and the files of this host; none after `POD:`, because files of apps are not looked up.
+fn copy_sides(typed: &str, names: &dyn HostNames) -> Candidates {
+    if typed.contains(':') && !typed.starts_with(['/', '.']) {
+        return Candidates::default();
+    }
+    let mut sides = Candidates { files: true, ..pods(names, |_| true) };
+    sides.candidates.iter_mut().for_each(|side| side.value.push(':'));
+    sides
 }
 
 /// Pods by their names and the beginnings of their ids, and by the names of their apps where only one pod has them.
@@ -329,9 +358,22 @@ mod tests {
         words.join(" ")
     }
 
+    /// The order is that of the help and of the list; here it does not matter.
+    #[track_caller]
+    fn assert_completed(rows: &[(&str, &str)]) {
+        let sorted = |words: &str| {
+            let mut words: Vec<_> = words.split(' ').map(str::to_owned).collect();
+            words.sort_unstable();
+            words
+        };
+        for (line, want) in rows {
+            assert_eq!(sorted(&completed(line)), sorted(want), "{line:?}");
+        }
+    }
+
     #[test]
     fn candidates_depend_on_the_position() {
-        for (line, want) in [
+        assert_completed(&[
             ("rename b", "batch bbbbbbbb"),
             ("net", "network"),
             ("p", "pause pki prepare prune pull ps port"),
@@ -348,20 +390,54 @@ mod tests {
             ("run ", "docker.io/library/nginx:1 127.0.0.1:5000/fixture:1 :files"),
             ("pull doc", "docker.io/library/nginx:1 :files"),
             ("rmi 127", "127.0.0.1:5000/fixture:1"),
-            ("run --net=", "--net=none --net=host --net=all --net=default --net=lan"),
-            ("run --network l", "lan"),
-            ("run --net=lan,d", "--net=lan,default"),
             ("run --dns-s", "--dns-search"),
-            ("run --pull-policy=up", "--pull-policy=update"),
-            ("run --cap-add NET_A", "NET_ADMIN"),
             ("run x -- ", ":files"),
             ("stop ", "web log aaaaaaaa"),
             ("exec w", "web"),
             ("enter -it ", "web log aaaaaaaa"),
             ("exec web ", ":files"),
-            ("exec --app ", "web log job"),
             ("run-prepared ", "batch job bbbbbbbb"),
+            ("update w", ""),
+            ("update a", "aaaaaaaa/web aaaaaaaa/log"),
+            ("update --pod a", "aaaaaaaa/web aaaaaaaa/log"),
+            ("generate systemd b", "batch bbbbbbbb"),
+            ("generate units ", ":files"),
+            ("cp ba", "batch: :files"),
+            ("cp ./x b", "batch: bbbbbbbb: :files"),
+            ("cp batch:/e", ""),
+            ("cp ./a:b", ":files"),
+            ("image rm 127", "127.0.0.1:5000/fixture:1"),
+            ("image tag 127", "127.0.0.1:5000/fixture:1"),
+            ("image save 127", "127.0.0.1:5000/fixture:1"),
+            ("save 127", "127.0.0.1:5000/fixture:1"),
+            ("image load ", ""),
+            ("image pull 127", "127.0.0.1:5000/fixture:1 :files"),
+            ("help ima", "image"),
             ("status ", "log aaaaaaaa batch job bbbbbbbb cccccccc"),
+            ("completion ", "bash zsh fish"),
+            ("list ", ""),
+            ("nonsense ", ""),
+        ]);
+    }
+
+    #[test]
+    fn candidates_are_values_of_the_flag() {
+        assert_completed(&[
+            ("run --net=", "--net=none --net=host --net=all --net=default --net=lan"),
+            ("run --network l", "lan"),
+            ("run --net=lan,d", "--net=lan,default"),
+            ("run --pull-policy=up", "--pull-policy=update"),
+            ("exec --app ", "web log job"),
+            ("image save -o ", ":files"),
+            ("image load -i ", ":files"),
+            ("run --restart=", "--restart=no --restart=on-failure --restart=always"),
+            ("run --restart o", "on-failure"),
+            ("--progress p", "plain"),
+            ("--log-format=", "--log-format=text --log-format=json"),
+            ("--log-level w", "warning"),
+            ("--dir ", ":files"),
+            ("image --progress=p", "--progress=plain"),
+            ("list --log-level=o", "--log-level=off"),
             ("kill -s SIGK", "SIGKILL"),
             (
                 "kill --signal=SIGT",
@@ -370,23 +446,14 @@ mod tests {
             ("ps -o js", "json json-lines"),
             ("ps --phase=exited,ru", "--phase=exited,running"),
             ("list --filter st", "state="),
-            ("list --filter state=p", "state=preparing state=prepared state=paused"),
             ("events --filter type=pod-e", "type=pod-exited"),
+            ("list --filter state=p", "state=preparing state=prepared state=paused"),
+            ("run --cap-add NET_A", "NET_ADMIN"),
             ("events --filter=app=j", "--filter=app=job"),
-            ("completion ", "bash zsh fish"),
-            ("--insecure-options all-f", ""),
+            ("--insecure-options all-f", "all-fetch"),
+            ("--insecure-options=http,all-f", "--insecure-options=http,all-fetch"),
             ("list --insecure-options all-f", "all-fetch"),
-            ("list ", ""),
-            ("nonsense ", ""),
-        ] {
-            // The order is that of the help and of the list; here it does not matter.
-            let sorted = |words: &str| {
-                let mut words: Vec<_> = words.split(' ').map(str::to_owned).collect();
-                words.sort_unstable();
-                words
-            };
-            assert_eq!(sorted(&completed(line)), sorted(want), "{line:?}");
-        }
+        ]);
     }
 
     #[test]

@@ -34,7 +34,10 @@ pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, names: 
         "security-opt" => Candidates::from_words(["no-new-privileges", "seccomp=unconfined"]),
         "dir" | "config" | "uuid-file" | "uuid-file-save" | "cidfile" | "pod-manifest" | "env-file"
         | "set-env-file" | "device" | "volume" | "working-dir" | "workdir" | "log-dir" => Candidates::files(),
-        _ if is_choice(hint) => Candidates::from_words(hint.split('|')),
+        "log-level" => Candidates::from_words(["off", "error", "warning", "info", "debug", "trace"]),
+        "log-format" => Candidates::from_words(["text", "json"]),
+        _ if matches!(hint, "FILE" | "DIR") => Candidates::files(),
+        _ if is_choice(hint) => Candidates::from_words(hint.split('|').map(without_addition)),
         _ => Candidates::default(),
     }
 }
@@ -44,9 +47,15 @@ fn short(name: &str) -> String {
     name.strip_prefix("CAP_").unwrap_or(name).to_owned()
 }
 
-/// Whether the help lists all values, as `never|new|update`.
+/// Whether the help lists all values, as `never|new|update` or `no|on-failure[:N]`.
 fn is_choice(hint: &str) -> bool {
-    hint.contains('|') && hint.split('|').all(|word| !word.is_empty() && word.bytes().all(|c| c.is_ascii_lowercase()))
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|c| c.is_ascii_lowercase() || c == b'-');
+    hint.contains('|') && hint.split('|').map(without_addition).all(is_word)
+}
+
+/// `on-failure[:N]` as `on-failure`.
+fn without_addition(word: &str) -> &str {
+    word.split('[').next().unwrap_or(word)
 }
 
 /// The keys of a filter, and the values of the key that is typed.

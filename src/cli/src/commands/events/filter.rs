@@ -1,7 +1,8 @@
 //! `--filter KEY=VALUE` of `gantry events`: an event matches if every key matches; a key matches if any of its values
 //! does.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_engine::{Engine, ImageError, PodError};
 use gantry_model::id::shown;
@@ -79,14 +80,38 @@ enum Test {
     /// The complete id.
     Id(String),
     IdPrefix(String),
-    /// The prefix of the id of a pod; matches events of its apps, too.
-    PodPrefix(String),
+    /// Pods that do not exist.
+    Pods(RemovedOrLaterPods),
     Name(String),
     App(AppName),
     Image {
         typed: String,
         found: Option<ImageId>,
     },
+}
+
+/// The removed pods that a word means, and those that it will mean. Matches events of their apps, too.
+#[derive(Debug)]
+struct RemovedOrLaterPods {
+    name: String,
+    /// The word as the prefix of an id.
+    prefix: Option<PodPrefix>,
+    /// The ids in events so far. Only events of the pod have its name, those of its apps have its id only.
+    ids: RefCell<BTreeSet<String>>,
+}
+
+impl RemovedOrLaterPods {
+    fn holds(&self, event: &NewEvent) -> bool {
+        let subject = event.kind.subject();
+        if !matches!(subject, EventSubject::Pod | EventSubject::App) {
+            return false;
+        }
+        let mut ids = self.ids.borrow_mut();
+        if subject == EventSubject::Pod && event.name == self.name {
+            ids.insert(event.id.clone());
+        }
+        ids.contains(&event.id) || self.prefix.as_ref().is_some_and(|prefix| event.id.starts_with(prefix.as_str()))
+    }
 }
 
 /// All conditions, by their keys.
@@ -99,6 +124,8 @@ trait PodsAndImages {
     fn pod(&self, prefix: &PodPrefix) -> Result<Option<PodId>, Failure>;
     /// The pod that other commands find by this word. `None`: there is none.
     fn pod_named(&self, text: &str) -> Result<Option<PodId>, Failure>;
+    /// The ids of the pods, removed ones too, that have this name in an event, or whose id has this prefix.
+    fn pods_in_events(&self, name: &str, prefix: Option<&PodPrefix>) -> Result<BTreeSet<String>, Failure>;
     /// The image of this name. `None`: there is none, or several.
     fn image(&self, text: &str) -> Result<Option<ImageId>, Failure>;
 }
@@ -118,6 +145,10 @@ impl PodsAndImages for Engine {
         }
     }
 
+    fn pods_in_events(&self, name: &str, prefix: Option<&PodPrefix>) -> Result<BTreeSet<String>, Failure> {
+        Ok(self.pods_in_events(name, prefix)?)
+    }
+
     fn image(&self, text: &str) -> Result<Option<ImageId>, Failure> {
         let reference: ImageRef = text.parse()?;
         match self.image_find(&reference) {
@@ -128,19 +159,19 @@ impl PodsAndImages for Engine {
 }
 
 impl Filter {
-    /// Looks up the pods and images of the conditions.
-    pub(crate) fn resolve(conditions: &[Condition], engine: &Engine) -> Result<Self, Failure> {
-        Self::with(conditions, engine)
+    /// Looks up the pods and images of the conditions. With `follows`, a pod may be created later.
+    pub(crate) fn resolve(conditions: &[Condition], engine: &Engine, follows: bool) -> Result<Self, Failure> {
+        Self::with(conditions, engine, follows)
     }
 
-    fn with(conditions: &[Condition], names: &dyn PodsAndImages) -> Result<Self, Failure> {
+    fn with(conditions: &[Condition], names: &dyn PodsAndImages, follows: bool) -> Result<Self, Failure> {
         let mut filter = Self::default();
         for condition in conditions {
             let (key, test) = match condition {
                 Condition::Type(kind) => ("type", Test::Kind(*kind)),
                 Condition::Id(id) => ("id", by_id(id, names)?),
                 Condition::Name(name) => ("name", Test::Name(name.clone())),
-                Condition::Pod(text) => ("pod", by_pod(text, names)?),
+                Condition::Pod(text) => ("pod", by_pod(text, names, follows)?),
                 Condition::App(app) => ("app", Test::App(app.clone())),
                 Condition::Image(typed) => ("image", Test::Image { found: names.image(typed)?, typed: typed.clone() }),
             };
@@ -168,13 +199,17 @@ fn by_id(id: &str, names: &dyn PodsAndImages) -> Result<Test, Failure> {
     })
 }
 
-/// Of a removed pod, the events have the id only: a word that cannot be one is an error.
-fn by_pod(text: &str, names: &dyn PodsAndImages) -> Result<Test, Failure> {
-    match (names.pod_named(text)?, text.parse::<PodPrefix>()) {
-        (Some(id), _) => Ok(Test::Id(id.to_string())),
-        (None, Ok(prefix)) => Ok(Test::PodPrefix(prefix.to_string())),
-        (None, Err(_)) => Err(PodError::NoSuchPod(text.to_owned()).into()),
+/// The pod that other commands find by this word, else the pods that events tell of.
+fn by_pod(text: &str, names: &dyn PodsAndImages, follows: bool) -> Result<Test, Failure> {
+    if let Some(id) = names.pod_named(text)? {
+        return Ok(Test::Id(id.to_string()));
     }
+    let prefix = text.parse::<PodPrefix>().ok();
+    let ids = names.pods_in_events(text, prefix.as_ref())?;
+    if ids.is_empty() && !follows {
+        return Err(PodError::NoSuchPodInEvents(text.to_owned()).into());
+    }
+    Ok(Test::Pods(RemovedOrLaterPods { name: text.to_owned(), prefix, ids: ids.into() }))
 }
 
 impl Test {
@@ -183,9 +218,7 @@ impl Test {
             Self::Kind(kind) => event.kind == *kind,
             Self::Id(id) => event.id == *id,
             Self::IdPrefix(prefix) => id_has_prefix(&event.id, prefix),
-            Self::PodPrefix(prefix) => {
-                matches!(event.kind.subject(), EventSubject::Pod | EventSubject::App) && event.id.starts_with(prefix)
-            }
+            Self::Pods(pods) => pods.holds(event),
             Self::Name(name) => {
                 event.name == *name
                     || (is_image_event(event) && image_names::any_form(&event.name, |form| form == name))
@@ -235,6 +268,11 @@ mod tests {
             }
         }
 
+        fn pods_in_events(&self, name: &str, prefix: Option<&PodPrefix>) -> Result<BTreeSet<String>, Failure> {
+            let is_meant = name == "old" || prefix.is_some_and(|prefix| GONE.starts_with(prefix.as_str()));
+            Ok(is_meant.then(|| GONE.to_owned()).into_iter().collect())
+        }
+
         fn image(&self, text: &str) -> Result<Option<ImageId>, Failure> {
             Ok(if text == "web" { digest('1').parse().ok() } else { None })
         }
@@ -258,7 +296,7 @@ mod tests {
             event(EventKind::ImageRemoved, "sha512:3", "host/tool@sha512:3", &[("image_id", "sha512:3")]),
             event(EventKind::ScheduleEnabled, "abcdef", "abcdef", &[]),
         ];
-        let rows: [(&[&str], &[usize]); 29] = [
+        let rows: [(&[&str], &[usize]); 28] = [
             (&[], &[0, 1, 2, 3, 4, 5, 6, 7, 8]),
             (&["name=abcdef"], &[8]),
             (&["image=tool"], &[7]),
@@ -268,8 +306,7 @@ mod tests {
             (&["pod=6733C088"], &[2, 3, 4, 5]),
             (&["pod=abcdef"], &[6]),
             (&["pod=shop"], &[2, 3, 4, 5]),
-            (&["pod=0"], &[]),
-            (&["pod=2222"], &[]),
+            (&["pod=old"], &[6]),
             (&["id=2222"], &[1]),
             (&["id=6733", "id=abcdef01"], &[2, 3, 4, 5, 6]),
             (&["id=sha256:1111"], &[0]),
@@ -291,12 +328,27 @@ mod tests {
         ];
         for (texts, want) in rows {
             let conditions: Vec<_> = texts.iter().map(|text| parse(text).unwrap()).collect();
-            let filter = Filter::with(&conditions, &World).unwrap();
+            let filter = Filter::with(&conditions, &World, false).unwrap();
             let got: Vec<usize> = (0..events.len()).filter(|i| filter.holds(&events[*i].event)).collect();
             assert_eq!(got, want, "{texts:?}");
         }
-        let failure = Filter::with(&[parse("pod=nowhere").unwrap()], &World).unwrap_err();
-        assert!(failure.text(false).unwrap_or_default().contains("there is no pod 'nowhere'"));
+        for unknown in ["nowhere", "0", "2222"] {
+            let failure = Filter::with(&[Condition::Pod(unknown.to_owned())], &World, false).unwrap_err();
+            let text = failure.text(false).unwrap_or_default();
+            assert!(text.contains(&format!("there is no pod '{unknown}', and no event of one")), "{text}");
+        }
+    }
+
+    #[test]
+    fn followed_pods_may_be_created_later() {
+        let filter = Filter::with(&[parse("pod=later").unwrap()], &World, true).unwrap();
+        let holds = |kind, id, name| filter.holds(&event(kind, id, name, &[]).event);
+        assert!(!holds(AppStarted, POD, "later"), "an app of another pod has the name");
+        assert!(holds(EventKind::PodPrepared, GONE, "later"));
+        assert!(holds(AppStarted, GONE, "web"));
+        assert!(!holds(PodExited, POD, POD));
+        let filter = Filter::with(&[parse("pod=ab").unwrap()], &World, true).unwrap();
+        assert!(filter.holds(&event(PodStarted, "ab000000-a507-4694-aabf-ec79c0a8ac9a", "x", &[]).event));
     }
 
     #[test]

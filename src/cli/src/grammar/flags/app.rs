@@ -38,11 +38,13 @@ pub(super) static FLAGS: &[Flag] = &[
         d.app().group = Some(values::text(v)?);
         Ok(())
     }),
-    valued(App, &["supplementary-gids", "group-add"], "GID[,GID]", "Supplementary group ids", |d, v| {
-        let gids = values::gids(v)?;
-        d.app().gids.get_or_insert_default().extend(gids);
-        Ok(())
-    }),
+    valued(
+        App,
+        &["supplementary-gids", "group-add"],
+        "GROUP[,GROUP]",
+        "Supplementary groups by name, which the image defines, or id",
+        |d, v| values::add_groups(v, d.app().groups.get_or_insert_default()),
+    ),
     valued(App, &["working-dir", "workdir"], "DIR", "Working directory (absolute)", |d, v| {
         d.app().working_dir = Some(values::text(v)?);
         Ok(())
@@ -52,7 +54,7 @@ pub(super) static FLAGS: &[Flag] = &[
         App,
         &["environment", "env"],
         "NAME=VALUE",
-        "Set an environment variable; NAME alone: to the caller's value",
+        "Set an environment variable; NAME alone takes the caller's value",
         |d, v| {
             let variable = values::variable(v, d.caller.variable)?;
             d.app().environment.extend(variable);

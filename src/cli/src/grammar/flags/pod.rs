@@ -74,10 +74,16 @@ pub(super) static FLAGS: &[Flag] = &[
     .short('v')
     .in_manifest()
     .of(OF_ALL),
-    valued(Pod, &["hostname"], "NAME", "Host name of the pod (default: gantry- and the first 8 digits of its id)", |d, v| {
-        d.pod.hostname = Some(values::text(v)?);
-        Ok(())
-    })
+    valued(
+        Pod,
+        &["hostname"],
+        "NAME",
+        "Host name of the pod, also -h NAME (default: gantry- and the first 8 digits of its id)",
+        |d, v| {
+            d.pod.hostname = Some(values::text(v)?);
+            Ok(())
+        },
+    )
     .in_manifest(),
     valued(
         Pod,
@@ -215,7 +221,7 @@ pub(super) static FLAGS: &[Flag] = &[
     })
     .of(OF_NEW_POD)
     .not_in_pod_file(),
-    valued(Pod, &["cidfile"], "FILE", "The same, as in docker: the file must not exist", |d, v| {
+    valued(Pod, &["cidfile"], "FILE", "As --uuid-file-save, but the file must not exist, as in docker", |d, v| {
         set_id_file(d, IdFile::New(values::text(v)?.into()))
     })
     .of(OF_NEW_POD)
@@ -241,7 +247,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Pod,
         &["stage1"],
         "FLAVOR",
-        "container (default), or host: no image, unconfined in the host's namespaces and files; -- COMMAND follows",
+        "container (default), or host: run -- COMMAND without an image, unconfined, in the host's namespaces and file system",
         |d, v| {
             d.pod.flavor = v.parse()?;
             Ok(())
@@ -257,8 +263,8 @@ pub(super) static FLAGS: &[Flag] = &[
         Pod,
         &["userns"],
         "MODE",
-        "User namespace: host (default); auto, with ids of the host that no other pod has; or HOSTID[:LENGTH], the id of the \
-         host that root of the pod is, and the number of ids (65536)",
+        "User namespace: host (default); auto: a range of host ids that no other pod has; or HOSTID[:LENGTH]: the host id of \
+         the pod's root, and the number of ids (default 65536)",
         |d, v| {
             d.pod.userns = v.parse()?;
             Ok(())
@@ -269,7 +275,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Pod,
         &["uidmap"],
         "0:HOSTID:LENGTH",
-        "User namespace with these ids of the host as users of the pod; without --gidmap, as groups too, as in podman",
+        "User namespace that maps the pod's users to these host ids, and its groups too without --gidmap, as in podman",
         |d, v| {
             d.id_maps.uids = Some(parse_id_map(v)?);
             Ok(())

@@ -10,8 +10,8 @@ pub(super) static FLAGS: &[Flag] = &[
     switch(
         App,
         &["privileged"],
-        "Give the app every capability, all devices of the host, no system call filter, and a writable /proc and /sys: it \
-         is then equal to root on the host; of a sandbox: allow such apps",
+        "Give the app every capability, all devices of the host, no system call filter, and a writable /proc and /sys, \
+         which makes it equal to root on the host; for a sandbox: allow such apps",
         |d, v| {
             d.app().options.privileged = values::boolean(v)?;
             Ok(())

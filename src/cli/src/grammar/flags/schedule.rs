@@ -15,7 +15,7 @@ pub(super) static FLAGS: &[Flag] = &[
         Pod,
         &["every"],
         "TIME",
-        "Start a pod each time this long has passed since the last start, such as 1h",
+        "Start a pod at this interval, measured from the last start, such as 1h",
         |d, v| {
             timer(d).every = Some(duration(v)?);
             Ok(())
@@ -35,7 +35,7 @@ pub(super) static FLAGS: &[Flag] = &[
         },
     )
     .of(&[Schedule]),
-    valued(Pod, &["on-boot"], "TIME", "Start a pod once per boot of the host, this long after it", |d, v| {
+    valued(Pod, &["on-boot"], "TIME", "Start a pod once, this long after each boot of the host", |d, v| {
         timer(d).on_boot = Some(duration(v)?);
         Ok(())
     })

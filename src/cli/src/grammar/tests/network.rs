@@ -140,6 +140,7 @@ fn invalid_ports_are_rejected() {
         ("a -p [::1]:80:80", "-p: a port cannot be published on [::1]: the kernel routes no answer"),
         ("a --port=http:[::1]:80", "--port: a port cannot be published on [::1]"),
         ("a -p 224.0.0.1:80:80", "-p: a port cannot be published on 224.0.0.1: it is a multicast address"),
+        ("a -p [fe80::1]:8080:80", "-p: a port cannot be published on [fe80::1]: it is a link-local address"),
         ("a -p 0:80", "-p: '0' is not a port: 1 to 65535"),
         ("a -p 80:65536", "-p: '65536' is not a port"),
         ("a -p +80:80", "-p: '+80:80' is not NAME"),

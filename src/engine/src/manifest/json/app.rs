@@ -31,6 +31,7 @@ impl From<&AppSpec> for App {
         } = app.clone();
         let spec::AppOptions {
             supplementary_gids,
+            supplementary_groups,
             read_only_root,
             limits,
             seccomp,
@@ -63,6 +64,7 @@ impl From<&AppSpec> for App {
             user,
             group,
             supplementary_gids,
+            supplementary_groups,
             working_dir,
             environment: environment.into_iter().map(|(name, value)| Variable { name, value }).collect(),
             mounts: mounts.into_iter().map(Mount::from).collect(),
@@ -110,6 +112,7 @@ impl TryFrom<App> for AppSpec {
             user,
             group,
             supplementary_gids,
+            supplementary_groups,
             working_dir,
             environment,
             mounts,
@@ -143,6 +146,7 @@ impl TryFrom<App> for AppSpec {
         } = app;
         let options = spec::AppOptions {
             supplementary_gids,
+            supplementary_groups,
             read_only_root,
             limits,
             seccomp: seccomp.into(),

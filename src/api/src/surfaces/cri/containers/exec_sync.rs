@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 use tracing::warn;
 
+use super::super::reply::wait_for_reply;
 use super::{FoundContainer, find_running};
 use crate::bridge::{Bridge, Weight};
 use crate::dir_watch::readable;
@@ -63,12 +64,7 @@ pub(in super::super) async fn exec_sync(
 /// # Errors
 /// `FAILED_PRECONDITION` if the program cannot be executed, and the engine's errors.
 pub(in super::super) async fn wait_for_start(start: ExecStart) -> Result<Exec, Status> {
-    let failed = |error: io::Error| Status::internal(format!("cannot wait for the start of the program: {error}"));
-    let reply: OwnedFd = start.as_fd().try_clone_to_owned().map_err(failed)?;
-    let reply = readable(reply).map_err(failed)?;
-    if let Ok(ready) = timeout(ExecStart::TIMEOUT, reply.readable()).await {
-        ready.map(drop).map_err(failed)?;
-    }
+    wait_for_reply(start.as_fd(), ExecStart::TIMEOUT).await?;
     // After the timeout, this fails at once.
     start.finish().map_err(|error| from_error(&error))
 }

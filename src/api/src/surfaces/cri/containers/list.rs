@@ -153,7 +153,6 @@ pub(in super::super) fn container_status(found: &FoundContainer, record: Contain
     let image_id = app.image.as_ref().map(ToString::to_string).unwrap_or_default();
     let log_path = sandbox.log_file(&app.name).map(|(dir, path)| dir.as_path().join(path.as_path()));
     let linux = record.config.linux.unwrap_or_default();
-    let user = user::read(app.state, linux.security_context.as_ref());
     ContainerStatus {
         id: app.id.to_string(),
         metadata: Some(record.metadata),
@@ -172,7 +171,7 @@ pub(in super::super) fn container_status(found: &FoundContainer, record: Contain
         log_path: log_path.map(|path| path.display().to_string()).unwrap_or_default(),
         resources: linux.resources.map(|linux| ContainerResources { linux: Some(linux), windows: None }),
         image_id,
-        user,
+        user: user::read(app.state),
         stop_signal: record.config.stop_signal,
     }
 }

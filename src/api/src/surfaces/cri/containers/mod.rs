@@ -11,9 +11,11 @@
 //! | CreateContainer | afterwards, with gantryd | a container that was created, and is listed |
 //! | StartContainer | before the program is executed | created |
 //! | StartContainer | the program cannot be executed | exited, with the reason `StartError` |
+//! | StartContainer | the sandbox has ended | exited, with the reason `Unknown`, as without the call |
 //! | StopContainer | after the stop signal | running, until the grace period of the supervisor is over |
 //! | RemoveContainer | any time | as before, or gone |
 
+mod changes;
 mod config;
 mod exec_sync;
 mod fields;
@@ -31,10 +33,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gantry_engine::{AppRow, Engine, Observer, PodError, PodRow, PullPolicy, now};
 use gantry_model::id::shown;
 use gantry_model::{AppId, AppState, ErrorKind, Kind as _, Phase};
-use gantry_proto::cri::v1::{ContainerConfig, LinuxContainerResources};
+use gantry_proto::cri::v1::ContainerConfig;
 use tonic::Status;
 use tracing::{info, warn};
 
+pub(super) use self::changes::{reopen_log, update_resources};
 pub(super) use self::exec_sync::{exec_sync, wait_for_start};
 pub(super) use self::fields::{from_error_with_fields, with_fields};
 pub(super) use self::list::{ContainerSelector, attributes, list, status, statuses};
@@ -176,17 +179,23 @@ pub(super) fn create(
 /// Starts a container that was created.
 ///
 /// # Errors
-/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it was started before, and the engine's errors,
-/// after which the container has exited.
+/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it was started before or its sandbox has ended,
+/// and the engine's errors, after which the container has exited.
 pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
     let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
     if app.state != AppState::Created || app.annotations.contains_key(START_ERROR) {
         let state = if app.state.is_running() { "runs already" } else { "has exited" };
         return Err(Status::failed_precondition(format!("container {} {state}: create another one", app.id)));
     }
+    if !may_be_started(&sandbox, &app) {
+        let why = format!("the sandbox of container {} has ended: create another sandbox and container", app.id);
+        return Err(Status::failed_precondition(why));
+    }
     let Err(error) = engine.start_app(sandbox.id, &app.name) else { return Ok(()) };
     let status = from_error_with_fields(&error);
-    if error.kind() != ErrorKind::Busy {
+    // If the sandbox has ended meanwhile, the failure is not the container's own: its status is final without it.
+    let is_own = || find(engine, id).ok().flatten().is_some_and(|now| may_be_started(&now.sandbox, &now.app));
+    if error.kind() != ErrorKind::Busy && is_own() {
         // The time first: the message makes the container one that has exited.
         for (key, value) in [(START_ERROR_TIME, now().0.to_string().as_str()), (START_ERROR, status.message())] {
             if let Err(unwritten) = engine.annotate_app(sandbox.id, &app.name, key, value) {
@@ -195,6 +204,10 @@ pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
         }
     }
     Err(status)
+}
+
+fn may_be_started(sandbox: &PodRow, app: &AppRow) -> bool {
+    matches!(sandbox.phase, Phase::Running { .. }) && app.state == AppState::Created
 }
 
 /// Removes a container; one that runs is killed. Its log stays. Does nothing if it does not exist.
@@ -210,37 +223,4 @@ pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(from_error(&error)),
     }
-}
-
-/// Opens the log of a container anew at its path, after its client has renamed it.
-///
-/// # Errors
-/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it is not running, and the engine's errors.
-pub(super) fn reopen_log(engine: &Engine, id: &str) -> Result<(), Status> {
-    let FoundContainer { sandbox, app } = find_running(engine, id)?;
-    engine.reopen_log(sandbox.id, Some(&app.name)).map_err(|error| from_error(&error))
-}
-
-/// Changes the resources of a container; a field of zero stays as it is. Those of a container whose sandbox has ended
-/// are only recorded.
-///
-/// # Errors
-/// `NOT_FOUND` if there is no such container, `INVALID_ARGUMENT` or `UNIMPLEMENTED` for a field, and the engine's
-/// errors. After a failure the former resources are in effect.
-pub(super) fn update_resources(engine: &Engine, id: &str, resources: LinuxContainerResources) -> Result<(), Status> {
-    let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
-    let mut record = ContainerRecord::of(&app).ok_or_else(|| missing(id))?;
-    let linux = record.config.linux.get_or_insert_default();
-    let former = linux.resources.take().unwrap_or_default();
-    let resources = resources::with_swap(&former, resources);
-    let changes = resources::changes(&resources)?;
-    if matches!(sandbox.phase, Phase::Running { .. }) && !changes.is_empty() {
-        let updated = engine.update_limits(sandbox.id, Some(&app.name), &changes);
-        for warning in updated.map_err(|error| from_error_with_fields(&error))? {
-            warn!("resources of container {}: {warning}", app.id);
-        }
-    }
-    linux.resources = Some(resources::merged(former, resources));
-    let (key, value) = record.config_annotation();
-    engine.annotate_app(sandbox.id, &app.name, key, &value).map_err(|error| from_error(&error))
 }

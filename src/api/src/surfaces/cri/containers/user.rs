@@ -1,16 +1,15 @@
 //! The user of a container, as the kernel has it while the container runs.
 
 use gantry_model::AppState;
-use gantry_proto::cri::v1::{ContainerUser, LinuxContainerSecurityContext, LinuxContainerUser};
+use gantry_proto::cri::v1::{ContainerUser, LinuxContainerUser};
 
-/// The user of a container's main process; of one that does not run, the numbers that were requested. `None`: unknown.
-pub(super) fn read(state: AppState, requested: Option<&LinuxContainerSecurityContext>) -> Option<ContainerUser> {
-    let running = match state {
-        AppState::Started { pid, .. } => read_process(pid),
+/// The user of a container's main process. `None`: it does not run. What was requested may differ: the image decides,
+/// too.
+pub(super) fn read(state: AppState) -> Option<ContainerUser> {
+    match state {
+        AppState::Started { pid, .. } => Some(ContainerUser { linux: Some(read_process(pid)?) }),
         AppState::Waiting | AppState::Creating | AppState::Created | AppState::Exited { .. } => None,
-    };
-    let linux = running.or_else(|| of_request(requested?))?;
-    Some(ContainerUser { linux: Some(linux) })
+    }
 }
 
 /// `None`: the process has ended meanwhile.
@@ -40,14 +39,6 @@ fn parse_map(map: &str) -> Vec<[i64; 3]> {
 fn inside(id: i64, map: &[[i64; 3]]) -> i64 {
     let mapped = |[first, host, length]: &[i64; 3]| (*host..host + length).contains(&id).then(|| first + id - host);
     map.iter().find_map(mapped).unwrap_or(id)
-}
-
-fn of_request(context: &LinuxContainerSecurityContext) -> Option<LinuxContainerUser> {
-    Some(LinuxContainerUser {
-        uid: context.run_as_user.as_ref()?.value,
-        gid: context.run_as_group.as_ref()?.value,
-        supplemental_groups: context.supplemental_groups.clone(),
-    })
 }
 
 #[cfg(test)]

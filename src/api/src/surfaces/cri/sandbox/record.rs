@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use gantry_engine::PodRow;
+use gantry_engine::{PodRow, SANDBOX_NAME};
 use gantry_proto::cri::v1::{
     IdMapping, LinuxContainerResources, NamespaceMode, NamespaceOption, PodSandboxMetadata,
     UpdatePodSandboxResourcesRequest, UserNamespace,
@@ -13,7 +13,6 @@ use gantry_proto::cri::v1::{
 use prost::Message as _;
 use tonic::Status;
 
-use crate::kubernetes::SANDBOX_NAME;
 use crate::status::invalid_field;
 
 /// The prefix of the annotations.

@@ -1,14 +1,17 @@
 //! `Attach`: connects a client with the main process of a container. The container does not end with its client.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-use gantry_engine::{Engine, OutputError, OutputStream};
+use gantry_engine::{Engine, OutputError, OutputStream, SentRequest};
 use gantry_model::error::messages;
 use gantry_model::{ErrorKind, Kind as _};
 use rustix::termios::isatty;
 use tokio::io::Interest;
+use tonic::Status;
 
+use super::super::reply::wait_for_reply;
 use super::channels::{self, ChannelConnection, ChannelWriter, OutputChannel, RequestedChannels};
 use super::command::{ProgramInput, feed};
 use super::container::RunningContainer;
@@ -49,26 +52,9 @@ impl AttachSession {
         Ok(channels::finish(reader, &writer, &status).await?)
     }
 
-    /// Subscribes to the output, then takes the input. The error is for the client.
+    /// The output and the input of the container. The error is for the client.
     async fn connect(&self, context: &StreamContext) -> Result<(OutputStream, ProgramInput), String> {
-        let RunningContainer { pod, app, stdin_once, .. } = self.container.clone();
-        // A terminal has a size also for a client that sends no input.
-        let RequestedChannels { stdin, tty, .. } = self.channels;
-        let wants_input = stdin || tty;
-        let keep = !stdin_once || !stdin;
-        let connect = move |engine: &Engine| {
-            let output = engine.app_output(pod, &app).map_err(|error| from_error(&error))?;
-            let input = match wants_input.then(|| engine.attach(pod, Some(&app), keep)) {
-                None => None,
-                Some(Ok(input)) => Some(input),
-                // It was created without stdin, or the client that had it has closed it: there is only output.
-                Some(Err(error)) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Busy) => None,
-                Some(Err(error)) => return Err(from_error(&error)),
-            };
-            Ok((output, input))
-        };
-        let connected = context.writer.call_for_stream(Weight::Light, connect).await;
-        let (output, input) = connected.map_err(|status| status.message().to_owned())?;
+        let (output, input) = self.attach(context).await.map_err(|status| status.message().to_owned())?;
         output.set_nonblocking().map_err(|error| messages(&error).join(": "))?;
         let is_terminal = input.as_ref().is_some_and(isatty);
         let input = input.map(AsyncPipe::new).transpose();
@@ -77,6 +63,38 @@ impl AttachSession {
         let stdin = input.filter(|_| self.channels.stdin);
         Ok((output, ProgramInput { stdin, terminal }))
     }
+
+    /// Subscribes to the output, then takes the input.
+    async fn attach(&self, context: &StreamContext) -> Result<(OutputStream, Option<OwnedFd>), Status> {
+        let RunningContainer { pod, app, stdin_once, .. } = self.container.clone();
+        let to_app = app.clone();
+        let begin = move |engine: &Engine| engine.begin_app_output(pod, &to_app).map_err(|error| from_error(&error));
+        let request = context.writer.call_for_stream(Weight::Light, begin).await?;
+        let output = finish(request).await?.map_err(|error| from_error(&error))?;
+        // A terminal has a size also for a client that sends no input.
+        let RequestedChannels { stdin, tty, .. } = self.channels;
+        if !stdin && !tty {
+            return Ok((output, None));
+        }
+        let keep = !stdin_once || !stdin;
+        let begin = move |engine: &Engine| Ok(engine.begin_attach(pod, Some(&app), keep));
+        let input = match context.writer.call_for_stream(Weight::Light, begin).await? {
+            Ok(request) => finish(request).await?,
+            Err(error) => Err(error),
+        };
+        match input {
+            Ok(input) => Ok((output, Some(input))),
+            // It was created without stdin, or the client that had it has closed it: there is only output.
+            Err(error) if matches!(error.kind(), ErrorKind::Refused | ErrorKind::Busy) => Ok((output, None)),
+            Err(error) => Err(from_error(&error)),
+        }
+    }
+}
+
+/// The result of a request to the supervisor. No thread waits for it.
+async fn finish<T>(request: SentRequest<T>) -> Result<T, Status> {
+    wait_for_reply(request.as_fd(), SentRequest::<T>::TIMEOUT).await?;
+    Ok(request.finish())
 }
 
 /// Sends the output of a container to the client until it has exited.

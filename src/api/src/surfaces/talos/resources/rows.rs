@@ -1,7 +1,5 @@
 //! Reads resources from the store.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-
 use gantry_engine::{AppRow, ImageRow, Observer, PodRow};
 use gantry_model::{AppState, Timestamp};
 use tonic::Status;
@@ -20,8 +18,8 @@ pub(super) fn read(observer: &Observer, kind: ResourceKind) -> Result<Vec<Resour
             pods()?.iter().flat_map(|view| view.row.apps.iter().map(|row| app(&view.row, row))).collect()
         }
         ResourceKind::Image => {
-            let images = observer.images(&[]).map_err(|error| status::from_error(&error))?;
-            images.iter().map(|view| image(&view.row)).collect()
+            let (images, version) = observer.images_and_version().map_err(|error| status::from_error(&error))?;
+            images.iter().map(|row| image(row, version)).collect()
         }
     };
     rows.sort_by(|one, other| one.id.cmp(&other.id));
@@ -87,15 +85,14 @@ fn app(pod: &PodRow, row: &AppRow) -> ResourceRow {
     ResourceRow { kind: ResourceKind::App, id, version: pod.generation.0.to_string(), spec }
 }
 
-fn image(row: &ImageRow) -> ResourceRow {
+/// Of an image only the names change. `version` rises with each change of an image, and also with other ones: a store
+/// counts them together.
+fn image(row: &ImageRow, version: u64) -> ResourceRow {
     let spec = yaml(&[
         ("names", YamlValue::Texts(row.names.clone())),
         ("size", YamlValue::Number(i64::try_from(row.size).unwrap_or(i64::MAX))),
         ("format", YamlValue::Text(row.format.as_str().to_owned())),
         ("imported", time(Some(row.imported))),
     ]);
-    // Of an image only the names change. The store does not count their changes, so versions differ and do not rise.
-    let mut hasher = DefaultHasher::new();
-    row.names.hash(&mut hasher);
-    ResourceRow { kind: ResourceKind::Image, id: row.id.to_string(), version: hasher.finish().to_string(), spec }
+    ResourceRow { kind: ResourceKind::Image, id: row.id.to_string(), version: version.to_string(), spec }
 }
