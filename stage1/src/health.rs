@@ -9,7 +9,7 @@ use gantry_contract::journal::Fact;
 use gantry_model::HealthState;
 use gantry_model::health::{HealthAction, HealthCheck, HealthSettings};
 
-use crate::probe::Probe;
+use crate::app::probe::Probe;
 
 /// The changes of an app's health that are journaled before [`JOURNAL_INTERVAL`] applies. An app whose health changes
 /// with every probe must not fill the disk.

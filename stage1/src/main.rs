@@ -7,70 +7,40 @@
 //! What it may import: ARCHITECTURE.md, Layers (checked by tests/tidy). Must never know: the database, images, tokio,
 //! threads.
 //!
-//! Start reading at [`launch`] (how a pod is started), then [`supervise`] (how it runs and ends). `gantry-stage1
+//! Start reading at [`pod::launch`] (how a pod is started), then [`supervise`] (how it runs and ends). `gantry-stage1
 //! network` works on the host's networks without a running pod: [`role`]. No app can change the program on the host:
 //! the engine executes it from a read-only mount, and a program that was started otherwise executes itself again from
 //! one ([`reexec`]).
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`pod`] | the pod: namespaces, mount tree, PID 1, networks, the scope of systemd |
+//! | [`app`] | an app: its process from creation to execve, its user, execs, probes, removal |
+//! | [`files`] | an app's root, its file systems and volumes |
+//! | [`cgroup`] | cgroups, limits, devices, kills by the OOM killer |
+//! | [`output`] | log files, and clients that receive the output live |
+//! | [`supervise`] | the event loop, and the requests and events that it handles |
+//! | [`control`], [`journal`], [`notify`] | the control socket, the journal, the notification sockets of apps |
+//! | [`sys`] | system calls: all unsafe code |
 
 mod app;
-mod attaching;
 mod cgroup;
-mod cgroup_view;
-mod confine;
 mod control;
-mod copy;
-mod covered_paths;
-mod creation;
-mod delegation;
-mod dev;
-mod devices;
-mod etc;
-mod exec;
 mod failure;
-mod file_systems;
-mod first_apps;
-mod foreground;
+mod files;
 mod health;
-mod image_volume;
-mod inheritance;
-mod init;
-mod jail;
 mod journal;
 mod kernel_costs;
-mod kernel_log;
-mod launch;
-mod launcher;
-mod limits;
-mod log_place;
-mod logs;
-mod maker;
-mod mounts;
-mod network;
 mod notify;
-mod oom;
-mod own_namespaces;
-mod pace;
+mod output;
 mod passing;
-mod probe;
-mod program;
+mod pod;
 mod reexec;
-mod refusal;
-mod removal;
 mod role;
-mod root;
 mod seccomp;
 mod supervise;
 mod sys;
-mod sysctl;
-mod systemd;
 mod table;
-mod targets;
-mod terminal;
-mod ulimits;
-mod updated_limits;
-mod user;
-mod user_namespace;
-mod volumes;
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -86,11 +56,11 @@ use gantry_memcpy as _;
 use gantry_model::ErrorKind;
 
 use crate::failure::{Attempt, Result, failure};
-use crate::foreground::Foregrounds;
 use crate::journal::Journal;
+use crate::output::foreground::Foregrounds;
+use crate::pod::user_namespace::UserNamespace;
 use crate::supervise::Supervisor;
 use crate::sys::{InheritedFds, SingleThreaded};
-use crate::user_namespace::UserNamespace;
 
 #[global_allocator]
 static ALLOCATOR: sys::Allocator = sys::Allocator;
@@ -237,12 +207,12 @@ fn start(
     options: Options,
 ) -> Result<(Supervisor, gantry_contract::start::Ready)> {
     let signals = sys::signalfd(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).attempt(|| "cannot watch for signals")?;
-    inheritance::reset(thread)?;
+    pod::inheritance::reset(thread)?;
     let plan = read_plan()?;
     tracing::Span::current().record("pod", plan.pod.as_str());
     let mut foregrounds = Foregrounds::default();
     options.output.map_or(Ok(()), |pipe| foregrounds.add(pipe, None))?;
-    let pod = launch::launch(thread, plan, lock, options.terminal_size)?;
+    let pod = pod::launch::launch(thread, plan, lock, options.terminal_size)?;
     let journal = Journal::create(&pod.jail.pod_dir);
     let socket = control::listen();
     match (journal, socket) {

@@ -41,16 +41,17 @@ use self::limits::Reclaim;
 pub(crate) use self::restarts::Restarts;
 use self::sessions::Session;
 use self::traced::TracedZombies;
+use crate::app::removal;
 use crate::app::{App, NextOperation, Operation, OutputSource, StopRequest, reap};
 use crate::control::{Connection, MAX_CONNECTIONS};
 use crate::failure::failure;
-use crate::foreground::{Foreground, Foregrounds};
-use crate::init::Init;
 use crate::journal::Journal;
-use crate::launch::Pod;
+use crate::output::foreground::{Foreground, Foregrounds};
+use crate::output::pace;
+use crate::pod::init::Init;
+use crate::pod::launch::Pod;
 use crate::sys::{self, ProcessMemory};
 use crate::table::{Table, Token};
-use crate::{pace, removal};
 
 const SIGKILL: u8 = libc::SIGKILL as u8;
 

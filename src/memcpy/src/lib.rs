@@ -1,8 +1,8 @@
 //! memcpy(3) and memmove(3) of gantry and gantry-stage1, in place of musl's.
 //!
 //! musl uses `rep movsq` for every length, and aligns the destination and copies the rest byte by byte. But most copies
-//! are shorter than 16 bytes: these functions copy them by two overlapping moves. This saves a fifth of a command's time
-//! outside the kernel.
+//! are shorter than 16 bytes: these functions copy them by two overlapping moves. This saves a fifth of a command's
+//! time outside the kernel.
 //!
 //! A program gets these functions with `use gantry_memcpy as _`: the linker finds them before those of the C library.
 //! Only programs for musl on x86-64 have them; others keep the functions of their C library.

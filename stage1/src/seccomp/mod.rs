@@ -20,7 +20,7 @@ use gantry_model::ErrorKind;
 use gantry_model::spec::Seccomp;
 use rustix::thread::CapabilitySet;
 
-use crate::confine;
+use crate::app::confine;
 use crate::failure::{Result, failure};
 use crate::sys::Insn;
 

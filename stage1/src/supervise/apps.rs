@@ -17,12 +17,14 @@ use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use super::{SIGKILL, Supervisor, no_such_app};
+use crate::app::creation::LogSettings;
+use crate::app::launcher::EXECVE_TIMEOUT;
+use crate::app::removal;
 use crate::app::{App, AppInput, NextOperation, Operation, StartRequest, StopCause, StopRequest};
-use crate::creation::LogSettings;
+use crate::cgroup::updated_limits;
+use crate::control;
 use crate::failure::{OfApp as _, Result, failure};
-use crate::launcher::EXECVE_TIMEOUT;
 use crate::table::Token;
-use crate::{control, removal, updated_limits};
 
 /// Timeout of the end of the processes that an app left behind, and of their output.
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(10);

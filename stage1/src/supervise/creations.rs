@@ -16,16 +16,19 @@ use rustix::thread::CapabilitySet;
 
 use super::Supervisor;
 use super::apps::refuse;
+use crate::app::creation::{AppCreation, LogSettings, PreparedApp, make_stdio};
+use crate::app::launcher::MadeProcess;
+use crate::app::maker::{Maker, MakerMessage};
+use crate::app::removal;
+use crate::app::terminal::AppStdio;
 use crate::app::{App, AppInput, Operation, OutputSource, StartRequest};
-use crate::creation::{AppCreation, LogSettings, PreparedApp, make_stdio};
-use crate::devices::Device;
+use crate::cgroup::devices::Device;
+use crate::cgroup::limits::extra_controllers;
+use crate::control;
 use crate::failure::{Attempt, Result, failure};
-use crate::launcher::MadeProcess;
-use crate::limits::extra_controllers;
-use crate::maker::{Maker, MakerMessage};
+use crate::files::{image_volume, volumes};
+use crate::pod::jail;
 use crate::table::Token;
-use crate::terminal::AppStdio;
-use crate::{control, image_volume, jail, removal, volumes};
 
 /// Maximum number of apps in a running pod: their status fits into one message.
 const MAX_APPS: usize = 256;
@@ -432,7 +435,7 @@ impl Supervisor {
     }
 
     /// Freezes the apps that may trace other processes: a process is safe from them when it is locked down
-    /// ([`crate::maker`]). A cgroup with a maker has no process of an app.
+    /// ([`crate::app::maker`]). A cgroup with a maker has no process of an app.
     fn freeze_tracers(&mut self) -> Result<()> {
         let deadline = Instant::now() + FREEZE_TIMEOUT;
         self.are_tracers_frozen = true;

@@ -11,8 +11,8 @@ use rustix::process::Signal;
 
 use super::{DRAIN_TIMEOUT, Supervisor};
 use crate::app::App;
-use crate::launch::end_init;
-use crate::launcher::reap_all;
+use crate::app::launcher::reap_all;
+use crate::pod::launch::end_init;
 use crate::sys::{self, SingleThreaded};
 
 /// Timeout of the exit of processes that were killed at the end of the pod.

@@ -13,9 +13,9 @@ use gantry_model::health::HealthAction;
 use rustix::event::PollFlags;
 
 use super::{EventSource, SIGKILL, Supervisor};
+use crate::app::probe::{Probe, ProbeOutcome};
 use crate::app::{App, StartRequest, StopCause};
 use crate::failure::{Result, failure};
-use crate::probe::{Probe, ProbeOutcome};
 use crate::table::Token;
 
 /// Maximum number of probes that begin before other events are handled: each takes a fork.

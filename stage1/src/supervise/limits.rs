@@ -2,8 +2,8 @@
 //!
 //! A memory limit below the memory in use makes the kernel reclaim page cache, which may take seconds. A helper process
 //! sets such a limit ([`Reclaim`]); the rest of the change follows when it has exited. Memory that cannot be reclaimed
-//! is refused before ([`crate::limits`]). On cgroup v1, the first limit of a controller that pods do not use otherwise
-//! (cpuset, hugetlb) moves the app's processes, each of which may wait for a grace period.
+//! is refused before ([`crate::cgroup::limits`]). On cgroup v1, the first limit of a controller that pods do not use
+//! otherwise (cpuset, hugetlb) moves the app's processes, each of which may wait for a grace period.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use rustix::process::{PidfdFlags, Signal};
 
 use super::{Supervisor, no_such_app};
 use crate::app::reap;
+use crate::cgroup::limits::{IneffectiveLimit, LimitedCgroup, LimitsOwner, extra_controllers, warnings};
+use crate::cgroup::updated_limits::{self, Durability};
 use crate::control;
 use crate::failure::{Attempt as _, OfApp as _, Result, failure};
-use crate::limits::{IneffectiveLimit, LimitedCgroup, LimitsOwner, extra_controllers, warnings};
-use crate::pace::Pace;
+use crate::output::pace::Pace;
 use crate::sys::{self, SingleThreaded};
 use crate::table::Token;
-use crate::updated_limits::{self, Durability};
 
 /// Timeout of lowering a memory limit.
 const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use super::{EventSource, Supervisor};
 use crate::app::App;
-use crate::pace;
+use crate::output::pace;
 use crate::table::Token;
 
 impl Supervisor {

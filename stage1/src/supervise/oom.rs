@@ -8,7 +8,7 @@ use rustix::event::PollFlags;
 
 use super::{EventSource, Supervisor};
 use crate::app::App;
-use crate::oom::OomCounters;
+use crate::cgroup::oom::OomCounters;
 use crate::table::Token;
 
 impl Supervisor {

@@ -1,7 +1,7 @@
 //! Orphans: processes of apps in the host's PID namespace whose parents have exited.
 //!
 //! PID 1 of the pod reaps the orphans of its own PID namespace. Those in the host's become children of the supervisor,
-//! which is a subreaper (see [`crate::maker`]). Not reaped, they would count against the app's limit of processes.
+//! which is a subreaper (see [`crate::app::maker`]). Not reaped, they would count against the app's limit of processes.
 
 use std::time::Instant;
 

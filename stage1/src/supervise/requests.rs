@@ -9,9 +9,9 @@ use gantry_model::ErrorKind;
 
 use super::sessions::{MAX_SESSIONS, Session};
 use super::{SIGKILL, Supervisor, no_such_app};
+use crate::app::exec::{self, PendingExec};
 use crate::app::{App, AppInput, StartRequest};
 use crate::control::{self, Connection};
-use crate::exec::{self, PendingExec};
 use crate::failure::{Result, failure};
 use crate::table::Token;
 

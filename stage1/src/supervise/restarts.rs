@@ -14,8 +14,8 @@ use gantry_model::restart::{HEALTHY_RUN, backoff};
 
 use super::Supervisor;
 use super::apps::refuse;
+use crate::app::creation;
 use crate::app::{App, NextOperation, StartRequest};
-use crate::creation;
 use crate::journal::now;
 use crate::table::Token;
 

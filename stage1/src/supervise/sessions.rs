@@ -11,9 +11,9 @@ use rustix::net::RecvFlags;
 use rustix::process::Signal;
 
 use super::{DRAIN_TIMEOUT, Supervisor};
+use crate::app::exec::PendingExec;
 use crate::app::reap;
 use crate::control;
-use crate::exec::PendingExec;
 use crate::failure::{Attempt, Result, failure};
 use crate::sys;
 use crate::table::Token;

@@ -132,7 +132,8 @@ pub(crate) struct Client {
     /// Name of the client
     #[arg(value_name = "NAME")]
     name: String,
-    /// A role: os:reader lists and reads logs, os:operator also starts, stops and restarts, pulls images and copies log files, os:admin does everything; can be repeated
+    /// A role: os:reader lists and reads logs, os:operator also starts, stops and restarts, pulls images and copies log
+    /// files, os:admin does everything; can be repeated
     #[arg(long = "role", value_name = "ROLE", default_value = "os:reader", value_parser = ROLES)]
     roles: Vec<String>,
     /// A server for talosctl, HOST or HOST:PORT; can be repeated

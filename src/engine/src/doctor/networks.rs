@@ -1,5 +1,5 @@
-//! Findings about the host's networks that gantry neither makes nor changes: malformed configurations, firewalls of other
-//! programs that drop the packets of pods, and routes that overlap with gantry's networks.
+//! Findings about the host's networks that gantry neither makes nor changes: malformed configurations, firewalls of
+//! other programs that drop the packets of pods, and routes that overlap with gantry's networks.
 
 use std::collections::{BTreeMap, BTreeSet};
 

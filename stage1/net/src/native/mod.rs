@@ -14,8 +14,8 @@
 //! Intended differences from the plugins:
 //!
 //! * Leases are part of gantry's state: `dataDir` of host-local and tuning has no effect.
-//! * Ports, masquerading and the isolation of networks use nftables ([`crate::nft`]) whatever backend is configured. The
-//!   caller adds the rules.
+//! * Ports, masquerading and the isolation of networks use nftables ([`crate::nft`]) whatever backend is configured.
+//!   The caller adds the rules.
 //! * On a bridge, a pod can send from its own addresses only, even without `macspoofchk`.
 //! * Networks are isolated from each other unless `firewall` sets `open`.
 //! * Pods and gantry's bridges ignore router advertisements.

@@ -33,8 +33,8 @@ pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> 
     Ok(all)
 }
 
-/// The records of the pods that are up. The record of a pod whose supervisor was killed remains until a command detaches
-/// the pod.
+/// The records of the pods that are up. The record of a pod whose supervisor was killed remains until a command
+/// detaches the pod.
 fn records_up(host: &Host) -> Result<Vec<Record>> {
     let (boot, records) = (boot()?, Records::open(host)?);
     let mut up = Vec::new();

@@ -359,9 +359,9 @@ impl Records {
         Ok(is_locked.then_some(dir))
     }
 
-    /// Whether a pod has a journal and no supervisor that keeps it: the supervisor holds a record lock (fcntl(2)) on the
-    /// journal. In contrast to [`Self::lock_dead`], this takes no lock that others may wait for. A starting pod has no
-    /// journal yet.
+    /// Whether a pod has a journal and no supervisor that keeps it: the supervisor holds a record lock (fcntl(2)) on
+    /// the journal. In contrast to [`Self::lock_dead`], this takes no lock that others may wait for. A starting pod has
+    /// no journal yet.
     pub(super) fn is_dead(&self, pod: &str) -> Result<bool> {
         let Some(parent) = self.dir.as_ref().filter(|_| is_name(pod)) else { return Ok(false) };
         let doing = || format!("look at the journal of pod {pod}");

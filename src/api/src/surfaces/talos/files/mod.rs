@@ -1,8 +1,8 @@
 //! Files of the host: List, DiskUsage, Read and Copy.
 //!
 //! [`access`] opens paths. In the data directory, readers get names only, operators also the contents of logs, and
-//! administrators everything. [`walk`] visits a directory tree. A call runs on a thread of its own, which waits for its client: a directory of a network file system
-//! may block for ever, and must not hold one of the bridge's threads.
+//! administrators everything. [`walk`] visits a directory tree. A call runs on a thread of its own, which waits for its
+//! client: a directory of a network file system may block for ever, and must not hold one of the bridge's threads.
 //!
 //! Files in the data directory belong to apps, which are hostile. Every file is opened with O_PATH first; devices,
 //! FIFOs and sockets are never opened for reading, and links are followed only where a request names one.
