@@ -34,9 +34,19 @@ fn unexecutable_commands_are_reported() {
 #[test]
 fn users_are_resolved_strictly() {
     let g = Gantry::new();
-    for user in
-        ["stranger", "4294967296", "-1", "0x0", "root\n", "", "app:stranger", "/no/such/file", "app:-1", ":", "app:"]
-    {
+    for user in [
+        "stranger",
+        "4294967296",
+        "-1",
+        "0x0",
+        "root\n",
+        "",
+        "app:stranger",
+        "/no/such/file",
+        "app:-1",
+        ":",
+        ":stranger",
+    ] {
         let out = g.app(&["--user", user], &["ids"]).exits(FAILED);
         assert_eq!(out.stdout, "", "user '{user}' ran");
         let _ = out.stderr_contains(&[]);

@@ -370,7 +370,8 @@ fn all_declared_ports_are_published() {
     let port = published(&g, &pod, "8080");
     assert!(space.outside().ask("tcp", HOST4, port).contains(&g.ip4(&pod)));
     let other = g.server(&["--publish-all", "-p", "8080:8080"], "8080");
-    assert_eq!(g.run(&["port", &other]).ok().stdout, "8080/tcp -> 0.0.0.0:8080\n", "it is published already");
+    let lines = "8080/tcp -> 0.0.0.0:8080\n8080/tcp -> [::]:8080\n";
+    assert_eq!(g.run(&["port", &other]).ok().stdout, lines, "it is published already");
     // A prepared pod's port is assigned when the pod starts.
     let image = g.fixture();
     let prepared =

@@ -70,7 +70,7 @@ impl<'a> UserRequest<'a> {
 pub(crate) fn resolve(root: &OwnedFd, request: &UserRequest<'_>) -> Result<Ids> {
     let UserRequest { user, group, further, further_names, policy, namespace } = *request;
     let (user, own_group) = match user {
-        Some(text) if !text.starts_with('/') => match text.split_once(':') {
+        Some(text) if !text.starts_with('/') => match text.split_once(':').filter(|parts| *parts != ("", "")) {
             // As with docker, an empty part has its default.
             Some((user, group)) => (Some(user).filter(|it| !it.is_empty()), Some(group).filter(|it| !it.is_empty())),
             None => (Some(text), None),
@@ -293,7 +293,7 @@ mod tests {
     fn users_and_groups_are_resolved() {
         let (dir, root) = image();
         type Want<'a> = (u32, u32, &'a [u32], &'a str);
-        let rows: [(Option<&str>, Option<&str>, Option<Want<'_>>); 20] = [
+        let rows: [(Option<&str>, Option<&str>, Option<Want<'_>>); 21] = [
             (None, None, Some((0, 0, &[0], "/root"))),
             (Some("web"), None, Some((1000, 1001, &[33, 46, 1001], "/home/web"))),
             (Some("1000"), None, Some((1000, 1001, &[33, 46, 1001], "/home/web"))),
@@ -309,6 +309,7 @@ mod tests {
             (Some("web:"), None, Some((1000, 1001, &[33, 46, 1001], "/home/web"))),
             (Some(":33"), None, Some((0, 33, &[33], "/root"))),
             (Some(":nogroup"), None, None),
+            (Some(":"), None, None),
             (Some("0x0"), None, None),
             (Some("root\n"), None, None),
             (Some("nobody"), None, None),
