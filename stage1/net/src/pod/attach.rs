@@ -225,9 +225,9 @@ impl AttachOperation<'_> {
         }
     }
 
-    /// Attaches the pod to a network with its plugins; in the host's network namespace. What the plugins keep for pods
-    /// whose supervisors were killed may be in the way: their rules would get the packets to a port of this pod, and
-    /// they may have all addresses.
+    /// Attaches the pod to a network with its plugins; in the host's network namespace. First detaches dead pods whose
+    /// port rules would take the packets to a port of this pod. If ADD fails, detaches the dead pods of the network,
+    /// which may hold all addresses, and repeats it once.
     fn add_by_plugins(
         &self,
         choice: &SelectedNetwork,
