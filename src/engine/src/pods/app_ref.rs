@@ -6,9 +6,9 @@ use gantry_contract::control::{Reply, Request};
 use gantry_model::{AppId, AppName, ErrorKind, PodId};
 
 use crate::error::need_root;
-use crate::pods::control::{CONNECT_TIMEOUT, REPLY_TIMEOUT, SentRequest, unexpected};
+use crate::pods::control::{CONNECT_TIMEOUT, ControlError, REPLY_TIMEOUT, SentRequest, unexpected};
 use crate::pods::exec::{running, select_app};
-use crate::{Engine, EngineError, PodError};
+use crate::{Engine, EngineError, PodError, PodRow};
 
 /// The minimum length of the prefix of an app's id: as many digits as docker shows.
 const MIN_APP_PREFIX: usize = 12;
@@ -80,9 +80,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError`]: the pod does not run, or has no such app; the file cannot be opened.
     pub fn reopen_log(&self, id: PodId, app: Option<&AppName>) -> Result<(), EngineError> {
-        need_root("reopen a log").map_err(EngineError::from_cause)?;
-        let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
-        let row = running(row).map_err(EngineError::from_cause)?;
+        let row = self.pod_with_logs(id)?;
         let apps = match app {
             Some(app) => vec![select_app(&row, Some(app)).map_err(EngineError::from_cause)?],
             None => row.apps.iter().map(|app| app.name.clone()).collect(),
@@ -99,11 +97,15 @@ impl Engine {
         id: PodId,
         app: &AppName,
     ) -> Result<SentRequest<Result<(), EngineError>>, EngineError> {
+        let app = select_app(&self.pod_with_logs(id)?, Some(app)).map_err(EngineError::from_cause)?;
+        self.request_log(id, &app, CONNECT_TIMEOUT)
+    }
+
+    /// The row of a running pod, whose logs can be reopened.
+    fn pod_with_logs(&self, id: PodId) -> Result<PodRow, EngineError> {
         need_root("reopen a log").map_err(EngineError::from_cause)?;
         let row = self.reconcile_pod(id).map_err(EngineError::from_cause)?;
-        let row = running(row).map_err(EngineError::from_cause)?;
-        let app = select_app(&row, Some(app)).map_err(EngineError::from_cause)?;
-        self.request_log(id, &app, CONNECT_TIMEOUT)
+        running(row).map_err(EngineError::from_cause)
     }
 
     fn request_log(
@@ -112,12 +114,12 @@ impl Engine {
         app: &AppName,
         connect_timeout: Duration,
     ) -> Result<SentRequest<Result<(), EngineError>>, EngineError> {
-        let connection = self.connect_within(id, connect_timeout).map_err(EngineError::from_cause)?;
-        connection.send(&Request::ReopenLog { app: app.to_string() }, &[]).map_err(EngineError::from_cause)?;
-        Ok(SentRequest::new(connection, move |reply| match reply {
+        let read = move |reply: Result<(Reply, _), ControlError>| match reply {
             Ok((Reply::Done, _)) => Ok(()),
             Ok((other, _)) => Err(EngineError::from_cause(unexpected(id, &other))),
             Err(error) => Err(EngineError::from_cause(error)),
-        }))
+        };
+        let request = Request::ReopenLog { app: app.to_string() };
+        self.send_request(id, &request, &[], connect_timeout, read).map_err(EngineError::from_cause)
     }
 }

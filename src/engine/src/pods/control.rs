@@ -147,14 +147,6 @@ impl<T> SentRequest<T> {
     /// The time limit from the request to the reply.
     pub const TIMEOUT: Duration = REPLY_TIMEOUT;
 
-    /// A request on a connection. `read` makes the result of the reply.
-    pub(crate) fn new(
-        connection: Connection,
-        read: impl FnOnce(Result<(Reply, Option<OwnedFd>), ControlError>) -> T + Send + 'static,
-    ) -> Self {
-        Self { connection, deadline: Deadline::after(Self::TIMEOUT), read: Box::new(read) }
-    }
-
     /// Waits for the reply, at most to the end of [`Self::TIMEOUT`] from the request.
     pub fn finish(self) -> T {
         (self.read)(self.connection.receive_until(self.deadline))
@@ -196,6 +188,21 @@ impl Engine {
         let connection = self.connect(id)?;
         connection.send(request, &[])?;
         connection.receive(REPLY_TIMEOUT)
+    }
+
+    /// Sends a request with descriptors to the supervisor of a running pod; connecting takes at most `within`. `read`
+    /// makes the result of the reply.
+    pub(crate) fn send_request<T>(
+        &self,
+        id: PodId,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        within: Duration,
+        read: impl FnOnce(Result<(Reply, Option<OwnedFd>), ControlError>) -> T + Send + 'static,
+    ) -> Result<SentRequest<T>, ControlError> {
+        let connection = self.connect_within(id, within)?;
+        connection.send(request, fds)?;
+        Ok(SentRequest { connection, deadline: Deadline::after(SentRequest::<T>::TIMEOUT), read: Box::new(read) })
     }
 
     /// The supervisor's status.

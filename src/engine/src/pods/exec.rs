@@ -285,13 +285,12 @@ impl Engine {
         need_root("attach to a pod")?;
         let row = running(self.reconcile_pod(id)?)?;
         let app = select_app(&row, app)?.to_string();
-        let connection = self.connect_within(id, connect_timeout)?;
-        connection.send(&Request::Attach { app, keep }, &[])?;
-        Ok(SentRequest::new(connection, move |reply| match reply? {
+        let read = move |reply: Result<_, ControlError>| match reply? {
             (Reply::Done, Some(fd)) => Ok(fd),
             (Reply::Done, None) => Err(ControlError::Garbled { id, why: "no descriptor came along".to_owned() }.into()),
             (other, _) => Err(unexpected(id, &other).into()),
-        }))
+        };
+        Ok(self.send_request(id, &Request::Attach { app, keep }, &[], connect_timeout, read)?)
     }
 }
 

@@ -298,12 +298,11 @@ impl Engine {
             attempt: "make a pipe for the output to",
             source,
         })?;
-        let connection = self.connect_within(id, connect_timeout)?;
-        connection.send(request, &[writer.as_fd()])?;
-        Ok(SentRequest::new(connection, move |reply| match reply?.0 {
+        let read = move |reply: Result<(Reply, _), ControlError>| match reply?.0 {
             Reply::Done => Ok(stream),
             other => Err(unexpected(id, &other).into()),
-        }))
+        };
+        Ok(self.send_request(id, request, &[writer.as_fd()], connect_timeout, read)?)
     }
 }
 

@@ -31,11 +31,6 @@ use crate::pods::pod_dir;
 use crate::pods::restart::has_restart_policy;
 use crate::{Engine, EngineError, PodError};
 
-/// Attempts at a change while other processes change the same limits.
-const MAX_ATTEMPTS: usize = 20;
-/// The pause between them.
-const BUSY_INTERVAL: Duration = Duration::from_millis(10);
-
 /// A change of limits that was requested of the supervisor.
 #[derive(Debug)]
 pub struct LimitsUpdate {
@@ -48,6 +43,10 @@ pub struct LimitsUpdate {
 impl LimitsUpdate {
     /// The time limit from the request to the reply.
     pub const TIMEOUT: Duration = REPLY_TIMEOUT;
+    /// Attempts at a change while other processes change the same limits.
+    pub const MAX_ATTEMPTS: usize = 20;
+    /// The pause between them.
+    pub const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 }
 
 impl AsFd for LimitsUpdate {
@@ -73,8 +72,8 @@ impl Engine {
         loop {
             let update = self.request_limits(id, app, changes, REPLY_TIMEOUT)?;
             match self.finish_limits_update(update) {
-                Err(error) if error.kind() == ErrorKind::Busy && attempts < MAX_ATTEMPTS => {
-                    std::thread::sleep(BUSY_INTERVAL);
+                Err(error) if error.kind() == ErrorKind::Busy && attempts < LimitsUpdate::MAX_ATTEMPTS => {
+                    std::thread::sleep(LimitsUpdate::BUSY_INTERVAL);
                     attempts += 1;
                 }
                 result => return result,
@@ -131,12 +130,12 @@ impl Engine {
             select_app(&row, app).map_err(EngineError::from_cause)?;
         }
         let request = Request::UpdateLimits(Box::new(self.planned_update(&row, app, changes)?));
-        let connection = self.connect_within(id, connect_timeout).map_err(EngineError::from_cause)?;
-        connection.send(&request, &[]).map_err(EngineError::from_cause)?;
-        let request = SentRequest::new(connection, move |reply| match reply.map_err(EngineError::from_cause)?.0 {
+        let read = move |reply: Result<(Reply, _), ControlError>| match reply.map_err(EngineError::from_cause)?.0 {
             Reply::LimitsUpdated { warnings } => Ok(warnings),
             other => Err(EngineError::from_cause::<ControlError>(unexpected(id, &other))),
-        });
+        };
+        let sent = self.send_request(id, &request, &[], connect_timeout, read);
+        let request = sent.map_err(EngineError::from_cause)?;
         Ok(LimitsUpdate { id, restarts: has_restart_policy(&row), request })
     }
 
