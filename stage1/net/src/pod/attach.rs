@@ -213,14 +213,17 @@ impl AttachOperation<'_> {
                 Ok(added) => return Ok(added),
             };
             let host = &self.selection.wanted.host;
-            let is_released = match &error {
+            let released = match &error {
                 NativeError::Address(error) => {
-                    within(self.host, || dead_pods::release_address(host, ends.leases, error, &mut tried))?
+                    within(self.host, || dead_pods::release_address(host, ends.leases, error, &mut tried))
                 }
-                NativeError::Netlink(_) | NativeError::Ports(_) | NativeError::Failed { .. } => false,
+                NativeError::Netlink(_) | NativeError::Ports(_) | NativeError::Failed { .. } => Ok(false),
             };
-            if !is_released {
-                return Err(NetworkError::attempt(format!("{ATTACH} '{}'", choice.network.name))(error));
+            let failed = NetworkError::attempt(format!("{ATTACH} '{}'", choice.network.name));
+            match released {
+                Ok(true) => {}
+                Ok(false) => return Err(failed(error)),
+                Err(left) => return Err(NetworkError::Several(vec![failed(error), left])),
             }
         }
     }
@@ -270,7 +273,7 @@ impl AttachOperation<'_> {
             match &added {
                 // This is the first pod, or the table was removed.
                 Err(nft::Error::Missing { .. }) if reloads < MAX_ATTEMPTS => reloads += 1,
-                // The table contains networks that pods no longer use.
+                // The table contains networks of pods that have ended: the reload removes them.
                 Err(nft::Error::Overlap { .. })
                     if reloads < MAX_ATTEMPTS && dead_pods::release_networks(host, self.pod.id, entries)? =>
                 {

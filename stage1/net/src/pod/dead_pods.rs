@@ -35,11 +35,18 @@ pub(super) fn release_address(
         }
         IpamError::Io { .. } | IpamError::Invalid(_) | IpamError::Failed { .. } => Vec::new(),
     };
+    let mut errors = Vec::new();
     for owner in owners {
-        if tried.insert(owner.pod().to_owned()) && detach_if_dead(host, owner.pod())? {
-            return Ok(true);
+        if !tried.insert(owner.pod().to_owned()) {
+            continue;
+        }
+        match detach_if_dead(host, owner.pod()) {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(error) => errors.push(error),
         }
     }
+    NetworkError::from_all(errors)?;
     Ok(false)
 }
 
@@ -70,7 +77,7 @@ pub(super) fn release_networks(host: &Host, pod: &str, entries: &State) -> Resul
             return Ok(false);
         }
     }
-    // Pods with unusable records may be running.
+    // Pods with unusable records may be running, and a reload keeps their networks.
     let present = tables::with_present_entries(State::new(), || tables::with(host, nft::Table::read), &others);
     Ok(entries.check_overlaps_with(&present.networks).is_ok())
 }

@@ -282,10 +282,7 @@ pub(super) fn elements(state: &State) -> BTreeSet<Element> {
 fn network_elements(name: &str, network: &Network, all: &mut BTreeSet<Element>) {
     for one in &network.prefixes {
         for other in network.prefixes.iter().filter(|other| other.is_ipv4() == one.is_ipv4()) {
-            let set = by_version(one.is_ipv4(), Set::Within4, Set::Within6);
-            let key = [address_bytes(one.first()), address_bytes(other.first())].concat();
-            let end = [address_bytes(one.last()), address_bytes(other.last())].concat();
-            all.insert(Element::range(set, key, end, name));
+            all.insert(pair_element(name, *one, *other));
         }
         if network.masquerade {
             let set = by_version(one.is_ipv4(), Set::Masquerade4, Set::Masquerade6);
@@ -296,9 +293,15 @@ fn network_elements(name: &str, network: &Network, all: &mut BTreeSet<Element>) 
 
 /// The element that says that a network contains a prefix.
 pub(super) fn prefix_element(network: &str, prefix: Prefix) -> Element {
-    let set = by_version(prefix.is_ipv4(), Set::Within4, Set::Within6);
-    let (first, last) = (address_bytes(prefix.first()), address_bytes(prefix.last()));
-    Element::range(set, first.repeat(2), last.repeat(2), network)
+    pair_element(network, prefix, prefix)
+}
+
+/// The element that says that a network contains both prefixes, which are of one IP version.
+fn pair_element(network: &str, one: Prefix, other: Prefix) -> Element {
+    let set = by_version(one.is_ipv4(), Set::Within4, Set::Within6);
+    let key = [address_bytes(one.first()), address_bytes(other.first())].concat();
+    let end = [address_bytes(one.last()), address_bytes(other.last())].concat();
+    Element::range(set, key, end, network)
 }
 
 fn interface_elements(name: &str, interface: &Interface, all: &mut BTreeSet<Element>) {

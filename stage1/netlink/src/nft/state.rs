@@ -212,10 +212,8 @@ impl State {
 
     /// Overlapping prefixes are adjacent when sorted by their first address.
     fn check_overlaps(&self) -> Result<()> {
-        let mut all: Vec<(Prefix, &str)> = Vec::new();
-        for (name, network) in &self.networks {
-            all.extend(network.prefixes.iter().map(|prefix| (*prefix, name.as_str())));
-        }
+        let mut all: Vec<(Prefix, &str)> =
+            prefixes_of(&self.networks).map(|(name, prefix)| (*prefix, name.as_str())).collect();
         all.sort_unstable();
         for pair in all.windows(2) {
             if let [(one, of_one), (other, of_other)] = pair

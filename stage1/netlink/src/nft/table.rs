@@ -185,7 +185,7 @@ impl Table {
         for _ in 0..MAX_ATTEMPTS {
             let guarded = !anti_spoofing.is_empty() && self.bridges != Some(false);
             let mut change = Transaction::new(&self.name, None, self.bridge);
-            // The kernel would ignore that a prefix has been added for another network since.
+            // Exclusively: otherwise the kernel would silently accept a prefix that another network has got since.
             let (new, present): (Vec<&Element>, Vec<&Element>) =
                 others.iter().copied().partition(|element| networks.missing.contains(element));
             change.add(new, true);
@@ -222,7 +222,7 @@ impl Table {
                 Err(failure) if is_of_network(&failure) => {
                     let now = self.compare_networks(entries)?;
                     if now == networks {
-                        // Prefixes that belong to no network.
+                        // The table has prefixes that belong to no network: a reload replaces it.
                         return Err(Error::Missing { table: self.name.clone() });
                     }
                     networks = now;
