@@ -1,9 +1,10 @@
 //! Replies of supervisors. No thread waits for one, because a supervisor may have hung.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
+use gantry_engine::SentRequest;
 use tokio::time::timeout;
 use tonic::Status;
 
@@ -21,4 +22,13 @@ pub(super) async fn wait_for_reply(request: BorrowedFd<'_>, limit: Duration) -> 
         Ok(ready) => ready.map(drop).map_err(failed),
         Err(_) => Ok(()),
     }
+}
+
+/// The result of a request to a supervisor.
+///
+/// # Errors
+/// Those of [`wait_for_reply`].
+pub(super) async fn finish<T>(request: SentRequest<T>) -> Result<T, Status> {
+    wait_for_reply(request.as_fd(), SentRequest::<T>::TIMEOUT).await?;
+    Ok(request.finish())
 }

@@ -25,6 +25,7 @@ use gantry_proto::cri::v1::{
 };
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
+use tracing::Instrument as _;
 
 use super::call::Call;
 use super::containers::{self, ContainerSelector};
@@ -311,7 +312,11 @@ impl RuntimeService for CriRuntime {
             None => Ok((container_id, linux.unwrap_or_default())),
         };
         let Call { peer, message: (container_id, resources), .. } = self.call(request).try_map(check)?;
-        containers::update_resources(&self.writer, peer, container_id, resources).await?;
+        let writer = Arc::clone(&self.writer);
+        // Not dropped with the call: a change that is in effect has to be recorded.
+        let update = async move { containers::update_resources(&writer, peer, container_id, resources).await };
+        let updated = tokio::spawn(update.in_current_span()).await;
+        updated.map_err(|_| Status::internal("the change of the resources has panicked"))??;
         Ok(Response::new(UpdateContainerResourcesResponse {}))
     }
 

@@ -1,26 +1,20 @@
 //! ReopenContainerLog and UpdateContainerResources. No thread waits for the supervisor, which may have hung.
 
 use std::os::fd::AsFd as _;
-use std::time::Duration;
 
-use gantry_engine::{Engine, EngineError, LimitsUpdate, SentRequest};
+use gantry_engine::{Engine, LimitsUpdate};
 use gantry_model::{ErrorKind, Kind as _, Phase};
 use gantry_proto::cri::v1::LinuxContainerResources;
 use tokio::time::sleep;
 use tonic::Status;
 use tracing::warn;
 
-use super::super::reply::wait_for_reply;
+use super::super::reply::{finish, wait_for_reply};
 use super::record::ContainerRecord;
 use super::{FoundContainer, find_or_fail, find_running, from_error_with_fields, missing, resources};
 use crate::bridge::{Bridge, Weight};
 use crate::peer::Peer;
 use crate::status::from_error;
-
-/// Attempts at a change while other calls change the same limits.
-const MAX_ATTEMPTS: usize = 20;
-/// The pause between them.
-const BUSY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Opens the log of a container anew at its path, after its client has renamed it.
 ///
@@ -32,8 +26,7 @@ pub(in super::super) async fn reopen_log(writer: &Bridge<Engine>, peer: Peer, id
         engine.begin_reopen_log(sandbox.id, &app.name).map_err(|error| from_error(&error))
     };
     let request = writer.call(peer, Weight::Heavy, begin).await?;
-    wait_for_reply(request.as_fd(), SentRequest::<Result<(), EngineError>>::TIMEOUT).await?;
-    request.finish().map_err(|error| from_error(&error))
+    finish(request).await?.map_err(|error| from_error(&error))
 }
 
 /// Changes the resources of a container; a field of zero stays as it is. Those of a container whose sandbox has ended
@@ -48,26 +41,27 @@ pub(in super::super) async fn update_resources(
     id: String,
     resources: LinuxContainerResources,
 ) -> Result<(), Status> {
-    let mut attempts = 1;
+    let mut attempt = 1;
     loop {
         let (begun, requested) = (id.clone(), resources.clone());
         let begin = move |engine: &Engine| begin_update(engine, &begun, requested);
         let update = writer.call(peer, Weight::Heavy, begin).await?;
         if let Some(update) = &update {
-            wait_for_reply(update.as_fd(), LimitsUpdate::TIMEOUT).await?;
+            // After a failure, finishing waits for the reply: the change may be in effect, and has to be recorded.
+            let _finished_anyway = wait_for_reply(update.as_fd(), LimitsUpdate::TIMEOUT).await;
         }
         let (begun, requested) = (id.clone(), resources.clone());
-        let is_last = attempts == MAX_ATTEMPTS;
+        let is_last = attempt == LimitsUpdate::MAX_ATTEMPTS;
         let finish = move |engine: &Engine| finish_update(engine, &begun, requested, update, is_last);
         if writer.call(peer, Weight::Heavy, finish).await? {
             return Ok(());
         }
-        attempts += 1;
-        sleep(BUSY_INTERVAL).await;
+        attempt += 1;
+        sleep(LimitsUpdate::BUSY_INTERVAL).await;
     }
 }
 
-/// Requests the change of the supervisor, if the container's sandbox runs and there is one.
+/// Sends the change to the supervisor; `None` if the sandbox does not run or nothing changes.
 fn begin_update(engine: &Engine, id: &str, resources: LinuxContainerResources) -> Result<Option<LimitsUpdate>, Status> {
     let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
     let record = ContainerRecord::of(&app).ok_or_else(|| missing(id))?;

@@ -194,7 +194,11 @@ pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
     let Err(error) = engine.start_app(sandbox.id, &app.name) else { return Ok(()) };
     let status = from_error_with_fields(&error);
     // If the sandbox has ended meanwhile, the failure is not the container's own: its status is final without it.
-    let is_own = || find(engine, id).ok().flatten().is_some_and(|now| may_be_started(&now.sandbox, &now.app));
+    let is_own = || match find(engine, id) {
+        Ok(now) => now.is_some_and(|now| may_be_started(&now.sandbox, &now.app)),
+        // Unknown: without the record, the container would look as if it had never been started.
+        Err(_) => true,
+    };
     if error.kind() != ErrorKind::Busy && is_own() {
         // The time first: the message makes the container one that has exited.
         for (key, value) in [(START_ERROR_TIME, now().0.to_string().as_str()), (START_ERROR, status.message())] {

@@ -3,8 +3,8 @@
 use gantry_model::AppState;
 use gantry_proto::cri::v1::{ContainerUser, LinuxContainerUser};
 
-/// The user of a container's main process. `None`: it does not run. What was requested may differ: the image decides,
-/// too.
+/// The user of a container's main process; `None` if it does not run. The requested user is no substitute: parts of it
+/// may come from the image.
 pub(super) fn read(state: AppState) -> Option<ContainerUser> {
     match state {
         AppState::Started { pid, .. } => Some(ContainerUser { linux: Some(read_process(pid)?) }),

@@ -1,17 +1,17 @@
 //! `Attach`: connects a client with the main process of a container. The container does not end with its client.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use gantry_engine::{Engine, OutputError, OutputStream, SentRequest};
+use gantry_engine::{Engine, OutputError, OutputStream};
 use gantry_model::error::messages;
 use gantry_model::{ErrorKind, Kind as _};
 use rustix::termios::isatty;
 use tokio::io::Interest;
 use tonic::Status;
 
-use super::super::reply::wait_for_reply;
+use super::super::reply::finish;
 use super::channels::{self, ChannelConnection, ChannelWriter, OutputChannel, RequestedChannels};
 use super::command::{ProgramInput, feed};
 use super::container::RunningContainer;
@@ -89,12 +89,6 @@ impl AttachSession {
             Err(error) => Err(from_error(&error)),
         }
     }
-}
-
-/// The result of a request to the supervisor. No thread waits for it.
-async fn finish<T>(request: SentRequest<T>) -> Result<T, Status> {
-    wait_for_reply(request.as_fd(), SentRequest::<T>::TIMEOUT).await?;
-    Ok(request.finish())
 }
 
 /// Sends the output of a container to the client until it has exited.
