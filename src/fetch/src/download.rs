@@ -28,8 +28,8 @@ impl Context<'_> {
             all.iter_mut().for_each(|endpoint| endpoint.reference.digest = Some(digest.clone()));
         }
         all.retain(|endpoint| endpoint.pulls);
-        let repository = format!("{}/{}", reference.host, reference.repository);
-        let digests_of = Some(repository).filter(|_| self.config.name_digests && reference.digest.is_none());
+        let names_digests = self.config.name_digests && reference.digest.is_none();
+        let digests_of = names_digests.then(|| reference.full_repository());
         let (names, invalid) = (vec![name.to_owned()], Vec::new());
         let naming = Naming { names, invalid, digests_of, origin: NameOrigin::Registry };
         self.first(&all, name, |endpoint, is_last| self.download_from(endpoint, is_last, &naming, name))

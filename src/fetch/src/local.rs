@@ -185,7 +185,7 @@ fn stem(path: &Path) -> String {
     let joined = joined.trim_end_matches('-');
     match format!("{joined}:latest").parse() {
         Ok(ImageRef::Short(_)) => joined.to_owned(),
-        // Neither a reference nor a name.
+        // It would be read as the path of an archive or a layout, or as an id.
         _ => format!("image-{joined}"),
     }
 }

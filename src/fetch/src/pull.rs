@@ -174,9 +174,8 @@ impl Context<'_> {
             // The same bytes under another name of this repository are the same image. Only its registry tells whether
             // another repository has them, and grants access to them there.
             (None, Some(digest)) => {
-                let repository = format!("{}/{}", reference.host, reference.repository);
-                let of_repository = |image: &ImageRow| image.names.iter().any(|it| repository_of(it) == repository);
-                self.store.image(digest).map_err(looked())?.filter(of_repository)
+                let is_of_repository = |image: &ImageRow| image.names.iter().any(|name| reference.has_name(name));
+                self.store.image(digest).map_err(looked())?.filter(is_of_repository)
             }
             (image, _) => image,
         };

@@ -153,6 +153,20 @@ pub fn repository_of(name: &str) -> &str {
     }
 }
 
+impl RegistryRef {
+    /// The repository with its host, as [`repository_of`] a full name.
+    #[must_use]
+    pub fn full_repository(&self) -> String {
+        format!("{}/{}", self.host, self.repository)
+    }
+
+    /// Whether a full name is in this repository.
+    #[must_use]
+    pub fn has_name(&self, name: &str) -> bool {
+        repository_of(name) == self.full_repository()
+    }
+}
+
 impl fmt::Display for RegistryRef {
     /// The canonical name: `host/repository:tag`, or `host/repository@digest`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -130,6 +130,5 @@ impl Engine {
 
 /// Whether an image has a name in the repository of a reference.
 pub(super) fn is_of_repository(image: &ImageRow, reference: &RegistryRef) -> bool {
-    let repository = format!("{}/{}", reference.host, reference.repository);
-    image.names.iter().any(|name| repository_of(name) == repository)
+    image.names.iter().any(|name| reference.has_name(name))
 }
