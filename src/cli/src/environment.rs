@@ -42,7 +42,7 @@ fn inherited(variables: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsSt
 /// The variables of files, in their order.
 ///
 /// # Errors
-/// As of [`apply`].
+/// A file cannot be read, or a line of it names no variable.
 pub(crate) fn read_files(paths: &[PathBuf]) -> Result<Vec<(String, String)>, Failure> {
     let mut variables = Vec::new();
     for path in paths {

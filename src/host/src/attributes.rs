@@ -1,4 +1,4 @@
-//! The attributes of directories.
+//! Copies owner, mode, times and extended attributes from one directory to another.
 
 use std::ffi::CStr;
 use std::path::Path;

@@ -139,10 +139,10 @@ impl Shared {
         PodQuery { packet, transport, names, forward, turn }.decide()
     }
 
-    /// The pod that the limits count a client as.
-    fn pod_key(&self, at: IpAddr, client: IpAddr) -> IpAddr {
+    /// The pod that the limits count a client as; `None`: it is in none of the networks of this address.
+    fn pod_key(&self, at: IpAddr, client: IpAddr) -> Option<IpAddr> {
         let state = self.state.borrow();
-        state.gateways.names_for(at, client).map_or(client, |names| names.key())
+        state.gateways.names_for(at, client).map(|names| names.key())
     }
 
     /// Forwards a query to the servers of the host, never to ourselves.
@@ -173,7 +173,7 @@ impl Shared {
                 // A full send buffer drops the reply; the client retries.
                 QueryAction::Reply(reply) => drop(socket.try_send_to(&reply, from)),
                 QueryAction::Forward(forward) => {
-                    let client = self.pod_key(at, from.ip());
+                    let client = self.pod_key(at, from.ip()).unwrap_or(from.ip());
                     let permit = self.limits.try_acquire(PermitKind::Forward, client, Instant::now());
                     let Some(permit) = permit else { continue };
                     let (shared, socket) = (Arc::clone(&self), Arc::clone(&socket));
@@ -201,11 +201,7 @@ impl Shared {
                 sleep(ERROR_BACKOFF).await;
                 continue;
             };
-            let covered = self.state.borrow().gateways.names_for(at, from.ip()).is_some();
-            if !covered {
-                continue;
-            }
-            let client = self.pod_key(at, from.ip());
+            let Some(client) = self.pod_key(at, from.ip()) else { continue };
             if let Some(permit) = self.limits.try_acquire(PermitKind::Connection, client, Instant::now()) {
                 under_way.spawn(Arc::clone(&self).connection(stream, at, from.ip(), permit));
             }
@@ -221,7 +217,7 @@ impl Shared {
                     QueryAction::Drop => return,
                     QueryAction::Reply(reply) => Some(reply),
                     QueryAction::Forward(forward) => {
-                        let pod = self.pod_key(at, client);
+                        let pod = self.pod_key(at, client).unwrap_or(client);
                         let permit = self.limits.try_acquire(PermitKind::Forward, pod, Instant::now());
                         let Some(_permit) = permit else { return };
                         self.forward(&forward).await

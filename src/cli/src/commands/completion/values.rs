@@ -32,8 +32,7 @@ pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, names: 
         "filter" if command == "logs" => Candidates::from_words(["app=", "stream=stdout", "stream=stderr"]),
         "filter" => filters(&POD_KEYS, typed, names),
         "security-opt" => Candidates::from_words(["no-new-privileges", "seccomp=unconfined"]),
-        "dir" | "config" | "uuid-file" | "uuid-file-save" | "cidfile" | "pod-manifest" | "env-file"
-        | "set-env-file" | "device" | "volume" | "working-dir" | "workdir" | "log-dir" => Candidates::files(),
+        "device" | "volume" | "log-dir" => Candidates::files(),
         "log-level" => Candidates::from_words(["off", "error", "warning", "info", "debug", "trace"]),
         "log-format" => Candidates::from_words(["text", "json"]),
         _ if matches!(hint, "FILE" | "DIR") => Candidates::files(),

@@ -80,7 +80,7 @@ enum Test {
     /// The complete id.
     Id(String),
     IdPrefix(String),
-    /// Pods that do not exist.
+    /// Pods that were removed, or do not exist yet.
     Pods(RemovedOrLaterPods),
     Name(String),
     App(AppName),
