@@ -134,7 +134,7 @@ impl std::str::FromStr for DefaultRegistry {
     fn from_str(text: &str) -> Result<Self, DefaultRegistryError> {
         let refuse = |why| DefaultRegistryError { text: text.to_owned(), why };
         if text.contains("://") {
-            return Err(refuse("it has no scheme; --insecure-options=http allows unencrypted connections"));
+            return Err(refuse("leave the scheme out; --insecure-options=http allows unencrypted connections"));
         }
         let (host, path) = text.split_once('/').map_or((text, None), |(host, path)| (host, Some(path)));
         check_host(host).and_then(|()| path.map_or(Ok(()), check_repository)).map_err(refuse)?;
@@ -446,7 +446,7 @@ mod tests {
             assert_eq!(registry.parse().map(|registry| name.within(&registry).to_string()), Ok(want.to_owned()));
         }
         for (bad, want) in [
-            ("http://x/", "it has no scheme"),
+            ("http://x/", "leave the scheme out"),
             ("", "host name"),
             ("x/", "the name is not made of"),
             ("/x", "host name"),
