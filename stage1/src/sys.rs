@@ -23,7 +23,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gantry_model::mount_options::Propagation;
 use rustix::mount::MountAttrFlags;
 use rustix::process::Pid;
 
@@ -377,35 +376,6 @@ pub(crate) fn execveat(program: BorrowedFd<'_>, argv: &[CString], env: &[CString
     // a null pointer; their strings live in the slices of the caller.
     unsafe { libc::syscall(libc::SYS_execveat, program.as_raw_fd(), c"".as_ptr(), argv.as_ptr(), env.as_ptr(), flags) };
     io::Error::last_os_error()
-}
-
-/// The restrictions of a mount.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct MountAttributes {
-    /// Files can only be read.
-    pub(crate) read_only: bool,
-    /// The mounts below it are restricted too.
-    pub(crate) recursive: bool,
-    /// It is neither nosuid nor nodev.
-    pub(crate) allows_devices: bool,
-    /// Its propagation; private takes it out of its peer group, so that nothing propagates to it.
-    pub(crate) propagation: Propagation,
-}
-
-/// Makes a mount nosuid and nodev, and read-only if asked, and sets its propagation.
-pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, restrictions: MountAttributes) -> io::Result<()> {
-    const RDONLY: u64 = 0x1;
-    const NOSUID: u64 = 0x2;
-    const NODEV: u64 = 0x4;
-    let read_only = if restrictions.read_only { RDONLY } else { 0 };
-    let quiet = if restrictions.allows_devices { 0 } else { NOSUID | NODEV };
-    let propagation = match restrictions.propagation {
-        Propagation::Private => libc::MS_PRIVATE,
-        Propagation::Slave => libc::MS_SLAVE,
-        Propagation::Shared => libc::MS_SHARED,
-    };
-    let attributes = MountAttr { set: quiet | read_only, propagation, ..MountAttr::default() };
-    set_mount_attributes(mount, &attributes, restrictions.recursive)
 }
 
 /// Adds attributes to a mount: read-only, nosuid, nodev, noexec. `recursive`: also to the mounts below it.

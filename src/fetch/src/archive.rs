@@ -15,7 +15,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gantry_model::id::shown;
-use rustix::fs::{Mode, OFlags};
 
 use crate::caps::Caps;
 use crate::layout::Layout;
@@ -153,9 +152,7 @@ fn is_compressed(file: &File) -> std::io::Result<bool> {
 fn spool(stream: &mut dyn Read, place: &str, tmp: &Path, caps: &Caps) -> Result<File, SourceError> {
     let copy = format!("a copy of {place} in {}", tmp.display());
     let failed = |source: std::io::Error| SourceError::Io { what: copy.clone(), source };
-    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(tmp, flags, Mode::from_raw_mode(0o600)).map_err(|e| failed(e.into()))?;
-    let mut file = File::from(fd);
+    let mut file = gantry_host::file::create_unnamed(tmp).map_err(failed)?;
     let mut inflater = Inflater::new(stream, Compression::Auto, caps).map_err(|e| converted(e, place))?;
     let mut buffer = vec![0; 1 << 20];
     let mut is_begun = false;

@@ -35,6 +35,7 @@ pub mod settings;
 pub mod source;
 pub mod transfer;
 pub mod unpack;
+mod zeros;
 
 pub use auth_file::Credentials;
 pub use cancellation::Cancellation;

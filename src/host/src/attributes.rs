@@ -1,60 +1,70 @@
-//! Copies owner, mode, times and extended attributes from one directory to another.
+//! Copies owner, mode, times and extended attributes from one directory or file to another.
 
 use std::ffi::CStr;
+use std::os::fd::AsFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 /// Permission bits, with set-user-ID, set-group-ID and the sticky bit.
 const PERMISSIONS: u32 = 0o7777;
+/// The kernel's limit on the list of names and on a value of extended attributes, in bytes (`XATTR_LIST_MAX`,
+/// `XATTR_SIZE_MAX`).
+const MAX_XATTR: usize = 64 << 10;
 
-/// Gives a directory the owner, permissions, extended attributes (`user.*` and access control lists) and modification
-/// time of another one. If an id of the owner does not exist on the mount of `to`, the owner stays.
+/// Gives a directory the owner, permissions, extended attributes ([`copy_extended_attributes`]) and modification time
+/// of another one. If an id of the owner does not exist on the mount of `to`, the owner stays.
 ///
 /// # Errors
 /// The error of the system call that failed.
 pub fn copy_directory_attributes(from: &Path, to: &Path) -> rustix::io::Result<()> {
-    let (source, target) = (rustix::fs::stat(from)?, rustix::fs::stat(to)?);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let (from, to) = (rustix::fs::open(from, flags, Mode::empty())?, rustix::fs::open(to, flags, Mode::empty())?);
+    let (source, target) = (rustix::fs::fstat(&from)?, rustix::fs::fstat(&to)?);
     if (source.st_uid, source.st_gid) != (target.st_uid, target.st_gid) {
         // Before the mode: a change of the owner may clear bits of it.
-        match rustix::fs::chown(to, Some(Uid::from_raw(source.st_uid)), Some(Gid::from_raw(source.st_gid))) {
+        match rustix::fs::fchown(&to, Some(Uid::from_raw(source.st_uid)), Some(Gid::from_raw(source.st_gid))) {
             Ok(()) | Err(Errno::OVERFLOW) => {}
             Err(error) => return Err(error),
         }
     }
     if source.st_mode & PERMISSIONS != target.st_mode & PERMISSIONS {
-        rustix::fs::chmod(to, Mode::from_raw_mode(source.st_mode & PERMISSIONS))?;
+        rustix::fs::fchmod(&to, Mode::from_raw_mode(source.st_mode & PERMISSIONS))?;
     }
-    copy_extended_attributes(from, to)?;
+    copy_extended_attributes(&from, &to)?;
     let time = |tv_sec, nanoseconds| Timespec { tv_sec, tv_nsec: i64::try_from(nanoseconds).unwrap_or(0) };
     let modified = time(source.st_mtime, source.st_mtime_nsec);
-    let times = Timestamps { last_access: modified, last_modification: modified };
-    rustix::fs::utimensat(CWD, to, &times, AtFlags::empty())
+    rustix::fs::futimens(&to, &Timestamps { last_access: modified, last_modification: modified })
 }
 
-fn copy_extended_attributes(from: &Path, to: &Path) -> rustix::io::Result<()> {
+/// Copies the extended attributes that matter to programs: `user.*`, file capabilities and access control lists. The
+/// others are overlayfs's own, or the host's security module sets them.
+///
+/// # Errors
+/// The error of the system call that failed. A file system without extended attributes has none.
+pub fn copy_extended_attributes(from: impl AsFd, to: impl AsFd) -> rustix::io::Result<()> {
     let mut names = [0; 512];
-    let listed = match rustix::fs::listxattr(from, &mut names) {
+    let listed = match rustix::fs::flistxattr(&from, &mut names) {
         Ok(length) => names[..length].to_vec(),
-        // A file system without extended attributes.
         Err(Errno::OPNOTSUPP) => return Ok(()),
         Err(Errno::RANGE) => {
-            let mut names = vec![0; rustix::fs::listxattr_query(from)?];
-            let length = rustix::fs::listxattr(from, names.as_mut_slice())?;
+            let mut names = vec![0; MAX_XATTR];
+            let length = rustix::fs::flistxattr(&from, names.as_mut_slice())?;
             names.truncate(length);
             names
         }
         Err(error) => return Err(error),
     };
+    let mut value = Vec::new();
     for name in listed.split_inclusive(|&byte| byte == 0).filter_map(|name| CStr::from_bytes_with_nul(name).ok()) {
-        // The others are overlayfs's own, or the host's security module sets them.
-        if !name.to_bytes().starts_with(b"user.") && !name.to_bytes().starts_with(b"system.posix_acl_") {
-            continue;
+        let is_copied = name.to_bytes().starts_with(b"user.")
+            || [c"security.capability", c"system.posix_acl_access", c"system.posix_acl_default"].contains(&name);
+        if is_copied {
+            value.resize(MAX_XATTR, 0);
+            let length = rustix::fs::fgetxattr(&from, name, value.as_mut_slice())?;
+            rustix::fs::fsetxattr(&to, name, &value[..length], XattrFlags::empty())?;
         }
-        let mut value = vec![0; rustix::fs::getxattr_query(from, name)?];
-        let length = rustix::fs::getxattr(from, name, value.as_mut_slice())?;
-        rustix::fs::setxattr(to, name, &value[..length], XattrFlags::empty())?;
     }
     Ok(())
 }
@@ -62,6 +72,8 @@ fn copy_extended_attributes(from: &Path, to: &Path) -> rustix::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
+
+    use rustix::fs::{AtFlags, CWD};
 
     use super::*;
 

@@ -30,16 +30,8 @@ impl<'d> NewFile<'d> {
     /// # Errors
     /// The error of open(2).
     pub fn create(dir: BorrowedFd<'d>, temporary: String, mode: Mode) -> rustix::io::Result<Self> {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let (file, has_temporary_name) = match rustix::fs::openat(dir, ".", flags | OFlags::TMPFILE, mode) {
-            Ok(file) => (file, false),
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-                (rustix::fs::openat(dir, temporary.as_str(), flags, mode)?, true)
-            }
-            Err(errno) => return Err(errno),
-        };
-        Ok(Self { dir, file: file.into(), temporary, has_temporary_name })
+        let (file, has_temporary_name) = create_file(dir, &temporary, mode)?;
+        Ok(Self { dir, file, temporary, has_temporary_name })
     }
 
     /// The open file.
@@ -86,6 +78,34 @@ impl Drop for NewFile<'_> {
         if self.has_temporary_name {
             let _left_behind = rustix::fs::unlinkat(self.dir, self.temporary.as_str(), AtFlags::empty());
         }
+    }
+}
+
+/// Creates a file without a name for reading and writing, of mode 0600, on the file system of `dir`. The kernel removes
+/// it when it is closed. On a file system without unnamed files, it has a name for a moment.
+///
+/// # Errors
+/// The error of open(2), getrandom(2) or unlink(2).
+pub fn create_unnamed(dir: &Path) -> io::Result<File> {
+    let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let temporary = format!(".gantry.{:032x}.tmp", u128::from_ne_bytes(crate::random::bytes()?));
+    let (file, has_temporary_name) = create_file(dir.as_fd(), &temporary, Mode::RUSR | Mode::WUSR)?;
+    if has_temporary_name {
+        rustix::fs::unlinkat(&dir, temporary.as_str(), AtFlags::empty())?;
+    }
+    Ok(file)
+}
+
+/// Creates a file without a name or, on a file system that has no such files, with this one; returns whether it has it.
+fn create_file(dir: BorrowedFd<'_>, temporary: &str, mode: Mode) -> rustix::io::Result<(File, bool)> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::openat(dir, ".", flags | OFlags::TMPFILE, mode) {
+        Ok(file) => Ok((file.into(), false)),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+            let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+            Ok((rustix::fs::openat(dir, temporary, flags, mode)?.into(), true))
+        }
+        Err(errno) => Err(errno),
     }
 }
 
@@ -198,6 +218,12 @@ pub fn in_memory(name: &str, contents: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
+/// A text file without the byte order mark that editors of other systems write at its beginning.
+#[must_use]
+pub fn strip_byte_order_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
 /// Makes the names in an open directory durable.
 ///
 /// Some file systems have no fsync(2) for directories and fail with EINVAL or ENOTSUP (FUSE and network file systems):
@@ -244,6 +270,17 @@ mod tests {
         new(b"c").publish("x").unwrap();
         assert_eq!(std::fs::read(temp.path().join("x")).unwrap(), b"c");
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn unnamed_files_are_read_and_leave_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = create_unnamed(dir.path()).unwrap();
+        file.write_all(b"abc").unwrap();
+        file.rewind().unwrap();
+        assert_eq!(read_stream(&file, 3).unwrap(), b"abc");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(create_unnamed(&dir.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     /// procfs has no fsync.

@@ -5,10 +5,13 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
-use rustix::mount::{OpenTreeFlags, open_tree};
+use rustix::mount::{MountAttrFlags, MountPropagationFlags, OpenTreeFlags, open_tree};
 
 use crate::file::read_bounded;
 use crate::sys;
+
+/// The attributes of mounts without set-user-ID programs and devices.
+const QUIET: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 
 /// The largest mount table that is read, in bytes: that of a node with 100 000 mounts.
 const MAX_MOUNTINFO: u64 = 64 << 20;
@@ -21,14 +24,15 @@ const MAX_MOUNTINFO: u64 = 64 << 20;
 pub fn clone_read_only(path: &Path) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let mount = open_tree(CWD, path, flags)?;
-    sys::restrict_mount(mount.as_fd(), true, false)?;
+    restrict(mount.as_fd(), Restrictions { read_only: ReadOnlyMounts::Top, ..Restrictions::default() })?;
     Ok(mount)
 }
 
 /// Which mounts of a copy are made read-only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReadOnlyMounts {
     /// None: each stays as it is.
+    #[default]
     None,
     /// The one at the top.
     Top,
@@ -36,22 +40,66 @@ pub enum ReadOnlyMounts {
     All,
 }
 
-/// Makes a private mount of an opened file or directory, without set-user-ID programs and devices, that is attached
-/// nowhere: closing the descriptor unmounts it. `recursive`: with the mounts below it. Requires CAP_SYS_ADMIN.
+/// The restrictions of a mount. By default it is private, and has no set-user-ID programs and no devices.
+#[derive(Debug, Clone, Copy)]
+pub struct Restrictions {
+    /// The mounts whose files can only be read.
+    pub read_only: ReadOnlyMounts,
+    /// Whether the mounts below it belong to it, and are restricted too.
+    pub recursive: bool,
+    /// Whether set-user-ID programs and devices are usable on it.
+    pub allows_devices: bool,
+    /// Its propagation; private takes it out of its peer group, so that nothing propagates to it.
+    pub propagation: MountPropagationFlags,
+}
+
+impl Default for Restrictions {
+    fn default() -> Self {
+        let (read_only, propagation) = (ReadOnlyMounts::None, MountPropagationFlags::PRIVATE);
+        Self { read_only, recursive: false, allows_devices: false, propagation }
+    }
+}
+
+/// Makes a mount of a file or directory with these restrictions that is attached nowhere: closing the descriptor
+/// unmounts it. Requires CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// The file is on such a mount already, or the kernel refuses.
-pub fn clone_restricted(source: BorrowedFd<'_>, recursive: bool, read_only: ReadOnlyMounts) -> io::Result<OwnedFd> {
-    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    if recursive {
+/// The kernel refuses, also because the source is on such a mount already.
+pub fn clone_restricted(source: CloneSource<'_>, restrictions: Restrictions) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if restrictions.recursive {
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
-    let mount = open_tree(source, "", flags)?;
-    sys::restrict_mount(mount.as_fd(), read_only == ReadOnlyMounts::All, true)?;
-    if read_only == ReadOnlyMounts::Top {
-        sys::restrict_mount(mount.as_fd(), true, false)?;
-    }
+    let mount = match source {
+        CloneSource::Open(file) => open_tree(file, "", flags | OpenTreeFlags::AT_EMPTY_PATH)?,
+        CloneSource::Path(path) => open_tree(CWD, path, flags)?,
+    };
+    restrict(mount.as_fd(), restrictions)?;
     Ok(mount)
+}
+
+/// The file or directory that a mount is made of.
+#[derive(Debug, Clone, Copy)]
+pub enum CloneSource<'s> {
+    /// An open one.
+    Open(BorrowedFd<'s>),
+    /// The one at this path. An automount point is mounted first.
+    Path(&'s Path),
+}
+
+/// Restricts a mount that is attached nowhere.
+///
+/// # Errors
+/// The error of mount_setattr(2).
+pub fn restrict(mount: BorrowedFd<'_>, restrictions: Restrictions) -> io::Result<()> {
+    let Restrictions { read_only, recursive, allows_devices, propagation } = restrictions;
+    let quiet = if allows_devices { MountAttrFlags::empty() } else { QUIET };
+    let all = if read_only == ReadOnlyMounts::All { quiet | MountAttrFlags::MOUNT_ATTR_RDONLY } else { quiet };
+    sys::set_mount_attributes(mount, all, propagation, recursive)?;
+    if read_only == ReadOnlyMounts::Top {
+        sys::set_mount_attributes(mount, MountAttrFlags::MOUNT_ATTR_RDONLY, MountPropagationFlags::empty(), false)?;
+    }
+    Ok(())
 }
 
 /// The membership of a mount in peer groups.

@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 pub use heap::Heap;
 use rustix::ioctl::{Getter, Setter, opcode};
+use rustix::mount::{MountAttrFlags, MountPropagationFlags};
 
 /// `quotactl_fd(2)`: the same number on all architectures that gantry is built for.
 const SYS_QUOTACTL_FD: libc::c_long = 443;
@@ -128,15 +129,18 @@ pub(crate) fn set_file_attributes(fd: BorrowedFd<'_>, attributes: FileAttributes
     Ok(result?)
 }
 
-/// Makes a mount private, without set-user-ID programs and devices, and read-only if asked (mount_setattr(2)).
-/// `recursive`: also the mounts below it.
-pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, read_only: bool, recursive: bool) -> io::Result<()> {
+/// Adds attributes to a mount and sets its propagation, if that is not empty (mount_setattr(2)). `recursive`: also
+/// those of the mounts below it.
+pub(crate) fn set_mount_attributes(
+    mount: BorrowedFd<'_>,
+    added: MountAttrFlags,
+    propagation: MountPropagationFlags,
+    recursive: bool,
+) -> io::Result<()> {
     let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_NOSUID
-            | libc::MOUNT_ATTR_NODEV
-            | if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 },
+        attr_set: added.bits().into(),
         attr_clr: 0,
-        propagation: libc::MS_PRIVATE,
+        propagation: propagation.bits().into(),
         userns_fd: 0,
     };
     let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };

@@ -12,15 +12,14 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use gantry_contract::plan::ImageSize;
-use rustix::fs::{Advice, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
+use gantry_host::attributes::copy_extended_attributes;
+use rustix::fs::{Advice, AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
 /// Maximum depth of directories. An image can nest them without limit.
 const MAX_DEPTH: usize = 256;
 /// Maximum memory for the paths of files with several links, in bytes. Beyond it, links become files.
 const MAX_LINK_PATHS: usize = 32 << 20;
-/// The kernel's limit on the list of names and on a value of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
-const MAX_XATTR: usize = 64 << 10;
 
 /// A copy failed.
 #[derive(Debug)]
@@ -229,7 +228,7 @@ fn copy_metadata(source: impl AsFd, target: impl AsFd, stat: &Stat) -> Result<()
         Some(rustix::fs::Gid::from_raw(stat.st_gid)),
     )?;
     rustix::fs::fchmod(&target, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
-    copy_attributes(&source, &target)?;
+    copy_extended_attributes(&source, &target)?;
     Ok(rustix::fs::futimens(&target, &times(stat))?)
 }
 
@@ -246,29 +245,6 @@ fn times(stat: &Stat) -> Timestamps {
         last_access: time(stat.st_atime as _, stat.st_atime_nsec as _),
         last_modification: time(stat.st_mtime as _, stat.st_mtime_nsec as _),
     }
-}
-
-/// Copies the extended attributes that matter to programs: user attributes, file capabilities and ACLs.
-fn copy_attributes(source: impl AsFd, target: impl AsFd) -> Result<()> {
-    let mut names = vec![0u8; MAX_XATTR];
-    let length = match rustix::fs::flistxattr(&source, &mut names[..]) {
-        // The file system does not support them.
-        Err(Errno::OPNOTSUPP) => 0,
-        other => other?,
-    };
-    let names = names.get(..length).unwrap_or_default();
-    let mut value = Vec::new();
-    for name in names.split(|&byte| byte == 0).filter_map(|name| std::str::from_utf8(name).ok()) {
-        let is_copied = name.starts_with("user.")
-            || ["security.capability", "system.posix_acl_access", "system.posix_acl_default"].contains(&name);
-        if is_copied {
-            value.resize(MAX_XATTR, 0);
-            let length = rustix::fs::fgetxattr(&source, name, &mut value[..])?;
-            let value = value.get(..length).unwrap_or_default();
-            rustix::fs::fsetxattr(&target, name, value, XattrFlags::empty())?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

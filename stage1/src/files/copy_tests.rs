@@ -30,7 +30,7 @@ fn owner_mode_and_attributes_are_kept() {
         std::fs::set_permissions(&file, PermissionsExt::from_mode(0o4755)).unwrap();
         // Version 2, effective, CAP_NET_RAW.
         let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        rustix::fs::setxattr(&file, "security.capability", &capability, XattrFlags::empty()).unwrap();
+        rustix::fs::setxattr(&file, "security.capability", &capability, rustix::fs::XattrFlags::empty()).unwrap();
         let fifo = from.join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
         std::fs::set_permissions(&fifo, PermissionsExt::from_mode(0o622)).unwrap();

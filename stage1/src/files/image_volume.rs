@@ -5,15 +5,15 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use gantry_host::mounts::{CloneSource, ReadOnlyMounts, Restrictions, clone_restricted};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, OpenTreeFlags, UnmountFlags, mount, open_tree, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::failure::{Attempt, Result, failure};
 use crate::files::root::{layers_option, open_in};
-use crate::sys::{self, MountAttributes};
 
 /// Where an image is mounted while its path is opened.
 const PLACE: &str = "/image";
@@ -60,9 +60,6 @@ fn open_path(sub_path: &str) -> Result<OwnedFd> {
         FileType::Directory | FileType::RegularFile => {}
         _ => return Err(failure(ErrorKind::Invalid, format!("{}: it is neither a file nor a directory", what()))),
     }
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    let tree = open_tree(&found, "", flags).attempt(what)?;
-    sys::restrict_mount(tree.as_fd(), MountAttributes { read_only: true, ..MountAttributes::default() })
-        .attempt(what)?;
-    Ok(tree)
+    let restrictions = Restrictions { read_only: ReadOnlyMounts::Top, ..Restrictions::default() };
+    clone_restricted(CloneSource::Open(found.as_fd()), restrictions).attempt(what)
 }

@@ -14,24 +14,25 @@
 //! Unmounting a shared mount would also unmount the host's mounts below it, so it is made private first. The end of a
 //! mount namespace does not propagate.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
+use gantry_host::mounts::{CloneSource, ReadOnlyMounts, Restrictions, clone_restricted};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
 use gantry_model::mount_options::Propagation;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_flag,
-    fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
 };
 
 use crate::failure::{Attempt, Result, failure};
 use crate::files::covered_paths::CoveredPaths;
 use crate::files::volumes::AppMount;
 use crate::pod::user_namespace::UserNamespace;
-use crate::sys::{self, MountAttributes};
 
 /// Maximum number of attempts to mount inside a volume whose directories another app may exchange meanwhile. Half of
 /// them fail where that happens in a tight loop.
@@ -164,15 +165,18 @@ fn open_mount(mount: &AppMount, user: Option<&UserNamespace>) -> Result<OwnedFd>
 
 /// The volume as a mount of its own, with the restrictions of this app.
 fn clone_volume(mount: &AppMount) -> std::io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    let tree = open_tree(CWD, mount.source.as_str(), flags)?;
-    let (propagation, allows_devices) = (mount.propagation, mount.allows_devices());
-    let all = MountAttributes { read_only: mount.is_read_only(), recursive: true, allows_devices, propagation };
-    sys::restrict_mount(tree.as_fd(), all)?;
-    if mount.is_read_only_at_top() {
-        sys::restrict_mount(tree.as_fd(), MountAttributes { read_only: true, recursive: false, ..all })?;
-    }
-    Ok(tree)
+    let read_only = match (mount.is_read_only(), mount.is_read_only_at_top()) {
+        (true, _) => ReadOnlyMounts::All,
+        (false, true) => ReadOnlyMounts::Top,
+        (false, false) => ReadOnlyMounts::None,
+    };
+    let propagation = match mount.propagation {
+        Propagation::Private => MountPropagationFlags::PRIVATE,
+        Propagation::Slave => MountPropagationFlags::DOWNSTREAM,
+        Propagation::Shared => MountPropagationFlags::SHARED,
+    };
+    let restrictions = Restrictions { read_only, recursive: true, allows_devices: mount.allows_devices(), propagation };
+    clone_restricted(CloneSource::Path(Path::new(&mount.source)), restrictions)
 }
 
 /// A new file system in memory. Its owner is one of the pod.

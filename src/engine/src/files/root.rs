@@ -20,7 +20,7 @@ use std::time::Duration;
 use gantry_contract::files;
 use gantry_contract::plan::{App, Plan};
 use gantry_host::attributes::copy_directory_attributes;
-use gantry_host::mounts::{ReadOnlyMounts, clone_restricted};
+use gantry_host::mounts::{CloneSource, ReadOnlyMounts, Restrictions, clone_restricted};
 use gantry_model::spec::{PodFlavor, VolumeKind, VolumeSpec};
 use gantry_model::user_namespace::IdMappings;
 use gantry_model::{AppName, AppState, ErrorKind, Kind as _, Phase, PodId};
@@ -335,7 +335,9 @@ impl StoredVolume {
     fn mount(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
         let source = open_path(&self.source)?;
         let target = open_beneath(root, self.target.as_str(), OFlags::PATH)?;
-        let volume = clone_restricted(source.as_fd(), self.recursive, self.read_only)?;
+        let (recursive, read_only) = (self.recursive, self.read_only);
+        let restrictions = Restrictions { recursive, read_only, ..Restrictions::default() };
+        let volume = clone_restricted(CloneSource::Open(source.as_fd()), restrictions)?;
         Ok(attach(&volume, &target)?)
     }
 
@@ -343,7 +345,8 @@ impl StoredVolume {
     /// volume later, and the first file in a volume keeps it from being filled.
     fn protect(&self, root: &OwnedFd) -> Result<(), std::io::Error> {
         let target = make_directories(root, &self.target)?;
-        Ok(attach(&clone_restricted(target.as_fd(), false, ReadOnlyMounts::All)?, &target)?)
+        let restrictions = Restrictions { read_only: ReadOnlyMounts::Top, ..Restrictions::default() };
+        Ok(attach(&clone_restricted(CloneSource::Open(target.as_fd()), restrictions)?, &target)?)
     }
 }
 

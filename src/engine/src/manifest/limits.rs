@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use gantry_model::spec::{self, CgroupFile, CpusetList, HugePageSize};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+/// The fields of [`spec::Limits`], of which an unknown one is an error and an unset one is left out.
 #[derive(Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(remote = "spec::Limits", deny_unknown_fields, default)]
 struct Limits {
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<u64>,
@@ -32,8 +33,8 @@ struct Limits {
     pids: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     io_weight: Option<u64>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    io_devices: Vec<DeviceIoLimits>,
+    #[serde(skip_serializing_if = "Vec::is_empty", with = "io_devices")]
+    io_devices: Vec<spec::DeviceIoLimits>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     hugetlb: BTreeMap<HugePageSize, u64>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -41,7 +42,7 @@ struct Limits {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "spec::DeviceIoLimits", deny_unknown_fields)]
 struct DeviceIoLimits {
     path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,91 +55,33 @@ struct DeviceIoLimits {
     write_iops: Option<u64>,
 }
 
+/// A list of devices, for serde's `with`.
+mod io_devices {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Device(#[serde(with = "DeviceIoLimits")] spec::DeviceIoLimits);
+
+    pub(super) fn serialize<S: Serializer>(devices: &[spec::DeviceIoLimits], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(devices.iter().cloned().map(Device))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<spec::DeviceIoLimits>, D::Error> {
+        let devices = Vec::<Device>::deserialize(deserializer)?;
+        Ok(devices.into_iter().map(|Device(device)| device).collect())
+    }
+}
+
 /// For serde's `with`.
 pub(super) fn serialize<S: Serializer>(limits: &spec::Limits, serializer: S) -> Result<S::Ok, S::Error> {
-    let spec::Limits {
-        memory,
-        memory_swap,
-        memory_high,
-        memory_reservation,
-        cpu_milli,
-        cpu_quota,
-        cpu_period,
-        cpu_shares,
-        cpuset_cpus,
-        cpuset_mems,
-        pids,
-        io_weight,
-        io_devices,
-        hugetlb,
-        unified,
-    } = limits.clone();
-    let device = |device: spec::DeviceIoLimits| {
-        let spec::DeviceIoLimits { path, read_bps, write_bps, read_iops, write_iops } = device;
-        DeviceIoLimits { path, read_bps, write_bps, read_iops, write_iops }
-    };
-    let io_devices = io_devices.into_iter().map(device).collect();
-    let json = Limits {
-        memory,
-        memory_swap,
-        memory_high,
-        memory_reservation,
-        cpu_milli,
-        cpu_quota,
-        cpu_period,
-        cpu_shares,
-        cpuset_cpus,
-        cpuset_mems,
-        pids,
-        io_weight,
-        io_devices,
-        hugetlb,
-        unified,
-    };
-    json.serialize(serializer)
+    Limits::serialize(limits, serializer)
 }
 
 /// For serde's `with`.
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<spec::Limits, D::Error> {
-    let Limits {
-        memory,
-        memory_swap,
-        memory_high,
-        memory_reservation,
-        cpu_milli,
-        cpu_quota,
-        cpu_period,
-        cpu_shares,
-        cpuset_cpus,
-        cpuset_mems,
-        pids,
-        io_weight,
-        io_devices,
-        hugetlb,
-        unified,
-    } = Limits::deserialize(deserializer)?;
-    let device = |device: DeviceIoLimits| {
-        let DeviceIoLimits { path, read_bps, write_bps, read_iops, write_iops } = device;
-        spec::DeviceIoLimits { path, read_bps, write_bps, read_iops, write_iops }
-    };
-    let io_devices = io_devices.into_iter().map(device).collect();
-    Ok(spec::Limits {
-        memory,
-        memory_swap,
-        memory_high,
-        memory_reservation,
-        cpu_milli,
-        cpu_quota,
-        cpu_period,
-        cpu_shares,
-        cpuset_cpus,
-        cpuset_mems,
-        pids,
-        io_weight,
-        io_devices,
-        hugetlb,
-        unified,
-    })
+    Limits::deserialize(deserializer)
 }
 
 /// As JSON.

@@ -305,7 +305,7 @@ fn links_of_a_layout_stay_inside() {
         rustix::fs::CWD,
         dir.join("oci-layout"),
         rustix::fs::FileType::Fifo,
-        Mode::from_raw_mode(0o600),
+        rustix::fs::Mode::from_raw_mode(0o600),
         0,
     )
     .unwrap();

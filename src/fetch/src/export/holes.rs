@@ -10,6 +10,8 @@ use std::os::unix::fs::FileExt as _;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use crate::zeros::is_zero;
+
 /// Holes begin and end at multiples of this, or at the end of the file.
 const BLOCK: u64 = 4096;
 /// Minimum length of a hole. Shorter runs of zeros are data, as readers without sparse files expect.
@@ -77,10 +79,6 @@ impl Blocks<'_> {
         }
         Ok(at)
     }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0)
 }
 
 #[cfg(test)]

@@ -11,15 +11,13 @@ pub mod tar;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write};
-use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use flate2::write::GzEncoder;
 use gantry_model::id::Algorithm;
 use gantry_model::{Digest, ErrorKind, ImageRef, Kind};
 use gantry_store::{BlobError, ImageRow, Store};
-use rustix::fs::{AtFlags, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags};
 use serde_json::{Value, json};
 use thiserror::Error;
 
@@ -161,7 +159,7 @@ impl ArchiveWriter<'_> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(self.store.layout().tree_dir(chain), flags, Mode::empty());
         let root = root.map_err(|errno| unreadable(errno.into()))?;
-        let file = make_unnamed_file(spool).map_err(spooled)?;
+        let file = gantry_host::file::create_unnamed(spool).map_err(spooled)?;
         let (mut file, diff_id, size) = match self.format {
             ArchiveFormat::Docker => {
                 let mut hashing = Hashing::new(io::BufWriter::with_capacity(1 << 20, file));
@@ -291,22 +289,6 @@ impl ArchiveWriter<'_> {
         write_end(out)?;
         out.flush()
     }
-}
-
-/// A file without a name, which the kernel removes when it is closed. On a file system without such files, it has a
-/// name for a moment.
-fn make_unnamed_file(dir: &Path) -> io::Result<File> {
-    let (flags, mode) = (OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600));
-    match rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {}
-        opened => return Ok(File::from(opened?)),
-    }
-    let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let name = format!(".gantry-layer.{}.tmp", std::process::id());
-    let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-    let file = rustix::fs::openat(dir.as_fd(), name.as_str(), flags, mode)?;
-    rustix::fs::unlinkat(dir.as_fd(), name.as_str(), AtFlags::empty())?;
-    Ok(File::from(file))
 }
 
 /// Counts and hashes the bytes written.

@@ -1,5 +1,4 @@
-//! Sparse files: the offsets of stored bytes in the file (GNU tar manual, "Storing Sparse Files"), and the zeros of
-//! other files that become holes. Pure.
+//! Sparse files: the offsets of stored bytes in the file (GNU tar manual, "Storing Sparse Files"). Pure.
 
 use super::error::UnpackError;
 use super::pax::decimal;
@@ -28,33 +27,6 @@ impl SparseMap {
         }
         Ok(Self { real_size, spans })
     }
-}
-
-/// Zeros become holes in pieces of a file that end at multiples of this. Shorter holes would save little and cost
-/// extents.
-pub(crate) const HOLE_UNIT: u64 = 64 << 10;
-
-/// The number of zeros with which `bytes`, which are at this offset of a file, begin, in whole pieces between multiples
-/// of [`HOLE_UNIT`].
-pub(crate) fn leading_zeros(bytes: &[u8], offset: u64) -> usize {
-    pieces(bytes, offset).take_while(|piece| is_zero(piece)).map(<[u8]>::len).sum()
-}
-
-/// The number of bytes before the first piece of zeros. The first piece has other bytes.
-pub(crate) fn data_length(bytes: &[u8], offset: u64) -> usize {
-    pieces(bytes, offset).take_while(|piece| !is_zero(piece)).map(<[u8]>::len).sum()
-}
-
-fn pieces(bytes: &[u8], offset: u64) -> impl Iterator<Item = &[u8]> {
-    let [first, unit] = [HOLE_UNIT - offset % HOLE_UNIT, HOLE_UNIT].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-    let (first, rest) = bytes.split_at(first.min(bytes.len()));
-    std::iter::once(first).chain(rest.chunks(unit)).filter(|piece| !piece.is_empty())
-}
-
-/// Most pieces of ordinary files differ from zeros in their first word.
-fn is_zero(piece: &[u8]) -> bool {
-    static ZEROS: [u8; 4096] = [0; 4096];
-    piece.chunks(ZEROS.len()).all(|block| *block == ZEROS[..block.len()])
 }
 
 /// Refuses a map of more than `most` spans.
@@ -136,22 +108,6 @@ mod tests {
         for (real, spans, stored, ok) in cases {
             assert_eq!(SparseMap::checked(real, spans.to_vec(), stored).is_ok(), ok, "{spans:?}");
         }
-    }
-
-    #[test]
-    fn runs_of_zeros_are_found() {
-        let unit = usize::try_from(HOLE_UNIT).unwrap();
-        let mut bytes = vec![0; 4 * unit];
-        assert_eq!(leading_zeros(&bytes, 0), 4 * unit);
-        assert_eq!(leading_zeros(&bytes, 100), 4 * unit);
-        bytes[2 * unit + 5] = 1;
-        assert_eq!((leading_zeros(&bytes, 0), data_length(&bytes[2 * unit..], 0)), (2 * unit, unit));
-        // The pieces are those of the file, not of the buffer.
-        let offset = HOLE_UNIT - 10;
-        assert_eq!(leading_zeros(&bytes, offset), 10 + unit);
-        let at = offset + 10 + HOLE_UNIT;
-        assert_eq!(data_length(&bytes[10 + unit..], at), unit);
-        assert_eq!((leading_zeros(&[], 7), data_length(&[], 7)), (0, 0));
     }
 
     #[test]

@@ -14,8 +14,8 @@ use super::finish::{Deferred, DeferredLink};
 use super::meta;
 use super::names::{self, Meaning, Name, join};
 use super::remove::remove;
-use super::sparse;
 use crate::caps::Caps;
+use crate::zeros::{self, Run};
 
 /// The result of [`write`].
 pub(crate) struct Written {
@@ -248,16 +248,12 @@ fn copy<S: Stream>(
     while at < end {
         let bytes = data.data()?;
         let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(bytes.len());
-        let may_have_holes = length >= sparse::HOLE_UNIT;
-        let zeros = if may_have_holes { sparse::leading_zeros(&bytes[..most], at) } else { 0 };
-        ends_with_hole = zeros > 0;
-        let wrote = match zeros {
-            0 => {
-                let run = if may_have_holes { sparse::data_length(&bytes[..most], at) } else { most };
-                rustix::io::pwrite(file, &bytes[..run], at)
-            }
-            zeros => Ok(zeros),
+        let run = match length >= zeros::HOLE_UNIT {
+            true => zeros::first_run(&bytes[..most], at),
+            false => Run { length: most, is_zero: false },
         };
+        ends_with_hole = run.is_zero;
+        let wrote = if run.is_zero { Ok(run.length) } else { rustix::io::pwrite(file, &bytes[..run.length], at) };
         match wrote {
             Ok(0) => return Err(short(path)),
             Ok(n) => {
