@@ -177,6 +177,34 @@ fn a_full_disk_can_be_emptied_repeatedly() {
     }
 }
 
+/// A name gives no space back: its removal has only the blocks that the database and its WAL have.
+#[test]
+fn names_of_used_images_are_removed_repeatedly() {
+    let g = Gantry::new();
+    for disk in [SmallDisk::new(&g, "24m"), SmallDisk::ext4(&g, "24m", 1024)] {
+        let (disk, image) = disk_with_fixture(&g, disk);
+        let names: Vec<String> = (0..24).map(|number| format!("name{number}:1")).collect();
+        let tag: Vec<&str> = ["image", "tag", &image].into_iter().chain(names.iter().map(String::as_str)).collect();
+        disk.run(&tag).succeeded();
+        let prepare = || pod_id(&disk.run(&["prepare", "--net=none", &image, "--", "true"]).ok());
+        let user = prepare();
+        let others: Vec<String> = (0..6).map(|_| prepare()).collect();
+        fill_for_good(&disk);
+        for (number, name) in names.iter().enumerate() {
+            disk.run(&["image", "rm", name]).succeeded();
+            if let Some(other) = others.get(number / 2).filter(|_| number % 2 == 0) {
+                disk.run(&["rm", other]).succeeded();
+            }
+            fill_for_good(&disk);
+        }
+        let list = disk.run(&["image", "list", "-o", "json"]).ok().stdout;
+        assert!(!list.contains("name1"), "{list}");
+        assert!(disk.run(&["status", &user]).ok().stdout.contains("prepared"));
+        disk.drain();
+        assert_clean(&disk);
+    }
+}
+
 /// Waits until the supervisor of a pod is gone, which holds a lock on the pod's directory, without recording the end.
 #[track_caller]
 fn wait_for_supervisor_exit(disk: &SmallDisk<'_>, pod: &str) {

@@ -218,8 +218,7 @@ impl Store {
     /// # Errors
     /// [`OpenError`]; [`OpenError::Absent`] when there is no store yet.
     pub fn open_read_only(dir: &Path) -> Result<Self, OpenError> {
-        let dir = &resolved(dir);
-        let boot = current_boot()?;
+        let (dir, boot) = (&resolved(dir), current_boot()?);
         let layout = Layout::new(dir);
         open_root(dir)?;
         let file = FileId::of_path(&layout.db())?;
@@ -575,6 +574,7 @@ fn make_ready_locked(
         // In a new store there are no removals to finish.
         let recovered = if version == 0 { Some(boot) } else { mark.as_ref().map(|mark| &mark.recovered) };
         high_water::enter_boot(layout, boot, recovered, counters);
+        let _added_by_a_later_removal = reserve::add_spare_pages(conn, layout);
         copy_wal_into_file(conn);
         reserve::fill(layout)?;
     }

@@ -4,6 +4,10 @@
 //! `DIR/reserve` is created when there is room (by each opener, and after each removal) and deleted when there is none.
 //! It has no content, so neither a crash nor its absence matters: without it, a removal deletes data before it is
 //! recorded.
+//!
+//! The database file has unused pages as well. Without them, a row that needs a new page lengthens the file, which a
+//! full disk does not allow. Then SQLite cannot copy the WAL into the file, and so never writes the WAL from its
+//! beginning again: each further commit needs new blocks, although it only deletes.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind::{AlreadyExists, NotFound, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
@@ -11,6 +15,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
+use rusqlite::{Connection, Transaction, TransactionBehavior};
 use rustix::fs::FallocateFlags;
 
 use crate::tmp::{self, Scrap};
@@ -19,6 +24,12 @@ use crate::{Layout, StoreError};
 const BYTES: u64 = 1 << 20;
 /// The free space below which none is set aside, in bytes. Below it, hardly anything but a removal succeeds.
 pub const MIN_ROOM: u64 = 2 * BYTES;
+
+/// Unused pages of the database file, of 4 KiB: those of a thousand events.
+const SPARE_PAGES: u64 = 64;
+/// The free space below which the database file gets no unused pages, in bytes. They are written twice, to the WAL and
+/// to the file; if the second failed, the WAL would grow for lack of them.
+const SPARE_ROOM: u64 = 4 * SPARE_PAGES * 4096;
 
 fn path(layout: &Layout) -> PathBuf {
     layout.root().join("reserve")
@@ -31,9 +42,7 @@ pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
     if path.exists() {
         return Ok(());
     }
-    let room =
-        rustix::fs::statvfs(layout.root()).map_err(StoreError::io("examine the file system of", layout.root()))?;
-    if room.f_bavail.saturating_mul(room.f_frsize) < MIN_ROOM {
+    if room(layout)? < MIN_ROOM {
         return Ok(());
     }
     let file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
@@ -44,6 +53,38 @@ pub(crate) fn fill(layout: &Layout) -> Result<(), StoreError> {
         Err(error) => return Err(StoreError::io("create", &path)(error)),
     };
     if rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES).is_err() { spend(layout) } else { Ok(()) }
+}
+
+/// The free space of the file system in bytes.
+fn room(layout: &Layout) -> Result<u64, StoreError> {
+    let room = rustix::fs::statvfs(layout.root());
+    let room = room.map_err(StoreError::io("examine the file system of", layout.root()))?;
+    Ok(room.f_bavail.saturating_mul(room.f_frsize))
+}
+
+/// Gives the database file unused pages if it has few and the disk has room. The next checkpoint writes them to the
+/// file; returns whether it has to.
+pub(crate) fn add_spare_pages(conn: &Connection, layout: &Layout) -> Result<bool, StoreError> {
+    let sql = || StoreError::sql("give the database unused pages");
+    let unused: u64 = conn
+        .prepare_cached("PRAGMA freelist_count")
+        .and_then(|mut count| count.query_row([], |row| row.get(0)))
+        .map_err(sql())?;
+    if unused >= SPARE_PAGES / 2 || room(layout)? < SPARE_ROOM {
+        return Ok(false);
+    }
+    // With this, deleted pages are written; without it, they would stay holes in the file.
+    conn.execute_batch("PRAGMA secure_delete = ON").map_err(sql())?;
+    let added = || -> rusqlite::Result<()> {
+        let tx = Transaction::new_unchecked(conn, TransactionBehavior::Immediate)?;
+        tx.execute_batch("CREATE TABLE spare (pages BLOB)")?;
+        tx.execute("INSERT INTO spare VALUES (zeroblob(?1))", [SPARE_PAGES * 4096])?;
+        tx.execute_batch("DROP TABLE spare")?;
+        tx.commit()
+    };
+    let added = added().map_err(sql());
+    conn.execute_batch("PRAGMA secure_delete = OFF").map_err(sql())?;
+    added.map(|()| true)
 }
 
 /// Whether not even a few pages can be written: the disk is full, or a quota is exhausted.
@@ -70,6 +111,25 @@ pub(crate) fn spend(layout: &Layout) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn database_files_have_unused_pages() {
+        use std::os::unix::fs::MetadataExt as _;
+
+        let home = tempfile::tempdir().unwrap();
+        let store = crate::Store::open(&home.path().join("data")).unwrap();
+        let number = |pragma: &str| store.conn.query_row(pragma, [], |row| row.get::<_, u64>(0)).unwrap();
+        assert!(number("PRAGMA freelist_count") >= SPARE_PAGES / 2);
+        store.conn.execute_batch("CREATE TABLE used (pages BLOB)").unwrap();
+        store.conn.execute("INSERT INTO used VALUES (zeroblob(?1))", [2 * SPARE_PAGES * 4096]).unwrap();
+        assert!(number("PRAGMA freelist_count") < SPARE_PAGES / 2);
+        store.refill_reserve().unwrap();
+        assert!(number("PRAGMA freelist_count") >= SPARE_PAGES / 2);
+        let blocks = fs::metadata(store.layout().db()).unwrap().blocks() * 512;
+        assert!(blocks >= number("PRAGMA page_count") * 4096, "the file has holes: {blocks}");
+        let tables = "SELECT count(*) FROM sqlite_schema WHERE name = 'spare'";
+        assert_eq!(number(tables), 0);
+    }
 
     #[test]
     fn probing_for_space_leaves_nothing() {

@@ -59,7 +59,7 @@ impl Store {
                 self.sweep_locks(),
                 self.sweep_contents(),
             ];
-            let _filled_by_the_next_collection = reserve::fill(&self.layout);
+            let _filled_by_the_next_collection = self.refill_reserve();
             parts.into_iter().collect::<Result<(), _>>()?;
         }
         temporaries.map(|_| swept)
@@ -77,17 +77,36 @@ impl Store {
     pub(crate) fn make_room(&self) -> Result<(), StoreError> {
         reserve::spend(&self.layout)?;
         let _left_for_the_next = (self.sweep_temporaries(), self.sweep_orphans(&mut Swept::default()));
-        // A WAL that was copied whole into the database is written from its beginning again, where it has blocks.
-        let _stays_as_long = self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        self.copy_wal();
+        // While the space that was set aside is free: the next commits find these pages in the file.
+        let _tried_by_the_next_removal = self.add_spare_pages();
         Ok(())
     }
 
-    /// Sets space aside again after a removal has freed some.
+    /// Sets space aside again after a removal has freed some: the reserve, and unused pages of the database file.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// [`StoreError`].
     pub fn refill_reserve(&self) -> Result<(), StoreError> {
-        reserve::fill(&self.layout)
+        reserve::fill(&self.layout).and(self.add_spare_pages())
+    }
+
+    fn add_spare_pages(&self) -> Result<(), StoreError> {
+        let added = reserve::add_spare_pages(&self.conn, &self.layout);
+        match added.map_err(|error| error.or_full(|| reserve::is_exhausted(&self.layout))) {
+            Ok(true) => self.copy_wal(),
+            Ok(false) => {}
+            // Another program, or a quota, was faster.
+            Err(error) if error.is_full() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Copies the WAL into the database file. A WAL that was copied whole is written from its beginning again, where it
+    /// has blocks. If it cannot be copied, it stays as long as it is.
+    fn copy_wal(&self) {
+        let _stays_as_long = self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
 
     /// Whether this database knows all references. A database that is being restored does not yet, and a replaced one
