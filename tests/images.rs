@@ -391,6 +391,69 @@ fn foreign_platforms_are_fetched_but_not_run() {
     assert!(g.list().is_empty(), "a pod was left of an image that does not run");
 }
 
+/// The newest variant of x86-64 that the processor supports (x86-64 psABI, micro-architecture levels).
+fn supported_variant() -> u32 {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let flags: Vec<&str> = cpu.lines().find(|line| line.starts_with("flags")).unwrap().split_whitespace().collect();
+    let levels: [&[&str]; 3] = [
+        &["cx16", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"],
+        &["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"],
+        &["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"],
+    ];
+    1 + u32::try_from(levels.iter().take_while(|level| level.iter().all(|flag| flags.contains(flag))).count()).unwrap()
+}
+
+#[test]
+fn variants_beyond_the_processor_are_not_fetched() {
+    let g = Gantry::new();
+    let supported = supported_variant();
+    let has_image = |id: &str| g.json(&["image", "list"]).as_array().unwrap().iter().any(|row| row["id"] == id);
+    let of = |variant: u32| {
+        let layer = Layer::new().dir("bin", 0o755).file("bin/app", g.app_bytes(), 0o755);
+        let image = Image::builder().layer(layer).entrypoint(&["/bin/app"]).label("variant", &variant.to_string());
+        image.edit_config(move |config| config["variant"] = json!(format!("v{variant}"))).build().unwrap()
+    };
+    for variant in 1..=5 {
+        let image = of(variant);
+        let reference = g.layout(&format!("v{variant}"), &image);
+        let wanted = format!("--platform=linux/amd64/v{variant}");
+        let args = |flags: &[&str]| {
+            g.run(&[&["run", "--rm", "--net=none"], flags, &[reference.as_str(), "--", "args", "x"]].concat())
+        };
+        if variant <= supported {
+            assert_eq!(args(&[]).ok().stdout, "[\"x\"]\n", "v{variant}");
+            assert_eq!(args(&[&wanted]).ok().stdout, "[\"x\"]\n", "v{variant}");
+            continue;
+        }
+        let says = [format!("linux/amd64/v{variant}"), format!("linux/amd64/v{supported}")];
+        let out = args(&[&wanted]).exits(FAILED).stderr_contains(&says.each_ref().map(String::as_str));
+        assert!(!out.stderr.contains("qemu"), "{out}");
+        let _ = args(&[]).exits(FAILED).stderr_contains(&says.each_ref().map(String::as_str));
+        assert!(!has_image(&image.id()), "v{variant}");
+        // `fetch` is for other hosts, too.
+        assert_eq!(g.run(&["fetch", &wanted, &reference]).ok().text(), image.id());
+        let out = g.run(&["run", "--rm", "--net=none", &image.id(), "--", "args", "x"]).exits(FAILED);
+        let out = out.stderr_contains(&says.each_ref().map(String::as_str));
+        assert!(!out.stderr.contains("qemu"), "{out}");
+    }
+}
+
+#[test]
+fn stored_images_are_compared_with_the_platform() {
+    let g = Gantry::new();
+    let image = image_with_metadata();
+    let id = g.import("mine", &image);
+    let says = ["is for linux/amd64", "linux/riscv64"];
+    let layout = g.layout("again", &image);
+    g.run(&["image", "tag", &id, "local:1"]).succeeded();
+    for reference in [id.as_str(), &id[7..19], "local:1", "mine", &layout] {
+        let _ = g.run(&["fetch", "--platform=linux/riscv64", reference]).exits(FAILED).stderr_contains(&says);
+        assert_eq!(g.run(&["fetch", "--platform=linux/amd64", reference]).ok().text(), id, "{reference}");
+    }
+    let prepare = ["prepare", "--net=none", "--platform=linux/amd64/v1", &id];
+    g.run(&prepare).succeeded();
+}
+
 #[test]
 fn the_root_has_the_attributes_of_the_image() {
     let g = Gantry::new();

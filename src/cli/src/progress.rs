@@ -100,11 +100,11 @@ fn sentence(note: &Note) -> Option<String> {
         Note::Offline { name, why } => format!("warning: {}; using the stored image {}", shown(why), shown(name)),
         Note::NameMoved { name, from } => format!("{} was moved from image {}", shown(name), from.short()),
         Note::NameTaken { name, image, owner } => format!(
-            "warning: image {} does not get the name {}, which another image has, {}: 'gantry image tag' gives it \
-             another name, 'gantry fetch --force' this one",
-            image.short(),
-            shown(name),
-            owner.short()
+            "warning: image {id} is now in the store, but without the name {name}, which belongs to image {}: give it \
+             another name with 'gantry image tag {id} NAME', or move this name to it with 'gantry fetch --force'",
+            owner.short(),
+            id = image.short(),
+            name = shown(name),
         ),
         Note::NameInvalid { name } => {
             format!("warning: the archive's name '{}' is not valid for an image and is left out", shown(name))

@@ -56,12 +56,11 @@ impl ImageBytes {
     /// Counts bytes of a layer.
     ///
     /// # Errors
-    /// [`UnpackError::TooMuch`].
+    /// [`UnpackError::ImageTooLarge`].
     pub(crate) fn count(&self, bytes: u64) -> Result<(), UnpackError> {
         let before = self.unpacked.fetch_add(bytes, Ordering::Relaxed);
         if before.saturating_add(bytes) > self.most {
-            let what = "bytes after decompression, with the other layers of the image,";
-            return Err(UnpackError::TooMuch { what, most: self.most });
+            return Err(UnpackError::ImageTooLarge { most: self.most });
         }
         Ok(())
     }

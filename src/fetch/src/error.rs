@@ -7,6 +7,8 @@ use gantry_model::{Digest, ErrorKind, Kind};
 use gantry_store::{CommitImageError, CommitLayersError, StoreError};
 use thiserror::Error;
 
+use crate::platform::Platform;
+use crate::settings::Config;
 use crate::source::{Mismatch, SourceError};
 
 /// An image could not be fetched. Nothing of it is visible; complete layers stay until the next garbage collection.
@@ -106,6 +108,16 @@ impl FetchError {
         let name = shown(name);
         let message = format!("image '{name}' is not in the store, and it may not be fetched (pull policy 'never')");
         Self::refused(ErrorKind::NotFound, message)
+    }
+
+    /// The image is for a platform other than the requested one or, without a request, for one that this host lacks.
+    pub(crate) fn other_platform(name: &str, platform: &Platform, config: &Config) -> Self {
+        let name = shown(name);
+        let message = match &config.platform {
+            Some(wanted) => format!("{name} is for {platform}, not for {wanted}, which was requested"),
+            None => format!("{name} is for {platform}, and this host runs {}", Platform::host()),
+        };
+        Self::refused(ErrorKind::Invalid, message)
     }
 
     /// The configuration names hosts, none of which may serve content.

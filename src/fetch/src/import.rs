@@ -12,6 +12,7 @@ use crate::config::{self, ImageConfig};
 use crate::error::FetchError;
 use crate::layers::{self, Job, LayerPlan, OTHER_FETCH_TIMEOUT};
 use crate::manifest::{self, MAX_DEPTH, Manifest, ManifestError, Parsed};
+use crate::platform::Platform;
 use crate::progress::{Note, Progress};
 use crate::settings::Config;
 use crate::source::{self, Mismatch, Source, SourceError};
@@ -125,6 +126,9 @@ pub(crate) fn import(
     if let Some(row) = known
         && store.is_whole(&row).map_err(looked())?
     {
+        if let Some(platform) = unfit_platform(store, config, &row)? {
+            return Err(FetchError::other_platform(name, &platform, config));
+        }
         let image = NewImage {
             id: row.id,
             config: row.config,
@@ -259,13 +263,7 @@ fn complete(
             format!("{} is damaged: its manifest has {layers} layers, its configuration {diff_ids}", shown(name)),
         ));
     }
-    let wanted = settings.wanted_platform();
-    if let Some(has) = config.platform()
-        && has.fitness(&wanted).is_none()
-    {
-        let but = if settings.platform.is_some() { "not for" } else { "and this host runs" };
-        return Err(FetchError::refused(ErrorKind::Invalid, format!("{} is for {has}, {but} {wanted}", shown(name))));
-    }
+    check_platform(&config, settings, name)?;
     // The unpacker computes sha256 only, which every image uses.
     if let Some(odd) = config.diff_ids.iter().find(|diff_id| diff_id.algorithm() != Algorithm::Sha256) {
         let algorithm = odd.algorithm().as_str();
@@ -276,6 +274,29 @@ fn complete(
     }
     let plans = plan(&manifest, &config);
     Ok(ImageDocuments { id, bytes, manifest, config_bytes, plans })
+}
+
+/// The platform of an image in the store, if another one is requested. An image without a platform is for any.
+pub(crate) fn unfit_platform(
+    store: &Store,
+    settings: &Config,
+    image: &ImageRow,
+) -> Result<Option<Platform>, FetchError> {
+    let Some(wanted) = &settings.platform else { return Ok(None) };
+    let bytes = store.blob(&image.config, source::MAX_DOCUMENT);
+    let bytes = bytes.map_err(|source| FetchError::failed("cannot read the image configuration", source))?;
+    let platform = bytes.and_then(|bytes| config::parse(&bytes).ok()).and_then(|config| config.platform());
+    Ok(platform.filter(|platform| platform.fitness(wanted).is_none()))
+}
+
+/// Refuses an image that is not for the wanted platform.
+fn check_platform(config: &ImageConfig, settings: &Config, name: &str) -> Result<(), FetchError> {
+    match config.platform() {
+        Some(platform) if platform.fitness(&settings.wanted_platform()).is_none() => {
+            Err(FetchError::other_platform(name, &platform, settings))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The chain ID of each layer (OCI image specification, config.md, "Layer ChainID").

@@ -531,6 +531,10 @@ mod tests {
         let (store, source, watch) = (home.store(), home.source(), watch(&Silent, None));
         let failed = fetch(&store, &home.job(&source, 3, &watch)).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Exhausted, "{failed:?}");
+        let text = gantry_model::error::chain(&failed);
+        let limit =
+            format!("the image is too large: its layers unpack to more than {} bytes", home.caps.max_image_bytes);
+        assert!(text.contains(&limit), "{text}");
         drop(fetch(&store, &home.job(&source, 2, &Watch { cancelled: AtomicBool::new(false), ..watch })).unwrap());
     }
 

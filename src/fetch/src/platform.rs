@@ -26,11 +26,11 @@ impl From<&oci_spec::image::Platform> for Platform {
 }
 
 impl Platform {
-    /// The platform of this program.
+    /// The platform of this host: the architecture of this program, in the newest variant that the processor supports.
     #[must_use]
     pub fn host() -> Self {
         let (architecture, variant) = match std::env::consts::ARCH {
-            "x86_64" => ("amd64", None),
+            "x86_64" => ("amd64", amd64_variant()),
             "aarch64" => ("arm64", Some("v8")),
             "arm" => ("arm", Some("v7")),
             "x86" => ("386", None),
@@ -62,6 +62,30 @@ impl Platform {
             }),
         }
     }
+}
+
+/// The newest variant of x86-64 that the processor and the kernel support (x86-64 psABI, "Micro-Architecture Levels");
+/// none for the baseline.
+#[cfg(target_arch = "x86_64")]
+fn amd64_variant() -> Option<&'static str> {
+    use std::arch::is_x86_feature_detected as has;
+    // LAHF of v2 cannot be asked for; all processors with SSE4.2 have it.
+    let v2 = has!("cmpxchg16b") && has!("popcnt") && has!("sse3") && has!("ssse3") && has!("sse4.1") && has!("sse4.2");
+    let v3 = v2
+        && (has!("avx") && has!("avx2") && has!("bmi1") && has!("bmi2"))
+        && (has!("f16c") && has!("fma") && has!("lzcnt") && has!("movbe"));
+    let v4 = v3 && (has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl"));
+    match (v2, v3, v4) {
+        (_, _, true) => Some("v4"),
+        (_, true, _) => Some("v3"),
+        (true, ..) => Some("v2"),
+        _ => None,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn amd64_variant() -> Option<&'static str> {
+    None
 }
 
 /// A text is not a platform.

@@ -8,7 +8,8 @@
 //! | short name | as its one full name in the store; else an id in the store; else as in the default registry; else an error that says what to write | | | |
 //! | archive, layout, standard input | an error | imported | imported | imported |
 //!
-//! If a platform is requested, an image of `host/name` that is for another one does not count as the store's.
+//! If a platform is requested, an image of `host/name` that is for another one does not count as the store's; one that
+//! is given by its id, or by a name that no registry has, is refused.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -20,12 +21,10 @@ use gantry_model::{ErrorKind, ImageRef, RegistryRef};
 use gantry_store::{ImageRow, Store};
 
 use crate::error::FetchError;
-use crate::import::import;
-use crate::local::{Local, LocalImages};
+use crate::import::{import, unfit_platform};
+use crate::local::{self, Local, LocalImages};
 use crate::progress::{Note, Progress};
 use crate::settings::Config;
-use crate::source::MAX_DOCUMENT;
-use crate::{config, local};
 
 /// When to ask the source of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -136,7 +135,7 @@ impl Context<'_> {
             )),
             1 => {
                 let image = found.remove(0);
-                Ok(Fetched { name: image.id.to_string(), image, downloaded: 0 })
+                self.stored(image.id.to_string(), image)
             }
             _ => {
                 let ids: Vec<String> = found.iter().take(5).map(|image| image.id.to_string()).collect();
@@ -180,7 +179,8 @@ impl Context<'_> {
             (image, _) => image,
         };
         match image {
-            Some(image) => Ok((self.is_usable(&image)? && self.fits_platform(&image)?).then_some(image)),
+            Some(image) => Ok((self.is_usable(&image)? && unfit_platform(self.store, self.config, &image)?.is_none())
+                .then_some(image)),
             None => Ok(None),
         }
     }
@@ -193,14 +193,12 @@ impl Context<'_> {
         self.store.is_whole(image).map_err(FetchError::store("look at an image"))
     }
 
-    /// Whether an image in the store is for the requested platform, if one was requested. An image without a platform
-    /// is for any.
-    fn fits_platform(&self, image: &ImageRow) -> Result<bool, FetchError> {
-        let Some(wanted) = &self.config.platform else { return Ok(true) };
-        let bytes = self.store.blob(&image.config, MAX_DOCUMENT);
-        let bytes = bytes.map_err(|source| FetchError::failed("cannot read the image configuration", source))?;
-        let platform = bytes.and_then(|bytes| config::parse(&bytes).ok()).and_then(|config| config.platform());
-        Ok(platform.is_none_or(|platform| platform.fitness(wanted).is_some()))
+    /// An image of the store that no source has, so that it is not fetched for another platform either.
+    fn stored(&self, name: String, image: ImageRow) -> Result<Fetched, FetchError> {
+        match unfit_platform(self.store, self.config, &image)? {
+            Some(platform) => Err(FetchError::other_platform(&name, &platform, self.config)),
+            None => Ok(Fetched { image, name, downloaded: 0 }),
+        }
     }
 
     fn short(&self, short: &ShortName) -> Result<Fetched, FetchError> {
@@ -278,7 +276,7 @@ impl Context<'_> {
             _ => self.store.image_by_name(&name),
         };
         match found.map_err(FetchError::store("look for an image"))? {
-            Some(image) => Ok(Fetched { image, name, downloaded: 0 }),
+            Some(image) => self.stored(name, image),
             None => Err(FetchError::not_in_store(&name)),
         }
     }

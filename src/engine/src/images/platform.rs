@@ -1,4 +1,5 @@
-//! Detects images for another architecture. They run only if the kernel has an emulator registered (binfmt_misc).
+//! Detects images for another architecture, or a variant of the host's that its processor does not support. They run
+//! only if the kernel has an emulator registered (binfmt_misc).
 
 use std::path::Path;
 
@@ -10,16 +11,12 @@ const BINFMT: &str = "/proc/sys/fs/binfmt_misc";
 
 /// The platform of an image, if this host cannot execute its programs.
 pub(crate) fn unrunnable_platform(config: &ImageConfig) -> Option<Platform> {
-    let platform = config.platform()?;
-    let runs = platform.fitness(&Platform::host()).is_some() || is_emulated(&platform);
-    (!runs).then_some(platform)
+    config.platform().filter(|platform| !can_run(platform))
 }
 
-/// Whether this host may execute an image that is fetched for this platform. The image may be for an older variant of
-/// the architecture.
-pub(crate) fn may_run(platform: &Platform) -> bool {
-    let host = Platform::host();
-    (&platform.os, &platform.architecture) == (&host.os, &host.architecture) || is_emulated(platform)
+/// Whether this host executes programs for this platform.
+pub(crate) fn can_run(platform: &Platform) -> bool {
+    platform.fitness(&Platform::host()).is_some() || is_emulated(platform)
 }
 
 fn is_emulated(platform: &Platform) -> bool {

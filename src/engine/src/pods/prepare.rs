@@ -150,6 +150,19 @@ pub enum PrepareError {
         /// The host's platform.
         host: Box<Platform>,
     },
+    /// An image is for a newer variant of the host's architecture.
+    #[error(
+        "app '{app}' cannot be prepared: its image is for {platform}, and this host's processor supports {host} at most; \
+         fetch the image with '--platform {host}'"
+    )]
+    Variant {
+        /// The app.
+        app: AppName,
+        /// The image's platform.
+        platform: Box<Platform>,
+        /// The host's platform.
+        host: Box<Platform>,
+    },
     /// The specification and the images do not give a valid plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -167,6 +180,18 @@ pub enum PrepareError {
     Pod(#[from] PodError),
 }
 
+impl PrepareError {
+    /// The image of an app is for a platform that this host cannot execute.
+    fn unrunnable(app: AppName, platform: Platform) -> Self {
+        let (platform, host) = (Box::new(platform), Box::new(Platform::host()));
+        if (&platform.os, &platform.architecture) == (&host.os, &host.architecture) {
+            Self::Variant { app, platform, host }
+        } else {
+            Self::Platform { app, platform, host }
+        }
+    }
+}
+
 impl Kind for PrepareError {
     fn kind(&self) -> ErrorKind {
         match self {
@@ -174,7 +199,7 @@ impl Kind for PrepareError {
             Self::Fetch { source, .. } => source.kind(),
             Self::ConfigMissing { .. } => ErrorKind::Damaged,
             Self::Config { source, .. } => source.kind(),
-            Self::Platform { .. } => ErrorKind::Invalid,
+            Self::Platform { .. } | Self::Variant { .. } => ErrorKind::Invalid,
             Self::Plan(error) => error.kind(),
             Self::Path(_) => ErrorKind::Invalid,
             Self::Network(error) => error.kind(),
@@ -416,9 +441,8 @@ impl Engine {
     /// pod can run.
     fn check_platform(&self, spec: &PodSpec) -> Result<(), PrepareError> {
         match (&self.options.fetch.platform, spec.apps.first()) {
-            (Some(platform), Some(app)) if !platform::may_run(platform) => {
-                let (platform, host) = (Box::new(platform.clone()), Box::new(Platform::host()));
-                Err(PrepareError::Platform { app: app.name.clone(), platform, host })
+            (Some(platform), Some(app)) if !platform::can_run(platform) => {
+                Err(PrepareError::unrunnable(app.name.clone(), platform.clone()))
             }
             _ => Ok(()),
         }
@@ -433,9 +457,7 @@ impl Engine {
                 None => return Err(PrepareError::ConfigMissing { app, image }),
             };
             if let Some(platform) = platform::unrunnable_platform(&config) {
-                let (app, platform, host) =
-                    (spec.apps[configs.len()].name.clone(), Box::new(platform), Box::new(Platform::host()));
-                return Err(PrepareError::Platform { app, platform, host });
+                return Err(PrepareError::unrunnable(spec.apps[configs.len()].name.clone(), platform));
             }
             configs.push(config);
         }

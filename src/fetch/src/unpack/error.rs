@@ -52,6 +52,16 @@ pub enum UnpackError {
         /// The limit.
         most: u64,
     },
+    /// The layers of an image exceed their common limit.
+    #[error(
+        "the image is too large: its layers unpack to more than {}, gantry's limit for one image; keep large data in a \
+         volume, or divide it among several images",
+        length(*.most)
+    )]
+    ImageTooLarge {
+        /// The limit in bytes.
+        most: u64,
+    },
     /// The caller cancelled the work.
     #[error("unpacking the layer was cancelled")]
     Cancelled,
@@ -86,10 +96,16 @@ impl Kind for UnpackError {
             Self::Read(source) | Self::Write { source, .. } => ErrorKind::of_io(source),
             Self::Corrupt { .. } | Self::Truncated { .. } | Self::Format { .. } => ErrorKind::Damaged,
             Self::Entry { .. } | Self::LinkTarget { .. } => ErrorKind::Invalid,
-            Self::TooMuch { .. } => ErrorKind::Exhausted,
+            Self::TooMuch { .. } | Self::ImageTooLarge { .. } => ErrorKind::Exhausted,
             Self::Cancelled => ErrorKind::Unavailable,
         }
     }
+}
+
+/// A number of bytes, in GiB if that is exact.
+fn length(bytes: u64) -> String {
+    const GIB: u64 = 1 << 30;
+    if bytes >= GIB && bytes.is_multiple_of(GIB) { format!("{} GiB", bytes / GIB) } else { format!("{bytes} bytes") }
 }
 
 /// A name as text for a message, in which `shown` escapes it.
