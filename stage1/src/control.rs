@@ -1,21 +1,23 @@
 //! The server side of the control socket: connections, requests with their descriptors, replies.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use gantry_contract::control::{MAX_LONG_REQUEST, MAX_MESSAGE, Reply, Request};
 use gantry_contract::{Failure, files};
 use gantry_model::ErrorKind;
+use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::failure::{Attempt, Result, failure};
 use crate::passing;
+use crate::table::{Table, Token};
 
 /// Maximum number of connections whose request has not been received; further ones wait in the socket's backlog.
-pub(crate) const MAX_CONNECTIONS: usize = 128;
+const MAX_CONNECTIONS: usize = 128;
 
 /// Maximum number of descriptors with one request.
 const MAX_REQUEST_DESCRIPTORS: usize = passing::MAX_DESCRIPTORS;
@@ -23,9 +25,73 @@ const MAX_REQUEST_DESCRIPTORS: usize = passing::MAX_DESCRIPTORS;
 /// Timeout of receiving the request of a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the socket in the pod directory. It replaces a stale one: this process has the pod's lock, so its owner is
-/// dead.
-pub(crate) fn listen() -> Result<OwnedFd> {
+/// Pause before the next connection is accepted after the process ran out of descriptors.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(200);
+
+/// The control socket of the pod, with the connections whose requests have not been received.
+pub(crate) struct ControlSocket {
+    /// `None`: the pod has ended, and takes no more requests.
+    listener: Option<OwnedFd>,
+    connections: Table<Connection>,
+    /// When connections are accepted again.
+    accept_after: Option<Instant>,
+}
+
+impl ControlSocket {
+    /// Makes the socket in the pod directory.
+    pub(crate) fn listen() -> Result<Self> {
+        Ok(Self { listener: Some(listen()?), connections: Table::default(), accept_after: None })
+    }
+
+    /// The listening socket to poll, while connections are accepted.
+    pub(crate) fn watched_listener(&self) -> Option<BorrowedFd<'_>> {
+        let is_accepting = self.connections.len() < MAX_CONNECTIONS && self.accept_after.is_none();
+        self.listener.as_ref().filter(|_| is_accepting).map(OwnedFd::as_fd)
+    }
+
+    /// The connections to poll.
+    pub(crate) fn watched_connections(&self) -> impl Iterator<Item = (Token<Connection>, BorrowedFd<'_>)> {
+        self.connections.iter().map(|(token, connection)| (token, connection.socket.as_fd()))
+    }
+
+    /// When [`Self::check`] has work.
+    pub(crate) fn deadlines(&self) -> impl Iterator<Item = Instant> {
+        self.connections.values().map(|connection| connection.deadline).chain(self.accept_after)
+    }
+
+    /// Accepts a connection. Without a free descriptor it stays in the backlog. The back-off keeps the event loop from
+    /// spinning until other connections have been closed.
+    pub(crate) fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        match Connection::accept(listener) {
+            Ok(Some(connection)) => drop(self.connections.insert(connection)),
+            Ok(None) => {}
+            Err(_) => self.accept_after = Some(Instant::now() + ACCEPT_BACKOFF),
+        }
+    }
+
+    /// Removes a connection that has sent its request, or was closed.
+    pub(crate) fn take(&mut self, token: Token<Connection>) -> Option<Connection> {
+        self.connections.remove(token)
+    }
+
+    /// Closes connections that are late with their request, and ends a back-off.
+    pub(crate) fn check(&mut self, now: Instant) {
+        self.connections.retain(|connection| connection.deadline > now);
+        self.accept_after = self.accept_after.filter(|at| *at > now);
+    }
+
+    /// Takes no more requests.
+    pub(crate) fn close(&mut self, pod_dir: &OwnedFd) {
+        // A stale socket does no harm: the next supervisor replaces it, and `rm` removes the directory.
+        let _left_for_rm = rustix::fs::unlinkat(pod_dir, files::CONTROL, AtFlags::empty());
+        self.listener = None;
+        self.connections.clear();
+    }
+}
+
+/// Makes the socket. It replaces a stale one: this process has the pod's lock, so its owner is dead.
+fn listen() -> Result<OwnedFd> {
     let what = || "cannot make the control socket";
     let path = format!("/pod/{}", files::CONTROL);
     // If it cannot be removed, bind fails.
@@ -46,12 +112,12 @@ pub(crate) struct Connection {
     /// The socket, non-blocking.
     pub(crate) socket: OwnedFd,
     /// When it is closed without a request.
-    pub(crate) deadline: Instant,
+    deadline: Instant,
 }
 
 impl Connection {
     /// Accepts a connection if one is waiting. An error means that this process or the host is out of descriptors.
-    pub(crate) fn accept(listener: &OwnedFd) -> std::io::Result<Option<Self>> {
+    fn accept(listener: &OwnedFd) -> std::io::Result<Option<Self>> {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => Ok(Some(Self { socket, deadline: Instant::now() + REQUEST_TIMEOUT })),
             Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(std::io::Error::other("no descriptor is left")),

@@ -19,6 +19,7 @@
 //! | [`files`] | an app's root, its file systems and volumes |
 //! | [`cgroup`] | cgroups, limits, devices, kills by the OOM killer |
 //! | [`output`] | log files, and clients that receive the output live |
+//! | [`reaper`] | reaps processes, as far as no tracer holds them |
 //! | [`supervise`] | the event loop, and the requests and events that it handles |
 //! | [`control`], [`journal`], [`notify`] | the control socket, the journal, the notification sockets of apps |
 //! | [`sys`] | system calls: all unsafe code |
@@ -35,6 +36,7 @@ mod notify;
 mod output;
 mod passing;
 mod pod;
+mod reaper;
 mod reexec;
 mod role;
 mod seccomp;
@@ -55,6 +57,7 @@ use gantry_host::file::read_stream;
 use gantry_memcpy as _;
 use gantry_model::ErrorKind;
 
+use crate::control::ControlSocket;
 use crate::failure::{Attempt, Result, failure};
 use crate::journal::Journal;
 use crate::output::foreground::Foregrounds;
@@ -81,25 +84,7 @@ fn main() -> ExitCode {
     }
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["run", "--lock-fd", lock, ref options @ ..] => {
-            let inherited = reexec::ensure_read_only()
-                .and_then(|()| InheritedFds::list().attempt(|| "cannot list inherited descriptors"));
-            match inherited {
-                Ok(mut inherited) => match (adopt(&mut inherited, lock), Options::parse(options, &mut inherited)) {
-                    (Some(lock), Ok(options)) => {
-                        // Files that the caller had open (a lock file, a pipe) would stay open for the life of the pod.
-                        inherited.close();
-                        run(lock, options)
-                    }
-                    (None, _) => usage("the lock's descriptor is not open"),
-                    (_, Err(why)) => usage(why),
-                },
-                Err(why) => {
-                    send_reply(&StartReply::Failed(why));
-                    ExitCode::FAILURE
-                }
-            }
-        }
+        ["run", "--lock-fd", lock, ref options @ ..] => adopt_and_run(lock, options),
         ["network"] => {
             set_process_name();
             role::run()
@@ -114,6 +99,28 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         _ => usage("unknown arguments"),
+    }
+}
+
+/// Runs a pod with the inherited descriptors that the arguments name.
+fn adopt_and_run(lock: &str, options: &[&str]) -> ExitCode {
+    let inherited =
+        reexec::ensure_read_only().and_then(|()| InheritedFds::list().attempt(|| "cannot list inherited descriptors"));
+    let mut inherited = match inherited {
+        Ok(inherited) => inherited,
+        Err(why) => {
+            send_reply(&StartReply::Failed(why));
+            return ExitCode::FAILURE;
+        }
+    };
+    match (adopt(&mut inherited, lock), Options::parse(options, &mut inherited)) {
+        (Some(lock), Ok(options)) => {
+            // Files that the caller had open (a lock file, a pipe) would stay open for the life of the pod.
+            inherited.close();
+            run(lock, options)
+        }
+        (None, _) => usage("the lock's descriptor is not open"),
+        (_, Err(why)) => usage(why),
     }
 }
 
@@ -214,12 +221,11 @@ fn start(
     options.output.map_or(Ok(()), |pipe| foregrounds.add(pipe, None))?;
     let pod = pod::launch::launch(thread, plan, lock, options.terminal_size)?;
     let journal = Journal::create(&pod.jail.pod_dir);
-    let socket = control::listen();
-    match (journal, socket) {
-        (Ok(journal), Ok(listener)) => {
+    match (journal, ControlSocket::listen()) {
+        (Ok(journal), Ok(control)) => {
             let ready = pod.ready();
             journal.append(Fact::Ready(ready.clone()));
-            Ok((Supervisor::new(pod, journal, signals, listener, foregrounds), ready))
+            Ok((Supervisor::new(pod, journal, signals, control, foregrounds), ready))
         }
         (Err(why), _) | (_, Err(why)) => {
             pod.undo();

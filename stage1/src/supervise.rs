@@ -22,34 +22,35 @@ mod limits;
 mod notify;
 mod oom;
 mod orphans;
+mod output;
 mod requests;
 mod restarts;
 mod sessions;
-mod traced;
+mod shutdown;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::ProcessExit;
 use gantry_contract::journal::{Fact, StopReason};
-use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use self::creations::Creation;
-use self::freeze::PauseRequest;
+use self::creations::{Creation, Creations};
+use self::freeze::Pause;
 use self::limits::Reclaim;
+use self::orphans::Orphans;
+use self::output::OutputPump;
 pub(crate) use self::restarts::Restarts;
 use self::sessions::Session;
-use self::traced::TracedZombies;
+use self::shutdown::Shutdown;
 use crate::app::removal;
-use crate::app::{App, NextOperation, Operation, OutputSource, StopRequest, reap};
-use crate::control::{Connection, MAX_CONNECTIONS};
-use crate::failure::failure;
+use crate::app::{App, NextOperation, Operation, OutputSource, StopRequest};
+use crate::control::{Connection, ControlSocket};
 use crate::journal::Journal;
 use crate::output::foreground::{Foreground, Foregrounds};
-use crate::output::pace;
+use crate::pod::Pod;
 use crate::pod::init::Init;
-use crate::pod::launch::Pod;
+use crate::reaper::{Reaper, reap};
 use crate::sys::{self, ProcessMemory};
 use crate::table::{Table, Token};
 
@@ -58,61 +59,28 @@ const SIGKILL: u8 = libc::SIGKILL as u8;
 /// Timeout of reading the remaining output after every process that could write it was killed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Pause before the next connection is accepted after the process ran out of descriptors.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(200);
-
-/// The time without an event after which a pod idles. A pod that ends sooner gives nothing
-/// back.
+/// The time without an event after which a pod idles. A pod that ends sooner gives no memory back.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(50);
-
-/// Size of the buffer that output is read into, in bytes.
-const BUFFER_SIZE: usize = crate::app::MAX_READ;
 
 /// The state of the event loop.
 pub(crate) struct Supervisor {
+    /// The pod, with its apps and PID 1.
     pod: Pod,
     journal: Journal,
+    /// Signals to the supervisor.
     signals: OwnedFd,
-    /// The control socket; `None`: the pod has ended, and takes no more requests.
-    listener: Option<OwnedFd>,
-    connections: Table<Connection>,
+    control: ControlSocket,
+    /// The programs of execs.
     sessions: Table<Session>,
     /// The processes of apps that are being made.
-    creations: Table<Creation>,
+    creations: Creations,
     /// Memory limits that are being lowered.
     reclaims: Table<Reclaim>,
-    /// Cgroups of removed apps that were not empty.
-    old_cgroups: Vec<String>,
-    /// Whether apps that may trace other processes are frozen, or may be.
-    are_tracers_frozen: bool,
-    /// Whether the pod is paused as a whole: no app is started.
-    is_paused: bool,
-    /// The pause that is under way.
-    pausing: Option<PauseRequest>,
-    /// Processes that were killed or are about to exit, and have to be reaped.
-    ending: Vec<OwnedFd>,
-    /// Processes that have exited but cannot be reaped yet.
-    traced: TracedZombies,
-    /// Becomes readable when a child exits; `None` unless an app is in the host's PID namespace.
-    child_exits: Option<OwnedFd>,
-    /// Whether a child has exited since the last orphan was reaped.
-    may_have_orphans: bool,
-    /// When further orphans are reaped: there were too many for one pass.
-    orphans_due: Option<Instant>,
-    foregrounds: Foregrounds,
-    /// When the apps that are still running are killed.
-    kill_deadline: Option<Instant>,
-    /// When foregrounds that have not read all output are dropped; set when a client or signal stopped the pod.
-    foreground_deadline: Option<Instant>,
-    /// When outputs are closed that have not ended although their writers were killed.
-    drain_deadline: Option<Instant>,
-    /// Every process of the pod has ended; only its output is left.
-    has_ended: bool,
-    /// When connections are accepted again.
-    accept_after: Option<Instant>,
-    is_stopping: bool,
-    log_bytes_dropped: u64,
-    buffer: Vec<u8>,
+    pause: Pause,
+    reaper: Reaper,
+    orphans: Orphans,
+    output: OutputPump,
+    shutdown: Shutdown,
     /// Whether the pages that the start has touched have not been given back yet.
     has_start_pages: bool,
 }
@@ -141,8 +109,7 @@ enum EventSource {
     SessionProgram(Token<Session>),
     /// A request on the control socket.
     Connection(Token<Connection>),
-    /// A process that has to be reaped, by its index in [`Supervisor::ending`], to which events only append. It is
-    /// reaped after every poll.
+    /// A process that has to be reaped, by its index ([`Reaper::watched`]).
     Ending(usize),
     /// An app wrote output, or closed it.
     AppOutput(Token<App>, Token<OutputSource>),
@@ -209,36 +176,22 @@ impl Supervisor {
         pod: Pod,
         journal: Journal,
         signals: OwnedFd,
-        listener: OwnedFd,
+        control: ControlSocket,
         foregrounds: Foregrounds,
     ) -> Self {
         Self {
             pod,
             journal,
-            foregrounds,
             signals,
-            listener: Some(listener),
-            connections: Table::default(),
+            control,
             sessions: Table::default(),
-            creations: Table::default(),
+            creations: Creations::default(),
             reclaims: Table::default(),
-            old_cgroups: Vec::new(),
-            are_tracers_frozen: false,
-            is_paused: false,
-            pausing: None,
-            ending: Vec::new(),
-            traced: TracedZombies::default(),
-            child_exits: None,
-            may_have_orphans: false,
-            orphans_due: None,
-            kill_deadline: None,
-            foreground_deadline: None,
-            drain_deadline: None,
-            has_ended: false,
-            accept_after: None,
-            is_stopping: false,
-            log_bytes_dropped: 0,
-            buffer: vec![0; BUFFER_SIZE],
+            pause: Pause::default(),
+            reaper: Reaper::default(),
+            orphans: Orphans::default(),
+            output: OutputPump::new(foregrounds),
+            shutdown: Shutdown::default(),
             has_start_pages: true,
         }
     }
@@ -253,10 +206,10 @@ impl Supervisor {
     /// Runs until no app is running, starting or due to restart; a sandbox also until it is stopped.
     pub(crate) fn run(&mut self) {
         match removal::delete_leftovers() {
-            Ok(helper) => self.ending.extend(helper),
+            Ok(helper) => self.reaper.add_all(helper),
             Err(error) => tracing::warn!("files of removed apps are left to the removal of the pod: {error}"),
         }
-        self.watch_limited_apps();
+        self.pod.watch_limited_apps();
         self.watch_child_exits();
         self.check_health(Instant::now());
         while self.is_active() {
@@ -269,7 +222,7 @@ impl Supervisor {
         for source in self.wait_for_events() {
             self.handle(source);
         }
-        self.end_foregrounds_of_exited_apps();
+        self.output.end_foregrounds_of_exited_apps(&self.pod.apps);
         self.check_deadlines();
         self.reap_orphans();
     }
@@ -277,7 +230,7 @@ impl Supervisor {
     fn wait_for_events(&mut self) -> Vec<EventSource> {
         let now = Instant::now();
         let mut watched = self.watched(now);
-        watched.retain(|(source, fd, _)| !source.is_exit() || !self.traced.holds(*fd, now));
+        watched.retain(|(source, fd, _)| !source.is_exit() || !self.reaper.leaves_out(*fd, now));
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events)).collect();
         let timeout = self.timeout(now);
@@ -315,12 +268,12 @@ impl Supervisor {
             fds.extend(session.client.as_ref().map(|fd| (EventSource::SessionClient(token), fd.as_fd())));
             fds.extend(session.pidfd.as_ref().map(|fd| (EventSource::SessionProgram(token), fd.as_fd())));
         }
-        fds.extend(self.connections.iter().map(|(token, c)| (EventSource::Connection(token), c.socket.as_fd())));
-        fds.extend(self.ending.iter().enumerate().map(|(i, process)| (EventSource::Ending(i), process.as_fd())));
+        fds.extend(self.control.watched_connections().map(|(token, fd)| (EventSource::Connection(token), fd)));
+        fds.extend(self.reaper.watched().map(|(index, fd)| (EventSource::Ending(index), fd)));
         for (app_token, app) in self.pod.apps.iter() {
             // Output that an app wrote before it exited is read before its exit is handled. Which of its outputs was
             // written to first is unknown; standard output is the first.
-            let blocked = self.foregrounds.block(app.output.app_number);
+            let blocked = self.output.foregrounds.blocks_app(app.output.app_number);
             let paused = blocked || app.output.pace.resumes_at(now).is_some();
             let sources = app.output.sources.iter().filter(|_| !paused);
             fds.extend(sources.map(|(token, source)| (EventSource::AppOutput(app_token, token), source.fd.as_fd())));
@@ -330,23 +283,20 @@ impl Supervisor {
             }));
             fds.extend(app.running.as_ref().map(|pidfd| (EventSource::AppExit(app_token), pidfd.as_fd())));
         }
-        fds.extend(self.watched_notifications(self.foregrounds.block_notifications(), now));
+        fds.extend(self.pod.watched_notifications(self.output.foregrounds.blocks_notifications(), now));
         fds.extend(self.reclaims.iter().map(|(token, r)| (EventSource::Reclaim(token), r.helper.as_fd())));
-        let creations = self.creations.iter();
-        fds.extend(creations.map(|(token, c)| (EventSource::Creation(token), c.maker.socket.as_fd())));
-        if self.connections.len() < MAX_CONNECTIONS && self.accept_after.is_none() {
-            fds.extend(self.listener.as_ref().map(|listener| (EventSource::Listener, listener.as_fd())));
-        }
+        fds.extend(self.creations.watched().map(|(token, fd)| (EventSource::Creation(token), fd)));
+        fds.extend(self.control.watched_listener().map(|fd| (EventSource::Listener, fd)));
         // The pidfd of a process that was reaped stays readable.
-        let init = self.pod.init.iter().filter(|_| !self.has_ended);
+        let init = self.pod.init.iter().filter(|_| !self.shutdown.has_ended());
         fds.extend(init.map(|init| (EventSource::Init, init.pidfd.as_fd())));
-        fds.extend(self.child_exits.iter().map(|fd| (EventSource::ChildExit, fd.as_fd())));
+        fds.extend(self.orphans.watched().map(|fd| (EventSource::ChildExit, fd)));
         fds.push((EventSource::Signals, self.signals.as_fd()));
-        let foregrounds = self.foregrounds.watched();
+        let foregrounds = self.output.foregrounds.watched();
         let foregrounds = foregrounds.map(|(token, fd, events)| (EventSource::Foreground(token), fd, events));
         foregrounds
-            .chain(self.watched_probes())
-            .chain(self.watched_oom())
+            .chain(self.pod.watched_probes())
+            .chain(self.pod.watched_oom())
             .chain(fds.into_iter().map(|(source, fd)| (source, fd, PollFlags::IN)))
             .collect()
     }
@@ -359,56 +309,45 @@ impl Supervisor {
         let apps = self.pod.apps.values();
         let with_input = apps.filter(|app| !app.output.sources.is_empty() || app.notify.is_some());
         let paused = with_input.filter_map(|app| app.output.pace.resumes_at(now));
-        let of_end = self.foreground_deadline.filter(|_| self.has_ended).into_iter().chain(self.drain_deadline);
-        let requests = self.connections.values().map(|connection| connection.deadline);
-        let requests = requests.chain(self.reclaims.values().map(|reclaim| reclaim.deadline));
-        let deadlines = requests.chain(self.kill_deadline).chain(self.accept_after);
-        let deadlines = deadlines.chain(execs).chain(late_lines).chain(paused).chain(of_end);
-        let deadlines = deadlines.chain(self.operation_deadlines(now)).chain(self.creation_deadlines(now));
-        let deadlines = deadlines.chain(self.pause_deadline(now));
-        let deadlines = deadlines.chain(self.health_deadlines()).chain(self.oom_deadlines());
+        let reclaims = self.reclaims.values().map(|reclaim| reclaim.deadline);
+        let deadlines = self.control.deadlines().chain(reclaims).chain(self.shutdown.deadlines());
+        let deadlines = deadlines.chain(execs).chain(late_lines).chain(paused);
+        let deadlines = deadlines.chain(self.pod.operation_deadlines(now)).chain(self.creation_deadlines(now));
+        let deadlines = deadlines.chain(self.pause.deadline(now));
+        let deadlines = deadlines.chain(self.health_deadlines()).chain(self.pod.oom_deadlines());
         let deadlines = deadlines.chain(self.restart_deadlines());
-        let deadlines = deadlines.chain(self.traced.deadlines(now)).chain(self.orphans_due);
+        let deadlines = deadlines.chain(self.reaper.deadlines(now)).chain(self.orphans.due);
         deadlines.min().map(|at| at.saturating_duration_since(now))
     }
 
     fn handle(&mut self, source: EventSource) {
         match source {
-            EventSource::Foreground(token) => self.foregrounds.resume(token),
+            EventSource::Foreground(token) => self.output.foregrounds.resume(token),
             EventSource::ExecOutcome(token) => self.handle_exec_outcome(token),
             EventSource::DetachedTerminal(token) => self.discard_output(token),
             EventSource::SessionClient(token) => self.handle_session_client(token),
             EventSource::SessionProgram(token) => self.handle_session_exit(token),
             EventSource::Connection(token) => self.serve(token),
-            EventSource::Ending(index) => self.hold_ending(index),
-            EventSource::ChildExit => self.note_child_exit(),
-            EventSource::AppOutput(app, source) => self.pump(app, source),
+            EventSource::Ending(index) => self.reaper.leave_out_ending(index),
+            EventSource::ChildExit => self.orphans.note_child_exit(),
+            EventSource::AppOutput(app, source) => {
+                if let Some(app) = self.pod.apps.get_mut(app) {
+                    self.output.pump(app, source, &self.journal);
+                }
+            }
             EventSource::AppExecution(token) => self.handle_execution(token),
             EventSource::WaitingExit(token) => self.end_waiting(token),
             EventSource::Creation(token) => self.handle_creation(token),
             EventSource::Probe(token) => self.advance_probe(token),
             EventSource::ProbeExit(token) => self.handle_probe_exit(token),
             EventSource::Reclaim(token) => self.handle_reclaim(token),
-            EventSource::Oom(token) => self.handle_oom(token),
+            EventSource::Oom(token) => self.pod.handle_oom(token),
             EventSource::AppExit(token) => self.handle_app_exit(token),
             EventSource::Notification(token) => self.handle_notification(token),
-            EventSource::Listener => self.accept_connection(),
+            EventSource::Listener => self.control.accept(),
             // PID 1 does not exit by itself: a process outside the pod killed it, and the kernel killed the apps.
             EventSource::Init => self.stop(StopReason::InitKilled, Duration::ZERO),
             EventSource::Signals => self.handle_signals(),
-        }
-    }
-
-    /// Without a free descriptor the connection stays in the backlog. The back-off keeps the loop from spinning until
-    /// other connections have been closed.
-    fn accept_connection(&mut self) {
-        let Some(listener) = &self.listener else { return };
-        match Connection::accept(listener) {
-            Ok(Some(connection)) => {
-                self.connections.insert(connection);
-            }
-            Ok(None) => {}
-            Err(_) => self.accept_after = Some(Instant::now() + ACCEPT_BACKOFF),
         }
     }
 
@@ -416,37 +355,7 @@ impl Supervisor {
         let stop_signals = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
         let received = sys::read_signals(&self.signals);
         if received.iter().any(|&signal| stop_signals.iter().any(|&stop| stop.unsigned_abs() == signal)) {
-            self.stop_on_request(StopReason::SupervisorSignal, self.stop_grace());
-        }
-    }
-
-    fn pump(&mut self, app_token: Token<App>, source: Token<OutputSource>) {
-        let Some(app) = self.pod.apps.get_mut(app_token) else { return };
-        let before = app.output.pace.is_limited().then(pace::processor_time);
-        if app.output.pump(source, &mut self.foregrounds, &mut self.buffer) {
-            app.output.sources.remove(source);
-        }
-        if let Some(before) = before {
-            app.output.pace.charge(pace::processor_time().saturating_sub(before), Instant::now());
-        }
-        self.record_dropped(app_token);
-    }
-
-    fn record_dropped(&mut self, app: Token<App>) {
-        let Some(app) = self.pod.apps.get_mut(app) else { return };
-        if let Some((bytes, why)) = app.output.log.take_dropped() {
-            // Only the first loss and the total are recorded: on a full disk, records would take the remaining space.
-            if self.log_bytes_dropped == 0 {
-                self.journal.append(Fact::LogDropped { app: app.plan.name.clone(), bytes, why });
-            }
-            self.log_bytes_dropped += bytes;
-        }
-    }
-
-    /// Leaves out a process that another process traces, until it can be reaped.
-    fn hold_ending(&mut self, index: usize) {
-        if let Some(process) = self.ending.get(index) {
-            self.traced.hold_if_traced(process.as_fd());
+            self.stop_on_request(StopReason::SupervisorSignal, self.pod.stop_grace());
         }
     }
 
@@ -456,7 +365,7 @@ impl Supervisor {
         let running = app.running.as_ref()?;
         let how = reap(running);
         // A debugger waits for it soon. A tracer that does not is killed, if it is one of the app's processes.
-        if how.is_none() && self.traced.hold_if_traced(running.as_fd()) {
+        if how.is_none() && self.reaper.leave_out_if_traced(running.as_fd()) {
             app.cgroup.kill();
         }
         how
@@ -468,12 +377,12 @@ impl Supervisor {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         app.forget_process();
         app.exit = Some(how);
-        app.abort_probe(&mut self.ending);
+        app.abort_probe(&mut self.reaper);
         let oom_kills = self.record_oom_kills(token, how == ProcessExit::KILLED);
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         let oom = oom_kills > app.oom_kills_before;
         let (attempt, stop) = (app.plan.attempt, app.stop.take());
-        let was_stopped = stop.is_some() || self.is_stopping;
+        let was_stopped = stop.is_some() || self.shutdown.is_stopping();
         let restarts_unhealthy = stop.as_ref().is_some_and(StopRequest::restarts_unhealthy);
         let restart_at = match (restarts_unhealthy, was_stopped) {
             (true, _) => Some(app.schedule_restart()),
@@ -481,7 +390,7 @@ impl Supervisor {
             (false, false) => app.plan_restart(how),
         };
         self.journal.append(Fact::AppExited { app: app.plan.name.clone(), attempt, how, oom, restart_at });
-        let restart = stop.and_then(|stop| self.complete_stop(stop)).filter(|_| !restarts_unhealthy);
+        let restart = stop.and_then(StopRequest::complete).filter(|_| !restarts_unhealthy);
         if restart.is_none() && !self.is_active() {
             // The end of PID 1 kills the processes that the last app left behind.
             return;
@@ -497,31 +406,22 @@ impl Supervisor {
             }
             self.begin_clear(token, NextOperation::Start(start));
         } else if how != ProcessExit::Code(0) && !was_stopped && restart_at.is_none() && !self.pod.plan.sandbox {
-            self.stop(StopReason::AppFailed, self.stop_grace());
+            self.stop(StopReason::AppFailed, self.pod.stop_grace());
         }
     }
 
     /// The end of PID 1 kills the apps, and shows only after their exits, which are no failures then.
     fn stop_if_init_was_killed(&mut self, how: ProcessExit) {
-        let was_killed = !self.is_stopping && how == ProcessExit::KILLED;
+        let was_killed = !self.shutdown.is_stopping() && how == ProcessExit::KILLED;
         if was_killed && self.pod.init.as_ref().is_some_and(Init::is_exiting) {
             self.stop(StopReason::InitKilled, Duration::ZERO);
         }
     }
 
-    /// The time that running apps get to stop: the longest of their own, or the pod's.
-    fn stop_grace(&self) -> Duration {
-        let default = self.pod.plan.stop_grace_ms;
-        let running = self.pod.apps.values().filter(|app| app.running.is_some());
-        let times = running.map(|app| app.plan.options.stop_timeout_ms.unwrap_or(default));
-        Duration::from_millis(times.max().unwrap_or(default))
-    }
-
     /// Sends every app its stop signal, and kills those that still run after `grace`. A further call can only shorten
     /// the grace.
     fn stop(&mut self, reason: StopReason, grace: Duration) {
-        if !self.is_stopping {
-            self.is_stopping = true;
+        if self.shutdown.begin() {
             self.abort_changes();
             self.journal.append(Fact::Stopping { reason });
             for app in self.pod.apps.values() {
@@ -530,28 +430,23 @@ impl Supervisor {
             // SIGKILL ends a frozen app as well.
             let _killed_later = self.resume_all();
         }
-        let deadline = Instant::now() + grace;
-        self.kill_deadline = Some(self.kill_deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+        self.shutdown.kill_after(grace);
     }
 
     /// Stops the pod on request of a client or a signal. Foregrounds that do not read then delay the end only until
     /// [`DRAIN_TIMEOUT`] after the grace.
     fn stop_on_request(&mut self, reason: StopReason, grace: Duration) {
         self.stop(reason, grace);
-        self.foreground_deadline = self.kill_deadline.map(|at| at + DRAIN_TIMEOUT);
+        self.shutdown.begin_foreground_timeout();
     }
 
     fn check_deadlines(&mut self) {
         let now = Instant::now();
-        for token in self.pod.apps.tokens() {
-            if let Some(app) = self.pod.apps.get_mut(token) {
-                app.output.flush_late_lines(now);
-            }
-            self.record_dropped(token);
+        for app in self.pod.apps.values_mut() {
+            self.output.flush_late_lines(app, now, &self.journal);
         }
         self.journal.compact_if_long(&self.pod.jail.pod_dir);
-        self.connections.retain(|connection| connection.deadline > now);
-        self.accept_after = self.accept_after.filter(|at| *at > now);
+        self.control.check(now);
         self.time_out_execs(now);
         self.check_operations(now);
         self.check_creations(now);
@@ -560,18 +455,12 @@ impl Supervisor {
         self.check_health(now);
         self.check_restarts(now);
         self.check_oom(now);
-        self.ending.retain(|process| reap(process).is_none());
-        self.traced.forget_reaped(now);
-        if self.kill_deadline.is_some_and(|at| at <= now) {
-            self.kill_deadline = None;
+        self.reaper.reap_ended(now);
+        if self.shutdown.take_due_kill(now) {
             for app in self.pod.apps.values().filter(|app| app.running.is_some()) {
                 app.signal(SIGKILL);
                 app.cgroup.kill();
             }
         }
     }
-}
-
-fn no_such_app(name: &str) -> gantry_contract::Failure {
-    failure(ErrorKind::NotFound, format!("the pod has no app '{}'", gantry_model::id::shown(name)))
 }

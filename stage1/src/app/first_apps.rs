@@ -1,22 +1,21 @@
 //! Creates the apps of a new pod. As for an app that is added later, a maker makes each app's process
 //! ([`crate::app::maker`]), which is born in the app's cgroup.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use gantry_contract::plan::Plan;
 use gantry_model::ErrorKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
-use crate::app::creation::{AppCreation, PreparedApp, make_stdio};
-use crate::app::launcher::{MadeProcess, WaitingApp};
+use crate::app::App;
+use crate::app::creation::AppCreation;
+use crate::app::launcher::MadeProcess;
 use crate::app::maker::{Maker, MakerMessage};
 use crate::app::terminal::AppStdio;
-use crate::app::{App, AppInput, OutputSource};
-use crate::cgroup::AppCgroup;
 use crate::failure::{OfApp, Result, failure};
+use crate::files::root::Etc;
 use crate::pod::etc;
-use crate::pod::jail::Jail;
 use crate::pod::user_namespace::UserNamespace;
 
 /// Timeout of the exit of a process that was killed.
@@ -24,9 +23,9 @@ const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
 /// An app whose process is being made.
 pub(crate) struct AppInCreation {
-    prepared: PreparedApp,
+    app: App,
+    etc: Etc,
     stdio: AppStdio,
-    program: String,
     /// `None`: it has sent its result.
     maker: Option<Maker>,
     made: Option<MadeProcess>,
@@ -35,36 +34,30 @@ pub(crate) struct AppInCreation {
 impl AppInCreation {
     /// Makes all of the app but its process, starts making that, and waits until the app's volumes are filled, if it
     /// has any.
-    pub(crate) fn begin(
-        plan: &Plan,
-        jail: &Jail,
-        init: Option<BorrowedFd<'_>>,
-        creation: AppCreation<'_>,
-        cgroup: AppCgroup,
-    ) -> Result<Self> {
-        let prepared = creation.prepare(cgroup)?;
-        let mut stdio = make_stdio(&prepared.plan, &jail.null, prepared.host_uid()?)?;
+    pub(crate) fn begin(creation: AppCreation<'_>) -> Result<Self> {
+        let pod = creation.pod;
+        let (app, etc) = creation.prepare()?;
+        let mut stdio = app.make_stdio(&pod.jail.null)?;
         let given = stdio.given.take();
-        if let Some(host) = &jail.host {
-            let inputs = prepared.process_inputs(plan, init);
-            let made = Some(inputs.make_on_host(host, Some(&prepared.cgroup), given)?);
-            return Ok(Self { prepared, stdio, program: String::new(), maker: None, made });
+        let inputs = app.process_inputs(&pod.plan, pod.init_pidfd().map(OwnedFd::as_fd));
+        if let Some(host) = &pod.jail.host {
+            let made = inputs.make_on_host(host, Some(&app.cgroup), given)?;
+            return Ok(Self { app, etc, stdio, maker: None, made: Some(made) });
         }
-        let mut maker = Maker::start(prepared.process_inputs(plan, init), &prepared.cgroup, given, false)?;
-        let program = prepared.plan.argv.first().cloned().unwrap_or_default();
-        let filled = match prepared.plan.mounts.is_empty() {
+        let mut maker = Maker::start(inputs, given, false)?;
+        let filled = match app.plan.mounts.is_empty() {
             true => Ok(()),
-            false => maker.wait(&program).and_then(|message| match message {
+            false => maker.wait().and_then(|message| match message {
                 MakerMessage::Filled => Ok(()),
                 MakerMessage::Created(_) => Err(failure(ErrorKind::Internal, "the app's process was made too early")),
             }),
         };
         let filled = filled.and_then(|()| maker.proceed());
-        let mut app = Self { prepared, stdio, program, maker: Some(maker), made: None };
+        let mut begun = Self { app, etc, stdio, maker: Some(maker), made: None };
         match filled {
-            Ok(()) => Ok(app),
+            Ok(()) => Ok(begun),
             Err(why) => {
-                app.kill();
+                begun.kill();
                 Err(why)
             }
         }
@@ -74,7 +67,7 @@ impl AppInCreation {
     fn finish(&mut self) -> Result<()> {
         let Some(maker) = &self.maker else { return Ok(()) };
         while self.made.is_none() {
-            if let MakerMessage::Created(made) = maker.wait(&self.program)? {
+            if let MakerMessage::Created(made) = maker.wait()? {
                 self.made = Some(made);
             }
         }
@@ -86,37 +79,32 @@ impl AppInCreation {
     /// Kills the processes of an app that is given up.
     fn kill(&mut self) {
         match self.maker.take() {
-            Some(maker) => maker.kill(&self.prepared.cgroup).iter().for_each(reap),
-            None => self.prepared.cgroup.kill(),
+            Some(maker) => maker.kill(&self.app.cgroup).iter().for_each(reap),
+            None => self.app.cgroup.kill(),
         }
         if let Some(made) = self.made.take() {
             reap(&made.waiting.pidfd);
         }
     }
 
-    fn into_created(self, terminal_size: Option<(u16, u16)>) -> Result<CreatedApp> {
-        let name = self.prepared.plan.name.clone();
+    fn into_created(mut self) -> Result<CreatedApp> {
         let missing = || failure(ErrorKind::Internal, "the app has no process");
-        let MadeProcess { waiting, null, terminal } = self.made.ok_or_else(missing).of_app(&name)?;
-        let ends = self.stdio.supervisor_ends(terminal, terminal_size).of_app(&name)?;
-        Ok(CreatedApp { prepared: self.prepared, waiting, null, ends, terminal_size })
+        let adopted = self.made.ok_or_else(missing).and_then(|made| self.app.adopt(made, self.stdio));
+        adopted.of_app(&self.app.plan.name)?;
+        Ok(CreatedApp { app: self.app, etc: self.etc })
     }
 }
 
 /// Waits until the processes of all apps are made and locked down. After a failure, none is left.
-pub(crate) fn finish(
-    begun: Result<()>,
-    mut apps: Vec<AppInCreation>,
-    terminal_size: Option<(u16, u16)>,
-) -> Result<Vec<CreatedApp>> {
+pub(crate) fn finish(begun: Result<()>, mut apps: Vec<AppInCreation>) -> Result<Vec<CreatedApp>> {
     let finished = begun.and_then(|()| {
-        apps.iter_mut().try_for_each(|app| {
-            let name = app.prepared.plan.name.clone();
-            app.finish().of_app(&name)
+        apps.iter_mut().try_for_each(|begun| {
+            let finished = begun.finish();
+            finished.of_app(&begun.app.plan.name)
         })
     });
     match finished {
-        Ok(()) => apps.into_iter().map(|app| app.into_created(terminal_size)).collect(),
+        Ok(()) => apps.into_iter().map(AppInCreation::into_created).collect(),
         Err(why) => {
             apps.iter_mut().for_each(AppInCreation::kill);
             Err(why)
@@ -133,36 +121,27 @@ fn reap(process: &OwnedFd) {
 
 /// An app whose process is locked down and waits for its execve.
 pub(crate) struct CreatedApp {
-    /// The app without its process.
-    pub(crate) prepared: PreparedApp,
-    waiting: WaitingApp,
-    null: OwnedFd,
-    ends: (Vec<OutputSource>, AppInput),
-    /// The initial size of its terminals (rows, columns).
-    terminal_size: Option<(u16, u16)>,
+    /// The app.
+    pub(crate) app: App,
+    etc: Etc,
 }
 
 impl CreatedApp {
     /// Writes files of /etc that became known after the app was prepared.
     pub(crate) fn update_etc(&mut self, plan: &Plan, files: &[etc::File]) -> Result<()> {
-        let mounts = self.prepared.process_inputs(plan, None).prepare_mounts(&self.prepared.root)?;
-        let user = self.prepared.confinement.user.as_deref();
+        let Self { app, etc } = self;
+        let mounts = app.process_inputs(plan, None).prepare_mounts(&app.root)?;
+        let user = app.confinement.user.as_deref();
         let _as_root = user.map(UserNamespace::as_root).transpose()?;
-        self.prepared.etc.write(files, &self.prepared.root, &mounts)
+        etc.write(files, &app.root, &mounts)
     }
 
     /// Executes the program and waits until that is done. The process of an app that is held waits for a request.
     pub(crate) fn execute(self) -> Result<App> {
-        let (attempt, is_held) = (self.prepared.plan.attempt, self.prepared.plan.is_held);
-        if !is_held {
-            self.waiting.proceed()?;
-            self.waiting.wait_for_outcome()?;
-        }
-        let mut app = self.prepared.into_app(self.null, self.ends, self.terminal_size);
-        if is_held {
-            app.waiting = Some(self.waiting);
-        } else {
-            app.record_start(self.waiting, attempt);
+        let mut app = self.app;
+        if let Some(waiting) = app.waiting.take_if(|_| !app.plan.is_held) {
+            waiting.proceed().and_then(|()| waiting.wait_for_outcome()).of_app(&app.plan.name)?;
+            app.record_start(waiting, app.plan.attempt);
         }
         Ok(app)
     }

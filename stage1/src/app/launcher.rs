@@ -37,7 +37,7 @@ use rustix::process::{Pid, PidfdFlags, WaitOptions};
 
 use crate::app::confine::{self, Command, Confinement};
 use crate::app::creation::ProcessInputs;
-use crate::app::{own_namespaces, refusal, terminal, ulimits};
+use crate::app::{App, own_namespaces, refusal, terminal, ulimits};
 use crate::cgroup::AppCgroup;
 use crate::cgroup::view::CgroupView;
 use crate::failure::{Attempt, Result, failure};
@@ -67,7 +67,7 @@ const PROCEED: u8 = b'+';
 pub(crate) type Stdio = Option<[OwnedFd; 3]>;
 
 /// A process that is locked down and waits for its execve.
-pub(crate) struct WaitingApp {
+pub(crate) struct WaitingProcess {
     /// The name of its program, for error messages.
     pub(crate) program: String,
     /// The reading end, non-blocking, of the pipe through which the process reports its progress.
@@ -92,7 +92,7 @@ impl ProcessPipes {
     }
 }
 
-/// Makes the pipes of a process: the ends of [`WaitingApp`], first `report`, and those of the process.
+/// Makes the pipes of a process: the ends of [`WaitingProcess`], first `report`, and those of the process.
 ///
 /// Another app that controls the process may open either pipe in /proc, read what a poll has announced, or fill it.
 fn waiting_pipes() -> rustix::io::Result<([OwnedFd; 2], ProcessPipes)> {
@@ -105,7 +105,7 @@ fn waiting_pipes() -> rustix::io::Result<([OwnedFd; 2], ProcessPipes)> {
 /// The process of an app, with what the supervisor keeps of its file systems.
 pub(crate) struct MadeProcess {
     /// The process.
-    pub(crate) waiting: WaitingApp,
+    pub(crate) waiting: WaitingProcess,
     /// Its `/dev/null`, opened before its program is executed: the app may replace the file later.
     pub(crate) null: OwnedFd,
     /// The master of its terminal, if it has one.
@@ -123,7 +123,7 @@ pub(crate) fn create(
     let thread = SingleThreaded::check().attempt(what)?;
     let (channel, its_end) = channel_pair().attempt(what)?;
     let (pipes, its_pipes) = waiting_pipes().attempt(what)?;
-    let &ProcessInputs { app, confinement, cgroup, .. } = inputs;
+    let App { plan: app, confinement, cgroup, .. } = inputs.app;
     ulimits::raise(&app.options.ulimits).attempt(|| "cannot raise the limits of the app")?;
     if let Some(target) = inputs.pid_target() {
         sys::setns(target, libc::CLONE_NEWPID).attempt(|| "cannot enter the PID namespace of the app")?;
@@ -142,7 +142,7 @@ pub(crate) fn create(
     };
     // From here on the channel and the pipes end with the process.
     drop((its_end, its_pipes));
-    let waiting = WaitingApp::new(command, pipes, pid)?;
+    let waiting = WaitingProcess::new(command, pipes, pid)?;
     inputs.set_oom_score(pid)?;
     if let Some(view) = view {
         let mounts = if has_namespace { view.make_mounts().unwrap_or_default() } else { Vec::new() };
@@ -247,7 +247,7 @@ fn run(
     stdio: Stdio,
     (channel, pipes): (&OwnedFd, &ProcessPipes),
 ) -> Result<Infallible> {
-    let &ProcessInputs { app, confinement, ids, cgroup, .. } = inputs;
+    let App { plan: app, confinement, ids, cgroup, .. } = inputs.app;
     enter(inputs, file_systems, stdio, channel)?;
     if confinement.namespaces.manages_cgroup {
         own_namespaces::enter_delegated_cgroup().attempt(|| "cannot mount the app's cgroup")?;
@@ -296,14 +296,14 @@ fn enter(inputs: &ProcessInputs<'_>, file_systems: &FileSystems<'_>, stdio: Stdi
     rustix::process::setsid().attempt(what)?;
     // Apps share no keys.
     inheritance::join_new_keyring().attempt(|| "cannot join a new session keyring")?;
-    let namespaces = &inputs.confinement.namespaces;
+    let namespaces = &inputs.app.confinement.namespaces;
     // The first process of a PID namespace was forked in the user namespace.
-    if let Some(user) = inputs.confinement.user.as_ref().filter(|_| namespaces.pid != PidMode::App) {
+    if let Some(user) = inputs.app.confinement.user.as_ref().filter(|_| namespaces.pid != PidMode::App) {
         join(user, file_systems)?;
         sys::unshare(libc::CLONE_NEWNS).attempt(|| "cannot make a mount namespace")?;
     }
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    let Opened { null, terminal } = file_systems.enter(&namespaces.covered, inputs.ids.uid)?;
+    let Opened { null, terminal } = file_systems.enter(&namespaces.covered, inputs.app.ids.uid)?;
     match (&stdio, &terminal) {
         (_, Some((_, peer))) => sys::controlling_terminal(peer.as_fd())
             .and_then(|()| terminal::set_stdio([peer, peer, peer]))
@@ -324,14 +324,14 @@ pub(crate) fn create_on_host(
     command: Command,
     mount_namespace: &OwnedFd,
     stdio: Stdio,
-) -> Result<WaitingApp> {
+) -> Result<WaitingProcess> {
     let what = || "cannot make the app's process";
     let thread = SingleThreaded::check().attempt(what)?;
     let (pipes, its_pipes) = waiting_pipes().attempt(what)?;
     let Some(stdio) = stdio else {
         return Err(failure(ErrorKind::Invalid, "an app of a host pod cannot have a terminal"));
     };
-    let &ProcessInputs { app, confinement, ids, .. } = inputs;
+    let App { plan: app, confinement, ids, .. } = inputs.app;
     let run = |process: ForkedChild, joined: std::io::Result<()>| {
         let enter = || -> std::io::Result<()> {
             joined?;
@@ -359,7 +359,7 @@ pub(crate) fn create_on_host(
     let pid = pid.attempt(what)?;
     // From here on the pipes end with the process.
     drop(its_pipes);
-    let waiting = WaitingApp::new(&command, pipes, pid)?;
+    let waiting = WaitingProcess::new(&command, pipes, pid)?;
     inputs.set_oom_score(waiting.pid)?;
     waiting.wait_for_lock_down()?;
     Ok(waiting)
@@ -398,7 +398,7 @@ fn wait_until_readable(fd: &OwnedFd, deadline: Instant) -> Result<()> {
     Ok(())
 }
 
-impl WaitingApp {
+impl WaitingProcess {
     /// A process that was just forked, and that has not been reaped.
     fn new(command: &Command, [report, permission]: [OwnedFd; 2], pid: Pid) -> Result<Self> {
         let program = command.argv.first().cloned().unwrap_or_default();
@@ -468,9 +468,4 @@ impl WaitingApp {
             Err(error) => Some(Err(error).attempt(|| "cannot read whether the program was executed")),
         }
     }
-}
-
-/// Reaps every child that has ended.
-pub(crate) fn reap_all() {
-    while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
 }

@@ -28,7 +28,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
 use crate::app::creation::ProcessInputs;
-use crate::app::launcher::{MadeProcess, Stdio, WaitingApp};
+use crate::app::launcher::{MadeProcess, Stdio, WaitingProcess};
 use crate::cgroup::AppCgroup;
 use crate::failure::{Attempt, Result, failure};
 use crate::files::root;
@@ -57,6 +57,8 @@ const FAILED: u8 = b'-';
 
 /// A running maker.
 pub(crate) struct Maker {
+    /// The name of the app's program, for error messages.
+    program: String,
     pidfd: OwnedFd,
     /// Readable when the maker has sent a message or has died.
     pub(crate) socket: OwnedFd,
@@ -74,12 +76,7 @@ pub(crate) enum MakerMessage {
 
 impl Maker {
     /// Starts making the process of an app whose cgroup no process is in. `beside_apps`: apps of the pod may run.
-    pub(crate) fn start(
-        inputs: ProcessInputs<'_>,
-        cgroup: &AppCgroup,
-        stdio: Stdio,
-        beside_apps: bool,
-    ) -> Result<Self> {
+    pub(crate) fn start(inputs: ProcessInputs<'_>, stdio: Stdio, beside_apps: bool) -> Result<Self> {
         let what = || "cannot start the process that makes the app's";
         let thread = SingleThreaded::check().attempt(what)?;
         // The processes of a maker that has exited become children of this process.
@@ -88,7 +85,7 @@ impl Maker {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .attempt(what)?;
         let supervisor = rustix::process::getpid();
-        let pid = cgroup.fork_into(thread, |process, joined| {
+        let pid = inputs.app.cgroup.fork_into(thread, |process, joined| {
             // Without it the maker of a killed supervisor would go on until it sends its result.
             let _best_effort = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
             if rustix::process::getppid() != Some(supervisor) {
@@ -103,11 +100,11 @@ impl Maker {
             sys::exit_now(1)
         });
         let pidfd = rustix::process::pidfd_open(pid.attempt(what)?, PidfdFlags::empty()).attempt(what)?;
-        Ok(Self { pidfd, socket, deadline: Instant::now() + FILL_TIMEOUT })
+        Ok(Self { program: inputs.app.program(), pidfd, socket, deadline: Instant::now() + FILL_TIMEOUT })
     }
 
     /// Receives a message; `None` if there is none yet.
-    pub(crate) fn receive(&self, program: &str) -> Option<Result<MakerMessage>> {
+    pub(crate) fn receive(&self) -> Option<Result<MakerMessage>> {
         let mut bytes = [0u8; 16 << 10];
         let received = match passing::receive(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN) => return None,
@@ -117,16 +114,16 @@ impl Maker {
         let Ok(received) = received else { return Some(Err(died())) };
         Some(match (bytes[..received.bytes].split_first(), received.fds) {
             (Some((&FILLED, _)), _) => Ok(MakerMessage::Filled),
-            (Some((&CREATED, number)), fds) => read_created(number, fds, program).ok_or_else(died),
+            (Some((&CREATED, number)), fds) => read_created(number, fds, &self.program).ok_or_else(died),
             (Some((&FAILED, text)), _) => Err(serde_json::from_slice::<Failure>(text).unwrap_or_else(|_| died())),
             _ => Err(died()),
         })
     }
 
     /// Waits for a message.
-    pub(crate) fn wait(&self, program: &str) -> Result<MakerMessage> {
+    pub(crate) fn wait(&self) -> Result<MakerMessage> {
         loop {
-            if let Some(message) = self.receive(program) {
+            if let Some(message) = self.receive() {
                 return message;
             }
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -170,7 +167,7 @@ fn read_created(number: &[u8], fds: Vec<OwnedFd>, program: &str) -> Option<Maker
     let pid = Pid::from_raw(i32::from_ne_bytes(number.try_into().ok()?))?;
     let mut fds = fds.into_iter();
     let (report, permission, pidfd, null) = (fds.next()?, fds.next()?, fds.next()?, fds.next()?);
-    let waiting = WaitingApp { program: program.to_owned(), report, permission, pid, pidfd };
+    let waiting = WaitingProcess { program: program.to_owned(), report, permission, pid, pidfd };
     Some(MakerMessage::Created(MadeProcess { waiting, null, terminal: fds.next() }))
 }
 
@@ -197,15 +194,15 @@ fn run(
 ) -> Result<Infallible> {
     let what = || "cannot prepare to make the app's process";
     let given = stdio.iter().flatten();
-    let host = inputs.confinement.host.as_deref();
+    let host = inputs.app.confinement.host.as_deref();
     let of_host = host.into_iter().flat_map(|host| [&host.root, &host.namespace]);
-    let user = inputs.confinement.user.as_deref();
+    let user = inputs.app.confinement.user.as_deref();
     let of_user = user.map(|user| &user.file);
     let kept = given.chain([socket]).chain(of_host).chain(of_user).map(|fd| fd.as_raw_fd());
     let kept: Vec<_> = kept.chain(inputs.pid_target().map(|process| process.as_raw_fd())).collect();
     process.close_all_but(&kept).attempt(what)?;
     let open_root = || {
-        let path = root::root_path(&inputs.app.name);
+        let path = root::root_path(&inputs.app.plan.name);
         rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).attempt(what)
     };
     let prepared = match host {
@@ -216,7 +213,7 @@ fn run(
             // An app that is started again has had write access to its root.
             root::check_mount_points(&root)?;
             let as_root = user.map(UserNamespace::as_root).transpose()?;
-            root::make_working_dir(&root, &inputs.app.cwd)?;
+            root::make_working_dir(&root, &inputs.app.plan.cwd)?;
             drop(as_root);
             inputs.prepare_mounts_beside_apps(&root)?
         }

@@ -15,15 +15,17 @@ pub(crate) mod terminal;
 pub(crate) mod ulimits;
 pub(crate) mod user;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gantry_contract::ProcessExit;
 use gantry_contract::plan;
 use gantry_contract::start::Started;
+use gantry_model::namespaces::PidMode;
+use rustix::thread::CapabilitySet;
 
 use crate::app::confine::Confinement;
-use crate::app::launcher::WaitingApp;
+use crate::app::launcher::WaitingProcess;
 use crate::app::user::Ids;
 use crate::cgroup::AppCgroup;
 use crate::cgroup::devices::Device;
@@ -73,7 +75,7 @@ pub(crate) struct App {
     /// Its cgroups.
     pub(crate) cgroup: AppCgroup,
     /// A process that is locked down and waits for its execve.
-    pub(crate) waiting: Option<WaitingApp>,
+    pub(crate) waiting: Option<WaitingProcess>,
     /// The pidfd of its main process until that was reaped.
     pub(crate) running: Option<OwnedFd>,
     /// Whether its processes are frozen on request, or about to be.
@@ -106,7 +108,7 @@ pub(crate) struct App {
     pub(crate) terminal_size: Option<(u16, u16)>,
 }
 
-/// Who demands that an app is stopped.
+/// What demands that an app is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopCause {
     /// A client.
@@ -189,18 +191,18 @@ pub(crate) struct AppOutput {
     /// The outputs that have not ended.
     pub(crate) sources: Table<OutputSource>,
     /// Whether the beginning of a line is written to the log at once.
-    pub(crate) eager: bool,
+    eager: bool,
     /// When the beginnings of incomplete lines are written to the log.
     pub(crate) flush_at: Option<Instant>,
     /// Limits the supervisor's CPU time for this output to the app's limit.
     pub(crate) pace: Pace,
     /// The size of reads.
-    pub(crate) read_size: ReadSize,
+    read_size: ReadSize,
 }
 
 /// The size of reads from an app's outputs: as large as the host can process well within [`READ_TIME_LIMIT`].
 #[derive(Debug)]
-pub(crate) struct ReadSize(usize);
+struct ReadSize(usize);
 
 impl Default for ReadSize {
     fn default() -> Self {
@@ -233,6 +235,19 @@ pub(crate) struct OutputSource {
 }
 
 impl AppOutput {
+    /// The output of an app without a process.
+    fn new(app: &plan::App, app_number: u16, log: Log, now: Instant) -> Self {
+        Self {
+            app_number,
+            log,
+            sources: Table::default(),
+            eager: app.options.terminal || app.options.stdin,
+            flush_at: None,
+            pace: Pace::new(app.options.limits.cpu_limit_milli(), now),
+            read_size: ReadSize::default(),
+        }
+    }
+
     /// Reads available output for the foregrounds and the log; returns whether the output has ended. It stops after
     /// [`MAX_READS`] reads or [`READ_TIME_LIMIT`], so that an app that writes without pause does not starve other
     /// events, and as soon as a foreground is blocked.
@@ -247,7 +262,7 @@ impl AppOutput {
         let Some(source) = self.sources.get_mut(token) else { return true };
         let (mut has_ended, mut is_empty) = (false, false);
         for _ in 0..reads {
-            if foregrounds.block(self.app_number) {
+            if foregrounds.blocks_app(self.app_number) {
                 break;
             }
             let begin = Instant::now();
@@ -346,66 +361,25 @@ fn read_rest(output: &OwnedFd, buffer: &mut [u8], mut take: impl FnMut(&[u8])) {
 }
 
 impl App {
+    /// Whether processes of it may be in the PID namespace of the host.
+    pub(crate) fn may_outlive_init(&self) -> bool {
+        self.confinement.namespaces.pid == PidMode::Host || self.plan.options.pid_target.is_some()
+    }
+
+    /// Whether it may trace processes of other apps, and has any process.
+    pub(crate) fn is_tracer(&self) -> bool {
+        self.confinement.capabilities.contains(CapabilitySet::SYS_PTRACE) && !self.cgroup.is_empty()
+    }
+
     /// Sends a signal, by its number, to the main process; returns whether that runs.
     pub(crate) fn signal(&self, number: u8) -> bool {
         self.running.as_ref().is_some_and(|pidfd| crate::sys::send_signal(pidfd.as_fd(), number).is_ok())
     }
 }
 
-/// Reaps a process that has ended; `None` if it runs, or is a zombie that another process traces: only its tracer sees
-/// its exit (`supervise/traced.rs`).
-pub(crate) fn reap(pidfd: &OwnedFd) -> Option<ProcessExit> {
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let status = match waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
-        Ok(status) => status?,
-        // It was reaped elsewhere. Without this the event loop would spin: the pidfd stays readable.
-        Err(rustix::io::Errno::CHILD) => return Some(ProcessExit::KILLED),
-        Err(_) => return None,
-    };
-    let small = |number: i32| u8::try_from(number & 0xff).unwrap_or(0);
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Some(ProcessExit::Code(small(code))),
-        (None, Some(signal)) => Some(ProcessExit::Signal(small(signal))),
-        (None, None) => Some(ProcessExit::KILLED),
-    }
-}
-
-/// Whether a process is a zombie whose exit this process sees. It stays one until it is reaped.
-pub(crate) fn has_visible_exit(pidfd: BorrowedFd<'_>) -> bool {
-    use rustix::process::{WaitId, WaitIdOptions, waitid};
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    // ECHILD: it was reaped elsewhere.
-    !matches!(waitid(WaitId::PidFd(pidfd), options), Ok(None))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::process::{Pid, PidfdFlags};
-
-    fn spawn(script: &str) -> (std::process::Child, OwnedFd) {
-        let child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
-        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
-        (child, rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap())
-    }
-
-    fn wait_readable(pidfd: &OwnedFd) {
-        use rustix::event::{PollFd, PollFlags, poll};
-        assert_eq!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], None).unwrap(), 1);
-    }
-
-    #[test]
-    fn exit_codes_and_signals_are_reaped_once() {
-        for (script, end) in [("exit 7", ProcessExit::Code(7)), ("kill -TERM $$", ProcessExit::Signal(15))] {
-            let (_child, pidfd) = spawn(script);
-            wait_readable(&pidfd);
-            assert_eq!(reap(&pidfd), Some(end), "{script}");
-        }
-        let (mut child, pidfd) = spawn("exec sleep 1000");
-        assert_eq!(reap(&pidfd), None, "it runs");
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
 
     #[test]
     fn rest_of_output_is_read_once() {
@@ -449,14 +423,5 @@ mod tests {
             size.adapt(size.0, fast);
         }
         assert_eq!(size.0, MAX_READ);
-    }
-
-    /// `waitid` fails with ECHILD. Taken for "it runs", the readable pidfd would keep the event loop busy for ever.
-    #[test]
-    fn processes_reaped_elsewhere_have_ended() {
-        let (mut child, pidfd) = spawn("exit 7");
-        child.wait().unwrap();
-        wait_readable(&pidfd);
-        assert_eq!(reap(&pidfd), Some(ProcessExit::Signal(9)));
     }
 }

@@ -17,11 +17,12 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::app::App;
 use crate::app::exec::{self, PendingExec};
-use crate::app::{App, has_visible_exit, reap};
 use crate::failure::{Attempt, Result};
 use crate::health::printable;
 use crate::journal;
+use crate::reaper::{Reaper, has_visible_exit, reap};
 
 /// The maximum that is read from a program or a server, in bytes. The program then gets SIGPIPE.
 const MAX_READ: usize = 1 << 20;
@@ -126,13 +127,13 @@ impl Probe {
         }
     }
 
-    /// Handles an event of any of its descriptors. Processes that are ending and must be reaped are added to `ending`.
-    pub(crate) fn advance(self, buffer: &mut [u8], ending: &mut Vec<OwnedFd>) -> ProbeOutcome {
+    /// Handles an event of any of its descriptors.
+    pub(crate) fn advance(self, buffer: &mut [u8], reaper: &mut Reaper) -> ProbeOutcome {
         let Self { mut deadline, io, mut record } = self;
         let io = match io {
             ProbeIo::Pending { exec, output } => {
                 let (outcome, others) = exec.outcome();
-                ending.extend(others);
+                reaper.add_all(others);
                 match outcome {
                     Ok(program) => ProbeIo::Program { pid: program.pid, pidfd: program.pidfd, output: Some(output) },
                     Err(why) => return record.fail(&why.message),
@@ -194,7 +195,7 @@ impl Probe {
     }
 
     /// Ends a probe that is late.
-    pub(crate) fn time_out(self, app: &App, timeout: Duration, ending: &mut Vec<OwnedFd>) -> HealthResult {
+    pub(crate) fn time_out(self, app: &App, timeout: Duration, reaper: &mut Reaper) -> HealthResult {
         if let ProbeIo::Reply { is_success: Some(is_success), .. } = self.io {
             return self.record.result(is_success, None);
         }
@@ -204,20 +205,20 @@ impl Probe {
             false => format!("{late}; its output: {}", String::from_utf8_lossy(&self.record.output)),
         };
         let started = self.record.started;
-        self.kill(app, ending);
+        self.kill(app, reaper);
         failed(started, &output)
     }
 
     /// Kills its processes: the program, and every process of its session.
-    pub(crate) fn kill(self, app: &App, ending: &mut Vec<OwnedFd>) {
+    pub(crate) fn kill(self, app: &App, reaper: &mut Reaper) {
         match self.io {
-            ProbeIo::Pending { exec, .. } => ending.extend(exec.kill()),
+            ProbeIo::Pending { exec, .. } => reaper.add_all(exec.kill()),
             ProbeIo::Program { pid, pidfd, .. } => {
                 kill_group(pid);
                 for member in app.cgroup.members() {
                     kill_if_in_session(member, pid);
                 }
-                ending.push(pidfd);
+                reaper.add(pidfd);
             }
             ProbeIo::Connecting { .. } | ProbeIo::Reply { .. } => {}
         }

@@ -21,6 +21,7 @@ use rustix::process::{PidfdFlags, Signal};
 use crate::failure::{Attempt, Result};
 use crate::files::root::root_path;
 use crate::notify;
+use crate::reaper::Reaper;
 use crate::sys::{self, ForkedChild, SingleThreaded};
 
 /// The beginning of the names of trash directories. Names of apps have no dots.
@@ -33,8 +34,8 @@ pub(crate) struct Trash {
 }
 
 /// Unmounts the root of an app in which no process runs, and moves its layer and its logs to the trash. After a failure
-/// it can be tried again; the trash is then deleted, and its helper added to `ending`, to be reaped.
-pub(crate) fn move_files(app: &str, ending: &mut Vec<OwnedFd>) -> Result<Trash> {
+/// it can be tried again; the trash is then deleted.
+pub(crate) fn move_files(app: &str, reaper: &mut Reaper) -> Result<Trash> {
     let what = || format!("cannot remove the files of app '{app}'");
     let trash = Trash { app: app.to_owned(), path: make_trash(&apps_dir()).attempt(what)? };
     let moved = unmount_root(app)
@@ -43,7 +44,7 @@ pub(crate) fn move_files(app: &str, ending: &mut Vec<OwnedFd>) -> Result<Trash> 
     match moved.attempt(what) {
         Ok(()) => Ok(trash),
         Err(why) => {
-            ending.extend(trash.delete(&[], None));
+            reaper.add_all(trash.delete(&[], None));
             Err(why)
         }
     }

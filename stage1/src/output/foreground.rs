@@ -63,12 +63,12 @@ impl Foregrounds {
     }
 
     /// Whether a foreground of this app has a backlog, so that none of its output can be sent.
-    pub(crate) fn block(&self, app: u16) -> bool {
+    pub(crate) fn blocks_app(&self, app: u16) -> bool {
         self.all.values().any(|foreground| foreground.gets(app) && !foreground.backlog.is_empty())
     }
 
     /// Whether a foreground of the whole pod has a backlog, so that no notification can be sent.
-    pub(crate) fn block_notifications(&self) -> bool {
+    pub(crate) fn blocks_notifications(&self) -> bool {
         self.all.values().any(|foreground| foreground.app.is_none() && !foreground.backlog.is_empty())
     }
 
@@ -266,7 +266,7 @@ mod tests {
         foregrounds.send_notification(1, b"READY=1");
         assert!(!foregrounds.are_blocked());
         foregrounds.send(1, Stream::Stdout, &[b'y'; 100_000]);
-        assert!(foregrounds.block(1) && !foregrounds.block(0) && !foregrounds.block_notifications());
+        assert!(foregrounds.blocks_app(1) && !foregrounds.blocks_app(0) && !foregrounds.blocks_notifications());
         assert_eq!(foregrounds.apps().collect::<Vec<_>>(), [1]);
         foregrounds.end_app(0);
         foregrounds.end_app(1);

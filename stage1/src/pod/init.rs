@@ -11,13 +11,16 @@
 
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
 use rustix::pipe::PipeFlags;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions};
 
 use crate::failure::{Attempt, Result, failure};
 use crate::pod::user_namespace::UserNamespace;
+use crate::reaper::reap_all;
 use crate::seccomp;
 use crate::sys::{self, ForkedChild, Insn, ProcessMemory, SingleThreaded};
 
@@ -34,6 +37,12 @@ const SYSTEM_CALLS: [&str; 9] = [
     "wait4",
     "write",
 ];
+
+/// Timeout of the end of a PID namespace: a process may be stuck in the kernel.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often children are reaped while PID 1 exits.
+const REAP_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// PID 1, which may still be setting itself up.
 pub(crate) struct Init {
@@ -58,6 +67,22 @@ impl Init {
         match rustix::io::read(&self.reports, &mut [0u8; 1]) {
             Ok(1) => Ok(()),
             _ => Err(failure(gantry_model::ErrorKind::Internal, "the pod's PID 1 ended before it was set up")),
+        }
+    }
+
+    /// Kills it, and with it every process of the pod, and waits until they are gone.
+    pub(crate) fn end(&self) {
+        let deadline = Instant::now() + EXIT_TIMEOUT;
+        // It fails only if PID 1 has exited.
+        let _already_ended = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+        while Instant::now() < deadline {
+            // PID 1 exits when every process of its namespace was reaped; apps and execs are children of this process.
+            reap_all();
+            let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+            if poll(&mut fds, Some(&REAP_INTERVAL)).is_ok_and(|ready| ready > 0) {
+                reap_all();
+                return;
+            }
         }
     }
 }

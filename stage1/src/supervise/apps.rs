@@ -13,10 +13,9 @@ use gantry_contract::journal::Fact;
 use gantry_contract::start::Started;
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
-use super::{SIGKILL, Supervisor, no_such_app};
+use super::{SIGKILL, Supervisor};
 use crate::app::creation::LogSettings;
 use crate::app::launcher::EXECVE_TIMEOUT;
 use crate::app::removal;
@@ -24,6 +23,7 @@ use crate::app::{App, AppInput, NextOperation, Operation, StartRequest, StopCaus
 use crate::cgroup::updated_limits;
 use crate::control;
 use crate::failure::{OfApp as _, Result, failure};
+use crate::pod::Pod;
 use crate::table::Token;
 
 /// Timeout of the end of the processes that an app left behind, and of their output.
@@ -41,15 +41,45 @@ pub(super) fn refuse(client: &OwnedFd, app: &str, why: Failure) {
     control::reply(client, &Reply::Failed(why), None);
 }
 
-impl Supervisor {
-    /// Whether the pod takes changes of its apps.
-    pub(super) fn check_is_open(&self) -> Result<()> {
-        match self.is_stopping || self.has_ended {
-            true => Err(failure(ErrorKind::Refused, "the pod is being stopped")),
-            false => Ok(()),
-        }
+impl Pod {
+    /// When [`Supervisor::check_operations`] has work.
+    pub(super) fn operation_deadlines(&self, now: Instant) -> impl Iterator<Item = Instant> {
+        let stops = self.apps.values().filter_map(|app| app.stop.as_ref()?.kill_at);
+        let operations = self.apps.values().filter_map(move |app| match app.operation.as_ref()? {
+            Operation::Clear { deadline, .. } => Some((now + CLEAR_POLL_INTERVAL).min(*deadline)),
+            Operation::Execute { deadline, .. } => Some(*deadline),
+            // The creation has the deadline.
+            Operation::Create => None,
+        });
+        stops.chain(operations)
     }
 
+    /// The status of each app.
+    pub(super) fn app_statuses(&self) -> Vec<AppStatus> {
+        let state = |app: &App| match (&app.started, app.exit) {
+            (Some(started), None) => AppState::Running(started.clone()),
+            (Some(started), Some(how)) => {
+                // The last attempt may be one that could not be started.
+                let attempt = app.last_attempt().unwrap_or(started.attempt);
+                let started = Started { attempt, ..started.clone() };
+                AppState::Exited { started, how, restart_at: app.restarts.next_at() }
+            }
+            (None, _) => AppState::Created,
+        };
+        let status = |app: &App| AppStatus {
+            app: app.plan.name.clone(),
+            number: app.output.app_number,
+            state: state(app),
+            paused: app.is_paused,
+            notified: app.notify.as_ref().map(|notify| notify.state.clone()),
+            health: app.health.as_ref().filter(|_| app.running.is_some()).map(|health| health.state()),
+        };
+        self.apps.values().map(status).collect()
+    }
+}
+
+impl Supervisor {
+    /// Starts an app on request.
     pub(super) fn start_app(&mut self, name: &str, start: StartRequest) {
         match self.check_start(name, start.attempt) {
             Ok(token) if self.reply_if_started(token, &start) => {}
@@ -60,14 +90,13 @@ impl Supervisor {
 
     /// The app, if the attempt may be started or runs.
     fn check_start(&self, name: &str, attempt: u32) -> Result<Token<App>> {
-        let token = self.find_app(name)?;
-        let app = self.app(token)?;
+        let (token, app) = self.pod.find_app(name)?;
         let last = app.last_attempt();
         if last == Some(attempt) && app.running.is_some() {
             return Ok(token);
         }
-        self.check_is_open()?;
-        self.check_is_not_paused()?;
+        self.shutdown.check_is_open()?;
+        self.pause.check_allows_starts()?;
         check_is_idle(app)?;
         match last {
             Some(last) if app.running.is_some() => {
@@ -132,11 +161,11 @@ impl Supervisor {
                 }
                 self.journal.append(Fact::AppStarted(started.clone()));
                 start.reply(&Reply::AppStarted(started));
-                self.begin_oom_record(token);
+                self.pod.reset_oom_counters(token);
             }
             (outcome, waiting) => {
                 app.waiting = waiting;
-                let why = outcome.err().unwrap_or_else(|| no_such_app(&app.plan.name));
+                let why = outcome.err().unwrap_or_else(|| no_process(app));
                 self.fail_start(token, start, why);
                 self.end_waiting(token);
             }
@@ -148,17 +177,15 @@ impl Supervisor {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         let Some(waiting) = app.waiting.take() else { return };
         app.output.release_terminals();
-        // It fails only if the process has exited.
-        let _already_ended = rustix::process::pidfd_send_signal(&waiting.pidfd, Signal::KILL);
-        self.ending.push(waiting.pidfd);
+        self.reaper.kill(waiting.pidfd);
     }
 
+    /// Stops an app on request; the client gets its reply after the exit.
     pub(super) fn stop_app(&mut self, name: &str, grace: Duration, client: OwnedFd) {
-        let token = match self.find_app(name) {
-            Ok(token) => token,
+        let (token, app) = match self.pod.find_app(name) {
+            Ok(found) => found,
             Err(why) => return refuse(&client, name, why),
         };
-        let Some(app) = self.pod.apps.get(token) else { return };
         if app.running.is_none() {
             return match check_is_idle(app) {
                 Ok(()) => {
@@ -169,47 +196,48 @@ impl Supervisor {
                 Err(why) => refuse(&client, name, why),
             };
         }
-        self.signal_stop(token, grace, StopCause::Request, Some(client), None);
+        self.begin_stop(token, grace, StopCause::Request, Some(client), None);
     }
 
+    /// Stops an app on request, and starts it again after the exit. An app that does not run is only started.
     pub(super) fn restart_app(&mut self, name: &str, start: StartRequest, grace: Duration) {
-        let token = match self.find_app(name) {
-            Ok(token) => token,
+        let (token, app) = match self.pod.find_app(name) {
+            Ok(found) => found,
             Err(why) => return start.refuse(name, why),
         };
-        let runs = self.pod.apps.get(token).filter(|app| app.running.is_some());
-        let Some(app) = runs else { return self.start_app(name, start) };
+        if app.running.is_none() {
+            return self.start_app(name, start);
+        }
         if self.reply_if_started(token, &start) {
             return;
         }
         let last = app.started.as_ref().map_or(0, |started| started.attempt);
-        let checked =
-            self.check_is_open().and_then(|()| self.check_restarts_paused(token)).and_then(|()| match &app.stop {
-                Some(_) => Err(failure(ErrorKind::Busy, format!("app '{name}' is being stopped"))),
-                None if start.attempt < last => {
-                    let why =
-                        format!("attempt {} of app '{name}' cannot be started after attempt {last}", start.attempt);
-                    Err(failure(ErrorKind::Refused, why))
-                }
-                None => Ok(()),
-            });
+        let is_open = self.shutdown.check_is_open().and_then(|()| self.check_allows_restart(token));
+        let checked = is_open.and_then(|()| match &app.stop {
+            Some(_) => Err(failure(ErrorKind::Busy, format!("app '{name}' is being stopped"))),
+            None if start.attempt < last => {
+                let why = format!("attempt {} of app '{name}' cannot be started after attempt {last}", start.attempt);
+                Err(failure(ErrorKind::Refused, why))
+            }
+            None => Ok(()),
+        });
         match checked {
-            Ok(()) => self.signal_stop(token, grace, StopCause::Request, None, Some(start)),
+            Ok(()) => self.begin_stop(token, grace, StopCause::Request, None, Some(start)),
             Err(why) => start.refuse(name, why),
         }
     }
 
-    /// Fails if the pod is paused with other apps: they stay so, and no app is started meanwhile. An app that is paused
-    /// alone is resumed by its stop, and the pod with it.
-    fn check_restarts_paused(&self, token: Token<App>) -> Result<()> {
+    /// Fails if the pod is paused with other apps: they stay so, and no app is started meanwhile. An app that alone is
+    /// paused is resumed by its stop, and the pod with it.
+    fn check_allows_restart(&self, token: Token<App>) -> Result<()> {
         let is_paused_alone =
-            self.pausing.is_none() && self.pod.apps.iter().all(|(other, app)| app.is_paused == (other == token));
-        if is_paused_alone { Ok(()) } else { self.check_is_not_paused() }
+            !self.pause.is_under_way() && self.pod.apps.iter().all(|(other, app)| app.is_paused == (other == token));
+        if is_paused_alone { Ok(()) } else { self.pause.check_allows_starts() }
     }
 
     /// Asks a running app to stop, for a client that waits for its exit or for the start that follows. A further
     /// request can only shorten the grace.
-    pub(super) fn signal_stop(
+    pub(super) fn begin_stop(
         &mut self,
         token: Token<App>,
         grace: Duration,
@@ -251,21 +279,14 @@ impl Supervisor {
         let _killed_later = self.resume(token);
     }
 
-    /// Replies to the clients that wait for the exit of an app; returns the start that follows.
-    pub(super) fn complete_stop(&mut self, stop: StopRequest) -> Option<StartRequest> {
-        for client in &stop.clients {
-            control::reply(client, &Reply::Done, None);
-        }
-        stop.restart
-    }
-
+    /// Removes an app on request. One that the pod does not have was removed before.
     pub(super) fn remove_app(&mut self, name: &str, client: OwnedFd) {
         // The command that adds it has the pod's lock for changes. So it was killed, or has given up.
         if self.abort_add(name) {
             return control::reply(&client, &Reply::Done, None);
         }
-        let Ok(token) = self.find_app(name) else { return control::reply(&client, &Reply::Done, None) };
-        let checked = self.check_is_open().and_then(|()| self.app(token)).and_then(|app| match app.running {
+        let Ok((token, app)) = self.pod.find_app(name) else { return control::reply(&client, &Reply::Done, None) };
+        let checked = self.shutdown.check_is_open().and_then(|()| match app.running {
             Some(_) => Err(failure(ErrorKind::Refused, format!("app '{name}' runs; stop it first"))),
             None => check_is_idle(app),
         });
@@ -286,6 +307,7 @@ impl Supervisor {
         self.advance_clear(token);
     }
 
+    /// Goes on with a [`Operation::Clear`], and begins the operation that follows if it is complete.
     fn advance_clear(&mut self, token: Token<App>) {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         let Some(Operation::Clear { deadline, .. }) = &app.operation else { return };
@@ -316,8 +338,7 @@ impl Supervisor {
             }
             Err(why) => return self.fail_next(token, then, why),
         }
-        app.output.close(&mut self.foregrounds, &mut self.buffer);
-        self.record_dropped(token);
+        self.output.close(app, &self.journal);
         match then {
             NextOperation::Start(start) => self.begin_creation(token, start),
             NextOperation::Remove(client) => self.finish_removal(token, &client),
@@ -337,25 +358,22 @@ impl Supervisor {
 
     /// Makes the cgroup of an app anew, without limits; returns whether it could be removed.
     fn renew_cgroup(&mut self, token: Token<App>, name: &str) -> Result<bool> {
-        if !self.pod.cgroups.remove(name) {
+        let Some(app) = self.pod.apps.get_mut(token) else { return Ok(true) };
+        let (plan, resources) = (&self.pod.plan, &mut self.pod.resources);
+        if !resources.cgroups.remove(name) {
             return Ok(false);
         }
-        if let Some(app) = self.pod.apps.get(token) {
-            self.pod.cgroups.require_view(&app.plan.options.limits)?;
-        }
-        let mut cgroup = self.pod.cgroups.app(name)?;
-        if self.pod.apps.get(token).is_some_and(|app| app.confinement.namespaces.manages_cgroup) {
+        resources.cgroups.require_view(&app.plan.options.limits)?;
+        let mut cgroup = resources.cgroups.app(name)?;
+        if app.confinement.namespaces.manages_cgroup {
             cgroup.delegate()?;
         }
-        if let Some(app) = self.pod.apps.get(token)
-            && !self.pod.confine_app(&app.plan, &cgroup, &app.devices)
+        if !resources.confine_app(plan, &app.plan, &cgroup, &app.devices)
             && app.confinement.capabilities.contains(CapabilitySet::MKNOD)
         {
             return Err(failure(ErrorKind::Unavailable, format!("cannot confine the devices of app '{name}' again")));
         }
-        if let Some(app) = self.pod.apps.get_mut(token) {
-            app.cgroup = cgroup;
-        }
+        app.cgroup = cgroup;
         self.finish_reclaims(name);
         Ok(true)
     }
@@ -364,9 +382,9 @@ impl Supervisor {
     /// would get them.
     fn finish_removal(&mut self, token: Token<App>, client: &OwnedFd) {
         // The row has the policy of the app until the command has made the removal durable.
-        let durability = self.limits_durability();
+        let durability = self.pod.limits_durability();
         let Some(name) = self.pod.apps.get(token).map(|app| app.plan.name.clone()) else { return };
-        let trash = match removal::move_files(&name, &mut self.ending) {
+        let trash = match removal::move_files(&name, &mut self.reaper) {
             Ok(trash) => trash,
             Err(why) => return refuse(client, &name, why),
         };
@@ -374,8 +392,8 @@ impl Supervisor {
         self.end_receiver(&mut app);
         self.abort_reclaims(Some(&name));
         let volumes = self.release_volumes(&name, app.volumes);
-        self.ending.extend(trash.delete(&volumes, Some(app.root)));
-        self.remove_cgroup_later(&name);
+        self.reaper.add_all(trash.delete(&volumes, Some(app.root)));
+        self.pod.resources.remove_app_cgroup(&name);
         self.restrict_devices();
         updated_limits::forget(self.pod.jail.pod_dir.as_fd(), durability, &name);
         self.journal.append(Fact::AppRemoved { app: name.clone() });
@@ -402,18 +420,6 @@ impl Supervisor {
                 _ => {}
             }
         }
-    }
-
-    /// When [`Self::check_operations`] has work.
-    pub(super) fn operation_deadlines(&self, now: Instant) -> impl Iterator<Item = Instant> {
-        let stops = self.pod.apps.values().filter_map(|app| app.stop.as_ref()?.kill_at);
-        let operations = self.pod.apps.values().filter_map(move |app| match app.operation.as_ref()? {
-            Operation::Clear { deadline, .. } => Some((now + CLEAR_POLL_INTERVAL).min(*deadline)),
-            Operation::Execute { deadline, .. } => Some(*deadline),
-            // The creation has the deadline.
-            Operation::Create => None,
-        });
-        stops.chain(operations)
     }
 
     /// Aborts the start or removal of an app.
@@ -445,41 +451,25 @@ impl Supervisor {
 
     /// Whether the pod runs on: an app runs or is being started, or it is a sandbox that was not stopped.
     pub(super) fn is_active(&self) -> bool {
-        let is_starting = |app: &App| {
-            let removes = Operation::is_removal;
-            app.operation.as_ref().is_some_and(|operation| !removes(operation))
-        };
-        (self.pod.plan.sandbox && !self.is_stopping)
+        let is_starting = |app: &App| app.operation.as_ref().is_some_and(|operation| !operation.is_removal());
+        (self.pod.plan.sandbox && !self.shutdown.is_stopping())
             || self.pod.apps.values().any(|app| app.running.is_some() || is_starting(app) || app.restarts.is_pending())
-    }
-
-    /// The status of each app.
-    pub(super) fn app_statuses(&self) -> Vec<AppStatus> {
-        let state = |app: &App| match (&app.started, app.exit) {
-            (Some(started), None) => AppState::Running(started.clone()),
-            (Some(started), Some(how)) => {
-                // The last attempt may be one that could not be started.
-                let attempt = app.last_attempt().unwrap_or(started.attempt);
-                let started = Started { attempt, ..started.clone() };
-                AppState::Exited { started, how, restart_at: app.restarts.next_at() }
-            }
-            (None, _) => AppState::Created,
-        };
-        let status = |app: &App| AppStatus {
-            app: app.plan.name.clone(),
-            number: app.output.app_number,
-            state: state(app),
-            paused: app.is_paused,
-            notified: app.notify.as_ref().map(|notify| notify.state.clone()),
-            health: app.health.as_ref().filter(|_| app.running.is_some()).map(|health| health.state()),
-        };
-        self.pod.apps.values().map(status).collect()
     }
 }
 
 impl Operation {
     fn is_removal(&self) -> bool {
         matches!(self, Self::Clear { then: NextOperation::Remove(_), .. })
+    }
+}
+
+impl StopRequest {
+    /// Replies to the clients that wait for the exit of the app; returns the start that follows.
+    pub(super) fn complete(self) -> Option<StartRequest> {
+        for client in &self.clients {
+            control::reply(client, &Reply::Done, None);
+        }
+        self.restart
     }
 }
 
@@ -509,12 +499,17 @@ pub(super) fn check_is_idle(app: &App) -> Result<()> {
     Err(failure(ErrorKind::Busy, format!("app '{}' is being {doing}", shown(&app.plan.name))))
 }
 
+/// An app whose program is to be executed has no process: a bug.
+fn no_process(app: &App) -> Failure {
+    failure(ErrorKind::Internal, format!("app '{}' has no process that could execute its program", app.plan.name))
+}
+
 /// Lets the process of an app that waits execute the program, with the log of this attempt.
 fn proceed(app: &mut App, attempt: u32, log: LogSettings<'_>) -> Result<()> {
     if app.waiting.is_some() && app.plan.attempt != attempt {
         app.begin_attempt(attempt, log)?;
     }
-    let Some(waiting) = &app.waiting else { return Err(no_such_app(&app.plan.name)) };
+    let Some(waiting) = &app.waiting else { return Err(no_process(app)) };
     app.oom_kills_before = app.cgroup.oom_kills();
     waiting.proceed()
 }

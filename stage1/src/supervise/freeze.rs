@@ -15,7 +15,6 @@ use gantry_model::ErrorKind;
 
 use super::Supervisor;
 use super::apps::check_is_idle;
-use super::creations::is_tracer;
 use crate::app::App;
 use crate::control;
 use crate::failure::{Result, failure};
@@ -27,13 +26,60 @@ const FREEZE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the freezing is polled.
 const FREEZE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A pause under way. The apps in it have [`App::is_paused`] set.
-pub(super) struct PauseRequest {
+/// A pause that is under way. The apps in it have [`App::is_paused`] set.
+struct PauseRequest {
     apps: Vec<Token<App>>,
     /// The app by name; `None`: the pod.
     name: Option<String>,
     deadline: Instant,
     client: OwnedFd,
+}
+
+/// The pause of the pod.
+#[derive(Default)]
+pub(super) struct Pause {
+    /// Whether the pod is paused as a whole: no app is started.
+    is_whole: bool,
+    /// The pause that is under way.
+    request: Option<PauseRequest>,
+}
+
+impl Pause {
+    /// Whether the pod is paused as a whole.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Whether a pause is under way, of an app or of the pod.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.request.is_some()
+    }
+
+    /// Whether no app is started: the pod is paused as a whole, or a pause is under way.
+    pub(super) fn holds_starts(&self) -> bool {
+        self.is_whole || self.is_under_way()
+    }
+
+    /// Fails while no app is started.
+    pub(super) fn check_allows_starts(&self) -> Result<()> {
+        self.check_is_not_under_way()?;
+        match self.is_whole {
+            true => Err(failure(ErrorKind::Refused, "the pod is paused: resume it with 'gantry unpause'")),
+            false => Ok(()),
+        }
+    }
+
+    fn check_is_not_under_way(&self) -> Result<()> {
+        match self.request {
+            Some(_) => Err(failure(ErrorKind::Busy, "the pod is being paused by another command")),
+            None => Ok(()),
+        }
+    }
+
+    /// When [`Supervisor::check_pause`] has work.
+    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
+        self.request.as_ref().map(|request| (now + FREEZE_POLL_INTERVAL).min(request.deadline))
+    }
 }
 
 impl PauseRequest {
@@ -54,7 +100,7 @@ impl Supervisor {
             Err(why) => return refuse(&client, name, why),
         };
         let is_whole = name.is_none();
-        if apps.is_empty() && (!is_whole || self.is_paused) {
+        if apps.is_empty() && (!is_whole || self.pause.is_whole) {
             return control::reply(&client, &Reply::Done, None);
         }
         let request = PauseRequest { apps, name, deadline: Instant::now() + FREEZE_TIMEOUT, client };
@@ -70,23 +116,21 @@ impl Supervisor {
                 return self.undo_pause(request, failure(ErrorKind::Unavailable, why));
             }
         }
-        self.pausing = Some(request);
+        self.pause.request = Some(request);
         self.check_pause(Instant::now());
     }
 
     /// The running apps that are not paused yet, of the named app or of all.
     fn apps_to_pause(&self, name: Option<&str>) -> Result<Vec<Token<App>>> {
-        self.check_is_open()?;
-        if self.pausing.is_some() {
-            return Err(failure(ErrorKind::Busy, "the pod is being paused by another command"));
-        }
+        self.shutdown.check_is_open()?;
+        self.pause.check_is_not_under_way()?;
         let tokens = match name {
-            Some(name) => vec![self.find_app(name)?],
+            Some(name) => vec![self.pod.find_app(name)?.0],
             None => self.pod.apps.tokens(),
         };
         let mut apps = Vec::new();
         for token in tokens {
-            let app = self.app(token)?;
+            let Some(app) = self.pod.apps.get(token) else { continue };
             check_is_idle(app)?;
             match (&app.running, name) {
                 (Some(_), _) if app.is_paused => {}
@@ -103,15 +147,15 @@ impl Supervisor {
             }
         }
         // Making a process freezes and thaws other apps.
-        match self.creations.values().next() {
-            Some(_) => Err(failure(ErrorKind::Busy, "an app of the pod is being made")),
-            None => Ok(apps),
+        match self.creations.is_empty() {
+            true => Ok(apps),
+            false => Err(failure(ErrorKind::Busy, "an app of the pod is being made")),
         }
     }
 
     /// Completes a pause whose processes are frozen, and times out others.
     pub(super) fn check_pause(&mut self, now: Instant) {
-        let Some(request) = self.pausing.take() else { return };
+        let Some(request) = self.pause.request.take() else { return };
         let mut late = None;
         for token in &request.apps {
             // An app may have been killed meanwhile.
@@ -127,18 +171,13 @@ impl Supervisor {
         }
         match late {
             None => {
-                self.is_paused |= request.name.is_none();
+                self.pause.is_whole |= request.name.is_none();
                 self.journal.append(Fact::Paused { app: request.name });
                 control::reply(&request.client, &Reply::Done, None);
             }
             Some(why) if request.deadline <= now => self.undo_pause(request, failure(ErrorKind::TimedOut, why)),
-            Some(_) => self.pausing = Some(request),
+            Some(_) => self.pause.request = Some(request),
         }
-    }
-
-    /// When [`Self::check_pause`] has work.
-    pub(super) fn pause_deadline(&self, now: Instant) -> Option<Instant> {
-        self.pausing.as_ref().map(|request| (now + FREEZE_POLL_INTERVAL).min(request.deadline))
     }
 
     fn undo_pause(&mut self, request: PauseRequest, why: Failure) {
@@ -151,10 +190,10 @@ impl Supervisor {
     /// Thaws an app, or every app of the pod.
     pub(super) fn unpause(&mut self, name: Option<String>, client: &OwnedFd) {
         let resumed = match &name {
-            Some(name) => self.find_app(name).and_then(|token| match self.app(token)?.is_paused {
-                true => self.resume(token),
-                false => Ok(()),
-            }),
+            Some(name) => match self.pod.find_app(name) {
+                Ok((token, app)) if app.is_paused => self.resume(token),
+                other => other.map(drop),
+            },
             None => self.resume_all(),
         };
         match resumed {
@@ -165,12 +204,13 @@ impl Supervisor {
 
     /// Thaws a paused app; the pod with it, if no other app is paused.
     pub(super) fn resume(&mut self, token: Token<App>) -> Result<()> {
-        if self.pausing.as_ref().is_some_and(|request| request.apps.contains(&token)) {
-            return self.abort_pause();
+        if self.pause.request.as_ref().is_some_and(|request| request.apps.contains(&token)) {
+            self.abort_pause();
+            return Ok(());
         }
         let Some(app) = self.pod.apps.get(token).filter(|app| app.is_paused) else { return Ok(()) };
         let name = app.plan.name.clone();
-        if self.pod.apps.values().filter(|app| app.is_paused).count() == 1 && self.is_paused {
+        if self.pod.apps.values().filter(|app| app.is_paused).count() == 1 && self.pause.is_whole {
             return self.resume_all();
         }
         if !self.thaw(token) {
@@ -182,9 +222,9 @@ impl Supervisor {
 
     /// Thaws every paused app.
     pub(super) fn resume_all(&mut self) -> Result<()> {
-        self.abort_pause()?;
+        self.abort_pause();
         let mut failed = None;
-        let mut has_resumed = std::mem::take(&mut self.is_paused);
+        let mut has_resumed = std::mem::take(&mut self.pause.is_whole);
         for token in self.pod.apps.tokens() {
             let Some(app) = self.pod.apps.get(token).filter(|app| app.is_paused) else { continue };
             let name = app.plan.name.clone();
@@ -201,35 +241,23 @@ impl Supervisor {
     }
 
     /// Aborts a pause that is under way.
-    fn abort_pause(&mut self) -> Result<()> {
-        if let Some(request) = self.pausing.take() {
+    fn abort_pause(&mut self) {
+        if let Some(request) = self.pause.request.take() {
             self.undo_pause(request, failure(ErrorKind::Refused, "the pod was resumed or stopped by another command"));
         }
-        Ok(())
     }
 
     /// Thaws the processes of an app; returns whether the kernel has accepted that. An app without a main process gets
     /// a new cgroup for its next start. An app that may trace others stays frozen while a process is made
-    /// ([`Supervisor::thaw_tracers`]).
+    /// ([`super::creations::Creations::thaw_tracers`]).
     fn thaw(&mut self, token: Token<App>) -> bool {
         let Some(app) = self.pod.apps.get_mut(token) else { return true };
-        if self.are_tracers_frozen && is_tracer(app) {
+        if self.creations.are_tracers_frozen() && app.is_tracer() {
             app.is_paused = false;
             return true;
         }
         let is_thawed = app.cgroup.set_frozen(false).is_ok() || app.running.is_none();
         app.is_paused = !is_thawed;
         is_thawed
-    }
-
-    /// Fails while the pod is paused, or is about to be: no app is started then.
-    pub(super) fn check_is_not_paused(&self) -> Result<()> {
-        if self.pausing.is_some() {
-            return Err(failure(ErrorKind::Busy, "the pod is being paused by another command"));
-        }
-        match self.is_paused {
-            true => Err(failure(ErrorKind::Refused, "the pod is paused: resume it with 'gantry unpause'")),
-            false => Ok(()),
-        }
     }
 }

@@ -3,8 +3,8 @@
 //! A probe is due only while its app runs, is not paused, and neither the app nor the pod is being stopped. An app
 //! without a health check costs nothing here; one with a check wakes the event loop when a probe begins and ends.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 use gantry_contract::control::{HealthReport, HealthResult};
 use gantry_contract::journal::Fact;
@@ -16,6 +16,8 @@ use super::{EventSource, SIGKILL, Supervisor};
 use crate::app::probe::{Probe, ProbeOutcome};
 use crate::app::{App, StartRequest, StopCause};
 use crate::failure::{Result, failure};
+use crate::pod::Pod;
+use crate::reaper::Reaper;
 use crate::table::Token;
 
 /// Maximum number of probes that begin before other events are handled: each takes a fork.
@@ -38,20 +40,19 @@ impl App {
     }
 
     /// Kills the probe that runs.
-    pub(super) fn abort_probe(&mut self, ending: &mut Vec<OwnedFd>) {
+    pub(super) fn abort_probe(&mut self, reaper: &mut Reaper) {
         let Some(health) = &mut self.health else { return };
         if let Some(probe) = health.probe.take() {
             health.schedule(Instant::now());
-            probe.kill(self, ending);
+            probe.kill(self, reaper);
         }
     }
 }
 
-impl Supervisor {
+impl Pod {
     /// The descriptors of probes to poll.
     pub(super) fn watched_probes(&self) -> impl Iterator<Item = (EventSource, BorrowedFd<'_>, PollFlags)> {
-        let probes =
-            self.pod.apps.iter().filter_map(|(token, app)| Some((token, app.health.as_ref()?.probe.as_ref()?)));
+        let probes = self.apps.iter().filter_map(|(token, app)| Some((token, app.health.as_ref()?.probe.as_ref()?)));
         probes.flat_map(|(token, probe)| {
             let exit = probe.program().map(|pidfd| (EventSource::ProbeExit(token), pidfd, PollFlags::IN));
             let other = probe.watched().map(|(fd, events)| (EventSource::Probe(token), fd, events));
@@ -59,9 +60,17 @@ impl Supervisor {
         })
     }
 
+    pub(super) fn health_report(&self, app: &str) -> Result<HealthReport> {
+        let app = self.app(app)?;
+        let none = || failure(ErrorKind::Refused, format!("app '{}' has no health check", app.plan.name));
+        app.health.as_ref().map(|health| health.report()).ok_or_else(none)
+    }
+}
+
+impl Supervisor {
     /// When [`Self::check_health`] has work.
     pub(super) fn health_deadlines(&self) -> impl Iterator<Item = Instant> {
-        let is_stopping = self.is_stopping;
+        let is_stopping = self.shutdown.is_stopping();
         self.pod.apps.values().filter_map(move |app| {
             let health = app.health.as_ref()?;
             (health.probe.is_some() || (app.is_probed() && !is_stopping)).then(|| health.deadline())
@@ -74,7 +83,7 @@ impl Supervisor {
         for token in self.pod.apps.tokens() {
             let Some(app) = self.pod.apps.get_mut(token).filter(|app| app.health.is_some()) else { continue };
             if app.is_paused {
-                app.abort_probe(&mut self.ending);
+                app.abort_probe(&mut self.reaper);
             }
             let Some(health) = &mut app.health else { continue };
             if app.running.is_some()
@@ -84,11 +93,11 @@ impl Supervisor {
             }
             let timeout = health.check().timeout;
             if let Some(probe) = health.probe.take_if(|probe| probe.deadline <= now) {
-                let result = probe.time_out(app, timeout, &mut self.ending);
+                let result = probe.time_out(app, timeout, &mut self.reaper);
                 self.record_health(token, result);
                 continue;
             }
-            if !health.is_due(now) || self.is_stopping || beginnings == MAX_BEGINNINGS || !app.is_probed() {
+            if !health.is_due(now) || self.shutdown.is_stopping() || beginnings == MAX_BEGINNINGS || !app.is_probed() {
                 continue;
             }
             beginnings += 1;
@@ -114,7 +123,7 @@ impl Supervisor {
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         let Some(health) = &mut app.health else { return };
         let Some(probe) = health.probe.take() else { return };
-        match probe.advance(&mut self.buffer, &mut self.ending) {
+        match probe.advance(&mut self.output.buffer, &mut self.reaper) {
             ProbeOutcome::Running(probe) => health.probe = Some(probe),
             ProbeOutcome::Ended(result) => self.record_health(token, result),
         }
@@ -126,7 +135,7 @@ impl Supervisor {
         // A probe that still runs could not be reaped.
         let probe = self.pod.apps.get(token).and_then(|app| app.health.as_ref()?.probe.as_ref());
         if let Some(program) = probe.and_then(Probe::program) {
-            self.traced.hold_if_traced(program);
+            self.reaper.leave_out_if_traced(program);
         }
     }
 
@@ -135,17 +144,15 @@ impl Supervisor {
     fn record_health(&mut self, token: Token<App>, result: HealthResult) {
         let now = Instant::now();
         let Some(app) = self.pod.apps.get_mut(token) else { return };
-        let is_probed = app.is_probed() && !self.is_stopping;
+        let is_probed = app.is_probed() && !self.shutdown.is_stopping();
         let Some(health) = app.health.as_mut().filter(|_| is_probed) else { return };
         let action = health.record(result, now);
         if let Some(fact) = health.take_change(&app.plan.name, now) {
             self.journal.append(fact);
         }
-        let default_grace = self.pod.plan.stop_grace_ms;
-        let grace = Duration::from_millis(app.plan.options.stop_timeout_ms.unwrap_or(default_grace));
         match action {
             None | Some(HealthAction::None) => {}
-            Some(HealthAction::Stop) => self.signal_stop(token, grace, StopCause::Health, None, None),
+            Some(HealthAction::Stop) => self.stop_unhealthy(token, None),
             Some(HealthAction::Kill) => {
                 let attempt = app.started.as_ref().map_or(0, |started| started.attempt);
                 // Before its exit, whose cause it is.
@@ -153,31 +160,30 @@ impl Supervisor {
                 app.signal(SIGKILL);
                 app.cgroup.kill();
             }
-            Some(HealthAction::Restart) => self.restart_unhealthy(token, grace),
+            Some(HealthAction::Restart) => self.restart_unhealthy(token),
         }
     }
 
-    fn restart_unhealthy(&mut self, token: Token<App>, grace: Duration) {
+    fn restart_unhealthy(&mut self, token: Token<App>) {
         let Some(app) = self.pod.apps.get(token) else { return };
         match app.last_attempt().unwrap_or(0).checked_add(1) {
             Some(attempt) => {
-                let restart = StartRequest { attempt, client: None };
-                self.signal_stop(token, grace, StopCause::Health, None, Some(restart));
+                self.stop_unhealthy(token, Some(StartRequest { attempt, client: None }));
             }
             None => tracing::warn!("cannot restart the unhealthy app '{}'", app.plan.name),
         }
     }
 
-    pub(super) fn health_report(&self, app: &str) -> Result<HealthReport> {
-        let app = self.app(self.find_app(app)?)?;
-        let none = || failure(ErrorKind::Refused, format!("app '{}' has no health check", app.plan.name));
-        app.health.as_ref().map(|health| health.report()).ok_or_else(none)
+    fn stop_unhealthy(&mut self, token: Token<App>, restart: Option<StartRequest>) {
+        let Some(app) = self.pod.apps.get(token) else { return };
+        let grace = self.pod.stop_grace_of(app);
+        self.begin_stop(token, grace, StopCause::Health, None, restart);
     }
 
     /// Kills every probe: the pod has ended.
     pub(super) fn abort_probes(&mut self) {
         for app in self.pod.apps.values_mut() {
-            app.abort_probe(&mut self.ending);
+            app.abort_probe(&mut self.reaper);
         }
     }
 }

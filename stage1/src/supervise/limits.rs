@@ -15,13 +15,14 @@ use gantry_model::restart::RestartPolicy;
 use gantry_model::spec::Limits;
 use rustix::process::{PidfdFlags, Signal};
 
-use super::{Supervisor, no_such_app};
-use crate::app::reap;
+use super::Supervisor;
 use crate::cgroup::limits::{IneffectiveLimit, LimitedCgroup, LimitsOwner, extra_controllers, warnings};
 use crate::cgroup::updated_limits::{self, Durability};
 use crate::control;
 use crate::failure::{Attempt as _, OfApp as _, Result, failure};
 use crate::output::pace::Pace;
+use crate::pod::Pod;
+use crate::reaper::reap;
 use crate::sys::{self, SingleThreaded};
 use crate::table::Token;
 
@@ -36,54 +37,23 @@ pub(super) struct Reclaim {
     client: OwnedFd,
 }
 
-impl Supervisor {
-    /// Begins a change of limits; the client gets its reply when it is complete.
-    pub(super) fn begin_update(&mut self, update: UpdateLimits, client: OwnedFd) {
-        match self.check_update(&update).and_then(|()| self.start_reclaim(&update)) {
-            Ok(None) => self.finish_update(&update, &client, false),
-            Ok(Some(helper)) => {
-                let deadline = Instant::now() + RECLAIM_TIMEOUT;
-                self.reclaims.insert(Reclaim { helper, deadline, update, client });
-            }
-            Err(why) => {
-                // A client that compares with a lost record would be refused each time.
-                if let Err(error) = self.restore_lost_record() {
-                    tracing::warn!("the record of limits is not restored: {}", error.message);
-                }
-                control::reply(&client, &Reply::Failed(why), None);
-            }
-        }
-    }
-
+impl Pod {
     /// Records all limits in effect if their record was removed or damaged.
     fn restore_lost_record(&self) -> Result<()> {
-        let dir = self.pod.jail.pod_dir.as_fd();
+        let dir = self.jail.pod_dir.as_fd();
         if !updated_limits::is_lost(dir) {
             return Ok(());
         }
         updated_limits::change(dir, self.limits_durability(), |record| {
-            let apps = self.pod.apps.values().map(|app| &app.plan);
+            let apps = self.apps.values().map(|app| &app.plan);
             record.apps = apps.map(|plan| (plan.name.clone(), plan.options.limits.clone())).collect();
-            record.pod = Some(self.pod.plan.limits.clone());
+            record.pod = Some(self.plan.limits.clone());
         })
-    }
-
-    fn check_update(&self, update: &UpdateLimits) -> Result<()> {
-        self.check_is_open()?;
-        let known = match &update.app {
-            Some(name) => &self.app(self.find_app(name)?)?.plan.options.limits,
-            None => &self.pod.plan.limits,
-        };
-        let is_under_way = self.reclaims.values().any(|reclaim| reclaim.update.app == update.app);
-        if *known != update.old || is_under_way {
-            return Err(failure(ErrorKind::Busy, "another client is changing the limits or has: try again"));
-        }
-        Ok(())
     }
 
     /// Records the limits of an app or of the pod (`None`).
     fn record_limits(&self, app: Option<&str>, limits: &Limits) -> Result<()> {
-        updated_limits::change(self.pod.jail.pod_dir.as_fd(), self.limits_durability(), |record| match app {
+        updated_limits::change(self.jail.pod_dir.as_fd(), self.limits_durability(), |record| match app {
             Some(name) => drop(record.apps.insert(name.to_owned(), limits.clone())),
             None => record.pod = Some(limits.clone()),
         })
@@ -93,10 +63,10 @@ impl Supervisor {
     fn start_reclaim(&self, update: &UpdateLimits) -> Result<Option<OwnedFd>> {
         let pod;
         let limited = match &update.app {
-            Some(name) => self.app(self.find_app(name)?)?.cgroup.limited(&self.pod.block_devices),
+            Some(name) => self.app(name)?.cgroup.limited(&self.resources.block_devices),
             None => {
-                pod = self.pod.cgroups.open_pod()?;
-                LimitedCgroup { cgroups: &pod, owner: LimitsOwner::Pod, devices: &self.pod.block_devices }
+                pod = self.resources.cgroups.open_pod()?;
+                LimitedCgroup { cgroups: &pod, owner: LimitsOwner::Pod, devices: &self.resources.block_devices }
             }
         };
         if !limited.needs_reclaim(&update.old, &update.new)? {
@@ -114,6 +84,94 @@ impl Supervisor {
         });
         let helper = rustix::process::pidfd_open(pid.attempt(what)?, PidfdFlags::empty()).attempt(what)?;
         Ok(Some(helper))
+    }
+
+    /// After a power cut, gantryd restarts only pods with a restart policy.
+    pub(super) fn limits_durability(&self) -> Durability {
+        match self.apps.values().any(|app| app.plan.options.restart != RestartPolicy::No) {
+            true => Durability::OldOrNew,
+            false => Durability::Any,
+        }
+    }
+
+    /// Sets the former limits again after a failure.
+    fn restore_limits(&mut self, update: &UpdateLimits) -> Result<Vec<IneffectiveLimit>> {
+        match &update.app {
+            Some(name) => self.change_app_limits(name, &update.new, &update.old, false),
+            None => self.change_pod_limits(&update.new, &update.old, false),
+        }
+    }
+
+    fn change_app_limits(
+        &mut self,
+        name: &str,
+        old: &Limits,
+        new: &Limits,
+        has_extra: bool,
+    ) -> Result<Vec<IneffectiveLimit>> {
+        let (token, _) = self.find_app(name)?;
+        let Some(app) = self.apps.get_mut(token) else { return Ok(Vec::new()) };
+        if has_extra {
+            self.resources.cgroups.extend_app(name, &mut app.cgroup)?;
+        }
+        let ineffective = app.cgroup.change_limits(old, new, &self.resources.block_devices)?;
+        app.plan.options.limits = new.clone();
+        if old.cpu_limit_milli() != new.cpu_limit_milli() {
+            app.output.pace = Pace::new(new.cpu_limit_milli(), Instant::now());
+        }
+        Ok(ineffective)
+    }
+
+    fn change_pod_limits(&mut self, old: &Limits, new: &Limits, has_extra: bool) -> Result<Vec<IneffectiveLimit>> {
+        let cgroups = &self.resources.cgroups;
+        if has_extra {
+            for app in self.apps.values_mut() {
+                cgroups.extend_app(&app.plan.name, &mut app.cgroup).of_app(&app.plan.name)?;
+            }
+        }
+        // On v1, an app has a list of its own even if none was given for it: never one that its pod lacks.
+        for app in self.apps.values().filter(|_| has_extra) {
+            app.cgroup.follow_cpuset(&app.plan.options.limits, new);
+        }
+        let ineffective = cgroups.set_pod_limits(Some(old), new, &self.resources.block_devices)?;
+        for app in self.apps.values().filter(|_| has_extra) {
+            app.cgroup.follow_cpuset(&app.plan.options.limits, new);
+        }
+        self.plan.limits = new.clone();
+        Ok(ineffective)
+    }
+}
+
+impl Supervisor {
+    /// Begins a change of limits; the client gets its reply when it is complete.
+    pub(super) fn begin_update(&mut self, update: UpdateLimits, client: OwnedFd) {
+        match self.check_update(&update).and_then(|()| self.pod.start_reclaim(&update)) {
+            Ok(None) => self.finish_update(&update, &client, false),
+            Ok(Some(helper)) => {
+                let deadline = Instant::now() + RECLAIM_TIMEOUT;
+                self.reclaims.insert(Reclaim { helper, deadline, update, client });
+            }
+            Err(why) => {
+                // A client that compares with a lost record would be refused each time.
+                if let Err(error) = self.pod.restore_lost_record() {
+                    tracing::warn!("the record of limits is not restored: {}", error.message);
+                }
+                control::reply(&client, &Reply::Failed(why), None);
+            }
+        }
+    }
+
+    fn check_update(&self, update: &UpdateLimits) -> Result<()> {
+        self.shutdown.check_is_open()?;
+        let known = match &update.app {
+            Some(name) => &self.pod.app(name)?.plan.options.limits,
+            None => &self.pod.plan.limits,
+        };
+        let is_under_way = self.reclaims.values().any(|reclaim| reclaim.update.app == update.app);
+        if *known != update.old || is_under_way {
+            return Err(failure(ErrorKind::Busy, "another client is changing the limits or has: try again"));
+        }
+        Ok(())
     }
 
     /// The helper process has exited.
@@ -156,9 +214,7 @@ impl Supervisor {
     /// Ends a helper process that lowers a memory limit; returns the update and its client.
     fn end_reclaim(&mut self, token: Token<Reclaim>) -> Option<(UpdateLimits, OwnedFd)> {
         let Reclaim { helper, update, client, .. } = self.reclaims.remove(token)?;
-        // It fails only if the process has exited.
-        let _already_ended = rustix::process::pidfd_send_signal(&helper, Signal::KILL);
-        self.ending.push(helper);
+        self.reaper.kill(helper);
         Some((update, client))
     }
 
@@ -172,7 +228,7 @@ impl Supervisor {
 
     fn fail_reclaim(&mut self, update: &UpdateLimits, client: &OwnedFd, why: gantry_contract::Failure) {
         // The helper may have set some of the new limits.
-        let _former_limits = self.restore_limits(update);
+        let _former_limits = self.pod.restore_limits(update);
         let message = format!("cannot lower the memory limit: {}", why.message);
         control::reply(client, &Reply::Failed(gantry_contract::Failure { message, ..why }), None);
     }
@@ -181,7 +237,7 @@ impl Supervisor {
         let updated = self.update_limits(update, is_memory_lowered);
         if updated.is_err() && is_memory_lowered {
             // The helper has set these limits; they may be in force although the rest was refused.
-            let _former_limits = self.restore_limits(update);
+            let _former_limits = self.pod.restore_limits(update);
         }
         let reply = match updated {
             Ok(warnings) => Reply::LimitsUpdated { warnings },
@@ -194,33 +250,25 @@ impl Supervisor {
     fn update_limits(&mut self, update: &UpdateLimits, is_memory_lowered: bool) -> Result<Vec<String>> {
         self.check_update(update)?;
         let mut old = update.old.clone();
-        if is_memory_lowered && self.pod.cgroups.has_v2_memory() {
+        if is_memory_lowered && self.pod.resources.cgroups.has_v2_memory() {
             // Writing memory.high once more would reclaim once more.
             old.memory_high = update.new.memory_high;
         }
-        self.pod.block_devices.extend(update.block_devices.clone());
+        self.pod.resources.block_devices.extend(update.block_devices.clone());
         let extra: Vec<_> = extra_controllers(&update.new).chain(extra_controllers(&update.old)).collect();
-        self.pod.cgroups.require_controllers(&extra)?;
+        self.pod.resources.cgroups.require_controllers(&extra)?;
         let ineffective = match &update.app {
-            Some(name) => self.change_app_limits(name, &old, &update.new, !extra.is_empty()).of_app(name)?,
-            None => self.change_pod_limits(&old, &update.new, !extra.is_empty())?,
+            Some(name) => self.pod.change_app_limits(name, &old, &update.new, !extra.is_empty()).of_app(name)?,
+            None => self.pod.change_pod_limits(&old, &update.new, !extra.is_empty())?,
         };
-        if let Err(why) = self.record_limits(update.app.as_deref(), &update.new) {
+        if let Err(why) = self.pod.record_limits(update.app.as_deref(), &update.new) {
             // Without the record, a restart of the pod would lose the limits.
-            let _former_limits = self.restore_limits(update);
+            let _former_limits = self.pod.restore_limits(update);
             return Err(why);
         }
         self.record_update(update);
-        self.watch_limited_apps();
+        self.pod.watch_limited_apps();
         Ok(warnings(&ineffective))
-    }
-
-    /// After a power cut, gantryd restarts only pods with a restart policy.
-    pub(super) fn limits_durability(&self) -> Durability {
-        match self.pod.apps.values().any(|app| app.plan.options.restart != RestartPolicy::No) {
-            true => Durability::OldOrNew,
-            false => Durability::Any,
-        }
     }
 
     /// Journals a change under its number. A request that changed nothing is no change.
@@ -244,52 +292,5 @@ impl Supervisor {
         *number = number.saturating_add(1);
         let number = *number;
         self.journal.append(Fact::LimitsUpdated { app: update.app.clone(), attempt, number, changes });
-    }
-
-    /// Sets the former limits again after a failure.
-    fn restore_limits(&mut self, update: &UpdateLimits) -> Result<Vec<IneffectiveLimit>> {
-        match &update.app {
-            Some(name) => self.change_app_limits(name, &update.new, &update.old, false),
-            None => self.change_pod_limits(&update.new, &update.old, false),
-        }
-    }
-
-    fn change_app_limits(
-        &mut self,
-        name: &str,
-        old: &Limits,
-        new: &Limits,
-        has_extra: bool,
-    ) -> Result<Vec<IneffectiveLimit>> {
-        let token = self.find_app(name)?;
-        let app = self.pod.apps.get_mut(token).ok_or_else(|| no_such_app(name))?;
-        if has_extra {
-            self.pod.cgroups.extend_app(name, &mut app.cgroup)?;
-        }
-        let ineffective = app.cgroup.change_limits(old, new, &self.pod.block_devices)?;
-        app.plan.options.limits = new.clone();
-        if old.cpu_limit_milli() != new.cpu_limit_milli() {
-            app.output.pace = Pace::new(new.cpu_limit_milli(), Instant::now());
-        }
-        Ok(ineffective)
-    }
-
-    fn change_pod_limits(&mut self, old: &Limits, new: &Limits, has_extra: bool) -> Result<Vec<IneffectiveLimit>> {
-        let cgroups = &self.pod.cgroups;
-        if has_extra {
-            for app in self.pod.apps.values_mut() {
-                cgroups.extend_app(&app.plan.name, &mut app.cgroup).of_app(&app.plan.name)?;
-            }
-        }
-        // On v1, an app has a list of its own even if none was given for it: never one that its pod lacks.
-        for app in self.pod.apps.values().filter(|_| has_extra) {
-            app.cgroup.follow_cpuset(&app.plan.options.limits, new);
-        }
-        let ineffective = cgroups.set_pod_limits(Some(old), new, &self.pod.block_devices)?;
-        for app in self.pod.apps.values().filter(|_| has_extra) {
-            app.cgroup.follow_cpuset(&app.plan.options.limits, new);
-        }
-        self.pod.plan.limits = new.clone();
-        Ok(ineffective)
     }
 }

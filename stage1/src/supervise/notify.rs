@@ -4,14 +4,14 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Instant;
 
 use gantry_contract::journal::Fact;
-use rustix::process::Signal;
 
 use super::{EventSource, Supervisor};
 use crate::app::App;
 use crate::output::pace;
+use crate::pod::Pod;
 use crate::table::Token;
 
-impl Supervisor {
+impl Pod {
     /// The descriptors to poll for notifications. While a foreground is blocked, none is received: it would grow the
     /// foreground's backlog. Nor is one of an app that has used up its share of the supervisor's time ([`pace`]).
     pub(super) fn watched_notifications(
@@ -19,19 +19,19 @@ impl Supervisor {
         blocked: bool,
         now: Instant,
     ) -> impl Iterator<Item = (EventSource, BorrowedFd<'_>)> {
-        let apps = self.pod.apps.iter().filter(move |_| !blocked);
+        let apps = self.apps.iter().filter(move |_| !blocked);
         apps.filter(move |(_, app)| app.output.pace.resumes_at(now).is_none()).filter_map(|(token, app)| {
             let notify = app.notify.as_ref()?;
             Some((EventSource::Notification(token), notify.receiver.as_ref().unwrap_or(&notify.socket).as_fd()))
         })
     }
+}
 
+impl Supervisor {
     /// Kills the process that receives descriptors of an app, if one does. It is reaped with those that are ending.
     pub(super) fn end_receiver(&mut self, app: &mut App) {
         if let Some(receiver) = app.notify.as_mut().and_then(|notify| notify.receiver.take()) {
-            // It fails only if the process has exited.
-            let _already_ended = rustix::process::pidfd_send_signal(&receiver, Signal::KILL);
-            self.ending.push(receiver);
+            self.reaper.kill(receiver);
         }
     }
 
@@ -53,7 +53,7 @@ impl Supervisor {
         let Some(notify) = &mut app.notify else { return };
         if let Some(receiver) = notify.receiver.take() {
             // It has exited.
-            self.ending.push(receiver);
+            self.reaper.add(receiver);
             return;
         }
         let Some(notification) = notify.receive(&self.pod.plan.pod, &app.plan.name) else { return };
@@ -61,6 +61,6 @@ impl Supervisor {
         if notification.makes_ready {
             self.journal.append(Fact::AppReady { app: app.plan.name.clone(), attempt: started.attempt });
         }
-        self.foregrounds.send_notification(app.output.app_number, notification.text.as_bytes());
+        self.output.foregrounds.send_notification(app.output.app_number, notification.text.as_bytes());
     }
 }

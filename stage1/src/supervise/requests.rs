@@ -8,16 +8,53 @@ use gantry_contract::journal::StopReason;
 use gantry_model::ErrorKind;
 
 use super::sessions::{MAX_SESSIONS, Session};
-use super::{SIGKILL, Supervisor, no_such_app};
+use super::{SIGKILL, Supervisor};
 use crate::app::exec::{self, PendingExec};
 use crate::app::{App, AppInput, StartRequest};
 use crate::control::{self, Connection};
 use crate::failure::{Result, failure};
+use crate::pod::Pod;
 use crate::table::Token;
+
+impl Pod {
+    fn reopen_log(&mut self, name: &str) -> Result<()> {
+        self.app_mut(name)?.output.log.replace_file()
+    }
+
+    /// Why no app, or not this one, got a signal.
+    fn explain_no_receiver(&self, app: Option<&str>) -> String {
+        let is_meant = |it: &&App| app.is_none_or(|name| it.plan.name == name);
+        let mut restarting = self.apps.values().filter(is_meant).filter(|it| it.restarts.is_pending());
+        match restarting.next() {
+            Some(it) => {
+                format!("app '{}' has ended and is about to be started again: 'gantry stop' prevents it", it.plan.name)
+            }
+            None => "no app runs that could get the signal".to_owned(),
+        }
+    }
+
+    fn attach(&mut self, name: &str, keep: bool, client: &OwnedFd) -> Result<()> {
+        let app = self.app_mut(name)?;
+        match &mut app.input {
+            AppInput::Terminal(master) => control::reply(client, &Reply::Done, Some(master)),
+            AppInput::Pipe(Some(writer)) if keep => control::reply(client, &Reply::Done, Some(writer)),
+            AppInput::Pipe(writer) => {
+                let taken = writer.take();
+                let writer = taken.ok_or_else(|| failure(ErrorKind::Busy, "another client has the app's stdin"))?;
+                control::reply(client, &Reply::Done, Some(&writer));
+            }
+            AppInput::None => {
+                let why = format!("app '{}' was started without stdin and terminal", app.plan.name);
+                return Err(failure(ErrorKind::Refused, why));
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Supervisor {
     pub(super) fn serve(&mut self, token: Token<Connection>) {
-        let Some(connection) = self.connections.remove(token) else { return };
+        let Some(connection) = self.control.take(token) else { return };
         match connection.receive_request() {
             None => {}
             Some(Ok((request, fds))) => self.serve_request(request, fds, connection.socket),
@@ -51,7 +88,7 @@ impl Supervisor {
                 }
                 Err(why) => Err(why),
             },
-            Request::Attach { app, keep } => match self.attach(&app, keep, &client) {
+            Request::Attach { app, keep } => match self.pod.attach(&app, keep, &client) {
                 Ok(()) => return,
                 Err(why) => Err(why),
             },
@@ -69,14 +106,14 @@ impl Supervisor {
             }
             // Its receiver replaces it by the request that it holds.
             Request::Long { .. } => Err(failure(ErrorKind::Internal, "a long request was not read")),
-            Request::ReopenLog { app } => self.reopen_log(&app).map(|()| Reply::Done),
-            Request::Health { app } => self.health_report(&app).map(Reply::Health),
+            Request::ReopenLog { app } => self.pod.reopen_log(&app).map(|()| Reply::Done),
+            Request::Health { app } => self.pod.health_report(&app).map(Reply::Health),
         };
         control::reply(&client, &replied.unwrap_or_else(Reply::Failed), None);
     }
 
     fn begin_exec(&self, request: &Exec, fds: Vec<OwnedFd>) -> Result<PendingExec> {
-        let app = self.app(self.find_app(&request.app)?)?;
+        let app = self.pod.app(&request.app)?;
         if self.sessions.len() >= MAX_SESSIONS {
             let why = format!("{MAX_SESSIONS} programs are being run in the pod already, which is the limit");
             return Err(failure(ErrorKind::Busy, why));
@@ -95,28 +132,14 @@ impl Supervisor {
         let number = match app {
             None => None,
             Some(name) => {
-                let app = self.app(self.find_app(name)?)?;
+                let app = self.pod.app(name)?;
                 if app.running.is_none() {
                     return Err(failure(ErrorKind::Refused, format!("app '{name}' does not run")));
                 }
                 Some(app.output.app_number)
             }
         };
-        self.foregrounds.add(pipe, number)
-    }
-
-    fn reopen_log(&mut self, name: &str) -> Result<()> {
-        let token = self.find_app(name)?;
-        self.pod.apps.get_mut(token).map_or(Ok(()), |app| app.output.log.replace_file())
-    }
-
-    pub(super) fn find_app(&self, name: &str) -> Result<Token<App>> {
-        let found = self.pod.apps.iter().find(|(_, app)| app.plan.name == name);
-        found.map(|(token, _)| token).ok_or_else(|| no_such_app(name))
-    }
-
-    pub(super) fn app(&self, token: Token<App>) -> Result<&App> {
-        self.pod.apps.get(token).ok_or_else(|| no_such_app("?"))
+        self.output.foregrounds.add(pipe, number)
     }
 
     /// Sends a signal. SIGKILL and the stop signal of a paused app resume it; it receives others when it is resumed.
@@ -125,11 +148,11 @@ impl Supervisor {
             return Err(failure(ErrorKind::Invalid, format!("{signal} is not the number of a signal")));
         }
         let signalled = match app {
-            Some(name) => usize::from(self.app(self.find_app(name)?)?.signal(signal)),
+            Some(name) => usize::from(self.pod.app(name)?.signal(signal)),
             None => self.pod.apps.values().filter(|app| app.signal(signal)).count(),
         };
         if signalled == 0 {
-            return Err(failure(ErrorKind::Refused, self.explain_no_receiver(app)));
+            return Err(failure(ErrorKind::Refused, self.pod.explain_no_receiver(app)));
         }
         for token in self.pod.apps.tokens() {
             let is_ended = |it: &App| {
@@ -144,47 +167,16 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Why no app, or not this one, got a signal.
-    fn explain_no_receiver(&self, app: Option<&str>) -> String {
-        let is_meant = |it: &&App| app.is_none_or(|name| it.plan.name == name);
-        let mut restarting = self.pod.apps.values().filter(is_meant).filter(|it| it.restarts.is_pending());
-        match restarting.next() {
-            Some(it) => {
-                format!("app '{}' has ended and is about to be started again: 'gantry stop' prevents it", it.plan.name)
-            }
-            None => "no app runs that could get the signal".to_owned(),
-        }
-    }
-
-    fn attach(&mut self, name: &str, keep: bool, client: &OwnedFd) -> Result<()> {
-        let token = self.find_app(name)?;
-        let app = self.pod.apps.get_mut(token).ok_or_else(|| no_such_app(name))?;
-        match &mut app.input {
-            AppInput::Terminal(master) => control::reply(client, &Reply::Done, Some(master)),
-            AppInput::Pipe(Some(writer)) if keep => control::reply(client, &Reply::Done, Some(writer)),
-            AppInput::Pipe(writer) => {
-                let taken = writer.take();
-                let writer = taken.ok_or_else(|| failure(ErrorKind::Busy, "another client has the app's stdin"))?;
-                control::reply(client, &Reply::Done, Some(&writer));
-            }
-            AppInput::None => {
-                let why = format!("app '{}' was started without stdin and terminal", app.plan.name);
-                return Err(failure(ErrorKind::Refused, why));
-            }
-        }
-        Ok(())
-    }
-
     fn status(&self) -> Status {
         let running = self.pod.apps.values().filter(|app| app.running.is_some());
         Status {
             version: gantry_contract::VERSION,
-            stopping: self.is_stopping,
+            stopping: self.shutdown.is_stopping(),
             ready: self.pod.ready(),
             running: running.map(|app| app.plan.name.clone()).collect(),
-            log_bytes_dropped: self.log_bytes_dropped,
-            apps: Some(self.app_statuses()),
-            paused: self.is_paused,
+            log_bytes_dropped: self.output.bytes_dropped(),
+            apps: Some(self.pod.app_statuses()),
+            paused: self.pause.is_whole(),
         }
     }
 }

@@ -103,7 +103,7 @@ impl App {
 impl Supervisor {
     /// Starts the apps whose time has come.
     pub(super) fn check_restarts(&mut self, now: Instant) {
-        if self.starts_are_paused() {
+        if self.pause.holds_starts() {
             return;
         }
         for token in self.pod.apps.tokens() {
@@ -121,15 +121,10 @@ impl Supervisor {
         }
     }
 
-    /// Whether the pod is paused as a whole, or about to be.
-    fn starts_are_paused(&self) -> bool {
-        self.is_paused || self.pausing.is_some()
-    }
-
     /// When [`Self::check_restarts`] has work.
     pub(super) fn restart_deadlines(&self) -> impl Iterator<Item = Instant> {
-        let are_paused = self.starts_are_paused();
-        let apps = self.pod.apps.values().filter(move |app| !are_paused && app.operation.is_none());
+        let are_held = self.pause.holds_starts();
+        let apps = self.pod.apps.values().filter(move |app| !are_held && app.operation.is_none());
         apps.filter_map(|app| app.restarts.next.as_ref().map(|next| next.due))
     }
 
@@ -144,7 +139,7 @@ impl Supervisor {
 
     /// A start has failed: tells its client, or records a failed attempt of the restart policy.
     pub(super) fn fail_start(&mut self, token: Token<App>, start: StartRequest, why: Failure) {
-        let is_stopping = self.is_stopping;
+        let is_stopping = self.shutdown.is_stopping();
         let Some(app) = self.pod.apps.get_mut(token) else { return };
         let name = app.plan.name.clone();
         if let Some(client) = &start.client {
@@ -162,7 +157,7 @@ impl Supervisor {
         let restart_at = app.plan_restart(how);
         self.journal.append(Fact::AppExited { app: name, attempt: start.attempt, how, oom: false, restart_at });
         if restart_at.is_none() && !self.pod.plan.sandbox {
-            self.stop(StopReason::AppFailed, self.stop_grace());
+            self.stop(StopReason::AppFailed, self.pod.stop_grace());
         }
     }
 }

@@ -12,9 +12,9 @@ use rustix::process::Signal;
 
 use super::{DRAIN_TIMEOUT, Supervisor};
 use crate::app::exec::PendingExec;
-use crate::app::reap;
 use crate::control;
 use crate::failure::{Attempt, Result, failure};
+use crate::reaper::reap;
 use crate::sys;
 use crate::table::Token;
 
@@ -122,7 +122,7 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(token) else { return };
         let Some(pending) = session.pending.take() else { return };
         let (outcome, ending) = pending.outcome();
-        self.ending.extend(ending);
+        self.reaper.add_all(ending);
         match outcome {
             Ok(program) => {
                 let pid = program.pid.as_raw_nonzero().get().unsigned_abs();
@@ -146,7 +146,7 @@ impl Supervisor {
             if pending.is_some_and(|pending| pending.deadline <= now)
                 && let Some(mut session) = self.sessions.remove(token)
             {
-                self.ending.extend(session.kill());
+                self.reaper.add_all(session.kill());
                 let why = failure(ErrorKind::TimedOut, "the program was not executed in time");
                 session.reply(&Reply::Failed(why), None);
             }
@@ -156,7 +156,7 @@ impl Supervisor {
     pub(super) fn handle_session_exit(&mut self, token: Token<Session>) {
         let Some(pidfd) = self.sessions.get(token).and_then(|session| session.pidfd.as_ref()) else { return };
         let Some(how) = reap(pidfd) else {
-            self.traced.hold_if_traced(pidfd.as_fd());
+            self.reaper.leave_out_if_traced(pidfd.as_fd());
             return;
         };
         if let Some(session) = self.sessions.remove(token) {
@@ -180,7 +180,7 @@ impl Supervisor {
         let Some(session) = self.sessions.get_mut(token) else { return };
         session.client = None;
         if !session.is_detached {
-            self.ending.extend(session.kill());
+            self.reaper.add_all(session.kill());
             if session.is_over() {
                 self.sessions.remove(token);
             }
@@ -192,7 +192,7 @@ impl Supervisor {
     pub(super) fn discard_output(&mut self, token: Token<Session>) {
         let Some(session) = self.sessions.get_mut(token) else { return };
         let Some(master) = &session.detached_terminal else { return };
-        match rustix::io::read(master, &mut self.buffer) {
+        match rustix::io::read(master, &mut self.output.buffer) {
             Ok(count) if count > 0 => {}
             Err(Errno::AGAIN | Errno::INTR) => {}
             // No process has the terminal open any more.
@@ -213,7 +213,7 @@ impl Supervisor {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         while !self.sessions.is_empty() && Instant::now() < deadline {
             let programs = self.sessions.values().filter_map(|session| session.pidfd.as_ref());
-            let programs = programs.filter(|pidfd| !self.traced.holds(pidfd.as_fd(), Instant::now()));
+            let programs = programs.filter(|pidfd| !self.reaper.leaves_out(pidfd.as_fd(), Instant::now()));
             let mut fds: Vec<PollFd<'_>> = programs.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
             // The programs are tried below, whatever the result.
             let _woken_or_not = poll(&mut fds, Some(&EXIT_POLL_INTERVAL));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::app::has_visible_exit;
+use super::has_visible_exit;
 
 /// How long a pidfd is left out of polls.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
