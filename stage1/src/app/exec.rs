@@ -155,20 +155,30 @@ pub(crate) fn exec(
     let ids = ids(app, request)?;
     let host_uid = app.confinement.user.as_ref().map_or(Ok(ids.uid), |user| user.host_uid(ids.uid))?;
     let helper = Helper { thread, app, target, null, init, request, ids, host_uid, stdio, terminal: helper_terminal };
-    let main = app.started.as_ref().and_then(|started| Pid::from_raw(started.pid.cast_signed()));
-    let pid = app.cgroup.fork_beside(thread, main, |process, joined| {
+    let child = |process: ForkedChild, joined| {
         // The end of the pod's PID namespace does not kill it. Without the signal it would only exit later.
         let _best_effort = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let kept = move_descriptors(&failed_writer, &permission).unwrap_or_else(|_| sys::exit_now(127));
         let Err(why) = helper.run(&process, joined, &program_pid, &kept);
         refusal::send(&kept.failed, &why);
         sys::exit_now(127)
-    });
+    };
+    let pid = match main_process(app) {
+        Some(main) if app.plan.options.privileged || app.cgroup.is_delegated() => {
+            app.cgroup.fork_beside(thread, main, child)
+        }
+        _ => app.cgroup.fork_into(thread, child),
+    };
     let pid = pid.attempt(what)?;
     let helper_pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).attempt(what)?;
     let program = request.argv.first().cloned().unwrap_or_default();
     let deadline = Instant::now() + EXECVE_TIMEOUT;
     Ok(PendingExec { helper_pidfd, failed, deadline, program_pid, permission, terminal, program })
+}
+
+/// The app's main process.
+fn main_process(app: &App) -> Option<Pid> {
+    app.started.as_ref().and_then(|started| Pid::from_raw(started.pid.cast_signed()))
 }
 
 fn terminal_sockets() -> rustix::io::Result<(OwnedFd, OwnedFd)> {

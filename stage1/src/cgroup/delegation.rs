@@ -9,6 +9,7 @@
 //! raise those of its namespace's root. Number and depth of the cgroups that it makes are limited.
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 use gantry_host::cgroup::Cgroup;
 use gantry_model::ErrorKind;
@@ -40,18 +41,22 @@ pub(crate) fn delegate(cgroup: Option<&Cgroup>) -> Result<Cgroup> {
     Ok(delegated)
 }
 
-/// Opens the cgroup of a process below the delegated one: on v2, a cgroup whose children have controllers takes no
-/// processes, so a program executed in the app joins its main process.
-pub(crate) fn open_cgroup_of(process: Pid, delegated: &Cgroup) -> io::Result<Cgroup> {
-    let text = std::fs::read_to_string(format!("/proc/{}/cgroup", process.as_raw_nonzero()))?;
-    let below = path_below(&text).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-    delegated.open(below)
+/// Opens the cgroup of an app's main process, if it is `root` or below it; `root` is where the app's processes start.
+///
+/// An app that can write its cgroups moves its processes to some below `root`, and enables controllers there. `root`
+/// then takes no processes (cgroup-v2.rst, "No Internal Process Constraint"), so an exec joins the main process.
+pub(crate) fn open_cgroup_of(main: Pid, root: &Cgroup) -> io::Result<Option<Cgroup>> {
+    let text = std::fs::read_to_string(format!("/proc/{}/cgroup", main.as_raw_nonzero()))?;
+    path_below(&text, &root.path_of("")).map(|below| root.open(below)).transpose()
 }
 
-/// The path of a process's cgroup below the delegated one, from the text of its `/proc/PID/cgroup`.
-fn path_below(text: &str) -> Option<&str> {
+/// The path of a process's cgroup below `root`, from the text of its `/proc/PID/cgroup`.
+///
+/// The root of a cgroup namespace hides how that file's paths begin; the last two names of `root` are unique.
+fn path_below<'a>(text: &'a str, root: &Path) -> Option<&'a str> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let (_, below) = path.split_once(&format!("/{DELEGATED}"))?;
+    let names: PathBuf = root.iter().skip(root.iter().count().saturating_sub(2)).collect();
+    let (_, below) = path.split_once(&format!("/{}", names.to_str()?))?;
     match below.strip_prefix('/') {
         Some(below) => Some(below),
         None if below.is_empty() => Some("."),
@@ -64,15 +69,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_below_the_delegated_cgroup() {
-        for (line, want) in [
-            ("0::/gantry/p/a/_delegated", Some(".")),
-            ("0::/gantry/p/a/_delegated/init.scope", Some("init.scope")),
-            ("0::/gantry/p/a/_delegated2", None),
-            ("0::/gantry/p/a", None),
-            ("4:memory:/gantry/p/a/_delegated", None),
+    fn paths_below_the_root_of_an_app() {
+        for (line, root, want) in [
+            ("0::/gantry/p/a/_delegated", "/sys/fs/cgroup/gantry/p/a/_delegated", Some(".")),
+            ("0::/gantry/p/a/_delegated/init.scope", "/sys/fs/cgroup/gantry/p/a/_delegated", Some("init.scope")),
+            ("0::/gantry/p/a/_delegated2", "/sys/fs/cgroup/gantry/p/a/_delegated", None),
+            ("0::/gantry/p/a", "/sys/fs/cgroup/gantry/p/a/_delegated", None),
+            ("0::/gantry/p/a/p/a", "/sys/fs/cgroup/unified/gantry/p/a", Some("p/a")),
+            ("0::/host/gantry/p/a", "/sys/fs/cgroup/unified/gantry/p/a", Some(".")),
+            ("0::/elsewhere", "/sys/fs/cgroup/unified/gantry/p/a", None),
+            ("4:memory:/gantry/p/a/_delegated", "/sys/fs/cgroup/gantry/p/a/_delegated", None),
         ] {
-            assert_eq!(path_below(&format!("5:cpu:/x\n{line}\n")), want, "{line}");
+            assert_eq!(path_below(&format!("5:cpu:/x\n{line}\n"), Path::new(root)), want, "{line}");
         }
     }
 }

@@ -440,18 +440,22 @@ impl AppCgroup {
         self.fork(thread, self.delegated.as_ref().or(self.cgroups.v2()), child)
     }
 
-    /// As [`Self::fork_into`]; on v2, the new process is in the cgroup of the app's main process.
+    /// As [`Self::fork_into`]; on v2, the new process is in the cgroup of `main`, the main process of an app that can
+    /// move its processes.
     pub(crate) fn fork_beside(
         &self,
         thread: SingleThreaded,
-        main: Option<Pid>,
+        main: Pid,
         child: impl FnOnce(ForkedChild, io::Result<()>) -> Infallible,
     ) -> io::Result<Pid> {
-        let beside = match (&self.delegated, main) {
-            (Some(delegated), Some(main)) => Some(delegation::open_cgroup_of(main, delegated)?),
-            _ => None,
-        };
-        self.fork(thread, beside.as_ref().or(self.delegated.as_ref()).or(self.cgroups.v2()), child)
+        let root = self.delegated.as_ref().or(self.cgroups.v2());
+        let beside = root.map_or(Ok(None), |root| delegation::open_cgroup_of(main, root))?;
+        self.fork(thread, beside.as_ref().or(root), child)
+    }
+
+    /// Whether the app itself moves its processes between cgroups of v2.
+    pub(crate) fn is_delegated(&self) -> bool {
+        self.delegated.is_some()
     }
 
     fn fork(
