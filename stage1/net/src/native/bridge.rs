@@ -32,7 +32,7 @@ use crate::netlink::link::create::{self, LinkKind, NewLink};
 use crate::netlink::link::port::Port;
 use crate::netlink::link::{Change, Link};
 use crate::netlink::sysctl::Sysctl;
-use crate::netlink::{Mac, Setup, Socket};
+use crate::netlink::{Mac, Namespace, Setup, Socket};
 use crate::nft;
 use crate::plugin::{Attachment, NetworkResult};
 
@@ -87,6 +87,10 @@ impl InterfaceKind for Bridge {
         let took_over = creation.took_over.get().then(|| self.bridge.clone());
         let result = NetworkResult { interfaces, ips, routes: assignment.routes, dns: assignment.dns };
         Ok(Added { result, entries, took_over })
+    }
+
+    fn disconnect(&self, attachment: &Attachment, host: &mut Socket, _: &Namespace) -> Result<(), NativeError> {
+        veth::disable_port(host, attachment)
     }
 
     fn del(&self, attachment: &Attachment, host: &mut Socket) -> Result<(), NativeError> {

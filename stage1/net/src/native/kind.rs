@@ -4,7 +4,7 @@ use super::chain::PluginChain;
 use super::error::NativeError;
 use super::{Added, Ends};
 use crate::config::{Ipam, NetworkConfig, PluginSettings};
-use crate::netlink::Socket;
+use crate::netlink::{Namespace, Socket};
 use crate::plugin::Attachment;
 
 /// A kind of interface that the first plugin of a network creates.
@@ -14,6 +14,10 @@ pub(super) trait InterfaceKind {
 
     /// Creates the interface with its addresses and routes.
     fn add(&self, request: &AddRequest<'_>, ends: &mut Ends<'_>) -> Result<Added, NativeError>;
+
+    /// Disconnects the interface of a pod that has ended, before its addresses are free: a process that does not belong
+    /// to the pod (tcpdump, an agent) may keep its namespace, and with it the interface. Idempotent.
+    fn disconnect(&self, attachment: &Attachment, host: &mut Socket, pod: &Namespace) -> Result<(), NativeError>;
 
     /// Deletes the host's part of an interface whose namespace has ended. Idempotent.
     fn del(&self, attachment: &Attachment, host: &mut Socket) -> Result<(), NativeError>;

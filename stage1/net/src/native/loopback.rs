@@ -7,7 +7,7 @@ use super::result::pod_side;
 use super::{Added, Ends};
 use crate::address::Cidr;
 use crate::config::Ipam;
-use crate::netlink::Socket;
+use crate::netlink::{Namespace, Socket};
 use crate::nft::Entries;
 use crate::plugin::{Address, Attachment, NetworkResult};
 
@@ -34,6 +34,10 @@ impl InterfaceKind for Loopback {
             ..NetworkResult::default()
         };
         Ok(Added { result, entries: Entries::new(), took_over: None })
+    }
+
+    fn disconnect(&self, _: &Attachment, _: &mut Socket, _: &Namespace) -> Result<(), NativeError> {
+        Ok(())
     }
 
     fn del(&self, _: &Attachment, _: &mut Socket) -> Result<(), NativeError> {

@@ -8,13 +8,14 @@ use super::error::NativeError;
 use super::kind::{AddRequest, InterfaceKind, KindProperties};
 use super::pod_interface::{self, PodInterface, SetupOptions, derived_mac};
 use super::result::{pod_side, result_ips};
+use super::veth::set_down;
 use super::{Added, Ends};
 use crate::address::Prefix;
 use crate::config::{Ipam, Ipvlan, IpvlanMode, Macvlan, MacvlanMode};
-use crate::netlink::Socket;
 use crate::netlink::link::create::{self, LinkKind, NewLink};
 use crate::netlink::link::{Change, Link};
 use crate::netlink::route::{RouteFilter, TABLE_MAIN};
+use crate::netlink::{Namespace, Socket};
 use crate::nft::Entries;
 use crate::plugin::{Attachment, NetworkResult};
 
@@ -41,6 +42,10 @@ impl InterfaceKind for Macvlan {
         };
         let parent = Parent { name: self.master.as_deref(), in_pod: self.link_in_container, mtu: self.mtu };
         add_to_parent(request, ends, &parent, &|parent| LinkKind::Macvlan { parent, mode })
+    }
+
+    fn disconnect(&self, attachment: &Attachment, _: &mut Socket, pod: &Namespace) -> Result<(), NativeError> {
+        set_pod_end_down(attachment, pod)
     }
 
     fn del(&self, _: &Attachment, _: &mut Socket) -> Result<(), NativeError> {
@@ -71,6 +76,10 @@ impl InterfaceKind for Ipvlan {
         };
         let parent = Parent { name: self.master.as_deref(), in_pod: self.link_in_container, mtu: self.mtu };
         add_to_parent(request, ends, &parent, &|parent| LinkKind::Ipvlan { parent, mode })
+    }
+
+    fn disconnect(&self, attachment: &Attachment, _: &mut Socket, pod: &Namespace) -> Result<(), NativeError> {
+        set_pod_end_down(attachment, pod)
     }
 
     fn del(&self, _: &Attachment, _: &mut Socket) -> Result<(), NativeError> {
@@ -116,6 +125,15 @@ fn add_to_parent(
     let interfaces = vec![pod_side(&link, attachment)];
     let result = NetworkResult { interfaces, ips, routes: assignment.routes, dns: assignment.dns };
     Ok(Added { result, entries: Entries::new(), took_over: None })
+}
+
+/// Sets the pod's interface down, if it exists.
+fn set_pod_end_down(attachment: &Attachment, pod: &Namespace) -> Result<(), NativeError> {
+    let mut socket = Socket::open_in(pod)?;
+    match socket.index(&attachment.interface)? {
+        Some(index) => set_down(&mut socket, index),
+        None => Ok(()),
+    }
 }
 
 impl Parent<'_> {

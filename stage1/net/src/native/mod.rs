@@ -8,7 +8,8 @@
 //! period. But another process can hold the RTNL lock while it waits for one, for example to delete an interface.
 //!
 //! A `kill -9` may leave: leases, which belong to their owner and which [`del`] releases; a bridge, which the next pod
-//! uses, or completes if it is not up yet; and a veth pair, which the kernel deletes with the pod's namespace. Sysctls
+//! uses, or completes if it is not up yet; and a veth pair, which the kernel deletes with the pod's namespace, or the
+//! pod's next start. Sysctls
 //! are not reset: another pod may need them.
 //!
 //! Intended differences from the plugins:
@@ -122,8 +123,9 @@ pub fn add(network: &NetworkConfig, attachment: &Attachment, ends: &mut Ends<'_>
 /// Removes the resources that [`add`] created, even partly, and that do not end with the pod's network namespace.
 /// Idempotent.
 ///
-/// That is its leases. The kernel deletes the host end of a veth pair with the namespace. It is deleted here only if
-/// `attachment.netns` is `None`: then the namespace has ended, and something keeps the rest of it alive (deletion takes
+/// Those are its leases. With `pod`, the namespace of a pod whose processes have ended, the pod's interface is
+/// disconnected before, because another process may keep the namespace; the kernel deletes both ends of a veth pair
+/// with it. Without `pod`, the namespace has ended, and the host end is deleted if it is still there (deletion takes
 /// some 20 ms). An interface of that name that does not belong to this pod stays.
 ///
 /// # Errors
@@ -132,14 +134,15 @@ pub fn del(
     network: &NetworkConfig,
     attachment: &Attachment,
     host: &mut Socket,
+    pod: Option<&Namespace>,
     leases: BorrowedFd<'_>,
 ) -> Result<(), NativeError> {
     let kind = network.plugins.first().and_then(|plugin| kind::interface_kind(&plugin.settings));
     // The interface first: no other pod may get an address that still leads to this one.
-    let interface = match (&attachment.netns, kind) {
-        (None, Some(kind)) => kind.del(attachment, host),
-        (Some(_), _) | (None, None) => Ok(()),
-    };
+    let interface = kind.map_or(Ok(()), |kind| match pod {
+        Some(pod) => kind.disconnect(attachment, host, pod),
+        None => kind.del(attachment, host),
+    });
     addresses::release(network, attachment, leases)?;
     interface
 }

@@ -15,7 +15,7 @@ use crate::address::Cidr;
 use crate::config::{Ipam, Ptp};
 use crate::netlink::address::Address;
 use crate::netlink::route::Route;
-use crate::netlink::{Setup, Socket};
+use crate::netlink::{Namespace, Setup, Socket};
 use crate::nft;
 use crate::plugin::{Attachment, NetworkResult};
 
@@ -53,6 +53,10 @@ impl InterfaceKind for Ptp {
         let ips = result_ips(&assignment, 1);
         let result = NetworkResult { interfaces, ips, routes: assignment.routes, dns: assignment.dns };
         Ok(Added { result, entries, took_over: None })
+    }
+
+    fn disconnect(&self, attachment: &Attachment, host: &mut Socket, _: &Namespace) -> Result<(), NativeError> {
+        veth::set_host_end_down(host, attachment)
     }
 
     fn del(&self, attachment: &Attachment, host: &mut Socket) -> Result<(), NativeError> {

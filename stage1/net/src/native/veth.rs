@@ -10,6 +10,10 @@
 
 use std::os::fd::AsFd;
 
+use gantry_model::ErrorKind;
+use gantry_model::error::Kind as _;
+use rustix::io::Errno;
+
 use super::bandwidth::bucket;
 use super::error::NativeError;
 use super::pod_interface::PodInterface;
@@ -89,6 +93,9 @@ impl VethPair {
 }
 
 /// Creates both ends, the pod end in the pod's namespace under its final name. Both stay down.
+///
+/// The host end of the pod's former run is deleted before, if it still exists: the kernel deletes it some time after
+/// that run, or when the last process has left its namespace.
 pub(super) fn create(
     host: &mut Socket,
     pod: &Namespace,
@@ -106,7 +113,14 @@ pub(super) fn create(
     let kind = LinkKind::Veth(Peer { name: &attachment.interface, with });
     let (master, group) = (host_end.master, host_end.group);
     let with = Change { master, mtu: Some(host_mtu), mac: Some(mac), group, ..Change::default() };
-    host.create_link(&NewLink { name: &name, kind, with })?;
+    let new = NewLink { name: &name, kind, with };
+    match host.create_link(&new) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            delete_host_end(host, attachment)?;
+            host.create_link(&new)?;
+        }
+        result => result?,
+    }
     match host.index(&name)? {
         Some(host_index) => Ok(VethPair { host_name: name, host_index, host_mac: mac, host_mtu, pod_mtu }),
         None => Err(NativeError::vanished(&name)),
@@ -131,6 +145,32 @@ pub(super) fn set_up(
     let change = Change { up: Some(true), alias: Some(&alias), link_local, port, ..setup.change };
     host.set_up(pair.host_index, &Setup { change, ..setup })?;
     Ok(())
+}
+
+/// Disables the bridge port of the host end, if it exists; where the bridge cannot do that, sets the host end down.
+pub(super) fn disable_port(host: &mut Socket, attachment: &Attachment) -> Result<(), NativeError> {
+    let name = host_interface(&attachment.container_id, &attachment.interface);
+    let Some(index) = host.index(&name)? else { return Ok(()) };
+    match host.disable_port(index) {
+        Ok(()) => Ok(()),
+        Err(error) if matches!(error.errno(), Some(Errno::NODEV | Errno::NETDOWN)) => Ok(()),
+        // It is not a port any more, or the spanning tree protocol decides on its state.
+        Err(_) => set_down(host, index),
+    }
+}
+
+/// Sets the host end down, if it exists: the host's routes to the pod are deleted with that.
+pub(super) fn set_host_end_down(host: &mut Socket, attachment: &Attachment) -> Result<(), NativeError> {
+    let name = host_interface(&attachment.container_id, &attachment.interface);
+    host.index(&name)?.map_or(Ok(()), |index| set_down(host, index))
+}
+
+/// Sets an interface down that the kernel may delete meanwhile.
+pub(super) fn set_down(socket: &mut Socket, index: u32) -> Result<(), NativeError> {
+    match socket.change_link(index, &Change { up: Some(false), ..Change::default() }) {
+        Err(error) if error.errno() == Some(Errno::NODEV) => Ok(()),
+        result => Ok(result?),
+    }
 }
 
 /// Deletes the host end, if it exists and belongs to this pod.

@@ -75,5 +75,5 @@ fn unsupported_networks_change_nothing() {
     let error = lab.try_add(&beyond, &pod, &attachment(&pod, 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     assert_eq!(lab.host.socket.index("br-x").unwrap(), None);
-    lab.del(&beyond, &attachment(&pod, 1), true);
+    lab.del(&beyond, &attachment(&pod, 1), None);
 }

@@ -178,10 +178,10 @@ fn addresses_are_requested_exhausted_and_released() {
     }
     let full = lab.try_add(&small, &pods[5], &attachment(&pods[5], 5)).unwrap_err();
     assert_eq!(full.kind(), ErrorKind::Exhausted, "{full}");
-    lab.del(&small, &attachment(&pods[5], 5), false);
+    lab.del(&small, &attachment(&pods[5], 5), Some(&pods[5]));
     assert_eq!(lab.leased(&small).len(), 5);
     for _ in 0..2 {
-        lab.del(&small, &asked, false);
+        lab.del(&small, &asked, Some(&pods[0]));
         assert_eq!(lab.leased(&small).len(), 4);
     }
     let back = lab.add(&small, &pods[5], &attachment(&pods[5], 5));
@@ -249,7 +249,7 @@ fn force_address_replaces_the_address_of_a_bridge() {
     let error = lab.try_add(&of(false), &pod, &at).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("has the address 10.99.0.1/24 and needs 10.69.0.1/24"), "{error}");
-    lab.del(&of(false), &at, false);
+    lab.del(&of(false), &at, Some(&pod));
     lab.add(&of(true), &pod, &at);
     let own = lab.host.socket.addresses(Some(bridge)).unwrap();
     let four: Vec<String> =
@@ -289,6 +289,32 @@ fn isolated_bridge_ports_reach_only_the_gateway() {
 }
 
 #[test]
+fn kept_namespaces_of_ended_pods_are_disconnected() {
+    let mut lab = Lab::new();
+    let plugin = json!({"type": "bridge", "bridge": "br-kept", "isGateway": true,
+        "ipam": {"type": "host-local", "subnet": "10.66.0.0/29"}});
+    let kept = network("kept", json!([plugin]));
+    let asked = |net: &Net, number| {
+        let args = vec![("IP".into(), "10.66.0.5".into())];
+        Attachment { args, ..attachment(net, number) }
+    };
+    let (mut old, new, again) = (Net::new(), Net::new(), Net::new());
+    let to = ip("10.66.0.5");
+    lab.add(&kept, &old, &asked(&old, 1));
+    assert_eq!(talk(&old, to, &lab.host).seen(), ip("10.66.0.1"));
+    lab.del(&kept, &asked(&old, 1), Some(&old));
+    assert!(talk(&old, to, &lab.host).is_silent());
+    lab.add(&kept, &new, &asked(&new, 2));
+    assert_eq!(talk(&new, to, &lab.host).seen(), ip("10.66.0.1"));
+    assert!(talk(&old, to, &lab.host).is_silent());
+    lab.del(&kept, &asked(&new, 2), Some(&new));
+    // The next run of the first pod.
+    lab.add(&kept, &again, &asked(&again, 1));
+    assert_eq!(talk(&again, to, &lab.host).seen(), ip("10.66.0.1"));
+    assert_eq!(old.socket.index("eth0").unwrap(), None);
+}
+
+#[test]
 fn only_the_pods_own_host_end_is_deleted() {
     let mut lab = Lab::new();
     let network = dual("net", "br-net", 72);
@@ -297,20 +323,20 @@ fn only_the_pods_own_host_end_is_deleted() {
     lab.add(&network, &pod, &at);
     let name = host_interface(&pod_id(1), "eth0");
     // The namespace exists: the kernel deletes the veth pair with it.
-    lab.del(&network, &at, false);
+    lab.del(&network, &at, Some(&pod));
     assert!(lab.host.socket.index(&name).unwrap().is_some());
     // The namespace has ended for gantry, but something keeps it alive.
-    lab.del(&network, &at, true);
+    lab.del(&network, &at, None);
     assert_eq!(lab.host.socket.index(&name).unwrap(), None);
-    lab.del(&network, &at, true);
+    lab.del(&network, &at, None);
     // Other interfaces of that name.
     let kind = LinkKind::Veth(Peer { name: "peer0", with: Change::default() });
     let theirs = Change { alias: Some("another program's"), ..Change::default() };
     lab.host.socket.create_link(&NewLink { name: &name, kind, with: theirs }).unwrap();
-    lab.del(&network, &at, true);
+    lab.del(&network, &at, None);
     assert!(lab.host.socket.delete_link_named(&name).unwrap());
     lab.host.bridge(&name);
-    lab.del(&network, &at, true);
+    lab.del(&network, &at, None);
     assert!(lab.host.socket.index(&name).unwrap().is_some());
 }
 
@@ -328,7 +354,7 @@ fn invalid_port_mappings_are_rejected() {
         let mut lab = Lab { dir: tempfile::tempdir().unwrap(), host: Net::new() };
         let at = Attachment { capability_args: mappings, ..attachment(&pod, 1) };
         let error = lab.try_add(&four, &pod, &at).unwrap_err();
-        lab.del(&four, &at, false);
+        lab.del(&four, &at, Some(&pod));
         assert!(lab.leased(&four).is_empty());
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         error.to_string()

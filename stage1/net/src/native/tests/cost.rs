@@ -63,9 +63,9 @@ fn a_pod_on_the_default_network() {
         }
         pods.push((pod, at));
     }
-    for (_, at) in &pods {
+    for (pod, at) in &pods {
         let begun = Instant::now();
-        lab.del(&network, at, false);
+        lab.del(&network, at, Some(pod));
         deleted.push(begun.elapsed());
     }
     show("sockets opened in both namespaces", &mut opened);

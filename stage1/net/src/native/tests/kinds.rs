@@ -60,7 +60,9 @@ fn ptp_has_a_veth_pair_for_each_pod() {
         (to("10.81.0.1")["scope"].clone(), to("10.81.0.1")["prefsrc"].clone()),
         (json!("link"), json!("10.81.0.2"))
     );
-    lab.del(&network, &at, true);
+    lab.del(&network, &at, Some(&one));
+    assert!(talk(&one, address(&first, true), &two).is_silent(), "the pod has ended, its namespace is kept");
+    lab.del(&network, &at, None);
     assert_eq!(lab.host.socket.index(&name).unwrap(), None);
     assert_eq!(lab.leased(&network).len(), 2);
 }
@@ -113,6 +115,8 @@ fn macvlan_joins_the_parents_network() {
         let there = ip(if v4 { "10.82.0.9" } else { "fd00:82::9" });
         assert_eq!(talk(&other, there, &two).seen(), address(&second, v4));
     }
+    lab.del(&default, &attachment(&one, 1), Some(&one));
+    assert!(talk(&one, address(&first, true), &two).is_silent(), "the pod has ended, its namespace is kept");
     let three = Net::new();
     let error = lab.try_add(&of(json!({"master": "none0"})), &three, &attachment(&three, 3)).unwrap_err();
     assert_eq!(

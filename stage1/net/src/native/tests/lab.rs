@@ -68,11 +68,11 @@ impl Lab {
         self.try_add(network, pod, at).unwrap()
     }
 
-    /// DEL; `gone`: without the pod's namespace.
-    pub(super) fn del(&mut self, network: &NetworkConfig, at: &Attachment, gone: bool) {
+    /// DEL; `pod`: its namespace, if it has not ended.
+    pub(super) fn del(&mut self, network: &NetworkConfig, at: &Attachment, pod: Option<&Net>) {
         let leases = self.leases();
-        let at = Attachment { netns: at.netns.clone().filter(|_| !gone), ..at.clone() };
-        del(network, &at, &mut self.host.socket, leases.as_fd()).unwrap();
+        let at = Attachment { netns: at.netns.clone().filter(|_| pod.is_some()), ..at.clone() };
+        del(network, &at, &mut self.host.socket, pod.map(|pod| &pod.namespace), leases.as_fd()).unwrap();
     }
 
     pub(super) fn leased(&self, network: &NetworkConfig) -> Vec<Lease> {

@@ -37,7 +37,7 @@ fn mtu_of_pod(lab: &mut Lab, network: &NetworkConfig, id: u32) -> (u32, u32) {
     let found = (lab.host.get(&host_end.name).mtu, pod.get("eth0").mtu);
     assert_eq!(host_end.mtu, Some(found.0));
     // The last port of the bridge goes.
-    lab.del(network, &at, true);
+    lab.del(network, &at, None);
     found
 }
 

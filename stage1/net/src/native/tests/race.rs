@@ -102,13 +102,13 @@ fn del_removes_what_a_killed_add_left() {
         let at = attachment(&pods[0], round);
         // With a namespace that is kept alive, has ended, or is about to end.
         match round % 3 {
-            0 => lab.del(&network, &at, true),
+            0 => lab.del(&network, &at, None),
             1 => {
                 pods.clear();
-                lab.del(&network, &at, true);
+                lab.del(&network, &at, None);
             }
             _ => {
-                lab.del(&network, &at, false);
+                lab.del(&network, &at, Some(&pods[0]));
                 pods.clear();
             }
         }

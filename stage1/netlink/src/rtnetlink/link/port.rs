@@ -6,13 +6,17 @@ use crate::message::{Attributes, Batch};
 use crate::rtnetlink::socket::Socket;
 
 const AF_BRIDGE: u8 = 7;
+const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
 const IFLA_BRPORT_GUARD: u16 = 5;
 const IFLA_BRPORT_LEARNING: u16 = 8;
 const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
+const IFLA_BRPORT_FLUSH: u16 = 24;
 const IFLA_BRPORT_MCAST_FLOOD: u16 = 27;
 const IFLA_BRPORT_NEIGH_SUPPRESS: u16 = 32;
 const IFLA_BRPORT_ISOLATED: u16 = 33;
+/// `BR_STATE_DISABLED`.
+const DISABLED: u8 = 0;
 
 /// The settings of a bridge port (`bridge link set`, bridge(8)). None leaves a setting unchanged; when read, None
 /// means that the kernel lacks it.
@@ -85,5 +89,22 @@ impl Socket {
             m.nested(IFLA_PROTINFO, |m| port.write(m));
         });
         self.channel().execute(batch, format_args!("change the bridge port {index}"))
+    }
+
+    /// Disables a bridge port, by the index of its interface: the bridge takes no frames from it, sends none out of it,
+    /// and forgets the hardware addresses behind it. Unlike setting the interface down, that waits for no RCU grace
+    /// period. The kernel enables the port again if its interface is set up or its peer gets a carrier.
+    ///
+    /// # Errors
+    /// Errors of the kernel: the interface is gone (ENODEV), down (ENETDOWN) or not a bridge port, or the bridge runs
+    /// the spanning tree protocol (EBUSY).
+    pub fn disable_port(&mut self, index: u32) -> Result<()> {
+        let mut batch = Batch::new();
+        batch.push(RTM_SETLINK, 0, &ifinfomsg(AF_BRIDGE, index, (0, 0)), |m| {
+            m.nested(IFLA_PROTINFO, |m| {
+                m.u8(IFLA_BRPORT_STATE, DISABLED).bytes(IFLA_BRPORT_FLUSH, &[]);
+            });
+        });
+        self.channel().execute(batch, format_args!("disable the bridge port {index}"))
     }
 }
