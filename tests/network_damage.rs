@@ -274,20 +274,155 @@ fn networks_with_overlapping_subnets_exclude_each_other() {
 fn a_reload_repairs_bridges_and_their_ports() {
     let (space, g) = lab();
     let pod = g.server(&["-p", "8080:7000"], "7000");
-    let host_end = format!("gt{}0", pod.replace('-', "").split_at(12).0);
+    let host_end = host_end(&pod);
     for (harm, finding) in [
         ("ip link set gantry0 down".to_owned(), "the bridge gantry0 is down"),
         ("ip address del 10.121.0.1/16 dev gantry0".to_owned(), "the bridge gantry0 lacks 10.121.0.1/16"),
         (format!("ip link set {host_end} nomaster"), "is not attached to the bridge gantry0"),
         ("sysctl -qw net.ipv4.ip_forward=0".to_owned(), "net.ipv4.ip_forward is 0"),
     ] {
-        space.host().sh(&harm);
-        let doctor = g.run(&["doctor"]).exits(1).stdout;
-        assert!(doctor.contains(finding), "{harm}: {doctor}");
-        g.run(&["network", "reload"]).succeeded();
-        g.run(&["doctor"]).succeeded();
+        assert_repaired(&space, &g, &harm, finding);
         assert!(space.outside().ask("tcp", HOST4, 8080).contains(&g.ip4(&pod)), "{harm}");
         assert!(space.outside().ask("tcp", HOST6, 8080).contains(&g.ip6(&pod)), "{harm}");
+    }
+}
+
+/// The name of the host end of a pod's first interface.
+fn host_end(pod: &str) -> String {
+    format!("gt{}0", pod.replace('-', "").split_at(12).0)
+}
+
+/// Damages the host's part of a network, and checks that the doctor finds it and that a reload repairs it.
+fn assert_repaired(space: &Space, g: &Gantry, harm: &str, finding: &str) {
+    space.host().sh(harm);
+    let doctor = g.run(&["doctor"]).exits(1).stdout;
+    assert!(doctor.contains(finding), "{harm}: {doctor}");
+    g.run(&["network", "reload"]).succeeded();
+    g.run(&["doctor"]).succeeded();
+}
+
+/// A network with this first plugin, addresses of both IP versions, published ports, and these further plugins.
+fn dual_stack(g: &Gantry, name: &str, mut first: Value, further: &[Value]) {
+    first["ipam"] = json!({ "type": "host-local", "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
+        "ranges": [[{ "subnet": "10.75.0.0/24" }], [{ "subnet": "fd00:75::/64" }]] });
+    let mut plugins = vec![first, json!({ "type": "portmap", "capabilities": { "portMappings": true } })];
+    plugins.extend_from_slice(further);
+    g.conflist(name, &plugins.into());
+}
+
+/// Whether the bridge port of a pod reflects frames and is isolated from other isolated ports.
+fn port_settings(space: &Space, pod: &str) -> (Value, Value) {
+    let link = space.host().json("ip", &["-j", "-d", "link", "show", "dev", &host_end(pod)]);
+    let port = &link[0]["linkinfo"]["info_slave_data"];
+    (port["hairpin"].clone(), port["isolated"].clone())
+}
+
+#[test]
+fn a_reload_recreates_deleted_bridges() {
+    let (space, g) = lab();
+    let bridge = json!({ "type": "bridge", "bridge": "shop0", "isGateway": true, "hairpinMode": true });
+    dual_stack(&g, "shop", bridge, &[json!({ "type": "firewall", "ingressPolicy": "isolated" })]);
+    let pods = [g.server(&["-p", "8080:7000"], "7000"), g.server(&["--net=shop", "-p", "8081:7000"], "7000")];
+    let properties = |bridge: &str| {
+        let link = space.host().json("ip", &["-j", "-d", "link", "show", "dev", bridge]);
+        let (link, data) = (&link[0], &link[0]["linkinfo"]["info_data"]);
+        [&link["address"], &link["mtu"], &link["group"], &link["ifalias"], &data["mcast_snooping"]].map(Value::clone)
+    };
+    for (bridge, network) in [("gantry0", "default"), ("shop0", "shop")] {
+        let before = properties(bridge);
+        let finding = format!("the bridge {bridge} of network '{network}' is missing: 'gantry network reload' creates");
+        assert_repaired(&space, &g, &format!("ip link delete {bridge}"), &finding);
+        assert_eq!(properties(bridge), before);
+    }
+    assert_eq!(port_settings(&space, &pods[1]), (true.into(), true.into()));
+    for (port, pod) in [(8080, &pods[0]), (8081, &pods[1])] {
+        for (host, ip) in [(HOST4, g.ip4(pod)), (HOST6, g.ip6(pod))] {
+            assert!(space.outside().ask("tcp", host, port).contains(&format!(" to {ip} ")));
+        }
+        assert!(space.host().ask("tcp", "127.0.0.1", port).contains(&g.ip4(pod)));
+    }
+    // The next pod and the end of the last one need no repair.
+    let next = g.networked(&["--net=shop"], &["sleep", "forever"]);
+    for pod in pods.iter().chain([&next]) {
+        g.run(&["stop", pod]).succeeded();
+    }
+    wait_untouched(&space);
+}
+
+#[test]
+fn a_reload_restores_bridge_port_settings() {
+    let (space, g) = lab();
+    let bridge = json!({ "type": "bridge", "bridge": "shop0", "isGateway": true, "hairpinMode": true });
+    dual_stack(&g, "shop", bridge, &[json!({ "type": "firewall", "ingressPolicy": "isolated" })]);
+    let pod = g.server(&["--net=shop"], "7000");
+    let name = host_end(&pod);
+    assert_eq!(port_settings(&space, &pod), (true.into(), true.into()));
+    // A reload that is killed after it has attached the port leaves both off.
+    for off in ["isolated off", "hairpin off", "isolated off hairpin off"] {
+        let finding = format!("interface {name} of pod {pod} lacks settings of its bridge port");
+        assert_repaired(&space, &g, &format!("ip link set {name} type bridge_slave {off}"), &finding);
+        assert_eq!(port_settings(&space, &pod), (true.into(), true.into()), "{off}");
+    }
+}
+
+#[test]
+fn a_reload_repairs_ptp_host_ends() {
+    let (space, g) = lab();
+    dual_stack(&g, "line", json!({ "type": "ptp", "ipMasq": true }), &[]);
+    let pod = g.server(&["--net=line", "-p", "8080:7000"], "7000");
+    let (name, ip4, ip6) = (host_end(&pod), g.ip4(&pod), g.ip6(&pod));
+    for (harm, finding) in [
+        (format!("ip link set {name} down"), format!("interface {name} of pod {pod} is down")),
+        (format!("ip address del 10.75.0.1/32 dev {name}"), format!("interface {name} of pod {pod} lacks 10.75.0.1")),
+        (
+            format!("ip address del fd00:75::1/128 dev {name}"),
+            format!("interface {name} of pod {pod} lacks fd00:75::1"),
+        ),
+        (format!("ip route del {ip4} dev {name}"), format!("interface {name} of pod {pod} lacks the route to {ip4}")),
+        (format!("ip route del {ip6} dev {name}"), format!("interface {name} of pod {pod} lacks the route to {ip6}")),
+        (
+            format!("sysctl -qw net.ipv6.conf.{name}.disable_ipv6=1"),
+            format!("interface {name} of pod {pod} lacks fd00:75::1"),
+        ),
+    ] {
+        assert_repaired(&space, &g, &harm, &finding);
+        for (host, ip) in [(HOST4, &ip4), (HOST6, &ip6)] {
+            assert!(space.outside().ask("tcp", host, 8080).contains(&format!(" to {ip} ")), "{harm}");
+        }
+        let outside = space.outside().serve(7002);
+        assert!(g.network_namespace(&pod).ask("tcp", OUTSIDE4, 7002).contains(HOST4), "{harm}");
+        drop(outside);
+    }
+}
+
+/// The kernel deletes both ends of a veth pair.
+#[test]
+fn a_reload_names_pods_without_interface() {
+    let (space, g) = lab();
+    dual_stack(&g, "line", json!({ "type": "ptp" }), &[]);
+    for net in ["--net=default", "--net=line"] {
+        let (pod, other) = (g.server(&[net, "-p", "8080:7000"], "7000"), g.server(&[net, "-p", "8081:7000"], "7000"));
+        space.host().sh(&format!("ip link delete {}\nip link set {} down", host_end(&pod), host_end(&other)));
+        let finding = format!(
+            "interface {} of pod {pod} was deleted, and with it eth0 in the pod: run 'gantry stop {pod}' and 'gantry start {pod}'",
+            host_end(&pod)
+        );
+        let doctor = g.run(&["doctor"]).exits(1).stdout;
+        assert!(doctor.contains(&finding), "{doctor}");
+        let _ = g.run(&["network", "reload"]).exits(FAILED).stderr_contains(&[&finding]);
+        assert!(space.outside().ask("tcp", HOST4, 8081).contains(&g.ip4(&other)), "{net}: the rest is repaired");
+        g.run(&["stop", &pod]).succeeded();
+        g.wait_state(&pod, "exited");
+        g.run(&["start", &pod]).succeeded();
+        g.run(&["network", "reload"]).succeeded();
+        g.run(&["doctor"]).succeeded();
+        let ip = g.ip4(&pod);
+        let _ = space.outside().ask_until("tcp", HOST4, 8080, |reply| reply.contains(&ip));
+        // The interface of a dead pod is no finding of a reload.
+        kill_supervisor(&g, &other);
+        wait_for("its interface to go", || (!space.host().links().contains(&host_end(&other))).then_some(()));
+        g.run(&["network", "reload"]).succeeded();
+        g.remove_all();
     }
 }
 
@@ -609,4 +744,24 @@ fn spoofed_packets_are_dropped() {
     assert_eq!(routes.as_array().map_or(0, Vec::len), 1, "{routes}");
     assert!(!to.addresses("eth0").iter().any(|address| address.contains("2001:db8:bad")));
     let _ = to.ask("tcp", gateway4, 7001);
+}
+
+#[test]
+fn a_reload_forwards_for_routed_networks_only() {
+    let (space, g) = lab();
+    let ipam = json!({ "type": "host-local", "subnet": "10.76.0.0/24" });
+    g.conflist("inner", &json!([{ "type": "bridge", "bridge": "inner0", "ipam": ipam }]));
+    let _inner = g.networked(&["--net=inner"], &["sleep", "forever"]);
+    space.host().sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0");
+    let forwarding = || space.host().sh("sysctl -n net.ipv4.ip_forward net.ipv6.conf.all.forwarding");
+    g.run(&["doctor"]).succeeded();
+    g.run(&["network", "reload"]).succeeded();
+    assert_eq!(forwarding(), "0\n0\n", "the host is no gateway of the pod");
+    let line = json!({ "type": "ptp", "ipam": { "type": "host-local", "subnet": "10.77.0.0/24" } });
+    g.conflist("line", &json!([line]));
+    let _routed = g.networked(&["--net=line"], &["sleep", "forever"]);
+    for harm in ["sysctl -qw net.ipv4.ip_forward=0", "nft flush ruleset; sysctl -qw net.ipv4.ip_forward=0"] {
+        assert_repaired(&space, &g, harm, "net.ipv4.ip_forward is 0");
+        assert_eq!(forwarding(), "1\n0\n", "the pod has no IPv6 address");
+    }
 }

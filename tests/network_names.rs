@@ -298,3 +298,52 @@ fn pods_find_each_other_by_name() {
     let _ = daemon.terminate();
     assert!(Path::new("/etc/resolv.conf").exists());
 }
+
+#[test]
+fn pods_resolve_names_of_all_their_networks() {
+    let (space, g) = lab();
+    let ipam = json!({ "type": "host-local", "subnet": "10.62.0.0/24" });
+    g.conflist("back", &json!([{ "type": "bridge", "bridge": "back0", "isGateway": true, "ipam": ipam }]));
+    let mut upstream = g.spawn_command(space.outside().command("python3").args(["-c", UPSTREAM]));
+    upstream.wait_for_stdout("serving");
+    let daemon = daemon_with_upstream(&g);
+    let image = g.fixture();
+    let start = |name: &str, flags: &[&str]| {
+        let app = format!("--name={name}");
+        let run = [&["run", "-d"], flags, &[image.as_str(), &app, "--", "serve-echo", "7000"]].concat();
+        let pod = pod_id(&g.run(&run).ok());
+        g.wait_log(&pod, "listening");
+        pod
+    };
+    let both = start("web", &["--net=default,back", "--dns=10.121.0.1"]);
+    let back = start("db", &["--net=back", "--dns=10.62.0.1"]);
+    let front = start("cache", &["--net=default", "--dns=10.121.0.1"]);
+    let addresses = |pod: &str, network: usize| {
+        let all = g.network_status(pod)[network]["addresses"].as_array().cloned().unwrap_or_default();
+        let all: Vec<String> = all.iter().filter_map(|it| it["address"].as_str().map(str::to_owned)).collect();
+        all.join("\n")
+    };
+    let resolve = |pod: &str, name: &str| g.run(&["exec", pod, "--", "/bin/app", "resolve", name]);
+    let resolves = |pod: &str, name: &str, want: &str| {
+        wait_for(&format!("{pod} to resolve {name} as {want}"), || {
+            let out = resolve(pod, name);
+            (out.code == 0 && out.text() == want).then_some(())
+        });
+    };
+    // The pod in both networks finds the pods of each, although its DNS server is the gateway of one.
+    resolves(&both, "cache", &addresses(&front, 0));
+    resolves(&both, "db", &addresses(&back, 0));
+    // The others find it by its address in their network.
+    resolves(&front, "web", &addresses(&both, 0));
+    resolves(&back, "web", &addresses(&both, 1));
+    for (from, name) in [(&both, "db"), (&back, "web"), (&front, "web")] {
+        let out = g.run(&["exec", from, "--", "/bin/app", "ask", "tcp", name, "7000"]).ok();
+        assert!(out.text().starts_with("from "), "{name}: {out}");
+    }
+    // They do not find each other through it.
+    for (pod, name) in [(&front, "db"), (&back, "cache")] {
+        resolves(pod, "known.test", "203.0.113.7");
+        assert_ne!(resolve(pod, name).code, 0, "{name}");
+    }
+    let _ = daemon.terminate();
+}

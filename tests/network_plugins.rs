@@ -210,10 +210,15 @@ impl Liar {
     fn behave(&self, version: &str, behave: &Value) {
         // Earlier calls belong to another try; before the first, there are none.
         let _ = std::fs::remove_file(&self.log);
+        self.behave_in("10.55.0.0/24", version, behave);
+    }
+
+    /// As [`Self::behave`], in a network with this subnet.
+    fn behave_in(&self, subnet: &str, version: &str, behave: &Value) {
         let plugin = json!({ "type": "cni-liar", "behave": behave, "log": self.log,
             "capabilities": { "portMappings": true, "ips": true } });
         // Some plugin must create the interface.
-        let ipam = json!({ "type": "host-local", "dataDir": data_dir(&self.g), "subnet": "10.55.0.0/24" });
+        let ipam = json!({ "type": "host-local", "dataDir": data_dir(&self.g), "subnet": subnet });
         let bridge = json!({ "type": "bridge", "bridge": "liar0", "isGateway": true, "ipam": ipam });
         let list = json!({ "cniVersion": version, "name": "liar", "plugins": [bridge, plugin] });
         self.g.net_file("liar.conflist", &list.to_string());
@@ -476,6 +481,31 @@ fn run_takes_ports_and_addresses_of_killed_supervisors() {
         let fourth = g.networked(&["--net=pool"], &["sleep", "forever"]);
         assert_eq!(g.ip4(&fourth), "10.55.0.2");
     });
+}
+
+#[test]
+fn undeletable_dead_pods_keep_no_other_addresses() {
+    let liar = Liar::new("10s");
+    // The pool has five addresses.
+    let start = |delete: &str| {
+        liar.behave_in("10.55.0.0/29", "1.0.0", &json!({ "DEL": delete }));
+        liar.g.networked(&["--net=liar"], &["sleep", "forever"])
+    };
+    let stuck = [start("fail"), start("fail")];
+    let pods = [start("well"), start("well"), start("well")];
+    for pod in [&stuck[0], &pods[1], &stuck[1]] {
+        kill_supervisor(&liar.g, pod);
+    }
+    let address = liar.g.network_status(&pods[1])[0]["addresses"][0]["address"].clone();
+    let new = start("well");
+    assert_eq!(liar.g.network_status(&new)[0]["addresses"][0]["address"], address, "the one that is free");
+    // Without a pod that can be detached, the errors of all of them follow that of the plugins.
+    let image = liar.g.fixture();
+    let out = liar.g.run(&["run", "--net=liar", &image, "--", "true"]).exits(FAILED);
+    let _ = out.stderr_contains(&["10.55.0.", &stuck[0], &stuck[1], "told to fail"]);
+    liar.behave_well();
+    let _ = liar.g.run(&["gc"]).ok();
+    liar.g.check_invariants();
 }
 
 #[test]

@@ -10,7 +10,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use gantry_model::error::chain;
-use gantry_model::net::{NetMode, NetworkRequest};
 use gantry_model::query::PodQuery;
 use gantry_store::{Depth, Finding, RESERVE_MIN_ROOM, Severity};
 use rustix::fs::{Mode, OFlags, ResolveFlags, StatVfs, StatVfsMountFlags};
@@ -45,8 +44,7 @@ impl Engine {
         }
         self.check_space(&mut findings);
         self.check_networks_of_pods(&mut findings);
-        self.check_default_networks(&mut findings);
-        self.check_other_networks(&mut findings);
+        self.check_configured_networks(&mut findings);
         if let Err(error) = self.check_store(deep, &mut findings) {
             fail(&mut findings, chain(&error), "run 'gantry doctor' again when the cause is gone");
         }
@@ -106,28 +104,6 @@ impl Engine {
         // Elsewhere, a file system that cannot be examined is an error of its own.
         if let Ok(file_system) = rustix::fs::statvfs(self.store.layout().root()) {
             report_space(self.store.layout().root(), &file_system, findings);
-        }
-    }
-
-    /// Whether the networks of pods without `--net` exist.
-    fn check_default_networks(&self, findings: &mut Vec<Finding>) {
-        let (NetMode::Networks(wanted) | NetMode::All(wanted)) = &self.options().network.default else { return };
-        let networks = match self.networks() {
-            Ok(networks) => networks,
-            Err(error) => return warn(findings, chain(&error), "run 'gantry doctor' again when the cause is gone"),
-        };
-        for NetworkRequest { name, .. } in wanted {
-            let mut used = networks.iter().filter(|network| network.shadowed_by.is_none());
-            let problem = match used.find(|network| network.name.as_ref() == Some(name)) {
-                Some(network) => network.problem.as_deref(),
-                None => Some("it does not exist"),
-            };
-            if let Some(problem) = problem {
-                let what = format!("network '{name}' of network.default cannot be used: {problem}");
-                let hint = "pods without --net cannot be started: correct network.default in the configuration, or the \
-                            network's file; 'gantry network list' lists the networks";
-                warn(findings, what, hint);
-            }
         }
     }
 

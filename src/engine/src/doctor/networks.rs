@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gantry_contract::network::Network;
 use gantry_model::error::chain;
-use gantry_model::net::NetMode;
+use gantry_model::net::{NetMode, NetworkRequest};
 use gantry_model::{ErrorKind, Kind as _};
 use gantry_net::config::{Source, builtin};
-use gantry_net::pod::{InvalidConfiguration, RoutedBridge, list_invalid_configurations, list_routed_bridges};
+use gantry_net::pod::{InvalidConfiguration, NetworkSurvey, RoutedBridge, survey_networks};
 use gantry_netlink::address::Prefix;
 use gantry_netlink::nft::{self, DroppingChain};
 use gantry_netlink::rtnetlink::Socket;
@@ -23,30 +24,49 @@ const AGAIN: &str = "run 'gantry doctor' again when the cause is gone";
 const MIN_PREFIX_LENGTH: u8 = 2;
 
 impl Engine {
-    pub(super) fn check_other_networks(&self, findings: &mut Vec<Finding>) {
-        match list_invalid_configurations(&self.network_host()) {
-            Ok(invalid) => report_invalid(&invalid, &self.options().network.default, findings),
-            Err(error) => return warn(findings, chain(&error), AGAIN),
-        }
-        let bridges = match list_routed_bridges(&self.network_host()) {
-            Ok(bridges) => bridges,
+    /// Checks the configured networks, and the firewalls and routes of other programs.
+    pub(super) fn check_configured_networks(&self, findings: &mut Vec<Finding>) {
+        let survey = match survey_networks(&self.network_host()) {
+            Ok(survey) => survey,
             Err(error) => return warn(findings, chain(&error), AGAIN),
         };
+        let NetworkSurvey { networks, invalid, routed_bridges } = survey;
+        let network = &self.options().network;
+        report_unusable_defaults(&networks, &network.default, findings);
+        report_invalid(&invalid, &network.default, findings);
         match nft::socket().and_then(nft::find_dropping_chains) {
-            Ok(chains) => report_dropping_chains(&chains, &bridges, findings),
+            Ok(chains) => report_dropping_chains(&chains, &routed_bridges, findings),
             // The kernel has no nftables.
             Err(error) if error.kind() == ErrorKind::Unavailable => {}
             Err(error) => warn(findings, chain(&error), AGAIN),
         }
-        let config_dir = self.options().network.config_dirs.first();
+        let config_dir = network.config_dirs.first();
         match list_destinations() {
-            Ok(routes) => report_overlaps(&routes, &bridges, config_dir.map(String::as_str), findings),
+            Ok(routes) => report_overlaps(&routes, &routed_bridges, config_dir.map(String::as_str), findings),
             Err(error) => warn(findings, chain(&error), AGAIN),
         }
     }
 }
 
-/// Reports malformed configurations, except those of the networks of pods without `--net`, which are checked apart.
+/// Reports the networks of pods without `--net` that do not exist or cannot be used.
+fn report_unusable_defaults(networks: &[Network], default: &NetMode, findings: &mut Vec<Finding>) {
+    let (NetMode::Networks(wanted) | NetMode::All(wanted)) = default else { return };
+    for NetworkRequest { name, .. } in wanted {
+        let mut used = networks.iter().filter(|network| network.shadowed_by.is_none());
+        let problem = match used.find(|network| network.name.as_ref() == Some(name)) {
+            Some(network) => network.problem.as_deref(),
+            None => Some("it does not exist"),
+        };
+        if let Some(problem) = problem {
+            let what = format!("network '{name}' of network.default cannot be used: {problem}");
+            let hint = "pods without --net cannot be started: correct network.default in the configuration, or the \
+                        network's file; 'gantry network list' lists the networks";
+            warn(findings, what, hint);
+        }
+    }
+}
+
+/// Reports malformed configurations, except those of [`report_unusable_defaults`].
 fn report_invalid(invalid: &[InvalidConfiguration], default: &NetMode, findings: &mut Vec<Finding>) {
     let of_default = |name: &str| match default {
         NetMode::Networks(wanted) | NetMode::All(wanted) => wanted.iter().any(|it| it.name == name),

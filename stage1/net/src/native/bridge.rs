@@ -15,7 +15,7 @@
 
 use std::cell::Cell;
 
-use super::addresses::{Assignment, assign};
+use super::addresses::assign;
 use super::chain::PluginChain;
 use super::entries::{RoutedNetwork, add_anti_spoofing};
 use super::error::NativeError;
@@ -23,7 +23,7 @@ use super::kind::{AddRequest, InterfaceKind, KindProperties};
 use super::pod_interface::{self, PodInterface, SetupOptions, derived_mac};
 use super::result::{host_side, result_ips};
 use super::veth::{self, HostEnd, VethPair};
-use super::{Added, Ends, ports, sysctl, uplink};
+use super::{Added, Ends, HostNetwork, ports, sysctl, uplink};
 use crate::address::Cidr;
 use crate::config::builtin::DEFAULT;
 use crate::config::{Bridge, IngressPolicy, Ipam, NetworkConfig, PluginSettings, Source, StaticAddress};
@@ -63,14 +63,16 @@ impl InterfaceKind for Bridge {
         let routed = RoutedNetwork { network, chain, masquerade: self.ip_masq };
         let mut entries = routed.entries(&self.bridge, &assignment, false);
         ports::add(&mut entries, chain, attachment, &assignment)?;
-        let is_built_in = network.source == Source::BuiltIn;
+        let gateway = |ip: &StaticAddress| Cidr::new(ip.gateway?, ip.address.length()).ok();
+        let with_gateway = assignment.ips.iter().filter(|_| self.is_gateway);
         let creation = BridgeSetup {
             settings: self,
-            assignment: &assignment,
+            gateways: with_gateway.filter_map(gateway).collect(),
+            has_v6: assignment.has(false),
             owner: ends.owner,
             took_over: Cell::new(false),
-            is_built_in,
-            is_default: is_built_in && network.name == DEFAULT,
+            is_built_in: network.source == Source::BuiltIn,
+            network: &network.name,
         };
         let host_end = HostEnd { port: self.port(chain), limit: interface.ingress, ..HostEnd::default() };
         let (bridge, pair) = creation.attach_to_bridge(ends, attachment, host_end, &interface)?;
@@ -133,11 +135,38 @@ pub(crate) struct BridgeUse<'a> {
     pub(crate) port: Port,
 }
 
-/// The bridge of a network; `None` if gantry does not create the network on one.
-pub(crate) fn bridge_use(network: &NetworkConfig) -> Option<BridgeUse<'_>> {
-    let chain = PluginChain::new(network).ok()?;
-    let PluginSettings::Bridge(bridge) = &chain.main.settings else { return None };
-    Some(BridgeUse { name: &bridge.bridge, is_gateway: bridge.is_gateway, port: bridge.port(&chain) })
+impl<'a> BridgeUse<'a> {
+    pub(super) fn new(bridge: &'a Bridge, chain: &PluginChain<'_>) -> Self {
+        Self { name: &bridge.bridge, is_gateway: bridge.is_gateway, port: bridge.port(chain) }
+    }
+}
+
+/// Creates or completes the bridge of a network: it exists, is up, and has these addresses as the gateway of its pods.
+/// `has_v6`: the pods have IPv6 addresses. Returns whether the bridge was taken over from a gantry that is gone, whose
+/// tables for it are to be removed.
+///
+/// # Errors
+/// [`NativeError`]; gantry does not create the network on a bridge.
+pub(crate) fn restore_bridge(
+    network: &NetworkConfig,
+    (gateways, has_v6): (Vec<Cidr>, bool),
+    host: &mut HostNetwork<'_>,
+) -> Result<bool, NativeError> {
+    let Some(PluginSettings::Bridge(settings)) = network.plugins.first().map(|plugin| &plugin.settings) else {
+        return Err(NativeError::unsupported("its first plugin is not bridge"));
+    };
+    let setup = BridgeSetup {
+        settings,
+        gateways,
+        has_v6,
+        owner: host.owner,
+        took_over: Cell::new(false),
+        is_built_in: network.source == Source::BuiltIn,
+        network: &network.name,
+    };
+    let bridge = setup.find_or_create(host.socket)?;
+    setup.complete(host, bridge)?;
+    Ok(setup.took_over.get())
 }
 
 /// The derived hardware address of a bridge. Without one, a bridge takes the lowest address of its ports, which changes
@@ -165,15 +194,17 @@ pub(crate) fn is_abandoned(host: &mut Socket, bridge: &Link, owner: &str) -> Res
 /// The creation of a bridge, as far as it does not exist.
 struct BridgeSetup<'a> {
     settings: &'a Bridge,
-    assignment: &'a Assignment,
+    /// The addresses that the bridge has as a gateway.
+    gateways: Vec<Cidr>,
+    /// Pods have IPv6 addresses.
+    has_v6: bool,
     owner: &'a str,
     /// The bridge was taken over from a gantry that is gone.
     took_over: Cell<bool>,
     /// Whether the network is built in.
     is_built_in: bool,
-    /// The bridge of the built-in network `default` has a gateway for each range that running pods have addresses of:
-    /// that of the pod CIDR changes.
-    is_default: bool,
+    /// The network's name.
+    network: &'a str,
 }
 
 impl BridgeSetup<'_> {
@@ -214,10 +245,10 @@ impl BridgeSetup<'_> {
     ) -> Result<(Link, VethPair), NativeError> {
         let bridge = self.find_or_create(&mut ends.host)?;
         *seen = Some(bridge.index);
-        let bridge = self.complete(ends, bridge)?;
+        let bridge = self.complete(&mut ends.host_network(), bridge)?;
         let mtu = match self.settings.mtu {
             Some(mtu) => mtu,
-            None if is_owned_by(&bridge, self.owner) || self.assignment.has(false) => uplink::clamp_mtu(bridge.mtu),
+            None if is_owned_by(&bridge, self.owner) || self.has_v6 => uplink::clamp_mtu(bridge.mtu),
             // On a foreign bridge, pods without IPv6 addresses may have less than IPv6 needs.
             None => uplink::limit_mtu(bridge.mtu),
         };
@@ -269,59 +300,60 @@ impl BridgeSetup<'_> {
     }
 
     /// Sets what the bridge lacks. Of a bridge that is complete, only the addresses are read.
-    fn complete(&self, ends: &mut Ends<'_>, mut bridge: Link) -> Result<Link, NativeError> {
+    fn complete(&self, host: &mut HostNetwork<'_>, mut bridge: Link) -> Result<Link, NativeError> {
         let marked = bridge.alias.as_deref() == Some(self.owner);
         let owned = is_owned_by(&bridge, self.owner);
-        let (up, v6) = (bridge.is_up(), self.assignment.has(false));
+        let up = bridge.is_up();
         let mut mtu = None;
         if owned && !up {
-            ends.host_namespace.enter(|| sysctl::disable_autoconfiguration(&bridge.name, v6))?;
+            host.namespace.enter(|| sysctl::disable_autoconfiguration(&bridge.name, self.has_v6))?;
             if self.settings.mtu.is_none() {
                 // Not at creation: the kernel keeps only an MTU that was set afterwards. It replaces any other by the
                 // lowest of the ports, and by its default after the last port has gone.
-                mtu = Some(uplink::find_mtu(&mut ends.host)?).filter(|mtu| *mtu != bridge.mtu);
+                mtu = Some(uplink::find_mtu(host.socket)?).filter(|mtu| *mtu != bridge.mtu);
             }
         }
         let promiscuous = (self.settings.promisc_mode && !bridge.is_promiscuous()).then_some(true);
         let alias = (owned && !marked).then_some(self.owner);
         if promiscuous.is_some() || alias.is_some() || !up {
             let change = Change { up: Some(true), promiscuous, alias, mtu, ..Change::default() };
-            ends.host.change_link(bridge.index, &change)?;
+            host.socket.change_link(bridge.index, &change)?;
         }
         bridge.mtu = mtu.unwrap_or(bridge.mtu);
-        if self.settings.is_gateway {
-            self.assign_gateways(ends, &bridge)?;
+        if !self.gateways.is_empty() {
+            self.assign_gateways(host, &bridge)?;
         }
         Ok(bridge)
     }
 
     /// Assigns the gateways' addresses to the bridge.
-    fn assign_gateways(&self, ends: &mut Ends<'_>, bridge: &Link) -> Result<(), NativeError> {
-        let host = &mut ends.host;
-        let gateway = |ip: &StaticAddress| Cidr::new(ip.gateway?, ip.address.length()).ok();
-        let gateways: Vec<Cidr> = self.assignment.ips.iter().filter_map(gateway).collect();
-        let present = host.addresses(Some(bridge.index))?;
-        for gateway in gateways.iter().filter(|gateway| !present.iter().any(|own| own.address.prefix == **gateway)) {
+    fn assign_gateways(&self, host: &mut HostNetwork<'_>, bridge: &Link) -> Result<(), NativeError> {
+        // The bridge of the built-in network `default` has a gateway for each range that running pods have addresses
+        // of: that of the pod CIDR changes.
+        let is_default = self.is_built_in && self.network == DEFAULT;
+        let present = host.socket.addresses(Some(bridge.index))?;
+        for gateway in self.gateways.iter().filter(|gateway| !present.iter().any(|own| own.address.prefix == **gateway))
+        {
             // Several IPv6 addresses are fine if their networks do not overlap, as in CNI's bridge plugin.
             let conflicts = |other: Cidr| {
                 let overlap = other.contains(gateway.address()) || gateway.contains(other.address());
-                other.is_ipv4() == gateway.is_ipv4() && ((other.is_ipv4() && !self.is_default) || overlap)
+                other.is_ipv4() == gateway.is_ipv4() && ((other.is_ipv4() && !is_default) || overlap)
             };
             for own in &present {
                 let other = own.address.prefix;
-                if own.address.scope == Scope::Link || gateways.contains(&other) || !conflicts(other) {
+                if own.address.scope == Scope::Link || self.gateways.contains(&other) || !conflicts(other) {
                     continue;
                 }
                 if !self.settings.force_address {
                     return Err(NativeError::other_address(&bridge.name, other, *gateway));
                 }
-                host.delete_address(bridge.index, &own.address)?;
+                host.socket.delete_address(bridge.index, &own.address)?;
             }
             if !gateway.is_ipv4() {
                 // disable_ipv6 on all interfaces has removed the address and prevents a new one.
-                ends.host_namespace.enter(|| sysctl::ensure(Sysctl::DisableV6(&bridge.name), "0"))?;
+                host.namespace.enter(|| sysctl::ensure(Sysctl::DisableV6(&bridge.name), "0"))?;
             }
-            host.add_address(bridge.index, &Address::new(*gateway))?;
+            host.socket.add_address(bridge.index, &Address::new(*gateway))?;
         }
         Ok(())
     }

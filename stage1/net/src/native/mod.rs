@@ -52,9 +52,10 @@ mod tests;
 mod uplink;
 mod veth;
 
-pub(crate) use bridge::{bridge_use, is_abandoned, is_owned_by as is_bridge_owned_by};
+pub(crate) use bridge::{BridgeUse, is_abandoned, is_owned_by as is_bridge_owned_by, restore_bridge};
 pub use error::NativeError;
 pub(crate) use kind::properties;
+pub(crate) use ptp::gateways_and_routes;
 pub use veth::host_interface;
 
 use chain::PluginChain;
@@ -78,6 +79,22 @@ pub struct Ends<'a> {
     pub owner: &'a str,
 }
 
+impl Ends<'_> {
+    fn host_network(&mut self) -> HostNetwork<'_> {
+        HostNetwork { socket: &mut self.host, namespace: self.host_namespace, owner: self.owner }
+    }
+}
+
+/// The host's side of [`Ends`].
+pub(crate) struct HostNetwork<'a> {
+    /// A socket in the host's network namespace.
+    pub(crate) socket: &'a mut Socket,
+    /// The host's network namespace.
+    pub(crate) namespace: &'a Namespace,
+    /// As in [`Ends`].
+    pub(crate) owner: &'a str,
+}
+
 /// The result of an ADD.
 #[derive(Debug)]
 pub struct Added {
@@ -95,6 +112,32 @@ pub struct Added {
 #[must_use]
 pub fn obstacle(network: &NetworkConfig) -> Option<String> {
     PluginChain::new(network).err()
+}
+
+/// The purpose of the host ends of a network's pods.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum HostEndUse<'a> {
+    /// They are ports of a bridge.
+    Port(BridgeUse<'a>),
+    /// Each is the gateway of its pod, and the host routes to the pod through it ([`gateways_and_routes`]).
+    Gateway,
+}
+
+/// The purpose of the host ends that [`add`] creates; `None`: it creates none.
+pub(crate) fn host_end_use(network: &NetworkConfig) -> Option<HostEndUse<'_>> {
+    let chain = PluginChain::new(network).ok()?;
+    match &chain.main.settings {
+        PluginSettings::Bridge(bridge) => Some(HostEndUse::Port(BridgeUse::new(bridge, &chain))),
+        PluginSettings::Ptp(_) => Some(HostEndUse::Gateway),
+        PluginSettings::Macvlan(_)
+        | PluginSettings::Ipvlan(_)
+        | PluginSettings::Loopback
+        | PluginSettings::Portmap(_)
+        | PluginSettings::Firewall(_)
+        | PluginSettings::Bandwidth(_)
+        | PluginSettings::Tuning(_)
+        | PluginSettings::Other => None,
+    }
 }
 
 /// Whether the host forwards packets of the network's pods.

@@ -3,7 +3,10 @@
 //! The gateway's address is on every such host end, alone (/32, /128), and a host route leads each pod's address to its
 //! veth pair. In the pod, all traffic goes to the gateway, even for its own subnet: the other pods are behind the host.
 
-use super::addresses::{Assignment, assign};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::addresses::assign;
 use super::entries::RoutedNetwork;
 use super::error::NativeError;
 use super::kind::{AddRequest, InterfaceKind, KindProperties};
@@ -46,7 +49,9 @@ impl InterfaceKind for Ptp {
         // The kernel resolves the pod's address from a link-local address, which is usable at once without DAD.
         let v6 = assignment.has(false);
         ends.host_namespace.enter(|| sysctl::disable_autoconfiguration(&pair.host_name, v6))?;
-        veth::set_up(&mut ends.host, attachment, &host_end, &pair, gateways_and_routes(&assignment, pair.host_index))?;
+        let ips = assignment.ips.iter().map(|ip| (ip.address.address(), ip.gateway));
+        let setup = gateways_and_routes(ips, pair.host_index);
+        veth::set_up(&mut ends.host, attachment, &host_end, &pair, setup)?;
         let options = SetupOptions { gateway_only: true, ..SetupOptions::default() };
         pod_interface::set_up(ends, attachment, &interface, &assignment, options)?;
         let interfaces = pair.result_interfaces(attachment, &interface).into();
@@ -76,15 +81,18 @@ impl InterfaceKind for Ptp {
     }
 }
 
-/// The gateways' addresses on the host end, and the routes to the pod's addresses.
-fn gateways_and_routes(assignment: &Assignment, host_end: u32) -> Setup<'static> {
-    let mut gateways: Vec<Cidr> = assignment.ips.iter().filter_map(|ip| ip.gateway).map(Cidr::host).collect();
-    gateways.sort_unstable();
-    gateways.dedup();
+/// The gateways' addresses on the host end, and the routes to the pod's addresses. `ips`: each address of the pod with
+/// its gateway.
+pub(crate) fn gateways_and_routes(
+    ips: impl Iterator<Item = (IpAddr, Option<IpAddr>)>,
+    host_end: u32,
+) -> Setup<'static> {
+    let (addresses, gateways): (Vec<IpAddr>, Vec<Option<IpAddr>>) = ips.unzip();
+    let gateways: BTreeSet<Cidr> = gateways.into_iter().flatten().map(Cidr::host).collect();
     let route = |address| Route { device: Some(host_end), ..Route::to(Cidr::host(address).network()) };
     Setup {
         addresses: gateways.into_iter().map(Address::new).collect(),
-        routes: assignment.ips.iter().map(|ip| route(ip.address.address())).collect(),
+        routes: addresses.into_iter().map(route).collect(),
         ..Setup::default()
     }
 }

@@ -16,10 +16,11 @@ use gantry_contract::plan::Networks;
 use gantry_model::ErrorKind;
 use gantry_model::net::{Dns, PodAddress, PodNetwork, PodPort, PodRoute};
 
+use super::dead_pods::DetachedPods;
 use super::error::{NetworkError, Result};
 use super::forwarding::Forwarding;
 use super::plugin_lock::PluginLock;
-use super::record::{self, NamespacePath, NetworkRecord, Record};
+use super::record::{self, NamespacePath, NetworkRecord, Record, Records};
 use super::select::{Families, SelectedNetwork};
 use super::state::{LOCK_TIMEOUT, Lock, StateDir};
 use super::{HeldPorts, Namespaces, NetworkSelection, Pod, dead_pods, detach, entries, port_users, ports, tables};
@@ -157,7 +158,7 @@ impl AttachOperation<'_> {
             });
             adjusted.map_err(|error| name_port_owner(&self.selection.wanted.host, error))?;
             if choice.plugins.is_none() && native::is_forwarded(&choice.network) {
-                forwarded = Families { v4: forwarded.v4 | has.v4, v6: forwarded.v6 | has.v6 };
+                forwarded |= has;
             }
             attached.push(facts);
         }
@@ -243,11 +244,19 @@ impl AttachOperation<'_> {
             Err(error) => error,
             Ok(result) => return Ok(result),
         };
-        match dead_pods::detach_attached(host, self.pod.id, &network.name) {
-            Ok(true) => self.run_plugins_add(choice, attachment),
-            Ok(false) => Err(error),
-            Err(left) => Err(NetworkError::Several(vec![error, left])),
+        let (error, left) = match dead_pods::detach_attached(host, self.pod.id, &network.name) {
+            Ok(DetachedPods { any: true, errors }) => match self.run_plugins_add(choice, attachment) {
+                // Dead pods that are left do not matter here: the command that detaches them reports the errors.
+                Ok(result) => return Ok(result),
+                Err(error) => (error, errors),
+            },
+            Ok(DetachedPods { any: false, errors }) => (error, errors),
+            Err(left) => (error, vec![left]),
+        };
+        if left.is_empty() {
+            return Err(error);
         }
+        Err(NetworkError::Several(std::iter::once(error).chain(left).collect()))
     }
 
     fn run_plugins_add(&self, choice: &SelectedNetwork, attachment: &Attachment) -> Result<NetworkResult> {
@@ -268,6 +277,7 @@ impl AttachOperation<'_> {
         }
         let host = &self.selection.wanted.host;
         let mut added = tables::add(host, entries);
+        let records = Records::open(host)?;
         let (mut reloads, mut released) = (0, BTreeSet::new());
         loop {
             match &added {
@@ -281,7 +291,7 @@ impl AttachOperation<'_> {
                 }
                 // The supervisor of that pod was killed, and no command has detached the pod yet.
                 Err(nft::Error::Taken { owner, .. })
-                    if released.insert(owner.clone()) && detach::release_entries_if_dead(host, owner)? =>
+                    if released.insert(owner.clone()) && detach::release_entries_if_dead(&records, owner)? =>
                 {
                     added = tables::add(host, entries);
                     continue;

@@ -1,6 +1,5 @@
 //! Compares the resources of this host with the records, for people.
 
-use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 
 use gantry_contract::network::Host;
@@ -8,9 +7,11 @@ use gantry_model::{ErrorKind, Kind};
 
 use super::error::{NetworkError, Result, with_causes};
 use super::forwarding::Forwarding;
+use super::links::NeededLinks;
 use super::record::{Record, RecordFile, Records, boot};
+use super::select::Families;
 use super::state::{LOCK_TIMEOUT, StateDir};
-use super::{entries, garbage, links, tables};
+use super::{entries, garbage, tables};
 use crate::ipam::Store;
 use crate::native;
 use crate::netlink::Socket;
@@ -38,9 +39,10 @@ pub(super) fn check(host: &Host) -> Result<Vec<String>> {
     let mut live = records.valid()?;
     live.retain(|record| garbage::is_up(record, &now));
     findings.extend(check_tables(host, &records)?);
-    findings.extend(check_links(host, &records, &live)?);
+    findings.extend(check_links(host, (&records, &now), &live)?);
     if let Some(state) = StateDir::find(host)? {
-        findings.extend(check_forwarding(&Forwarding::new(host, &state, &now), &live)?);
+        let families = tables::forwarded_families(&live, &now);
+        findings.extend(check_forwarding(&Forwarding::new(host, &state, &now), families)?);
         findings.extend(check_leases(&state, &records, &now)?);
         findings.extend(check_plugins(host, &state, &records, &live)?);
     }
@@ -186,35 +188,23 @@ fn supports_bridge_tables(host: &Host) -> nft::Result<bool> {
 }
 
 /// Forwarding that pods need and that another program has disabled.
-fn check_forwarding(forwarding: &Forwarding<'_>, live: &[Record]) -> Result<Vec<String>> {
-    let disabled = forwarding.disabled(links::forwarded_families(live)?)?;
+fn check_forwarding(forwarding: &Forwarding<'_>, needed: Families) -> Result<Vec<String>> {
+    let disabled = forwarding.disabled(needed)?;
     let name = |sysctl: Sysctl<'_>| format!("net.{sysctl}").replace('/', ".");
     let line = |sysctl| format!("{} is 0, but pods need 1: 'gantry network reload' sets it", name(sysctl));
     Ok(disabled.into_iter().map(line).collect())
 }
 
-/// Interfaces that are missing, orphaned, down, or detached from their bridges.
-fn check_links(host: &Host, records: &Records, live: &[Record]) -> Result<Vec<String>> {
+/// Interfaces that are orphaned, and defects of those that pods need.
+fn check_links(host: &Host, (records, now): (&Records, &str), live: &[Record]) -> Result<Vec<String>> {
     let mut socket = Socket::open().map_err(NetworkError::attempt("open a socket on the host"))?;
     let mut lines = Vec::new();
     for link in garbage::stale_ends(host, records, &mut socket)? {
         lines.push(format!("interface {} belongs to a pod that is gone", link.name));
     }
-    let links = socket.links().map_err(NetworkError::attempt("list the interfaces"))?;
-    let names: BTreeSet<&str> = links.iter().map(|link| link.name.as_str()).collect();
-    for record in live {
-        let entries = record.entries()?;
-        for name in
-            entries.interfaces.keys().chain(entries.anti_spoofing.keys()).filter(|name| !names.contains(name.as_str()))
-        {
-            // A pod that has ended since no longer has a record.
-            if records.has(&record.pod)? {
-                lines.push(format!("interface {name} of pod {} is missing: start the pod again", record.pod));
-            }
-        }
-    }
-    for defect in links::find_defects(live, &mut socket)? {
-        if records.has(&defect.pod)? {
+    for defect in NeededLinks::of_pods(live)?.find_defects(&mut socket)? {
+        // The pod may have ended since.
+        if records.is_up(&defect.pod, now)? {
             lines.push(defect.line);
         }
     }

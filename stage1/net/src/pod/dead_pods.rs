@@ -12,7 +12,7 @@ use gantry_contract::network::Host;
 use serde_json::Value;
 
 use super::error::{NetworkError, Result};
-use super::record::{self, NetworkRecord, Record, Records, boot};
+use super::record::{DeadPod, NetworkRecord, Record, Records, boot};
 use super::state::LOCK_TIMEOUT;
 use super::{Pod, detach, garbage, tables};
 use crate::ipam::{IpamError, Store};
@@ -35,12 +35,13 @@ pub(super) fn release_address(
         }
         IpamError::Io { .. } | IpamError::Invalid(_) | IpamError::Failed { .. } => Vec::new(),
     };
+    let records = Records::open(host)?;
     let mut errors = Vec::new();
     for owner in owners {
         if !tried.insert(owner.pod().to_owned()) {
             continue;
         }
-        match detach_if_dead(host, owner.pod()) {
+        match detach_if_dead(&records, host, owner.pod()) {
             Ok(true) => return Ok(true),
             Ok(false) => {}
             Err(error) => errors.push(error),
@@ -57,11 +58,12 @@ pub(super) fn detach_port_users(host: &Host, pod: &str, network: &NetworkRecord)
         return Ok(());
     }
     let publishes = |it: &NetworkRecord| it.plugins && published_ports(it).any(|port| wanted.contains(&port));
-    detach_dead(host, |record| record.pod != pod && record.networks.iter().any(publishes)).map(|_any| ())
+    let detached = detach_dead(host, |record| record.pod != pod && record.networks.iter().any(publishes))?;
+    NetworkError::from_all(detached.errors)
 }
 
-/// Detaches other pods that plugins have attached to the network of this name. Returns whether there were any.
-pub(super) fn detach_attached(host: &Host, pod: &str, network: &str) -> Result<bool> {
+/// Detaches other pods that plugins have attached to the network of this name.
+pub(super) fn detach_attached(host: &Host, pod: &str, network: &str) -> Result<DetachedPods> {
     let is_attached = |it: &NetworkRecord| it.plugins && it.name == network;
     detach_dead(host, |record| record.pod != pod && record.networks.iter().any(is_attached))
 }
@@ -69,11 +71,12 @@ pub(super) fn detach_attached(host: &Host, pod: &str, network: &str) -> Result<b
 /// Removes the firewall entries of pods whose networks overlap with those of `pod`, so that a reload removes these
 /// networks. Returns `false` if a live pod needs one of them.
 pub(super) fn release_networks(host: &Host, pod: &str, entries: &State) -> Result<bool> {
-    let (records, others) = Records::open(host)?.partition()?;
+    let records = Records::open(host)?;
+    let (valid, others) = records.partition()?;
     let now = boot()?;
-    for record in records.iter().filter(|record| record.pod != pod && garbage::is_up(record, &now)) {
+    for record in valid.iter().filter(|record| record.pod != pod && garbage::is_up(record, &now)) {
         let overlaps = entries.check_overlaps_with(&record.entries()?.networks).is_err();
-        if overlaps && !detach::release_entries_if_dead(host, &record.pod)? {
+        if overlaps && !detach::release_entries_if_dead(&records, &record.pod)? {
             return Ok(false);
         }
     }
@@ -88,24 +91,32 @@ fn published_ports(network: &NetworkRecord) -> impl Iterator<Item = (&Value, &Va
     mappings.filter_map(|mapping| Some((mapping.get("hostPort")?, mapping.get("protocol")?)))
 }
 
-/// Detaches the dead pods among those with such records. Returns whether there were any.
-fn detach_dead(host: &Host, is_wanted: impl Fn(&Record) -> bool) -> Result<bool> {
-    let (mut any, mut errors) = (false, Vec::new());
-    for record in Records::open(host)?.valid()?.iter().filter(|record| is_wanted(record)) {
-        match detach_if_dead(host, &record.pod) {
-            Ok(detached) => any |= detached,
-            Err(error) => errors.push(error),
+/// The dead pods among some pods, after an attempt to detach each of them.
+#[derive(Debug, Default)]
+pub(super) struct DetachedPods {
+    /// At least one was detached.
+    pub(super) any: bool,
+    /// Why others could not be detached.
+    pub(super) errors: Vec<NetworkError>,
+}
+
+/// Detaches the dead pods among those with such records.
+fn detach_dead(host: &Host, is_wanted: impl Fn(&Record) -> bool) -> Result<DetachedPods> {
+    let mut pods = DetachedPods::default();
+    let records = Records::open(host)?;
+    for record in records.valid()?.iter().filter(|record| is_wanted(record)) {
+        match detach_if_dead(&records, host, &record.pod) {
+            Ok(detached) => pods.any |= detached,
+            Err(error) => pods.errors.push(error),
         }
     }
-    NetworkError::from_all(errors)?;
-    Ok(any)
+    Ok(pods)
 }
 
 /// Detaches a pod. Returns `false` if its supervisor lives, another process is just detaching or starting it, or it has
 /// no record.
-fn detach_if_dead(host: &Host, pod: &str) -> Result<bool> {
-    let Some(dir) = Records::open(host)?.lock_dead(pod)? else { return Ok(false) };
-    let Some(record) = record::read(dir.as_fd(), pod)? else { return Ok(false) };
+fn detach_if_dead(records: &Records, host: &Host, pod: &str) -> Result<bool> {
+    let Some(DeadPod { dir, record }) = records.take_dead(pod)? else { return Ok(false) };
     let detached = detach::detach_recorded(&Pod { id: pod, dir: dir.as_fd() }, record, Some(host), None);
     detached.map_err(NetworkError::attempt(format!("detach pod {pod}, whose supervisor was killed")))?;
     Ok(true)

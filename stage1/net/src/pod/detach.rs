@@ -7,7 +7,7 @@ use gantry_contract::network::Host;
 
 use super::error::{NetworkError, Result, with_causes};
 use super::plugin_lock::PluginLock;
-use super::record::{self, NetworkRecord, Record, RecordFile, Records, boot};
+use super::record::{self, DeadPod, NetworkRecord, Record, RecordFile, Records, boot};
 use super::state::{LOCK_TIMEOUT, StateDir};
 use super::{Pod, garbage, select, tables, unused};
 use crate::ipam::Store;
@@ -69,9 +69,10 @@ fn remove_entries(record: &Record) -> Vec<NetworkError> {
 
 /// Removes the firewall entries of a pod whose supervisor was killed, so that another pod can publish its ports.
 /// Returns `false` if the pod is alive, or is just being detached or started. Its networks are detached later.
-pub(super) fn release_entries_if_dead(host: &Host, pod: &str) -> Result<bool> {
-    let Some(dir) = Records::open(host)?.lock_dead(pod)? else { return Ok(false) };
-    let Some(RecordFile::Valid(mut record)) = record::read(dir.as_fd(), pod)? else { return Ok(false) };
+pub(super) fn release_entries_if_dead(records: &Records, pod: &str) -> Result<bool> {
+    let Some(DeadPod { dir, record: RecordFile::Valid(mut record) }) = records.take_dead(pod)? else {
+        return Ok(false);
+    };
     // First, or a reload would add them again.
     record.append_down(dir.as_fd())?;
     NetworkError::from_all(remove_entries(&record))?;

@@ -8,20 +8,13 @@ use gantry_contract::network::{Host, Member, Network};
 use super::error::{NetworkError, Result};
 use super::record::{Record, Records, boot};
 use super::{garbage, select};
-use crate::config::{CatalogEntry, Ipam, NetworkConfig, PluginSettings, Source};
+use crate::config::{Catalog, CatalogEntry, Ipam, NetworkConfig, PluginSettings, Source};
 use crate::native;
 use crate::netlink::Prefix;
 
 /// All networks, or the configurations of this name with their texts.
 pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> {
-    let mut records = records_up(host)?;
-    records.sort_by(|one, other| one.pod.cmp(&other.pod));
-    let catalog = select::catalog(host)?;
-    let mut all: Vec<Network> = catalog.entries().iter().map(|entry| describe_entry(entry, host)).collect();
-    add_unconfigured(&mut all, &records);
-    for network in all.iter_mut().filter(|network| network.shadowed_by.is_none()) {
-        network.pods = members(network.name.as_deref(), &records);
-    }
+    let mut all = describe(host, &select::catalog(host)?, &records_up(host)?);
     let Some(name) = name else {
         all.iter_mut().for_each(|network| network.text = None);
         return Ok(all);
@@ -33,7 +26,16 @@ pub(super) fn networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>> 
     Ok(all)
 }
 
-/// The records of the pods that are up. The record of a pod whose supervisor was killed remains until a command
+fn describe(host: &Host, catalog: &Catalog, records: &[Record]) -> Vec<Network> {
+    let mut all: Vec<Network> = catalog.entries().iter().map(|entry| describe_entry(entry, host)).collect();
+    add_unconfigured(&mut all, records);
+    for network in all.iter_mut().filter(|network| network.shadowed_by.is_none()) {
+        network.pods = members(network.name.as_deref(), records);
+    }
+    all
+}
+
+/// The records of the pods that are up, by pod. The record of a pod whose supervisor was killed remains until a command
 /// detaches the pod.
 fn records_up(host: &Host) -> Result<Vec<Record>> {
     let (boot, records) = (boot()?, Records::open(host)?);
@@ -43,6 +45,7 @@ fn records_up(host: &Host) -> Result<Vec<Record>> {
             up.push(record);
         }
     }
+    up.sort_by(|one, other| one.pod.cmp(&other.pod));
     Ok(up)
 }
 
@@ -99,6 +102,26 @@ fn ranges(ipam: &Ipam) -> Vec<(Prefix, Option<IpAddr>)> {
     }
 }
 
+/// The networks of this host, from one reading of the configurations and records.
+#[derive(Debug)]
+pub struct NetworkSurvey {
+    /// All networks.
+    pub networks: Vec<Network>,
+    /// The configurations that pods cannot use, without those that another one of the same name replaces.
+    pub invalid: Vec<InvalidConfiguration>,
+    /// The networks that gantry creates itself on a bridge, and whose pods the host routes for.
+    pub routed_bridges: Vec<RoutedBridge>,
+}
+
+pub(super) fn survey(host: &Host) -> Result<NetworkSurvey> {
+    let (catalog, records) = (select::catalog(host)?, records_up(host)?);
+    Ok(NetworkSurvey {
+        networks: describe(host, &catalog, &records),
+        invalid: invalid_configurations(&catalog),
+        routed_bridges: routed_bridges(host, &catalog, &records),
+    })
+}
+
 /// A configuration that pods cannot use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidConfiguration {
@@ -108,14 +131,13 @@ pub struct InvalidConfiguration {
     pub problem: String,
 }
 
-pub(super) fn invalid_configurations(host: &Host) -> Result<Vec<InvalidConfiguration>> {
-    let catalog = select::catalog(host)?;
+fn invalid_configurations(catalog: &Catalog) -> Vec<InvalidConfiguration> {
     let used = catalog.entries().iter().filter(|entry| entry.shadowed_by.is_none());
     let invalid = used.filter_map(|entry| {
         let problem = entry.network.as_ref().err()?.to_string();
         Some(InvalidConfiguration { network: entry.name.clone(), problem })
     });
-    Ok(invalid.collect())
+    invalid.collect()
 }
 
 /// A network that gantry creates itself on a bridge, and whose pods the host routes for.
@@ -133,12 +155,11 @@ pub struct RoutedBridge {
     pub has_pods: bool,
 }
 
-pub(super) fn routed_bridges(host: &Host) -> Result<Vec<RoutedBridge>> {
-    let records = records_up(host)?;
+fn routed_bridges(host: &Host, catalog: &Catalog, records: &[Record]) -> Vec<RoutedBridge> {
     let used: BTreeSet<&str> =
         records.iter().flat_map(|record| &record.networks).map(|network| network.name.as_str()).collect();
     let mut bridges = Vec::new();
-    for entry in select::catalog(host)?.entries().iter().filter(|entry| entry.shadowed_by.is_none()) {
+    for entry in catalog.entries().iter().filter(|entry| entry.shadowed_by.is_none()) {
         // `invalid_configurations` returns those that cannot be used.
         let Ok(config) = &entry.network else { continue };
         let Some(PluginSettings::Bridge(bridge)) = config.plugins.first().map(|plugin| &plugin.settings) else {
@@ -157,7 +178,7 @@ pub(super) fn routed_bridges(host: &Host) -> Result<Vec<RoutedBridge>> {
             has_pods: used.contains(config.name.as_str()),
         });
     }
-    Ok(bridges)
+    bridges
 }
 
 /// Adds networks that pods are attached to but that are no longer configured.

@@ -42,7 +42,7 @@ mod tables;
 pub mod unused;
 
 pub use error::NetworkError;
-pub use list::{InvalidConfiguration, RoutedBridge};
+pub use list::{InvalidConfiguration, NetworkSurvey, RoutedBridge};
 
 /// A pod.
 pub struct Pod<'a> {
@@ -161,10 +161,10 @@ pub fn abandon_on(host: &Host, pod: &Pod<'_>) -> Result<Vec<String>, NetworkErro
 }
 
 /// Makes the firewall table equal to the records of the pods that are up, enables the sysctls that their networks need,
-/// and repairs their bridges and bridge ports; in the host's network namespace, where the calling thread is.
+/// and repairs their bridges and host ends; in the host's network namespace, where the calling thread is.
 ///
 /// # Errors
-/// [`NetworkError`]; the rest was restored.
+/// [`NetworkError`]: a step failed, or a running pod has lost its interface; the rest was restored.
 pub fn reload(host: &Host) -> Result<(), NetworkError> {
     let errors = [tables::reload(host), links::repair(host)].into_iter().filter_map(Result::err);
     NetworkError::from_all(errors.collect())
@@ -222,18 +222,10 @@ pub fn list_networks(host: &Host, name: Option<&str>) -> Result<Vec<Network>, Ne
     list::networks(host, name)
 }
 
-/// Lists the configurations that pods cannot use, without those that another one of the same name replaces.
+/// Lists the networks, those that cannot be used, and those on bridges of gantry's; for `doctor`.
 ///
 /// # Errors
-/// [`NetworkError`]: a directory cannot be read.
-pub fn list_invalid_configurations(host: &Host) -> Result<Vec<InvalidConfiguration>, NetworkError> {
-    list::invalid_configurations(host)
-}
-
-/// Lists the networks that gantry creates itself on a bridge, and whose pods the host routes for.
-///
-/// # Errors
-/// [`NetworkError`].
-pub fn list_routed_bridges(host: &Host) -> Result<Vec<RoutedBridge>, NetworkError> {
-    list::routed_bridges(host)
+/// [`NetworkError`]: a directory or the records of pods cannot be read.
+pub fn survey_networks(host: &Host) -> Result<NetworkSurvey, NetworkError> {
+    list::survey(host)
 }

@@ -26,6 +26,7 @@ use serde_json::{Map, Value};
 
 use super::entries::RecordedEntries;
 use super::error::{NetworkError, Result};
+use super::garbage;
 use crate::config::{NetworkConfig, Source, files, is_name};
 use crate::native;
 use crate::netlink::Namespace;
@@ -128,7 +129,12 @@ pub(super) struct NetworkRecord {
 
 impl NetworkRecord {
     pub(super) fn config(&self) -> Result<NetworkConfig> {
-        Ok(NetworkConfig::parse(&self.text, Source::File(format!("{} (as kept with the pod)", self.source).into()))?)
+        let source = if self.source == Source::BuiltIn.to_string() {
+            Source::BuiltIn
+        } else {
+            Source::File(format!("{} (as kept with the pod)", self.source).into())
+        };
+        Ok(NetworkConfig::parse(&self.text, source)?)
     }
 
     /// Whether plugins created it and the host may have to forward its packets. A configuration that can no longer be
@@ -320,6 +326,13 @@ fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS
 }
 
+/// A locked pod whose supervisor is dead.
+pub(super) struct DeadPod {
+    /// Its directory. Closing it releases the lock.
+    pub(super) dir: OwnedFd,
+    pub(super) record: RecordFile,
+}
+
 /// The records of all pods.
 pub(super) struct Records {
     /// `None`: the directory does not exist, so there are no pods.
@@ -345,6 +358,24 @@ impl Records {
         }
     }
 
+    /// Whether the record of a pod says that it is up in this boot.
+    pub(super) fn is_up(&self, pod: &str, boot: &str) -> Result<bool> {
+        Ok(matches!(self.read(pod)?, Some(RecordFile::Valid(record)) if garbage::is_up(&record, boot)))
+    }
+
+    fn read(&self, pod: &str) -> Result<Option<RecordFile>> {
+        let Some(dir) = self.dir.as_ref().filter(|_| is_name(pod)) else { return Ok(None) };
+        read_at(dir.as_fd(), &format!("{pod}/{NETWORK}"), pod)
+    }
+
+    /// Locks a pod whose supervisor is dead, and reads its record. `None`: its supervisor lives, another process is
+    /// just detaching or starting it, or it has no record.
+    pub(super) fn take_dead(&self, pod: &str) -> Result<Option<DeadPod>> {
+        let Some(dir) = self.lock_dead(pod)? else { return Ok(None) };
+        let record = read(dir.as_fd(), pod)?;
+        Ok(record.map(|record| DeadPod { dir, record }))
+    }
+
     /// Locks a pod whose supervisor is dead; a live one holds the lock. `None`: the pod is locked, or has no directory.
     /// Closing the returned directory releases the lock.
     pub(super) fn lock_dead(&self, pod: &str) -> Result<Option<OwnedFd>> {
@@ -359,19 +390,28 @@ impl Records {
         Ok(is_locked.then_some(dir))
     }
 
-    /// Whether a pod has a journal and no supervisor that keeps it: the supervisor holds a record lock (fcntl(2)) on
-    /// the journal. In contrast to [`Self::lock_dead`], this takes no lock that others may wait for. A starting pod has
-    /// no journal yet.
+    /// Whether a pod has a journal and no supervisor that keeps it. A starting pod has no journal yet.
     pub(super) fn is_dead(&self, pod: &str) -> Result<bool> {
-        let Some(parent) = self.dir.as_ref().filter(|_| is_name(pod)) else { return Ok(false) };
+        Ok(self.is_journal_kept(pod)? == Some(false))
+    }
+
+    /// Whether a pod has been attached to all its networks, and its supervisor lives.
+    pub(super) fn is_running(&self, pod: &str) -> Result<bool> {
+        Ok(self.is_journal_kept(pod)? == Some(true))
+    }
+
+    /// Whether a supervisor keeps the journal of a pod: it holds a record lock (fcntl(2)) on it. In contrast to
+    /// [`Self::lock_dead`], this takes no lock that others may wait for. `None`: the pod has no journal.
+    fn is_journal_kept(&self, pod: &str) -> Result<Option<bool>> {
+        let Some(parent) = self.dir.as_ref().filter(|_| is_name(pod)) else { return Ok(None) };
         let doing = || format!("look at the journal of pod {pod}");
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let journal = match rustix::fs::openat2(parent, format!("{pod}/{JOURNAL}"), flags, Mode::empty(), beneath()) {
-            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
             other => other.map_err(NetworkError::io(doing()))?,
         };
         let held = fcntl_getlk(&journal, &Flock::from(FlockType::WriteLock)).map_err(NetworkError::io(doing()))?;
-        Ok(held.is_none())
+        Ok(Some(held.is_some()))
     }
 
     /// The pods that have a directory.
@@ -389,10 +429,9 @@ impl Records {
 
     /// Reads all records, by pod. A record that is removed during the call is missing.
     pub(super) fn all(&self) -> Result<Vec<(String, RecordFile)>> {
-        let Some(dir) = &self.dir else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for pod in self.pods()? {
-            if let Some(record) = read_at(dir.as_fd(), &format!("{pod}/{NETWORK}"), &pod)? {
+            if let Some(record) = self.read(&pod)? {
                 found.push((pod, record));
             }
         }

@@ -53,6 +53,13 @@ impl Families {
     }
 }
 
+impl std::ops::BitOrAssign for Families {
+    fn bitor_assign(&mut self, other: Self) {
+        self.v4 |= other.v4;
+        self.v6 |= other.v6;
+    }
+}
+
 /// Reads the catalog of this host.
 pub(super) fn catalog(host: &Host) -> Result<Catalog> {
     let dirs: Vec<std::path::PathBuf> = host.config_dirs.iter().map(Into::into).collect();
@@ -312,8 +319,7 @@ impl SelectedNetwork {
                 Ipam::Static(it) => it.addresses.iter().map(|entry| entry.address.address()).collect(),
                 Ipam::Other(_) => Vec::new(),
             };
-            let more = Families::from_addresses(addresses);
-            families = Families { v4: families.v4 | more.v4, v6: families.v6 | more.v6 };
+            families |= Families::from_addresses(addresses);
         }
         families
     }

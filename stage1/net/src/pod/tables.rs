@@ -17,12 +17,12 @@ use gantry_contract::network::Host;
 use gantry_model::net::MAX_NETWORKS;
 use gantry_model::{ErrorKind, Kind};
 
-use super::entries;
 use super::error::{NetworkError, Result};
 use super::forwarding::Forwarding;
-use super::record::{Record, RecordState, Records, boot};
+use super::record::{Record, Records, boot};
 use super::select::Families;
 use super::state::{Lock, StateDir};
+use super::{entries, garbage};
 use crate::native;
 use crate::netlink::sysctl::Sysctl;
 use crate::netlink::{Namespace, Socket};
@@ -40,7 +40,7 @@ pub(super) fn with<T>(host: &Host, work: impl FnOnce(&mut Table) -> nft::Result<
 
 /// Adds entries. Returns whether their networks have further prefixes in the table: their configuration has changed.
 pub(super) fn add(host: &Host, entries: &State) -> nft::Result<bool> {
-    with(host, |table| table.add_to_networks(entries))
+    with(host, |table| table.add(entries))
 }
 
 pub(super) fn contains(host: &Host, entries: &State) -> nft::Result<bool> {
@@ -50,7 +50,7 @@ pub(super) fn contains(host: &Host, entries: &State) -> nft::Result<bool> {
 /// The entries of the pods that are up in this boot.
 pub(super) fn needed(records: &[Record], boot: &str) -> Result<State> {
     let mut state = State::new();
-    for record in records.iter().filter(|record| record.state == RecordState::Up && record.boot == boot) {
+    for record in records.iter().filter(|record| garbage::is_up(record, boot)) {
         // If two conflict, attaching one of the pods is about to fail, or an earlier gantry has attached both.
         entries::merge(&mut state, record.entries()?.retain_valid());
     }
@@ -115,7 +115,8 @@ pub(super) fn reload(host: &Host) -> Result<()> {
     for _ in 0..MAX_ATTEMPTS {
         let generation = with(host, Table::generation);
         let (whole, others) = records.partition()?;
-        forward_for(host, &boot, &needed(&whole, &boot)?, |forwarding, families| forwarding.save(families))?;
+        let families = forwarded_families(&whole, &boot);
+        forward_for(host, &boot, families, |forwarding| forwarding.save(families))?;
         let state = needed_state(host, &whole, &boot)?;
         let table = with_present_entries(state.clone(), || with(host, Table::read), &others);
         let generation = match generation {
@@ -136,7 +137,9 @@ pub(super) fn reload(host: &Host) -> Result<()> {
             other => other.map_err(NetworkError::attempt(RELOAD))?,
         }
         if needed_state(host, &records.valid()?, &boot)? == state {
-            return enable_sysctls(host, &boot, &state);
+            // They are off if other programs turned them off (docker, sysctl --system).
+            forward_for(host, &boot, families, |forwarding| forwarding.enable(families))?;
+            return enable_route_localnet(&state, true);
         }
     }
     Err(NetworkError::attempt(RELOAD)(nft::Error::Contended { what: "make the table equal to the records".into() }))
@@ -204,23 +207,30 @@ pub(super) fn remove_shared(host: &Host, unused: &State) -> Result<()> {
     with(host, |table| table.remove(unused)).map_err(NetworkError::attempt("remove a network from the table"))
 }
 
-/// The sysctls that gantry's networks need and that other programs turn off (docker, sysctl --system). Writes them only
-/// if they differ.
-fn enable_sysctls(host: &Host, boot: &str, state: &State) -> Result<()> {
-    forward_for(host, boot, state, |forwarding, families| forwarding.enable(families))?;
-    enable_route_localnet(state, true)
+/// The IP versions that the host must forward for the pods of these records that are up. A network without plugins
+/// whose configuration can no longer be read may need both.
+pub(super) fn forwarded_families(records: &[Record], boot: &str) -> Families {
+    let mut families = Families::default();
+    for record in records.iter().filter(|record| garbage::is_up(record, boot)) {
+        for network in record.networks.iter().filter(|network| !network.plugins) {
+            if network.config().map_or(true, |config| native::is_forwarded(&config)) {
+                let attached = record.attached.iter().filter(|it| it.interface == network.interface);
+                let addresses = attached.flat_map(|it| &it.addresses).map(|it| it.address);
+                families |= Families::from_addresses(addresses);
+            }
+        }
+    }
+    families
 }
 
 fn forward_for(
     host: &Host,
     boot: &str,
-    state: &State,
-    work: impl FnOnce(&Forwarding<'_>, Families) -> Result<()>,
+    families: Families,
+    work: impl FnOnce(&Forwarding<'_>) -> Result<()>,
 ) -> Result<()> {
-    let has = |v4: bool| state.networks.values().flat_map(|network| &network.prefixes).any(|it| it.is_ipv4() == v4);
-    let families = Families { v4: has(true), v6: has(false) };
     match StateDir::find(host)? {
-        Some(dir) if families != Families::default() => work(&Forwarding::new(host, &dir, boot), families),
+        Some(dir) if families != Families::default() => work(&Forwarding::new(host, &dir, boot)),
         _ => Ok(()),
     }
 }

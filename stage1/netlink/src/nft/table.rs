@@ -149,20 +149,13 @@ impl Table {
     /// A port that another owner forwards to the same destination (a dead pod that had the address before) changes
     /// owner. The addresses of an existing anti-spoofing entry stay allowed: [`Self::remove`] it first.
     ///
+    /// Returns whether networks of these entries have further prefixes in the table, from an earlier configuration.
+    ///
     /// # Errors
     /// [`Error::Taken`] if a host port is forwarded elsewhere; [`Error::Missing`] if the table does not exist or lacks
     /// parts (call [`Self::ensure`]); [`Error::Overlap`]; [`Error::invalid`]; [`Error::Contended`]; errors of the
     /// kernel.
-    pub fn add(&mut self, entries: &Entries) -> Result<()> {
-        self.add_to_networks(entries).map(|_have_other_prefixes| ())
-    }
-
-    /// As [`Self::add`]; returns whether networks of these entries have further prefixes in the table, from an earlier
-    /// configuration.
-    ///
-    /// # Errors
-    /// As [`Self::add`].
-    pub fn add_to_networks(&mut self, entries: &Entries) -> Result<bool> {
+    pub fn add(&mut self, entries: &Entries) -> Result<bool> {
         entries.check()?;
         let all = elements(entries);
         if all.is_empty() {

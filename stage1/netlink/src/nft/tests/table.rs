@@ -337,7 +337,7 @@ fn concurrent_additions_and_removals() {
                 let mut contended = State::new();
                 contended.ports.insert(port("0.0.0.0", Protocol::Udp, 53), to(&format!("10.1.1.{pod}:1"), &owner));
                 match table.add(&contended) {
-                    Ok(()) => drop(winners.fetch_add(1, Ordering::Relaxed)),
+                    Ok(_) => drop(winners.fetch_add(1, Ordering::Relaxed)),
                     Err(Error::Taken { .. }) => {}
                     Err(error) => panic!("{error}"),
                 }

@@ -40,6 +40,13 @@ pub struct Port {
 }
 
 impl Port {
+    /// Whether these settings, as read, are as `wanted`.
+    #[must_use]
+    pub fn satisfies(&self, wanted: &Self) -> bool {
+        let both = self.settings().into_iter().zip(wanted.settings());
+        both.into_iter().all(|((_, has), (_, wanted))| wanted.is_none() || wanted == has)
+    }
+
     fn settings(&self) -> [(u16, Option<bool>); 7] {
         [
             (IFLA_BRPORT_MODE, self.hairpin),
