@@ -47,6 +47,12 @@ fn assert_consecutive(lines: &[String]) {
 }
 
 #[track_caller]
+fn rename(from: &Path, to: &Path) {
+    let renamed = fs::rename(from, to);
+    assert!(renamed.is_ok(), "{renamed:?}");
+}
+
+#[track_caller]
 fn wait_for_text(file: &Path, text: &str) {
     wait_for("the text in the log", || fs::read_to_string(file).ok().filter(|log| log.contains(text)));
 }
@@ -95,6 +101,18 @@ fn chosen_logs_belong_to_the_caller() {
 
 #[test]
 fn followers_survive_rotation_by_the_caller() {
+    check_followed_rotation(|number| format!("20261124-00000{number}"));
+}
+
+/// Each rotated file keeps its number, as that of logrotate does not.
+#[test]
+fn followers_survive_rotation_to_ascending_numbers() {
+    check_followed_rotation(|number| (number + 1).to_string());
+}
+
+/// Rotates the log of a followed app to files with these suffixes.
+#[track_caller]
+fn check_followed_rotation(suffix: impl Fn(u32) -> String) {
     let g = Gantry::new();
     let dir = log_dir(&g);
     let flags = [&dir_flag(&dir), "--name=web", "--log-path=web/0.log"];
@@ -102,10 +120,10 @@ fn followers_survive_rotation_by_the_caller() {
     let file = dir.join("web/0.log");
     wait_for_text(&file, "line");
     let follow = g.spawn(&["logs", "--follow", &pod]);
-    let parts: Vec<PathBuf> = (0..4).map(|n| dir.join(format!("web/0.log.20261124-00000{n}"))).collect();
+    let parts: Vec<PathBuf> = (0..4).map(|number| dir.join(format!("web/0.log.{}", suffix(number)))).collect();
     for part in &parts {
         wait_for("output", || fs::metadata(&file).ok().filter(|meta| meta.len() > 0));
-        fs::rename(&file, part).unwrap();
+        rename(&file, part);
         g.run(&["logs", "--reopen", &pod, "--app=web"]).succeeded();
         assert!(file.exists(), "the log file was not made again");
     }
@@ -120,7 +138,7 @@ fn followers_survive_rotation_by_the_caller() {
     let read: Vec<String> = g.run(&["logs", &pod]).ok().stdout.lines().map(str::to_owned).collect();
     assert_eq!(read, written, "rotated files are read too");
     // The kubelet compresses older files.
-    fs::rename(&parts[0], parts[0].with_extension("log.20261124-000000.gz")).unwrap();
+    rename(&parts[0], &parts[0].with_added_extension("gz"));
     let read: Vec<String> = g.run(&["logs", &pod]).ok().stdout.lines().map(str::to_owned).collect();
     assert_eq!(read, texts(&files[1..]));
 }

@@ -1,9 +1,9 @@
 //! The files of one app's log, their order, and positions in them, found by bisection.
 //!
-//! The order follows from the names ([`crate::logs::names`]). A rotated file keeps its inode, by which a reader finds
-//! its successor. A freed inode may be reused at once; but a file only gets older, and an open file keeps its inode.
-//! The directory is opened beneath that of the pod, or the caller's; symbolic links are not followed, and only regular
-//! files are read.
+//! The order follows from the names, and for numbers from the times of change ([`crate::logs::names`]). A rotated file
+//! keeps its inode, by which a reader finds its successor. A freed inode may be reused at once; but a file only gets
+//! older, and an open file keeps its inode. The directory is opened beneath that of the pod, or the caller's; symbolic
+//! links are not followed, and only regular files are read.
 
 use std::fs::File;
 use std::io;
@@ -352,14 +352,13 @@ fn list_once(fd: &OwnedFd, names: &LogNames) -> io::Result<Vec<LogFile>> {
         let Some(file) = entry.file_name().to_str().ok().and_then(|name| names.file(name)) else { continue };
         match rustix::fs::statat(fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode).is_file() => {
-                parts.push(file.with_inode(stat.st_ino));
+                parts.push((file.with_inode(stat.st_ino), (stat.st_mtime, stat.st_mtime_nsec)));
             }
             Ok(_) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    parts.sort_by_key(LogFile::order);
-    Ok(parts)
+    Ok(names.in_order(parts))
 }
 
 /// `None` when it does not exist or is not a regular file.
