@@ -333,6 +333,7 @@ impl Keeper {
 
     /// Stops watching a pod that needs no further reconciliation.
     fn forget(&mut self, id: PodId) {
+        self.engine.forget_journal(id);
         self.watcher.forget(id);
         self.logged_ends.remove(&id);
         self.retries.remove(&id);

@@ -68,8 +68,8 @@ impl JournalCache {
         Self(Some(Arc::new(Shared { limits, kept: Mutex::default() })))
     }
 
-    /// Closes the file. Called before a pod is removed: closing the last descriptor of a deleted file frees its blocks,
-    /// which may wait for the disk.
+    /// Drops the journal of a pod, and closes its file. Called before a pod is removed: closing the last descriptor of
+    /// a deleted file frees its blocks, which may wait for the disk.
     pub(crate) fn forget(&self, pod: PodId) {
         drop(self.0.as_ref().and_then(|shared| shared.take(pod)));
     }
@@ -106,9 +106,13 @@ impl Shared {
         Some(kept.remove(place))
     }
 
-    /// Keeps a journal in place of another thread's of this pod, and of the oldest ones beyond the limits.
+    /// Keeps a journal in place of another thread's of this pod, and of the oldest ones beyond the limits; one that is
+    /// beyond them alone is not kept.
     fn keep(&self, cached: CachedJournal) {
         let CacheLimits { journals, bytes } = self.limits;
+        if cached.length > bytes {
+            return;
+        }
         let mut kept = self.lock();
         // The files of the dropped ones are closed when the lock has been released.
         let mut dropped: Vec<_> = kept.extract_if(.., |other| other.pod == cached.pod).collect();

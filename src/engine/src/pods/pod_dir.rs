@@ -62,6 +62,12 @@ impl Engine {
         }
     }
 
+    /// Drops the journal of a pod from the memory that the engines of a daemon share. For a pod that no longer runs:
+    /// another process may have recorded its end, or removed it.
+    pub fn forget_journal(&self, id: PodId) {
+        self.options.journals.forget(id);
+    }
+
     /// Why the pod's journal exists and cannot be read.
     pub(crate) fn journal_damage(&self, id: PodId) -> Option<io::Error> {
         self.try_read_journal(id).err().filter(|error| error.kind() != io::ErrorKind::NotFound)
