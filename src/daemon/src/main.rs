@@ -30,6 +30,7 @@ mod watcher;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
@@ -43,9 +44,11 @@ use tracing::{error, info, warn};
 use crate::configuration::Configuration;
 use crate::keeper::Keeper;
 use crate::network::Networking;
-use crate::sampling::Sampling;
 use crate::serve::{Api, ListenAddresses, SurfaceSettings};
 use crate::signals::Signals;
+
+/// The time in which gantryd ends after its last reconciliation: open queries and calls may finish until then.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// gantryd reconciles pods, collects garbage, backs up the database, and serves rkt's PublicAPI, the Talos node API,
 /// Aurae's API, the Kubernetes CRI, metrics, and DNS for the networks of pods. Pods run without it.
@@ -162,8 +165,8 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
     let config = api_config(&settings, live.clone(), commits.clone(), condition.can_write(), daemon_log);
     let (samples, metrics) = (Arc::clone(&config.samples), Arc::clone(&config.metrics));
     let api = Api::start(config, endpoints, metrics_listeners)?;
-    let _sampling = Sampling::start(live, samples, Arc::clone(&metrics));
-    let ended = if condition.can_write() {
+    sampling::start(live, samples, Arc::clone(&metrics));
+    let (ended, networking) = if condition.can_write() {
         let configuration = Configuration::new(args, settings.clone(), surface_settings);
         let mut keeper = Keeper::new(configuration, engine, signals, &commits, metrics)?;
         keeper.start();
@@ -171,16 +174,18 @@ fn run(args: Args, passed: Result<Vec<Listener>, ListenError>, daemon_log: Arc<D
         let mut networking = Networking::start(&settings, commits);
         info!("keeping {dir}");
         notify::send_state("READY=1");
-        let ended = keeper.run(&mut networking);
-        networking.drain();
-        ended
+        (keeper.run(&mut networking), Some(networking))
     } else {
         warn!("only serving {dir}: pods run on and are not reconciled");
         notify::send_state("READY=1");
-        condition::serve_read_only(&signals, &condition, &settings.options)
+        (condition::serve_read_only(&signals, &condition, &settings.options), None)
     };
     notify::send_state("STOPPING=1");
-    api.drain();
+    let deadline = Instant::now() + DRAIN_TIMEOUT;
+    if let Some(networking) = networking {
+        networking.drain(deadline);
+    }
+    api.drain(deadline);
     ended?;
     info!("ended by a signal; pods run on");
     Ok(())

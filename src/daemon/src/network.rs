@@ -1,7 +1,7 @@
 //! The resolver and the watch on nftables, each in threads of its own. Pods run without both.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_engine::{CommitWatcher, Settings};
 use gantry_resolver::Note;
@@ -11,7 +11,7 @@ use crate::firewall::Firewall;
 
 /// The host's name servers, for names outside gantry's domain.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Time for open queries when gantryd ends. Clients then ask their next server.
+/// Time for open queries when the resolver ends. Clients then ask their next server.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The resolver, if it is enabled, and the watch on nftables.
@@ -53,11 +53,11 @@ impl Networking {
         }
     }
 
-    /// Ends both, after the resolver has answered open queries.
-    pub(crate) fn drain(self) {
+    /// Ends both, after the resolver has answered open queries, but not after the deadline.
+    pub(crate) fn drain(self, deadline: Instant) {
         drop(self.firewall);
         if let Some(running) = self.resolver {
-            running.drain(DRAIN_TIMEOUT);
+            running.drain(deadline.saturating_duration_since(Instant::now()).min(DRAIN_TIMEOUT));
         }
     }
 }

@@ -1,15 +1,14 @@
 //! The thread that samples the counters of all running pods at an interval, for the surfaces and the metrics, and the
 //! thread that counts disk usage in the background.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{ApiSettings, LiveSettings, Metrics, Operation};
 use gantry_engine::{Observer, SampleCache};
 use gantry_logging::RepeatedFailure;
 use rustix::process::{Resource, getrlimit, setpriority_process};
-use tracing::{error, warn};
+use tracing::warn;
 
 /// The share of the limit of open files that the sampler leaves to pods, clients and the database: one of this many
 /// parts.
@@ -37,42 +36,20 @@ pub(crate) fn sample_cache() -> SampleCache {
     SampleCache::new(usize::try_from(limit.min(MAX_DESCRIPTORS)).unwrap_or(0))
 }
 
-/// The threads. Dropping this ends them.
-pub(crate) struct Sampling {
-    ending: Arc<(Mutex<bool>, Condvar)>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Sampling {
-    /// Starts the threads. Without them, samples are taken when they are requested, and no disk usage is counted.
-    pub(crate) fn start(settings: LiveSettings, samples: Arc<SampleCache>, metrics: Arc<Metrics>) -> Self {
-        let ending: Arc<(Mutex<bool>, Condvar)> = Arc::default();
-        let (sampler_ending, counter_ending) = (Arc::clone(&ending), Arc::clone(&ending));
-        let counted = Arc::clone(&samples);
-        let sampler = std::thread::Builder::new().name("sampler".to_owned());
-        let sampler = sampler.spawn(move || run(&settings, &samples, &metrics, &sampler_ending));
-        let counter = std::thread::Builder::new().name("disk-usage".to_owned());
-        let counter = counter.spawn(move || count_disk(&counted, &counter_ending));
-        let report = |error: &std::io::Error| warn!("cannot start a thread to sample pods: {error}");
-        let threads = [sampler, counter].into_iter().filter_map(|thread| thread.inspect_err(report).ok()).collect();
-        Self { ending, threads }
+/// Starts the threads, which end with the process: they only read. Without them, samples are taken when they are
+/// requested, and no disk usage is counted.
+pub(crate) fn start(settings: LiveSettings, samples: Arc<SampleCache>, metrics: Arc<Metrics>) {
+    let counted = Arc::clone(&samples);
+    let sampler = std::thread::Builder::new().name("sampler".to_owned());
+    let sampler = sampler.spawn(move || run(&settings, &samples, &metrics));
+    let counter = std::thread::Builder::new().name("disk-usage".to_owned());
+    let counter = counter.spawn(move || count_disk(&counted));
+    for error in [sampler.err(), counter.err()].into_iter().flatten() {
+        warn!("cannot start a thread to sample pods: {error}");
     }
 }
 
-impl Drop for Sampling {
-    fn drop(&mut self) {
-        let (flag, changed) = &*self.ending;
-        *flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        changed.notify_all();
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                error!("a thread that samples pods panicked");
-            }
-        }
-    }
-}
-
-fn run(settings: &LiveSettings, samples: &SampleCache, metrics: &Metrics, (flag, changed): &(Mutex<bool>, Condvar)) {
+fn run(settings: &LiveSettings, samples: &SampleCache, metrics: &Metrics) -> ! {
     let mut observer: Option<(Arc<ApiSettings>, Observer)> = None;
     let mut failure = RepeatedFailure::default();
     loop {
@@ -84,39 +61,28 @@ fn run(settings: &LiveSettings, samples: &SampleCache, metrics: &Metrics, (flag,
                 warn!("cannot sample the running pods: {failure}; retrying every {interval:?}");
             }),
         }
-        let ending = flag.lock().unwrap_or_else(PoisonError::into_inner);
-        let ending = changed.wait_timeout_while(ending, interval, |ending| !*ending);
-        if *ending.unwrap_or_else(PoisonError::into_inner).0 {
-            return;
-        }
+        std::thread::sleep(interval);
     }
 }
 
 /// Counts the disk usage of one tree after the other.
-fn count_disk(samples: &SampleCache, (flag, changed): &(Mutex<bool>, Condvar)) {
+fn count_disk(samples: &SampleCache) -> ! {
     // Of this thread alone (setpriority(2), NOTES). At the normal priority it works, too. The kernel derives the
     // priority of its I/O from it.
     if let Err(error) = setpriority_process(None, LOWEST_PRIORITY) {
         warn!("cannot lower the priority of counting disk usage: {error}");
     }
-    let is_ending = |rest: Duration| {
-        let ending = flag.lock().unwrap_or_else(PoisonError::into_inner);
-        let ending = changed.wait_timeout_while(ending, rest, |ending| !*ending);
-        *ending.unwrap_or_else(PoisonError::into_inner).0
-    };
-    while !is_ending(COUNT_POLL) {
+    loop {
+        std::thread::sleep(COUNT_POLL);
         let planned = Instant::now();
         let mut worked = Duration::ZERO;
         for target in samples.due_disk_counts(COUNT_INTERVAL) {
             let begun = Instant::now();
-            let proceed = || begun.elapsed() < MAX_COUNT_TIME && !*flag.lock().unwrap_or_else(PoisonError::into_inner);
-            worked += samples.count_disk(target, &proceed);
+            worked += samples.count_disk(target, &|| begun.elapsed() < MAX_COUNT_TIME);
             if worked < MIN_COUNT_TIME {
                 continue;
             }
-            if is_ending(std::mem::take(&mut worked).saturating_mul(COUNT_REST)) {
-                return;
-            }
+            std::thread::sleep(std::mem::take(&mut worked).saturating_mul(COUNT_REST));
             // After a large tree, new apps come first.
             if planned.elapsed() > MAX_PLAN_AGE {
                 break;

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use gantry_api::metrics::http::METRICS_SOCKET_ACCESS;
@@ -23,8 +23,6 @@ const DEFAULT_RUN_DIR: &str = "/run/gantry";
 const NONE: &str = "none";
 /// The kernel's list of IPv6 addresses. It does not exist if IPv6 is disabled.
 const IPV6_ADDRESSES: &str = "/proc/net/if_inet6";
-/// Time for open calls when gantryd ends.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The sockets of one API.
 #[derive(Debug, PartialEq, Eq)]
@@ -407,10 +405,10 @@ impl Api {
         Ok(Self(Some(running)))
     }
 
-    /// Ends streams, lets calls finish, and ends the server.
-    pub(crate) fn drain(self) {
+    /// Ends streams, lets calls finish until the deadline, and ends the server.
+    pub(crate) fn drain(self, deadline: Instant) {
         let Some(running) = self.0 else { return };
-        if let Err(error) = running.drain(DRAIN_TIMEOUT) {
+        if let Err(error) = running.drain(deadline.saturating_duration_since(Instant::now())) {
             warn!("{:#}", anyhow::Error::from(error));
         }
     }
