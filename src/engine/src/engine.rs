@@ -1,6 +1,6 @@
 //! The engine itself: a store and its options.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use thiserror::Error;
 use crate::PodError;
 use crate::host::sandbox_network::SandboxNetworkChoice;
 use crate::pods::journal_cache::JournalCache;
+use crate::row_writes::RowWrites;
 
 /// The options of an engine. `Options::new` has the defaults.
 #[derive(Debug, Clone)]
@@ -144,12 +145,7 @@ impl Kind for OpenError {
 pub struct Engine {
     pub(crate) store: Store,
     pub(crate) options: Options,
-    /// Whether rows may be written; if not, `reconcile` changes the rows it returns and not the stored ones.
-    pub(crate) writes: Cell<bool>,
-    /// Whether a row that cannot be written, because the disk is full or read-only, is changed for the caller only.
-    pub(crate) tolerant: bool,
-    /// Why the last unwritable row could not be written.
-    pub(crate) unwritten: RefCell<Option<String>>,
+    pub(crate) row_writes: RowWrites,
     pub(crate) timeouts: Timeouts,
     pub(crate) hierarchies: OnceCell<Vec<Hierarchy>>,
 }
@@ -195,9 +191,7 @@ impl Engine {
         Self {
             store,
             options,
-            writes: Cell::new(true),
-            tolerant: true,
-            unwritten: RefCell::default(),
+            row_writes: RowWrites::where_possible(),
             timeouts: Timeouts::foreground(),
             hierarchies: OnceCell::new(),
         }
@@ -227,14 +221,14 @@ impl Engine {
     /// [`OpenError`], also when the store does not exist.
     pub fn open_read_only(options: Options) -> Result<Self, OpenError> {
         let store = Store::open_read_only(&options.dir)?;
-        Ok(Self { writes: Cell::new(false), ..Self::from_store(store, options) })
+        Ok(Self { row_writes: RowWrites::disabled(), ..Self::from_store(store, options) })
     }
 
     /// The same engine for a loop over many pods, which returns to each: it waits for no pod for long, and a row that
     /// cannot be written is an error.
     #[must_use]
     pub fn into_background(self) -> Self {
-        Self { timeouts: Timeouts::background(), tolerant: false, ..self }
+        Self { timeouts: Timeouts::background(), row_writes: self.row_writes.into_required(), ..self }
     }
 
     /// The same engine for one command: it keeps the last journal that it has read.
@@ -248,7 +242,7 @@ impl Engine {
     /// records it.
     #[must_use]
     pub fn unwritten(&self) -> Option<String> {
-        self.unwritten.borrow().clone()
+        self.row_writes.failure()
     }
 
     /// The store.

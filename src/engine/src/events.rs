@@ -66,7 +66,7 @@ impl Engine {
     /// # Errors
     /// [`PodError`].
     pub fn events_after(&self, cursor: u64, most: usize) -> Result<EventPage, PodError> {
-        let (events, trimmed) = self.store.events_page(cursor, most).map_err(PodError::store)?;
+        let (events, trimmed) = self.store.events_page(cursor, most)?;
         let last = events.last().map_or(cursor, |event| event.seq);
         Ok(EventPage { events, cursor: last, trimmed })
     }

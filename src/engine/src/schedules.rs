@@ -37,7 +37,7 @@ use gantry_model::restart::{PodRestart, RestartPolicy, StopRequest, due_time, po
 use gantry_model::schedule::{Overlap, Timer, validate_comment};
 use gantry_model::spec::SpecError;
 use gantry_model::{ErrorKind, Kind, Phase, PhaseName, PodId, PodSpec, ScheduleName, Timestamp};
-use gantry_store::{InsertPodError, Moved, NewSchedule, PodRow, SchedulePod, ScheduleRow, ScheduleRun};
+use gantry_store::{InsertPodError, Moved, NewSchedule, PodRow, SchedulePod, ScheduleRow, ScheduleRun, StoreError};
 use thiserror::Error;
 
 use calendar::CalendarEvent;
@@ -102,6 +102,12 @@ pub enum ScheduleError {
     /// The store failed, or the caller lacks permission.
     #[error(transparent)]
     Pod(#[from] PodError),
+}
+
+impl From<StoreError> for ScheduleError {
+    fn from(error: StoreError) -> Self {
+        Self::Pod(error.into())
+    }
 }
 
 impl Kind for ScheduleError {
@@ -289,7 +295,7 @@ impl Engine {
         spec.validate()?;
         let manifest = manifest::to_value(&spec).to_string();
         let new = NewSchedule { name, manifest, timer, comment };
-        let is_changed = self.store.enable_schedule(&new, gantry_store::now()).map_err(PodError::store)?;
+        let is_changed = self.store.enable_schedule(&new, gantry_store::now())?;
         if !is_changed && new.timer.is_none() {
             self.release_stopped_pod(&new.name)?;
         }
@@ -308,7 +314,7 @@ impl Engine {
                     break;
                 }
                 let restart = PodRestart { at: Some(gantry_store::now()), ..PodRestart::default() };
-                match self.store.set_restart(pod, row.generation, restart, true).map_err(PodError::store)? {
+                match self.store.set_restart(pod, row.generation, restart, true)? {
                     Moved::Yes(_) => break,
                     // Another process has changed it: examine it again.
                     Moved::Lost(_) => {}
@@ -335,9 +341,9 @@ impl Engine {
 
     /// The pods of the present revision of an enabled schedule without a timer.
     fn current_pods(&self, name: &ScheduleName) -> Result<Vec<PodId>, ScheduleError> {
-        let row = self.store.schedule(name).map_err(PodError::store)?;
+        let row = self.store.schedule(name)?;
         let Some(row) = row.filter(|row| row.enabled && row.timer.is_none()) else { return Ok(Vec::new()) };
-        let pods = self.store.schedule_pods(Some(name)).map_err(PodError::store)?;
+        let pods = self.store.schedule_pods(Some(name))?;
         Ok(pods.into_iter().filter(|pod| pod.revision == row.revision).map(|pod| pod.id).collect())
     }
 
@@ -347,7 +353,7 @@ impl Engine {
     /// [`ScheduleError`]. If a pod could not be stopped, gantryd tries again.
     pub fn disable_schedule(&self, name: &ScheduleName) -> Result<(), ScheduleError> {
         need_root("disable a schedule")?;
-        if !self.store.disable_schedule(name).map_err(PodError::store)? {
+        if !self.store.disable_schedule(name)? {
             return Err(ScheduleError::NotFound(name.clone()));
         }
         self.apply_schedule(name).map(drop)
@@ -359,7 +365,7 @@ impl Engine {
     /// [`ScheduleError`]. If a pod could not be removed, gantryd tries again.
     pub fn destroy_schedule(&self, name: &ScheduleName) -> Result<(), ScheduleError> {
         need_root("destroy a schedule")?;
-        if !self.store.delete_schedule(name).map_err(PodError::store)? {
+        if !self.store.delete_schedule(name)? {
             return Err(ScheduleError::NotFound(name.clone()));
         }
         self.apply_schedule(name).map(drop)
@@ -370,17 +376,17 @@ impl Engine {
     /// # Errors
     /// [`ScheduleError`].
     pub fn schedules(&self) -> Result<Vec<ScheduleView>, ScheduleError> {
-        let rows = self.store.schedules().map_err(PodError::store)?;
+        let rows = self.store.schedules()?;
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        let pods = self.store.schedule_pods(None).map_err(PodError::store)?;
+        let pods = self.store.schedule_pods(None)?;
         let moment = self.moment();
         let view = |row: ScheduleRow| {
             let of_row = |pod: &&SchedulePod| pod.schedule == row.name && pod.revision == row.revision;
             let current: Vec<&SchedulePod> = pods.iter().filter(of_row).collect();
             let next_run = next_run(&row, &current, &moment);
-            let newest_pod = current.last().map_or(Ok(None), |pod| self.store.pod(pod.id)).map_err(PodError::store)?;
+            let newest_pod = current.last().map_or(Ok(None), |pod| self.store.pod(pod.id))?;
             Ok(ScheduleView { pods: current.into_iter().cloned().collect(), newest_pod, next_run, row })
         };
         rows.into_iter().map(view).collect()
@@ -391,8 +397,8 @@ impl Engine {
     /// # Errors
     /// [`ScheduleError`].
     pub fn due_schedules(&self) -> Result<Vec<(ScheduleName, Timestamp)>, ScheduleError> {
-        let rows = self.store.schedules().map_err(PodError::store)?;
-        let pods = self.store.schedule_pods(None).map_err(PodError::store)?;
+        let rows = self.store.schedules()?;
+        let pods = self.store.schedule_pods(None)?;
         let moment = self.moment();
         let mut due = Vec::new();
         let destroyed = pods.iter().filter(|pod| !rows.iter().any(|row| row.name == pod.schedule));
@@ -419,8 +425,8 @@ impl Engine {
         match action {
             Action::Stop(id) => self.stop_scheduled_pod(id)?,
             Action::Remove(id) => self.remove_scheduled_pod(id)?,
-            Action::Skip(run) => self.store.skip_schedule_run(&run).map_err(PodError::store)?,
-            Action::BringForward(run) => self.store.bring_schedule_forward(&run).map_err(PodError::store)?,
+            Action::Skip(run) => self.store.skip_schedule_run(&run)?,
+            Action::BringForward(run) => self.store.bring_schedule_forward(&run)?,
             Action::Start { run, manifest, failures } => return self.start_run(run, &manifest, failures),
         }
         Ok(None)
@@ -437,8 +443,8 @@ impl Engine {
         const MAX_ROUNDS: usize = 4;
         let mut started = Vec::new();
         for _ in 0..MAX_ROUNDS {
-            let row = self.store.schedule(name).map_err(PodError::store)?;
-            let pods = self.store.schedule_pods(Some(name)).map_err(PodError::store)?;
+            let row = self.store.schedule(name)?;
+            let pods = self.store.schedule_pods(Some(name))?;
             for pod in pods.iter().filter(|pod| is_live(pod) || pod.phase == PhaseName::Prepared) {
                 // A preparer that was killed leaves a pod that only looks alive, or as if it had not started it.
                 match self.reconcile_pod(pod.id) {
@@ -448,7 +454,7 @@ impl Engine {
             }
             let pods = match pods.is_empty() {
                 true => pods,
-                false => self.store.schedule_pods(Some(name)).map_err(PodError::store)?,
+                false => self.store.schedule_pods(Some(name))?,
             };
             let actions = due_actions(row.as_ref(), &pods, &self.moment());
             if actions.is_empty() {
@@ -490,7 +496,7 @@ impl Engine {
                 (Some(text), Some(gantry_store::now().after(pod_backoff(failures.saturating_add(1)))))
             }
         };
-        self.store.record_schedule_start(&run, failure.as_deref(), retry_at).map_err(PodError::store)?;
+        self.store.record_schedule_start(&run, failure.as_deref(), retry_at)?;
         started
     }
 

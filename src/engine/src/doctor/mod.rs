@@ -35,7 +35,7 @@ impl Engine {
     pub fn doctor(&self, deep: bool) -> Result<Vec<Finding>, PodError> {
         let mut findings = Vec::new();
         self.check_host(&mut findings);
-        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        let rows = self.store.pods(&PodQuery::default())?;
         self.sweep_orphans_if_any(&rows);
         self.check_pods(rows, deep, &mut findings)?;
         if let Some(why) = self.unwritten() {

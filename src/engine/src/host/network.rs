@@ -146,7 +146,7 @@ impl Engine {
 
     /// As [`Self::network_down`], within the engine's timeout. Failures are left for `gc` and `rm`.
     pub(crate) fn network_down_or_leave(&self, id: PodId) {
-        if self.writes.get() {
+        if self.row_writes.are_enabled() {
             let _left_for_gc = self.network_down_within(id, self.timeouts.network);
         }
     }

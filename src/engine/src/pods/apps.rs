@@ -38,6 +38,7 @@ use crate::pods::app_history::AppHistories;
 use crate::pods::control::{ControlError, unexpected};
 use crate::pods::ended_apps::has_ended;
 use crate::pods::exec::{ExecError, select_app};
+use crate::pods::kubelet;
 use crate::pods::restart::has_restart_policy;
 use crate::pods::storage_limit;
 use crate::{Engine, EngineError, PodError};
@@ -66,15 +67,17 @@ impl Engine {
     /// Starts an app that was created or has exited. Does nothing if it runs.
     ///
     /// # Errors
-    /// [`EngineError`]
+    /// [`EngineError`], also for a container of a kubelet that was started before.
     pub fn start_app(&self, id: PodId, app: &AppName) -> Result<(), EngineError> {
         need_root("start an app").map_err(EngineError::from_cause)?;
         let mut tries = 0;
         loop {
-            let state = self.app_of_running_pod(id, app)?;
+            let pod = self.running_pod(id)?;
+            let state = app_of(&pod, app)?.state;
             if state.is_running() {
                 return Ok(());
             }
+            kubelet::check_start(&pod, app)?;
             let attempt = next_attempt(id, app, &state)?;
             let request = Request::StartApp { app: app.to_string(), attempt };
             tries += 1;
@@ -129,16 +132,33 @@ impl Engine {
     /// Stops an app that runs, and starts it. The pod does not end in between.
     ///
     /// # Errors
-    /// [`EngineError`]
+    /// [`EngineError`], also for a container of a kubelet that was started before, and for an app of a pod that is
+    /// paused with other apps.
     pub fn restart_app(&self, id: PodId, app: &AppName, grace: Duration) -> Result<(), EngineError> {
         need_root("restart an app").map_err(EngineError::from_cause)?;
-        let state = self.app_of_running_pod(id, app)?;
-        let AppState::Started { attempt, .. } = state else { return self.start_app(id, app) };
-        let attempt = attempt.checked_add(1).ok_or_else(|| no_attempt_left(id, app))?;
+        let (state, attempt) = check_restart(&self.running_pod(id)?, app)?;
+        if !state.is_running() {
+            return self.start_app(id, app);
+        }
         // The event is not worth a failure: what it announces follows.
         let _stops_without_event = self.store.record_stopping(id, Some(app));
         let request = Request::RestartApp { app: app.to_string(), attempt, grace_ms: milliseconds(grace) };
         self.ask_to_start(id, app, attempt, &request, grace.saturating_add(REQUEST_TIMEOUT))
+    }
+
+    /// As [`Self::restart_app`], for an app of a pod that is restarted as a whole: if the pod is paused, resumes all of
+    /// it first, since no app of a paused pod is started.
+    ///
+    /// # Errors
+    /// [`EngineError`]. If the app cannot be restarted, a paused pod stays so.
+    pub fn resume_to_restart(&self, id: PodId, app: &AppName, grace: Duration) -> Result<(), EngineError> {
+        need_root("restart an app").map_err(EngineError::from_cause)?;
+        let pod = self.running_pod(id)?;
+        check_restart(&pod, app)?;
+        if pod.paused {
+            self.unpause(id, None)?;
+        }
+        self.restart_app(id, app, grace)
     }
 
     /// Removes an app from a pod that runs or has ended, with its writable layer and its logs; with `force`, stops it
@@ -224,7 +244,7 @@ impl Engine {
     pub(crate) fn undo_abandoned_adds(&self, row: PodRow, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
         let is_abandoned =
             row.apps.iter().any(|app| app.state == AppState::Creating) || !unknown_apps(&row, journal).is_empty();
-        if !self.writes.get() || !is_abandoned {
+        if !self.row_writes.are_enabled() || !is_abandoned {
             return Ok(Some(row));
         }
         let id = row.id;
@@ -341,12 +361,7 @@ impl Engine {
     }
 
     fn find_app_of_running_pod(&self, id: PodId, app: &AppName) -> Result<AppRow, EngineError> {
-        let row = self.running_pod(id)?;
-        select_app(&row, Some(app)).map_err(EngineError::from_cause)?;
-        row.apps
-            .into_iter()
-            .find(|known| known.name == *app)
-            .ok_or_else(|| EngineError::new(ErrorKind::NotFound, format!("pod {id} has no app '{app}'")))
+        app_of(&self.running_pod(id)?, app).cloned()
     }
 
     /// Sends a request that starts an attempt of an app, and records the start. Another process may have started the
@@ -443,15 +458,29 @@ pub(crate) fn unknown_apps(row: &PodRow, journal: &Parsed) -> Vec<AppName> {
     histories.added_names().filter(|name| row.apps.iter().all(|app| app.name != *name)).collect()
 }
 
+/// The app of this name.
+fn app_of<'a>(pod: &'a PodRow, app: &AppName) -> Result<&'a AppRow, EngineError> {
+    select_app(pod, Some(app)).map_err(EngineError::from_cause)?;
+    let no_app = || EngineError::new(ErrorKind::NotFound, format!("pod {} has no app '{app}'", pod.id));
+    pod.apps.iter().find(|known| known.name == *app).ok_or_else(no_app)
+}
+
+/// The state of an app, and the number of the attempt with which it is restarted; fails if it cannot be.
+fn check_restart(pod: &PodRow, app: &AppName) -> Result<(AppState, u32), EngineError> {
+    let state = app_of(pod, app)?.state;
+    kubelet::check_start(pod, app)?;
+    next_attempt(pod.id, app, &state).map(|attempt| (state, attempt))
+}
+
+/// The number of the next start of an app; of one that runs, if it is restarted.
 fn next_attempt(id: PodId, app: &AppName, state: &AppState) -> Result<u32, EngineError> {
     match state {
         AppState::Waiting | AppState::Creating => {
             let why = format!("app '{app}' of pod {id} is not created yet: try again later");
             Err(EngineError::new(ErrorKind::Busy, why))
         }
-        AppState::Created | AppState::Started { .. } | AppState::Exited { .. } => {
-            state.next_attempt().ok_or_else(|| no_attempt_left(id, app))
-        }
+        AppState::Started { attempt, .. } => attempt.checked_add(1).ok_or_else(|| no_attempt_left(id, app)),
+        AppState::Created | AppState::Exited { .. } => state.next_attempt().ok_or_else(|| no_attempt_left(id, app)),
     }
 }
 

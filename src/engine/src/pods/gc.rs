@@ -128,6 +128,28 @@ fn decide(phase: &Phase, now: Timestamp, options: &GcOptions) -> Vec<(GcAction, 
     due
 }
 
+/// What a collection does with a pod.
+enum Collection {
+    /// Removes an ended pod of `run --rm`.
+    RemoveEnded,
+    /// Ends a command whose caller is gone, and removes its pod.
+    EndCommand,
+    /// Takes these actions in order, each with its reason; there may be none.
+    Actions(Vec<(GcAction, &'static str)>),
+}
+
+impl Collection {
+    /// The actions, as reported.
+    fn steps(&self, id: PodId) -> Vec<GcStep> {
+        let actions = match self {
+            Self::RemoveEnded => &[(GcAction::Delete, "it was run with --rm and has ended")][..],
+            Self::EndCommand => &[(GcAction::Delete, "the caller of its command is gone")],
+            Self::Actions(actions) => actions,
+        };
+        actions.iter().map(|&(action, why)| GcStep { id, action, why }).collect()
+    }
+}
+
 /// Whether a pod has run and ended, marked since or not; its deletion was not begun.
 fn has_ended(phase: &Phase) -> bool {
     matches!(phase, Phase::Exited { .. } | Phase::Garbage { was: FormerPhase::Exited { .. }, deleting: None, .. })
@@ -154,7 +176,7 @@ impl Engine {
     /// [`PodError`] when the pods cannot be listed. Failures of single pods are in the report.
     pub fn gc(&self, options: &GcOptions) -> Result<GcReport, PodError> {
         need_root("collect garbage")?;
-        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        let rows = self.store.pods(&PodQuery::default())?;
         let mut report = GcReport::default();
         let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
         let scheduled = self.scheduled_pods()?;
@@ -201,8 +223,8 @@ impl Engine {
 
     /// The pods of schedules that exist.
     fn scheduled_pods(&self) -> Result<HashSet<PodId>, PodError> {
-        let schedules = self.store.schedules().map_err(PodError::store)?;
-        let pods = self.store.schedule_pods(None).map_err(PodError::store)?;
+        let schedules = self.store.schedules()?;
+        let pods = self.store.schedule_pods(None)?;
         let is_current = |pod: &SchedulePod| {
             schedules.iter().any(|schedule| schedule.name == pod.schedule && schedule.revision == pod.revision)
         };
@@ -218,61 +240,85 @@ impl Engine {
     ) -> Result<(), RmError> {
         // Without removing an ended pod of `run --rm`, which is a deletion like any other here.
         let reconciled = if options.dry_run { self.preview(row) } else { self.reconcile_row(row) };
-        let Some(mut row) = reconciled? else { return Ok(()) };
-        let id = row.id;
-        if !options.mark_only && has_ended(&row.phase) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
-            if !options.dry_run {
-                match self.dispose_synced(id, RemovalSync::Name) {
-                    // The command that ran it removes it.
-                    Err(RmError::Busy(_)) => return Ok(()),
-                    done => done?,
-                }
-            }
-            report.steps.push(GcStep { id, action: GcAction::Delete, why: "it was run with --rm and has ended" });
+        let Some(row) = reconciled? else { return Ok(()) };
+        let (id, now) = (row.id, gantry_store::now());
+        let plan = self.plan_collection(&row, scheduled, now, options);
+        let steps = plan.steps(id);
+        if options.dry_run {
+            report.steps.extend(steps);
             return Ok(());
         }
-        if !options.mark_only && row.flavor() == PodFlavor::Host && has_run(&row.phase) && self.is_orphaned_command(id)
-        {
-            if !options.dry_run {
-                self.end_orphaned_command(id)?;
-            }
-            report.steps.push(GcStep { id, action: GcAction::Delete, why: "the caller of its command is gone" });
-            return Ok(());
+        match plan {
+            Collection::RemoveEnded => match self.dispose_synced(id, RemovalSync::Name) {
+                // The command that ran it removes it.
+                Err(RmError::Busy(_)) => return Ok(()),
+                removed => removed?,
+            },
+            Collection::EndCommand => self.end_orphaned_command(id)?,
+            Collection::Actions(_) => return self.take_steps(row, steps, now, options, report),
+        }
+        report.steps.extend(steps);
+        Ok(())
+    }
+
+    fn plan_collection(
+        &self,
+        row: &PodRow,
+        scheduled: &HashSet<PodId>,
+        now: Timestamp,
+        options: &GcOptions,
+    ) -> Collection {
+        let (id, phase) = (row.id, &row.phase);
+        if !options.mark_only && has_ended(phase) && pod_dir::is_to_be_removed(&self.pod_dir(id)) {
+            return Collection::RemoveEnded;
+        }
+        let may_be_orphaned = !options.mark_only && row.flavor() == PodFlavor::Host && has_run(phase);
+        if may_be_orphaned && self.is_orphaned_command(id) {
+            return Collection::EndCommand;
         }
         let has_owner = row.namespace == PodNamespace::KUBERNETES || scheduled.contains(&id);
         // gantryd starts it again, or its owner removes it.
-        let stays = row.restart.is_waiting() || (has_owner && matches!(row.phase, Phase::Exited { .. }));
-        let now = gantry_store::now();
-        let due = if stays { Vec::new() } else { decide(&row.phase, now, options) };
-        let deletes = due.iter().any(|(action, _)| *action == GcAction::Delete);
-        for (action, why) in due {
-            if !options.dry_run {
-                match action {
-                    GcAction::Mark => match self.mark(&row, now) {
-                        Ok(Some(next)) => row = next,
-                        Ok(None) => return Ok(()),
-                        // The disk is full: deleting it makes the room that marking it needs.
-                        Err(error) if deletes && error.kind() == ErrorKind::Exhausted => continue,
-                        Err(error) => return Err(error),
-                    },
-                    GcAction::Delete => match self.dispose_synced(id, RemovalSync::Name) {
-                        // The process that began the deletion is alive and finishes it.
-                        Err(RmError::Busy(_)) if matches!(row.phase, Phase::Garbage { deleting: Some(_), .. }) => {
-                            return Ok(());
-                        }
-                        // Its plugins have failed for long enough.
-                        Err(RmError::Network { .. }) if is_overdue(&row.phase, now) => {
-                            let kept = self.abandon_networks(id)?;
-                            report.abandoned.extend(kept.into_iter().map(|line| (id, line)));
-                            self.dispose_synced(id, RemovalSync::Name)?;
-                        }
-                        done => done?,
-                    },
-                }
+        let stays = row.restart.is_waiting() || (has_owner && matches!(phase, Phase::Exited { .. }));
+        Collection::Actions(if stays { Vec::new() } else { decide(phase, now, options) })
+    }
+
+    /// Marks and deletes a pod, or does one of both, and removes what is left of one that does not run.
+    fn take_steps(
+        &self,
+        mut row: PodRow,
+        steps: Vec<GcStep>,
+        now: Timestamp,
+        options: &GcOptions,
+        report: &mut GcReport,
+    ) -> Result<(), RmError> {
+        let id = row.id;
+        let deletes = steps.iter().any(|step| step.action == GcAction::Delete);
+        for step in steps {
+            match step.action {
+                GcAction::Mark => match self.mark(&row, now) {
+                    Ok(Some(next)) => row = next,
+                    Ok(None) => return Ok(()),
+                    // The disk is full: deleting it makes the room that marking it needs.
+                    Err(error) if deletes && error.kind() == ErrorKind::Exhausted => continue,
+                    Err(error) => return Err(error),
+                },
+                GcAction::Delete => match self.dispose_synced(id, RemovalSync::Name) {
+                    // The process that began the deletion is alive and finishes it.
+                    Err(RmError::Busy(_)) if matches!(row.phase, Phase::Garbage { deleting: Some(_), .. }) => {
+                        return Ok(());
+                    }
+                    // Its plugins have failed for long enough.
+                    Err(RmError::Network { .. }) if is_overdue(&row.phase, now) => {
+                        let kept = self.abandon_networks(id)?;
+                        report.abandoned.extend(kept.into_iter().map(|line| (id, line)));
+                        self.dispose_synced(id, RemovalSync::Name)?;
+                    }
+                    done => done?,
+                },
             }
-            report.steps.push(GcStep { id, action, why });
+            report.steps.push(step);
         }
-        if options.mark_only || options.dry_run { Ok(()) } else { self.remove_remains(&row) }
+        if options.mark_only { Ok(()) } else { self.remove_remains(&row) }
     }
 
     /// Removes the cgroups and networks of a pod that does not run: its processes did not end in time, its supervisor
@@ -289,7 +335,7 @@ impl Engine {
             return Ok(());
         }
         // A pod that was started again meanwhile is locked.
-        let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(()) };
+        let PodState::Free(_lock) = self.store.try_lock_pod(id)? else { return Ok(()) };
         // Try both. The processes first, since they may be plugins of a killed supervisor.
         let cgroups = self.remove_cgroups(&row.cgroup);
         self.network_down(id).map_err(|source| RmError::Network { id, source })?;
@@ -320,7 +366,7 @@ impl Engine {
         report: &mut GcReport,
     ) -> Result<(), PodError> {
         let mut images = None;
-        for id in self.store.pod_dirs().map_err(PodError::store)?.into_iter().filter(|id| !known.contains(id)) {
+        for id in self.store.pod_dirs()?.into_iter().filter(|id| !known.contains(id)) {
             match self.sweep_orphan(id, options, &mut images) {
                 Ok(false) => {}
                 Ok(true) => {
@@ -364,15 +410,15 @@ impl Engine {
     /// subdirectory, where the file system counts them) with the number of rows. The rest is left for `gc`.
     pub(crate) fn sweep_orphans_if_any(&self, rows: &[Box<PodRow>]) {
         let temporaries = std::fs::read_dir(self.store.layout().tmp_dir());
-        if self.writes.get() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
+        if self.row_writes.are_enabled() && temporaries.is_ok_and(|mut entries| entries.next().is_some()) {
             let _left_for_gc = self.store.sweep_temporaries();
         }
-        if self.writes.get() {
+        if self.row_writes.are_enabled() {
             let _left_for_gc = self.store.try_settle_volumes();
         }
         let links = rustix::fs::stat(self.store.layout().pods_dir())
             .map_or(0, |stat| usize::try_from(stat.st_nlink).unwrap_or(0));
-        if self.writes.get() && links > rows.len() + 2 {
+        if self.row_writes.are_enabled() && links > rows.len() + 2 {
             let known = rows.iter().map(|row| row.id).collect();
             let _left_for_gc = self.sweep_orphans(&known, &GcOptions::default(), &mut GcReport::default());
         }
@@ -381,9 +427,9 @@ impl Engine {
     /// Whether this directory has neither a row nor an owner. It was locked before it got its name, so a free lock
     /// means that its creator is dead; the row is read under the lock, since a living creator has written it by then.
     fn is_orphan(&self, id: PodId) -> Result<bool, PodError> {
-        let PodState::Free(_lock) = self.store.try_lock_pod(id).map_err(PodError::store)? else { return Ok(false) };
+        let PodState::Free(_lock) = self.store.try_lock_pod(id)? else { return Ok(false) };
         // A replaced database has no rows of later pods.
-        Ok(self.store.pod(id).map_err(PodError::store)?.is_none() && self.store.is_current()?)
+        Ok(self.store.pod(id)?.is_none() && self.store.is_current()?)
     }
 }
 

@@ -17,6 +17,7 @@ pub(crate) mod host_command;
 pub(crate) mod image_volumes;
 pub(crate) mod journal_cache;
 pub(crate) mod kill;
+pub(crate) mod kubelet;
 pub(crate) mod names;
 pub(crate) mod outcome;
 pub(crate) mod output;

@@ -67,7 +67,7 @@ impl Engine {
         // The row may be newer than the journal that was read: another process may have recorded app changes.
         let state = pauses(&*self.journal(row.id)?);
         let Some(wanted) = with_pauses(&row, &state) else { return Ok(Some(row)) };
-        if !self.writes.get() {
+        if !self.row_writes.are_enabled() {
             return Ok(Some(wanted));
         }
         match self.store.record_pauses(row.id, row.generation, &state)? {

@@ -84,7 +84,7 @@ impl Engine {
             if reports.is_empty() {
                 return Ok(Some(row));
             }
-            if !self.writes.get() {
+            if !self.row_writes.are_enabled() {
                 return Ok(Some(with_reports(row, &reports)));
             }
             match self.store.record_ready(row.id, row.generation, &reports).map_err(PodError::store) {

@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use gantry_contract::files;
 use gantry_contract::journal::{self, Fact, Parsed};
+use gantry_contract::start::Ready;
 use gantry_host::file::read_open_file;
 use gantry_host::lock::{LockMode, try_lock};
 use gantry_host::parallel;
@@ -67,38 +68,38 @@ const RECENT_CHANGE: Duration = Duration::from_secs(10);
 
 /// The transition that makes a row agree with the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Correction {
+enum Correction<'a> {
     /// The row is true.
     None,
     /// Its preparation died.
     Abort,
     /// It runs, but its row does not say so.
-    MarkRunning,
+    MarkRunning(&'a Ready),
     /// A start after its end failed.
     RecordFailedStart,
     /// It ran and ended, but its row does not even say that it ran.
-    MarkRunningAndFinalize,
+    MarkRunningAndFinalize(&'a Ready),
     /// It ended.
     Finalize,
     /// It runs; some apps may have started or ended, or may have been added or removed.
     RecordAppChanges,
 }
 
-/// The table in the module's head.
-fn correction(phase: &Phase, held: bool, ready: bool) -> Correction {
+/// The table in the module's head. `ready`: the record of the journal that the pod became ready.
+fn correction<'a>(phase: &Phase, held: bool, ready: Option<&'a Ready>) -> Correction<'a> {
     match (phase, held, ready) {
-        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } | Phase::Starting { .. }, held, true) => {
+        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } | Phase::Starting { .. }, held, Some(ready)) => {
             match held {
-                true => Correction::MarkRunning,
-                false => Correction::MarkRunningAndFinalize,
+                true => Correction::MarkRunning(ready),
+                false => Correction::MarkRunningAndFinalize(ready),
             }
         }
-        (Phase::Starting { .. }, false, false) => Correction::RecordFailedStart,
-        (Phase::Embryo | Phase::Preparing, false, false) => Correction::Abort,
+        (Phase::Starting { .. }, false, None) => Correction::RecordFailedStart,
+        (Phase::Embryo | Phase::Preparing, false, None) => Correction::Abort,
         (Phase::Running { .. }, false, _) => Correction::Finalize,
         (Phase::Running { .. }, true, _) => Correction::RecordAppChanges,
-        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } | Phase::Starting { .. }, true, false)
-        | (Phase::Prepared { .. }, false, false) => Correction::None,
+        (Phase::Embryo | Phase::Preparing | Phase::Prepared { .. } | Phase::Starting { .. }, true, None)
+        | (Phase::Prepared { .. }, false, None) => Correction::None,
         (Phase::AbortedPrepare { .. } | Phase::Exited { .. } | Phase::Garbage { .. }, _, _) => Correction::None,
     }
 }
@@ -162,7 +163,7 @@ impl Engine {
         mut journals: LiveJournals,
     ) -> Result<Vec<Box<PodRow>>, PodError> {
         let mut reconciled = Vec::with_capacity(rows.len());
-        let are_recorded = self.writes.get() && journals.are_worth_recording();
+        let are_recorded = self.row_writes.are_enabled() && journals.are_worth_recording();
         let mut recorded = Vec::new();
         for row in rows {
             let row = match journals.take(row.id) {
@@ -215,9 +216,7 @@ impl Engine {
 
     /// The row as it would be after [`Self::reconcile`], without changing anything.
     pub(crate) fn preview(&self, row: PodRow) -> Result<Option<PodRow>, PodError> {
-        let writes = self.writes.replace(false);
-        let shown = self.reconcile_stored(row, None, AtEnd::Keep);
-        self.writes.set(writes);
+        let shown = self.row_writes.suspend(|| self.reconcile_stored(row, None, AtEnd::Keep));
         Ok(shown?.map(|reconciled| reconciled.row))
     }
 
@@ -238,8 +237,8 @@ impl Engine {
         let id = row.id;
         match self.reconcile_stored(row, journal, at_end) {
             // Reading a pod must not need space on the disk. The next command that can write records it.
-            Err(error) if self.tolerant && cannot_be_written(&error) => {
-                self.unwritten.replace(Some(gantry_model::error::chain(&error)));
+            Err(error) if !self.row_writes.are_required() && cannot_be_written(&error) => {
+                self.row_writes.keep_failure(&error);
                 let row = self.store.pod(id)?;
                 let previewed = row.map_or(Ok(None), |row| self.preview(row))?;
                 // Removing a pod frees the space that recording its end needs.
@@ -298,7 +297,7 @@ impl Engine {
 
     /// Whether reconciling removes this pod when it has ended.
     fn removes(&self, id: PodId, at_end: AtEnd) -> bool {
-        at_end == AtEnd::Remove && self.writes.get() && pod_dir::is_to_be_removed(&self.pod_dir(id))
+        at_end == AtEnd::Remove && self.row_writes.are_enabled() && pod_dir::is_to_be_removed(&self.pod_dir(id))
     }
 
     /// Removes a pod of `run --rm` that has ended. If that fails, `gc` continues the removal.
@@ -358,19 +357,18 @@ impl Engine {
 
     /// Moves a row to the phase that its lock and its journal show.
     pub(crate) fn reconcile_with(&self, row: PodRow, held: bool, journal: &Parsed) -> Result<Option<PodRow>, PodError> {
-        let ready = ready_record(journal);
-        match (correction(&row.phase, held, ready.is_some()), ready) {
-            (Correction::None, _) => Ok(Some(row)),
-            (Correction::RecordAppChanges, _) => {
+        match correction(&row.phase, held, ready_record(journal)) {
+            Correction::None => Ok(Some(row)),
+            Correction::RecordAppChanges => {
                 let Some(row) = self.record_app_changes(row, journal)? else { return Ok(None) };
                 let Some(row) = self.record_pauses(row, journal)? else { return Ok(None) };
                 self.undo_abandoned_adds(row, journal)
             }
-            (Correction::Abort, _) => self.abort(&row, None),
-            (Correction::RecordFailedStart, _) => self.record_failed_start(&row, START_INTERRUPTED.to_owned()),
-            (Correction::Finalize, _) => self.finalize(&row, journal),
-            (Correction::MarkRunning, Some(ready)) => self.mark_running(row, ready),
-            (Correction::MarkRunningAndFinalize, Some(ready)) => match self.mark_running(row, ready)? {
+            Correction::Abort => self.abort(&row, None),
+            Correction::RecordFailedStart => self.record_failed_start(&row, START_INTERRUPTED.to_owned()),
+            Correction::Finalize => self.finalize(&row, journal),
+            Correction::MarkRunning(ready) => self.mark_running(row, ready),
+            Correction::MarkRunningAndFinalize(ready) => match self.mark_running(row, ready)? {
                 Some(row) if matches!(row.phase, Phase::Running { .. }) => {
                     // No record has the boot in which it ran; its start time has to do.
                     let at = row.phase.started_at().unwrap_or_default();
@@ -378,7 +376,6 @@ impl Engine {
                 }
                 other => Ok(other),
             },
-            (Correction::MarkRunning | Correction::MarkRunningAndFinalize, None) => Ok(Some(row)),
         }
     }
 }

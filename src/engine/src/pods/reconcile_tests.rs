@@ -32,40 +32,25 @@ fn facts_determine_the_next_step() {
     let end = PodEnd { exit_code: 0, failed_app: None, reason: String::new() };
     let running = Phase::Running { since: t, supervisor };
     let starting = Phase::Starting { started: t, at: t, end: end.clone() };
+    let ready = ready();
+    let (runs, ended) = (Correction::MarkRunning(&ready), Correction::MarkRunningAndFinalize(&ready));
     let rows = [
         // phase, (held, ready): yes yes, yes no, no yes, no no
-        (
-            Phase::Embryo,
-            [Correction::MarkRunning, Correction::None, Correction::MarkRunningAndFinalize, Correction::Abort],
-        ),
-        (
-            Phase::Preparing,
-            [Correction::MarkRunning, Correction::None, Correction::MarkRunningAndFinalize, Correction::Abort],
-        ),
-        (
-            Phase::Prepared { at: t },
-            [Correction::MarkRunning, Correction::None, Correction::MarkRunningAndFinalize, Correction::None],
-        ),
+        (Phase::Embryo, [runs, Correction::None, ended, Correction::Abort]),
+        (Phase::Preparing, [runs, Correction::None, ended, Correction::Abort]),
+        (Phase::Prepared { at: t }, [runs, Correction::None, ended, Correction::None]),
         (
             running,
             [Correction::RecordAppChanges, Correction::RecordAppChanges, Correction::Finalize, Correction::Finalize],
         ),
         (Phase::AbortedPrepare { at: t }, [Correction::None; 4]),
         (Phase::Exited { started: t, at: t, end }, [Correction::None; 4]),
-        (
-            starting,
-            [
-                Correction::MarkRunning,
-                Correction::None,
-                Correction::MarkRunningAndFinalize,
-                Correction::RecordFailedStart,
-            ],
-        ),
+        (starting, [runs, Correction::None, ended, Correction::RecordFailedStart]),
         (Phase::Garbage { marked: t, was: FormerPhase::Prepared, deleting: None }, [Correction::None; 4]),
         (Phase::Garbage { marked: t, was: FormerPhase::Prepared, deleting: Some(t) }, [Correction::None; 4]),
     ];
     for (phase, want) in rows {
-        let facts = [(true, true), (true, false), (false, true), (false, false)];
+        let facts = [(true, Some(&ready)), (true, None), (false, Some(&ready)), (false, None)];
         let got = facts.map(|(held, ready)| correction(&phase, held, ready));
         assert_eq!(got, want, "{}", phase.name());
     }

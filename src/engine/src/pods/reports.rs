@@ -25,7 +25,7 @@ impl Engine {
             reports.iter().for_each(|report| report.apply_to(&mut row));
             Ok(Some(Moved::Yes(Some(row))))
         };
-        if !self.writes.get() {
+        if !self.row_writes.are_enabled() {
             return unstored();
         }
         match self.store.record_reports(row.id, row.generation, &reports).map_err(PodError::store) {

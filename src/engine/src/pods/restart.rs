@@ -34,6 +34,7 @@ use gantry_store::{Change, Moved, PodLock, PodRow};
 
 use crate::error::need_root;
 use crate::host::process::Deadline;
+use crate::pods::kubelet::is_kubelet_sandbox;
 use crate::pods::outcome::Outcome;
 use crate::pods::output::Show;
 use crate::pods::pod_dir;
@@ -49,16 +50,6 @@ const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why a start did not end, if nothing recorded it.
 pub(crate) const START_INTERRUPTED: &str = "the process that started it was killed";
-
-/// The annotation of a pod with its name in Kubernetes.
-pub const SANDBOX_NAME: &str = "gantry/sandbox-name";
-
-/// Whether the pod is the sandbox of a kubelet, which starts its containers. One that has ended is never started again:
-/// the kubelet makes another one, and each of its containers runs once.
-#[must_use]
-pub fn is_kubelet_sandbox(row: &PodRow) -> bool {
-    row.sandbox && row.user_annotations.contains_key(SANDBOX_NAME)
-}
 
 /// Whether gantryd starts the pod again when its supervisor died.
 pub(crate) fn has_restart_policy(row: &PodRow) -> bool {
@@ -228,7 +219,7 @@ impl Engine {
     /// Moves a pod whose start failed back to Exited. The caller holds the lock, or the pod has no directory.
     pub(crate) fn record_failed_start(&self, row: &PodRow, failure: String) -> Result<Option<PodRow>, PodError> {
         self.remove_leftovers(row.id, &row.cgroup);
-        if self.writes.get() {
+        if self.row_writes.are_enabled() {
             pod_dir::forget_start(&self.pod_dir(row.id))?;
         }
         let mut row = row.clone();

@@ -24,7 +24,7 @@ use std::time::Duration;
 use gantry_contract::journal::Parsed;
 use gantry_host::parallel::run_beside;
 use gantry_model::{Edge, ErrorKind, Kind, Phase, PodId};
-use gantry_store::{Change, DirInDeletion, PodLock, PodRow, PodState};
+use gantry_store::{Change, DirInDeletion, PodLock, PodRow, PodState, StoreError};
 use thiserror::Error;
 
 use crate::error::need_root;
@@ -95,6 +95,12 @@ pub enum RmError {
     /// The store or the file system failed.
     #[error(transparent)]
     Pod(#[from] PodError),
+}
+
+impl From<StoreError> for RmError {
+    fn from(error: StoreError) -> Self {
+        Self::Pod(error.into())
+    }
 }
 
 impl Kind for RmError {
@@ -180,7 +186,7 @@ impl Engine {
     /// Removes the rest of a dead pod whose lock the caller holds. `None`: it has no directory.
     pub(crate) fn dispose_locked(&self, id: PodId, lock: Option<PodLock>, sync: RemovalSync) -> Result<(), RmError> {
         // Read under the lock: the pod cannot be started from here on. The journal goes with the directory.
-        let row = self.store.pod(id).map_err(PodError::store)?;
+        let row = self.store.pod(id)?;
         let journal = match row.as_ref().map(|row| &row.phase) {
             Some(Phase::Running { .. }) => self.journal(id)?,
             // Only a running pod has facts that its row lacks.
@@ -200,7 +206,7 @@ impl Engine {
         cgroups.map_err(|source| RmError::Cgroup { id, source })?;
         storage_limit::release(&self.pod_dir(id), None)?;
         let unnamed = match lock {
-            Some(lock) => self.store.unname_pod_dir(lock, id, sync != RemovalSync::Nothing).map_err(PodError::store)?,
+            Some(lock) => self.store.unname_pod_dir(lock, id, sync != RemovalSync::Nothing)?,
             None => {
                 self.delete_rest(id)?;
                 None
@@ -213,7 +219,7 @@ impl Engine {
             dir.delete().map_err(PodError::store)?;
         }
         let row = if full {
-            let row = self.store.pod(id).map_err(PodError::store)?;
+            let row = self.store.pod(id)?;
             row.map(|row| self.to_deleting(row, &journal, sync)).transpose()?.flatten()
         } else {
             row
@@ -245,7 +251,7 @@ impl Engine {
     /// before the directory has lost its name.
     fn delete_rest(&self, id: PodId) -> Result<(), RmError> {
         let deadline = Deadline::after(self.timeouts.lock);
-        while !self.store.delete_rest_of_pod_dir(id).map_err(PodError::store)? {
+        while !self.store.delete_rest_of_pod_dir(id)? {
             if deadline.passed() {
                 return Err(RmError::Busy(id));
             }
@@ -277,7 +283,7 @@ impl Engine {
                 // By this call, or by a process that was killed.
                 Phase::Garbage { deleting: Some(_), .. } => {
                     if sync == RemovalSync::StepAndName {
-                        self.store.make_durable().map_err(PodError::store)?;
+                        self.store.make_durable()?;
                     }
                     return Ok(Some(row));
                 }

@@ -99,7 +99,7 @@ impl Engine {
 
     fn stop_for(&self, id: PodId, grace: Duration, request: StopRequest) -> Result<Stopped, StopError> {
         need_root("stop a pod")?;
-        self.unwritten.replace(None);
+        self.row_writes.forget_failure();
         let mut row = self.reconcile_pod(id)?;
         if matches!(row.phase, Phase::Starting { .. }) {
             // A failed start is not repeated.
@@ -122,7 +122,7 @@ impl Engine {
             phase => return Err(StopError::NotStarted { id, phase: phase.name() }),
         }
         let (view, escalated) = self.end_running(&view, grace)?;
-        if has_restart_policy(&view.row) && self.unwritten.borrow().is_none() {
+        if has_restart_policy(&view.row) && self.row_writes.failure().is_none() {
             // A power cut must not undo the request.
             self.store.make_durable().map_err(PodError::store)?;
         }

@@ -26,7 +26,7 @@ impl Engine {
 
     /// As [`Self::step`], along several edges in one transaction.
     pub(crate) fn steps(&self, row: &PodRow, changes: Vec<Change>) -> Result<Option<PodRow>, PodError> {
-        if !self.writes.get() {
+        if !self.row_writes.are_enabled() {
             return Ok(Some(changes.into_iter().fold(row.clone(), |row, change| row_after(&row, change))));
         }
         let moved = self.store.steps(row.id, row.generation, &changes).map_err(PodError::store)?;
@@ -89,7 +89,7 @@ impl Engine {
             if changes.len() > 1 && may_be_reported {
                 changes.truncate(1);
             }
-            if !self.writes.get() {
+            if !self.row_writes.are_enabled() {
                 row = with_app_changes(row, &changes);
                 continue;
             }
@@ -118,7 +118,7 @@ impl Engine {
     /// Gives up the preparation of a pod: removes its resources from the host, then records the phase.
     pub(crate) fn abort(&self, row: &PodRow, failure: Option<String>) -> Result<Option<PodRow>, PodError> {
         self.remove_leftovers(row.id, &row.cgroup);
-        if self.writes.get() {
+        if self.row_writes.are_enabled() {
             self.remove_temporary_files(row.id);
         }
         self.step(row, Change { failure, ..Change::along(Edge::Aborted(gantry_store::now())) })
@@ -152,12 +152,12 @@ impl Engine {
             if !is_elsewhere {
                 self.network_down_or_leave(row.id);
             }
-            if self.writes.get() {
+            if self.row_writes.are_enabled() {
                 // `doctor --deep` reports a log that could not be repaired.
                 let _left_for_doctor = repair::repair(&self.pod_dir(row.id), row);
             }
         }
-        if self.writes.get() {
+        if self.row_writes.are_enabled() {
             self.remove_temporary_files(row.id);
         }
         let Some(mut row) = self.record_readiness(row.clone(), journal)? else { return Ok(None) };
@@ -197,7 +197,7 @@ impl Engine {
 
     /// Removes the pod's cgroups. Failure does not keep the row from being moved: `rm`, `gc` and `doctor` try again.
     pub(crate) fn remove_cgroups_or_leave(&self, cgroup: &str) {
-        if self.writes.get() {
+        if self.row_writes.are_enabled() {
             let _left_for_gc = self.remove_cgroups(cgroup);
         }
     }

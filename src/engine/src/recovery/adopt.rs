@@ -131,7 +131,7 @@ impl Engine {
     /// Removes the rows of pods whose directories are gone, if `due`.
     fn forget_pods(&self, due: impl Fn(&Phase) -> bool) -> Result<Vec<PodId>, PodError> {
         let mut gone = Vec::new();
-        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        let rows = self.store.pods(&PodQuery::default())?;
         for row in rows.into_iter().filter(|row| due(&row.phase)) {
             // Only if the directory certainly does not exist: a failing disk proves nothing.
             let dir = self.pod_dir(row.id);
@@ -171,9 +171,9 @@ impl Engine {
 
     /// Pod directories whose rows were lost.
     fn lost_rows(&self) -> Result<Vec<PodId>, PodError> {
-        let rows = self.store.pods(&PodQuery::default()).map_err(PodError::store)?;
+        let rows = self.store.pods(&PodQuery::default())?;
         let known: HashSet<PodId> = rows.iter().map(|row| row.id).collect();
-        let mut ids = self.store.pod_dirs().map_err(PodError::store)?;
+        let mut ids = self.store.pod_dirs()?;
         ids.retain(|id| !known.contains(id) && self.was_pod(*id));
         Ok(ids)
     }
@@ -208,12 +208,12 @@ impl Engine {
 
     /// Adopts one pod directory, as in the table in the module's head.
     pub(crate) fn adopt_pod(&self, id: PodId, images: &Images) -> Result<Adoption, PodError> {
-        let row = self.store.pod(id).map_err(PodError::store)?;
+        let row = self.store.pod(id)?;
         let unfinished = |row: &PodRow| matches!(row.phase, Phase::Embryo | Phase::Preparing);
         if row.as_ref().is_some_and(|row| !unfinished(row)) {
             return Ok(Adoption::NotNeeded);
         }
-        let mut state = self.store.try_lock_pod(id).map_err(PodError::store)?;
+        let mut state = self.store.try_lock_pod(id)?;
         let journal = self.journal(id);
         let ready = journal.as_ref().is_ok_and(|journal| ready_record(journal).is_some());
         if matches!(state, PodState::Held) && !ready {
@@ -275,7 +275,7 @@ impl Engine {
     fn give_up(&self, id: PodId, lock: Option<gantry_store::PodLock>, why: String) -> Result<Adoption, PodError> {
         let Some(lock) = lock else { return Ok(Adoption::Locked(why)) };
         self.remove_leftovers(id, &self.recorded_cgroup(id));
-        self.store.move_to_lost(lock, id).map_err(PodError::store)?;
+        self.store.move_to_lost(lock, id)?;
         Ok(Adoption::Lost(why))
     }
 

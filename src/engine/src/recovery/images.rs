@@ -19,7 +19,7 @@ pub(crate) struct Images(HashMap<Vec<String>, Vec<ImageRow>>);
 impl Images {
     pub(crate) fn read(store: &Store) -> Result<Self, PodError> {
         let mut by_layers: HashMap<Vec<String>, Vec<ImageRow>> = HashMap::new();
-        for image in store.images().map_err(PodError::store)? {
+        for image in store.images()? {
             let layers = image.layers.iter().rev().map(|layer| Layout::tree_name(&layer.chain)).collect();
             by_layers.entry(layers).or_default().push(image);
         }
@@ -41,8 +41,8 @@ impl Engine {
     /// Removes the rows of images whose files are gone, and that no pod uses.
     pub(super) fn forget_images(&self) -> Result<Vec<ImageId>, PodError> {
         let mut gone = Vec::new();
-        for image in self.store.images().map_err(PodError::store)? {
-            if self.store.has_files_of(&image).map_err(PodError::store)? {
+        for image in self.store.images()? {
+            if self.store.has_files_of(&image)? {
                 continue;
             }
             match self.store.remove_image(&image.id) {
@@ -52,17 +52,17 @@ impl Engine {
                 Err(error) => return Err(PodError::store(error)),
             }
         }
-        self.store.forget_lost_layers().map_err(PodError::store)?;
+        self.store.forget_lost_layers()?;
         Ok(gone)
     }
 
     /// Adopts images of which the manifest, the configuration and all layers are on the disk.
     pub(crate) fn adopt_images(&self) -> Result<Vec<ImageId>, PodError> {
         let mut adopted = Vec::new();
-        for id in self.store.unknown_blobs().map_err(PodError::store)? {
+        for id in self.store.unknown_blobs()? {
             let Some((image, layers)) = self.read_image(&id)? else { continue };
             let at = modified(&self.store.layout().blob(&id)).unwrap_or_else(gantry_store::now);
-            self.store.adopt_layers(&layers).map_err(PodError::store)?;
+            self.store.adopt_layers(&layers)?;
             match self.store.commit_image(&image, at) {
                 Ok(_) => adopted.push(id),
                 // Collected in the meantime by a command that had the damaged database open.

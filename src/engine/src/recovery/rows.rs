@@ -47,7 +47,7 @@ impl Engine {
         let Some(name) = pod.user_labels.get(SCHEDULE_LABEL).and_then(|name| name.parse().ok()) else {
             return Ok(None);
         };
-        let Some(row) = self.store.schedule(&name).map_err(PodError::store)? else { return Ok(None) };
+        let Some(row) = self.store.schedule(&name)? else { return Ok(None) };
         let (Ok(spec), Ok(scheduled)) = (manifest_of(self, pod.id), manifest::parse_ours(row.manifest.as_bytes()))
         else {
             return Ok(None);
