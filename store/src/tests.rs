@@ -142,7 +142,7 @@ fn full_network() -> PodNetwork {
         addresses: vec![address("172.16.28.2", 24, "172.16.28.1"), address("fd00::2", 64, "fd00::1")],
         routes: vec![route("0.0.0.0", 0, "172.16.28.1"), route("::", 0, "fd00::1")],
         dns: Dns {
-            servers: vec![ip("172.16.28.1")],
+            servers: vec![ip("172.16.28.1").into()],
             search: vec!["gantry".into()],
             options: vec!["ndots:1".into()],
             domain: Some("d".into()),

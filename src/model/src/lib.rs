@@ -26,6 +26,7 @@ pub mod image_ref;
 mod limits;
 pub mod log_path;
 pub mod mount_options;
+mod name_server;
 pub mod namespaces;
 pub mod net;
 mod net_check;

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::id::shown;
+pub use crate::name_server::NameServer;
 pub use crate::net_check::{host_address, port_range, takes_ports};
 use crate::spec::SpecError;
 
@@ -271,7 +272,7 @@ pub enum DnsSpec {
 #[serde(default)]
 pub struct Dns {
     /// The servers, preferred first.
-    pub servers: Vec<IpAddr>,
+    pub servers: Vec<NameServer>,
     /// Where short names are looked up.
     pub search: Vec<String>,
     /// Options of the resolver.

@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use gantry_contract::plan::{Net, Plan};
 use gantry_model::ErrorKind;
 use gantry_model::id::shown;
-use gantry_model::net::{Dns, DnsSpec, HostsSpec, PodNetwork};
+use gantry_model::net::{Dns, DnsSpec, HostsSpec, NameServer, PodNetwork};
 use gantry_model::resolv_conf::{self, Directive};
 
 use crate::failure::{Result, failure};
@@ -144,13 +144,13 @@ fn default_dns(host: &HostFiles, attached: &[PodNetwork], resolver: Option<IpAdd
     }
     // A server of an address family that the pod lacks would only use up one of the three places.
     let own: Vec<IpAddr> = attached.iter().flat_map(|it| &it.addresses).map(|it| it.address).collect();
-    dns.servers.retain(|server| own.is_empty() || own.iter().any(|it| it.is_ipv4() == server.is_ipv4()));
+    dns.servers.retain(|server| own.is_empty() || own.iter().any(|it| it.is_ipv4() == server.address().is_ipv4()));
     if resolver.is_some() {
         // Only gantry's resolver knows the names of pods. With `rotate` the others would be asked in turn, not as a
         // fallback.
         dns.options.retain(|option| option != "rotate");
     }
-    dns.servers.splice(0..0, resolver);
+    dns.servers.splice(0..0, resolver.map(NameServer::from));
     dns.servers.truncate(MAX_SERVERS);
     dns
 }
@@ -158,9 +158,10 @@ fn default_dns(host: &HostFiles, attached: &[PodNetwork], resolver: Option<IpAdd
 /// Whether a pod can reach a server of the host. Loopback is the pod's own, and an IPv6 link-local address is on an
 /// interface of the host. The host forwards to IPv4 link-local servers, such as those of clouds (169.254.169.254), or
 /// has their address itself (NodeLocal DNS: 169.254.20.10).
-fn is_reachable(server: &IpAddr) -> bool {
-    let is_link_local6 = matches!(server, IpAddr::V6(address) if address.is_unicast_link_local());
-    !(server.is_loopback() || server.is_unspecified() || is_link_local6)
+fn is_reachable(server: &NameServer) -> bool {
+    let address = server.address();
+    let is_link_local6 = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+    !(address.is_loopback() || address.is_unspecified() || is_link_local6 || server.zone().is_some())
 }
 
 /// The settings in a resolv.conf that apply in a pod.
@@ -169,8 +170,8 @@ fn parse(text: &[u8]) -> Dns {
     let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
     for directive in resolv_conf::directives(&String::from_utf8_lossy(text)) {
         match directive {
-            // A link-local address is on an interface that the pod does not have.
-            Directive::NameServer { address, zone } => dns.servers.extend(Some(address).filter(|_| zone.is_none())),
+            // One that is malformed is skipped, as the C library does.
+            Directive::NameServer { address, zone } => dns.servers.extend(NameServer::new(address, zone)),
             // The last of `search` and `domain` counts (resolv.conf(5)).
             Directive::Search(names) => (dns.search, dns.domain) = (owned(names), None),
             Directive::Domain(name) => (dns.search, dns.domain) = (Vec::new(), Some(name.to_owned())),

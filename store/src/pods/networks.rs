@@ -132,7 +132,7 @@ impl<'a> From<Named<'a>> for NetworkSummary<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_model::net::{Dns, PodAddress, PodRoute, Protocol};
+    use gantry_model::net::{Dns, NameServer, PodAddress, PodRoute, Protocol};
     use proptest::collection::vec;
     use proptest::option;
     use proptest::prelude::*;
@@ -145,7 +145,7 @@ mod tests {
             vec(address.prop_map(|(address, prefix, gateway)| PodAddress { address, prefix, gateway }), 0..3);
         let route = (ip(), any::<u8>(), option::of(ip()));
         let routes = vec(route.prop_map(|(to, prefix, via)| PodRoute { to, prefix, via }), 0..3);
-        let dns = (vec(ip(), 0..3), texts(), texts(), any::<Option<String>>())
+        let dns = (vec(ip().prop_map(NameServer::from), 0..3), texts(), texts(), any::<Option<String>>())
             .prop_map(|(servers, search, options, domain)| Dns { servers, search, options, domain });
         let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
         let port = (option::of(ip()), any::<(u16, u16, u16)>(), protocol);

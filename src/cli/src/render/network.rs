@@ -129,7 +129,7 @@ pub(crate) mod tests {
                 PodAddress { address: ip("10.121.0.3"), prefix: 16, gateway: None },
             ],
             routes: vec![PodRoute { to: ip("0.0.0.0"), prefix: 0, via: Some(ip("10.121.0.1")) }],
-            dns: Dns { servers: vec![ip("10.121.0.1")], search: vec!["x.example".into()], ..Dns::default() },
+            dns: Dns { servers: vec![ip("10.121.0.1").into()], search: vec!["x.example".into()], ..Dns::default() },
             ports: vec![
                 PodPort { host_ip: None, host_port: 8080, pod_port: 80, count: 1, protocol: Protocol::Tcp },
                 PodPort { host_ip: Some(ip("::1")), host_port: 90, pod_port: 70, count: 3, protocol: Protocol::Udp },

@@ -60,7 +60,7 @@ pub(crate) enum Resolver {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Dns {
-    servers: Vec<IpAddr>,
+    servers: Vec<net::NameServer>,
     search: Vec<String>,
     options: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

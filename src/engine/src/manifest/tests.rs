@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use gantry_model::health::{HealthAction, HealthProbe, HealthSettings};
 use gantry_model::mount_options::{MountOptions, Propagation};
 use gantry_model::namespaces::{IpcMode, PidMode, UtsMode};
-use gantry_model::net::{Dns, DnsSpec, HostsSpec, PortSpec, PortTarget, Protocol};
+use gantry_model::net::{Dns, DnsSpec, HostsSpec, NameServer, PortSpec, PortTarget, Protocol};
 use gantry_model::restart::RestartPolicy;
 use gantry_model::seccomp_profile::{SeccompAction, SeccompArgument, SeccompProfile, SeccompRule, SeccompTest};
 use gantry_model::spec::{
@@ -191,7 +191,9 @@ fn port() -> impl Strategy<Value = PortSpec> {
 }
 
 fn dns() -> impl Strategy<Value = DnsSpec> {
-    let given = (vec(any::<IpAddr>(), 0..3), texts(), texts(), option::of(any::<String>()))
+    let server = (any::<IpAddr>(), option::of(Just("eth0")))
+        .prop_map(|(address, zone)| NameServer::new(address, zone.filter(|_| address.is_ipv6())).unwrap());
+    let given = (vec(server, 0..3), texts(), texts(), option::of(any::<String>()))
         .prop_map(|(servers, search, options, domain)| DnsSpec::Given(Dns { servers, search, options, domain }));
     prop_oneof![Just(DnsSpec::Network), Just(DnsSpec::Host), Just(DnsSpec::None), given]
 }

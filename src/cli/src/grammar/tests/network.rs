@@ -74,6 +74,7 @@ fn dns_flags_are_parsed() {
         ("a --dns=host", DnsSpec::Host),
         ("a --dns=none --dns none", DnsSpec::None),
         ("--dns=8.8.8.8 a --dns=8.8.4.4,fd00::1", given(&["8.8.8.8", "8.8.4.4", "fd00::1"], &[], &[], None)),
+        ("--dns=fe80::1%eth0 a", given(&["fe80::1%eth0"], &[], &[], None)),
         // Each flag alone, as in rkt, disables the network's DNS settings.
         ("a --dns-search=example.com --dns-search .", given(&[], &["example.com", "."], &[], None)),
         ("a --dns-opt=debug --dns-option ndots:2", given(&[], &[], &["debug", "ndots:2"], None)),

@@ -211,14 +211,9 @@ fn dns(config: Option<DnsConfig>) -> Result<DnsSpec, Status> {
         return Ok(DnsSpec::Host);
     }
     let DnsConfig { servers, searches, options } = config;
-    let server = |text: &String| text.parse().map_err(|_| invalid_server(text));
+    let server = |text: &String| text.parse().map_err(|error| invalid("config.dns_config.servers", &error));
     let servers = servers.iter().map(server).collect::<Result<_, _>>()?;
     Ok(DnsSpec::Given(Dns { servers, search: searches, options, domain: None }))
-}
-
-fn invalid_server(text: &str) -> Status {
-    let text = gantry_model::id::shown(text);
-    invalid_field("config.dns_config.servers", &format!("'{text}' is not an address"))
 }
 
 /// The ports of the host. A mapping without one only documents the port of the pod.
