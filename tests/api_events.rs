@@ -217,6 +217,40 @@ fn filters(api: &Api, all: &[Event], image: &str, pod: &str, aborted: &str) {
 }
 
 #[test]
+fn events_of_a_removed_pod_keep_its_name() {
+    use EventType::{PodExited, PodGarbageCollected, PodPrepared, PodStarted};
+    let g = Gantry::new();
+    let served = g.serve(&[]);
+    let api = served.api();
+    let image = g.fixture();
+    let run = |app: &str| {
+        ["run", "--net=none", "-d", "--pod-name=web", &image, "--name", app, "--", "true"].map(str::to_owned)
+    };
+    let pods: Vec<String> = ["a", "b"]
+        .map(|app| {
+            let pod = pod_id(&g.run(&run(app).each_ref().map(String::as_str)).ok());
+            api.wait_state(&pod, PodState::Exited);
+            // Another pod may have the name afterwards.
+            g.run(&["rm", "web"]).succeeded();
+            pod
+        })
+        .into();
+    let until = || EventFilter { since_time: 1, until_time: now_seconds() + 1, ..EventFilter::default() };
+    let of_name = api.listen(EventFilter { names: vec!["web".into()], ..until() }).rest();
+    let all = [PodPrepared, PodStarted, PodExited, PodGarbageCollected];
+    assert_eq!(kinds(&of_name), [all, all].concat());
+    for (event, pod) in of_name.iter().zip(pods.iter().flat_map(|pod| [pod; 4])) {
+        assert_eq!((&event.id, &event.from, data(event, "name")), (pod, pod, Some("web")), "{event:?}");
+    }
+    let of_uuid = api.listen(EventFilter { names: vec![pods[0].clone()], ..until() }).rest();
+    assert_eq!(of_uuid, of_name[..4]);
+    let printed = g.run(&["events", "--since=1h", "--filter=type=pod-garbage-collected", "--no-legend"]).ok();
+    assert_eq!(printed.stdout.lines().filter(|line| line.contains(" web")).count(), 2, "{printed}");
+    drop(api);
+    served.end();
+}
+
+#[test]
 fn a_subscription_ends_at_its_until_time() {
     let g = Gantry::new();
     let served = g.serve(&[]);

@@ -13,7 +13,7 @@ use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use crate::PodRow;
 use crate::db::Sync;
-use crate::pods::{Step, row};
+use crate::pods::{FORMER_NAME, Step, has_name, row};
 use crate::{AppRow, NetworkSummary, Networks, Store, StoreError};
 
 /// How many events [`Store::trim_events`] usually keeps.
@@ -81,10 +81,11 @@ fn listed(networks: &Networks) -> Result<String, StoreError> {
     Ok(networks.summaries()?.into_iter().map(one).collect::<Vec<_>>().join(","))
 }
 
-/// An event of a pod.
+/// An event of a pod. One that is being removed has lost its name, but its events keep it.
 pub(crate) fn pod_event(pod: &PodRow, kind: EventKind, at: Timestamp, data: BTreeMap<String, String>) -> NewEvent {
     let id = pod.id.to_string();
-    let name = pod.name.as_ref().map_or_else(|| id.clone(), ToString::to_string);
+    let former = || pod.user_annotations.get(FORMER_NAME).filter(|_| !has_name(&pod.phase)).cloned();
+    let name = pod.name.as_ref().map(ToString::to_string).or_else(former).unwrap_or_else(|| id.clone());
     NewEvent { kind, at, id, name, data }
 }
 

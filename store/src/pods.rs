@@ -278,6 +278,9 @@ impl From<Vec<(AppName, AppState)>> for AppChanges {
 
 /// The annotation of a pod with the reason why its start failed.
 pub const FAILURE: &str = "gantry/failure";
+/// The annotation of a pod with the name that it had until its removal began or its start failed. The event of its
+/// removal has that name; another pod may have the name meanwhile.
+pub(crate) const FORMER_NAME: &str = "gantry/former-name";
 
 impl Change {
     /// This step alone.
@@ -615,7 +618,7 @@ fn refer_to_volumes(tx: &Transaction<'_>, id: &str, pod: &NewPod) -> Result<(), 
 
 /// Whether a pod in this phase keeps its name: removing a pod frees the name at its first step, and a pod that could
 /// not be started never holds one.
-fn has_name(phase: &Phase) -> bool {
+pub(crate) fn has_name(phase: &Phase) -> bool {
     !matches!(phase, Phase::AbortedPrepare { .. } | Phase::Garbage { .. })
 }
 
@@ -626,8 +629,10 @@ fn after(pod: &PodRow, to: Stepped, asked: &Step<'_>) -> Option<PodRow> {
     if let Phase::Prepared { at } = pod.phase {
         pod.prepared = Some(at);
     }
-    if !has_name(&pod.phase) {
-        pod.name = None;
+    if !has_name(&pod.phase)
+        && let Some(name) = pod.name.take()
+    {
+        pod.user_annotations.insert(FORMER_NAME.to_owned(), name.to_string());
     }
     pod.paused &= matches!(pod.phase, Phase::Running { .. });
     if let Some(restart) = asked.restart {
@@ -657,11 +662,11 @@ fn store(tx: &Transaction<'_>, id: PodId, after: Option<&PodRow>, steps: &[Step<
     row::write_phase(tx, pod)?;
     let text = id.to_string();
     pod.apps.iter().try_for_each(|app| row::write_app(tx, &text, app))?;
+    if pod.user_annotations.contains_key(FORMER_NAME) || steps.iter().any(|step| step.final_failure().is_some()) {
+        row::write_annotations(tx, pod)?;
+    }
     for step in steps {
         row::delete_apps(tx, id, &step.apps.removed)?;
-        if step.final_failure().is_some() {
-            row::write_annotations(tx, pod)?;
-        }
         if let Some(networks) = step.got() {
             row::write_networks(tx, id, networks)?;
         }

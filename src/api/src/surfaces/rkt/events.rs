@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gantry_engine::name_and_version;
 use gantry_model::query::EventQuery;
-use gantry_model::{EventKind, EventRecord, NewEvent};
+use gantry_model::{EventRecord, EventSubject, NewEvent};
 use gantry_proto::encoded::Encoded;
 use gantry_proto::rkt::v1alpha::{self as wire, EventFilter, EventType, KeyValue, ListenEventsRequest};
 use prost::Message as _;
@@ -86,8 +86,7 @@ impl EventSelection {
     }
 
     fn matches(&self, event: &NewEvent) -> bool {
-        let has_name =
-            |names: &HashSet<String>| names.contains(&event.name) || names.contains(name_and_image_version(event).0);
+        let has_name = |names: &HashSet<String>| names.contains(&event.name) || names.contains(Subject::of(event).from);
         self.query.holds(event)
             && (self.ids.is_empty() || self.ids.contains(&event.id))
             && (self.names.is_empty() || has_name(&self.names))
@@ -108,15 +107,27 @@ fn event_id(text: String) -> String {
     image_id(&text).map_or(text, |id| id.to_string())
 }
 
-/// The name of the subject of an event; for an image, Image.name and Image.version.
-fn name_and_image_version(event: &NewEvent) -> (&str, Option<&str>) {
-    match event.kind {
-        EventKind::ImageImported | EventKind::ImageRemoved if !event.name.is_empty() => {
-            let (name, version) = name_and_version(&event.name);
-            (name, Some(version))
+/// The subject of an event as its message names it.
+struct Subject<'a> {
+    /// The UUID of a pod, the name of an app, Image.name of an image.
+    from: &'a str,
+    /// What else names it, as data: the name of a pod that has one, Image.version of an image.
+    more: Option<(&'static str, &'a str)>,
+}
+
+impl<'a> Subject<'a> {
+    fn of(event: &'a NewEvent) -> Self {
+        let NewEvent { kind, id, name, .. } = event;
+        match kind.subject() {
+            EventSubject::Pod => Self { from: id, more: (name != id).then_some(("name", name)) },
+            EventSubject::Image if !name.is_empty() => {
+                let (name, version) = name_and_version(name);
+                Self { from: name, more: Some(("version", version)) }
+            }
+            EventSubject::App | EventSubject::Image | EventSubject::Schedule | EventSubject::Call => {
+                Self { from: name, more: None }
+            }
         }
-        // Pods and apps have no version.
-        _ => (&event.name, None),
     }
 }
 
@@ -130,9 +141,9 @@ fn encode(record: &EventRecord) -> Vec<u8> {
 fn encode_after_gap(record: &EventRecord, trimmed: Option<u64>) -> Vec<u8> {
     let EventRecord { seq, boot: _, event } = record;
     let NewEvent { kind, at, id, name: _, data } = event;
-    let (name, version) = name_and_image_version(event);
+    let Subject { from, more } = Subject::of(event);
     let mut data = convert::pairs(data);
-    data.extend(version.map(|version| KeyValue { key: "version".to_owned(), value: version.to_owned() }));
+    data.extend(more.map(|(key, value)| KeyValue { key: key.to_owned(), value: value.to_owned() }));
     data.push(KeyValue { key: "sequence".to_owned(), value: seq.to_string() });
     data.push(KeyValue { key: "time_ns".to_owned(), value: at.0.to_string() });
     data.extend(trimmed.map(|seq| KeyValue { key: "trimmed".to_owned(), value: seq.to_string() }));
@@ -141,7 +152,7 @@ fn encode_after_gap(record: &EventRecord, trimmed: Option<u64>) -> Vec<u8> {
         data.push(KeyValue { key: "type".to_owned(), value: kind.as_str().to_owned() });
     }
     let message =
-        wire::Event { r#type: event_type.into(), id: id.clone(), from: name.to_owned(), time: at.seconds(), data };
+        wire::Event { r#type: event_type.into(), id: id.clone(), from: from.to_owned(), time: at.seconds(), data };
     let length = message.encoded_len();
     let mut bytes = Vec::with_capacity(length + 8);
     encode_key(1, WireType::LengthDelimited, &mut bytes);

@@ -108,6 +108,24 @@ fn events_are_encoded() {
 }
 
 #[test]
+fn events_of_pods_are_from_their_uuids() {
+    for (kind, name, version, from, more) in [
+        (EventKind::PodExited, "web", None, "id", Some(("name", "web"))),
+        (EventKind::PodGarbageCollected, "id", None, "id", None),
+        (EventKind::AppExited, "web", None, "web", None),
+        (EventKind::ImageRemoved, "reg.example/a", Some("1"), "reg.example/a", Some(("version", "1"))),
+        (EventKind::ImageRemoved, "", None, "", None),
+    ] {
+        let name = version.map_or_else(|| name.to_owned(), |version| format!("{name}:{version}"));
+        let event = event(1, kind, "id", &name);
+        let subject = Subject::of(&event.event);
+        assert_eq!((subject.from, subject.more), (from, more), "{kind:?}");
+        let by = |name: &str| selection(EventFilter { names: texts(&[name]), ..EventFilter::default() });
+        assert!(by(&name).matches(&event.event) && by(from).matches(&event.event), "{kind:?}");
+    }
+}
+
+#[test]
 fn gaps_are_reported_with_the_next_event() {
     let (_dir, subscribers) = subscribers();
     let selection = selection(EventFilter { ids: texts(&["b"]), ..EventFilter::default() });
@@ -127,7 +145,7 @@ fn messages_are_split_and_shared() {
     let (_dir, subscribers) = subscribers();
     let all = EventSelection::default();
     let mut message = Message { selection: &all, bytes: Vec::new(), gap: None };
-    let event = Arc::new(HubEvent::new(event(1, EventKind::PodStarted, &"x".repeat(1000), "")));
+    let event = Arc::new(HubEvent::new(event(1, EventKind::AppStarted, &"x".repeat(1000), "")));
     let added = (0..1000).take_while(|_| message.add(&event, subscribers.encoder)).count();
     assert!((50..70).contains(&added) && message.bytes.len() < MAX_MESSAGE + 2000, "{added}");
     assert_eq!(fitting(&vec![event; 1000], subscribers.encoder).len(), added);
