@@ -1,5 +1,7 @@
 //! The life of containers of the Kubernetes CRI, by a client that shares only the .proto files.
 
+use std::time::{Duration, Instant};
+
 use gantry_tests::cri::{self, Sandbox, call, failure, serve};
 use gantry_tests::python::run_script;
 use gantry_tests::{Gantry, wait_for};
@@ -62,6 +64,59 @@ fn containers_live_as_kubelets_expect() {
     remove(&address, &sandbox.create(&["sleep", "60"]));
     remove(&address, &sandbox.launch(&["sleep", "60"]));
     assert_eq!(cri::containers(&address, &json!({})), [""; 0]);
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn one_of_several_starts_succeeds() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    for _ in 0..4 {
+        let id = sandbox.create(&["sleep", "60"]);
+        let replies = cri::call_parallel(&address, "StartContainer", &json!({ "container_id": id }), 8);
+        let (started, refused): (Vec<_>, Vec<_>) = replies.iter().partition(|reply| **reply == json!({}));
+        assert_eq!((started.len(), refused.len()), (1, 7), "{replies:?}");
+        assert!(refused.iter().all(|reply| reply["code"] == "FAILED_PRECONDITION"), "{replies:?}");
+        assert_eq!(cri::container(&address, &id)["state"], "CONTAINER_RUNNING");
+    }
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn every_call_takes_the_beginning_of_an_id() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let id = sandbox.create(&["sleep", "60"]);
+    let short = json!(id[..8].to_uppercase());
+    let with = |key: &str, value: Value| json!({ "container_id": short, key: value });
+    assert_eq!(call(&address, "StartContainer", &json!({ "container_id": short })), json!({}));
+    assert_eq!(call(&address, "ContainerStatus", &with("verbose", json!(false)))["status"]["id"], json!(id));
+    call(&address, "ContainerStats", &json!({ "container_id": short }));
+    let resources = json!({ "cpu_shares": "512" });
+    call(&address, "UpdateContainerResources", &with("linux", resources));
+    call(&address, "ExecSync", &with("cmd", json!(["/bin/app", "true"])));
+    // Of several containers, none is chosen.
+    let mut all = vec![id.clone()];
+    let digit = loop {
+        all.push(sandbox.create(&["sleep", "60"]));
+        let begin = |digit: &char| all.iter().filter(|id| id.starts_with(*digit)).count() > 1;
+        if let Some(digit) = "0123456789abcdef".chars().find(begin) {
+            break json!({ "container_id": digit.to_string() });
+        }
+    };
+    for method in ["StopContainer", "RemoveContainer", "StartContainer", "ContainerStatus"] {
+        let (code, details) = failure(&address, method, &digit);
+        assert!(code == "INVALID_ARGUMENT" && details.contains("several"), "{method}: {code} {details}");
+    }
+    call(&address, "StopContainer", &json!({ "container_id": short }));
+    assert_eq!(cri::container(&address, &id)["state"], "CONTAINER_EXITED");
+    call(&address, "RemoveContainer", &json!({ "container_id": short }));
+    assert_eq!(failure(&address, "ContainerStatus", &json!({ "container_id": id })).0, "NOT_FOUND");
+    assert_eq!(cri::containers(&address, &json!({})).len(), all.len() - 1);
     sandbox.remove();
     served.end();
 }
@@ -343,6 +398,70 @@ fn paused_containers_are_stopped() {
     assert_eq!(cri::container(&address, &id)["exit_code"], 4);
     sandbox.remove();
     served.end();
+}
+
+/// The kubelet makes other containers instead.
+#[test]
+fn only_the_kubelet_starts_its_containers() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let sandbox = Sandbox::run(&g, &address, "web");
+    let (created, running) = (sandbox.create(&["sleep", "60"]), sandbox.launch(&["sleep", "60"]));
+    let ended = sandbox.launch(&["exit", "3"]);
+    let end = exited(&address, &ended);
+    let failed = sandbox.create_with(&[], &json!({ "command": ["/bin/garbage"] }));
+    let _ = failure(&address, "StartContainer", &json!({ "container_id": failed }));
+    let before = cri::container(&address, &running);
+    for (command, id, why) in [
+        (&["app", "start"][..], &ended, "cannot be started again"),
+        (&["restart"], &ended, "cannot be started again"),
+        (&["app", "start"], &failed, "cannot be started again"),
+        (&["restart"], &running, "gantry app stop"),
+    ] {
+        let _ = g.run(&[command, &[id]].concat()).exits(125).stderr_contains(&[why, "kubelet"]);
+    }
+    // A refused restart leaves a paused pod as it is.
+    g.run(&["pause", &sandbox.id]).succeeded();
+    let _ = g.run(&["restart", &sandbox.id]).exits(125).stderr_contains(&["kubelet"]);
+    assert_eq!(g.status(&sandbox.id)["paused"], true);
+    g.run(&["unpause", &sandbox.id]).succeeded();
+    assert_eq!(cri::container(&address, &running)["started_at"], before["started_at"]);
+    assert_eq!(cri::container(&address, &ended), end);
+    // Starting what runs changes nothing, and one that was only created may be started.
+    g.run(&["app", "start", &running]).succeeded();
+    g.run(&["app", "start", &created]).succeeded();
+    // An app that is no container is restarted at will.
+    let app = ["app", "add", &sandbox.id, &sandbox.image, "--name=debug", "--", "sleep", "60"];
+    g.run(&app).succeeded();
+    let debug = format!("{}/debug", sandbox.id);
+    g.run(&["app", "start", &debug]).succeeded();
+    g.run(&["restart", "--time=0", &debug]).succeeded();
+    sandbox.remove();
+    served.end();
+}
+
+#[test]
+fn a_pending_stop_delays_no_end() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let logs = g.scratch().join("pod-logs");
+    std::fs::create_dir_all(&logs).unwrap();
+    let sandbox = Sandbox::run_with(&g, &address, "web", &json!({ "log_directory": logs }));
+    let id = sandbox.create_with(&["ignore", "TERM"], &json!({ "log_path": "a.log" }));
+    sandbox.start(&id);
+    let (log, container) = (logs.join("a.log").display().to_string(), id.clone());
+    wait_text(&log, "ignoring TERM");
+    let stop = std::thread::spawn(move || {
+        failure(&address, "StopContainer", &json!({ "container_id": container, "timeout": 3600 }))
+    });
+    wait_text(&log, "got SIGTERM");
+    let begun = Instant::now();
+    served.end();
+    // Three seconds for the call, and the rest for a busy machine.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    let (code, text) = stop.join().unwrap();
+    assert!(["UNAVAILABLE", "CANCELLED"].contains(&&code[..]), "{code} {text}");
+    g.run(&["rm", "--force", &sandbox.id]).succeeded();
 }
 
 #[test]

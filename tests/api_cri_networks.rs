@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use gantry_tests::api::Served;
 use gantry_tests::cri::{call, failure, serve_with_config};
 use gantry_tests::net::{HOST4, install_liar};
+use gantry_tests::python::run_script;
+use gantry_tests::talos::FAILED;
 use gantry_tests::{Gantry, Space, install_program, json_lines, wait_for};
 use serde_json::{Value, json};
 
@@ -389,6 +391,26 @@ fn stopping_is_repeated_until_the_network_is_released() {
         assert_eq!(call(&address, "StopPodSandbox", &request), json!({}));
         remove(&address, &id);
     }
+    served.end();
+}
+
+#[test]
+fn a_repeated_stop_waits_for_a_hanging_one() {
+    let node = Node::new();
+    let (served, address) = node.serve();
+    install_liar(&node.g.scratch().join("plugins"));
+    node.write_liar(&json!({ "DEL": "hang" }));
+    let id = run(&address, &config("web"));
+    let request = json!({ "pod_sandbox_id": id });
+    let args = ["--deadline", "1", &address, "runtime.v1.RuntimeService/StopPodSandbox", &request.to_string()];
+    let first = run_script("node_client.py", &args).exits(FAILED);
+    assert!(first.stdout.contains("DEADLINE_EXCEEDED"), "{first}");
+    wait_for("the plugin", || (!node.calls("DEL").is_empty()).then_some(()));
+    // The plugin that hangs is killed at its timeout; the next one succeeds.
+    node.behave_well();
+    assert_eq!(call(&address, "StopPodSandbox", &request), json!({}));
+    assert!(!node.record(&id).exists());
+    remove(&address, &id);
     served.end();
 }
 

@@ -1,7 +1,10 @@
 //! Sandboxes of the Kubernetes CRI, by a client that shares only the .proto files.
 
-use gantry_tests::cri::{call, failure, serve, serve_with_network};
+use std::os::unix::fs::PermissionsExt as _;
+
+use gantry_tests::cri::{call, call_parallel, failure, serve, serve_with_network};
 use gantry_tests::python::run_script;
+use gantry_tests::talos::decode_base64;
 use gantry_tests::{Gantry, Space, wait_for};
 use serde_json::{Value, json};
 
@@ -189,6 +192,74 @@ fn unknown_sandboxes_are_stopped_and_removed() {
     for method in ["StopPodSandbox", "RemovePodSandbox", "PodSandboxStatus"] {
         assert_eq!(failure(&address, method, &json!({})).0, "INVALID_ARGUMENT", "{method}");
     }
+    served.end();
+}
+
+#[test]
+fn stops_at_the_same_time_all_succeed() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let id = run(&address, &config("web"));
+    let request = json!({ "pod_sandbox_id": id });
+    assert_eq!(call_parallel(&address, "StopPodSandbox", &request, 8), vec![json!({}); 8]);
+    assert_eq!(status(&address, &id)["state"], "SANDBOX_NOTREADY");
+    remove(&address, &id);
+    for n in 0..4 {
+        let id = run(&address, &config(&format!("web-{n}")));
+        let request = json!({ "pod_sandbox_id": id });
+        let (other, same) = (address.clone(), request.clone());
+        let removals = std::thread::spawn(move || call_parallel(&other, "RemovePodSandbox", &same, 8));
+        assert_eq!(call_parallel(&address, "StopPodSandbox", &request, 8), vec![json!({}); 8]);
+        assert_eq!(removals.join().expect("the removals"), vec![json!({}); 8]);
+    }
+    assert_eq!(list(&address, &json!({})), [""; 0]);
+    served.end();
+}
+
+#[test]
+fn missing_log_directories_are_made() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let logs = g.scratch().join("pods/web");
+    let mut asked = config("web");
+    asked["log_directory"] = json!(logs);
+    let id = run(&address, &asked);
+    for dir in [logs.as_path(), &g.scratch().join("pods")] {
+        let mode = std::fs::metadata(dir).expect("the directory").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755, "{}", dir.display());
+    }
+    remove(&address, &id);
+    assert!(logs.is_dir(), "it is the kubelet's");
+    // What is no directory stays as it is, and nothing is made in gantry's own.
+    let (link, inside) = (g.scratch().join("link"), g.dir().join("logs/web"));
+    std::os::unix::fs::symlink(g.scratch().join("absent"), &link).expect("a link");
+    for path in [&link, &link.join("web"), &g.write("file", "").into(), &inside] {
+        asked["log_directory"] = json!(path);
+        let (code, details) = failure(&address, "RunPodSandbox", &json!({ "config": asked }));
+        assert!(code == "FAILED_PRECONDITION" && details.contains("log directory"), "{code} {details}");
+    }
+    assert!(!inside.exists() && !g.scratch().join("absent").exists());
+    served.end();
+}
+
+#[test]
+fn name_servers_may_have_zones() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let mut asked = config("web");
+    asked["dns_config"] = json!({ "servers": ["10.0.0.1", "fe80::1%eth0"] });
+    let id = run(&address, &asked);
+    let image = g.fixture();
+    let metadata = json!({ "name": "a" });
+    let container =
+        json!({ "metadata": metadata, "image": { "image": image }, "command": ["/bin/app", "sleep", "60"] });
+    let request = json!({ "pod_sandbox_id": id, "config": container, "sandbox_config": asked });
+    let container = call(&address, "CreateContainer", &request)["container_id"].clone();
+    call(&address, "StartContainer", &json!({ "container_id": container }));
+    let cat = json!({ "container_id": container, "cmd": ["/bin/app", "cat", "/etc/resolv.conf"] });
+    let text = call(&address, "ExecSync", &cat)["stdout"].as_str().map(decode_base64).unwrap_or_default();
+    assert_eq!(String::from_utf8_lossy(&text), "nameserver 10.0.0.1\nnameserver fe80::1%eth0\n");
+    remove(&address, &id);
     served.end();
 }
 

@@ -199,6 +199,35 @@ fn restart_starts_the_app_again() {
 }
 
 #[test]
+fn restart_resumes_a_paused_pod() {
+    let g = Gantry::new();
+    let (served, address) = serve(&g);
+    let image = g.fixture();
+    let two = ["run", "--net=none", "-d", "--pod-name=web", &image, "--name=a", "--", "sleep", "600", "---"];
+    let pod = pod_id(&g.run(&[&two[..], &[&image, "--name=b", "--", "sleep", "600"]].concat()).ok());
+    let restart = "machine.MachineService/Restart";
+    g.run(&["pause", &pod]).succeeded();
+    let before = ["a", "b"].map(|app| g.app_pid(&pod, app));
+    // The other app stays paused, and no app of a paused pod is started.
+    let (code, text) = failure(&address, restart, &request("web:a"));
+    assert!(code == "FAILED_PRECONDITION" && text.contains("paused"), "{code} {text}");
+    assert_eq!(g.status(&pod)["paused"], true);
+    assert_eq!(["a", "b"].map(|app| g.app_pid(&pod, app)), before);
+    assert_eq!(message(&address, restart, &request("web")), json!({}));
+    let status = g.status(&pod);
+    assert_eq!((&status["phase"], &status["paused"]), (&json!("running"), &json!(false)), "{status}");
+    let after = ["a", "b"].map(|app| g.app_pid(&pod, app));
+    assert!(after.iter().zip(&before).all(|(after, before)| after != before), "{before:?} {after:?}");
+    g.run(&["pause", &pod]).succeeded();
+    let service = json!({ "id": "web" });
+    let reply = message(&address, "machine.MachineService/ServiceRestart", &service);
+    assert_eq!(reply["resp"], "Service \"web\" restarted");
+    assert_eq!(g.status(&pod)["paused"], false);
+    served.end();
+    g.remove_all();
+}
+
+#[test]
 fn containers_of_kubelets_are_only_stopped() {
     let g = Gantry::new();
     let [cri, address] = ["cri.sock", "machine.sock"].map(|name| format!("unix:{}", g.scratch().join(name).display()));

@@ -13,7 +13,7 @@ is --ca FILE [--certificate FILE --key FILE] [--server-name NAME]. REQUEST is th
 empty fields are omitted. Exit code 3: the call failed, and the line is {"code": "NOT_FOUND", "details": "..."}. With
 --stall, the client stops reading after N messages, until SIGUSR1. With --repeat, it opens a stream N times, and cancels
 it after its first message. With --announce, it writes 'ready' before it calls. With --parallel, it makes N calls at
-once. --deadline is in seconds. With --uid, it connects as another user. A method that the contracts lack is called with
+once, and fails if any of them fails. --deadline is in seconds. With --uid, it connects as another user. A method that the contracts lack is called with
 an empty message.
 """
 import argparse
@@ -171,9 +171,14 @@ def main():
                 return
             if args.parallel:
                 ask = lambda: call.future(json_format.Parse(args.request, request()), timeout=args.deadline)
+                failed = False
                 for future in [ask() for _ in range(args.parallel)]:
-                    say(future.result(), pool)
-                return
+                    try:
+                        say(future.result(), pool)
+                    except grpc.RpcError as error:
+                        failed = True
+                        say({"code": error.code().name, "details": error.details()})
+                sys.exit(FAILED if failed else 0)
             if args.announce:
                 grpc.channel_ready_future(channel).result(timeout=args.deadline)
                 print("ready", file=sys.stderr, flush=True)

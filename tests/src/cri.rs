@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use crate::api::Served;
 use crate::gantry::Gantry;
+use crate::output::json_lines;
+use crate::python::run_script;
 use crate::talos;
 
 /// A gantryd that serves rkt's API and the CRI, and the address of the latter. Sandboxes have no network.
@@ -41,6 +43,15 @@ pub fn call(address: &str, method: &str, request: &Value) -> Value {
 #[must_use]
 pub fn failure(address: &str, method: &str, request: &Value) -> (String, String) {
     talos::failure(address, &format!("runtime.v1.RuntimeService/{method}"), request)
+}
+
+/// The replies of this many calls of RuntimeService at once; of a call that fails, its `code` and `details`.
+#[track_caller]
+#[must_use]
+pub fn call_parallel(address: &str, method: &str, request: &Value, calls: u32) -> Vec<Value> {
+    let (method, calls) = (format!("runtime.v1.RuntimeService/{method}"), calls.to_string());
+    let out = run_script("node_client.py", &["--parallel", &calls, address, &method, &request.to_string()]);
+    json_lines(&out.stdout)
 }
 
 /// A sandbox whose containers run the fixture's program.

@@ -1,33 +1,35 @@
-//! Sandboxes and containers that a kubelet made: the annotation by which all parts of this crate know the containers,
-//! and the stop of a sandbox.
+//! Sandboxes and containers that a kubelet made: the names of containers in Kubernetes, and the stop of a sandbox.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use gantry_engine::{AppRow, Engine, PodError};
+use gantry_engine::{AppRow, CONTAINER_NAME, Engine, PodError};
 use gantry_model::{ErrorKind, Kind as _, Phase, PodId};
+use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
 
 use crate::status;
 
-/// The annotation with the name of a container in Kubernetes, which is the same for all its attempts.
-pub(crate) const CONTAINER_NAME: &str = "gantry/container-name";
+/// The sandboxes that this process is stopping. A sender is dropped with its entry when the stop has ended.
+static STOPPING: Mutex<BTreeMap<PodId, watch::Sender<()>>> = Mutex::new(BTreeMap::new());
 
-/// The sandboxes that this process is stopping.
-static STOPPING: Mutex<BTreeSet<PodId>> = Mutex::new(BTreeSet::new());
-
-/// The right to stop a sandbox, which one call has at a time.
-struct StopRight(PodId);
+/// The right to stop a sandbox, which one call has at a time: kubelets repeat a call that takes long, and the
+/// repetitions would take the threads that stop other pods.
+pub(crate) struct StopRight(PodId);
 
 impl StopRight {
     /// # Errors
-    /// `UNAVAILABLE` if another call has it.
-    fn take(id: PodId) -> Result<Self, Status> {
-        match STOPPING.lock().unwrap_or_else(PoisonError::into_inner).insert(id) {
-            true => Ok(Self(id)),
-            false => Err(Status::unavailable(format!("sandbox {id} is already being stopped: try again later"))),
+    /// Another call has the right.
+    pub(crate) fn take(id: PodId) -> Result<Self, StopUnderWay> {
+        match STOPPING.lock().unwrap_or_else(PoisonError::into_inner).entry(id) {
+            Entry::Vacant(place) => {
+                place.insert(watch::Sender::new(()));
+                Ok(Self(id))
+            }
+            Entry::Occupied(stopping) => Err(StopUnderWay { id, end: stopping.get().subscribe() }),
         }
     }
 }
@@ -35,6 +37,27 @@ impl StopRight {
 impl Drop for StopRight {
     fn drop(&mut self) {
         STOPPING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
+/// A stop of a sandbox by another call.
+#[derive(Debug)]
+pub(crate) struct StopUnderWay {
+    id: PodId,
+    end: watch::Receiver<()>,
+}
+
+impl StopUnderWay {
+    /// Waits for its end, whether it succeeds or fails.
+    pub(crate) async fn wait(mut self) {
+        // Nothing is sent: this returns when the sender is dropped.
+        let _closed = self.end.changed().await;
+    }
+}
+
+impl From<StopUnderWay> for Status {
+    fn from(StopUnderWay { id, end: _ }: StopUnderWay) -> Self {
+        Status::unavailable(format!("sandbox {id} is already being stopped: try again later"))
     }
 }
 
@@ -47,11 +70,8 @@ pub(crate) fn container_name(app: &AppRow) -> Option<&str> {
 /// them. Does nothing if it does not exist, or no longer.
 ///
 /// # Errors
-/// The engine's errors, also if a plugin fails to release the network, which the next call repeats. `UNAVAILABLE` if
-/// another call is stopping the sandbox.
-pub(crate) fn stop_sandbox(engine: &Engine, id: PodId) -> Result<(), Status> {
-    // Kubelets repeat a call that takes long. The repetitions would take the threads that stop other pods.
-    let _right = StopRight::take(id)?;
+/// The engine's errors, also if a plugin fails to release the network, which the next call repeats.
+pub(crate) fn stop_sandbox(engine: &Engine, &StopRight(id): &StopRight) -> Result<(), Status> {
     match engine.stop(id, Duration::ZERO) {
         Ok(stopped) => {
             if let Some(why) = stopped.unwritten {
@@ -80,16 +100,18 @@ fn is_removed(engine: &Engine, id: PodId) -> Result<bool, Status> {
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
-
     use super::*;
 
-    #[test]
-    fn one_call_stops_a_sandbox_at_a_time() {
+    #[tokio::test]
+    async fn one_call_stops_a_sandbox_at_a_time() {
         let id: PodId = "83d7258d-9b79-4920-b274-1ac732acba25".parse().unwrap();
         let first = StopRight::take(id).unwrap();
-        assert_eq!(StopRight::take(id).map(drop).unwrap_err().code(), Code::Unavailable);
+        let under_way = StopRight::take(id).map(drop).unwrap_err();
+        let waiter = tokio::spawn(under_way.wait());
+        tokio::task::yield_now().await;
+        assert!(!waiter.is_finished());
         drop(first);
+        waiter.await.unwrap();
         drop(StopRight::take(id).unwrap());
     }
 }

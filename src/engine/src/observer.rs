@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use gantry_fetch::source::MAX_DOCUMENT;
 use gantry_model::query::{ImageFilter, PodFilter};
-use gantry_model::{AppName, ImageId, ImageRef, PhaseName, PodPrefix, VolumeName};
+use gantry_model::{AppName, ImageId, ImageRef, PhaseName, PodId, PodPrefix, VolumeName};
 use gantry_store::{ImageRow, PodRow, PodWhere, VolumeRow};
 
 use crate::images::node::ImageDiskUsage;
@@ -83,14 +83,12 @@ impl Observer {
         row.map(|row| self.engine.view(row)).ok_or_else(|| PodError::NotFound(prefix.clone()))
     }
 
-    /// The app with this id, or with this prefix of at least 12 digits, and its pod; `None`: there is none.
+    /// See [`Engine::apps_with_id_prefix`].
     ///
     /// # Errors
-    /// [`EngineError`], also if several apps have the prefix.
-    pub fn app_by_id(&self, text: &str) -> Result<Option<(PodRow, AppName)>, EngineError> {
-        let Some((id, name)) = self.engine.find_app_by_id(text)? else { return Ok(None) };
-        let row = self.engine.store.pod(id).map_err(|error| EngineError::from_cause(PodError::store(error)))?;
-        Ok(row.map(|row| (row, name)))
+    /// [`EngineError`]
+    pub fn apps_with_id_prefix(&self, prefix: &str) -> Result<Vec<(PodId, AppName)>, EngineError> {
+        self.engine.apps_with_id_prefix(prefix)
     }
 
     /// The manifest of a pod in appc's format (JSON); `None` when its source files are missing: the pod can be shown

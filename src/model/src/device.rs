@@ -70,7 +70,7 @@ impl DeviceSpec {
         if below.is_empty() { self.target.clone() } else { format!("{}/{below}", self.target) }
     }
 
-    /// Checks the paths and that there is some access.
+    /// Checks the paths. A device without access is one that was given for mknod alone.
     ///
     /// # Errors
     /// [`SpecError`].
@@ -84,9 +84,6 @@ impl DeviceSpec {
         };
         if is_provided(name) {
             return Err(SpecError::new(format!("device target '{target}' is provided by gantry")));
-        }
-        if !self.read && !self.write {
-            return Err(SpecError::new(format!("device '{}' needs access r, w or rw", shown(&self.source))));
         }
         Ok(())
     }
@@ -109,6 +106,7 @@ mod tests {
             ("/dev/fuse:r", device("/dev/fuse", "/dev/fuse", true, false)),
             ("/dev/sdb:/dev/disk", device("/dev/sdb", "/dev/disk", true, true)),
             ("/dev/sdb:/dev//a/b:wm", device("/dev/sdb", "/dev/a/b", false, true)),
+            ("/dev/fuse:m", device("/dev/fuse", "/dev/fuse", false, false)),
             ("/dev/sdb:/dev/disk:rwm", device("/dev/sdb", "/dev/disk", true, true)),
         ] {
             assert_eq!(text.parse(), Ok(want), "{text}");
@@ -121,7 +119,6 @@ mod tests {
             ("/dev/fuse:/dev", "is not below /dev"),
             ("/dev/fuse:/dev/null", "is provided"),
             ("/dev/fuse:/dev/shm/x", "is provided"),
-            ("/dev/fuse:m", "needs access"),
             ("/dev/fuse:/dev/f:x", "is not HOST"),
             ("/dev/fuse:/dev/f:r:w", "is not HOST"),
             ("/dev/fuse:x", "is not an absolute path"),

@@ -111,7 +111,8 @@ impl Device {
         let access = match (read, write) {
             (true, true) => "rwm",
             (true, false) => "rm",
-            (false, _) => "wm",
+            (false, true) => "wm",
+            (false, false) => "m",
         };
         format!("{kind} {}:{} {access}", self.major, self.minor)
     }
@@ -248,7 +249,8 @@ fn program(given: &[Device]) -> Vec<EbpfInsn> {
         let denied = match (device.read, device.write) {
             (true, true) => 0,
             (true, false) => BPF_DEVCG_ACC_WRITE,
-            (false, _) => BPF_DEVCG_ACC_READ,
+            (false, true) => BPF_DEVCG_ACC_READ,
+            (false, false) => BPF_DEVCG_ACC_READ | BPF_DEVCG_ACC_WRITE,
         };
         program.extend([
             jump_unless(R2, kind, 5),

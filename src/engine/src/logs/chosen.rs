@@ -2,8 +2,10 @@
 //! directory ([`gantry_contract::plan::Plan::log_dir`]), and fails in the same cases; these errors come before anything
 //! is changed.
 
+use std::fs::DirBuilder;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 
 use gantry_model::id::shown;
 use gantry_model::{AppLogPath, AppSpec, ErrorKind, PodLogDir};
@@ -11,6 +13,7 @@ use gantry_store::{AppRow, PodRow};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::error::need_root;
 use crate::{Engine, EngineError};
 
 impl Engine {
@@ -33,11 +36,31 @@ impl Engine {
         Ok(())
     }
 
+    /// Makes the log directory of a pod with its missing parents, mode 0755. Does nothing if anything is at the path:
+    /// that is checked when the pod is made.
+    ///
+    /// # Errors
+    /// [`EngineError`]: it would be in gantry's data directory, or cannot be made.
+    pub fn make_log_dir(&self, dir: &PodLogDir) -> Result<(), EngineError> {
+        need_root("make a log directory").map_err(EngineError::from_cause)?;
+        let path = dir.as_path();
+        if std::fs::symlink_metadata(path).is_ok() {
+            return Ok(());
+        }
+        if path.ancestors().find_map(|parent| parent.canonicalize().ok()).is_some_and(|it| self.is_data(&it)) {
+            return Err(refused(dir, IN_DATA));
+        }
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(path);
+        made.map_err(|error| refused(dir, &format!("it does not exist and cannot be made: {error}")))
+    }
+
+    /// Whether a path without symbolic links is in the data directory.
+    fn is_data(&self, path: &Path) -> bool {
+        self.store().layout().root().canonicalize().is_ok_and(|data| path.starts_with(data))
+    }
+
     fn open_log_dir(&self, dir: &PodLogDir) -> Result<OwnedFd, EngineError> {
-        let refused = |why: &str| {
-            let text = format!("the log directory {} cannot be used: {why}", shown(dir.as_str()));
-            EngineError::new(ErrorKind::Refused, text)
-        };
+        let refused = |why: &str| refused(dir, why);
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = match rustix::fs::openat(CWD, dir.as_path(), flags, Mode::empty()) {
             Ok(fd) => fd,
@@ -51,13 +74,19 @@ impl Engine {
             // Files of any other type.
             _ => return Err(refused("it is not a directory")),
         }
-        let real = |path: PathBuf| std::fs::canonicalize(path).ok();
-        let data = real(self.store().layout().root().to_owned());
-        if real(dir.as_path().to_owned()).zip(data).is_some_and(|(dir, data)| dir.starts_with(data)) {
-            return Err(refused("it is in gantry's data directory, whose logs are removed with their pods"));
+        if dir.as_path().canonicalize().is_ok_and(|path| self.is_data(&path)) {
+            return Err(refused(IN_DATA));
         }
         Ok(fd)
     }
+}
+
+/// Why a directory of the store is no log directory.
+const IN_DATA: &str = "it is in gantry's data directory, whose logs are removed with their pods";
+
+fn refused(dir: &PodLogDir, why: &str) -> EngineError {
+    let text = format!("the log directory {} cannot be used: {why}", shown(dir.as_str()));
+    EngineError::new(ErrorKind::Refused, text)
 }
 
 /// Fails if the path of an added app's log collides with that of an app of the pod.

@@ -34,6 +34,14 @@ impl Engine {
         }
     }
 
+    /// The apps whose ids begin with these digits.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    pub fn apps_with_id_prefix(&self, prefix: &str) -> Result<Vec<(PodId, AppName)>, EngineError> {
+        self.store.apps_with_id(prefix, usize::MAX).map_err(EngineError::from_cause)
+    }
+
     /// Sets an annotation of an app, whatever the state of its pod.
     ///
     /// # Errors

@@ -144,9 +144,8 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<StopPodSandboxRequest>,
     ) -> Result<Response<StopPodSandboxResponse>, Status> {
-        self.call(request)
-            .write(Weight::Stop, |engine, message| sandbox::stop(engine, &message.pod_sandbox_id))
-            .await?;
+        let Call { peer, message, .. } = self.call(request);
+        sandbox::stop(&self.writer, peer, message.pod_sandbox_id).await?;
         Ok(Response::new(StopPodSandboxResponse {}))
     }
 
@@ -154,9 +153,8 @@ impl RuntimeService for CriRuntime {
         &self,
         request: Request<RemovePodSandboxRequest>,
     ) -> Result<Response<RemovePodSandboxResponse>, Status> {
-        self.call(request)
-            .write(Weight::Stop, |engine, message| sandbox::remove(engine, &message.pod_sandbox_id))
-            .await?;
+        let Call { peer, message, .. } = self.call(request);
+        sandbox::remove(&self.writer, peer, message.pod_sandbox_id).await?;
         Ok(Response::new(RemovePodSandboxResponse {}))
     }
 

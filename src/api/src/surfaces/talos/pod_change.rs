@@ -8,7 +8,7 @@ use tonic::Status;
 use tracing::warn;
 
 use crate::bridge::Weight;
-use crate::kubernetes;
+use crate::kubernetes::{self, StopRight};
 use crate::status;
 use crate::supervisors::Supervisors;
 
@@ -22,8 +22,10 @@ pub(super) enum PodChange {
     Start(PodId),
     /// Stops it, with the grace period of its apps.
     Stop(PodId),
-    /// Restarts apps of a running pod, or starts those that have exited.
-    RestartApps(PodId, Vec<AppName>),
+    /// Restarts an app of a running pod, or starts it if it has exited.
+    RestartApp(PodId, AppName),
+    /// The same for apps of a pod that is restarted as a whole, which resumes it if it is paused.
+    RestartPod(PodId, Vec<AppName>),
     /// Stops the sandbox of a kubelet, and releases its networks.
     StopSandbox(PodId),
     /// Stops a container of it.
@@ -36,7 +38,11 @@ impl PodChange {
         match self {
             Self::Start(_) => Weight::Start,
             // A restart begins with the grace period, too.
-            Self::Stop(_) | Self::RestartApps(..) | Self::StopSandbox(_) | Self::StopContainer(..) => Weight::Stop,
+            Self::Stop(_)
+            | Self::RestartApp(..)
+            | Self::RestartPod(..)
+            | Self::StopSandbox(_)
+            | Self::StopContainer(..) => Weight::Stop,
         }
     }
 
@@ -53,11 +59,14 @@ impl PodChange {
                 Ok(())
             }
             Self::Stop(pod) => stop(engine, pod),
-            Self::RestartApps(pod, apps) => apps
+            Self::RestartApp(pod, app) => {
+                engine.restart_app(pod, &app, GRACE).map_err(|error| status::from_error(&error))
+            }
+            Self::RestartPod(pod, apps) => apps
                 .iter()
-                .try_for_each(|app| engine.restart_app(pod, app, GRACE))
+                .try_for_each(|app| engine.resume_to_restart(pod, app, GRACE))
                 .map_err(|error| status::from_error(&error)),
-            Self::StopSandbox(pod) => kubernetes::stop_sandbox(engine, pod),
+            Self::StopSandbox(pod) => kubernetes::stop_sandbox(engine, &StopRight::take(pod)?),
             Self::StopContainer(pod, app) => {
                 engine.stop_app(pod, &app, GRACE).map_err(|error| status::from_error(&error))
             }

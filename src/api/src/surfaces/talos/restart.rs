@@ -43,12 +43,12 @@ fn plan_restart(observer: &Observer, selection: Selection, id: &str) -> Result<P
     }
     let apps = view.row.apps;
     match (selection.app, matches!(view.row.phase, Phase::Running { .. })) {
-        (Some(app), true) => Ok(PodChange::RestartApps(pod, vec![app.name])),
+        (Some(app), true) => Ok(PodChange::RestartApp(pod, app.name)),
         // Apps that have exited stay so while others run.
         (None, true) => {
             let some_run = apps.iter().any(|app| app.state.is_running());
             let chosen = apps.into_iter().filter(|app| app.state.is_running() || !some_run);
-            Ok(PodChange::RestartApps(pod, chosen.map(|app| app.name).collect()))
+            Ok(PodChange::RestartPod(pod, chosen.map(|app| app.name).collect()))
         }
         (Some(_), false) if apps.len() > 1 => {
             let id = shown(id);

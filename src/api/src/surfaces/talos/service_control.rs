@@ -100,7 +100,7 @@ fn plan_change(action: ServiceAction, id: &str, service: &NodeService) -> Result
         (ServiceAction::Stop, _) => PodChange::Stop(pod),
         (ServiceAction::Restart, true) => {
             let running = view.row.apps.iter().filter(|app| app.state.is_running());
-            PodChange::RestartApps(pod, running.map(|app| app.name.clone()).collect())
+            PodChange::RestartPod(pod, running.map(|app| app.name.clone()).collect())
         }
         (ServiceAction::Start | ServiceAction::Restart, _) => PodChange::Start(pod),
     }))

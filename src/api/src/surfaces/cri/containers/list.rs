@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gantry_engine::{AppRow, Observer, PodRow};
+use gantry_engine::{AppRow, CONTAINER_START_ERROR, Observer, PodRow};
 use gantry_model::{AppEnd, AppOutcome, AppState, Phase, Timestamp};
 use gantry_proto::cri::v1::{
     Container, ContainerAttributes, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
@@ -11,7 +11,7 @@ use gantry_proto::cri::v1::{
 use tonic::Status;
 
 use super::super::sandbox;
-use super::record::{ContainerRecord, START_ERROR, START_ERROR_TIME, image, metadata, requested_annotations};
+use super::record::{ContainerRecord, START_ERROR_TIME, image, metadata, requested_annotations};
 use super::{FoundContainer, START_ERROR_CODE, find_or_fail, is_container, user};
 use crate::request::check_text;
 use crate::status::{from_error, invalid_field};
@@ -217,7 +217,7 @@ impl ContainerLife {
                 Self { started: at.0, ..Self::new(ContainerState::ContainerRunning) }
             }
             (AppState::Started { at, .. }, Some(end)) => Self { started: at.0, ..Self::lost(end, String::new()) },
-            (_, _) if app.annotations.contains_key(START_ERROR) => Self::failed(app),
+            (_, _) if app.annotations.contains_key(CONTAINER_START_ERROR) => Self::failed(app),
             (_, None) => Self::new(ContainerState::ContainerCreated),
             (_, Some(end)) => Self::lost(end, "its sandbox ended before it was started".to_owned()),
         }
@@ -234,7 +234,7 @@ impl ContainerLife {
 
     /// Its program could not be executed.
     fn failed(app: &AppRow) -> Self {
-        let message = app.annotations.get(START_ERROR).cloned().unwrap_or_default();
+        let message = app.annotations.get(CONTAINER_START_ERROR).cloned().unwrap_or_default();
         // A former gantryd recorded no time.
         let recorded = app.annotations.get(START_ERROR_TIME).and_then(|text| text.parse().ok());
         let at = recorded.unwrap_or_else(|| created(app).0);

@@ -28,11 +28,13 @@ mod security;
 mod stop;
 mod user;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use gantry_engine::{AppRow, Engine, Observer, PodError, PodRow, PullPolicy, now};
+use gantry_engine::{AppRow, CONTAINER_START_ERROR, Engine, Observer, PodError, PodRow, PodView, PullPolicy, now};
 use gantry_model::id::shown;
-use gantry_model::{AppId, AppState, ErrorKind, Kind as _, Phase};
+use gantry_model::{AppId, AppName, AppState, ErrorKind, Kind as _, Phase, PodId};
 use gantry_proto::cri::v1::ContainerConfig;
 use tonic::Status;
 use tracing::{info, warn};
@@ -41,7 +43,7 @@ pub(super) use self::changes::{reopen_log, update_resources};
 pub(super) use self::exec_sync::{exec_sync, wait_for_start};
 pub(super) use self::fields::{from_error_with_fields, with_fields};
 pub(super) use self::list::{ContainerSelector, attributes, list, status, statuses};
-use self::record::{ContainerRecord, START_ERROR, START_ERROR_TIME};
+use self::record::{ContainerRecord, START_ERROR_TIME};
 pub(super) use self::stop::stop;
 use super::sandbox::{self, NoProgress};
 use crate::status::{self as statuses, from_error};
@@ -67,40 +69,49 @@ impl FoundContainer {
 
 /// A handle that finds containers.
 pub(super) trait ContainerSource {
-    /// The app with this id or prefix of it, and its pod.
+    /// The apps whose ids begin with these digits.
     ///
     /// # Errors
-    /// The engine's errors, also if several apps have the prefix.
-    fn app_by_id(&self, prefix: &str) -> Result<Option<(PodRow, AppRow)>, Status>;
+    /// The engine's errors.
+    fn apps_with_id_prefix(&self, prefix: &str) -> Result<Vec<(PodId, AppName)>, Status>;
+
+    /// The pod with this id; `None`: it is gone.
+    ///
+    /// # Errors
+    /// The engine's errors.
+    fn pod(&self, id: PodId) -> Result<Option<PodRow>, Status>;
 }
 
 impl ContainerSource for Engine {
-    fn app_by_id(&self, prefix: &str) -> Result<Option<(PodRow, AppRow)>, Status> {
-        let Some((pod, name)) = self.find_app_by_id(prefix).map_err(|error| from_error(&error))? else {
-            return Ok(None);
-        };
-        match self.status(pod) {
-            Ok(view) => Ok(select(*view.row, |app| app.name == name)),
-            Err(PodError::NotFound(_)) => Ok(None),
-            Err(error) => Err(from_error(&error)),
-        }
+    fn apps_with_id_prefix(&self, prefix: &str) -> Result<Vec<(PodId, AppName)>, Status> {
+        self.apps_with_id_prefix(prefix).map_err(|error| from_error(&error))
+    }
+
+    fn pod(&self, id: PodId) -> Result<Option<PodRow>, Status> {
+        row_of(self.status(id))
     }
 }
 
 impl ContainerSource for Observer {
-    fn app_by_id(&self, prefix: &str) -> Result<Option<(PodRow, AppRow)>, Status> {
-        let found = self.app_by_id(prefix).map_err(|error| from_error(&error))?;
-        Ok(found.and_then(|(row, name)| select(row, |app| app.name == name)))
+    fn apps_with_id_prefix(&self, prefix: &str) -> Result<Vec<(PodId, AppName)>, Status> {
+        self.apps_with_id_prefix(prefix).map_err(|error| from_error(&error))
+    }
+
+    fn pod(&self, id: PodId) -> Result<Option<PodRow>, Status> {
+        row_of(self.pod(&id.into()))
     }
 }
 
-fn select(row: PodRow, is_it: impl Fn(&AppRow) -> bool) -> Option<(PodRow, AppRow)> {
-    let app = row.apps.iter().find(|app| is_it(app)).cloned()?;
-    Some((row, app))
+fn row_of(found: Result<PodView, PodError>) -> Result<Option<PodRow>, Status> {
+    match found {
+        Ok(view) => Ok(Some(*view.row)),
+        Err(PodError::NotFound(_)) => Ok(None),
+        Err(error) => Err(from_error(&error)),
+    }
 }
 
-/// The container with this id, or with this unique prefix of at least 12 digits. `None`: there is none, also if the app
-/// was not made through the CRI, or is being created.
+/// The container with this id, or with this prefix of the id of no other container. `None`: there is none. Apps that
+/// were not made through the CRI or are being created do not count: their ids are not the client's.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` if the id is empty or the prefix is of several containers, and the engine's errors.
@@ -112,8 +123,17 @@ pub(super) fn find(source: &impl ContainerSource, id: &str) -> Result<Option<Fou
     if !AppId::is_prefix(&id) {
         return Ok(None);
     }
-    let found = source.app_by_id(&id)?;
-    Ok(found.and_then(|(sandbox, app)| is_container(&app).then_some(FoundContainer { sandbox, app })))
+    let mut found = None;
+    for (pod, name) in source.apps_with_id_prefix(&id)? {
+        let Some(sandbox) = source.pod(pod)? else { continue };
+        let app = sandbox.apps.iter().find(|app| app.name == name && app.id.as_str().starts_with(&id)).cloned();
+        let Some(app) = app.filter(is_container) else { continue };
+        if found.replace(FoundContainer { sandbox, app }).is_some() {
+            let why = format!("{id} is the beginning of the ids of several containers: give more digits");
+            return Err(statuses::invalid_field("container_id", &why));
+        }
+    }
+    Ok(found)
 }
 
 /// The container with this id, as [`find`].
@@ -176,14 +196,40 @@ pub(super) fn create(
     app.map(|app| app.id).ok_or_else(|| Status::aborted("the container was removed as soon as it was created"))
 }
 
+/// The containers that this process is starting.
+static STARTING: Mutex<BTreeSet<AppId>> = Mutex::new(BTreeSet::new());
+
+/// The right to start a container, which one call has at a time.
+struct StartRight(AppId);
+
+impl StartRight {
+    /// # Errors
+    /// `FAILED_PRECONDITION` if another call has it.
+    fn take(id: &AppId) -> Result<Self, Status> {
+        match STARTING.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone()) {
+            true => Ok(Self(id.clone())),
+            false => Err(Status::failed_precondition(format!("container {id} is already being started"))),
+        }
+    }
+}
+
+impl Drop for StartRight {
+    fn drop(&mut self) {
+        STARTING.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+    }
+}
+
 /// Starts a container that was created.
 ///
 /// # Errors
-/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it was started before or its sandbox has ended,
-/// and the engine's errors, after which the container has exited.
+/// `NOT_FOUND` if there is no such container, `FAILED_PRECONDITION` if it was started before, another call is starting
+/// it or its sandbox has ended, and the engine's errors, after which the container has exited.
 pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
+    let right = StartRight::take(&find_or_fail(engine, id)?.app.id)?;
+    // Another call may have started it before this one had the right.
+    let id = right.0.as_str();
     let FoundContainer { sandbox, app } = find_or_fail(engine, id)?;
-    if app.state != AppState::Created || app.annotations.contains_key(START_ERROR) {
+    if app.state != AppState::Created || app.annotations.contains_key(CONTAINER_START_ERROR) {
         let state = if app.state.is_running() { "runs already" } else { "has exited" };
         return Err(Status::failed_precondition(format!("container {} {state}: create another one", app.id)));
     }
@@ -201,7 +247,9 @@ pub(super) fn start(engine: &Engine, id: &str) -> Result<(), Status> {
     };
     if error.kind() != ErrorKind::Busy && is_own() {
         // The time first: the message makes the container one that has exited.
-        for (key, value) in [(START_ERROR_TIME, now().0.to_string().as_str()), (START_ERROR, status.message())] {
+        for (key, value) in
+            [(START_ERROR_TIME, now().0.to_string().as_str()), (CONTAINER_START_ERROR, status.message())]
+        {
             if let Err(unwritten) = engine.annotate_app(sandbox.id, &app.name, key, value) {
                 warn!("the failed start of container {} is not recorded: {}", app.id, from_error(&unwritten).message());
             }

@@ -50,10 +50,27 @@ pub(super) fn translate(
         let (kind, options) = (kind(&field, &mount)?, options(&field, &mount)?);
         let is_image = matches!(kind, VolumeKind::Image { .. });
         spec.volumes.push(VolumeSpec { name: volume.clone(), kind, read_only: is_image });
-        let Mount { container_path: target, readonly: read_only, .. } = mount;
+        let Mount { container_path, readonly: read_only, .. } = mount;
+        let target = absolute(&container_path);
         spec.app.mounts.push(MountSpec { volume, target, read_only, options });
     }
     Ok(())
+}
+
+/// A path in the container, relative to its root and with `.` and `..` removed as text, as containerd reads it. The
+/// supervisor finds it beneath the root.
+fn absolute(path: &str) -> String {
+    let mut names = Vec::new();
+    for name in path.split('/') {
+        match name {
+            "" | "." => {}
+            ".." => {
+                names.pop();
+            }
+            name => names.push(name),
+        }
+    }
+    format!("/{}", names.join("/"))
 }
 
 fn check_mappings(field: &str, mount: &Mount, user: Option<&UserNamespace>) -> Result<(), Status> {
@@ -153,4 +170,44 @@ pub(super) fn translate_devices(
         spec.app.options.devices.push(device);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_in_containers_become_absolute() {
+        for (path, want) in [
+            ("/m", "/m"),
+            ("m", "/m"),
+            ("/x/../m", "/m"),
+            ("../../m/./n//", "/m/n"),
+            ("/x/../proc", "/proc"),
+            ("", "/"),
+        ] {
+            assert_eq!(absolute(path), want, "{path:?}");
+        }
+    }
+
+    #[test]
+    fn devices_have_any_access() {
+        for (permissions, access) in [
+            ("", (true, true)),
+            ("r", (true, false)),
+            ("w", (false, true)),
+            ("m", (false, false)),
+            ("rm", (true, false)),
+            ("mw", (false, true)),
+            ("rwm", (true, true)),
+        ] {
+            let host_path = "/dev/fuse".to_owned();
+            let device = Device { host_path, permissions: permissions.to_owned(), ..Device::default() };
+            let app = gantry_model::AppSpec::new("a".parse().unwrap(), None);
+            let mut spec = AddedAppSpec { app, volumes: Vec::new() };
+            translate_devices(vec![device], &[], &mut spec).unwrap();
+            let device = spec.app.options.devices.remove(0);
+            assert_eq!((device.read, device.write), access, "{permissions:?}");
+        }
+    }
 }

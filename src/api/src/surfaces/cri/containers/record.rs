@@ -5,12 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use gantry_engine::AppRow;
+use gantry_engine::{AppRow, CONTAINER_NAME, CONTAINER_START_ERROR};
 use gantry_proto::cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec};
 use prost::Message as _;
 use tonic::Status;
 
-use crate::kubernetes::CONTAINER_NAME;
 use crate::status::invalid_field;
 
 /// The prefix of the annotations.
@@ -18,8 +17,6 @@ const PREFIX: &str = "gantry/container-";
 const ATTEMPT: &str = "gantry/container-attempt";
 /// The configuration that ContainerStatus repeats: protobuf in base64, without [`hidden`] fields.
 const CONFIG: &str = "gantry/container-config";
-/// Why StartContainer failed.
-pub(super) const START_ERROR: &str = "gantry/container-start-error";
 /// When StartContainer failed: nanoseconds since the epoch.
 pub(super) const START_ERROR_TIME: &str = "gantry/container-start-error-time";
 
@@ -49,7 +46,7 @@ impl ContainerRecord {
         let metadata = metadata(annotations)?;
         let config = STANDARD.decode(annotations.get(CONFIG)?).ok()?;
         let config = ContainerConfig::decode(config.as_slice()).ok()?;
-        Some(Self { metadata, config, start_error: annotations.get(START_ERROR).cloned() })
+        Some(Self { metadata, config, start_error: annotations.get(CONTAINER_START_ERROR).cloned() })
     }
 
     /// The annotations of the app: those of the request, and the record.
@@ -66,7 +63,7 @@ impl ContainerRecord {
         let (key, value) = self.config_annotation();
         all.insert(key.to_owned(), value);
         if let Some(error) = &self.start_error {
-            all.insert(START_ERROR.to_owned(), error.clone());
+            all.insert(CONTAINER_START_ERROR.to_owned(), error.clone());
         }
         Ok(all)
     }

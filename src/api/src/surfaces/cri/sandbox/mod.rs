@@ -34,7 +34,9 @@ pub(super) use self::list::{SandboxFilter, attributes, find_shown, is_listed, li
 use self::record::SandboxRecord;
 pub(super) use self::spec::{check_selinux, unsupported};
 use super::containers::from_error_with_fields;
-use crate::kubernetes::stop_sandbox;
+use crate::bridge::{Bridge, Weight};
+use crate::kubernetes::{StopRight, StopUnderWay, stop_sandbox};
+use crate::peer::Peer;
 use crate::status;
 use crate::supervisors::Supervisors;
 
@@ -75,7 +77,7 @@ pub(super) struct SandboxRequest {
 ///
 /// # Errors
 /// `INVALID_ARGUMENT` or `UNIMPLEMENTED` for the request, `ALREADY_EXISTS` if there is a sandbox of this metadata, and
-/// the engine's errors. A failure leaves nothing behind.
+/// the engine's errors. A failure leaves at most the log directory behind.
 pub(super) fn run(
     engine: &Engine,
     supervisors: &Supervisors,
@@ -94,6 +96,9 @@ pub(super) fn run(
             Some((network, settings))
         }
     };
+    if let Some(dir) = &spec.log_dir {
+        engine.make_log_dir(dir).map_err(|error| from_error_with_fields(&error))?;
+    }
     let prepare = || {
         let prepare = Prepare::new(spec.clone(), PullPolicy::Never, &NoProgress)?;
         let prepare = prepare.named(Some(name.clone())).to_be_started();
@@ -160,31 +165,67 @@ fn discard(engine: &Engine, id: PodId) {
     }
 }
 
-/// Stops a sandbox and releases its networks. Does nothing if it does not exist, or no longer.
+/// Stops a sandbox and releases its networks. Does nothing if it does not exist, or no longer. Waits for another call
+/// that stops or removes it.
 ///
 /// # Errors
-/// The engine's errors, also if a plugin fails to release the network, which the next call repeats. `UNAVAILABLE` if
-/// another call is stopping the sandbox.
-pub(super) fn stop(engine: &Engine, id: &str) -> Result<(), Status> {
-    match find(engine, id)? {
+/// The engine's errors, also if a plugin fails to release the network, which the next call repeats.
+pub(super) async fn stop(writer: &Bridge<Engine>, peer: Peer, id: String) -> Result<(), Status> {
+    in_turn(writer, peer, id, |engine, id| {
+        let Some(view) = find(engine, id)? else { return Ok(Turn::Done) };
         // A kubelet repeats the call until the addresses of the pod are free.
-        Some(view) => stop_sandbox(engine, view.row.id),
-        None => Ok(()),
-    }
+        match StopRight::take(view.row.id) {
+            Ok(right) => stop_sandbox(engine, &right).map(|()| Turn::Done),
+            Err(other) => Ok(Turn::After(other)),
+        }
+    })
+    .await
 }
 
 /// Removes a sandbox and its containers; one that runs is stopped. Also removes what a killed gantryd left of one that
-/// was never ready. Does nothing if it does not exist.
+/// was never ready. Does nothing if it does not exist. Waits for another call that stops or removes it.
 ///
 /// # Errors
 /// The errors of [`stop`], and the engine's errors.
-pub(super) fn remove(engine: &Engine, id: &str) -> Result<(), Status> {
-    stop(engine, id)?;
-    let Some(view) = find_made(engine, id)? else { return Ok(()) };
-    match engine.rm(view.row.id, true) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(status::from_error(&error)),
+pub(super) async fn remove(writer: &Bridge<Engine>, peer: Peer, id: String) -> Result<(), Status> {
+    in_turn(writer, peer, id, |engine, id| {
+        let Some(view) = find_made(engine, id)? else { return Ok(Turn::Done) };
+        let right = match StopRight::take(view.row.id) {
+            Ok(right) => right,
+            Err(other) => return Ok(Turn::After(other)),
+        };
+        if is_listed(&view.row) {
+            stop_sandbox(engine, &right)?;
+        }
+        match engine.rm(view.row.id, true) {
+            Ok(()) => Ok(Turn::Done),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Turn::Done),
+            Err(error) => Err(status::from_error(&error)),
+        }
+    })
+    .await
+}
+
+/// What came of a try to stop a sandbox.
+enum Turn {
+    Done,
+    /// This call is to try again after another one.
+    After(StopUnderWay),
+}
+
+/// Repeats a try until it is done. No thread waits for another call: that may take as long as the plugins of a network.
+async fn in_turn(
+    writer: &Bridge<Engine>,
+    peer: Peer,
+    id: String,
+    attempt: fn(&Engine, &str) -> Result<Turn, Status>,
+) -> Result<(), Status> {
+    loop {
+        let id = id.clone();
+        match writer.call(peer, Weight::Stop, move |engine: &Engine| attempt(engine, &id)).await? {
+            Turn::Done => return Ok(()),
+            Turn::After(other) => other.wait().await,
+        }
     }
 }
 
