@@ -9,8 +9,24 @@ use tracing_subscriber::filter::Targets;
 /// The environment variable of the filter. The flag `--log-level` wins over it.
 pub const FILTER_VARIABLE: &str = "GANTRY_LOG";
 
-/// A filter: `LEVEL`, `MODULE=LEVEL`, or several of them with commas (`info,gantry_api=debug`). Levels are `off`,
-/// `error`, `warning` (or `warn`), `info`, `debug` and `trace`; a module includes its submodules.
+/// The levels and their names, from the fewest events to the most.
+const LEVELS: [(&str, LevelFilter); 6] = [
+    ("off", LevelFilter::OFF),
+    ("error", LevelFilter::ERROR),
+    ("warning", LevelFilter::WARN),
+    ("info", LevelFilter::INFO),
+    ("debug", LevelFilter::DEBUG),
+    ("trace", LevelFilter::TRACE),
+];
+
+/// The names of the levels, from the fewest events to the most.
+#[must_use]
+pub fn level_names() -> [&'static str; 6] {
+    LEVELS.map(|(name, _)| name)
+}
+
+/// A filter: `LEVEL`, `MODULE=LEVEL`, or several of them with commas (`info,gantry_api=debug`). [`level_names`] has
+/// the levels; `warn` is `warning`, too. A module includes its submodules.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Filter(Targets);
 
@@ -18,7 +34,7 @@ pub struct Filter(Targets);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FilterError {
     /// A level that does not exist.
-    #[error("'{0}' is not a level; levels are off, error, warning, info, debug and trace")]
+    #[error("'{0}' is not a level; levels are {levels}", levels = listed_levels())]
     Level(String),
     /// A module without a name.
     #[error("'{0}' names no module; expected LEVEL or MODULE=LEVEL")]
@@ -75,14 +91,14 @@ impl FromStr for Filter {
     }
 }
 
+fn listed_levels() -> String {
+    let [others @ .., last] = level_names();
+    format!("{} and {last}", others.join(", "))
+}
+
 fn parse_level(text: &str) -> Result<LevelFilter, FilterError> {
-    Ok(match text.to_ascii_lowercase().as_str() {
-        "off" => LevelFilter::OFF,
-        "error" => LevelFilter::ERROR,
-        "warning" | "warn" => LevelFilter::WARN,
-        "info" => LevelFilter::INFO,
-        "debug" => LevelFilter::DEBUG,
-        "trace" => LevelFilter::TRACE,
-        _ => return Err(FilterError::Level(text.to_owned())),
-    })
+    let given = text.to_ascii_lowercase();
+    let name = if given == "warn" { "warning" } else { &given };
+    let known = LEVELS.into_iter().find(|(known, _)| *known == name).map(|(_, level)| level);
+    known.ok_or_else(|| FilterError::Level(text.to_owned()))
 }

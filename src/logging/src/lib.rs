@@ -27,7 +27,7 @@ use tracing_subscriber::fmt::format::JsonFields;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::{Layer as _, fmt as subscriber};
 
-pub use crate::filter::{FILTER_VARIABLE, Filter, FilterError};
+pub use crate::filter::{FILTER_VARIABLE, Filter, FilterError, level_names};
 use crate::json::JsonFormat;
 pub use crate::repeated_failure::RepeatedFailure;
 use crate::text::TextFormat;

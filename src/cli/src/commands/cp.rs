@@ -38,9 +38,14 @@ pub(crate) struct Cp {
 
 /// One side of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Location<'a> {
+pub(super) enum Location<'a> {
     /// A file of an app.
-    App { app: &'a str, path: &'a str },
+    App {
+        /// The pod, or the pod and the app.
+        app: &'a str,
+        /// The path as given.
+        path: &'a str,
+    },
     /// A file of the host.
     Host(&'a str),
     /// Standard input or output.
@@ -48,11 +53,14 @@ enum Location<'a> {
 }
 
 impl<'a> Location<'a> {
-    fn parse(text: &'a str) -> Self {
+    /// Parses an argument.
+    pub(super) fn parse(text: &'a str) -> Self {
         match text.split_once(':') {
             _ if text == "-" => Self::Stream,
-            Some((app, path)) if !text.starts_with(['/', '.']) => Self::App { app, path },
-            _ => Self::Host(text),
+            // A path of the host.
+            _ if text.starts_with(['/', '.']) => Self::Host(text),
+            Some((app, path)) => Self::App { app, path },
+            None => Self::Host(text),
         }
     }
 }

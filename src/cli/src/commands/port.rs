@@ -77,9 +77,9 @@ struct PublishedPort {
     /// The address on the host; `null`: every address.
     host_ip: Option<IpAddr>,
     host_port: u16,
-    /// Every address, by family: those in which the pod has an address.
+    /// The addresses on the host as printed: `host_ip`, or for every address, those that stand for its families.
     #[serde(skip)]
-    every: Vec<IpAddr>,
+    shown: Vec<IpAddr>,
 }
 
 impl PublishedPort {
@@ -89,8 +89,7 @@ impl PublishedPort {
     }
 
     fn on_host(&self) -> impl Iterator<Item = SocketAddr> {
-        let addresses = self.host_ip.map_or_else(|| self.every.clone(), |address| vec![address]);
-        addresses.into_iter().map(|address| SocketAddr::new(address, self.host_port))
+        self.shown.iter().map(|address| SocketAddr::new(*address, self.host_port))
     }
 }
 
@@ -103,7 +102,7 @@ fn published_ports(networks: &[PodNetwork], wanted: Option<PodPortArg>) -> Vec<P
             protocol: port.protocol.as_str(),
             host_ip: port.host_ip,
             host_port: port.host_port.saturating_add(offset),
-            every: every_address(network),
+            shown: port.host_ip.map_or_else(|| every_address(network), |address| vec![address]),
         })
     });
     let is_wanted = |port: &PublishedPort| {

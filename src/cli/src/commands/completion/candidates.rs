@@ -3,6 +3,7 @@
 use super::host_names::{HostNames, Pod};
 use super::values::values;
 use crate::command_words;
+use crate::commands::cp::Location;
 use crate::globals::first_argument;
 use gantry_model::PhaseName;
 
@@ -214,7 +215,7 @@ fn positional(name: &str, words: &[&str], typed: &str, names: &dyn HostNames) ->
 
 /// `POD:` and the files of this host; none after `POD:`, because files of apps are not looked up.
 fn copy_sides(typed: &str, names: &dyn HostNames) -> Candidates {
-    if typed.contains(':') && !typed.starts_with(['/', '.']) {
+    if matches!(Location::parse(typed), Location::App { .. }) {
         return Candidates::default();
     }
     let mut sides = Candidates { files: true, ..pods(names, |_| true) };

@@ -33,7 +33,7 @@ pub(super) fn values(command: &str, name: &str, hint: &str, typed: &str, names: 
         "filter" => filters(&POD_KEYS, typed, names),
         "security-opt" => Candidates::from_words(["no-new-privileges", "seccomp=unconfined"]),
         "device" | "volume" | "log-dir" => Candidates::files(),
-        "log-level" => Candidates::from_words(["off", "error", "warning", "info", "debug", "trace"]),
+        "log-level" => Candidates::from_words(gantry_logging::level_names()),
         "log-format" => Candidates::from_words(["text", "json"]),
         _ if matches!(hint, "FILE" | "DIR") => Candidates::files(),
         _ if is_choice(hint) => Candidates::from_words(hint.split('|').map(without_addition)),

@@ -271,7 +271,7 @@ fn screen_size() -> (usize, usize) {
 }
 
 /// Shows the view until a key or a signal ends it.
-pub(super) fn run(context: &Context, delay: Duration, full: bool) -> Result<ExitStatus, Failure> {
+pub(super) fn show(context: &Context, delay: Duration, full: bool) -> Result<ExitStatus, Failure> {
     let mut engine = context.open_to_read()?;
     let caught = ENDING.into_iter().chain([SIGQUIT, SIGWINCH, SIGCONT]);
     // Before the screen changes, so that no signal can leave it changed.

@@ -69,7 +69,7 @@ impl RunCommand for Top {
                 return Err(live::not_a_terminal());
             }
             let delay = self.delay.unwrap_or(DEFAULT_DELAY).max(MIN_DELAY);
-            return live::run(context, delay, self.full);
+            return live::show(context, delay, self.full);
         };
         let engine = context.open_to_read()?;
         let view = engine.status(pods::find(&engine, pod)?)?;
